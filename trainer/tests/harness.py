@@ -1,0 +1,207 @@
+"""Runs gangs of muster-trainer processes as torchrun or Muster would, and reads what they say."""
+
+import json
+import os
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+PREPARE = Path(__file__).resolve().parent.parent / "prepare"
+TINY_MODEL = {  # GQA, untied
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 259, "hidden_size": 64,
+    "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 256, "eos_token_id": 257}
+START_TIMEOUT_S = 120  # generous: the machine may be busy; every wait is for a condition
+
+
+def make_tokens(folder: Path) -> Path:
+    stdlib = sysconfig.get_paths()["stdlib"]
+    subprocess.run([sys.executable, PREPARE, "--input", f"{stdlib}/json/*.py", f"{stdlib}/email/*.py", f"{stdlib}/asyncio/*.py",
+                    "--tokenizer", "bytes", "--max-length", "64", "--output", folder],
+                   check=True, capture_output=True, env=clean_environment())
+    return folder
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This environment without what Muster or torchrun may have put there."""
+    ours = ("MUSTER_", "TORCHELASTIC_")
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {key: value for key, value in os.environ.items()
+            if key not in ranks and (not key.startswith(ours) or key in ("MUSTER_PYTHON", "MUSTER_TRAINER_LIB"))}
+    return kept | more
+
+
+class Gang:
+    """The ranks of one attempt. Use as a context manager: none outlives it."""
+
+    def __init__(self, trainer_bin: str, config: dict, ranks: int, folder: Path, *, resume_from=(), dump_tokens: Path | None = None,
+                 interval_s: float = 0, keep: int = 100, **environment: str):
+        folder.mkdir(parents=True)
+        self.folder, self.ranks = folder, ranks
+        self.checkpoints = folder / "checkpoints"
+        self.checkpoints.mkdir()
+        self.lines: list[dict[str, str]] = []  # rank 0's step lines so far
+        self.events: list[dict] = []           # datagrams so far
+        config_file = folder / "trainer.json"
+        config_file.write_text(json.dumps(config))
+        self._socket_folder = tempfile.mkdtemp(prefix="mt")  # short: a socket's path has at most 107 bytes
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        self._socket.bind(f"{self._socket_folder}/s")
+        self._buffer = b""
+        port = free_port()
+        self.started = time.monotonic()
+        self.processes: list[subprocess.Popen] = []
+        for rank in range(ranks):
+            command = [trainer_bin, "train", "--config", str(config_file)]
+            if dump_tokens is not None:
+                command += ["--dump-tokens", str(dump_tokens)]
+            env = clean_environment(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), MUSTER_CHECKPOINT_DIR=str(self.checkpoints),
+                MUSTER_RESUME_FROM=",".join(map(str, resume_from)), MUSTER_CHECKPOINT_KEEP=str(keep),
+                MUSTER_CHECKPOINT_INTERVAL_S=str(interval_s), MUSTER_PROGRESS_SOCKET=f"{self._socket_folder}/s", **environment)
+            with open(folder / f"{rank}.err", "wb") as err, open(folder / f"{rank}.out", "wb") as out:
+                self.processes.append(subprocess.Popen(
+                    command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stderr=err,
+                    bufsize=0, stdout=subprocess.PIPE if rank == 0 else out))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.processes[0].stdout.close()
+        self._socket.close()
+        shutil.rmtree(self._socket_folder)
+
+    def wait_for_step(self, step: int) -> None:
+        """Returns as soon as rank 0 has told of `step`."""
+        self._read(lambda: any(int(line["step"]) >= step for line in self.lines))
+        assert any(int(line["step"]) >= step for line in self.lines), f"ended before step {step}\n{self.stderr()}"
+
+    def wait_for_line(self, start: bytes) -> float:
+        """The monotonic time at which rank 0 said a line that begins with `start`."""
+        out = self.processes[0].stdout
+        while line := out.readline():
+            if line.startswith(start):
+                return time.monotonic()
+        raise AssertionError(f"ended without saying {start!r}\n{self.stderr()}")
+
+    def wait(self) -> list[int]:
+        """Exit codes of all ranks, once all have ended."""
+        self._read(lambda: False)
+        codes = [process.wait(timeout=START_TIMEOUT_S) for process in self.processes]
+        self._take_datagrams()
+        return codes
+
+    def finish(self) -> "Gang":
+        codes = self.wait()
+        assert codes == [0] * self.ranks, f"exit codes {codes}\n{self.stderr()}"
+        return self
+
+    def signal(self, number: int, ranks=None) -> None:
+        for rank in range(self.ranks) if ranks is None else ranks:
+            self.processes[rank].send_signal(number)
+
+    def stderr(self) -> str:
+        return "".join(f"[rank {rank}] {line}\n" for rank in range(self.ranks)
+                       for line in (self.folder / f"{rank}.err").read_text(errors="replace").splitlines()[-20:])
+
+    def metric(self, name: str) -> dict[int, float]:
+        """{step: value} as the lines told it, exactly."""
+        return {int(line["step"]): float(line[name]) for line in self.lines}
+
+    def event(self, kind: str) -> dict:
+        found = [event[kind] for event in self.events if kind in event]
+        assert found, f"no {kind} line came\n{self.stderr()}"
+        return found[-1]
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps with a published checkpoint, newest first."""
+        return sorted((int(path.parent.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*/index.json")),
+                      reverse=True)
+
+    def _read(self, enough) -> None:
+        """Reads rank 0's stdout and the datagrams until enough() or the end of stdout."""
+        out = self.processes[0].stdout
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not enough():
+            ready, _, _ = select.select([out, self._socket], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"nothing was said for {START_TIMEOUT_S} s\n{self.stderr()}"
+            deadline = time.monotonic() + START_TIMEOUT_S
+            if self._socket in ready:
+                self._take_datagrams()
+            if out in ready:
+                data = os.read(out.fileno(), 1 << 16)
+                with open(self.folder / "0.out", "ab") as copy:
+                    copy.write(data)
+                if not data:
+                    return
+                *whole, self._buffer = (self._buffer + data).split(b"\n")
+                for line in whole:
+                    if line.startswith(b"step="):
+                        self.lines.append(dict(item.split("=", 1) for item in line.decode().split() if "=" in item))
+
+    def _take_datagrams(self) -> None:
+        while True:
+            try:
+                self.events.append(json.loads(self._socket.recv(1 << 16, socket.MSG_DONTWAIT)))
+            except BlockingIOError:
+                return
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def read_batches(path: Path, batch: int, length: int) -> list[tuple[int, ...]]:
+    """--dump-tokens: one tuple of batch * length ids for each step."""
+    data = path.read_bytes()
+    count = len(data) // (4 * batch * length)
+    return [struct.unpack_from(f"<{batch * length}i", data, step * 4 * batch * length) for step in range(count)]
+
+
+def relative(value: float, reference: float) -> float:
+    return abs(value - reference) / abs(reference)
+
+
+def trainer_binary() -> str:
+    """For the benchmarks: MUSTER_TRAINER_BIN, or the end with a message."""
+    path = os.environ.get("MUSTER_TRAINER_BIN", "")
+    if not os.access(path, os.X_OK):
+        sys.exit(f"MUSTER_TRAINER_BIN={path!r} is no program; set it to the built muster-trainer")
+    return os.path.abspath(path)
+
+
+def machine() -> str:
+    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown CPU")
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def figure(name: str, value: float, unit: str, bar: float, peer=None, at_most: bool = True) -> dict:
+    return {"figure": name, "value": value, "unit": unit, "peer": peer, "bar": f"{'<=' if at_most else '>='} {bar:g}",
+            "holds": value <= bar if at_most else value >= bar}
+
+
+def report(figures: list[dict]) -> int:
+    """Prints one JSON line a figure; returns the exit code."""
+    for one in figures:
+        print(json.dumps(one))
+    return 0 if all(one["holds"] for one in figures) else 1

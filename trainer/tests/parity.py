@@ -1,0 +1,75 @@
+"""The same training twice: by muster-trainer, and by a plain transformers loop that reads the same token windows."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from harness import TINY_MODEL, Gang, read_batches, relative
+
+LENGTH, BATCH, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 64, 16, 1e-4, 0.1, 1.0
+
+
+def make_init(folder: Path) -> Path:
+    """A Hugging Face directory with random weights."""
+    torch.manual_seed(7)
+    LlamaForCausalLM(LlamaConfig(**TINY_MODEL)).save_pretrained(folder)
+    return folder
+
+
+def config(init: Path, tokens: Path, steps: int, export: Path) -> dict:
+    return {"init": str(init), "data": str(tokens), "max_length": LENGTH, "global_batch_size": BATCH, "micro_batch_size": 4,
+            "max_steps": steps, "learning_rate": LEARNING_RATE, "lr_scheduler_type": "constant", "weight_decay": WEIGHT_DECAY,
+            "max_grad_norm": MAX_GRAD_NORM, "dtype": "fp32", "export": str(export), "threads": 1}
+
+
+def transformers_loop(init: Path, batches: list[tuple[int, ...]]) -> tuple[torch.nn.Module, list[float], list[float]]:
+    """Returns (model, losses, grad norms). Weight decay leaves norms out, as transformers' Trainer does."""
+    model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}],
+                                  lr=LEARNING_RATE)
+    losses, norms = [], []
+    for batch in batches:
+        ids = torch.tensor(batch).view(BATCH, LENGTH + 1)
+        logits = model(input_ids=ids[:, :-1]).logits  # [batch, length, vocab]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return model, losses, norms
+
+
+def compare(trainer_bin: str, tokens: Path, folder: Path, steps: int, ranks: int) -> dict[str, float]:
+    """Largest differences: relative of loss and grad_norm over all steps, absolute of the trained models' logits."""
+    torch.set_num_threads(2)
+    init = make_init(folder / "init")
+    with Gang(trainer_bin, config(init, tokens, steps, folder / "model"), ranks, folder / "run", dump_tokens=folder / "tokens.bin") as gang:
+        gang.finish()
+    batches = read_batches(folder / "tokens.bin", BATCH, LENGTH + 1)
+    loss, norm = gang.metric("loss"), gang.metric("grad_norm")
+    assert len(batches) == steps and list(loss) == list(range(1, steps + 1)), (len(batches), sorted(loss))
+    model, losses, norms = transformers_loop(init, batches)
+    exported, loading = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    ids = torch.tensor(batches[-1]).view(BATCH, LENGTH + 1)
+    with torch.no_grad():
+        untrained = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)(input_ids=ids).logits
+        wanted = model(input_ids=ids).logits
+        logits = (exported(input_ids=ids).logits - wanted).abs().max().item()
+        moved = (wanted - untrained).abs().max().item()
+    return {"loss": max(relative(loss[step + 1], losses[step]) for step in range(steps)),
+            "grad_norm": max(relative(norm[step + 1], norms[step]) for step in range(steps)),
+            "logits": logits, "logits_moved_by_training": moved, "clipped_steps": sum(one > MAX_GRAD_NORM for one in norms)}
+
+
+def export_checkpoint(trainer_bin: str, checkpoint: Path, tokenizer: Path, output: Path) -> None:
+    subprocess.run([trainer_bin, "export", "--checkpoint", checkpoint, "--output", output, "--tokenizer", tokenizer],
+                   check=True, capture_output=True)
+    json.loads((output / "config.json").read_text())

@@ -1,0 +1,117 @@
+"""Checkpoints: resume, resize, corruption; the stop flag; a killed peer."""
+
+import json
+import shutil
+import signal
+import time
+
+import pytest
+
+import resume
+from harness import Gang
+
+LONG = {"max_steps": 1_000_000, "save_steps": 0}
+
+
+def test_killed_resumed_and_resized_run_is_the_same_run(trainer_bin, tokens, tmp_path):
+    outcome = resume.compare(trainer_bin, tokens, tmp_path)
+    assert outcome["resumed_at"] == 20
+    assert outcome["tokens_differ"] == 0
+    assert outcome["bitwise_differ"] == 0
+    assert outcome["loss"] <= 1e-6
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(trainer_bin, tokens, tmp_path_factory):
+    """A finished gang of two with checkpoints at 5 and 10 of 12 steps (and the last)."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with Gang(trainer_bin, resume.config(tokens, max_steps=12, save_steps=5), 2, folder / "run") as gang:
+        gang.finish()
+    assert gang.checkpoint_steps() == [12, 10, 5]
+    return gang
+
+
+def copied(gang: Gang, step: int, folder):
+    target = folder / gang.checkpoint(step).name
+    shutil.copytree(gang.checkpoint(step), target)
+    return target
+
+
+def flip_last_byte(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {  # name: (what is done to the checkpoint's directory, what the reason must name)
+    "flipped byte": (lambda folder: flip_last_byte(sorted(folder.glob("*.safetensors"))[-1]), "checksum"),
+    "truncated file": (lambda folder: (lambda path: path.write_bytes(path.read_bytes()[:-100]))(sorted(folder.glob("*.safetensors"))[0]), ""),
+    "missing file": (lambda folder: sorted(folder.glob("*.safetensors"))[0].unlink(), ""),
+    "broken index": (lambda folder: (folder / "index.json").write_text('{"format":'), ""),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_checkpoint_is_refused_and_the_one_before_used(case, trainer_bin, tokens, two_checkpoints, tmp_path):
+    damage, reason = DAMAGE[case]
+    newest, older = copied(two_checkpoints, 10, tmp_path), copied(two_checkpoints, 5, tmp_path)
+    damage(newest)
+    with Gang(trainer_bin, resume.config(tokens, max_steps=12, save_steps=0), 2, tmp_path / "run", resume_from=[newest, older]) as gang:
+        gang.finish()
+    loaded = gang.event("loaded")
+    assert (loaded["step"], loaded["path"]) == (5, str(older))
+    assert [one["path"] for one in loaded["skipped"]] == [str(newest)]
+    assert reason in loaded["skipped"][0]["why"] and loaded["skipped"][0]["why"]
+    assert str(newest) in gang.stderr() and str(older) in gang.stderr()
+    undisturbed = two_checkpoints.metric("loss")
+    assert gang.metric("loss") == {step: undisturbed[step] for step in range(6, 13)}
+
+
+def test_no_good_checkpoint_at_all_is_an_error(trainer_bin, tokens, two_checkpoints, tmp_path):
+    newest = copied(two_checkpoints, 10, tmp_path)
+    flip_last_byte(newest / "index.json")
+    with Gang(trainer_bin, resume.config(tokens, max_steps=12), 2, tmp_path / "run", resume_from=[newest]) as gang:
+        codes = gang.wait()
+    assert 0 not in codes and str(newest) in gang.stderr() and not gang.lines
+
+
+@pytest.mark.parametrize("zero_stage,ranks", [(0, 2), (0, 3), (1, 1)])
+def test_any_number_of_ranks_and_either_stage_reads_a_checkpoint(zero_stage, ranks, trainer_bin, tokens, two_checkpoints, tmp_path):
+    settings = resume.config(tokens, max_steps=12, zero_stage=zero_stage)
+    with Gang(trainer_bin, settings, ranks, tmp_path / "run", resume_from=[two_checkpoints.checkpoint(5)]) as gang:
+        gang.finish()
+    undisturbed, found = two_checkpoints.metric("loss"), gang.metric("loss")
+    assert sorted(found) == list(range(6, 13))
+    assert all(found[step] == pytest.approx(undisturbed[step], rel=1e-6) for step in found)
+
+
+def test_sigterm_to_one_rank_stops_all_at_one_checkpoint(trainer_bin, tokens, tmp_path):
+    with Gang(trainer_bin, resume.config(tokens, **LONG), 3, tmp_path / "run") as gang:
+        gang.wait_for_step(3)
+        gang.signal(signal.SIGTERM, ranks=[2])
+        gang.finish()
+    steps = gang.checkpoint_steps()
+    assert len(steps) == 1 and steps[0] == max(gang.metric("loss")) and gang.event("checkpoint")["step"] == steps[0]
+    index = json.loads((gang.checkpoint(steps[0]) / "index.json").read_text())
+    assert index["step"] == steps[0] and len(list(gang.checkpoint(steps[0]).glob("*.safetensors"))) == 3
+
+
+def test_a_killed_peer_ends_the_others_promptly_and_not_with_success(trainer_bin, tokens, tmp_path):
+    with Gang(trainer_bin, resume.config(tokens, **LONG), 3, tmp_path / "run") as gang:
+        gang.wait_for_step(3)
+        began = time.monotonic()
+        gang.signal(signal.SIGKILL, ranks=[1])
+        codes = gang.wait()
+        took_s = time.monotonic() - began
+    assert codes[1] == -signal.SIGKILL and 0 not in codes
+    assert took_s < 5, f"took {took_s:.1f} s"
+
+
+def test_interval_and_keep_are_followed(trainer_bin, tokens, tmp_path):
+    """Every step is a checkpoint at an interval near zero; two are kept."""
+    settings = resume.config(tokens, max_steps=12, save_steps=0)
+    with Gang(trainer_bin, settings, 2, tmp_path / "run", interval_s=1e-6, keep=2) as gang:
+        gang.finish()
+    told = [event["checkpoint"]["step"] for event in gang.events if "checkpoint" in event]
+    assert len(told) >= 6 and told == sorted(set(told)) and told[-1] == 12
+    assert gang.checkpoint_steps() == told[:-3:-1]

@@ -1,0 +1,79 @@
+"""The schema that `trainer:` is checked against, and what the trainer itself refuses."""
+
+import hashlib
+import json
+import subprocess
+
+import pytest
+
+import resume
+from harness import clean_environment
+
+TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict}
+CONTRACT_KEYS = {
+    "init", "model", "data", "max_length", "global_batch_size", "micro_batch_size", "max_steps", "learning_rate",
+    "lr_scheduler_type", "warmup_steps", "min_lr_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "seed", "zero_stage", "dtype", "export", "deterministic", "log_interval", "save_steps", "threads"}
+
+
+@pytest.fixture(scope="module")
+def schema_text(trainer_bin) -> str:
+    return subprocess.run([trainer_bin, "--schema"], check=True, capture_output=True, text=True).stdout
+
+
+def test_schema_is_a_json_schema_whose_defaults_obey_it(schema_text):
+    schema = json.loads(schema_text)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["type"] == "object" and schema["additionalProperties"] is False
+    assert set(schema["properties"]) == CONTRACT_KEYS
+    assert set(schema["required"]) <= CONTRACT_KEYS
+    for name, key in schema["properties"].items():
+        assert set(key) <= {"type", "description", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "minLength"}, name
+        assert key["description"].endswith("."), name
+        if "default" in key:
+            default = key["default"]
+            assert isinstance(default, TYPES[key["type"]]), name
+            assert default in key.get("enum", [default]), name
+            assert key.get("minimum", default) <= default <= key.get("maximum", default), name
+    assert not set(schema["x-muster-hints"]) & CONTRACT_KEYS
+    assert "global_batch_size" in schema["x-muster-hints"]["per_device_train_batch_size"]
+
+
+def test_schema_hash_is_the_schemas_sha256(trainer_bin, schema_text):
+    told = subprocess.run([trainer_bin, "--schema-hash"], check=True, capture_output=True, text=True).stdout.strip()
+    assert told in [hashlib.sha256(text.encode()).hexdigest() for text in (schema_text, schema_text.rstrip("\n"))]
+
+
+def train(trainer_bin, tmp_path, config) -> subprocess.CompletedProcess:
+    (tmp_path / "trainer.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=clean_environment(), cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120)
+
+
+REFUSED = {  # name: (changes to a good configuration, what the message must hold)
+    "hinted key": ({"per_device_train_batch_size": 4}, ["per_device_train_batch_size", "global_batch_size"]),
+    "misspelt key": ({"learning_rat": 1e-4}, ["learning_rat", "Did you mean learning_rate?"]),
+    "wrong type": ({"max_steps": "many"}, ["max_steps", "many"]),
+    "below the minimum": ({"max_steps": 0}, ["max_steps", "1"]),
+    "not of the enum": ({"dtype": "fp16"}, ["dtype", "bf16"]),
+    "several at once": ({"dtype": "fp16", "learning_rat": 1}, ["dtype", "learning_rat"]),
+    "init and model": ({"init": "/nowhere"}, ["init", "model"]),
+    "no such data": ({"data": "/nowhere"}, ["/nowhere"]),
+    "heads don't divide": ({"model": resume.TINY_MODEL | {"num_key_value_heads": 3}}, ["num_key_value_heads"]),
+    "small vocabulary": ({"model": resume.TINY_MODEL | {"vocab_size": 100}}, ["vocab_size", "259"]),
+    "other architecture": ({"model": resume.TINY_MODEL | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}}, ["gpt2"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_configuration_is_refused_with_what_would_be_right(case, trainer_bin, tokens, tmp_path):
+    changes, wanted = REFUSED[case]
+    done = train(trainer_bin, tmp_path, resume.config(tokens) | changes)
+    assert done.returncode == 2, done.stderr
+    assert not [word for word in wanted if word.lower() not in done.stderr.lower()], done.stderr
+    assert "step=" not in done.stdout
+
+
+def test_broken_json_is_refused(trainer_bin, tmp_path):
+    done = train(trainer_bin, tmp_path, '{"data": ')
+    assert done.returncode == 2 and "trainer.json" in done.stderr

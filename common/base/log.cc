@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from harness import TINY_MODEL, Gang, read_batches, relative
 
-LENGTH, BATCH, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 64, 16, 1e-4, 0.1, 1.0
+LENGTH, BATCH, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 64, 16, 1e-4, 0.1, 1.75
 
 
 def make_init(folder: Path) -> Path:

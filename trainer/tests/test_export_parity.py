@@ -18,7 +18,7 @@ def compared(trainer_bin, tokens, tmp_path_factory):
 def test_fifty_steps_equal_transformers(compared):
     differences = compared[1]
     assert differences["logits_moved_by_training"] > 0.05, "the training did nothing; the comparison would mean nothing"
-    assert differences["clipped_steps"] > 0, "clipping was not exercised"
+    assert 0 < differences["clipped_steps"] < 50, "both sides of the clipping limit must be seen"
     assert differences["loss"] <= 1e-6
     assert differences["grad_norm"] <= 2e-6
 

@@ -1,0 +1,80 @@
+// Operators' and clients' files: clusters, queues, musterd's configuration, declared inventories, client contexts.
+// All strict: unknown or duplicate fields, wrong types and values out of range are problems with places, all at once.
+// Each function returns true and fills *out, or returns false and adds to *problems (sorted by place). Pure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/units.h"
+#include "common/spec/problem.h"
+#include "common/spec/spec.h"
+#include "muster/v1/cluster.pb.h"
+#include "muster/v1/queue.pb.h"
+
+namespace muster {
+
+// clusters.yaml (deploy/examples). In `topology`, block → rack → list of hosts. A host is "h07", a range "h[01-08]" (numbers
+// keep their width), or a map {host: "h[05-06]", sku: a100x4} that names another SKU than the cluster's. `open: true`: any
+// host may join. A SKU with `declared: true` is a stand-in. Hosts are listed in file order, at most 100,000 in all.
+bool ParseClusterFile(std::string_view text, std::string_view filename, pb::ClusterFile* out, std::vector<Problem>* problems);
+
+// queues.yaml. A quota's guarantee is a number of devices, or a map with one per cluster (then guarantee_milli is their sum).
+// Refused: guarantee above limit, children's guarantees above their parent's (in total, and per cluster where both say it),
+// weights out of range, same names among siblings. `clusters` (names) and `flavours` are checked where not empty.
+struct QueueContext {
+  std::vector<std::string> clusters;
+  std::vector<std::string> flavours;
+};
+bool ParseQueueFile(std::string_view text, std::string_view filename, const QueueContext& context, pb::QueueTree* out,
+                    std::vector<Problem>* problems);
+// The same rules for a tree that arrives as a proto; paths such as queues[1].quota.h100-80g.guarantee.
+std::vector<FieldProblem> CheckQueueTree(const pb::QueueTree& tree, const QueueContext& context = {});
+std::string QueueTreeToYaml(const pb::QueueTree& tree);
+
+// musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH.
+struct MusterdConfig {
+  std::string listen;    // unix:///path
+  std::string data_dir;
+  std::string clusters;  // path; empty: none
+  std::string queues;    // path; read once, into an empty store
+  bool single_user = false;
+  SpecDefaults defaults;
+  // scheduling:
+  int64_t grow_interval_ns = 10 * kMinute;
+  int64_t starve_after_ns = 30 * kMinute;
+  int64_t min_runtime_ns = 5 * kMinute;
+  int64_t spill_cost_ns = 60 * kSecond;
+  int64_t lease_ns = 45 * kSecond;
+  int64_t heartbeat_ns = 5 * kSecond;
+  int64_t restart_backoff_ns = 1 * kSecond;
+  int64_t history_retention_ns = 7 * kDay;
+  int64_t journal_retention_ns = 1 * kDay;
+};
+bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out, std::vector<Problem>* problems);
+
+// Empty if `listen` may be served (unix:///absolute/path of at most 107 bytes); else why not, with a remedy.
+std::string WhyNotListen(std::string_view listen);
+
+// host.yaml, `muster-agent --inventory`: {flavour, gpus, nvlink_island, gpu_memory, cpus, memory, disk, address}. The result
+// is always marked declared; devices get indexes from 0 and uuids "declared-0", ….
+bool ParseHostInventory(std::string_view text, std::string_view filename, pb::Inventory* out, std::vector<Problem>* problems);
+
+// ~/.config/muster/config.yaml.
+struct ClientContext {
+  std::string server;   // unix:///path; HOST:PORT needs TLS
+  std::string queue;    // default for job files
+  std::string ca;
+  std::string login;
+  std::string not_yet;  // not empty: this context can't be used yet, and why (TLS, login)
+};
+struct ClientConfig {
+  std::string current_context;
+  std::map<std::string, ClientContext> contexts;
+};
+bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out, std::vector<Problem>* problems);
+
+}  // namespace muster

@@ -1,0 +1,28 @@
+// What a host should be told, from State alone: level-triggered, so that any message may be lost or repeated (CONTRACTS 4-9).
+// Pure. Forget and CheckpointAck are no commands: they answer one report each, once its event is durable.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "muster/v1/agent.pb.h"
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+namespace pb = ::muster::v1;
+
+// Commands that hold now for the host `cluster/host`, by attempt, oldest job first; only `body` is set.
+//  Prepare  a placed attempt that this host has not prepared (with start_at_once when Starting is committed with the placement)
+//  Start    a gang that is Starting, on a host that is prepared
+//  Stop     an attempt that is being stopped, and one that was lost here, until this host answers Gone
+//  Publish  an export that is committed as this attempt's and not published
+// An attempt that is bound to another state_id than the host's current one gets Stop alone, if it is being stopped.
+std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host);
+
+// Attempts that State thinks are on the host, not gone, and that `mentioned` (ProgressKey form) lacks: to be asked about.
+std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster, const std::string& host,
+                                             const std::set<std::string>& mentioned);
+
+}  // namespace muster

@@ -1,0 +1,133 @@
+// The engine: the one place where State changes.
+//
+// Step() takes everything that is queued, applies it, decides, validates the plan, applies the plan's events, commits all
+// of that as one transaction, and only then dispatches commands to agents and answers callers (CONTRACTS 17, 18, 20).
+// What arrives while a commit runs goes into the next step together: that is the group commit.
+//
+// Threads: Post, Call, Snapshot, WaitForChange may be called from any thread. Step, Run and the observers run on one thread,
+// the engine's; the simulator calls Step itself on its virtual clock.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/clock.h"
+#include "muster/v1/record.pb.h"
+#include "scheduler/decide/plan.h"
+#include "scheduler/engine/ports.h"
+#include "scheduler/state/options.h"
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+struct EngineOptions {
+  SchedulingOptions scheduling;
+  uint64_t epoch = 1;
+  uint64_t last_commit = 0;             // newest commit of the store when it was opened
+  std::string refused_plans_directory;  // reproducers of plans that Validate refused; empty: not written
+  int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
+};
+
+// What readers see: the newest durable State with what the last step said about it. Immutable.
+struct View {
+  State state;
+  Plan plan;                             // of the newest step whose plan was accepted: verdicts, entitled use
+  uint64_t commit = 0;
+  int64_t now_ns = 0;                    // of the newest step
+  // Progress newer than State's, not journalled yet, by attempt (ProgressKey).
+  std::map<std::string, pb::Progress> progress;
+};
+
+std::string ProgressKey(const pb::AttemptKey& key);  // "uid/task/attempt"
+
+// One committed step, for observers.
+struct StepRecord {
+  std::shared_ptr<const View> view;
+  std::vector<pb::Event> events;         // all of it, in order, the plan's own last
+};
+
+class Engine {
+ public:
+  using Done = std::function<void(absl::Status)>;
+  // Reads State on the engine's thread, with everything queued before it applied, and returns the events to apply at once.
+  // An error reaches `done` and changes nothing.
+  using Operation = std::function<absl::StatusOr<std::vector<pb::Event>>(const State&)>;
+  using Observer = std::function<void(const StepRecord&)>;
+
+  // Clock, store and link must outlive the engine. `state` is what the store held.
+  Engine(EngineOptions options, Clock* clock, Store* store, AgentLink* link, State state);
+  ~Engine();
+
+  // `done` is called on the engine's thread, OK once the event is durable, UNAVAILABLE if the engine stops before.
+  void Post(pb::Event event, Done done = nullptr);
+  void Call(Operation operation, Done done);
+  // Progress of a running attempt; journalled once a progress_interval at most, at once visible in the View's `progress`.
+  void PostProgress(const pb::ProgressSeen& progress);
+
+  // Called on the engine's thread after each committed step, commands dispatched and callers answered. Register before Run.
+  void Observe(Observer observer);
+
+  // One engine step, if anything is queued or due; false if there was nothing to do. A commit error ends the process.
+  bool Step();
+  // When Step next has something to do although nothing is queued: Unix time, INT64_MAX if never.
+  int64_t NextLookNs() const;
+  // Steps until Stop, sleeping between.
+  void Run();
+  void Stop();
+
+  std::shared_ptr<const View> Snapshot() const;
+  // Waits until the view is newer than `commit`, at most timeout_ns of real time; returns the newest.
+  std::shared_ptr<const View> WaitForChange(uint64_t commit, int64_t timeout_ns) const;
+
+ private:
+  struct Queued {
+    pb::Event event;
+    Operation operation;
+    Done done;
+  };
+  struct PendingProgress {
+    int64_t journalled_ns = 0;           // Unix time of the last one in the journal
+    bool waiting = false;                // `newest` is not in the journal yet
+    pb::ProgressSeen newest;
+  };
+
+  void TakeDueProgress(int64_t now_ns, std::vector<pb::Event>* events);
+  void ApplyEvent(pb::Event event);
+  void DecideAndApply(int64_t now_ns);
+  void AppendGangPrepared();
+  void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
+  void Dispatch(const std::vector<RowChange>& rows);
+  void Publish(int64_t now_ns);
+
+  const EngineOptions options_;
+  Clock* const clock_;
+  Store* const store_;
+  AgentLink* const link_;
+
+  // The engine's thread only.
+  State state_;
+  Plan plan_;
+  uint64_t commit_;
+  int64_t now_ns_ = 0;
+  std::vector<pb::Event> step_events_;
+  std::vector<Observer> observers_;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::condition_variable work_;
+  std::vector<Queued> queue_;
+  std::map<std::string, PendingProgress> progress_;
+  std::shared_ptr<const View> view_;
+  int64_t next_look_ns_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace muster

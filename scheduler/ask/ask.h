@@ -1,0 +1,68 @@
+// Questions to a snapshot: what a job, queue, host or cluster looks like now, and what would happen if. Pure; nothing changes.
+//
+// All functions are thread-safe on snapshots that nobody writes. Plan is the newest step's (verdicts, entitled use).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/spec/spec.h"
+#include "muster/v1/cluster.pb.h"
+#include "muster/v1/cluster_service.pb.h"
+#include "muster/v1/job.pb.h"
+#include "muster/v1/job_service.pb.h"
+#include "muster/v1/queue.pb.h"
+#include "scheduler/state/options.h"
+#include "scheduler/state/plan.h"
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+// ---- as things are ----
+
+// Verdicts carry their sentence in `text`.
+pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& job);
+// A sentence for people: "waits for 2 more h100-80g in phx; 318 holds 16 until 15:40".
+std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict);
+// NOT_FOUND if there is no such queue.
+absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan, const std::string& path);
+std::vector<pb::Queue> DescribeQueues(const State& state, const Plan& plan);   // depth first, without the root
+pb::Host DescribeHost(const State& state, HostId host);
+pb::Cluster DescribeCluster(const State& state, int32_t cluster);
+pb::LedgerResponse DescribeLedger(const State& state);
+// Unfinished jobs with an attempt on this cluster or cluster/host: what a drain would move. Ascending.
+std::vector<uint64_t> JobsOn(const State& state, const std::string& target);
+
+// ---- before a change ----
+
+// What the checker of common/spec may know of this system: flavours with their clusters, queues, storages.
+SpecContext SpecContextOf(const State& state);
+
+// Fills the defaults, the queue's maximum for time_limit among them, and checks the spec against its own rules and this State:
+// unknown queue, cluster, flavour or storage; limits; max_time_limit; demand that no allowed cluster can ever hold, with the
+// numbers. On success *resolved is what to store; else the problems say all that is wrong, at once.
+struct Resolution {
+  pb::JobSpec resolved;
+  std::vector<FieldProblem> problems;
+  bool never_fits = false;   // the only problems are that it can never run here (FAILED_PRECONDITION)
+  bool ok() const { return problems.empty(); }
+};
+Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults);
+
+// Splits plain guarantees over the clusters and checks the tree against itself and the cells of the clusters file.
+struct QueueResolution {
+  pb::QueueTree resolved;
+  std::vector<FieldProblem> problems;
+  std::vector<std::string> changes;   // one line a queue that changes
+  bool ok() const { return problems.empty(); }
+};
+QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree);
+
+// Where `resolved` would run, when, and whom it would take from: the real Decide on a changed copy of `state`, one candidate a
+// cell that it may use.
+pb::PreviewResponse Preview(const State& state, const pb::JobSpec& resolved, const std::string& owner, int64_t now_ns,
+                            const SchedulingOptions& options);
+
+}  // namespace muster

@@ -1,0 +1,20 @@
+// Settings of the scheduler's decisions: `scheduling:` of musterd.yaml, defaults as SCHEDULING.md has them.
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/units.h"
+
+namespace muster {
+
+struct SchedulingOptions {
+  int64_t grow_interval_ns = 10 * kMinute;   // least time from an elastic gang's start or growth to its next growth
+  int64_t starve_after_ns = 30 * kMinute;    // a reservation drains its hosts after so long
+  int64_t min_runtime_ns = 5 * kMinute;      // reclaim leaves units alone for so long, where the queue says nothing
+  int64_t spill_cost_ns = 60 * kSecond;      // gain in expected start that opening the next cluster must exceed
+  int64_t lease_ns = 45 * kSecond;           // for mass loss (CONTRACTS 11)
+  int64_t restart_cost_ns = 10 * kSecond;    // what a resize costs a gang; growth must gain more
+  int64_t restart_backoff_ns = 1 * kSecond;  // the engine writes it into StepStarted; doubles with each failure
+};
+
+}  // namespace muster

@@ -1,0 +1,199 @@
+// The rows of State: small structs that name each other by number. Times are Unix nanoseconds, 0 = not yet.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/v1/record.pb.h"
+#include "scheduler/state/plan.h"
+
+namespace muster {
+
+namespace pb = ::muster::v1;
+
+using HostId = int32_t;  // index of a host's row; stable within a State and its copies, not across Load
+inline constexpr HostId kNoHost = -1;
+
+// An attempt in State: `number` counts from 1.
+struct AttemptRef {
+  uint64_t job = 0;
+  int32_t task = 0;
+  int32_t number = 0;
+  auto operator<=>(const AttemptRef&) const = default;
+};
+
+// The part of a gang on one host.
+struct PartRow {
+  HostId host = kNoHost;
+  int32_t first_group_rank = 0;
+  int32_t workers = 0;
+  std::vector<int32_t> devices;        // indexes on the host, in worker order
+  std::vector<int64_t> device_milli;   // taken of each; empty = whole
+  pb::AttemptPhase phase = pb::ATTEMPT_PHASE_UNSPECIFIED;  // only ever rises
+  std::string state_id;                // of the host when it was placed
+  std::vector<pb::WorkerExit> exits;   // first outcome wins, by rank
+  bool lost = false;
+  bool stop_sent = false;              // a Stop was carried out before its processes ended
+  pb::Cause cause = pb::CAUSE_UNSPECIFIED;
+  std::string detail;
+
+  bool over() const { return lost || phase == pb::GONE; }
+};
+
+struct AttemptRow {
+  int32_t number = 0;
+  pb::TaskState state = pb::TASK_STATE_UNSPECIFIED;  // PREPARING..STOPPING; SUCCEEDED/FAILED/CANCELLED once ended
+  pb::Cause cause = pb::CAUSE_UNSPECIFIED;           // why it is stopped or ended
+  std::string detail;
+  int32_t cluster = 0;                 // index in State::clusters()
+  std::string flavour;                 // empty: no GPUs
+  std::vector<PartRow> parts;          // in rank order; the first has rank 0
+  int32_t workers = 0;
+  int64_t place_ns = 0, start_ns = 0, end_ns = 0, stop_ns = 0;
+  int64_t resumed_step = -1;           // -1: from the beginning
+  std::string master_address;
+  int32_t master_port = 0;             // as the host of rank 0 reserved it, once that is Prepared
+  int32_t next_workers = 0;            // size to come back with; 0 = not a resize
+  pb::AttemptKey claimant;             // PREEMPTION: for whom
+  std::vector<std::string> resume_from;
+  std::string export_staged, export_target;  // committed as the task's export
+  bool loaded_reported = false;
+  int64_t grace_ns = 0;
+  int64_t last_checkpoint_ns = 0;
+
+  bool ended() const { return end_ns != 0; }
+  // No part has processes (or they are lost): its devices are not its own any more. It may wait for its export nevertheless.
+  bool released() const {
+    for (const PartRow& part : parts) {
+      if (!part.over()) return false;
+    }
+    return true;
+  }
+};
+
+struct TaskRow {
+  pb::TaskState state = pb::TASK_BLOCKED;
+  pb::Cause cause = pb::CAUSE_UNSPECIFIED;  // why it failed or was cancelled
+  std::string detail;
+  int32_t restarts_used = 0;
+  int32_t infra_failures = 0;          // launch and rendezvous failures in a row
+  int32_t next_attempt = 1;
+  int64_t backoff_until_ns = 0;
+  int64_t waiting_since_ns = 0;
+  int32_t wanted_workers = 0;          // 0 = what fits
+  int64_t last_resize_ns = 0;          // last growth
+  std::vector<pb::Checkpoint> checkpoints;  // oldest first
+  pb::Progress progress;
+  std::vector<AttemptRow> attempts;    // oldest first; only the last may be unfinished
+  std::vector<std::string> opened;     // clusters opened by spill, beside the first
+  int32_t opened_attempt = 0;          // newest attempt for which that was decided
+  std::string spill_reason;
+  int64_t used_gpu_ms = 0;
+  int64_t ran_ns = 0;                  // of ended attempts
+  std::string export_state;            // "", "staged", "published"
+  int32_t claimed_attempt = 0;         // others were stopped for this attempt, not placed yet
+
+  // The unfinished attempt, or nullptr.
+  const AttemptRow* current() const {
+    return attempts.empty() || attempts.back().ended() ? nullptr : &attempts.back();
+  }
+  bool finished() const { return state == pb::TASK_SUCCEEDED || state == pb::TASK_FAILED || state == pb::TASK_CANCELLED; }
+  // Wants a placement: waiting, its backoff apart.
+  bool waiting() const { return state == pb::TASK_WAITING; }
+};
+
+struct JobRow {
+  uint64_t number = 0;
+  std::string uid;
+  std::string owner;
+  std::shared_ptr<const pb::JobSpec> spec;  // resolved
+  std::string idempotency_key, request_hash;
+  uint32_t umask = 022;
+  pb::JobState state = pb::WAITING;
+  pb::Cause cause = pb::CAUSE_UNSPECIFIED;
+  std::string detail;
+  int64_t submit_ns = 0, start_ns = 0, end_ns = 0;
+  std::string cluster;                 // bound to once a task was placed; decides the storage of its directory
+  bool cancel_requested = false;
+  uint64_t version = 1;
+  std::vector<TaskRow> tasks;          // parallel to spec->tasks()
+
+  bool finished() const { return end_ns != 0; }
+  const pb::TaskSpec& task_spec(int32_t task) const { return spec->tasks(task); }
+};
+
+struct LostRow {
+  pb::AttemptKey key;
+  pb::Placement placement;
+  std::string state_id;
+};
+
+// A worker's demand of its host, with the host's own figures for what the spec leaves out.
+struct Demand {
+  int64_t gpus_milli = 0;
+  int64_t cpus_milli = 0;
+  int64_t memory_bytes = 0;
+  int64_t disk_bytes = 0;
+};
+
+struct HostRow {
+  HostId id = kNoHost;
+  int32_t cluster = 0;                 // index in State::clusters()
+  std::string name;                    // inside its cluster
+  std::string block, rack;             // from the clusters file; empty for hosts that aren't listed
+  bool listed = false;
+  std::string state_id, boot_id;
+  pb::Inventory inventory;
+  pb::HostState state = pb::HOST_NEVER_SEEN;
+  bool drained = false;
+  std::string drain_reason;
+  int64_t state_since_ns = 0;
+  int64_t silent_since_ns = 0;
+  int64_t spoke_ns = 0;
+  std::vector<LostRow> lost;
+
+  // Derived from the attempts placed here and from `lost`:
+  std::vector<AttemptRef> attempts;         // whose processes may exist here, ascending
+  std::vector<int64_t> device_used_milli;   // parallel to inventory.devices()
+  int64_t cpus_used_milli = 0, memory_used_bytes = 0, disk_used_bytes = 0;
+
+  // Speaks, or was silent for less than a lease: it may get work only when UP.
+  bool usable() const { return state == pb::HOST_UP && !drained; }
+};
+
+struct ClusterRow {
+  std::string name;
+  pb::ClusterSpec spec;
+  bool drained = false;
+  std::string drain_reason;
+};
+
+// A queue of the tree, flattened: parents before children, siblings in file order.
+struct QueueNode {
+  std::string path;                    // research/nlp; empty for the root
+  int32_t parent = -1;
+  std::vector<int32_t> children;
+  pb::QueueSpec spec;                  // without children
+  bool held = false;                   // it or a queue above it
+  int64_t min_runtime_ns = 0;          // its own or the nearest above; 0 = the configuration's
+};
+
+struct QueueIndex {
+  std::vector<QueueNode> nodes;        // nodes[0] is the root
+  // -1 if there is no such queue.
+  int32_t Find(const std::string& path) const {
+    const auto it = by_path.find(path);
+    return it == by_path.end() ? -1 : it->second;
+  }
+  bool leaf(int32_t node) const { return nodes[node].children.empty(); }
+  std::map<std::string, int32_t> by_path;
+};
+
+// Classes of slot-time (DESIGN.md, scheduling rule 8), in the order they are shown.
+inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved", "idle", "down"};
+enum class LedgerClass { kProductive, kRestart, kPreemption, kReserved, kIdle, kDown };
+
+}  // namespace muster

@@ -1,0 +1,165 @@
+// What the scheduler knows: jobs, hosts, clusters, the queue tree, and the ledger; and Apply, the only thing that changes it.
+//
+// A State is a value. Copies are snapshots and cheap (pages are shared until one side writes). Pure: no clock, no randomness,
+// no I/O. One object is used by one thread at a time; copies are independent of each other.
+//
+// Facts are what events said; derived data (indexes, use of hosts and queues, the list of unfinished jobs) follows from them:
+// a State loaded from its rows equals the one that wrote them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "muster/v1/record.pb.h"
+#include "scheduler/state/paged.h"
+#include "scheduler/state/plan.h"
+#include "scheduler/state/rows.h"
+
+namespace muster {
+
+// A row for the store. Kinds: "meta" (one row, id ""), "job" (id: its number in 20 digits), "host" (id: cluster/host).
+struct RowChange {
+  std::string kind;
+  std::string id;
+  std::optional<std::string> bytes;    // nullopt: the row is gone
+};
+
+// Finished jobs stay in State, for lists and for idempotency keys, until one of these is exceeded; history is the store's.
+inline constexpr int64_t kFinishedJobsKept = 10'000;
+inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
+inline constexpr int32_t kInfraFailuresInRow = 5;    // launch or rendezvous failures in a row after which a task fails
+inline constexpr int kFinishedAttemptsKept = 20;     // of a task
+inline constexpr int kCheckpointsKept = 20;          // records of a task
+
+class State {
+ public:
+  State();
+
+  // ---- jobs ----
+  const JobRow* FindJob(uint64_t number) const;                  // nullptr if unknown or forgotten
+  const JobRow* FindJobByUid(std::string_view uid) const;
+  // Number of the job that `owner` submitted with this key; 0 = none.
+  uint64_t FindByIdempotencyKey(std::string_view owner, std::string_view key) const;
+  // A number (decimal) or a uid; nullptr if it is neither or unknown.
+  const JobRow* FindJobByText(std::string_view number_or_uid) const;
+  const std::vector<uint64_t>& active_jobs() const { return *active_; }   // unfinished, ascending
+  std::vector<uint64_t> AllJobs() const;                         // with the finished ones kept, ascending
+  uint64_t next_job_number() const { return next_job_number_; }
+  // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
+  const AttemptRow* FindAttempt(const pb::AttemptKey& key, const JobRow** job = nullptr, int32_t* task = nullptr) const;
+  const AttemptRow* FindAttempt(const AttemptRef& ref) const;
+
+  // ---- hosts and clusters ----
+  const HostRow& host(HostId id) const;
+  HostId FindHost(std::string_view cluster, std::string_view host) const;   // kNoHost if unknown
+  // All of them: clusters in file order, listed hosts in file order, then others by name. Placement follows this order.
+  const std::vector<HostId>& hosts() const { return *host_order_; }
+  const std::vector<ClusterRow>& clusters() const { return *clusters_; }    // in file order
+  int32_t FindCluster(std::string_view name) const;              // -1 if unknown
+  const pb::ClusterFile& cluster_file() const { return *cluster_file_; }
+  std::string HostName(HostId id) const;                         // cluster/host
+
+  // ---- queues ----
+  const QueueIndex& queues() const { return *queues_; }          // an empty tree has one leaf, `default`
+  const pb::QueueTree& queue_tree() const { return *queue_tree_; }
+  uint64_t queue_version() const { return queue_version_; }
+
+  // ---- the rest ----
+  int64_t now_ns() const { return now_ns_; }                     // of the newest step
+  uint64_t epoch() const { return epoch_; }
+  // Booked slot-time in device-microseconds by (queue path, class); "" where no attempt held the device.
+  const std::map<std::pair<std::string, int>, int64_t>& ledger() const { return *ledger_; }
+  int64_t ledger_since_ns() const { return ledger_since_ns_; }
+  int64_t ledger_until_ns() const { return ledger_until_ns_; }
+  int64_t ledger_capacity_device_us() const { return ledger_capacity_device_us_; }
+
+  // ---- the store ----
+  // Rows changed since the last call (or since Load), ordered by kind and id. Serialized deterministically.
+  std::vector<RowChange> TakeChanges();
+  // Every row, as a full save would write them.
+  std::vector<RowChange> AllRows() const;
+  // DATA_LOSS names the row that can't be read or doesn't fit the others. Order of rows doesn't matter.
+  static absl::StatusOr<State> Load(const std::vector<RowChange>& rows);
+
+  // Derived data rebuilt from the facts; for tests.
+  State Rebuilt() const;
+  // Empty if facts and derived data are equal, else the first difference. For tests and fault simulation.
+  static std::string Difference(const State& a, const State& b);
+
+ private:
+  friend class Applier;
+  friend struct StateRecords;
+
+  PagedArray<JobRow> jobs_;                    // by number
+  PagedArray<HostRow> hosts_;                  // by HostId
+  HostId host_count_ = 0;
+  PagedIndex job_by_uid_;                      // derived
+  PagedIndex job_by_key_;                      // derived; owner '\0' key
+  PagedIndex host_by_name_;                    // derived; "cluster/host" -> id + 1
+  std::shared_ptr<const std::vector<uint64_t>> active_;          // derived
+  std::shared_ptr<const std::vector<uint64_t>> finished_;        // derived; by end time, then number
+  std::shared_ptr<const std::vector<HostId>> host_order_;        // derived
+  std::shared_ptr<const std::vector<ClusterRow>> clusters_;
+  std::shared_ptr<const pb::ClusterFile> cluster_file_;
+  std::shared_ptr<const pb::QueueTree> queue_tree_;
+  std::shared_ptr<const QueueIndex> queues_;                     // derived
+  std::shared_ptr<const std::map<std::pair<std::string, int>, int64_t>> ledger_;
+  std::map<std::pair<std::string, int>, int64_t> ledger_rate_;   // derived: devices' thousandths by (queue, class) now
+  int64_t capacity_milli_ = 0;                                   // derived: devices' thousandths of all known hosts
+  uint64_t next_job_number_ = 1;
+  uint64_t queue_version_ = 0;
+  int64_t now_ns_ = 0;
+  uint64_t epoch_ = 0;
+  int64_t restart_backoff_ns_ = 0;
+  int64_t ledger_since_ns_ = 0, ledger_until_ns_ = 0, ledger_capacity_device_us_ = 0;
+
+  // What TakeChanges has to write.
+  bool meta_changed_ = false;
+  std::set<uint64_t> changed_jobs_;
+  std::set<HostId> changed_hosts_;
+};
+
+// Applies one event with its consequences: the last host Gone ends an attempt, its task waits again, succeeds or fails, the job
+// ends, `after` unblocks, checkpoints are sealed or struck. Total and deterministic: an event that makes no sense any more (an
+// unknown job, a late report of a Lost attempt, a repetition) has no effect.
+//
+// GONE for an attempt of this host also frees what a Lost attempt held there. StepStarted books the ledger up to its time.
+void Apply(State* state, const pb::Event& event);
+
+// ---- small readings that engine, decide and ask share ----
+
+pb::AttemptKey KeyOf(const JobRow& job, int32_t task, int32_t attempt);
+// Index of the task of that name; -1 if there is none.
+int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name);
+// Every host of the gang has reported Prepared (or more): GangPrepared may be committed. False once it is more than PREPARING.
+bool AllPrepared(const AttemptRow& attempt);
+// The first process that failed by itself, as its host told it: what to call the gang's failure. nullopt: none has.
+struct Failure {
+  pb::Cause cause = pb::CAUSE_UNSPECIFIED;
+  std::string detail;
+};
+std::optional<Failure> FirstFailure(const AttemptRow& attempt);
+// One worker of the task on a host with this inventory.
+Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory);
+// replace, wait or fence, with the default for what the spec leaves open (a gang over several hosts: replace).
+pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt);
+// The storage that holds the job's directory: job_storage of the cluster it is bound to; empty: not bound, or none configured.
+std::string JobStorage(const State& state, const JobRow& job);
+// Clusters (indexes, in order of preference) that the task may be placed in now, spill apart: its job's list, or all; once the
+// job is bound, only those that reach the job's storage.
+std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job);
+// Storage of this name can be reached from the cluster.
+bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std::string& cluster);
+// Newest first, of those that `cluster` reaches: MUSTER_RESUME_FROM.
+std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task, const std::string& cluster);
+pb::Placement ToPlacement(const State& state, const PartRow& part);
+
+}  // namespace muster

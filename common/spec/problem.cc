@@ -1,0 +1,134 @@
+#include "common/spec/problem.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kProblemsShown = 50;
+constexpr int kLineShown = 110;  // characters of a source line
+
+// Control characters would reach the reader's terminal: shown as '?', a tab as a space so that carets stay below.
+std::string Printable(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (c == '\t') c = ' ';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return out;
+}
+
+std::vector<std::string> Characters(std::string_view text) {
+  std::vector<std::string> out;
+  for (char c : text) {
+    if ((c & 0xc0) == 0x80 && !out.empty()) {
+      out.back().push_back(c);
+    } else {
+      out.emplace_back(1, c);
+    }
+  }
+  return out;
+}
+
+// The source line and the carets below, cut to a window around them when the line is long.
+void AppendPicture(const Problem& problem, const std::string& indent, bool color, std::string* out) {
+  std::vector<std::string> line = Characters(Printable(problem.source_line));
+  int column = std::max(problem.column, 1) - 1;
+  if (static_cast<int>(line.size()) > kLineShown) {
+    const int start = std::clamp(column - kLineShown / 3, 0, static_cast<int>(line.size()) - kLineShown);
+    std::vector<std::string> window(line.begin() + start, line.begin() + start + kLineShown);
+    if (start > 0) window.insert(window.begin(), "...");
+    if (start + kLineShown < static_cast<int>(line.size())) window.push_back("...");
+    column = column - start + (start > 0 ? 3 : 0);
+    line = std::move(window);
+  }
+  std::string text;
+  for (const std::string& character : line) text += character;
+  const int room = std::max(1, kLineShown + 3 - column);
+  const std::string carets(static_cast<size_t>(std::clamp(problem.caret_width, 1, room)), '^');
+  const std::string number = absl::StrCat(problem.line);
+  absl::StrAppend(out, indent, number, " | ", text, "\n");
+  absl::StrAppend(out, indent, std::string(number.size(), ' '), " | ", std::string(static_cast<size_t>(column), ' '),
+                  color ? "\033[31m" : "", carets, color ? "\033[0m" : "", "\n");
+}
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string DidYouMean(std::string_view word, const std::vector<std::string>& names) {
+  if (word.empty() || word.size() > 64) return "";
+  std::string lower(word);
+  for (char& c : lower) c = c == '-' ? '_' : static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  const std::string* best = nullptr;
+  size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  for (const std::string& name : names) {
+    const size_t distance = EditDistance(lower, name);
+    if (distance < best_distance) {
+      best = &name;
+      best_distance = distance;
+    }
+  }
+  return best == nullptr ? "" : absl::StrCat(" Did you mean ", *best, "?");
+}
+
+std::string FormatProblems(const std::vector<Problem>& problems, std::string_view filename, const ProblemFormat& format) {
+  std::string out = absl::StrCat(format.color ? "\033[1m" : "", Printable(filename), format.color ? "\033[0m" : "", ": ", problems.size(),
+                                 problems.size() == 1 ? " problem, " : " problems, ", format.outcome, "\n");
+  const size_t shown = std::min(problems.size(), kProblemsShown);
+  const auto place = [](const Problem& problem) {
+    return problem.line == 0 ? std::string("-") : absl::StrCat(problem.line, ":", problem.column);
+  };
+  size_t width = 0;
+  for (size_t i = 0; i < shown; ++i) width = std::max(width, place(problems[i]).size());
+  const std::string indent(width + 3, ' ');
+  int pictured = 0;
+  for (size_t i = 0; i < shown; ++i) {
+    const Problem& problem = problems[i];
+    std::string where = place(problem);
+    where.resize(width, ' ');
+    const std::vector<std::string> lines = absl::StrSplit(problem.message, '\n');
+    absl::StrAppend(&out, " ", where, "  ", Printable(problem.path), problem.path.empty() ? "" : ": ", Printable(lines[0]), "\n");
+    for (size_t k = 1; k < lines.size(); ++k) absl::StrAppend(&out, indent, Printable(lines[k]), "\n");
+    if (problem.line == 0 || problem.line == pictured || lines.size() > 1) continue;
+    AppendPicture(problem, indent, format.color, &out);
+    pictured = problem.line;
+  }
+  if (shown < problems.size()) absl::StrAppend(&out, " ... and ", problems.size() - shown, " more\n");
+  if (!format.footer.empty()) absl::StrAppend(&out, format.footer, "\n");
+  return out;
+}
+
+std::string JobFooter(const std::vector<Problem>& problems, std::string_view filename) {
+  std::string field;  // the first problem's, without tasks[i]
+  for (const Problem& problem : problems) {
+    std::string_view path = problem.path;
+    if (path.substr(0, 6) == "tasks[") path = path.find('.') == std::string_view::npos ? "" : path.substr(path.find('.') + 1);
+    path = path.substr(0, path.find_first_of(".["));
+    static const std::vector<std::string> kWithFields = {"workers", "resources", "topology", "run", "trainer", "checkpoint"};
+    if (std::find(kWithFields.begin(), kWithFields.end(), path) != kWithFields.end()) {
+      field = std::string(path);
+      break;
+    }
+  }
+  return absl::StrCat("All fields: muster fields", field.empty() ? "" : " ", field, "     Check offline: muster validate ", Printable(filename));
+}
+
+}  // namespace muster

@@ -1,0 +1,258 @@
+// Job files: YAML to JobSpec.
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/ids.h"
+#include "common/spec/check_spec.h"
+#include "common/spec/reader.h"
+#include "common/spec/trainer_schema.h"
+
+namespace muster {
+namespace {
+
+const std::vector<std::string>& TopologyNames() {  // by TopologyLevel - 1
+  static const std::vector<std::string> names = {"island", "host", "rack", "block", "cluster", "any"};
+  return names;
+}
+
+const std::vector<std::string>& UnreachableNames() {  // by WhenUnreachable - 1
+  static const std::vector<std::string> names = {"replace", "wait", "fence"};
+  return names;
+}
+
+template <typename Enum>
+Enum ByName(const std::vector<std::string>& names, const std::string& name) {
+  return static_cast<Enum>(std::find(names.begin(), names.end(), name) - names.begin() + 1);
+}
+
+// A file's stem as a name: "dir/sft 8b.yaml" is sft-8b.
+std::string NameFromFile(std::string_view filename) {
+  const size_t slash = filename.rfind('/');
+  std::string stem(slash == std::string_view::npos ? filename : filename.substr(slash + 1));
+  const size_t dot = stem.rfind('.');
+  if (dot != std::string::npos && dot > 0) stem.resize(dot);
+  for (char& c : stem) {
+    if (!IsLabel(std::string_view(&c, 1)) && c != '.' && c != '-') c = '-';
+  }
+  stem.erase(0, stem.find_first_not_of("-."));
+  if (stem.size() > 63) stem.resize(63);
+  return IsLabel(stem) ? stem : "job";
+}
+
+class JobReader {
+ public:
+  JobReader(const SpecContext& context, Document* document, pb::JobSpec* spec) : context_(context), document_(*document), spec_(*spec) {
+    if (!context.trainer_schema_json.empty()) schema_ = ParseBoundedJson(context.trainer_schema_json, size_t{1} << 20);
+  }
+
+  // True if the file has the short form.
+  bool Read() {
+    Fields top(document_, document_.root(), "");
+    std::string text;
+    if (top.Text("name", &text)) spec_.set_name(text);
+    if (!top.Has("name")) spec_.set_name(NameFromFile(document_.filename()));
+    if (top.Text("queue", &text)) spec_.set_queue(text);
+    if (!top.Has("queue")) spec_.set_queue(context_.default_queue);
+    int32_t priority = 0;
+    if (top.Int("priority", 0, 100, &priority)) spec_.set_priority(priority);
+    top.TextList("clusters", [&](std::string name) { spec_.add_clusters(std::move(name)); });
+    top.TextMap("labels", [&](std::string name, std::string value) { (*spec_.mutable_labels())[std::move(name)] = std::move(value); });
+    top.TextMap("env", [&](std::string name, std::string value) { (*spec_.mutable_env())[std::move(name)] = std::move(value); });
+    top.TextList("secrets", [&](std::string name) { spec_.add_secrets(std::move(name)); });
+
+    if (!top.Has("tasks")) {
+      top.Take("tasks");  // known, and suggested
+      ReadTask(top, spec_.add_tasks());
+      top.Finish();
+      return true;
+    }
+    top.ForEach("tasks", [&](const YamlNode& node, const std::string& path) {
+      pb::TaskSpec* task = spec_.add_tasks();
+      if (!node.IsMap()) {
+        document_.MarkUnsound(path);
+        return document_.Add(node, path, absl::StrCat("must be a map with a task's fields; got ", Shown(node)));
+      }
+      Fields fields(document_, node, path);
+      std::string name;
+      if (fields.Text("name", &name)) task->set_name(name);
+      fields.TextMap("env", [&](std::string key, std::string value) { (*task->mutable_env())[std::move(key)] = std::move(value); });
+      ReadTask(fields, task);
+      fields.Finish();
+    });
+    for (const std::string_view field : {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run", "trainer", "image",
+                                         "workdir", "checkpoint", "max_restarts", "hang_timeout", "when_unreachable", "fence_after", "grace",
+                                         "time_limit"}) {
+      if (const YamlNode* misplaced = top.Take(field)) {
+        top.Bad(field, *misplaced, "belongs to a task: with tasks: every task has its own; move it there");
+      }
+    }
+    top.Finish();
+    return false;
+  }
+
+ private:
+  void ReadTask(Fields& fields, pb::TaskSpec* task) {
+    fields.TextList("after", [&](std::string name) { task->add_after(std::move(name)); });
+    ReadWorkers(fields, task);
+    if (std::optional<Fields> resources = fields.Map("resources")) ReadResources(*resources, task->mutable_resources());
+    int32_t number = 0;
+    if (fields.Int("processes_per_worker", 1, kMaxProcessesPerWorker, &number)) task->set_processes_per_worker(number);
+    std::string text;
+    if (std::optional<Fields> topology = fields.Map("topology")) {
+      pb::Topology* out = task->mutable_topology();
+      if (topology->Choice("preferred", TopologyNames(), &text)) out->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      if (topology->Choice("required", TopologyNames(), &text)) out->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      topology->Finish();
+    }
+    if (fields.Text("setup", &text)) task->set_setup(text);
+    ReadRun(fields, task);
+    if (const YamlNode* trainer = fields.Take("trainer")) ReadTrainer(fields, *trainer, task);
+    if (fields.Text("image", &text)) task->set_image(text);
+    if (fields.Text("workdir", &text)) task->set_workdir(text);
+    if (std::optional<Fields> checkpoint = fields.Map("checkpoint")) {
+      pb::CheckpointPolicy* out = task->mutable_checkpoint();
+      int64_t interval_ns = 0;
+      if (checkpoint->Text("storage", &text)) out->set_storage(text);
+      if (checkpoint->Duration("interval", &interval_ns)) out->set_interval_ns(interval_ns);
+      if (checkpoint->Int("keep", 1, 1000, &number)) out->set_keep(number);
+      checkpoint->Finish();
+    }
+    if (fields.Int("max_restarts", 0, 1000, &number)) task->set_max_restarts(number);
+    int64_t duration_ns = 0;
+    if (fields.Duration("hang_timeout", &duration_ns)) task->set_hang_timeout_ns(duration_ns);
+    if (fields.Choice("when_unreachable", UnreachableNames(), &text)) task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
+    if (fields.Duration("fence_after", &duration_ns)) task->set_fence_after_ns(duration_ns);
+    if (fields.Duration("grace", &duration_ns)) task->set_grace_ns(duration_ns);
+    if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);
+  }
+
+  void ReadWorkers(Fields& fields, pb::TaskSpec* task) {
+    const YamlNode* node = fields.Take("workers");
+    if (node == nullptr) return;
+    if (node->IsMap()) {
+      Fields range(document_, *node, fields.PathOf("workers"));
+      int32_t least = 0, most = 0;
+      const bool has_least = range.Int("min", 1, kMaxWorkers, &least), has_most = range.Int("max", 1, kMaxWorkers, &most);
+      range.Finish();
+      for (const char* end : {"min", "max"}) {
+        if (range.Has(end) || !document_.Sound(range.path())) continue;
+        document_.AddAtPath(range.PathOf(end), "is missing; an elastic gang has min and max, a fixed one is a number: workers: 4");
+        document_.MarkUnsound(range.path());
+      }
+      if (!has_least || !has_most) return;
+      task->mutable_workers()->set_min(least);
+      task->mutable_workers()->set_max(most);
+      return;
+    }
+    const std::optional<int64_t> value = WholeNumber(*node);
+    if (!value.has_value() || *value < 1 || *value > kMaxWorkers) {
+      return fields.Bad("workers", *node,
+                        absl::StrCat("must be a whole number from 1 to ", kMaxWorkers, ", or {min: 2, max: 4}; got ", value ? absl::StrCat(*value) : Shown(*node)));
+    }
+    task->mutable_workers()->set_min(static_cast<int32_t>(*value));
+    task->mutable_workers()->set_max(static_cast<int32_t>(*value));
+  }
+
+  void ReadResources(Fields& fields, pb::Resources* out) {
+    int64_t value = 0;
+    if (fields.Milli("gpus", &value)) out->set_gpus_milli(value);
+    fields.TextList("gpu_types", [&](std::string name) { out->add_gpu_types(std::move(name)); });
+    if (fields.Milli("cpus", &value)) out->set_cpus_milli(value);
+    if (fields.Size("memory", &value)) out->set_memory_bytes(value);
+    if (fields.Size("disk", &value)) out->set_disk_bytes(value);
+    fields.Finish();
+  }
+
+  void ReadRun(Fields& fields, pb::TaskSpec* task) {
+    const YamlNode* node = fields.Take("run");
+    if (node == nullptr) return;
+    const std::string path = fields.PathOf("run");
+    if (node->IsMap()) return fields.Bad("run", *node, "must be a text for bash, or a list of words to execute; got a map");
+    pb::Run* run = task->mutable_run();
+    if (node->IsScalar()) {
+      std::string text;
+      if (ReadText(document_, *node, path, &text)) run->set_shell(text);
+      return;
+    }
+    for (size_t i = 0; i < node->items.size(); ++i) {
+      const std::string at = IndexPath(path, i);
+      std::string word;
+      document_.Note(at, node->items[i], nullptr);
+      if (!ReadText(document_, node->items[i], at, &word)) document_.MarkUnsound(fields.path());
+      run->add_exec(std::move(word));
+    }
+  }
+
+  void ReadTrainer(Fields& fields, const YamlNode& node, pb::TaskSpec* task) {
+    if (!node.IsMap()) return fields.Bad("trainer", node, absl::StrCat("must be a map of fields; got ", Shown(node)));
+    const std::string path = fields.PathOf("trainer");
+    const nlohmann::json value = TrainerJson(node, schema_.is_object() ? &schema_ : nullptr, path, document_);
+    task->set_trainer_json(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+
+  const SpecContext& context_;
+  Document& document_;
+  pb::JobSpec& spec_;
+  nlohmann::json schema_;
+};
+
+// "For 4 a device, 16 GPUs, 2 accumulations:  global_batch_size: 128": the trainer's hint made concrete.
+std::string BatchRemedy(const pb::TaskSpec& task) {
+  const nlohmann::json trainer = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
+  const auto number = [&](const char* name) -> int64_t {
+    const auto found = trainer.find(name);
+    if (found == trainer.end() || !found->is_number_integer()) return 0;
+    const int64_t value = found->get<int64_t>();
+    return value >= 1 && value <= 65'536 ? value : 0;
+  };
+  const int64_t each = number("per_device_train_batch_size"), accumulations = number("gradient_accumulation_steps");
+  const int64_t workers = std::max<int64_t>(1, task.workers().max());
+  const int64_t devices = workers * std::max<int64_t>(1, task.processes_per_worker() > 0 ? task.processes_per_worker() : task.resources().gpus_milli() / 1000);
+  if (each == 0 || devices > 1'000'000) return "";
+  return absl::StrCat("\nFor ", each, " a device, ", devices, devices == 1 ? " GPU" : " GPUs",
+                      accumulations > 1 ? absl::StrCat(", ", accumulations, " accumulations") : "",
+                      ":  global_batch_size: ", each * devices * std::max<int64_t>(1, accumulations));
+}
+
+}  // namespace
+
+bool ParseJobFile(std::string_view text, std::string_view filename, const SpecContext& context, pb::JobSpec* spec,
+                  std::vector<Problem>* problems) {
+  spec->Clear();
+  Document document;
+  if (document.Parse(text, filename)) {
+    const bool short_form = JobReader(context, &document, spec).Read();
+    const auto emit = [&](const std::string& path, const std::string& message) {
+      if (document.HasProblemAt(path)) return;
+      std::string shown = message;
+      const std::string_view parent = ".per_device_train_batch_size";
+      if (path.size() > parent.size() && std::string_view(path).substr(path.size() - parent.size()) == parent) {
+        for (int i = 0; i < spec->tasks_size(); ++i) {
+          const std::string task = short_form ? "" : IndexPath("tasks", static_cast<size_t>(i));
+          if (path != JoinPath(task, "trainer") + std::string(parent)) continue;
+          const std::string remedy = BatchRemedy(spec->tasks(i));
+          if (!remedy.empty()) shown = absl::StrCat(shown.substr(0, shown.find(';')), ".", remedy);
+        }
+      }
+      document.AddAtPath(path, std::move(shown));
+    };
+    CheckJobRules(*spec, {context, short_form, emit, [&](const std::string& map) { return document.Sound(map); }});
+  }
+  const bool good = document.ok();
+  const std::vector<Problem> found = document.TakeSorted();
+  problems->insert(problems->end(), found.begin(), found.end());
+  return good;
+}
+
+std::vector<Problem> PlaceProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found) {
+  Document document;
+  pb::JobSpec spec;
+  const SpecContext context;
+  if (document.Parse(text, filename)) JobReader(context, &document, &spec).Read();
+  document.TakeSorted();  // the daemon's words only
+  for (const FieldProblem& problem : found) document.AddAtPath(problem.path, problem.message);
+  return document.TakeSorted();
+}
+
+}  // namespace muster

@@ -1,0 +1,136 @@
+// JobSpec to YAML, for `show -o yaml`.
+#include <map>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/spec/spec.h"
+#include "common/spec/trainer_schema.h"
+#include "common/spec/yaml_writer.h"
+
+namespace muster {
+namespace {
+
+std::string LevelName(pb::TopologyLevel level) { return absl::AsciiStrToLower(pb::TopologyLevel_Name(level)); }
+
+template <typename Map>
+void WriteMap(YamlWriter& out, std::string_view name, const Map& map) {
+  if (map.empty()) return;
+  out.Open(name);
+  const std::map<std::string, std::string> sorted(map.begin(), map.end());
+  for (const auto& [key, value] : sorted) out.Text(key, value);
+  out.Close();
+}
+
+template <typename List>
+void WriteList(YamlWriter& out, std::string_view name, const List& list) {
+  if (!list.empty()) out.List(name, std::vector<std::string>(list.begin(), list.end()));
+}
+
+void WriteJson(YamlWriter& out, const std::string& name, const nlohmann::json& value);
+
+std::string FlowJson(const nlohmann::json& value) {
+  if (value.is_string()) return YamlScalar(value.get<std::string>());
+  if (value.is_array()) {
+    std::string text = "[";
+    for (size_t i = 0; i < value.size(); ++i) absl::StrAppend(&text, i == 0 ? "" : ", ", FlowJson(value[i]));
+    return text + "]";
+  }
+  if (value.is_object()) {
+    std::string text = "{";
+    for (const auto& [key, member] : value.items()) absl::StrAppend(&text, text.size() == 1 ? "" : ", ", YamlScalar(key), ": ", FlowJson(member));
+    return text + "}";
+  }
+  return value.dump();
+}
+
+void WriteJson(YamlWriter& out, const std::string& name, const nlohmann::json& value) {
+  if (value.is_string()) return out.Text(name, value.get<std::string>());
+  if (!value.is_object() || value.empty()) return out.Plain(name, FlowJson(value));
+  out.Open(name);
+  for (const auto& [key, member] : value.items()) WriteJson(out, key, member);
+  out.Close();
+}
+
+void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
+  WriteList(out, "after", task.after());
+  if (task.has_workers()) {
+    const pb::Workers& workers = task.workers();
+    out.Plain("workers", workers.min() == workers.max() ? absl::StrCat(workers.min())
+                                                        : absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), "}"));
+  }
+  const pb::Resources& resources = task.resources();
+  if (task.has_resources() && resources.ByteSizeLong() > 0) {
+    out.Open("resources");
+    if (resources.gpus_milli() != 0) out.Plain("gpus", FormatMilli(resources.gpus_milli()));
+    WriteList(out, "gpu_types", resources.gpu_types());
+    if (resources.cpus_milli() != 0) out.Plain("cpus", FormatMilli(resources.cpus_milli()));
+    if (resources.memory_bytes() != 0) out.Plain("memory", ExactSize(resources.memory_bytes()));
+    if (resources.disk_bytes() != 0) out.Plain("disk", ExactSize(resources.disk_bytes()));
+    out.Close();
+  }
+  if (task.processes_per_worker() != 0) out.Plain("processes_per_worker", absl::StrCat(task.processes_per_worker()));
+  if (task.topology().ByteSizeLong() > 0) {
+    out.Open("topology");
+    if (task.topology().preferred() != pb::TOPOLOGY_LEVEL_UNSPECIFIED) out.Plain("preferred", LevelName(task.topology().preferred()));
+    if (task.topology().required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED) out.Plain("required", LevelName(task.topology().required()));
+    out.Close();
+  }
+  if (!task.setup().empty()) out.Text("setup", task.setup());
+  if (task.run().exec_size() > 0) {
+    WriteList(out, "run", task.run().exec());
+  } else if (task.has_run()) {
+    out.Text("run", task.run().shell());
+  }
+  if (!task.trainer_json().empty()) {
+    const nlohmann::json trainer = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
+    if (trainer.is_object()) WriteJson(out, "trainer", trainer);
+  }
+  if (!task.image().empty()) out.Text("image", task.image());
+  if (!task.workdir().empty()) out.Text("workdir", task.workdir());
+  const pb::CheckpointPolicy& checkpoint = task.checkpoint();
+  if (!checkpoint.storage().empty() || checkpoint.has_interval_ns() || checkpoint.has_keep()) {
+    out.Open("checkpoint");
+    if (!checkpoint.storage().empty()) out.Text("storage", checkpoint.storage());
+    if (checkpoint.has_interval_ns()) out.Plain("interval", ExactDuration(checkpoint.interval_ns()));
+    if (checkpoint.has_keep()) out.Plain("keep", absl::StrCat(checkpoint.keep()));
+    out.Close();
+  }
+  if (task.has_max_restarts()) out.Plain("max_restarts", absl::StrCat(task.max_restarts()));
+  if (task.has_hang_timeout_ns()) out.Plain("hang_timeout", ExactDuration(task.hang_timeout_ns()));
+  if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) {
+    out.Plain("when_unreachable", absl::AsciiStrToLower(pb::WhenUnreachable_Name(task.when_unreachable())));
+  }
+  if (task.fence_after_ns() != 0) out.Plain("fence_after", ExactDuration(task.fence_after_ns()));
+  if (task.has_grace_ns()) out.Plain("grace", ExactDuration(task.grace_ns()));
+  if (task.time_limit_ns() != 0) out.Plain("time_limit", ExactDuration(task.time_limit_ns()));
+}
+
+}  // namespace
+
+std::string SpecToYaml(const pb::JobSpec& spec) {
+  YamlWriter out;
+  if (!spec.name().empty()) out.Text("name", spec.name());
+  if (!spec.queue().empty()) out.Text("queue", spec.queue());
+  if (spec.priority() != 0) out.Plain("priority", absl::StrCat(spec.priority()));
+  WriteMap(out, "labels", spec.labels());
+  WriteList(out, "clusters", spec.clusters());
+  WriteMap(out, "env", spec.env());
+  WriteList(out, "secrets", spec.secrets());
+  const bool short_form = spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main") && spec.tasks(0).env().empty();
+  if (short_form) {
+    WriteTask(out, spec.tasks(0));
+  } else {
+    out.Open("tasks");
+    for (const pb::TaskSpec& task : spec.tasks()) {
+      out.Item();
+      out.Text("name", task.name());
+      WriteMap(out, "env", task.env());
+      WriteTask(out, task);
+      out.Close();
+    }
+    out.Close();
+  }
+  return out.Take();
+}
+
+}  // namespace muster

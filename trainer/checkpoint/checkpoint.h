@@ -1,0 +1,95 @@
+// Checkpoints: a directory step-NNNNNNNN with one safetensors file per rank (its shards of fp32 masters, exp_avg and
+// exp_avg_sq of every flat) and index.json, published last by an atomic rename. The index maps each global tensor to flat
+// ranges of the files, so any number of ranks and either ZeRO stage reads it. Every file's CRC-32C, and the index's own,
+// are checked before anything is used.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/checkpoint/safetensors.h"
+#include "trainer/parallel/flat_param.h"
+
+namespace muster::trainer {
+
+using Flats = std::vector<std::unique_ptr<FlatParam>>;
+
+// What a checkpoint says beside its tensors.
+struct CheckpointMeta {
+  int64_t step = 0;           // optimizer steps done
+  int64_t next_sequence = 0;  // data cursor: the first sequence not trained on yet
+  int64_t seed = 0;
+  int packing_version = 0;
+  std::string data_fingerprint;
+  int zero_stage = 0;
+  std::string dtype;
+  nlohmann::json model;    // config.json content
+  nlohmann::json trainer;  // the `trainer:` map
+};
+
+// "step-00000041"
+std::string CheckpointName(int64_t step);
+
+// Writes the checkpoint `parent`/step-NNNNNNNN; collective. The same status on every rank; OK: published and durable.
+absl::Status SaveCheckpoint(World& world, const Flats& flats, const CheckpointMeta& meta, const std::string& parent);
+
+// Removes all but the `keep` newest published checkpoints of `parent`, and unpublished leftovers older than those.
+void PruneCheckpoints(const std::string& parent, int keep);
+
+// Published checkpoints in `parent`, newest first.
+std::vector<std::string> ListCheckpoints(const std::string& parent);
+
+// An opened checkpoint. Movable; reading is thread-safe.
+class Checkpoint {
+ public:
+  // Reads the index given as text, of the checkpoint at `path`; checks its checksum and form. Touches no other file.
+  static absl::StatusOr<Checkpoint> Parse(const std::string& path, const std::string& index_text);
+
+  const std::string& path() const { return path_; }
+  const CheckpointMeta& meta() const { return meta_; }
+  // Checks size, checksum and header of the files number rank, rank + size, …
+  absl::Status VerifyFiles(int rank, int size) const;
+  // Fills the owned ranges of a flat; its tensors must be in the checkpoint with the same shapes.
+  absl::Status Read(FlatParam& flat) const;
+
+ private:
+  struct File {
+    std::string name;
+    uint64_t size_bytes = 0;
+    uint32_t crc32c = 0;
+  };
+  struct Piece {  // numel elements from `tensor_begin` of the tensor are at `file_begin` of flat `flat` in file `file`
+    int file = 0, flat = 0;
+    int64_t tensor_begin = 0, file_begin = 0, numel = 0;
+  };
+  struct Tensor {
+    std::vector<int64_t> shape;
+    std::vector<Piece> pieces;
+  };
+  absl::StatusOr<const SafetensorsFile*> OpenFile(int file) const;
+
+  std::string path_;
+  CheckpointMeta meta_;
+  std::vector<File> files_;
+  std::map<std::string, Tensor> tensors_;
+  mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;
+};
+
+struct SkippedCheckpoint {
+  std::string path, why;
+};
+struct LoadOutcome {
+  std::unique_ptr<Checkpoint> checkpoint;  // null: there was none to load
+  std::vector<SkippedCheckpoint> skipped;
+};
+
+// Opens the first good one of `candidates` (newest first); collective, with the same outcome on every rank.
+LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates);
+
+}  // namespace muster::trainer

@@ -1,0 +1,138 @@
+#include "trainer/checkpoint/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status Errno(const std::string& what, const std::string& path) {
+  const int error = errno;
+  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(error));
+  if (error == ENOENT) return absl::NotFoundError(text);
+  return absl::UnavailableError(text);
+}
+
+// Owns a descriptor.
+struct Descriptor {
+  int fd = -1;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+absl::Status WriteAll(int fd, std::span<const uint8_t> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Errno("cannot write", path);
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncPath(const std::string& path, int flags) {
+  Descriptor file{::open(path.c_str(), flags | O_CLOEXEC)};
+  if (file.fd < 0) return Errno("cannot open", path);
+  if (::fsync(file.fd) != 0) return Errno("cannot fsync", path);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
+  Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (file.fd < 0) return Errno("cannot open", path);
+  struct stat info{};
+  if (::fstat(file.fd, &info) != 0) return Errno("cannot stat", path);
+  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  MappedFile mapped;
+  if (info.st_size == 0) return mapped;
+  void* data = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.fd, 0);
+  if (data == MAP_FAILED) return Errno("cannot map", path);
+  mapped.data_ = static_cast<const uint8_t*>(data);
+  mapped.size_bytes_ = static_cast<size_t>(info.st_size);
+  return mapped;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_bytes_);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes) {
+  absl::StatusOr<MappedFile> mapped = MappedFile::Open(path);
+  if (!mapped.ok()) return mapped.status();
+  const std::span<const uint8_t> bytes = mapped->bytes();
+  if (bytes.size() > limit_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes.size(), " bytes; at most ", limit_bytes, " are read"));
+  }
+  return std::string(bytes.begin(), bytes.end());
+}
+
+absl::Status WriteFileDurably(const std::string& path, const std::vector<std::span<const uint8_t>>& pieces) {
+  const std::string temporary = path + ".tmp";
+  {
+    Descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
+    if (file.fd < 0) return Errno("cannot create", temporary);
+    for (const std::span<const uint8_t> piece : pieces) {
+      if (absl::Status s = WriteAll(file.fd, piece, temporary); !s.ok()) return s;
+    }
+    if (::fsync(file.fd) != 0) return Errno("cannot fsync", temporary);
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return Errno("cannot rename to", path);
+  const std::string parent = fs::path(path).parent_path().string();
+  return SyncDirectory(parent.empty() ? "." : parent);
+}
+
+absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
+  return WriteFileDurably(path, {{reinterpret_cast<const uint8_t*>(content.data()), content.size()}});
+}
+
+absl::Status MakeDirectories(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) return absl::UnavailableError(absl::StrCat("cannot create ", path, ": ", error.message()));
+  return absl::OkStatus();
+}
+
+absl::Status SyncDirectory(const std::string& path) { return SyncPath(path, O_RDONLY | O_DIRECTORY); }
+
+absl::Status SyncTree(const std::string& path) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path, error)) {
+    if (entry.is_regular_file()) {
+      if (absl::Status s = SyncPath(entry.path().string(), O_RDONLY); !s.ok()) return s;
+    } else if (entry.is_directory()) {
+      if (absl::Status s = SyncDirectory(entry.path().string()); !s.ok()) return s;
+    }
+  }
+  if (error) return absl::UnavailableError(absl::StrCat("cannot list ", path, ": ", error.message()));
+  return SyncDirectory(path);
+}
+
+absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+    std::error_code error;
+    fs::remove_all(from, error);  // what was at `to`; a leftover harms nobody
+  } else if (errno == ENOENT || errno == EINVAL) {
+    // Nothing there yet, or a file system without exchange.
+    if (::rename(from.c_str(), to.c_str()) != 0) return Errno("cannot rename to", to);
+  } else {
+    return Errno("cannot replace", to);
+  }
+  const std::string parent = fs::path(to).parent_path().string();
+  return SyncDirectory(parent.empty() ? "." : parent);
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,53 @@
+// Files as the trainer writes and reads them: written under a temporary name, fsynced, renamed into place; read by mmap.
+// Errors are absl::Status with the path and errno's text; free functions are thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace muster::trainer {
+
+// A whole file mapped read-only. Movable; the bytes live as long as the object. An empty file maps to an empty span.
+class MappedFile {
+ public:
+  static absl::StatusOr<MappedFile> Open(const std::string& path);
+  MappedFile() = default;
+  MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+  ~MappedFile();
+
+  std::span<const uint8_t> bytes() const { return {data_, size_bytes_}; }
+
+ private:
+  const uint8_t* data_ = nullptr;
+  size_t size_bytes_ = 0;
+};
+
+// Reads a text file of at most `limit_bytes`.
+absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes = size_t{64} << 20);
+
+// Writes the pieces to `path` + ".tmp", fsyncs, renames to `path`, fsyncs the directory. After OK the content is durable
+// and readers see either nothing or all of it.
+absl::Status WriteFileDurably(const std::string& path, const std::vector<std::span<const uint8_t>>& pieces);
+absl::Status WriteFileDurably(const std::string& path, std::string_view content);
+
+absl::Status MakeDirectories(const std::string& path);
+absl::Status SyncDirectory(const std::string& path);
+// fsyncs every regular file below `path` and the directories themselves.
+absl::Status SyncTree(const std::string& path);
+// Puts the directory `from` in `to`'s place in one step; what was there goes away.
+absl::Status ReplaceDirectory(const std::string& from, const std::string& to);
+
+}  // namespace muster::trainer

@@ -1,0 +1,157 @@
+#include "trainer/checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/checksum.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+
+absl::Status Malformed(const std::string& what) { return absl::InvalidArgumentError("not a valid safetensors file: " + what); }
+
+// Parses the header; nlohmann keeps the last of two equal keys, so duplicates are caught while parsing.
+absl::StatusOr<json> ParseHeaderJson(std::string_view text) {
+  std::string duplicate;
+  bool too_deep = false;
+  std::vector<std::set<std::string>> keys;
+  json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > 8) too_deep = true;
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) duplicate = parsed.get<std::string>();
+    return !too_deep;
+  };
+  json header = json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
+  if (too_deep) return Malformed("its header nests too deeply");
+  if (header.is_discarded() || !header.is_object()) return Malformed("its header is not a JSON object");
+  if (!duplicate.empty()) return Malformed(absl::StrCat("\"", duplicate, "\" stands twice in its header"));
+  return header;
+}
+
+absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& name, const json& value, uint64_t data_bytes) {
+  const auto bad = [&](const std::string& what) { return Malformed(absl::StrCat("tensor \"", name, "\": ", what)); };
+  if (!value.is_object() || value.size() != 3 || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets")) {
+    return bad("needs exactly dtype, shape and data_offsets");
+  }
+  SafetensorsEntry entry;
+  if (!value["dtype"].is_string()) return bad("dtype is not a string");
+  entry.dtype = value["dtype"].get<std::string>();
+  const int element_bytes = SafetensorsElementBytes(entry.dtype);
+  if (element_bytes == 0) return bad(absl::StrCat("unknown dtype \"", entry.dtype, "\""));
+  if (!value["shape"].is_array()) return bad("shape is not a list");
+  uint64_t bytes = static_cast<uint64_t>(element_bytes);
+  for (const json& dim : value["shape"]) {
+    if (!dim.is_number_unsigned() || dim.get<uint64_t>() > (uint64_t{1} << 62)) return bad("shape has an entry that is no size");
+    entry.shape.push_back(static_cast<int64_t>(dim.get<uint64_t>()));
+    if (__builtin_mul_overflow(bytes, dim.get<uint64_t>(), &bytes)) return bad("shape overflows");
+  }
+  const json& offsets = value["data_offsets"];
+  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned()) {
+    return bad("data_offsets is not [begin, end]");
+  }
+  entry.begin = offsets[0].get<uint64_t>();
+  entry.end = offsets[1].get<uint64_t>();
+  if (entry.begin > entry.end || entry.end > data_bytes) return bad("data_offsets reach outside the file");
+  if (entry.end - entry.begin != bytes) return bad("data_offsets don't match dtype and shape");
+  return entry;
+}
+
+}  // namespace
+
+int SafetensorsElementBytes(std::string_view dtype) {
+  static constexpr std::pair<std::string_view, int> kBytes[] = {
+      {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4}, {"I16", 2}, {"I8", 1},
+      {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+  for (const auto& [name, bytes] : kBytes) {
+    if (name == dtype) return bytes;
+  }
+  return 0;
+}
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file) {
+  if (file.size() < 8) return Malformed("shorter than 8 bytes");
+  uint64_t header_bytes = 0;
+  for (int i = 0; i < 8; ++i) header_bytes |= uint64_t{file[i]} << (8 * i);
+  if (header_bytes > kSafetensorsHeaderLimitBytes) return Malformed(absl::StrCat("a header of ", header_bytes, " bytes"));
+  if (header_bytes > file.size() - 8) return Malformed("its header reaches past the end of the file");
+  absl::StatusOr<json> parsed = ParseHeaderJson({reinterpret_cast<const char*>(file.data()) + 8, static_cast<size_t>(header_bytes)});
+  if (!parsed.ok()) return parsed.status();
+
+  SafetensorsHeader header;
+  header.data_offset = 8 + header_bytes;
+  const uint64_t data_bytes = file.size() - header.data_offset;
+  for (const auto& [name, value] : parsed->items()) {
+    if (name == "__metadata__") {
+      if (!value.is_object()) return Malformed("__metadata__ is not an object");
+      for (const auto& [key, text] : value.items()) {
+        if (!text.is_string()) return Malformed("__metadata__ holds something else than strings");
+        header.metadata[key] = text.get<std::string>();
+      }
+      continue;
+    }
+    absl::StatusOr<SafetensorsEntry> entry = ParseEntry(name, value, data_bytes);
+    if (!entry.ok()) return entry.status();
+    header.tensors.emplace(name, *std::move(entry));
+  }
+  std::vector<const SafetensorsEntry*> order;
+  for (const auto& [name, entry] : header.tensors) order.push_back(&entry);
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return std::pair(a->begin, a->end) < std::pair(b->begin, b->end); });
+  uint64_t at = 0;
+  for (const SafetensorsEntry* entry : order) {
+    if (entry->begin < at) return Malformed("two tensors overlap");
+    if (entry->begin > at) return Malformed("there is a hole between tensors");
+    at = entry->end;
+  }
+  if (at != data_bytes) return Malformed("bytes after the last tensor");
+  return header;
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  SafetensorsFile result;
+  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+  if (!file.ok()) return file.status();
+  result.file_ = *std::move(file);
+  absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(result.file_.bytes());
+  if (!header.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", std::string(header.status().message())));
+  result.header_ = *std::move(header);
+  return result;
+}
+
+std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors, const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t at = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {at, at + tensor.data.size()}}};
+    at += tensor.data.size();
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>((uint64_t{text.size()} >> (8 * i)) & 0xFF);
+  return bytes + text;
+}
+
+absl::StatusOr<WrittenFile> WriteSafetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                                             const std::map<std::string, std::string>& metadata) {
+  const std::string header = SafetensorsHeaderBytes(tensors, metadata);
+  std::vector<std::span<const uint8_t>> pieces = {{reinterpret_cast<const uint8_t*>(header.data()), header.size()}};
+  for (const SafetensorsTensor& tensor : tensors) pieces.push_back(tensor.data);
+  WrittenFile written;
+  for (const std::span<const uint8_t> piece : pieces) {
+    written.size_bytes += piece.size();
+    written.crc32c = Crc32c(piece.data(), piece.size(), written.crc32c);
+  }
+  if (absl::Status s = WriteFileDurably(path, pieces); !s.ok()) return s;
+  return written;
+}
+
+}  // namespace muster::trainer

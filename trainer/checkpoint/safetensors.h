@@ -1,0 +1,74 @@
+// Reader and writer of the safetensors format (https://github.com/huggingface/safetensors, "Format"): 8 bytes of header
+// length (little-endian), a JSON header, then the tensors' bytes. The reader trusts nothing: bounded header, known dtypes,
+// offsets inside the file that match the shape, no overlap and no holes, no duplicate names.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/checkpoint/files.h"
+
+namespace muster::trainer {
+
+inline constexpr size_t kSafetensorsHeaderLimitBytes = size_t{100} << 20;
+
+struct SafetensorsEntry {
+  std::string dtype;           // as written: "F32", "BF16", "F16", …
+  std::vector<int64_t> shape;  // all >= 0
+  uint64_t begin = 0, end = 0; // byte range inside the data section
+};
+
+// Bytes of one element, 0 for a dtype that the format doesn't have.
+int SafetensorsElementBytes(std::string_view dtype);
+
+struct SafetensorsHeader {
+  std::map<std::string, SafetensorsEntry> tensors;
+  std::map<std::string, std::string> metadata;
+  uint64_t data_offset = 0;  // where the data section starts in the file
+};
+
+// Checks and reads the header of a whole file's bytes.
+absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file);
+
+// A mapped file with its header. Movable, thread-safe for reading.
+class SafetensorsFile {
+ public:
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  const SafetensorsHeader& header() const { return header_; }
+  std::span<const uint8_t> file_bytes() const { return file_.bytes(); }
+  // The tensor's bytes; `entry` must be of this file's header.
+  std::span<const uint8_t> Data(const SafetensorsEntry& entry) const {
+    return file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
+  }
+
+ private:
+  MappedFile file_;
+  SafetensorsHeader header_;
+};
+
+struct SafetensorsTensor {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::span<const uint8_t> data;
+};
+
+// The header (length prefix included, padded with spaces to 8 bytes) for tensors laid out in the given order.
+std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors, const std::map<std::string, std::string>& metadata);
+
+struct WrittenFile {
+  uint64_t size_bytes = 0;
+  uint32_t crc32c = 0;  // of the whole file
+};
+
+// Writes the file durably (WriteFileDurably).
+absl::StatusOr<WrittenFile> WriteSafetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                                             const std::map<std::string, std::string>& metadata);
+
+}  // namespace muster::trainer

@@ -1,0 +1,136 @@
+#include "trainer/data/shards.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/checksum.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+
+// .docs is read in place; the offsets of a mapped file are aligned, and x86 and ARM are little-endian.
+int64_t Offset(const MappedFile& documents, int64_t i) {
+  int64_t value;
+  std::memcpy(&value, documents.bytes().data() + 8 * i, 8);
+  return value;
+}
+
+absl::Status Bad(const std::string& path, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what, "; make it again with `muster-trainer prepare`"));
+}
+
+// A plain file name: shards may not reach outside their directory.
+bool IsFileName(const json& value) {
+  if (!value.is_string()) return false;
+  const std::string name = value.get<std::string>();
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+}
+
+bool IsCount(const json& value) { return value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() < 9e15; }
+
+}  // namespace
+
+absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
+  const std::string index_path = directory + "/index.json";
+  absl::StatusOr<std::string> text = ReadFile(index_path);
+  if (!text.ok()) {
+    return absl::NotFoundError(absl::StrCat(directory, " holds no token shards (", std::string(text.status().message()),
+                                            "); make them with `muster-trainer prepare --output ", directory, "`"));
+  }
+  const json index = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!index.is_object()) return Bad(index_path, "not a JSON object");
+  if (index.value("format", json()) != "muster-tokens-1") return Bad(index_path, "format is not \"muster-tokens-1\"");
+  TokenShards result;
+  const json dtype = index.value("dtype", json());
+  if (dtype != "uint16" && dtype != "uint32") return Bad(index_path, "dtype is neither uint16 nor uint32");
+  result.token_bytes_ = dtype == "uint16" ? 2 : 4;
+  const json vocab = index.value("vocab_size", json());
+  if (!IsCount(vocab) || vocab == 0) return Bad(index_path, "vocab_size is no positive number");
+  result.vocab_size_ = vocab.get<int64_t>();
+  const json eos = index.value("eos_id", json());
+  if (!eos.is_null() && (!IsCount(eos) || eos.get<int64_t>() >= result.vocab_size_)) return Bad(index_path, "eos_id is no token id below vocab_size");
+  if (!eos.is_null()) result.eos_id_ = eos.get<int64_t>();
+  if (const json name = index.value("tokenizer", json()); IsFileName(name) && std::filesystem::is_directory(directory + "/" + name.get<std::string>())) {
+    result.tokenizer_directory_ = directory + "/" + name.get<std::string>();
+  }
+  result.fingerprint_ = Sha256Hex(*text);
+
+  const json shards = index.value("shards", json());
+  if (!shards.is_array() || shards.empty()) return Bad(index_path, "shards is no list, or empty");
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const json& entry = shards[i];
+    const std::string where = absl::StrCat(index_path, ": shards[", i, "]");
+    if (!entry.is_object() || !IsFileName(entry.value("tokens", json())) || !IsFileName(entry.value("documents", json())) ||
+        !IsCount(entry.value("num_tokens", json())) || !IsCount(entry.value("num_documents", json()))) {
+      return Bad(where, "needs tokens, documents, num_tokens and num_documents");
+    }
+    const int64_t num_tokens = entry["num_tokens"].get<int64_t>();
+    const int64_t num_documents = entry["num_documents"].get<int64_t>();
+    Shard shard;
+    const auto open = [&](const char* key, int64_t want_bytes, MappedFile& file) -> absl::Status {
+      const std::string path = directory + "/" + entry[key].get<std::string>();
+      absl::StatusOr<MappedFile> mapped = MappedFile::Open(path);
+      if (!mapped.ok()) return mapped.status();
+      file = *std::move(mapped);
+      if (static_cast<int64_t>(file.bytes().size()) != want_bytes) {
+        return Bad(path, absl::StrCat(file.bytes().size(), " bytes where index.json means ", want_bytes));
+      }
+      return absl::OkStatus();
+    };
+    if (absl::Status s = open("tokens", num_tokens * result.token_bytes_, shard.tokens); !s.ok()) return s;
+    if (absl::Status s = open("documents", 8 * (num_documents + 1), shard.documents); !s.ok()) return s;
+    if (IsFileName(entry.value("mask", json()))) {
+      if (absl::Status s = open("mask", num_tokens, shard.mask); !s.ok()) return s;
+      result.has_masks_ = true;
+    }
+    for (int64_t d = 0; d <= num_documents; ++d) {
+      const int64_t previous = d == 0 ? 0 : Offset(shard.documents, d - 1);
+      const int64_t offset = Offset(shard.documents, d);
+      if (offset < previous || (d == 0 && offset != 0) || (d == num_documents && offset != num_tokens)) {
+        return Bad(absl::StrCat(directory, "/", entry["documents"].get<std::string>()), absl::StrCat("offset ", d, " is ", offset));
+      }
+    }
+    result.num_tokens_ += num_tokens;
+    result.document_base_.push_back(result.document_base_.back() + num_documents);
+    result.shards_.push_back(std::move(shard));
+  }
+  if (result.num_documents() == 0) return Bad(index_path, "there are no documents");
+  return result;
+}
+
+std::pair<const TokenShards::Shard*, int64_t> TokenShards::Locate(int64_t document) const {
+  const auto next = std::upper_bound(document_base_.begin(), document_base_.end(), document);
+  const auto shard = next - document_base_.begin() - 1;
+  return {&shards_[shard], document - document_base_[shard]};
+}
+
+int64_t TokenShards::document_length(int64_t document) const {
+  const auto [shard, local] = Locate(document);
+  return Offset(shard->documents, local + 1) - Offset(shard->documents, local);
+}
+
+void TokenShards::Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const {
+  const auto [shard, local] = Locate(document);
+  const int64_t first = Offset(shard->documents, local) + begin;
+  const uint8_t* raw = shard->tokens.bytes().data();
+  for (int64_t i = 0; i < end - begin; ++i) {
+    if (token_bytes_ == 2) {
+      uint16_t id;
+      std::memcpy(&id, raw + 2 * (first + i), 2);
+      tokens[i] = id;
+    } else {
+      uint32_t id;
+      std::memcpy(&id, raw + 4 * (first + i), 4);
+      tokens[i] = id;
+    }
+    counts[i] = shard->mask.bytes().empty() ? 1 : shard->mask.bytes()[first + i];
+  }
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,48 @@
+// Token shards as `muster-trainer prepare` writes them: index.json beside .tokens (raw little-endian ids), .docs (int64
+// offsets, one more than documents) and optional .mask (a byte a token: 1 = counts in the loss). All files are mapped.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "trainer/checkpoint/files.h"
+
+namespace muster::trainer {
+
+// Immutable after Open; thread-safe. Documents are numbered through all shards.
+class TokenShards {
+ public:
+  // Opens the directory; checks sizes and offsets of every shard against index.json. Errors name the file.
+  static absl::StatusOr<TokenShards> Open(const std::string& directory);
+
+  int64_t num_documents() const { return document_base_.back(); }
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t vocab_size() const { return vocab_size_; }
+  int64_t eos_id() const { return eos_id_; }  // -1: none
+  int64_t document_length(int64_t document) const;
+  bool has_masks() const { return has_masks_; }
+  const std::string& tokenizer_directory() const { return tokenizer_directory_; }  // empty: none
+  const std::string& fingerprint() const { return fingerprint_; }                  // sha256 of index.json
+
+  // Copies tokens [begin, end) of a document to `tokens`, and their mask to `counts`.
+  void Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const;
+
+ private:
+  struct Shard {
+    MappedFile tokens, documents, mask;
+  };
+  // The shard that holds `document`, and the document's number within.
+  std::pair<const Shard*, int64_t> Locate(int64_t document) const;
+
+  std::vector<Shard> shards_;
+  std::vector<int64_t> document_base_ = {0};
+  int64_t num_tokens_ = 0, vocab_size_ = 0, eos_id_ = -1;
+  int token_bytes_ = 2;
+  bool has_masks_ = false;
+  std::string tokenizer_directory_, fingerprint_;
+};
+
+}  // namespace muster::trainer

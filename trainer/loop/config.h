@@ -1,0 +1,50 @@
+// The `trainer:` map of a job: one table of keys drives the parser, the checks and the published JSON Schema.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "trainer/model/config.h"
+
+namespace muster::trainer {
+
+struct TrainConfig {
+  std::string init;                     // Hugging Face directory; empty when `model` is given
+  std::optional<nlohmann::json> model;  // config.json content for weights from scratch
+  std::string data;                     // directory of token shards
+  int64_t max_length = 0;               // tokens per sequence
+  int64_t global_batch_size = 0;        // sequences per step, over all ranks
+  int64_t micro_batch_size = 0;         // sequences per rank and forward; 0: chosen
+  int64_t max_steps = 0;
+  double learning_rate = 0;
+  std::string lr_scheduler_type = "cosine";
+  double warmup_steps = 0;  // >= 1: steps; < 1: share of max_steps
+  double min_lr_ratio = 0;
+  double weight_decay = 0;
+  double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;
+  double max_grad_norm = 1.0;  // 0: no clipping
+  int64_t seed = 42;
+  int64_t zero_stage = 1;
+  std::string dtype = "fp32";
+  std::string export_dir;  // key `export`; empty: none
+  bool deterministic = false;
+  int64_t log_interval = 1;
+  int64_t save_steps = 0;  // 0: off
+  int64_t threads = 0;     // 0: cores / LOCAL_WORLD_SIZE
+
+  int64_t WarmupSteps() const;
+};
+
+// JSON Schema (draft 2020-12) of the map, with "x-muster-hints" for names that users of other tools try.
+nlohmann::ordered_json TrainConfigSchema();
+
+// Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No file is touched.
+TrainConfig ParseTrainConfig(const nlohmann::json& value, Problems& problems);
+
+// Sequences per rank and forward when the user gave none: as many as make about 8,192 tokens, at most `share`.
+int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share);
+
+}  // namespace muster::trainer

@@ -1,0 +1,28 @@
+#include "trainer/loop/mfu.h"
+
+namespace muster::trainer {
+
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, int64_t length) {
+  const double parameters = 6.0 * static_cast<double>(config.NumParameters());
+  const double attention = 6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * static_cast<double>(length);
+  return {parameters + attention, parameters + 2 * attention};
+}
+
+double PeakFlops(const std::string& device_name, bool bf16) {
+  struct Row {
+    const char* name;
+    double bf16, fp32;
+  };
+  // First match counts: the more special name stands first.
+  static constexpr Row kRows[] = {
+      {"H100 PCIe", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12}, {"H100", 989e12, 67e12}, {"H200", 989e12, 67e12},
+      {"GH200", 989e12, 67e12},     {"B200", 2250e12, 75e12},    {"A100", 312e12, 19.5e12}, {"A800", 312e12, 19.5e12},
+      {"H800", 989e12, 67e12},      {"L40S", 362e12, 91.6e12},   {"A40", 149.7e12, 37.4e12}, {"A10", 125e12, 31.2e12},
+  };
+  for (const Row& row : kRows) {
+    if (device_name.find(row.name) != std::string::npos) return bf16 ? row.bf16 : row.fp32;
+  }
+  return 0;
+}
+
+}  // namespace muster::trainer

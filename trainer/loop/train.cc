@@ -1,0 +1,514 @@
+#include "trainer/loop/train.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/hugging_face.h"
+#include "trainer/data/batches.h"
+#include "trainer/loop/config.h"
+#include "trainer/loop/mfu.h"
+#include "trainer/loop/progress.h"
+#include "trainer/model/init.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/optim/lr_schedule.h"
+#include "trainer/parallel/engine.h"
+
+namespace muster::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+volatile std::sig_atomic_t stop_requested = 0;
+void RequestStop(int) { stop_requested = 1; }
+
+std::string Env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+// What Muster tells a training process beside its configuration.
+struct Surroundings {
+  std::string job_directory;       // relative paths start here
+  std::string checkpoint_directory;
+  std::vector<std::string> resume_from;
+  double checkpoint_interval_s = 0;  // 0: off
+  int checkpoint_keep = 2;
+  std::string export_staging;
+
+  std::string Resolve(const std::string& path) const {
+    return fs::path(path).is_absolute() || job_directory.empty() ? fs::absolute(path).lexically_normal().string()
+                                                                  : (fs::path(job_directory) / path).lexically_normal().string();
+  }
+};
+
+Surroundings ReadSurroundings(Problems& problems) {
+  Surroundings s;
+  s.job_directory = Env("MUSTER_JOB_DIR");
+  s.checkpoint_directory = Env("MUSTER_CHECKPOINT_DIR");
+  s.export_staging = Env("MUSTER_EXPORT_STAGING");
+  s.resume_from = absl::StrSplit(Env("MUSTER_RESUME_FROM"), ',', absl::SkipWhitespace());
+  // Started by hand again in the same place: go on from there.
+  if (std::getenv("MUSTER_RESUME_FROM") == nullptr && !s.checkpoint_directory.empty()) s.resume_from = ListCheckpoints(s.checkpoint_directory);
+  if (const std::string text = Env("MUSTER_CHECKPOINT_INTERVAL_S"); !text.empty()) {
+    if (!absl::SimpleAtod(text, &s.checkpoint_interval_s) || !(s.checkpoint_interval_s >= 0)) {
+      problems.push_back({"MUSTER_CHECKPOINT_INTERVAL_S", absl::StrCat("must be a number of seconds; got ", text)});
+    }
+  }
+  if (const std::string text = Env("MUSTER_CHECKPOINT_KEEP"); !text.empty()) {
+    if (!absl::SimpleAtoi(text, &s.checkpoint_keep) || s.checkpoint_keep < 1) {
+      problems.push_back({"MUSTER_CHECKPOINT_KEEP", absl::StrCat("must be a whole number from 1; got ", text)});
+    }
+  }
+  return s;
+}
+
+// A checked configuration with what it names.
+struct Setup {
+  json trainer;  // as given
+  TrainConfig config;
+  Surroundings surroundings;
+  ModelConfig model;
+  std::string init_directory;                      // empty: from scratch
+  std::shared_ptr<HuggingFaceWeights> init_weights;  // null: from scratch
+  std::shared_ptr<TokenShards> shards;
+  std::optional<Packer> packer;
+  std::string export_target;
+};
+
+void CheckInit(Setup& setup, Problems& problems) {
+  const std::string directory = setup.surroundings.Resolve(setup.config.init);
+  if (!fs::is_directory(directory)) {
+    problems.push_back({"trainer.init", absl::StrCat(directory, " is no directory. Names on a hub are not supported yet: give a Hugging Face directory")});
+    return;
+  }
+  absl::StatusOr<std::string> text = ReadFile(directory + "/config.json");
+  const json content = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json();
+  if (!content.is_object()) {
+    problems.push_back({"trainer.init", absl::StrCat(directory, "/config.json is missing or no JSON object; give a Hugging Face directory")});
+    return;
+  }
+  const size_t before = problems.size();
+  std::vector<std::string> ignored;
+  setup.model = ParseModelConfig(content, "trainer.init/config.json", /*strict=*/false, problems, &ignored);
+  for (const std::string& key : ignored) std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
+  if (problems.size() > before) return;
+  setup.init_directory = directory;
+  setup.init_weights = std::make_shared<HuggingFaceWeights>(HuggingFaceWeights::Open(
+      directory, MakeLlamaLayout(setup.model).flats, setup.model.tie_word_embeddings, "trainer.init", problems));
+}
+
+void CheckData(Setup& setup, Problems& problems) {
+  const TrainConfig& config = setup.config;
+  absl::StatusOr<TokenShards> shards = TokenShards::Open(setup.surroundings.Resolve(config.data));
+  if (!shards.ok()) {
+    problems.push_back({"trainer.data", std::string(shards.status().message())});
+    return;
+  }
+  setup.shards = std::make_shared<TokenShards>(*std::move(shards));
+  if (config.max_length > 0) {
+    absl::StatusOr<Packer> packer = Packer::Make(setup.shards.get(), config.max_length, static_cast<uint64_t>(config.seed));
+    if (packer.ok()) setup.packer = *std::move(packer);
+    else problems.push_back({"trainer.data", std::string(packer.status().message())});
+  }
+  if (setup.model.vocab_size <= 1) return;  // no model could be read; that is said already
+  if (setup.shards->vocab_size() > setup.model.vocab_size) {
+    problems.push_back({config.model ? "trainer.model.vocab_size" : "trainer.init", absl::StrCat("vocab_size ", setup.model.vocab_size, " is below the data's, ",
+                                                                                                setup.shards->vocab_size())});
+  }
+  if (config.max_length > setup.model.max_position_embeddings) {
+    problems.push_back({"trainer.max_length", absl::StrCat(config.max_length, " is above the model's max_position_embeddings, ", setup.model.max_position_embeddings)});
+  }
+}
+
+void CheckExport(Setup& setup, Problems& problems) {
+  if (setup.config.export_dir.empty()) return;
+  setup.export_target = setup.surroundings.Resolve(setup.config.export_dir);
+  if (setup.config.export_dir.find("://") != std::string::npos) {
+    problems.push_back({"trainer.export", "URLs are not supported yet; give a directory"});
+  } else if (fs::exists(setup.export_target) && !(fs::is_directory(setup.export_target) && (fs::is_empty(setup.export_target) || fs::exists(setup.export_target + "/config.json")))) {
+    problems.push_back({"trainer.export", absl::StrCat(setup.export_target, " exists and is no earlier export; name a new directory")});
+  }
+}
+
+Setup ReadSetup(const std::string& config_path, Problems& problems) {
+  Setup setup;
+  absl::StatusOr<std::string> text = ReadFile(config_path);
+  if (!text.ok()) {
+    problems.push_back({"--config", std::string(text.status().message())});
+    return setup;
+  }
+  setup.trainer = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!setup.trainer.is_object()) {
+    problems.push_back({"--config", absl::StrCat(config_path, " is not a JSON object; it holds the trainer: map as JSON")});
+    return setup;
+  }
+  setup.surroundings = ReadSurroundings(problems);
+  setup.config = ParseTrainConfig(setup.trainer, problems);
+  if (setup.config.model) setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
+  if (!setup.config.init.empty()) CheckInit(setup, problems);
+  if (!setup.config.data.empty()) CheckData(setup, problems);
+  CheckExport(setup, problems);
+  if (setup.config.save_steps > 0 && setup.surroundings.checkpoint_directory.empty()) {
+    problems.push_back({"trainer.save_steps", "needs a place for checkpoints: set MUSTER_CHECKPOINT_DIR, as Muster does"});
+  }
+  return setup;
+}
+
+// What every rank tells every other once a step; the sums are taken in rank order, so all ranks see the same bits.
+struct StepExchange {
+  double loss = 0, squared_norm = 0;
+  bool stop = false, checkpoint = false;
+};
+
+StepExchange Exchange(World& world, const StepExchange& mine) {
+  const auto rows = world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0, mine.checkpoint ? 1.0 : 0.0});
+  StepExchange all;
+  for (const std::vector<double>& row : rows) {
+    all.loss += row[0];
+    all.squared_norm += row[1];
+    all.stop |= row[2] != 0;
+    all.checkpoint |= row[3] != 0;
+  }
+  return all;
+}
+
+// One training run on one rank.
+class Run {
+ public:
+  Run(Setup setup, World* world, std::string dump_tokens)
+      : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")),
+        engine_(setup_.model, config_.max_length, world, static_cast<int>(config_.zero_stage), config_.dtype == "bf16" ? at::kBFloat16 : at::kFloat),
+        optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
+    const int64_t share = SharePerRank(config_.global_batch_size, world_.size());
+    const int64_t micro = ChooseMicroBatchSize(config_, share);
+    batches_.emplace(*setup_.packer, *setup_.shards, config_.max_length, config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device());
+    schedule_ = PlainSchedule(engine_.block_flats(), static_cast<int>((share + micro - 1) / micro));
+    if (world_.rank() == 0 && !dump_tokens.empty()) {
+      dump_fd_ = ::open(dump_tokens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+      TORCH_CHECK(dump_fd_ >= 0, "cannot open ", dump_tokens);
+    }
+  }
+  ~Run() {
+    if (dump_fd_ >= 0) ::close(dump_fd_);
+  }
+
+  int Go() {
+    Load();
+    const bool stopped = Steps();
+    const bool finished = step_ >= config_.max_steps;
+    if (!setup_.surroundings.checkpoint_directory.empty() && last_checkpoint_step_ != step_ && (stopped || finished)) {
+      if (!Save()) return 1;
+    }
+    if (!finished) {
+      if (world_.rank() == 0) std::printf("stopped_at_step=%lld\n", static_cast<long long>(step_));
+      return 0;
+    }
+    return setup_.export_target.empty() ? 0 : ExportModel();
+  }
+
+  int64_t step() const { return step_; }
+
+ private:
+  bool Leads() const { return world_.rank() == 0; }
+
+  // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn.
+  void Load() {
+    LoadOutcome outcome = OpenNewest(world_, setup_.surroundings.resume_from);
+    for (const SkippedCheckpoint& skipped : outcome.skipped) {
+      if (Leads()) std::fprintf(stderr, "checkpoint refused: %s: %s\n", skipped.path.c_str(), skipped.why.c_str());
+    }
+    TORCH_CHECK(outcome.checkpoint != nullptr || outcome.skipped.empty(), "none of the checkpoints to resume from can be used; start the job anew to begin without one");
+    if (outcome.checkpoint == nullptr) {
+      for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
+        if (setup_.init_weights != nullptr) setup_.init_weights->Read(*flat);
+        else InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed), setup_.model.initializer_range);
+      }
+      return;
+    }
+    const Checkpoint& checkpoint = *outcome.checkpoint;
+    const CheckpointMeta& meta = checkpoint.meta();
+    Problems problems;
+    TORCH_CHECK(ParseModelConfig(meta.model, "model", false, problems).SameModel(setup_.model), "the checkpoint ", checkpoint.path(), " is of another model than trainer.",
+                config_.model ? "model" : "init");
+    if (Leads()) {
+      if (meta.data_fingerprint != setup_.shards->fingerprint()) std::fprintf(stderr, "note: trainer.data is not what %s was trained on\n", checkpoint.path().c_str());
+      if (meta.seed != config_.seed) std::fprintf(stderr, "note: seed changed since %s: the data's order is another\n", checkpoint.path().c_str());
+      if (meta.packing_version != kPackingVersion) std::fprintf(stderr, "note: %s was packed by version %d: the data's order is another\n", checkpoint.path().c_str(), meta.packing_version);
+    }
+    std::string error;
+    for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
+      if (absl::Status s = checkpoint.Read(*flat); !s.ok() && error.empty()) error = std::string(s.message());
+    }
+    for (const std::string& one : world_.GatherTexts(error)) TORCH_CHECK(one.empty(), "cannot read ", checkpoint.path(), ": ", one);
+    step_ = meta.step;
+    next_sequence_ = meta.next_sequence;
+    last_checkpoint_step_ = loaded_step_ = step_;
+    loaded_path_ = checkpoint.path();
+    if (!Leads()) return;
+    std::fprintf(stderr, "resumed from %s at step %lld\n", loaded_path_.c_str(), static_cast<long long>(step_));
+    ordered_json loaded = {{"step", step_}, {"path", loaded_path_}, {"skipped", ordered_json::array()}};
+    for (const SkippedCheckpoint& skipped : outcome.skipped) loaded["skipped"].push_back({{"path", skipped.path}, {"why", skipped.why}});
+    progress_.Send({{"loaded", loaded}});
+  }
+
+  // Runs to the last step or to a stop. Returns whether it was stopped.
+  bool Steps() {
+    const LrSchedule schedule{config_.lr_scheduler_type, config_.learning_rate, config_.WarmupSteps(), config_.max_steps, config_.min_lr_ratio};
+    last_checkpoint_time_ = Clock::now();
+    bool first = true;
+    while (step_ < config_.max_steps) {
+      const Clock::time_point begin = Clock::now();
+      absl::StatusOr<StepBatches> batches = batches_->Read(next_sequence_);
+      TORCH_CHECK(batches.ok(), std::string(batches.status().message()));
+      DumpTokens();
+      StepExchange mine;
+      mine.loss = engine_.Run(schedule_, batches->micro);
+      mine.squared_norm = ShardSquaredNorm(engine_.flats());
+      mine.stop = stop_requested != 0;
+      mine.checkpoint = Leads() && CheckpointIsDue();
+      const StepExchange all = Exchange(world_, mine);
+      const double norm = std::sqrt(all.squared_norm);
+      TORCH_CHECK(std::isfinite(all.loss) && std::isfinite(norm), "loss or gradient is not finite (loss ", all.loss, ", grad_norm ", norm,
+                  "); lower learning_rate or use dtype: fp32");
+      const double learning_rate = schedule.At(step_);
+      optimizer_.Step(step_ + 1, learning_rate, ClipCoefficient(norm, config_.max_grad_norm));
+      ++step_;
+      next_sequence_ += config_.global_batch_size;
+      if (first) world_.SetTimeout(kStepTimeout), first = false;
+      Report(all.loss, norm, learning_rate, batches->target_tokens, Seconds(Clock::now() - begin));
+      const bool stop = all.stop && step_ < config_.max_steps;
+      if ((all.checkpoint || stop) && step_ < config_.max_steps && !setup_.surroundings.checkpoint_directory.empty()) {
+        const bool saved = Save();
+        TORCH_CHECK(saved || !stop, "asked to stop, but the checkpoint could not be written");
+      }
+      if (stop) return true;
+    }
+    return false;
+  }
+
+  bool CheckpointIsDue() const {
+    if (setup_.surroundings.checkpoint_directory.empty()) return false;
+    if (config_.save_steps > 0 && (step_ + 1) % config_.save_steps == 0) return true;
+    const double interval_s = setup_.surroundings.checkpoint_interval_s;
+    return interval_s > 0 && Seconds(Clock::now() - last_checkpoint_time_) >= interval_s;
+  }
+
+  void DumpTokens() {
+    if (dump_fd_ < 0) return;
+    absl::StatusOr<std::vector<int32_t>> ids = batches_->ReadIds(next_sequence_);
+    TORCH_CHECK(ids.ok(), std::string(ids.status().message()));
+    const ssize_t bytes = static_cast<ssize_t>(ids->size() * sizeof(int32_t));
+    TORCH_CHECK(::write(dump_fd_, ids->data(), static_cast<size_t>(bytes)) == bytes, "cannot write the token dump");
+  }
+
+  void Report(double loss, double norm, double learning_rate, int64_t tokens, double step_s) {
+    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps)) return;
+    const double tokens_per_s = static_cast<double>(config_.global_batch_size * config_.max_length) / step_s;
+    ordered_json line = {{"step", step_}, {"total_steps", config_.max_steps}, {"loss", loss}, {"grad_norm", norm}, {"learning_rate", learning_rate},
+                         {"tokens_per_s", tokens_per_s}, {"step_time_s", step_s}, {"target_tokens", tokens}, {"rank", 0}};
+    std::string text;
+    char buffer[256];
+    std::snprintf(buffer, sizeof buffer, "step=%lld total_steps=%lld loss=%.17g grad_norm=%.17g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4f",
+                  static_cast<long long>(step_), static_cast<long long>(config_.max_steps), loss, norm, learning_rate, tokens_per_s, step_s);
+    text = buffer;
+    if (peak_flops_ < 0) peak_flops_ = world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
+    if (peak_flops_ > 0) {
+      const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, config_.max_length);
+      const double tokens_per_peak = tokens_per_s / (peak_flops_ * world_.size());
+      line["mfu_causal"] = flops.causal * tokens_per_peak;
+      line["mfu_full"] = flops.full * tokens_per_peak;
+      std::snprintf(buffer, sizeof buffer, " mfu_causal=%.4f mfu_full=%.4f", flops.causal * tokens_per_peak, flops.full * tokens_per_peak);
+      text += buffer;
+    }
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+    progress_.Send(line);
+  }
+
+  // Writes a checkpoint of the current step; says so, or why not.
+  bool Save() {
+    const Clock::time_point begin = Clock::now();
+    CheckpointMeta meta;
+    meta.step = step_;
+    meta.next_sequence = next_sequence_;
+    meta.seed = config_.seed;
+    meta.packing_version = kPackingVersion;
+    meta.data_fingerprint = setup_.shards->fingerprint();
+    meta.zero_stage = static_cast<int>(config_.zero_stage);
+    meta.dtype = config_.dtype;
+    meta.model = ToHuggingFace(setup_.model, config_.dtype == "bf16" ? "bfloat16" : "float32");
+    meta.trainer = setup_.trainer;
+    const std::string& parent = setup_.surroundings.checkpoint_directory;
+    const absl::Status status = SaveCheckpoint(world_, engine_.flats(), meta, parent);
+    last_checkpoint_time_ = Clock::now();
+    if (!status.ok()) {
+      if (Leads()) std::fprintf(stderr, "checkpoint of step %lld failed: %s\n", static_cast<long long>(step_), std::string(status.message()).c_str());
+      return false;
+    }
+    last_checkpoint_step_ = step_;
+    if (!Leads()) return true;
+    PruneCheckpoints(parent, setup_.surroundings.checkpoint_keep);
+    const std::string path = parent + "/" + CheckpointName(step_);
+    std::printf("checkpoint step=%lld path=%s seconds=%.3f\n", static_cast<long long>(step_), path.c_str(), Seconds(Clock::now() - begin));
+    std::fflush(stdout);
+    ordered_json told = {{"step", step_}, {"path", path}};
+    if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
+    progress_.Send({{"checkpoint", told}});
+    return true;
+  }
+
+  int ExportModel() {
+    engine_.GatherAll();
+    if (!Leads()) return 0;
+    const bool managed = !setup_.surroundings.export_staging.empty();
+    const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
+    const std::string unfinished = staged + ".unfinished";
+    absl::Status status = StageExport(engine_.flats(), setup_.model, setup_.shards->tokenizer_directory(), setup_.init_directory, unfinished);
+    if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup_.export_target);
+    if (!status.ok()) {
+      std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
+      return 1;
+    }
+    std::printf("export staged=%s target=%s\n", managed ? staged.c_str() : setup_.export_target.c_str(), setup_.export_target.c_str());
+    std::fflush(stdout);
+    progress_.Send({{"export", {{"staged", managed ? staged : setup_.export_target}, {"target", setup_.export_target}}}});
+    return 0;
+  }
+
+  Setup setup_;
+  const TrainConfig& config_;
+  World& world_;
+  Progress progress_;
+  Engine engine_;
+  AdamW optimizer_;
+  std::optional<BatchReader> batches_;
+  std::vector<Action> schedule_;
+  int64_t step_ = 0, next_sequence_ = 0;
+  int64_t loaded_step_ = -1, last_checkpoint_step_ = -1;
+  std::string loaded_path_;
+  Clock::time_point last_checkpoint_time_;
+  double peak_flops_ = -1;  // not looked up yet
+  int dump_fd_ = -1;
+};
+
+int Refuse(const std::string& what, const Problems& problems) {
+  std::fprintf(stderr, "%s: %zu problem%s, nothing was started\n%s", what.c_str(), problems.size(), problems.size() == 1 ? "" : "s", ToText(problems).c_str());
+  return 2;
+}
+
+// c10's message without its stack.
+std::string Message(const std::exception& e) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : e.what();
+}
+
+void ChooseThreads(int64_t wanted, int local_size) {
+  const int64_t cores = std::max<unsigned>(1, std::thread::hardware_concurrency());
+  at::set_num_threads(static_cast<int>(wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_size)));
+}
+
+}  // namespace
+
+int Train(const TrainOptions& options) {
+  const Clock::time_point begin = Clock::now();
+  std::signal(SIGTERM, RequestStop);
+  std::signal(SIGINT, RequestStop);
+  Problems problems;
+  absl::StatusOr<WorldInfo> info = WorldInfo::FromEnvironment();
+  if (!info.ok()) problems.push_back({"environment", std::string(info.status().message())});
+  Setup setup = ReadSetup(options.config_path, problems);
+  if (!problems.empty()) return Refuse(options.config_path, problems);
+
+  at::NoGradGuard no_grad;
+  ChooseThreads(setup.config.threads, info->local_size);
+  if (setup.config.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  std::unique_ptr<World> world;
+  std::unique_ptr<Run> run;
+  try {
+    world = World::Connect(*info, ChooseDevice(info->local_rank));
+    world->GatherRows({0});
+    if (info->rank == 0) {
+      std::printf("first_collective_s=%.3f ranks=%d backend=%s\n", Seconds(Clock::now() - begin), info->size,
+                  info->size == 1 ? "none" : world->device().is_cuda() ? "nccl" : "gloo");
+      std::fflush(stdout);
+    }
+    run = std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens);
+    const int code = run->Go();
+    if (code != 0) world->AnnounceFailure("failed after its last step");
+    // Rank 0 hosts the store and may not leave while others still look for it.
+    world->GatherRows({0});
+    return code;
+  } catch (const std::exception& e) {
+    const std::string message = Message(e);
+    std::string blamed = world == nullptr ? "" : world->AnnouncedFailure();
+    if (blamed.empty() && world != nullptr) world->AnnounceFailure(message);
+    std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank, static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
+                 blamed.empty() ? "" : "\n  because of ", blamed.c_str());
+    std::fflush(nullptr);
+    ::_exit(1);  // destructors of a broken process group may wait for peers that are gone
+  }
+}
+
+int Export(const ExportOptions& options) {
+  absl::StatusOr<std::string> text = ReadFile(options.checkpoint + "/index.json", size_t{1} << 30);
+  absl::StatusOr<Checkpoint> checkpoint = text.ok() ? Checkpoint::Parse(options.checkpoint, *text) : text.status();
+  absl::Status status = checkpoint.ok() ? checkpoint->VerifyFiles(0, 1) : checkpoint.status();
+  Problems problems;
+  if (!status.ok()) {
+    problems.push_back({"--checkpoint", absl::StrCat(options.checkpoint, ": ", std::string(status.message()))});
+    return Refuse("export", problems);
+  }
+  const ModelConfig model = ParseModelConfig(checkpoint->meta().model, "model", /*strict=*/false, problems);
+  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer)) problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
+  if (fs::exists(options.output) && !(fs::is_directory(options.output) && (fs::is_empty(options.output) || fs::exists(options.output + "/config.json")))) {
+    problems.push_back({"--output", absl::StrCat(options.output, " exists and is no earlier export; name a new directory")});
+  }
+  if (!problems.empty()) return Refuse("export", problems);
+  try {
+    at::NoGradGuard no_grad;
+    std::unique_ptr<World> world = World::Connect({}, at::kCPU);
+    Flats flats;
+    for (FlatLayout& layout : MakeLlamaLayout(model).flats) {
+      flats.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, checkpoint->meta().dtype == "bf16" ? at::kBFloat16 : at::kFloat));
+      if (status.ok()) status = checkpoint->Read(*flats.back());
+      flats.back()->StartGather();
+    }
+    const std::string unfinished = options.output + ".unfinished";
+    if (status.ok()) status = StageExport(flats, model, options.tokenizer, "", unfinished);
+    if (status.ok()) status = ReplaceDirectory(unfinished, options.output);
+    if (!status.ok()) {
+      std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
+      return 1;
+    }
+    std::printf("exported step=%lld to %s\n", static_cast<long long>(checkpoint->meta().step), options.output.c_str());
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "export failed: %s\n", Message(e).c_str());
+    return 1;
+  }
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,112 @@
+// muster-trainer: trains Llama-architecture models. Subcommands train, export and prepare; --schema, --schema-hash, --version.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trainer/checkpoint/checksum.h"
+#include "trainer/loop/config.h"
+#include "trainer/loop/train.h"
+
+namespace muster::trainer {
+namespace {
+
+constexpr char kUsage[] =
+    "usage: muster-trainer train --config FILE.json\n"
+    "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|bytes --max-length N --output DIR\n"
+    "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR]\n"
+    "       muster-trainer --schema | --schema-hash | --version\n"
+    "\n"
+    "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
+    "         environment, without RANK it is a single process. --dump-tokens FILE: rank 0 writes every step's token ids\n"
+    "         (int32) there.\n"
+    "prepare  turns text or JSON lines into token shards (prepare --help).\n"
+    "export   writes a checkpoint as a Hugging Face directory.\n";
+
+int Usage(const std::string& what) {
+  std::fprintf(stderr, "muster-trainer: %s\n\n%s", what.c_str(), kUsage);
+  return 2;
+}
+
+// Reads `--name value` and `--name=value`. Returns a complaint, or "".
+std::string ReadFlags(int argc, char** argv, int from, std::map<std::string, std::string*> flags) {
+  for (int i = from; i < argc; ++i) {
+    std::string name = argv[i], value;
+    const size_t equals = name.find('=');
+    const bool inline_value = name.starts_with("--") && equals != std::string::npos;
+    if (inline_value) value = name.substr(equals + 1), name.resize(equals);
+    const auto flag = flags.find(name);
+    if (flag == flags.end()) return "no such argument: " + name;
+    if (!inline_value) {
+      if (i + 1 >= argc) return name + " needs a value";
+      value = argv[++i];
+    }
+    *flag->second = value;
+  }
+  return "";
+}
+
+// Becomes `python trainer/prepare ARGS`.
+int Prepare(int argc, char** argv) {
+  const char* python = std::getenv("MUSTER_PYTHON");
+  const char* library = std::getenv("MUSTER_TRAINER_LIB");
+  std::string program = python != nullptr && *python != '\0' ? python : MUSTER_DEFAULT_PYTHON;
+  std::string folder = std::string(library != nullptr && *library != '\0' ? library : MUSTER_DEFAULT_LIB) + "/prepare";
+  std::vector<char*> arguments = {program.data(), folder.data()};
+  for (int i = 2; i < argc; ++i) arguments.push_back(argv[i]);
+  arguments.push_back(nullptr);
+  ::execvp(program.c_str(), arguments.data());
+  std::fprintf(stderr, "muster-trainer: cannot run %s: %s; set MUSTER_PYTHON to the Python environment's python\n", program.c_str(), std::strerror(errno));
+  return 1;
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 2) return Usage("say what to do");
+  const std::string command = argv[1];
+  if (command == "--help" || command == "-h" || command == "help") {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  if (command == "--version") {
+    std::puts("muster-trainer " MUSTER_VERSION);
+    return 0;
+  }
+  if (command == "--schema" || command == "--schema-hash") {
+    const std::string schema = TrainConfigSchema().dump(2);
+    std::puts(command == "--schema" ? schema.c_str() : Sha256Hex(schema).c_str());
+    return 0;
+  }
+  if (command == "prepare") return Prepare(argc, argv);
+  if (command == "train") {
+    TrainOptions options;
+    const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}});
+    if (!wrong.empty()) return Usage(wrong);
+    if (options.config_path.empty()) return Usage("train needs --config FILE.json");
+    return Train(options);
+  }
+  if (command == "export") {
+    ExportOptions options;
+    const std::string wrong =
+        ReadFlags(argc, argv, 2, {{"--checkpoint", &options.checkpoint}, {"--output", &options.output}, {"--tokenizer", &options.tokenizer}});
+    if (!wrong.empty()) return Usage(wrong);
+    if (options.checkpoint.empty() || options.output.empty()) return Usage("export needs --checkpoint DIR and --output DIR");
+    return Export(options);
+  }
+  return Usage("no such command: " + command);
+}
+
+}  // namespace
+}  // namespace muster::trainer
+
+int main(int argc, char** argv) {
+  // Activations come and go every step: keep their memory instead of giving it back and faulting it in again.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  return muster::trainer::Main(argc, argv);
+}

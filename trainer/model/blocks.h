@@ -1,0 +1,49 @@
+// The blocks of a Llama-architecture model: embedding, layers, head. Each has an explicit forward and backward and reads
+// its weights from FlatParams; what the backward needs is kept by the caller, per block and micro-batch.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "trainer/model/config.h"
+#include "trainer/ops/ops.h"
+#include "trainer/parallel/flat_param.h"
+
+namespace muster::trainer {
+
+// What is known of a micro-batch apart from activations.
+struct BatchMeta {
+  int64_t batch = 0, length = 0;
+  at::Tensor ids;      // [T]
+  at::Tensor targets;  // [T]
+  at::Tensor weights;  // [T] fp32, divided by the step's global number of target tokens; 0: doesn't count
+};
+
+// Tensors that a block's forward leaves for its backward.
+using Saved = std::vector<at::Tensor>;
+
+// Stateless apart from tables. Called under at::NoGradGuard.
+class Block {
+ public:
+  virtual ~Block() = default;
+  // x: [T, d] of the block below (undefined for the first). Returns [T, d]; the last block returns the loss ([] double).
+  virtual at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) = 0;
+  // Adds the weights' gradients to the flats, returns d x. `dy` is undefined for the last block.
+  virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, const Saved& saved) = 0;
+};
+
+// The model: its flats' layouts (independent of ranks) and its blocks.
+struct ModelLayout {
+  std::vector<FlatLayout> flats;
+  std::vector<std::vector<int>> block_flats;  // flats of each block
+};
+// Flat 0: embedding. 1..L: layers. L+1: final norm, and lm_head where it isn't tied to the embedding.
+ModelLayout MakeLlamaLayout(const ModelConfig& config);
+
+// Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive).
+std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats,
+                                                    int64_t max_length, at::Device device);
+
+}  // namespace muster::trainer

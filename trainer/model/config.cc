@@ -1,0 +1,283 @@
+#include "trainer/model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+
+// Keys of a Llama config.json that change nothing in training (or only when they hold something we check for).
+const std::set<std::string>& HarmlessKeys() {
+  static const std::set<std::string> keys = {
+      "_name_or_path", "_commit_hash", "transformers_version", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id",
+      "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id", "architectures", "torch_dtype",
+      "dtype", "is_encoder_decoder", "chunk_size_feed_forward", "problem_type", "_attn_implementation",
+      "_attn_implementation_autoset", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"};
+  return keys;
+}
+
+class Reader {
+ public:
+  Reader(const json& value, std::string path, Problems& problems) : value_(value), path_(std::move(path)), problems_(problems) {}
+
+  void Bad(const std::string& key, const std::string& text) { problems_.push_back({path_ + "." + key, text}); }
+
+  // The value at `key`, or null when it's missing or null.
+  const json& At(const std::string& key) {
+    used_.insert(key);
+    static const json kNull;
+    const auto it = value_.find(key);
+    return it == value_.end() ? kNull : *it;
+  }
+  bool Has(const std::string& key) { return !At(key).is_null(); }
+
+  int64_t Size(const std::string& key, int64_t fallback, bool required = false) {
+    const json& v = At(key);
+    if (v.is_null()) {
+      if (required) Bad(key, "is missing; the model's shape needs it");
+      return fallback;
+    }
+    if (!v.is_number_integer() || v.get<double>() < 1 || v.get<double>() > 1e9) {
+      Bad(key, absl::StrCat("must be a whole number from 1 to 1000000000; got ", v.dump()));
+      return fallback;
+    }
+    return v.get<int64_t>();
+  }
+
+  double Positive(const std::string& key, double fallback) {
+    const json& v = At(key);
+    if (v.is_null()) return fallback;
+    if (!v.is_number() || !(v.get<double>() > 0) || !std::isfinite(v.get<double>())) {
+      Bad(key, absl::StrCat("must be a number above 0; got ", v.dump()));
+      return fallback;
+    }
+    return v.get<double>();
+  }
+
+  bool Bool(const std::string& key, bool fallback) {
+    const json& v = At(key);
+    if (v.is_null()) return fallback;
+    if (!v.is_boolean()) {
+      Bad(key, absl::StrCat("must be true or false; got ", v.dump()));
+      return fallback;
+    }
+    return v.get<bool>();
+  }
+
+  const std::set<std::string>& used() const { return used_; }
+
+ private:
+  const json& value_;
+  const std::string path_;
+  Problems& problems_;
+  std::set<std::string> used_;
+};
+
+void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config, Problems& problems) {
+  if (!map.is_object()) {
+    problems.push_back({path, "must be a map such as {rope_type: default, rope_theta: 10000.0}"});
+    return;
+  }
+  Reader reader(map, path, problems);
+  if (reader.Has("rope_theta")) config.rope_theta = reader.Positive("rope_theta", config.rope_theta);
+  const json& type = reader.Has("rope_type") ? reader.At("rope_type") : reader.At("type");
+  reader.At("type");
+  config.rope.type = type.is_null() ? "default" : type.is_string() ? type.get<std::string>() : type.dump();
+  if (config.rope.type == "linear" || config.rope.type == "llama3") {
+    if (!reader.Has("factor")) reader.Bad("factor", absl::StrCat("is missing; rope_type ", config.rope.type, " needs it"));
+    config.rope.factor = reader.Positive("factor", 1);
+  }
+  if (config.rope.type == "llama3") {
+    config.rope.low_freq_factor = reader.Positive("low_freq_factor", 1);
+    config.rope.high_freq_factor = reader.Positive("high_freq_factor", 4);
+    config.rope.original_max_position_embeddings = reader.Size("original_max_position_embeddings", 8192, /*required=*/true);
+    if (config.rope.high_freq_factor <= config.rope.low_freq_factor) reader.Bad("high_freq_factor", "must be above low_freq_factor");
+  } else if (config.rope.type != "default" && config.rope.type != "linear") {
+    reader.Bad("rope_type", absl::StrCat("\"", config.rope.type, "\" is not supported yet; default, linear and llama3 are"));
+  }
+  for (const auto& [key, value] : map.items()) {
+    if (!reader.used().contains(key) && !value.is_null()) reader.Bad(key, "has no meaning for this rope_type; remove it");
+  }
+}
+
+}  // namespace
+
+std::string ToText(const Problems& problems) {
+  std::string text;
+  for (const Problem& problem : problems) absl::StrAppend(&text, "  ", problem.path, ": ", problem.text, "\n");
+  return text;
+}
+
+std::string DidYouMean(const std::string& name, const std::vector<std::string>& known) {
+  std::string best;
+  size_t best_distance = std::max<size_t>(2, name.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    std::vector<size_t> row(candidate.size() + 1);
+    for (size_t j = 0; j < row.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= name.size(); ++i) {
+      size_t diagonal = row[0];
+      row[0] = i;
+      for (size_t j = 1; j < row.size(); ++j) {
+        const size_t above = row[j];
+        row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (name[i - 1] != candidate[j - 1])});
+        diagonal = above;
+      }
+    }
+    if (row.back() < best_distance) best_distance = row.back(), best = candidate;
+  }
+  return best.empty() ? "" : absl::StrCat(" Did you mean ", best, "?");
+}
+
+bool ModelConfig::SameModel(const ModelConfig& o) const {
+  return vocab_size == o.vocab_size && hidden_size == o.hidden_size && intermediate_size == o.intermediate_size &&
+         num_layers == o.num_layers && num_heads == o.num_heads && num_kv_heads == o.num_kv_heads && head_dim == o.head_dim &&
+         rms_norm_eps == o.rms_norm_eps && rope_theta == o.rope_theta && rope == o.rope && tie_word_embeddings == o.tie_word_embeddings;
+}
+
+int64_t ModelConfig::NumParameters() const {
+  const int64_t attention = hidden_size * head_dim * (2 * num_heads + 2 * num_kv_heads);
+  const int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
+  return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+}
+
+ModelConfig ParseModelConfig(const json& value, const std::string& path, bool strict, Problems& problems, std::vector<std::string>* ignored) {
+  ModelConfig config;
+  if (!value.is_object()) {
+    problems.push_back({path, "must be a map with the content of a Hugging Face config.json"});
+    return config;
+  }
+  Reader r(value, path, problems);
+  if (const json& type = r.At("model_type"); !type.is_null() && type != "llama") {
+    r.Bad("model_type", absl::StrCat(type.dump(), " is not supported yet; only \"llama\" is"));
+  } else if (type.is_null() && !r.Has("architectures") && !strict) {
+    r.Bad("model_type", "is missing; \"llama\" is the architecture that can be trained");
+  }
+  if (const json& names = r.At("architectures"); !names.is_null() && names != json::array({"LlamaForCausalLM"})) {
+    r.Bad("architectures", absl::StrCat(names.dump(), " is not supported yet; only [\"LlamaForCausalLM\"] is"));
+  }
+  config.vocab_size = r.Size("vocab_size", 1, true);
+  config.hidden_size = r.Size("hidden_size", 1, true);
+  config.intermediate_size = r.Size("intermediate_size", 1, true);
+  config.num_layers = r.Size("num_hidden_layers", 1, true);
+  config.num_heads = r.Size("num_attention_heads", 1, true);
+  config.num_kv_heads = r.Size("num_key_value_heads", config.num_heads);
+  config.max_position_embeddings = r.Size("max_position_embeddings", 2048);
+  config.rms_norm_eps = r.Positive("rms_norm_eps", 1e-6);
+  config.initializer_range = r.Positive("initializer_range", 0.02);
+  config.tie_word_embeddings = r.Bool("tie_word_embeddings", false);
+
+  if (config.num_heads % config.num_kv_heads != 0) {
+    r.Bad("num_key_value_heads", absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ", config.num_heads));
+  }
+  if (r.Has("head_dim")) {
+    config.head_dim = r.Size("head_dim", 1);
+  } else if (config.hidden_size % config.num_heads != 0) {
+    r.Bad("hidden_size", absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ", config.num_heads, "; or give head_dim"));
+  } else {
+    config.head_dim = config.hidden_size / config.num_heads;
+  }
+  if (config.head_dim % 2 != 0) r.Bad("head_dim", absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
+
+  // Newer files hold rope_parameters (theta inside), older ones rope_theta beside rope_scaling.
+  const bool has_top_theta = r.Has("rope_theta");
+  const double top_theta = r.Positive("rope_theta", config.rope_theta);
+  config.rope_theta = top_theta;
+  const json& parameters = r.At("rope_parameters");
+  const json& scaling = r.At("rope_scaling");
+  if (!parameters.is_null()) {
+    ParseRopeMap(parameters, path + ".rope_parameters", config, problems);
+    if (has_top_theta && config.rope_theta != top_theta) r.Bad("rope_theta", "contradicts rope_parameters.rope_theta; keep one");
+    if (!scaling.is_null() && scaling != parameters) {
+      ModelConfig other = config;
+      Problems scratch;
+      ParseRopeMap(scaling, path + ".rope_scaling", other, scratch);
+      if (!scratch.empty() || !(other.rope == config.rope)) r.Bad("rope_scaling", "contradicts rope_parameters; keep one");
+    }
+  } else if (!scaling.is_null()) {
+    ParseRopeMap(scaling, path + ".rope_scaling", config, problems);
+  }
+
+  if (const json& act = r.At("hidden_act"); !act.is_null() && act != "silu") {
+    r.Bad("hidden_act", absl::StrCat(act.dump(), " is not supported yet; only \"silu\" is"));
+  }
+  for (const char* key : {"attention_bias", "mlp_bias"}) {
+    if (r.Bool(key, false)) r.Bad(key, "true is not supported yet; the layers have no biases");
+  }
+  if (const json& dropout = r.At("attention_dropout"); !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
+    r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " is not supported yet; use 0"));
+  }
+  if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1) r.Bad("pretraining_tp", "only 1 is supported");
+  if (r.Has("quantization_config")) r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
+  const json& old_dtype = r.At("torch_dtype");
+  const json& new_dtype = r.At("dtype");
+  if (!old_dtype.is_null() && !new_dtype.is_null() && old_dtype != new_dtype) r.Bad("torch_dtype", "contradicts dtype; keep one");
+
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    const json& id = r.At(key);
+    if (id.is_null()) continue;
+    const json ids = id.is_array() ? id : json::array({id});
+    for (const json& one : ids) {
+      if (!one.is_number_integer() || one.get<int64_t>() < -1 || one.get<int64_t>() >= config.vocab_size) {
+        r.Bad(key, absl::StrCat(one.dump(), " is no token id below vocab_size, ", config.vocab_size));
+      }
+    }
+    config.token_ids[key] = id;
+  }
+
+  for (const auto& [key, unused] : value.items()) {
+    if (r.used().contains(key) || HarmlessKeys().contains(key)) continue;
+    if (strict) {
+      r.Bad(key, absl::StrCat("no such field of a Llama config.json.", DidYouMean(key, {r.used().begin(), r.used().end()})));
+    } else if (ignored != nullptr) {
+      ignored->push_back(key);
+    }
+  }
+  return config;
+}
+
+nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {
+  nlohmann::ordered_json out;
+  out["architectures"] = {"LlamaForCausalLM"};
+  out["model_type"] = "llama";
+  out["vocab_size"] = config.vocab_size;
+  out["hidden_size"] = config.hidden_size;
+  out["intermediate_size"] = config.intermediate_size;
+  out["num_hidden_layers"] = config.num_layers;
+  out["num_attention_heads"] = config.num_heads;
+  out["num_key_value_heads"] = config.num_kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["hidden_act"] = "silu";
+  out["max_position_embeddings"] = config.max_position_embeddings;
+  out["initializer_range"] = config.initializer_range;
+  out["rms_norm_eps"] = config.rms_norm_eps;
+  out["attention_bias"] = false;
+  out["attention_dropout"] = 0.0;
+  out["mlp_bias"] = false;
+  nlohmann::ordered_json rope;
+  rope["rope_type"] = config.rope.type;
+  if (config.rope.type != "default") rope["factor"] = config.rope.factor;
+  if (config.rope.type == "llama3") {
+    rope["low_freq_factor"] = config.rope.low_freq_factor;
+    rope["high_freq_factor"] = config.rope.high_freq_factor;
+    rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
+  }
+  // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for rope_parameters.
+  out["rope_theta"] = config.rope_theta;
+  out["rope_scaling"] = config.rope.type == "default" ? nlohmann::ordered_json() : rope;
+  rope["rope_theta"] = config.rope_theta;
+  out["rope_parameters"] = rope;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  for (const auto& [key, id] : config.token_ids.items()) out[key] = id;
+  out["dtype"] = dtype;
+  out["torch_dtype"] = dtype;
+  out["use_cache"] = true;
+  return out;
+}
+
+}  // namespace muster::trainer

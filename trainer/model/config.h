@@ -1,0 +1,65 @@
+// The shape of a Llama-architecture model, read from and written as the content of a Hugging Face config.json.
+// Both key generations are understood (rope_theta and rope_parameters, torch_dtype and dtype). What can't be trained
+// faithfully (another architecture, biases, dropout, other activations) is refused with the field and a remedy.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace muster::trainer {
+
+// Something wrong in a user's configuration: the key's path and what would be right.
+struct Problem {
+  std::string path;
+  std::string text;
+};
+using Problems = std::vector<Problem>;
+
+// "path: text" lines.
+std::string ToText(const Problems& problems);
+
+// ", did you mean X?" for the closest of `known`, or "".
+std::string DidYouMean(const std::string& name, const std::vector<std::string>& known);
+
+struct RopeScaling {
+  std::string type = "default";  // default, linear or llama3
+  double factor = 1;
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  int64_t original_max_position_embeddings = 0;      // llama3
+  bool operator==(const RopeScaling&) const = default;
+};
+
+struct ModelConfig {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 2048;
+  double rms_norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  double rope_theta = 10000;
+  RopeScaling rope;
+  bool tie_word_embeddings = false;
+  nlohmann::json token_ids = nlohmann::json::object();  // bos_token_id, eos_token_id, pad_token_id as given
+
+  // Same weights, same function: everything but token ids and the initialisation.
+  bool SameModel(const ModelConfig& other) const;
+  int64_t NumParameters() const;
+};
+
+// Reads config.json's content. Problems are added under `path` ("model" or "init/config.json"); the result is only
+// meaningful when none was. `strict`: unknown keys are problems too (for a map that a user wrote); otherwise they are
+// listed in `ignored`, if given.
+ModelConfig ParseModelConfig(const nlohmann::json& value, const std::string& path, bool strict, Problems& problems,
+                             std::vector<std::string>* ignored = nullptr);
+
+// config.json's content; `dtype` is "float32" or "bfloat16".
+nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype);
+
+}  // namespace muster::trainer

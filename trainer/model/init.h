@@ -1,0 +1,18 @@
+// Weights from scratch: a pure function of (seed, parameter name, element), so of neither rank nor sharding.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "trainer/parallel/flat_param.h"
+
+namespace muster::trainer {
+
+// Writes elements [begin, begin + n) of the parameter `name` drawn from normal(0, stddev): Philox4x32-10 (Salmon et al.,
+// SC 2011) keyed by seed and name, Box-Muller on pairs.
+void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t begin, int64_t n, float* out);
+
+// Fills a flat's masters: norms with 1, everything else from normal(0, stddev), as transformers' Llama does.
+void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev);
+
+}  // namespace muster::trainer

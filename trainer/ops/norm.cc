@@ -1,0 +1,37 @@
+#include "trainer/ops/ops.h"
+
+namespace muster::trainer::ops {
+
+RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps) {
+  const at::Tensor xf = x.to(at::kFloat);
+  at::Tensor rstd = xf.square().mean({1}, /*keepdim=*/true).add_(eps).rsqrt_();  // [T, 1]
+  if (x.scalar_type() == at::kFloat) return {(xf * rstd).mul_(w), rstd};
+  return {(xf * rstd).to(x.scalar_type()).mul_(w), rstd};
+}
+
+at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w) {
+  const at::Tensor dyf = dy.to(at::kFloat);
+  const at::Tensor normed = x.to(at::kFloat) * rstd;            // [T, d]
+  d_w.add_((dyf * normed).sum({0}));
+  at::Tensor dn = dyf * w;                                      // d normed
+  const at::Tensor mean = (dn * normed).mean({1}, /*keepdim=*/true);
+  // dx = rstd * (dn - normed * mean(dn * normed))
+  return dn.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type());
+}
+
+at::Tensor SwiGlu(const at::Tensor& gate_up) {
+  const int64_t f = gate_up.size(1) / 2;
+  return at::silu(gate_up.narrow(1, 0, f)).mul_(gate_up.narrow(1, f, f));
+}
+
+at::Tensor SwiGluBackward(const at::Tensor& d_y, const at::Tensor& gate_up) {
+  const int64_t f = gate_up.size(1) / 2;
+  const at::Tensor gate = gate_up.narrow(1, 0, f), up = gate_up.narrow(1, f, f);
+  at::Tensor d = at::empty_like(gate_up);
+  at::Tensor d_gate = d.narrow(1, 0, f), d_up = d.narrow(1, f, f);
+  at::mul_out(d_up, d_y, at::silu(gate));
+  at::silu_backward_out(d_gate, at::mul(d_y, up), gate);
+  return d;
+}
+
+}  // namespace muster::trainer::ops

@@ -1,0 +1,22 @@
+#include "trainer/optim/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace muster::trainer {
+
+double LrSchedule::At(int64_t step) const {
+  if (step < warmup_steps) return peak * (static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, warmup_steps)));
+  const double span = static_cast<double>(std::max<int64_t>(1, total_steps - warmup_steps));
+  double share = 1;
+  if (type == "cosine") {
+    const double progress = static_cast<double>(step - warmup_steps) / span;
+    share = std::max(0.0, 0.5 * (1.0 + std::cos(std::numbers::pi * 0.5 * 2.0 * progress)));
+  } else if (type == "linear") {
+    share = std::max(0.0, static_cast<double>(total_steps - step) / span);
+  }
+  return peak * (min_ratio + (1 - min_ratio) * share);
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,56 @@
+#include "trainer/parallel/engine.h"
+
+#include <utility>
+
+namespace muster::trainer {
+
+Engine::Engine(const ModelConfig& config, int64_t max_length, World* world, int zero_stage, at::ScalarType dtype) {
+  ModelLayout layout = MakeLlamaLayout(config);
+  block_flats_ = std::move(layout.block_flats);
+  for (FlatLayout& flat : layout.flats) flats_.push_back(std::make_unique<FlatParam>(std::move(flat), world, zero_stage, dtype));
+  blocks_ = MakeLlamaBlocks(config, flats_, max_length, world->device());
+}
+
+double Engine::Run(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches) {
+  for (const std::unique_ptr<FlatParam>& flat : flats_) flat->ZeroGradients();
+  std::vector<std::vector<Saved>> saved(batches.size(), std::vector<Saved>(blocks_.size()));
+  std::vector<at::Tensor> passing(batches.size());  // what the last block handed on, per micro-batch
+  at::Tensor loss;
+  for (const Action& action : schedule) {
+    switch (action.kind) {
+      case Action::kGather:
+        flats_[action.index]->StartGather();
+        break;
+      case Action::kForward: {
+        for (const int flat : block_flats_[action.index]) flats_[flat]->FinishGather();
+        at::Tensor& x = passing[action.micro];
+        x = blocks_[action.index]->Forward(x, batches[action.micro], saved[action.micro][action.index]);
+        if (action.index + 1 == static_cast<int>(blocks_.size())) {
+          loss = loss.defined() ? loss + x : x;
+          x = at::Tensor();
+        }
+        break;
+      }
+      case Action::kBackward: {
+        at::Tensor& d = passing[action.micro];
+        d = blocks_[action.index]->Backward(d, batches[action.micro], saved[action.micro][action.index]);
+        saved[action.micro][action.index].clear();
+        break;
+      }
+      case Action::kReduce:
+        flats_[action.index]->StartReduce();
+        break;
+      case Action::kRelease:
+        break;  // weights are resident with ZeRO-0 and ZeRO-1
+    }
+  }
+  for (const std::unique_ptr<FlatParam>& flat : flats_) flat->FinishReduce();
+  return loss.item<double>();
+}
+
+void Engine::GatherAll() {
+  for (const std::unique_ptr<FlatParam>& flat : flats_) flat->StartGather();
+  for (const std::unique_ptr<FlatParam>& flat : flats_) flat->FinishGather();
+}
+
+}  // namespace muster::trainer

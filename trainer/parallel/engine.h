@@ -1,0 +1,35 @@
+// The engine holds a model's flats and blocks and carries out schedules. It knows nothing of Llama: a model is a list of
+// blocks and the flats that each uses.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "trainer/model/blocks.h"
+#include "trainer/parallel/flat_param.h"
+#include "trainer/parallel/schedule.h"
+
+namespace muster::trainer {
+
+// Not thread-safe. All ranks run the same schedules.
+class Engine {
+ public:
+  Engine(const ModelConfig& config, int64_t max_length, World* world, int zero_stage, at::ScalarType dtype);
+
+  std::vector<std::unique_ptr<FlatParam>>& flats() { return flats_; }
+  const BlockFlats& block_flats() const { return block_flats_; }
+
+  // Forward and backward of `batches` as `schedule` says. Afterwards the gradients are summed over all ranks (in each
+  // rank's owned range). Returns this rank's loss (its share of the global mean).
+  double Run(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches);
+
+  // Brings all weights up to date on every rank.
+  void GatherAll();
+
+ private:
+  BlockFlats block_flats_;
+  std::vector<std::unique_ptr<FlatParam>> flats_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
+
+}  // namespace muster::trainer

@@ -1,0 +1,175 @@
+#include "trainer/parallel/groups.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace muster::trainer {
+namespace {
+
+constexpr size_t kTextBytes = 1000;
+constexpr char kFailureKey[] = "muster/failure";
+
+const char* Env(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+absl::Status ReadInt(const char* name, int minimum, int maximum, bool required, int& out) {
+  const char* text = Env(name);
+  if (text == nullptr) {
+    if (required) return absl::InvalidArgumentError(absl::StrCat(name, " is not set, but RANK is; start under Muster or torchrun, which set all of them"));
+    return absl::OkStatus();
+  }
+  int value = 0;
+  if (!absl::SimpleAtoi(text, &value) || value < minimum || value > maximum) {
+    return absl::InvalidArgumentError(absl::StrCat(name, "=", text, " is no number from ", minimum, " to ", maximum));
+  }
+  out = value;
+  return absl::OkStatus();
+}
+
+std::shared_ptr<::gloo::transport::Device> GlooDevice(const std::string& master_addr) {
+  if (const char* interface = Env("GLOO_SOCKET_IFNAME")) return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  if (master_addr == "localhost" || master_addr.starts_with("127.")) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+}  // namespace
+
+absl::StatusOr<WorldInfo> WorldInfo::FromEnvironment() {
+  WorldInfo info;
+  if (Env("RANK") == nullptr) return info;
+  constexpr int kMost = 1 << 20;
+  if (absl::Status s = ReadInt("WORLD_SIZE", 1, kMost, true, info.size); !s.ok()) return s;
+  if (absl::Status s = ReadInt("RANK", 0, info.size - 1, true, info.rank); !s.ok()) return s;
+  if (absl::Status s = ReadInt("LOCAL_RANK", 0, kMost, true, info.local_rank); !s.ok()) return s;
+  if (absl::Status s = ReadInt("LOCAL_WORLD_SIZE", 1, kMost, false, info.local_size); !s.ok()) return s;
+  if (info.size == 1) return info;
+  if (absl::Status s = ReadInt("MASTER_PORT", 1, 65535, true, info.master_port); !s.ok()) return s;
+  if (Env("MASTER_ADDR") == nullptr) return absl::InvalidArgumentError("MASTER_ADDR is not set, but WORLD_SIZE is above 1");
+  info.master_addr = Env("MASTER_ADDR");
+  return info;
+}
+
+at::Device ChooseDevice(int local_rank) {
+  if (::access("/dev/nvidiactl", F_OK) != 0) return at::kCPU;
+  const int count = c10::cuda::device_count();
+  if (count == 0) return at::kCPU;
+  return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
+}
+
+std::string DeviceName(at::Device device) {
+  cudaDeviceProp properties{};
+  return cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess ? properties.name : "";
+}
+
+std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) {
+  std::unique_ptr<World> world(new World(info, device));
+  if (info.size == 1) return world;
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(info.master_port);
+  // Under torchrun the launcher may host the store itself.
+  const char* launcher_store = Env("TORCHELASTIC_USE_AGENT_STORE");
+  options.isServer = info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0);
+  options.waitWorkers = false;
+  options.timeout = kStartTimeout;
+  auto tcp = c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
+  // A restart under torchrun meets the launcher's old store again: its keys are another generation's.
+  const char* restart = Env("TORCHELASTIC_RESTART_COUNT");
+  world->store_ = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("muster/", restart == nullptr ? "0" : restart), tcp);
+  if (device.is_cuda()) {
+    auto nccl = c10d::ProcessGroupNCCL::Options::create();
+    nccl->timeout = kStartTimeout;
+    world->backend_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(world->store_, info.rank, info.size, nccl);
+    world->backend_->setBoundDeviceId(device);
+  } else {
+    auto gloo = c10d::ProcessGroupGloo::Options::create(kStartTimeout);
+    gloo->devices.push_back(GlooDevice(info.master_addr));
+    world->backend_ = c10::make_intrusive<c10d::ProcessGroupGloo>(world->store_, info.rank, info.size, gloo);
+  }
+  return world;
+}
+
+World::~World() = default;
+
+std::vector<std::vector<double>> World::GatherRows(const std::vector<double>& row) {
+  if (size() == 1) return {row};
+  const auto width = static_cast<int64_t>(row.size());
+  at::Tensor mine = at::empty({width}, at::kDouble);
+  std::copy(row.begin(), row.end(), mine.data_ptr<double>());
+  mine = mine.to(device_);
+  at::Tensor all = at::empty({size() * width}, mine.options());
+  backend_->_allgather_base(all, mine, {})->wait();
+  all = all.cpu();
+  std::vector<std::vector<double>> rows;
+  for (int r = 0; r < size(); ++r) {
+    const double* begin = all.data_ptr<double>() + r * width;
+    rows.emplace_back(begin, begin + width);
+  }
+  return rows;
+}
+
+std::vector<std::string> World::GatherTexts(const std::string& text) {
+  if (size() == 1) return {text};
+  at::Tensor mine = at::zeros({static_cast<int64_t>(kTextBytes)}, at::kByte);
+  std::memcpy(mine.data_ptr<uint8_t>(), text.data(), std::min(text.size(), kTextBytes - 1));
+  mine = mine.to(device_);
+  at::Tensor all = at::empty({size() * static_cast<int64_t>(kTextBytes)}, mine.options());
+  backend_->_allgather_base(all, mine, {})->wait();
+  all = all.cpu();
+  std::vector<std::string> texts;
+  for (int r = 0; r < size(); ++r) texts.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + r * kTextBytes);
+  return texts;
+}
+
+std::string World::Broadcast(const std::string& text) {
+  if (size() == 1) return text;
+  const double length = GatherRows({static_cast<double>(text.size())})[0][0];
+  at::Tensor bytes = at::zeros({static_cast<int64_t>(length)}, at::kByte);
+  if (rank() == 0) std::memcpy(bytes.data_ptr<uint8_t>(), text.data(), text.size());
+  if (bytes.numel() == 0) return "";
+  std::vector<at::Tensor> tensors = {bytes.to(device_)};
+  backend_->broadcast(tensors, {})->wait();
+  const at::Tensor host = tensors[0].cpu();
+  return {reinterpret_cast<const char*>(host.data_ptr<uint8_t>()), static_cast<size_t>(host.numel())};
+}
+
+void World::SetTimeout(std::chrono::milliseconds timeout) {
+  if (backend_) backend_->setTimeout(timeout);
+}
+
+void World::AnnounceFailure(const std::string& why) noexcept {
+  if (!store_) return;
+  try {
+    store_->setTimeout(std::chrono::seconds(1));
+    const std::string text = absl::StrCat("rank ", rank(), ": ", why);
+    store_->set(kFailureKey, std::vector<uint8_t>(text.begin(), text.end()));
+  } catch (const std::exception&) {
+    // The store's host may be the one that died; the others see that by themselves.
+  }
+}
+
+std::string World::AnnouncedFailure() noexcept {
+  if (!store_) return "";
+  try {
+    store_->setTimeout(std::chrono::milliseconds(200));
+    const std::vector<uint8_t> text = store_->get(kFailureKey);
+    return {text.begin(), text.end()};
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,75 @@
+// The process group of a run: c10d's own backends (Gloo on CPUs, NCCL on GPUs) met through a TCPStore, with torchrun's
+// environment. Thin on purpose: collectives are called on c10d::Backend itself.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/status/statusor.h"
+
+namespace muster::trainer {
+
+// Rank and size as torchrun's environment gives them; without RANK a single process.
+struct WorldInfo {
+  int rank = 0, size = 1, local_rank = 0, local_size = 1;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;
+
+  // Fails on a half-set or contradictory environment, naming the variable.
+  static absl::StatusOr<WorldInfo> FromEnvironment();
+};
+
+// How long a collective may take before the peers are given up: long until everybody has done a step.
+inline constexpr std::chrono::minutes kStartTimeout{30};
+inline constexpr std::chrono::minutes kStepTimeout{5};
+
+// All ranks of the run. Collectives of one group must be called in the same order by every rank. Not thread-safe.
+// A single process has no backend: every collective is then a no-op, and no socket is opened.
+class World {
+ public:
+  // Meets the other ranks (rank 0 hosts the store). Throws c10::Error when they don't come within kStartTimeout.
+  static std::unique_ptr<World> Connect(const WorldInfo& info, at::Device device);
+  ~World();
+
+  int rank() const { return info_.rank; }
+  int size() const { return info_.size; }
+  const WorldInfo& info() const { return info_; }
+  at::Device device() const { return device_; }
+  const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
+  // Gloo has no direct reduce-scatter: an all-reduce is twice as fast there.
+  bool prefers_all_reduce() const { return !device_.is_cuda(); }
+
+  // Each rank's `row` under the others', on the host: [size, row.size()].
+  std::vector<std::vector<double>> GatherRows(const std::vector<double>& row);
+  // Each rank's text, cut to 1,000 bytes.
+  std::vector<std::string> GatherTexts(const std::string& text);
+  // Rank 0's text, on every rank.
+  std::string Broadcast(const std::string& text);
+
+  void SetTimeout(std::chrono::milliseconds timeout);
+  // Tells the others, through the store, why this rank leaves. Never throws.
+  void AnnounceFailure(const std::string& why) noexcept;
+  // What another rank announced ("rank 3: …"), or "". Waits briefly. Never throws.
+  std::string AnnouncedFailure() noexcept;
+
+ private:
+  World(const WorldInfo& info, at::Device device) : info_(info), device_(device) {}
+  WorldInfo info_;
+  at::Device device_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+// The device of this rank: its GPU where the machine has one, the CPU otherwise. Looks at /dev before it touches CUDA, so
+// that a start without a GPU doesn't pay for its initialisation.
+at::Device ChooseDevice(int local_rank);
+// A GPU's name as CUDA tells it.
+std::string DeviceName(at::Device device);
+
+}  // namespace muster::trainer

@@ -19,7 +19,7 @@ TINY_MODEL = {  # GQA, untied
     "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 256, "eos_token_id": 257}
-START_TIMEOUT_S = 120  # generous: the machine may be busy; every wait is for a condition
+START_TIMEOUT_S = 60  # generous: the machine may be busy; every wait is for a condition
 
 
 def make_tokens(folder: Path) -> Path:

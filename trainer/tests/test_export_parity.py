@@ -54,8 +54,10 @@ def test_tied_model_from_scratch_exports_without_lm_head(trainer_bin, tokens, tm
 
     config = parity.config(tmp_path, tokens, 2, tmp_path / "model") | {"model": TINY_MODEL | {"tie_word_embeddings": True}}
     del config["init"]
-    with Gang(trainer_bin, config, 1, tmp_path / "run") as gang:
-        gang.finish()
+    for attempt in ("first", "second"):  # the second replaces what the first exported
+        with Gang(trainer_bin, config, 1, tmp_path / attempt) as gang:
+            gang.finish()
+        assert gang.event("export")["target"] == str(tmp_path / "model")
     assert "lm_head.weight" not in load_file(tmp_path / "model" / "model.safetensors")
     _, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(loading.values()), loading

@@ -60,7 +60,7 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
     "init and model": ({"init": "/nowhere"}, ["init", "model"]),
     "no such data": ({"data": "/nowhere"}, ["/nowhere"]),
     "heads don't divide": ({"model": resume.TINY_MODEL | {"num_key_value_heads": 3}}, ["num_key_value_heads"]),
-    "small vocabulary": ({"model": resume.TINY_MODEL | {"vocab_size": 100}}, ["vocab_size", "259"]),
+    "small vocabulary": ({"model": resume.TINY_MODEL | {"vocab_size": 100, "bos_token_id": None, "eos_token_id": None}}, ["vocab_size", "259"]),
     "other architecture": ({"model": resume.TINY_MODEL | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}}, ["gpt2"]),
 }
 
@@ -68,7 +68,7 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_configuration_is_refused_with_what_would_be_right(case, trainer_bin, tokens, tmp_path):
     changes, wanted = REFUSED[case]
-    done = train(trainer_bin, tmp_path, resume.config(tokens) | changes)
+    done = train(trainer_bin, tmp_path, resume.config(tokens, save_steps=0) | changes)
     assert done.returncode == 2, done.stderr
     assert not [word for word in wanted if word.lower() not in done.stderr.lower()], done.stderr
     assert "step=" not in done.stdout

@@ -52,7 +52,7 @@ struct WorldResult {
   int64_t end_ns = 0;
   int64_t steps = 0;                          // of the engine
   int64_t decide_ns = 0;                      // real time of all steps
-  int64_t used_device_ns = 0;                 // milli-devices x ns / 1000, held by attempts
+  int64_t used_device_ns = 0;                 // devices x time, held by attempts
   int64_t capacity_device_ns = 0;             // until the end of the last job
   int evictions = 0;
   uint64_t digest = 0;                        // FNV-1a over every journalled event, in order: equal runs, equal digests

@@ -33,6 +33,8 @@ target_compile_options(muster_torch INTERFACE -Wno-interference-size)
 target_link_options(muster_torch INTERFACE
   LINKER:--no-as-needed LINKER:--unresolved-symbols=ignore-in-shared-libs
   LINKER:-rpath,${_torch}/lib LINKER:-rpath,${_nvidia}/cu13/lib LINKER:-rpath,${_nvidia}/nccl/lib)
+# libstdc++ first: libtorch_cpu exports an older one's std::filesystem, and half of each crashes (directory iterators).
+target_link_libraries(muster_torch INTERFACE stdc++)
 foreach(_lib torch torch_cpu torch_cuda c10 c10_cuda)
   target_link_libraries(muster_torch INTERFACE ${_torch}/lib/lib${_lib}.so)
 endforeach()

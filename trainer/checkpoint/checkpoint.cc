@@ -121,13 +121,14 @@ void PruneCheckpoints(const std::string& parent, int keep) {
   const std::vector<std::string> published = ListCheckpoints(parent);
   if (static_cast<int>(published.size()) <= keep || keep < 1) return;
   const std::string oldest_kept = published[keep - 1];
+  std::vector<std::string> old;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
-    const std::string path = entry.path().string();
-    if (!absl::StartsWith(entry.path().filename().string(), "step-") || path >= oldest_kept) continue;
-    std::error_code ignored;
-    fs::remove(entry.path() / "index.json", ignored);  // first: a half-removed checkpoint may not look published
-    fs::remove_all(entry.path(), ignored);
+    if (absl::StartsWith(entry.path().filename().string(), "step-") && entry.path().string() < oldest_kept) old.push_back(entry.path().string());
+  }
+  for (const std::string& path : old) {
+    fs::remove(path + "/index.json", error);  // first: a half-removed checkpoint may not look published
+    RemoveTree(path);
   }
 }
 

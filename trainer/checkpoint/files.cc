@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/files.h"
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -121,10 +122,14 @@ absl::Status SyncTree(const std::string& path) {
   return SyncDirectory(path);
 }
 
+void RemoveTree(const std::string& path) {
+  const auto remove = [](const char* entry, const struct stat*, int, struct FTW*) { return ::remove(entry), 0; };
+  ::nftw(path.c_str(), remove, /*nopenfd=*/16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+}
+
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
-    std::error_code error;
-    fs::remove_all(from, error);  // what was at `to`; a leftover harms nobody
+    RemoveTree(from);  // what was at `to`; a leftover harms nobody
   } else if (errno == ENOENT || errno == EINVAL) {
     // Nothing there yet, or a file system without exchange.
     if (::rename(from.c_str(), to.c_str()) != 0) return Errno("cannot rename to", to);

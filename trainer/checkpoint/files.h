@@ -47,6 +47,8 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status SyncDirectory(const std::string& path);
 // fsyncs every regular file below `path` and the directories themselves.
 absl::Status SyncTree(const std::string& path);
+// Removes a directory with all below it, as far as it can; nothing there is fine.
+void RemoveTree(const std::string& path);
 // Puts the directory `from` in `to`'s place in one step; what was there goes away.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to);
 

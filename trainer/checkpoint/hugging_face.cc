@@ -108,7 +108,7 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
 absl::Status StageExport(const Flats& flats, const ModelConfig& config, const std::string& tokenizer, const std::string& source,
                          const std::string& staging) {
   std::error_code error;
-  fs::remove_all(staging, error);
+  RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
   std::vector<at::Tensor> host;
   std::vector<SafetensorsTensor> tensors;

@@ -239,10 +239,7 @@ bool ParseJobFile(std::string_view text, std::string_view filename, const SpecCo
     };
     CheckJobRules(*spec, {context, short_form, emit, [&](const std::string& map) { return document.Sound(map); }});
   }
-  const bool good = document.ok();
-  const std::vector<Problem> found = document.TakeSorted();
-  problems->insert(problems->end(), found.begin(), found.end());
-  return good;
+  return document.Deliver(problems);
 }
 
 std::vector<Problem> PlaceProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found) {

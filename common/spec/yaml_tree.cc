@@ -286,4 +286,10 @@ std::vector<Problem> Document::TakeSorted() {
   return std::move(problems_);
 }
 
+bool Document::Deliver(std::vector<Problem>* problems) {
+  const bool good = ok();
+  for (Problem& problem : TakeSorted()) problems->push_back(std::move(problem));
+  return good;
+}
+
 }  // namespace muster

@@ -48,6 +48,7 @@ class Document {
   bool ok() const { return problems_.empty(); }
   bool HasProblemAt(std::string_view path) const;
   std::vector<Problem> TakeSorted();
+  bool Deliver(std::vector<Problem>* problems);  // adds them, sorted by place; true if there were none
 
  private:
   struct Place {

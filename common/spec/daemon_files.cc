@@ -1,0 +1,126 @@
+// musterd.yaml and the client's config.yaml.
+#include <sys/un.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/ids.h"
+#include "common/spec/config_files.h"
+#include "common/spec/reader.h"
+
+namespace muster {
+namespace {
+
+// A duration that must lie in a range.
+void Bounded(Fields& fields, std::string_view name, int64_t least_ns, int64_t most_ns, int64_t* out) {
+  int64_t value = 0;
+  if (!fields.Duration(name, &value)) return;
+  if (value < least_ns || value > most_ns) {
+    return fields.document().AddAtPath(fields.PathOf(name), absl::StrCat("must be from ", FormatDuration(least_ns), " to ", FormatDuration(most_ns), "; got ", FormatDuration(value)));
+  }
+  *out = value;
+}
+
+}  // namespace
+
+std::string WhyNotListen(std::string_view listen) {
+  static constexpr std::string_view kUnix = "unix://";
+  if (listen.substr(0, kUnix.size()) == kUnix) {
+    const std::string_view path = listen.substr(kUnix.size());
+    if (path.empty() || path[0] != '/') return "the socket's path must be absolute: unix:///run/muster/musterd.sock";
+    if (path.size() >= sizeof(sockaddr_un::sun_path)) return absl::StrCat("the socket's path has ", path.size(), " characters; at most ", sizeof(sockaddr_un::sun_path) - 1);
+    return "";
+  }
+  std::string_view host = listen.substr(0, listen.rfind(':'));
+  if (host == "127.0.0.1" || host == "localhost" || host == "[::1]") {
+    return "not yet: loopback TCP doesn't say who calls; use unix:///run/muster/musterd.sock";
+  }
+  return "not yet: needs tls:, which is not there yet; use unix:///run/muster/musterd.sock";
+}
+
+bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out, std::vector<Problem>* problems) {
+  *out = MusterdConfig();
+  Document document;
+  if (document.Parse(text, filename)) {
+    Fields fields(document, document.root(), "");
+    if (fields.Text("listen", &out->listen)) {
+      const std::string why = WhyNotListen(out->listen);
+      if (!why.empty()) document.AddAtPath("listen", why);
+    }
+    fields.Text("data_dir", &out->data_dir);
+    fields.Text("clusters", &out->clusters);
+    fields.Text("queues", &out->queues);
+    fields.Bool("single_user", &out->single_user);
+    fields.NotYet("http", "the dashboard. Leave it out");
+    fields.NotYet("tls", "only a Unix socket is served. Leave it out");
+    fields.NotYet("auth", "users are those of the Unix socket. Leave it out");
+    if (std::optional<Fields> defaults = fields.Map("defaults")) {
+      defaults->Int("max_restarts", 0, 1000, &out->defaults.max_restarts);
+      Bounded(*defaults, "grace", 0, kHour, &out->defaults.grace_ns);
+      Bounded(*defaults, "hang_timeout", 0, 3650 * kDay, &out->defaults.hang_timeout_ns);
+      Bounded(*defaults, "time_limit", 0, 3650 * kDay, &out->defaults.time_limit_ns);
+      defaults->Finish();
+    }
+    if (std::optional<Fields> scheduling = fields.Map("scheduling")) {
+      Bounded(*scheduling, "grow_interval", 0, 30 * kDay, &out->grow_interval_ns);
+      Bounded(*scheduling, "starve_after", 0, 30 * kDay, &out->starve_after_ns);
+      Bounded(*scheduling, "min_runtime", 0, 30 * kDay, &out->min_runtime_ns);
+      Bounded(*scheduling, "spill_cost", 0, 30 * kDay, &out->spill_cost_ns);
+      Bounded(*scheduling, "lease", kSecond, kDay, &out->lease_ns);
+      Bounded(*scheduling, "heartbeat", 100 * kMillisecond, kHour, &out->heartbeat_ns);
+      Bounded(*scheduling, "restart_backoff", 0, kDay, &out->restart_backoff_ns);
+      Bounded(*scheduling, "history_retention", kMinute, 3650 * kDay, &out->history_retention_ns);
+      Bounded(*scheduling, "journal_retention", kMinute, 3650 * kDay, &out->journal_retention_ns);
+      scheduling->Finish();
+      if (document.Sound("scheduling") && out->lease_ns < 2 * out->heartbeat_ns) {
+        document.AddAtPath("scheduling.lease", absl::StrCat(FormatDuration(out->lease_ns), " is below two heartbeats of ", FormatDuration(out->heartbeat_ns)));
+      }
+    }
+    fields.Finish();
+    if (document.Sound("")) {
+      if (!fields.Has("listen")) document.AddAtPath("listen", "is missing; write listen: unix:///run/muster/musterd.sock");
+      if (!fields.Has("data_dir")) document.AddAtPath("data_dir", "is missing; name a directory for musterd's store");
+      for (const auto& [name, path] : {std::pair("data_dir", out->data_dir), std::pair("clusters", out->clusters), std::pair("queues", out->queues)}) {
+        if (fields.Has(name) && (path.empty() || path[0] != '/')) document.AddAtPath(name, absl::StrCat("\"", path, "\" is not absolute; start it with /"));
+      }
+    }
+  }
+  return document.Deliver(problems);
+}
+
+bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out, std::vector<Problem>* problems) {
+  *out = ClientConfig();
+  Document document;
+  if (document.Parse(text, filename)) {
+    Fields fields(document, document.root(), "");
+    fields.Text("current_context", &out->current_context);
+    std::vector<std::string> names;
+    fields.ForEachEntry("contexts", [&](const YamlNode& key, const YamlNode& value, const std::string& path) {
+      if (!value.IsMap()) return document.Add(key, path, absl::StrCat("must be a map of fields; got ", Shown(value)));
+      names.push_back(key.text);
+      Fields context(document, value, path);
+      ClientContext& entry = out->contexts[key.text];
+      context.Text("server", &entry.server);
+      context.Text("queue", &entry.queue);
+      context.Text("ca", &entry.ca);
+      context.Text("login", &entry.login);
+      context.Finish();
+      if (!context.Has("server") && document.Sound(path)) document.AddAtPath(path + ".server", "is missing; write server: unix:///path/to/musterd.sock");
+      if (entry.server.empty()) return;
+      if (absl::StartsWith(entry.server, "unix://")) {
+        const std::string why = WhyNotListen(entry.server);
+        if (!why.empty()) document.AddAtPath(path + ".server", why);
+      } else {
+        entry.not_yet = "needs TLS, which is not there yet; use a server of the form unix:///path/to/musterd.sock";
+      }
+      if (entry.not_yet.empty() && !entry.ca.empty()) entry.not_yet = "ca: needs TLS, which is not there yet; leave it out";
+      if (entry.not_yet.empty() && !entry.login.empty()) entry.not_yet = "login: is not there yet; the Unix socket says who you are";
+    });
+    fields.Finish();
+    if (!out->current_context.empty() && out->contexts.count(out->current_context) == 0 && document.Sound("")) {
+      document.AddAtPath("current_context", absl::StrCat("no context \"", out->current_context, "\" under contexts.", DidYouMean(out->current_context, names)));
+    }
+  }
+  return document.Deliver(problems);
+}
+
+}  // namespace muster

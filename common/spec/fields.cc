@@ -1,0 +1,114 @@
+#include "common/spec/fields.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "common/spec/problem.h"
+#include "common/spec/reference.h"
+#include "common/spec/trainer_schema.h"
+
+namespace muster {
+namespace {
+
+absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
+
+constexpr size_t kTextWidth = 100;
+
+// `text` in lines of at most kTextWidth, after `indent` spaces.
+void AppendWrapped(std::string_view text, size_t indent, std::string* out) {
+  std::string line;
+  const auto flush = [&] {
+    if (!line.empty()) absl::StrAppend(out, std::string(indent, ' '), line, "\n");
+    line.clear();
+  };
+  for (absl::string_view word : absl::StrSplit(View(text), ' ', absl::SkipEmpty())) {
+    if (!line.empty() && line.size() + word.size() + 1 + indent > kTextWidth) flush();
+    absl::StrAppend(&line, line.empty() ? "" : " ", word);
+  }
+  flush();
+}
+
+void AppendField(std::string_view path, std::string_view type, std::string_view doc, std::string* out) {
+  absl::StrAppend(out, View(path), "  (", View(type), ")\n");
+  AppendWrapped(doc, 4, out);
+}
+
+// A property of the trainer's schema, as a field.
+void AppendTrainerField(const std::string& name, const nlohmann::json& property, std::string* out) {
+  const auto text = [&](const char* key) {
+    const auto found = property.find(key);
+    return found != property.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  std::string type = text("type") == "integer" ? "whole number" : text("type") == "string" ? "text" : text("type") == "object" ? "map" : text("type");
+  if (text("type") == "boolean") type = "true or false";
+  if (const auto choices = property.find("enum"); choices != property.end() && choices->is_array()) {
+    type.clear();
+    for (const auto& choice : *choices) absl::StrAppend(&type, type.empty() ? "" : ", ", choice.is_string() ? choice.get<std::string>() : choice.dump());
+  }
+  std::string doc = text("description");
+  if (const auto fallback = property.find("default"); fallback != property.end()) {
+    absl::StrAppend(&doc, " Default ", fallback->is_string() ? fallback->get<std::string>() : fallback->dump(), ".");
+  }
+  AppendField("trainer." + name, type, doc, out);
+}
+
+std::string TrainerText(std::string_view name, std::string_view schema_json) {
+  const nlohmann::json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
+  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return "";
+  std::string out;
+  for (const auto& [key, property] : schema["properties"].items()) {
+    if ((name.empty() || name == key) && property.is_object()) AppendTrainerField(key, property, &out);
+  }
+  return out;
+}
+
+}  // namespace
+
+const std::vector<FieldDoc>& JobFields() {
+  static const std::vector<FieldDoc> fields = {
+#include "common/spec/field_docs.inc"
+  };
+  return fields;
+}
+
+std::string FieldsText(std::string_view path, std::string_view trainer_schema_json) {
+  std::string out;
+  if (path.empty()) {
+    absl::StrAppend(&out, "A job's fields; more of each: muster fields FIELD\n");
+    for (const bool task : {false, true}) {
+      absl::StrAppend(&out, task ? "\nA task's; at the top of the file when the job has one task:\n" : "\n");
+      for (const FieldDoc& field : JobFields()) {
+        if (field.task != task || absl::StrContains(field.path, ".")) continue;
+        const std::string_view doc = field.doc;
+        const size_t end = doc.find(". ");
+        absl::StrAppend(&out, absl::StrFormat("  %-22s%s\n", field.path, std::string(doc.substr(0, end == std::string_view::npos ? doc.size() : end + 1))));
+      }
+    }
+    return out;
+  }
+  if (path.substr(0, 6) == "tasks." || path.substr(0, 8) == "tasks[].") path.remove_prefix(path.find('.') + 1);
+  for (const FieldDoc& field : JobFields()) {
+    const std::string_view name = field.path;
+    const bool below = name.size() > path.size() && name.substr(0, path.size()) == path && name[path.size()] == '.';
+    if (name == path || below) AppendField(name, field.type, field.doc, &out);
+  }
+  if (path == "trainer") absl::StrAppend(&out, TrainerText("", trainer_schema_json));
+  if (path.substr(0, 8) == "trainer.") absl::StrAppend(&out, TrainerText(path.substr(8), trainer_schema_json));
+  return out;
+}
+
+std::string FieldSuggestion(std::string_view path) {
+  std::vector<std::string> names;
+  for (const FieldDoc& field : JobFields()) names.emplace_back(field.path);
+  for (const std::string& name : names) {
+    if (absl::EndsWith(name, absl::StrCat(".", View(path)))) return absl::StrCat(" Did you mean ", name, "?");
+  }
+  return DidYouMean(path, names);
+}
+
+std::string JobReferenceMarkdown() { return RenderJobReference(JobFields()); }
+
+}  // namespace muster

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import select
 import shutil
 import socket
@@ -166,9 +167,16 @@ class Gang:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, below the range from which the kernel takes ports for connections: one of those
+    could be gone again before rank 0 binds it."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def read_batches(path: Path, batch: int, length: int) -> list[tuple[int, ...]]:

@@ -1,0 +1,13 @@
+"""Shared by the rows: how a figure is printed."""
+
+import json
+
+
+def figure(name: str, value, unit: str, bar, holds: bool, peer=None) -> bool:
+    print(json.dumps({"figure": name, "value": value, "unit": unit, "peer": peer, "bar": bar, "holds": bool(holds)}, ensure_ascii=False), flush=True)
+    return bool(holds)
+
+
+def quantile(values, share: float):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

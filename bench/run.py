@@ -1,0 +1,99 @@
+"""Runs the rows of the benchmark tables (bench/run.sh); keeps bench/RESULTS.md."""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "RESULTS.md"
+
+# slug -> (what, command, seconds it may take in full)
+ROWS = {
+    "demo": ("deploy/demo.sh to its summary, second run", ["python3", "bench/demo.py"], 1800),
+    "tests": ("tests/run.sh, as CI calls it", ["python3", "bench/tests.py"], 5400),
+    "submit-latency": ("submit to first process running, idle system, 200 one-worker jobs", [sys.executable, "bench/submit_latency.py"], 300),
+    "resume": ("60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41", [sys.executable, "trainer/tests/bench_resume.py"], 900),
+    "export-parity": ("50 steps against a plain transformers loop; export loads there", [sys.executable, "trainer/tests/bench_export_parity.py"], 900),
+    "start-time": ("trainer to its first collective; musterd with an empty store to its first answer", [sys.executable, "bench/start_time.py"], 300),
+}
+
+
+def machine() -> str:
+    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
+    return (f"{os.cpu_count()} cores {model.group(1) if model else platform.machine()}, {int(memory.group(1)) / 2**20:.0f} GiB, "
+            f"Linux {platform.release()}, no GPU" if not Path("/dev/nvidia0").exists() else f"{os.cpu_count()} cores, GPU")
+
+
+def commit() -> str:
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    changed = [line for line in git("status", "--porcelain").splitlines() if "bench/RESULTS.md" not in line]
+    return (git("rev-parse", "--short=12", "HEAD") or "no commit") + (" with uncommitted changes" if changed else "")
+
+
+def record(slug: str, what: str, command: str, figures: list[dict], seconds: float) -> None:
+    """Replaces the slug's section of RESULTS.md; sections stay in the order of ROWS."""
+    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n\nEach section is written by `bench/run.sh SLUG --record`; the newest run replaces the one before.\n"
+    head, *sections = re.split(r"(?m)^(?=## )", text)
+    kept = {s.split("\n", 1)[0][3:].strip(): s for s in sections}
+    rows = "".join(
+        f"| {f['figure']} | {f['value']} {f['unit']} | {json.dumps(f['peer'], ensure_ascii=False) if f.get('peer') is not None else '–'} "
+        f"| {f.get('bar') if f.get('bar') is not None else '–'} | {'yes' if f['holds'] else '**no**'} |\n" for f in figures)
+    kept[slug] = (f"## {slug}\n\n{what}. `{command}`, {date.today().isoformat()}, {seconds:.0f} s, commit {commit()}, {machine()}.\n\n"
+                  f"| figure | ours | peer | bar | holds |\n|---|---|---|---|---|\n{rows}\n")
+    order = [*ROWS, *(k for k in kept if k not in ROWS)]
+    RESULTS.write_text(head.rstrip("\n") + "\n\n" + "".join(kept[k] for k in order if k in kept))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench/run.sh")
+    parser.add_argument("slug")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    if options.slug == "list":
+        for slug, (what, _, _) in ROWS.items():
+            print(f"{slug:16} {what}")
+        return 0
+    if options.slug not in ROWS:
+        print(f"bench/run.sh: no row {options.slug}; there are {', '.join(ROWS)}", file=sys.stderr)
+        return 2
+    what, command, limit_s = ROWS[options.slug]
+    command = [*command, "--quick"] if options.quick else command
+    print(f"machine: {machine()}\ncommit: {commit()}", flush=True)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]))
+    began = time.monotonic()
+    figures = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if line.startswith("{"):
+                    try:
+                        figure = json.loads(line)
+                    except ValueError:
+                        continue
+                    if "figure" in figure:
+                        figures.append(figure)
+            code = process.wait(limit_s)
+        except BaseException:
+            process.terminate()
+            raise
+    if not figures:
+        print(f"bench/run.sh: {options.slug} gave no figure (exit {code})", file=sys.stderr)
+        return 1
+    if options.record:
+        record(options.slug, what, f"bench/run.sh {options.slug}" + (" --quick" if options.quick else ""), figures, time.monotonic() - began)
+    return 0 if code == 0 and all(f["holds"] for f in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The dependency arrows of docs/architecture.md, read off the #include lines: who may know whom."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Folder -> folders whose headers it may include, besides its own. The longest prefix of a file's path decides.
+MAY_INCLUDE = {
+    "common/base": [],
+    "common/spec": ["common/base"],
+    "scheduler/state": ["common/base", "common/spec"],
+    "scheduler/decide": ["common/base", "scheduler/state"],
+    "scheduler/ask": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
+    "scheduler/engine": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
+    "scheduler/store": ["common/base", "scheduler/state", "scheduler/engine"],
+    "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
+    "scheduler/api": ["common/base", "common/spec", "scheduler"],
+    "scheduler": ["common", "scheduler"],  # musterd.cc: wiring
+    "agent/shim": [],
+    "agent/reconcile": ["common/base"],
+    "agent": ["common", "agent"],
+    "sim": ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/store", "agent/reconcile"],
+    "cli": ["common"],
+    "trainer": [],
+}
+NO_GRPC = ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/store", "agent/reconcile",
+           "agent/shim", "sim", "trainer"]
+NO_PROTO = ["common/base", "agent/shim", "trainer"]
+PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
+IMPURE_HEADERS = ["<chrono>", "<ctime>", "<time.h>", "<random>", "<thread>", "<mutex>", "<atomic>", "<fstream>", "<iostream>", "<unistd.h>",
+                  "<fcntl.h>", "<unordered_map>", "<unordered_set>", '"absl/container/flat_hash_map.h"', '"absl/container/flat_hash_set.h"',
+                  '"absl/random/random.h"', '"common/base/clock.h"']
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])', re.MULTILINE)
+
+
+def sources():
+    for folder in ("common", "scheduler", "agent", "sim", "cli", "trainer"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".h", ".cc", ".cu"):
+                yield path.relative_to(ROOT).as_posix()
+
+
+def includes(path):
+    return INCLUDE.findall((ROOT / path).read_text())
+
+
+def is_test(path):
+    return re.search(r"_(test|bench|fuzz)\.|test_support|testing|fuzz", path) is not None
+
+
+def under(path, folder):
+    return path.startswith(folder + "/")
+
+
+def owner(path):
+    return max((folder for folder in MAY_INCLUDE if under(path, folder)), key=len)
+
+
+def test_includes_follow_the_arrows():
+    wrong = []
+    for path in sources():
+        folder = owner(path)
+        for include in includes(path):
+            name = include[1:-1]
+            if include[0] == "<" or not any(under(name, top) for top in ("common", "scheduler", "agent", "sim", "cli", "trainer")):
+                continue
+            allowed = [folder, *MAY_INCLUDE[folder]]
+            if is_test(path):
+                allowed += ["common", "scheduler"] if under(path, "scheduler") else ["common", folder.split("/")[0]]
+            if not any(under(name, a) for a in allowed):
+                wrong.append(f"{path} includes {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", NO_GRPC)
+def test_no_grpc_below_the_edges(folder):
+    wrong = [f"{p}: {i}" for p in sources() if under(p, folder) for i in includes(p) if "grpc" in i.lower()]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", NO_PROTO)
+def test_no_protobuf(folder):
+    wrong = [f"{p}: {i}" for p in sources() if under(p, folder) for i in includes(p) if ".pb.h" in i or "google/protobuf" in i]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", PURE)
+def test_pure_folders_know_no_clock_no_threads_no_unordered_containers(folder):
+    wrong = [f"{p}: {i}" for p in sources() if under(p, folder) and not is_test(p) for i in includes(p) if i in IMPURE_HEADERS]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_with_sources_is_known_here():
+    for path in sources():
+        owner(path)
+
+
+def test_files_stay_readable():
+    long = [f"{p}: {n} lines" for p in sources() if (n := (ROOT / p).read_text().count("\n")) > 900]
+    assert not long, "\n".join(long)

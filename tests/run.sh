@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Sets up, builds, and runs all tests: unit tests, sanitizer builds, whole-system tests, the trainer's, the demo in its short form.
+#
+#   tests/run.sh [--fast]        --fast leaves out the sanitizer builds and the demo
+#
+# Ends with one line: N passed, N failed, N skipped. Exit 1 if anything failed. Reports of each part lie in build/reports.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+source deploy/common.sh
+
+fast=no
+for argument in "$@"; do
+  case "$argument" in
+    --fast) fast=yes ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) die "$argument: no such option (see tests/run.sh --help)" ;;
+  esac
+done
+
+reports=$PWD/build/reports
+rm -rf "$reports"
+mkdir -p "$reports"
+: > "$reports/parts"
+
+# part NAME LIMIT_S COMMAND…: a part that writes a JUnit report of its own; one that ends badly without failures in it counts as one.
+part() {
+  local name=$1 limit_s=$2 code=0
+  shift 2
+  say "== $name"
+  local began=$SECONDS
+  timeout --kill-after=20 "$limit_s" "$@" < /dev/null || code=$?
+  say "== $name: $((SECONDS - began)) s, exit $code"
+  echo "$name $code" >> "$reports/parts"
+}
+
+# ctests PRESET NAME…: the unit tests of a preset; all of them without names.
+ctests() {
+  local preset=$1
+  shift
+  local chosen=()
+  if (($#)); then chosen=(-R "^($(IFS='|'; echo "$*"))\$"); fi
+  ctest --test-dir "build/$preset" -j2 --output-on-failure --no-tests=error --output-junit "$reports/unit-$preset.xml" "${chosen[@]}"
+}
+
+deploy/build.sh || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+python=$(muster_python_env)/bin/python
+export MUSTER_BIN_DIR=$PWD/build/release/bin
+export MUSTER_TRAINER_BIN=$MUSTER_BIN_DIR/muster-trainer
+export MUSTER_PYTHON=$python
+export PYTHONDONTWRITEBYTECODE=1
+
+part unit-release 600 ctests release
+part arrows 60 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/arrows.xml" tests/arrows.py
+part trainer 900 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/trainer.xml" trainer/tests
+part system 1200 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
+if [[ $fast == no ]]; then
+  source tests/sanitized.sh
+  for preset in asan tsan; do
+    declare -n targets=${preset}_tests
+    if deploy/build.sh --preset "$preset" "${targets[@]}"; then
+      part "unit-$preset" 900 ctests "$preset" "${targets[@]}"
+    else
+      echo "unit-$preset 1" >> "$reports/parts"
+    fi
+  done
+  part demo 420 deploy/demo.sh --short
+fi
+python3 tests/summary.py "$reports"

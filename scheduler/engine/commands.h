@@ -21,8 +21,15 @@ namespace pb = ::muster::v1;
 // An attempt that is bound to another state_id than the host's current one gets Stop alone, if it is being stopped.
 std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host);
 
-// Attempts that State thinks are on the host, not gone, and that `mentioned` (ProgressKey form) lacks: to be asked about.
+// Attempts that State thinks are on the host, not gone, and that `mentioned` (AttemptText form) lacks: to be asked about.
 std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster, const std::string& host,
                                              const std::set<std::string>& mentioned);
+
+
+// MUSTER_JOB_DIR: <storage>/jobs/<number>-<first 8 of the uid>; empty while the job is bound to no cluster with a storage.
+std::string JobDirectory(const State& state, const JobRow& job);
+
+// The attempt's export is committed as the task's and not published yet.
+bool AwaitsExport(const State& state, const pb::AttemptKey& key);
 
 }  // namespace muster

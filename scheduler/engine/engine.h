@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,10 @@
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
 #include "muster/v1/record.pb.h"
-#include "scheduler/decide/plan.h"
+#include "scheduler/state/plan.h"
 #include "scheduler/engine/ports.h"
 #include "scheduler/state/options.h"
+#include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
@@ -42,11 +44,9 @@ struct View {
   Plan plan;                             // of the newest step whose plan was accepted: verdicts, entitled use
   uint64_t commit = 0;
   int64_t now_ns = 0;                    // of the newest step
-  // Progress newer than State's, not journalled yet, by attempt (ProgressKey).
-  std::map<std::string, pb::Progress> progress;
 };
 
-std::string ProgressKey(const pb::AttemptKey& key);  // "uid/task/attempt"
+std::string AttemptText(const pb::AttemptKey& key);  // "uid/task/attempt"
 
 // One committed step, for observers.
 struct StepRecord {
@@ -69,8 +69,10 @@ class Engine {
   // `done` is called on the engine's thread, OK once the event is durable, UNAVAILABLE if the engine stops before.
   void Post(pb::Event event, Done done = nullptr);
   void Call(Operation operation, Done done);
-  // Progress of a running attempt; journalled once a progress_interval at most, at once visible in the View's `progress`.
+  // Progress of a running attempt; journalled once a progress_interval at most, at once visible to LiveProgress.
   void PostProgress(const pb::ProgressSeen& progress);
+  // The attempt's newest progress, journalled or not; nullopt if it reported none to this process.
+  std::optional<pb::Progress> LiveProgress(const pb::AttemptKey& key) const;
 
   // Called on the engine's thread after each committed step, commands dispatched and callers answered. Register before Run.
   void Observe(Observer observer);
@@ -99,13 +101,15 @@ class Engine {
     pb::ProgressSeen newest;
   };
 
-  void TakeDueProgress(int64_t now_ns, std::vector<pb::Event>* events);
+  std::vector<pb::Event> TakeDueProgress(int64_t now_ns);     // under mutex_
+  int64_t ProgressDueNs() const;                              // under mutex_
   void ApplyEvent(pb::Event event);
-  void DecideAndApply(int64_t now_ns);
   void AppendGangPrepared();
+  void DecideAndApply();
   void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
   void Dispatch(const std::vector<RowChange>& rows);
-  void Publish(int64_t now_ns);
+  void ForgetWhatEnded();
+  void Refuse(std::vector<Queued> queue);
 
   const EngineOptions options_;
   Clock* const clock_;
@@ -117,7 +121,8 @@ class Engine {
   Plan plan_;
   uint64_t commit_;
   int64_t now_ns_ = 0;
-  std::vector<pb::Event> step_events_;
+  std::vector<pb::Event> step_events_;   // of the step being made
+  int refused_plans_ = 0;
   std::vector<Observer> observers_;
 
   mutable std::mutex mutex_;
@@ -126,7 +131,7 @@ class Engine {
   std::vector<Queued> queue_;
   std::map<std::string, PendingProgress> progress_;
   std::shared_ptr<const View> view_;
-  int64_t next_look_ns_ = 0;
+  int64_t next_look_ns_ = 0;             // at once: recovery may have left work
   bool stopping_ = false;
 };
 

@@ -1,0 +1,104 @@
+#include "scheduler/agents/check_message.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/ids.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMaxText = 16 << 10;
+constexpr int kMaxExits = 65'536 * 8;
+constexpr int kMaxDevices = 1024;
+
+absl::Status Wrong(std::string_view field, std::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", std::string(why)));
+}
+
+absl::Status CheckKey(const pb::AttemptKey& key) {
+  if (!IsId(key.job_uid())) return Wrong("key.job_uid", "must be 32 hex digits");
+  if (!IsLabel(key.task())) return Wrong("key.task", "must be a name of 1 to 63 of [A-Za-z0-9._-]");
+  if (key.attempt() < 1) return Wrong("key.attempt", "must be 1 or more");
+  return absl::OkStatus();
+}
+
+absl::Status CheckReport(const pb::AttemptReport& report) {
+  if (absl::Status status = CheckKey(report.key()); !status.ok()) return status;
+  if (report.phase() < pb::PREPARED || report.phase() > pb::GONE) return Wrong("report.phase", "must be PREPARED, STARTED, EXITED or GONE");
+  if (report.rendezvous_port() < 0 || report.rendezvous_port() > 65'535) return Wrong("report.rendezvous_port", "must be 0..65535");
+  if (report.exits_size() > kMaxExits) return Wrong("report.exits", "too many");
+  if (report.detail().size() > kMaxText) return Wrong("report.detail", "longer than 16 KiB");
+  for (const pb::WorkerExit& exit : report.exits()) {
+    if (exit.rank() < 0 || exit.signal() < 0 || exit.signal() > 64 || exit.exit_code() < 0 || exit.exit_code() > 255 ||
+        exit.detail().size() > kMaxText) {
+      return Wrong("report.exits", "rank, signal, exit code or detail out of range");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckInventory(const pb::Inventory& inventory) {
+  if (inventory.devices_size() > kMaxDevices) return Wrong("inventory.devices", "more than 1024");
+  if (inventory.cpus_milli() < 0 || inventory.memory_bytes() < 0 || inventory.disk_bytes() < 0) {
+    return Wrong("inventory", "amounts must not be negative");
+  }
+  if (inventory.devices_size() > 0 && !IsLabel(inventory.flavour())) return Wrong("inventory.flavour", "must be a name");
+  std::set<int32_t> indexes;
+  for (const pb::Device& device : inventory.devices()) {
+    if (device.index() < 0 || device.index() >= kMaxDevices || !indexes.insert(device.index()).second) {
+      return Wrong("inventory.devices", "indexes must be 0..1023, each once");
+    }
+  }
+  if (inventory.address().size() > 255) return Wrong("inventory.address", "longer than 255");
+  if (inventory.trainer_schema_json().size() > (1u << 20)) return Wrong("inventory.trainer_schema_json", "longer than 1 MiB");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckHello(const pb::Hello& hello) {
+  if (!IsLabel(hello.cluster())) return Wrong("hello.cluster", "must be a name of 1 to 63 of [A-Za-z0-9._-]");
+  if (!IsLabel(hello.host())) return Wrong("hello.host", "must be a name of 1 to 63 of [A-Za-z0-9._-]");
+  if (!IsId(hello.state_id())) return Wrong("hello.state_id", "must be 32 hex digits");
+  if (hello.boot_id().empty() || hello.boot_id().size() > 64) return Wrong("hello.boot_id", "must be 1 to 64 characters");
+  if (!hello.store_id_seen().empty() && !IsId(hello.store_id_seen())) return Wrong("hello.store_id_seen", "must be 32 hex digits");
+  if (absl::Status status = CheckInventory(hello.inventory()); !status.ok()) return status;
+  for (const pb::AttemptReport& report : hello.attempts()) {
+    if (absl::Status status = CheckReport(report); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
+  switch (message.body_case()) {
+    case pb::AgentMessage::kHello:
+      return CheckHello(message.hello());
+    case pb::AgentMessage::kHeartbeat:
+    case pb::AgentMessage::kLogChunk:
+      return absl::OkStatus();
+    case pb::AgentMessage::kReport:
+      return CheckReport(message.report());
+    case pb::AgentMessage::kProgress:
+      if (message.progress().progress().step() < 0) return Wrong("progress.step", "must not be negative");
+      return CheckKey(message.progress().key());
+    case pb::AgentMessage::kCheckpoint:
+      if (message.checkpoint().checkpoint().step() < 0) return Wrong("checkpoint.step", "must not be negative");
+      if (message.checkpoint().checkpoint().path().size() > 4096) return Wrong("checkpoint.path", "longer than 4096");
+      return CheckKey(message.checkpoint().key());
+    case pb::AgentMessage::kExportReport:
+      if (message.export_report().staged().size() > 4096 || message.export_report().target().size() > 4096 ||
+          message.export_report().detail().size() > kMaxText) {
+        return Wrong("export_report", "staged, target or detail too long");
+      }
+      return CheckKey(message.export_report().key());
+    case pb::AgentMessage::kLoaded:
+      if (message.loaded().refused_size() > 1000) return Wrong("loaded.refused", "more than 1000");
+      return CheckKey(message.loaded().key());
+    case pb::AgentMessage::BODY_NOT_SET:
+      return Wrong("body", "missing, or of a newer protocol");
+  }
+  return Wrong("body", "unknown");
+}
+
+}  // namespace muster

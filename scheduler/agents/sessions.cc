@@ -1,0 +1,461 @@
+#include "scheduler/agents/sessions.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/ids.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "scheduler/agents/check_message.h"
+#include "scheduler/engine/commands.h"
+
+namespace muster {
+namespace {
+
+std::string Name(const std::string& cluster, const std::string& host) { return absl::StrCat(cluster, "/", host); }
+
+// The attempt has a part on this host, in whatever state.
+bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& cluster, const std::string& host) {
+  const AttemptRow* attempt = state.FindAttempt(key);
+  if (attempt == nullptr) return false;
+  const HostId id = state.FindHost(cluster, host);
+  for (const PartRow& part : attempt->parts) {
+    if (part.host == id) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Sessions::Sessions(SessionOptions options, Clock* clock)
+    : options_(std::move(options)), clock_(clock), started_ns_(clock->BootNs()) {}
+
+void Sessions::Attach(Engine* engine) { engine_ = engine; }
+
+absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message) {
+  if (absl::Status status = CheckAgentMessage(message); !status.ok()) return status;
+  if (message.has_hello()) return ReceiveHello(stream, message.hello());
+  std::shared_ptr<Session> session;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = streams_.find(stream.get());
+    if (it == streams_.end()) return absl::InvalidArgumentError("the first message must be hello");
+    session = it->second;
+    HostEntry& entry = hosts_[Name(session->cluster, session->host)];
+    if (entry.session != session || message.session().session() != session->id) return absl::OkStatus();   // of a dead session
+    Heard(&entry, *session);
+  }
+  const auto key_of = [&] { return message.SerializeAsString(); };
+  switch (message.body_case()) {
+    case pb::AgentMessage::kHeartbeat:
+      Heartbeat(session, message.heartbeat());
+      break;
+    case pb::AgentMessage::kReport:
+      Report(session, message.report());
+      break;
+    case pb::AgentMessage::kProgress: {
+      if (!IsOn(engine_->Snapshot()->state, message.progress().key(), session->cluster, session->host)) break;
+      pb::ProgressSeen seen;
+      *seen.mutable_key() = message.progress().key();
+      *seen.mutable_progress() = message.progress().progress();
+      seen.mutable_progress()->set_attempt(seen.key().attempt());
+      engine_->PostProgress(seen);
+      break;
+    }
+    case pb::AgentMessage::kCheckpoint:
+      Checkpointed(session, message.checkpoint());
+      break;
+    case pb::AgentMessage::kExportReport: {
+      const pb::ExportReport& report = message.export_report();
+      pb::Event event;
+      if (report.published() || !report.detail().empty()) {
+        *event.mutable_export_published()->mutable_key() = report.key();
+        event.mutable_export_published()->set_detail(report.detail());
+      } else {
+        *event.mutable_export_staged()->mutable_key() = report.key();
+        event.mutable_export_staged()->set_staged(report.staged());
+        event.mutable_export_staged()->set_target(report.target());
+      }
+      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) PostOnce(session, key_of(), std::move(event));
+      break;
+    }
+    case pb::AgentMessage::kLoaded: {
+      const pb::LoadedReport& report = message.loaded();
+      pb::Event event;
+      *event.mutable_loaded_seen()->mutable_key() = report.key();
+      event.mutable_loaded_seen()->set_step(report.step());
+      event.mutable_loaded_seen()->set_path(report.path());
+      *event.mutable_loaded_seen()->mutable_refused() = report.refused();
+      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) PostOnce(session, key_of(), std::move(event));
+      break;
+    }
+    case pb::AgentMessage::kLogChunk:
+      Deliver(*session, message.log_chunk());
+      break;
+    case pb::AgentMessage::kHello:
+    case pb::AgentMessage::BODY_NOT_SET:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+// Empty if the host may join now.
+std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const {
+  *final = true;
+  if (hello.protocol_version() != kAgentProtocolVersion) {
+    return absl::StrCat("protocol version ", hello.protocol_version(), " is not spoken here; this musterd speaks ",
+                        kAgentProtocolVersion, ". Install the same release on both");
+  }
+  if (!hello.store_id_seen().empty() && hello.store_id_seen() != options_.store_id) {
+    return absl::StrCat("the agent has served another store (", hello.store_id_seen(), ") and may run its attempts; this one is ",
+                        options_.store_id, ". Stop what it runs and give it a fresh --state-dir");
+  }
+  if (hello.epoch_seen() > options_.epoch || hello.commit_seen() > view.commit) {
+    return "the agent has seen a later state of this store: the store was restored from a backup, which can't be adopted yet. "
+           "Start musterd on the newest store, or give every agent a fresh --state-dir";
+  }
+  const int32_t cluster = view.state.FindCluster(hello.cluster());
+  if (cluster < 0) return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
+  const HostId id = view.state.FindHost(hello.cluster(), hello.host());
+  if (!view.state.clusters()[cluster].spec.open() && (id == kNoHost || !view.state.host(id).listed)) {
+    return absl::StrCat("cluster ", hello.cluster(), " has no host \"", hello.host(), "\". Add it to the clusters file");
+  }
+  // Another agent of this name may be running, connected or not, until its lease is over.
+  *final = false;
+  const int64_t now_ns = clock_->BootNs();
+  std::string holder;
+  int64_t heard_ns = started_ns_;
+  if (const auto it = hosts_.find(Name(hello.cluster(), hello.host())); it != hosts_.end() && it->second.heard_ns != 0) {
+    holder = it->second.state_id;
+    heard_ns = it->second.heard_ns;
+  } else if (id != kNoHost && view.state.host(id).state != pb::HOST_UNREACHABLE) {
+    holder = view.state.host(id).state_id;
+  }
+  if (!holder.empty() && holder != hello.state_id() && now_ns - heard_ns < options_.lease_ns) {
+    return absl::StrCat("another agent serves as ", hello.cluster(), "/", hello.host(), " (state id ", holder.substr(0, 8),
+                        "). Give this one another --host, or wait ",
+                        FormatDuration((options_.lease_ns - (now_ns - heard_ns)) / kSecond * kSecond + kSecond), " if that one is gone");
+  }
+  return "";
+}
+
+absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  auto session = std::make_shared<Session>();
+  std::shared_ptr<Session> replaced;
+  {
+    std::lock_guard lock(mutex_);
+    if (streams_.count(stream.get()) != 0) return absl::InvalidArgumentError("a second hello on the same stream");
+    bool final = false;
+    if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
+      LogWarn("agent refused", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
+      pb::SchedulerMessage message;
+      message.mutable_refused()->set_reason(why);
+      message.mutable_refused()->set_final(final);
+      stream->Send(message);
+      stream->End(absl::FailedPreconditionError(why));
+      return absl::OkStatus();
+    }
+    session->stream = stream;
+    session->cluster = hello.cluster();
+    session->host = hello.host();
+    session->state_id = hello.state_id();
+    session->id = RandomId();
+    HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
+    replaced = std::move(entry.session);
+    entry.session = session;
+    entry.state_id = hello.state_id();
+    entry.heard_ns = clock_->BootNs();
+    entry.heard_wall_ns = clock_->WallNs();
+    entry.posted = pb::HOST_UP;                    // HostHello says so
+    streams_[stream.get()] = session;
+    for (const pb::AttemptReport& report : hello.attempts()) session->reports[AttemptText(report.key())] = report.SerializeAsString();
+  }
+  if (replaced != nullptr) replaced->stream->End(absl::AbortedError("a newer session of this agent has replaced this one"));
+
+  // One operation, so that the whole Hello is one step.
+  std::vector<pb::Event> events(1);
+  pb::HostHello* joined = events[0].mutable_host_hello();
+  joined->set_cluster(hello.cluster());
+  joined->set_host(hello.host());
+  joined->set_state_id(hello.state_id());
+  joined->set_boot_id(hello.boot_id());
+  *joined->mutable_inventory() = hello.inventory();
+  std::set<std::string> mentioned;
+  for (const pb::AttemptReport& report : hello.attempts()) {
+    mentioned.insert(AttemptText(report.key()));
+    pb::AttemptReported* reported = events.emplace_back().mutable_attempt_reported();
+    reported->set_cluster(hello.cluster());
+    reported->set_host(hello.host());
+    reported->set_state_id(hello.state_id());
+    *reported->mutable_report() = report;
+  }
+  LogInfo("agent connected", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"session", session->id.substr(0, 8)},
+                              {"attempts", hello.attempts_size()}, {"declared", hello.inventory().declared()}});
+  engine_->Call([events = std::move(events)](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return events; },
+                [this, session, mentioned](absl::Status status) {
+                  if (status.ok()) {
+                    Welcome(session, mentioned);
+                  } else {
+                    session->stream->End(status);
+                  }
+                });
+  return absl::OkStatus();
+}
+
+void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  std::lock_guard lock(mutex_);
+  if (hosts_[Name(session->cluster, session->host)].session != session) return;
+  session->welcomed = true;
+  pb::SchedulerMessage message;
+  message.mutable_welcome()->set_lease_ns(options_.lease_ns);
+  message.mutable_welcome()->set_heartbeat_ns(options_.heartbeat_ns);
+  SendOn(session.get(), std::move(message));
+  const int64_t now_ns = clock_->BootNs();
+  for (pb::SchedulerMessage& command : CommandsFor(view->state, session->cluster, session->host)) {
+    session->sent[command.SerializeAsString()] = now_ns;
+    SendOn(session.get(), std::move(command));
+  }
+  for (pb::SchedulerMessage& query : QueriesFor(view->state, session->cluster, session->host, mentioned)) SendOn(session.get(), std::move(query));
+  // Ends that it told in its Hello are durable now.
+  for (const auto& [key, bytes] : session->reports) {
+    pb::AttemptReport report;
+    MUSTER_CHECK(report.ParseFromString(bytes));
+    if (report.phase() != pb::GONE || AwaitsExport(view->state, report.key())) continue;
+    pb::SchedulerMessage forget;
+    *forget.mutable_forget()->mutable_key() = report.key();
+    SendOn(session.get(), std::move(forget));
+  }
+}
+
+void Sessions::Heard(HostEntry* entry, const Session& session) {
+  entry->heard_ns = clock_->BootNs();
+  entry->heard_wall_ns = clock_->WallNs();
+  if (entry->posted == pb::HOST_UP) return;
+  entry->posted = pb::HOST_UP;
+  pb::Event event;
+  event.mutable_host_state()->set_cluster(session.cluster);
+  event.mutable_host_state()->set_host(session.host);
+  event.mutable_host_state()->set_state(pb::HOST_UP);
+  engine_->Post(std::move(event));
+}
+
+void Sessions::Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  pb::SchedulerMessage message;
+  pb::HeartbeatAck* ack = message.mutable_heartbeat_ack();
+  ack->set_sent_boottime_ns(heartbeat.sent_boottime_ns());
+  ack->set_sequence(heartbeat.sequence());
+  if (const HostId id = view->state.FindHost(session->cluster, session->host); id != kNoHost) {
+    for (const AttemptRef& ref : view->state.host(id).attempts) {
+      const JobRow* job = view->state.FindJob(ref.job);
+      const AttemptRow* attempt = view->state.FindAttempt(ref);
+      if (job == nullptr || attempt == nullptr) continue;
+      for (const PartRow& part : attempt->parts) {
+        if (part.host == id && !part.over()) *ack->add_renews() = KeyOf(*job, ref.task, ref.number);
+      }
+    }
+  }
+  std::lock_guard lock(mutex_);
+  SendOn(session.get(), std::move(message));
+  if (!session->welcomed) return;
+  // What still holds is said again, unless it was said a moment ago.
+  const int64_t now_ns = clock_->BootNs();
+  std::map<std::string, int64_t> holds;
+  for (pb::SchedulerMessage& command : CommandsFor(view->state, session->cluster, session->host)) {
+    const std::string bytes = command.SerializeAsString();
+    const auto it = session->sent.find(bytes);
+    if (it != session->sent.end() && now_ns - it->second < options_.heartbeat_ns * 3 / 4) {
+      holds[bytes] = it->second;
+      continue;
+    }
+    holds[bytes] = now_ns;
+    SendOn(session.get(), std::move(command));
+  }
+  session->sent = std::move(holds);
+}
+
+void Sessions::Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report) {
+  const std::string key = AttemptText(report.key());
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  {
+    std::lock_guard lock(mutex_);
+    std::string bytes = report.SerializeAsString();
+    std::string& last = session->reports[key];
+    // A repetition says nothing new, but an end has to be answered: it goes through the engine again.
+    if (last == bytes && (report.phase() != pb::GONE || AwaitsExport(view->state, report.key()))) return;
+    last = std::move(bytes);
+  }
+  pb::Event event;
+  pb::AttemptReported* reported = event.mutable_attempt_reported();
+  reported->set_cluster(session->cluster);
+  reported->set_host(session->host);
+  reported->set_state_id(session->state_id);
+  *reported->mutable_report() = report;
+  engine_->Post(std::move(event));
+}
+
+void Sessions::Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report) {
+  const std::string identity = absl::StrCat(AttemptText(report.key()), "#", report.sequence());
+  const auto acknowledge = [this, session, key = report.key(), sequence = report.sequence(), identity](const absl::Status& status) {
+    std::lock_guard lock(mutex_);
+    if (!status.ok()) return;
+    session->acknowledged.insert(identity);
+    pb::SchedulerMessage message;
+    *message.mutable_checkpoint_ack()->mutable_key() = key;
+    message.mutable_checkpoint_ack()->set_sequence(sequence);
+    SendOn(session.get(), std::move(message));
+  };
+  bool durable = !IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host);   // of nobody: without effect
+  {
+    std::lock_guard lock(mutex_);
+    durable = durable || session->acknowledged.count(identity) != 0;
+    if (!durable && !session->told.insert(identity).second) return;   // its commit is under way
+  }
+  if (durable) {
+    acknowledge(absl::OkStatus());
+    return;
+  }
+  pb::Event event;
+  pb::CheckpointSeen* seen = event.mutable_checkpoint_seen();
+  *seen->mutable_key() = report.key();
+  *seen->mutable_checkpoint() = report.checkpoint();
+  seen->mutable_checkpoint()->set_attempt(report.key().attempt());
+  seen->set_loaded_step(report.loaded_step());
+  seen->set_loaded_path(report.loaded_path());
+  engine_->Post(std::move(event), acknowledge);
+}
+
+void Sessions::PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!session->told.insert(identity).second) return;
+  }
+  engine_->Post(std::move(event));
+}
+
+void Sessions::Closed(const AgentStream* stream) {
+  std::vector<std::pair<uint64_t, LogSink>> broken;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = streams_.find(stream);
+    if (it == streams_.end()) return;
+    const std::shared_ptr<Session> session = it->second;
+    streams_.erase(it);
+    HostEntry& entry = hosts_[Name(session->cluster, session->host)];
+    if (entry.session != session) return;   // replaced
+    entry.session = nullptr;
+    LogInfo("agent disconnected", {{"cluster", session->cluster}, {"host", session->host}, {"session", session->id.substr(0, 8)}});
+    for (auto log = logs_.begin(); log != logs_.end();) {
+      if (log->second.cluster == session->cluster && log->second.host == session->host) {
+        broken.emplace_back(log->first, std::move(log->second.sink));
+        log = logs_.erase(log);
+      } else {
+        ++log;
+      }
+    }
+  }
+  for (const auto& [request, sink] : broken) {
+    pb::LogChunk chunk;
+    chunk.set_request(request);
+    chunk.set_end(true);
+    chunk.set_error("the agent has disconnected");
+    sink(chunk);
+  }
+}
+
+void Sessions::Tick() {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  const int64_t now_ns = clock_->BootNs();
+  const int64_t silent_ns = options_.heartbeat_ns * 5 / 2;   // two missed, and half of one for its way
+  std::lock_guard lock(mutex_);
+  for (const HostId id : view->state.hosts()) {
+    const HostRow& row = view->state.host(id);
+    if (row.state == pb::HOST_NEVER_SEEN || row.state == pb::HOST_STATE_UNSPECIFIED) continue;
+    const std::string& cluster = view->state.clusters()[row.cluster].name;
+    HostEntry& entry = hosts_[Name(cluster, row.name)];
+    if (entry.posted == pb::HOST_STATE_UNSPECIFIED) entry.posted = row.state;
+    const int64_t quiet_ns = now_ns - (entry.heard_ns != 0 ? entry.heard_ns : started_ns_);
+    pb::HostState now = entry.posted;
+    if (quiet_ns >= options_.lease_ns) {
+      now = pb::HOST_UNREACHABLE;
+    } else if (entry.posted == pb::HOST_UP && (entry.heard_ns == 0 || quiet_ns >= silent_ns)) {
+      now = pb::HOST_SILENT;
+    }
+    if (now == entry.posted) continue;
+    entry.posted = now;
+    LogWarn(now == pb::HOST_SILENT ? "host is silent" : "host is unreachable", {{"cluster", cluster}, {"host", row.name}});
+    pb::Event event;
+    event.mutable_host_state()->set_cluster(cluster);
+    event.mutable_host_state()->set_host(row.name);
+    event.mutable_host_state()->set_state(now);
+    engine_->Post(std::move(event));
+  }
+}
+
+void Sessions::Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) {
+  std::lock_guard lock(mutex_);
+  const auto it = hosts_.find(Name(cluster, host));
+  if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed) return;
+  Session* session = it->second.session.get();
+  if (!message.has_forget() && !session->sent.emplace(message.SerializeAsString(), clock_->BootNs()).second) return;
+  if (message.has_forget()) session->reports.erase(AttemptText(message.forget().key()));
+  SendOn(session, message);
+}
+
+void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
+  pb::SessionKey* key = message.mutable_session();
+  key->set_store_id(options_.store_id);
+  key->set_epoch(options_.epoch);
+  key->set_session(session->id);
+  key->set_state_id(session->state_id);
+  message.set_commit(engine_->Snapshot()->commit);
+  session->stream->Send(message);
+}
+
+uint64_t Sessions::RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink) {
+  std::lock_guard lock(mutex_);
+  const auto it = hosts_.find(Name(cluster, host));
+  if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed) return 0;
+  const uint64_t number = next_log_++;
+  logs_[number] = {cluster, host, std::move(sink)};
+  request.set_request(number);
+  pb::SchedulerMessage message;
+  *message.mutable_log_request() = request;
+  SendOn(it->second.session.get(), std::move(message));
+  return number;
+}
+
+void Sessions::CancelLogs(uint64_t request) {
+  std::lock_guard lock(mutex_);
+  const auto it = logs_.find(request);
+  if (it == logs_.end()) return;
+  const auto host = hosts_.find(Name(it->second.cluster, it->second.host));
+  logs_.erase(it);
+  if (host == hosts_.end() || host->second.session == nullptr) return;
+  pb::SchedulerMessage message;
+  message.mutable_log_cancel()->set_request(request);
+  SendOn(host->second.session.get(), std::move(message));
+}
+
+void Sessions::Deliver(const Session& session, const pb::LogChunk& chunk) {
+  LogSink sink;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = logs_.find(chunk.request());
+    if (it == logs_.end() || it->second.cluster != session.cluster || it->second.host != session.host) return;
+    sink = it->second.sink;
+    if (chunk.end()) logs_.erase(it);
+  }
+  sink(chunk);
+}
+
+int64_t Sessions::LastHeardNs(const std::string& cluster, const std::string& host) const {
+  std::lock_guard lock(mutex_);
+  const auto it = hosts_.find(Name(cluster, host));
+  return it == hosts_.end() ? 0 : it->second.heard_wall_ns;
+}
+
+}  // namespace muster

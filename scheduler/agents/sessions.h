@@ -1,0 +1,115 @@
+// Agents as the scheduler sees them: who is connected, as what, since when silent (CONTRACTS 1, 2, 9, 11).
+//
+// One Session a stream, born by an accepted Hello, dead with the stream or when a newer one of the same host and state id
+// replaces it. Its messages become events of the engine; what the engine says to a host goes out on its session. Commands are
+// level-triggered: sent on change, on Hello, and again at heartbeats while they hold. Acknowledgements follow commits.
+//
+// No gRPC here: a stream is an interface. Thread-safe; never calls a stream or the engine while it holds a lock of theirs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/base/clock.h"
+#include "muster/v1/agent.pb.h"
+#include "scheduler/engine/engine.h"
+#include "scheduler/engine/ports.h"
+
+namespace muster {
+
+// The scheduler's side of one stream. Both calls return at once and are thread-safe.
+class AgentStream {
+ public:
+  virtual ~AgentStream() = default;
+  virtual void Send(const pb::SchedulerMessage& message) = 0;
+  // Ends the stream once what was sent before is out.
+  virtual void End(const absl::Status& status) = 0;
+};
+
+struct SessionOptions {
+  std::string store_id;
+  uint64_t epoch = 0;
+  int64_t lease_ns = 45'000'000'000;
+  int64_t heartbeat_ns = 5'000'000'000;
+};
+
+inline constexpr int32_t kAgentProtocolVersion = 1;
+
+class Sessions : public AgentLink {
+ public:
+  using LogSink = std::function<void(const pb::LogChunk&)>;
+
+  Sessions(SessionOptions options, Clock* clock);
+  // Before anything else; the engine must outlive the last call.
+  void Attach(Engine* engine);
+
+  // A message of a stream. An error means that the stream is to be ended with it: INVALID_ARGUMENT for what no agent sends.
+  absl::Status Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message);
+  // The stream has ended, whoever ended it. Its host counts as heard until its heartbeats are missed.
+  void Closed(const AgentStream* stream);
+  // Finds hosts that fell silent or unreachable. Call it once a second or so, from one thread; first right after the start.
+  void Tick();
+
+  // AgentLink: for the engine.
+  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override;
+
+  // Asks a host for output; chunks come to `sink` (from any thread, not concurrently) until one with `end`. A stream that
+  // breaks gives a last chunk with an error. Returns the number of the request; 0 if the host isn't connected.
+  uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink);
+  void CancelLogs(uint64_t request);
+
+  // Unix time of the newest message; 0 = not heard since this process started.
+  int64_t LastHeardNs(const std::string& cluster, const std::string& host) const;
+
+ private:
+  struct Session {
+    std::shared_ptr<AgentStream> stream;
+    std::string cluster, host, state_id, id;
+    bool welcomed = false;
+    std::map<std::string, int64_t> sent;          // commands (serialized) that hold, and when they were sent last
+    std::map<std::string, std::string> reports;   // newest report by attempt, serialized
+    std::set<std::string> told;                   // other messages that became events in this session
+    std::set<std::string> acknowledged;           // checkpoints whose event is durable
+  };
+  struct HostEntry {
+    std::shared_ptr<Session> session;             // null: not connected
+    std::string state_id;                         // of the last session
+    int64_t heard_ns = 0;                         // BootNs; 0 = not since the start
+    int64_t heard_wall_ns = 0;
+    pb::HostState posted = pb::HOST_STATE_UNSPECIFIED;  // what the engine was last told
+  };
+  struct LogStream {
+    std::string cluster, host;
+    LogSink sink;
+  };
+
+  absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
+  std::string WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const;   // under mutex_
+  void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned);
+  void Heard(HostEntry* entry, const Session& session);                                  // under mutex_
+  void Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
+  void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
+  void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
+  void PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event);
+  void Deliver(const Session& session, const pb::LogChunk& chunk);
+  void SendOn(Session* session, pb::SchedulerMessage message);                           // under mutex_
+
+  const SessionOptions options_;
+  Clock* const clock_;
+  const int64_t started_ns_;                      // BootNs
+  Engine* engine_ = nullptr;
+
+  mutable std::mutex mutex_;
+  std::map<std::string, HostEntry> hosts_;        // by cluster/host
+  std::map<const AgentStream*, std::shared_ptr<Session>> streams_;
+  std::map<uint64_t, LogStream> logs_;
+  uint64_t next_log_ = 1;
+};
+
+}  // namespace muster

@@ -1,0 +1,145 @@
+#include "scheduler/engine/commands.h"
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/engine/engine.h"
+
+namespace muster {
+namespace {
+
+std::string StoragePath(const State& state, const std::string& storage) {
+  const auto it = state.cluster_file().storages().find(storage);
+  return it == state.cluster_file().storages().end() ? "" : it->second.path();
+}
+
+std::string UnderStorage(const State& state, const std::string& storage, const JobRow& job) {
+  const std::string path = StoragePath(state, storage);
+  return path.empty() ? "" : absl::StrCat(path, "/jobs/", job.number, "-", job.uid.substr(0, 8));
+}
+
+pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt,
+                                    const PartRow& part) {
+  const pb::TaskSpec& spec = job.task_spec(task);
+  pb::SchedulerMessage message;
+  pb::Prepare* prepare = message.mutable_prepare();
+  *prepare->mutable_key() = KeyOf(job, task, attempt.number);
+  prepare->set_job_number(job.number);
+  prepare->set_job_name(job.spec->name());
+  prepare->set_owner(job.owner);
+  *prepare->mutable_task() = spec;
+  *prepare->mutable_job_env() = job.spec->env();
+  *prepare->mutable_here() = ToPlacement(state, part);
+  prepare->set_processes_per_worker(spec.processes_per_worker());
+  prepare->set_gang_workers(attempt.workers);
+  prepare->set_hosts_rendezvous(part.first_group_rank == 0);
+  prepare->set_job_directory(JobDirectory(state, job));
+  const std::string of_attempt = absl::StrCat("/", spec.name(), "/attempt-", attempt.number);
+  if (!prepare->job_directory().empty()) prepare->set_attempt_directory(prepare->job_directory() + of_attempt);
+  const std::string storage = spec.checkpoint().storage().empty() ? JobStorage(state, job) : spec.checkpoint().storage();
+  prepare->set_checkpoint_storage(storage);
+  const std::string checkpoints = UnderStorage(state, storage, job);
+  if (!checkpoints.empty()) prepare->set_checkpoint_directory(absl::StrCat(checkpoints, of_attempt, "/checkpoints"));
+  for (const std::string& path : attempt.resume_from) prepare->add_resume_from(path);
+  prepare->set_umask(job.umask);
+  prepare->set_start_at_once(attempt.state != pb::TASK_PREPARING);
+  prepare->set_restarts_used(job.tasks[task].restarts_used);
+  prepare->set_queue(job.spec->queue());
+  return message;
+}
+
+pb::SchedulerMessage StopCommand(const pb::AttemptKey& key, pb::Cause cause, int64_t grace_ns) {
+  pb::SchedulerMessage message;
+  *message.mutable_stop()->mutable_key() = key;
+  message.mutable_stop()->set_cause(cause);
+  message.mutable_stop()->set_grace_ns(grace_ns);
+  return message;
+}
+
+// What this part's host should do next; nothing if it is the host's or the program's turn.
+void AppendPartCommand(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part,
+                       std::vector<pb::SchedulerMessage>* commands) {
+  if (part.over()) return;
+  if (attempt.state == pb::TASK_STOPPING) {
+    commands->push_back(StopCommand(KeyOf(job, task, attempt.number), attempt.cause, attempt.grace_ns));
+    return;
+  }
+  if (part.state_id != state.host(part.host).state_id) return;   // its agent has never heard of it
+  if (part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED) {
+    const bool at_once = attempt.state == pb::TASK_STARTING && attempt.parts.size() == 1;
+    if (attempt.state == pb::TASK_PREPARING || at_once) {
+      commands->push_back(PrepareCommand(state, job, task, attempt, part));
+    }
+  } else if (part.phase == pb::PREPARED && (attempt.state == pb::TASK_STARTING || attempt.state == pb::TASK_RUNNING)) {
+    pb::Start* start = commands->emplace_back().mutable_start();
+    *start->mutable_key() = KeyOf(job, task, attempt.number);
+    start->set_master_address(attempt.master_address);
+    start->set_master_port(attempt.master_port);
+  }
+}
+
+// The attempts on a host, oldest job first.
+template <typename F>
+void ForEachPart(const State& state, const HostRow& host, F f) {
+  for (const AttemptRef& ref : host.attempts) {
+    const JobRow* job = state.FindJob(ref.job);
+    const AttemptRow* attempt = state.FindAttempt(ref);
+    if (job == nullptr || attempt == nullptr) continue;
+    for (const PartRow& part : attempt->parts) {
+      if (part.host == host.id) f(*job, ref.task, *attempt, part);
+    }
+  }
+}
+
+}  // namespace
+
+std::string JobDirectory(const State& state, const JobRow& job) { return UnderStorage(state, JobStorage(state, job), job); }
+
+bool AwaitsExport(const State& state, const pb::AttemptKey& key) {
+  const JobRow* job = nullptr;
+  int32_t task = 0;
+  const AttemptRow* attempt = state.FindAttempt(key, &job, &task);
+  return attempt != nullptr && !attempt->export_staged.empty() && job->tasks[task].export_state == "staged";
+}
+
+std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host_name) {
+  std::vector<pb::SchedulerMessage> commands;
+  const HostId id = state.FindHost(cluster, host_name);
+  if (id == kNoHost) return commands;
+  const HostRow& host = state.host(id);
+  ForEachPart(state, host, [&](const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part) {
+    AppendPartCommand(state, job, task, attempt, part, &commands);
+  });
+  // What was lost here may still run; nobody waits for its checkpoint any more.
+  for (const LostRow& lost : host.lost) commands.push_back(StopCommand(lost.key, pb::HOST_LOST, 0));
+  // The host of rank 0 publishes, also when its processes are gone already.
+  for (const uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    for (size_t task = 0; task < job.tasks.size(); ++task) {
+      if (job.tasks[task].export_state != "staged" || job.tasks[task].attempts.empty()) continue;
+      const AttemptRow& attempt = job.tasks[task].attempts.back();
+      if (attempt.export_staged.empty() || attempt.parts.empty() || attempt.parts[0].host != id) continue;
+      pb::Publish* publish = commands.emplace_back().mutable_publish();
+      *publish->mutable_key() = KeyOf(job, task, attempt.number);
+      publish->set_staged(attempt.export_staged);
+      publish->set_target(attempt.export_target);
+    }
+  }
+  return commands;
+}
+
+std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster, const std::string& host_name,
+                                             const std::set<std::string>& mentioned) {
+  std::vector<pb::SchedulerMessage> queries;
+  const HostId id = state.FindHost(cluster, host_name);
+  if (id == kNoHost) return queries;
+  const auto ask = [&](const pb::AttemptKey& key) {
+    if (mentioned.count(AttemptText(key)) == 0) *queries.emplace_back().mutable_query()->mutable_key() = key;
+  };
+  const HostRow& host = state.host(id);
+  ForEachPart(state, host, [&](const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part) {
+    if (!part.over() && part.phase != pb::ATTEMPT_PHASE_UNSPECIFIED) ask(KeyOf(job, task, attempt.number));
+  });
+  for (const LostRow& lost : host.lost) ask(lost.key);
+  return queries;
+}
+
+}  // namespace muster

@@ -1,0 +1,334 @@
+#include "scheduler/engine/engine.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+#include <set>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/files.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "scheduler/decide/decide.h"
+#include "scheduler/engine/commands.h"
+#include "scheduler/engine/reproducer.h"
+#include "scheduler/state/validate.h"
+
+namespace muster {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLookAfterRefusalNs = 10 * kSecond;
+constexpr int kReproducersKept = 20;
+constexpr int64_t kIdleAfterNs = kSecond;
+constexpr int64_t kIdleAtLeastEveryNs = kMinute;
+
+std::string Serialize(const pb::Event& event) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  event.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return bytes;
+}
+
+}  // namespace
+
+std::string AttemptText(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt()); }
+
+Engine::Engine(EngineOptions options, Clock* clock, Store* store, AgentLink* link, State state)
+    : options_(std::move(options)), clock_(clock), store_(store), link_(link), state_(std::move(state)),
+      commit_(options_.last_commit), now_ns_(state_.now_ns()) {
+  view_ = std::make_shared<View>(View{state_, plan_, commit_, now_ns_});
+}
+
+Engine::~Engine() {
+  Stop();
+  std::vector<Queued> left;
+  {
+    std::lock_guard lock(mutex_);
+    left.swap(queue_);
+  }
+  Refuse(std::move(left));
+}
+
+void Engine::Refuse(std::vector<Queued> queue) {
+  for (Queued& queued : queue) {
+    if (queued.done) queued.done(absl::UnavailableError("musterd is stopping; try again when it is back"));
+  }
+}
+
+void Engine::Post(pb::Event event, Done done) {
+  std::lock_guard lock(mutex_);
+  queue_.push_back({std::move(event), nullptr, std::move(done)});
+  work_.notify_one();
+}
+
+void Engine::Call(Operation operation, Done done) {
+  std::lock_guard lock(mutex_);
+  queue_.push_back({pb::Event(), std::move(operation), std::move(done)});
+  work_.notify_one();
+}
+
+void Engine::PostProgress(const pb::ProgressSeen& progress) {
+  std::lock_guard lock(mutex_);
+  PendingProgress& pending = progress_[AttemptText(progress.key())];
+  pending.newest = progress;
+  pending.waiting = true;
+  work_.notify_one();
+}
+
+std::optional<pb::Progress> Engine::LiveProgress(const pb::AttemptKey& key) const {
+  std::lock_guard lock(mutex_);
+  const auto it = progress_.find(AttemptText(key));
+  if (it == progress_.end()) return std::nullopt;
+  return it->second.newest.progress();
+}
+
+void Engine::Observe(Observer observer) { observers_.push_back(std::move(observer)); }
+
+std::vector<pb::Event> Engine::TakeDueProgress(int64_t now_ns) {
+  std::vector<pb::Event> events;
+  for (auto& [key, pending] : progress_) {
+    if (!pending.waiting || now_ns < pending.journalled_ns + options_.progress_interval_ns) continue;
+    pending.waiting = false;
+    pending.journalled_ns = now_ns;
+    *events.emplace_back().mutable_progress_seen() = pending.newest;
+  }
+  return events;
+}
+
+int64_t Engine::ProgressDueNs() const {
+  int64_t due_ns = kNever;
+  for (const auto& [key, pending] : progress_) {
+    if (pending.waiting) due_ns = std::min(due_ns, pending.journalled_ns + options_.progress_interval_ns);
+  }
+  return due_ns;
+}
+
+int64_t Engine::NextLookNs() const {
+  std::lock_guard lock(mutex_);
+  return std::min(next_look_ns_, ProgressDueNs());
+}
+
+bool Engine::Step() {
+  std::vector<Queued> queue;
+  std::vector<pb::Event> progress;
+  {
+    std::lock_guard lock(mutex_);
+    const int64_t now_ns = std::max(now_ns_, clock_->WallNs());
+    progress = TakeDueProgress(now_ns);
+    if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
+    queue.swap(queue_);
+    now_ns_ = now_ns;
+  }
+  step_events_.clear();
+  pb::Event start;
+  start.mutable_step()->set_now_ns(now_ns_);
+  start.mutable_step()->set_epoch(options_.epoch);
+  start.mutable_step()->set_restart_backoff_ns(options_.scheduling.restart_backoff_ns);
+  ApplyEvent(std::move(start));
+  std::vector<absl::Status> answers(queue.size());
+  for (size_t i = 0; i < queue.size(); ++i) {
+    if (!queue[i].operation) {
+      ApplyEvent(std::move(queue[i].event));
+      continue;
+    }
+    absl::StatusOr<std::vector<pb::Event>> events = queue[i].operation(state_);
+    answers[i] = events.status();
+    if (!events.ok()) continue;
+    for (pb::Event& event : *events) ApplyEvent(std::move(event));
+  }
+  for (pb::Event& event : progress) ApplyEvent(std::move(event));
+  AppendGangPrepared();
+  DecideAndApply();
+
+  Transaction transaction;
+  transaction.commit = commit_ + 1;
+  transaction.now_ns = now_ns_;
+  for (const pb::Event& event : step_events_) transaction.events.push_back(Serialize(event));
+  transaction.rows = state_.TakeChanges();
+  if (absl::Status status = store_->Commit(transaction); !status.ok()) {
+    // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is (CONTRACTS 17, 18).
+    LogError("commit failed, musterd ends and has to be started again",
+             {{"commit", transaction.commit}, {"error", std::string(status.message())}});
+    std::_Exit(EXIT_FAILURE);
+  }
+  commit_ = transaction.commit;
+  auto view = std::make_shared<const View>(View{state_, plan_, commit_, now_ns_});
+  {
+    std::lock_guard lock(mutex_);
+    view_ = view;
+    for (const pb::Event& event : step_events_) {
+      if (event.has_attempt_reported() && event.attempt_reported().report().phase() == pb::GONE) {
+        progress_.erase(AttemptText(event.attempt_reported().report().key()));
+      } else if (event.has_attempt_lost()) {
+        progress_.erase(AttemptText(event.attempt_lost().key()));
+      }
+    }
+  }
+  changed_.notify_all();
+  Dispatch(transaction.rows);
+  ForgetWhatEnded();
+  for (size_t i = 0; i < queue.size(); ++i) {
+    if (queue[i].done) queue[i].done(answers[i]);
+  }
+  const StepRecord record{view, std::move(step_events_)};
+  for (const Observer& observer : observers_) observer(record);
+  return true;
+}
+
+void Engine::ApplyEvent(pb::Event event) {
+  Apply(&state_, event);
+  step_events_.push_back(std::move(event));
+}
+
+// Starting of a gang is committed once all its hosts are prepared, before the first Start is sent (CONTRACTS 6).
+void Engine::AppendGangPrepared() {
+  const size_t reported = step_events_.size();
+  for (size_t i = 0; i < reported; ++i) {
+    if (!step_events_[i].has_attempt_reported()) continue;
+    const pb::AttemptKey key = step_events_[i].attempt_reported().report().key();
+    const AttemptRow* attempt = state_.FindAttempt(key);
+    if (attempt == nullptr || attempt->parts.empty() || !AllPrepared(*attempt)) continue;
+    pb::Event event;
+    pb::GangPrepared* prepared = event.mutable_gang_prepared();
+    *prepared->mutable_key() = key;
+    prepared->set_master_address(state_.host(attempt->parts[0].host).inventory.address());
+    prepared->set_master_port(attempt->master_port);
+    ApplyEvent(std::move(event));
+  }
+}
+
+void Engine::DecideAndApply() {
+  Plan plan = Decide(state_, now_ns_, options_.scheduling);
+  int64_t look_ns = plan.next_look_ns;
+  if (absl::Status status = Validate(state_, plan); status.ok()) {
+    for (const pb::Event& event : plan.events) ApplyEvent(event);
+    plan_ = std::move(plan);
+  } else {
+    LogError("a plan was refused: nothing is started or stopped by it; please report this",
+             {{"why", std::string(status.message())}, {"commit", commit_ + 1}, {"saved", options_.refused_plans_directory}});
+    SaveRefusedPlan(plan, status);
+    look_ns = now_ns_ + kLookAfterRefusalNs;
+  }
+  std::lock_guard lock(mutex_);
+  next_look_ns_ = std::max(look_ns, now_ns_ + kMillisecond);
+}
+
+void Engine::SaveRefusedPlan(const Plan& plan, const absl::Status& why) {
+  if (options_.refused_plans_directory.empty() || refused_plans_++ >= kReproducersKept) return;
+  const std::string directory = absl::StrCat(options_.refused_plans_directory, "/", options_.epoch, "-", commit_ + 1);
+  std::string text = absl::StrCat("refused: ", why.ToString(), "\nnow_ns: ", now_ns_, "\n");
+  for (size_t i = 0; i < plan.events.size(); ++i) absl::StrAppend(&text, "event ", i, ":\n", plan.events[i].DebugString());
+  absl::Status status = MakeDirectories(directory);
+  if (status.ok()) status = WriteFileDurably(directory + "/plan.txt", text);
+  if (status.ok()) status = SaveRows(directory + "/rows", state_.AllRows());
+  if (!status.ok()) LogWarn("the refused plan could not be saved", {{"error", std::string(status.message())}});
+}
+
+void Engine::Dispatch(const std::vector<RowChange>& rows) {
+  std::set<HostId> hosts;
+  for (const RowChange& row : rows) {
+    if (row.kind == "host") {
+      const size_t slash = row.id.find('/');
+      const HostId host = state_.FindHost(row.id.substr(0, slash), row.id.substr(slash + 1));
+      if (host != kNoHost) hosts.insert(host);
+    } else if (row.kind == "job") {
+      uint64_t number = 0;
+      const JobRow* job = absl::SimpleAtoi(row.id, &number) ? state_.FindJob(number) : nullptr;
+      if (job == nullptr) continue;
+      for (const TaskRow& task : job->tasks) {
+        const AttemptRow* attempt = task.current();
+        if (attempt == nullptr) continue;
+        for (const PartRow& part : attempt->parts) hosts.insert(part.host);
+      }
+    }
+  }
+  for (const HostId id : hosts) {
+    const HostRow& host = state_.host(id);
+    const std::string& cluster = state_.clusters()[host.cluster].name;
+    for (const pb::SchedulerMessage& command : CommandsFor(state_, cluster, host.name)) link_->Send(cluster, host.name, command);
+  }
+}
+
+// A host may forget an attempt once its end is durable here; its export, if any, published.
+void Engine::ForgetWhatEnded() {
+  const auto forget = [this](const std::string& cluster, const std::string& host, const pb::AttemptKey& key) {
+    pb::SchedulerMessage message;
+    *message.mutable_forget()->mutable_key() = key;
+    link_->Send(cluster, host, message);
+  };
+  for (const pb::Event& event : step_events_) {
+    if (event.has_attempt_reported() && event.attempt_reported().report().phase() == pb::GONE) {
+      const pb::AttemptReported& reported = event.attempt_reported();
+      if (!AwaitsExport(state_, reported.report().key())) forget(reported.cluster(), reported.host(), reported.report().key());
+    } else if (event.has_export_published()) {
+      const AttemptRow* attempt = state_.FindAttempt(event.export_published().key());
+      if (attempt == nullptr) continue;
+      for (const PartRow& part : attempt->parts) {
+        const HostRow& host = state_.host(part.host);
+        if (part.phase == pb::GONE) forget(state_.clusters()[host.cluster].name, host.name, event.export_published().key());
+      }
+    }
+  }
+}
+
+void Engine::Run() {
+  bool dirty = true;                                  // commits since the last housekeeping
+  int64_t idled_ns = clock_->MonotonicNs();
+  while (true) {
+    const bool stepped = Step();
+    dirty = dirty || stepped;
+    bool quiet = false;
+    {
+      std::unique_lock lock(mutex_);
+      if (stopping_) break;
+      if (!stepped) {
+        const int64_t progress_ns = ProgressDueNs();
+        const int64_t look_ns = std::min(next_look_ns_, progress_ns);
+        int64_t wait_ns = dirty ? kIdleAfterNs : kMinute;
+        if (look_ns != kNever) wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - clock_->WallNs()));
+        quiet = !work_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [this, progress_ns] {
+          return stopping_ || !queue_.empty() || ProgressDueNs() < progress_ns;
+        }) && wait_ns >= kIdleAfterNs;
+      }
+      quiet = quiet || (queue_.empty() && clock_->MonotonicNs() - idled_ns >= kIdleAtLeastEveryNs);
+    }
+    if (!dirty || !quiet) continue;
+    store_->Idle();
+    idled_ns = clock_->MonotonicNs();
+    dirty = false;
+  }
+  std::vector<Queued> left;
+  {
+    std::lock_guard lock(mutex_);
+    left.swap(queue_);
+  }
+  Refuse(std::move(left));
+}
+
+void Engine::Stop() {
+  std::lock_guard lock(mutex_);
+  stopping_ = true;
+  work_.notify_all();
+}
+
+std::shared_ptr<const View> Engine::Snapshot() const {
+  std::lock_guard lock(mutex_);
+  return view_;
+}
+
+std::shared_ptr<const View> Engine::WaitForChange(uint64_t commit, int64_t timeout_ns) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this, commit] { return view_->commit > commit; });
+  return view_;
+}
+
+}  // namespace muster

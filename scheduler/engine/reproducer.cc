@@ -1,0 +1,52 @@
+#include "scheduler/engine/reproducer.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/base/files.h"
+
+namespace muster {
+namespace {
+
+void AppendText(std::string_view text, std::string* out) {
+  for (int i = 0; i < 4; ++i) out->push_back(static_cast<char>(text.size() >> (8 * i)));
+  out->append(text);
+}
+
+bool TakeText(std::string_view* in, std::string* text) {
+  if (in->size() < 4) return false;
+  size_t size = 0;
+  for (int i = 0; i < 4; ++i) size |= static_cast<size_t>(static_cast<uint8_t>((*in)[i])) << (8 * i);
+  if (in->size() - 4 < size) return false;
+  text->assign(in->substr(4, size));
+  in->remove_prefix(4 + size);
+  return true;
+}
+
+}  // namespace
+
+absl::Status SaveRows(const std::string& path, const std::vector<RowChange>& rows) {
+  std::string content;
+  for (const RowChange& row : rows) {
+    AppendText(row.kind, &content);
+    AppendText(row.id, &content);
+    AppendText(row.bytes.value_or(""), &content);
+  }
+  return WriteFileDurably(path, content);
+}
+
+absl::StatusOr<std::vector<RowChange>> LoadRows(const std::string& path) {
+  absl::StatusOr<std::string> content = ReadFile(path);
+  if (!content.ok()) return content.status();
+  std::vector<RowChange> rows;
+  std::string_view rest = *content;
+  while (!rest.empty()) {
+    RowChange row;
+    row.bytes.emplace();
+    if (!TakeText(&rest, &row.kind) || !TakeText(&rest, &row.id) || !TakeText(&rest, &*row.bytes)) {
+      return absl::DataLossError(absl::StrCat(path, ": ends inside row ", rows.size()));
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace muster

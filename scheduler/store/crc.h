@@ -1,0 +1,12 @@
+// CRC-32C (Castagnoli), for rows that SQLite's own checks don't cover (CONTRACTS 23).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace muster {
+
+// Goes on from `crc`, which is 0 at the beginning.
+uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
+
+}  // namespace muster

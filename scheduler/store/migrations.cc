@@ -1,0 +1,87 @@
+#include "scheduler/store/migrations.h"
+
+#include <sqlite3.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/ids.h"
+#include "common/base/log.h"
+#include "scheduler/store/sql.h"
+
+namespace muster {
+namespace {
+
+// Index i brings version i to i + 1. A step that was released is never changed.
+constexpr const char* kSteps[kSchemaVersion] = {
+    // 0 -> 1: meta has one row; journal rows are ordered by commit and place inside it.
+    R"sql(
+CREATE TABLE meta (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  store_id TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  instance TEXT NOT NULL,
+  last_commit INTEGER NOT NULL
+);
+CREATE TABLE journal (
+  commit_number INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  now_ns INTEGER NOT NULL,
+  crc INTEGER NOT NULL,
+  bytes BLOB NOT NULL,
+  PRIMARY KEY (commit_number, seq)
+) WITHOUT ROWID;
+CREATE TABLE rows (
+  kind TEXT NOT NULL,
+  id TEXT NOT NULL,
+  bytes BLOB NOT NULL,
+  PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+)sql",
+    // 1 -> 2: finished jobs, for questions about the past.
+    R"sql(
+CREATE TABLE history (
+  number INTEGER PRIMARY KEY,
+  uid TEXT NOT NULL UNIQUE,
+  owner TEXT NOT NULL,
+  queue TEXT NOT NULL,
+  name TEXT NOT NULL,
+  state INTEGER NOT NULL,
+  cause INTEGER NOT NULL,
+  submit_ns INTEGER NOT NULL,
+  start_ns INTEGER NOT NULL,
+  end_ns INTEGER NOT NULL,
+  bytes BLOB NOT NULL
+);
+CREATE INDEX history_by_end ON history (end_ns);
+CREATE INDEX history_by_owner ON history (owner, end_ns);
+CREATE INDEX history_by_queue ON history (queue, end_ns);
+)sql",
+};
+
+}  // namespace
+
+absl::Status Migrate(sqlite3* db, const std::string& path) {
+  absl::StatusOr<int64_t> version = QueryInt(db, "PRAGMA user_version");
+  if (!version.ok()) return Annotate(version.status(), path);
+  if (*version > kSchemaVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": the store has version ", *version, ", newer than this musterd's ", kSchemaVersion,
+        ". Start the newer musterd, or restore a backup made before the upgrade"));
+  }
+  for (int64_t from = *version; from < kSchemaVersion; ++from) {
+    absl::Status status = Execute(db, "BEGIN IMMEDIATE");
+    if (status.ok()) status = Execute(db, kSteps[from]);
+    if (status.ok() && from == 0) {
+      status = Execute(db, absl::StrCat("INSERT INTO meta VALUES (1, '", RandomId(), "', 0, '', 0)"));
+    }
+    if (status.ok()) status = Execute(db, absl::StrCat("PRAGMA user_version = ", from + 1));
+    if (status.ok()) status = Execute(db, "COMMIT");
+    if (!status.ok()) {
+      sqlite3_exec(db, "ROLLBACK", nullptr, nullptr, nullptr);
+      return Annotate(status, absl::StrCat(path, ": migration from version ", from));
+    }
+    if (from > 0) LogInfo("store migrated", {{"path", path}, {"from", from}, {"to", from + 1}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster

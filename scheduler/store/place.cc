@@ -1,0 +1,67 @@
+#include "scheduler/store/place.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/base/files.h"
+
+namespace muster {
+
+std::string NetworkFileSystem(long type) {
+  struct Known {
+    unsigned long type;
+    const char* name;
+  };
+  static constexpr Known kKnown[] = {
+      {0x6969, "nfs"},        {0x517B, "smb"},        {0xFF534D42, "cifs"},   {0xFE534D42, "smb2"},
+      {0x01021997, "9p"},     {0x0BD00BD0, "lustre"}, {0x00C36400, "ceph"},   {0x47504653, "gpfs"},
+      {0x5346414F, "afs"},    {0x73757245, "coda"},   {0x564C, "ncp"},        {0x7461636F, "ocfs2"},
+      {0x01161970, "gfs2"},   {0x65735546, "fuse"},   {0x19830326, "fhgfs"},
+  };
+  for (const Known& known : kKnown) {
+    if (known.type == static_cast<unsigned long>(type)) return known.name;
+  }
+  return "";
+}
+
+absl::Status CheckFileSystem(const std::string& directory) {
+  struct statfs info {};
+  if (statfs(directory.c_str(), &info) != 0) return ErrnoStatus(errno, absl::StrCat(directory, ": statfs"));
+  const std::string network = NetworkFileSystem(info.f_type);
+  if (network.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      directory, " is on a network file system (", network,
+      "), where the store's locks and syncs can't be trusted. Put data_dir on a local disk"));
+}
+
+absl::StatusOr<int> LockDirectory(const std::string& directory) {
+  const std::string path = directory + "/lock";
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return ErrnoStatus(errno, path);
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    char holder[32] = {};
+    const ssize_t length = pread(fd, holder, sizeof(holder) - 1, 0);
+    close(fd);
+    if (error != EWOULDBLOCK) return ErrnoStatus(error, absl::StrCat(path, ": flock"));
+    const std::string pid(absl::StripSuffix(std::string_view(holder, length > 0 ? length : 0).data(), "\n"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": another musterd serves this directory", pid.empty() ? "" : absl::StrCat(" (pid ", pid, ")"),
+        ". Stop it first, or give this one another data_dir"));
+  }
+  const std::string pid = absl::StrCat(getpid(), "\n");
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+    const int error = errno;
+    close(fd);
+    return ErrnoStatus(error, path);
+  }
+  return fd;
+}
+
+}  // namespace muster

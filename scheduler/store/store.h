@@ -1,0 +1,87 @@
+// The daemon's store: one SQLite file in WAL mode, written by one thread and one connection (CONTRACTS 17-24).
+//
+// Tables: meta (store id, epoch, instance, newest commit), journal (commit, seq, crc, bytes), rows (kind, id, bytes) = current
+// State, history (finished jobs, typed and indexed). A commit writes journal, rows and history together.
+//
+// Thread-safety: none. One thread opens, commits and closes; readers open the file themselves, read-only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "scheduler/engine/ports.h"
+
+struct sqlite3;
+
+namespace muster {
+
+struct StoreOptions {
+  std::string directory;                             // data_dir; made with mode 0700 if missing
+  int64_t journal_retention_ns = 86'400'000'000'000;     // 1 d
+  int64_t history_retention_ns = 7 * 86'400'000'000'000; // 7 d, of finished jobs
+  bool allow_any_file_system = false;                // tests only
+};
+
+// What the store held when it was opened.
+struct Recovered {
+  std::string store_id;          // 32 hex digits, born with the store
+  uint64_t epoch = 0;            // this start's: one more than the last one's, durable
+  uint64_t last_commit = 0;
+  std::vector<RowChange> rows;   // of State, in (kind, id) order
+  bool created = false;          // there was no store before
+};
+
+class SqliteStore : public Store {
+ public:
+  // Takes the lock, migrates, checks the journal's tail, raises the epoch. Errors name the path and a remedy:
+  // FAILED_PRECONDITION another daemon, a network file system, a newer store; DATA_LOSS a damaged one; else from the system.
+  static absl::StatusOr<std::unique_ptr<SqliteStore>> Open(const StoreOptions& options, Recovered* recovered);
+  ~SqliteStore() override;
+
+  // ABORTED: another instance owns the store. After any error this store refuses everything.
+  absl::Status Commit(const Transaction& transaction) override;
+  // Trims the journal and the history by a small bite; empties the WAL into the database.
+  void Idle() override;
+
+ private:
+  struct Statements;
+  SqliteStore(StoreOptions options, int lock_fd, sqlite3* db);
+  absl::Status Recover(Recovered* recovered);
+  absl::Status CheckTail();
+  absl::Status CommitOrFail(const Transaction& transaction);
+  absl::Status Guard(uint64_t commit);
+  absl::Status WriteRow(const RowChange& row);
+  absl::Status WriteHistory(const std::string& bytes);
+  absl::StatusOr<bool> TrimBite();
+
+  const StoreOptions options_;
+  const int lock_fd_;
+  sqlite3* const db_;
+  std::unique_ptr<Statements> statements_;
+  std::string instance_;
+  uint64_t epoch_ = 0;
+  uint64_t last_commit_ = 0;
+  int64_t now_ns_ = 0;            // of the newest commit
+  int64_t trimmed_ns_ = 0;        // when there was last nothing to trim
+  int wal_pages_ = 0;             // as of the newest commit
+  bool failed_ = false;
+};
+
+inline constexpr char kStoreFile[] = "muster.db";  // inside the directory
+
+// Calls `each` for the events of the commits `first`..`last` in order, from a read-only connection of its own.
+// DATA_LOSS names the commit whose checksum doesn't match or that is missing.
+absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t last,
+                         const std::function<void(uint64_t commit, const std::string& event)>& each);
+
+
+// Reads the whole store: SQLite's quick_check (given up after 2 s, so that it never holds up the writer's checkpoints for
+// longer), the journal's checksums and the contiguity of its commits. For a thread of its own after the start.
+absl::Status CheckStore(const std::string& directory);
+
+}  // namespace muster

@@ -16,6 +16,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/util/Logging.h>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -362,7 +363,9 @@ class Run {
     meta.model = ToHuggingFace(setup_.model, config_.dtype == "bf16" ? "bfloat16" : "float32");
     meta.trainer = setup_.trainer;
     const std::string& parent = setup_.surroundings.checkpoint_directory;
+    world_.SetTimeout(kStartTimeout);  // storage may be slower than any step
     const absl::Status status = SaveCheckpoint(world_, engine_.flats(), meta, parent);
+    world_.SetTimeout(kStepTimeout);
     last_checkpoint_time_ = Clock::now();
     if (!status.ok()) {
       if (Leads()) std::fprintf(stderr, "checkpoint of step %lld failed: %s\n", static_cast<long long>(step_), std::string(status.message()).c_str());
@@ -382,6 +385,7 @@ class Run {
 
   int ExportModel() {
     engine_.GatherAll();
+    world_.SetTimeout(kStartTimeout);  // the others wait while rank 0 writes
     if (!Leads()) return 0;
     const bool managed = !setup_.surroundings.export_staging.empty();
     const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
@@ -419,10 +423,13 @@ int Refuse(const std::string& what, const Problems& problems) {
   return 2;
 }
 
-// c10's message without its stack.
+// c10's message without its stack; what a collective says when a peer is gone gets its meaning in front.
 std::string Message(const std::exception& e) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : e.what();
+  std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : e.what();
+  if (const size_t stack = text.find("\nException raised from"); stack != std::string::npos) text.resize(stack);
+  const bool lost_peer = dynamic_cast<const c10::DistBackendError*>(&e) != nullptr || text.find("gloo/") != std::string::npos;
+  return lost_peer ? "another rank is gone or can't be reached: " + text : text;
 }
 
 void ChooseThreads(int64_t wanted, int local_size) {
@@ -434,6 +441,9 @@ void ChooseThreads(int64_t wanted, int local_size) {
 
 int Train(const TrainOptions& options) {
   const Clock::time_point begin = Clock::now();
+  // A lost peer makes c10d warn with a stack trace for each of its sockets; what matters is said by us, in one line.
+  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
   std::signal(SIGTERM, RequestStop);
   std::signal(SIGINT, RequestStop);
   Problems problems;

@@ -1,0 +1,242 @@
+// Sharding maps, schedules, and checkpoints that any number of ranks reads. Ranks are threads with a Gloo group each.
+#include "trainer/checkpoint/checkpoint.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "trainer/model/blocks.h"
+#include "trainer/model/init.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/parallel/schedule.h"
+
+namespace muster::trainer {
+namespace {
+
+int FreePort() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+void OnRanks(int size, const std::function<void(World&)>& body) {
+  const int port = FreePort();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::NoGradGuard no_grad;
+      WorldInfo info;
+      info.rank = rank, info.size = size, info.local_size = size, info.master_port = port;
+      std::unique_ptr<World> world = World::Connect(info, at::kCPU);
+      body(*world);
+      world->GatherRows({0});  // rank 0 hosts the store until all are done
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<FlatLayout> Layouts() {
+  std::vector<FlatLayout> layouts(2);
+  layouts[0].Add("a", {7, 5}, true);
+  layouts[0].Add("b", {3}, false);
+  layouts[0].Add("c", {4, 9}, true, /*joined=*/true);
+  layouts[1].Add("d", {50, 3}, true);
+  return layouts;
+}
+
+// Flats whose element e of segment s holds a value that only (segment, e, kind) decides.
+Flats MakeFlats(World& world, int zero_stage, bool fill) {
+  Flats flats;
+  for (FlatLayout& layout : Layouts()) {
+    flats.push_back(std::make_unique<FlatParam>(std::move(layout), &world, zero_stage, at::kFloat));
+    FlatParam& flat = *flats.back();
+    at::Tensor* tensors[] = {&flat.masters(), &flat.exp_avg(), &flat.exp_avg_sq()};
+    for (int kind = 0; fill && kind < 3; ++kind) {
+      for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
+        FillNormal(static_cast<uint64_t>(kind), flat.layout().segments()[p.segment].name, 1, p.segment_begin, p.numel,
+                   tensors[kind]->data_ptr<float>() + p.range_begin);
+      }
+    }
+  }
+  return flats;
+}
+
+void ExpectFilled(World& world, Flats& flats, int zero_stage) {
+  Flats wanted = MakeFlats(world, zero_stage, true);
+  for (size_t i = 0; i < flats.size(); ++i) {
+    EXPECT_TRUE(at::equal(flats[i]->masters(), wanted[i]->masters()));
+    EXPECT_TRUE(at::equal(flats[i]->exp_avg(), wanted[i]->exp_avg()));
+    EXPECT_TRUE(at::equal(flats[i]->exp_avg_sq(), wanted[i]->exp_avg_sq()));
+  }
+}
+
+class Checkpoints : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    parent_ = std::filesystem::temp_directory_path() / ("checkpoint_test." + std::to_string(::getpid()));
+    ASSERT_TRUE(MakeDirectories(parent_).ok());
+  }
+  void TearDown() override { RemoveTree(parent_); }
+  CheckpointMeta Meta(int64_t step) {
+    CheckpointMeta meta;
+    meta.step = step, meta.next_sequence = 8 * step, meta.model = nlohmann::json::object(), meta.dtype = "fp32";
+    return meta;
+  }
+  std::string parent_;
+};
+
+TEST(FlatLayout, SegmentsDontMoveWithTheNumberOfRanksAndPiecesCoverEachOnce) {
+  const FlatLayout layout = Layouts()[0];
+  EXPECT_EQ(layout.segments()[1].offset, 64);  // 35 elements, rounded up to 32s
+  EXPECT_EQ(layout.segments()[2].offset, 67);  // joined
+  for (int ranks = 1; ranks <= 9; ++ranks) {
+    const int64_t shard = layout.PaddedNumel(ranks) / ranks;
+    EXPECT_EQ(shard % 32, 0);
+    std::vector<std::vector<int>> seen;
+    for (const Segment& segment : layout.segments()) seen.emplace_back(segment.numel, 0);
+    for (int r = 0; r < ranks; ++r) {
+      for (const SegmentPiece& p : PiecesIn(layout, r * shard, (r + 1) * shard)) {
+        EXPECT_EQ(layout.segments()[p.segment].offset + p.segment_begin, r * shard + p.range_begin);
+        for (int64_t e = 0; e < p.numel; ++e) ++seen[p.segment][p.segment_begin + e];
+      }
+    }
+    for (const std::vector<int>& counts : seen) {
+      for (const int count : counts) EXPECT_EQ(count, 1);
+    }
+  }
+}
+
+TEST(FillNormal, AnElementDependsOnSeedNameAndPlaceAlone) {
+  std::vector<float> whole(101), parts(101), other(101);
+  FillNormal(5, "w", 0.02, 0, 101, whole.data());
+  for (const auto& [begin, end] : {std::pair<int, int>{0, 3}, {3, 50}, {50, 101}}) FillNormal(5, "w", 0.02, begin, end - begin, parts.data() + begin);
+  EXPECT_EQ(whole, parts);
+  FillNormal(5, "v", 0.02, 0, 101, other.data());
+  EXPECT_NE(whole, other);
+  std::vector<float> many(200000);
+  FillNormal(6, "w", 2.0, 0, 200000, many.data());
+  double sum = 0, squares = 0;
+  for (const float x : many) sum += x, squares += x * x;
+  EXPECT_NEAR(sum / 200000, 0, 0.02);
+  EXPECT_NEAR(squares / 200000, 4, 0.06);
+}
+
+TEST(PlainSchedule, GathersBeforeUseAndReducesOnceAfterTheLastBackward) {
+  const BlockFlats tied = {{0}, {1}, {2, 0}};
+  const std::vector<Action> actions = PlainSchedule(tied, 2);
+  std::vector<int> gathered(3, 0), reduced(3, 0);
+  int backwards = 0;
+  for (const Action& a : actions) {
+    if (a.kind == Action::kGather) ++gathered[a.index];
+    if (a.kind == Action::kForward || a.kind == Action::kBackward) {
+      for (const int flat : tied[a.index]) {
+        EXPECT_EQ(gathered[flat], 1);
+        EXPECT_EQ(reduced[flat], 0) << "used after its reduction";
+      }
+    }
+    backwards += a.kind == Action::kBackward;
+    if (a.kind == Action::kReduce) ++reduced[a.index];
+  }
+  EXPECT_EQ(gathered, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(reduced, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(backwards, 6);
+  EXPECT_EQ(actions.back(), (Action{Action::kReduce, 0}));  // tied embeddings after the embedding's own backward
+}
+
+TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
+  for (const int stage : {0, 1}) {
+    OnRanks(3, [&](World& world) {
+      Flats flats = MakeFlats(world, stage, false);
+      for (auto& flat : flats) {
+        flat->ZeroGradients();
+        for (size_t s = 0; s < flat->layout().segments().size(); ++s) flat->Gradient(static_cast<int>(s)).fill_(world.rank() + 1);
+        flat->StartReduce();
+      }
+      for (auto& flat : flats) flat->FinishReduce();
+      double squared = 0;
+      for (const auto& row : world.GatherRows({ShardSquaredNorm(flats)})) squared += row[0];
+      EXPECT_EQ(squared, 36.0 * (35 + 3 + 36 + 150));
+      for (auto& flat : flats) {
+        for (const SegmentPiece& p : PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
+          EXPECT_TRUE((flat->OwnedGradient().narrow(0, p.range_begin, p.numel) == 6).all().item<bool>());
+        }
+      }
+    });
+  }
+}
+
+TEST(Gather, BringsEveryRanksMastersToAll) {
+  OnRanks(3, [&](World& world) {
+    Flats sharded = MakeFlats(world, 1, true), whole = MakeFlats(world, 0, true);
+    for (size_t i = 0; i < sharded.size(); ++i) {
+      sharded[i]->StartGather();
+      sharded[i]->FinishGather();
+      for (int s = 0; s < static_cast<int>(sharded[i]->layout().segments().size()); ++s) EXPECT_TRUE(at::equal(sharded[i]->Weight(s), whole[i]->Weight(s)));
+    }
+  });
+}
+
+TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
+  for (const auto& [writers, write_stage] : {std::pair<int, int>{3, 1}, {2, 0}, {1, 1}}) {
+    OnRanks(writers, [&, stage = write_stage](World& world) {
+      Flats flats = MakeFlats(world, stage, true);
+      EXPECT_TRUE(SaveCheckpoint(world, flats, Meta(41), parent_).ok());
+    });
+    for (const auto& [readers, read_stage] : {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}}) {
+      OnRanks(readers, [&, stage = read_stage](World& world) {
+        LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"});
+        ASSERT_NE(outcome.checkpoint, nullptr);
+        EXPECT_EQ(outcome.checkpoint->meta().step, 41);
+        EXPECT_EQ(outcome.checkpoint->meta().next_sequence, 8 * 41);
+        Flats flats = MakeFlats(world, stage, false);
+        for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
+        ExpectFilled(world, flats, stage);
+      });
+    }
+    RemoveTree(parent_ + "/step-00000041");
+  }
+}
+
+TEST_F(Checkpoints, EveryFlippedByteOfTheIndexIsNoticed) {
+  OnRanks(1, [&](World& world) {
+    Flats flats = MakeFlats(world, 1, true);
+    ASSERT_TRUE(SaveCheckpoint(world, flats, Meta(1), parent_).ok());
+  });
+  const std::string path = parent_ + "/step-00000001";
+  const std::string text = *ReadFile(path + "/index.json");
+  ASSERT_TRUE(Checkpoint::Parse(path, text).ok());
+  for (size_t i = 0; i < text.size(); i += 3) {
+    if (std::isspace(static_cast<unsigned char>(text[i]))) continue;  // layout is not content
+    std::string broken = text;
+    broken[i] ^= 1;
+    EXPECT_FALSE(Checkpoint::Parse(path, broken).ok()) << "byte " << i << " '" << text[i] << "'";
+  }
+}
+
+TEST_F(Checkpoints, PruningKeepsTheNewestAndUnpublishedNewerOnes) {
+  for (const int step : {1, 2, 3, 4}) {
+    const std::string path = parent_ + "/" + CheckpointName(step);
+    ASSERT_TRUE(MakeDirectories(path).ok());
+    if (step != 1 && step != 4) std::ofstream(path + "/index.json") << "{}";
+  }
+  PruneCheckpoints(parent_, 1);
+  EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{parent_ + "/step-00000003"}));
+  EXPECT_TRUE(std::filesystem::exists(parent_ + "/step-00000004"));   // perhaps being written
+  EXPECT_FALSE(std::filesystem::exists(parent_ + "/step-00000001"));  // a leftover
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -1,0 +1,140 @@
+#include "trainer/loop/config.h"
+
+#include <cmath>
+#include <numbers>
+
+#include <gtest/gtest.h>
+
+#include "trainer/loop/mfu.h"
+#include "trainer/optim/lr_schedule.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+
+json GoodModel() {
+  return {{"model_type", "llama"}, {"vocab_size", 100}, {"hidden_size", 64}, {"intermediate_size", 96}, {"num_hidden_layers", 2},
+          {"num_attention_heads", 4}, {"num_key_value_heads", 2}};
+}
+json GoodConfig() {
+  return {{"model", GoodModel()}, {"data", "d"}, {"max_length", 64}, {"global_batch_size", 8}, {"max_steps", 100}, {"learning_rate", 1e-3}};
+}
+
+// Text of the problems of the good value with `change` merged in (null removes a key).
+std::string Problem(const json& good, const json& change, bool model) {
+  json value = good;
+  value.merge_patch(change);
+  Problems problems;
+  if (model) ParseModelConfig(value, "model", /*strict=*/true, problems);
+  else ParseTrainConfig(value, problems);
+  return ToText(problems);
+}
+
+TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
+  EXPECT_EQ(Problem(GoodConfig(), json::object(), false), "");
+  struct Case {
+    json change;
+    const char* wanted;
+  };
+  const Case cases[] = {
+      {{{"learning_rate", 0}}, "trainer.learning_rate: must be a number above 0"},
+      {{{"learning_rate", "1e-3"}}, "trainer.learning_rate: must be a number"},
+      {{{"max_steps", 1.5}}, "trainer.max_steps: must be a whole number"},
+      {{{"max_steps", nullptr}}, "trainer.max_steps: is missing"},
+      {{{"zero_stage", 2}}, "trainer.zero_stage: must be a whole number from 0 to 1"},
+      {{{"dtype", "fp16"}}, "one of fp32 bf16"},
+      {{{"deterministic", 1}}, "true or false"},
+      {{{"lr", 1}}, "trainer.lr: use learning_rate"},
+      {{{"max_lenght", 1}}, "Did you mean max_length?"},
+      {{{"init", "x"}}, "exclude each other"},
+      {{{"model", nullptr}}, "give init"},
+      {{{"warmup_steps", 101}}, "trainer.warmup_steps"},
+      {{{"micro_batch_size", 9}}, "above global_batch_size"},
+      {{{"data", ""}}, "trainer.data: must be text"},
+  };
+  for (const Case& c : cases) EXPECT_NE(Problem(GoodConfig(), c.change, false).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodConfig(), c.change, false);
+}
+
+TEST(TrainConfig, WarmupBelowOneIsAShareOfTheSteps) {
+  Problems problems;
+  json value = GoodConfig();
+  value["warmup_steps"] = 0.03;
+  EXPECT_EQ(ParseTrainConfig(value, problems).WarmupSteps(), 3);
+  value["warmup_steps"] = 7;
+  EXPECT_EQ(ParseTrainConfig(value, problems).WarmupSteps(), 7);
+}
+
+TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
+  EXPECT_EQ(Problem(GoodModel(), json::object(), true), "");
+  struct Case {
+    json change;
+    const char* wanted;
+  };
+  const Case cases[] = {
+      {{{"model_type", "gpt2"}}, "model.model_type: \"gpt2\" is not supported"},
+      {{{"architectures", {"MixtralForCausalLM"}}}, "model.architectures"},
+      {{{"vocab_size", nullptr}}, "model.vocab_size: is missing"},
+      {{{"vocab_size", -1}}, "model.vocab_size: must be"},
+      {{{"num_key_value_heads", 3}}, "model.num_key_value_heads: 3 doesn't divide"},
+      {{{"hidden_size", 66}}, "model.hidden_size: 66 is no multiple"},
+      {{{"head_dim", 15}}, "model.head_dim: 15 is odd"},
+      {{{"attention_bias", true}}, "model.attention_bias"},
+      {{{"attention_dropout", 0.1}}, "model.attention_dropout"},
+      {{{"hidden_act", "gelu"}}, "model.hidden_act"},
+      {{{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", 1e4}}}}, "model.rope_theta: contradicts"},
+      {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}}, "rope_scaling.rope_type: \"yarn\" is not supported yet"},
+      {{{"rope_parameters", {{"rope_type", "linear"}}}}, "factor: is missing"},
+      {{{"dtype", "float32"}, {"torch_dtype", "bfloat16"}}, "contradicts dtype"},
+      {{{"num_layers", 3}}, "model.num_layers: no such field"},
+      {{{"eos_token_id", 100}}, "model.eos_token_id: 100"},
+  };
+  for (const Case& c : cases) EXPECT_NE(Problem(GoodModel(), c.change, true).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodModel(), c.change, true);
+}
+
+TEST(ModelConfig, OldAndNewKeysMeanTheSameAndSurviveTheRoundTrip) {
+  json old_keys = GoodModel(), new_keys = GoodModel();
+  old_keys["rope_theta"] = 5e5;
+  old_keys["rope_scaling"] = {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+  new_keys["rope_parameters"] = {{"rope_type", "llama3"}, {"rope_theta", 5e5}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+                                 {"original_max_position_embeddings", 8192}};
+  Problems problems;
+  const ModelConfig a = ParseModelConfig(old_keys, "a", true, problems), b = ParseModelConfig(new_keys, "b", true, problems);
+  const ModelConfig c = ParseModelConfig(ToHuggingFace(a, "float32"), "c", true, problems);
+  EXPECT_EQ(ToText(problems), "");
+  EXPECT_TRUE(a.SameModel(b));
+  EXPECT_TRUE(a.SameModel(c));
+  EXPECT_EQ(a.rope.type, "llama3");
+}
+
+TEST(LrSchedule, FollowsTransformersFormulas) {
+  const LrSchedule cosine{"cosine", 2.0, 10, 110, 0}, linear{"linear", 2.0, 10, 110, 0}, constant{"constant", 2.0, 10, 110, 0};
+  const LrSchedule floored{"cosine", 2.0, 0, 100, 0.1};
+  for (const LrSchedule* s : {&cosine, &linear, &constant}) {
+    EXPECT_EQ(s->At(0), 0);
+    EXPECT_DOUBLE_EQ(s->At(5), 1.0);
+    EXPECT_DOUBLE_EQ(s->At(10), 2.0);
+  }
+  EXPECT_DOUBLE_EQ(cosine.At(35), 1.0 + std::cos(std::numbers::pi / 4));
+  EXPECT_DOUBLE_EQ(cosine.At(60), 1.0);
+  EXPECT_NEAR(cosine.At(110), 0, 1e-15);
+  EXPECT_DOUBLE_EQ(linear.At(60), 1.0);
+  EXPECT_DOUBLE_EQ(linear.At(120), 0);
+  EXPECT_DOUBLE_EQ(constant.At(100), 2.0);
+  EXPECT_DOUBLE_EQ(floored.At(100), 0.2);
+}
+
+TEST(Mfu, CountsParametersAndAttention) {
+  Problems problems;
+  const ModelConfig config = ParseModelConfig(GoodModel(), "model", true, problems);
+  // By hand: layer = 64·16·(8 + 4) + 3·64·96 + 2·64
+  EXPECT_EQ(config.NumParameters(), 2 * (12288 + 18432 + 128) + 64 + 2 * 6400);
+  const FlopsPerToken flops = ModelFlopsPerToken(config, 32);
+  EXPECT_EQ(flops.causal, 6.0 * static_cast<double>(config.NumParameters()) + 6.0 * 2 * 64 * 32);
+  EXPECT_EQ(flops.full - flops.causal, 6.0 * 2 * 64 * 32);
+  EXPECT_EQ(PeakFlops("NVIDIA H200", true), 989e12);
+  EXPECT_EQ(PeakFlops("some CPU", true), 0);
+}
+
+}  // namespace
+}  // namespace muster::trainer

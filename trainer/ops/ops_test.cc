@@ -1,0 +1,189 @@
+// Each op's and each block's backward against autograd through the same function written with plain ATen.
+#include "trainer/ops/ops.h"
+
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "trainer/model/blocks.h"
+#include "trainer/model/init.h"
+#include "trainer/parallel/engine.h"
+
+namespace muster::trainer {
+namespace {
+
+ModelConfig Tiny(bool tied = false) {
+  ModelConfig c;
+  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 40, c.num_layers = 2, c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 8;
+  c.tie_word_embeddings = tied;
+  return c;
+}
+
+at::Tensor Random(at::IntArrayRef shape) { return at::randn(shape, at::TensorOptions().dtype(at::kFloat)); }
+
+void ExpectClose(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
+  const double scale = std::max(1e-6, wanted.abs().max().item<double>());
+  EXPECT_LT((found - wanted).abs().max().item<double>() / scale, 2e-5) << what;
+}
+
+// Gradients of sum(f(leaves) * direction), by autograd.
+std::vector<at::Tensor> Autograd(std::vector<at::Tensor> leaves, const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f, const at::Tensor& direction) {
+  at::AutoGradMode grad(true);
+  for (at::Tensor& leaf : leaves) leaf = leaf.detach().clone().set_requires_grad(true);
+  (f(leaves) * direction).sum().backward();
+  std::vector<at::Tensor> grads;
+  for (const at::Tensor& leaf : leaves) grads.push_back(leaf.grad());
+  return grads;
+}
+
+class Ops : public ::testing::Test {
+ protected:
+  void SetUp() override { at::manual_seed(1); }
+  at::NoGradGuard no_grad_;
+};
+
+TEST_F(Ops, LinearAndItsBackwardAddToTheGradient) {
+  const at::Tensor x = Random({6, 5}), w = Random({3, 5}), dy = Random({6, 3});
+  const auto wanted = Autograd({x, w}, [](const auto& l) { return at::mm(l[0], l[1].t()); }, dy);
+  at::Tensor d_w = at::ones({3, 5});
+  ExpectClose(ops::LinearBackward(dy, x, w, d_w), wanted[0], "dx");
+  ExpectClose(d_w - 1, wanted[1], "dw");
+  ExpectClose(ops::Linear(x, w), at::mm(x, w.t()), "y");
+}
+
+TEST_F(Ops, RmsNorm) {
+  const at::Tensor x = Random({6, 8}), w = Random({8}), dy = Random({6, 8});
+  const auto f = [](const auto& l) { return l[0] * at::rsqrt(l[0].square().mean({-1}, true) + 1e-5) * l[1]; };
+  const auto wanted = Autograd({x, w}, f, dy);
+  const ops::RmsNormResult result = ops::RmsNorm(x, w, 1e-5);
+  at::Tensor d_w = at::zeros({8});
+  ExpectClose(result.y, f(std::vector<at::Tensor>{x, w}), "y");
+  ExpectClose(ops::RmsNormBackward(dy, x, w, result.rstd, d_w), wanted[0], "dx");
+  ExpectClose(d_w, wanted[1], "dw");
+}
+
+TEST_F(Ops, SwiGlu) {
+  const at::Tensor x = Random({6, 10}), dy = Random({6, 5});
+  const auto f = [](const auto& l) { return at::silu(l[0].narrow(1, 0, 5)) * l[0].narrow(1, 5, 5); };
+  ExpectClose(ops::SwiGlu(x), f(std::vector<at::Tensor>{x}), "y");
+  ExpectClose(ops::SwiGluBackward(dy, x), Autograd({x}, f, dy)[0], "dx");
+}
+
+// transformers' attention: rotate_half, repeat_kv, softmax over a causal mask.
+at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops::RopeTables& rope, int64_t batch) {
+  const int64_t s = qkv.size(0) / batch, d = c.head_dim, g = c.num_heads / c.num_kv_heads;
+  const at::Tensor cos = at::cat({rope.cos, rope.cos}, -1), sin = at::cat({rope.sin, rope.sin}, -1);
+  const auto rotate = [&](const at::Tensor& x) {
+    const at::Tensor half = at::cat({-x.narrow(-1, d / 2, d / 2), x.narrow(-1, 0, d / 2)}, -1);
+    return x * cos + half * sin;
+  };
+  const at::Tensor all = qkv.view({batch, s, -1, d}).transpose(1, 2);
+  const at::Tensor q = rotate(all.narrow(1, 0, c.num_heads)), k = rotate(all.narrow(1, c.num_heads, c.num_kv_heads)).repeat_interleave(g, 1);
+  const at::Tensor v = all.narrow(1, c.num_heads + c.num_kv_heads, c.num_kv_heads).repeat_interleave(g, 1);
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(d));
+  const at::Tensor blocked = at::ones({s, s}, at::kBool).triu(1);
+  const at::Tensor p = scores.masked_fill(blocked, -std::numeric_limits<float>::infinity()).softmax(-1);
+  return at::matmul(p, v).transpose(1, 2).reshape({batch * s, -1});
+}
+
+TEST_F(Ops, RotaryGroupedCausalAttention) {
+  const ModelConfig c = Tiny();
+  const int64_t batch = 3, s = 7;
+  const at::Tensor qkv = Random({batch * s, 8 * 8}), dy = Random({batch * s, 32});
+  const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
+  const ops::Heads heads = ops::SplitAndRotate(qkv, batch, c, rope);
+  const ops::AttentionResult result = ops::Attention(heads, ops::MakeCausalMask(c, s, qkv.options()));
+  ExpectClose(result.out, PlainAttention(qkv, c, rope, batch), "out");
+  const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::AttentionBackward(dy, heads, result.probabilities), c, rope);
+  ExpectClose(d_qkv, Autograd({qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch); }, dy)[0], "d qkv");
+}
+
+TEST_F(Ops, EmbeddingAddsRepeatedIds) {
+  const at::Tensor ids = at::tensor({1, 4, 1, 0}, at::kLong), w = Random({5, 3}), dy = Random({4, 3});
+  at::Tensor d_w = at::zeros({5, 3});
+  ops::EmbeddingBackward(dy, ids, d_w);
+  ExpectClose(d_w, Autograd({w}, [&](const auto& l) { return l[0].index_select(0, ids); }, dy)[0], "dw");
+}
+
+TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
+  const at::Tensor x = Random({9, 4}), targets = at::randint(0, 11, {9}, at::kLong);
+  at::Tensor weights = at::full({9}, 1.0 / 7);
+  weights.narrow(0, 2, 2).zero_();  // two targets don't count
+  for (const int64_t vocab : {int64_t{11}, int64_t{1} << 22}) {  // the larger one makes chunks of 4 tokens
+    const at::Tensor w = Random({vocab, 4});
+    const auto f = [&](const auto& l) { return at::cross_entropy_loss(at::mm(l[0], l[1].t()), targets, {}, at::Reduction::None); };
+    const auto wanted = Autograd({x, w}, f, weights);
+    at::Tensor d_w = at::zeros_like(w);
+    const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, d_w);
+    EXPECT_NEAR(result.loss.item<double>(), (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
+    ExpectClose(result.dx, wanted[0], "dx");
+    ExpectClose(d_w, wanted[1], "dw");
+  }
+}
+
+TEST_F(Ops, ScaledRotaryTablesFollowTransformers) {
+  ModelConfig c = Tiny();
+  c.rope = {"llama3", 8, 1, 4, 16};
+  const at::Tensor scaled = ops::MakeRopeTables(c, 2, at::kCPU).sin.select(0, 1).asin();
+  // modeling_rope_utils._compute_llama3_parameters by hand, theta 10000, head_dim 8, original length 16:
+  // wavelengths 2π, 62.8, 628, 6283; 16 / 4 = 4 and 16 / 1 = 16 bound the smoothed band.
+  const double smooth = (16.0 / 6.283185307179586 - 1) / 3;
+  const double wanted[] = {(1 - smooth) / 8 + smooth, 0.1 / 8, 0.01 / 8, 0.001 / 8};
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(scaled[i].item<double>(), wanted[i], 1e-6) << i;
+}
+
+// The whole model through the engine, against autograd through plain ATen, tied and untied, in one and two micro-batches.
+class Model : public ::testing::TestWithParam<std::tuple<bool, int>> {};
+
+TEST_P(Model, LossAndAllGradientsEqualAutograd) {
+  at::NoGradGuard no_grad;
+  const auto [tied, micros] = GetParam();
+  const ModelConfig c = Tiny(tied);
+  const int64_t batch = 4, s = 6;
+  std::unique_ptr<World> world = World::Connect({}, at::kCPU);
+  Engine engine(c, s, world.get(), 1, at::kFloat);
+  for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+  engine.GatherAll();
+  at::manual_seed(2);
+  const at::Tensor ids = at::randint(0, 37, {batch * s}, at::kLong), targets = at::randint(0, 37, {batch * s}, at::kLong);
+  std::vector<BatchMeta> batches;
+  const int64_t part = batch / micros;
+  for (int m = 0; m < micros; ++m) {
+    batches.push_back({part, s, ids.narrow(0, m * part * s, part * s), targets.narrow(0, m * part * s, part * s), at::full({part * s}, 1.0 / (batch * s))});
+  }
+  const double loss = engine.Run(PlainSchedule(engine.block_flats(), micros), batches);
+
+  std::map<std::string, at::Tensor> w;
+  at::AutoGradMode grad(true);
+  for (const auto& flat : engine.flats()) {
+    for (size_t i = 0; i < flat->layout().segments().size(); ++i) w[flat->layout().segments()[i].name] = flat->Weight(i).detach().clone().set_requires_grad(true);
+  }
+  const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
+  const auto norm = [&](const at::Tensor& x, const at::Tensor& scale) { return x * at::rsqrt(x.square().mean({-1}, true) + c.rms_norm_eps) * scale; };
+  at::Tensor x = w["model.embed_tokens.weight"].index_select(0, ids);
+  for (int i = 0; i < 2; ++i) {
+    const std::string p = "model.layers." + std::to_string(i) + ".";
+    const at::Tensor n1 = norm(x, w[p + "input_layernorm.weight"]);
+    const at::Tensor qkv = at::cat({at::mm(n1, w[p + "self_attn.q_proj.weight"].t()), at::mm(n1, w[p + "self_attn.k_proj.weight"].t()),
+                                    at::mm(n1, w[p + "self_attn.v_proj.weight"].t())}, 1);
+    x = x + at::mm(PlainAttention(qkv, c, rope, batch), w[p + "self_attn.o_proj.weight"].t());
+    const at::Tensor n2 = norm(x, w[p + "post_attention_layernorm.weight"]);
+    const at::Tensor act = at::silu(at::mm(n2, w[p + "mlp.gate_proj.weight"].t())) * at::mm(n2, w[p + "mlp.up_proj.weight"].t());
+    x = x + at::mm(act, w[p + "mlp.down_proj.weight"].t());
+  }
+  const at::Tensor head = w[tied ? "model.embed_tokens.weight" : "lm_head.weight"];
+  const at::Tensor wanted = at::cross_entropy_loss(at::mm(norm(x, w["model.norm.weight"]), head.t()), targets);
+  wanted.backward();
+  EXPECT_NEAR(loss, wanted.item<double>(), 2e-6);
+  for (const auto& flat : engine.flats()) {
+    for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
+      const std::string& name = flat->layout().segments()[i].name;
+      ExpectClose(flat->Gradient(i), w[name].grad(), name);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(TiedAndMicroBatches, Model, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 2)));
+
+}  // namespace
+}  // namespace muster::trainer

@@ -1,0 +1,66 @@
+#include "scheduler/ask/capacity.h"
+
+#include <vector>
+
+namespace muster {
+
+pb::Inventory ShapeOf(const State& state, const HostRow& host) {
+  if (host.state != pb::HOST_NEVER_SEEN) return host.inventory;
+  const pb::ClusterSpec& cluster = state.clusters()[host.cluster].spec;
+  std::string name = cluster.sku();
+  for (const pb::HostSpec& listed : cluster.hosts()) {
+    if (listed.name() == host.name && !listed.sku().empty()) name = listed.sku();
+  }
+  pb::Inventory shape;
+  const auto found = state.cluster_file().skus().find(name);
+  if (found == state.cluster_file().skus().end()) return shape;
+  const pb::Sku& sku = found->second;
+  shape.set_flavour(sku.flavour());
+  for (int i = 0; i < sku.gpus(); ++i) {
+    shape.add_devices()->set_index(i);
+    shape.mutable_devices(i)->set_healthy(true);
+  }
+  shape.set_cpus_milli(sku.cpus_milli());
+  shape.set_memory_bytes(sku.memory_bytes());
+  shape.set_disk_bytes(sku.disk_bytes());
+  shape.set_declared(sku.declared());
+  return shape;
+}
+
+std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour) {
+  std::map<int32_t, int64_t> capacity;
+  for (HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    const pb::Inventory shape = ShapeOf(state, host);
+    if (flavour == "cpu") {
+      capacity[host.cluster] += shape.cpus_milli();
+    } else if (shape.flavour() == flavour) {
+      capacity[host.cluster] += 1000 * static_cast<int64_t>(shape.devices_size());
+    }
+  }
+  return capacity;
+}
+
+int64_t HeldMilli(const JobRow& job, int32_t task, const AttemptRow& attempt) {
+  const pb::Resources& wants = job.task_spec(task).resources();
+  return attempt.workers * (attempt.flavour.empty() ? wants.cpus_milli() : wants.gpus_milli());
+}
+
+std::vector<std::map<std::string, int64_t>> UseByQueue(const State& state) {
+  std::vector<std::map<std::string, int64_t>> use(state.queues().nodes.size());
+  for (uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      const AttemptRow* attempt = job.tasks[t].current();
+      if (attempt == nullptr || attempt->released()) continue;
+      const std::string flavour = attempt->flavour.empty() ? "cpu" : attempt->flavour;
+      const int64_t held_milli = HeldMilli(job, static_cast<int32_t>(t), *attempt);
+      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {
+        use[n][flavour] += held_milli;
+      }
+    }
+  }
+  return use;
+}
+
+}  // namespace muster

@@ -1,0 +1,24 @@
+// What hosts have, seen or only listed: for checks that must hold before the hosts are there.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+// The host's inventory if its agent has ever been seen, else its SKU's. Without flavour: no GPUs.
+pb::Inventory ShapeOf(const State& state, const HostRow& host);
+
+// Thousandths of devices by cluster (index) of one flavour, of all hosts that are listed or were seen; "cpu": of cores.
+std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour);
+
+// Thousandths that the attempt holds of its flavour, or of cores without GPUs.
+int64_t HeldMilli(const JobRow& job, int32_t task, const AttemptRow& attempt);
+
+// What the queue's jobs hold now, with those of the queues below it: flavour (or "cpu") -> thousandths, by queue node.
+std::vector<std::map<std::string, int64_t>> UseByQueue(const State& state);
+
+}  // namespace muster

@@ -1,0 +1,242 @@
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/ask/capacity.h"
+
+namespace muster {
+namespace {
+
+bool AnyDeclared(const State& state, const AttemptRow& attempt) {
+  return std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
+    return part.host != kNoHost && state.host(part.host).inventory.declared();
+  });
+}
+
+pb::Attempt DescribeAttempt(const State& state, const AttemptRow& row) {
+  pb::Attempt attempt;
+  attempt.set_number(row.number);
+  attempt.set_state(row.state);
+  attempt.set_cause(row.cause);
+  attempt.set_detail(row.detail);
+  if (row.cluster >= 0 && row.cluster < static_cast<int32_t>(state.clusters().size())) {
+    attempt.set_cluster(state.clusters()[row.cluster].name);
+  }
+  attempt.set_flavour(row.flavour);
+  attempt.set_declared(AnyDeclared(state, row));
+  for (const PartRow& part : row.parts) *attempt.add_placements() = ToPlacement(state, part);
+  attempt.set_workers(row.workers);
+  attempt.set_place_ns(row.place_ns);
+  attempt.set_start_ns(row.start_ns);
+  attempt.set_end_ns(row.end_ns);
+  attempt.set_stop_ns(row.stop_ns);
+  attempt.set_resumed_step(row.resumed_step);
+  attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(), [](const PartRow& part) { return part.lost; }));
+  return attempt;
+}
+
+// The directory that holds the job's files, as Prepare names it.
+std::string DirectoryOf(const State& state, const JobRow& job) {
+  const auto storage = state.cluster_file().storages().find(JobStorage(state, job));
+  if (storage == state.cluster_file().storages().end() || storage->second.path().empty()) return "";
+  return absl::StrCat(storage->second.path(), "/jobs/", job.number, "-", job.uid.substr(0, 8));
+}
+
+pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
+                       const std::vector<std::map<std::string, int64_t>>& use) {
+  const QueueNode& row = state.queues().nodes[node];
+  pb::Queue queue;
+  queue.set_path(row.path);
+  *queue.mutable_spec() = row.spec;
+  queue.mutable_spec()->clear_queues();
+  std::set<std::string> flavours;
+  for (const auto& [flavour, quota] : row.spec.quota()) flavours.insert(flavour);
+  for (const auto& [flavour, held_milli] : use[node]) {
+    if (flavour != "cpu") flavours.insert(flavour);
+  }
+  for (const std::string& flavour : flavours) {
+    pb::QueueUse* line = queue.add_use();
+    line->set_flavour(flavour);
+    line->set_limit_milli(-1);
+    line->set_weight(1);
+    if (const auto quota = row.spec.quota().find(flavour); quota != row.spec.quota().end()) {
+      line->set_guarantee_milli(quota->second.guarantee_milli());
+      if (quota->second.has_limit_milli()) line->set_limit_milli(quota->second.limit_milli());
+      if (quota->second.has_weight()) line->set_weight(quota->second.weight());
+    }
+    if (const auto entitled = plan.entitled_milli.find({row.path, flavour}); entitled != plan.entitled_milli.end()) {
+      line->set_entitled_milli(entitled->second);
+    }
+    if (const auto held = use[node].find(flavour); held != use[node].end()) line->set_used_milli(held->second);
+  }
+  const std::string below = row.path + "/";
+  for (uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    const std::string& path = job.spec->queue();
+    if (path != row.path && path.compare(0, below.size(), below) != 0) continue;
+    if (job.state == pb::RUNNING) {
+      queue.set_running_jobs(queue.running_jobs() + 1);
+    } else {
+      queue.set_waiting_jobs(queue.waiting_jobs() + 1);
+    }
+  }
+  return queue;
+}
+
+void AppendBelow(const State& state, const Plan& plan, int32_t node, const std::vector<std::map<std::string, int64_t>>& use,
+                 std::vector<pb::Queue>* queues) {
+  for (int32_t child : state.queues().nodes[node].children) {
+    queues->push_back(DescribeNode(state, plan, child, use));
+    AppendBelow(state, plan, child, use, queues);
+  }
+}
+
+}  // namespace
+
+pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row) {
+  pb::Job job;
+  job.set_uid(row.uid);
+  job.set_number(row.number);
+  *job.mutable_spec() = *row.spec;
+  job.set_owner(row.owner);
+  job.set_state(row.state);
+  job.set_cause(row.cause);
+  job.set_detail(row.detail);
+  job.set_submit_ns(row.submit_ns);
+  job.set_start_ns(row.start_ns);
+  job.set_end_ns(row.end_ns);
+  job.set_cluster(row.cluster);
+  job.set_directory(DirectoryOf(state, row));
+  job.set_version(row.version);
+  for (size_t t = 0; t < row.tasks.size(); ++t) {
+    const TaskRow& task_row = row.tasks[t];
+    pb::Task* task = job.add_tasks();
+    task->set_name(row.task_spec(static_cast<int32_t>(t)).name());
+    task->set_state(task_row.state);
+    if (task_row.state == pb::TASK_WAITING || task_row.state == pb::TASK_BLOCKED) {
+      const auto verdict = plan.verdicts.find({row.number, static_cast<int32_t>(t)});
+      if (verdict != plan.verdicts.end()) {
+        *task->mutable_verdict() = verdict->second;
+        task->mutable_verdict()->set_text(VerdictText(state, row, static_cast<int32_t>(t), verdict->second));
+      }
+    }
+    for (const AttemptRow& attempt : task_row.attempts) *task->add_attempts() = DescribeAttempt(state, attempt);
+    task->set_restarts_used(task_row.restarts_used);
+    *task->mutable_progress() = task_row.progress;
+    for (const pb::Checkpoint& checkpoint : task_row.checkpoints) *task->add_checkpoints() = checkpoint;
+    task->set_backoff_until_ns(task_row.backoff_until_ns);
+  }
+  return job;
+}
+
+absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan, const std::string& path) {
+  const int32_t node = state.queues().Find(path);
+  if (node < 0) {
+    std::string known;
+    for (const QueueNode& row : state.queues().nodes) {
+      if (!row.path.empty()) absl::StrAppend(&known, known.empty() ? "" : ", ", row.path);
+    }
+    return absl::NotFoundError(absl::StrCat("no queue \"", path, "\"; there are ", known));
+  }
+  return DescribeNode(state, plan, node, UseByQueue(state));
+}
+
+std::vector<pb::Queue> DescribeQueues(const State& state, const Plan& plan) {
+  std::vector<pb::Queue> queues;
+  AppendBelow(state, plan, 0, UseByQueue(state), &queues);
+  return queues;
+}
+
+pb::Host DescribeHost(const State& state, HostId id) {
+  const HostRow& row = state.host(id);
+  pb::Host host;
+  host.set_name(state.HostName(id));
+  host.set_cluster(state.clusters()[row.cluster].name);
+  host.set_block(row.block);
+  host.set_rack(row.rack);
+  host.set_state(row.state);
+  host.set_drained(row.drained);
+  host.set_drain_reason(row.drain_reason);
+  *host.mutable_inventory() = ShapeOf(state, row);
+  host.mutable_inventory()->clear_trainer_schema_json();
+  host.set_last_heard_ns(row.spoke_ns);
+  for (size_t d = 0; d < row.device_used_milli.size(); ++d) {
+    pb::DeviceUse* use = host.add_use();
+    use->set_index(row.inventory.devices(static_cast<int>(d)).index());
+    use->set_used_milli(row.device_used_milli[d]);
+    std::set<uint64_t> jobs;
+    for (const AttemptRef& ref : row.attempts) {
+      const AttemptRow* attempt = state.FindAttempt(ref);
+      if (attempt == nullptr) continue;
+      for (const PartRow& part : attempt->parts) {
+        if (part.host == id && !part.over() && std::count(part.devices.begin(), part.devices.end(), use->index()) > 0) jobs.insert(ref.job);
+      }
+    }
+    for (uint64_t number : jobs) use->add_jobs(number);
+  }
+  host.set_cpus_free_milli(host.inventory().cpus_milli() - row.cpus_used_milli);
+  host.set_memory_free_bytes(host.inventory().memory_bytes() - row.memory_used_bytes);
+  return host;
+}
+
+pb::Cluster DescribeCluster(const State& state, int32_t index) {
+  const ClusterRow& row = state.clusters()[index];
+  pb::Cluster cluster;
+  cluster.set_name(row.name);
+  *cluster.mutable_spec() = row.spec;
+  cluster.set_drained(row.drained);
+  cluster.set_drain_reason(row.drain_reason);
+  std::map<std::string, pb::Capacity> capacity;
+  for (HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.cluster != index) continue;
+    cluster.set_hosts_known(cluster.hosts_known() + 1);
+    if (host.state == pb::HOST_UP) cluster.set_hosts_up(cluster.hosts_up() + 1);
+    if (host.inventory.flavour().empty()) continue;
+    pb::Capacity& line = capacity[host.inventory.flavour()];
+    line.set_flavour(host.inventory.flavour());
+    line.set_declared(line.declared() || host.inventory.declared());
+    if (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) {
+      for (const pb::Device& device : host.inventory.devices()) line.set_total_milli(line.total_milli() + (device.healthy() ? 1000 : 0));
+    }
+    for (int64_t used_milli : host.device_used_milli) line.set_used_milli(line.used_milli() + used_milli);
+  }
+  for (const auto& [flavour, line] : capacity) *cluster.add_capacity() = line;
+  return cluster;
+}
+
+pb::LedgerResponse DescribeLedger(const State& state) {
+  pb::LedgerResponse response;
+  response.set_since_ns(state.ledger_since_ns());
+  response.set_until_ns(state.ledger_until_ns());
+  response.set_capacity_device_us(state.ledger_capacity_device_us());
+  constexpr int kClasses = sizeof(kLedgerClasses) / sizeof(kLedgerClasses[0]);
+  for (int c = 0; c < kClasses; ++c) {
+    pb::LedgerResponse::Entry* entry = response.add_entries();
+    entry->set_class_(kLedgerClasses[c]);
+    for (const auto& [key, device_us] : state.ledger()) {
+      if (key.second == c) entry->set_device_us(entry->device_us() + device_us);
+    }
+  }
+  return response;
+}
+
+std::vector<uint64_t> JobsOn(const State& state, const std::string& target) {
+  std::vector<uint64_t> jobs;
+  for (uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    bool there = false;
+    for (const TaskRow& task : job.tasks) {
+      const AttemptRow* attempt = task.current();
+      if (attempt == nullptr) continue;
+      there = there || state.clusters()[attempt->cluster].name == target;
+      for (const PartRow& part : attempt->parts) there = there || (!part.over() && state.HostName(part.host) == target);
+    }
+    if (there) jobs.push_back(number);
+  }
+  return jobs;
+}
+
+}  // namespace muster

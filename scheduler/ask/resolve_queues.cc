@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+#include "common/spec/config_files.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/ask/capacity.h"
+
+namespace muster {
+namespace {
+
+using Cells = std::map<std::string, int64_t>;  // cluster -> thousandths
+
+// Splits the plain guarantees of one flavour over clusters. A queue's cells must cover what its children name or need, so needs
+// rise from the leaves first; then each queue, parents before children, takes the rest of its plain number from what its
+// siblings' needs leave, in the clusters' file order. Queues aren't restricted to clusters, so this finds a split if there is one.
+class GuaranteeSplitter {
+ public:
+  GuaranteeSplitter(const State& state, std::string flavour, std::vector<FieldProblem>* problems)
+      : flavour_(std::move(flavour)), problems_(problems) {
+    for (const ClusterRow& cluster : state.clusters()) order_.push_back(cluster.name);
+    for (const auto& [cluster, milli] : CellCapacity(state, flavour_)) capacity_[state.clusters()[cluster].name] = milli;
+  }
+
+  void Split(google::protobuf::RepeatedPtrField<pb::QueueSpec>* roots) {
+    for (const std::string& cluster : order_) capacity_[cluster] += 0;
+    SplitLevel(roots, capacity_, "queues", "the clusters have");
+  }
+
+ private:
+  const pb::Quota* QuotaOf(const pb::QueueSpec& queue) const {
+    const auto found = queue.quota().find(flavour_);
+    return found == queue.quota().end() ? nullptr : &found->second;
+  }
+
+  // What the queue needs in each cell whatever happens: its own numbers per cluster, else the sum of its children's needs.
+  Cells Need(const pb::QueueSpec& queue) const {
+    Cells need;
+    const pb::Quota* quota = QuotaOf(queue);
+    if (quota != nullptr && !quota->guarantee_per_cluster().empty()) {
+      for (const auto& [cluster, milli] : quota->guarantee_per_cluster()) need[cluster] += milli;
+      return need;
+    }
+    for (const pb::QueueSpec& child : queue.queues()) {
+      for (const auto& [cluster, milli] : Need(child)) need[cluster] += milli;
+    }
+    return need;
+  }
+
+  void SplitLevel(google::protobuf::RepeatedPtrField<pb::QueueSpec>* level, Cells available, const std::string& path,
+                  const std::string& who_has) {
+    std::vector<Cells> needs;
+    for (const pb::QueueSpec& queue : *level) {
+      needs.push_back(Need(queue));
+      for (const auto& [cluster, milli] : needs.back()) {
+        if (!capacity_.contains(cluster)) continue;  // an unknown cluster is reported where it is named
+        available[cluster] -= milli;
+        if (available[cluster] < 0) {
+          problems_->push_back({absl::StrCat(path, "[", needs.size() - 1, "].quota.", flavour_, ".guarantee"),
+                                absl::StrCat("guarantees in ", cluster, " exceed what ", who_has, " there by ", FormatMilli(-available[cluster]))});
+          available[cluster] = 0;
+        }
+      }
+    }
+    for (int i = 0; i < level->size(); ++i) {
+      pb::QueueSpec& queue = *level->Mutable(i);
+      Cells cells = needs[i];
+      const std::string here = absl::StrCat(path, "[", i, "]");
+      if (auto found = queue.mutable_quota()->find(flavour_); found != queue.mutable_quota()->end() && found->second.guarantee_milli() > 0) {
+        pb::Quota& quota = found->second;
+        if (quota.guarantee_per_cluster().empty()) {
+          int64_t rest = quota.guarantee_milli();
+          for (const auto& [cluster, milli] : cells) rest -= milli;
+          if (rest < 0) {
+            problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee"),
+                                  absl::StrCat("is ", FormatMilli(quota.guarantee_milli()), "; the queues below it are guaranteed ",
+                                               FormatMilli(quota.guarantee_milli() - rest))});
+          }
+          for (const std::string& cluster : order_) {
+            // Whole devices, so that no guarantee ends in a fraction that no gang can use.
+            const int64_t take = std::min(rest, available[cluster] / 1000 * 1000);
+            if (take <= 0) continue;
+            cells[cluster] += take;
+            available[cluster] -= take;
+            rest -= take;
+          }
+          if (rest > 0) {
+            problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee"),
+                                  absl::StrCat(FormatMilli(rest), " of ", FormatMilli(quota.guarantee_milli()), " ", flavour_,
+                                               " are more than what ", who_has, " left")});
+          }
+          for (const auto& [cluster, milli] : cells) {
+            if (milli > 0) (*quota.mutable_guarantee_per_cluster())[cluster] = milli;
+          }
+        } else {
+          for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) {
+            if (!capacity_.contains(cluster)) {
+              problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee.", cluster), "no such cluster"});
+            }
+          }
+        }
+      }
+      SplitLevel(queue.mutable_queues(), cells, here + ".queues", absl::StrCat("queue ", queue.name(), " has"));
+    }
+  }
+
+  const std::string flavour_;
+  std::vector<FieldProblem>* const problems_;
+  std::vector<std::string> order_;
+  Cells capacity_;
+};
+
+void CollectFlavours(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& level, std::set<std::string>* flavours) {
+  for (const pb::QueueSpec& queue : level) {
+    for (const auto& [flavour, quota] : queue.quota()) flavours->insert(flavour);
+    CollectFlavours(queue.queues(), flavours);
+  }
+}
+
+// Path -> the queue without its children, serialized with sorted maps by way of text.
+void Flatten(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& level, const std::string& prefix,
+             std::map<std::string, pb::QueueSpec>* out) {
+  for (const pb::QueueSpec& queue : level) {
+    pb::QueueSpec alone = queue;
+    alone.clear_queues();
+    (*out)[prefix + queue.name()] = alone;
+    Flatten(queue.queues(), absl::StrCat(prefix, queue.name(), "/"), out);
+  }
+}
+
+std::string QuotaText(const pb::QueueSpec& queue) {
+  std::string text;
+  std::map<std::string, pb::Quota> sorted(queue.quota().begin(), queue.quota().end());
+  for (const auto& [flavour, quota] : sorted) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", flavour, " guarantee ", FormatMilli(quota.guarantee_milli()));
+    if (quota.has_limit_milli()) absl::StrAppend(&text, " limit ", FormatMilli(quota.limit_milli()));
+    if (quota.has_weight()) absl::StrAppend(&text, " weight ", quota.weight());
+  }
+  return text.empty() ? "no quota" : text;
+}
+
+std::vector<std::string> Changes(const pb::QueueTree& before, const pb::QueueTree& after) {
+  std::map<std::string, pb::QueueSpec> old_queues, new_queues;
+  Flatten(before.queues(), "", &old_queues);
+  Flatten(after.queues(), "", &new_queues);
+  std::vector<std::string> changes;
+  for (const auto& [path, queue] : new_queues) {
+    const auto old = old_queues.find(path);
+    if (old == old_queues.end()) {
+      changes.push_back(absl::StrCat("+ ", path, ": ", QuotaText(queue)));
+    } else if (QuotaText(old->second) != QuotaText(queue)) {
+      changes.push_back(absl::StrCat("~ ", path, ": ", QuotaText(old->second), " -> ", QuotaText(queue)));
+    } else if (old->second.DebugString() != queue.DebugString()) {
+      changes.push_back(absl::StrCat("~ ", path, ": other settings"));
+    }
+  }
+  for (const auto& [path, queue] : old_queues) {
+    if (!new_queues.contains(path)) changes.push_back(absl::StrCat("- ", path));
+  }
+  return changes;
+}
+
+}  // namespace
+
+QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree) {
+  QueueResolution resolution;
+  resolution.resolved = tree;
+  QueueContext context;
+  for (const ClusterRow& cluster : state.clusters()) context.clusters.push_back(cluster.name);
+  resolution.problems = CheckQueueTree(tree, context);
+  if (!resolution.ok()) return resolution;
+  std::set<std::string> flavours;
+  CollectFlavours(tree.queues(), &flavours);
+  for (const std::string& flavour : flavours) GuaranteeSplitter(state, flavour, &resolution.problems).Split(resolution.resolved.mutable_queues());
+  std::map<std::string, pb::QueueSpec> queues;
+  Flatten(tree.queues(), "", &queues);
+  for (uint64_t number : state.active_jobs()) {
+    const std::string& path = state.FindJob(number)->spec->queue();
+    const bool kept = queues.contains(path);
+    const auto below = queues.upper_bound(path + "/");
+    const bool inner = below != queues.end() && below->first.compare(0, path.size() + 1, path + "/") == 0;
+    if (tree.queues().empty() ? path != "default" : (!kept || inner)) {
+      resolution.problems.push_back({path, absl::StrCat("has unfinished jobs (", number, " among them); it must stay a queue that holds jobs")});
+      break;
+    }
+  }
+  if (resolution.ok()) resolution.changes = Changes(state.queue_tree(), resolution.resolved);
+  return resolution;
+}
+
+}  // namespace muster

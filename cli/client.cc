@@ -1,0 +1,220 @@
+#include "cli/client.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/base/check.h"
+#include "muster/v1/cluster_service.grpc.pb.h"
+#include "muster/v1/job_service.grpc.pb.h"
+#include "muster/v1/queue_service.grpc.pb.h"
+
+namespace muster {
+namespace {
+
+constexpr int kCallSeconds = 30;
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (!status.error_details().empty()) out.SetPayload(kDetailsUrl, absl::Cord(status.error_details()));
+  return out;
+}
+
+std::string SocketPath(const std::string& server) { return std::string(absl::StripPrefix(server, "unix://")); }
+
+template <typename Response, typename Stub, typename Request>
+absl::StatusOr<Response> Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const Request& request) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
+  Response response;
+  absl::Status status = FromGrpc((stub.*method)(&context, request, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
+// Cancels the call as soon as the interrupt's descriptor is readable, until it goes out of scope.
+class CancelOnInterrupt {
+ public:
+  CancelOnInterrupt(grpc::ClientContext* context, const Interrupt* interrupt) {
+    if (interrupt == nullptr) return;
+    done_fd_ = eventfd(0, EFD_CLOEXEC);
+    MUSTER_CHECK(done_fd_ >= 0);
+    thread_ = std::thread([this, context, fd = interrupt->fd()] {
+      struct pollfd fds[2] = {{fd, POLLIN, 0}, {done_fd_, POLLIN, 0}};
+      while (poll(fds, 2, -1) < 0 && errno == EINTR) {
+      }
+      if (fds[0].revents != 0) context->TryCancel();
+    });
+  }
+  ~CancelOnInterrupt() {
+    if (done_fd_ < 0) return;
+    uint64_t one = 1;
+    MUSTER_CHECK(write(done_fd_, &one, sizeof one) == sizeof one);
+    thread_.join();
+    close(done_fd_);
+  }
+
+ private:
+  int done_fd_ = -1;
+  std::thread thread_;
+};
+
+template <typename Response, typename Open>
+absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(const Response&)>& on, Open open) {
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<Response>> reader = open(&context);
+  CancelOnInterrupt cancel(&context, interrupt);
+  Response response;
+  bool enough = false;
+  while (!enough && reader->Read(&response)) enough = !on(response);
+  if (enough) context.TryCancel();
+  absl::Status status = FromGrpc(reader->Finish());
+  if (interrupt != nullptr && interrupt->pending()) return absl::CancelledError("interrupted");
+  return enough ? absl::OkStatus() : status;
+}
+
+}  // namespace
+
+absl::Status CheckReachable(const std::string& server) {
+  std::string path = SocketPath(server);
+  struct sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return absl::InvalidArgumentError(absl::StrCat(server, ": longer than a socket's path may be (107 bytes)"));
+  memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return absl::UnavailableError(absl::StrCat("socket: ", strerror(errno)));
+  int result = connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address);
+  int error = errno;
+  close(fd);
+  if (result == 0) return absl::OkStatus();
+  std::string why = error == ENOENT         ? "there is no such socket"
+                    : error == ECONNREFUSED ? "nobody listens there any more"
+                    : error == EACCES       ? "it belongs to somebody else"
+                                            : strerror(error);
+  return absl::UnavailableError(absl::StrCat("no server at ", server, ": ", why));
+}
+
+struct Client::Stubs {
+  explicit Stubs(const std::shared_ptr<grpc::Channel>& channel) : jobs(channel), queues(channel), clusters(channel) {}
+  pb::JobService::Stub jobs;
+  pb::QueueService::Stub queues;
+  pb::ClusterService::Stub clusters;
+};
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
+  if (server.rfind("unix:///", 0) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("server ", server, ": only Unix sockets (unix:///path) are served yet; a network address needs TLS, which is not there yet"));
+  }
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+  return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));
+}
+
+Client::Client(std::string server, std::unique_ptr<Stubs> stubs) : server_(std::move(server)), stubs_(std::move(stubs)) {}
+Client::~Client() = default;
+
+absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); }
+
+absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
+  absl::StatusOr<pb::SubmitResponse> response;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200 << attempt));  // backoff
+    response = Call(stubs_->jobs, &pb::JobService::Stub::Submit, request);
+    if (response.ok() || !absl::IsUnavailable(response.status())) break;
+  }
+  return response;
+}
+
+absl::StatusOr<pb::Job> Client::Get(const std::string& id) {
+  pb::GetJobRequest request;
+  request.set_id(id);
+  return Call(stubs_->jobs, &pb::JobService::Stub::Get, request);
+}
+
+absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::List, request); }
+
+absl::StatusOr<pb::Job> Client::Cancel(const std::string& id) {
+  pb::CancelJobRequest request;
+  request.set_id(id);
+  return Call(stubs_->jobs, &pb::JobService::Stub::Cancel, request);
+}
+
+absl::Status Client::Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt, const std::function<bool(const pb::WatchJobResponse&)>& on) {
+  pb::WatchJobRequest request;
+  request.set_id(id);
+  return ReadStream<pb::WatchJobResponse>(interrupt, on, [&](grpc::ClientContext* context) {
+    if (timeout_ns > 0) context->set_deadline(std::chrono::system_clock::now() + std::chrono::nanoseconds(timeout_ns));
+    return stubs_->jobs.Watch(context, request);
+  });
+}
+
+absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* interrupt, const std::function<bool(const pb::LogsResponse&)>& on) {
+  return ReadStream<pb::LogsResponse>(interrupt, on, [&](grpc::ClientContext* context) { return stubs_->jobs.Logs(context, request); });
+}
+
+absl::StatusOr<pb::ApplyQueuesResponse> Client::ApplyQueues(const pb::ApplyQueuesRequest& request) { return Call(stubs_->queues, &pb::QueueService::Stub::Apply, request); }
+
+absl::StatusOr<pb::Queue> Client::GetQueue(const std::string& path) {
+  pb::GetQueueRequest request;
+  request.set_path(path);
+  return Call(stubs_->queues, &pb::QueueService::Stub::Get, request);
+}
+
+absl::StatusOr<pb::ListQueuesResponse> Client::ListQueues() { return Call(stubs_->queues, &pb::QueueService::Stub::List, pb::ListQueuesRequest()); }
+
+absl::StatusOr<pb::Cluster> Client::GetCluster(const std::string& name) {
+  pb::GetClusterRequest request;
+  request.set_name(name);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetCluster, request);
+}
+
+absl::StatusOr<pb::ListClustersResponse> Client::ListClusters() { return Call(stubs_->clusters, &pb::ClusterService::Stub::ListClusters, pb::ListClustersRequest()); }
+
+absl::StatusOr<pb::Host> Client::GetHost(const std::string& name) {
+  pb::GetHostRequest request;
+  request.set_name(name);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetHost, request);
+}
+
+absl::StatusOr<pb::ListHostsResponse> Client::ListHosts(const std::string& cluster) {
+  pb::ListHostsRequest request;
+  request.set_cluster(cluster);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::ListHosts, request);
+}
+
+absl::StatusOr<pb::DrainResponse> Client::Drain(const std::string& target, const std::string& reason) {
+  pb::DrainRequest request;
+  request.set_target(target);
+  request.set_reason(reason);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::Drain, request);
+}
+
+absl::Status Client::Resume(const std::string& target) {
+  pb::ResumeRequest request;
+  request.set_target(target);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::Resume, request).status();
+}
+
+absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema, pb::GetTrainerSchemaRequest()); }
+absl::StatusOr<pb::LedgerResponse> Client::Ledger() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, pb::GetLedgerRequest()); }
+absl::StatusOr<pb::PingResponse> Client::Ping() { return Call(stubs_->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest()); }
+
+}  // namespace muster

@@ -1,0 +1,67 @@
+// The daemon as the commands see it: one method a call, errors as absl::Status with the same code as gRPC's and the
+// google.rpc.Status (field paths, preconditions) as payload kDetailsUrl. gRPC is known to client.cc only.
+// Thread-safe: `run` watches and reads logs at once.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cli/interrupt.h"
+#include "muster/v1/cluster_service.pb.h"
+#include "muster/v1/job_service.pb.h"
+#include "muster/v1/queue_service.pb.h"
+
+namespace muster {
+
+namespace pb = ::muster::v1;
+
+inline constexpr char kDetailsUrl[] = "type.googleapis.com/google.rpc.Status";
+
+// UNAVAILABLE, in words, if nobody listens at unix:///path: no socket, refused, not ours. OK says only that somebody accepts.
+// Without gRPC: may be called before a fork.
+absl::Status CheckReachable(const std::string& server);
+
+class Client {
+ public:
+  // `server` is unix:///path. Connects lazily. INVALID_ARGUMENT: another scheme, which needs TLS.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(const std::string& server);
+  ~Client();
+
+  const std::string& server() const { return server_; }
+
+  absl::StatusOr<pb::PreviewResponse> Preview(const pb::PreviewRequest& request);
+  absl::StatusOr<pb::SubmitResponse> Submit(const pb::SubmitRequest& request);  // repeats itself with the same key while UNAVAILABLE
+  absl::StatusOr<pb::Job> Get(const std::string& id);
+  absl::StatusOr<pb::ListJobsResponse> List(const pb::ListJobsRequest& request);
+  absl::StatusOr<pb::Job> Cancel(const std::string& id);
+  // Until the stream ends, `on` returns false (then OK), the interrupt is pending (then CANCELLED) or the time is over
+  // (timeout_ns > 0, then DEADLINE_EXCEEDED).
+  absl::Status Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt, const std::function<bool(const pb::WatchJobResponse&)>& on);
+  absl::Status Logs(const pb::LogsRequest& request, const Interrupt* interrupt, const std::function<bool(const pb::LogsResponse&)>& on);
+
+  absl::StatusOr<pb::ApplyQueuesResponse> ApplyQueues(const pb::ApplyQueuesRequest& request);
+  absl::StatusOr<pb::Queue> GetQueue(const std::string& path);
+  absl::StatusOr<pb::ListQueuesResponse> ListQueues();
+
+  absl::StatusOr<pb::Cluster> GetCluster(const std::string& name);
+  absl::StatusOr<pb::ListClustersResponse> ListClusters();
+  absl::StatusOr<pb::Host> GetHost(const std::string& name);
+  absl::StatusOr<pb::ListHostsResponse> ListHosts(const std::string& cluster);
+  absl::StatusOr<pb::DrainResponse> Drain(const std::string& target, const std::string& reason);
+  absl::Status Resume(const std::string& target);
+  absl::StatusOr<pb::GetTrainerSchemaResponse> TrainerSchema();
+  absl::StatusOr<pb::LedgerResponse> Ledger();
+  absl::StatusOr<pb::PingResponse> Ping();
+
+ private:
+  struct Stubs;
+  Client(std::string server, std::unique_ptr<Stubs> stubs);
+
+  std::string server_;
+  std::unique_ptr<Stubs> stubs_;
+};
+
+}  // namespace muster

@@ -1,0 +1,21 @@
+// Every command: each function adds its subcommands to the parser; the chosen one sets Session::command.
+#pragma once
+
+#include "cli/session.h"
+
+namespace CLI {
+class App;
+}
+
+namespace muster {
+
+void AddSubmit(CLI::App& root, Session& session);    // submit, validate
+void AddRun(CLI::App& root, Session& session);       // run -- CMD
+void AddJobs(CLI::App& root, Session& session);      // jobs, history, show, explain
+void AddFollow(CLI::App& root, Session& session);    // attach, wait, cancel, logs
+void AddQueue(CLI::App& root, Session& session);     // queue list, show, apply, diff
+void AddFleet(CLI::App& root, Session& session);     // cluster, host: list, show, drain, resume; ledger
+void AddUp(CLI::App& root, Session& session);        // up, down
+void AddAbout(CLI::App& root, Session& session);     // fields, ping, version, completion
+
+}  // namespace muster

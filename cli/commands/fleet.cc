@@ -1,0 +1,132 @@
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/commands/commands.h"
+#include "cli/render/fleet.h"
+#include "cli/render/ledger.h"
+
+namespace muster {
+namespace {
+
+int ListClusters(Session& session) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::ListClustersResponse> response = (*client)->ListClusters();
+  if (!response.ok()) return session.Fail(response.status());
+  std::vector<pb::Cluster> clusters(response->clusters().begin(), response->clusters().end());
+  std::vector<const google::protobuf::Message*> rows;
+  std::vector<std::string> names;
+  for (const pb::Cluster& cluster : clusters) {
+    rows.push_back(&cluster);
+    names.push_back(cluster.name());
+  }
+  return session.Show(ClustersTable(clusters), *response, rows, names);
+}
+
+int ShowCluster(Session& session, const std::string& name) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::Cluster> cluster = (*client)->GetCluster(name);
+  if (!cluster.ok()) return session.Fail(cluster.status());
+  return session.Show(ClustersTable({*cluster}), *cluster, {&*cluster}, {cluster->name()});
+}
+
+int ListHosts(Session& session, const std::string& cluster) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::ListHostsResponse> response = (*client)->ListHosts(cluster);
+  if (!response.ok()) return session.Fail(response.status());
+  std::vector<pb::Host> hosts(response->hosts().begin(), response->hosts().end());
+  std::vector<const google::protobuf::Message*> rows;
+  std::vector<std::string> names;
+  for (const pb::Host& host : hosts) {
+    rows.push_back(&host);
+    names.push_back(host.name());
+  }
+  return session.Show(HostsTable(hosts, session.now_ns()), *response, rows, names);
+}
+
+int ShowHost(Session& session, const std::string& name) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::Host> host = (*client)->GetHost(name);
+  if (!host.ok()) return session.Fail(host.status());
+  std::string text = absl::StrCat(HostsTable({*host}, session.now_ns()).Render(session.out_screen()), "\n", DevicesTable(*host).Render(session.out_screen()));
+  return session.ShowOne(text, *host, host->name());
+}
+
+int Drain(Session& session, const std::string& target, const std::string& reason) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::DrainResponse> response = (*client)->Drain(target, reason);
+  if (!response.ok()) return session.Fail(response.status());
+  std::string text = absl::StrCat(target, " is drained: nothing new starts there.");
+  if (response->jobs_size() > 0) absl::StrAppend(&text, " These checkpoint and move: ", absl::StrJoin(response->jobs(), ", "), ".");
+  return session.ShowOne(absl::StrCat(text, "  Undo: muster ", target.find('/') == std::string::npos ? "cluster" : "host", " resume ", target, "\n"), *response, target);
+}
+
+int Resume(Session& session, const std::string& target) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::Status status = (*client)->Resume(target);
+  if (!status.ok()) return session.Fail(status);
+  return session.ShowOne(absl::StrCat(target, " takes work again.\n"), pb::ResumeResponse(), target);
+}
+
+int ShowLedger(Session& session) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::LedgerResponse> ledger = (*client)->Ledger();
+  if (!ledger.ok()) return session.Fail(ledger.status());
+  std::vector<const google::protobuf::Message*> rows;
+  std::vector<std::string> names;
+  for (const auto& entry : ledger->entries()) {
+    rows.push_back(&entry);
+    names.push_back(entry.class_());
+  }
+  if (session.for_people()) session.Err(LedgerLine(*ledger));
+  return session.Show(LedgerTable(*ledger), *ledger, rows, names);
+}
+
+// `cluster` and `host` have the same four verbs.
+void AddVerbs(CLI::App* noun, Session& session, const std::string& what, std::function<int(const std::string&)> show) {
+  auto target = std::make_shared<std::string>();
+  auto reason = std::make_shared<std::string>();
+  CLI::App* show_command = noun->add_subcommand("show", "One of them");
+  show_command->add_option(what, *target)->required();
+  show_command->callback([&session, target, show] { session.command = [target, show] { return show(*target); }; });
+  CLI::App* drain = noun->add_subcommand("drain", "Start nothing new there; what runs checkpoints and moves");
+  drain->add_option(what, *target)->required();
+  drain->add_option("--reason", *reason, "Shown to everybody who waits for it");
+  drain->callback([&session, target, reason] { session.command = [&session, target, reason] { return Drain(session, *target, *reason); }; });
+  CLI::App* resume = noun->add_subcommand("resume", "Take work again");
+  resume->add_option(what, *target)->required();
+  resume->callback([&session, target] { session.command = [&session, target] { return Resume(session, *target); }; });
+  for (CLI::App* command : {show_command, drain, resume}) command->fallthrough();
+}
+
+}  // namespace
+
+void AddFleet(CLI::App& root, Session& session) {
+  CLI::App* cluster = root.add_subcommand("cluster", "Clusters: list, show, drain, resume (sinfo)");
+  cluster->require_subcommand(1);
+  CLI::App* list = cluster->add_subcommand("list", "All of them, with their devices");
+  list->fallthrough();
+  list->callback([&session] { session.command = [&session] { return ListClusters(session); }; });
+  AddVerbs(cluster, session, "cluster", [&session](const std::string& name) { return ShowCluster(session, name); });
+
+  CLI::App* host = root.add_subcommand("host", "Hosts: list, show, drain, resume");
+  host->require_subcommand(1);
+  auto of = std::make_shared<std::string>();
+  CLI::App* hosts = host->add_subcommand("list", "All of them, with what runs there");
+  hosts->fallthrough();
+  hosts->add_option("cluster", *of, "Only this cluster's");
+  hosts->callback([&session, of] { session.command = [&session, of] { return ListHosts(session, *of); }; });
+  AddVerbs(host, session, "cluster/host", [&session](const std::string& name) { return ShowHost(session, name); });
+
+  CLI::App* ledger = root.add_subcommand("ledger", "Where every device-second went, by class (sreport)");
+  ledger->callback([&session] { session.command = [&session] { return ShowLedger(session); }; });
+}
+
+}  // namespace muster

@@ -1,0 +1,131 @@
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/log_writer.h"
+#include "cli/follow.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+int Attach(Session& session, const std::string& id) {
+  Interrupt interrupt;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  return Follow(session, **client, id, interrupt);
+}
+
+// All of them; the exit code is that of the first that did not succeed.
+int Wait(Session& session, const std::vector<std::string>& ids, const std::string& timeout) {
+  FollowOptions options;
+  options.quiet = true;
+  if (!timeout.empty()) {
+    absl::StatusOr<int64_t> parsed = ParseDuration(timeout);
+    if (!parsed.ok()) return session.Fail(absl::InvalidArgumentError(absl::StrCat("--timeout ", timeout, ": ", std::string(parsed.status().message()))));
+    options.timeout_ns = std::max<int64_t>(1, *parsed);
+  }
+  Interrupt interrupt;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  int result = kExitOk;
+  for (const std::string& id : ids) {
+    int code = Follow(session, **client, id, interrupt, options);
+    if (code == kExitInterrupted || code == kExitTimeout) return code;
+    if (result == kExitOk) result = code;
+  }
+  return result;
+}
+
+int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  int result = kExitOk;
+  for (const std::string& id : ids) {
+    absl::StatusOr<pb::Job> job = (*client)->Cancel(id);
+    if (!job.ok()) {
+      int code = session.Fail(job.status());
+      if (result == kExitOk) result = code;
+      continue;
+    }
+    std::string text = HasEnded(job->state()) ? absl::StrCat("Job ", job->number(), " has ended already: ", StateName(job->state()), ".\n")
+                                              : absl::StrCat("Job ", job->number(), " is being cancelled; it ends when its processes are gone.\n");
+    session.ShowOne(text, *job, absl::StrCat(job->number()));
+  }
+  if (!wait || result != kExitOk) return result;
+  Interrupt interrupt;
+  FollowOptions options;
+  options.quiet = true;
+  for (const std::string& id : ids) {
+    int code = Follow(session, **client, id, interrupt, options);
+    if (code == kExitInterrupted || code == kExitUnreachable) return code;
+  }
+  return kExitOk;
+}
+
+int Logs(Session& session, const pb::LogsRequest& request) {
+  Interrupt interrupt;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
+  if (!job.ok()) return session.Fail(job.status());
+  LogWriter writer(session, *job, request);
+  absl::Status status = (*client)->Logs(request, &interrupt, [&](const pb::LogsResponse& chunk) {
+    writer.Write(chunk);
+    return true;
+  });
+  writer.End();
+  if (interrupt.pending()) return kExitInterrupted;
+  return status.ok() ? kExitOk : session.Fail(status);
+}
+
+}  // namespace
+
+void AddFollow(CLI::App& root, Session& session) {
+  auto ids = std::make_shared<std::vector<std::string>>();
+  auto id = std::make_shared<std::string>();
+  CLI::App* attach = root.add_subcommand("attach", "Follow a job; Ctrl+C stops following, never the job");
+  attach->add_option("job", *id, "Number or uid")->required();
+  attach->callback([&session, id] { session.command = [&session, id] { return Attach(session, *id); }; });
+
+  auto timeout = std::make_shared<std::string>();
+  CLI::App* wait = root.add_subcommand("wait", "Block until jobs have ended; the exit code tells how");
+  wait->add_option("jobs", *ids, "Numbers or uids")->required();
+  wait->add_option("--timeout", *timeout, "Give up after so long, such as 10m: exit 124");
+  wait->callback([&session, ids, timeout] { session.command = [&session, ids, timeout] { return Wait(session, *ids, *timeout); }; });
+
+  auto until_gone = std::make_shared<bool>(false);
+  CLI::App* cancel = root.add_subcommand("cancel", "Stop jobs for good (scancel)");
+  cancel->add_option("jobs", *ids, "Numbers or uids")->required();
+  cancel->add_flag("--wait", *until_gone, "Until their processes are gone");
+  cancel->callback([&session, ids, until_gone] { session.command = [&session, ids, until_gone] { return Cancel(session, *ids, *until_gone); }; });
+
+  auto request = std::make_shared<pb::LogsRequest>();
+  struct LogOptions {
+    std::string id, task;
+    int attempt = 0, rank = -1;
+    int64_t tail = 0;
+    bool follow = false;
+  };
+  auto log = std::make_shared<LogOptions>();
+  CLI::App* logs = root.add_subcommand("logs", "Output of a job's processes");
+  logs->add_option("job", log->id, "Number or uid")->required();
+  logs->add_flag("-f,--follow", log->follow, "Until the task has ended");
+  logs->add_option("--task", log->task, "Default: the newest that ran");
+  logs->add_option("--attempt", log->attempt, "Default: the newest")->check(CLI::Range(1, 1000000));
+  logs->add_option("--rank", log->rank, "Default: all, each line with its rank")->check(CLI::Range(0, 1 << 26));
+  logs->add_option("--tail", log->tail, "Only the last N lines")->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  logs->callback([&session, log, request] {
+    request->set_id(log->id);
+    request->set_task(log->task);
+    request->set_attempt(log->attempt);
+    request->set_rank(log->rank);
+    request->set_follow(log->follow);
+    request->set_tail_lines(log->tail);
+    session.command = [&session, request] { return Logs(session, *request); };
+  });
+}
+
+}  // namespace muster

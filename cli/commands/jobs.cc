@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/interrupt.h"
+#include "cli/render/job.h"
+#include "common/spec/spec.h"
+
+namespace muster {
+namespace {
+
+struct ListOptions {
+  std::string queue, owner, state;
+  std::vector<std::string> labels;
+  int limit = 1000;
+  bool all = false;
+  bool watch = false;
+};
+
+absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool finished) {
+  pb::ListJobsRequest request;
+  request.set_queue(options.queue);
+  request.set_owner(options.owner);
+  for (const std::string& label : options.labels) {
+    size_t equals = label.find('=');
+    if (equals == std::string::npos) return absl::InvalidArgumentError(absl::StrCat("--label ", label, ": write KEY=VALUE"));
+    (*request.mutable_labels())[label.substr(0, equals)] = label.substr(equals + 1);
+  }
+  if (!options.state.empty()) {
+    pb::JobState state;
+    if (!pb::JobState_Parse(absl::AsciiStrToUpper(options.state), &state) || state == pb::JOB_STATE_UNSPECIFIED) {
+      return absl::InvalidArgumentError(absl::StrCat("--state ", options.state, ": one of waiting, running, succeeded, failed, cancelled"));
+    }
+    request.add_states(state);
+  } else if (finished) {
+    for (pb::JobState state : {pb::SUCCEEDED, pb::FAILED, pb::CANCELLED}) request.add_states(state);
+  } else if (!options.all) {
+    for (pb::JobState state : {pb::WAITING, pb::RUNNING}) request.add_states(state);
+  }
+  return request;
+}
+
+// All pages up to `limit` jobs; *more says whether there would have been others.
+absl::StatusOr<pb::ListJobsResponse> ListAll(Client& client, pb::ListJobsRequest request, int limit, bool* more) {
+  pb::ListJobsResponse all;
+  *more = false;
+  for (;;) {
+    request.set_page_size(std::min(1000, limit - all.jobs_size()));
+    absl::StatusOr<pb::ListJobsResponse> page = client.List(request);
+    if (!page.ok()) return page.status();
+    for (pb::Job& job : *page->mutable_jobs()) all.add_jobs()->Swap(&job);
+    *more = !page->next_page_token().empty();
+    if (!*more || all.jobs_size() >= limit || page->next_page_token() == request.page_token()) return all;
+    request.set_page_token(page->next_page_token());
+  }
+}
+
+int ShowList(Session& session, const ListOptions& options, bool finished) {
+  absl::StatusOr<pb::ListJobsRequest> request = ListRequest(options, finished);
+  if (!request.ok()) return session.Fail(request.status());
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  bool more = false;
+  absl::StatusOr<pb::ListJobsResponse> response = ListAll(**client, *request, options.limit, &more);
+  if (!response.ok()) return session.Fail(response.status());
+  std::vector<pb::Job> jobs(response->jobs().begin(), response->jobs().end());
+  std::vector<const google::protobuf::Message*> rows;
+  std::vector<std::string> names;
+  for (const pb::Job& job : response->jobs()) {
+    rows.push_back(&job);
+    names.push_back(absl::StrCat(job.number()));
+  }
+  Table table = finished ? HistoryTable(jobs, session.now_ns()) : JobsTable(jobs, session.now_ns());
+  if (jobs.empty() && session.for_people()) {
+    session.Err(finished ? "No finished jobs.  Unfinished ones: muster jobs\n"
+                : options.all || !options.state.empty() ? "No such jobs.\n" : "No unfinished jobs.  Finished ones: muster history\n");
+    return kExitOk;
+  }
+  int code = session.Show(table, *response, rows, names);
+  if (more) session.Err(absl::StrCat("There are more than ", options.limit, ": --limit N shows them.\n"));
+  return code;
+}
+
+int WatchList(Session& session, const ListOptions& options) {
+  Interrupt interrupt;
+  for (;;) {
+    if (session.out_screen().live) session.Out("\x1b[H\x1b[2J");
+    int code = ShowList(session, options, false);
+    if (code != kExitOk) return code;
+    if (interrupt.WaitFor(2000)) return kExitInterrupted;
+    if (!session.out_screen().live && session.for_people()) session.Out("\n");
+  }
+}
+
+int ShowJob(Session& session, const std::string& id, bool spec_only) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::Job> job = (*client)->Get(id);
+  if (!job.ok()) return session.Fail(job.status());
+  if (spec_only) {
+    session.Out(SpecToYaml(job->spec()));
+    return kExitOk;
+  }
+  return session.ShowOne(RenderJob(*job, session.out_screen(), session.now_ns()), *job, absl::StrCat(job->number()));
+}
+
+int Explain(Session& session, const std::string& id) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::Job> job = (*client)->Get(id);
+  if (!job.ok()) return session.Fail(job.status());
+  std::map<uint64_t, pb::Job> holders;
+  for (const pb::Task& task : job->tasks()) {
+    for (uint64_t number : task.verdict().held_by()) {
+      absl::StatusOr<pb::Job> holder = (*client)->Get(absl::StrCat(number));
+      if (holder.ok()) holders[number] = *std::move(holder);  // else: not ours to see; its number is shown
+    }
+  }
+  return session.ShowOne(RenderExplain(*job, holders, session.out_screen(), session.now_ns()), *job, absl::StrCat(job->number()));
+}
+
+void AddListOptions(CLI::App* command, const std::shared_ptr<ListOptions>& options) {
+  command->add_option("--queue", options->queue, "Only this queue and those below it");
+  command->add_option("--owner", options->owner, "Only this user's");
+  command->add_option("--label", options->labels, "Only with KEY=VALUE; may be repeated");
+  command->add_option("--state", options->state, "waiting, running, succeeded, failed or cancelled");
+  command->add_option("--limit", options->limit, "At most so many, newest first")->check(CLI::Range(1, 1000000))->capture_default_str();
+}
+
+}  // namespace
+
+void AddJobs(CLI::App& root, Session& session) {
+  auto list = std::make_shared<ListOptions>();
+  CLI::App* jobs = root.add_subcommand("jobs", "List unfinished jobs (squeue)");
+  AddListOptions(jobs, list);
+  jobs->add_flag("-a,--all", list->all, "Finished ones, too");
+  jobs->add_flag("-w,--watch", list->watch, "Look again every 2 s until Ctrl+C");
+  jobs->callback([&session, list] { session.command = [&session, list] { return list->watch ? WatchList(session, *list) : ShowList(session, *list, false); }; });
+
+  auto past = std::make_shared<ListOptions>();
+  CLI::App* history = root.add_subcommand("history", "List finished jobs (sacct)");
+  AddListOptions(history, past);
+  history->callback([&session, past] { session.command = [&session, past] { return ShowList(session, *past, true); }; });
+
+  auto id = std::make_shared<std::string>();
+  auto spec_only = std::make_shared<bool>(false);
+  CLI::App* show = root.add_subcommand("show", "One job whole: tasks, attempts, checkpoints");
+  show->add_option("job", *id, "Number or uid")->required();
+  show->add_flag("--spec", *spec_only, "Its job file, to submit again");
+  show->callback([&session, id, spec_only] { session.command = [&session, id, spec_only] { return ShowJob(session, *id, *spec_only); }; });
+
+  CLI::App* explain = root.add_subcommand("explain", "Why a job waits, for what, and until when (squeue --start)");
+  explain->add_option("job", *id, "Number or uid")->required();
+  explain->callback([&session, id] { session.command = [&session, id] { return Explain(session, *id); }; });
+}
+
+}  // namespace muster

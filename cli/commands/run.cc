@@ -1,0 +1,164 @@
+#include <climits>
+#include <cstdlib>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/log_writer.h"
+#include "cli/commands/submission.h"
+#include "cli/follow.h"
+#include "common/base/ids.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+struct RunOptions {
+  std::vector<std::string> command, env, clusters, gpu_types;
+  std::string queue, name, gpus, cpus, memory, time_limit, workdir;
+  int workers = 1, max_restarts = 0;
+  bool detach = false;
+};
+
+std::string NameFor(const RunOptions& options) {
+  if (!options.name.empty()) return options.name;
+  std::string stem = options.command[0].substr(options.command[0].rfind('/') + 1);
+  return IsLabel(stem) ? stem : "run";
+}
+
+// INVALID_ARGUMENT names the flag. What the server knows better (queue, flavours) it checks itself.
+absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
+  pb::JobSpec spec;
+  spec.set_name(NameFor(options));
+  spec.set_queue(options.queue);
+  for (const std::string& cluster : options.clusters) spec.add_clusters(cluster);
+  pb::TaskSpec* task = spec.add_tasks();
+  task->set_name("main");
+  task->mutable_workers()->set_min(options.workers);
+  task->mutable_workers()->set_max(options.workers);
+  task->set_max_restarts(options.max_restarts);
+  for (const std::string& word : options.command) task->mutable_run()->add_exec(word);
+  pb::Resources* resources = task->mutable_resources();
+  for (const std::string& type : options.gpu_types) resources->add_gpu_types(type);
+  auto fill = [](const char* flag, const std::string& text, absl::StatusOr<int64_t> (*parse)(std::string_view), auto set) -> absl::Status {
+    if (text.empty()) return absl::OkStatus();
+    absl::StatusOr<int64_t> value = parse(text);
+    if (!value.ok()) return absl::InvalidArgumentError(absl::StrCat(flag, " ", text, ": ", std::string(value.status().message())));
+    set(*value);
+    return absl::OkStatus();
+  };
+  for (const absl::Status& status :
+       {fill("--gpus", options.gpus, ParseMilli, [&](int64_t v) { resources->set_gpus_milli(v); }),
+        fill("--cpus", options.cpus, ParseMilli, [&](int64_t v) { resources->set_cpus_milli(v); }),
+        fill("--memory", options.memory, ParseSize, [&](int64_t v) { resources->set_memory_bytes(v); }),
+        fill("--time-limit", options.time_limit, ParseDuration, [&](int64_t v) { task->set_time_limit_ns(v); })}) {
+    if (!status.ok()) return status;
+  }
+  for (const std::string& pair : options.env) {
+    size_t equals = pair.find('=');
+    if (equals == std::string::npos || equals == 0) return absl::InvalidArgumentError(absl::StrCat("--env ", pair, ": write NAME=VALUE"));
+    (*task->mutable_env())[pair.substr(0, equals)] = pair.substr(equals + 1);
+  }
+  if (!options.workdir.empty()) {
+    char path[PATH_MAX];
+    if (realpath(options.workdir.c_str(), path) == nullptr) return absl::InvalidArgumentError(absl::StrCat("--workdir ", options.workdir, ": there is no such directory here"));
+    task->set_workdir(path);
+  }
+  return spec;
+}
+
+// Reads each attempt's output as the attempts start, one after the other, onto stdout.
+class OutputReader {
+ public:
+  OutputReader(Session& session, Client& client, const Interrupt& interrupt) : session_(session), client_(client), interrupt_(interrupt) {}
+  ~OutputReader() { Join(); }
+
+  void On(const pb::Job& job) {
+    if (job.tasks_size() == 0) return;
+    for (const pb::Attempt& attempt : job.tasks(0).attempts()) {
+      if (attempt.number() <= newest_ || attempt.start_ns() == 0) continue;
+      Join();  // the one before has ended: its stream ends, too
+      newest_ = attempt.number();
+      pb::LogsRequest request;
+      request.set_id(absl::StrCat(job.number()));
+      request.set_task(job.tasks(0).name());
+      request.set_attempt(newest_);
+      request.set_rank(-1);
+      request.set_follow(true);
+      thread_ = std::thread([this, job, request] { Read(job, request); });
+    }
+  }
+  void Join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void Read(const pb::Job& job, const pb::LogsRequest& request) {
+    LogWriter writer(session_, job, request);
+    absl::Status status = client_.Logs(request, &interrupt_, [&](const pb::LogsResponse& chunk) {
+      writer.Write(chunk);
+      return true;
+    });
+    writer.End();
+    if (!status.ok() && !interrupt_.pending()) {
+      session_.Err(absl::StrCat("muster: the output is not complete here: ", Plain(std::string(status.message())), "  All of it: muster logs ", job.number(), "\n"));
+    }
+  }
+
+  Session& session_;
+  Client& client_;
+  const Interrupt& interrupt_;
+  std::thread thread_;
+  int newest_ = 0;
+};
+
+int RunCommand(Session& session, RunOptions options) {
+  Interrupt interrupt;
+  absl::StatusOr<Settings> settings = session.settings();
+  if (!settings.ok()) return session.Fail(settings.status());
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  SpecContext context = ContextOf(**client);
+  if (options.queue.empty()) options.queue = DefaultQueue(*settings, context);
+  if (!options.gpus.empty() && options.gpu_types.empty() && context.flavours.size() == 1) options.gpu_types = {context.flavours.begin()->first};
+  absl::StatusOr<pb::JobSpec> spec = SpecFor(options);
+  if (!spec.ok()) return session.Fail(spec.status());
+  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec);
+  if (!response.ok()) return FailRefused(session, response.status(), nullptr);
+  std::string id = absl::StrCat(response->job().number());
+  if (options.detach || !session.for_people()) {
+    return session.ShowOne(absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()), " submitted.  Follow: muster attach ", id, "\n"), response->job(), id);
+  }
+  session.Err(absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()), " submitted. Its output follows; Ctrl+C stops following, never the job.\n"));
+  OutputReader reader(session, **client, interrupt);
+  FollowOptions follow;
+  follow.events_to_stderr = true;
+  follow.on_job = [&](const pb::Job& job) { reader.On(job); };
+  return Follow(session, **client, id, interrupt, follow);
+}
+
+}  // namespace
+
+void AddRun(CLI::App& root, Session& session) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* run = root.add_subcommand("run", "Run one command as a job: muster run [flags] -- CMD ARGS; its output comes here");
+  run->add_option("command", options->command, "The program and its arguments, after --")->required();
+  run->add_option("--queue", options->queue, "Default: the context's, or the only one");
+  run->add_option("--name", options->name, "Default: the program's name");
+  run->add_option("--workers", options->workers, "Identical workers, placed all or none")->check(CLI::Range(1, 65536));
+  run->add_option("--gpus", options->gpus, "Per worker; a fraction with one worker only");
+  run->add_option("--gpu-type", options->gpu_types, "Flavours in order of preference")->delimiter(',');
+  run->add_option("--cpus", options->cpus, "Per worker");
+  run->add_option("--memory", options->memory, "Per worker, such as 4GiB");
+  run->add_option("--time-limit", options->time_limit, "Hard stop after so long, such as 30m");
+  run->add_option("--cluster", options->clusters, "Where it may run, in order of preference")->delimiter(',');
+  run->add_option("--env", options->env, "NAME=VALUE; may be repeated")->expected(1)->take_all();
+  run->add_option("-C,--workdir", options->workdir, "Directory to run in; must exist on the host, too");
+  run->add_option("--max-restarts", options->max_restarts, "After failures of the program")->check(CLI::Range(0, 1000))->capture_default_str();
+  run->add_flag("-d,--detach", options->detach, "Don't follow");
+  run->callback([&session, options] { session.command = [&session, options] { return RunCommand(session, *options); }; });
+}
+
+}  // namespace muster

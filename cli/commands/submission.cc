@@ -1,0 +1,101 @@
+#include "cli/commands/submission.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cli/render/format.h"
+#include "common/base/files.h"
+#include "common/base/ids.h"
+
+namespace muster {
+
+absl::StatusOr<JobFile> ReadJobFile(const std::string& path) {
+  JobFile file;
+  file.name = path;
+  if (path != "-") {
+    absl::StatusOr<std::string> text = ReadFile(path, kMaxYamlBytes + 1);
+    if (!text.ok()) {
+      std::string why(text.status().message());
+      return absl::InvalidArgumentError(absl::StrContains(why, path) ? why : absl::StrCat(path, ": ", why));
+    }
+    file.text = *std::move(text);
+    return file;
+  }
+  char buffer[65536];
+  for (ssize_t count; (count = read(STDIN_FILENO, buffer, sizeof buffer)) != 0;) {
+    if (count < 0 && errno == EINTR) return absl::CancelledError("interrupted while reading the job from standard input");
+    if (count < 0) return ErrnoStatus(errno, "standard input");
+    file.text.append(buffer, static_cast<size_t>(count));
+    if (file.text.size() > kMaxYamlBytes) break;  // ParseJobFile says so
+  }
+  return file;
+}
+
+SpecContext ContextOf(Client& client) {
+  SpecContext context;
+  if (auto queues = client.ListQueues(); queues.ok()) {
+    for (const pb::Queue& queue : queues->queues()) {
+      bool leaf = std::none_of(queues->queues().begin(), queues->queues().end(),
+                               [&](const pb::Queue& other) { return absl::StartsWith(other.path(), queue.path() + "/"); });
+      if (leaf) context.queues.push_back(queue.path());
+    }
+  }
+  if (auto clusters = client.ListClusters(); clusters.ok()) {
+    for (const pb::Cluster& cluster : clusters->clusters()) {
+      context.clusters.push_back(cluster.name());
+      for (const pb::Capacity& capacity : cluster.capacity()) {
+        if (!capacity.flavour().empty()) context.flavours[capacity.flavour()].push_back(cluster.name());
+      }
+    }
+  }
+  if (auto schema = client.TrainerSchema(); schema.ok()) context.trainer_schema_json = schema->json();
+  return context;
+}
+
+std::string DefaultQueue(const Settings& settings, const SpecContext& context) {
+  if (!settings.queue.empty()) return settings.queue;
+  return context.queues.size() == 1 ? context.queues[0] : "";
+}
+
+int FailWithProblems(Session& session, const std::vector<Problem>& problems, const std::string& filename, const std::string& outcome) {
+  ProblemFormat format;
+  format.outcome = outcome;
+  format.footer = JobFooter(problems, filename);
+  format.color = session.err_screen().color;
+  std::string text = FormatProblems(problems, filename, format);
+  if (!text.empty() && text.back() != '\n') text += '\n';
+  session.Err(text);
+  return kExitBadInput;
+}
+
+int FailRefused(Session& session, const absl::Status& status, const JobFile* file) {
+  std::vector<FieldProblem> found = ProblemsOf(status);
+  if (file == nullptr || found.empty()) return session.Fail(status);
+  if (absl::IsInvalidArgument(status)) {
+    return FailWithProblems(session, PlaceProblems(file->text, file->name, found), file->name, "nothing was submitted");
+  }
+  if (absl::IsFailedPrecondition(status)) {
+    std::string text = absl::StrCat(file->name, ": this job can never start, so it was not accepted\n");
+    for (const FieldProblem& problem : found) absl::StrAppend(&text, "  ", Plain(problem.message), "\n");
+    session.Err(text);
+    return kExitBadInput;
+  }
+  return session.Fail(status);
+}
+
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec) {
+  pb::SubmitRequest request;
+  *request.mutable_spec() = spec;
+  request.set_idempotency_key(RandomId());
+  mode_t mask = umask(0);
+  umask(mask);
+  request.set_umask(mask);
+  return client.Submit(request);
+}
+
+}  // namespace muster

@@ -1,0 +1,32 @@
+// From a job file, or a spec made of flags, to a job on the server: what `submit`, `validate` and `run` share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/session.h"
+#include "common/spec/spec.h"
+
+namespace muster {
+
+// A job file as read. `name` is for messages; "-" is standard input.
+struct JobFile {
+  std::string name;
+  std::string text;
+};
+absl::StatusOr<JobFile> ReadJobFile(const std::string& path);
+
+// What the server can tell a checker: queues, clusters, flavours, the trainer's schema. What it doesn't answer stays unknown.
+SpecContext ContextOf(Client& client);
+// The queue for a job that names none: the settings' one, else the server's only leaf; empty: the user must say.
+std::string DefaultQueue(const Settings& settings, const SpecContext& context);
+
+// The problems on stderr, in PRODUCT.md's form; kExitBadInput.
+int FailWithProblems(Session& session, const std::vector<Problem>& problems, const std::string& filename, const std::string& outcome);
+// A refusal by the server, with the places in the file where `file` is not null.
+int FailRefused(Session& session, const absl::Status& status, const JobFile* file);
+
+// Submits with a new idempotency key and this process's umask. Repeats itself safely while the server is away.
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec);
+
+}  // namespace muster

@@ -1,0 +1,72 @@
+#include "cli/exit_code.h"
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
+#include "cli/render/format.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+
+namespace muster {
+
+ExitCode ExitCodeFor(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk: return kExitOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kFailedPrecondition: return kExitBadInput;
+    case absl::StatusCode::kNotFound: return kExitNotFound;
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated: return kExitDenied;
+    case absl::StatusCode::kAborted: return kExitChanged;
+    case absl::StatusCode::kCancelled: return kExitInterrupted;
+    default: return kExitUnreachable;
+  }
+}
+
+ExitCode ExitCodeFor(pb::JobState final_state) {
+  if (final_state == pb::SUCCEEDED) return kExitOk;
+  return final_state == pb::CANCELLED ? kExitCancelled : kExitJobFailed;
+}
+
+std::vector<FieldProblem> ProblemsOf(const absl::Status& status) {
+  std::vector<FieldProblem> out;
+  absl::optional<absl::Cord> payload = status.GetPayload(kDetailsUrl);
+  google::rpc::Status details;
+  if (!payload.has_value() || !details.ParseFromString(std::string(*payload))) return out;
+  for (const google::protobuf::Any& any : details.details()) {
+    google::rpc::BadRequest bad;
+    google::rpc::PreconditionFailure failure;
+    if (any.UnpackTo(&bad)) {
+      for (const auto& v : bad.field_violations()) out.push_back({v.field(), v.description()});
+    } else if (any.UnpackTo(&failure)) {
+      for (const auto& v : failure.violations()) {
+        out.push_back({"", v.subject().empty() ? v.description() : absl::StrCat(v.subject(), ": ", v.description())});
+      }
+    }
+  }
+  return out;
+}
+
+std::string RenderError(const absl::Status& status, const std::string& server) {
+  std::string message = Plain(std::string(status.message()));
+  std::vector<FieldProblem> problems = ProblemsOf(status);
+  std::string out;
+  if (absl::IsUnavailable(status)) {
+    if (message.find(server) == std::string::npos) message = absl::StrCat("no answer from ", server, message.empty() ? "" : ": ", message);
+    return absl::StrCat("muster: ", message, "\n",
+                        "  Start one on this machine: muster up     Or name another: --server unix:///path, MUSTER_SERVER\n");
+  }
+  if (absl::IsDeadlineExceeded(status)) message = absl::StrCat(server, " accepts, but did not answer in time");
+  if (message.empty()) message = absl::StatusCodeToString(status.code());
+  out = absl::StrCat("muster: ", message, "\n");
+  for (const FieldProblem& problem : problems) {
+    std::string text = Plain(problem.message);
+    if (message.find(text) != std::string::npos) continue;  // the status says it already
+    absl::StrAppend(&out, "  ", Plain(problem.path), problem.path.empty() ? "" : ": ", text, "\n");
+  }
+  return out;
+}
+
+}  // namespace muster

@@ -1,0 +1,57 @@
+// muster: parse, run the chosen command, exit with its code. What each command does is in commands/.
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+
+namespace muster {
+namespace {
+
+// One usage error: what was wrong and where help is. Everything on stderr, exit 2.
+int UsageError(const Session& session, const CLI::App& root, const CLI::ParseError& error) {
+  std::string name = "muster";
+  const CLI::App* at = &root;
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    absl::StrAppend(&name, " ", at->get_name());
+  }
+  session.Err(absl::StrCat("muster: ", error.what(), "\n  Help: ", name, " --help\n"));
+  return kExitBadInput;
+}
+
+int Main(int argc, char** argv) {
+  Session session;
+  CLI::App root("Muster places training jobs on GPU clusters.  The first minute:  muster up,  muster submit JOB.yaml,  muster jobs", "muster");
+  root.require_subcommand(1);
+  root.set_help_flag("-h,--help", "Say this");
+  root.add_option("--server", session.server_flag, "unix:///path; default: MUSTER_SERVER, the context's, the local socket");
+  root.add_option("--context", session.context_flag, "Of ~/.config/muster/config.yaml");
+  root.add_option("-o,--output", session.output_flag, "table, wide, json, jsonl, yaml or name")
+      ->check(CLI::IsMember({"table", "wide", "json", "jsonl", "yaml", "name"}));
+  root.add_option("--columns", session.columns_flag, "Of a table, by name, with commas between");
+  AddUp(root, session);
+  AddSubmit(root, session);
+  AddRun(root, session);
+  AddJobs(root, session);
+  AddFollow(root, session);
+  AddQueue(root, session);
+  AddFleet(root, session);
+  AddAbout(root, session);
+  for (CLI::App* sub : root.get_subcommands([](CLI::App*) { return true; })) sub->fallthrough();
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    const CLI::App* at = &root;
+    while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+    session.Out(at->help());
+    return kExitOk;
+  } catch (const CLI::ParseError& error) {
+    return UsageError(session, root, error);
+  }
+  return session.command();
+}
+
+}  // namespace
+}  // namespace muster
+
+int main(int argc, char** argv) { return muster::Main(argc, argv); }

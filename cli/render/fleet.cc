@@ -1,0 +1,102 @@
+#include "cli/render/fleet.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+std::string HostStateName(const pb::Host& host) {
+  std::string text;
+  switch (host.state()) {
+    case pb::HOST_UP: text = "up"; break;
+    case pb::HOST_SILENT: text = "silent"; break;
+    case pb::HOST_UNREACHABLE: text = "unreachable"; break;
+    case pb::HOST_NEVER_SEEN: text = "never seen"; break;
+    default: text = "unknown";
+  }
+  if (host.drained()) absl::StrAppend(&text, ", drained");
+  return text;
+}
+
+}  // namespace
+
+Table QueuesTable(const std::vector<pb::Queue>& queues) {
+  Table table({{"QUEUE"}, {"FLAVOUR"}, {"GUARANTEE", Table::kRight}, {"ENTITLED", Table::kRight}, {"IN USE", Table::kRight},
+               {"LIMIT", Table::kRight}, {"WEIGHT", Table::kRight}, {"RUNNING", Table::kRight}, {"WAITING", Table::kRight},
+               {"SUBMIT", Table::kLeft, true}, {"HELD", Table::kLeft, true}});
+  for (const pb::Queue& queue : queues) {
+    std::string running = absl::StrCat(queue.running_jobs()), waiting = absl::StrCat(queue.waiting_jobs());
+    std::string submit = absl::StrJoin(queue.spec().submit(), ","), held = queue.spec().held() ? "held" : "";
+    if (queue.use_size() == 0) table.AddRow({queue.path(), "", "", "", "", "", "", running, waiting, submit, held});
+    bool first = true;
+    for (const pb::QueueUse& use : queue.use()) {
+      table.AddRow({queue.path(), FlavourName(use.flavour(), false), FormatMilli(use.guarantee_milli()), FormatMilli(use.entitled_milli()),
+                    FormatMilli(use.used_milli()), use.limit_milli() < 0 ? "none" : FormatMilli(use.limit_milli()), absl::StrCat(use.weight()),
+                    first ? running : "", first ? waiting : "", submit, held});
+      first = false;
+    }
+  }
+  return table;
+}
+
+Table ClustersTable(const std::vector<pb::Cluster>& clusters) {
+  Table table({{"CLUSTER"}, {"STATE"}, {"HOSTS UP", Table::kRight}, {"FLAVOUR"}, {"DEVICES", Table::kRight}, {"IN USE", Table::kRight},
+               {"FREE", Table::kRight}, {"WHY"}});
+  for (const pb::Cluster& cluster : clusters) {
+    std::string state = cluster.drained() ? "drained" : "open";
+    std::string hosts = absl::StrCat(cluster.hosts_up(), " of ", cluster.hosts_known());
+    if (cluster.capacity_size() == 0) table.AddRow({cluster.name(), state, hosts, "", "", "", "", cluster.drain_reason()});
+    for (const pb::Capacity& c : cluster.capacity()) {
+      table.AddRow({cluster.name(), state, hosts, FlavourName(c.flavour(), c.declared()), FormatMilli(c.total_milli()),
+                    FormatMilli(c.used_milli()), FormatMilli(std::max<int64_t>(0, c.total_milli() - c.used_milli())), cluster.drain_reason()});
+    }
+  }
+  return table;
+}
+
+Table HostsTable(const std::vector<pb::Host>& hosts, int64_t now_ns) {
+  Table table({{"HOST"}, {"STATE"}, {"DEVICES"}, {"IN USE", Table::kRight}, {"CPUS FREE", Table::kRight}, {"MEMORY FREE", Table::kRight},
+               {"JOBS"}, {"HEARD", Table::kRight}, {"BLOCK", Table::kLeft, true}, {"RACK", Table::kLeft, true}, {"ADDRESS", Table::kLeft, true},
+               {"AGENT", Table::kLeft, true}, {"WHY"}});
+  for (const pb::Host& host : hosts) {
+    int64_t used_milli = 0;
+    std::vector<uint64_t> jobs;
+    for (const pb::DeviceUse& use : host.use()) {
+      used_milli += use.used_milli();
+      jobs.insert(jobs.end(), use.jobs().begin(), use.jobs().end());
+    }
+    std::sort(jobs.begin(), jobs.end());
+    jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
+    const pb::Inventory& inventory = host.inventory();
+    std::string devices = inventory.devices_size() == 0 ? "" : absl::StrCat(inventory.devices_size(), " x ", FlavourName(inventory.flavour(), inventory.declared()));
+    std::string name = host.name().find('/') == std::string::npos ? absl::StrCat(host.cluster(), "/", host.name()) : host.name();
+    table.AddRow({name, HostStateName(host), devices, FormatMilli(used_milli), FormatMilli(host.cpus_free_milli()),
+                  FormatSize(host.memory_free_bytes()), absl::StrJoin(jobs, ","),
+                  host.last_heard_ns() > 0 ? absl::StrCat(FormatSpan(now_ns - host.last_heard_ns()), " ago") : "", host.block(), host.rack(),
+                  inventory.address(), inventory.agent_version(), host.drain_reason()});
+  }
+  return table;
+}
+
+Table DevicesTable(const pb::Host& host) {
+  Table table({{"DEVICE", Table::kRight}, {"FLAVOUR"}, {"UUID"}, {"ISLAND", Table::kRight}, {"MEMORY", Table::kRight}, {"HEALTHY"}, {"IN USE", Table::kRight}, {"JOBS"}});
+  for (const pb::Device& device : host.inventory().devices()) {
+    int64_t used_milli = 0;
+    std::string jobs;
+    for (const pb::DeviceUse& use : host.use()) {
+      if (use.index() != device.index()) continue;
+      used_milli = use.used_milli();
+      jobs = absl::StrJoin(use.jobs(), ",");
+    }
+    table.AddRow({absl::StrCat(device.index()), FlavourName(host.inventory().flavour(), host.inventory().declared()), device.uuid(),
+                  absl::StrCat(device.island()), device.memory_bytes() > 0 ? FormatSize(device.memory_bytes()) : "",
+                  device.healthy() ? "yes" : "NO", FormatMilli(used_milli), jobs});
+  }
+  return table;
+}
+
+}  // namespace muster

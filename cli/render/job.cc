@@ -1,0 +1,278 @@
+#include "cli/render/job.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/render/bar.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+bool UnderWay(pb::TaskState state) { return state >= pb::TASK_PREPARING && state <= pb::TASK_STOPPING; }
+
+const pb::TaskSpec& SpecOrEmpty(const pb::Job& job, const pb::Task& task) {
+  const pb::TaskSpec* spec = SpecOf(job, task.name());
+  return spec != nullptr ? *spec : pb::TaskSpec::default_instance();
+}
+
+// Workers and devices: of the attempt if there is one, else what is asked for.
+std::string DevicesOf(const pb::Job& job, const pb::Task& task) {
+  const pb::TaskSpec& spec = SpecOrEmpty(job, task);
+  const pb::Attempt* attempt = NewestAttempt(task);
+  if (attempt == nullptr || !UnderWay(task.state()) || spec.resources().gpus_milli() == 0) return DemandName(spec);
+  return absl::StrCat(attempt->workers(), " x ", FormatMilli(spec.resources().gpus_milli()), " ",
+                      FlavourName(attempt->flavour(), attempt->declared()));
+}
+
+std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
+  switch (task.state()) {
+    case pb::TASK_WAITING: {
+      std::string why = task.verdict().text();
+      if (task.verdict().expected_start_ns() > 0) {
+        absl::StrAppend(&why, why.empty() ? "" : "; ", "starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
+      }
+      return why;
+    }
+    case pb::TASK_STOPPING: {
+      const pb::Attempt* attempt = NewestAttempt(task);
+      return attempt == nullptr ? "" : absl::StrCat("stopping: ", CauseName(attempt->cause()));
+    }
+    default:
+      if (task.progress().expected_end_ns() > now_ns) return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
+      return "";
+  }
+}
+
+std::string AttemptOutcome(const pb::Attempt& attempt) {
+  std::string text = StateName(attempt.state());
+  if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE) absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
+  if (!attempt.detail().empty()) absl::StrAppend(&text, ": ", attempt.detail());
+  if (attempt.lost_may_run()) text += " (its processes may still run)";
+  return text;
+}
+
+std::string Span(int64_t from_ns, int64_t to_ns, int64_t now_ns) {
+  return from_ns == 0 ? "" : FormatSpan((to_ns == 0 ? now_ns : to_ns) - from_ns);
+}
+
+void AppendLine(std::string* out, std::string_view label, std::string_view value) {
+  if (value.empty()) return;
+  std::string name(label);
+  name.resize(12, ' ');
+  absl::StrAppend(out, " ", name, Plain(value), "\n");
+}
+
+std::string HeadLine(const pb::Job& job, int64_t now_ns) {
+  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), ", ", Plain(job.spec().queue()));
+  const pb::Task* lead = LeadTask(job);
+  if (lead != nullptr) absl::StrAppend(&text, ", ", DevicesOf(job, *lead));
+  absl::StrAppend(&text, ": ", StateName(job.state()));
+  if (job.state() == pb::WAITING) absl::StrAppend(&text, " since ", FormatClock(job.submit_ns(), now_ns));
+  if (job.state() == pb::RUNNING && job.start_ns() > 0) absl::StrAppend(&text, " since ", FormatClock(job.start_ns(), now_ns));
+  if (HasEnded(job.state()) && job.end_ns() > 0) absl::StrAppend(&text, " at ", FormatClock(job.end_ns(), now_ns));
+  return text;
+}
+
+// "FAILED main: killed, rank 3 by SIGKILL": why it did not succeed, from the task that did it
+std::string Reason(const pb::Job& job) {
+  std::string text = CauseName(job.cause());
+  if (!job.detail().empty()) absl::StrAppend(&text, text.empty() ? "" : ": ", Plain(job.detail()));
+  for (const pb::Task& task : job.tasks()) {
+    if (task.state() != pb::TASK_FAILED) continue;
+    const pb::Attempt* attempt = NewestAttempt(task);
+    std::string detail = attempt == nullptr ? "" : Plain(attempt->detail());
+    if (!detail.empty() && text.find(detail) == std::string::npos) absl::StrAppend(&text, text.empty() ? "" : ": ", detail);
+    if (text.find(task.name()) == std::string::npos) text = absl::StrCat(Plain(task.name()), text.empty() ? "" : ", ", text);
+    break;
+  }
+  return text;
+}
+
+}  // namespace
+
+Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
+  Table table({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"TASK"}, {"DEVICES"}, {"WHERE"},
+               {"PROGRESS"}, {"ATTEMPT", Table::kRight, true}, {"RESTARTS", Table::kRight, true}, {"AGE", Table::kRight}, {"WHY"}});
+  for (const pb::Job& job : jobs) {
+    const pb::Task* task = LeadTask(job);
+    const pb::Attempt* attempt = task == nullptr ? nullptr : NewestAttempt(*task);
+    bool placed = attempt != nullptr && UnderWay(task->state());
+    table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
+                  task == nullptr ? "" : task->name(), task == nullptr ? "" : DevicesOf(job, *task),
+                  placed ? PlaceName(*attempt) : "", task == nullptr ? "" : ShortProgress(*task),
+                  attempt == nullptr ? "" : absl::StrCat(attempt->number()), task == nullptr ? "" : absl::StrCat(task->restarts_used()),
+                  FormatSpan(now_ns - job.submit_ns()), task == nullptr ? "" : WhyOf(job, *task, now_ns)});
+  }
+  return table;
+}
+
+Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
+  Table table({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"SUBMITTED"}, {"WAITED", Table::kRight},
+               {"RAN", Table::kRight}, {"ENDED"}, {"WHERE"}, {"WHY"}});
+  for (const pb::Job& job : jobs) {
+    table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
+                  FormatClock(job.submit_ns(), now_ns),
+                  FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
+                  Span(job.start_ns(), job.end_ns(), now_ns), job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
+                  job.state() == pb::SUCCEEDED ? "" : Reason(job)});
+  }
+  return table;
+}
+
+std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) {
+  std::string out = absl::StrCat(HeadLine(job, now_ns), "\n");
+  AppendLine(&out, "uid", job.uid());
+  AppendLine(&out, "owner", job.owner());
+  AppendLine(&out, "submitted", FormatDateTime(job.submit_ns()));
+  if (job.start_ns() > 0) AppendLine(&out, "started", absl::StrCat(FormatDateTime(job.start_ns()), ", after ", FormatSpan(job.start_ns() - job.submit_ns())));
+  if (job.end_ns() > 0) AppendLine(&out, "ended", absl::StrCat(FormatDateTime(job.end_ns()), job.start_ns() > 0 ? absl::StrCat(", after ", FormatSpan(job.end_ns() - job.start_ns())) : ""));
+  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED) AppendLine(&out, "why", Reason(job));
+  if (job.spec().priority() != 0) AppendLine(&out, "priority", absl::StrCat(job.spec().priority()));
+  AppendLine(&out, "clusters", absl::StrJoin(job.spec().clusters(), ", "));
+  AppendLine(&out, "cluster", job.cluster());
+  AppendLine(&out, "directory", job.directory());
+
+  Table tasks({{"TASK"}, {"STATE"}, {"DEVICES"}, {"WHERE"}, {"PROGRESS"}, {"RESTARTS", Table::kRight}, {"WHY"}});
+  for (const pb::Task& task : job.tasks()) {
+    const pb::Attempt* attempt = NewestAttempt(task);
+    bool placed = attempt != nullptr && UnderWay(task.state());
+    std::string why = WhyOf(job, task, now_ns);
+    if (task.state() == pb::TASK_BLOCKED) why = absl::StrCat("after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "));
+    tasks.AddRow({task.name(), StateName(task.state()), DevicesOf(job, task), placed ? PlaceName(*attempt) : "", ShortProgress(task),
+                  absl::StrCat(task.restarts_used()), why});
+  }
+  if (!tasks.empty()) absl::StrAppend(&out, "\n", tasks.Render(screen));
+
+  Table attempts({{"TASK"}, {"ATTEMPT", Table::kRight}, {"STARTED"}, {"RAN", Table::kRight}, {"WHERE"}, {"WORKERS", Table::kRight}, {"FROM STEP", Table::kRight}, {"OUTCOME"}});
+  for (const pb::Task& task : job.tasks()) {
+    for (const pb::Attempt& attempt : task.attempts()) {
+      std::string from = attempt.resumed_step() > 0 ? absl::StrCat(attempt.resumed_step()) : "";
+      attempts.AddRow({task.name(), absl::StrCat(attempt.number()), attempt.start_ns() > 0 ? FormatClockSeconds(attempt.start_ns()) : "",
+                       Span(attempt.start_ns(), attempt.end_ns(), now_ns), PlaceName(attempt), absl::StrCat(attempt.workers()), from,
+                       AttemptOutcome(attempt)});
+    }
+  }
+  if (!attempts.empty()) absl::StrAppend(&out, "\n", attempts.Render(screen));
+
+  Table checkpoints({{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});
+  for (const pb::Task& task : job.tasks()) {
+    for (const pb::Checkpoint& c : task.checkpoints()) {
+      checkpoints.AddRow({task.name(), absl::StrCat("step ", c.step()), absl::StrCat(c.attempt()), c.at_ns() > 0 ? FormatClockSeconds(c.at_ns()) : "", c.path()});
+    }
+  }
+  if (!checkpoints.empty()) absl::StrAppend(&out, "\n", checkpoints.Render(screen));
+  return out;
+}
+
+std::string RenderExplain(const pb::Job& job, const std::map<uint64_t, pb::Job>& holders, const Screen& screen, int64_t now_ns) {
+  std::string out = absl::StrCat(HeadLine(job, now_ns), "\n");
+  if (HasEnded(job.state())) {
+    std::string reason = job.state() == pb::SUCCEEDED ? "every task succeeded" : Reason(job);
+    return absl::StrCat(out, "  ", reason, ". It waits for nothing.  Whole story: muster show ", job.number(), "\n");
+  }
+  Table table({{"TASK"}, {"WHY"}, {"MISSING"}, {"STARTS"}, {"HELD BY"}});
+  std::string sentences;
+  for (const pb::Task& task : job.tasks()) {
+    if (UnderWay(task.state())) {
+      const pb::Attempt* attempt = NewestAttempt(task);
+      absl::StrAppend(&sentences, "  ", Plain(task.name()), " ", StateName(task.state()), attempt ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
+      std::string why = WhyOf(job, task, now_ns);
+      absl::StrAppend(&sentences, why.empty() ? "" : ", ", Plain(why), "\n");
+      continue;
+    }
+    if (task.state() == pb::TASK_BLOCKED) {
+      absl::StrAppend(&sentences, "  ", Plain(task.name()), " comes after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "), "\n");
+      continue;
+    }
+    if (task.state() != pb::TASK_WAITING) continue;
+    const pb::Verdict& verdict = task.verdict();
+    std::string code = pb::VerdictCode_Name(verdict.code());
+    code = code.rfind("V_", 0) == 0 ? absl::AsciiStrToLower(code.substr(2)) : "unknown";
+    std::replace(code.begin(), code.end(), '_', ' ');
+    std::vector<std::string> held;
+    for (uint64_t number : verdict.held_by()) {
+      std::string holder = absl::StrCat(number);
+      auto found = holders.find(number);
+      if (found != holders.end()) {
+        const pb::Task* lead = LeadTask(found->second);
+        holder = absl::StrCat(found->second.spec().queue(), " ", number);
+        if (lead != nullptr && lead->progress().expected_end_ns() > now_ns) absl::StrAppend(&holder, " until ", FormatClock(lead->progress().expected_end_ns(), now_ns));
+      }
+      held.push_back(holder);
+    }
+    std::string missing = verdict.missing_milli() > 0 ? absl::StrCat(FormatMilli(verdict.missing_milli()), " ", FlavourName(verdict.flavour(), false)) : "";
+    if (!verdict.cluster().empty() && !missing.empty()) absl::StrAppend(&missing, " in ", verdict.cluster());
+    table.AddRow({task.name(), code, missing, FormatStart(verdict.expected_start_ns(), now_ns), absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
+    if (!verdict.text().empty()) absl::StrAppend(&sentences, "  ", Plain(task.name()), ": ", Plain(verdict.text()), "\n");
+  }
+  if (!table.empty()) out += table.Render(screen);
+  return out + sentences;
+}
+
+std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after, int64_t now_ns) {
+  struct Line {
+    int64_t at_ns;
+    std::string text;
+  };
+  std::vector<Line> lines;
+  auto add = [&](int64_t at_ns, const pb::Task& task, std::string text) {
+    if (at_ns == 0) at_ns = now_ns;
+    lines.push_back({at_ns, absl::StrCat(FormatClockSeconds(at_ns), "  ", Plain(task.name()), "  ", Plain(text))});
+  };
+  for (const pb::Task& task : after.tasks()) {
+    const pb::Task* old_task = nullptr;
+    if (before != nullptr) for (const pb::Task& t : before->tasks()) if (t.name() == task.name()) old_task = &t;
+    for (const pb::Attempt& attempt : task.attempts()) {
+      const pb::Attempt* old_attempt = nullptr;
+      if (old_task != nullptr) for (const pb::Attempt& a : old_task->attempts()) if (a.number() == attempt.number()) old_attempt = &a;
+      bool newest = attempt.number() == NewestAttempt(task)->number();
+      if (before == nullptr && !newest) continue;  // attached late: the past is `muster show`'s
+      std::string id = absl::StrCat("attempt ", attempt.number());
+      pb::TaskState was = old_attempt == nullptr ? pb::TASK_STATE_UNSPECIFIED : old_attempt->state();
+      bool ended = attempt.end_ns() > 0, had_ended = old_attempt != nullptr && old_attempt->end_ns() > 0;
+      if (attempt.start_ns() > 0 && (old_attempt == nullptr || old_attempt->start_ns() == 0)) {
+        std::string text = absl::StrCat(id, ended ? " ran on " : " runs on ", PlaceName(attempt));
+        if (attempt.workers() > 1) absl::StrAppend(&text, ", ", attempt.workers(), " workers");
+        if (!attempt.flavour().empty() && attempt.declared()) absl::StrAppend(&text, ", ", FlavourName(attempt.flavour(), true));
+        if (attempt.resumed_step() > 0) absl::StrAppend(&text, ", from step ", attempt.resumed_step());
+        if (attempt.number() == 1 && before != nullptr) absl::StrAppend(&text, "  (waited ", FormatSpan(attempt.start_ns() - after.submit_ns()), ")");
+        add(attempt.start_ns(), task, text);
+      } else if (attempt.start_ns() == 0 && was == pb::TASK_STATE_UNSPECIFIED && !ended) {
+        add(attempt.place_ns(), task, absl::StrCat(id, " placed on ", PlaceName(attempt)));
+      }
+      if (attempt.state() == pb::TASK_STOPPING && was != pb::TASK_STOPPING) {
+        std::string text = absl::StrCat(id, " is being stopped: ", CauseName(attempt.cause()));
+        if (!attempt.detail().empty()) absl::StrAppend(&text, ", ", attempt.detail());
+        add(attempt.stop_ns(), task, text);
+      }
+      if (ended && !had_ended) add(attempt.end_ns(), task, absl::StrCat(id, " ended: ", AttemptOutcome(attempt)));
+    }
+    bool waits_anew = task.state() == pb::TASK_WAITING && !task.verdict().text().empty() &&
+                      (old_task == nullptr || old_task->state() != pb::TASK_WAITING || old_task->verdict().code() != task.verdict().code());
+    if (waits_anew) {
+      std::string text = absl::StrCat("waits: ", task.verdict().text());
+      if (task.verdict().expected_start_ns() > 0) absl::StrAppend(&text, "; starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
+      add(now_ns, task, text);
+    }
+  }
+  std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) { return a.at_ns < b.at_ns; });
+  std::vector<std::string> out;
+  for (Line& line : lines) out.push_back(std::move(line.text));
+  return out;
+}
+
+std::string OutcomeLine(const pb::Job& job) {
+  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ", StateName(job.state()));
+  if (job.state() != pb::SUCCEEDED) {
+    std::string reason = Reason(job);
+    if (!reason.empty()) absl::StrAppend(&text, ": ", reason);
+  } else if (job.start_ns() > 0 && job.end_ns() > 0) {
+    absl::StrAppend(&text, " after ", FormatSpan(job.end_ns() - job.start_ns()));
+  }
+  return text + ".";
+}
+
+}  // namespace muster

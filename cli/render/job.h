@@ -1,0 +1,27 @@
+// Jobs as tables and pages: `jobs`, `history`, `show`, `explain`, and the event lines of a followed job. Pure.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cli/render/format.h"
+#include "cli/render/table.h"
+
+namespace muster {
+
+Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns);     // unfinished ones: progress, place, ETA or verdict
+Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns);  // finished ones: outcome and times
+std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);  // `muster show`
+
+// `muster explain`: where it stands and why. `holders`: the jobs that its verdicts name, as far as they could be read.
+std::string RenderExplain(const pb::Job& job, const std::map<uint64_t, pb::Job>& holders, const Screen& screen, int64_t now_ns);
+
+// What happened between two looks at a job, oldest first, each with its clock time and task:
+// "14:01:38  main  attempt 1 runs on phx/r4/h07,h08". `before` is nullptr at the first look: then what is under way.
+std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after, int64_t now_ns);
+
+// "Job 318 sft-8b succeeded after 12 m.", "Job 318 sft-8b failed: main, killed: rank 3 by SIGKILL."
+std::string OutcomeLine(const pb::Job& job);
+
+}  // namespace muster

@@ -1,0 +1,70 @@
+#include "cli/render/preview.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/render/table.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+using Candidate = pb::PreviewResponse::Candidate;
+
+std::string TakesFrom(const Candidate& candidate) {
+  std::string text;
+  for (const auto& taken : candidate.takes_from()) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ", taken.queue(), " ", taken.job(), ": ", FormatMilli(taken.gpus_milli()));
+    if (!taken.outcome().empty()) absl::StrAppend(&text, ", ", taken.outcome());
+  }
+  if (!text.empty()) return text;
+  return candidate.reason().empty() ? "nobody" : absl::StrCat("nobody (", candidate.reason(), ")");
+}
+
+std::string LossLine(const pb::PreviewResponse& preview) {
+  std::string text;
+  for (const Candidate& candidate : preview.candidates()) {
+    if (!candidate.chosen()) continue;
+    for (const auto& taken : candidate.takes_from()) {
+      if (taken.lost_gpu_ms() <= 0) continue;
+      const char* unit = candidate.declared() ? "slot" : "GPU";  // a stand-in's hours are not a GPU's
+      double seconds = static_cast<double>(taken.lost_gpu_ms()) / 1000;
+      std::string loss = seconds < 360 ? absl::StrFormat("%.0f %s-seconds", seconds, unit)
+                                       : absl::StrFormat("%.1f %s-h", seconds / 3600, unit);
+      absl::StrAppend(&text, text.empty() ? "" : " ", taken.job(), " loses about ", loss, ".");
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& screen, int64_t now_ns) {
+  Table table({{"#", Table::kRight}, {"CLUSTER"}, {"FLAVOUR"}, {"WORKERS"}, {"WITHIN"}, {"STARTS"}, {"TAKES FROM"}, {"CHOSEN"}});
+  int number = 0;
+  for (const Candidate& candidate : preview.candidates()) {
+    std::string flavour = candidate.flavour().empty() ? "-" : FlavourName(candidate.flavour(), candidate.declared());
+    if (candidate.start_ns() < 0) {
+      table.AddRow({"-", candidate.cluster(), flavour, "-", "-", "never", candidate.reason(), ""});
+      continue;
+    }
+    std::string workers = candidate.gpus_milli_per_worker() > 0
+                              ? absl::StrCat(candidate.workers(), " x ", FormatMilli(candidate.gpus_milli_per_worker()))
+                              : absl::StrCat(candidate.workers());
+    table.AddRow({absl::StrCat(++number), candidate.cluster(), flavour, workers, candidate.within(),
+                  FormatStart(candidate.start_ns(), now_ns), TakesFrom(candidate), candidate.chosen() ? "yes" : ""});
+  }
+  std::string out;
+  if (preview.resolved().tasks_size() > 1 && !preview.task().empty()) absl::StrAppend(&out, "Task ", Plain(preview.task()), ":\n");
+  if (!table.empty()) out += table.Render(screen);
+  std::string last = Plain(preview.queue_line()), loss = LossLine(preview);
+  if (!loss.empty()) absl::StrAppend(&last, last.empty() ? "" : " ", loss);
+  if (!last.empty()) absl::StrAppend(&out, last, "\n");
+  return out;
+}
+
+bool WouldEvict(const pb::PreviewResponse& preview) {
+  for (const Candidate& candidate : preview.candidates()) if (candidate.chosen() && candidate.takes_from_size() > 0) return true;
+  return false;
+}
+
+}  // namespace muster

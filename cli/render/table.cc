@@ -1,0 +1,81 @@
+#include "cli/render/table.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "common/base/check.h"
+
+namespace muster {
+namespace {
+
+std::string Key(const std::string& title) {
+  return absl::StrReplaceAll(absl::AsciiStrToLower(title), {{" ", "-"}, {"_", "-"}});
+}
+
+}  // namespace
+
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+void Table::AddRow(std::vector<std::string> cells) {
+  MUSTER_CHECK(cells.size() == columns_.size());
+  for (std::string& cell : cells) cell = cell.empty() ? "-" : Plain(cell);
+  rows_.push_back(std::move(cells));
+}
+
+std::string Table::RenderColumns(const Screen& screen, const std::vector<size_t>& chosen, bool header) const {
+  std::vector<int> widths;
+  for (size_t c : chosen) {
+    int width = header ? DisplayWidth(columns_[c].title) : 0;
+    for (const auto& row : rows_) width = std::max(width, DisplayWidth(row[c]));
+    widths.push_back(width);
+  }
+  auto line = [&](auto cell_of) {
+    std::string text;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const std::string& cell = cell_of(chosen[i]);
+      std::string padding(static_cast<size_t>(widths[i] - DisplayWidth(cell)), ' ');
+      if (i > 0) text += "  ";
+      text += columns_[chosen[i]].align == kRight ? absl::StrCat(padding, cell) : absl::StrCat(cell, padding);
+    }
+    std::string trimmed(absl::StripTrailingAsciiWhitespace(text));
+    return screen.live ? Truncated(trimmed, screen.width, screen.utf8) : trimmed;
+  };
+  std::string out;
+  if (header) {
+    std::string titles = line([&](size_t c) -> const std::string& { return columns_[c].title; });
+    out = screen.color ? absl::StrCat("\x1b[1m", titles, "\x1b[0m\n") : absl::StrCat(titles, "\n");
+  }
+  for (const auto& row : rows_) absl::StrAppend(&out, line([&](size_t c) -> const std::string& { return row[c]; }), "\n");
+  return out;
+}
+
+absl::StatusOr<std::string> Table::Render(const Screen& screen, const Shape& shape) const {
+  std::vector<size_t> chosen;
+  for (const std::string& name : shape.columns) {
+    size_t c = 0;
+    while (c < columns_.size() && Key(columns_[c].title) != Key(name)) ++c;
+    if (c == columns_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--columns: no column \"", name, "\" here. There are ",
+          absl::StrJoin(columns_, ", ", [](std::string* out, const Column& column) { out->append(Key(column.title)); })));
+    }
+    chosen.push_back(c);
+  }
+  if (shape.columns.empty()) {
+    for (size_t c = 0; c < columns_.size(); ++c) if (shape.wide || !columns_[c].wide_only) chosen.push_back(c);
+  }
+  Screen chosen_screen = screen;
+  if (shape.wide || !shape.columns.empty()) chosen_screen.live = false;  // asked for: not cut
+  return RenderColumns(chosen_screen, chosen, shape.header);
+}
+
+std::string Table::Render(const Screen& screen) const {
+  std::vector<size_t> chosen;
+  for (size_t c = 0; c < columns_.size(); ++c) if (!columns_[c].wide_only) chosen.push_back(c);
+  return RenderColumns(screen, chosen, true);
+}
+
+}  // namespace muster

@@ -1,0 +1,121 @@
+#include "cli/session.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/render/json.h"
+#include "common/base/clock.h"
+
+namespace muster {
+namespace {
+
+Screen ScreenOf(int fd) {
+  Screen screen;
+  screen.live = isatty(fd) != 0;
+  std::string term = ProcessEnvironment("TERM");
+  if (!screen.live || term == "dumb") {
+    screen.live = false;
+    return screen;
+  }
+  screen.color = ProcessEnvironment("NO_COLOR").empty();
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {  // the first that is set decides
+    std::string value = ProcessEnvironment(name);
+    if (value.empty()) continue;
+    value = absl::AsciiStrToLower(value);
+    screen.utf8 = absl::StrContains(value, "utf-8") || absl::StrContains(value, "utf8");
+    break;
+  }
+  struct winsize size = {};
+  if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col >= 20) screen.width = size.ws_col;
+  return screen;
+}
+
+}  // namespace
+
+Session::Session() : out_screen_(ScreenOf(STDOUT_FILENO)), err_screen_(ScreenOf(STDERR_FILENO)) {}
+
+bool Session::asks() const { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
+int64_t Session::now_ns() const { return RealClock()->WallNs(); }
+
+Format Session::format() const {
+  if (output_flag == "wide") return Format::kWide;
+  if (output_flag == "json") return Format::kJson;
+  if (output_flag == "jsonl") return Format::kJsonLines;
+  if (output_flag == "yaml") return Format::kYaml;
+  if (output_flag == "name") return Format::kName;
+  return Format::kTable;
+}
+
+absl::StatusOr<Settings> Session::settings() { return ResolveSettings(server_flag, context_flag, ProcessEnvironment); }
+
+absl::StatusOr<Client*> Session::client() {
+  if (client_ != nullptr) return client_.get();
+  absl::StatusOr<Settings> resolved = settings();
+  if (!resolved.ok()) return resolved.status();
+  server_ = resolved->server;
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(server_);
+  if (!client.ok()) return client.status();
+  absl::Status reachable = CheckReachable(server_);
+  if (!reachable.ok()) return reachable;
+  client_ = std::move(*client);
+  return client_.get();
+}
+
+void Session::Out(const std::string& text) const {
+  fwrite(text.data(), 1, text.size(), stdout);
+  fflush(stdout);
+}
+
+void Session::Err(const std::string& text) const {
+  fflush(stdout);
+  fwrite(text.data(), 1, text.size(), stderr);
+}
+
+int Session::Fail(const absl::Status& status) {
+  Err(RenderError(status, server_));
+  return ExitCodeFor(status);
+}
+
+int Session::Show(const Table& table, const google::protobuf::Message& whole, const std::vector<const google::protobuf::Message*>& rows,
+                  const std::vector<std::string>& names) {
+  switch (format()) {
+    case Format::kJson: Out(ToJson(whole, true)); break;
+    case Format::kYaml: Out(ToYaml(whole)); break;
+    case Format::kJsonLines:
+      for (const auto* row : rows) Out(ToJson(*row, false));
+      break;
+    case Format::kName:
+      for (const std::string& name : names) Out(name + "\n");
+      break;
+    case Format::kTable:
+    case Format::kWide: {
+      Table::Shape shape;
+      shape.wide = format() == Format::kWide;
+      if (!columns_flag.empty()) shape.columns = absl::StrSplit(columns_flag, ',', absl::SkipWhitespace());
+      absl::StatusOr<std::string> text = table.Render(out_screen_, shape);
+      if (!text.ok()) return Fail(text.status());
+      Out(*text);
+    }
+  }
+  return kExitOk;
+}
+
+int Session::ShowOne(const std::string& text, const google::protobuf::Message& message, const std::string& name) {
+  switch (format()) {
+    case Format::kJson: Out(ToJson(message, true)); break;
+    case Format::kJsonLines: Out(ToJson(message, false)); break;
+    case Format::kYaml: Out(ToYaml(message)); break;
+    case Format::kName: Out(name + "\n"); break;
+    default: Out(text);
+  }
+  return kExitOk;
+}
+
+}  // namespace muster

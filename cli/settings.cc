@@ -1,0 +1,106 @@
+#include "cli/settings.h"
+
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/files.h"
+#include "common/spec/config_files.h"
+
+namespace muster {
+namespace {
+
+std::string Home(const Environment& environment) {
+  std::string home = environment("HOME");
+  if (!home.empty()) return home;
+  const struct passwd* entry = getpwuid(getuid());
+  return entry != nullptr && entry->pw_dir != nullptr ? entry->pw_dir : "";
+}
+
+std::string TemporarySocketPath() { return absl::StrCat("/tmp/muster-", getuid(), "/musterd.sock"); }
+
+// A socket below /tmp counts only if its directory is ours: anybody may make one of that name.
+bool OursAndThere(const std::string& socket) {
+  struct stat info;
+  std::string directory = socket.substr(0, socket.rfind('/'));
+  return lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == getuid() && access(socket.c_str(), F_OK) == 0;
+}
+
+}  // namespace
+
+std::string ProcessEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string LocalSocketPath(const Environment& environment) {
+  std::string runtime = environment("XDG_RUNTIME_DIR");
+  return runtime.empty() ? TemporarySocketPath() : absl::StrCat(runtime, "/muster/musterd.sock");
+}
+
+std::string DefaultDataDirectory(const Environment& environment) {
+  std::string data = environment("XDG_DATA_HOME");
+  if (!data.empty()) return absl::StrCat(data, "/muster/up");
+  std::string home = Home(environment);
+  return home.empty() ? "" : absl::StrCat(home, "/.local/share/muster/up");
+}
+
+absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const std::string& context_flag, const Environment& environment) {
+  Settings settings;
+  std::string path = environment("MUSTER_CONFIG");
+  bool named = !path.empty();
+  if (!named) {
+    std::string base = environment("XDG_CONFIG_HOME");
+    path = absl::StrCat(base.empty() ? absl::StrCat(Home(environment), "/.config") : base, "/muster/config.yaml");
+  }
+  ClientConfig config;
+  absl::StatusOr<std::string> text = ReadFile(path, kMaxYamlBytes + 1);
+  if (text.ok()) {
+    std::vector<Problem> problems;
+    if (!ParseClientConfig(*text, path, &config, &problems)) {
+      ProblemFormat format;
+      format.outcome = "nothing was done";
+      return absl::InvalidArgumentError(FormatProblems(problems, path, format));
+    }
+  } else if (named || !absl::IsNotFound(text.status())) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", std::string(text.status().message())));
+  }
+  std::string context = context_flag;
+  if (context.empty()) context = environment("MUSTER_CONTEXT");
+  bool asked = !context.empty();
+  if (!asked) context = config.current_context;
+  const ClientContext* chosen = nullptr;
+  if (!context.empty()) {
+    auto found = config.contexts.find(context);
+    if (found == config.contexts.end()) {
+      std::string names = absl::StrJoin(config.contexts, ", ", [](std::string* out, const auto& entry) { out->append(entry.first); });
+      return absl::InvalidArgumentError(absl::StrCat(path, ": no context \"", context, "\". ", names.empty() ? "There are none" : "There are " + names));
+    }
+    chosen = &found->second;
+    settings.queue = chosen->queue;
+  }
+  if (!server_flag.empty() || !environment("MUSTER_SERVER").empty()) {
+    settings.server = server_flag.empty() ? environment("MUSTER_SERVER") : server_flag;
+    settings.origin = server_flag.empty() ? "MUSTER_SERVER" : "--server";
+    if (settings.server[0] == '/') settings.server = "unix://" + settings.server;
+    return settings;
+  }
+  if (chosen != nullptr) {
+    if (!chosen->not_yet.empty()) return absl::InvalidArgumentError(absl::StrCat("context ", context, ": ", chosen->not_yet));
+    settings.server = chosen->server;
+    settings.origin = absl::StrCat("context ", context);
+    return settings;
+  }
+  std::string socket = LocalSocketPath(environment);
+  // Started by a session without XDG_RUNTIME_DIR: the other place.
+  if (access(socket.c_str(), F_OK) != 0 && OursAndThere(TemporarySocketPath())) socket = TemporarySocketPath();
+  settings.server = absl::StrCat("unix://", socket);
+  settings.origin = "the local socket";
+  return settings;
+}
+
+}  // namespace muster

@@ -1,0 +1,30 @@
+// Which server a command talks to: flag --server > MUSTER_SERVER > the context of ~/.config/muster/config.yaml > the local socket.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace muster {
+
+struct Settings {
+  std::string server;  // unix:///path
+  std::string queue;   // the context's default for job files; may be empty
+  std::string origin;  // where the server's name came from, for messages
+};
+
+// How the environment is read; tests give their own. Empty text: unset.
+using Environment = std::function<std::string(const char* name)>;
+std::string ProcessEnvironment(const char* name);
+
+// `server_flag` and `context_flag` may be empty. INVALID_ARGUMENT: a broken configuration file (all problems, formatted), an
+// unknown context, or a context that can't be used yet. MUSTER_CONFIG names another file; MUSTER_CONTEXT another context.
+absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const std::string& context_flag, const Environment& environment);
+
+// $XDG_RUNTIME_DIR/muster/musterd.sock, else /tmp/muster-<uid>/musterd.sock: what `muster up` serves.
+std::string LocalSocketPath(const Environment& environment);
+// ~/.local/share/muster/up, or below $XDG_DATA_HOME. Empty: no home directory.
+std::string DefaultDataDirectory(const Environment& environment);
+
+}  // namespace muster

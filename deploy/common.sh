@@ -31,11 +31,14 @@ timed() {
   shift 3
   timeout "$limit_s" "$@" > "$log" 2>&1 < /dev/null &
   job=$!
+  # Ctrl+C doesn't reach what runs behind `timeout`: it is told here, and waited for.
+  trap 'kill -TERM "$job" 2> /dev/null; wait "$job" 2> /dev/null; exit 130' INT TERM HUP
   while kill -0 "$job" 2> /dev/null; do
     if [[ -t 2 ]]; then printf '\r%s  %d s  %.60s\033[K' "$what" $((SECONDS - began)) "$(tail -n1 "$log" | tr -dc '[:print:]')" >&2; fi
     sleep 0.5
   done
   wait "$job" || code=$?
+  trap - INT TERM HUP
   if [[ -t 2 ]]; then printf '\r\033[K' >&2; fi
   if ((code == 124)); then say "$what: ended after $limit_s s"; else say "$what: $((SECONDS - began)) s"; fi
   return "$code"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The first run, live: two clusters, three agents, a real model trained over borrowed, reclaimed and grown capacity, a
+# killed trainer process, a killed daemon, and a summary whose every figure is read from the system and asserted.
+#
+#   deploy/demo.sh [--short] [--keep] [--no-build]
+#   deploy/demo.sh clean      ends and removes whatever the demo made
+#
+#   --short     fewer steps: under a minute, for CI
+#   --keep      leave it running at the end, and say how to look around
+#   --no-build  with the programs of build/release as they are
+#
+# The first time it installs what is missing and builds (deploy/setup.sh, deploy/build.sh). Exit 1: something that the
+# summary asserts did not hold. Ctrl+C ends it and everything it started.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+source deploy/common.sh
+
+build=1 arguments=()
+for argument in "$@"; do
+  case "$argument" in
+    --no-build | clean) build=0 ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  esac
+  [[ $argument == --no-build ]] || arguments+=("$argument")
+done
+if ((build)); then deploy/build.sh musterd muster-agent muster-shim muster muster-trainer; fi
+export MUSTER_BIN_DIR=${MUSTER_BIN_DIR:-$PWD/build/release/bin}
+exec /usr/bin/python3 -B deploy/demo "${arguments[@]}" --cache "$MUSTER_CACHE_DIR/demo" --python "$(muster_python_env)/bin/python3"

@@ -1,0 +1,332 @@
+#include <cstdlib>
+#include <ctime>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/render/bar.h"
+#include "cli/render/fleet.h"
+#include "cli/render/job.h"
+#include "cli/render/json.h"
+#include "cli/render/ledger.h"
+#include "cli/render/preview.h"
+#include "common/base/units.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// 2026-11-21 14:00:00 UTC
+constexpr int64_t kNow = 1795269600 * kSecond;
+
+class Utc : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    setenv("TZ", "UTC", 1);
+    tzset();
+  }
+};
+const auto* const kUtc = ::testing::AddGlobalTestEnvironment(new Utc);
+
+Screen Terminal(int width) {
+  Screen screen;
+  screen.live = screen.utf8 = true;
+  screen.width = width;
+  return screen;
+}
+
+pb::Job Job318() {
+  pb::Job job;
+  job.set_number(318);
+  job.set_owner("alice");
+  job.set_state(pb::RUNNING);
+  job.set_submit_ns(kNow - 93 * kSecond);
+  job.set_start_ns(kNow - 60 * kSecond);
+  job.mutable_spec()->set_name("sft-8b");
+  job.mutable_spec()->set_queue("research/nlp");
+  pb::TaskSpec* spec = job.mutable_spec()->add_tasks();
+  spec->set_name("main");
+  spec->mutable_workers()->set_min(2);
+  spec->mutable_workers()->set_max(2);
+  spec->mutable_resources()->set_gpus_milli(8000);
+  spec->mutable_resources()->add_gpu_types("h100-80g");
+  pb::Task* task = job.add_tasks();
+  task->set_name("main");
+  task->set_state(pb::TASK_RUNNING);
+  pb::Attempt* attempt = task->add_attempts();
+  attempt->set_number(1);
+  attempt->set_state(pb::TASK_RUNNING);
+  attempt->set_cluster("phx");
+  attempt->set_flavour("h100-80g");
+  attempt->set_workers(2);
+  attempt->set_start_ns(kNow - 60 * kSecond);
+  attempt->add_placements()->set_host("h07");
+  attempt->add_placements()->set_host("phx/h08");
+  pb::Progress* progress = task->mutable_progress();
+  progress->set_attempt(1);
+  progress->set_step(246);
+  progress->set_total_steps(600);
+  progress->set_loss(1.321);
+  progress->set_tokens_per_s(106000);
+  progress->set_mfu_causal(0.37);
+  progress->set_at_ns(kNow);
+  progress->set_expected_end_ns(kNow + 100 * kMinute);
+  task->add_checkpoints()->set_step(120);
+  task->add_checkpoints()->set_step(240);
+  return job;
+}
+
+TEST(FormatTest, TimesReadAsPeopleSayThem) {
+  EXPECT_EQ(FormatClock(kNow + 2 * kHour, kNow), "16:00");
+  EXPECT_EQ(FormatClock(kNow + kDay, kNow), "Sun 14:00");
+  EXPECT_EQ(FormatClock(kNow + 30 * kDay, kNow), "2026-12-21 14:00");
+  const std::pair<int64_t, const char*> spans[] = {{-5, "0.0 s"}, {300 * kMillisecond, "0.3 s"}, {35 * kSecond, "35 s"}, {12 * kMinute, "12 m"},
+                                                   {3 * kHour + 4 * kMinute, "3 h 04 m"}, {51 * kHour, "2 d 3 h"}};
+  for (const auto& [span, text] : spans) EXPECT_EQ(FormatSpan(span), text);
+  const std::pair<int64_t, const char*> starts[] = {{-1, "never"}, {0, "unknown"}, {kNow, "now"}, {kNow - kHour, "now"}, {kNow + 35 * kSecond, "~35 s"}, {kNow + 10 * kMinute, "14:10"}};
+  for (const auto& [start, text] : starts) EXPECT_EQ(FormatStart(start, kNow), text);
+  const std::pair<double, const char*> counts[] = {{0, "0"}, {950, "950"}, {15200, "15.2k"}, {106000, "106k"}, {999960, "1.0M"}, {1.3e6, "1.3M"}};
+  for (const auto& [count, text] : counts) EXPECT_EQ(FormatCount(count), text);
+}
+
+TEST(FormatTest, StandInsAreAlwaysMarkedAsDeclared) {
+  EXPECT_EQ(FlavourName("cpu-slot", false), "cpu-slot (declared)");
+  EXPECT_EQ(FlavourName("h100-80g", true), "h100-80g (declared)");
+  EXPECT_EQ(FlavourName("h100-80g", false), "h100-80g");
+}
+
+TEST(FormatTest, TerminalEscapesFromNamesAreHarmless) {
+  EXPECT_EQ(Plain("a\x1b[2Jb\nc"), "a?[2Jb c");
+  EXPECT_EQ(Plain("a\xc2\x9b""1m"), "a??1m");
+  EXPECT_EQ(Plain("naïve ━"), "naïve ━");
+  pb::Job job = Job318();
+  job.mutable_spec()->set_name("x\x1b]0;owned\x07");
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(JobsTable({job}, kNow).Render(Screen()), Not(HasSubstr("\x1b")));
+}
+
+TEST(TableTest, ColumnsAreAlignedChosenAndCut) {
+  Table table({{"JOB", Table::kRight}, {"NAME"}, {"IN USE", Table::kRight, true}, {"WHY"}});
+  table.AddRow({"7", "a", "1", "a long reason that goes on"});
+  table.AddRow({"318", "sft-8b", "12", ""});
+  EXPECT_EQ(table.Render(Screen()), "JOB  NAME    WHY\n  7  a       a long reason that goes on\n318  sft-8b  -\n");
+  Table::Shape wide;
+  wide.wide = true;
+  EXPECT_EQ(*table.Render(Screen(), wide), "JOB  NAME    IN USE  WHY\n  7  a            1  a long reason that goes on\n318  sft-8b      12  -\n");
+  Table::Shape chosen;
+  chosen.columns = {"in-use", "job"};
+  EXPECT_EQ(*table.Render(Screen(), chosen), "IN USE  JOB\n     1    7\n    12  318\n");
+  chosen.columns = {"nope"};
+  EXPECT_THAT(std::string(table.Render(Screen(), chosen).status().message()), HasSubstr("no column \"nope\" here. There are job, name, in-use, why"));
+  for (absl::string_view line : absl::StrSplit(table.Render(Terminal(24)), '\n')) EXPECT_LE(DisplayWidth(std::string(line)), 24) << line;
+}
+
+TEST(BarTest, ShowsAllFiguresAndDropsTheRightmostWhenNarrow) {
+  pb::Job job = Job318();
+  EXPECT_EQ(TaskBar(job.tasks(0), Terminal(140), kNow),
+            "main ━━━━━━━━━───────────── " " 41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40");
+  EXPECT_EQ(TaskBar(job.tasks(0), Terminal(60), kNow), "main ━━━━━━━━━─────────────  41%  246/600  loss 1.321");
+  Screen ascii;
+  EXPECT_EQ(TaskBar(job.tasks(0), ascii, kNow), "main [#########-------------]  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240");
+  for (int width = 20; width < 160; ++width) {
+    std::string bar = TaskBar(job.tasks(0), Terminal(width), kNow);
+    if (width >= 40) EXPECT_LE(DisplayWidth(bar), width) << bar;
+  }
+}
+
+TEST(BarTest, StepsBeyondTheTotalAndUnknownTotals) {
+  pb::Job job = Job318();
+  job.mutable_tasks(0)->mutable_progress()->set_step(1'000'000);
+  EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow), HasSubstr("[######################] 100%"));
+  job.mutable_tasks(0)->mutable_progress()->set_total_steps(0);
+  EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow), ::testing::StartsWith("main  step 1000000  loss 1.321"));
+  job.mutable_tasks(0)->mutable_progress()->set_total_steps(INT64_MAX);
+  EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow), HasSubstr("[----------------------]   0%"));
+  job.mutable_tasks(0)->clear_progress();
+  EXPECT_EQ(TaskBar(job.tasks(0), Screen(), kNow), "main runs on phx/h07,h08");
+}
+
+TEST(BarTest, AnAttemptThatHasReportedNothingShowsNoOldBar) {
+  pb::Job job = Job318();
+  pb::Attempt* second = job.mutable_tasks(0)->add_attempts();
+  second->set_number(2);
+  second->set_cluster("dal");
+  job.mutable_tasks(0)->set_state(pb::TASK_RUNNING);
+  EXPECT_EQ(TaskBar(job.tasks(0), Screen(), kNow), "main runs on dal");
+}
+
+TEST(BarTest, PlainLinesHaveNoEscapes) {
+  EXPECT_EQ(PlainProgress(Job318().tasks(0), kNow), "14:00:00  main  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40");
+  EXPECT_EQ(PlainProgress(pb::Task(), kNow), "");
+}
+
+TEST(PreviewTest, TableNamesGiversAndImpossiblePlaces) {
+  pb::PreviewResponse preview;
+  auto* first = preview.add_candidates();
+  first->set_cluster("phx");
+  first->set_flavour("h100-80g");
+  first->set_workers(2);
+  first->set_gpus_milli_per_worker(8000);
+  first->set_within("1 rack");
+  first->set_start_ns(kNow + 35 * kSecond);
+  first->set_chosen(true);
+  auto* taken = first->add_takes_from();
+  taken->set_job(311);
+  taken->set_queue("scratch");
+  taken->set_gpus_milli(16000);
+  taken->set_outcome("goes on in dal");
+  taken->set_lost_gpu_ms(720'000);
+  auto* second = preview.add_candidates();
+  second->set_cluster("lab");
+  second->set_flavour("cpu-slot");
+  second->set_declared(true);
+  second->set_workers(2);
+  second->set_gpus_milli_per_worker(1000);
+  second->set_within("1 host");
+  second->set_start_ns(kNow + 130 * kMinute);
+  second->set_reason("305 ends");
+  auto* never = preview.add_candidates();
+  never->set_cluster("dal");
+  never->set_start_ns(-1);
+  never->set_reason("gpu_types allows only h100-80g");
+  preview.set_queue_line("Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job.");
+  EXPECT_EQ(RenderPreview(preview, Screen(), kNow),
+            "#  CLUSTER  FLAVOUR              WORKERS  WITHIN  STARTS  TAKES FROM                       CHOSEN\n"
+            "1  phx      h100-80g             2 x 8    1 rack  ~35 s   scratch 311: 16, goes on in dal  yes\n"
+            "2  lab      cpu-slot (declared)  2 x 1    1 host  16:10   nobody (305 ends)                -\n"
+            "-  dal      -                    -        -       never   gpu_types allows only h100-80g   -\n"
+            "Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job. 311 loses about 0.2 GPU-h.\n");
+  EXPECT_TRUE(WouldEvict(preview));
+  preview.mutable_candidates(0)->set_chosen(false);
+  EXPECT_FALSE(WouldEvict(preview));
+}
+
+TEST(ExplainTest, NamesCodeHoldersAndExpectedStart) {
+  pb::Job job = Job318();
+  job.set_state(pb::WAITING);
+  pb::Task* task = job.mutable_tasks(0);
+  task->set_state(pb::TASK_WAITING);
+  task->clear_attempts();
+  task->mutable_verdict()->set_code(pb::V_CAPACITY);
+  task->mutable_verdict()->set_cluster("phx");
+  task->mutable_verdict()->set_flavour("h100-80g");
+  task->mutable_verdict()->set_missing_milli(16000);
+  task->mutable_verdict()->set_expected_start_ns(kNow + 130 * kMinute);
+  task->mutable_verdict()->add_held_by(305);
+  task->mutable_verdict()->add_held_by(290);
+  task->mutable_verdict()->set_text("16 h100-80g are missing in phx");
+  pb::Job holder = Job318();
+  holder.mutable_spec()->set_queue("prod");
+  EXPECT_EQ(RenderExplain(job, {{305, holder}}, Screen(), kNow),
+            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58\n"
+            "TASK  WHY       MISSING             STARTS  HELD BY\n"
+            "main  capacity  16 h100-80g in phx  16:10   prod 305 until 15:40; 290\n"
+            "  main: 16 h100-80g are missing in phx\n");
+  EXPECT_EQ(RenderExplain(Job318(), {}, Screen(), kNow),
+            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on phx/h07,h08, ends 15:40\n");
+}
+
+TEST(JobTest, ListShowsPlaceProgressAndEnd) {
+  EXPECT_EQ(JobsTable({Job318()}, kNow).Render(Screen()),
+            "JOB  NAME    QUEUE         STATE    TASK  DEVICES         WHERE        PROGRESS      AGE  WHY\n"
+            "318  sft-8b  research/nlp  running  main  2 x 8 h100-80g  phx/h07,h08  41% 246/600  93 s  ends 15:40\n");
+}
+
+TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
+  pb::Job placed = Job318();
+  placed.mutable_tasks(0)->mutable_attempts(0)->set_start_ns(0);
+  placed.mutable_tasks(0)->mutable_attempts(0)->set_place_ns(kNow - 61 * kSecond);
+  pb::Job waiting = placed;
+  waiting.mutable_tasks(0)->clear_attempts();
+  EXPECT_THAT(EventLines(&waiting, placed, kNow), ::testing::ElementsAre("13:58:59  main  attempt 1 placed on phx/h07,h08"));
+  EXPECT_THAT(EventLines(&placed, Job318(), kNow), ::testing::ElementsAre("13:59:00  main  attempt 1 runs on phx/h07,h08, 2 workers  (waited 33 s)"));
+  EXPECT_THAT(EventLines(nullptr, Job318(), kNow), ::testing::ElementsAre("13:59:00  main  attempt 1 runs on phx/h07,h08, 2 workers"));
+  pb::Job killed = Job318();
+  pb::Attempt* attempt = killed.mutable_tasks(0)->mutable_attempts(0);
+  attempt->set_state(pb::TASK_FAILED);
+  attempt->set_cause(pb::KILLED);
+  attempt->set_detail("rank 3 by SIGKILL");
+  attempt->set_end_ns(kNow);
+  pb::Job before = Job318();
+  EXPECT_THAT(EventLines(&before, killed, kNow), ::testing::ElementsAre("14:00:00  main  attempt 1 ended: failed, killed: rank 3 by SIGKILL"));
+  EXPECT_THAT(EventLines(&killed, killed, kNow), ::testing::IsEmpty());
+}
+
+TEST(JobTest, OutcomeNamesTheTaskThatFailed) {
+  pb::Job job = Job318();
+  job.set_state(pb::SUCCEEDED);
+  job.set_end_ns(kNow + 11 * kMinute);
+  EXPECT_EQ(OutcomeLine(job), "Job 318 sft-8b succeeded after 12 m.");
+  job.set_state(pb::FAILED);
+  job.set_cause(pb::KILLED);
+  job.mutable_tasks(0)->set_state(pb::TASK_FAILED);
+  job.mutable_tasks(0)->mutable_attempts(0)->set_detail("rank 3 by SIGKILL");
+  EXPECT_EQ(OutcomeLine(job), "Job 318 sft-8b failed: main, killed: rank 3 by SIGKILL.");
+}
+
+TEST(FleetTest, QueuesClustersAndHosts) {
+  pb::Queue queue;
+  queue.set_path("research");
+  queue.set_running_jobs(1);
+  pb::QueueUse* use = queue.add_use();
+  use->set_flavour("cpu-slot");
+  use->set_guarantee_milli(2000);
+  use->set_entitled_milli(4000);
+  use->set_used_milli(3500);
+  use->set_limit_milli(-1);
+  use->set_weight(1);
+  EXPECT_EQ(QueuesTable({queue}).Render(Screen()),
+            "QUEUE     FLAVOUR              GUARANTEE  ENTITLED  IN USE  LIMIT  WEIGHT  RUNNING  WAITING\n"
+            "research  cpu-slot (declared)          2         4     3.5   none       1        1        0\n");
+  pb::Host host;
+  host.set_name("lab/h1");
+  host.set_state(pb::HOST_UP);
+  host.set_drained(true);
+  host.set_drain_reason("new disk");
+  host.mutable_inventory()->set_flavour("cpu-slot");
+  host.mutable_inventory()->set_declared(true);
+  host.mutable_inventory()->add_devices();
+  host.add_use()->add_jobs(3);
+  host.mutable_use(0)->set_used_milli(1000);
+  host.set_last_heard_ns(kNow - kSecond);
+  EXPECT_EQ(HostsTable({host}, kNow).Render(Screen()),
+            "HOST    STATE        DEVICES                  IN USE  CPUS FREE  MEMORY FREE  JOBS      HEARD  WHY\n"
+            "lab/h1  up, drained  1 x cpu-slot (declared)       1          0           0B  3     1.0 s ago  new disk\n");
+}
+
+TEST(FleetTest, LedgerSharesAreOfTheCapacity) {
+  pb::LedgerResponse ledger;
+  for (auto [name, share] : {std::pair{"productive", 51}, std::pair{"idle", 49}}) {
+    auto* entry = ledger.add_entries();
+    entry->set_class_(name);
+    entry->set_device_us(share * 36'000'000LL);
+  }
+  ledger.set_capacity_device_us(3'600'000'000);
+  EXPECT_EQ(LedgerTable(ledger).Render(Screen()),
+            "CLASS       DEVICE-HOURS    SHARE\nproductive         0.510   51.0 %\nidle               0.490   49.0 %\nall                1.000  100.0 %\n");
+}
+
+TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {
+  pb::Job job = Job318();
+  std::string json = ToJson(job, false);
+  EXPECT_THAT(json, HasSubstr("\"number\":\"318\""));
+  EXPECT_THAT(json, HasSubstr("\"gpus_milli\":\"8000\""));
+  EXPECT_THAT(json, HasSubstr("\"state\":\"RUNNING\""));
+  EXPECT_THAT(json, HasSubstr("\"end_ns\":\"0\""));
+  EXPECT_EQ(json.find('\n'), json.size() - 1);
+  pb::JobSpec spec;
+  spec.set_name("a \"b\"\n");
+  (*spec.mutable_labels())["k"] = "v";
+  spec.add_clusters("phx");
+  spec.add_tasks()->mutable_workers()->set_min(2);
+  spec.mutable_tasks(0)->add_after("x");
+  spec.mutable_tasks(0)->mutable_topology();
+  EXPECT_EQ(ToYaml(spec), "name: \"a \\\"b\\\"\\n\"\nclusters: [\"phx\"]\nlabels:\n  \"k\": \"v\"\ntasks:\n- after: [\"x\"]\n  workers:\n    min: 2\n  topology: {}\n");
+}
+
+}  // namespace
+}  // namespace muster

@@ -54,7 +54,8 @@ class JobChecker {
   }
 
  private:
-  void Emit(const std::string& path, const std::string& message) { rules_.emit(path, message); }
+  void Emit(const std::string& path, const std::string& message) { rules_.emit(path, message, Document::Where::kValue); }
+  void EmitName(const std::string& path, const std::string& message) { rules_.emit(path, message, Document::Where::kName); }
   bool Sound(const std::string& map_path) const { return rules_.sound(map_path); }
   std::string TaskPath(int i) const { return rules_.short_form ? "" : IndexPath("tasks", static_cast<size_t>(i)); }
 
@@ -88,7 +89,7 @@ class JobChecker {
     const std::map<std::string, std::string> labels(spec_.labels().begin(), spec_.labels().end());
     for (const auto& [name, value] : labels) {
       const std::string path = JoinPath("labels", name);
-      if (!IsLabel(name)) Emit(path, absl::StrCat("the label's name ", kLabelRule));
+      if (!IsLabel(name)) EmitName(path, absl::StrCat("the label's name ", kLabelRule));
       if (value.size() > 63) Emit(path, absl::StrCat("a label's value has at most 63 characters; got ", value.size()));
       if (std::any_of(value.begin(), value.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; })) {
         Emit(path, "a label's value has no control characters");
@@ -127,9 +128,9 @@ class JobChecker {
     for (const auto& [name, value] : sorted) {
       const std::string at = JoinPath(path, name);
       if (!IsVariableName(name)) {
-        Emit(at, "is no variable's name: letters, digits and '_', not starting with a digit");
+        EmitName(at, "is no variable's name: letters, digits and '_', not starting with a digit");
       } else if (IsReservedVariable(name)) {
-        Emit(at, "may not be set: Muster or the loader decides it");
+        EmitName(at, "may not be set: Muster or the loader decides it");
       } else if (value.size() > kMaxVariableBytes) {
         Emit(at, absl::StrCat("longer than ", kMaxVariableBytes / 1024, " KiB"));
       } else {
@@ -220,7 +221,7 @@ class JobChecker {
     CheckProgram(task, path);
     if (!task.image().empty()) Emit(at("image"), "not yet: there is no container runtime. Leave it out; the program runs on the host");
     CheckWorkdir(task.workdir(), at("workdir"));
-    if (!rules_.short_form) CheckEnv(task.env(), at("env"));
+    CheckEnv(task.env(), at("env"));
     CheckCheckpoint(task.checkpoint(), at("checkpoint"));
     if (task.has_max_restarts() && (task.max_restarts() < 0 || task.max_restarts() > 1000)) {
       Emit(at("max_restarts"), absl::StrCat("must be a whole number from 0 to 1000; got ", task.max_restarts()));
@@ -237,8 +238,8 @@ class JobChecker {
   }
 
   void CheckDuration(int64_t duration_ns, int64_t most_ns, const std::string& path) {
-    if (duration_ns >= 0 && duration_ns <= most_ns) return;
-    Emit(path, absl::StrCat("must be from 0s to ", FormatDuration(most_ns), "; got ", FormatDuration(std::max<int64_t>(duration_ns, -most_ns))));
+    if (duration_ns < 0) return Emit(path, "may not be negative");
+    if (duration_ns > most_ns) Emit(path, absl::StrCat("must be from 0s to ", FormatDuration(most_ns), "; got ", FormatDuration(duration_ns)));
   }
 
   void CheckWorkers(const pb::TaskSpec& task, const std::string& path) {
@@ -320,7 +321,7 @@ class JobChecker {
   void CheckProgram(const pb::TaskSpec& task, const std::string& path) {
     const auto at = [&](std::string_view field) { return JoinPath(path, field); };
     const bool trainer = !task.trainer_json().empty();
-    if (trainer && task.has_run()) Emit(at("trainer"), "run and trainer exclude each other; keep one");
+    if (trainer && task.has_run()) EmitName(at("trainer"), "run and trainer exclude each other; keep one");
     if (!trainer && !task.has_run() && Sound(path)) Emit(at("run"), "is missing; give run: (a command) or trainer: (what muster-trainer trains)");
     if (trainer) CheckTrainer(task.trainer_json(), at("trainer"));
     if (!task.has_run()) return;
@@ -402,19 +403,11 @@ void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) { JobChecker
 
 std::vector<FieldProblem> CheckSpec(const pb::JobSpec& spec, const SpecContext& context) {
   std::vector<FieldProblem> found;
-  const bool short_form = spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main");
-  if (short_form) {
-    // The task's env is beside the job's in the short form, and is checked under the same name.
-    pb::JobSpec own;
-    *own.mutable_env() = spec.tasks(0).env();
-    own.add_tasks()->mutable_run()->set_shell(":");
-    if (own.env_size() > 0) {
-      CheckJobRules(own, {context, true, [&](const std::string& path, const std::string& message) { found.push_back({path, message}); },
-                          [](const std::string&) { return true; }});
-    }
-  }
-  CheckJobRules(spec, {context, short_form, [&](const std::string& path, const std::string& message) { found.push_back({path, message}); },
-                       [](const std::string&) { return true; }});
+  SpecRules rules{context};
+  rules.emit = [&](const std::string& path, const std::string& message, Document::Where) { found.push_back({path, message}); };
+  rules.sound = [](const std::string&) { return true; };
+  rules.short_form = spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main");
+  CheckJobRules(spec, rules);
   return found;
 }
 

@@ -5,13 +5,14 @@
 #include <string>
 
 #include "common/spec/spec.h"
+#include "common/spec/trainer_schema.h"
 
 namespace muster {
 
 struct SpecRules {
   const SpecContext& context;
   bool short_form = false;  // the one task's fields are at the top of the file
-  std::function<void(const std::string& path, const std::string& message)> emit;
+  EmitProblem emit;
   // False: a field of this map could not be read, so rules that compare its fields or miss one say nothing.
   std::function<bool(const std::string& map_path)> sound;
 };

@@ -66,9 +66,9 @@ class ClusterReader {
       if (!node.IsMap()) return document_.Add(node, path, absl::StrCat("must be a map with a cluster's fields; got ", Shown(node)));
       ReadCluster(Fields(document_, node, path), out_.add_clusters());
     });
-    if (!top.Has("clusters")) document_.AddAtPath("clusters", "is missing; list at least one cluster");
-    if (top.Has("clusters") && out_.clusters_size() == 0 && document_.ok()) document_.AddAtPath("clusters", "is empty; list at least one cluster");
     top.Finish();
+    if (!top.Has("clusters") && document_.Sound("")) document_.AddAtPath("clusters", "is missing; list at least one cluster");
+    if (top.Has("clusters") && out_.clusters_size() == 0 && document_.ok()) document_.AddAtPath("clusters", "is empty; list at least one cluster");
     CheckReferences();
   }
 
@@ -144,7 +144,7 @@ class ClusterReader {
     if (cluster->name().empty()) document_.AddAtPath(fields.PathOf("name"), "is missing; a cluster has a name");
     if (!cluster->name().empty() && !IsLabel(cluster->name())) document_.AddAtPath(fields.PathOf("name"), kLabelRule);
     if (cluster->job_storage().empty()) document_.AddAtPath(fields.PathOf("job_storage"), "is missing; name the storage where its jobs' directories live");
-    if (cluster->hosts().empty() && !cluster->open()) {
+    if (!fields.Has("topology") && !cluster->open()) {
       document_.AddAtPath(fields.PathOf("topology"), "is missing; list the hosts, or write open: true to let any host join");
     }
   }

@@ -80,8 +80,9 @@ std::string DidYouMean(std::string_view word, const std::vector<std::string>& na
   const std::string* best = nullptr;
   size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
   for (const std::string& name : names) {
-    const size_t distance = EditDistance(lower, name);
-    if (distance < best_distance) {
+    if (lower.size() >= 3 && name.size() <= 64 && name.substr(0, lower.size()) == lower && best == nullptr) best = &name;
+    const size_t distance = EditDistance(lower, name.substr(0, 128));
+    if (distance < best_distance && distance < word.size()) {
       best = &name;
       best_distance = distance;
     }

@@ -11,12 +11,12 @@
 namespace muster {
 namespace {
 
-const std::vector<std::string>& TopologyNames() {  // by TopologyLevel - 1
+const std::vector<std::string>& TopologyNames() {  // by TopologyLevel - 1; the last is "not yet"
   static const std::vector<std::string> names = {"island", "host", "rack", "block", "cluster", "any"};
   return names;
 }
 
-const std::vector<std::string>& UnreachableNames() {  // by WhenUnreachable - 1
+const std::vector<std::string>& UnreachableNames() {  // by WhenUnreachable - 1; the last is "not yet"
   static const std::vector<std::string> names = {"replace", "wait", "fence"};
   return names;
 }
@@ -63,7 +63,8 @@ class JobReader {
 
     if (!top.Has("tasks")) {
       top.Take("tasks");  // known, and suggested
-      ReadTask(top, spec_.add_tasks());
+      spec_.add_tasks()->set_name("main");
+      ReadTask(top, spec_.mutable_tasks(0));
       top.Finish();
       return true;
     }
@@ -83,9 +84,8 @@ class JobReader {
     for (const std::string_view field : {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run", "trainer", "image",
                                          "workdir", "checkpoint", "max_restarts", "hang_timeout", "when_unreachable", "fence_after", "grace",
                                          "time_limit"}) {
-      if (const YamlNode* misplaced = top.Take(field)) {
-        top.Bad(field, *misplaced, "belongs to a task: with tasks: every task has its own; move it there");
-      }
+      if (top.Take(field) == nullptr) continue;
+      document_.AddAtPath(field, "belongs to a task: with tasks: every task has its own; move it there", Document::Where::kName);
     }
     top.Finish();
     return false;
@@ -101,8 +101,8 @@ class JobReader {
     std::string text;
     if (std::optional<Fields> topology = fields.Map("topology")) {
       pb::Topology* out = task->mutable_topology();
-      if (topology->Choice("preferred", TopologyNames(), &text)) out->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
-      if (topology->Choice("required", TopologyNames(), &text)) out->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      if (topology->Choice("preferred", TopologyNames(), 1, &text)) out->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      if (topology->Choice("required", TopologyNames(), 1, &text)) out->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
       topology->Finish();
     }
     if (fields.Text("setup", &text)) task->set_setup(text);
@@ -121,7 +121,7 @@ class JobReader {
     if (fields.Int("max_restarts", 0, 1000, &number)) task->set_max_restarts(number);
     int64_t duration_ns = 0;
     if (fields.Duration("hang_timeout", &duration_ns)) task->set_hang_timeout_ns(duration_ns);
-    if (fields.Choice("when_unreachable", UnreachableNames(), &text)) task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
+    if (fields.Choice("when_unreachable", UnreachableNames(), 1, &text)) task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
     if (fields.Duration("fence_after", &duration_ns)) task->set_fence_after_ns(duration_ns);
     if (fields.Duration("grace", &duration_ns)) task->set_grace_ns(duration_ns);
     if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);
@@ -223,7 +223,7 @@ bool ParseJobFile(std::string_view text, std::string_view filename, const SpecCo
   Document document;
   if (document.Parse(text, filename)) {
     const bool short_form = JobReader(context, &document, spec).Read();
-    const auto emit = [&](const std::string& path, const std::string& message) {
+    const auto emit = [&](const std::string& path, const std::string& message, Document::Where where) {
       if (document.HasProblemAt(path)) return;
       std::string shown = message;
       const std::string_view parent = ".per_device_train_batch_size";
@@ -235,7 +235,7 @@ bool ParseJobFile(std::string_view text, std::string_view filename, const SpecCo
           if (!remedy.empty()) shown = absl::StrCat(shown.substr(0, shown.find(';')), ".", remedy);
         }
       }
-      document.AddAtPath(path, std::move(shown));
+      document.AddAtPath(path, std::move(shown), where);
     };
     CheckJobRules(*spec, {context, short_form, emit, [&](const std::string& map) { return document.Sound(map); }});
   }

@@ -116,6 +116,10 @@ bool Fields::Milli(std::string_view name, int64_t* out) {
     Bad(name, *node, absl::StrCat("must be a number; got ", Shown(*node)));
     return false;
   }
+  if (node->text[0] == '-') {
+    Bad(name, *node, absl::StrCat("must be 0 or more; got ", Shown(*node)));
+    return false;
+  }
   const absl::StatusOr<int64_t> value = ParseMilli(node->text);
   if (!value.ok()) Bad(name, *node, std::string(value.status().message()));
   if (value.ok()) *out = *value;
@@ -155,11 +159,11 @@ bool Fields::Size(std::string_view name, int64_t* out) {
   return true;
 }
 
-bool Fields::Choice(std::string_view name, const std::vector<std::string>& choices, std::string* out) {
+bool Fields::Choice(std::string_view name, const std::vector<std::string>& choices, size_t unnamed, std::string* out) {
   const YamlNode* node = Take(name);
   if (node == nullptr) return false;
   if (!node->IsScalar() || std::find(choices.begin(), choices.end(), node->text) == choices.end()) {
-    Bad(name, *node, absl::StrCat("must be one of ", absl::StrJoin(choices, ", "), "; got ", Shown(*node)));
+    Bad(name, *node, absl::StrCat("must be one of ", absl::StrJoin(choices.begin(), choices.end() - static_cast<std::ptrdiff_t>(unnamed), ", "), "; got ", Shown(*node)));
     return false;
   }
   *out = node->text;

@@ -35,7 +35,8 @@ class Fields {
   bool Milli(std::string_view name, int64_t* out);     // 0.5 -> 500
   bool Duration(std::string_view name, int64_t* out);  // nanoseconds
   bool Size(std::string_view name, int64_t* out);      // bytes; the unit is not optional
-  bool Choice(std::string_view name, const std::vector<std::string>& choices, std::string* out);
+  // One of `choices`, of which the last `unnamed` are not suggested.
+  bool Choice(std::string_view name, const std::vector<std::string>& choices, size_t unnamed, std::string* out);
   void TextList(std::string_view name, const std::function<void(std::string)>& add);
   void TextMap(std::string_view name, const std::function<void(std::string, std::string)>& add);
   std::optional<Fields> Map(std::string_view name);

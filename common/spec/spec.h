@@ -33,7 +33,7 @@ struct SpecContext {
 };
 
 // Reads a job file. `filename` is for messages and for the default of name: (its stem; "-" is standard input).
-// True: *spec is what the file says, without further defaults. False: *problems has all problems, sorted by place, *spec is
+// True: *spec is what the file says, without further defaults (a job without tasks: has one task, main). False: *problems has all problems, sorted by place, *spec is
 // partial. Defaults are filled by ApplyDefaults, at the daemon.
 bool ParseJobFile(std::string_view text, std::string_view filename, const SpecContext& context, pb::JobSpec* spec,
                   std::vector<Problem>* problems);

@@ -104,10 +104,10 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
     if (const json* property = Member(properties, name)) {
       CheckAgainstSchema(member, *property, at, emit);
     } else if (const std::string hint = TextMember(hints, name); !hint.empty()) {
-      emit(at, hint);
+      emit(at, hint, Document::Where::kName);
       unknown = true;
     } else if (closed) {
-      emit(at, absl::StrCat("no such field.", DidYouMean(name, known)));
+      emit(at, absl::StrCat("no such field.", DidYouMean(name, known)), Document::Where::kName);
       unknown = true;
     }
   }
@@ -115,7 +115,7 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
   for (const std::string& name : Names(Member(&schema, "required"))) {
     if (value.contains(name)) continue;
     const std::string description = TextMember(Member(properties, name), "description");
-    emit(JoinPath(path, name), absl::StrCat("is missing.", description.empty() ? "" : " ", description));
+    emit(JoinPath(path, name), absl::StrCat("is missing.", description.empty() ? "" : " ", description), Document::Where::kValue);
   }
   const json* one_of = Member(&schema, "oneOf");
   if (one_of == nullptr || !one_of->is_array()) return;
@@ -126,11 +126,11 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
     all.push_back(names[0]);
     if (value.contains(names[0])) given.push_back(names[0]);
   }
-  if (given.size() > 1) emit(JoinPath(path, given[1]), absl::StrCat(given[0], " and ", given[1], " exclude each other; keep one"));
+  if (given.size() > 1) emit(JoinPath(path, given[1]), absl::StrCat(given[0], " and ", given[1], " exclude each other; keep one"), Document::Where::kName);
   if (given.empty() && !all.empty()) {
     std::string wanted = all[0];
     for (size_t i = 1; i < all.size(); ++i) absl::StrAppend(&wanted, " or ", all[i]);
-    emit(path, absl::StrCat("give ", wanted));
+    emit(path, absl::StrCat("give ", wanted), Document::Where::kValue);
   }
 }
 
@@ -198,8 +198,8 @@ json TrainerJson(const YamlNode& node, const json* schema, const std::string& pa
 void CheckAgainstSchema(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
   if (!schema.is_object()) return;
   const std::string type = TextMember(&schema, "type");
-  const auto bad = [&](const std::string& wanted) { emit(path, absl::StrCat("must be ", wanted, "; got ", Dump(value))); };
-  if (value.is_null() && !type.empty() && type != "null") return emit(path, "has no value; give one or leave the field out");
+  const auto bad = [&](const std::string& wanted) { emit(path, absl::StrCat("must be ", wanted, "; got ", Dump(value)), Document::Where::kValue); };
+  if (value.is_null() && !type.empty() && type != "null") return emit(path, "has no value; give one or leave the field out", Document::Where::kValue);
   if (const json* choices = Member(&schema, "enum"); choices != nullptr && choices->is_array()) {
     if (std::find(choices->begin(), choices->end(), value) != choices->end()) return;
     std::string wanted = "one of ";

@@ -20,8 +20,8 @@ nlohmann::json ParseBoundedJson(std::string_view text, size_t max_bytes);
 // text), or what YAML's core schema says where the schema is silent or absent. Quoted ones are text. Notes the places.
 nlohmann::json TrainerJson(const YamlNode& node, const nlohmann::json* schema, const std::string& path, Document& document);
 
-// Every violation with its path ("trainer.max_steps").
-using EmitProblem = std::function<void(const std::string& path, const std::string& message)>;
+// Every violation with its path ("trainer.max_steps"), and whether the field's name or its value is at fault.
+using EmitProblem = std::function<void(const std::string& path, const std::string& message, Document::Where where)>;
 void CheckAgainstSchema(const nlohmann::json& value, const nlohmann::json& schema, const std::string& path, const EmitProblem& emit);
 
 }  // namespace muster

@@ -173,6 +173,7 @@ bool Document::Parse(std::string_view text, std::string_view filename) {
     Add(root_, "", "must be a map of fields, such as name: hello");
     return false;
   }
+  if (!CheckQuotes(root_)) return false;
   CheckDuplicates(root_, "");
   return true;
 }
@@ -195,6 +196,29 @@ bool Document::CheckText(std::string_view text) {
     i += size;
   }
   return true;
+}
+
+// yaml-cpp 0.7 takes a quoted text that the end of the file cuts off after a line break for a whole one.
+bool Document::CheckQuotes(const YamlNode& node) {
+  for (const std::vector<YamlNode>* nodes : {&node.keys, &node.items}) {
+    for (const YamlNode& child : *nodes) {
+      if (!CheckQuotes(child)) return false;
+    }
+  }
+  if (!node.IsScalar() || !node.quoted) return true;
+  const size_t start = line_starts_[static_cast<size_t>(node.line) - 1] + static_cast<size_t>(node.column) - 1;
+  if (start >= text_.size() || (text_[start] != '"' && text_[start] != '\'')) return true;  // a block scalar
+  const char quote = text_[start];
+  for (size_t i = start + 1; i < text_.size(); ++i) {
+    if (quote == '"' && text_[i] == '\\') {
+      ++i;
+    } else if (text_[i] == quote) {
+      if (quote == '"' || i + 1 >= text_.size() || text_[i + 1] != quote) return true;
+      ++i;
+    }
+  }
+  AddAt({node.line, node.column, 1}, "", "not valid YAML: this quote is never closed");
+  return false;
 }
 
 void Document::CheckDuplicates(const YamlNode& node, const std::string& path) {
@@ -256,11 +280,11 @@ void Document::AddAt(Place place, std::string_view path, std::string message) {
 
 void Document::Add(const YamlNode& at, std::string_view path, std::string message) { AddAt(PlaceOf(at), path, std::move(message)); }
 
-void Document::AddAtPath(std::string_view path, std::string message) {
+void Document::AddAtPath(std::string_view path, std::string message, Where where) {
   std::string place = std::string(path);
   while (true) {
     const auto found = places_.find(place);
-    if (found != places_.end()) return AddAt(found->second, path, std::move(message));
+    if (found != places_.end()) return AddAt(where == Where::kName ? found->second.name : found->second.value, path, std::move(message));
     if (place.empty()) break;
     place = ParentPath(place);
   }
@@ -268,7 +292,7 @@ void Document::AddAtPath(std::string_view path, std::string message) {
 }
 
 void Document::Note(const std::string& path, const YamlNode& value, const YamlNode* key) {
-  places_.emplace(path, PlaceOf(value.IsScalar() || key == nullptr ? value : *key));
+  places_.emplace(path, FieldPlaces{PlaceOf(key == nullptr ? value : *key), PlaceOf(value.IsScalar() || key == nullptr ? value : *key)});
 }
 
 bool Document::Sound(std::string_view map_path) const {

@@ -36,9 +36,11 @@ class Document {
   const std::string& filename() const { return filename_; }
 
   void Add(const YamlNode& at, std::string_view path, std::string message);
-  void AddAtPath(std::string_view path, std::string message);  // at the noted place, or its nearest noted parent's
+  // At the noted place of the field's value (or its name), else its nearest noted parent's.
+  enum class Where { kValue, kName };
+  void AddAtPath(std::string_view path, std::string message, Where where = Where::kValue);
 
-  // A field's place: its value if that is a scalar, else its key (null for elements of lists).
+  // A field's places: its name, the key (null for elements of lists), and its value if that is a scalar.
   void Note(const std::string& path, const YamlNode& value, const YamlNode* key);
 
   // A field of the map at `map_path` could not be read: rules that compare fields of that map would only mislead.
@@ -59,12 +61,16 @@ class Document {
   void AddAt(Place place, std::string_view path, std::string message);
   bool CheckText(std::string_view text);
   void CheckDuplicates(const YamlNode& node, const std::string& path);
+  bool CheckQuotes(const YamlNode& node);
 
   std::string filename_, text_;
   std::vector<size_t> line_starts_;
   YamlNode root_;
   std::vector<Problem> problems_;
-  std::map<std::string, Place, std::less<>> places_;
+  struct FieldPlaces {
+    Place name, value;
+  };
+  std::map<std::string, FieldPlaces, std::less<>> places_;
   std::vector<std::string> unsound_;
 };
 

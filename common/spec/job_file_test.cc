@@ -1,0 +1,347 @@
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "common/spec/spec.h"
+#include "common/spec/test_schema.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muster {
+namespace {
+
+SpecContext Here() {
+  SpecContext context;
+  context.trainer_schema_json = kTestTrainerSchema;
+  context.flavours = {{"h100-80g", {"phx"}}, {"a100-80g", {"dal"}}};
+  context.clusters = {"phx", "dal"};
+  context.queues = {"research/nlp", "prod"};
+  context.storages = {"lustre-phx"};
+  return context;
+}
+
+// "LINE:COLUMN PATH: MESSAGE", one a line; a file's problem without a path has "-".
+std::string Summary(const std::vector<Problem>& problems) {
+  std::string out;
+  for (const Problem& p : problems) {
+    absl::StrAppend(&out, out.empty() ? "" : "\n", p.line, ":", p.column, " ", p.path.empty() ? "-" : p.path, ": ", p.message);
+  }
+  return out;
+}
+
+std::string Problems(std::string_view text, const SpecContext& context) {
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  const bool good = ParseJobFile(text, "job.yaml", context, &spec, &problems);
+  EXPECT_EQ(good, problems.empty());
+  return Summary(problems);
+}
+
+struct BadCase {
+  const char* name;
+  const char* text;
+  const char* want;
+};
+
+class BadJobFile : public testing::TestWithParam<BadCase> {};
+
+TEST_P(BadJobFile, IsRefusedWithPlaceAndRemedy) { EXPECT_EQ(Problems(GetParam().text, Here()), GetParam().want); }
+
+const BadCase kBadCases[] = {
+#include "common/spec/bad_jobs.inc"
+};
+
+INSTANTIATE_TEST_SUITE_P(JobFile, BadJobFile, testing::ValuesIn(kBadCases),
+                         [](const testing::TestParamInfo<BadCase>& info) { return std::string(info.param.name); });
+
+TEST(JobFile, CapsHoldBeforeTheParserCanRunAway) {
+  const std::string deep_flow = "run: " + std::string(200, '[') + std::string(200, ']');
+  EXPECT_THAT(Problems(deep_flow, {}), testing::HasSubstr("1:37 -: nested deeper than 32 levels"));
+  EXPECT_NE(Problems("run: " + std::string(200'000, '['), {}), "");
+  std::string deep_block;
+  for (int i = 0; i < 400; ++i) deep_block += std::string(static_cast<size_t>(i), ' ') + "a:\n";
+  EXPECT_THAT(Problems(deep_block, {}), testing::HasSubstr("nested deeper than 32 levels"));
+  std::string dashes = "run:\n  " ;
+  for (int i = 0; i < 50'000; ++i) dashes += "- ";
+  EXPECT_THAT(Problems(dashes, {}), testing::HasSubstr("nested deeper than 32 levels"));
+  EXPECT_THAT(Problems(std::string(300'000, '#'), {}), testing::HasSubstr("0:0 -: larger than 256 KiB"));
+  std::string many = "run: [";
+  for (int i = 0; i < 20'000; ++i) many += "a,";
+  EXPECT_THAT(Problems(many + "a]", {}), testing::HasSubstr("more than 10000 values"));
+  for (const char* unit : {"{", "? ", "{a: ", "&a ", "!a ", "*a ", "'", "\"", "|\n", "a: ", "[{", "- a: "}) {
+    std::string text = "a: ";
+    while (text.size() < 100'000) text += unit;
+    EXPECT_NE(Problems(text, {}), "") << unit;
+  }
+}
+
+std::string ReadWhole(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+constexpr char kElastic[] = R"(name: vit-pretrain
+queue: research/vision
+priority: 40
+labels: {project: vit, owner: alice}
+clusters: [phx, dal]
+workers: {min: 4, max: 16}
+resources:
+  gpus: 4
+  gpu_types: [h100-80g, a100-80g]
+  memory: 400GiB
+topology: {preferred: rack, required: cluster}
+env: {NCCL_DEBUG: WARN}
+run: [.venv/bin/python, train.py, --batch-tokens, "2097152"]
+checkpoint: {storage: s3-shared, interval: 10m, keep: 3}
+max_restarts: 3
+hang_timeout: 15m
+grace: 5m
+time_limit: 3d
+)";
+
+constexpr char kPipeline[] = R"(name: wiki-sft
+queue: research/nlp
+clusters: [phx, dal]
+env: {HF_HUB_CACHE: /mnt/lustre/hf}
+tasks:
+  - name: prepare
+    resources: {cpus: 32, memory: 128GiB}
+    run: |
+      muster-trainer prepare --input wiki/*.parquet \
+        --output $MUSTER_JOB_DIR/tokens
+  - name: train
+    after: [prepare]
+    workers: 2
+    resources: {gpus: 8, gpu_types: [h100-80g]}
+    time_limit: 12h
+    trainer:
+      init: /models/Llama-3.1-8B
+      data: tokens
+      max_length: 8192
+      global_batch_size: 128
+      max_steps: 3e3
+      learning_rate: 2e-5
+      export: model
+  - name: evaluate
+    after: [train]
+    resources: {gpus: 0.5, gpu_types: [a100-80g, h100-80g]}
+    workdir: /opt/eval
+    env: {LEVEL: 3}
+    setup: source /etc/profile
+    run: python eval.py --model $MUSTER_JOB_DIR/model
+    max_restarts: 0
+)";
+
+TEST(JobFile, AnElasticJobIsReadWhole) {
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  ASSERT_TRUE(ParseJobFile(kElastic, "x.yaml", {}, &spec, &problems)) << Summary(problems);
+  const pb::TaskSpec& task = spec.tasks(0);
+  EXPECT_EQ(spec.name(), "vit-pretrain");
+  EXPECT_EQ(spec.priority(), 40);
+  EXPECT_EQ(spec.labels().at("owner"), "alice");
+  EXPECT_EQ(spec.env().at("NCCL_DEBUG"), "WARN");
+  EXPECT_EQ(task.workers().min(), 4);
+  EXPECT_EQ(task.workers().max(), 16);
+  EXPECT_EQ(task.resources().gpus_milli(), 4000);
+  EXPECT_EQ(task.resources().memory_bytes(), int64_t{400} << 30);
+  EXPECT_EQ(task.topology().preferred(), pb::RACK);
+  EXPECT_THAT(task.run().exec(), testing::ElementsAre(".venv/bin/python", "train.py", "--batch-tokens", "2097152"));
+  EXPECT_EQ(task.checkpoint().interval_ns(), 10 * kMinute);
+  EXPECT_EQ(task.time_limit_ns(), 3 * kDay);
+  EXPECT_EQ(task.grace_ns(), 5 * kMinute);
+}
+
+TEST(JobFile, TheTrainersMapBecomesCanonicalJsonTypedByItsSchema) {
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  SpecContext context;
+  context.trainer_schema_json = kTestTrainerSchema;
+  ASSERT_TRUE(ParseJobFile(kPipeline, "x.yaml", context, &spec, &problems)) << Summary(problems);
+  EXPECT_EQ(spec.tasks(1).trainer_json(),
+            R"({"data":"tokens","export":"model","global_batch_size":128,"init":"/models/Llama-3.1-8B","learning_rate":2e-05,)"
+            R"("max_length":8192,"max_steps":3000})");
+  EXPECT_EQ(spec.tasks(2).resources().gpus_milli(), 500);
+  EXPECT_EQ(spec.tasks(2).env().at("LEVEL"), "3");
+  const char* numbers_as_text = "trainer: {model: {a: 1}, data: 007, max_length: 1, global_batch_size: 1, max_steps: 1, learning_rate: 1}\n";
+  ASSERT_TRUE(ParseJobFile(numbers_as_text, "x.yaml", context, &spec, &problems)) << Summary(problems);
+  EXPECT_THAT(spec.tasks(0).trainer_json(), testing::HasSubstr(R"("data":"007")"));
+}
+
+TEST(JobFile, TheFilesStemIsTheDefaultName) {
+  for (const auto& [file, name] : {std::pair("dir/sft 8b.v2.yaml", "sft-8b.v2"), std::pair("-", "job"), std::pair("/x/.yaml", "yaml"), std::pair("é.yaml", "job")}) {
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    EXPECT_TRUE(ParseJobFile("run: ls\n", file, {}, &spec, &problems)) << Summary(problems);
+    EXPECT_EQ(spec.name(), name) << file;
+  }
+}
+
+TEST(JobFile, YamlOfASpecReadsBackAsTheSameSpec) {
+  const char* awkward = R"(name: job
+env: {EMPTY: "", TRUTH: "true", NUMBER: "1e5", QUOTE: "a \"b\"\\", LINES: "a\n\n b\nc", NULLISH: "~", HASH: "a #b", ÜBER_NOT: x}
+run: "  indented\nsecond\n\n"
+time_limit: 1d1h1m1s
+grace: 1500ms
+resources: {memory: 1000B, cpus: 0.125}
+)";
+  std::string fixed(awkward);
+  fixed = absl::StrReplaceAll(fixed, {{", ÜBER_NOT: x", ""}});
+  for (const std::string& text : {std::string(kElastic), std::string(kPipeline), fixed}) {
+    pb::JobSpec spec, again, full, full_again;
+    std::vector<Problem> problems;
+    ASSERT_TRUE(ParseJobFile(text, "x.yaml", {}, &spec, &problems)) << Summary(problems);
+    const std::string yaml = SpecToYaml(spec);
+    ASSERT_TRUE(ParseJobFile(yaml, "x.yaml", {}, &again, &problems)) << yaml << Summary(problems);
+    EXPECT_EQ(spec.DebugString(), again.DebugString()) << yaml;
+    full = spec;
+    ApplyDefaults(&full);
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(full), "x.yaml", {}, &full_again, &problems)) << SpecToYaml(full) << Summary(problems);
+    EXPECT_EQ(full.DebugString(), full_again.DebugString()) << SpecToYaml(full);
+  }
+}
+
+TEST(JobFile, DefaultsAreFilledOnceAndPassTheChecks) {
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  ASSERT_TRUE(ParseJobFile(kPipeline, "x.yaml", {}, &spec, &problems)) << Summary(problems);
+  ApplyDefaults(&spec, {.max_restarts = 5, .time_limit_ns = kDay});
+  const pb::JobSpec once = spec;
+  ApplyDefaults(&spec, {.max_restarts = 7});
+  EXPECT_EQ(once.DebugString(), spec.DebugString());
+  EXPECT_EQ(spec.tasks(0).resources().cpus_milli(), 32'000);
+  EXPECT_EQ(spec.tasks(0).max_restarts(), 5);
+  EXPECT_EQ(spec.tasks(0).time_limit_ns(), kDay);
+  EXPECT_EQ(spec.tasks(0).when_unreachable(), pb::WAIT);
+  EXPECT_EQ(spec.tasks(0).workers().max(), 1);
+  EXPECT_EQ(spec.tasks(1).processes_per_worker(), 8);
+  EXPECT_EQ(spec.tasks(1).when_unreachable(), pb::REPLACE);
+  EXPECT_EQ(spec.tasks(2).processes_per_worker(), 1);
+  EXPECT_EQ(spec.tasks(2).max_restarts(), 0);
+  EXPECT_EQ(spec.tasks(1).checkpoint().keep(), 2);
+  EXPECT_EQ(CheckSpec(spec).size(), 0u);
+}
+
+TEST(JobFile, TheExamplesAreReadOrRefusedForWhatIsNotYetOnly) {
+  for (const char* folder : {"deploy/examples", "../shared/examples"}) {
+    if (!std::filesystem::exists(folder)) continue;
+    for (const char* name : {"hello.yaml", "ddp.yaml", "tiny-llama.yaml", "sft.yaml", "elastic.yaml", "pipeline.yaml"}) {
+      const std::filesystem::path path = std::filesystem::path(folder) / name;
+      if (!std::filesystem::exists(path)) continue;
+      pb::JobSpec spec;
+      std::vector<Problem> problems;
+      SpecContext context;
+      context.trainer_schema_json = kTestTrainerSchema;
+      ParseJobFile(ReadWhole(path), path.string(), context, &spec, &problems);
+      for (const Problem& problem : problems) EXPECT_THAT(problem.message, testing::HasSubstr("not yet:")) << Summary({problem});
+      if (std::string_view(folder) == "deploy/examples") {
+        EXPECT_EQ(Summary(problems), "") << path;
+      }
+    }
+  }
+}
+
+TEST(CheckSpec, ProtosObeyTheSameRulesAsFiles) {
+  const auto found = [](const pb::JobSpec& spec) {
+    std::string out;
+    for (const FieldProblem& p : CheckSpec(spec, Here())) absl::StrAppend(&out, out.empty() ? "" : "\n", p.path, ": ", p.message);
+    return out;
+  };
+  pb::JobSpec spec;
+  EXPECT_EQ(found(spec), "tasks: is empty; a job has at least one task");
+  spec.set_priority(101);
+  pb::TaskSpec* task = spec.add_tasks();
+  task->mutable_run()->set_shell("ls");
+  task->mutable_workers()->set_min(8);
+  task->mutable_workers()->set_max(4);
+  task->set_grace_ns(-1);
+  (*task->mutable_env())["LD_PRELOAD"] = "x";
+  EXPECT_EQ(found(spec),
+            "priority: must be a whole number from 0 to 100; got 101\n"
+            "workers.max: 4 is below min 8\n"
+            "env.LD_PRELOAD: may not be set: Muster or the loader decides it\n"
+            "grace: may not be negative");
+}
+
+TEST(CheckSpec, WorkIsBoundedForAnyProto) {
+  pb::JobSpec spec;
+  for (int i = 0; i < 100'000; ++i) spec.add_tasks();
+  EXPECT_EQ(CheckSpec(spec).size(), 1u);
+  spec.clear_tasks();
+  spec.add_tasks()->set_trainer_json(std::string(100'000, '['));
+  EXPECT_EQ(CheckSpec(spec).size(), 1u);
+}
+
+TEST(PlaceProblems, TheDaemonsProblemsGetTheirPlacesInTheFile) {
+  const std::vector<Problem> placed = PlaceProblems(kPipeline, "x.yaml",
+                                                    {{"tasks[2].resources.gpu_types[1]", "no such flavour"},
+                                                     {"tasks[0].workdir", "does not exist"},
+                                                     {"queue", "no such queue"}});
+  EXPECT_EQ(Summary(placed), "2:8 queue: no such queue\n6:5 tasks[0].workdir: does not exist\n26:50 tasks[2].resources.gpu_types[1]: no such flavour");
+}
+
+TEST(FormatProblems, LooksAsProductSays) {
+  const char* text = R"(name: sft-8b
+queue: research/nlp
+workers: 2
+resources: {gpu: 8, gpu_types: [H100]}
+time_limit: 6h
+processes_per_worker: 8
+trainer:
+  init: /models/Llama-3.1-8B
+  per_device_train_batch_size: 4
+  gradient_accumulation_steps: 2
+)";
+  SpecContext context = Here();
+  context.trainer_schema_json = absl::StrReplaceAll(kTestTrainerSchema, {{"\"required\": [\"data\", \"max_length\", \"global_batch_size\", \"max_steps\", \"learning_rate\"],", ""}});
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  ASSERT_FALSE(ParseJobFile(text, "sft.yaml", context, &spec, &problems));
+  ProblemFormat format;
+  format.footer = JobFooter(problems, "sft.yaml");
+  EXPECT_EQ(FormatProblems(problems, "sft.yaml", format),
+            R"(sft.yaml: 4 problems, nothing was submitted
+ 4:13  resources.gpu: no such field. Did you mean gpus?
+       4 | resources: {gpu: 8, gpu_types: [H100]}
+         |             ^^^
+ 4:33  resources.gpu_types[0]: no flavour "H100" here. There are a100-80g (dal) and h100-80g (phx).
+ 9:3   trainer.per_device_train_batch_size: the batch is global, so that it survives a resize.
+       For 4 a device, 16 GPUs, 2 accumulations:  global_batch_size: 128
+ 10:3  trainer.gradient_accumulation_steps: follows from global_batch_size, micro_batch_size and the number of ranks; leave it out
+       10 |   gradient_accumulation_steps: 2
+          |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+All fields: muster fields resources     Check offline: muster validate sft.yaml
+)");
+}
+
+TEST(FormatProblems, LongLinesAreCutAndControlCharactersShownAsQuestionMarks) {
+  Problem problem;
+  problem.line = 1;
+  problem.column = 501;
+  problem.caret_width = 900;
+  problem.path = "env.A\x1b[31m";
+  problem.message = "bad";
+  problem.source_line = std::string(500, 'a') + "\xc3\xa4" + std::string(500, 'b');
+  const std::string shown = FormatProblems({problem}, "x.yaml");
+  EXPECT_EQ(shown.find('\x1b'), std::string::npos);
+  EXPECT_THAT(shown, testing::HasSubstr("env.A?[31m: bad"));
+  EXPECT_THAT(shown, testing::HasSubstr("1 | ..." + std::string(36, 'a') + "\xc3\xa4" + std::string(73, 'b') + "...\n"));
+  EXPECT_THAT(FormatProblems({problem}, "x.yaml", {.color = true}), testing::HasSubstr("\033[31m^^^"));
+}
+
+TEST(DidYouMean, FindsTheNearestNameOnly) {
+  const std::vector<std::string> names = {"gpus", "gpu_types", "memory", "learning_rate"};
+  EXPECT_EQ(DidYouMean("gpu", names), " Did you mean gpus?");
+  EXPECT_EQ(DidYouMean("learningRate", names), " Did you mean learning_rate?");
+  EXPECT_EQ(DidYouMean("gpu-types", names), " Did you mean gpu_types?");
+  EXPECT_EQ(DidYouMean("zzz", names), "");
+  EXPECT_EQ(DidYouMean(std::string(100'000, 'g'), names), "");
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,31 @@
+// A schema of the form that `muster-trainer --schema` publishes, for tests.
+#pragma once
+
+namespace muster {
+
+inline constexpr char kTestTrainerSchema[] = R"({
+  "type": "object",
+  "additionalProperties": false,
+  "required": ["data", "max_length", "global_batch_size", "max_steps", "learning_rate"],
+  "properties": {
+    "init": {"type": "string", "minLength": 1, "description": "Hugging Face directory."},
+    "model": {"type": "object", "description": "Content of a config.json."},
+    "data": {"type": "string", "minLength": 1, "description": "Directory of token shards."},
+    "max_length": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "Tokens per sequence."},
+    "global_batch_size": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "Sequences per step."},
+    "max_steps": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "Optimizer steps."},
+    "learning_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1000, "description": "Peak learning rate."},
+    "warmup_steps": {"type": "number", "default": 0, "minimum": 0, "maximum": 1e9, "description": "Linear warm-up."},
+    "dtype": {"type": "string", "default": "fp32", "enum": ["fp32", "bf16"], "description": "Type of weights."},
+    "deterministic": {"type": "boolean", "default": false, "description": "Refuse kernels that may differ from run to run."},
+    "export": {"type": "string", "minLength": 1, "description": "Hugging Face directory."}
+  },
+  "oneOf": [{"required": ["init"]}, {"required": ["model"]}],
+  "x-muster-hints": {
+    "per_device_train_batch_size": "the batch is global, so that it survives a resize; use global_batch_size",
+    "gradient_accumulation_steps": "follows from global_batch_size, micro_batch_size and the number of ranks; leave it out",
+    "lr": "use learning_rate"
+  }
+})";
+
+}  // namespace muster

@@ -48,7 +48,7 @@ def transformers_loop(init: Path, batches: list[tuple[int, ...]]) -> tuple[torch
 
 def compare(trainer_bin: str, tokens: Path, folder: Path, steps: int, ranks: int) -> dict[str, float]:
     """Largest differences: relative of loss and grad_norm over all steps, absolute of the trained models' logits."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two spin against each other for ever on a busy machine
     init = make_init(folder / "init")
     with Gang(trainer_bin, config(init, tokens, steps, folder / "model"), ranks, folder / "run", dump_tokens=folder / "tokens.bin") as gang:
         gang.finish()

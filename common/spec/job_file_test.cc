@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -203,6 +204,34 @@ resources: {memory: 1000B, cpus: 0.125}
     ApplyDefaults(&full);
     ASSERT_TRUE(ParseJobFile(SpecToYaml(full), "x.yaml", {}, &full_again, &problems)) << SpecToYaml(full) << Summary(problems);
     EXPECT_EQ(full.DebugString(), full_again.DebugString()) << SpecToYaml(full);
+  }
+}
+
+// Replaces, removes, doubles and moves pieces of good files. Whatever is still accepted must survive the way to YAML and back.
+TEST(JobFile, MutatedFilesAreRefusedOrReadBackAsTheSameSpec) {
+  constexpr uint32_t kSeed = 20'261'121;
+  std::mt19937 random(kSeed);
+  const std::vector<std::string> pieces = {"{", "}", "[", "]", ": ", "- ", "\n", "\"", "'", "|", ">", "#", "&a ", "*a", "!x ", "? ", "\t", ",", "~", "-1", "1e999", "\\", "\xc3\xa9"};
+  for (int round = 0; round < 4'000; ++round) {
+    std::string text = round % 2 == 0 ? kElastic : kPipeline;
+    for (uint32_t edits = random() % 4 + 1; edits > 0; --edits) {
+      const size_t at = random() % text.size(), size = std::min<size_t>(random() % 12, text.size() - at);
+      switch (random() % 3) {
+        case 0: text.erase(at, size); break;
+        case 1: text.insert(at, pieces[random() % pieces.size()]); break;
+        default: text.insert(random() % text.size(), text.substr(at, size));
+      }
+    }
+    pb::JobSpec spec, again;
+    std::vector<Problem> problems;
+    if (!ParseJobFile(text, "x.yaml", {}, &spec, &problems)) {
+      ASSERT_FALSE(problems.empty());
+      ASSERT_FALSE(FormatProblems(problems, "x.yaml").empty());
+      continue;
+    }
+    ASSERT_TRUE(CheckSpec(spec).empty()) << "seed " << kSeed << " round " << round << "\n" << text;
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(spec), "x.yaml", {}, &again, &problems)) << "seed " << kSeed << " round " << round << "\n" << SpecToYaml(spec) << Summary(problems);
+    ASSERT_EQ(spec.DebugString(), again.DebugString()) << "seed " << kSeed << " round " << round << "\n" << text << SpecToYaml(spec);
   }
 }
 

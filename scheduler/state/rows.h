@@ -139,6 +139,14 @@ struct Demand {
   int64_t disk_bytes = 0;
 };
 
+// Devices' thousandths of a host that are booked to one class now.
+struct LedgerShare {
+  std::string queue;                   // empty where no attempt holds the device
+  int ledger_class = 0;                // index into kLedgerClasses
+  int64_t milli = 0;
+  bool operator==(const LedgerShare&) const = default;
+};
+
 struct HostRow {
   HostId id = kNoHost;
   int32_t cluster = 0;                 // index in State::clusters()
@@ -159,6 +167,7 @@ struct HostRow {
   std::vector<AttemptRef> attempts;         // whose processes may exist here, ascending
   std::vector<int64_t> device_used_milli;   // parallel to inventory.devices()
   int64_t cpus_used_milli = 0, memory_used_bytes = 0, disk_used_bytes = 0;
+  std::vector<LedgerShare> shares;          // what its devices are booked to; sums to 1000 a device
 
   // Speaks, or was silent for less than a lease: it may get work only when UP.
   bool usable() const { return state == pb::HOST_UP && !drained; }
@@ -191,6 +200,8 @@ struct QueueIndex {
   bool leaf(int32_t node) const { return nodes[node].children.empty(); }
   std::map<std::string, int32_t> by_path;
 };
+// An empty tree has one leaf, `default`.
+QueueIndex BuildQueues(const pb::QueueTree& tree);
 
 // Classes of slot-time (DESIGN.md, scheduling rule 8), in the order they are shown.
 inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved", "idle", "down"};

@@ -1,0 +1,84 @@
+// Inside of Apply: the one writer of State. Private to scheduler/state.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+// Key of the index by (owner, idempotency key).
+std::string IdempotencyIndexKey(std::string_view owner, std::string_view key);
+int LedgerClassOf(std::string_view name);  // -1 if there is none
+// The part that a placement describes; host kNoHost if the cluster has no such host.
+PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
+// GPUs' thousandths that the attempt holds.
+int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task);
+
+class Applier {
+ public:
+  explicit Applier(State* state) : s_(*state) {}
+
+  void Apply(const pb::Event& event);
+
+  // For State::Load, too.
+  void SetQueues(const pb::QueueTree& tree);
+  void SetClusters(const pb::ClusterFile& file);
+  void SetClusterDrained(const std::string& name, bool drained, const std::string& reason);
+  HostId FindOrAddHost(const std::string& cluster, const std::string& host);  // kNoHost without such a cluster
+  void OrderHosts();
+  void InsertLoaded(JobRow job);
+  // Derives the host's use and what its devices are booked to.
+  void RefreshHost(HostId id);
+
+ private:
+  // A task and its newest attempt, for writing.
+  struct Found {
+    JobRow* job = nullptr;
+    int32_t index = 0;
+    TaskRow* task = nullptr;
+    AttemptRow* attempt = nullptr;
+    explicit operator bool() const { return attempt != nullptr; }
+  };
+
+  JobRow* Job(uint64_t number);        // for writing: a new version, to be saved
+  HostRow* Host(HostId id);            // for writing, to be saved
+  // The named attempt if it is the task's newest. Finished jobs' too.
+  Found FindNewest(const pb::AttemptKey& key);
+  void RefreshHostsOf(const AttemptRow& attempt);
+
+  void On(const pb::StepStarted& e);
+  void On(const pb::JobSubmitted& e);
+  void On(const pb::JobCancelRequested& e);
+  void On(const pb::DrainChanged& e);
+  void On(const pb::HostHello& e);
+  void On(const pb::HostStateChanged& e);
+  void On(const pb::AttemptReported& e);
+  void On(const pb::GangPrepared& e);
+  void On(const pb::CheckpointSeen& e);
+  void On(const pb::ProgressSeen& e);
+  void On(const pb::ExportStaged& e);
+  void On(const pb::ExportPublished& e);
+  void On(const pb::LoadedSeen& e);
+  void On(const pb::AttemptPlaced& e);
+  void On(const pb::AttemptStopping& e);
+  void On(const pb::AttemptLost& e);
+  void On(const pb::ClusterOpened& e);
+  void On(const pb::TaskFailed& e);
+
+  void BookLedger(int64_t now_ns);
+  void ForgetOldJobs();
+  void SetHostState(HostRow* host, pb::HostState state);
+  // All its processes are gone or lost: frees its devices, and ends it unless it waits for its export.
+  void Release(const Found& found);
+  void EndAttempt(const Found& found);
+  void BookLoss(const Found& found, pb::Cause cause);
+  void FailTask(JobRow* job, int32_t task, pb::Cause cause, const std::string& detail);
+  // Unblocks, cancels what can't run any more, ends the job.
+  void SettleJob(JobRow* job);
+
+  State& s_;
+};
+
+}  // namespace muster

@@ -1,0 +1,539 @@
+// Apply: what users, operators and plans say. What hosts say is in apply_reports.cc.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/units.h"
+#include "scheduler/state/applier.h"
+
+namespace muster {
+
+void Apply(State* state, const pb::Event& event) { Applier(state).Apply(event); }
+
+int LedgerClassOf(std::string_view name) {
+  for (int c = 0; c < static_cast<int>(std::size(kLedgerClasses)); ++c) {
+    if (name == kLedgerClasses[c]) return c;
+  }
+  return -1;
+}
+
+PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement) {
+  PartRow part;
+  part.host = state.FindHost(cluster, placement.host());
+  part.first_group_rank = placement.first_group_rank();
+  part.workers = placement.workers();
+  part.devices.assign(placement.devices().begin(), placement.devices().end());
+  part.device_milli.assign(placement.device_milli().begin(), placement.device_milli().end());
+  return part;
+}
+
+int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task) {
+  return attempt.workers * task.resources().gpus_milli();
+}
+
+void Applier::Apply(const pb::Event& event) {
+  switch (event.body_case()) {
+    case pb::Event::kStep: return On(event.step());
+    case pb::Event::kJobSubmitted: return On(event.job_submitted());
+    case pb::Event::kJobCancel: return On(event.job_cancel());
+    case pb::Event::kQueuesApplied:
+      SetQueues(event.queues_applied().tree());
+      s_.queue_version_ = std::max(s_.queue_version_ + 1, event.queues_applied().version());
+      s_.meta_changed_ = true;
+      return;
+    case pb::Event::kClustersConfigured:
+      SetClusters(event.clusters_configured().file());
+      return;
+    case pb::Event::kDrainChanged: return On(event.drain_changed());
+    case pb::Event::kHostHello: return On(event.host_hello());
+    case pb::Event::kHostState: return On(event.host_state());
+    case pb::Event::kAttemptReported: return On(event.attempt_reported());
+    case pb::Event::kGangPrepared: return On(event.gang_prepared());
+    case pb::Event::kCheckpointSeen: return On(event.checkpoint_seen());
+    case pb::Event::kProgressSeen: return On(event.progress_seen());
+    case pb::Event::kExportStaged: return On(event.export_staged());
+    case pb::Event::kExportPublished: return On(event.export_published());
+    case pb::Event::kLoadedSeen: return On(event.loaded_seen());
+    case pb::Event::kAttemptPlaced: return On(event.attempt_placed());
+    case pb::Event::kAttemptStopping: return On(event.attempt_stopping());
+    case pb::Event::kAttemptLost: return On(event.attempt_lost());
+    case pb::Event::kClusterOpened: return On(event.cluster_opened());
+    case pb::Event::kTaskFailed: return On(event.task_failed());
+    case pb::Event::kTimer:
+    case pb::Event::BODY_NOT_SET: return;
+  }
+}
+
+// ---- access ----
+
+JobRow* Applier::Job(uint64_t number) {
+  if (s_.jobs_.Find(number) == nullptr) return nullptr;
+  JobRow* job = s_.jobs_.Mutable(number);
+  if (s_.changed_jobs_.insert(number).second) ++job->version;
+  return job;
+}
+
+HostRow* Applier::Host(HostId id) {
+  s_.changed_hosts_.insert(id);
+  return s_.hosts_.Mutable(static_cast<size_t>(id));
+}
+
+Applier::Found Applier::FindNewest(const pb::AttemptKey& key) {
+  const JobRow* row = nullptr;
+  Found found;
+  const AttemptRow* attempt = s_.FindAttempt(key, &row, &found.index);
+  if (attempt == nullptr || row->tasks[found.index].next_attempt != key.attempt() + 1) return found;
+  found.job = Job(row->number);
+  found.task = &found.job->tasks[found.index];
+  found.attempt = &found.task->attempts.back();
+  MUSTER_CHECK(found.attempt->number == key.attempt());
+  return found;
+}
+
+void Applier::RefreshHostsOf(const AttemptRow& attempt) {
+  for (const PartRow& part : attempt.parts) RefreshHost(part.host);
+}
+
+// ---- configuration ----
+
+void Applier::SetQueues(const pb::QueueTree& tree) {
+  s_.queue_tree_ = std::make_shared<const pb::QueueTree>(tree);
+  s_.queues_ = std::make_shared<const QueueIndex>(BuildQueues(tree));
+}
+
+// Clusters that left the file but still have hosts stay, at the end, closed.
+void Applier::SetClusters(const pb::ClusterFile& file) {
+  const std::vector<ClusterRow> old = *s_.clusters_;
+  std::vector<ClusterRow> rows;
+  std::map<std::string, int32_t> index;
+  for (const pb::ClusterSpec& spec : file.clusters()) {
+    if (!index.emplace(spec.name(), static_cast<int32_t>(rows.size())).second) continue;
+    ClusterRow row;
+    row.name = spec.name();
+    row.spec = spec;
+    rows.push_back(std::move(row));
+  }
+  std::vector<bool> has_hosts(old.size(), false);
+  s_.hosts_.ForEach([&](size_t, const HostRow& host) { has_hosts[host.cluster] = true; });
+  for (size_t c = 0; c < old.size(); ++c) {
+    const auto it = index.find(old[c].name);
+    if (it != index.end()) {
+      rows[it->second].drained = old[c].drained;
+      rows[it->second].drain_reason = old[c].drain_reason;
+    } else if (has_hosts[c]) {
+      index[old[c].name] = static_cast<int32_t>(rows.size());
+      rows.push_back(old[c]);
+      rows.back().spec.clear_hosts();
+      rows.back().spec.set_open(false);
+    }
+  }
+  for (HostId id = 0; id < s_.host_count_; ++id) {
+    HostRow* host = s_.hosts_.Mutable(static_cast<size_t>(id));
+    host->cluster = index.at(old[host->cluster].name);
+    host->listed = false;
+    host->block.clear();
+    host->rack.clear();
+  }
+  for (const uint64_t number : s_.AllJobs()) {
+    for (TaskRow& task : s_.jobs_.Mutable(number)->tasks) {
+      for (AttemptRow& attempt : task.attempts) attempt.cluster = index.at(old[attempt.cluster].name);
+    }
+  }
+  s_.cluster_file_ = std::make_shared<const pb::ClusterFile>(file);
+  s_.clusters_ = std::make_shared<const std::vector<ClusterRow>>(std::move(rows));
+  for (const pb::ClusterSpec& spec : file.clusters()) {
+    for (const pb::HostSpec& host_spec : spec.hosts()) {
+      HostRow* host = Host(FindOrAddHost(spec.name(), host_spec.name()));
+      host->listed = true;
+      host->block = host_spec.block();
+      host->rack = host_spec.rack();
+    }
+  }
+  OrderHosts();
+  for (const HostId id : *s_.host_order_) RefreshHost(id);
+  s_.meta_changed_ = true;
+}
+
+void Applier::SetClusterDrained(const std::string& name, bool drained, const std::string& reason) {
+  const int32_t c = s_.FindCluster(name);
+  if (c < 0) return;
+  std::vector<ClusterRow> rows = *s_.clusters_;
+  rows[c].drained = drained;
+  rows[c].drain_reason = drained ? reason : "";
+  s_.clusters_ = std::make_shared<const std::vector<ClusterRow>>(std::move(rows));
+  s_.meta_changed_ = true;
+  for (const HostId id : *s_.host_order_) {
+    if (s_.host(id).cluster == c) RefreshHost(id);
+  }
+}
+
+HostId Applier::FindOrAddHost(const std::string& cluster, const std::string& host) {
+  const int32_t c = s_.FindCluster(cluster);
+  if (c < 0) return kNoHost;
+  const HostId known = s_.FindHost(cluster, host);
+  if (known != kNoHost) return known;
+  const HostId id = s_.host_count_++;
+  HostRow* row = s_.hosts_.Mutable(static_cast<size_t>(id));
+  row->id = id;
+  row->cluster = c;
+  row->name = host;
+  s_.host_by_name_.Set(absl::StrCat(cluster, "/", host), static_cast<uint64_t>(id) + 1);
+  s_.changed_hosts_.insert(id);
+  return id;
+}
+
+void Applier::OrderHosts() {
+  std::vector<HostId> order;
+  std::vector<bool> listed(static_cast<size_t>(s_.host_count_), false);
+  for (size_t c = 0; c < s_.clusters_->size(); ++c) {
+    const ClusterRow& cluster = (*s_.clusters_)[c];
+    for (const pb::HostSpec& spec : cluster.spec.hosts()) {
+      const HostId id = s_.FindHost(cluster.name, spec.name());
+      if (id == kNoHost || listed[id]) continue;
+      listed[id] = true;
+      order.push_back(id);
+    }
+    std::map<std::string, HostId> others;
+    s_.hosts_.ForEach([&](size_t index, const HostRow& host) {
+      if (!listed[index] && host.cluster == static_cast<int32_t>(c)) others[host.name] = host.id;
+    });
+    for (const auto& [name, id] : others) order.push_back(id);
+  }
+  s_.host_order_ = std::make_shared<const std::vector<HostId>>(std::move(order));
+}
+
+void Applier::InsertLoaded(JobRow job) {
+  const uint64_t number = job.number;
+  s_.job_by_uid_.Set(job.uid, number);
+  if (!job.idempotency_key.empty()) {
+    s_.job_by_key_.Set(IdempotencyIndexKey(job.owner, job.idempotency_key), number);
+  }
+  std::vector<uint64_t> numbers = job.finished() ? *s_.finished_ : *s_.active_;
+  const bool finished = job.finished();
+  for (size_t t = 0; t < job.tasks.size(); ++t) {
+    if (job.tasks[t].attempts.empty()) continue;
+    const AttemptRow& attempt = job.tasks[t].attempts.back();
+    if (attempt.ended() || attempt.released()) continue;
+    for (const PartRow& part : attempt.parts) {
+      std::vector<AttemptRef>& refs = s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts;
+      const AttemptRef ref{number, static_cast<int32_t>(t), attempt.number};
+      refs.insert(std::lower_bound(refs.begin(), refs.end(), ref), ref);
+    }
+  }
+  const int64_t end_ns = job.end_ns;
+  *s_.jobs_.Mutable(number) = std::move(job);
+  if (finished) {
+    const auto at = std::upper_bound(numbers.begin(), numbers.end(), number, [&](uint64_t a, uint64_t b) {
+      const int64_t end_a = a == number ? end_ns : s_.FindJob(a)->end_ns;
+      const int64_t end_b = b == number ? end_ns : s_.FindJob(b)->end_ns;
+      return std::make_pair(end_a, a) < std::make_pair(end_b, b);
+    });
+    numbers.insert(at, number);
+    s_.finished_ = std::make_shared<const std::vector<uint64_t>>(std::move(numbers));
+  } else {
+    numbers.insert(std::lower_bound(numbers.begin(), numbers.end(), number), number);
+    s_.active_ = std::make_shared<const std::vector<uint64_t>>(std::move(numbers));
+  }
+}
+
+// ---- derived use and the ledger ----
+
+void Applier::RefreshHost(HostId id) {
+  HostRow* host = s_.hosts_.Mutable(static_cast<size_t>(id));
+  for (const LedgerShare& share : host->shares) {
+    const auto it = s_.ledger_rate_.find({share.queue, share.ledger_class});
+    it->second -= share.milli;
+    if (it->second == 0) s_.ledger_rate_.erase(it);
+    s_.capacity_milli_ -= share.milli;
+  }
+  const int devices = host->inventory.devices_size();
+  host->device_used_milli.assign(static_cast<size_t>(devices), 0);
+  host->cpus_used_milli = host->memory_used_bytes = host->disk_used_bytes = 0;
+  std::map<std::pair<std::string, int>, int64_t> booked;
+  const auto hold = [&](const PartRow& part, const pb::TaskSpec& task, const std::string& queue, LedgerClass ledger_class) {
+    const Demand demand = WorkerDemand(task, host->inventory);
+    host->cpus_used_milli += part.workers * demand.cpus_milli;
+    host->memory_used_bytes += part.workers * demand.memory_bytes;
+    host->disk_used_bytes += part.workers * demand.disk_bytes;
+    for (size_t d = 0; d < part.devices.size(); ++d) {
+      const int32_t device = part.devices[d];
+      if (device < 0 || device >= devices) continue;   // the host came back with fewer devices
+      const int64_t milli = d < part.device_milli.size() ? part.device_milli[d] : 1000;
+      const int64_t room = std::max<int64_t>(0, 1000 - host->device_used_milli[device]);
+      host->device_used_milli[device] += milli;
+      booked[{queue, static_cast<int>(ledger_class)}] += std::min(milli, room);
+    }
+  };
+  for (const AttemptRef& ref : host->attempts) {
+    const JobRow* job = s_.FindJob(ref.job);
+    const AttemptRow* attempt = s_.FindAttempt(ref);
+    MUSTER_CHECK(attempt != nullptr);
+    for (const PartRow& part : attempt->parts) {
+      if (part.host != id || part.lost) continue;
+      LedgerClass ledger_class = LedgerClass::kProductive;
+      const auto moved = [](pb::Cause cause) {
+        return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
+      };
+      if (attempt->state == pb::TASK_STOPPING) {
+        ledger_class = moved(attempt->cause) ? LedgerClass::kPreemption : LedgerClass::kRestart;
+      } else if (attempt->state != pb::TASK_RUNNING) {
+        const TaskRow& task = job->tasks[ref.task];
+        const bool after_move = task.attempts.size() >= 2 && moved(task.attempts[task.attempts.size() - 2].cause);
+        ledger_class = after_move ? LedgerClass::kPreemption : LedgerClass::kRestart;
+      }
+      hold(part, job->task_spec(ref.task), job->spec->queue(), ledger_class);
+    }
+  }
+  for (const LostRow& lost : host->lost) {
+    const JobRow* job = s_.FindJobByUid(lost.key.job_uid());
+    const int32_t task = job == nullptr ? -1 : TaskIndex(*job->spec, lost.key.task());
+    const PartRow part = ToPart(s_, (*s_.clusters_)[host->cluster].name, lost.placement);
+    hold(part, task < 0 ? pb::TaskSpec::default_instance() : job->task_spec(task), "", LedgerClass::kDown);
+  }
+  const bool up = (host->state == pb::HOST_UP || host->state == pb::HOST_SILENT) && !host->drained &&
+                  !(*s_.clusters_)[host->cluster].drained;
+  for (int d = 0; d < devices; ++d) {
+    const int64_t rest = 1000 - host->device_used_milli[d];
+    if (rest <= 0) continue;
+    const bool idle = up && host->inventory.devices(d).healthy();
+    booked[{"", static_cast<int>(idle ? LedgerClass::kIdle : LedgerClass::kDown)}] += rest;
+  }
+  host->shares.clear();
+  int64_t sum_milli = 0;
+  for (const auto& [key, milli] : booked) {
+    if (milli == 0) continue;
+    host->shares.push_back({key.first, key.second, milli});
+    s_.ledger_rate_[key] += milli;
+    sum_milli += milli;
+  }
+  MUSTER_CHECK(sum_milli == 1000 * static_cast<int64_t>(devices));
+  s_.capacity_milli_ += sum_milli;
+}
+
+// Whole milliseconds, so that a device's thousandth for a millisecond is one unit; the rest stays for the next step.
+void Applier::BookLedger(int64_t now_ns) {
+  if (s_.ledger_since_ns_ == 0) {
+    s_.ledger_since_ns_ = s_.ledger_until_ns_ = now_ns;
+    return;
+  }
+  const int64_t elapsed_ms = (now_ns - s_.ledger_until_ns_) / kMillisecond;
+  if (elapsed_ms <= 0) return;
+  s_.ledger_until_ns_ += elapsed_ms * kMillisecond;
+  if (s_.capacity_milli_ == 0) return;
+  std::map<std::pair<std::string, int>, int64_t> ledger = *s_.ledger_;
+  int64_t booked = 0;
+  for (const auto& [key, milli] : s_.ledger_rate_) {
+    ledger[key] += milli * elapsed_ms;
+    booked += milli * elapsed_ms;
+  }
+  s_.ledger_capacity_device_us_ += s_.capacity_milli_ * elapsed_ms;
+  MUSTER_CHECK(booked == s_.capacity_milli_ * elapsed_ms);
+  s_.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
+}
+
+void Applier::BookLoss(const Found& found, pb::Cause cause) {
+  const AttemptRow& attempt = *found.attempt;
+  if (attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL || cause == pb::TIME_LIMIT) return;
+  const int64_t from_ns = std::max(attempt.start_ns, attempt.last_checkpoint_ns);
+  const int64_t to_ns = attempt.stop_ns != 0 ? attempt.stop_ns : s_.now_ns_;
+  if (to_ns <= from_ns) return;
+  std::map<std::pair<std::string, int>, int64_t> ledger = *s_.ledger_;
+  int64_t& productive = ledger[{found.job->spec->queue(), static_cast<int>(LedgerClass::kProductive)}];
+  const int64_t lost =
+      std::min(productive, DevicesMilli(attempt, found.job->task_spec(found.index)) * ((to_ns - from_ns) / kMillisecond));
+  const bool preempted = cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
+  productive -= lost;
+  ledger[{found.job->spec->queue(), static_cast<int>(preempted ? LedgerClass::kPreemption : LedgerClass::kRestart)}] += lost;
+  std::erase_if(ledger, [](const auto& row) { return row.second == 0; });
+  s_.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
+  s_.meta_changed_ = true;
+}
+
+// ---- steps and users ----
+
+void Applier::On(const pb::StepStarted& e) {
+  s_.now_ns_ = std::max(s_.now_ns_, e.now_ns());
+  if (e.epoch() != 0) s_.epoch_ = e.epoch();
+  if (e.restart_backoff_ns() > 0) s_.restart_backoff_ns_ = e.restart_backoff_ns();
+  s_.meta_changed_ = true;
+  BookLedger(s_.now_ns_);
+  ForgetOldJobs();
+}
+
+void Applier::ForgetOldJobs() {
+  size_t gone = 0;
+  while (gone < s_.finished_->size()) {
+    const JobRow& job = *s_.FindJob((*s_.finished_)[gone]);
+    if (static_cast<int64_t>(s_.finished_->size() - gone) <= kFinishedJobsKept && job.end_ns + kFinishedKeptNs > s_.now_ns_) break;
+    s_.job_by_uid_.Erase(job.uid);
+    if (!job.idempotency_key.empty()) {
+      s_.job_by_key_.Erase(IdempotencyIndexKey(job.owner, job.idempotency_key));
+    }
+    s_.changed_jobs_.insert(job.number);
+    s_.jobs_.Erase(job.number);
+    ++gone;
+  }
+  if (gone == 0) return;
+  s_.finished_ = std::make_shared<const std::vector<uint64_t>>(s_.finished_->begin() + static_cast<int64_t>(gone), s_.finished_->end());
+  // A host that still holds what a forgotten job lost there no longer knows its share of CPU and memory.
+  for (const HostId id : *s_.host_order_) {
+    if (!s_.host(id).lost.empty()) RefreshHost(id);
+  }
+}
+
+void Applier::On(const pb::JobSubmitted& e) {
+  if (e.number() == 0 || e.uid().empty() || s_.FindJob(e.number()) != nullptr || s_.FindJobByUid(e.uid()) != nullptr) return;
+  JobRow job;
+  job.number = e.number();
+  job.uid = e.uid();
+  job.owner = e.owner();
+  job.spec = std::make_shared<const pb::JobSpec>(e.spec());
+  job.idempotency_key = e.idempotency_key();
+  job.request_hash = e.request_hash();
+  job.umask = e.umask();
+  job.submit_ns = s_.now_ns_;
+  for (const pb::TaskSpec& spec : e.spec().tasks()) {
+    TaskRow task;
+    task.state = spec.after().empty() ? pb::TASK_WAITING : pb::TASK_BLOCKED;
+    task.waiting_since_ns = s_.now_ns_;
+    job.tasks.push_back(std::move(task));
+  }
+  s_.next_job_number_ = std::max(s_.next_job_number_, e.number() + 1);
+  s_.meta_changed_ = true;
+  s_.changed_jobs_.insert(e.number());
+  InsertLoaded(std::move(job));
+}
+
+void Applier::On(const pb::JobCancelRequested& e) {
+  const JobRow* row = s_.FindJob(e.number());
+  if (row == nullptr || row->finished() || row->cancel_requested) return;
+  JobRow* job = Job(e.number());
+  job->cancel_requested = true;
+  job->detail = e.by().empty() ? "" : absl::StrCat("cancelled by ", e.by());
+  SettleJob(job);
+}
+
+void Applier::On(const pb::DrainChanged& e) {
+  const size_t slash = e.target().find('/');
+  if (slash == std::string::npos) return SetClusterDrained(e.target(), e.drained(), e.reason());
+  const HostId id = s_.FindHost(e.target().substr(0, slash), e.target().substr(slash + 1));
+  if (id == kNoHost) return;
+  HostRow* host = Host(id);
+  host->drained = e.drained();
+  host->drain_reason = e.drained() ? e.reason() : "";
+  RefreshHost(id);
+}
+
+// ---- plans ----
+
+void Applier::On(const pb::AttemptPlaced& e) {
+  const JobRow* row = s_.FindJobByUid(e.key().job_uid());
+  const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.key().task());
+  const int32_t cluster = s_.FindCluster(e.cluster());
+  if (index < 0 || cluster < 0 || e.placements().empty()) return;
+  if (!row->tasks[index].waiting() || row->tasks[index].next_attempt != e.key().attempt()) return;
+  AttemptRow attempt;
+  for (const pb::Placement& placement : e.placements()) {
+    attempt.parts.push_back(ToPart(s_, e.cluster(), placement));
+    if (attempt.parts.back().host == kNoHost) return;
+    attempt.parts.back().state_id = s_.host(attempt.parts.back().host).state_id;
+  }
+  JobRow* job = Job(row->number);
+  TaskRow* task = &job->tasks[index];
+  attempt.number = e.key().attempt();
+  attempt.state = e.at_once() ? pb::TASK_STARTING : pb::TASK_PREPARING;
+  attempt.cluster = cluster;
+  attempt.flavour = e.flavour();
+  attempt.workers = e.workers();
+  attempt.place_ns = s_.now_ns_;
+  attempt.resume_from.assign(e.resume_from().begin(), e.resume_from().end());
+  if (!attempt.resume_from.empty()) {
+    for (const pb::Checkpoint& checkpoint : task->checkpoints) {
+      if (checkpoint.path() == attempt.resume_from.front()) attempt.resumed_step = checkpoint.step();
+    }
+  }
+  task->state = attempt.state;
+  task->next_attempt = attempt.number + 1;
+  task->claimed_attempt = 0;
+  task->wanted_workers = 0;
+  task->backoff_until_ns = 0;
+  if (job->cluster.empty()) job->cluster = e.cluster();
+  job->state = pb::RUNNING;
+  const AttemptRef ref{job->number, index, attempt.number};
+  if (task->attempts.size() >= kFinishedAttemptsKept) {
+    // The export that was committed stays until it is published: only its own attempt's host can do that.
+    const auto old = std::find_if(task->attempts.begin(), task->attempts.end(), [&](const AttemptRow& a) {
+      return a.export_staged.empty() || task->export_state == "published";
+    });
+    task->attempts.erase(old);
+  }
+  task->attempts.push_back(std::move(attempt));
+  for (const PartRow& part : task->attempts.back().parts) {
+    std::vector<AttemptRef>& refs = s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts;
+    const auto at = std::lower_bound(refs.begin(), refs.end(), ref);
+    if (at == refs.end() || *at != ref) refs.insert(at, ref);
+  }
+  RefreshHostsOf(task->attempts.back());
+}
+
+void Applier::On(const pb::AttemptStopping& e) {
+  const Found found = FindNewest(e.key());
+  if (!found || found.attempt->ended() || found.attempt->released()) return;
+  AttemptRow* attempt = found.attempt;
+  // A second stop only makes a stop harder: the first cause stands (CONTRACTS 13).
+  if (attempt->state == pb::TASK_STOPPING) {
+    attempt->grace_ns = std::min(attempt->grace_ns, e.grace_ns());
+    return;
+  }
+  attempt->state = found.task->state = pb::TASK_STOPPING;
+  attempt->cause = e.cause();
+  attempt->detail = e.detail();
+  attempt->grace_ns = e.grace_ns();
+  attempt->next_workers = e.next_workers();
+  attempt->stop_ns = s_.now_ns_;
+  if (e.cause() == pb::RESIZE && e.next_workers() > attempt->workers) found.task->last_resize_ns = s_.now_ns_;
+  RefreshHostsOf(*attempt);
+  if (e.claimant().job_uid().empty()) return;
+  attempt->claimant = e.claimant();
+  const JobRow* claimant = s_.FindJobByUid(e.claimant().job_uid());
+  const int32_t index = claimant == nullptr ? -1 : TaskIndex(*claimant->spec, e.claimant().task());
+  if (index < 0 || claimant->finished() || claimant->tasks[index].next_attempt != e.claimant().attempt()) return;
+  Job(claimant->number)->tasks[index].claimed_attempt = e.claimant().attempt();
+}
+
+void Applier::On(const pb::AttemptLost& e) {
+  const Found found = FindNewest(e.key());
+  const HostId id = s_.FindHost(e.cluster(), e.host());
+  if (!found || found.attempt->ended() || id == kNoHost) return;
+  for (PartRow& part : found.attempt->parts) {
+    if (part.host != id || part.over()) continue;
+    part.lost = true;
+    HostRow* host = Host(id);
+    host->lost.push_back({e.key(), ToPlacement(s_, part), part.state_id});
+    if (found.attempt->detail.empty()) found.attempt->detail = e.detail();
+    RefreshHost(id);
+  }
+  if (found.attempt->released()) Release(found);
+}
+
+void Applier::On(const pb::ClusterOpened& e) {
+  const JobRow* row = s_.FindJobByUid(e.job_uid());
+  const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.task());
+  if (index < 0 || row->finished()) return;
+  TaskRow* task = &Job(row->number)->tasks[index];
+  task->opened_attempt = task->next_attempt;
+  if (std::find(task->opened.begin(), task->opened.end(), e.cluster()) != task->opened.end()) return;
+  task->opened.push_back(e.cluster());
+  task->spill_reason = e.reason();
+}
+
+void Applier::On(const pb::TaskFailed& e) {
+  const JobRow* row = s_.FindJobByUid(e.job_uid());
+  const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.task());
+  if (index < 0 || row->finished() || row->tasks[index].finished() || row->tasks[index].current() != nullptr) return;
+  JobRow* job = Job(row->number);
+  FailTask(job, index, e.cause(), e.detail());
+  SettleJob(job);
+}
+
+}  // namespace muster

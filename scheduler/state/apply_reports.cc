@@ -1,0 +1,334 @@
+// Apply: what hosts say of themselves and of attempts; how attempts, tasks and jobs end.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/units.h"
+#include "scheduler/state/applier.h"
+
+namespace muster {
+namespace {
+
+constexpr int64_t kMaxBackoffNs = 5 * kMinute;
+
+bool Infrastructure(pb::Cause cause) { return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED; }
+bool Moved(pb::Cause cause) { return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN; }
+
+int64_t Backoff(int64_t first_ns, int32_t failures) {
+  int64_t backoff_ns = first_ns > 0 ? first_ns : kSecond;
+  for (int32_t i = 1; i < failures && backoff_ns < kMaxBackoffNs; ++i) backoff_ns *= 2;
+  return std::min(backoff_ns, kMaxBackoffNs);
+}
+
+// Every worker exited 0 and no stop was carried out before that (CONTRACTS 13).
+bool Succeeded(const AttemptRow& attempt) {
+  return std::all_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
+    return part.phase == pb::GONE && !part.lost && !part.stop_sent && !part.exits.empty() &&
+           (part.cause == pb::CAUSE_UNSPECIFIED || part.cause == pb::DONE) &&
+           std::all_of(part.exits.begin(), part.exits.end(), [](const pb::WorkerExit& exit) {
+             return exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom();
+           });
+  });
+}
+
+}  // namespace
+
+// ---- hosts ----
+
+void Applier::SetHostState(HostRow* host, pb::HostState state) {
+  if (host->state == state) return;
+  if (state == pb::HOST_UP) {
+    if (host->silent_since_ns != 0) host->spoke_ns = s_.now_ns_;
+    host->silent_since_ns = 0;
+  } else if (host->silent_since_ns == 0) {
+    host->silent_since_ns = s_.now_ns_;
+  }
+  host->state = state;
+  host->state_since_ns = s_.now_ns_;
+}
+
+void Applier::On(const pb::HostHello& e) {
+  const bool known = s_.FindHost(e.cluster(), e.host()) != kNoHost;
+  const HostId id = FindOrAddHost(e.cluster(), e.host());
+  if (id == kNoHost) return;
+  HostRow* host = Host(id);
+  host->state_id = e.state_id();
+  host->boot_id = e.boot_id();
+  host->inventory = e.inventory();
+  SetHostState(host, pb::HOST_UP);
+  if (!known) OrderHosts();
+  RefreshHost(id);
+}
+
+void Applier::On(const pb::HostStateChanged& e) {
+  const HostId id = s_.FindHost(e.cluster(), e.host());
+  if (id == kNoHost || s_.host(id).state == e.state() || s_.host(id).state == pb::HOST_NEVER_SEEN) return;
+  if (e.state() != pb::HOST_UP && e.state() != pb::HOST_SILENT && e.state() != pb::HOST_UNREACHABLE) return;
+  SetHostState(Host(id), e.state());
+  RefreshHost(id);
+}
+
+// ---- attempts ----
+
+void Applier::On(const pb::AttemptReported& e) {
+  const pb::AttemptReport& report = e.report();
+  const HostId id = s_.FindHost(e.cluster(), e.host());
+  if (id == kNoHost) return;
+  if (report.phase() == pb::GONE) {
+    const auto same = [&](const LostRow& lost) {
+      return lost.key.job_uid() == report.key().job_uid() && lost.key.task() == report.key().task() &&
+             lost.key.attempt() == report.key().attempt();
+    };
+    const std::vector<LostRow>& lost = s_.host(id).lost;
+    if (std::any_of(lost.begin(), lost.end(), same)) {
+      std::erase_if(Host(id)->lost, same);
+      RefreshHost(id);
+    }
+  }
+  // What it would change is looked up before anything is marked as changed: most reports are repetitions.
+  const AttemptRow* seen = s_.FindAttempt(report.key());
+  if (seen == nullptr || seen->ended()) return;
+  const auto at = std::find_if(seen->parts.begin(), seen->parts.end(), [&](const PartRow& part) { return part.host == id; });
+  if (at == seen->parts.end() || at->over() || report.phase() < at->phase) return;
+  if (report.phase() != pb::GONE && at->state_id != e.state_id()) return;
+  const size_t index = static_cast<size_t>(at - seen->parts.begin());
+
+  const Found found = FindNewest(report.key());
+  if (!found) return;
+  AttemptRow* attempt = found.attempt;
+  PartRow* part = &attempt->parts[index];
+  part->phase = report.phase();
+  part->stop_sent = part->stop_sent || report.stop_sent();
+  for (const pb::WorkerExit& exit : report.exits()) {
+    const auto known = std::lower_bound(part->exits.begin(), part->exits.end(), exit,
+                                        [](const pb::WorkerExit& a, const pb::WorkerExit& b) { return a.rank() < b.rank(); });
+    if (known == part->exits.end() || known->rank() != exit.rank()) part->exits.insert(known, exit);
+  }
+  if (part->cause == pb::CAUSE_UNSPECIFIED) {
+    part->cause = report.cause();
+    part->detail = report.detail();
+  }
+  if (index == 0 && report.phase() == pb::PREPARED) attempt->master_port = report.rendezvous_port();
+  const auto started = [](const PartRow& p) {
+    return p.phase == pb::STARTED || p.phase == pb::EXITED || (p.phase == pb::GONE && !p.exits.empty());
+  };
+  if (attempt->state == pb::TASK_STARTING && std::all_of(attempt->parts.begin(), attempt->parts.end(), started)) {
+    attempt->state = found.task->state = pb::TASK_RUNNING;
+    attempt->start_ns = s_.now_ns_;
+    if (found.job->start_ns == 0) found.job->start_ns = s_.now_ns_;
+    RefreshHostsOf(*attempt);
+  }
+  if (attempt->released()) Release(found);
+}
+
+void Applier::On(const pb::GangPrepared& e) {
+  const Found found = FindNewest(e.key());
+  if (!found || !AllPrepared(*found.attempt)) return;
+  found.attempt->state = found.task->state = pb::TASK_STARTING;
+  found.attempt->master_address = e.master_address();
+  if (e.master_port() != 0) found.attempt->master_port = e.master_port();
+  RefreshHostsOf(*found.attempt);
+}
+
+void Applier::On(const pb::CheckpointSeen& e) {
+  const Found found = FindNewest(e.key());
+  if (!found || found.job->finished()) return;
+  for (const PartRow& part : found.attempt->parts) {
+    if (part.lost) return;             // Lost is final: later checkpoints have no effect (CONTRACTS 9)
+  }
+  std::vector<pb::Checkpoint>& records = found.task->checkpoints;
+  pb::Checkpoint checkpoint = e.checkpoint();
+  checkpoint.set_attempt(e.key().attempt());
+  const bool first = std::none_of(records.begin(), records.end(),
+                                  [&](const pb::Checkpoint& c) { return c.attempt() == checkpoint.attempt(); });
+  if (first) {
+    // Records newer than what it loaded belong to a branch that it left (CONTRACTS 12).
+    std::erase_if(records, [&](const pb::Checkpoint& c) { return c.step() > e.loaded_step(); });
+    found.attempt->resumed_step = e.loaded_step();
+    found.attempt->loaded_reported = true;
+  }
+  const bool known = std::any_of(records.begin(), records.end(),
+                                 [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
+  if (known) return;
+  records.push_back(std::move(checkpoint));
+  if (records.size() > static_cast<size_t>(kCheckpointsKept)) records.erase(records.begin());
+  if (!found.attempt->ended()) found.attempt->last_checkpoint_ns = s_.now_ns_;
+  found.task->infra_failures = 0;
+}
+
+void Applier::On(const pb::ProgressSeen& e) {
+  const Found found = FindNewest(e.key());
+  if (!found || found.attempt->ended()) return;
+  found.task->progress = e.progress();
+  found.task->progress.set_attempt(e.key().attempt());
+  found.task->infra_failures = 0;
+}
+
+void Applier::On(const pb::LoadedSeen& e) {
+  const Found found = FindNewest(e.key());
+  if (!found || found.attempt->ended() || found.attempt->loaded_reported) return;
+  found.attempt->loaded_reported = true;
+  found.attempt->resumed_step = e.step();
+  for (const std::string& refused : e.refused()) {
+    found.attempt->detail = found.attempt->detail.empty() ? absl::StrCat("refused ", refused)
+                                                          : absl::StrCat(found.attempt->detail, "; refused ", refused);
+  }
+}
+
+// The first staging that is committed is the task's export, for good (CONTRACTS 9).
+void Applier::On(const pb::ExportStaged& e) {
+  const Found found = FindNewest(e.key());
+  if (!found || found.attempt->ended() || !found.task->export_state.empty()) return;
+  for (const PartRow& part : found.attempt->parts) {
+    if (part.lost) return;
+  }
+  found.task->export_state = "staged";
+  found.attempt->export_staged = e.staged();
+  found.attempt->export_target = e.target();
+}
+
+void Applier::On(const pb::ExportPublished& e) {
+  const JobRow* row = nullptr;
+  int32_t index = 0;
+  const AttemptRow* staged = s_.FindAttempt(e.key(), &row, &index);
+  if (staged == nullptr || staged->export_staged.empty() || row->tasks[index].export_state != "staged") return;
+  JobRow* job = Job(row->number);
+  TaskRow* task = &job->tasks[index];
+  task->export_state = "published";
+  if (!task->attempts.empty() && !task->attempts.back().ended() && task->attempts.back().released()) {
+    EndAttempt({job, index, task, &task->attempts.back()});
+  }
+}
+
+void Applier::Release(const Found& found) {
+  const AttemptRef ref{found.job->number, found.index, found.attempt->number};
+  for (const PartRow& part : found.attempt->parts) {
+    std::erase(s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts, ref);
+    RefreshHost(part.host);
+  }
+  if (Succeeded(*found.attempt) && found.task->export_state == "staged") return;  // it ends with ExportPublished
+  EndAttempt(found);
+}
+
+void Applier::EndAttempt(const Found& found) {
+  AttemptRow* attempt = found.attempt;
+  TaskRow* task = found.task;
+  const bool stopping = attempt->state == pb::TASK_STOPPING;
+  pb::Cause cause = pb::HOST_LOST;
+  std::string detail = attempt->detail;
+  if (Succeeded(*attempt)) {
+    cause = pb::DONE;
+    detail.clear();
+  } else if (stopping) {
+    cause = attempt->cause;
+  } else if (const std::optional<Failure> failure = FirstFailure(*attempt)) {
+    cause = failure->cause;
+    detail = failure->detail;
+  } else if (std::none_of(attempt->parts.begin(), attempt->parts.end(),
+                          [](const PartRow& part) { return part.lost || part.stop_sent || !part.exits.empty(); }) &&
+             attempt->start_ns == 0) {
+    cause = pb::LAUNCH_FAILED;
+  } else if (detail.empty()) {
+    detail = "its host stopped it or lost track of it";
+  }
+  BookLoss(found, cause);
+  attempt->cause = cause;
+  attempt->detail = detail;
+  attempt->end_ns = s_.now_ns_;
+  const int64_t devices_milli = DevicesMilli(*attempt, found.job->task_spec(found.index));
+  task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(devices_milli) * (attempt->end_ns - attempt->place_ns) / kSecond);
+  if (attempt->start_ns != 0) task->ran_ns += attempt->end_ns - attempt->start_ns;
+  const int32_t next_workers = attempt->next_workers;
+
+  const bool job_ends = found.job->cancel_requested || found.job->state == pb::FAILED ||
+                        std::any_of(found.job->tasks.begin(), found.job->tasks.end(),
+                                    [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+  const pb::TaskSpec& spec = found.job->task_spec(found.index);
+  attempt->state = cause == pb::DONE ? pb::TASK_SUCCEEDED : pb::TASK_FAILED;
+  if (cause == pb::DONE) {
+    task->state = pb::TASK_SUCCEEDED;
+  } else if (job_ends || cause == pb::CANCEL) {
+    attempt->state = task->state = pb::TASK_CANCELLED;
+    task->cause = pb::CANCEL;
+    task->detail = detail;
+  } else if (cause == pb::TIME_LIMIT) {
+    FailTask(found.job, found.index, cause, detail);
+  } else {
+    task->state = pb::TASK_WAITING;
+    task->waiting_since_ns = s_.now_ns_;
+    if (Moved(cause)) {
+      attempt->state = pb::TASK_CANCELLED;
+      task->wanted_workers = next_workers;
+    } else if (Infrastructure(cause)) {
+      ++task->infra_failures;
+      task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->infra_failures);
+      if (task->infra_failures >= kInfraFailuresInRow) {
+        FailTask(found.job, found.index, cause, absl::StrCat(task->infra_failures, " times in a row: ", detail));
+      }
+    } else if (cause != pb::HOST_LOST) {
+      const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : 3;
+      if (task->restarts_used >= budget) {
+        FailTask(found.job, found.index, cause, detail);
+      } else {
+        ++task->restarts_used;
+        task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->restarts_used);
+      }
+    }
+  }
+  SettleJob(found.job);
+}
+
+// ---- jobs ----
+
+void Applier::FailTask(JobRow* job, int32_t index, pb::Cause cause, const std::string& detail) {
+  TaskRow* task = &job->tasks[index];
+  task->state = pb::TASK_FAILED;
+  task->cause = cause;
+  task->detail = detail;
+  task->backoff_until_ns = 0;
+  if (job->cause != pb::CAUSE_UNSPECIFIED) return;
+  job->cause = cause;
+  job->detail = job->tasks.size() == 1 ? detail : absl::StrCat(job->task_spec(index).name(), ": ", detail);
+}
+
+void Applier::SettleJob(JobRow* job) {
+  const bool failed = std::any_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+  for (size_t t = 0; t < job->tasks.size(); ++t) {
+    TaskRow& task = job->tasks[t];
+    if (task.finished() || task.current() != nullptr) continue;
+    if (failed || job->cancel_requested) {
+      task.state = pb::TASK_CANCELLED;
+      task.cause = pb::CANCEL;
+    } else if (task.state == pb::TASK_BLOCKED) {
+      const auto& after = job->spec->tasks(static_cast<int>(t)).after();
+      const bool met = std::all_of(after.begin(), after.end(), [&](const std::string& name) {
+        const int32_t before = TaskIndex(*job->spec, name);
+        return before >= 0 && job->tasks[before].state == pb::TASK_SUCCEEDED;
+      });
+      if (!met) continue;
+      task.state = pb::TASK_WAITING;
+      task.waiting_since_ns = s_.now_ns_;
+    }
+  }
+  const bool running = std::any_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.current() != nullptr; });
+  const bool over = std::all_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.finished(); });
+  if (!over) {
+    job->state = running ? pb::RUNNING : pb::WAITING;
+    return;
+  }
+  const bool done = std::all_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_SUCCEEDED; });
+  job->state = done ? pb::SUCCEEDED : failed ? pb::FAILED : pb::CANCELLED;
+  if (job->state == pb::CANCELLED) job->cause = pb::CANCEL;
+  job->end_ns = s_.now_ns_;
+  std::vector<uint64_t> active = *s_.active_;
+  active.erase(std::lower_bound(active.begin(), active.end(), job->number));
+  s_.active_ = std::make_shared<const std::vector<uint64_t>>(std::move(active));
+  std::vector<uint64_t> finished = *s_.finished_;
+  const auto at = std::upper_bound(finished.begin(), finished.end(), job->number, [&](uint64_t a, uint64_t b) {
+    return std::make_pair(s_.FindJob(a)->end_ns, a) < std::make_pair(s_.FindJob(b)->end_ns, b);
+  });
+  finished.insert(at, job->number);
+  s_.finished_ = std::make_shared<const std::vector<uint64_t>>(std::move(finished));
+}
+
+}  // namespace muster

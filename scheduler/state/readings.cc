@@ -1,0 +1,137 @@
+// Small readings of State that engine, decide and ask share.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+pb::AttemptKey KeyOf(const JobRow& job, int32_t task, int32_t attempt) {
+  pb::AttemptKey key;
+  key.set_job_uid(job.uid);
+  key.set_task(job.task_spec(task).name());
+  key.set_attempt(attempt);
+  return key;
+}
+
+int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name) {
+  for (int32_t t = 0; t < spec.tasks_size(); ++t) {
+    if (spec.tasks(t).name() == name) return t;
+  }
+  return -1;
+}
+
+bool AllPrepared(const AttemptRow& attempt) {
+  if (attempt.state != pb::TASK_PREPARING || attempt.ended()) return false;
+  return std::all_of(attempt.parts.begin(), attempt.parts.end(),
+                     [](const PartRow& part) { return part.phase == pb::PREPARED && !part.lost; });
+}
+
+std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
+  const pb::WorkerExit* first = nullptr;
+  const PartRow* where = nullptr;
+  for (const PartRow& part : attempt.parts) {
+    for (const pb::WorkerExit& exit : part.exits) {
+      if (part.stop_sent || (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom())) continue;
+      if (first == nullptr || std::make_pair(exit.at_ns(), exit.rank()) < std::make_pair(first->at_ns(), first->rank())) {
+        first = &exit;
+        where = &part;
+      }
+    }
+  }
+  Failure failure;
+  if (first == nullptr) {
+    for (const PartRow& part : attempt.parts) {
+      if (part.cause == pb::CAUSE_UNSPECIFIED || part.cause == pb::DONE || part.stop_sent) continue;
+      failure.cause = part.cause;
+      failure.detail = part.detail;
+      return failure;
+    }
+    return std::nullopt;
+  }
+  if (where->cause != pb::CAUSE_UNSPECIFIED && where->cause != pb::DONE) {
+    failure.cause = where->cause;
+  } else if (first->oom()) {
+    failure.cause = pb::OUT_OF_MEMORY;
+  } else {
+    failure.cause = first->signal() > 0 ? pb::KILLED : pb::PROGRAM_ERROR;
+  }
+  failure.detail = !first->detail().empty() ? absl::StrCat("rank ", first->rank(), ": ", first->detail())
+                   : first->signal() > 0    ? absl::StrCat("rank ", first->rank(), ": signal ", first->signal())
+                                            : absl::StrCat("rank ", first->rank(), ": exit ", first->exit_code());
+  return failure;
+}
+
+Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory) {
+  const pb::Resources& wants = task.resources();
+  Demand demand{wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()};
+  const int64_t host_milli = 1000 * static_cast<int64_t>(inventory.devices_size());
+  if (demand.gpus_milli > 0 && host_milli > 0) {
+    const auto share = [&](int64_t whole) {
+      return static_cast<int64_t>(static_cast<__int128>(whole) * demand.gpus_milli / host_milli);
+    };
+    if (demand.cpus_milli == 0) demand.cpus_milli = share(inventory.cpus_milli());
+    if (demand.memory_bytes == 0) demand.memory_bytes = share(inventory.memory_bytes());
+  }
+  if (demand.gpus_milli == 0 && demand.cpus_milli == 0) demand.cpus_milli = 1000;
+  return demand;
+}
+
+pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt) {
+  if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) return task.when_unreachable();
+  return !task.trainer_json().empty() || attempt.parts.size() > 1 ? pb::REPLACE : pb::WAIT;
+}
+
+std::string JobStorage(const State& state, const JobRow& job) {
+  const int32_t cluster = state.FindCluster(job.cluster);
+  return cluster < 0 ? "" : state.clusters()[cluster].spec.job_storage();
+}
+
+bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std::string& cluster) {
+  const auto it = file.storages().find(storage);
+  if (it == file.storages().end()) return false;
+  return std::find(it->second.clusters().begin(), it->second.clusters().end(), cluster) != it->second.clusters().end();
+}
+
+std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
+  std::vector<int32_t> allowed;
+  if (job.spec->clusters().empty()) {
+    for (size_t c = 0; c < state.clusters().size(); ++c) allowed.push_back(static_cast<int32_t>(c));
+  } else {
+    for (const std::string& name : job.spec->clusters()) {
+      const int32_t c = state.FindCluster(name);
+      if (c >= 0 && std::find(allowed.begin(), allowed.end(), c) == allowed.end()) allowed.push_back(c);
+    }
+  }
+  if (!job.cluster.empty()) {
+    const std::string storage = JobStorage(state, job);
+    std::erase_if(allowed, [&](int32_t c) {
+      const std::string& name = state.clusters()[c].name;
+      return name != job.cluster && !Reaches(state.cluster_file(), storage, name);
+    });
+  }
+  return allowed;
+}
+
+std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task, const std::string& cluster) {
+  std::vector<std::string> paths;
+  for (auto it = task.checkpoints.rbegin(); it != task.checkpoints.rend(); ++it) {
+    if (it->storage().empty() || Reaches(state.cluster_file(), it->storage(), cluster) ||
+        !state.cluster_file().storages().contains(it->storage())) {
+      paths.push_back(it->path());
+    }
+  }
+  return paths;
+}
+
+pb::Placement ToPlacement(const State& state, const PartRow& part) {
+  pb::Placement placement;
+  placement.set_host(state.host(part.host).name);
+  placement.set_first_group_rank(part.first_group_rank);
+  placement.set_workers(part.workers);
+  for (const int32_t device : part.devices) placement.add_devices(device);
+  for (const int64_t milli : part.device_milli) placement.add_device_milli(milli);
+  return placement;
+}
+
+}  // namespace muster

@@ -1,0 +1,402 @@
+// Rows of State as the store keeps them, and back.
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/check.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "scheduler/state/applier.h"
+#include "scheduler/state/state.h"
+
+namespace muster {
+namespace {
+
+std::string Serialize(const google::protobuf::Message& message) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  message.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return bytes;
+}
+
+std::string JobRowId(uint64_t number) { return absl::StrFormat("%020u", number); }
+
+pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
+  pb::AttemptRecord r;
+  r.set_number(row.number);
+  r.set_state(row.state);
+  r.set_cause(row.cause);
+  r.set_detail(row.detail);
+  r.set_cluster(state.clusters()[row.cluster].name);
+  r.set_flavour(row.flavour);
+  for (const PartRow& part : row.parts) {
+    *r.add_placements() = ToPlacement(state, part);
+    pb::HostPart* p = r.add_parts();
+    p->set_phase(part.phase);
+    p->set_state_id(part.state_id);
+    for (const pb::WorkerExit& exit : part.exits) *p->add_exits() = exit;
+    p->set_lost(part.lost);
+    p->set_stop_sent(part.stop_sent);
+    p->set_cause(part.cause);
+    p->set_detail(part.detail);
+  }
+  r.set_workers(row.workers);
+  r.set_place_ns(row.place_ns);
+  r.set_start_ns(row.start_ns);
+  r.set_end_ns(row.end_ns);
+  r.set_stop_ns(row.stop_ns);
+  r.set_resumed_step(row.resumed_step);
+  r.set_master_address(row.master_address);
+  r.set_master_port(row.master_port);
+  r.set_next_workers(row.next_workers);
+  if (!row.claimant.job_uid().empty()) *r.mutable_claimant() = row.claimant;
+  for (const std::string& path : row.resume_from) r.add_resume_from(path);
+  r.set_export_staged(row.export_staged);
+  r.set_export_target(row.export_target);
+  r.set_loaded_reported(row.loaded_reported);
+  r.set_grace_ns(row.grace_ns);
+  r.set_last_checkpoint_ns(row.last_checkpoint_ns);
+  return r;
+}
+
+absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptRow* row) {
+  row->number = r.number();
+  row->state = r.state();
+  row->cause = r.cause();
+  row->detail = r.detail();
+  row->cluster = state.FindCluster(r.cluster());
+  if (row->cluster < 0) return absl::DataLossError(absl::StrCat("attempt names unknown cluster ", r.cluster()));
+  if (r.parts_size() != r.placements_size()) return absl::DataLossError("attempt's parts and placements differ in number");
+  row->flavour = r.flavour();
+  for (int i = 0; i < r.parts_size(); ++i) {
+    const pb::Placement& placement = r.placements(i);
+    const pb::HostPart& p = r.parts(i);
+    PartRow part = ToPart(state, r.cluster(), placement);
+    if (part.host == kNoHost) {
+      return absl::DataLossError(absl::StrCat("attempt names unknown host ", r.cluster(), "/", placement.host()));
+    }
+    part.phase = p.phase();
+    part.state_id = p.state_id();
+    part.exits.assign(p.exits().begin(), p.exits().end());
+    part.lost = p.lost();
+    part.stop_sent = p.stop_sent();
+    part.cause = p.cause();
+    part.detail = p.detail();
+    row->parts.push_back(std::move(part));
+  }
+  row->workers = r.workers();
+  row->place_ns = r.place_ns();
+  row->start_ns = r.start_ns();
+  row->end_ns = r.end_ns();
+  row->stop_ns = r.stop_ns();
+  row->resumed_step = r.resumed_step();
+  row->master_address = r.master_address();
+  row->master_port = r.master_port();
+  row->next_workers = r.next_workers();
+  row->claimant = r.claimant();
+  row->resume_from.assign(r.resume_from().begin(), r.resume_from().end());
+  row->export_staged = r.export_staged();
+  row->export_target = r.export_target();
+  row->loaded_reported = r.loaded_reported();
+  row->grace_ns = r.grace_ns();
+  row->last_checkpoint_ns = r.last_checkpoint_ns();
+  return absl::OkStatus();
+}
+
+pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
+  pb::TaskRecord r;
+  r.set_state(row.state);
+  r.set_cause(row.cause);
+  r.set_detail(row.detail);
+  r.set_restarts_used(row.restarts_used);
+  r.set_infra_failures(row.infra_failures);
+  r.set_next_attempt(row.next_attempt);
+  r.set_backoff_until_ns(row.backoff_until_ns);
+  r.set_waiting_since_ns(row.waiting_since_ns);
+  r.set_wanted_workers(row.wanted_workers);
+  r.set_last_resize_ns(row.last_resize_ns);
+  for (const pb::Checkpoint& checkpoint : row.checkpoints) *r.add_checkpoints() = checkpoint;
+  *r.mutable_progress() = row.progress;
+  for (const AttemptRow& attempt : row.attempts) *r.add_attempts() = ToRecord(state, attempt);
+  for (const std::string& cluster : row.opened) r.add_opened(cluster);
+  r.set_opened_attempt(row.opened_attempt);
+  r.set_spill_reason(row.spill_reason);
+  r.set_used_gpu_ms(row.used_gpu_ms);
+  r.set_ran_ns(row.ran_ns);
+  r.set_export_state(row.export_state);
+  r.set_claimed_attempt(row.claimed_attempt);
+  return r;
+}
+
+absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* row) {
+  row->state = r.state();
+  row->cause = r.cause();
+  row->detail = r.detail();
+  row->restarts_used = r.restarts_used();
+  row->infra_failures = r.infra_failures();
+  row->next_attempt = r.next_attempt();
+  row->backoff_until_ns = r.backoff_until_ns();
+  row->waiting_since_ns = r.waiting_since_ns();
+  row->wanted_workers = r.wanted_workers();
+  row->last_resize_ns = r.last_resize_ns();
+  row->checkpoints.assign(r.checkpoints().begin(), r.checkpoints().end());
+  row->progress = r.progress();
+  for (const pb::AttemptRecord& attempt : r.attempts()) {
+    row->attempts.emplace_back();
+    if (absl::Status status = FromRecord(state, attempt, &row->attempts.back()); !status.ok()) return status;
+  }
+  row->opened.assign(r.opened().begin(), r.opened().end());
+  row->opened_attempt = r.opened_attempt();
+  row->spill_reason = r.spill_reason();
+  row->used_gpu_ms = r.used_gpu_ms();
+  row->ran_ns = r.ran_ns();
+  row->export_state = r.export_state();
+  row->claimed_attempt = r.claimed_attempt();
+  return absl::OkStatus();
+}
+
+pb::JobRecord ToRecord(const State& state, const JobRow& row) {
+  pb::JobRecord r;
+  r.set_uid(row.uid);
+  r.set_number(row.number);
+  r.set_owner(row.owner);
+  *r.mutable_spec() = *row.spec;
+  r.set_idempotency_key(row.idempotency_key);
+  r.set_request_hash(row.request_hash);
+  r.set_umask(row.umask);
+  r.set_state(row.state);
+  r.set_cause(row.cause);
+  r.set_detail(row.detail);
+  r.set_submit_ns(row.submit_ns);
+  r.set_start_ns(row.start_ns);
+  r.set_end_ns(row.end_ns);
+  r.set_cluster(row.cluster);
+  r.set_cancel_requested(row.cancel_requested);
+  r.set_version(row.version);
+  for (const TaskRow& task : row.tasks) *r.add_tasks() = ToRecord(state, task);
+  return r;
+}
+
+absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row) {
+  row->uid = r.uid();
+  row->number = r.number();
+  row->owner = r.owner();
+  row->spec = std::make_shared<const pb::JobSpec>(r.spec());
+  row->idempotency_key = r.idempotency_key();
+  row->request_hash = r.request_hash();
+  row->umask = r.umask();
+  row->state = r.state();
+  row->cause = r.cause();
+  row->detail = r.detail();
+  row->submit_ns = r.submit_ns();
+  row->start_ns = r.start_ns();
+  row->end_ns = r.end_ns();
+  row->cluster = r.cluster();
+  row->cancel_requested = r.cancel_requested();
+  row->version = r.version();
+  if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size()) return absl::DataLossError("job's tasks don't fit its spec");
+  for (const pb::TaskRecord& task : r.tasks()) {
+    row->tasks.emplace_back();
+    if (absl::Status status = FromRecord(state, task, &row->tasks.back()); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+pb::HostRecord ToRecord(const State& state, const HostRow& row) {
+  pb::HostRecord r;
+  r.set_cluster(state.clusters()[row.cluster].name);
+  r.set_host(row.name);
+  r.set_state_id(row.state_id);
+  r.set_boot_id(row.boot_id);
+  *r.mutable_inventory() = row.inventory;
+  r.set_state(row.state);
+  r.set_drained(row.drained);
+  r.set_drain_reason(row.drain_reason);
+  r.set_state_since_ns(row.state_since_ns);
+  r.set_silent_since_ns(row.silent_since_ns);
+  r.set_spoke_ns(row.spoke_ns);
+  for (const LostRow& lost : row.lost) {
+    pb::LostAttempt* l = r.add_lost();
+    *l->mutable_key() = lost.key;
+    *l->mutable_placement() = lost.placement;
+    l->set_state_id(lost.state_id);
+  }
+  return r;
+}
+
+void FromRecord(const pb::HostRecord& r, HostRow* row) {
+  row->state_id = r.state_id();
+  row->boot_id = r.boot_id();
+  row->inventory = r.inventory();
+  row->state = r.state();
+  row->drained = r.drained();
+  row->drain_reason = r.drain_reason();
+  row->state_since_ns = r.state_since_ns();
+  row->silent_since_ns = r.silent_since_ns();
+  row->spoke_ns = r.spoke_ns();
+  for (const pb::LostAttempt& l : r.lost()) row->lost.push_back({l.key(), l.placement(), l.state_id()});
+}
+
+}  // namespace
+
+// Reaches State's fields for the functions of this file.
+struct StateRecords {
+  static RowChange Meta(const State& s) {
+    pb::MetaRecord r;
+    r.set_next_job_number(s.next_job_number_);
+    r.set_queue_version(s.queue_version_);
+    r.set_now_ns(s.now_ns_);
+    *r.mutable_queues() = *s.queue_tree_;
+    *r.mutable_clusters() = *s.cluster_file_;
+    for (const ClusterRow& cluster : *s.clusters_) {
+      if (!cluster.drained) continue;
+      pb::DrainedCluster* d = r.add_drained();
+      d->set_name(cluster.name);
+      d->set_reason(cluster.drain_reason);
+    }
+    for (const auto& [key, device_us] : *s.ledger_) {
+      pb::LedgerRow* row = r.add_ledger();
+      row->set_queue(key.first);
+      row->set_class_(kLedgerClasses[key.second]);
+      row->set_device_us(device_us);
+    }
+    r.set_ledger_since_ns(s.ledger_since_ns_);
+    r.set_ledger_until_ns(s.ledger_until_ns_);
+    r.set_ledger_capacity_device_us(s.ledger_capacity_device_us_);
+    r.set_restart_backoff_ns(s.restart_backoff_ns_);
+    r.set_epoch(s.epoch_);
+    return {"meta", "", Serialize(r)};
+  }
+  static RowChange Job(const State& s, uint64_t number) {
+    const JobRow* row = s.jobs_.Find(number);
+    if (row == nullptr) return {"job", JobRowId(number), std::nullopt};
+    return {"job", JobRowId(number), Serialize(ToRecord(s, *row))};
+  }
+  static RowChange Host(const State& s, HostId id) {
+    return {"host", s.HostName(id), Serialize(ToRecord(s, s.host(id)))};
+  }
+};
+
+std::vector<RowChange> State::TakeChanges() {
+  std::vector<RowChange> changes;
+  std::map<std::string, HostId> hosts;
+  for (const HostId id : changed_hosts_) hosts[HostName(id)] = id;
+  for (const auto& [name, id] : hosts) changes.push_back(StateRecords::Host(*this, id));
+  for (const uint64_t number : changed_jobs_) changes.push_back(StateRecords::Job(*this, number));
+  if (meta_changed_) changes.push_back(StateRecords::Meta(*this));
+  meta_changed_ = false;
+  changed_jobs_.clear();
+  changed_hosts_.clear();
+  return changes;
+}
+
+std::vector<RowChange> State::AllRows() const {
+  std::vector<RowChange> rows;
+  std::map<std::string, HostId> hosts;
+  for (const HostId id : *host_order_) hosts[HostName(id)] = id;
+  for (const auto& [name, id] : hosts) rows.push_back(StateRecords::Host(*this, id));
+  for (const uint64_t number : AllJobs()) rows.push_back(StateRecords::Job(*this, number));
+  rows.push_back(StateRecords::Meta(*this));
+  return rows;
+}
+
+absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
+  State s;
+  Applier applier(&s);
+  const auto damaged = [](const RowChange& row, const std::string& why) {
+    return absl::DataLossError(absl::StrCat("row ", row.kind, " '", row.id, "': ", why));
+  };
+  // Clusters first, then hosts, then jobs, which name them.
+  std::vector<const RowChange*> hosts, jobs;
+  for (const RowChange& row : rows) {
+    if (!row.bytes.has_value()) continue;
+    if (row.kind == "host") {
+      hosts.push_back(&row);
+    } else if (row.kind == "job") {
+      jobs.push_back(&row);
+    } else if (row.kind == "meta") {
+      pb::MetaRecord r;
+      if (!r.ParseFromString(*row.bytes)) return damaged(row, "can't be parsed");
+      s.next_job_number_ = r.next_job_number();
+      s.queue_version_ = r.queue_version();
+      s.now_ns_ = r.now_ns();
+      s.epoch_ = r.epoch();
+      s.restart_backoff_ns_ = r.restart_backoff_ns();
+      applier.SetQueues(r.queues());
+      applier.SetClusters(r.clusters());
+      for (const pb::DrainedCluster& d : r.drained()) applier.SetClusterDrained(d.name(), true, d.reason());
+      std::map<std::pair<std::string, int>, int64_t> ledger;
+      for (const pb::LedgerRow& l : r.ledger()) {
+        const int ledger_class = LedgerClassOf(l.class_());
+        if (ledger_class < 0) return damaged(row, "unknown ledger class");
+        ledger[{l.queue(), ledger_class}] = l.device_us();
+      }
+      s.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
+      s.ledger_since_ns_ = r.ledger_since_ns();
+      s.ledger_until_ns_ = r.ledger_until_ns();
+      s.ledger_capacity_device_us_ = r.ledger_capacity_device_us();
+    } else {
+      return damaged(row, "unknown kind");
+    }
+  }
+  const auto by_id = [](const RowChange* a, const RowChange* b) { return a->id < b->id; };
+  std::sort(hosts.begin(), hosts.end(), by_id);
+  std::sort(jobs.begin(), jobs.end(), by_id);
+  for (const RowChange* row : hosts) {
+    pb::HostRecord r;
+    if (!r.ParseFromString(*row->bytes)) return damaged(*row, "can't be parsed");
+    const HostId id = applier.FindOrAddHost(r.cluster(), r.host());
+    FromRecord(r, s.hosts_.Mutable(static_cast<size_t>(id)));
+  }
+  applier.OrderHosts();
+  for (const RowChange* row : jobs) {
+    pb::JobRecord r;
+    if (!r.ParseFromString(*row->bytes)) return damaged(*row, "can't be parsed");
+    JobRow job;
+    if (absl::Status status = FromRecord(s, r, &job); !status.ok()) return damaged(*row, std::string(status.message()));
+    applier.InsertLoaded(std::move(job));
+  }
+  for (const HostId id : *s.host_order_) applier.RefreshHost(id);
+  s.meta_changed_ = false;
+  s.changed_jobs_.clear();
+  s.changed_hosts_.clear();
+  return s;
+}
+
+State State::Rebuilt() const {
+  absl::StatusOr<State> state = Load(AllRows());
+  MUSTER_CHECK_MSG(state.ok(), std::string(state.status().message()).c_str());
+  return *std::move(state);
+}
+
+std::string State::Difference(const State& a, const State& b) {
+  const std::vector<RowChange> rows_a = a.AllRows(), rows_b = b.AllRows();
+  if (rows_a.size() != rows_b.size()) return absl::StrCat("rows: ", rows_a.size(), " and ", rows_b.size());
+  for (size_t i = 0; i < rows_a.size(); ++i) {
+    if (rows_a[i].kind != rows_b[i].kind || rows_a[i].id != rows_b[i].id) return absl::StrCat("row ids at ", i);
+    if (rows_a[i].bytes != rows_b[i].bytes) return absl::StrCat("row ", rows_a[i].kind, " ", rows_a[i].id);
+  }
+  if (*a.active_ != *b.active_) return "active jobs";
+  if (*a.finished_ != *b.finished_) return "finished jobs";
+  if (a.job_by_uid_.Entries() != b.job_by_uid_.Entries()) return "index by uid";
+  if (a.job_by_key_.Entries() != b.job_by_key_.Entries()) return "index by idempotency key";
+  if (a.ledger_rate_ != b.ledger_rate_) return "ledger rates";
+  if (a.capacity_milli_ != b.capacity_milli_) return "capacity";
+  if (a.host_order_->size() != b.host_order_->size()) return "number of hosts";
+  for (size_t i = 0; i < a.host_order_->size(); ++i) {
+    const HostRow& x = a.host((*a.host_order_)[i]);
+    const HostRow& y = b.host((*b.host_order_)[i]);
+    if (x.name != y.name || x.cluster != y.cluster) return absl::StrCat("order of hosts at ", i);
+    if (x.attempts != y.attempts || x.device_used_milli != y.device_used_milli || x.cpus_used_milli != y.cpus_used_milli ||
+        x.memory_used_bytes != y.memory_used_bytes || x.disk_used_bytes != y.disk_used_bytes || x.shares != y.shares) {
+      return absl::StrCat("use of host ", x.name);
+    }
+  }
+  return "";
+}
+
+}  // namespace muster

@@ -1,5 +1,7 @@
 #include "cli/exit_code.h"
 
+#include <algorithm>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "cli/client.h"
@@ -39,10 +41,14 @@ std::vector<FieldProblem> ProblemsOf(const absl::Status& status) {
     google::rpc::BadRequest bad;
     google::rpc::PreconditionFailure failure;
     if (any.UnpackTo(&bad)) {
-      for (const auto& v : bad.field_violations()) out.push_back({v.field(), v.description()});
+      for (const auto& v : bad.field_violations()) {
+        bool known = std::any_of(out.begin(), out.end(), [&](const FieldProblem& p) { return p.message == v.description() && p.path == v.field(); });
+        if (!known) out.push_back({v.field(), v.description()});
+      }
     } else if (any.UnpackTo(&failure)) {
       for (const auto& v : failure.violations()) {
-        out.push_back({"", v.subject().empty() ? v.description() : absl::StrCat(v.subject(), ": ", v.description())});
+        bool known = std::any_of(out.begin(), out.end(), [&](const FieldProblem& p) { return p.message == v.description(); });
+        if (!known) out.push_back({v.subject(), v.description()});
       }
     }
   }

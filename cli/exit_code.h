@@ -27,7 +27,7 @@ enum ExitCode {
 ExitCode ExitCodeFor(const absl::Status& status);
 ExitCode ExitCodeFor(pb::JobState final_state);
 
-// The BadRequest's violations and, as entries without a path, the PreconditionFailure's. Empty: the status carries no details.
+// The BadRequest's violations and the PreconditionFailure's (path: its subject), each once. Empty: the status carries no details.
 std::vector<FieldProblem> ProblemsOf(const absl::Status& status);
 
 // For a terminal, with a newline at the end: the message, each violation on its own line, and a remedy where there is one.

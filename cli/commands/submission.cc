@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cli/render/format.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
@@ -81,7 +82,9 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
   }
   if (absl::IsFailedPrecondition(status)) {
     std::string text = absl::StrCat(file->name, ": this job can never start, so it was not accepted\n");
-    for (const FieldProblem& problem : found) absl::StrAppend(&text, "  ", Plain(problem.message), "\n");
+    for (const FieldProblem& problem : found) {
+      for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty())) absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
+    }
     session.Err(text);
     return kExitBadInput;
   }

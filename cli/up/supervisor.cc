@@ -91,10 +91,9 @@ absl::Status Supervisor::WriteFiles() {
   for (const char* part : {"", "/logs", "/storage", "/server", "/agent"}) {
     if (absl::Status made = MakeDirectories(plan_.data_dir + part, 0700); !made.ok()) return made;
   }
-  machine_ = ProbeMachine(plan_.data_dir, plan_.slots);
   absl::Status status = WriteFileDurably(plan_.data_dir + "/clusters.yaml", ClustersYaml(plan_.data_dir));
-  if (status.ok()) status = WriteFileDurably(plan_.data_dir + "/queues.yaml", QueuesYaml(machine_));
-  if (status.ok() && machine_.slots > 0) status = WriteFileDurably(plan_.data_dir + "/host.yaml", HostYaml(machine_));
+  if (status.ok()) status = WriteFileDurably(plan_.data_dir + "/queues.yaml", QueuesYaml());
+  if (status.ok() && plan_.slots > 0) status = WriteFileDurably(plan_.data_dir + "/host.yaml", HostYaml(plan_.slots));
   return status;
 }
 
@@ -125,7 +124,7 @@ absl::Status Supervisor::Start() {
                                     plan_.data_dir + "/logs/musterd.log");
   std::vector<std::string> arguments = {"--server", plan_.server, "--cluster", kUpCluster, "--host", kUpHost, "--state-dir", plan_.data_dir + "/agent",
                                         "--address", "127.0.0.1", "--single-user"};
-  if (machine_.slots > 0) {
+  if (plan_.slots > 0) {
     arguments.push_back("--inventory");
     arguments.push_back(plan_.data_dir + "/host.yaml");
   }
@@ -168,15 +167,16 @@ void Supervisor::Stop() {
 }
 
 std::string Supervisor::Describe() {
-  std::string devices = machine_.slots > 0 ? absl::StrCat(machine_.slots, " cpu-slot (declared stand-ins", plan_.slots > 0 ? ")" : ": no GPU found here)") : "no devices";
-  if (machine_.slots == 0) {
-    absl::StatusOr<pb::Host> host = client_->GetHost(absl::StrCat(kUpCluster, "/", kUpHost));
-    if (host.ok() && host->inventory().devices_size() > 0) {
-      devices = absl::StrCat(host->inventory().devices_size(), " ", FlavourName(host->inventory().flavour(), host->inventory().declared()));
-    }
+  std::string found;
+  absl::StatusOr<pb::Host> host = client_->GetHost(absl::StrCat(kUpCluster, "/", kUpHost));
+  if (host.ok()) {
+    const pb::Inventory& inventory = host->inventory();
+    found = inventory.devices_size() == 0 ? "no devices" : absl::StrCat(inventory.devices_size(), " ", Plain(inventory.flavour()));
+    if (inventory.declared()) absl::StrAppend(&found, plan_.slots > 0 ? " (declared stand-ins)" : " (declared stand-ins: no GPU found here)");
+    absl::StrAppend(&found, ", ", FormatMilli(inventory.cpus_milli()), " cpus, ", FormatSize(inventory.memory_bytes() >> 20 << 20));
   }
-  std::string text = absl::StrCat("Muster is up: ", devices, ", ", machine_.cpus, " cpus, ", FormatSize(machine_.memory_bytes >> 20 << 20), "\n",
-                                  " cluster ", kUpCluster, ", host ", kUpHost, ", queue ", kUpQueue, "\n", " server  ", plan_.server, "\n", " data    ", plan_.data_dir, "\n");
+  std::string text = absl::StrCat("Muster is up: ", found, "\n", " cluster ", kUpCluster, ", host ", kUpHost, ", queue ", kUpQueue, "\n", " server  ", plan_.server, "\n",
+                                  " data    ", plan_.data_dir, "\n");
   absl::StatusOr<pb::GetTrainerSchemaResponse> schema = client_->TrainerSchema();
   if (schema.ok() && schema->json().empty()) absl::StrAppend(&text, " trainer none beside this program: jobs with trainer: are refused, those with run: work\n");
   return text;

@@ -15,7 +15,7 @@ struct UpPlan {
   std::string data_dir;
   std::string server;        // unix:///path
   std::string binaries_dir;  // musterd, muster-agent and their like
-  int slots = 0;             // stand-ins to declare; 0: as found
+  int slots = 0;             // stand-ins to declare; 0: what the agent finds
 };
 
 // Holds <data_dir>/up.lock while it lives, with its pid and server inside: one `muster up` a directory.
@@ -45,7 +45,6 @@ class Supervisor {
   // The daemon first: nothing is accepted any more. Then the agent. Processes of jobs go on.
   void Stop();
 
-  const Machine& machine() const { return machine_; }
   Client& client() { return *client_; }
   std::string Describe();  // what was found, for people; after Start
 
@@ -57,7 +56,6 @@ class Supervisor {
 
   UpPlan plan_;
   const Interrupt& interrupt_;
-  Machine machine_;
   std::unique_ptr<Child> daemon_, agent_;
   std::unique_ptr<Client> client_;
 };

@@ -1,0 +1,478 @@
+// The real binary against a scripted server on a Unix socket: exit codes, what goes to which stream, Ctrl+C, pages, refusals.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <mutex>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/exit_code.h"
+#include "cli/render/format.h"
+#include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "gtest/gtest.h"
+#include "muster/v1/cluster_service.grpc.pb.h"
+#include "muster/v1/job_service.grpc.pb.h"
+#include "muster/v1/queue_service.grpc.pb.h"
+
+extern char** environ;
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+grpc::Status BadRequest(const std::string& field, const std::string& description) {
+  google::rpc::BadRequest bad;
+  auto* violation = bad.add_field_violations();
+  violation->set_field(field);
+  violation->set_description(description);
+  google::rpc::Status status;
+  status.set_code(grpc::INVALID_ARGUMENT);
+  status.add_details()->PackFrom(bad);
+  return {grpc::INVALID_ARGUMENT, "the job is not valid", status.SerializeAsString()};
+}
+
+pb::Job JobIn(pb::JobState state, pb::TaskState task_state) {
+  pb::Job job;
+  job.set_number(7);
+  job.set_state(state);
+  job.mutable_spec()->set_name("hello");
+  job.mutable_spec()->set_queue("research");
+  job.mutable_spec()->add_tasks()->set_name("main");
+  pb::Task* task = job.add_tasks();
+  task->set_name("main");
+  task->set_state(task_state);
+  pb::Attempt* attempt = task->add_attempts();
+  attempt->set_number(1);
+  attempt->set_cluster("lab");
+  attempt->add_placements()->set_host("h1");
+  attempt->set_start_ns(1795269600000000000);
+  attempt->set_state(task_state);
+  if (HasEnded(state)) attempt->set_end_ns(1795269601000000000), job.set_end_ns(1795269601000000000);
+  return job;
+}
+
+// Each method does what the test put into its member; the defaults are a quiet system with one queue.
+struct Fake : pb::JobService::Service {
+  std::function<grpc::Status(const pb::PreviewRequest&, pb::PreviewResponse*)> preview;
+  std::function<grpc::Status(const pb::SubmitRequest&, pb::SubmitResponse*)> submit;
+  std::function<grpc::Status(grpc::ServerContext*, grpc::ServerWriter<pb::WatchJobResponse>*)> watch;
+  grpc::Status get_status;
+  std::vector<std::string> logs;
+  std::atomic<int> cancels{0};
+
+  grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request, pb::PreviewResponse* response) override {
+    return preview ? preview(*request, response) : grpc::Status::OK;
+  }
+  grpc::Status Submit(grpc::ServerContext*, const pb::SubmitRequest* request, pb::SubmitResponse* response) override {
+    *response->mutable_job() = JobIn(pb::WAITING, pb::TASK_WAITING);
+    *response->mutable_job()->mutable_spec() = request->spec();
+    return submit ? submit(*request, response) : grpc::Status::OK;
+  }
+  grpc::Status Get(grpc::ServerContext*, const pb::GetJobRequest*, pb::Job* job) override {
+    *job = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+    return get_status;
+  }
+  grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request, pb::ListJobsResponse* response) override {
+    int page = request->page_token().empty() ? 0 : std::stoi(request->page_token());
+    for (int i = 0; i < 2; ++i) {
+      *response->add_jobs() = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+      response->mutable_jobs(i)->set_number(static_cast<uint64_t>(10 - 2 * page - i));
+    }
+    if (page < 2) response->set_next_page_token(std::to_string(page + 1));
+    return grpc::Status::OK;
+  }
+  grpc::Status Watch(grpc::ServerContext* context, const pb::WatchJobRequest*, grpc::ServerWriter<pb::WatchJobResponse>* writer) override { return watch(context, writer); }
+  grpc::Status Cancel(grpc::ServerContext*, const pb::CancelJobRequest*, pb::Job* job) override {
+    ++cancels;
+    *job = JobIn(pb::RUNNING, pb::TASK_STOPPING);
+    return grpc::Status::OK;
+  }
+  grpc::Status Logs(grpc::ServerContext*, const pb::LogsRequest*, grpc::ServerWriter<pb::LogsResponse>* writer) override {
+    for (const std::string& data : logs) {
+      pb::LogsResponse chunk;
+      chunk.set_data(data);
+      writer->Write(chunk);
+    }
+    return grpc::Status::OK;
+  }
+};
+
+struct FakeQueues : pb::QueueService::Service {
+  grpc::Status List(grpc::ServerContext*, const pb::ListQueuesRequest*, pb::ListQueuesResponse* response) override {
+    response->add_queues()->set_path("research");
+    response->set_version(4);
+    return grpc::Status::OK;
+  }
+  grpc::Status Apply(grpc::ServerContext*, const pb::ApplyQueuesRequest* request, pb::ApplyQueuesResponse* response) override {
+    if (request->if_version() != 0 && request->if_version() != 4) return {grpc::ABORTED, "the queues are at version 4, not 3"};
+    response->set_version(5);
+    response->add_changes("research: weight 1 -> 2");
+    return grpc::Status::OK;
+  }
+};
+
+struct FakeClusters : pb::ClusterService::Service {
+  grpc::Status ListClusters(grpc::ServerContext*, const pb::ListClustersRequest*, pb::ListClustersResponse* response) override {
+    pb::Cluster* cluster = response->add_clusters();
+    cluster->set_name("lab");
+    pb::Capacity* capacity = cluster->add_capacity();
+    capacity->set_flavour("cpu-slot");
+    capacity->set_declared(true);
+    capacity->set_total_milli(2000);
+    return grpc::Status::OK;
+  }
+  grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*, pb::GetTrainerSchemaResponse*) override { return grpc::Status::OK; }
+};
+
+// A running `muster`, its two streams read into strings.
+class Process {
+ public:
+  Process(std::vector<std::string> arguments, const std::string& home, const std::string& server) {
+    int out[2], err[2];
+    EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(err, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    posix_spawn_file_actions_adddup2(&actions, err[1], 2);
+    arguments.insert(arguments.begin(), MUSTER_BINARY);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    std::vector<std::string> variables = {"HOME=" + home, "TZ=UTC", "PATH=/usr/bin:/bin", "MUSTER_SERVER=" + server};
+    std::vector<char*> envp;
+    for (std::string& variable : variables) envp.push_back(variable.data());
+    envp.push_back(nullptr);
+    EXPECT_EQ(posix_spawn(&pid_, MUSTER_BINARY, &actions, nullptr, argv.data(), envp.data()), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(out[1]);
+    close(err[1]);
+    fds_[0] = out[0];
+    fds_[1] = err[0];
+  }
+  ~Process() {
+    if (pid_ > 0) kill(pid_, SIGKILL), waitpid(pid_, nullptr, 0);
+    close(fds_[0]);
+    close(fds_[1]);
+  }
+  void Interrupt() { kill(pid_, SIGINT); }
+  // Reads until either stream holds `text`; false: they ended without, or 30 s went by.
+  bool ReadUntil(const std::string& text) {
+    return Read([&] { return absl::StrContains(out, text) || absl::StrContains(err, text); });
+  }
+  int Wait() {
+    Read([] { return false; });
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+  std::string out, err;
+
+ private:
+  bool Read(const std::function<bool()>& enough) {
+    auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    bool open[2] = {true, true};
+    while (!enough()) {
+      if ((!open[0] && !open[1]) || std::chrono::steady_clock::now() > end) return false;
+      struct pollfd polls[2] = {{open[0] ? fds_[0] : -1, POLLIN, 0}, {open[1] ? fds_[1] : -1, POLLIN, 0}};
+      poll(polls, 2, 1000);
+      for (int i = 0; i < 2; ++i) {
+        if (polls[i].revents == 0) continue;
+        char buffer[4096];
+        ssize_t count = read(fds_[i], buffer, sizeof buffer);
+        if (count <= 0) {
+          open[i] = false;
+        } else {
+          (i == 0 ? out : err).append(buffer, static_cast<size_t>(count));
+        }
+      }
+    }
+    return true;
+  }
+
+  pid_t pid_ = -1;
+  int fds_[2];
+};
+
+class CliTest : public ::testing::Test {
+ protected:
+  CliTest() {
+    char name[] = "/tmp/muster-cli-test-XXXXXX";
+    home_ = mkdtemp(name);
+    server_name_ = absl::StrCat("unix://", home_, "/s");
+    Serve();
+  }
+  ~CliTest() override {
+    StopServing();
+    EXPECT_EQ(system(("rm -rf " + home_).c_str()), 0);
+  }
+  void Serve() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(server_name_, grpc::InsecureServerCredentials());
+    builder.RegisterService(&jobs_);
+    builder.RegisterService(&queues_);
+    builder.RegisterService(&clusters_);
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+  }
+  void StopServing() {
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+  }
+  int Run(std::vector<std::string> arguments) {
+    Process process(std::move(arguments), home_, server_name_);
+    int code = process.Wait();
+    out_ = process.out;
+    err_ = process.err;
+    return code;
+  }
+  std::string Write(const std::string& name, const std::string& text) {
+    std::string path = home_ + "/" + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+  // The job as given, then (if ended) the stream's end; else until the client hangs up.
+  static auto Watching(std::vector<pb::Job> states) {
+    return [states](grpc::ServerContext* context, grpc::ServerWriter<pb::WatchJobResponse>* writer) {
+      for (const pb::Job& job : states) {
+        pb::WatchJobResponse response;
+        *response.mutable_job() = job;
+        writer->Write(response);
+      }
+      while (!HasEnded(states.back().state()) && !context->IsCancelled()) poll(nullptr, 0, 5);
+      return grpc::Status::OK;
+    };
+  }
+
+  std::string home_, server_name_, out_, err_;
+  Fake jobs_;
+  FakeQueues queues_;
+  FakeClusters clusters_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+constexpr char kHello[] = "name: hello\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo hello\n";
+
+TEST(ExitCodeTest, EveryStatusHasItsDocumentedCode) {
+  const std::pair<absl::StatusCode, int> codes[] = {
+      {absl::StatusCode::kOk, 0}, {absl::StatusCode::kInvalidArgument, 2}, {absl::StatusCode::kFailedPrecondition, 2}, {absl::StatusCode::kAlreadyExists, 2},
+      {absl::StatusCode::kNotFound, 3}, {absl::StatusCode::kPermissionDenied, 4}, {absl::StatusCode::kUnauthenticated, 4}, {absl::StatusCode::kAborted, 5},
+      {absl::StatusCode::kUnavailable, 6}, {absl::StatusCode::kDeadlineExceeded, 6}, {absl::StatusCode::kInternal, 6}, {absl::StatusCode::kCancelled, 130}};
+  for (const auto& [status, code] : codes) EXPECT_EQ(ExitCodeFor(absl::Status(status, "x")), code) << absl::StatusCodeToString(status);
+  EXPECT_EQ(ExitCodeFor(pb::SUCCEEDED), 0);
+  EXPECT_EQ(ExitCodeFor(pb::FAILED), 1);
+  EXPECT_EQ(ExitCodeFor(pb::CANCELLED), 8);
+}
+
+TEST_F(CliTest, UnreachableNamesTheSocketAndTheRemedy) {
+  StopServing();
+  EXPECT_EQ(Run({"jobs"}), 6);
+  EXPECT_EQ(out_, "");
+  EXPECT_THAT(err_, HasSubstr(server_name_));
+  EXPECT_THAT(err_, HasSubstr("muster up"));
+  EXPECT_EQ(Run({"jobs", "--server", "example.org:7070"}), 2);
+  EXPECT_THAT(err_, HasSubstr("TLS"));
+}
+
+TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{{}, {"nope"}, {"jobs", "--nope"}, {"show"}, {"jobs", "-o", "xml"}, {"logs", "7", "--rank", "-3"},
+                                                                                        {"jobs", "--columns", "nope"}, {"jobs", "--state", "asleep"}, {"submit", "/nope.yaml"}}) {
+    EXPECT_EQ(Run(arguments), 2) << absl::StrJoin(arguments, " ");
+    EXPECT_EQ(out_, "");
+    EXPECT_THAT(err_, HasSubstr("muster: "));
+  }
+}
+
+TEST_F(CliTest, ServerRefusalsMapToTheirExitCodes) {
+  const std::pair<grpc::StatusCode, int> codes[] = {{grpc::NOT_FOUND, 3}, {grpc::PERMISSION_DENIED, 4}, {grpc::INVALID_ARGUMENT, 2}};
+  for (const auto& [status, code] : codes) {
+    jobs_.get_status = grpc::Status(status, "because");
+    EXPECT_EQ(Run({"show", "7"}), code);
+    EXPECT_THAT(err_, HasSubstr("because"));
+  }
+  std::string file = Write("queues.yaml", "queues: [{name: research, quota: {cpu-slot: {weight: 2}}}]\n");
+  EXPECT_EQ(Run({"queue", "apply", file, "--if-version", "3"}), 5);
+  EXPECT_EQ(Run({"queue", "diff", file}), 0);
+  EXPECT_EQ(out_, "research: weight 1 -> 2\n");
+  EXPECT_THAT(err_, HasSubstr("Nothing was changed.  Apply: muster queue apply " + file + " --if-version 4"));
+}
+
+TEST_F(CliTest, ListReadsAllPagesUpToTheLimit) {
+  EXPECT_EQ(Run({"jobs", "-o", "name"}), 0);
+  EXPECT_EQ(out_, "10\n9\n8\n7\n6\n5\n");
+  EXPECT_EQ(Run({"jobs", "-o", "name", "--limit", "2"}), 0);
+  EXPECT_EQ(out_, "10\n9\n");
+  EXPECT_THAT(err_, HasSubstr("more than 2"));
+  EXPECT_EQ(Run({"jobs"}), 0);
+  EXPECT_THAT(out_, HasSubstr("10  hello  research  running"));
+  EXPECT_THAT(out_, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(CliTest, FollowEndsWithTheJobsOutcome) {
+  const std::tuple<pb::JobState, pb::TaskState, int> outcomes[] = {{pb::SUCCEEDED, pb::TASK_SUCCEEDED, 0}, {pb::FAILED, pb::TASK_FAILED, 1}, {pb::CANCELLED, pb::TASK_CANCELLED, 8}};
+  for (const auto& [state, task_state, code] : outcomes) {
+    jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(state, task_state)});
+    EXPECT_EQ(Run({"attach", "7"}), code);
+    EXPECT_THAT(out_, HasSubstr("main  attempt 1 runs on lab/h1"));
+    EXPECT_THAT(out_, HasSubstr("Job 7 hello "));
+    EXPECT_EQ(err_, "");
+    EXPECT_EQ(Run({"wait", "7"}), code);
+    EXPECT_EQ(out_ + err_, "");
+  }
+}
+
+TEST_F(CliTest, CtrlCStopsFollowingAndNeverTouchesTheJob) {
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
+  for (std::vector<std::string> arguments : {std::vector<std::string>{"attach", "7"}, {"submit", "-y", Write("hello.yaml", kHello)}}) {
+    Process process(arguments, home_, server_name_);
+    ASSERT_TRUE(process.ReadUntil("attempt 1 runs on lab/h1")) << process.out << process.err;
+    process.Interrupt();
+    EXPECT_EQ(process.Wait(), 130);
+    EXPECT_THAT(process.err, HasSubstr("Job 7 is still running.  Follow: muster attach 7   Stop it: muster cancel 7"));
+    EXPECT_EQ(jobs_.cancels, 0);
+  }
+}
+
+TEST_F(CliTest, FollowOutlivesTheServer) {
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
+  Process process({"attach", "7"}, home_, server_name_);
+  ASSERT_TRUE(process.ReadUntil("attempt 1 runs on lab/h1"));
+  StopServing();
+  ASSERT_TRUE(process.ReadUntil("No contact with the server; the job goes on"));
+  jobs_.watch = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  Serve();
+  EXPECT_EQ(process.Wait(), 0);
+  EXPECT_THAT(process.err, HasSubstr("The server is back."));
+  EXPECT_THAT(process.out, HasSubstr("Job 7 hello succeeded"));
+}
+
+TEST_F(CliTest, WaitGivesUpAfterItsTimeout) {
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
+  EXPECT_EQ(Run({"wait", "7", "--timeout", "50ms"}), 124);
+  EXPECT_THAT(err_, HasSubstr("It goes on"));
+}
+
+TEST_F(CliTest, SubmitSendsTheFilesSpecWithTheOnlyQueueAndOneKey) {
+  std::mutex mutex;
+  std::vector<pb::SubmitRequest> seen;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    std::lock_guard<std::mutex> lock(mutex);
+    seen.push_back(request);
+    return seen.size() == 1 ? grpc::Status(grpc::UNAVAILABLE, "restarting") : grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"submit", "-o", "name", Write("hello.yaml", kHello)}), 0) << err_;
+  EXPECT_EQ(out_, "7\n");
+  ASSERT_EQ(seen.size(), 2u);  // the first answer was lost: the same key again
+  EXPECT_EQ(seen[0].idempotency_key(), seen[1].idempotency_key());
+  EXPECT_EQ(seen[0].idempotency_key().size(), 32u);
+  EXPECT_EQ(seen[1].spec().queue(), "research");
+  EXPECT_EQ(seen[1].spec().tasks(0).run().shell(), "echo hello");
+  EXPECT_EQ(seen[1].spec().tasks(0).resources().gpus_milli(), 1000);
+}
+
+TEST_F(CliTest, AllProblemsOfAFileAreShownWithTheirPlaces) {
+  std::string path = Write("bad.yaml", "name: hello\nqueue: nowhere\nresources: {gpu: 1}\nrun: echo\n");
+  EXPECT_EQ(Run({"submit", path}), 2);
+  EXPECT_THAT(err_, HasSubstr("2 problems, nothing was submitted"));
+  EXPECT_THAT(err_, HasSubstr("3:13"));
+  EXPECT_THAT(err_, HasSubstr("Did you mean gpus?"));
+  EXPECT_THAT(err_, HasSubstr("2:8"));
+  EXPECT_EQ(out_, "");
+}
+
+TEST_F(CliTest, TheServersFieldViolationsGetTheirPlacesInTheFile) {
+  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) { return BadRequest("resources.gpu_types[0]", "no such flavour today"); };
+  EXPECT_EQ(Run({"submit", "-y", Write("hello.yaml", kHello)}), 2);
+  EXPECT_THAT(err_, HasSubstr("2:34"));
+  EXPECT_THAT(err_, HasSubstr("resources.gpu_types[0]: no such flavour today"));
+}
+
+TEST_F(CliTest, AJobThatCanNeverStartIsExitTwoWithTheReason) {
+  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) {
+    google::rpc::PreconditionFailure failure;
+    auto* violation = failure.add_violations();
+    violation->set_type("NEVER_FITS");
+    violation->set_description("12 workers x 8 = 96 h100-80g in one cluster; phx has 64");
+    google::rpc::Status status;
+    status.add_details()->PackFrom(failure);
+    return grpc::Status(grpc::FAILED_PRECONDITION, "never fits", status.SerializeAsString());
+  };
+  EXPECT_EQ(Run({"submit", "-y", Write("big.yaml", kHello)}), 2);
+  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, so it was not accepted\n  12 workers x 8 = 96 h100-80g in one cluster; phx has 64\n"));
+}
+
+TEST_F(CliTest, PreviewOnlySubmitsNothingAndTellsOfEvictions) {
+  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse* response) {
+    auto* candidate = response->add_candidates();
+    candidate->set_cluster("lab");
+    candidate->set_chosen(true);
+    candidate->add_takes_from()->set_job(3);
+    return grpc::Status::OK;
+  };
+  jobs_.submit = [](const pb::SubmitRequest&, pb::SubmitResponse*) {
+    ADD_FAILURE() << "submitted";
+    return grpc::Status::OK;
+  };
+  std::string path = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0);
+  EXPECT_THAT(out_, HasSubstr("TAKES FROM"));
+  EXPECT_EQ(Run({"submit", path, "--preview-only", "--detailed-exitcode"}), 7);
+}
+
+TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {
+  jobs_.logs = {"one\n", "two\n"};
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  pb::JobSpec spec;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    spec = request.spec();
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"run", "--gpus", "1", "--", "echo", "-n", "--gpus", "x y"}), 0) << err_;
+  EXPECT_EQ(out_, "one\ntwo\n");
+  EXPECT_THAT(err_, HasSubstr("Job 7 hello succeeded"));
+  EXPECT_THAT(spec.tasks(0).run().exec(), ::testing::ElementsAre("echo", "-n", "--gpus", "x y"));
+  EXPECT_THAT(spec.tasks(0).resources().gpu_types(), ::testing::ElementsAre("cpu-slot"));
+}
+
+TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
+  jobs_.logs = {"no newline at the end", "\x01 and on"};
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(out_, "no newline at the end\x01 and on");
+}
+
+TEST_F(CliTest, DeclaredDevicesAreMarkedInClusterList) {
+  EXPECT_EQ(Run({"cluster", "list"}), 0);
+  EXPECT_THAT(out_, HasSubstr("cpu-slot (declared)"));
+}
+
+TEST_F(CliTest, ContextsNameTheServerAndUnknownOnesAreRefused) {
+  ASSERT_EQ(system(("mkdir -p " + home_ + "/.config/muster").c_str()), 0);
+  Write(".config/muster/config.yaml", "current_context: demo\ncontexts:\n  demo: {server: \"unix:///nowhere/demo.sock\"}\n");
+  Process process({"jobs"}, home_, "");
+  EXPECT_EQ(process.Wait(), 6);
+  EXPECT_THAT(process.err, HasSubstr("unix:///nowhere/demo.sock"));
+  EXPECT_EQ(Run({"jobs", "--context", "other"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no context \"other\""));
+}
+
+}  // namespace
+}  // namespace muster

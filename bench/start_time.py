@@ -1,0 +1,43 @@
+"""Row `start-time`: the trainer to the end of its first collective, and musterd with an empty store to its first answer."""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
+
+from figures import figure  # noqa: E402
+from local_system import LocalSystem, kill_all  # noqa: E402
+from small_system import configure  # noqa: E402
+
+BAR_S = 0.3
+
+
+def musterd_start_s() -> float:
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+    system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+    try:
+        configure(system)
+        return system.start_musterd()
+    finally:
+        system.stop()
+        kill_all(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    quick = ["--quick"] if "--quick" in sys.argv else []
+    trainer = subprocess.run([sys.executable, ROOT / "trainer" / "tests" / "bench_trainer_start.py", *quick]).returncode
+    times_s = [musterd_start_s() for _ in range(5 if quick else 15)]
+    median_s = round(statistics.median(times_s), 3)
+    held = figure("start-time.musterd", median_s, "s", f"<= {BAR_S}", median_s <= BAR_S)
+    return 0 if held and trainer == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

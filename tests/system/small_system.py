@@ -1,0 +1,95 @@
+"""The small Muster that the tests and benchmarks run: cluster lab with hosts h01 and h02, two declared slots each."""
+
+from pathlib import Path
+
+from local_system import LocalSystem, wait_for
+
+MUSTERD = """\
+listen: {server}
+data_dir: {folder}/store
+clusters: {folder}/etc/clusters.yaml
+queues: {folder}/etc/queues.yaml
+single_user: true
+scheduling: {{grow_interval: 1s, starve_after: 30s, min_runtime: 0s, spill_cost: 1s, lease: 6s, heartbeat: 1s, restart_backoff: 200ms}}
+"""
+CLUSTERS = """\
+skus: {{slots2: {{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB, declared: true}}}}
+storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}}}
+clusters:
+  - name: lab
+    sku: slots2
+    job_storage: shared
+    topology: {{b1: {{r1: [h01, h02]}}}}
+"""
+QUEUES = """\
+queues:
+  - {name: research, quota: {cpu-slot: {guarantee: 2}}, submit: ["*"]}
+  - {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ["*"]}
+"""
+HOST = "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB}\n"
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+def configure(system: LocalSystem, queues: str = QUEUES) -> None:
+    values = {"server": system.server, "folder": system.folder}
+    system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": queues, "host.yaml": HOST})
+
+
+def start(system: LocalSystem, queues: str = QUEUES) -> None:
+    configure(system, queues)
+    system.start_musterd()
+    for host in ("h01", "h02"):
+        system.start_agent("lab", host)
+    system.wait_hosts_up({"lab/h01", "lab/h02"})
+
+
+def waiting_job(system: LocalSystem, name: str, *, workers="1", queue: str = "research", exit_code: int = 0, more: str = "") -> str:
+    """A job file whose processes each add a line `pid rank attempt workers` to marks(NAME), then wait for let_go(NAME)."""
+    return f"""\
+name: {name}
+queue: {queue}
+workers: {workers}
+resources: {{gpus: 1, gpu_types: [cpu-slot]}}
+grace: 5s
+{more}run: |
+  trap 'exit 0' TERM
+  echo "$$ $RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/{name}.marks
+  while [ ! -e {system.folder}/{name}.go ]; do sleep 0.05; done
+  exit {exit_code}
+"""
+
+
+def submit(system: LocalSystem, text: str, name: str = "job") -> str:
+    """The job's number."""
+    path = system.folder / f"{name}.yaml"
+    path.write_text(text)
+    return system.submit(path)["number"]
+
+
+def submit_waiting(system: LocalSystem, name: str, **options) -> str:
+    return submit(system, waiting_job(system, name, **options), name)
+
+
+def let_go(system: LocalSystem, name: str) -> None:
+    (system.folder / f"{name}.go").touch()
+
+
+def marks(system: LocalSystem, name: str) -> list[tuple[int, int, int, int]]:
+    """[(pid, rank, attempt, world size)] of everything that ever started."""
+    path: Path = system.folder / f"{name}.marks"
+    if not path.exists():
+        return []
+    return [tuple(int(word) for word in line.split()) for line in path.read_text().splitlines() if len(line.split()) == 4]
+
+
+def wait_started(system: LocalSystem, name: str, processes: int, timeout_s: float = 20) -> list[tuple[int, int, int, int]]:
+    return wait_for(f"{processes} processes of {name} (there are {marks(system, name)})",
+                    lambda: (found := marks(system, name)) and len(found) >= processes and found, timeout_s)
+
+
+def wait_ended(system: LocalSystem, number: str, timeout_s: float = 30) -> dict:
+    return wait_for(f"job {number} to end", lambda: (job := system.job(number))["state"] in ENDED and job, timeout_s)
+
+
+def task(job: dict) -> dict:
+    return job["tasks"][0]

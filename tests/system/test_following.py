@@ -1,0 +1,71 @@
+"""Logs and following: what a user sees while a job runs, and that looking away changes nothing."""
+
+import re
+import signal
+import subprocess
+
+from local_system import wait_for
+from small_system import let_go, submit, submit_waiting, wait_ended, wait_started
+
+TALKER = """\
+name: talker
+queue: research
+resources: {{gpus: 1, gpu_types: [cpu-slot]}}
+run: |
+  echo first line
+  while [ ! -e {folder}/talker.go ]; do sleep 0.05; done
+  echo last line
+"""
+
+
+def follow(system, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen([system.bin_dir / "muster", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                            text=True, env=system.environment(), cwd=system.folder)
+
+
+def test_logs_follow_until_the_job_ends(system):
+    number = submit(system, TALKER.format(folder=system.folder))
+    wait_for("the job to run", lambda: system.job(number)["tasks"][0]["state"] == "TASK_RUNNING", 20)
+    with follow(system, "logs", "-f", number) as reader:
+        try:
+            assert "first line" in reader.stdout.readline()
+            let_go(system, "talker")
+            rest, _ = reader.communicate(timeout=20)
+            assert "last line" in rest and reader.returncode == 0
+        finally:
+            reader.kill()
+    whole = system.run(["logs", number]).stdout
+    assert re.search(r"first line\n.*last line\n", whole, re.S)
+    assert system.run(["logs", number, "--tail", "1"]).stdout.strip().endswith("last line")
+
+
+def test_logs_of_several_ranks_say_whose_they_are(system):
+    number = submit(system, "name: two\nqueue: research\nworkers: 2\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo I am $RANK\n")
+    assert wait_ended(system, number)["state"] == "SUCCEEDED"
+    assert sorted(re.findall(r"I am (\d)", system.run(["logs", number]).stdout)) == ["0", "1"]
+    assert re.findall(r"I am (\d)", system.run(["logs", number, "--rank", "1"]).stdout) == ["1"]
+
+
+def test_ctrl_c_stops_following_and_never_the_job(system):
+    number = submit_waiting(system, "long")
+    wait_started(system, "long", 1)
+    with follow(system, "attach", number) as follower:
+        try:
+            wait_for("the follower to say something", lambda: follower.stdout.readline(), 20)
+            follower.send_signal(signal.SIGINT)
+            said, _ = follower.communicate(timeout=10)
+        finally:
+            follower.kill()
+    assert follower.returncode == 130
+    assert f"muster attach {number}" in said and f"muster cancel {number}" in said
+    assert system.job(number)["state"] == "RUNNING"
+    let_go(system, "long")
+    assert system.run(["wait", number], timeout_s=30).returncode == 0
+
+
+def test_exit_codes_tell_how_a_job_ended(system):
+    number = submit(system, "name: bad\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nmax_restarts: 0\nrun: exit 5\n")
+    assert system.run(["wait", number], check=False, timeout_s=30).returncode == 1
+    assert system.run(["show", "4711"], check=False).returncode == 3
+    assert system.run(["--server", f"unix://{system.folder}/nothing.sock", "jobs"], check=False).returncode == 6
+    assert system.run(["jobs", "--nonsense"], check=False).returncode == 2

@@ -189,18 +189,20 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def job_processes(folder: Path) -> dict[int, dict[str, str]]:
-    """{pid: its environment} of the ranks that run there now."""
-    found = {}
+    """{pid: its environment} of the ranks that run there now, without the children of their own."""
+    found, parents = {}, {}
     for pid in processes_of(folder):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 pairs = [word.decode(errors="replace").partition("=") for word in file.read().split(b"\0") if b"=" in word]
+            with open(f"/proc/{pid}/stat") as file:
+                parents[pid] = int(file.read().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
         environment = {key: value for key, _, value in pairs}
         if "MUSTER_ATTEMPT" in environment and "RANK" in environment:
             found[pid] = environment
-    return found
+    return {pid: environment for pid, environment in found.items() if parents[pid] not in found}
 
 
 def kill_all(folder: Path, timeout_s: float = 10) -> int:

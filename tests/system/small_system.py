@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from local_system import LocalSystem, wait_for
+from local_system import LocalSystem, job_processes, wait_for
 
 MUSTERD = """\
 listen: {server}
@@ -44,7 +44,7 @@ def start(system: LocalSystem, queues: str = QUEUES) -> None:
 
 
 def waiting_job(system: LocalSystem, name: str, *, workers="1", queue: str = "research", exit_code: int = 0, more: str = "") -> str:
-    """A job file whose processes each add a line `pid rank attempt workers` to marks(NAME), then wait for let_go(NAME)."""
+    """A job file whose processes each add a line `rank attempt world-size` to marks(NAME), then wait for let_go(NAME)."""
     return f"""\
 name: {name}
 queue: {queue}
@@ -53,7 +53,7 @@ resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 5s
 {more}run: |
   trap 'exit 0' TERM
-  echo "$$ $RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/{name}.marks
+  echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/{name}.marks
   while [ ! -e {system.folder}/{name}.go ]; do sleep 0.05; done
   exit {exit_code}
 """
@@ -74,17 +74,22 @@ def let_go(system: LocalSystem, name: str) -> None:
     (system.folder / f"{name}.go").touch()
 
 
-def marks(system: LocalSystem, name: str) -> list[tuple[int, int, int, int]]:
-    """[(pid, rank, attempt, world size)] of everything that ever started."""
+def marks(system: LocalSystem, name: str) -> list[tuple[int, int, int]]:
+    """[(rank, attempt, world size)] of everything that ever started."""
     path: Path = system.folder / f"{name}.marks"
     if not path.exists():
         return []
-    return [tuple(int(word) for word in line.split()) for line in path.read_text().splitlines() if len(line.split()) == 4]
+    return [tuple(int(word) for word in line.split()) for line in path.read_text().splitlines() if len(line.split()) == 3]
 
 
-def wait_started(system: LocalSystem, name: str, processes: int, timeout_s: float = 20) -> list[tuple[int, int, int, int]]:
+def wait_started(system: LocalSystem, name: str, processes: int, timeout_s: float = 20) -> list[tuple[int, int, int]]:
     return wait_for(f"{processes} processes of {name} (there are {marks(system, name)})",
                     lambda: (found := marks(system, name)) and len(found) >= processes and found, timeout_s)
+
+
+def rank_pid(system: LocalSystem, number: str, rank: int = 0) -> int:
+    """The process of a running job, as this machine numbers it (in its own PID namespace it has another number)."""
+    return next(pid for pid, environment in job_processes(system.folder).items() if environment["MUSTER_JOB"] == number and environment["RANK"] == str(rank))
 
 
 def wait_ended(system: LocalSystem, number: str, timeout_s: float = 30) -> dict:

@@ -50,8 +50,8 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
         wait_for("muster up to have a host", lambda: "HOST_UP" in muster("host", "list", "-o", "json").stdout, 20)
         done = muster("run", "--", "sh", "-c", "echo ran here")
         assert done.returncode == 0, done.stdout + done.stderr
-        muster("down")
-        wait_for("muster up to end", lambda: up.poll() is not None or not alive_up(up), 20)
+        assert muster("down", "--data-dir", str(folder / "data")).returncode == 0
+        wait_for("muster up to end", lambda: up.poll() is not None, 20)
     finally:
         up.terminate()
         try:
@@ -60,6 +60,3 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
             up.kill()
             kill_all(folder)
 
-
-def alive_up(process: subprocess.Popen) -> bool:
-    return process.poll() is None

@@ -3,7 +3,7 @@
 import json
 
 from local_system import job_processes, wait_for
-from small_system import let_go, marks, submit, submit_waiting, task, wait_ended, wait_started
+from small_system import let_go, marks, submit, submit_waiting, task, wait_ended, wait_started, waiting_job
 
 
 def used(system, queue: str) -> int:
@@ -22,7 +22,7 @@ def test_a_gang_starts_whole_or_not_at_all(system):
     assert marks(system, "gang") == []
     let_go(system, "one")
     let_go(system, "two")
-    assert sorted(rank for _, rank, _, _ in wait_started(system, "gang", 3)) == [0, 1, 2]
+    assert sorted(rank for rank, _, _ in wait_started(system, "gang", 3)) == [0, 1, 2]
     let_go(system, "gang")
     assert wait_ended(system, gang)["state"] == "SUCCEEDED"
     assert [wait_ended(system, number)["state"] for number in small] == ["SUCCEEDED"] * 2
@@ -34,7 +34,6 @@ def test_an_elastic_job_borrows_gives_back_and_grows_again(system):
     assert used(system, "research") == 4
 
     path = system.folder / "claim.yaml"
-    from small_system import waiting_job
     path.write_text(waiting_job(system, "claim", workers="2", queue="prod"))
     preview = system.json("submit", path, "--preview-only")
     chosen = next(one for one in preview["candidates"] if one["chosen"])
@@ -72,7 +71,7 @@ resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 1s
 run: |
   trap '' TERM
-  echo "$$ $RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/stubborn.marks
+  echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/stubborn.marks
   while true; do sleep 0.1; done
 """)
     wait_started(system, "stubborn", 1)

@@ -1,0 +1,94 @@
+#include "scheduler/api/agent_service.h"
+
+#include "common/base/log.h"
+#include "scheduler/api/errors.h"
+#include "scheduler/api/queued_writer.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMaxBacklog = 100'000;   // messages an agent may leave unread before its stream is ended
+
+using Bidi = grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>;
+
+class Stream;
+
+// What Sessions holds: it outlives the call.
+class StreamHandle : public AgentStream {
+ public:
+  explicit StreamHandle(std::weak_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  void Send(const pb::SchedulerMessage& message) override;
+  void End(const absl::Status& status) override;
+
+ private:
+  const std::weak_ptr<Stream> stream_;
+};
+
+class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>, public std::enable_shared_from_this<Stream> {
+ public:
+  explicit Stream(Sessions* sessions) : sessions_(sessions) {}
+
+  void Begin() {
+    KeepAlive(shared_from_this());
+    handle_ = std::make_shared<StreamHandle>(weak_from_this());
+    StartRead(&incoming_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      Gone();
+      Finally(grpc::Status::OK);
+      return;
+    }
+    if (absl::Status status = sessions_->Receive(handle_, incoming_); !status.ok()) {
+      LogWarn("agent stream ended: malformed message", {{"error", std::string(status.message())}});
+      Gone();
+      Finally(ToGrpc(status));
+      return;
+    }
+    incoming_.Clear();
+    StartRead(&incoming_);
+  }
+
+ protected:
+  void Gone() override { sessions_->Closed(handle_.get()); }
+
+ private:
+  Sessions* const sessions_;
+  std::shared_ptr<StreamHandle> handle_;
+  pb::AgentMessage incoming_;
+};
+
+void StreamHandle::Send(const pb::SchedulerMessage& message) {
+  const std::shared_ptr<Stream> stream = stream_.lock();
+  if (stream == nullptr) return;
+  if (stream->backlog() > kMaxBacklog) {
+    stream->Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the agent does not read"));
+    return;
+  }
+  stream->Push(message);
+}
+
+void StreamHandle::End(const absl::Status& status) {
+  if (const std::shared_ptr<Stream> stream = stream_.lock(); stream != nullptr) stream->Finally(ToGrpc(status));
+}
+
+// Refuses at once.
+class Refusal : public Bidi {
+ public:
+  explicit Refusal(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+Bidi* AgentServiceImpl::Connect(grpc::CallbackServerContext* call) {
+  if (!who_.operator_) {
+    return new Refusal(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "agents run as root or as the user who runs musterd"));
+  }
+  const auto stream = std::make_shared<Stream>(context_->sessions);
+  stream->Begin();
+  return stream.get();
+}
+
+}  // namespace muster

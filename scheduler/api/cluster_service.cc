@@ -1,0 +1,126 @@
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "scheduler/api/errors.h"
+#include "scheduler/api/services.h"
+#include "scheduler/ask/ask.h"
+
+namespace muster {
+namespace {
+
+// kNoHost if `name` isn't cluster/host of a known host.
+HostId FindHostByName(const State& state, const std::string& name) {
+  const size_t slash = name.find('/');
+  return slash == std::string::npos ? kNoHost : state.FindHost(name.substr(0, slash), name.substr(slash + 1));
+}
+
+grpc::Status NotFound(const std::string& what, const std::string& name) {
+  return grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("there is no ", what, " \"", name, "\""));
+}
+
+}  // namespace
+
+pb::Host ClusterServiceImpl::Describe(const View& view, HostId id) const {
+  pb::Host host = DescribeHost(view.state, id);
+  const HostRow& row = view.state.host(id);
+  if (const int64_t heard_ns = context_->sessions->LastHeardNs(view.state.clusters()[row.cluster].name, row.name); heard_ns != 0) {
+    host.set_last_heard_ns(heard_ns);
+  }
+  host.mutable_inventory()->clear_trainer_schema_json();
+  return host;
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetCluster(grpc::CallbackServerContext* call, const pb::GetClusterRequest* request,
+                                                         pb::Cluster* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const int32_t cluster = view->state.FindCluster(request->name());
+  if (cluster < 0) return Reply(call, NotFound("cluster", request->name()));
+  *response = DescribeCluster(view->state, cluster);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::ListClusters(grpc::CallbackServerContext* call, const pb::ListClustersRequest*,
+                                                           pb::ListClustersResponse* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  for (size_t i = 0; i < view->state.clusters().size(); ++i) *response->add_clusters() = DescribeCluster(view->state, i);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetHost(grpc::CallbackServerContext* call, const pb::GetHostRequest* request,
+                                                      pb::Host* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const HostId id = FindHostByName(view->state, request->name());
+  if (id == kNoHost) return Reply(call, NotFound("host (cluster/host)", request->name()));
+  *response = Describe(*view, id);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::ListHosts(grpc::CallbackServerContext* call, const pb::ListHostsRequest* request,
+                                                        pb::ListHostsResponse* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const int32_t cluster = view->state.FindCluster(request->cluster());
+  if (!request->cluster().empty() && cluster < 0) return Reply(call, NotFound("cluster", request->cluster()));
+  for (const HostId id : view->state.hosts()) {
+    if (request->cluster().empty() || view->state.host(id).cluster == cluster) *response->add_hosts() = Describe(*view, id);
+  }
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(grpc::CallbackServerContext* call, const std::string& target, bool drained,
+                                                         const std::string& reason) {
+  if (grpc::Status status = OperatorOnly(who_, drained ? "draining" : "resuming"); !status.ok()) return Reply(call, status);
+  if (reason.size() > 1000) return Reply(call, BadRequest("the request is wrong", {{"reason", "longer than 1000 characters"}}));
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  if (view->state.FindCluster(target) < 0 && FindHostByName(view->state, target) == kNoHost) {
+    return Reply(call, NotFound("cluster or host (cluster/host)", target));
+  }
+  pb::Event event;
+  event.mutable_drain_changed()->set_target(target);
+  event.mutable_drain_changed()->set_drained(drained);
+  event.mutable_drain_changed()->set_reason(reason);
+  LogInfo(drained ? "drained" : "resumed", {{"target", target}, {"by", who_.user}, {"reason", reason}});
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_->engine->Post(std::move(event), [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::Drain(grpc::CallbackServerContext* call, const pb::DrainRequest* request,
+                                                    pb::DrainResponse* response) {
+  for (const uint64_t job : JobsOn(context_->engine->Snapshot()->state, request->target())) response->add_jobs(job);
+  return SetDrained(call, request->target(), true, request->reason());
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(grpc::CallbackServerContext* call, const pb::ResumeRequest* request,
+                                                     pb::ResumeResponse*) {
+  return SetDrained(call, request->target(), false, "");
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
+                                                               pb::GetTrainerSchemaResponse* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  for (const HostId id : view->state.hosts()) {
+    const HostRow& host = view->state.host(id);
+    if (host.inventory.trainer_schema_json().empty()) continue;
+    response->set_json(host.inventory.trainer_schema_json());
+    response->set_hash(host.inventory.trainer_schema_hash());
+    if (host.state == pb::HOST_UP) break;   // rather one that is there now
+  }
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerContext* call, const pb::GetLedgerRequest*,
+                                                        pb::LedgerResponse* response) {
+  *response = DescribeLedger(context_->engine->Snapshot()->state);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* call, const pb::PingRequest*, pb::PingResponse* response) {
+  response->set_version(context_->version);
+  response->set_epoch(context_->epoch);
+  response->set_store_id(context_->store_id);
+  response->set_single_user(context_->single_user);
+  response->set_user(who_.user);
+  response->set_accepts_submissions(true);
+  return Reply(call, grpc::Status::OK);
+}
+
+}  // namespace muster

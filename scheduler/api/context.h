@@ -1,0 +1,37 @@
+// What the services share, and who asks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/spec/spec.h"
+#include "scheduler/agents/sessions.h"
+#include "scheduler/engine/engine.h"
+#include "scheduler/state/options.h"
+
+namespace muster {
+
+// The caller, as the kernel named it when the connection was accepted (SO_PEERCRED). Never taken from a request.
+struct Identity {
+  uint32_t uid = 0;
+  std::string user;       // name of the uid, or its number
+  bool operator_ = false; // root, or the user who runs musterd: may do everything, and speak as an agent
+};
+
+// Lives as long as the servers do; read-only but for what is thread-safe itself.
+struct ApiContext {
+  Engine* engine = nullptr;
+  Sessions* sessions = nullptr;
+  Clock* clock = nullptr;
+  SchedulingOptions scheduling;
+  SpecDefaults defaults;
+  std::string store_id;
+  uint64_t epoch = 0;
+  std::string version;
+  bool single_user = false;
+};
+
+inline bool MaySee(const Identity& who, const JobRow& job) { return who.operator_ || job.owner == who.user; }
+
+}  // namespace muster

@@ -1,0 +1,20 @@
+// Errors as google.rpc.Status: the code, a sentence, and details that a caller can act on.
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/spec/spec.h"
+
+namespace muster {
+
+grpc::Status ToGrpc(const absl::Status& status);
+// INVALID_ARGUMENT with a BadRequest of all problems.
+grpc::Status BadRequest(const std::string& message, const std::vector<FieldProblem>& problems);
+// FAILED_PRECONDITION, type NEVER_FITS: the same problems as violations, and as a BadRequest for the fields' places.
+grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems);
+
+}  // namespace muster

@@ -1,0 +1,203 @@
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/api/errors.h"
+#include "scheduler/api/log_stream.h"
+#include "scheduler/api/queued_writer.h"
+#include "scheduler/api/services.h"
+#include "scheduler/api/submit.h"
+#include "scheduler/ask/ask.h"
+
+namespace muster {
+namespace {
+
+grpc::Status NoSuchJob(const std::string& id) {
+  return grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("there is no job \"", id, "\". See: muster jobs"));
+}
+
+const JobRow* FindSeen(const View& view, const std::string& id, const Identity& who) {
+  const JobRow* job = view.state.FindJobByText(id);
+  return job != nullptr && MaySee(who, *job) ? job : nullptr;
+}
+
+grpc::Status RefusedSpec(const Resolution& resolution) {
+  return resolution.never_fits ? NeverFits("this job can never start, so it was not accepted", resolution.problems)
+                               : BadRequest(absl::StrCat("the job has ", resolution.problems.size(), " problem",
+                                                         resolution.problems.size() == 1 ? "" : "s", ", nothing was submitted"),
+                                            resolution.problems);
+}
+
+class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
+ public:
+  WatchStream(const ApiContext* context, WatchHub* hub) : context_(context), hub_(hub) {}
+
+  void Begin(uint64_t job) {
+    std::lock_guard lock(mutex_);
+    id_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>& events) { Changed(view, row, events); });
+  }
+  // Nothing to follow.
+  void Refuse(const grpc::Status& status) { Finally(status); }
+
+ protected:
+  void Gone() override {
+    uint64_t id = 0;
+    {
+      std::lock_guard lock(mutex_);
+      std::swap(id, id_);
+    }
+    if (id != 0) hub_->Remove(id);
+  }
+
+ private:
+  void Changed(const View& view, const JobRow* row, const std::vector<std::string>& events) {
+    if (row == nullptr) {
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
+      return;
+    }
+    // A slow reader gets fewer messages, not older ones: what happened is kept for the next one.
+    held_.insert(held_.end(), events.begin(), events.end());
+    if (backlog() > 0 && !row->finished()) return;
+    pb::WatchJobResponse response;
+    *response.mutable_job() = TellJob(*context_, view, *row);
+    for (std::string& sentence : held_) response.add_events(std::move(sentence));
+    held_.clear();
+    Push(std::move(response));
+    if (row->finished()) Finally(grpc::Status::OK);
+  }
+
+  const ApiContext* const context_;
+  WatchHub* const hub_;
+  std::mutex mutex_;
+  uint64_t id_ = 0;
+  std::vector<std::string> held_;   // the hub's thread only
+};
+
+}  // namespace
+
+grpc::Status CheckSize(const google::protobuf::Message& request) {
+  if (request.ByteSizeLong() <= kMaxRequestBytes) return grpc::Status::OK;
+  return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the request is larger than 1 MiB");
+}
+
+grpc::Status OperatorOnly(const Identity& who, const char* what) {
+  if (who.operator_) return grpc::Status::OK;
+  return grpc::Status(grpc::StatusCode::PERMISSION_DENIED, absl::StrCat(what, " takes root or the user who runs musterd; you are ", who.user));
+}
+
+pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job) {
+  pb::Job told = DescribeJob(view.state, view.plan, job);
+  for (size_t i = 0; i < job.tasks.size() && i < static_cast<size_t>(told.tasks_size()); ++i) {
+    const AttemptRow* attempt = job.tasks[i].current();
+    if (attempt == nullptr) continue;
+    const std::optional<pb::Progress> live = context.engine->LiveProgress(KeyOf(job, i, attempt->number));
+    if (live.has_value() && live->at_ns() >= told.tasks(i).progress().at_ns()) *told.mutable_tasks(i)->mutable_progress() = *live;
+  }
+  return told;
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* call, const pb::PreviewRequest* request,
+                                                  pb::PreviewResponse* response) {
+  if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults);
+  if (!resolution.ok()) return Reply(call, RefusedSpec(resolution));
+  *response = muster::Preview(view->state, resolution.resolved, who_.user, std::max(view->now_ns, context_->clock->WallNs()),
+                              context_->scheduling);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call, const pb::SubmitRequest* request,
+                                                 pb::SubmitResponse* response) {
+  if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  muster::Submit(context_->engine, context_->defaults, who_.user, *request, [this, reactor, response](const SubmitOutcome& outcome) {
+    if (!outcome.resolution.ok()) {
+      reactor->Finish(RefusedSpec(outcome.resolution));
+      return;
+    }
+    if (outcome.status.ok()) {
+      const std::shared_ptr<const View> view = context_->engine->Snapshot();
+      if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
+        *response->mutable_job() = TellJob(*context_, *view, *job);
+      }
+      response->set_existed(outcome.existed);
+    }
+    reactor->Finish(ToGrpc(outcome.status));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::Get(grpc::CallbackServerContext* call, const pb::GetJobRequest* request, pb::Job* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const JobRow* job = FindSeen(*view, request->id(), who_);
+  if (job == nullptr) return Reply(call, NoSuchJob(request->id()));
+  *response = TellJob(*context_, *view, *job);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call, const pb::ListJobsRequest* request,
+                                               pb::ListJobsResponse* response) {
+  if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  absl::StatusOr<JobPage> page = ListJobs(view->state, *request, [this](const JobRow& job) { return MaySee(who_, job); });
+  if (!page.ok()) return Reply(call, ToGrpc(page.status()));
+  for (const JobRow* row : page->jobs) {
+    pb::Job* job = response->add_jobs();
+    *job = TellJob(*context_, *view, *row);
+    for (pb::TaskSpec& task : *job->mutable_spec()->mutable_tasks()) {
+      task.clear_run();
+      task.clear_setup();
+      task.clear_trainer_json();
+    }
+  }
+  response->set_next_page_token(page->next_page_token);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(grpc::CallbackServerContext* call,
+                                                                      const pb::WatchJobRequest* request) {
+  const auto stream = std::make_shared<WatchStream>(context_, hub_);
+  stream->KeepAlive(stream);
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const JobRow* job = FindSeen(*view, request->id(), who_);
+  if (job == nullptr) {
+    stream->Refuse(NoSuchJob(request->id()));
+  } else {
+    stream->Begin(job->number);
+  }
+  return stream.get();
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* call, const pb::CancelJobRequest* request, pb::Job* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const JobRow* job = FindSeen(*view, request->id(), who_);
+  if (job == nullptr) return Reply(call, NoSuchJob(request->id()));
+  const uint64_t number = job->number;
+  pb::Event event;
+  event.mutable_job_cancel()->set_number(number);
+  event.mutable_job_cancel()->set_by(who_.user);
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_->engine->Post(std::move(event), [this, reactor, response, number](absl::Status status) {
+    if (status.ok()) {
+      const std::shared_ptr<const View> now = context_->engine->Snapshot();
+      if (const JobRow* row = now->state.FindJob(number); row != nullptr) *response = TellJob(*context_, *now, *row);
+    }
+    reactor->Finish(ToGrpc(status));
+  });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackServerContext* call, const pb::LogsRequest* request) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const JobRow* job = FindSeen(*view, request->id(), who_);
+  const auto stream = std::make_shared<LogStream>(context_, hub_, *request);
+  stream->KeepAlive(stream);
+  if (job == nullptr) {
+    stream->Finally(NoSuchJob(request->id()));
+  } else {
+    stream->Begin(job->number);
+  }
+  return stream.get();
+}
+
+}  // namespace muster

@@ -1,0 +1,86 @@
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "scheduler/api/errors.h"
+#include "scheduler/api/services.h"
+#include "scheduler/ask/ask.h"
+
+namespace muster {
+namespace {
+
+struct Applied {
+  QueueResolution resolution;
+  uint64_t version = 0;
+};
+
+// What applying the request to `state` gives; an error, or problems, or the tree to store and its version.
+absl::Status Resolve(const State& state, const pb::ApplyQueuesRequest& request, Applied* applied) {
+  if (request.if_version() != 0 && request.if_version() != state.queue_version()) {
+    return absl::AbortedError(absl::StrCat("the queues changed meanwhile: version ", state.queue_version(), ", not ",
+                                           request.if_version(), ". Look at them again: muster queue list"));
+  }
+  applied->resolution = ResolveQueues(state, request.tree());
+  if (!applied->resolution.ok()) return absl::InvalidArgumentError("the queues were not changed");
+  applied->version = state.queue_version() + (applied->resolution.changes.empty() && state.queue_version() > 0 ? 0 : 1);
+  return absl::OkStatus();
+}
+
+grpc::Status Answer(const absl::Status& status, const Applied& applied, pb::ApplyQueuesResponse* response) {
+  if (!applied.resolution.ok()) {
+    return BadRequest(absl::StrCat("the tree has ", applied.resolution.problems.size(), " problem",
+                                   applied.resolution.problems.size() == 1 ? "" : "s", ", nothing was changed"),
+                      applied.resolution.problems);
+  }
+  if (!status.ok()) return ToGrpc(status);
+  response->set_version(applied.version);
+  for (const std::string& change : applied.resolution.changes) response->add_changes(change);
+  return grpc::Status::OK;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* call, const pb::ApplyQueuesRequest* request,
+                                                  pb::ApplyQueuesResponse* response) {
+  if (grpc::Status status = OperatorOnly(who_, "changing queues"); !status.ok()) return Reply(call, status);
+  if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  const auto applied = std::make_shared<Applied>();
+  if (request->dry_run()) {
+    const absl::Status status = Resolve(context_->engine->Snapshot()->state, *request, applied.get());
+    return Reply(call, Answer(status, *applied, response));
+  }
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_->engine->Call(
+      [applied, request = *request, by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        if (absl::Status status = Resolve(state, request, applied.get()); !status.ok()) return status;
+        if (applied->version == state.queue_version()) return std::vector<pb::Event>();
+        std::vector<pb::Event> events(1);
+        *events[0].mutable_queues_applied()->mutable_tree() = applied->resolution.resolved;
+        events[0].mutable_queues_applied()->set_version(applied->version);
+        events[0].mutable_queues_applied()->set_by(by);
+        return events;
+      },
+      [applied, reactor, response, by = who_.user](absl::Status status) {
+        if (status.ok()) LogInfo("queues applied", {{"version", applied->version}, {"by", by}});
+        reactor->Finish(Answer(status, *applied, response));
+      });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* QueueServiceImpl::Get(grpc::CallbackServerContext* call, const pb::GetQueueRequest* request, pb::Queue* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  absl::StatusOr<pb::Queue> queue = DescribeQueue(view->state, view->plan, request->path());
+  if (!queue.ok()) return Reply(call, ToGrpc(queue.status()));
+  *response = *std::move(queue);
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* QueueServiceImpl::List(grpc::CallbackServerContext* call, const pb::ListQueuesRequest*,
+                                                 pb::ListQueuesResponse* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  for (pb::Queue& queue : DescribeQueues(view->state, view->plan)) *response->add_queues() = std::move(queue);
+  response->set_version(view->state.queue_version());
+  return Reply(call, grpc::Status::OK);
+}
+
+}  // namespace muster

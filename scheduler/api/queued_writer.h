@@ -1,0 +1,107 @@
+// A server stream's sending half for gRPC's callback API: messages queue here, one write is in flight at a time.
+//
+// Base is the reactor class. Thread-safe. The object keeps itself alive until gRPC is done with the call.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace muster {
+
+template <typename Base, typename Message>
+class QueuedWriter : public Base {
+ public:
+  // Once, right after construction: the call's own reference.
+  void KeepAlive(std::shared_ptr<QueuedWriter> self) { self_ = std::move(self); }
+
+  // Messages that wait, the one being written apart.
+  size_t backlog() const {
+    std::lock_guard lock(mutex_);
+    return queue_.size();
+  }
+
+  // Without effect once ended.
+  void Push(Message message) {
+    {
+      std::lock_guard lock(mutex_);
+      if (end_.has_value()) return;
+      queue_.push_back(std::move(message));
+    }
+    Advance();
+  }
+
+  // Finishes the call after what was pushed before; the first status counts.
+  void Finally(grpc::Status status) {
+    {
+      std::lock_guard lock(mutex_);
+      if (end_.has_value()) return;
+      end_ = std::move(status);
+    }
+    Advance();
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      std::lock_guard lock(mutex_);
+      writing_ = false;
+      if (!ok) {
+        queue_.clear();
+        if (!end_.has_value()) end_ = grpc::Status(grpc::StatusCode::CANCELLED, "the other side is gone");
+      }
+    }
+    if (ok) Written();
+    Advance();
+  }
+  void OnCancel() override {
+    {
+      std::lock_guard lock(mutex_);
+      queue_.clear();
+      if (!end_.has_value()) end_ = grpc::Status::CANCELLED;
+    }
+    Gone();
+    Advance();
+  }
+  void OnDone() override {
+    Gone();
+    const std::shared_ptr<QueuedWriter> last = std::move(self_);
+  }
+
+ protected:
+  // The call is over or was given up: nothing will be read any more. May be called more than once.
+  virtual void Gone() {}
+  // A message is out.
+  virtual void Written() {}
+
+ private:
+  void Advance() {
+    std::unique_lock lock(mutex_);
+    if (writing_ || finished_) return;
+    if (!queue_.empty()) {
+      current_ = std::move(queue_.front());
+      queue_.pop_front();
+      writing_ = true;
+      lock.unlock();
+      this->StartWrite(&current_);
+    } else if (end_.has_value()) {
+      finished_ = true;
+      const grpc::Status status = *end_;
+      lock.unlock();
+      this->Finish(status);
+    }
+  }
+
+  mutable std::mutex mutex_;
+  std::deque<Message> queue_;
+  Message current_;             // being written
+  bool writing_ = false;
+  bool finished_ = false;
+  std::optional<grpc::Status> end_;
+  std::shared_ptr<QueuedWriter> self_;
+};
+
+}  // namespace muster

@@ -1,0 +1,116 @@
+#include "scheduler/api/submit.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/match.h"
+#include "common/base/ids.h"
+#include "common/base/log.h"
+#include "scheduler/api/sha256.h"
+
+namespace muster {
+
+std::string RequestHash(const pb::JobSpec& spec) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    spec.SerializeToCodedStream(&coded);
+  }
+  return Sha256(bytes);
+}
+
+void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, const pb::SubmitRequest& request,
+            std::function<void(const SubmitOutcome&)> done) {
+  auto outcome = std::make_shared<SubmitOutcome>();
+  const std::string& key = request.idempotency_key();
+  const bool printable = std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x20 && c < 0x7F; });
+  if (key.empty() || key.size() > 128 || !printable) {
+    outcome->status = absl::InvalidArgumentError("the request is wrong");
+    outcome->resolution.problems.push_back({"idempotency_key", "must be 1 to 128 printable characters"});
+    done(*outcome);
+    return;
+  }
+  engine->Call(
+      [outcome, defaults, owner, request](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        const std::string hash = RequestHash(request.spec());
+        if (const uint64_t known = state.FindByIdempotencyKey(owner, request.idempotency_key()); known != 0) {
+          if (state.FindJob(known)->request_hash != hash) {
+            return absl::AlreadyExistsError(absl::StrCat("job ", known, " was submitted with this idempotency key and another spec. "
+                                                         "Use a new key for a new job"));
+          }
+          outcome->number = known;
+          outcome->existed = true;
+          return std::vector<pb::Event>();
+        }
+        outcome->resolution = ResolveSpec(state, request.spec(), defaults);
+        if (!outcome->resolution.ok()) {
+          return outcome->resolution.never_fits ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
+                                                : absl::InvalidArgumentError("the job was not accepted");
+        }
+        std::vector<pb::Event> events(1);
+        pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
+        submitted->set_uid(RandomId());
+        submitted->set_number(state.next_job_number());
+        submitted->set_owner(owner);
+        *submitted->mutable_spec() = outcome->resolution.resolved;
+        submitted->set_idempotency_key(request.idempotency_key());
+        submitted->set_umask(request.umask() & 0777);
+        submitted->set_request_hash(hash);
+        outcome->number = submitted->number();
+        return events;
+      },
+      [outcome, owner, done = std::move(done)](absl::Status status) {
+        outcome->status = status;
+        if (status.ok() && !outcome->existed) {
+          LogInfo("job submitted", {{"job", outcome->number}, {"owner", owner}, {"queue", outcome->resolution.resolved.queue()}});
+        }
+        done(*outcome);
+      });
+}
+
+absl::StatusOr<JobPage> ListJobs(const State& state, const pb::ListJobsRequest& request,
+                                 const std::function<bool(const JobRow&)>& may_see) {
+  if (request.page_size() < 0 || request.page_size() > 1000) return absl::InvalidArgumentError("page_size must be 1..1000 (0: 100)");
+  const size_t size = request.page_size() == 0 ? 100 : request.page_size();
+  uint64_t before = UINT64_MAX;
+  if (!request.page_token().empty() && !absl::SimpleAtoi(request.page_token(), &before)) {
+    return absl::InvalidArgumentError("page_token is not one that List gave");
+  }
+  const auto matches = [&](const JobRow& job) {
+    if (!may_see(job)) return false;
+    if (!request.owner().empty() && job.owner != request.owner()) return false;
+    if (!request.queue().empty() && job.spec->queue() != request.queue() &&
+        !absl::StartsWith(job.spec->queue(), request.queue() + "/")) {
+      return false;
+    }
+    if (request.states_size() > 0 && std::find(request.states().begin(), request.states().end(), job.state) == request.states().end()) {
+      return false;
+    }
+    for (const auto& [label, value] : request.labels()) {
+      const auto it = job.spec->labels().find(label);
+      if (it == job.spec->labels().end() || it->second != value) return false;
+    }
+    return true;
+  };
+  JobPage page;
+  const std::vector<uint64_t> numbers = state.AllJobs();
+  for (auto it = std::lower_bound(numbers.begin(), numbers.end(), before); it != numbers.begin();) {
+    const JobRow* job = state.FindJob(*--it);
+    if (job == nullptr || !matches(*job)) continue;
+    if (page.jobs.size() == size) {
+      page.next_page_token = absl::StrCat(page.jobs.back()->number);
+      break;
+    }
+    page.jobs.push_back(job);
+  }
+  return page;
+}
+
+}  // namespace muster

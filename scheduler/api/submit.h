@@ -1,0 +1,37 @@
+// Submitting a job, gRPC apart: idempotency, resolution, the event. Thread-safe.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "muster/v1/job_service.pb.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/engine/engine.h"
+
+namespace muster {
+
+struct SubmitOutcome {
+  absl::Status status;        // OK: the job is durable
+  Resolution resolution;      // its problems, if the spec was refused
+  uint64_t number = 0;
+  bool existed = false;       // the owner's key was known, with the same spec
+};
+
+// `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION with problems;
+// ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18).
+void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, const pb::SubmitRequest& request,
+            std::function<void(const SubmitOutcome&)> done);
+
+// Deterministic hash of a spec as submitted: SHA-256, 32 bytes.
+std::string RequestHash(const pb::JobSpec& spec);
+
+// The same jobs in List's terms: newest first, filtered, in pages. INVALID_ARGUMENT for a wrong page size or token.
+struct JobPage {
+  std::vector<const JobRow*> jobs;   // of `state`
+  std::string next_page_token;
+};
+absl::StatusOr<JobPage> ListJobs(const State& state, const pb::ListJobsRequest& request,
+                                 const std::function<bool(const JobRow&)>& may_see);
+
+}  // namespace muster

@@ -1,0 +1,145 @@
+#include "scheduler/api/watch.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/api/narrate.h"
+
+namespace muster {
+namespace {
+
+// What of a job's verdicts a follower wants to hear about; expected starts move all the time.
+std::string VerdictsOf(const View& view, uint64_t job) {
+  std::string text;
+  for (auto it = view.plan.verdicts.lower_bound(TaskRef{job, 0}); it != view.plan.verdicts.end() && it->first.job == job; ++it) {
+    absl::StrAppend(&text, it->first.task, ":", static_cast<int>(it->second.code()), ":", it->second.cluster(), ":",
+                    it->second.missing_milli(), ";");
+  }
+  return text;
+}
+
+}  // namespace
+
+WatchHub::WatchHub(const Engine* engine) : engine_(engine), view_(engine->Snapshot()), thread_([this] { Run(); }) {}
+
+WatchHub::~WatchHub() { Stop(); }
+
+void WatchHub::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Engine::Observer WatchHub::observer() {
+  return [this](const StepRecord& step) {
+    std::lock_guard lock(mutex_);
+    steps_.push_back(step);
+    wake_.notify_one();
+  };
+}
+
+uint64_t WatchHub::Add(uint64_t job, Watcher watcher) {
+  const uint64_t commit = engine_->Snapshot()->commit;
+  std::lock_guard lock(mutex_);
+  const uint64_t id = next_id_++;
+  Entry& entry = watchers_[id];
+  entry.job = job;
+  entry.watcher = std::make_shared<Watcher>(std::move(watcher));
+  entry.not_before = commit;
+  wake_.notify_one();
+  return id;
+}
+
+void WatchHub::Poke(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto it = watchers_.find(id);
+  if (it == watchers_.end()) return;
+  it->second.started = false;
+  wake_.notify_one();
+}
+
+void WatchHub::Remove(uint64_t id) {
+  {
+    std::lock_guard lock(mutex_);
+    watchers_.erase(id);
+  }
+  if (std::this_thread::get_id() != thread_.get_id()) std::lock_guard wait(calling_);
+}
+
+void WatchHub::Run() {
+  while (true) {
+    StepRecord step;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] {
+        if (stopping_ || !steps_.empty()) return true;
+        for (const auto& [id, entry] : watchers_) {
+          if (!entry.started && entry.not_before <= view_->commit) return true;
+        }
+        return false;
+      });
+      if (stopping_) return;
+      if (!steps_.empty()) {
+        step = std::move(steps_.front());
+        steps_.pop_front();
+      }
+    }
+    std::lock_guard calling(calling_);
+    if (step.view != nullptr) Process(step);
+    Start();
+  }
+}
+
+// First messages of new watchers, as of the newest processed step.
+void WatchHub::Start() {
+  std::vector<std::pair<uint64_t, std::shared_ptr<Watcher>>> fresh;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [id, entry] : watchers_) {
+      if (entry.started || entry.not_before > view_->commit) continue;
+      entry.started = true;
+      entry.verdicts = VerdictsOf(*view_, entry.job);
+      fresh.emplace_back(entry.job, entry.watcher);
+    }
+  }
+  for (const auto& [job, watcher] : fresh) (*watcher)(*view_, view_->state.FindJob(job), {});
+}
+
+void WatchHub::Process(const StepRecord& step) {
+  const std::shared_ptr<const View> before = std::exchange(view_, step.view);
+  struct Due {
+    uint64_t job;
+    std::shared_ptr<Watcher> watcher;
+  };
+  std::vector<Due> due;
+  std::map<uint64_t, std::vector<std::string>> events;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = watchers_.begin(); it != watchers_.end();) {
+      Entry& entry = it->second;
+      const JobRow* job = view_->state.FindJob(entry.job);
+      const JobRow* was = before->state.FindJob(entry.job);
+      std::string verdicts = VerdictsOf(*view_, entry.job);
+      // Rows are shared between snapshots until they are written: the same row has not changed.
+      if (entry.started && (job != was || verdicts != entry.verdicts)) {
+        entry.verdicts = std::move(verdicts);
+        due.push_back({entry.job, entry.watcher});
+        if (job != nullptr && job != was && events.count(entry.job) == 0) {
+          events[entry.job] = Narrate(before->state, was, view_->state, *job, step.events);
+        }
+        if (job == nullptr) {
+          it = watchers_.erase(it);
+          continue;
+        }
+      }
+      ++it;
+    }
+  }
+  for (const Due& one : due) (*one.watcher)(*view_, view_->state.FindJob(one.job), events[one.job]);
+}
+
+}  // namespace muster

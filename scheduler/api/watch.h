@@ -1,0 +1,62 @@
+// Follows jobs for Watch and for log streams: reads the engine's steps on a thread of its own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/v1/job_service.pb.h"
+#include "scheduler/engine/engine.h"
+
+namespace muster {
+
+// Thread-safe. Register with the engine (Observe) before it runs; stop the engine before this is destroyed.
+class WatchHub {
+ public:
+  // The job as of `view`, and what happened since the last call (first call: nothing). Called on the hub's thread: when the
+  // watcher is new, when the job changed, when its verdict did. `job` is null once the job is forgotten; then never again.
+  using Watcher = std::function<void(const View& view, const JobRow* job, const std::vector<std::string>& events)>;
+
+  explicit WatchHub(const Engine* engine);
+  ~WatchHub();
+
+  Engine::Observer observer();
+  uint64_t Add(uint64_t job, Watcher watcher);
+  // Calls the watcher once more, as if it were new.
+  void Poke(uint64_t id);
+  // Once it returns, the watcher isn't called any more, unless this is called by the watcher itself.
+  void Remove(uint64_t id);
+  void Stop();
+
+ private:
+  struct Entry {
+    uint64_t job = 0;
+    std::shared_ptr<Watcher> watcher;
+    uint64_t not_before = 0;      // commit the first message must include
+    bool started = false;
+    std::string verdicts;         // as of the last call
+  };
+
+  void Run();
+  void Process(const StepRecord& step);
+  void Start();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<StepRecord> steps_;
+  std::map<uint64_t, Entry> watchers_;
+  uint64_t next_id_ = 1;
+  bool stopping_ = false;
+  std::mutex calling_;            // held while watchers are called
+  const Engine* const engine_;
+  std::shared_ptr<const View> view_;   // newest processed; the hub's thread only
+  std::thread thread_;
+};
+
+}  // namespace muster

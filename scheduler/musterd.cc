@@ -1,0 +1,247 @@
+// musterd: the scheduler's daemon. Wiring, nothing else.
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <google/protobuf/util/message_differencer.h>
+#include <poll.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/base/clock.h"
+#include "common/base/files.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "common/spec/config_files.h"
+#include "scheduler/agents/sessions.h"
+#include "scheduler/api/server.h"
+#include "scheduler/api/watch.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/engine/engine.h"
+#include "scheduler/store/store.h"
+
+#ifndef MUSTER_VERSION
+#define MUSTER_VERSION "unknown"
+#endif
+
+namespace muster {
+namespace {
+
+constexpr char kDefaultQueue[] = "default";   // without a queues file: one queue, unlimited
+
+struct Flags {
+  std::string config;
+  std::string data_dir, listen, clusters, queues, log_level = "info";
+  bool single_user = false;
+};
+
+int Fail(const std::string& message) {
+  std::fprintf(stderr, "musterd: %s\n", message.c_str());
+  return 2;
+}
+
+// A file of the operator's, read by `parse`; its problems are printed with their places.
+template <typename Parse>
+bool ReadConfigFile(const std::string& path, Parse parse) {
+  absl::StatusOr<std::string> text = ReadFile(path, int64_t{64} << 20);
+  if (!text.ok()) {
+    Fail(std::string(text.status().message()));
+    return false;
+  }
+  std::vector<Problem> problems;
+  if (parse(*text, &problems)) return true;
+  ProblemFormat format;
+  format.outcome = "musterd did not start";
+  std::fputs(FormatProblems(problems, path, format).c_str(), stderr);
+  return false;
+}
+
+bool ReadConfig(const Flags& flags, MusterdConfig* config) {
+  if (!flags.config.empty()) {
+    const bool read = ReadConfigFile(flags.config, [&](const std::string& text, std::vector<Problem>* problems) {
+      return ParseMusterdConfig(text, flags.config, config, problems);
+    });
+    if (!read) return false;
+    // Paths in the file are relative to the file.
+    const size_t slash = flags.config.rfind('/');
+    const std::string base = slash == std::string::npos ? "" : flags.config.substr(0, slash + 1);
+    for (std::string* path : {&config->data_dir, &config->clusters, &config->queues}) {
+      if (!path->empty() && (*path)[0] != '/') *path = base + *path;
+    }
+  }
+  if (!flags.data_dir.empty()) config->data_dir = flags.data_dir;
+  if (!flags.listen.empty()) config->listen = flags.listen;
+  if (!flags.clusters.empty()) config->clusters = flags.clusters;
+  if (!flags.queues.empty()) config->queues = flags.queues;
+  config->single_user = config->single_user || flags.single_user;
+  return true;
+}
+
+SchedulingOptions OptionsOf(const MusterdConfig& config) {
+  SchedulingOptions options;
+  options.grow_interval_ns = config.grow_interval_ns;
+  options.starve_after_ns = config.starve_after_ns;
+  options.min_runtime_ns = config.min_runtime_ns;
+  options.spill_cost_ns = config.spill_cost_ns;
+  options.lease_ns = config.lease_ns;
+  options.restart_backoff_ns = config.restart_backoff_ns;
+  return options;
+}
+
+// The clusters file as it is now, the queues into a store without any: events for the engine's first step. False: said why.
+bool FirstEvents(const MusterdConfig& config, const State& state, std::vector<pb::Event>* events) {
+  State after = state;
+  if (!config.clusters.empty()) {
+    pb::ClusterFile file;
+    if (!ReadConfigFile(config.clusters, [&](const std::string& text, std::vector<Problem>* problems) {
+          return ParseClusterFile(text, config.clusters, &file, problems);
+        })) {
+      return false;
+    }
+    if (!google::protobuf::util::MessageDifferencer::Equals(file, state.cluster_file())) {
+      *events->emplace_back().mutable_clusters_configured()->mutable_file() = file;
+      Apply(&after, events->back());
+    }
+  }
+  if (state.queue_version() != 0) return true;
+  pb::QueueTree tree;
+  if (config.queues.empty()) {
+    tree.add_queues()->set_name(kDefaultQueue);
+  } else if (!ReadConfigFile(config.queues, [&](const std::string& text, std::vector<Problem>* problems) {
+               return ParseQueueFile(text, config.queues, QueueContext(), &tree, problems);
+             })) {
+    return false;
+  }
+  const QueueResolution resolution = ResolveQueues(after, tree);
+  if (!resolution.ok()) {
+    std::string text = absl::StrCat(config.queues, ": ", resolution.problems.size(), " problems, musterd did not start");
+    for (const FieldProblem& problem : resolution.problems) absl::StrAppend(&text, "\n ", problem.path, ": ", problem.message);
+    Fail(text);
+    return false;
+  }
+  pb::QueuesApplied* applied = events->emplace_back().mutable_queues_applied();
+  *applied->mutable_tree() = resolution.resolved;
+  applied->set_version(1);
+  applied->set_by("musterd");
+  return true;
+}
+
+// Until SIGTERM or SIGINT; ticks the leases meanwhile.
+void WaitForSignal(int signals, Sessions* sessions, int64_t tick_ns) {
+  pollfd fd{signals, POLLIN, 0};
+  while (poll(&fd, 1, static_cast<int>(tick_ns / kMillisecond)) <= 0) sessions->Tick();
+}
+
+int Run(const MusterdConfig& config) {
+  if (config.data_dir.empty()) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
+  if (config.listen.empty()) return Fail("nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
+  if (const std::string why = WhyNotListen(config.listen); !why.empty()) return Fail(why);
+
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&set, signal);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);          // before any thread
+  std::signal(SIGPIPE, SIG_IGN);
+  const int signals = signalfd(-1, &set, SFD_CLOEXEC);
+  umask(077);
+
+  Clock* const clock = RealClock();
+  StoreOptions store_options;
+  store_options.directory = config.data_dir;
+  store_options.journal_retention_ns = config.journal_retention_ns;
+  store_options.history_retention_ns = config.history_retention_ns;
+  Recovered recovered;
+  absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(store_options, &recovered);
+  if (!store.ok()) return Fail(std::string(store.status().message()));
+  absl::StatusOr<State> state = State::Load(recovered.rows);
+  if (!state.ok()) {
+    return Fail(absl::StrCat(config.data_dir, ": ", state.status().message(), ". Keep the file, and restore the newest backup into data_dir"));
+  }
+  std::vector<pb::Event> first;
+  if (!FirstEvents(config, *state, &first)) return 2;
+
+  SessionOptions session_options;
+  session_options.store_id = recovered.store_id;
+  session_options.epoch = recovered.epoch;
+  session_options.lease_ns = config.lease_ns;
+  session_options.heartbeat_ns = config.heartbeat_ns;
+  Sessions sessions(session_options, clock);
+  EngineOptions engine_options;
+  engine_options.scheduling = OptionsOf(config);
+  engine_options.epoch = recovered.epoch;
+  engine_options.last_commit = recovered.last_commit;
+  engine_options.refused_plans_directory = config.data_dir + "/refused-plans";
+  Engine engine(engine_options, clock, store->get(), &sessions, *std::move(state));
+  sessions.Attach(&engine);
+  for (pb::Event& event : first) engine.Post(std::move(event));
+  sessions.Tick();                                     // hosts that nobody heard yet are silent
+  engine.Step();
+  WatchHub hub(&engine);
+  engine.Observe(hub.observer());
+
+  ApiContext context;
+  context.engine = &engine;
+  context.sessions = &sessions;
+  context.clock = clock;
+  context.scheduling = engine_options.scheduling;
+  context.defaults = config.defaults;
+  context.store_id = recovered.store_id;
+  context.epoch = recovered.epoch;
+  context.version = MUSTER_VERSION;
+  context.single_user = config.single_user;
+  ApiServer server(&context, &hub);
+  std::thread stepping([&engine] { engine.Run(); });
+  const std::string path(absl::StripPrefix(config.listen, "unix://"));
+  int result = 0;
+  if (absl::Status status = server.Listen(path, config.single_user ? 0600 : 0666); !status.ok()) {
+    result = Fail(std::string(status.message()));
+  } else {
+    LogInfo("ready", {{"socket", path}, {"version", MUSTER_VERSION}, {"epoch", recovered.epoch}, {"commit", recovered.last_commit},
+                      {"store", recovered.store_id}, {"jobs", engine.Snapshot()->state.active_jobs().size()},
+                      {"single_user", config.single_user}});
+    std::thread check([directory = config.data_dir] {
+      if (absl::Status status = CheckStore(directory); !status.ok()) {
+        LogError("the store is damaged: stop musterd and restore a backup", {{"error", std::string(status.message())}});
+      }
+    });
+    WaitForSignal(signals, &sessions, std::min<int64_t>(kSecond, config.heartbeat_ns / 2));
+    LogInfo("stopping", {});
+    check.join();
+  }
+  server.Shutdown();                                   // calls that wait for a commit still get their answer
+  engine.Stop();
+  stepping.join();
+  hub.Stop();
+  close(signals);
+  if (result == 0) LogInfo("stopped", {{"commit", engine.Snapshot()->commit}});
+  return result;
+}
+
+}  // namespace
+}  // namespace muster
+
+int main(int argc, char** argv) {
+  muster::Flags flags;
+  CLI::App app{"The scheduler's daemon.", "musterd"};
+  app.set_version_flag("--version", MUSTER_VERSION);
+  app.add_option("--config", flags.config, "musterd.yaml; flags go before it");
+  app.add_option("--data-dir", flags.data_dir, "Directory of the store, on a local disk");
+  app.add_option("--listen", flags.listen, "unix:///PATH of the socket");
+  app.add_option("--clusters", flags.clusters, "clusters.yaml, applied at each start");
+  app.add_option("--queues", flags.queues, "queues.yaml, read into an empty store only");
+  app.add_flag("--single-user", flags.single_user, "Serve only the user who started it");
+  app.add_option("--log-level", flags.log_level, "debug, info, warn or error");
+  CLI11_PARSE(app, argc, argv);
+  muster::LogLevel level;
+  if (!muster::ParseLogLevel(flags.log_level, &level)) return muster::Fail("--log-level must be debug, info, warn or error");
+  muster::SetLogLevel(level);
+  muster::MusterdConfig config;
+  if (!muster::ReadConfig(flags, &config)) return 2;
+  return muster::Run(config);
+}

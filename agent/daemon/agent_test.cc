@@ -1,0 +1,329 @@
+// The real muster-agent and muster-shim against a small scheduler of the test's own.
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/files.h"
+#include "common/base/ids.h"
+#include "muster/v1/agent_service.grpc.pb.h"
+
+namespace muster {
+namespace {
+
+namespace pb = ::muster::v1;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr auto kPatience = std::chrono::seconds(20);
+
+// True as soon as the condition holds; false after kPatience.
+bool Eventually(const std::function<bool()>& condition) {
+  const auto end = steady_clock::now() + kPatience;
+  while (steady_clock::now() < end) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return false;
+}
+
+class FakeScheduler final : public pb::AgentService::Service {
+ public:
+  explicit FakeScheduler(const std::string& socket) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~FakeScheduler() override { server_->Shutdown(std::chrono::system_clock::now() + milliseconds(100)); }
+
+  grpc::Status Connect(grpc::ServerContext* context, grpc::ServerReaderWriter<pb::SchedulerMessage, pb::AgentMessage>* stream) override {
+    pb::AgentMessage message;
+    while (stream->Read(&message)) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (message.has_hello()) {
+        hello_ = message.hello();
+        stream_ = stream;
+        key_.set_store_id(std::string(32, 'a'));
+        key_.set_epoch(1);
+        key_.set_session(RandomId());
+        key_.set_state_id(hello_.state_id());
+        pb::SchedulerMessage welcome;
+        welcome.mutable_welcome()->set_lease_ns(int64_t{10} * 1'000'000'000);
+        welcome.mutable_welcome()->set_heartbeat_ns(200'000'000);
+        *welcome.mutable_session() = key_;
+        stream->Write(welcome);
+        ++hellos_;
+      }
+      received_.push_back(message);
+      changed_.notify_all();
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stream_ == stream) stream_ = nullptr;
+    return grpc::Status::OK;
+  }
+
+  void Send(pb::SchedulerMessage message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ASSERT_NE(stream_, nullptr);
+    *message.mutable_session() = key_;
+    stream_->Write(message);
+  }
+
+  // Takes messages until one fits; false after kPatience.
+  bool WaitFor(const std::function<bool(const pb::AgentMessage&)>& fits, pb::AgentMessage* found = nullptr) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto end = steady_clock::now() + kPatience;
+    while (true) {
+      while (!received_.empty()) {
+        pb::AgentMessage message = received_.front();
+        received_.pop_front();
+        if (!fits(message)) continue;
+        if (found != nullptr) *found = message;
+        return true;
+      }
+      if (changed_.wait_until(lock, end) == std::cv_status::timeout) return false;
+    }
+  }
+  bool WaitForPhase(const pb::AttemptKey& key, pb::AttemptPhase phase, pb::AttemptReport* report = nullptr) {
+    pb::AgentMessage message;
+    const bool found = WaitFor(
+        [&](const pb::AgentMessage& m) { return m.has_report() && m.report().key().task() == key.task() && m.report().phase() == phase; }, &message);
+    if (found && report != nullptr) *report = message.report();
+    return found;
+  }
+  bool WaitForHello(int count) {
+    return Eventually([&] {
+      std::lock_guard<std::mutex> lock(mutex_);
+      return hellos_ >= count;
+    });
+  }
+  pb::Hello hello() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return hello_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<pb::AgentMessage> received_;
+  grpc::ServerReaderWriter<pb::SchedulerMessage, pb::AgentMessage>* stream_ = nullptr;
+  pb::SessionKey key_;
+  pb::Hello hello_;
+  int hellos_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+class AgentTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-agent-test-XXXXXX";
+    directory_ = ::mkdtemp(name);
+    std::ofstream(directory_ + "/host.yaml") << "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 1GiB, disk: 1GiB}\n";
+    scheduler_ = std::make_unique<FakeScheduler>(directory_ + "/s.sock");
+    StartAgent();
+    ASSERT_TRUE(scheduler_->WaitForHello(1));
+  }
+  void TearDown() override {
+    for (const pb::AttemptKey& key : started_) Stop(key, 0);
+    for (const pb::AttemptKey& key : started_) EXPECT_TRUE(scheduler_->WaitForPhase(key, pb::GONE)) << key.task();
+    KillAgent(SIGTERM);
+    scheduler_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  void StartAgent() {
+    const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-agent";
+    std::vector<std::string> words = {"muster-agent", "--server", "unix://" + directory_ + "/s.sock", "--cluster", "lab", "--host", "a", "--state-dir",
+                                      directory_ + "/state", "--inventory", directory_ + "/host.yaml", "--single-user"};
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+    ASSERT_EQ(::posix_spawn(&agent_, program.c_str(), &actions, nullptr, argv.data(), environ), 0);
+    ::posix_spawn_file_actions_destroy(&actions);
+  }
+  void KillAgent(int signal) {
+    ::kill(agent_, signal);
+    ::waitpid(agent_, nullptr, 0);
+  }
+
+  pb::SchedulerMessage PrepareMessage(const std::string& task, const std::string& script, bool at_once) {
+    pb::SchedulerMessage message;
+    pb::Prepare* prepare = message.mutable_prepare();
+    prepare->mutable_key()->set_job_uid(std::string(32, 'b'));
+    prepare->mutable_key()->set_task(task);
+    prepare->mutable_key()->set_attempt(1);
+    prepare->set_job_number(7);
+    prepare->mutable_task()->set_name(task);
+    prepare->mutable_task()->mutable_run()->set_shell(script);
+    prepare->mutable_here()->set_host("a");
+    prepare->mutable_here()->set_workers(1);
+    prepare->set_processes_per_worker(1);
+    prepare->set_gang_workers(1);
+    prepare->set_hosts_rendezvous(true);
+    prepare->set_job_directory(directory_ + "/job");
+    prepare->set_attempt_directory(directory_ + "/job/" + task + "/attempt-1");
+    prepare->set_checkpoint_directory(directory_ + "/ckpt/" + task);
+    prepare->set_umask(022);
+    prepare->set_start_at_once(at_once);
+    return message;
+  }
+  pb::AttemptKey Launch(const std::string& task, const std::string& script) {
+    pb::SchedulerMessage message = PrepareMessage(task, script, true);
+    const pb::AttemptKey key = message.prepare().key();
+    scheduler_->Send(message);
+    started_.push_back(key);
+    return key;
+  }
+  void Stop(const pb::AttemptKey& key, int64_t grace_ns) {
+    pb::SchedulerMessage message;
+    *message.mutable_stop()->mutable_key() = key;
+    message.mutable_stop()->set_cause(pb::CANCEL);
+    message.mutable_stop()->set_grace_ns(grace_ns);
+    scheduler_->Send(message);
+  }
+  std::string Read(const std::string& path) { return ReadFile(directory_ + "/" + path).value_or(""); }
+
+  std::string directory_;
+  std::unique_ptr<FakeScheduler> scheduler_;
+  pid_t agent_ = -1;
+  std::vector<pb::AttemptKey> started_;
+};
+
+TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
+  const pb::AttemptKey key = Launch("main", "echo rank $RANK of $WORLD_SIZE; exit 3");
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  ASSERT_EQ(report.exits_size(), 1);
+  EXPECT_EQ(report.exits(0).exit_code(), 3);
+  EXPECT_FALSE(report.stop_sent());
+
+  pb::SchedulerMessage logs;
+  logs.mutable_log_request()->set_request(1);
+  *logs.mutable_log_request()->mutable_key() = key;
+  logs.mutable_log_request()->set_rank(-1);
+  scheduler_->Send(logs);
+  pb::AgentMessage chunk;
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk(); }, &chunk));
+  EXPECT_EQ(chunk.log_chunk().data(), "rank 0 of 1\n");
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk() && m.log_chunk().end(); }));
+}
+
+TEST_F(AgentTest, ReportsItsDeclaredDevices) {
+  EXPECT_TRUE(scheduler_->hello().inventory().declared());
+  EXPECT_EQ(scheduler_->hello().inventory().devices_size(), 2);
+  EXPECT_EQ(scheduler_->hello().inventory().flavour(), "cpu-slot");
+}
+
+TEST_F(AgentTest, ProcessesOutliveTheAgentAndTheirExitCodeIsKept) {
+  const pb::AttemptKey key = Launch("main", "echo $$ > $MUSTER_JOB_DIR/pid; ps -o pid= -p $$ > /dev/null || true; "
+                                            "while [ ! -e $MUSTER_JOB_DIR/go ]; do sleep 0.02; done; exit 5");
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::STARTED));
+  ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
+  const std::string pid = Read("job/pid");
+  KillAgent(SIGKILL);
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  const pb::Hello hello = scheduler_->hello();
+  ASSERT_EQ(hello.attempts_size(), 1);
+  EXPECT_EQ(hello.attempts(0).phase(), pb::STARTED);
+  EXPECT_EQ(Read("job/pid"), pid);
+  KillAgent(SIGKILL);
+  std::ofstream(directory_ + "/job/go") << "go";  // ends while no agent is there
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(3));
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  ASSERT_EQ(report.exits_size(), 1);
+  EXPECT_EQ(report.exits(0).exit_code(), 5);
+}
+
+TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {
+  const pb::AttemptKey key = Launch("main", "trap 'echo saved > $MUSTER_JOB_DIR/saved; exit 0' TERM; touch $MUSTER_JOB_DIR/ready; while :; do sleep 0.02; done");
+  ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(directory_ + "/job/ready"); }));
+  Stop(key, int64_t{10} * 1'000'000'000);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  EXPECT_TRUE(report.stop_sent());
+  EXPECT_EQ(report.exits(0).exit_code(), 0);
+  EXPECT_EQ(Read("job/saved"), "saved\n");
+}
+
+TEST_F(AgentTest, StartsAGangInTwoPhases) {
+  pb::SchedulerMessage prepare = PrepareMessage("gang", "echo $MASTER_ADDR:$MASTER_PORT > $MUSTER_JOB_DIR/master", false);
+  const pb::AttemptKey key = prepare.prepare().key();
+  scheduler_->Send(prepare);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::PREPARED, &report));
+  EXPECT_GE(report.rendezvous_port(), 20000);
+  pb::SchedulerMessage start;
+  *start.mutable_start()->mutable_key() = key;
+  start.mutable_start()->set_master_address("127.0.0.1");
+  start.mutable_start()->set_master_port(report.rendezvous_port());
+  scheduler_->Send(start);
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  EXPECT_EQ(Read("job/master"), absl::StrCat("127.0.0.1:", report.rendezvous_port(), "\n"));
+}
+
+TEST_F(AgentTest, RefusesReservedVariablesWithAReason) {
+  pb::SchedulerMessage prepare = PrepareMessage("bad", "true", true);
+  (*prepare.mutable_prepare()->mutable_task()->mutable_env())["LD_PRELOAD"] = "/tmp/x.so";
+  scheduler_->Send(prepare);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(prepare.prepare().key(), pb::GONE, &report));
+  EXPECT_EQ(report.cause(), pb::LAUNCH_FAILED);
+  EXPECT_NE(report.detail().find("LD_PRELOAD"), std::string::npos);
+}
+
+TEST_F(AgentTest, StopOfAnUnknownAttemptForbidsItsLaterStart) {
+  pb::SchedulerMessage prepare = PrepareMessage("late", "touch $MUSTER_JOB_DIR/ran", true);
+  Stop(prepare.prepare().key(), 0);
+  ASSERT_TRUE(scheduler_->WaitForPhase(prepare.prepare().key(), pb::GONE));
+  scheduler_->Send(prepare);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(prepare.prepare().key(), pb::GONE, &report));
+  EXPECT_EQ(report.exits_size(), 0);
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/job/ran"));
+}
+
+TEST_F(AgentTest, ForwardsProgressAndRepeatsCheckpointsUntilAcknowledged) {
+  const pb::AttemptKey key = Launch(
+      "train",
+      "python3 -c 'import socket,os,time\n"
+      "s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
+      "p=os.environ[\"MUSTER_PROGRESS_SOCKET\"]\n"
+      "s.sendto(b\"{\\\"step\\\": 3, \\\"total_steps\\\": 9, \\\"loss\\\": 2.5, \\\"rank\\\": 0}\", p)\n"
+      "s.sendto(b\"{\\\"checkpoint\\\": {\\\"step\\\": 3, \\\"path\\\": \\\"/c/step-3\\\", \\\"loaded_step\\\": -1}}\", p)'");
+  pb::AgentMessage progress;
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_progress(); }, &progress));
+  EXPECT_EQ(progress.progress().progress().step(), 3);
+  EXPECT_EQ(progress.progress().progress().loss(), 2.5);
+  pb::AgentMessage checkpoint;
+  const auto is_checkpoint = [](const pb::AgentMessage& m) { return m.has_checkpoint(); };
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    ASSERT_TRUE(scheduler_->WaitFor(is_checkpoint, &checkpoint));
+    EXPECT_EQ(checkpoint.checkpoint().sequence(), 1u);
+    EXPECT_EQ(checkpoint.checkpoint().checkpoint().path(), "/c/step-3");
+    EXPECT_EQ(checkpoint.checkpoint().loaded_step(), -1);
+  }
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,166 @@
+#include "agent/daemon/connection.h"
+
+#include <errno.h>
+#include <grpcpp/grpcpp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::agent {
+namespace {
+
+constexpr auto kFirstRetry = std::chrono::milliseconds(20);
+constexpr auto kLastRetry = std::chrono::milliseconds(2000);
+constexpr size_t kScheme = 7;  // "unix://"
+
+}  // namespace
+
+Connection::Connection(std::string server, bool single_user, std::function<void(Incoming)> post)
+    : server_(std::move(server)), single_user_(single_user), post_(std::move(post)), thread_([this] { Run(); }) {}
+
+Connection::~Connection() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void Connection::Send(uint64_t generation, v1::AgentMessage message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_ || generation != generation_) return;
+  queued_bytes_ += message.ByteSizeLong();
+  queue_.push_back(std::move(message));
+  changed_.notify_all();
+}
+
+void Connection::Restart() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (context_ != nullptr) context_->TryCancel();
+}
+
+// A plain connection first: it costs microseconds, and tells who serves the socket.
+std::string Connection::WhyNotServed() const {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = server_.substr(kScheme);
+  if (path.size() >= sizeof address.sun_path) return "the socket's path is longer than 107 bytes";
+  memcpy(address.sun_path, path.data(), path.size());
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return strerror(errno);
+  std::string problem;
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+    problem = absl::StrCat(path, ": ", strerror(errno));
+  } else if (single_user_ && (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != ::geteuid())) {
+    problem = absl::StrCat(path, ": served by another user (uid ", peer.uid, "); refused with --single-user");
+  }
+  ::close(fd);
+  return problem;
+}
+
+void Connection::Run() {
+  auto wait = kFirstRetry;
+  while (true) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      spoke_ = false;
+    }
+    const std::string problem = WhyNotServed();
+    if (problem.empty()) {
+      RunStream();
+    } else {
+      Incoming closed;
+      closed.kind = Incoming::Kind::kClosed;
+      closed.reason = problem;
+      post_(std::move(closed));
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (spoke_) wait = kFirstRetry;
+    changed_.wait_for(lock, wait, [this] { return stopping_; });
+    wait = std::min(wait * 2, kLastRetry);
+  }
+}
+
+void Connection::RunStream() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a fresh one each time, without the old one's back-off
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(4 << 20);
+  const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", server_.substr(kScheme)), grpc::InsecureChannelCredentials(), arguments);
+  const auto stub = v1::AgentService::NewStub(channel);
+  grpc::ClientContext context;
+  const auto stream = stub->Connect(&context);
+  uint64_t generation = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    generation = ++generation_;
+    open_ = true;
+    context_ = &context;
+    queue_.clear();
+    queued_bytes_ = 0;
+    if (stopping_) context.TryCancel();
+  }
+  Incoming opened;
+  opened.generation = generation;
+  post_(std::move(opened));
+  std::thread writer([&] { Write(stream.get()); });
+  Incoming incoming;
+  while (stream->Read(&incoming.message)) {
+    incoming.kind = Incoming::Kind::kMessage;
+    incoming.generation = generation;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      spoke_ = true;
+    }
+    post_(std::move(incoming));
+    incoming = Incoming();
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_ = false;
+    changed_.notify_all();
+  }
+  context.TryCancel();  // frees a writer that waits for room
+  writer.join();
+  const grpc::Status status = stream->Finish();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    context_ = nullptr;
+  }
+  Incoming closed;
+  closed.kind = Incoming::Kind::kClosed;
+  closed.generation = generation;
+  closed.reason = status.ok() ? "the scheduler ended the stream" : status.error_message();
+  post_(std::move(closed));
+}
+
+void Connection::Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream) {
+  while (true) {
+    v1::AgentMessage message;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return !open_ || stopping_ || !queue_.empty(); });
+      if (!open_ || stopping_) return;
+      message = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    const size_t bytes = message.ByteSizeLong();
+    const bool written = stream->Write(message);
+    queued_bytes_ -= std::min<size_t>(bytes, queued_bytes_);
+    if (!written) return;
+  }
+}
+
+}  // namespace muster::agent

@@ -1,0 +1,60 @@
+// The agent's stream to the scheduler: connects, comes back, hands messages over. No decisions.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "muster/v1/agent.pb.h"
+#include "muster/v1/agent_service.grpc.pb.h"
+
+namespace muster::agent {
+
+// Something happened on the stream; `generation` tells one stream's events from the next one's.
+struct Incoming {
+  enum class Kind { kOpened, kMessage, kClosed } kind = Kind::kOpened;
+  uint64_t generation = 0;
+  v1::SchedulerMessage message;
+  std::string reason;              // kClosed
+};
+
+// Thread-safe. `post` is called from its own thread and must not block for long.
+class Connection {
+ public:
+  // `server` is unix:///absolute/path. With `single_user` a socket that another user serves is refused.
+  Connection(std::string server, bool single_user, std::function<void(Incoming)> post);
+  ~Connection();  // ends the stream
+
+  // Queued for the stream of this generation; dropped if that is over.
+  void Send(uint64_t generation, v1::AgentMessage message);
+  // Ends the present stream; a new one follows.
+  void Restart();
+  size_t queued_bytes() const { return queued_bytes_; }
+
+ private:
+  void Run();
+  std::string WhyNotServed() const;
+  void RunStream();
+  void Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream);
+
+  const std::string server_;
+  const bool single_user_;
+  const std::function<void(Incoming)> post_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  bool open_ = false;
+  uint64_t generation_ = 0;
+  std::deque<v1::AgentMessage> queue_;
+  std::atomic<size_t> queued_bytes_{0};
+  grpc::ClientContext* context_ = nullptr;  // of the present stream
+  bool spoke_ = false;                      // the present stream brought a message
+  std::thread thread_;
+};
+
+}  // namespace muster::agent

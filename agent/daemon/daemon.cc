@@ -1,0 +1,486 @@
+#include "agent/daemon/daemon.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/inotify.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "agent/daemon/connection.h"
+#include "agent/host/inventory.h"
+#include "agent/host/logs.h"
+#include "agent/reconcile/reconciler.h"
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+#include "agent/shim/log_writer.h"
+#include "common/base/clock.h"
+#include "common/base/files.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+
+namespace muster::agent {
+namespace {
+
+constexpr int64_t kSweep = kSecond;                    // all live attempts are looked at again so often, whatever inotify says
+constexpr int64_t kSweepWithoutInotify = 20 * kMillisecond;
+constexpr int64_t kStrayCheck = 20 * kMillisecond;
+constexpr int64_t kLogInterval = 30 * kMillisecond;    // of followed logs
+constexpr int64_t kPruneInterval = kHour;
+constexpr int64_t kLogChunkBytes = 256 << 10;
+constexpr size_t kLogQueueBytes = 4 << 20;
+constexpr size_t kLogRequests = 256;
+
+// One LogRequest being answered.
+struct LogReader {
+  AttemptId id;
+  int32_t rank = -1;
+  bool follow = false;
+  int64_t tail_lines = 0;
+  std::map<int32_t, LogCursor> cursors;
+};
+
+// One attempt whose shim is, or may be, alive.
+struct Watched {
+  int directory_watch = -1;
+  int pidfd = -1;
+  pid_t pid = 0;
+  int64_t events_read = 0;
+  ShimNews news;
+};
+
+class Agent final : public Sender {
+ public:
+  Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, int signals);
+  ~Agent() override;
+
+  absl::Status Run();
+  void Send(v1::AgentMessage message) override { connection_->Send(generation_, std::move(message)); }
+
+ private:
+  void Post(Incoming incoming);
+  void TakeIncoming();
+  void OnIncoming(Incoming incoming);
+  void OnMessage(const v1::SchedulerMessage& message);
+  void Heartbeat();
+  void WatchAttempts();
+  void Watch(const AttemptId& id);
+  void Unwatch(const AttemptId& id);
+  void Refresh(const AttemptId& id);
+  void ReadInotify();
+  void PumpLogs();
+  void StartLog(const v1::LogRequest& request);
+  int64_t NextWakeNs() const;
+
+  const AgentOptions options_;
+  std::unique_ptr<StateDirectory> state_;
+  v1::Inventory inventory_;
+  HostProcesses processes_;
+  std::unique_ptr<Reconciler> reconciler_;
+  const int signals_;
+  int epoll_ = -1;
+  int inbox_ready_ = -1;
+  int inotify_ = -1;
+  std::mutex mutex_;
+  std::deque<Incoming> inbox_;                       // guarded by mutex_
+  std::unique_ptr<v1::Inventory> new_inventory_;     // guarded by mutex_
+  std::thread schema_;
+  uint64_t generation_ = 0;
+  std::string last_reason_;
+  int64_t lease_ns_ = 45 * kSecond;
+  int64_t heartbeat_ns_ = 5 * kSecond;
+  int64_t next_heartbeat_ns_ = 0;                    // CLOCK_BOOTTIME, as all below
+  int64_t heard_ns_ = 0;
+  int64_t next_sweep_ns_ = 0;
+  int64_t next_prune_ns_ = 0;
+  int64_t next_log_ns_ = 0;
+  uint64_t heartbeat_sequence_ = 0;
+  std::map<AttemptId, Watched> watched_;
+  std::map<int, AttemptId> by_watch_;
+  std::set<AttemptId> strays_;                       // their shim is dead, what it left is being killed
+  std::map<uint64_t, LogReader> logs_;
+  std::string refused_;
+  std::unique_ptr<Connection> connection_;           // last: its thread posts to us
+};
+
+void AddToEpoll(int epoll, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+Identity IdentityOf(const AgentOptions& options, const StateDirectory& state) {
+  return Identity{options.cluster, options.host, state.state_id(), options.launch.boot_id};
+}
+
+Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, int signals)
+    : options_(options), state_(std::move(state)), inventory_(options.inventory), processes_(state_.get(), options.launch, options.ports), signals_(signals) {
+  for (const AttemptRecord& record : records) {
+    if (record.port > 0 && !record.gone()) processes_.TakePort(record.id, record.port);
+  }
+  reconciler_ = std::make_unique<Reconciler>(IdentityOf(options_, *state_), std::move(records), state_->seen(), state_.get(), &processes_, this);
+  epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+  inbox_ready_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  inotify_ = ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  if (inotify_ < 0) LogWarn("no inotify, looking at files every 20 ms", {{"error", strerror(errno)}});
+  AddToEpoll(epoll_, inbox_ready_);
+  AddToEpoll(epoll_, signals_);
+  if (inotify_ >= 0) AddToEpoll(epoll_, inotify_);
+}
+
+Agent::~Agent() {
+  connection_.reset();
+  if (schema_.joinable()) schema_.join();
+  for (const int fd : {epoll_, inbox_ready_, inotify_}) {
+    if (fd >= 0) ::close(fd);
+  }
+  for (const auto& [id, watched] : watched_) {
+    if (watched.pidfd >= 0) ::close(watched.pidfd);
+  }
+}
+
+void Agent::Post(Incoming incoming) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inbox_.push_back(std::move(incoming));
+  }
+  const uint64_t one = 1;
+  if (::write(inbox_ready_, &one, sizeof one) < 0) return;  // full: it is ready anyway
+}
+
+void Agent::TakeIncoming() {
+  uint64_t count = 0;
+  if (::read(inbox_ready_, &count, sizeof count) < 0) return;
+  std::deque<Incoming> taken;
+  std::unique_ptr<v1::Inventory> inventory;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    taken.swap(inbox_);
+    inventory = std::move(new_inventory_);
+  }
+  if (inventory != nullptr) {
+    const bool changed = inventory->SerializeAsString() != inventory_.SerializeAsString();
+    inventory_ = *inventory;
+    if (changed) connection_->Restart();  // the next Hello tells of it
+  }
+  for (Incoming& incoming : taken) OnIncoming(std::move(incoming));
+}
+
+void Agent::OnIncoming(Incoming incoming) {
+  switch (incoming.kind) {
+    case Incoming::Kind::kOpened: {
+      generation_ = incoming.generation;
+      heard_ns_ = RealClock()->BootNs();
+      // What happened while nobody listened belongs into the Hello.
+      WatchAttempts();
+      connection_->Send(generation_, reconciler_->Hello(inventory_));
+      return;
+    }
+    case Incoming::Kind::kMessage:
+      if (incoming.generation == generation_) OnMessage(incoming.message);
+      return;
+    case Incoming::Kind::kClosed:
+      if (reconciler_->has_session() || incoming.reason != last_reason_) LogWarn("not connected", {{"server", options_.server}, {"why", incoming.reason}});
+      last_reason_ = incoming.reason;
+      reconciler_->OnDisconnected();
+      logs_.clear();
+      return;
+  }
+}
+
+void Agent::OnMessage(const v1::SchedulerMessage& message) {
+  heard_ns_ = RealClock()->BootNs();
+  const auto in_session = [&] { return reconciler_->has_session() && message.session().session() == reconciler_->session().session(); };
+  switch (message.body_case()) {
+    case v1::SchedulerMessage::kRefused:
+      LogError("refused", {{"why", message.refused().reason()}, {"final", message.refused().final()}});
+      if (message.refused().final()) refused_ = message.refused().reason();
+      return;
+    case v1::SchedulerMessage::kLogRequest:
+      if (in_session()) StartLog(message.log_request());
+      return;
+    case v1::SchedulerMessage::kLogCancel:
+      if (in_session()) logs_.erase(message.log_cancel().request());
+      return;
+    case v1::SchedulerMessage::kWelcome:
+      if (message.welcome().lease_ns() > 0) lease_ns_ = message.welcome().lease_ns();
+      if (message.welcome().heartbeat_ns() > 0) heartbeat_ns_ = message.welcome().heartbeat_ns();
+      next_heartbeat_ns_ = heard_ns_ + heartbeat_ns_;
+      last_reason_.clear();
+      LogInfo("connected", {{"server", options_.server}, {"epoch", message.session().epoch()}});
+      break;
+    default: break;
+  }
+  if (!reconciler_->OnMessage(message, RealClock()->WallNs())) {
+    LogError("message not understood, ending the stream", {{"kind", static_cast<int>(message.body_case())}});
+    connection_->Restart();
+    return;
+  }
+  WatchAttempts();
+}
+
+void Agent::Heartbeat() {
+  next_heartbeat_ns_ = RealClock()->BootNs() + heartbeat_ns_;
+  v1::AgentMessage message;
+  *message.mutable_session() = reconciler_->session();
+  message.mutable_heartbeat()->set_sent_boottime_ns(RealClock()->BootNs());
+  message.mutable_heartbeat()->set_sequence(++heartbeat_sequence_);
+  Send(std::move(message));
+  reconciler_->RepeatReports();
+}
+
+// Watches what runs or may start, and takes in what its files say; stops watching what is gone.
+void Agent::WatchAttempts() {
+  std::vector<AttemptId> live, over;
+  for (const auto& [id, record] : reconciler_->records()) {
+    if (!record.gone()) live.push_back(id);
+    // After our restart: progress lines of attempts that ended meanwhile are still to be told.
+    if (record.gone() && record.claim == Claim::kStarted && watched_.count(id) == 0) live.push_back(id);
+    if (record.gone()) processes_.ReleasePort(id);
+  }
+  for (const auto& [id, watched] : watched_) {
+    if (reconciler_->Find(id) == nullptr) over.push_back(id);
+  }
+  for (const AttemptId& id : over) Unwatch(id);
+  for (const AttemptId& id : live) Watch(id);
+}
+
+void Agent::Watch(const AttemptId& id) {
+  Watched& watched = watched_[id];
+  const AttemptRecord* record = reconciler_->Find(id);
+  if (watched.directory_watch < 0 && inotify_ >= 0 && !record->gone()) {
+    watched.directory_watch = ::inotify_add_watch(inotify_, state_->AttemptDirectory(id).c_str(), IN_CREATE | IN_MOVED_TO | IN_MODIFY);
+    if (watched.directory_watch >= 0) by_watch_[watched.directory_watch] = id;
+  }
+  Refresh(id);
+}
+
+void Agent::Unwatch(const AttemptId& id) {
+  const auto found = watched_.find(id);
+  if (found == watched_.end()) return;
+  if (found->second.pidfd >= 0) ::close(found->second.pidfd);
+  if (found->second.directory_watch >= 0) {
+    ::inotify_rm_watch(inotify_, found->second.directory_watch);
+    by_watch_.erase(found->second.directory_watch);
+  }
+  watched_.erase(found);
+  strays_.erase(id);
+}
+
+void Agent::Refresh(const AttemptId& id) {
+  const auto found = watched_.find(id);
+  const AttemptRecord* record = reconciler_->Find(id);
+  if (found == watched_.end() || record == nullptr) return;
+  Watched& watched = found->second;
+  // The process before the files: if it is gone by now, the files are all it left.
+  const pid_t pid = processes_.ShimPid(id);
+  if (pid != watched.pid) {
+    if (watched.pidfd >= 0) {
+      ::close(watched.pidfd);
+      processes_.Reap(watched.pid);
+    }
+    watched.pid = pid;
+    watched.pidfd = pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)) : -1;
+    if (watched.pidfd >= 0) AddToEpoll(epoll_, watched.pidfd);
+  }
+  if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), &watched.events_read, &watched.news); !status.ok()) {
+    LogError("shim's files", {{"error", std::string(status.message())}});
+    return;
+  }
+  watched.news.alive = pid > 0;
+  strays_.erase(id);
+  if (pid == 0 && watched.news.claim == Claim::kStarted && !watched.news.final && !record->gone() && record->boot_id == options_.launch.boot_id &&
+      processes_.KillStrays(id)) {
+    watched.news.alive = true;  // not gone before they are
+    strays_.insert(id);
+  }
+  const bool was_gone = record->gone();
+  reconciler_->OnShim(id, watched.news, RealClock()->WallNs());
+  record = reconciler_->Find(id);
+  if (!was_gone && record != nullptr && record->gone()) {
+    processes_.ReleasePort(id);
+    LogInfo("attempt ended", {{"job", id.job_uid}, {"task", id.task}, {"attempt", id.attempt}, {"detail", record->detail}});
+  }
+}
+
+void Agent::ReadInotify() {
+  alignas(inotify_event) char buffer[16384];
+  std::set<AttemptId> changed;
+  ssize_t got = 0;
+  while ((got = ::read(inotify_, buffer, sizeof buffer)) > 0) {
+    for (ssize_t at = 0; at < got;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+      at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+      if ((event->mask & IN_Q_OVERFLOW) != 0) next_sweep_ns_ = 0;
+      const auto found = by_watch_.find(event->wd);
+      if (found == by_watch_.end()) continue;
+      const std::string name = event->len > 0 ? event->name : "";
+      if (name == shim::kClaimFile || name == shim::kEventsFile || name == shim::kProgressFile || name == shim::kExitsFile) changed.insert(found->second);
+    }
+  }
+  for (const AttemptId& id : changed) Refresh(id);
+}
+
+void Agent::StartLog(const v1::LogRequest& request) {
+  LogReader reader;
+  reader.id = IdOf(request.key());
+  reader.rank = request.rank();
+  reader.follow = request.follow();
+  reader.tail_lines = request.tail_lines();
+  const bool known = IsValid(reader.id) && (reconciler_->Find(reader.id) != nullptr || ::access(state_->LogDirectory(reader.id).c_str(), F_OK) == 0);
+  if (!known || logs_.size() >= kLogRequests) {
+    v1::AgentMessage message;
+    *message.mutable_session() = reconciler_->session();
+    message.mutable_log_chunk()->set_request(request.request());
+    message.mutable_log_chunk()->set_end(true);
+    message.mutable_log_chunk()->set_error(known ? "this host answers too many log requests already" : "no logs of this attempt on this host");
+    Send(std::move(message));
+    return;
+  }
+  logs_[request.request()] = std::move(reader);
+  next_log_ns_ = 0;
+}
+
+void Agent::PumpLogs() {
+  next_log_ns_ = RealClock()->BootNs() + kLogInterval;
+  for (auto it = logs_.begin(); it != logs_.end();) {
+    LogReader& reader = it->second;
+    const std::string directory = state_->LogDirectory(reader.id);
+    const AttemptRecord* record = reconciler_->Find(reader.id);
+    const bool over = !reader.follow || record == nullptr || record->gone();  // asked before reading: what is read then is all
+    for (const int32_t rank : shim::LogRanks(directory)) {
+      if ((reader.rank < 0 || reader.rank == rank) && reader.cursors.count(rank) == 0) reader.cursors.emplace(rank, LogCursor(directory, rank, reader.tail_lines));
+    }
+    bool more = false;
+    for (auto& [rank, cursor] : reader.cursors) {
+      cursor.MoveTo(directory);
+      while (true) {
+        if (connection_->queued_bytes() > kLogQueueBytes) {
+          more = true;
+          break;
+        }
+        v1::AgentMessage message;
+        v1::LogChunk* chunk = message.mutable_log_chunk();
+        int64_t dropped = 0;
+        chunk->set_data(cursor.Read(kLogChunkBytes, &dropped));
+        if (chunk->data().empty() && dropped == 0) break;
+        *message.mutable_session() = reconciler_->session();
+        chunk->set_request(it->first);
+        chunk->set_rank(rank);
+        chunk->set_dropped_bytes(dropped);
+        Send(std::move(message));
+      }
+    }
+    if (over && !more) {
+      v1::AgentMessage message;
+      *message.mutable_session() = reconciler_->session();
+      message.mutable_log_chunk()->set_request(it->first);
+      message.mutable_log_chunk()->set_rank(reader.rank);
+      message.mutable_log_chunk()->set_end(true);
+      Send(std::move(message));
+      it = logs_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+int64_t Agent::NextWakeNs() const {
+  int64_t wake = std::min(next_sweep_ns_, next_prune_ns_);
+  if (reconciler_->has_session()) wake = std::min({wake, next_heartbeat_ns_, heard_ns_ + lease_ns_});
+  if (!logs_.empty()) wake = std::min(wake, next_log_ns_);
+  if (!strays_.empty()) wake = std::min(wake, RealClock()->BootNs() + kStrayCheck);
+  return wake;
+}
+
+absl::Status Agent::Run() {
+  WatchAttempts();
+  // The schema of a new trainer takes a second to ask for; the host is useful meanwhile.
+  schema_ = std::thread([this] {
+    auto found = std::make_unique<v1::Inventory>(options_.inventory);
+    FindTrainerSchema(options_.launch.bin_directory, state_->path(), found.get());
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      new_inventory_ = std::move(found);
+    }
+    const uint64_t one = 1;
+    if (::write(inbox_ready_, &one, sizeof one) < 0) return;
+  });
+  connection_ = std::make_unique<Connection>(options_.server, options_.single_user, [this](Incoming incoming) { Post(std::move(incoming)); });
+  while (refused_.empty()) {
+    const int64_t wait_ns = std::max<int64_t>(0, NextWakeNs() - RealClock()->BootNs());
+    epoll_event events[64];
+    const int count = ::epoll_wait(epoll_, events, 64, static_cast<int>(wait_ns / kMillisecond) + (wait_ns > 0 ? 1 : 0));
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[i].data.fd;
+      if (fd == signals_) {
+        LogInfo("agent stops; its attempts go on");
+        return absl::OkStatus();
+      }
+      if (fd == inbox_ready_) {
+        TakeIncoming();
+      } else if (fd == inotify_) {
+        ReadInotify();
+      } else {
+        for (const auto& [id, watched] : watched_) {
+          if (watched.pidfd != fd) continue;
+          const AttemptId ended = id;
+          processes_.Reap(watched.pid);
+          Refresh(ended);
+          break;
+        }
+      }
+    }
+    const int64_t now_ns = RealClock()->BootNs();
+    if (reconciler_->has_session() && now_ns >= heard_ns_ + lease_ns_) {
+      LogWarn("the scheduler is silent for a lease, ending the session");
+      reconciler_->OnDisconnected();
+      connection_->Restart();
+    }
+    if (reconciler_->has_session() && now_ns >= next_heartbeat_ns_) Heartbeat();
+    if (now_ns >= next_sweep_ns_) {
+      next_sweep_ns_ = now_ns + (inotify_ >= 0 ? kSweep : kSweepWithoutInotify);
+      WatchAttempts();
+    }
+    for (const AttemptId& id : std::set<AttemptId>(strays_)) Refresh(id);
+    if (now_ns >= next_prune_ns_) {
+      next_prune_ns_ = now_ns + kPruneInterval;
+      state_->PruneLogs(options_.retention, RealClock()->WallNs());
+    }
+    if (!logs_.empty() && now_ns >= next_log_ns_) PumpLogs();
+  }
+  return absl::FailedPreconditionError(absl::StrCat("the scheduler refused this agent: ", refused_));
+}
+
+}  // namespace
+
+absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirectory> state) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTERM);
+  ::sigaddset(&set, SIGINT);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  const int signals = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  absl::StatusOr<std::vector<AttemptRecord>> records = state->Load();
+  if (!records.ok()) return records.status();
+  const absl::Status status = Agent(options, std::move(state), *std::move(records), signals).Run();
+  ::close(signals);
+  return status;
+}
+
+}  // namespace muster::agent

@@ -1,0 +1,139 @@
+#include "agent/host/environment.h"
+
+#include <map>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace muster::agent {
+namespace {
+
+constexpr int64_t kDefaultGraceNs = int64_t{120} * 1'000'000'000;
+constexpr int64_t kDefaultIntervalNs = int64_t{600} * 1'000'000'000;
+
+using Environment = std::map<std::string, std::string>;
+
+absl::Status AddJobVariables(const google::protobuf::Map<std::string, std::string>& from, Environment* to) {
+  for (const auto& [name, value] : from) {
+    if (IsReservedVariable(name)) return absl::InvalidArgumentError(absl::StrCat("env.", name, ": Muster sets this variable itself"));
+    if (name.empty() || name.find('=') != std::string::npos || name.find('\0') != std::string::npos || value.find('\0') != std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("env.", name, ": not a variable that a process can have"));
+    }
+    (*to)[name] = value;
+  }
+  return absl::OkStatus();
+}
+
+void Put(std::vector<shim::EnvironmentVariable>* variables, const char* name, const std::string& value) { variables->push_back({name, value}); }
+
+}  // namespace
+
+bool IsReservedVariable(std::string_view text) {
+  const absl::string_view name(text.data(), text.size());
+  static constexpr const char* kNames[] = {"RANK",       "LOCAL_RANK",       "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+                                           "ROLE_RANK",  "ROLE_WORLD_SIZE",  "ROLE_NAME",  "MASTER_ADDR",      "MASTER_PORT",
+                                           "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"};
+  for (const char* reserved : kNames) {
+    if (name == reserved) return true;
+  }
+  return absl::StartsWith(name, "LD_") || absl::StartsWith(name, "MUSTER_") || absl::StartsWith(name, "TORCHELASTIC_");
+}
+
+std::string TrainerConfigPath(const v1::Prepare& prepare) { return prepare.attempt_directory() + "/trainer.json"; }
+
+absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
+                                        const std::string& progress_socket) {
+  const v1::Prepare& prepare = record.prepare;
+  const v1::TaskSpec& task = prepare.task();
+  const v1::Placement& here = prepare.here();
+  const int32_t per_worker = std::max(1, prepare.processes_per_worker());
+  if (here.workers() < 1) return absl::InvalidArgumentError("the placement has no worker for this host");
+  if (prepare.gang_workers() < here.first_group_rank() + here.workers()) return absl::InvalidArgumentError("the placement is larger than its gang");
+  const int64_t devices_per_worker = here.devices_size() / here.workers();
+
+  shim::Spec spec;
+  spec.job_uid = record.id.job_uid;
+  spec.task = record.id.task;
+  spec.attempt = record.id.attempt;
+  spec.boot_id = host.boot_id;
+  spec.token = token;
+  spec.umask = prepare.umask() & 0777;
+  spec.setup = task.setup();
+  spec.grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
+  spec.log_file_bytes = host.log_file_bytes;
+  spec.log_files = host.log_files;
+  spec.pid_namespace = host.pid_namespace;
+  spec.progress_socket = progress_socket;
+  spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
+  if (!task.workdir().empty() && task.workdir()[0] != '/') return absl::InvalidArgumentError("workdir: a relative one is not yet supported");
+
+  if (!task.trainer_json().empty()) {
+    spec.argv = {host.bin_directory + "/muster-trainer", "train", "--config", TrainerConfigPath(prepare)};
+  } else if (!task.run().exec().empty()) {
+    spec.argv.assign(task.run().exec().begin(), task.run().exec().end());
+  } else if (!task.run().shell().empty()) {
+    spec.argv = {"bash", "-euo", "pipefail", "-c", task.run().shell()};
+  } else {
+    return absl::InvalidArgumentError("the task has neither run nor trainer");
+  }
+
+  Environment common;
+  common["HOME"] = host.home;
+  common["USER"] = host.user;
+  common["LOGNAME"] = host.user;
+  common["LANG"] = host.lang.empty() ? "C.UTF-8" : host.lang;
+  common["SHELL"] = "/bin/bash";
+  common["OMP_NUM_THREADS"] = "1";
+  common["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+  if (absl::Status status = AddJobVariables(prepare.job_env(), &common); !status.ok()) return status;
+  if (absl::Status status = AddJobVariables(task.env(), &common); !status.ok()) return status;
+  common["PATH"] = absl::StrCat(host.bin_directory, ":", common["PATH"]);
+
+  common["MUSTER_JOB"] = absl::StrCat(prepare.job_number());
+  common["MUSTER_TASK"] = record.id.task;
+  common["MUSTER_ATTEMPT"] = absl::StrCat(record.id.attempt);
+  common["MUSTER_JOB_DIR"] = prepare.job_directory();
+  common["MUSTER_CHECKPOINT_DIR"] = prepare.checkpoint_directory();
+  common["MUSTER_RESUME_FROM"] = absl::StrJoin(prepare.resume_from(), ",");
+  const int64_t interval_ns = task.checkpoint().has_interval_ns() ? task.checkpoint().interval_ns() : kDefaultIntervalNs;
+  common["MUSTER_CHECKPOINT_INTERVAL_S"] = absl::StrFormat("%.9g", static_cast<double>(interval_ns) / 1e9);
+  common["MUSTER_CHECKPOINT_KEEP"] = absl::StrCat(task.checkpoint().has_keep() ? task.checkpoint().keep() : 2);
+  common["MUSTER_EXPORT_STAGING"] = prepare.attempt_directory() + "/export-staging";
+  if (!progress_socket.empty()) common["MUSTER_PROGRESS_SOCKET"] = progress_socket;
+  for (const auto& [name, value] : common) spec.env.push_back({name, value});
+
+  const int32_t world = prepare.gang_workers() * per_worker;
+  for (int32_t w = 0; w < here.workers(); ++w) {
+    shim::WorkerSpec& worker = spec.workers.emplace_back();
+    worker.group_rank = here.first_group_rank() + w;
+    std::string visible;
+    if (!host.declared) {
+      visible = absl::StrJoin(here.devices().begin() + w * devices_per_worker, here.devices().begin() + (w + 1) * devices_per_worker, ",");
+    }
+    for (int32_t local = 0; local < per_worker; ++local) {
+      shim::ProcessSpec& process = worker.processes.emplace_back();
+      process.rank = worker.group_rank * per_worker + local;
+      const std::string rank = absl::StrCat(process.rank);
+      Put(&process.env, "RANK", rank);
+      Put(&process.env, "LOCAL_RANK", absl::StrCat(local));
+      Put(&process.env, "WORLD_SIZE", absl::StrCat(world));
+      Put(&process.env, "LOCAL_WORLD_SIZE", absl::StrCat(per_worker));
+      Put(&process.env, "GROUP_RANK", absl::StrCat(worker.group_rank));
+      Put(&process.env, "GROUP_WORLD_SIZE", absl::StrCat(prepare.gang_workers()));
+      Put(&process.env, "ROLE_RANK", rank);
+      Put(&process.env, "ROLE_WORLD_SIZE", absl::StrCat(world));
+      Put(&process.env, "MASTER_ADDR", record.master_address);
+      Put(&process.env, "MASTER_PORT", absl::StrCat(record.master_port));
+      Put(&process.env, "TORCHELASTIC_RUN_ID", absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
+      Put(&process.env, "TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
+      Put(&process.env, "TORCHELASTIC_MAX_RESTARTS", absl::StrCat(task.has_max_restarts() ? task.max_restarts() : 3));
+      // Empty, not missing: without GPUs of its own a process must not see others'.
+      Put(&process.env, "CUDA_VISIBLE_DEVICES", visible);
+    }
+  }
+  return spec;
+}
+
+}  // namespace muster::agent

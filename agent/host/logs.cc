@@ -1,0 +1,74 @@
+#include "agent/host/logs.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "agent/shim/log_writer.h"
+
+namespace muster::agent {
+namespace {
+
+std::string ReadAt(const std::string& path, int64_t offset, int64_t max_bytes) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return "";
+  std::string data(static_cast<size_t>(max_bytes), '\0');
+  const ssize_t got = ::pread(fd, data.data(), data.size(), offset);
+  ::close(fd);
+  data.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  return data;
+}
+
+int64_t SizeOf(const std::string& path) {
+  struct stat info{};
+  return ::stat(path.c_str(), &info) == 0 ? int64_t{info.st_size} : 0;
+}
+
+}  // namespace
+
+LogCursor::LogCursor(std::string directory, int32_t rank, int64_t tail_lines) : directory_(std::move(directory)), rank_(rank) {
+  const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
+  if (starts.empty()) return;
+  offset_ = starts.front();
+  if (tail_lines <= 0) return;
+  // Backwards in pieces until one newline more than asked for is seen.
+  int64_t left = tail_lines;
+  bool last = true;
+  for (size_t i = starts.size(); i-- > 0;) {
+    const std::string path = directory_ + "/" + shim::LogFileName(rank_, starts[i]);
+    for (int64_t end = SizeOf(path); end > 0;) {
+      const int64_t begin = std::max<int64_t>(0, end - 65536);
+      const std::string piece = ReadAt(path, begin, end - begin);
+      for (size_t at = piece.size(); at-- > 0;) {
+        if (piece[at] == '\n' && !last && --left == 0) {
+          offset_ = starts[i] + begin + static_cast<int64_t>(at) + 1;
+          return;
+        }
+        last = false;
+      }
+      end = begin;
+    }
+  }
+}
+
+std::string LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
+  const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
+  if (starts.empty()) return "";
+  if (starts.front() > offset_) {
+    *dropped += starts.front() - offset_;
+    offset_ = starts.front();
+  }
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t end = i + 1 < starts.size() ? starts[i + 1] : INT64_MAX;
+    if (offset_ < starts[i] || offset_ >= end) continue;
+    std::string data = ReadAt(directory_ + "/" + shim::LogFileName(rank_, starts[i]), offset_ - starts[i], max_bytes);
+    offset_ += static_cast<int64_t>(data.size());
+    return data;
+  }
+  return "";
+}
+
+}  // namespace muster::agent

@@ -1,0 +1,27 @@
+// Reading a rank's log files while they grow and rotate (agent/shim/log_writer.h names them by offset).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace muster::agent {
+
+// A place in one rank's log. Not thread-safe.
+class LogCursor {
+ public:
+  // From the beginning of what is kept, or from the last `tail_lines` lines (0: all).
+  LogCursor(std::string directory, int32_t rank, int64_t tail_lines);
+
+  int32_t rank() const { return rank_; }
+  // The logs of a forgotten attempt lie elsewhere under the same names.
+  void MoveTo(std::string directory) { directory_ = std::move(directory); }
+  // Up to `max_bytes` more; empty at the present end. `*dropped` grows by what was deleted before it could be read.
+  std::string Read(int64_t max_bytes, int64_t* dropped);
+
+ private:
+  std::string directory_;
+  const int32_t rank_;
+  int64_t offset_ = 0;
+};
+
+}  // namespace muster::agent

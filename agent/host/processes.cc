@@ -1,0 +1,192 @@
+#include "agent/host/processes.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "agent/shim/durable.h"
+#include "agent/shim/isolate.h"
+#include "common/base/files.h"
+#include "common/base/ids.h"
+#include "common/base/log.h"
+
+namespace muster::agent {
+namespace {
+
+bool IsFree(int port) {
+  for (const int family : {AF_INET, AF_INET6}) {
+    const int fd = ::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;  // no such family here
+    sockaddr_in6 six{};
+    sockaddr_in four{};
+    six.sin6_family = AF_INET6;
+    four.sin_family = AF_INET;
+    six.sin6_port = four.sin_port = htons(static_cast<uint16_t>(port));
+    const int on = 1;
+    if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    const int failed = family == AF_INET ? ::bind(fd, reinterpret_cast<sockaddr*>(&four), sizeof four)
+                                         : ::bind(fd, reinterpret_cast<sockaddr*>(&six), sizeof six);
+    const int error = failed != 0 ? errno : 0;
+    ::close(fd);
+    if (error == EADDRINUSE || error == EACCES) return false;
+  }
+  return true;
+}
+
+absl::Status MakeJobDirectory(const std::string& path, unsigned umask_bits) {
+  if (path.empty()) return absl::OkStatus();
+  if (path[0] != '/') return absl::InvalidArgumentError(absl::StrCat(path, ": not an absolute path"));
+  return MakeDirectories(path, 0777 & ~(umask_bits == 0 ? 022u : umask_bits));
+}
+
+absl::Status CheckWorkdir(const std::string& workdir) {
+  struct stat info{};
+  if (workdir.empty()) return absl::OkStatus();
+  if (::stat(workdir.c_str(), &info) != 0) return ErrnoStatus(errno, "workdir " + workdir);
+  if (!S_ISDIR(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat("workdir ", workdir, ": not a directory"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
+  const std::vector<std::string> parts = absl::StrSplit(absl::string_view(text.data(), text.size()), '-');
+  PortRange range;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &range.first) || !absl::SimpleAtoi(parts[1], &range.last) || range.first < 1024 ||
+      range.last > 65535 || range.first > range.last) {
+    return absl::InvalidArgumentError("--port-range: wants FIRST-LAST between 1024 and 65535, such as 20000-29999");
+  }
+  return range;
+}
+
+absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : seed) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  const int count = range.last - range.first + 1;
+  for (int i = 0; i < count; ++i) {
+    const int port = range.first + static_cast<int>((hash + static_cast<uint64_t>(i)) % static_cast<uint64_t>(count));
+    if (std::find(taken.begin(), taken.end(), port) == taken.end() && IsFree(port)) return port;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("no free rendezvous port in ", range.first, "-", range.last));
+}
+
+HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports) : state_(state), host_(std::move(host)), range_(ports) {}
+
+absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
+  // What can be told to be impossible is told now, before anything is durable.
+  AttemptRecord record;
+  record.id = IdOf(prepare.key());
+  record.prepare = prepare;
+  if (const auto spec = MakeShimSpec(record, host_, "token", ""); !spec.ok()) return spec.status();
+  for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
+    if (absl::Status status = MakeJobDirectory(*directory, prepare.umask()); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;
+  if (!prepare.task().trainer_json().empty()) {
+    const std::string trainer = host_.bin_directory + "/muster-trainer";
+    if (::access(trainer.c_str(), X_OK) != 0) return absl::FailedPreconditionError(trainer + ": this host has no muster-trainer");
+    const int error = shim::ReplaceFile(prepare.attempt_directory(), "trainer.json", prepare.task().trainer_json());
+    if (error != 0) return ErrnoStatus(error, TrainerConfigPath(prepare));
+  }
+  if (!prepare.hosts_rendezvous() && !prepare.start_at_once()) return 0;
+  std::vector<int32_t> taken;
+  for (const auto& [id, port] : ports_taken_) taken.push_back(port);
+  absl::StatusOr<int32_t> port = FindPort(range_, absl::StrCat(state_->state_id(), RandomId()), taken);
+  if (port.ok()) ports_taken_[record.id] = *port;
+  return port;
+}
+
+absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
+  const std::string socket_directory = absl::StrCat("/tmp/muster-", ::geteuid());
+  if (::mkdir(socket_directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, socket_directory);
+  struct stat info{};
+  if (::lstat(socket_directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(socket_directory, ": must be a directory of mode 0700 that belongs to this user"));
+  }
+  const std::string token = RandomId();
+  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, token, absl::StrCat(socket_directory, "/", token.substr(0, 12), "/progress"));
+  if (!spec.ok()) return spec.status();
+  const std::string directory = state_->AttemptDirectory(record.id);
+  if (const int error = shim::ReplaceFile(directory, shim::kSpecFile, shim::FormatSpec(*spec), /*sync=*/false); error != 0) return ErrnoStatus(error, "spec");
+
+  const std::string program = host_.bin_directory + "/muster-shim";
+  const std::string log = absl::StrCat(directory, "/", shim::kShimLogFile);
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+  ::posix_spawnattr_init(&attributes);
+  // Everything blocked until the shim listens: a SIGUSR1 that comes at once must wait, not kill.
+  sigset_t blocked, defaults;
+  ::sigfillset(&blocked);
+  ::sigfillset(&defaults);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(directory.c_str()), nullptr};
+  char* const environment[] = {nullptr};
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv, environment);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) return ErrnoStatus(error, program);
+  spawned_[record.id] = pid;
+  return absl::OkStatus();
+}
+
+pid_t HostProcesses::ShimPid(const AttemptId& id) {
+  const int fd = ::open(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd >= 0) {
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    const bool held = ::fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    ::close(fd);
+    if (held) return lock.l_pid;
+  }
+  const auto found = spawned_.find(id);
+  if (found == spawned_.end()) return 0;
+  siginfo_t info{};
+  const bool ended = ::waitid(P_PID, static_cast<id_t>(found->second), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0;
+  return ended ? 0 : found->second;
+}
+
+void HostProcesses::SignalShim(const AttemptId& id) {
+  const pid_t pid = ShimPid(id);
+  if (pid <= 0) return;
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0) return;
+  // The lock once more: the number may have been another's by the time it was opened.
+  if (ShimPid(id) == pid) ::syscall(SYS_pidfd_send_signal, fd, SIGUSR1, nullptr, 0);
+  ::close(fd);
+}
+
+void HostProcesses::Reap(pid_t pid) {
+  for (auto it = spawned_.begin(); it != spawned_.end();) {
+    it = it->second == pid && ::waitpid(pid, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
+  }
+}
+
+bool HostProcesses::KillStrays(const AttemptId& id) {
+  std::string text, error;
+  shim::Spec spec;
+  if (shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) != 0 || !shim::ParseSpec(text, &spec, &error)) return false;
+  return shim::KillByToken(spec.token) > 0;
+}
+
+}  // namespace muster::agent

@@ -1,0 +1,53 @@
+// The real Processes port: directories, ports, shims. Not thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "agent/host/environment.h"
+#include "agent/host/state_dir.h"
+#include "agent/reconcile/ports.h"
+
+namespace muster::agent {
+
+struct PortRange {
+  int first = 20000;
+  int last = 29999;
+};
+// "20000-29999". INVALID_ARGUMENT says what would be right.
+absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
+// A port of the range on which nobody listens and that is not in `taken`. Where the search begins depends on `seed`, so that several
+// agents on one machine rarely meet. RESOURCE_EXHAUSTED if all are in use.
+absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken);
+
+class HostProcesses final : public Processes {
+ public:
+  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports);
+
+  absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
+  absl::Status SpawnShim(const AttemptRecord& record) override;
+  void SignalShim(const AttemptId& id) override;
+  bool ShimLives(const AttemptId& id) override { return ShimPid(id) > 0; }
+
+  // The process that holds the attempt's lock, or was just spawned to; 0 if none.
+  pid_t ShimPid(const AttemptId& id);
+  // Reaps a shim of ours that ended.
+  void Reap(pid_t pid);
+  // Kills what a dead shim may have left behind; true if there still was something, so look again.
+  bool KillStrays(const AttemptId& id);
+  // An ended attempt's port is free again.
+  void ReleasePort(const AttemptId& id) { ports_taken_.erase(id); }
+  void TakePort(const AttemptId& id, int32_t port) { ports_taken_[id] = port; }
+
+ private:
+  StateDirectory* const state_;
+  const LaunchHost host_;
+  const PortRange range_;
+  std::map<AttemptId, int32_t> ports_taken_;
+  std::map<AttemptId, pid_t> spawned_;   // children of ours, until reaped
+};
+
+}  // namespace muster::agent

@@ -1,0 +1,341 @@
+#include "agent/host/state_dir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+#include "common/base/files.h"
+#include "common/base/ids.h"
+#include "common/base/log.h"
+
+namespace muster::agent {
+namespace {
+
+using shim::Line;
+
+constexpr char kPreparedFile[] = "prepared";
+constexpr char kOutcomeFile[] = "outcome";
+constexpr char kSeenFile[] = "seen";
+
+absl::Status Errno(int error, const std::string& what) { return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what); }
+
+std::vector<std::string> List(const std::string& directory) {
+  std::vector<std::string> names;
+  DIR* dir = ::opendir(directory.c_str());
+  if (dir == nullptr) return names;
+  while (const dirent* entry = ::readdir(dir)) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  ::closedir(dir);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::Status CheckOurs(const std::string& path) {
+  struct stat info{};
+  if (::lstat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
+  if (!S_ISDIR(info.st_mode)) return absl::FailedPreconditionError(path + ": not a directory");
+  if (info.st_uid != ::geteuid()) return absl::PermissionDeniedError(path + ": belongs to another user");
+  if ((info.st_mode & 077) != 0) return absl::PermissionDeniedError(path + ": others may enter it; chmod 700 it, or give another --state-dir");
+  return absl::OkStatus();
+}
+
+template <typename Number>
+void ReadNumber(const Line& line, const char* key, Number* out) {
+  int64_t value = 0;
+  if (line.GetInt(key, &value)) *out = static_cast<Number>(value);
+}
+
+v1::WorkerExit ToProto(const shim::Exit& exit) {
+  v1::WorkerExit out;
+  out.set_rank(exit.rank);
+  out.set_exit_code(exit.exit_code);
+  out.set_signal(exit.signal);
+  out.set_detail(exit.detail);
+  out.set_at_ns(exit.at_ns);
+  return out;
+}
+
+}  // namespace
+
+std::string DirectoryName(const AttemptId& id) { return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt); }
+
+bool ParseDirectoryName(const std::string& name, AttemptId* id) {
+  const size_t first = name.find('.');
+  const size_t last = name.rfind('.');
+  if (first == std::string::npos || last == first) return false;
+  id->job_uid = name.substr(0, first);
+  id->task = name.substr(first + 1, last - first - 1);
+  return absl::SimpleAtoi(name.substr(last + 1), &id->attempt) && IsValid(*id);
+}
+
+absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::string& path) {
+  if (absl::Status status = MakeDirectories(path); !status.ok()) return status;
+  if (absl::Status status = CheckOurs(path); !status.ok()) return status;
+  std::unique_ptr<StateDirectory> directory(new StateDirectory(path));
+  directory->lock_ = ::open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (directory->lock_ < 0) return ErrnoStatus(errno, path + "/lock");
+  if (::flock(directory->lock_, LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(path + ": another agent runs with this state directory");
+  }
+  for (const char* name : {"/attempts", "/logs"}) {
+    if (absl::Status status = MakeDirectories(path + name); !status.ok()) return status;
+  }
+  absl::StatusOr<std::string> id = ReadFile(path + "/state_id", 1024);
+  if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
+  if (!id.ok()) {
+    id = RandomId() + "\n";
+    if (absl::Status status = WriteFileDurably(path + "/state_id", *id); !status.ok()) return status;
+  }
+  directory->state_id_ = std::string(absl::StripSuffix(*id, "\n"));
+  if (!IsId(directory->state_id_)) return absl::DataLossError(path + "/state_id: damaged; move the state directory away to begin afresh");
+  absl::StatusOr<std::string> seen = ReadFile(path + "/" + kSeenFile, 4096);
+  std::vector<Line> lines;
+  std::string error;
+  if (seen.ok() && shim::ParseFile(*seen, "muster-agent-seen", &lines, &error) && lines.size() == 1) {
+    directory->seen_.store_id = lines[0].Get("store_id");
+    ReadNumber(lines[0], "epoch", &directory->seen_.epoch);
+    ReadNumber(lines[0], "commit", &directory->seen_.commit);
+  }
+  return directory;
+}
+
+StateDirectory::~StateDirectory() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+std::string StateDirectory::AttemptDirectory(const AttemptId& id) const { return absl::StrCat(path_, "/attempts/", DirectoryName(id)); }
+
+std::string StateDirectory::LogDirectory(const AttemptId& id) const {
+  const std::string live = absl::StrCat(AttemptDirectory(id), "/", shim::kLogsDirectory);
+  return ::access(live.c_str(), F_OK) == 0 ? live : absl::StrCat(path_, "/logs/", DirectoryName(id));
+}
+
+absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
+  const std::string directory = AttemptDirectory(id);
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, directory);
+  return Errno(shim::SyncDirectory(path_ + "/attempts"), path_ + "/attempts");
+}
+
+absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record) {
+  if (absl::Status status = MakeAttemptDirectory(record.id); !status.ok()) return status;
+  const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port),
+                                   Line{"prepare"}.Add("message", record.prepare.SerializeAsString())};
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kPreparedFile, shim::FormatFile("muster-agent-attempt", lines)), "prepared");
+}
+
+absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) {
+  if (absl::Status status = MakeAttemptDirectory(record.id); !status.ok()) return status;
+  shim::Claim winner = shim::Claim::kNone;
+  const int error = shim::MakeClaim(AttemptDirectory(record.id), shim::Claim::kStopped, &winner);
+  if (error != 0) return ErrnoStatus(error, "claim");
+  return winner == shim::Claim::kStarted ? Claim::kStarted : Claim::kStopped;
+}
+
+absl::Status StateDirectory::PersistStop(const AttemptRecord& record) {
+  const shim::StopOrder order{record.stop->cause, record.stop->grace_ns};
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kStopFile, shim::FormatStop(order)), "stop");
+}
+
+absl::Status StateDirectory::PersistOutcome(const AttemptRecord& record) {
+  std::vector<Line> lines = {Line{"outcome"}
+                                 .Add("ended", int64_t{record.ended})
+                                 .Add("cause", static_cast<int64_t>(record.cause))
+                                 .Add("detail", record.detail)
+                                 .Add("start_ns", record.start_ns)
+                                 .Add("end_ns", record.end_ns)
+                                 .Add("stop_sent", int64_t{record.stop_sent})
+                                 .Add("checkpoint_acked", static_cast<int64_t>(record.checkpoint_acked))
+                                 .Add("published", int64_t{record.published})};
+  if (record.ended) {
+    for (const v1::WorkerExit& exit : record.exits) {
+      lines.push_back(shim::ExitLine({exit.rank(), exit.exit_code(), exit.signal(), exit.at_ns(), exit.detail()}));
+    }
+  }
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kOutcomeFile, shim::FormatFile("muster-agent-outcome", lines)), "outcome");
+}
+
+void StateDirectory::LoadOutcome(AttemptRecord* record) const {
+  absl::StatusOr<std::string> text = ReadFile(absl::StrCat(AttemptDirectory(record->id), "/", kOutcomeFile));
+  std::vector<Line> lines;
+  std::string error;
+  if (!text.ok() || !shim::ParseFile(*text, "muster-agent-outcome", &lines, &error) || lines.empty()) return;
+  const Line& line = lines[0];
+  int64_t cause = 0;
+  ReadNumber(line, "ended", &record->ended);
+  ReadNumber(line, "cause", &cause);
+  record->cause = static_cast<v1::Cause>(cause);
+  record->detail = line.Get("detail");
+  ReadNumber(line, "start_ns", &record->start_ns);
+  ReadNumber(line, "end_ns", &record->end_ns);
+  ReadNumber(line, "stop_sent", &record->stop_sent);
+  ReadNumber(line, "checkpoint_acked", &record->checkpoint_acked);
+  ReadNumber(line, "published", &record->published);
+  for (size_t i = 1; i < lines.size(); ++i) {
+    shim::Exit exit;
+    if (shim::ReadExitLine(lines[i], &exit)) record->exits.push_back(ToProto(exit));
+  }
+}
+
+absl::Status StateDirectory::PersistSeen(const Seen& seen) {
+  const Line line = Line{"seen"}.Add("store_id", seen.store_id).Add("epoch", static_cast<int64_t>(seen.epoch)).Add("commit", static_cast<int64_t>(seen.commit));
+  return Errno(shim::ReplaceFile(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line})), kSeenFile);
+}
+
+absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
+  std::vector<AttemptRecord> records;
+  for (const std::string& name : List(path_ + "/attempts")) {
+    AttemptRecord record;
+    if (!ParseDirectoryName(name, &record.id)) {
+      LogWarn("not an attempt", {{"directory", path_ + "/attempts/" + name}});
+      continue;
+    }
+    const std::string directory = AttemptDirectory(record.id);
+    absl::StatusOr<std::string> text = ReadFile(absl::StrCat(directory, "/", kPreparedFile));
+    std::vector<Line> lines;
+    std::string error;
+    if (text.ok() && shim::ParseFile(*text, "muster-agent-attempt", &lines, &error) && lines.size() == 2 &&
+        record.prepare.ParseFromString(lines[1].Get("message"))) {
+      record.prepared = true;
+      record.boot_id = lines[0].Get("boot_id");
+      ReadNumber(lines[0], "port", &record.port);
+      if (record.prepare.start_at_once()) {
+        record.master_address = "127.0.0.1";
+        record.master_port = record.port;
+      }
+    }
+    shim::Claim claim = shim::Claim::kNone;
+    if (const int failed = shim::ReadClaim(directory, &claim); failed != 0) return ErrnoStatus(failed, directory + "/claim");
+    record.claim = claim == shim::Claim::kStarted ? Claim::kStarted : claim == shim::Claim::kStopped ? Claim::kStopped : Claim::kNone;
+    shim::StopOrder stop;
+    text = ReadFile(absl::StrCat(directory, "/", shim::kStopFile));
+    if (text.ok() && shim::ParseStop(*text, &stop, &error)) record.stop = StopRecord{static_cast<v1::Cause>(stop.cause), stop.grace_ns};
+    LoadOutcome(&record);
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+absl::Status StateDirectory::Forget(const AttemptId& id) {
+  const std::string directory = AttemptDirectory(id);
+  const std::string logs = absl::StrCat(directory, "/", shim::kLogsDirectory);
+  const std::string kept = absl::StrCat(path_, "/logs/", DirectoryName(id));
+  if (::rename(logs.c_str(), kept.c_str()) != 0 && errno != ENOENT) LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
+  std::error_code error;
+  // Not a mixture after a crash: the directory leaves its name first.
+  const std::string doomed = absl::StrCat(path_, "/attempts/.forgotten-", DirectoryName(id));
+  std::filesystem::remove_all(doomed, error);
+  if (::rename(directory.c_str(), doomed.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, directory);
+  if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
+  std::filesystem::remove_all(doomed, error);
+  return absl::OkStatus();
+}
+
+absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged, const std::string& wanted) {
+  const std::string target = !wanted.empty() && wanted[0] == '/' ? wanted : absl::StrCat(record.prepare.job_directory(), "/", wanted);
+  const std::string previous = staged + ".previous";
+  std::error_code error;
+  struct stat info{};
+  if (::lstat(staged.c_str(), &info) != 0) {
+    // Done before, and only the word of it was lost.
+    return ::lstat(target.c_str(), &info) == 0 ? absl::OkStatus() : absl::NotFoundError(staged + ": the staged export is gone");
+  }
+  const std::string parent = target.substr(0, target.rfind('/'));
+  if (absl::Status status = MakeDirectories(parent.empty() ? "/" : parent, 0755); !status.ok()) return status;
+  if (::lstat(target.c_str(), &info) == 0) {
+    std::filesystem::remove_all(previous, error);
+    if (::rename(target.c_str(), previous.c_str()) != 0) return ErrnoStatus(errno, target);
+  }
+  if (::rename(staged.c_str(), target.c_str()) != 0) {
+    const int failed = errno;
+    ::rename(previous.c_str(), target.c_str());
+    if (failed == EXDEV) return absl::FailedPreconditionError(absl::StrCat(target, ": on another file system than ", staged, "; give an export under the job's storage"));
+    return ErrnoStatus(failed, target);
+  }
+  std::filesystem::remove_all(previous, error);
+  return Errno(shim::SyncDirectory(parent.empty() ? "/" : parent), parent);
+}
+
+void StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns) {
+  std::vector<std::pair<int64_t, std::string>> kept;  // newest first
+  for (const std::string& name : List(path_ + "/logs")) {
+    struct stat info{};
+    const std::string directory = absl::StrCat(path_, "/logs/", name);
+    if (::lstat(directory.c_str(), &info) == 0) kept.emplace_back(int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec, directory);
+  }
+  std::sort(kept.rbegin(), kept.rend());
+  std::error_code error;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (static_cast<int64_t>(i) >= retention.attempts || now_ns - kept[i].first > retention.age_ns) std::filesystem::remove_all(kept[i].second, error);
+  }
+}
+
+absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, ShimNews* news) {
+  shim::Claim claim = shim::Claim::kNone;
+  // The exits first: whatever else is read later is then complete.
+  std::string text, error;
+  int failed = shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text);
+  shim::Exits exits;
+  if (failed == 0 && shim::ParseExits(text, &exits, &error)) {
+    news->final = true;
+    news->start_ns = exits.start_ns;
+    news->end_ns = exits.end_ns;
+    news->stop_sent = exits.stop_sent;
+  } else if (failed != 0 && failed != ENOENT) {
+    return ErrnoStatus(failed, directory + "/exits");
+  }
+  if (failed = shim::ReadClaim(directory, &claim); failed != 0) return ErrnoStatus(failed, directory + "/claim");
+  news->claim = claim == shim::Claim::kStarted ? Claim::kStarted : claim == shim::Claim::kStopped ? Claim::kStopped : Claim::kNone;
+
+  const int fd = ::open(absl::StrCat(directory, "/", shim::kEventsFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd >= 0) {
+    std::string tail;
+    char buffer[65536];
+    ssize_t got = 0;
+    while ((got = ::pread(fd, buffer, sizeof buffer, *events_read + static_cast<int64_t>(tail.size()))) > 0) tail.append(buffer, static_cast<size_t>(got));
+    ::close(fd);
+    tail.resize(tail.rfind('\n') == std::string::npos ? 0 : tail.rfind('\n') + 1);  // complete lines only
+    *events_read += static_cast<int64_t>(tail.size());
+    for (size_t at = 0; at < tail.size();) {
+      const size_t end = tail.find('\n', at);
+      const std::optional<Line> line = shim::ParseLine(std::string_view(tail).substr(at, end - at));
+      at = end + 1;
+      if (!line.has_value()) continue;
+      shim::Exit exit;
+      int64_t at_ns = 0;
+      ReadNumber(*line, "at_ns", &at_ns);
+      if (line->kind == "started") news->start_ns = at_ns;
+      if (shim::ReadExitLine(*line, &exit)) news->exits.push_back(ToProto(exit));
+      if (line->kind == "line") {
+        news->lines.push_back(line->Get("json"));
+        news->lines_at_ns.push_back(at_ns);
+      }
+    }
+  }
+  if (news->final) {
+    news->exits.clear();
+    for (const shim::Exit& exit : exits.exits) news->exits.push_back(ToProto(exit));
+  }
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 && !text.empty()) {
+    const std::optional<Line> line = shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
+    if (line.has_value()) {
+      news->metrics = line->Get("json");
+      ReadNumber(*line, "at_ns", &news->metrics_at_ns);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::agent

@@ -1,0 +1,67 @@
+// The agent's state directory (mode 0700): what survives its death and the machine's.
+//
+//   lock  state_id  seen  trainer-schema
+//   attempts/<uid>.<task>.<n>/   prepared (the marker, written last)  outcome  claim  stop  spec  events  progress  exits  shim.lock  logs/
+//   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention
+//
+// Not thread-safe, but for LogDirectory.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/reconcile/ports.h"
+
+namespace muster::agent {
+
+struct Retention {
+  int64_t attempts = 100;               // logs of so many forgotten attempts are kept, newest first
+  int64_t age_ns = int64_t{7} * 24 * 3600 * 1'000'000'000;
+};
+
+class StateDirectory final : public Files {
+ public:
+  // Makes it if missing, refuses one that isn't ours alone, locks it for life. FAILED_PRECONDITION: another agent has it.
+  static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
+  ~StateDirectory() override;
+
+  const std::string& path() const { return path_; }
+  const std::string& state_id() const { return state_id_; }
+  const Seen& seen() const { return seen_; }
+  // Every recorded attempt. A damaged one is told in the log and comes as claimed "stopped" if nobody had claimed it.
+  absl::StatusOr<std::vector<AttemptRecord>> Load();
+
+  std::string AttemptDirectory(const AttemptId& id) const;
+  std::string LogDirectory(const AttemptId& id) const;  // wherever its logs are now; may not exist
+  void PruneLogs(const Retention& retention, int64_t now_ns);
+
+  absl::Status PersistPrepared(const AttemptRecord& record) override;
+  absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override;
+  absl::Status PersistStop(const AttemptRecord& record) override;
+  absl::Status PersistOutcome(const AttemptRecord& record) override;
+  absl::Status PersistSeen(const Seen& seen) override;
+  absl::Status Forget(const AttemptId& id) override;
+  absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) override;
+
+ private:
+  explicit StateDirectory(std::string path) : path_(std::move(path)) {}
+  absl::Status MakeAttemptDirectory(const AttemptId& id);
+  void LoadOutcome(AttemptRecord* record) const;
+
+  const std::string path_;
+  int lock_ = -1;
+  std::string state_id_;
+  Seen seen_;
+};
+
+std::string DirectoryName(const AttemptId& id);                  // <uid>.<task>.<attempt>
+bool ParseDirectoryName(const std::string& name, AttemptId* id);
+
+// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of DIR/events taken in before are
+// kept in `news` and not read again. `alive` is the caller's to fill.
+absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, ShimNews* news);
+
+}  // namespace muster::agent

@@ -1,0 +1,408 @@
+#include "agent/reconcile/reconciler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/reconcile/progress_line.h"
+#include "common/base/check.h"
+#include "common/base/log.h"
+
+namespace muster::agent {
+namespace {
+
+std::string Describe(const AttemptId& id) { return absl::StrCat(id.job_uid, "/", id.task, "/", id.attempt); }
+
+void LogFailure(const char* what, const AttemptId& id, const absl::Status& status) {
+  LogError("agent failed", {{"doing", what}, {"attempt", Describe(id)}, {"error", std::string(status.message())}});
+}
+
+// Exits of ranks that have none: their records were lost with the shim or the boot.
+void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns) {
+  std::set<int32_t> known;
+  for (const v1::WorkerExit& exit : record->exits) known.insert(exit.rank());
+  const int32_t per_worker = record->prepare.processes_per_worker() > 0 ? record->prepare.processes_per_worker() : 1;
+  const int32_t first = record->prepare.here().first_group_rank() * per_worker;
+  for (int32_t rank = first; rank < first + record->prepare.here().workers() * per_worker; ++rank) {
+    if (known.count(rank) > 0) continue;
+    v1::WorkerExit& exit = record->exits.emplace_back();
+    exit.set_rank(rank);
+    exit.set_signal(9);
+    exit.set_detail(detail);
+    exit.set_at_ns(now_ns);
+  }
+}
+
+}  // namespace
+
+Reconciler::Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender)
+    : identity_(std::move(identity)), files_(files), processes_(processes), sender_(sender), seen_(std::move(seen)) {
+  for (AttemptRecord& record : records) {
+    const AttemptId id = record.id;
+    records_[id] = std::move(record);
+  }
+}
+
+const AttemptRecord* Reconciler::Find(const AttemptId& id) const {
+  const auto found = records_.find(id);
+  return found == records_.end() ? nullptr : &found->second;
+}
+
+v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory) const {
+  v1::AgentMessage message;
+  v1::Hello* hello = message.mutable_hello();
+  hello->set_protocol_version(1);
+  hello->set_cluster(identity_.cluster);
+  hello->set_host(identity_.host);
+  hello->set_state_id(identity_.state_id);
+  hello->set_boot_id(identity_.boot_id);
+  hello->set_store_id_seen(seen_.store_id);
+  hello->set_epoch_seen(seen_.epoch);
+  hello->set_commit_seen(seen_.commit);
+  *hello->mutable_inventory() = inventory;
+  for (const auto& [id, record] : records_) *hello->add_attempts() = ReportOf(record);
+  return message;
+}
+
+void Reconciler::OnDisconnected() {
+  session_.Clear();
+  forgotten_.clear();
+}
+
+void Reconciler::See(const v1::SchedulerMessage& message) {
+  const v1::SessionKey& key = message.session();
+  Seen next = seen_;
+  if (key.epoch() > next.epoch || next.store_id.empty()) {
+    next.store_id = key.store_id();
+    next.epoch = key.epoch();
+  }
+  next.commit = std::max(next.commit, message.commit());
+  if (next == seen_) return;
+  // The epoch is worth a sync; the commit number rides along whenever something is written.
+  const bool persist = next.epoch != seen_.epoch || next.store_id != seen_.store_id || next.commit >= seen_.commit + 64;
+  if (!persist) return;
+  seen_ = next;
+  if (const absl::Status status = files_->PersistSeen(seen_); !status.ok()) {
+    LogError("agent failed", {{"doing", "remember the epoch"}, {"error", std::string(status.message())}});
+  }
+}
+
+bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) {
+  if (message.has_welcome()) {
+    if (message.session().session().empty() || message.session().state_id() != identity_.state_id) return false;
+    session_ = message.session();
+    forgotten_.clear();
+    See(message);
+    RepeatReports();
+    return true;
+  }
+  const v1::SessionKey& key = message.session();
+  if (!has_session() || key.session() != session_.session() || key.epoch() != session_.epoch() || key.store_id() != session_.store_id() ||
+      key.state_id() != session_.state_id()) {
+    LogWarn("command dropped", {{"why", "not of this session"}, {"epoch", key.epoch()}});
+    return true;
+  }
+  See(message);
+  switch (message.body_case()) {
+    case v1::SchedulerMessage::kPrepare:
+      OnCommand(message.prepare().key(), message.prepare().start_at_once() ? Command::kPrepareAndStart : Command::kPrepare, message, now_ns);
+      return true;
+    case v1::SchedulerMessage::kStart: OnCommand(message.start().key(), Command::kStart, message, now_ns); return true;
+    case v1::SchedulerMessage::kStop: OnCommand(message.stop().key(), Command::kStop, message, now_ns); return true;
+    case v1::SchedulerMessage::kForget: OnCommand(message.forget().key(), Command::kForget, message, now_ns); return true;
+    case v1::SchedulerMessage::kQuery: OnCommand(message.query().key(), Command::kQuery, message, now_ns); return true;
+    case v1::SchedulerMessage::kPublish: OnPublish(message.publish()); return true;
+    case v1::SchedulerMessage::kCheckpointAck: {
+      const auto found = records_.find(IdOf(message.checkpoint_ack().key()));
+      if (found == records_.end() || message.checkpoint_ack().sequence() <= found->second.checkpoint_acked) return true;
+      found->second.checkpoint_acked = message.checkpoint_ack().sequence();
+      // If this is not remembered, the checkpoint is reported once more: no harm.
+      if (const absl::Status status = files_->PersistOutcome(found->second); !status.ok()) LogFailure("remember", found->first, status);
+      return true;
+    }
+    case v1::SchedulerMessage::kHeartbeatAck: return true;
+    default: return false;
+  }
+}
+
+void Reconciler::OnCommand(const v1::AttemptKey& key, Command command, const v1::SchedulerMessage& message, int64_t now_ns) {
+  const AttemptId id = IdOf(key);
+  if (!IsValid(id)) {
+    LogWarn("command dropped", {{"why", "no such attempt id"}, {"attempt", Describe(id)}});
+    return;
+  }
+  const auto found = records_.find(id);
+  AttemptRecord* record = found == records_.end() ? nullptr : &found->second;
+  Situation situation{record, forgotten_.count(id) > 0, record != nullptr && processes_->ShimLives(id), identity_.boot_id};
+  const Decision decision = Decide(situation, command);
+  switch (decision.step) {
+    case Step::kIgnore: return;
+    case Step::kReport: Report(*record); return;
+    case Step::kPrepare:
+      if (PrepareNew(message.prepare())) Report(records_.at(id));
+      return;
+    case Step::kSpawn:
+      if (decision.prepare_first && !PrepareNew(message.prepare())) return;
+      record = &records_.at(id);
+      if (message.has_start()) {
+        record->master_address = message.start().master_address();
+        record->master_port = message.start().master_port();
+      }
+      Spawn(record);
+      return;
+    case Step::kRefuse: {
+      AttemptRecord fresh;
+      if (record != nullptr) fresh = *record;
+      fresh.id = id;
+      fresh.end_ns = now_ns;
+      const v1::Cause cause = message.has_stop() && decision.cause == v1::CAUSE_UNSPECIFIED ? message.stop().cause() : decision.cause;
+      Refuse(std::move(fresh), cause, decision.detail, message.has_stop() ? &message.stop() : nullptr);
+      return;
+    }
+    case Step::kStop: Stop(record, message.stop()); return;
+    case Step::kForget: {
+      if (const absl::Status status = files_->Forget(id); !status.ok()) {
+        LogFailure("forget", id, status);
+        return;
+      }
+      records_.erase(id);
+      lines_read_.erase(id);
+      metrics_sent_.erase(id);
+      forgotten_.insert(id);
+      return;
+    }
+  }
+}
+
+bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
+  AttemptRecord record;
+  record.id = IdOf(prepare.key());
+  record.prepare = prepare;
+  record.boot_id = identity_.boot_id;
+  absl::StatusOr<int32_t> port = processes_->Prepare(prepare);
+  absl::Status status = port.status();
+  if (status.ok()) {
+    record.port = *port;
+    record.prepared = true;
+    if (prepare.start_at_once()) {
+      record.master_address = "127.0.0.1";
+      record.master_port = record.port;
+    }
+    status = files_->PersistPrepared(record);
+  }
+  if (!status.ok()) {
+    record.prepared = false;
+    Refuse(std::move(record), v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
+    return false;
+  }
+  const AttemptId id = record.id;
+  records_[id] = std::move(record);
+  return true;
+}
+
+void Reconciler::Spawn(AttemptRecord* record) {
+  if (const absl::Status status = processes_->SpawnShim(*record); !status.ok()) {
+    Refuse(*record, v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
+  }
+}
+
+void Reconciler::Refuse(AttemptRecord record, v1::Cause cause, std::string detail, const v1::Stop* stop) {
+  const absl::StatusOr<Claim> winner = files_->ClaimStopped(record);
+  if (!winner.ok()) {
+    // Nothing may be said that isn't durable; the scheduler repeats its command.
+    LogFailure("write the claim", record.id, winner.status());
+    return;
+  }
+  record.claim = *winner;
+  if (*winner == Claim::kStopped) {
+    record.cause = cause;
+    record.detail = std::move(detail);
+    if (const absl::Status status = files_->PersistOutcome(record); !status.ok()) LogFailure("remember", record.id, status);
+  }
+  const AttemptId id = record.id;
+  AttemptRecord& kept = records_[id];
+  kept = std::move(record);
+  if (kept.claim == Claim::kStarted && stop != nullptr) {
+    Stop(&kept, *stop);  // the shim was faster
+  } else {
+    Report(kept);
+  }
+}
+
+void Reconciler::Stop(AttemptRecord* record, const v1::Stop& stop) {
+  StopRecord order{stop.cause(), stop.grace_ns()};
+  if (record->stop.has_value()) {
+    order.cause = record->stop->cause;  // the first cause stays
+    order.grace_ns = std::min(order.grace_ns, record->stop->grace_ns);
+  }
+  if (!record->stop.has_value() || order != *record->stop) {
+    const std::optional<StopRecord> before = record->stop;
+    record->stop = order;
+    if (const absl::Status status = files_->PersistStop(*record); !status.ok()) {
+      LogFailure("record a stop", record->id, status);
+      record->stop = before;
+      return;
+    }
+  }
+  processes_->SignalShim(record->id);
+  Report(*record);
+}
+
+void Reconciler::OnPublish(const v1::Publish& publish) {
+  const auto found = records_.find(IdOf(publish.key()));
+  if (found == records_.end()) return;
+  AttemptRecord& record = found->second;
+  v1::AgentMessage message;
+  v1::ExportReport* report = message.mutable_export_report();
+  *report->mutable_key() = publish.key();
+  report->set_staged(publish.staged());
+  report->set_target(publish.target());
+  const absl::Status status = record.published ? absl::OkStatus() : files_->Publish(record, publish.staged(), publish.target());
+  if (status.ok()) {
+    report->set_published(true);
+    record.published = true;
+    record.export_report = *report;
+    if (const absl::Status kept = files_->PersistOutcome(record); !kept.ok()) LogFailure("remember", record.id, kept);
+  } else {
+    report->set_detail(std::string(status.message()));
+  }
+  Send(std::move(message));
+}
+
+void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t at_ns) {
+  const std::optional<ProgressLine> line = ParseProgressLine(json);
+  if (!line.has_value()) return;
+  const v1::AttemptKey key = KeyOf(record->id);
+  if (line->checkpoint.has_value()) {
+    v1::CheckpointReport report = *line->checkpoint;
+    *report.mutable_key() = key;
+    report.set_sequence(record->checkpoints.size() + 1);
+    report.mutable_checkpoint()->set_attempt(record->id.attempt);
+    report.mutable_checkpoint()->set_at_ns(at_ns);
+    report.mutable_checkpoint()->set_storage(record->prepare.checkpoint_storage());
+    record->checkpoints.push_back(report);
+    if (report.sequence() > record->checkpoint_acked) {
+      v1::AgentMessage message;
+      *message.mutable_checkpoint() = std::move(report);
+      Send(std::move(message));
+    }
+  }
+  if (line->loaded.has_value()) {
+    record->loaded = *line->loaded;
+    *record->loaded->mutable_key() = key;
+    v1::AgentMessage message;
+    *message.mutable_loaded() = *record->loaded;
+    Send(std::move(message));
+  }
+  if (line->export_report.has_value() && !record->published) {
+    record->export_report = *line->export_report;
+    *record->export_report->mutable_key() = key;
+    v1::AgentMessage message;
+    *message.mutable_export_report() = *record->export_report;
+    Send(std::move(message));
+  }
+}
+
+void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_ns) {
+  const auto found = records_.find(id);
+  if (found == records_.end()) return;
+  AttemptRecord& record = found->second;
+  // Lines first: a checkpoint is told before the end of the attempt that wrote it.
+  size_t& read = lines_read_[id];
+  for (; read < news.lines.size(); ++read) OnLine(&record, news.lines[read], news.lines_at_ns[read]);
+  if (!news.metrics.empty() && metrics_sent_[id] != news.metrics) {
+    metrics_sent_[id] = news.metrics;
+    const std::optional<ProgressLine> line = ParseProgressLine(news.metrics);
+    if (line.has_value() && line->progress.has_value()) {
+      v1::AgentMessage message;
+      *message.mutable_progress()->mutable_key() = KeyOf(id);
+      *message.mutable_progress()->mutable_progress() = *line->progress;
+      message.mutable_progress()->mutable_progress()->set_at_ns(news.metrics_at_ns);
+      message.mutable_progress()->mutable_progress()->set_attempt(id.attempt);
+      Send(std::move(message));
+    }
+  }
+  if (record.gone()) return;
+  bool changed = false;
+  if (news.claim != record.claim) {
+    MUSTER_CHECK_MSG(record.claim == Claim::kNone, "a claim changed");
+    record.claim = news.claim;
+    changed = true;
+  }
+  if (news.start_ns.has_value() && record.start_ns != *news.start_ns) record.start_ns = *news.start_ns;
+  if (record.claim == Claim::kStarted) {
+    if (news.exits.size() > record.exits.size()) {
+      record.exits = news.exits;
+      changed = true;
+    }
+    if (news.final) {
+      record.ended = true;
+      record.exits = news.exits;
+      record.stop_sent = news.stop_sent;
+      record.end_ns = news.end_ns;
+      changed = true;
+    } else if (!news.alive) {
+      // The shim died without exit records, and took its processes along.
+      const bool rebooted = record.boot_id != identity_.boot_id;
+      record.ended = true;
+      record.stop_sent = record.stop.has_value();
+      record.end_ns = now_ns;
+      record.detail = rebooted ? "the host was restarted" : "its shim was killed";
+      if (rebooted) record.cause = v1::HOST_LOST;
+      FillExits(&record, record.detail, now_ns);
+      if (const absl::Status status = files_->PersistOutcome(record); !status.ok()) LogFailure("remember", id, status);
+      changed = true;
+    }
+  }
+  if (changed) Report(record);
+}
+
+v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
+  v1::AttemptReport report;
+  *report.mutable_key() = KeyOf(record.id);
+  report.set_phase(record.gone() ? v1::GONE : record.claim == Claim::kStarted ? v1::STARTED : v1::PREPARED);
+  report.set_rendezvous_port(record.port);
+  for (const v1::WorkerExit& exit : record.exits) *report.add_exits() = exit;
+  report.set_cause(record.cause);
+  report.set_detail(record.detail);
+  report.set_start_ns(record.start_ns);
+  report.set_end_ns(record.end_ns);
+  report.set_stop_sent(record.ended ? record.stop_sent : record.stop.has_value());
+  return report;
+}
+
+void Reconciler::Report(const AttemptRecord& record) {
+  v1::AgentMessage message;
+  *message.mutable_report() = ReportOf(record);
+  Send(std::move(message));
+}
+
+void Reconciler::Send(v1::AgentMessage message) {
+  if (!has_session()) return;
+  *message.mutable_session() = session_;
+  sender_->Send(std::move(message));
+}
+
+void Reconciler::RepeatReports() {
+  for (const auto& [id, record] : records_) {
+    for (const v1::CheckpointReport& checkpoint : record.checkpoints) {
+      if (checkpoint.sequence() <= record.checkpoint_acked) continue;
+      v1::AgentMessage message;
+      *message.mutable_checkpoint() = checkpoint;
+      Send(std::move(message));
+    }
+    if (record.loaded.has_value()) {
+      v1::AgentMessage message;
+      *message.mutable_loaded() = *record.loaded;
+      Send(std::move(message));
+    }
+    if (record.export_report.has_value()) {
+      v1::AgentMessage message;
+      *message.mutable_export_report() = *record.export_report;
+      Send(std::move(message));
+    }
+    Report(record);
+  }
+}
+
+}  // namespace muster::agent

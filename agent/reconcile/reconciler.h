@@ -1,0 +1,75 @@
+// The agent's logic: commands and news of shims in, effects through ports and reports to the scheduler out.
+//
+// Level-triggered: every input may come twice, late or never. Not thread-safe; no clock, no I/O of its own. The rules are in decide.h.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/reconcile/decide.h"
+#include "agent/reconcile/ports.h"
+#include "agent/reconcile/record.h"
+#include "muster/v1/agent.pb.h"
+#include "muster/v1/cluster.pb.h"
+
+namespace muster::agent {
+
+struct Identity {
+  std::string cluster;
+  std::string host;
+  std::string state_id;
+  std::string boot_id;
+};
+
+class Reconciler {
+ public:
+  // `records` is what the state directory held at start. The ports outlive this object.
+  Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender);
+
+  v1::AgentMessage Hello(const v1::Inventory& inventory) const;
+
+  // A stream ended: its session is over, and with it what was remembered of forgotten attempts.
+  void OnDisconnected();
+  // Any message but log requests. A Welcome begins the session; commands of another session are dropped (CONTRACTS 1).
+  // False: the message is not one that a scheduler may send; the stream should end.
+  bool OnMessage(const v1::SchedulerMessage& message, int64_t now_ns);
+
+  // What a shim's files say now. Any order, any number of times.
+  void OnShim(const AttemptId& id, const ShimNews& news, int64_t now_ns);
+
+  // Says again what is not yet acknowledged: ends, checkpoints, exports. For each heartbeat.
+  void RepeatReports();
+
+  bool has_session() const { return !session_.session().empty(); }
+  const v1::SessionKey& session() const { return session_; }
+  const std::map<AttemptId, AttemptRecord>& records() const { return records_; }
+  const AttemptRecord* Find(const AttemptId& id) const;
+
+ private:
+  void OnCommand(const v1::AttemptKey& key, Command command, const v1::SchedulerMessage& message, int64_t now_ns);
+  bool PrepareNew(const v1::Prepare& prepare);
+  void Spawn(AttemptRecord* record);
+  void Refuse(AttemptRecord record, v1::Cause cause, std::string detail, const v1::Stop* stop);
+  void Stop(AttemptRecord* record, const v1::Stop& stop);
+  void OnPublish(const v1::Publish& publish);
+  void OnLine(AttemptRecord* record, const std::string& json, int64_t at_ns);
+  void See(const v1::SchedulerMessage& message);
+  void Send(v1::AgentMessage message);
+  void Report(const AttemptRecord& record);
+  static v1::AttemptReport ReportOf(const AttemptRecord& record);
+
+  const Identity identity_;
+  Files* const files_;
+  Processes* const processes_;
+  Sender* const sender_;
+  std::map<AttemptId, AttemptRecord> records_;
+  std::set<AttemptId> forgotten_;                 // in this session
+  std::map<AttemptId, size_t> lines_read_;        // durable lines of its shim taken in
+  std::map<AttemptId, std::string> metrics_sent_;
+  Seen seen_;
+  v1::SessionKey session_;                        // empty: none
+};
+
+}  // namespace muster::agent

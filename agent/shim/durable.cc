@@ -1,0 +1,118 @@
+#include "agent/shim/durable.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "agent/shim/format.h"
+
+namespace muster::shim {
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::string TemporaryName(const std::string& directory, std::string_view name) {
+  return directory + "/." + std::string(name) + "." + std::to_string(::getpid()) + ".tmp";
+}
+
+int WriteTemporary(const std::string& path, std::string_view content, bool sync) {
+  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (fd.get() < 0) return errno;
+  if (const int error = WriteAll(fd.get(), content); error != 0) return error;
+  if (sync && ::fsync(fd.get()) != 0) return errno;
+  return 0;
+}
+
+constexpr std::string_view kStartedText = "started\n";
+constexpr std::string_view kStoppedText = "stopped\n";
+
+}  // namespace
+
+int WriteAll(int fd, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t done = ::write(fd, content.data(), content.size());
+    if (done < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    content.remove_prefix(static_cast<size_t>(done));
+  }
+  return 0;
+}
+
+int SyncDirectory(const std::string& directory) {
+  Descriptor fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0 || ::fsync(fd.get()) != 0) return errno;
+  return 0;
+}
+
+int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync) {
+  const std::string temporary = TemporaryName(directory, name);
+  int error = WriteTemporary(temporary, content, sync);
+  if (error == 0 && ::rename(temporary.c_str(), (directory + "/" + name).c_str()) != 0) error = errno;
+  if (error != 0) {
+    ::unlink(temporary.c_str());
+    return error;
+  }
+  return sync ? SyncDirectory(directory) : 0;
+}
+
+int ReadSmallFile(const std::string& path, std::string* content) {
+  content->clear();
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0) return errno;
+  char buffer[16384];
+  while (true) {
+    const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    if (got == 0) return 0;
+    content->append(buffer, static_cast<size_t>(got));
+    if (content->size() > (size_t{64} << 20)) return EFBIG;
+  }
+}
+
+int ReadClaim(const std::string& directory, Claim* claim) {
+  std::string text;
+  *claim = Claim::kNone;
+  const int error = ReadSmallFile(directory + "/" + kClaimFile, &text);
+  if (error == ENOENT) return 0;
+  if (error != 0) return error;
+  if (text == kStartedText) {
+    *claim = Claim::kStarted;
+  } else if (text == kStoppedText) {
+    *claim = Claim::kStopped;
+  } else {
+    return EBADMSG;
+  }
+  return 0;
+}
+
+int MakeClaim(const std::string& directory, Claim wanted, Claim* winner) {
+  const std::string_view text = wanted == Claim::kStarted ? kStartedText : kStoppedText;
+  const std::string temporary = TemporaryName(directory, wanted == Claim::kStarted ? "claim-started" : "claim-stopped");
+  const std::string name = directory + "/" + kClaimFile;
+  int error = WriteTemporary(temporary, text, true);
+  if (error == 0 && ::link(temporary.c_str(), name.c_str()) != 0 && errno != EEXIST) error = errno;
+  ::unlink(temporary.c_str());
+  if (error != 0) return error;
+  if (error = SyncDirectory(directory); error != 0) return error;
+  return ReadClaim(directory, winner);
+}
+
+}  // namespace muster::shim

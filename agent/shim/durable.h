@@ -1,0 +1,23 @@
+// Durable small files and the claim, with plain POSIX calls: shared by the static shim and the agent.
+// All return 0 or an errno. Thread-safe as far as the paths differ.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace muster::shim {
+
+// temporary file beside it, fsync, rename, fsync of the directory. With `sync` false only atomic, not durable.
+int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync = true);
+int ReadSmallFile(const std::string& path, std::string* content);   // at most 64 MiB, else EFBIG
+int SyncDirectory(const std::string& directory);
+int WriteAll(int fd, std::string_view content);
+
+enum class Claim { kNone, kStarted, kStopped };
+
+// CONTRACTS 3: decides once whether an attempt starts here or is stopped. The first wins, whoever tries; the content names the winner.
+// 0: `*winner` is `wanted` (won now, or before) or the other. The claim is durable on return, also when somebody else made it.
+int MakeClaim(const std::string& directory, Claim wanted, Claim* winner);
+int ReadClaim(const std::string& directory, Claim* claim);          // kNone if there is none
+
+}  // namespace muster::shim

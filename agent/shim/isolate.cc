@@ -1,0 +1,143 @@
+#include "agent/shim/isolate.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "agent/shim/durable.h"
+
+namespace muster::shim {
+namespace {
+
+void Pause(int64_t ns) {
+  timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
+  ::nanosleep(&time, nullptr);
+}
+
+// Runs in the keeper: blocks until the shim is gone.
+void WaitForEnd(int pipe) {
+  char byte;
+  while (true) {
+    const ssize_t got = ::read(pipe, &byte, 1);
+    if (got == 0 || (got < 0 && errno != EINTR)) return;
+  }
+}
+
+void BlockEverySignal() {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+}
+
+}  // namespace
+
+int KillByToken(std::string_view token) {
+  const std::string wanted = std::string(kTokenVariable) + "=" + std::string(token);
+  int found = 0;
+  DIR* proc = ::opendir("/proc");
+  if (proc == nullptr) return 0;
+  const pid_t self = ::getpid();
+  while (const dirent* entry = ::readdir(proc)) {
+    char* end = nullptr;
+    const long pid = ::strtol(entry->d_name, &end, 10);
+    if (end == entry->d_name || *end != '\0' || pid <= 1 || pid == self) continue;
+    std::string environment;
+    if (ReadSmallFile(std::string("/proc/") + entry->d_name + "/environ", &environment) != 0) continue;
+    for (size_t at = 0; at < environment.size();) {
+      size_t stop = environment.find('\0', at);
+      if (stop == std::string::npos) stop = environment.size();
+      if (std::string_view(environment).substr(at, stop - at) == wanted) {
+        ::kill(static_cast<pid_t>(pid), SIGKILL);
+        ++found;
+        break;
+      }
+      at = stop + 1;
+    }
+  }
+  ::closedir(proc);
+  return found;
+}
+
+Isolation::Isolation(std::string token, bool want_namespace) : token_(std::move(token)) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+  if (want_namespace && ::unshare(CLONE_NEWPID | CLONE_NEWNS) == 0) {
+    has_namespace_ = true;
+    ::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr);  // what the host mounts later still shows, ours doesn't leave
+  }
+  StartKeeper();
+}
+
+void Isolation::StartKeeper() {
+  int end[2];    // shim -> keeper, never written: its closing is the message
+  int ready[2];  // keeper -> shim
+  if (::pipe2(end, O_CLOEXEC) != 0 || ::pipe2(ready, O_CLOEXEC) != 0) ::_exit(70);
+  keeper_ = ::fork();
+  if (keeper_ < 0) ::_exit(70);
+  if (keeper_ == 0) {
+    ::close(end[1]);
+    ::close(ready[0]);
+    ::signal(SIGCHLD, SIG_IGN);  // orphans that become ours are reaped by the kernel
+    BlockEverySignal();
+    if (has_namespace_) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+      // A view of /proc that agrees with getpid(). Not every container allows it; then /proc shows the host's numbers.
+      ::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
+    } else {
+      ::setsid();
+    }
+    const char byte = 1;
+    if (::write(ready[1], &byte, 1) != 1) ::_exit(70);
+    ::close(ready[1]);
+    WaitForEnd(end[0]);
+    // The shim is dead. In a namespace our end is everybody's end.
+    if (!has_namespace_) {
+      for (int quiet = 0; quiet < 3;) {
+        quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
+        Pause(10'000'000);
+      }
+    }
+    ::_exit(0);
+  }
+  ::close(end[0]);
+  ::close(ready[1]);
+  keeper_pipe_ = end[1];
+  char byte;
+  while (::read(ready[0], &byte, 1) < 0 && errno == EINTR) {
+  }
+  ::close(ready[0]);
+}
+
+bool Isolation::EnterChild(pid_t shim) const {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  const pid_t parent = ::getppid();
+  return has_namespace_ ? parent == 0 : parent == shim;
+}
+
+void Isolation::KillAll() {
+  if (has_namespace_) {
+    ::kill(keeper_, SIGKILL);  // returns from waitpid only when the kernel has ended and reaped the whole namespace
+  } else {
+    for (int quiet = 0; quiet < 2;) {
+      quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
+      while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+      }
+      if (quiet < 2) Pause(2'000'000);
+    }
+    ::kill(keeper_, SIGKILL);
+  }
+  ::close(keeper_pipe_);
+  while (::waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
+  }
+}
+
+}  // namespace muster::shim

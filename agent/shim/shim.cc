@@ -1,0 +1,579 @@
+#include "agent/shim/shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+#include "agent/shim/isolate.h"
+#include "agent/shim/log_writer.h"
+#include "agent/shim/progress.h"
+
+namespace muster::shim {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kNever = INT64_MAX;
+constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
+constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
+
+int64_t ClockNs(clockid_t clock) {
+  timespec now{};
+  ::clock_gettime(clock, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+int64_t WallNs() { return ClockNs(CLOCK_REALTIME); }
+int64_t SteadyNs() { return ClockNs(CLOCK_BOOTTIME); }
+
+void Say(const std::string& text) { fprintf(stderr, "muster-shim: %s\n", text.c_str()); }
+
+// One running program: a worker's setup, or one of its processes. Its output goes to the log of `rank`.
+struct Child {
+  size_t worker = 0;
+  int32_t rank = 0;
+  bool setup = false;
+  bool running = true;
+};
+
+struct Stream {
+  int fd = -1;
+  int32_t rank = 0;
+  bool environment = false;   // setup's `env -0` instead of a log
+  size_t worker = 0;
+  std::unique_ptr<LineBuffer> lines;
+};
+
+struct Worker {
+  std::string environment;    // what setup printed
+  bool setup_running = false;
+};
+
+class Shim {
+ public:
+  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), metrics_limit_(kProgressLinesPerSecond), durable_limit_(kProgressLinesPerSecond) {}
+
+  int Run();
+
+ private:
+  bool Open();
+  bool OpenProgressSocket();
+  void StartWorker(size_t index);
+  void StartProcesses(size_t index);
+  void Start(size_t worker, int32_t rank, bool setup, const std::vector<std::string>& argv,
+             const std::vector<EnvironmentVariable>& environment);
+  void AppendEvent(const Line& line);
+  void ReadSignals();
+  void ReadProgress();
+  void WriteProgress();
+  void ReadStream(Stream* stream);
+  void Reap();
+  void ChildEnded(pid_t pid, int status);
+  void RecordExit(int32_t rank, int exit_code, int signal, std::string detail);
+  void ReadStop();
+  void Stop(int64_t grace_ns);
+  void SignalAll(int signal);
+  bool AnyLeft() const;
+  void Loop();
+  void Finish();
+  LogWriter* Log(int32_t rank);
+
+  const std::string directory_;
+  const Spec spec_;
+  const pid_t self_ = ::getpid();
+  std::unique_ptr<Isolation> isolation_;
+  int signals_ = -1;
+  int events_ = -1;
+  int progress_ = -1;
+  std::vector<Worker> workers_;
+  std::map<pid_t, Child> children_;                  // by pid; stays after the end, for the process group
+  size_t running_ = 0;
+  std::vector<Stream> streams_;
+  std::map<int32_t, std::unique_ptr<LogWriter>> logs_;
+  std::map<int32_t, Exit> exits_;                    // first outcome of each rank
+  int64_t start_ns_ = 0;
+  bool stop_sent_ = false;
+  int64_t kill_at_ns_ = kNever;                      // CLOCK_BOOTTIME
+  bool killed_ = false;
+  RateLimit metrics_limit_;
+  RateLimit durable_limit_;
+  std::string newest_metrics_;
+  int64_t metrics_written_ns_ = 0;
+  int64_t lines_dropped_ = 0;
+};
+
+bool Shim::Open() {
+  sigset_t wanted;
+  ::sigemptyset(&wanted);
+  for (const int signal : {SIGCHLD, SIGTERM, SIGUSR1, SIGINT, SIGHUP}) ::sigaddset(&wanted, signal);
+  if (::sigprocmask(SIG_SETMASK, &wanted, nullptr) != 0) return false;
+  ::signal(SIGPIPE, SIG_IGN);
+  signals_ = ::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+  events_ = ::open((directory_ + "/" + kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const std::string logs = directory_ + "/" + kLogsDirectory;
+  if (::mkdir(logs.c_str(), 0700) != 0 && errno != EEXIST) return false;
+  return signals_ >= 0 && events_ >= 0 && (spec_.progress_socket.empty() || OpenProgressSocket());
+}
+
+bool Shim::OpenProgressSocket() {
+  const std::string folder = spec_.progress_socket.substr(0, spec_.progress_socket.rfind('/'));
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return false;
+  struct stat info{};
+  if (::lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
+    Say(folder + ": not a directory of ours alone");
+    return false;
+  }
+  progress_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, spec_.progress_socket.data(), spec_.progress_socket.size());
+  ::unlink(spec_.progress_socket.c_str());
+  if (progress_ < 0 || ::bind(progress_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+    Say(spec_.progress_socket + ": " + strerror(errno));
+    return false;
+  }
+  return true;
+}
+
+LogWriter* Shim::Log(int32_t rank) {
+  std::unique_ptr<LogWriter>& log = logs_[rank];
+  if (log == nullptr) {
+    log = std::make_unique<LogWriter>(directory_ + "/" + kLogsDirectory, rank, spec_.log_file_bytes, spec_.log_files);
+  }
+  return log.get();
+}
+
+void Shim::AppendEvent(const Line& line) {
+  if (const int error = WriteAll(events_, FormatLine(line)); error != 0) Say(std::string("events: ") + strerror(error));
+}
+
+void Shim::StartWorker(size_t index) {
+  const WorkerSpec& worker = spec_.workers[index];
+  if (spec_.setup.empty()) {
+    StartProcesses(index);
+    return;
+  }
+  workers_[index].setup_running = true;
+  // The environment comes back on descriptor 9, so that whatever setup prints stays a log.
+  const std::string script = spec_.setup + "\nenv -0 >&9\n";
+  std::vector<EnvironmentVariable> environment = spec_.env;
+  for (const EnvironmentVariable& variable : worker.processes[0].env) environment.push_back(variable);
+  Start(index, worker.processes[0].rank, true, {"bash", "-euo", "pipefail", "-c", script}, environment);
+}
+
+void Shim::StartProcesses(size_t index) {
+  std::map<std::string, std::string> common;
+  for (const EnvironmentVariable& variable : spec_.env) common[variable.name] = variable.value;
+  std::string_view exported = workers_[index].environment;
+  if (!exported.empty()) {
+    common.clear();
+    while (!exported.empty()) {
+      const size_t end = std::min(exported.find('\0'), exported.size());
+      const std::string_view entry = exported.substr(0, end);
+      exported.remove_prefix(std::min(end + 1, exported.size()));
+      const size_t equals = entry.find('=');
+      if (equals == std::string_view::npos || equals == 0) continue;
+      const std::string_view name = entry.substr(0, equals);
+      if (name != "_" && name != "SHLVL" && name != "OLDPWD" && name != "PWD") common[std::string(name)] = entry.substr(equals + 1);
+    }
+    // What Muster itself says can't be changed by setup.
+    for (const EnvironmentVariable& variable : spec_.env) {
+      if (variable.name.rfind("MUSTER_", 0) == 0) common[variable.name] = variable.value;
+    }
+  }
+  for (const ProcessSpec& process : spec_.workers[index].processes) {
+    std::map<std::string, std::string> all = common;
+    for (const EnvironmentVariable& variable : process.env) all[variable.name] = variable.value;
+    std::vector<EnvironmentVariable> environment;
+    for (const auto& [name, value] : all) environment.push_back({name, value});
+    Start(index, process.rank, false, spec_.argv, environment);
+  }
+}
+
+void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std::string>& argv,
+                 const std::vector<EnvironmentVariable>& environment) {
+  int out[2], err[2], status[2], back[2] = {-1, -1};
+  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0 || ::pipe2(status, O_CLOEXEC) != 0 ||
+      (setup && ::pipe2(back, O_CLOEXEC) != 0)) {
+    RecordExit(rank, 127, 0, std::string("launch: ") + strerror(errno));
+    return;
+  }
+  std::vector<std::string> variables;
+  for (const EnvironmentVariable& variable : environment) variables.push_back(variable.name + "=" + variable.value);
+  variables.push_back(std::string(kTokenVariable) + "=" + spec_.token);
+  std::vector<char*> words, entries;
+  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  for (const std::string& variable : variables) entries.push_back(const_cast<char*>(variable.c_str()));
+  entries.push_back(nullptr);
+
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const auto fail = [&](const char* what) {
+      const std::string text = std::string(what) + ": " + strerror(errno);
+      WriteAll(status[1], text);
+      ::_exit(127);
+    };
+    if (!isolation_->EnterChild(self_)) ::_exit(127);
+    ::setpgid(0, 0);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::signal(SIGPIPE, SIG_DFL);
+    ::umask(spec_.umask);
+    const int null = ::open("/dev/null", O_RDONLY);
+    ::dup2(null, 0);
+    if (null > 2) ::close(null);
+    ::dup2(out[1], 1);
+    ::dup2(err[1], 2);
+    if (setup && ::dup2(back[1], 9) != 9) fail("setup");
+    if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0) fail(spec_.workdir.c_str());
+    environ = entries.data();  // execvp looks along the job's PATH, not ours
+    ::execvp(words[0], words.data());
+    fail((std::string("exec ") + words[0]).c_str());
+  }
+  const int fork_error = errno;
+  ::close(out[1]);
+  ::close(err[1]);
+  ::close(status[1]);
+  if (setup) ::close(back[1]);
+  std::string problem;
+  if (pid < 0) {
+    problem = std::string("fork: ") + strerror(fork_error);
+  } else {
+    ::setpgid(pid, pid);
+    char buffer[512];
+    while (true) {  // ends when exec closes the pipe
+      const ssize_t got = ::read(status[0], buffer, sizeof buffer);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) break;
+      problem.append(buffer, static_cast<size_t>(got));
+    }
+  }
+  ::close(status[0]);
+  if (!problem.empty()) {
+    if (pid > 0) ::waitpid(pid, nullptr, 0);
+    ::close(out[0]);
+    ::close(err[0]);
+    if (setup) ::close(back[0]);
+    Log(rank)->Append("muster: " + problem + "\n");
+    RecordExit(rank, 127, 0, "launch: " + problem);
+    return;
+  }
+  for (const int fd : {out[0], err[0], back[0]}) {
+    if (fd < 0) continue;
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    Stream stream{fd, rank, fd == back[0], worker, std::make_unique<LineBuffer>(spec_.log_line_bytes)};
+    streams_.push_back(std::move(stream));
+  }
+  children_[pid] = Child{worker, rank, setup, true};
+  ++running_;
+  if (!setup) AppendEvent(Line{"process"}.Add("rank", rank).Add("pid", pid).Add("at_ns", WallNs()));
+  if (stop_sent_) ::kill(-pid, killed_ ? SIGKILL : SIGTERM);
+}
+
+void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail) {
+  if (exits_.count(rank) > 0) return;
+  Exit& exit = exits_[rank];
+  exit = Exit{rank, exit_code, signal, WallNs(), std::move(detail)};
+  // Durable at once: the scheduler stops the gang as soon as it hears of a failure.
+  Line line = ExitLine(exit);
+  line.Add("stop_sent", int64_t{stop_sent_});
+  AppendEvent(line);
+  ::fdatasync(events_);
+  const bool failed = exit_code != 0 || signal != 0;
+  if (failed && !stop_sent_) kill_at_ns_ = std::min(kill_at_ns_, SteadyNs() + spec_.failure_kill_ns);
+}
+
+void Shim::ChildEnded(pid_t pid, int status) {
+  const auto found = children_.find(pid);
+  if (found == children_.end() || !found->second.running) return;  // an adopted orphan
+  Child& child = found->second;
+  child.running = false;
+  --running_;
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+  const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  std::string detail;
+  if (signal != 0) {
+    const char* name = ::sigabbrev_np(signal);
+    detail = "killed by SIG" + (name != nullptr ? std::string(name) : std::to_string(signal));
+  }
+  if (killed_ && !stop_sent_) detail = "stopped: another process of the attempt had failed";
+  if (!child.setup) {
+    RecordExit(child.rank, code, signal, std::move(detail));
+    return;
+  }
+  const size_t index = child.worker;
+  workers_[index].setup_running = false;
+  for (Stream& stream : streams_) {
+    if (stream.environment && stream.worker == index && stream.fd >= 0) ReadStream(&stream);
+  }
+  if (code == 0 && signal == 0 && !stop_sent_) {
+    StartProcesses(index);
+    return;
+  }
+  const std::string text = signal != 0 ? "setup: " + detail : code != 0 ? "setup: exit " + std::to_string(code) : "setup: stopped";
+  for (const ProcessSpec& process : spec_.workers[index].processes) RecordExit(process.rank, code, signal, text);
+}
+
+void Shim::Reap() {
+  int status = 0;
+  while (true) {
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid > 0) {
+      ChildEnded(pid, status);
+    } else if (pid == 0 || errno != EINTR) {
+      return;
+    }
+  }
+}
+
+void Shim::SignalAll(int signal) {
+  for (const auto& [pid, child] : children_) ::kill(-pid, signal);
+}
+
+void Shim::Stop(int64_t grace_ns) {
+  const int64_t at = SteadyNs() + grace_ns;
+  kill_at_ns_ = std::min(kill_at_ns_, at);  // repeated orders only ever shorten it
+  if (stop_sent_) return;
+  stop_sent_ = true;
+  if (grace_ns > 0) SignalAll(SIGTERM);
+}
+
+void Shim::ReadStop() {
+  std::string content, error;
+  const int failed = ReadSmallFile(directory_ + "/" + kStopFile, &content);
+  if (failed == ENOENT) return;
+  StopOrder stop;
+  if (failed != 0 || !ParseStop(content, &stop, &error)) {
+    Say("stop: " + (failed != 0 ? std::string(strerror(failed)) : error));
+    return;
+  }
+  Stop(stop.grace_ns);
+}
+
+void Shim::ReadSignals() {
+  signalfd_siginfo info;
+  bool look = false;
+  while (::read(signals_, &info, sizeof info) == sizeof info) {
+    if (info.ssi_signo == SIGUSR1) look = true;
+    if (info.ssi_signo == SIGTERM) Stop(spec_.grace_ns);
+  }
+  if (look) ReadStop();
+}
+
+void Shim::ReadProgress() {
+  char buffer[kProgressLineBytes + 1];
+  bool durable = false;
+  for (int i = 0; i < 1000; ++i) {
+    const ssize_t got = ::recv(progress_, buffer, sizeof buffer, MSG_TRUNC);
+    if (got < 0) break;
+    const std::string_view line(buffer, std::min(static_cast<size_t>(got), sizeof buffer));
+    const LineKind kind = got > kProgressLineBytes ? LineKind::kBad : ClassifyProgress(line);
+    RateLimit& limit = kind == LineKind::kDurable ? durable_limit_ : metrics_limit_;
+    if (kind == LineKind::kBad || !limit.Allow(SteadyNs())) {
+      ++lines_dropped_;
+    } else if (kind == LineKind::kDurable) {
+      AppendEvent(Line{"line"}.Add("at_ns", WallNs()).Add("json", line));
+      durable = true;
+    } else if (kind == LineKind::kMetrics) {
+      newest_metrics_ = FormatLine(Line{"line"}.Add("at_ns", WallNs()).Add("json", line));
+    }
+  }
+  if (durable) ::fdatasync(events_);
+}
+
+void Shim::WriteProgress() {
+  if (newest_metrics_.empty()) return;
+  ReplaceFile(directory_, kProgressFile, newest_metrics_, /*sync=*/false);
+  newest_metrics_.clear();
+  metrics_written_ns_ = SteadyNs();
+}
+
+void Shim::ReadStream(Stream* stream) {
+  char buffer[65536];
+  // A bounded number of reads a turn, so that one talkative process can't starve the others.
+  for (int i = 0; i < 16; ++i) {
+    const ssize_t got = ::read(stream->fd, buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      ::close(stream->fd);
+      stream->fd = -1;
+      if (!stream->environment) stream->lines->Finish(Log(stream->rank));
+      return;
+    }
+    const std::string_view bytes(buffer, static_cast<size_t>(got));
+    if (stream->environment) {
+      std::string& environment = workers_[stream->worker].environment;
+      if (environment.size() < (size_t{4} << 20)) environment.append(bytes);
+    } else {
+      stream->lines->Add(bytes, Log(stream->rank));
+    }
+  }
+}
+
+// Whether a process that a stop gave time to is still there. A shell dies of SIGTERM at once; the program it ran may be saving its work.
+bool Shim::AnyLeft() const {
+  if (running_ > 0) return true;
+  if (!stop_sent_ || killed_) return false;
+  for (const auto& [pid, child] : children_) {
+    if (::kill(-pid, 0) == 0) return true;
+  }
+  return false;
+}
+
+void Shim::Loop() {
+  while (AnyLeft()) {
+    const int64_t now = SteadyNs();
+    if (now >= kill_at_ns_ && !killed_) {
+      killed_ = true;
+      SignalAll(SIGKILL);
+    }
+    int64_t wake = killed_ ? now + kLeftoverInterval : kill_at_ns_;
+    if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
+    if (!newest_metrics_.empty()) {
+      if (now - metrics_written_ns_ >= kProgressInterval) {
+        WriteProgress();
+      } else {
+        wake = std::min(wake, metrics_written_ns_ + kProgressInterval);
+      }
+    }
+    std::vector<pollfd> ready;
+    ready.push_back({signals_, POLLIN, 0});
+    if (progress_ >= 0) ready.push_back({progress_, POLLIN, 0});
+    const size_t first_stream = ready.size();
+    for (const Stream& stream : streams_) ready.push_back({stream.fd, POLLIN, 0});
+    const int timeout_ms = wake == kNever ? -1 : static_cast<int>(std::clamp<int64_t>((wake - now) / kMillisecond + 1, 0, 3'600'000));
+    if (::poll(ready.data(), ready.size(), timeout_ms) < 0 && errno != EINTR) {
+      Say(std::string("poll: ") + strerror(errno));
+      SignalAll(SIGKILL);
+      return;
+    }
+    // Streams before children: a child's end may start processes, which adds streams.
+    for (size_t i = first_stream; i < ready.size(); ++i) {
+      if (ready[i].revents != 0) ReadStream(&streams_[i - first_stream]);
+    }
+    if (progress_ >= 0) ReadProgress();
+    ReadSignals();
+    Reap();
+    streams_.erase(std::remove_if(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.fd < 0; }), streams_.end());
+  }
+}
+
+void Shim::Finish() {
+  isolation_->KillAll();
+  if (progress_ >= 0) ReadProgress();
+  WriteProgress();
+  for (Stream& stream : streams_) {
+    // Every writer is dead: read to the end.
+    while (stream.fd >= 0) {
+      ::fcntl(stream.fd, F_SETFL, 0);
+      ReadStream(&stream);
+    }
+  }
+  if (lines_dropped_ > 0) AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
+  Exits exits;
+  exits.start_ns = start_ns_;
+  exits.end_ns = WallNs();
+  exits.stop_sent = stop_sent_;
+  for (const auto& [rank, exit] : exits_) exits.exits.push_back(exit);
+  for (int attempt = 0;; ++attempt) {
+    const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
+    if (error == 0) break;
+    if (attempt == 0) Say(std::string("exits: ") + strerror(error));
+    ::sleep(1);  // a full disk: the outcome must not be lost, and nothing else is left to do
+  }
+  if (!spec_.progress_socket.empty()) {
+    ::unlink(spec_.progress_socket.c_str());
+    ::rmdir(spec_.progress_socket.substr(0, spec_.progress_socket.rfind('/')).c_str());
+  }
+}
+
+int Shim::Run() {
+  if (!Open()) {
+    Say(std::string("cannot start: ") + strerror(errno));
+    return kShimFailed;
+  }
+  isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace);
+  workers_.resize(spec_.workers.size());
+  Claim winner = Claim::kNone;
+  if (const int error = MakeClaim(directory_, Claim::kStarted, &winner); error != 0 || winner != Claim::kStarted) {
+    if (error != 0) Say(std::string("claim: ") + strerror(error));
+    isolation_->KillAll();
+    return error != 0 ? kShimFailed : kShimNotClaimed;
+  }
+  start_ns_ = WallNs();
+  AppendEvent(Line{"started"}.Add("at_ns", start_ns_).Add("pid_namespace", int64_t{isolation_->has_namespace()}));
+  ReadStop();
+  for (size_t i = 0; i < spec_.workers.size(); ++i) StartWorker(i);
+  Loop();
+  Finish();
+  return kShimDone;
+}
+
+// Held for the shim's life. A lock by fcntl: the agent asks with F_GETLK and learns the holder's pid; children don't inherit it.
+bool LockDirectory(const std::string& directory) {
+  const int fd = ::open((directory + "/" + kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fd >= 0 && ::fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+std::string BootId() {
+  std::string id;
+  ReadSmallFile("/proc/sys/kernel/random/boot_id", &id);
+  while (!id.empty() && id.back() == '\n') id.pop_back();
+  return id;
+}
+
+}  // namespace
+
+int RunShim(const std::string& directory) {
+  ::umask(077);
+  ::setsid();  // fails only for a session leader, which is as good
+  if (!LockDirectory(directory)) {
+    Say(directory + ": another shim has it");
+    return kShimNotClaimed;
+  }
+  Claim claim = Claim::kNone;
+  if (ReadClaim(directory, &claim) != 0 || claim != Claim::kNone) {
+    Say(directory + ": claimed already");  // "started" by a shim that died: nothing starts twice
+    return kShimNotClaimed;
+  }
+  std::string content, error;
+  Spec spec;
+  if (const int failed = ReadSmallFile(directory + "/" + kSpecFile, &content); failed != 0) {
+    Say(directory + "/spec: " + strerror(failed));
+    return kShimFailed;
+  }
+  if (!ParseSpec(content, &spec, &error)) {
+    Say(error);
+    return kShimFailed;
+  }
+  if (spec.boot_id != BootId()) {
+    Say("prepared in an earlier boot");
+    return kShimNotClaimed;
+  }
+  return Shim(directory, std::move(spec)).Run();
+}
+
+}  // namespace muster::shim

@@ -1,0 +1,359 @@
+// The real muster-shim with real processes, in both ways of keeping them together.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+#include "agent/shim/isolate.h"
+#include "agent/shim/log_writer.h"
+#include "agent/shim/progress.h"
+
+namespace muster::shim {
+namespace {
+
+using std::chrono::steady_clock;
+
+bool Eventually(const std::function<bool()>& condition, std::chrono::milliseconds patience = std::chrono::seconds(20)) {
+  const auto end = steady_clock::now() + patience;
+  while (steady_clock::now() < end) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return condition();
+}
+
+class ShimTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-shim-test-XXXXXX";
+    directory_ = ::mkdtemp(name);
+    std::string boot;
+    ReadSmallFile("/proc/sys/kernel/random/boot_id", &boot);
+    while (!boot.empty() && boot.back() == '\n') boot.pop_back();
+    spec_.job_uid = std::string(32, 'a');
+    spec_.task = "main";
+    spec_.attempt = 1;
+    spec_.boot_id = boot;
+    spec_.token = "token-" + directory_;
+    spec_.workdir = directory_;
+    spec_.grace_ns = 1'000'000'000;
+    spec_.pid_namespace = GetParam();
+    spec_.env = {{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"D", directory_}};
+  }
+  void TearDown() override {
+    if (shim_ > 0) {
+      ::kill(shim_, SIGKILL);
+      ::waitpid(shim_, nullptr, 0);
+    }
+    EXPECT_TRUE(Eventually([&] { return KillByToken(spec_.token) == 0; }));
+    std::filesystem::remove_all(directory_);
+  }
+
+  void Workers(int workers, int processes) {
+    int32_t rank = 0;
+    for (int w = 0; w < workers; ++w) {
+      WorkerSpec& worker = spec_.workers.emplace_back();
+      worker.group_rank = w;
+      for (int p = 0; p < processes; ++p, ++rank) worker.processes.push_back({rank, {{"RANK", std::to_string(rank)}}});
+    }
+  }
+  void Script(const std::string& text) { spec_.argv = {"bash", "-euo", "pipefail", "-c", text}; }
+  pid_t Spawn() {
+    EXPECT_EQ(ReplaceFile(directory_, kSpecFile, FormatSpec(spec_)), 0);
+    const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
+    char* const argv[] = {const_cast<char*>("muster-shim"), directory_.data(), nullptr};
+    char* const environment[] = {nullptr};
+    pid_t pid = -1;
+    EXPECT_EQ(::posix_spawn(&pid, program.c_str(), nullptr, nullptr, argv, environment), 0);
+    return pid;
+  }
+  void Start() {
+    if (spec_.workers.empty()) Workers(1, 1);
+    shim_ = Spawn();
+  }
+  int Wait() {
+    int status = 0;
+    ::waitpid(shim_, &status, 0);
+    shim_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  Exits Result() {
+    std::string text, error;
+    Exits exits;
+    EXPECT_EQ(ReadSmallFile(directory_ + "/" + kExitsFile, &text), 0);
+    EXPECT_TRUE(ParseExits(text, &exits, &error)) << error;
+    return exits;
+  }
+  void Stop(int64_t grace_ns) {
+    EXPECT_EQ(ReplaceFile(directory_, kStopFile, FormatStop({7, grace_ns})), 0);
+    ::kill(shim_, SIGUSR1);
+  }
+  std::string Text(const std::string& name) {
+    std::string text;
+    ReadSmallFile(directory_ + "/" + name, &text);
+    return text;
+  }
+  std::string Log(int rank) {
+    std::string all;
+    for (const int64_t offset : LogFileOffsets(directory_ + "/logs", rank)) all += Text("logs/" + LogFileName(rank, offset));
+    return all;
+  }
+  bool Exists(const std::string& name) { return std::filesystem::exists(directory_ + "/" + name); }
+
+  std::string directory_;
+  Spec spec_;
+  pid_t shim_ = -1;
+};
+
+TEST_P(ShimTest, TellsEachRanksExitCode) {
+  Workers(2, 2);
+  // Rank 2 fails once the others are through, so that its failure stops nobody.
+  Script("if [ $RANK = 2 ]; then while [ $(ls $D/done.* 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.01; done; sleep 0.2; exit 42; fi; touch $D/done.$RANK");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  const Exits exits = Result();
+  ASSERT_EQ(exits.exits.size(), 4u);
+  for (const Exit& exit : exits.exits) EXPECT_EQ(exit.exit_code, exit.rank == 2 ? 42 : 0) << exit.rank;
+  EXPECT_FALSE(exits.stop_sent);
+}
+
+TEST_P(ShimTest, TellsTheSignalThatKilledAProcess) {
+  Script("kill -SEGV $$");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].signal, SIGSEGV);
+  EXPECT_EQ(Result().exits[0].detail, "killed by SIGSEGV");
+}
+
+TEST_P(ShimTest, AMissingProgramIsALaunchFailureWithItsName) {
+  spec_.argv = {"no-such-program"};
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].exit_code, 127);
+  EXPECT_EQ(Result().exits[0].detail, "launch: exec no-such-program: No such file or directory");
+}
+
+TEST_P(ShimTest, StopGivesTimeAndThenKills) {
+  Script("trap '' TERM; touch $D/ready; while :; do sleep 0.02; done");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
+  const auto begin = steady_clock::now();
+  Stop(300'000'000);
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_GE(steady_clock::now() - begin, std::chrono::milliseconds(290));
+  EXPECT_EQ(Result().exits[0].signal, SIGKILL);
+  EXPECT_TRUE(Result().stop_sent);
+}
+
+TEST_P(ShimTest, AProgramBehindAShellGetsItsGraceToo) {
+  Script("python3 -c 'import signal,time,os\ndef f(*a):\n time.sleep(0.3); open(os.environ[\"D\"]+\"/saved\",\"w\").close(); os._exit(0)\n"
+         "signal.signal(signal.SIGTERM,f)\nopen(os.environ[\"D\"]+\"/ready\",\"w\").close()\ntime.sleep(60)'; echo not reached");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
+  Stop(10'000'000'000);
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_TRUE(Exists("saved"));
+}
+
+TEST_P(ShimTest, AShorterSecondStopWins) {
+  Script("trap '' TERM; touch $D/ready; while :; do sleep 0.02; done");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
+  Stop(600'000'000'000);
+  Stop(0);
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].signal, SIGKILL);
+}
+
+TEST_P(ShimTest, AFailureKillsTheOthersWithoutAnyAgent) {
+  Workers(1, 2);
+  spec_.failure_kill_ns = 100'000'000;
+  Script("if [ $RANK = 1 ]; then exit 9; fi; sleep 600");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].signal, SIGKILL);
+  EXPECT_EQ(Result().exits[1].exit_code, 9);
+  EXPECT_FALSE(Result().stop_sent);
+}
+
+TEST_P(ShimTest, TheShimsDeathKillsItsProcessesWithinASecond) {
+  // A grandchild in a session of its own, too.
+  Script("setsid sleep 600 & touch $D/ready; sleep 600");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
+  ::kill(shim_, SIGKILL);
+  Wait();
+  const std::string wanted = std::string(kTokenVariable) + "=" + spec_.token;
+  const auto living = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      std::string environment;
+      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 && environment.find(wanted) != std::string::npos) return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(Eventually([&] { return !living(); }, std::chrono::seconds(1)));
+  EXPECT_FALSE(Exists(kExitsFile));
+}
+
+TEST_P(ShimTest, BackgroundProcessesEndWithTheAttempt) {
+  Script("setsid sleep 600 & echo started");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(KillByToken(spec_.token), 0);
+  EXPECT_EQ(Log(0), "started\n");
+}
+
+TEST_P(ShimTest, ExportsOfSetupReachTheProcesses) {
+  Workers(2, 1);
+  spec_.setup = "export GREETING=\"hello\nworker $RANK\"; export RANK=77; echo from setup";
+  Script("printf '%s\\n' \"$GREETING\" \"$RANK\"");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Log(0), "from setup\nhello\nworker 0\n0\n");
+  EXPECT_EQ(Log(1), "from setup\nhello\nworker 1\n1\n");
+}
+
+TEST_P(ShimTest, AFailedSetupStartsNothing) {
+  spec_.setup = "false";
+  Script("touch $D/ran");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].detail, "setup: exit 1");
+  EXPECT_FALSE(Exists("ran"));
+}
+
+TEST_P(ShimTest, AClaimThatSaysStoppedStartsNothing) {
+  Claim winner = Claim::kNone;
+  ASSERT_EQ(MakeClaim(directory_, Claim::kStopped, &winner), 0);
+  Script("touch $D/ran");
+  Start();
+  EXPECT_EQ(Wait(), 71);
+  EXPECT_FALSE(Exists("ran"));
+}
+
+TEST_P(ShimTest, OfManyShimsExactlyOneRuns) {
+  Workers(1, 1);
+  Script("echo run >> $D/runs; sleep 0.3");
+  std::vector<pid_t> shims;
+  for (int i = 0; i < 8; ++i) shims.push_back(Spawn());
+  int done = 0;
+  for (const pid_t pid : shims) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    done += WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(done, 1);
+  EXPECT_EQ(Text("runs"), "run\n");
+}
+
+TEST_P(ShimTest, AnotherBootStartsNothing) {
+  spec_.boot_id = "another";
+  Script("touch $D/ran");
+  Start();
+  EXPECT_EQ(Wait(), 71);
+  EXPECT_FALSE(Exists("ran"));
+  EXPECT_FALSE(Exists(kClaimFile));
+}
+
+TEST_P(ShimTest, LogsRotateAndKeepTheNewest) {
+  spec_.log_file_bytes = 64 << 10;
+  spec_.log_files = 3;
+  Script("for i in $(seq 1 100000); do echo line $i; done");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  const std::vector<int64_t> offsets = LogFileOffsets(directory_ + "/logs", 0);
+  ASSERT_LE(offsets.size(), 3u);
+  EXPECT_GT(offsets.front(), 0);
+  const std::string log = Log(0);
+  EXPECT_EQ(log.substr(log.size() - 12), "line 100000\n");
+  EXPECT_EQ(log.rfind("line ", 0), 0u);  // cut between lines
+}
+
+TEST_P(ShimTest, DrainsAFloodOfProgressAndKeepsEveryCheckpoint) {
+  spec_.progress_socket = directory_ + "/p/s";
+  Script("python3 -c 'import socket,os\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
+         "for i in range(20000): s.sendto(b\"{\\\"step\\\":%d}\" % i, os.environ[\"D\"]+\"/p/s\")\n"
+         "s.sendto(b\"x\"*9000, os.environ[\"D\"]+\"/p/s\")\n"
+         "for i in range(20): s.sendto(b\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i, os.environ[\"D\"]+\"/p/s\")'");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);
+  const std::string events = Text(kEventsFile);
+  int checkpoints = 0;
+  for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1) checkpoints += events.compare(at, 5, "line ") == 0 ? 1 : 0;
+  EXPECT_EQ(checkpoints, 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isolation, ShimTest, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "PidNamespace" : "ProcessGroup"; });
+
+TEST(Format, AnyByteSurvives) {
+  Spec spec;
+  spec.token = "t";
+  spec.workdir = "/a b%c=d\n";
+  spec.setup = std::string("x\0y\xff\n", 5);
+  spec.argv = {"", "two words", "end"};
+  spec.env = {{"A", "1=2\n%"}};
+  spec.workers = {{0, {{0, {{"RANK", "0"}}}}}};
+  Spec read;
+  std::string error;
+  ASSERT_TRUE(ParseSpec(FormatSpec(spec), &read, &error)) << error;
+  EXPECT_EQ(FormatSpec(read), FormatSpec(spec));
+  EXPECT_EQ(read.setup, spec.setup);
+  EXPECT_EQ(read.argv, spec.argv);
+}
+
+TEST(Format, RefusesWhatIsCutOffOrUnknown) {
+  Spec spec;
+  spec.token = "t";
+  spec.argv = {"true"};
+  spec.workers = {{0, {{0, {}}}}};
+  const std::string good = FormatSpec(spec);
+  Spec read;
+  std::string error;
+  ASSERT_TRUE(ParseSpec(good, &read, &error)) << error;
+  for (size_t length = 0; length < good.size(); ++length) EXPECT_FALSE(ParseSpec(good.substr(0, length), &read, &error)) << length;
+  const std::string bad[] = {"muster-shim-spec version=2\nend\n", "muster-shim-exits version=1\nend\n", good + "more\n",
+                             "muster-shim-spec version=1\nnonsense a=b\nend\n", "muster-shim-spec version=1\numask value=%\nend\n",
+                             "muster-shim-spec version=1\numask value=99999999999999999999\nend\n"};
+  for (const std::string& text : bad) {
+    EXPECT_FALSE(ParseSpec(text, &read, &error)) << text;
+    EXPECT_FALSE(error.empty());
+  }
+}
+
+TEST(Progress, KindsOfLines) {
+  const struct {
+    const char* text;
+    LineKind kind;
+  } cases[] = {
+      {R"({"step":1})", LineKind::kMetrics},
+      {R"( { "step" : 1 , "rank" : 0 } )", LineKind::kMetrics},
+      {R"({"step":1,"rank":3})", LineKind::kOther},
+      {R"({"checkpoint":{"step":1,"path":"a\"}b"}})", LineKind::kDurable},
+      {R"({"rank":2,"checkpoint":{}})", LineKind::kDurable},
+      {R"({"loaded":{"skipped":[{"path":"x"}]}})", LineKind::kDurable},
+      {R"({"text":"checkpoint"})", LineKind::kMetrics},
+      {R"({"step":1)", LineKind::kBad},
+      {R"({"step"})", LineKind::kBad},
+      {R"({"step":})", LineKind::kBad},
+      {R"([1])", LineKind::kBad},
+      {"", LineKind::kBad},
+      {R"({} {})", LineKind::kBad},
+      {R"({"a":[}])", LineKind::kBad},
+  };
+  for (const auto& c : cases) EXPECT_EQ(ClassifyProgress(c.text), c.kind) << c.text;
+}
+
+}  // namespace
+}  // namespace muster::shim

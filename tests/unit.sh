@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The unit tests of a preset that is built: all of them, or those named. Writes a JUnit report.
+#
+#   tests/unit.sh PRESET REPORT.xml [NAME…]
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+preset=$1 report=$2
+shift 2
+chosen=()
+if (($#)); then chosen=(-R "^($(IFS='|'; echo "$*"))\$"); fi
+exec ctest --test-dir "build/$preset" -j2 --output-on-failure --no-tests=error --output-junit "$report" "${chosen[@]}"

@@ -1,6 +1,7 @@
 // The real binary against a scripted server on a Unix socket: exit codes, what goes to which stream, Ctrl+C, pages, refusals.
 #include <fcntl.h>
 #include <poll.h>
+#include <pty.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -140,9 +141,40 @@ struct FakeClusters : pb::ClusterService::Service {
   grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*, pb::GetTrainerSchemaResponse*) override { return grpc::Status::OK; }
 };
 
-// A running `muster`, its two streams read into strings.
+// A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it in `out`.
 class Process {
  public:
+  struct OnTerminal {};
+  Process(OnTerminal, std::vector<std::string> arguments, const std::string& home, const std::string& server) {
+    arguments.insert(arguments.begin(), MUSTER_BINARY);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    std::vector<std::string> variables = {"HOME=" + home, "TZ=UTC", "PATH=/usr/bin:/bin", "MUSTER_SERVER=" + server, "TERM=xterm", "LC_ALL=C.UTF-8"};
+    std::vector<char*> envp;
+    for (std::string& variable : variables) envp.push_back(variable.data());
+    envp.push_back(nullptr);
+    // Not forkpty: gRPC's fork handlers would wait for its threads. A new session's first terminal becomes its own.
+    struct winsize size = {30, 120, 0, 0};
+    int terminal = -1;
+    char name[64];
+    EXPECT_EQ(openpty(&fds_[0], &terminal, name, nullptr, &size), 0);
+    fcntl(fds_[0], F_SETFD, FD_CLOEXEC);
+    fcntl(terminal, F_SETFD, FD_CLOEXEC);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    for (int fd = 0; fd < 3; ++fd) posix_spawn_file_actions_addopen(&actions, fd, name, O_RDWR, 0);
+    EXPECT_EQ(posix_spawn(&pid_, MUSTER_BINARY, &actions, &attributes, argv.data(), envp.data()), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    close(terminal);
+    fds_[1] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  }
+  void Type(const std::string& keys) { EXPECT_EQ(write(fds_[0], keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
+
   Process(std::vector<std::string> arguments, const std::string& home, const std::string& server) {
     int out[2], err[2];
     EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
@@ -350,6 +382,45 @@ TEST_F(CliTest, CtrlCStopsFollowingAndNeverTouchesTheJob) {
     EXPECT_THAT(process.err, HasSubstr("Job 7 is still running.  Follow: muster attach 7   Stop it: muster cancel 7"));
     EXPECT_EQ(jobs_.cancels, 0);
   }
+}
+
+TEST_F(CliTest, OnATerminalItAsksDrawsABarAndCtrlCIsTheSame) {
+  pb::Job job = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+  pb::Progress* progress = job.mutable_tasks(0)->mutable_progress();
+  progress->set_attempt(1);
+  progress->set_step(1);
+  progress->set_total_steps(4);
+  progress->set_at_ns(1);
+  jobs_.watch = Watching({job, job});
+  std::atomic<int> submitted{0};
+  jobs_.submit = [&](const pb::SubmitRequest&, pb::SubmitResponse*) {
+    ++submitted;
+    return grpc::Status::OK;
+  };
+  std::string path = Write("hello.yaml", kHello);
+  Process no(Process::OnTerminal(), {"submit", path}, home_, server_name_);
+  ASSERT_TRUE(no.ReadUntil("Submit? [Y/n] ")) << no.out;
+  no.Type("n\n");
+  EXPECT_EQ(no.Wait(), 0);
+  EXPECT_THAT(no.out, HasSubstr("Nothing was submitted."));
+  EXPECT_EQ(submitted, 0);
+
+  Process stopped(Process::OnTerminal(), {"submit", path}, home_, server_name_);
+  ASSERT_TRUE(stopped.ReadUntil("Submit? [Y/n] "));
+  stopped.Type("\x03");
+  EXPECT_EQ(stopped.Wait(), 130);
+  EXPECT_EQ(submitted, 0);
+
+  Process yes(Process::OnTerminal(), {"submit", path}, home_, server_name_);
+  ASSERT_TRUE(yes.ReadUntil("Submit? [Y/n] "));
+  yes.Type("\n");
+  ASSERT_TRUE(yes.ReadUntil("\x1b[1A\r\x1b[J")) << yes.out;  // the bar is redrawn in its place
+  EXPECT_THAT(yes.out, HasSubstr("━━━━━╸"));
+  yes.Type("\x03");
+  EXPECT_EQ(yes.Wait(), 130);
+  EXPECT_THAT(yes.out, HasSubstr("Follow: muster attach 7   Stop it: muster cancel 7"));
+  EXPECT_EQ(submitted, 1);
+  EXPECT_EQ(jobs_.cancels, 0);
 }
 
 TEST_F(CliTest, FollowOutlivesTheServer) {

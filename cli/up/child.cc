@@ -32,7 +32,7 @@ absl::Status Child::Start() {
   for (std::string& argument : arguments_) argv.push_back(argument.data());
   argv.push_back(nullptr);
   pid_t parent = getpid();
-  pid_t pid = fork();
+  pid_t pid = _Fork();  // fork() would run gRPC's handlers, which wait for its threads
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);

@@ -1,0 +1,86 @@
+// `muster up` with stand-ins for the daemon and the agent: starting, saying what was found, restarting, ending.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+
+class UpTest : public ::testing::Test {
+ protected:
+  UpTest() {
+    char name[] = "/tmp/muster-up-test-XXXXXX";
+    home_ = mkdtemp(name);
+    EXPECT_EQ(system(absl::StrCat("mkdir ", home_, "/bin").c_str()), 0);
+    for (const char* program : {"musterd", "muster-agent", "muster-shim"}) EXPECT_EQ(symlink(FAKE_PROGRAMS, absl::StrCat(home_, "/bin/", program).c_str()), 0);
+  }
+  ~UpTest() override {
+    Run("down");
+    EXPECT_EQ(system(("rm -rf " + home_).c_str()), 0);
+  }
+  // Exit code; both streams in out_.
+  int Run(const std::string& arguments) {
+    std::string command = absl::StrCat("env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_, " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ", MUSTER_BINARY, " ", arguments, " 2>&1 </dev/null");
+    FILE* pipe = popen(command.c_str(), "r");
+    out_.clear();
+    for (int c; (c = fgetc(pipe)) != EOF;) out_ += static_cast<char>(c);
+    int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  pid_t DaemonPid() {
+    EXPECT_EQ(Run("ping -o name"), 0) << out_;
+    return atoi(out_.c_str());
+  }
+
+  std::string home_, out_;
+};
+
+TEST_F(UpTest, StartsSaysWhatItFoundAndEndsLeavingJobs) {
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  EXPECT_THAT(out_, HasSubstr("2 cpu-slot (declared stand-ins: no GPU found here)"));
+  EXPECT_THAT(out_, HasSubstr("muster run -- echo hello"));
+  EXPECT_EQ(Run("ping"), 0) << out_;
+  EXPECT_EQ(Run("up"), 0);
+  EXPECT_THAT(out_, HasSubstr("Muster is up already"));
+  EXPECT_EQ(Run("up --data-dir " + home_ + "/other"), 2);
+  EXPECT_THAT(out_, HasSubstr("something else serves"));
+  EXPECT_EQ(Run("down"), 0);
+  EXPECT_THAT(out_, HasSubstr("Job 3 goes on"));
+  EXPECT_EQ(Run("ping"), 6);
+  EXPECT_EQ(Run("down"), 0);
+  EXPECT_THAT(out_, HasSubstr("Muster is not up"));
+}
+
+TEST_F(UpTest, AKilledDaemonIsStartedAgain) {
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  pid_t first = DaemonPid();
+  ASSERT_GT(first, 1);
+  ASSERT_EQ(kill(first, SIGKILL), 0);
+  pid_t second = first;
+  for (int i = 0; i < 1500 && (second == first || second == 0); ++i) second = Run("ping -o name") == 0 ? atoi(out_.c_str()) : 0;
+  EXPECT_GT(second, 1);
+  EXPECT_NE(second, first);
+}
+
+TEST_F(UpTest, AMissingProgramAndAFailingDaemonAreTold) {
+  ASSERT_EQ(unlink((home_ + "/bin/muster-shim").c_str()), 0);
+  EXPECT_EQ(Run("up"), 6);
+  EXPECT_THAT(out_, HasSubstr("muster-shim: not there"));
+  ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && touch muster-shim && rm musterd && printf '#!/bin/sh\\necho the disk is full >&2; exit 3\\n' > musterd && chmod +x *").c_str()), 0);
+  EXPECT_EQ(Run("up --detach"), 6);
+  EXPECT_THAT(out_, HasSubstr("musterd ended (exit 3). Its last words:\nthe disk is full"));
+}
+
+}  // namespace
+}  // namespace muster

@@ -81,7 +81,7 @@ void SayWhatGoesOn(Session& session, Client& client) {
   }
   bool several = running.find(',') != std::string::npos;
   if (!running.empty()) {
-    session.Err(absl::StrCat(several ? "Jobs " : "Job ", running, several ? " go" : " goes", " on; muster up finds ", several ? "them" : "it", " again.  End jobs, too: muster up --stop-jobs, then Ctrl+C\n"));
+    session.Err(absl::StrCat(several ? "Jobs " : "Job ", running, several ? " go" : " goes", " on; muster up finds ", several ? "them" : "it", " again.  With --stop-jobs (muster up, muster down) jobs end, too.\n"));
   }
   if (waiting > 0) session.Err(absl::StrCat(waiting, waiting == 1 ? " waiting job is" : " waiting jobs are", " kept.\n"));
 }

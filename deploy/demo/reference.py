@@ -84,11 +84,11 @@ class Reference:
 
     def loss_of_model(self, model_dir: Path, folder: Path) -> tuple[float, Path, int]:
         """The trainer's own loss of an exported model on one batch; the file with the batch's ids, and a row's length."""
-        folder.mkdir(exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         ids = folder / "ids.i32"
-        ids.unlink(missing_ok=True)
         config = {key: value for key, value in training(self.tokens, 1).items() if key != "model"} | {"init": str(model_dir), "warmup_steps": 0}
-        log = self._ranks(config, 1, folder, {"MUSTER_DUMP_TOKENS": str(ids)}, stop_after=None, on_step=None, timeout_s=60)
+        log = self._ranks(config, 1, folder, ["--dump-tokens", ids], stop_after=None, on_step=None, timeout_s=60)
         return losses(log)[1], ids, MAX_LENGTH + 1
 
     def _train(self, stop_after: int, steps: int, on_step) -> str:
@@ -96,11 +96,11 @@ class Reference:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
-            return self._ranks(training(self.tokens, steps), RANKS, folder, {}, stop_after, on_step, timeout_s=900)
+            return self._ranks(training(self.tokens, steps), RANKS, folder, [], stop_after, on_step, timeout_s=900)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _ranks(self, config: dict, ranks: int, folder: Path, more: dict, stop_after, on_step, timeout_s: float) -> str:
+    def _ranks(self, config: dict, ranks: int, folder: Path, more: list, stop_after, on_step, timeout_s: float) -> str:
         """Rank 0's stdout. Ended at step `stop_after` by SIGTERM; killed whatever happens."""
         (folder / "train.json").write_text(json.dumps(config))
         with socket.socket() as probe:
@@ -109,13 +109,13 @@ class Reference:
         base = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
         # The folder's name in the environment lets `clean` find these processes, too.
         base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-                 "MUSTER_CHECKPOINT_DIR": f"{folder}/checkpoints", "MUSTER_CHECKPOINT_INTERVAL_S": "0"} | more
+                 "MUSTER_CHECKPOINT_DIR": f"{folder}/checkpoints", "MUSTER_CHECKPOINT_INTERVAL_S": "0"}
         running, said = [], ""
         deadline = time.monotonic() + timeout_s
         try:
             for rank in range(ranks):
                 with open(folder / f"{rank}.log", "wb") as log:
-                    running.append(subprocess.Popen([self.trainer, "train", "--config", folder / "train.json"], cwd=folder, stdin=subprocess.DEVNULL,
+                    running.append(subprocess.Popen([self.trainer, "train", "--config", folder / "train.json", *more], cwd=folder, stdin=subprocess.DEVNULL,
                                                     stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                                                     env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
             told, stopped = 0, False

@@ -321,7 +321,7 @@ class Story:
 
     def steps_lost(self, before: dict, after: dict) -> int:
         """Steps that `before` had made and `after` made again: the log of the one against where the other went on."""
-        return max(self.log_losses(before["number"]), default=0) - int(after["resumed_step"])
+        return max(self.log_losses(before["number"]), default=0) - max(0, int(after["resumed_step"]))
 
     def rank_pids(self, rank: int | None = None) -> list[int]:
         return [pid for pid, environment in job_processes(self.system.folder).items()

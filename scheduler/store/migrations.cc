@@ -79,7 +79,7 @@ absl::Status Migrate(sqlite3* db, const std::string& path) {
       sqlite3_exec(db, "ROLLBACK", nullptr, nullptr, nullptr);
       return Annotate(status, absl::StrCat(path, ": migration from version ", from));
     }
-    if (from > 0) LogInfo("store migrated", {{"path", path}, {"from", from}, {"to", from + 1}});
+    if (*version > 0) LogInfo("store migrated", {{"path", path}, {"from", from}, {"to", from + 1}});
   }
   return absl::OkStatus();
 }

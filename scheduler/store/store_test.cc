@@ -1,0 +1,197 @@
+#include "scheduler/store/store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "common/base/units.h"
+#include "muster/v1/record.pb.h"
+#include "scheduler/store/crc.h"
+#include "scheduler/store/migrations.h"
+#include "scheduler/store/place.h"
+#include "scheduler/store/sql.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+
+class StoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-store-XXXXXX";
+    directory_ = mkdtemp(name);
+    options_.directory = directory_ + "/data";
+  }
+  void TearDown() override {
+    store_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+  absl::Status Open() {
+    store_.reset();
+    absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(options_, &recovered_);
+    if (store.ok()) store_ = *std::move(store);
+    return store.status();
+  }
+  absl::Status Commit(uint64_t number, std::vector<std::string> events, std::vector<RowChange> rows = {}, int64_t now_ns = kDay) {
+    Transaction transaction;
+    transaction.commit = number;
+    transaction.now_ns = now_ns;
+    transaction.events = std::move(events);
+    transaction.rows = std::move(rows);
+    return store_->Commit(transaction);
+  }
+  // Runs SQL on the closed store, as a fault would.
+  void Damage(const std::string& sql) {
+    store_.reset();
+    sqlite3* db = nullptr;
+    ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
+    absl::Status status = Execute(db, sql);
+    sqlite3_close(db);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  std::vector<std::string> Journal(uint64_t first, uint64_t last) {
+    std::vector<std::string> events;
+    const absl::Status status = ReadJournal(options_.directory, first, last, [&](uint64_t commit, const std::string& event) {
+      events.push_back(std::to_string(commit) + event);
+    });
+    if (!status.ok()) events.push_back(std::string(status.message()));
+    return events;
+  }
+
+  std::string directory_;
+  StoreOptions options_;
+  Recovered recovered_;
+  std::unique_ptr<SqliteStore> store_;
+};
+
+TEST(Crc32cTest, KnownValue) { EXPECT_EQ(Crc32c("123456789"), 0xE3069283u); }
+TEST(Crc32cTest, GoesOn) { EXPECT_EQ(Crc32c("6789", Crc32c("12345")), Crc32c("123456789")); }
+
+TEST_F(StoreTest, WhatWasCommittedIsThereAfterReopening) {
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(recovered_.created);
+  EXPECT_EQ(recovered_.epoch, 1u);
+  const std::string id = recovered_.store_id;
+  ASSERT_TRUE(Commit(1, {"a", "b"}, {{"host", "lab/h1", "one"}, {"meta", "", "m"}}).ok());
+  ASSERT_TRUE(Commit(2, {"c"}, {{"host", "lab/h1", std::nullopt}, {"meta", "", std::string("\0n", 2)}}).ok());
+  ASSERT_TRUE(Open().ok());
+  EXPECT_FALSE(recovered_.created);
+  EXPECT_EQ(recovered_.store_id, id);
+  EXPECT_EQ(recovered_.epoch, 2u);
+  EXPECT_EQ(recovered_.last_commit, 2u);
+  ASSERT_EQ(recovered_.rows.size(), 1u);
+  EXPECT_EQ(recovered_.rows[0].kind, "meta");
+  EXPECT_EQ(*recovered_.rows[0].bytes, std::string("\0n", 2));
+  EXPECT_THAT(Journal(1, 2), ::testing::ElementsAre("1a", "1b", "2c"));
+  EXPECT_TRUE(CheckStore(options_.directory).ok());
+}
+
+TEST_F(StoreTest, ASecondDaemonIsRefused) {
+  ASSERT_TRUE(Open().ok());
+  Recovered other;
+  const absl::Status status = SqliteStore::Open(options_, &other).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("another musterd"));
+}
+
+TEST_F(StoreTest, CommitOfAnotherEpochIsRefusedAndLeavesNothing) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {"a"}).ok());
+  sqlite3* thief = nullptr;    // a second writer, as after a lost lock
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &thief), SQLITE_OK);
+  ASSERT_TRUE(Execute(thief, "UPDATE meta SET epoch = epoch + 1").ok());
+  EXPECT_EQ(Commit(2, {"b"}, {{"meta", "", "m"}}).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Commit(2, {"b"}).code(), absl::StatusCode::kFailedPrecondition) << "a store that failed refuses everything";
+  EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM journal"), 1);
+  EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM rows"), 0);
+  sqlite3_close(thief);
+}
+
+struct DamageCase {
+  const char* name;
+  const char* sql;
+  absl::StatusCode code;
+  const char* says;
+};
+
+class DamagedStoreTest : public StoreTest, public ::testing::WithParamInterface<DamageCase> {};
+
+TEST_P(DamagedStoreTest, IsRefused) {
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 1; i <= 5; ++i) ASSERT_TRUE(Commit(i, {"x", "y"}).ok());
+  Damage(GetParam().sql);
+  const absl::Status status = Open();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().says));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(options_.directory));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Store, DamagedStoreTest,
+    ::testing::Values(
+        DamageCase{"FlippedByte", "UPDATE journal SET bytes = 'z' WHERE commit_number = 3 AND seq = 1", absl::StatusCode::kDataLoss, "checksum of commit 3"},
+        DamageCase{"MissingCommit", "DELETE FROM journal WHERE commit_number = 3", absl::StatusCode::kDataLoss, "commit 2 lacks"},
+        DamageCase{"MissingEvent", "DELETE FROM journal WHERE commit_number = 3 AND seq = 0", absl::StatusCode::kDataLoss, "lacks event"},
+        DamageCase{"MissingEnd", "DELETE FROM journal WHERE commit_number = 5", absl::StatusCode::kDataLoss, "ends at commit 4"},
+        DamageCase{"NewerVersion", "PRAGMA user_version = 99", absl::StatusCode::kFailedPrecondition, "newer than this musterd"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(StoreTest, VersionOneIsMigrated) {
+  // A store as version 1 wrote it: without history.
+  std::filesystem::create_directories(options_.directory);
+  Damage("PRAGMA journal_mode=WAL;"
+         "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), store_id TEXT NOT NULL, epoch INTEGER NOT NULL,"
+         " instance TEXT NOT NULL, last_commit INTEGER NOT NULL);"
+         "CREATE TABLE journal (commit_number INTEGER NOT NULL, seq INTEGER NOT NULL, now_ns INTEGER NOT NULL, crc INTEGER NOT NULL,"
+         " bytes BLOB NOT NULL, PRIMARY KEY (commit_number, seq)) WITHOUT ROWID;"
+         "CREATE TABLE rows (kind TEXT NOT NULL, id TEXT NOT NULL, bytes BLOB NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;"
+         "INSERT INTO meta VALUES (1, '0123456789abcdef0123456789abcdef', 7, 'x', 0);"
+         "INSERT INTO rows VALUES ('meta', '', 'm'); PRAGMA user_version = 1");
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(recovered_.epoch, 8u);
+  EXPECT_EQ(recovered_.store_id, "0123456789abcdef0123456789abcdef");
+  EXPECT_EQ(recovered_.rows.size(), 1u);
+  EXPECT_TRUE(Commit(1, {"a"}).ok());
+}
+
+TEST_F(StoreTest, FinishedJobsGoToTheHistory) {
+  pb::JobRecord job;
+  job.set_number(7);
+  job.set_uid("u");
+  job.set_owner("ada");
+  job.mutable_spec()->set_queue("research");
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {"a"}, {{"job", "7", job.SerializeAsString()}}).ok());
+  job.set_state(pb::SUCCEEDED);
+  job.set_end_ns(kDay);
+  ASSERT_TRUE(Commit(2, {"b"}, {{"job", "7", job.SerializeAsString()}}).ok());
+  ASSERT_TRUE(Commit(3, {"c"}, {{"job", "7", std::nullopt}}).ok());
+  Damage("CREATE TABLE probe AS SELECT owner || queue || state AS t FROM history");
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
+  EXPECT_EQ(*QueryText(db, "SELECT group_concat(t) FROM probe"), "adaresearch3");
+  sqlite3_close(db);
+}
+
+TEST_F(StoreTest, OldCommitsAndHistoryAreTrimmedAndTheRestStaysContiguous) {
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 1; i <= 300; ++i) ASSERT_TRUE(Commit(i, {"x"}, {}, kDay).ok());
+  ASSERT_TRUE(Commit(301, {"y"}, {}, 3 * kDay).ok());
+  for (int i = 0; i < 10; ++i) store_->Idle();
+  ASSERT_TRUE(Open().ok()) << "the tail check accepts a trimmed journal";
+  EXPECT_THAT(Journal(301, 301), ::testing::ElementsAre("301y"));
+  EXPECT_THAT(Journal(300, 301)[0], HasSubstr("commit 300 lacks"));
+}
+
+TEST(PlaceTest, NetworkFileSystemsAreKnown) {
+  EXPECT_EQ(NetworkFileSystem(0x6969), "nfs");
+  EXPECT_EQ(NetworkFileSystem(0xFF534D42L), "cifs");
+  EXPECT_EQ(NetworkFileSystem(0xEF53), "");
+}
+
+}  // namespace
+}  // namespace muster

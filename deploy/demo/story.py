@@ -124,6 +124,7 @@ class Story:
         second = self.wait_train(lambda: started(self.system.job(self.second)), 60, "job 2 to run")
         waited_ms = ms(int(second["tasks"][0]["attempts"][0]["start_ns"]), int(second["submit_ns"]))
         lost = self.steps_lost(before, shrunk)
+        self.shrunk = shrunk
         self.screen.event(f"job {self.second} serve-tune runs on {where(second['tasks'][0]['attempts'][0])} after {seconds(waited_ms)}; "
                           f"job {self.number} checkpointed and goes on with 2 ranks from step {shrunk['resumed_step']}")
         self.rows.append(Row("reclaimed", f"prod waited {seconds(waited_ms)}; job {self.number} checkpointed, went on with 2 ranks",
@@ -144,12 +145,11 @@ class Story:
         said = self.system.run(["logs", self.third]).stdout.strip().splitlines()
         assert_that(third["state"] == "SUCCEEDED", f"job 3 ended {third['state']}: {third['detail']}")
         self.screen.event(f"job {self.third} ended: {said[-1] if said else ''}")
-        before = self.current()
         second = self.wait_train(lambda: ended(self.system.job(self.second)), 120, "job 2 to end")
         assert_that(second["state"] == "SUCCEEDED", f"job 2 ended {second['state']}: {second['detail']}")
         self.screen.event(f"job {self.second} reached its last step and left lab")
-        grown = self.wait_train(lambda: self.running(workers=4, after=before), 60, "job 1 to grow to 4 workers")
-        lost = self.steps_lost(before, grown)
+        grown = self.wait_train(lambda: self.running(workers=4, after=self.shrunk), 60, "job 1 to grow to 4 workers")
+        lost = self.steps_lost(self.shrunk, grown)
         self.screen.event(f"job {self.number} grew from 2 to 4 ranks at step {grown['resumed_step']}")
         self.rows.append(Row("grown", "2 → 4 ranks when prod left", lost == 0, f"{lost} steps lost"))
 

@@ -76,7 +76,7 @@ class Agent final : public Sender {
   void OnIncoming(Incoming incoming);
   void OnMessage(const v1::SchedulerMessage& message);
   void Heartbeat();
-  void WatchAttempts();
+  void WatchAttempts(bool all);
   void Watch(const AttemptId& id);
   void Unwatch(const AttemptId& id);
   void Refresh(const AttemptId& id);
@@ -186,7 +186,7 @@ void Agent::OnIncoming(Incoming incoming) {
       generation_ = incoming.generation;
       heard_ns_ = RealClock()->BootNs();
       // What happened while nobody listened belongs into the Hello.
-      WatchAttempts();
+      WatchAttempts(/*all=*/true);
       connection_->Send(generation_, reconciler_->Hello(inventory_));
       return;
     }
@@ -230,7 +230,7 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
     connection_->Restart();
     return;
   }
-  WatchAttempts();
+  WatchAttempts(/*all=*/false);
 }
 
 void Agent::Heartbeat() {
@@ -243,13 +243,15 @@ void Agent::Heartbeat() {
   reconciler_->RepeatReports();
 }
 
-// Watches what runs or may start, and takes in what its files say; stops watching what is gone.
-void Agent::WatchAttempts() {
+// Watches what runs or may start, and takes in what its files say; stops watching what is gone. Without `all`: only attempts
+// that have no shim yet, as after a command.
+void Agent::WatchAttempts(bool all) {
   std::vector<AttemptId> live, over;
   for (const auto& [id, record] : reconciler_->records()) {
-    if (!record.gone()) live.push_back(id);
+    const auto known = watched_.find(id);
+    if (!record.gone() && (all || known == watched_.end() || known->second.pid == 0)) live.push_back(id);
     // After our restart: progress lines of attempts that ended meanwhile are still to be told.
-    if (record.gone() && record.claim == Claim::kStarted && watched_.count(id) == 0) live.push_back(id);
+    if (record.gone() && record.claim == Claim::kStarted && known == watched_.end()) live.push_back(id);
     if (record.gone()) processes_.ReleasePort(id);
   }
   for (const auto& [id, watched] : watched_) {
@@ -408,7 +410,7 @@ int64_t Agent::NextWakeNs() const {
 }
 
 absl::Status Agent::Run() {
-  WatchAttempts();
+  WatchAttempts(/*all=*/true);
   // The schema of a new trainer takes a second to ask for; the host is useful meanwhile.
   schema_ = std::thread([this] {
     auto found = std::make_unique<v1::Inventory>(options_.inventory);
@@ -454,7 +456,7 @@ absl::Status Agent::Run() {
     if (reconciler_->has_session() && now_ns >= next_heartbeat_ns_) Heartbeat();
     if (now_ns >= next_sweep_ns_) {
       next_sweep_ns_ = now_ns + (inotify_ >= 0 ? kSweep : kSweepWithoutInotify);
-      WatchAttempts();
+      WatchAttempts(/*all=*/true);
     }
     for (const AttemptId& id : std::set<AttemptId>(strays_)) Refresh(id);
     if (now_ns >= next_prune_ns_) {

@@ -43,6 +43,8 @@ bool IsReservedVariable(std::string_view text) {
 
 std::string TrainerConfigPath(const v1::Prepare& prepare) { return prepare.attempt_directory() + "/trainer.json"; }
 
+uint32_t UmaskOf(const v1::Prepare& prepare) { return prepare.umask() == 0 ? 022 : prepare.umask() & 0777; }
+
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
                                         const std::string& progress_socket) {
   const v1::Prepare& prepare = record.prepare;
@@ -59,7 +61,7 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   spec.attempt = record.id.attempt;
   spec.boot_id = host.boot_id;
   spec.token = token;
-  spec.umask = prepare.umask() & 0777;
+  spec.umask = UmaskOf(prepare);
   spec.setup = task.setup();
   spec.grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
   spec.log_file_bytes = host.log_file_bytes;

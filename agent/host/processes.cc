@@ -45,10 +45,10 @@ bool IsFree(int port) {
   return true;
 }
 
-absl::Status MakeJobDirectory(const std::string& path, unsigned umask_bits) {
+absl::Status MakeJobDirectory(const std::string& path, uint32_t umask_bits) {
   if (path.empty()) return absl::OkStatus();
   if (path[0] != '/') return absl::InvalidArgumentError(absl::StrCat(path, ": not an absolute path"));
-  return MakeDirectories(path, 0777 & ~(umask_bits == 0 ? 022u : umask_bits));
+  return MakeDirectories(path, 0777 & ~umask_bits);
 }
 
 absl::Status CheckWorkdir(const std::string& workdir) {
@@ -91,7 +91,7 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   record.prepare = prepare;
   if (const auto spec = MakeShimSpec(record, host_, "token", ""); !spec.ok()) return spec.status();
   for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
-    if (absl::Status status = MakeJobDirectory(*directory, prepare.umask()); !status.ok()) return status;
+    if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok()) return status;
   }
   if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;
   if (!prepare.task().trainer_json().empty()) {

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/reconcile/progress_line.h"
-#include "common/base/check.h"
 #include "common/base/log.h"
 
 namespace muster::agent {
@@ -324,8 +323,7 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   }
   if (record.gone()) return;
   bool changed = false;
-  if (news.claim != record.claim) {
-    MUSTER_CHECK_MSG(record.claim == Claim::kNone, "a claim changed");
+  if (record.claim == Claim::kNone && news.claim != Claim::kNone) {
     record.claim = news.claim;
     changed = true;
   }

@@ -51,6 +51,7 @@ struct Child {
   int32_t rank = 0;
   bool setup = false;
   bool running = true;
+  bool group = true;   // its process group may have members; false: its number may be anybody's by now
 };
 
 struct Stream {
@@ -90,7 +91,7 @@ class Shim {
   void ReadStop();
   void Stop(int64_t grace_ns);
   void SignalAll(int signal);
-  bool AnyLeft() const;
+  bool AnyLeft();
   void Loop();
   void Finish();
   LogWriter* Log(int32_t rank);
@@ -307,6 +308,7 @@ void Shim::ChildEnded(pid_t pid, int status) {
   if (found == children_.end() || !found->second.running) return;  // an adopted orphan
   Child& child = found->second;
   child.running = false;
+  child.group = ::kill(-pid, 0) == 0;
   --running_;
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
   const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
@@ -346,7 +348,9 @@ void Shim::Reap() {
 }
 
 void Shim::SignalAll(int signal) {
-  for (const auto& [pid, child] : children_) ::kill(-pid, signal);
+  for (auto& [pid, child] : children_) {
+    if (child.group) child.group = ::kill(-pid, signal) == 0 || child.running;
+  }
 }
 
 void Shim::Stop(int64_t grace_ns) {
@@ -431,13 +435,15 @@ void Shim::ReadStream(Stream* stream) {
 }
 
 // Whether a process that a stop gave time to is still there. A shell dies of SIGTERM at once; the program it ran may be saving its work.
-bool Shim::AnyLeft() const {
+bool Shim::AnyLeft() {
   if (running_ > 0) return true;
   if (!stop_sent_ || killed_) return false;
-  for (const auto& [pid, child] : children_) {
-    if (::kill(-pid, 0) == 0) return true;
+  bool any = false;
+  for (auto& [pid, child] : children_) {
+    if (child.group) child.group = ::kill(-pid, 0) == 0;
+    any = any || child.group;
   }
-  return false;
+  return any;
 }
 
 void Shim::Loop() {

@@ -1,0 +1,266 @@
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "agent/host/environment.h"
+#include "agent/host/inventory.h"
+#include "agent/host/logs.h"
+#include "agent/host/processes.h"
+#include "agent/host/state_dir.h"
+#include "agent/shim/log_writer.h"
+#include "common/base/files.h"
+
+namespace muster::agent {
+namespace {
+
+class HostTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-host-test-XXXXXX";
+    directory_ = ::mkdtemp(name);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  void Write(const std::string& name, const std::string& text) { std::ofstream(directory_ + "/" + name) << text; }
+
+  std::string directory_;
+};
+
+AttemptRecord Record() {
+  AttemptRecord record;
+  record.id = {std::string(32, 'c'), "train", 2};
+  record.prepared = true;
+  record.boot_id = "b";
+  record.master_address = "10.0.0.1";
+  record.master_port = 20007;
+  v1::Prepare& prepare = record.prepare;
+  *prepare.mutable_key() = KeyOf(record.id);
+  prepare.set_job_number(42);
+  prepare.mutable_task()->mutable_run()->set_shell("echo");
+  prepare.mutable_here()->set_first_group_rank(1);
+  prepare.mutable_here()->set_workers(2);
+  for (const int device : {4, 5, 6, 7}) prepare.mutable_here()->add_devices(device);
+  prepare.set_processes_per_worker(2);
+  prepare.set_gang_workers(4);
+  prepare.set_job_directory("/j");
+  prepare.set_attempt_directory("/j/train/attempt-2");
+  prepare.set_checkpoint_directory("/c");
+  prepare.add_resume_from("/c/9");
+  prepare.add_resume_from("/c/5");
+  prepare.set_restarts_used(1);
+  return record;
+}
+LaunchHost Host() {
+  LaunchHost host;
+  host.bin_directory = "/opt/muster/bin";
+  host.home = "/home/u";
+  host.user = "u";
+  host.boot_id = "b";
+  return host;
+}
+std::map<std::string, std::string> EnvironmentOf(const shim::Spec& spec, size_t worker, size_t process) {
+  std::map<std::string, std::string> all;
+  for (const auto& variable : spec.env) all[variable.name] = variable.value;
+  for (const auto& variable : spec.workers[worker].processes[process].env) all[variable.name] = variable.value;
+  return all;
+}
+
+TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
+  const auto spec = MakeShimSpec(Record(), Host(), "token", "/tmp/p");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const std::map<std::string, std::string> want = {
+      {"CUDA_VISIBLE_DEVICES", "6,7"}, {"GROUP_RANK", "2"}, {"GROUP_WORLD_SIZE", "4"}, {"HOME", "/home/u"}, {"LANG", "C.UTF-8"},
+      {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOGNAME", "u"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "20007"},
+      {"MUSTER_ATTEMPT", "2"}, {"MUSTER_CHECKPOINT_DIR", "/c"}, {"MUSTER_CHECKPOINT_INTERVAL_S", "600"}, {"MUSTER_CHECKPOINT_KEEP", "2"},
+      {"MUSTER_EXPORT_STAGING", "/j/train/attempt-2/export-staging"}, {"MUSTER_JOB", "42"}, {"MUSTER_JOB_DIR", "/j"},
+      {"MUSTER_PROGRESS_SOCKET", "/tmp/p"}, {"MUSTER_RESUME_FROM", "/c/9,/c/5"}, {"MUSTER_TASK", "train"}, {"OMP_NUM_THREADS", "1"},
+      {"PATH", "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, {"RANK", "5"}, {"ROLE_RANK", "5"},
+      {"ROLE_WORLD_SIZE", "8"}, {"SHELL", "/bin/bash"}, {"TORCHELASTIC_MAX_RESTARTS", "3"}, {"TORCHELASTIC_RESTART_COUNT", "1"},
+      {"TORCHELASTIC_RUN_ID", std::string(32, 'c') + ".train.2"}, {"USER", "u"}, {"WORLD_SIZE", "8"}};
+  EXPECT_EQ(EnvironmentOf(*spec, 1, 1), want);
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["CUDA_VISIBLE_DEVICES"], "4,5");
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["RANK"], "2");
+}
+
+TEST(Environment, DeclaredDevicesShowNoGpu) {
+  LaunchHost host = Host();
+  host.declared = true;
+  EXPECT_EQ(EnvironmentOf(*MakeShimSpec(Record(), host, "t", ""), 0, 0)["CUDA_VISIBLE_DEVICES"], "");
+}
+
+TEST(Environment, TheTasksVariablesWinOverTheJobsAndKeepTheirThreads) {
+  AttemptRecord record = Record();
+  (*record.prepare.mutable_job_env())["A"] = "job";
+  (*record.prepare.mutable_job_env())["OMP_NUM_THREADS"] = "4";
+  (*record.prepare.mutable_task()->mutable_env())["A"] = "task";
+  const auto environment = EnvironmentOf(*MakeShimSpec(record, Host(), "t", ""), 0, 0);
+  EXPECT_EQ(environment.at("A"), "task");
+  EXPECT_EQ(environment.at("OMP_NUM_THREADS"), "4");
+}
+
+TEST(Environment, ReservedVariablesAreRefused) {
+  for (const char* name : {"LD_PRELOAD", "LD_LIBRARY_PATH", "MUSTER_JOB", "RANK", "WORLD_SIZE", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "A=B", ""}) {
+    AttemptRecord record = Record();
+    (*record.prepare.mutable_job_env())[name] = "x";
+    EXPECT_FALSE(MakeShimSpec(record, Host(), "t", "").ok()) << name;
+  }
+  EXPECT_FALSE(IsReservedVariable("NCCL_DEBUG"));
+  EXPECT_FALSE(IsReservedVariable("CUDA_LAUNCH_BLOCKING"));
+}
+
+TEST(Environment, ATrainerTaskRunsMusterTrainer) {
+  AttemptRecord record = Record();
+  record.prepare.mutable_task()->set_trainer_json("{}");
+  const auto spec = MakeShimSpec(record, Host(), "t", "");
+  EXPECT_EQ(spec->argv, (std::vector<std::string>{"/opt/muster/bin/muster-trainer", "train", "--config", "/j/train/attempt-2/trainer.json"}));
+}
+
+TEST_F(HostTest, DeclaredInventory) {
+  Write("good.yaml", "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB}\n");
+  const auto inventory = FindInventory(directory_ + "/good.yaml", directory_);
+  ASSERT_TRUE(inventory.ok()) << inventory.status();
+  EXPECT_TRUE(inventory->declared());
+  EXPECT_EQ(inventory->devices_size(), 2);
+  EXPECT_EQ(inventory->memory_bytes(), int64_t{4} << 30);
+}
+
+TEST_F(HostTest, MalformedInventoriesAreRefusedWithTheirPlace) {
+  const struct {
+    const char* text;
+    const char* says;
+  } cases[] = {
+      {"{flavour: cpu-slot, gpu: 2}", "gpu"},
+      {"{flavour: cpu-slot, gpus: -1}", "gpus"},
+      {"{flavour: cpu-slot, gpus: many}", "gpus"},
+      {"{flavour: cpu-slot, gpus: 2, gpus: 3}", "gpus"},
+      {"{flavour: cpu-slot, gpus: 2, memory: 4 apples}", "memory"},
+      {"[1, 2]", "bad.yaml"},
+      {"{flavour: ", "bad.yaml"},
+  };
+  for (const auto& c : cases) {
+    Write("bad.yaml", c.text);
+    const auto inventory = FindInventory(directory_ + "/bad.yaml", directory_);
+    ASSERT_FALSE(inventory.ok()) << c.text;
+    EXPECT_NE(inventory.status().message().find(c.says), absl::string_view::npos) << inventory.status();
+  }
+  EXPECT_FALSE(FindInventory(directory_ + "/missing.yaml", directory_).ok());
+}
+
+TEST_F(HostTest, AProbedMachineHasDevices) {
+  const auto inventory = FindInventory("", directory_);
+  ASSERT_TRUE(inventory.ok());
+  EXPECT_GT(inventory->devices_size(), 0);
+  EXPECT_GT(inventory->cpus_milli(), 0);
+  EXPECT_GT(inventory->memory_bytes(), 0);
+}
+
+TEST(Ports, RangesAndBusyPorts) {
+  for (const char* text : {"", "20000", "80-90", "30000-20000", "20000-70000", "a-b"}) EXPECT_FALSE(ParsePortRange(text).ok()) << text;
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(fd, 1), 0);
+  ASSERT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const int busy = ntohs(address.sin_port);
+  EXPECT_FALSE(FindPort({busy, busy}, "seed", {}).ok());
+  ::close(fd);
+  EXPECT_TRUE(FindPort({busy, busy}, "seed", {}).ok());
+  EXPECT_FALSE(FindPort({busy, busy}, "seed", {busy}).ok());
+}
+
+TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  ASSERT_TRUE(state.ok()) << state.status();
+  const std::string id = (*state)->state_id();
+  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(), absl::StatusCode::kFailedPrecondition);
+  AttemptRecord record = Record();
+  record.port = 20007;
+  ASSERT_TRUE((*state)->PersistPrepared(record).ok());
+  record.stop = StopRecord{v1::PREEMPTION, 7};
+  ASSERT_TRUE((*state)->PersistStop(record).ok());
+  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 99}).ok());
+  AttemptRecord unknown;
+  unknown.id = {std::string(32, 'd'), "x.y", 1};
+  EXPECT_EQ((*state)->ClaimStopped(unknown).value(), Claim::kStopped);
+  state->reset();
+
+  state = StateDirectory::Open(directory_ + "/s");
+  ASSERT_TRUE(state.ok());
+  EXPECT_EQ((*state)->state_id(), id);
+  EXPECT_EQ((*state)->seen(), (Seen{"store", 4, 99}));
+  const auto records = (*state)->Load();
+  ASSERT_TRUE(records.ok());
+  ASSERT_EQ(records->size(), 2u);
+  EXPECT_TRUE((*records)[0].prepared);
+  EXPECT_EQ((*records)[0].port, 20007);
+  EXPECT_EQ((*records)[0].prepare.SerializeAsString(), record.prepare.SerializeAsString());
+  EXPECT_EQ((*records)[0].stop, record.stop);
+  EXPECT_EQ((*records)[1].id, unknown.id);
+  EXPECT_EQ((*records)[1].claim, Claim::kStopped);
+}
+
+TEST_F(HostTest, AStateDirectoryOpenToOthersIsRefused) {
+  std::filesystem::create_directory(directory_ + "/s");
+  std::filesystem::permissions(directory_ + "/s", std::filesystem::perms(0755));
+  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(HostTest, ForgettingKeepsTheLogsUntilRetentionTakesThem) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const AttemptRecord record = Record();
+  ASSERT_TRUE((*state)->PersistPrepared(record).ok());
+  std::filesystem::create_directory((*state)->AttemptDirectory(record.id) + "/logs");
+  ASSERT_TRUE((*state)->Forget(record.id).ok());
+  EXPECT_TRUE((*state)->Load()->empty());
+  EXPECT_TRUE(std::filesystem::exists((*state)->LogDirectory(record.id)));
+  (*state)->PruneLogs({0, INT64_MAX}, 0);
+  EXPECT_FALSE(std::filesystem::exists((*state)->LogDirectory(record.id)));
+  EXPECT_TRUE((*state)->Forget(record.id).ok());  // again
+}
+
+TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  AttemptRecord record = Record();
+  record.prepare.set_job_directory(directory_ + "/job");
+  const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/out/model";
+  EXPECT_FALSE((*state)->Publish(record, staged, "out/model").ok());
+  std::filesystem::create_directories(staged);
+  std::ofstream(staged + "/w") << "new";
+  std::filesystem::create_directories(target);
+  std::ofstream(target + "/w") << "old";
+  ASSERT_TRUE((*state)->Publish(record, staged, "out/model").ok());
+  ASSERT_TRUE((*state)->Publish(record, staged, "out/model").ok());
+  EXPECT_EQ(ReadFile(target + "/w").value(), "new");
+  EXPECT_FALSE(std::filesystem::exists(staged));
+  EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
+}
+
+TEST_F(HostTest, ReadingLogsAcrossRotation) {
+  int64_t dropped = 0;
+  shim::LogWriter log(directory_, 3, 32, 2);
+  for (int i = 0; i < 4; ++i) log.Append("line " + std::to_string(i) + "\n");  // 7 bytes each, one file
+  LogCursor all(directory_, 3, 0);
+  LogCursor tail(directory_, 3, 2);
+  EXPECT_EQ(tail.Read(1000, &dropped), "line 2\nline 3\n");
+  EXPECT_EQ(all.Read(7, &dropped), "line 0\n");
+  for (int i = 4; i < 12; ++i) log.Append("line " + std::to_string(i) + "\n");
+  EXPECT_EQ(LogCursor(directory_, 3, 5).Read(1000, &dropped), "line 7\n");  // the first of two files
+  EXPECT_EQ(dropped, 0);
+  std::string rest;
+  for (std::string part = all.Read(1000, &dropped); !part.empty(); part = all.Read(1000, &dropped)) rest += part;
+  EXPECT_EQ(dropped, 21);  // lines 1 to 3
+  EXPECT_EQ(rest.substr(0, 7), "line 4\n");
+  EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");
+}
+
+}  // namespace
+}  // namespace muster::agent

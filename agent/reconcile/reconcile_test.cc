@@ -1,0 +1,387 @@
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "agent/reconcile/progress_line.h"
+#include "agent/reconcile/reconciler.h"
+
+namespace muster::agent {
+namespace {
+
+const AttemptId kId{std::string(32, 'a'), "main", 1};
+constexpr char kBoot[] = "boot-2";
+
+// ---- Decide: every recorded state against every command ----
+
+AttemptRecord Prepared(const char* boot = kBoot) {
+  AttemptRecord record;
+  record.id = kId;
+  record.prepared = true;
+  record.boot_id = boot;
+  record.prepare.mutable_here()->set_workers(2);
+  record.prepare.set_processes_per_worker(1);
+  return record;
+}
+AttemptRecord Half() {
+  AttemptRecord record = Prepared();
+  record.prepared = false;
+  return record;
+}
+AttemptRecord Claimed(Claim claim, bool ended = false) {
+  AttemptRecord record = Prepared();
+  record.claim = claim;
+  record.ended = ended;
+  return record;
+}
+
+TEST(Decide, EveryStateAgainstEveryCommand) {
+  const std::vector<Command> commands = {Command::kPrepare, Command::kPrepareAndStart, Command::kStart, Command::kStop, Command::kForget, Command::kQuery};
+  const struct {
+    const char* name;
+    std::optional<AttemptRecord> record;
+    bool forgotten;
+    bool shim_lives;
+    std::vector<Step> want;  // parallel to commands
+  } cases[] = {
+      {"unknown", std::nullopt, false, false, {Step::kPrepare, Step::kSpawn, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"forgotten", std::nullopt, true, false, {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"half prepared", Half(), false, false, {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"prepared", Prepared(), false, false, {Step::kReport, Step::kSpawn, Step::kSpawn, Step::kRefuse, Step::kIgnore, Step::kReport}},
+      {"prepared, shim about to claim", Prepared(), false, true, {Step::kReport, Step::kReport, Step::kReport, Step::kRefuse, Step::kIgnore, Step::kReport}},
+      {"prepared in an earlier boot", Prepared("boot-1"), false, false, {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"claimed stopped", Claimed(Claim::kStopped), false, false, {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
+      {"running", Claimed(Claim::kStarted), false, true, {Step::kReport, Step::kReport, Step::kReport, Step::kStop, Step::kIgnore, Step::kReport}},
+      {"ended", Claimed(Claim::kStarted, true), false, false, {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
+  };
+  for (const auto& c : cases) {
+    for (size_t i = 0; i < commands.size(); ++i) {
+      const Situation situation{c.record.has_value() ? &*c.record : nullptr, c.forgotten, c.shim_lives, kBoot};
+      EXPECT_EQ(Decide(situation, commands[i]).step, c.want[i]) << c.name << ", command " << i;
+    }
+  }
+}
+
+// ---- Reconciler with effects that only remember ----
+
+struct World final : Files, Processes, Sender {
+  absl::Status PersistPrepared(const AttemptRecord& record) override {
+    log.push_back("prepared");
+    return prepared_error;
+  }
+  absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override {
+    log.push_back("claim");
+    if (claims.count(record.id) == 0) claims[record.id] = Claim::kStopped;
+    return claims[record.id];
+  }
+  absl::Status PersistStop(const AttemptRecord& record) override {
+    log.push_back("stop");
+    return absl::OkStatus();
+  }
+  absl::Status PersistOutcome(const AttemptRecord& record) override { return absl::OkStatus(); }
+  absl::Status PersistSeen(const Seen& seen) override {
+    this->seen = seen;
+    return absl::OkStatus();
+  }
+  absl::Status Forget(const AttemptId& id) override {
+    log.push_back("forget");
+    return absl::OkStatus();
+  }
+  absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) override {
+    log.push_back("publish");
+    return publish_error;
+  }
+  absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override {
+    if (!prepare_error.ok()) return prepare_error;
+    return 20001;
+  }
+  absl::Status SpawnShim(const AttemptRecord& record) override {
+    log.push_back("spawn");
+    return absl::OkStatus();
+  }
+  void SignalShim(const AttemptId& id) override { log.push_back("signal"); }
+  bool ShimLives(const AttemptId& id) override { return live.count(id) > 0; }
+  void Send(v1::AgentMessage message) override { sent.push_back(std::move(message)); }
+
+  std::vector<std::string> Take() { return std::exchange(log, {}); }
+  const v1::AttemptReport& LastReport() const { return sent.back().report(); }
+
+  std::vector<std::string> log;
+  std::vector<v1::AgentMessage> sent;
+  std::map<AttemptId, Claim> claims;
+  std::set<AttemptId> live;
+  Seen seen;
+  absl::Status prepared_error, prepare_error, publish_error;
+};
+
+using Log = std::vector<std::string>;
+
+class ReconcilerTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Begin({}); }
+
+  void Begin(std::vector<AttemptRecord> records) {
+    agent_ = std::make_unique<Reconciler>(Identity{"lab", "a", std::string(32, 'e'), kBoot}, std::move(records), Seen{}, &world_, &world_, &world_);
+    session_.set_store_id("store");
+    session_.set_epoch(3);
+    session_.set_session("s1");
+    session_.set_state_id(std::string(32, 'e'));
+    v1::SchedulerMessage welcome;
+    welcome.mutable_welcome();
+    Tell(welcome);
+  }
+  bool Tell(v1::SchedulerMessage message) {
+    *message.mutable_session() = session_;
+    return agent_->OnMessage(message, 1000);
+  }
+  void Prepare(bool at_once) {
+    v1::SchedulerMessage message;
+    *message.mutable_prepare() = Prepared().prepare;
+    *message.mutable_prepare()->mutable_key() = KeyOf(kId);
+    message.mutable_prepare()->set_start_at_once(at_once);
+    Tell(message);
+  }
+  void Start() {
+    v1::SchedulerMessage message;
+    *message.mutable_start()->mutable_key() = KeyOf(kId);
+    Tell(message);
+  }
+  void Stop(int64_t grace_ns, v1::Cause cause = v1::CANCEL) {
+    v1::SchedulerMessage message;
+    *message.mutable_stop()->mutable_key() = KeyOf(kId);
+    message.mutable_stop()->set_cause(cause);
+    message.mutable_stop()->set_grace_ns(grace_ns);
+    Tell(message);
+  }
+  void Forget() {
+    v1::SchedulerMessage message;
+    *message.mutable_forget()->mutable_key() = KeyOf(kId);
+    Tell(message);
+  }
+  static ShimNews Running() {
+    ShimNews news;
+    news.claim = Claim::kStarted;
+    news.alive = true;
+    news.start_ns = 5;
+    return news;
+  }
+  static v1::WorkerExit Exit(int rank, int code) {
+    v1::WorkerExit exit;
+    exit.set_rank(rank);
+    exit.set_exit_code(code);
+    return exit;
+  }
+
+  World world_;
+  v1::SessionKey session_;
+  std::unique_ptr<Reconciler> agent_;
+};
+
+TEST_F(ReconcilerTest, AGangPreparesThenStarts) {
+  Prepare(false);
+  EXPECT_EQ(world_.Take(), Log({"prepared"}));
+  EXPECT_EQ(world_.LastReport().phase(), v1::PREPARED);
+  EXPECT_EQ(world_.LastReport().rendezvous_port(), 20001);
+  Prepare(false);  // a duplicate
+  EXPECT_EQ(world_.Take(), Log({}));
+  Start();
+  EXPECT_EQ(world_.Take(), Log({"spawn"}));
+  agent_->OnShim(kId, Running(), 2000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::STARTED);
+  Start();  // late
+  EXPECT_EQ(world_.Take(), Log({}));
+  EXPECT_EQ(world_.LastReport().phase(), v1::STARTED);
+}
+
+TEST_F(ReconcilerTest, CommandsOfAnotherSessionAreDropped) {
+  for (const char* part : {"session", "epoch", "store", "state"}) {
+    v1::SchedulerMessage message;
+    *message.mutable_prepare() = Prepared().prepare;
+    *message.mutable_prepare()->mutable_key() = KeyOf(kId);
+    *message.mutable_session() = session_;
+    if (part == std::string("session")) message.mutable_session()->set_session("s0");
+    if (part == std::string("epoch")) message.mutable_session()->set_epoch(2);
+    if (part == std::string("store")) message.mutable_session()->set_store_id("other");
+    if (part == std::string("state")) message.mutable_session()->set_state_id("other");
+    EXPECT_TRUE(agent_->OnMessage(message, 1000));
+    EXPECT_EQ(agent_->Find(kId), nullptr) << part;
+  }
+  agent_->OnDisconnected();
+  Prepare(false);
+  EXPECT_EQ(agent_->Find(kId), nullptr) << "after the stream's end";
+}
+
+TEST_F(ReconcilerTest, AnEmptyMessageEndsTheStream) { EXPECT_FALSE(Tell({})); }
+
+TEST_F(ReconcilerTest, StopBeforeTheClaimMeansGone) {
+  Prepare(false);
+  world_.Take();
+  Stop(10);
+  EXPECT_EQ(world_.Take(), Log({"claim"}));
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().cause(), v1::CANCEL);
+  Start();
+  EXPECT_EQ(world_.Take(), Log({}));
+}
+
+TEST_F(ReconcilerTest, AStopThatLosesTheClaimStopsTheShim) {
+  Prepare(true);
+  world_.Take();
+  world_.claims[kId] = Claim::kStarted;
+  Stop(10);
+  EXPECT_EQ(world_.Take(), Log({"claim", "stop", "signal"}));
+  EXPECT_EQ(world_.LastReport().phase(), v1::STARTED);
+}
+
+TEST_F(ReconcilerTest, TheCauseIsRecordedBeforeTheSignalAndTheFirstOneStays) {
+  Prepare(true);
+  agent_->OnShim(kId, Running(), 2000);
+  world_.Take();
+  Stop(100, v1::PREEMPTION);
+  EXPECT_EQ(world_.Take(), Log({"stop", "signal"}));
+  Stop(100, v1::PREEMPTION);
+  EXPECT_EQ(world_.Take(), Log({"signal"}));
+  Stop(0, v1::CANCEL);
+  EXPECT_EQ(world_.Take(), Log({"stop", "signal"}));
+  EXPECT_EQ(agent_->Find(kId)->stop->cause, v1::PREEMPTION);
+  EXPECT_EQ(agent_->Find(kId)->stop->grace_ns, 0);
+}
+
+TEST_F(ReconcilerTest, AFailedRankIsToldWhileTheOthersRun) {
+  Prepare(true);
+  ShimNews news = Running();
+  news.exits = {Exit(1, 9)};
+  agent_->OnShim(kId, news, 2000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::STARTED);
+  ASSERT_EQ(world_.LastReport().exits_size(), 1);
+  EXPECT_EQ(world_.LastReport().exits(0).exit_code(), 9);
+}
+
+TEST_F(ReconcilerTest, TheEndIsRepeatedUntilForgottenAndForgottenForTheSession) {
+  Prepare(true);
+  ShimNews news = Running();
+  news.final = true;
+  news.exits = {Exit(0, 0), Exit(1, 0)};
+  agent_->OnShim(kId, news, 2000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  world_.sent.clear();
+  agent_->RepeatReports();
+  ASSERT_EQ(world_.sent.size(), 1u);
+  EXPECT_EQ(world_.LastReport().exits_size(), 2);
+  world_.Take();
+  Forget();
+  EXPECT_EQ(world_.Take(), Log({"forget"}));
+  Prepare(true);  // late
+  EXPECT_EQ(world_.Take(), Log({"claim"}));
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+}
+
+TEST_F(ReconcilerTest, ForgetOfARunningAttemptDoesNothing) {
+  Prepare(true);
+  agent_->OnShim(kId, Running(), 2000);
+  world_.Take();
+  Forget();
+  EXPECT_EQ(world_.Take(), Log({}));
+  EXPECT_NE(agent_->Find(kId), nullptr);
+}
+
+TEST_F(ReconcilerTest, AKilledShimCountsAsKilledRanks) {
+  Prepare(true);
+  ShimNews news = Running();
+  news.exits = {Exit(1, 4)};
+  agent_->OnShim(kId, news, 2000);
+  news.alive = false;
+  agent_->OnShim(kId, news, 3000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  ASSERT_EQ(world_.LastReport().exits_size(), 2);
+  EXPECT_EQ(world_.LastReport().exits(0).exit_code(), 4);
+  EXPECT_EQ(world_.LastReport().exits(1).signal(), 9);
+  EXPECT_EQ(world_.LastReport().cause(), v1::CAUSE_UNSPECIFIED);
+}
+
+TEST_F(ReconcilerTest, ARebootIsAFaultOfTheHost) {
+  AttemptRecord record = Prepared("boot-1");
+  record.claim = Claim::kStarted;
+  Begin({record});
+  ShimNews news = Running();
+  news.alive = false;
+  agent_->OnShim(kId, news, 3000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().cause(), v1::HOST_LOST);
+}
+
+TEST_F(ReconcilerTest, AFailedPrepareIsGoneWithItsReason) {
+  for (absl::Status* error : {&world_.prepare_error, &world_.prepared_error}) {
+    world_ = World();
+    *error = absl::ResourceExhaustedError("No space left on device");
+    Begin({});
+    Prepare(true);
+    EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+    EXPECT_EQ(world_.LastReport().cause(), v1::LAUNCH_FAILED);
+    EXPECT_EQ(world_.LastReport().detail(), "No space left on device");
+    EXPECT_EQ(world_.claims[kId], Claim::kStopped);
+  }
+}
+
+TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
+  AttemptRecord ended = Claimed(Claim::kStarted, true);
+  AttemptRecord prepared = Prepared();
+  prepared.id.attempt = 2;
+  Begin({ended, prepared});
+  const v1::Hello hello = agent_->Hello({}).hello();
+  ASSERT_EQ(hello.attempts_size(), 2);
+  EXPECT_EQ(hello.attempts(0).phase(), v1::GONE);
+  EXPECT_EQ(hello.attempts(1).phase(), v1::PREPARED);
+  EXPECT_EQ(hello.epoch_seen(), 3u);
+  EXPECT_EQ(world_.seen.epoch, 3u);
+}
+
+TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {
+  Prepare(true);
+  ShimNews news = Running();
+  news.lines = {R"({"checkpoint":{"step":5,"path":"/c/5"}})", R"({"checkpoint":{"step":9,"path":"/c/9"}})"};
+  news.lines_at_ns = {1, 2};
+  agent_->OnShim(kId, news, 2000);
+  agent_->OnShim(kId, news, 2000);
+  ASSERT_EQ(agent_->Find(kId)->checkpoints.size(), 2u);
+  v1::SchedulerMessage ack;
+  *ack.mutable_checkpoint_ack()->mutable_key() = KeyOf(kId);
+  ack.mutable_checkpoint_ack()->set_sequence(1);
+  Tell(ack);
+  world_.sent.clear();
+  agent_->RepeatReports();
+  ASSERT_EQ(world_.sent.size(), 2u);
+  EXPECT_EQ(world_.sent[0].checkpoint().sequence(), 2u);
+  EXPECT_EQ(world_.sent[0].checkpoint().loaded_step(), -1);
+}
+
+TEST_F(ReconcilerTest, PublishesOnceAndSaysSoEachTime) {
+  Prepare(true);
+  world_.Take();
+  v1::SchedulerMessage publish;
+  *publish.mutable_publish()->mutable_key() = KeyOf(kId);
+  publish.mutable_publish()->set_staged("/s");
+  publish.mutable_publish()->set_target("/t");
+  world_.publish_error = absl::InternalError("no");
+  Tell(publish);
+  EXPECT_FALSE(world_.sent.back().export_report().published());
+  EXPECT_EQ(world_.sent.back().export_report().detail(), "no");
+  world_.publish_error = absl::OkStatus();
+  Tell(publish);
+  Tell(publish);
+  EXPECT_EQ(world_.Take(), Log({"publish", "publish"}));
+  EXPECT_TRUE(world_.sent.back().export_report().published());
+}
+
+TEST(ProgressLine, WrongTypesCountAsMissing) {
+  EXPECT_FALSE(ParseProgressLine("[1]").has_value());
+  EXPECT_FALSE(ParseProgressLine("{").has_value());
+  const auto line = ParseProgressLine(R"({"step":"x","loss":"1","checkpoint":3,"loaded":[],"export":{"staged":1}})");
+  ASSERT_TRUE(line.has_value());
+  EXPECT_EQ(line->progress->step(), 0);
+  EXPECT_FALSE(line->checkpoint.has_value());
+  EXPECT_FALSE(line->loaded.has_value());
+  EXPECT_FALSE(line->export_report.has_value());
+}
+
+}  // namespace
+}  // namespace muster::agent

@@ -231,6 +231,11 @@ void Applier::EndAttempt(const Found& found) {
   } else if (detail.empty()) {
     detail = "its host stopped it or lost track of it";
   }
+  // A member that failed after another was lost failed because of that.
+  if (cause != pb::CANCEL && cause != pb::TIME_LIMIT &&
+      std::any_of(attempt->parts.begin(), attempt->parts.end(), [](const PartRow& part) { return part.lost; })) {
+    cause = pb::HOST_LOST;
+  }
   BookLoss(found, cause);
   attempt->cause = cause;
   attempt->detail = detail;

@@ -1,2 +1,223 @@
 #include "scheduler/state/validate.h"
-namespace muster { absl::Status Validate(const State&, const Plan&) { return absl::OkStatus(); } }
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster {
+namespace {
+
+absl::Status Broken(const std::string& rule) { return absl::FailedPreconditionError(rule); }
+
+bool Ends(const JobRow& job) {
+  return job.cancel_requested ||
+         std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+}
+
+// What each queue holds of each flavour, counted anew from the attempts.
+std::map<std::pair<std::string, std::string>, int64_t> UseOfQueues(const State& state) {
+  std::map<std::pair<std::string, std::string>, int64_t> use;
+  for (const uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      const AttemptRow* attempt = job.tasks[t].current();
+      if (attempt == nullptr || attempt->released()) continue;
+      const pb::TaskSpec& spec = job.task_spec(static_cast<int32_t>(t));
+      const bool gpus = spec.resources().gpus_milli() > 0;
+      const int64_t milli = gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli());
+      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {
+        use[{state.queues().nodes[n].path, gpus ? attempt->flavour : "cpu"}] += milli * attempt->workers;
+      }
+    }
+  }
+  return use;
+}
+
+absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
+  const JobRow* job = state.FindJobByUid(e.key().job_uid());
+  if (job == nullptr || job->finished()) return Broken("places a task of no unfinished job");
+  const int32_t t = TaskIndex(*job->spec, e.key().task());
+  if (t < 0) return Broken("places an unknown task");
+  const TaskRow& row = job->tasks[t];
+  const pb::TaskSpec& spec = job->task_spec(t);
+  if (Ends(*job)) return Broken("places a task of a job that is being cancelled or has failed");
+  if (!row.waiting()) return Broken("places a task that doesn't wait");
+  if (row.next_attempt != e.key().attempt()) return Broken("places an attempt that isn't the task's next");
+  if (row.backoff_until_ns > state.now_ns()) return Broken("places a task before its backoff is over");
+  for (const std::string& before : spec.after()) {
+    const int32_t b = TaskIndex(*job->spec, before);
+    if (b < 0 || job->tasks[b].state != pb::TASK_SUCCEEDED) return Broken(absl::StrCat("places a task before ", before, " has succeeded"));
+  }
+  const int32_t queue = state.queues().Find(job->spec->queue());
+  if (queue < 0 || !state.queues().leaf(queue)) return Broken("places a job of no leaf queue");
+  if (state.queues().nodes[queue].held) return Broken("places a job of a held queue");
+
+  const int32_t cluster = state.FindCluster(e.cluster());
+  if (cluster < 0) return Broken("places in an unknown cluster");
+  if (state.clusters()[cluster].drained) return Broken("places in a drained cluster");
+  const std::vector<int32_t> allowed = AllowedClusters(state, *job);
+  if (std::find(allowed.begin(), allowed.end(), cluster) == allowed.end()) return Broken("places in a cluster that the job may not use");
+
+  const int64_t gpus_milli = spec.resources().gpus_milli();
+  const auto& types = spec.resources().gpu_types();
+  if (gpus_milli > 0 && std::find(types.begin(), types.end(), e.flavour()) == types.end()) return Broken("places on a flavour that isn't in gpu_types");
+  if (gpus_milli == 0 && !e.flavour().empty()) return Broken("gives a flavour to a task without GPUs");
+  const int32_t min = std::max(1, spec.workers().min()), max = std::max(min, spec.workers().max());
+  if (e.workers() < min || e.workers() > max) return Broken(absl::StrCat("places ", e.workers(), " workers, not ", min, "..", max));
+
+  int32_t rank = 0;
+  std::set<std::string> hosts;
+  for (const pb::Placement& placement : e.placements()) {
+    const std::string where = absl::StrCat(e.cluster(), "/", placement.host(), ": ");
+    const HostId id = state.FindHost(e.cluster(), placement.host());
+    if (id == kNoHost) return Broken(where + "no such host");
+    if (!hosts.insert(placement.host()).second) return Broken(where + "named twice");
+    const HostRow& host = state.host(id);
+    if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
+    if (host.drained) return Broken(where + "is drained");
+    if (placement.workers() <= 0 || placement.first_group_rank() != rank) return Broken(where + "ranks aren't contiguous");
+    rank += placement.workers();
+    const bool whole = gpus_milli % 1000 == 0;
+    const int64_t count = whole ? placement.workers() * (gpus_milli / 1000) : placement.workers();
+    if (gpus_milli > 0 && host.inventory.flavour() != e.flavour()) return Broken(where + "has another flavour");
+    if (placement.devices_size() != count) return Broken(absl::StrCat(where, placement.devices_size(), " devices, not ", count));
+    if (placement.device_milli_size() != (whole ? 0 : placement.devices_size())) return Broken(where + "shares of devices don't fit the demand");
+    std::set<int32_t> seen;
+    for (int d = 0; d < placement.devices_size(); ++d) {
+      const int32_t device = placement.devices(d);
+      if (device < 0 || device >= host.inventory.devices_size()) return Broken(absl::StrCat(where, "no device ", device));
+      if (!seen.insert(device).second) return Broken(absl::StrCat(where, "device ", device, " twice"));
+      if (!host.inventory.devices(device).healthy()) return Broken(absl::StrCat(where, "device ", device, " isn't healthy"));
+      if (!whole && placement.device_milli(d) != gpus_milli) return Broken(where + "shares of devices don't fit the demand");
+      if (host.device_used_milli[device] + (whole ? 1000 : gpus_milli) > 1000) return Broken(absl::StrCat(where, "device ", device, " isn't free"));
+    }
+    const Demand demand = WorkerDemand(spec, host.inventory);
+    const int64_t n = placement.workers();
+    if (host.cpus_used_milli + n * demand.cpus_milli > host.inventory.cpus_milli()) return Broken(where + "not enough CPUs");
+    if (host.memory_used_bytes + n * demand.memory_bytes > host.inventory.memory_bytes()) return Broken(where + "not enough memory");
+    if (host.disk_used_bytes + n * demand.disk_bytes > host.inventory.disk_bytes()) return Broken(where + "not enough disk");
+  }
+  if (rank != e.workers()) return Broken(absl::StrCat("the gang isn't whole: ", rank, " of ", e.workers(), " workers"));
+  if (e.at_once() != (e.placements_size() == 1)) return Broken("a gang over several hosts starts in two phases, any other at once");
+  return absl::OkStatus();
+}
+
+absl::Status CheckLimits(const State& after, const std::map<std::pair<std::string, std::string>, int64_t>& use,
+                         const pb::AttemptPlaced& e) {
+  const JobRow& job = *after.FindJobByUid(e.key().job_uid());
+  for (int32_t n = after.queues().Find(job.spec->queue()); n >= 0; n = after.queues().nodes[n].parent) {
+    const QueueNode& node = after.queues().nodes[n];
+    for (const auto& [flavour, quota] : node.spec.quota()) {
+      if (!quota.has_limit_milli() || flavour != (e.flavour().empty() ? "cpu" : e.flavour())) continue;
+      const auto used = use.find({node.path, flavour});
+      if (used != use.end() && used->second > quota.limit_milli()) {
+        return Broken(absl::StrCat("queue ", node.path, " would hold ", used->second, " of at most ", quota.limit_milli(), " ", flavour));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckStopping(const State& state, const pb::AttemptStopping& e) {
+  const JobRow* job = nullptr;
+  int32_t t = 0;
+  const AttemptRow* attempt = state.FindAttempt(e.key(), &job, &t);
+  if (attempt == nullptr || attempt->ended() || attempt->released()) return Broken("stops an attempt that doesn't run");
+  if (attempt->state == pb::TASK_STOPPING) return Broken("stops an attempt that is being stopped");
+  if (e.cause() == pb::CAUSE_UNSPECIFIED || e.cause() == pb::DONE) return Broken("stops without a cause");
+  const pb::TaskSpec& spec = job->task_spec(t);
+  if (e.next_workers() != 0) {
+    if (e.cause() != pb::RESIZE && e.cause() != pb::PREEMPTION) return Broken("resizes for another cause than RESIZE or PREEMPTION");
+    if (e.next_workers() < std::max(1, spec.workers().min()) || e.next_workers() > std::max(1, spec.workers().max())) {
+      return Broken("resizes beyond what the task allows");
+    }
+  }
+  if (e.grace_ns() < 0) return Broken("stops with a negative grace");
+  const bool claims = !e.claimant().job_uid().empty();
+  if (claims != (e.cause() == pb::PREEMPTION)) return Broken("preemption and a claimant go together");
+  if (!claims) return absl::OkStatus();
+  const JobRow* claimant = state.FindJobByUid(e.claimant().job_uid());
+  const int32_t c = claimant == nullptr ? -1 : TaskIndex(*claimant->spec, e.claimant().task());
+  if (c < 0 || !claimant->tasks[c].waiting() || claimant->tasks[c].next_attempt != e.claimant().attempt()) {
+    return Broken("preempts for a task that doesn't wait");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLost(const State& state, const pb::AttemptLost& e, const Plan& plan) {
+  const JobRow* job = nullptr;
+  int32_t t = 0;
+  const AttemptRow* attempt = state.FindAttempt(e.key(), &job, &t);
+  if (attempt == nullptr || attempt->ended()) return Broken("loses an attempt that doesn't run");
+  const HostId id = state.FindHost(e.cluster(), e.host());
+  const auto part = std::find_if(attempt->parts.begin(), attempt->parts.end(), [&](const PartRow& p) { return p.host == id; });
+  if (part == attempt->parts.end() || part->over()) return Broken("loses a part that isn't there");
+  if (state.host(id).state != pb::HOST_UNREACHABLE) return Broken("loses what a host that can be reached holds");
+  if (UnreachableRule(job->task_spec(t), *attempt) != pb::REPLACE) return Broken("loses an attempt whose task waits for its host");
+  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT) return absl::OkStatus();
+  const bool placed = std::any_of(plan.events.begin(), plan.events.end(), [&](const pb::Event& event) {
+    const pb::AttemptKey& key = event.attempt_placed().key();
+    return event.has_attempt_placed() && key.job_uid() == e.key().job_uid() && key.task() == e.key().task() &&
+           key.attempt() == e.key().attempt() + 1;
+  });
+  return placed ? absl::OkStatus() : Broken("loses an attempt without placing the next");
+}
+
+absl::Status CheckOne(const State& state, const pb::Event& event, const Plan& plan) {
+  switch (event.body_case()) {
+    case pb::Event::kAttemptPlaced: return CheckPlaced(state, event.attempt_placed());
+    case pb::Event::kAttemptStopping: return CheckStopping(state, event.attempt_stopping());
+    case pb::Event::kAttemptLost: return CheckLost(state, event.attempt_lost(), plan);
+    case pb::Event::kClusterOpened: {
+      const pb::ClusterOpened& e = event.cluster_opened();
+      const JobRow* job = state.FindJobByUid(e.job_uid());
+      const int32_t t = job == nullptr ? -1 : TaskIndex(*job->spec, e.task());
+      if (t < 0 || !job->tasks[t].waiting()) return Broken("opens a cluster for a task that doesn't wait");
+      if (job->tasks[t].opened_attempt == job->tasks[t].next_attempt) return Broken("opens a second cluster for the same attempt");
+      const std::vector<int32_t> allowed = AllowedClusters(state, *job);
+      const int32_t cluster = state.FindCluster(e.cluster());
+      if (std::find(allowed.begin(), allowed.end(), cluster) == allowed.end()) return Broken("opens a cluster that the job may not use");
+      return absl::OkStatus();
+    }
+    case pb::Event::kTaskFailed: {
+      const JobRow* job = state.FindJobByUid(event.task_failed().job_uid());
+      const int32_t t = job == nullptr ? -1 : TaskIndex(*job->spec, event.task_failed().task());
+      if (t < 0 || job->tasks[t].finished() || job->tasks[t].current() != nullptr) return Broken("fails a task that doesn't wait");
+      return absl::OkStatus();
+    }
+    default: return Broken("isn't an event of a plan");
+  }
+}
+
+}  // namespace
+
+absl::Status Validate(const State& state, const Plan& plan) {
+  State after = state;
+  for (size_t i = 0; i < plan.events.size(); ++i) {
+    const pb::Event& event = plan.events[i];
+    const absl::Status status = CheckOne(after, event, plan);
+    if (!status.ok()) return Broken(absl::StrCat("event ", i, ": ", std::string(status.message())));
+    Apply(&after, event);
+  }
+  const std::map<std::pair<std::string, std::string>, int64_t> use = UseOfQueues(after);
+  for (size_t i = 0; i < plan.events.size(); ++i) {
+    if (!plan.events[i].has_attempt_placed()) continue;
+    const absl::Status status = CheckLimits(after, use, plan.events[i].attempt_placed());
+    if (!status.ok()) return Broken(absl::StrCat("event ", i, ": ", std::string(status.message())));
+  }
+  if (plan.next_look_ns < state.now_ns()) return Broken("next look lies in the past");
+  for (const uint64_t number : after.active_jobs()) {
+    const JobRow& job = *after.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      if (!job.tasks[t].waiting() && job.tasks[t].state != pb::TASK_BLOCKED) continue;
+      const auto verdict = plan.verdicts.find({number, static_cast<int32_t>(t)});
+      if (verdict == plan.verdicts.end() || verdict->second.code() == pb::VERDICT_UNSPECIFIED) {
+        return Broken(absl::StrCat("job ", number, " task ", job.task_spec(static_cast<int32_t>(t)).name(), " waits without a verdict"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster

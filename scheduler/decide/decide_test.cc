@@ -1,0 +1,332 @@
+// Whole decisions: State in, Plan out, validated and applied, with hosts that do as they are told.
+#include "scheduler/decide/decide.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "scheduler/state/builders.h"
+
+namespace muster {
+namespace {
+
+using testing::JobBuilder;
+using testing::Report;
+using testing::ReportAll;
+using testing::StartAll;
+using testing::SystemBuilder;
+using testing::TaskOf;
+
+SchedulingOptions Quick() {
+  SchedulingOptions options;
+  options.grow_interval_ns = 5 * kSecond;
+  options.min_runtime_ns = 5 * kSecond;
+  options.spill_cost_ns = 10 * kSecond;
+  options.restart_cost_ns = kSecond;
+  return options;
+}
+
+// Decides, checks the plan, the verdicts and the derived data, and applies the events.
+Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) {
+  Plan plan = Decide(system->state, system->now_ns, options);
+  const absl::Status valid = Validate(system->state, plan);
+  EXPECT_TRUE(valid.ok()) << valid.message();
+  for (const pb::Event& event : plan.events) system->Do(event);
+  EXPECT_EQ(State::Difference(system->state, system->state.Rebuilt()), "");
+  return plan;
+}
+
+pb::VerdictCode CodeOf(const Plan& plan, uint64_t job, int task = 0) {
+  const auto it = plan.verdicts.find({job, task});
+  return it == plan.verdicts.end() ? pb::VERDICT_UNSPECIFIED : it->second.code();
+}
+
+int32_t WorkersOf(const SystemBuilder& system, uint64_t job) {
+  const AttemptRow* attempt = TaskOf(system.state, job).current();
+  return attempt == nullptr ? 0 : attempt->workers;
+}
+
+// The demo's system: research is guaranteed 2 in lab, prod 2 in lab and 2 in cloud.
+SystemBuilder DemoSystem() {
+  SystemBuilder system;
+  system.Cluster("lab", "shared").Cluster("cloud", "shared2").Hosts("lab", 2, 2).Hosts("cloud", 1, 2);
+  system.Queue("research", 2).Queue("prod", 4);
+  system.GuaranteeIn("research", "lab", 2).GuaranteeIn("prod", "lab", 2).GuaranteeIn("prod", "cloud", 2);
+  return system;
+}
+
+TEST(Decide, StartsAnElasticGangAtWhatFitsAndBorrows) {
+  SystemBuilder system = DemoSystem();
+  const uint64_t job = JobBuilder("research").Workers(2, 4).In({"lab"}).SubmitTo(&system);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(CodeOf(plan, job), pb::V_STARTING_NOW);
+  EXPECT_EQ(WorkersOf(system, job), 4);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_PREPARING);
+}
+
+TEST(Decide, ShrinksTheBorrowerForAGuaranteedClaimAndGrowsItWhenTheClaimantLeaves) {
+  SystemBuilder system = DemoSystem();
+  const uint64_t borrower = JobBuilder("research").Workers(2, 4).In({"lab"}).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, borrower);
+  system.Step(1);
+  const uint64_t claimant = JobBuilder("prod").Workers(2).In({"lab"}).SubmitTo(&system);
+  Plan plan = Go(&system);
+  ASSERT_EQ(plan.events.size(), 1u);
+  const pb::AttemptStopping& stop = plan.events[0].attempt_stopping();
+  EXPECT_EQ(stop.cause(), pb::PREEMPTION);
+  EXPECT_EQ(stop.next_workers(), 2);
+  EXPECT_EQ(stop.claimant().attempt(), 1);
+  EXPECT_EQ(CodeOf(plan, claimant), pb::V_RECLAIMING);
+  EXPECT_EQ(Go(&system).events.size(), 0u) << "a claim that waits stops nobody else";
+  system.Step(2);
+  ReportAll(&system, borrower, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, claimant), 2);
+  EXPECT_EQ(WorkersOf(system, borrower), 2);
+  EXPECT_EQ(TaskOf(system.state, borrower).restarts_used, 0);
+  StartAll(&system, borrower);
+  StartAll(&system, claimant);
+  system.Step(4);
+  ReportAll(&system, claimant, pb::GONE, 0);
+  EXPECT_EQ(system.state.FindJob(claimant)->state, pb::SUCCEEDED);
+  plan = Go(&system);
+  EXPECT_EQ(plan.events.size(), 0u) << "grow_interval";
+  EXPECT_EQ(plan.next_look_ns, SystemBuilder::kStart + 7 * kSecond);
+  system.Step(7);
+  plan = Go(&system);
+  ASSERT_EQ(plan.events.size(), 1u);
+  EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::RESIZE);
+  EXPECT_EQ(plan.events[0].attempt_stopping().next_workers(), 4);
+  ReportAll(&system, borrower, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, borrower), 4);
+}
+
+TEST(Decide, SpillsWhenTheNextClusterStartsItSoonerByMoreThanItCosts) {
+  for (const int64_t left_s : {5, 60}) {
+    SystemBuilder system = DemoSystem();
+    for (const char* queue : {"research", "prod"}) {
+      const uint64_t full = JobBuilder(queue).Workers(2).In({"lab"}).TimeLimit(left_s).SubmitTo(&system);
+      Go(&system);
+      StartAll(&system, full);
+    }
+    const uint64_t job = JobBuilder("research").In({"lab", "cloud"}).SubmitTo(&system);
+    const Plan plan = Go(&system);
+    const bool spilled = !TaskOf(system.state, job).opened.empty();
+    EXPECT_EQ(spilled, left_s == 60) << left_s;
+    if (spilled) {
+      EXPECT_EQ(system.state.FindJob(job)->cluster, "cloud");
+      EXPECT_NE(TaskOf(system.state, job).spill_reason, "");
+    }
+  }
+}
+
+TEST(Decide, PlacesAGangWholeOrNotAtAll) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 8).Queue("q");
+  const uint64_t fits = JobBuilder("q").Workers(3).Gpus(8).SubmitTo(&system);
+  const uint64_t big = JobBuilder("q").Workers(2).Gpus(8).SubmitTo(&system);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(WorkersOf(system, fits), 3);
+  EXPECT_EQ(WorkersOf(system, big), 0);
+  EXPECT_EQ(CodeOf(plan, big), pb::V_SHARE);
+}
+
+struct PlacementCase {
+  const char* name;
+  int workers, gpus;
+  pb::TopologyLevel required;
+  size_t hosts;      // that the gang is spread over; 0: not placed
+  const char* rack;  // that it must lie in; "": any
+};
+
+TEST(Decide, PlacesOnTheTightestLevel) {
+  const PlacementCase cases[] = {
+      {"one host", 4, 1, pb::CLUSTER, 1, ""},
+      {"one rack, the smallest that holds it", 2, 4, pb::CLUSTER, 2, "small"},
+      {"the larger rack where the small one doesn't hold it", 3, 4, pb::CLUSTER, 3, "large"},
+      {"the cluster where no rack holds it", 5, 4, pb::CLUSTER, 5, ""},
+      {"rack required", 5, 4, pb::RACK, 0, ""},
+      {"host required", 2, 4, pb::HOST, 0, ""},
+  };
+  for (const PlacementCase& c : cases) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 3, 4, "gpu", "large").Hosts("c", 2, 4, "gpu", "small").Queue("q");
+    JobBuilder builder("q");
+    builder.Workers(c.workers).Gpus(c.gpus).task()->mutable_topology()->set_required(c.required);
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    const AttemptRow* attempt = TaskOf(system.state, job).current();
+    ASSERT_EQ(attempt == nullptr, c.hosts == 0) << c.name;
+    if (attempt == nullptr) continue;
+    EXPECT_EQ(attempt->parts.size(), c.hosts) << c.name;
+    for (const PartRow& part : attempt->parts) {
+      if (*c.rack != '\0') EXPECT_EQ(system.state.host(part.host).rack, c.rack) << c.name;
+    }
+  }
+}
+
+TEST(Decide, SharesADeviceAndRespectsCpus) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 1, "gpu", "", 4).Queue("q");
+  const uint64_t a = JobBuilder("q").GpusMilli(500).SubmitTo(&system);
+  const uint64_t b = JobBuilder("q").GpusMilli(400).SubmitTo(&system);
+  const uint64_t c = JobBuilder("q").GpusMilli(200).SubmitTo(&system);
+  const uint64_t cpu = JobBuilder("q").GpusMilli(0).Cpus(3).SubmitTo(&system);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, a), 1);
+  EXPECT_EQ(WorkersOf(system, b), 1);
+  EXPECT_EQ(WorkersOf(system, c), 0);
+  EXPECT_EQ(WorkersOf(system, cpu), 0) << "2 of 4 CPUs are left";
+}
+
+TEST(Decide, RestartsAfterAFailureWithinTheBudget) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.Workers(2).task()->set_max_restarts(1);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  for (int failure = 1; failure <= 2; ++failure) {
+    StartAll(&system, job);
+    EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+    const int32_t number = TaskOf(system.state, job).attempts.back().number;
+    system.Do(Report(system.state, job, 0, number, 1, pb::EXITED, 3));
+    const Plan plan = Go(&system);
+    ASSERT_EQ(plan.events.size(), 1u);
+    EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::PROGRAM_ERROR);
+    EXPECT_EQ(plan.events[0].attempt_stopping().grace_ns(), 0);
+    ReportAll(&system, job, pb::GONE, 137, true);
+    if (failure == 2) break;
+    EXPECT_EQ(CodeOf(Go(&system), job), pb::V_BACKOFF);
+    system.Step(failure * 10);
+    Go(&system);
+    EXPECT_EQ(TaskOf(system.state, job).attempts.back().number, failure + 1);
+  }
+  EXPECT_EQ(system.state.FindJob(job)->state, pb::FAILED);
+  EXPECT_EQ(system.state.FindJob(job)->cause, pb::PROGRAM_ERROR);
+}
+
+TEST(Decide, ReplacesWhatIsOnAnUnreachableHostOnlyWhereTheTaskAllowsIt) {
+  for (const bool replace : {true, false}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+    JobBuilder builder("q");
+    builder.task()->set_when_unreachable(replace ? pb::REPLACE : pb::WAIT);
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
+    system.HostState("c", system.state.host(first).name, pb::HOST_SILENT);
+    EXPECT_EQ(Go(&system).events.size(), 0u);
+    system.Step(60);
+    system.HostState("c", system.state.host(first).name, pb::HOST_UNREACHABLE);
+    const Plan plan = Go(&system);
+    if (!replace) {
+      EXPECT_EQ(CodeOf(plan, job), pb::V_UNREACHABLE);
+      EXPECT_EQ(plan.events.size(), 0u);
+      continue;
+    }
+    ASSERT_EQ(plan.events.size(), 2u);
+    EXPECT_TRUE(plan.events[0].has_attempt_lost());
+    EXPECT_EQ(TaskOf(system.state, job).attempts.back().number, 2);
+    // Its devices stay down until the host answers Gone for that attempt.
+    const std::string name = system.state.host(first).name;
+    system.Hello("c", name, 1);
+    EXPECT_EQ(system.state.host(first).device_used_milli[0], 1000);
+    system.Do(Report(system.state, job, 0, 1, 0, pb::GONE, 0));
+    EXPECT_EQ(system.state.host(first).device_used_milli[0], 0);
+    EXPECT_EQ(TaskOf(system.state, job).attempts.back().number, 2) << "Lost is final";
+  }
+}
+
+TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 5, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.task()->set_when_unreachable(pb::REPLACE);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
+  int silent = 0;
+  for (const HostId id : system.state.hosts()) {
+    if (id == first || silent++ < 2) system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
+  }
+  EXPECT_EQ(Go(&system).events.size(), 0u);
+}
+
+TEST(Decide, DrainsWithACheckpointAndPlacesElsewhere) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  const uint64_t job = JobBuilder("q").SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  const HostId from = TaskOf(system.state, job).attempts.back().parts[0].host;
+  system.Drain("c/" + system.state.host(from).name);
+  const Plan plan = Go(&system);
+  ASSERT_EQ(plan.events.size(), 1u);
+  EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::DRAIN);
+  EXPECT_EQ(plan.events[0].attempt_stopping().grace_ns(), 10 * kSecond);
+  ReportAll(&system, job, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_NE(TaskOf(system.state, job).attempts.back().parts[0].host, from);
+}
+
+TEST(Decide, StopsAtTheTimeLimitAndOnAHang) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  const uint64_t limited = JobBuilder("q").TimeLimit(30).SubmitTo(&system);
+  JobBuilder hanging("q");
+  hanging.task()->set_hang_timeout_ns(20 * kSecond);
+  const uint64_t hangs = hanging.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, limited);
+  StartAll(&system, hangs);
+  system.Step(25);
+  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + 30 * kSecond) << "the hang clock starts with the first line";
+  pb::Event progress;
+  *progress.mutable_progress_seen()->mutable_key() = KeyOf(*system.state.FindJob(hangs), 0, 1);
+  progress.mutable_progress_seen()->mutable_progress()->set_at_ns(system.now_ns);
+  system.Do(progress);
+  system.Step(30);
+  Plan plan = Go(&system);
+  ASSERT_EQ(plan.events.size(), 1u);
+  EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::TIME_LIMIT);
+  system.Step(45);
+  plan = Go(&system);
+  ASSERT_EQ(plan.events.size(), 1u);
+  EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::HANG);
+}
+
+TEST(Decide, GivesEveryWaitingTaskAVerdictThatSaysWhy) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 2).Queue("q").Queue("tight", 0, 1);
+  JobBuilder chain("q");
+  chain.Task("first").Task("second", {"first"});
+  const uint64_t chained = chain.SubmitTo(&system);
+  const uint64_t limited = JobBuilder("tight").Workers(2).SubmitTo(&system);
+  const uint64_t nowhere = JobBuilder("q").Flavours({"other"}).SubmitTo(&system);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(CodeOf(plan, chained, 0), pb::V_STARTING_NOW);
+  EXPECT_EQ(CodeOf(plan, chained, 1), pb::V_AFTER);
+  EXPECT_EQ(CodeOf(plan, limited), pb::V_LIMIT);
+  EXPECT_EQ(CodeOf(plan, nowhere), pb::V_CLUSTER);
+}
+
+TEST(Decide, AThousandJobsTakeMilliseconds) {
+  SystemBuilder system;
+  system.Cluster("a").Cluster("b").Hosts("a", 64, 8).Hosts("b", 32, 8);
+  for (int q = 0; q < 10; ++q) system.Queue(absl::StrCat("q", q), 40);
+  for (int j = 0; j < 1000; ++j) JobBuilder(absl::StrCat("q", j % 10)).Workers(1 + j % 4, 1 + j % 4 + j % 3).Gpus(1 + j % 2).SubmitTo(&system);
+  Go(&system);
+  const auto from = std::chrono::steady_clock::now();
+  Decide(system.state, system.now_ns, Quick());
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - from).count();
+  std::printf("decide with 1,000 jobs, 768 GPUs: %ld ms\n", static_cast<long>(took));
+  EXPECT_LT(took, 1000) << "something became quadratic or worse";
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,94 @@
+// Stops that no claim causes: cancel, failure, limits, drain, lost state directories.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+#include "scheduler/decide/round.h"
+
+namespace muster {
+
+void Round::LookAt(int64_t at_ns) { plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_)); }
+
+int64_t Round::Grace(const pb::TaskSpec& spec) const { return spec.has_grace_ns() ? spec.grace_ns() : 2 * kMinute; }
+
+void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns, int32_t next_workers,
+                 const pb::AttemptKey* claimant) {
+  pb::AttemptStopping* stopping = stops_.emplace_back().mutable_attempt_stopping();
+  *stopping->mutable_key() = KeyOf(*base.job, base.ref.task, base.current->number);
+  stopping->set_cause(cause);
+  stopping->set_detail(detail);
+  stopping->set_grace_ns(grace_ns);
+  stopping->set_next_workers(next_workers);
+  if (claimant != nullptr) *stopping->mutable_claimant() = *claimant;
+  const int32_t b = m_.base_of.at(base.ref);
+  stopped_.insert(b);
+  future_.Release(*base.job, base.ref.task, *base.current);
+  if (base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
+}
+
+void Round::StopWhatMust() {
+  for (const Base& base : m_.bases) {
+    if (base.current == nullptr) continue;
+    const AttemptRow& attempt = *base.current;
+    const JobRow& job = *base.job;
+    if (attempt.state == pb::TASK_STOPPING) continue;
+    const int64_t grace_ns = Grace(*base.spec);
+    const TaskRow* failed = nullptr;
+    int32_t failed_index = 0;
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      if (job.tasks[t].state == pb::TASK_FAILED && failed == nullptr) {
+        failed = &job.tasks[t];
+        failed_index = static_cast<int32_t>(t);
+      }
+    }
+    if (job.cancel_requested) {
+      Stop(base, pb::CANCEL, job.detail, grace_ns);
+      continue;
+    }
+    if (failed != nullptr) {
+      Stop(base, pb::CANCEL, absl::StrCat("task ", job.task_spec(failed_index).name(), " failed"), grace_ns);
+      continue;
+    }
+    if (const std::optional<Failure> failure = FirstFailure(attempt)) {
+      Stop(base, failure->cause, failure->detail, 0);      // a gang that failed is killed at once
+      continue;
+    }
+    bool strange = false, unreachable = false;
+    std::string drained;
+    for (const PartRow& part : attempt.parts) {
+      if (part.over()) continue;
+      const HostRow& host = s_.host(part.host);
+      const ClusterRow& cluster = s_.clusters()[host.cluster];
+      unreachable = unreachable || host.state == pb::HOST_UNREACHABLE;
+      if (part.state_id != host.state_id) strange = true;
+      if (host.drained || cluster.drained) {
+        const std::string& reason = host.drained ? host.drain_reason : cluster.drain_reason;
+        drained = absl::StrCat(host.drained ? s_.HostName(part.host) : cluster.name, " is drained", reason.empty() ? "" : ": ", reason);
+      }
+    }
+    if (strange) {
+      Stop(base, pb::HOST_LOST, "a host came back with a new state directory", 0);
+      continue;
+    }
+    if (base.spec->time_limit_ns() > 0 && attempt.start_ns != 0) {
+      const int64_t at_ns = attempt.start_ns + std::max<int64_t>(0, base.spec->time_limit_ns() - base.row->ran_ns);
+      if (at_ns <= now_ns_) {
+        Stop(base, pb::TIME_LIMIT, absl::StrCat("ran for ", FormatDuration(base.spec->time_limit_ns())), grace_ns);
+        continue;
+      }
+      LookAt(at_ns);
+    }
+    const int64_t hang_ns = base.spec->has_hang_timeout_ns() ? base.spec->hang_timeout_ns() : 0;
+    if (hang_ns > 0 && !unreachable && base.row->progress.attempt() == attempt.number && attempt.start_ns != 0) {
+      const int64_t at_ns = std::max(base.row->progress.at_ns(), attempt.last_checkpoint_ns) + hang_ns;
+      if (at_ns <= now_ns_) {
+        Stop(base, pb::HANG, absl::StrCat("no progress for ", FormatDuration(hang_ns)), 0);
+        continue;
+      }
+      LookAt(at_ns);
+    }
+    if (!drained.empty()) Stop(base, pb::DRAIN, drained, grace_ns);
+  }
+}
+
+}  // namespace muster

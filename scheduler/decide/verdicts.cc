@@ -1,0 +1,184 @@
+// Spill to another cluster, expected starts, and why each waiting task waits.
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+#include "scheduler/decide/round.h"
+
+namespace muster {
+
+int64_t Round::EarliestStart(const Base& base, int32_t cell) {
+  if (estimates_left_ == 0) return 0;
+  --estimates_left_;
+  FreeMap map = future_;
+  Use use = use_future_;
+  const auto starts = [&] {
+    return WithinLimits(base, cell, base.min_workers, use) && map.Place(*base.spec, base.min_workers, m_.cells[cell]).has_value();
+  };
+  if (starts()) return now_ns_;
+  std::vector<std::pair<int64_t, int32_t>> ends;
+  for (size_t b = 0; b < m_.bases.size(); ++b) {
+    const Base& other = m_.bases[b];
+    if (!other.running() || other.bound_cell != cell || stopped_.contains(static_cast<int32_t>(b))) continue;
+    const int64_t end_ns = ExpectedEnd(other, now_ns_);
+    if (end_ns != 0) ends.emplace_back(std::max(end_ns, now_ns_), static_cast<int32_t>(b));
+  }
+  std::sort(ends.begin(), ends.end());
+  const bool gpus = base.spec->resources().gpus_milli() > 0;
+  int64_t free_milli = map.FreeMilli(m_.cells[cell], gpus);
+  for (const auto& [end_ns, b] : ends) {
+    const Base& other = m_.bases[b];
+    map.Release(*other.job, other.ref.task, *other.current);
+    AddUse(&use, other, cell, -other.current->workers);
+    free_milli += other.worker_milli * other.current->workers;
+    if (free_milli >= base.worker_milli * base.min_workers && starts()) return end_ns;
+  }
+  return 0;
+}
+
+// Opens the next cluster of a waiting task's list when that starts it sooner by more than spill_cost; once per attempt.
+void Round::Spill() {
+  std::set<int32_t> served = reserved_;
+  for (const Placed& placed : placed_) served.insert(placed.base);
+  for (size_t b = 0; b < m_.bases.size(); ++b) {
+    const Base& base = m_.bases[b];
+    if (!base.wants_place() || served.contains(static_cast<int32_t>(b)) || base.row->opened_attempt == base.row->next_attempt) continue;
+    if (base.row->backoff_until_ns > now_ns_) continue;
+    int32_t next = -1;
+    for (size_t i = 0; i < base.cells.size() && next < 0; ++i) {
+      const bool holds = m_.cells[base.cells[i]].capacity_milli >= base.worker_milli * base.min_workers;
+      if (!base.opened[i] && holds) next = base.cells[i];
+    }
+    if (next < 0) continue;
+    const int64_t there_ns = EarliestStart(base, next);
+    if (there_ns == 0) continue;
+    int64_t here_ns = kUnbounded;
+    int32_t here = -1;
+    for (size_t i = 0; i < base.cells.size(); ++i) {
+      if (!base.opened[i]) continue;
+      if (here < 0) here = base.cells[i];
+      const int64_t start_ns = EarliestStart(base, base.cells[i]);
+      if (start_ns != 0) here_ns = std::min(here_ns, start_ns);
+    }
+    if (here >= 0 && here_ns != kUnbounded) starts_[base.ref] = here_ns;
+    if (here_ns != kUnbounded && there_ns + options_.spill_cost_ns >= here_ns) continue;
+    pb::ClusterOpened* opened = opened_.emplace_back().mutable_cluster_opened();
+    opened->set_job_uid(base.job->uid);
+    opened->set_task(base.spec->name());
+    opened->set_cluster(CellName(next));
+    const std::string full = here < 0 ? "no cluster before it has such devices"
+                             : here_ns == kUnbounded
+                                 ? absl::StrCat(CellName(here), " is full, until when is unknown")
+                                 : absl::StrCat(CellName(here), " is full for about ", FormatDuration((here_ns - now_ns_) / kSecond * kSecond));
+    opened->set_reason(absl::StrCat(full, "; ", CellName(next), " has room ",
+                                    there_ns <= now_ns_ ? std::string("now")
+                                                        : absl::StrCat("in about ", FormatDuration((there_ns - now_ns_) / kSecond * kSecond))));
+  }
+}
+
+// Jobs that hold the cell's devices, largest first.
+void Round::FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict) const {
+  std::map<uint64_t, int64_t> held;
+  for (const Base& base : m_.bases) {
+    if (base.current != nullptr && base.bound_cell == cell && base.job != &job) held[base.ref.job] += base.worker_milli * base.current->workers;
+  }
+  std::vector<std::pair<int64_t, uint64_t>> sorted;
+  for (const auto& [number, milli] : held) sorted.emplace_back(-milli, number);
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size() && i < 8; ++i) verdict->add_held_by(sorted[i].second);
+}
+
+pb::Verdict Round::VerdictOf(const JobRow& job, int32_t task) {
+  pb::Verdict verdict;
+  const TaskRow& row = job.tasks[task];
+  if (row.state == pb::TASK_BLOCKED) {
+    verdict.set_code(pb::V_AFTER);
+    return verdict;
+  }
+  const auto found = m_.base_of.find({job.number, task});
+  if (row.backoff_until_ns > now_ns_) {
+    LookAt(row.backoff_until_ns);
+    verdict.set_code(pb::V_BACKOFF);
+    verdict.set_expected_start_ns(row.backoff_until_ns);
+    return verdict;
+  }
+  if (found == m_.base_of.end()) {     // held, or its queue is gone
+    verdict.set_code(pb::V_HELD);
+    return verdict;
+  }
+  const int32_t b = found->second;
+  const Base& base = m_.bases[b];
+  int32_t cell = base.charge;
+  for (size_t i = 0; i < base.cells.size() && cell < 0; ++i) {
+    if (base.opened[i] && m_.cells[base.cells[i]].capacity_milli > 0) cell = base.cells[i];
+  }
+  for (size_t i = 0; i < base.cells.size() && cell < 0; ++i) {
+    if (base.opened[i]) cell = base.cells[i];
+  }
+  const int64_t demand = base.worker_milli * base.min_workers;
+  if (cell < 0 || m_.cells[cell].capacity_milli < demand) {
+    bool drained = false;
+    for (const int32_t c : base.cells) {
+      drained = drained || s_.clusters()[m_.cells[c].cluster].drained ||
+                std::any_of(m_.cells[c].hosts.begin(), m_.cells[c].hosts.end(), [&](HostId id) { return s_.host(id).drained; });
+    }
+    verdict.set_code(drained ? pb::V_HELD : pb::V_CLUSTER);
+    if (cell >= 0) verdict.set_missing_milli(demand - m_.cells[cell].capacity_milli);
+    return verdict;
+  }
+  verdict.set_cluster(CellName(cell));
+  verdict.set_flavour(m_.flavours[m_.cells[cell].flavour]);
+  const int64_t free_milli = std::max<int64_t>(0, now_.FreeMilli(m_.cells[cell], base.spec->resources().gpus_milli() > 0));
+  verdict.set_missing_milli(std::max<int64_t>(0, demand - free_milli));
+  FillHolders(cell, job, &verdict);
+  if (base.entitled && reserved_.contains(b)) {
+    verdict.set_code(pb::V_RECLAIMING);
+    return verdict;
+  }
+  if (base.entitled) {
+    const bool shape = free_milli >= demand && WithinLimits(base, cell, base.min_workers, use_now_);
+    bool elsewhere = false;            // another of its clusters has room: it keeps to its charged one until spilling pays
+    for (size_t i = 0; i < base.cells.size() && !shape; ++i) {
+      elsewhere = elsewhere || (base.cells[i] != cell &&
+                                now_.FreeMilli(m_.cells[base.cells[i]], base.spec->resources().gpus_milli() > 0) >= demand);
+    }
+    verdict.set_code(shape ? pb::V_PLACEMENT : elsewhere ? pb::V_ENTITLED_CELL : pb::V_CAPACITY);
+  } else {
+    Use entitled = m_.entitled;
+    verdict.set_code(WithinLimits(base, cell, base.min_workers, entitled) ? pb::V_SHARE : pb::V_LIMIT);
+  }
+  const auto start = starts_.find(base.ref);
+  const int64_t start_ns = start != starts_.end() ? start->second : EarliestStart(base, cell);
+  if (start_ns > now_ns_) verdict.set_expected_start_ns(start_ns);
+  return verdict;
+}
+
+void Round::GiveVerdicts() {
+  for (const Placed& placed : placed_) {
+    pb::Verdict& verdict = plan_.verdicts[m_.bases[placed.base].ref];
+    verdict.set_code(pb::V_STARTING_NOW);
+    verdict.set_cluster(CellName(placed.cell));
+    verdict.set_flavour(m_.flavours[m_.cells[placed.cell].flavour]);
+    verdict.set_expected_start_ns(now_ns_);
+  }
+  for (const uint64_t number : s_.active_jobs()) {
+    const JobRow& job = *s_.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      const TaskRow& row = job.tasks[t];
+      const TaskRef ref{number, static_cast<int32_t>(t)};
+      if (plan_.verdicts.contains(ref)) continue;
+      if (row.state == pb::TASK_BLOCKED || row.waiting()) {
+        plan_.verdicts[ref] = VerdictOf(job, ref.task);
+      } else if (const AttemptRow* current = row.current();
+                 current != nullptr && std::any_of(current->parts.begin(), current->parts.end(), [&](const PartRow& part) {
+                   return !part.over() && s_.host(part.host).state == pb::HOST_UNREACHABLE;
+                 })) {
+        plan_.verdicts[ref].set_code(pb::V_UNREACHABLE);
+        plan_.verdicts[ref].set_cluster(s_.clusters()[current->cluster].name);
+      }
+    }
+  }
+}
+
+}  // namespace muster

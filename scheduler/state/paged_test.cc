@@ -1,0 +1,99 @@
+#include "scheduler/state/paged.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+std::vector<std::pair<size_t, std::string>> Rows(const PagedArray<std::string>& array) {
+  std::vector<std::pair<size_t, std::string>> rows;
+  array.ForEach([&](size_t index, const std::string& row) { rows.emplace_back(index, row); });
+  return rows;
+}
+
+TEST(PagedArray, KeepsRowsByIndexAcrossPages) {
+  PagedArray<std::string> array;
+  *array.Mutable(200) = "far";
+  *array.Mutable(0) = "first";
+  *array.Mutable(63) = "last of its page";
+  EXPECT_THAT(Rows(array), ElementsAre(Pair(0, "first"), Pair(63, "last of its page"), Pair(200, "far")));
+  EXPECT_EQ(array.Find(64), nullptr);   // a page that nobody wrote
+  EXPECT_EQ(array.Find(201), nullptr);  // beside a row
+  EXPECT_EQ(array.Find(100'000), nullptr);
+  EXPECT_GE(array.size_bound(), 201u);
+}
+
+TEST(PagedArray, ErasedRowsAreGoneAndComeBackEmpty) {
+  PagedArray<std::string> array;
+  *array.Mutable(5) = "five";
+  *array.Mutable(6) = "six";
+  array.Erase(5);
+  array.Erase(5);
+  array.Erase(70);
+  EXPECT_THAT(Rows(array), ElementsAre(Pair(6, "six")));
+  array.Erase(6);
+  EXPECT_THAT(Rows(array), IsEmpty());
+  EXPECT_EQ(*array.Mutable(5), "");
+}
+
+TEST(PagedArray, ACopyKeepsWhatItSawAndSharesTheRest) {
+  PagedArray<std::string> array;
+  for (size_t i = 0; i < 130; ++i) *array.Mutable(i) = "old";
+  const PagedArray<std::string> copy = array;
+  EXPECT_EQ(copy.Find(1), array.Find(1)) << "nothing is copied before a write";
+  *array.Mutable(1) = "new";
+  array.Erase(2);
+  *array.Mutable(500) = "added";
+  EXPECT_EQ(*copy.Find(1), "old");
+  EXPECT_EQ(*copy.Find(2), "old");
+  EXPECT_EQ(copy.Find(500), nullptr);
+  EXPECT_EQ(*array.Find(1), "new");
+  EXPECT_EQ(copy.Find(3), array.Find(3)) << "rows beside the written one stay shared";
+  EXPECT_EQ(copy.Find(129), array.Find(129));
+}
+
+TEST(PagedArray, ARowThatNobodySharesIsWrittenInPlace) {
+  PagedArray<std::string> array;
+  const std::string* row = array.Mutable(3);
+  EXPECT_EQ(array.Mutable(3), row);
+  { const PagedArray<std::string> copy = array; }
+  EXPECT_EQ(array.Mutable(3), row) << "the copy is gone";
+}
+
+TEST(PagedIndex, FindsSetsErasesAndLists) {
+  PagedIndex index;
+  for (uint64_t i = 1; i <= 1000; ++i) index.Set("key" + std::to_string(i), i);
+  index.Set("key7", 70);
+  index.Erase("key8");
+  index.Erase("nobody");
+  EXPECT_EQ(index.Find("key1"), 1u);
+  EXPECT_EQ(index.Find("key7"), 70u);
+  EXPECT_EQ(index.Find("key8"), 0u);
+  EXPECT_EQ(index.Find(""), 0u);
+  EXPECT_EQ(index.Entries().size(), 999u);
+}
+
+TEST(PagedIndex, ACopyKeepsWhatItSaw) {
+  PagedIndex index;
+  index.Set("a", 1);
+  const PagedIndex copy = index;
+  index.Set("a", 2);
+  index.Set(std::string_view("a\0b", 3), 3);
+  EXPECT_EQ(copy.Find("a"), 1u);
+  EXPECT_EQ(copy.Find(std::string_view("a\0b", 3)), 0u);
+  index.Erase("a");
+  EXPECT_EQ(copy.Find("a"), 1u);
+  EXPECT_THAT(index.Entries(), ElementsAre(Pair(std::string("a\0b", 3), 3)));
+}
+
+}  // namespace
+}  // namespace muster

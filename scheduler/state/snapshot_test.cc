@@ -1,0 +1,184 @@
+// State as a value: copies stand apart, rows bring it back, and the rows that changed are told.
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "scheduler/state/random_events.h"
+#include "scheduler/state/state.h"
+
+namespace muster {
+namespace {
+
+using testing::RandomEvents;
+
+using RowMap = std::map<std::pair<std::string, std::string>, std::string>;
+
+void Save(const std::vector<RowChange>& changes, RowMap* rows) {
+  for (const RowChange& change : changes) {
+    if (change.bytes.has_value()) {
+      (*rows)[{change.kind, change.id}] = *change.bytes;
+    } else {
+      rows->erase({change.kind, change.id});
+    }
+  }
+}
+
+RowMap All(const State& state) {
+  RowMap rows;
+  Save(state.AllRows(), &rows);
+  return rows;
+}
+
+std::vector<RowChange> Rows(const RowMap& map) {
+  std::vector<RowChange> rows;
+  for (const auto& [key, bytes] : map) rows.push_back({key.first, key.second, bytes});
+  return rows;
+}
+
+std::string FirstDifference(const RowMap& saved, const RowMap& all) {
+  for (const auto& [key, bytes] : all) {
+    const auto it = saved.find(key);
+    if (it == saved.end()) return "never saved: " + key.first + " " + key.second;
+    if (it->second != bytes) return "saved before it changed: " + key.first + " " + key.second;
+  }
+  for (const auto& [key, bytes] : saved) {
+    if (all.count(key) == 0) return "not deleted: " + key.first + " " + key.second;
+  }
+  return "";
+}
+
+class RandomHistory : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(RandomHistory, RowsBringBackFactsAndDerivedData) {
+  RandomEvents events(GetParam());
+  State state;
+  for (int i = 0; i < 4000; ++i) {
+    const pb::Event event = events.Next(state);
+    Apply(&state, event);
+    if (i % 20 != 0 && i < 3990) continue;
+    const absl::StatusOr<State> loaded = State::Load(state.AllRows());
+    ASSERT_TRUE(loaded.ok()) << "after event " << i << ": " << loaded.status() << "\n" << event.DebugString();
+    ASSERT_EQ(State::Difference(state, *loaded), "") << "after event " << i << "\n" << event.DebugString();
+  }
+  EXPECT_GT(state.next_job_number(), 100u);
+}
+
+TEST_P(RandomHistory, ChangesAddUpToAllRows) {
+  RandomEvents events(GetParam());
+  State state;
+  RowMap saved;
+  for (int i = 0; i < 4000; ++i) {
+    const pb::Event event = events.Next(state);
+    Apply(&state, event);
+    if (events.Below(4) == 0) continue;  // a step holds several events
+    Save(state.TakeChanges(), &saved);
+    if (i % 10 == 0) {
+      ASSERT_EQ(FirstDifference(saved, All(state)), "") << "after event " << i << "\n" << event.DebugString();
+    }
+  }
+  // What was loaded goes on like what was saved.
+  absl::StatusOr<State> loaded = State::Load(Rows(saved));
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  Save(state.TakeChanges(), &saved);
+  loaded = State::Load(Rows(saved));
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->TakeChanges().empty());
+  for (int i = 0; i < 500; ++i) {
+    const pb::Event event = events.Next(state);
+    Apply(&state, event);
+    Apply(&*loaded, event);
+    ASSERT_EQ(State::Difference(state, *loaded), "") << "event " << i << " after Load\n" << event.DebugString();
+  }
+}
+
+TEST_P(RandomHistory, ApplyIsDeterministicAndCopiesStandApart) {
+  RandomEvents events(GetParam());
+  State state;
+  std::vector<std::pair<State, RowMap>> snapshots;
+  for (int i = 0; i < 1500; ++i) {
+    if (i % 50 == 0) {
+      snapshots.emplace_back(state, All(state));
+      if (snapshots.size() > 6) snapshots.erase(snapshots.begin());
+    }
+    const pb::Event event = events.Next(state);
+    State other = state;
+    Apply(&other, event);
+    const RowMap before = i % 10 == 0 ? All(state) : RowMap();
+    if (i % 10 == 0) ASSERT_EQ(FirstDifference(before, All(state)), "") << "the original followed its copy\n" << event.DebugString();
+    Apply(&state, event);
+    ASSERT_EQ(State::Difference(state, other), "") << "event " << i << "\n" << event.DebugString();
+  }
+  for (const auto& [snapshot, rows] : snapshots) {
+    EXPECT_EQ(FirstDifference(rows, All(snapshot)), "");
+    EXPECT_EQ(State::Difference(snapshot, snapshot.Rebuilt()), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomHistory, ::testing::Range<uint64_t>(1, 7));
+
+// What the API's threads do: each reads its own snapshot while the engine writes on.
+TEST(Snapshots, AreReadByOtherThreadsWhileTheOriginalIsWritten) {
+  RandomEvents events(99);
+  State state;
+  for (int i = 0; i < 400; ++i) Apply(&state, events.Next(state));
+  for (int round = 0; round < 20; ++round) {
+    const RowMap before = All(state);
+    std::vector<RowMap> seen(2);
+    std::vector<std::thread> readers;
+    for (RowMap& rows : seen) {
+      readers.emplace_back([snapshot = state, &rows] {
+        State own = snapshot;
+        for (int i = 0; i < 3; ++i) rows = All(snapshot);
+        // A preview changes its copy of the snapshot.
+        pb::Event cancel;
+        for (const uint64_t job : snapshot.active_jobs()) {
+          cancel.mutable_job_cancel()->set_number(job);
+          Apply(&own, cancel);
+        }
+      });
+    }
+    for (int i = 0; i < 60; ++i) Apply(&state, events.Next(state));
+    for (std::thread& reader : readers) reader.join();
+    for (const RowMap& rows : seen) EXPECT_EQ(FirstDifference(before, rows), "");
+  }
+}
+
+TEST(Load, NamesTheRowThatDoesNotFit) {
+  RandomEvents events(5);
+  State state;
+  for (int i = 0; i < 600; ++i) Apply(&state, events.Next(state));
+  const std::vector<RowChange> good = state.AllRows();
+  ASSERT_TRUE(State::Load(good).ok());
+  const auto first = [&](const std::string& kind) {
+    for (size_t i = 0; i < good.size(); ++i) {
+      if (good[i].kind == kind) return i;
+    }
+    return good.size();
+  };
+  for (const char* kind : {"meta", "host", "job"}) {
+    std::vector<RowChange> rows = good;
+    ASSERT_LT(first(kind), rows.size());
+    rows[first(kind)].bytes = "\xff\xff\xff";
+    const absl::Status status = State::Load(rows).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << kind;
+    EXPECT_NE(status.message().find(kind), std::string::npos) << status;
+  }
+  std::vector<RowChange> unknown = good;
+  unknown.push_back({"dog", "1", "x"});
+  EXPECT_EQ(State::Load(unknown).status().code(), absl::StatusCode::kDataLoss);
+  // A host, or everything that names the clusters, went missing.
+  for (const char* kind : {"host", "meta"}) {
+    std::vector<RowChange> rows;
+    for (const RowChange& row : good) {
+      if (row.kind != kind) rows.push_back(row);
+    }
+    EXPECT_EQ(State::Load(rows).status().code(), absl::StatusCode::kDataLoss) << "without " << kind;
+  }
+  EXPECT_TRUE(State::Load({}).ok());
+}
+
+}  // namespace
+}  // namespace muster

@@ -104,7 +104,7 @@ class LocalSystem:
         """One `muster` command."""
         arguments = [str(argument) for argument in arguments]
         try:
-            done = subprocess.run([str(self.bin_dir / "muster"), *arguments], capture_output=True, text=True, timeout=timeout_s,
+            done = subprocess.run([str(self.bin_dir / "muster"), *arguments], capture_output=True, text=True, errors="replace", timeout=timeout_s,
                                   input=text, stdin=subprocess.DEVNULL if text is None else None, env=self.environment(), cwd=self.folder)
         except subprocess.TimeoutExpired as error:
             raise Failed(f"muster {' '.join(arguments)} had not ended after {timeout_s:g} s") from error

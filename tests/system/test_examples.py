@@ -38,7 +38,8 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
     runtime.mkdir(mode=0o700)
     system = LocalSystem(folder, bin_dir)
     environment = system.environment() | {"XDG_RUNTIME_DIR": str(runtime), "HOME": str(folder)}
-    environment.pop("MUSTER_SERVER")
+    for name in ("MUSTER_SERVER", "MUSTER_CONFIG"):
+        environment.pop(name)
 
     def muster(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run([bin_dir / "muster", *arguments], capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL)

@@ -14,11 +14,6 @@ def kill(process: subprocess.Popen) -> None:
     process.wait(10)
 
 
-def restart_agent(system, host: str) -> None:
-    system.start_agent("lab", host)
-    system.wait_hosts_up({f"lab/{host}"})
-
-
 def test_a_killed_daemon_loses_no_job_and_starts_none_twice(system):
     running = {name: submit_waiting(system, name) for name in ("a", "b", "c")}
     gang = submit_waiting(system, "gang", workers="2")  # waits: one slot is free
@@ -51,7 +46,8 @@ def test_a_killed_agent_finds_its_processes_and_tells_their_exit_codes(system):
     let_go(system, "ends-while-away")
     wait_for("the process that ends while no agent is there", lambda: not alive(pids["ends-while-away"]), 10)
     for host in ("h01", "h02"):
-        restart_agent(system, host)
+        system.start_agent("lab", host)
+    system.wait_hosts_up({"lab/h01", "lab/h02"})
 
     assert alive(pids["good"]) and alive(pids["bad"]), "the processes did not live on"
     let_go(system, "good")

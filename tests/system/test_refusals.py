@@ -56,7 +56,7 @@ BAD_JOBS = {
     "batch by device": (TRAINER + "  per_device_train_batch_size: 4\n", ["per_device_train_batch_size", "global_batch_size"]),
     "never fits": (RUN + "workers: 5\n", ["can never start", "4"]),
     "too deep": ("labels: " + "{a: " * 40 + "1" + "}" * 40 + "\n" + RUN, ["deep"]),
-    "too large": ("name: a\n" + "# padding\n" * 30_000 + RUN, ["256"]),
+    "too large": ("name: a\n" + "# padding\n" * 30_000 + RUN, ["bad.yaml", "larger than"]),
 }
 
 

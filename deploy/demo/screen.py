@@ -22,8 +22,11 @@ class Screen:
 
     def line(self, text: str = "") -> None:
         self._clear()
-        print(text if self.unicode else plain(text), flush=True)
+        print(self.shown(text), flush=True)
         self._draw()
+
+    def shown(self, text: str) -> str:
+        return text if self.unicode else plain(text)
 
     def event(self, text: str) -> None:
         self.line(f"{self.clock():>5}  {text}")

@@ -207,7 +207,7 @@ class Story:
             found |= {step: loss for step, loss in self.log_losses(attempt["number"]).items()}
         missing = [step for step in range(1, self.steps + 1) if step not in found]
         worst = max((abs(found[step] - self.expected[step]) for step in found), default=float("inf"))
-        text = f"loss against an undisturbed run: max difference {worst:.4f} over {len(found)} steps"
+        text = f"loss against an undisturbed run: max difference {worst:.1e} over {len(found)} steps"
         self.rows.append(Row("same run", text, not missing and worst < LOSS_BAR, f"< {LOSS_BAR:g}" + (f", {len(missing)} steps unseen" if missing else "")))
 
     def check_export(self) -> None:
@@ -243,9 +243,9 @@ class Story:
         took = int(time.monotonic() - screen.began)
         screen.line()
         screen.line(f"Muster demo: {took // 60} m {took % 60} s, 2 clusters, 3 hosts, 6 slots (CPU stand-ins for GPUs)")
-        width = max(len(row.text) for row in self.rows)
-        for row in self.rows:
-            screen.line(f" {row.name:<10}  {row.text:<{width}}  {screen.mark(row.holds)} {row.bar}".rstrip())
+        texts = [screen.shown(row.text) for row in self.rows]
+        for row, text in zip(self.rows, texts):
+            screen.line(f" {row.name:<10}  {text:<{max(map(len, texts))}}  {screen.mark(row.holds)} {row.bar}".rstrip())
         missed = [row.name for row in self.rows if not row.holds]
         if missed:
             screen.line(f"Missed: {', '.join(missed)}")
@@ -356,12 +356,10 @@ class Story:
             return
         progress, newest = self.progress(), self.train()["attempts"][-1]
         step = int(progress["step"])
-        left = ""
-        if step > 5:
-            left = f"  about {(time.monotonic() - self.screen.began) / step * (self.steps - step):.0f} s left"
-        state = newest["state"].removeprefix("TASK_").lower()
-        self.screen.bar(step / self.steps, f"job {self.number} {step}/{self.steps}  loss {float(progress['loss']):.2f}  "
-                        f"{float(progress['tokens_per_s']) / 1000:.0f}k tok/s  attempt {newest['number']}: {newest['workers']} ranks, {state}{left}")
+        left = f"  {(time.monotonic() - self.screen.began) / step * (self.steps - step):.0f} s left" if step > 5 else ""
+        state = "" if newest["state"] == "TASK_RUNNING" else f" {newest['state'].removeprefix('TASK_').lower()}"
+        self.screen.bar(step / self.steps, f"{step}/{self.steps}{left}  loss {float(progress['loss']):.2f}  "
+                        f"{float(progress['tokens_per_s']) / 1000:.0f}k tok/s  {newest['workers']} ranks{state}")
 
 
 def where(attempt: dict) -> str:

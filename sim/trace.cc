@@ -127,7 +127,7 @@ Trace RandomTrace(int count, uint64_t seed, const std::vector<std::string>& queu
   int64_t at_ns = 0;
   for (int i = 0; i < count; ++i) {
     TraceJob job;
-    at_ns += random.Between(0, 120) * kSecond;
+    at_ns += random.Between(0, 240) * kSecond;
     job.submit_ns = at_ns;
     job.name = absl::StrCat("r", i);
     job.queue = queues[random.Below(queues.size())];

@@ -139,7 +139,13 @@ void Applier::SetClusters(const pb::ClusterFile& file) {
       for (AttemptRow& attempt : task.attempts) attempt.cluster = index.at(old[attempt.cluster].name);
     }
   }
-  s_.cluster_file_ = std::make_shared<const pb::ClusterFile>(file);
+  // With the clusters that stay, so that hosts and attempts find them again when State is loaded.
+  pb::ClusterFile kept = file;
+  for (const ClusterRow& row : rows) {
+    const auto in_file = [&](const pb::ClusterSpec& spec) { return spec.name() == row.name; };
+    if (std::none_of(file.clusters().begin(), file.clusters().end(), in_file)) *kept.add_clusters() = row.spec;
+  }
+  s_.cluster_file_ = std::make_shared<const pb::ClusterFile>(std::move(kept));
   s_.clusters_ = std::make_shared<const std::vector<ClusterRow>>(std::move(rows));
   for (const pb::ClusterSpec& spec : file.clusters()) {
     for (const pb::HostSpec& host_spec : spec.hosts()) {
@@ -434,8 +440,10 @@ void Applier::On(const pb::AttemptPlaced& e) {
   if (!row->tasks[index].waiting() || row->tasks[index].next_attempt != e.key().attempt()) return;
   AttemptRow attempt;
   for (const pb::Placement& placement : e.placements()) {
-    attempt.parts.push_back(ToPart(s_, e.cluster(), placement));
-    if (attempt.parts.back().host == kNoHost) return;
+    PartRow part = ToPart(s_, e.cluster(), placement);
+    const auto same_host = [&](const PartRow& other) { return other.host == part.host; };
+    if (part.host == kNoHost || std::any_of(attempt.parts.begin(), attempt.parts.end(), same_host)) return;
+    attempt.parts.push_back(std::move(part));
     attempt.parts.back().state_id = s_.host(attempt.parts.back().host).state_id;
   }
   JobRow* job = Job(row->number);

@@ -350,6 +350,7 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
     pb::HostRecord r;
     if (!r.ParseFromString(*row->bytes)) return damaged(*row, "can't be parsed");
     const HostId id = applier.FindOrAddHost(r.cluster(), r.host());
+    if (id == kNoHost) return damaged(*row, absl::StrCat("names unknown cluster ", r.cluster()));
     FromRecord(r, s.hosts_.Mutable(static_cast<size_t>(id)));
   }
   applier.OrderHosts();

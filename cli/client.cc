@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
   arguments.SetMaxReceiveMessageSize(64 << 20);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
   auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));
 }

@@ -91,10 +91,10 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
   return session.Fail(status);
 }
 
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec) {
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key) {
   pb::SubmitRequest request;
   *request.mutable_spec() = spec;
-  request.set_idempotency_key(RandomId());
+  request.set_idempotency_key(key.empty() ? RandomId() : key);
   mode_t mask = umask(0);
   umask(mask);
   request.set_umask(mask);

@@ -26,7 +26,7 @@ int FailWithProblems(Session& session, const std::vector<Problem>& problems, con
 // A refusal by the server, with the places in the file where `file` is not null.
 int FailRefused(Session& session, const absl::Status& status, const JobFile* file);
 
-// Submits with a new idempotency key and this process's umask. Repeats itself safely while the server is away.
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec);
+// Submits with this process's umask, and with a new idempotency key if `key` is empty. Repeats itself safely while the server is away.
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key = "");
 
 }  // namespace muster

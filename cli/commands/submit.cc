@@ -14,7 +14,7 @@ namespace muster {
 namespace {
 
 struct SubmitOptions {
-  std::string file, queue;
+  std::string file, queue, key;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false;
 };
 
@@ -67,12 +67,12 @@ int Submit(Session& session, const SubmitOptions& options) {
     return kExitInterrupted;
   }
 
-  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, spec);
+  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, spec, options.key);
   if (!response.ok()) return FailRefused(session, response.status(), &*file);
   const pb::Job& job = response->job();
   std::string id = absl::StrCat(job.number());
   bool follow = !options.detach && session.for_people();
-  std::string text = absl::StrCat("Job ", id, " ", Plain(job.spec().name()), " submitted.");
+  std::string text = absl::StrCat("Job ", id, " ", Plain(job.spec().name()), response->existed() ? " was submitted before with this key." : " submitted.");
   absl::StrAppend(&text, follow ? " Following it; Ctrl+C stops following, never the job.\n" : absl::StrCat("  Follow: muster attach ", id, "\n"));
   session.ShowOne(text, job, id);
   return follow ? Follow(session, **client, id, interrupt) : kExitOk;
@@ -125,6 +125,7 @@ void AddSubmit(CLI::App& root, Session& session) {
   submit->add_option("--queue", options->queue, "Instead of the file's queue");
   submit->add_flag("-y,--yes", options->yes, "Don't ask");
   submit->add_flag("-d,--detach,--no-follow", options->detach, "Don't follow");
+  submit->add_option("--idempotency-key", options->key, "For scripts that repeat themselves: the same key gives the same job, submitted once");
   CLI::Option* preview_only = submit->add_flag("--preview-only,--dry-run", options->preview_only, "Only show where, when and from whom; submit nothing");
   submit->add_flag("--detailed-exitcode", options->detailed_exitcode, "With --preview-only: exit 7 if somebody would be evicted")->needs(preview_only);
   submit->callback([&session, options] { session.command = [&session, options] { return Submit(session, *options); }; });

@@ -32,6 +32,16 @@ void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns)
   }
 }
 
+// Why the processes did not get as far as their program, where the shim says so.
+v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits) {
+  for (const v1::WorkerExit& exit : exits) {
+    if (exit.exit_code() == 0) continue;
+    if (exit.detail().rfind("setup: ", 0) == 0) return v1::SETUP_FAILED;
+    if (exit.exit_code() == 127 && exit.detail().rfind("launch: ", 0) == 0) return v1::LAUNCH_FAILED;
+  }
+  return v1::CAUSE_UNSPECIFIED;
+}
+
 }  // namespace
 
 Reconciler::Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender)
@@ -279,6 +289,11 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
     report.mutable_checkpoint()->set_attempt(record->id.attempt);
     report.mutable_checkpoint()->set_at_ns(at_ns);
     report.mutable_checkpoint()->set_storage(record->prepare.checkpoint_storage());
+    if (report.loaded_step() < 0 && report.loaded_path().empty() && record->loaded.has_value()) {
+      // Said in a line of its own: the first checkpoint of an attempt names what it loaded (CONTRACTS 12).
+      report.set_loaded_step(record->loaded->step());
+      report.set_loaded_path(record->loaded->path());
+    }
     record->checkpoints.push_back(report);
     if (report.sequence() > record->checkpoint_acked) {
       v1::AgentMessage message;
@@ -352,6 +367,7 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
       changed = true;
     }
   }
+  if (record.cause == v1::CAUSE_UNSPECIFIED && !record.stop.has_value()) record.cause = LaunchCause(record.exits);
   if (changed) Report(record);
 }
 

@@ -3,6 +3,8 @@
 MUSTER_CACHE_DIR=${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}
 export CCACHE_DIR=${CCACHE_DIR:-$MUSTER_CACHE_DIR/ccache}
 export CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_MAXSIZE=${CCACHE_MAXSIZE:-5G}
+# A fresh clone anywhere finds what another clone compiled: paths below the checkout are hashed relative to it.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=true
 
 # say LINE…: for people, to stderr.
 say() { printf '%s\n' "$@" >&2; }

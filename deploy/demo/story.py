@@ -131,9 +131,11 @@ class Story:
                              lost == 0 and givers == [self.number], f"{lost} steps lost"))
 
     def spill(self) -> None:
+        preview = self.system.json("submit", self.system.folder / "etc" / "baseline.yaml", "--preview-only")
+        places = ", ".join(f"{one['cluster']} {when(one)}" for one in preview["candidates"])
         self.third = self.submit("baseline.yaml")["number"]
-        explained = self.explain(self.third)
-        self.screen.event(f"job {self.third} baseline (research, 1 worker, lab or cloud): {explained}")
+        self.screen.event(f"job {self.third} baseline (research, 1 worker, lab or cloud): the preview says {places}")
+        self.screen.event(f"explain {self.third}: {self.explain(self.third)}")
         third = self.wait_train(lambda: started(self.system.job(self.third)), 60, "job 3 to run")
         attempt = third["tasks"][0]["attempts"][0]
         waited_ms = ms(int(attempt["start_ns"]), int(third["submit_ns"]))
@@ -365,6 +367,13 @@ class Story:
 def where(attempt: dict) -> str:
     hosts = ",".join(part["host"].rsplit("/", 1)[-1] for part in attempt["placements"])
     return f"{attempt['cluster']}/{hosts}, {attempt['workers']} {'declared ' if attempt['declared'] else ''}{attempt['flavour']}{'s' if attempt['workers'] != 1 else ''}"
+
+
+def when(candidate: dict) -> str:
+    """When a job would start in a cluster, and why not sooner."""
+    start_ns = int(candidate["start_ns"])
+    time_text = "never" if start_ns < 0 else "at an unknown time" if start_ns == 0 else "now" if start_ns <= now_ns() + 10**9 else f"in {(start_ns - now_ns()) / 1e9:.0f} s"
+    return time_text + (f" ({candidate['reason'].split('; starts about')[0]})" if candidate["reason"] else "") + (", chosen" if candidate["chosen"] else "")
 
 
 def started(job: dict) -> dict | None:

@@ -207,7 +207,7 @@ void Engine::AppendGangPrepared() {
 }
 
 void Engine::DecideAndApply() {
-  Plan plan = Decide(state_, now_ns_, options_.scheduling);
+  Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling) : Decide(state_, now_ns_, options_.scheduling);
   int64_t look_ns = plan.next_look_ns;
   if (absl::Status status = Validate(state_, plan); status.ok()) {
     for (const pb::Event& event : plan.events) ApplyEvent(event);

@@ -35,6 +35,8 @@ struct EngineOptions {
   uint64_t epoch = 1;
   uint64_t last_commit = 0;             // newest commit of the store when it was opened
   std::string refused_plans_directory;  // reproducers of plans that Validate refused; empty: not written
+  // For fault injection: decides instead of Decide.
+  std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)> decide;
   int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
 };
 

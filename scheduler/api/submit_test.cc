@@ -1,0 +1,71 @@
+#include "scheduler/api/submit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "scheduler/api/sha256.h"
+#include "scheduler/engine/fixture.h"
+
+namespace muster {
+namespace {
+
+class NoLink : public AgentLink {
+ public:
+  void Send(const std::string&, const std::string&, const pb::SchedulerMessage&) override {}
+};
+
+TEST(Sha256Test, KnownValue) {
+  std::string hex;
+  for (const char c : Sha256("abc")) absl::StrAppend(&hex, absl::Hex(static_cast<uint8_t>(c), absl::kZeroPad2));
+  EXPECT_EQ(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+struct SubmitCase {
+  const char* name;
+  const char* owner;
+  const char* key;
+  const char* shell;
+  absl::StatusCode code;
+  uint64_t number;
+  bool existed;
+};
+
+// After ada submitted `true` with key k: job 1.
+class SubmitTest : public ::testing::TestWithParam<SubmitCase> {};
+
+TEST_P(SubmitTest, AgainstAKnownKey) {
+  ManualClock clock;
+  RecordingStore store(nullptr);
+  NoLink link;
+  Engine engine(EngineOptions(), &clock, &store, &link, State());
+  engine.Post(LabConfigured());
+  engine.Post(HostJoins("h1"));
+  engine.Step();
+  SubmitOutcome outcome;
+  const auto submit = [&](const std::string& owner, const std::string& key, const std::string& shell) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.mutable_spec()->mutable_tasks(0)->mutable_run()->set_shell(shell);
+    request.set_idempotency_key(key);
+    Submit(&engine, SpecDefaults(), owner, request, [&](const SubmitOutcome& result) { outcome = result; });
+    engine.Step();
+  };
+  submit("ada", "k", "true");
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  submit(GetParam().owner, GetParam().key, GetParam().shell);
+  EXPECT_EQ(outcome.status.code(), GetParam().code) << outcome.status;
+  EXPECT_EQ(outcome.number, GetParam().number);
+  EXPECT_EQ(outcome.existed, GetParam().existed);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Keys, SubmitTest,
+    ::testing::Values(SubmitCase{"SameAgain", "ada", "k", "true", absl::StatusCode::kOk, 1, true},
+                      SubmitCase{"AnotherSpec", "ada", "k", "false", absl::StatusCode::kAlreadyExists, 0, false},
+                      SubmitCase{"AnotherOwner", "bob", "k", "true", absl::StatusCode::kOk, 2, false},
+                      SubmitCase{"AnotherKey", "ada", "l", "true", absl::StatusCode::kOk, 2, false},
+                      SubmitCase{"NoKey", "ada", "", "true", absl::StatusCode::kInvalidArgument, 0, false}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,147 @@
+#include "scheduler/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "scheduler/engine/commands.h"
+#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/reproducer.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+
+class EngineTest : public ::testing::Test, public AgentLink {
+ protected:
+  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override {
+    log_.push_back(absl::StrCat("send ", host, " ", static_cast<int>(message.body_case())));
+  }
+  Engine::Done Noted(const std::string& what) {
+    return [this, what](absl::Status status) { log_.push_back(absl::StrCat(what, status.ok() ? " ok" : " failed")); };
+  }
+  pb::Event Submitted(uint64_t number) {
+    pb::Event event;
+    event.mutable_job_submitted()->set_uid(std::string(31, '0') + std::to_string(number));
+    event.mutable_job_submitted()->set_number(number);
+    event.mutable_job_submitted()->set_owner("ada");
+    *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+    return event;
+  }
+  void Start(EngineOptions options = {}) {
+    engine_ = std::make_unique<Engine>(options, &clock_, &store_, this, State());
+    engine_->Post(LabConfigured());
+    engine_->Post(HostJoins("h1"));
+    engine_->Step();
+    log_.clear();
+  }
+  pb::AttemptKey Key() {
+    pb::AttemptKey key;
+    key.set_job_uid(std::string(31, '0') + "1");
+    key.set_task("main");
+    key.set_attempt(1);
+    return key;
+  }
+
+  std::vector<std::string> log_;
+  ManualClock clock_;
+  RecordingStore store_{&log_};
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineTest, CommitsBeforeItDispatchesAndAnswersOnceForAllThatWasQueued) {
+  Start();
+  engine_->Post(Submitted(1), Noted("one"));
+  engine_->Post(Submitted(2), Noted("two"));
+  EXPECT_TRUE(engine_->Step());
+  const std::string prepare = absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kPrepare));
+  EXPECT_THAT(log_, ElementsAre("commit 2", prepare, prepare, "one ok", "two ok"));
+}
+
+TEST_F(EngineTest, HasNothingToDoWhenNothingIsQueuedOrDue) {
+  Start();
+  while (engine_->Step()) clock_.now_ns = std::max(clock_.now_ns + kMillisecond, std::min(engine_->NextLookNs(), clock_.now_ns + kHour));
+  EXPECT_FALSE(engine_->Step());
+}
+
+TEST_F(EngineTest, AnOperationThatFailsChangesNothing) {
+  Start();
+  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return absl::NotFoundError("no"); }, Noted("call"));
+  engine_->Step();
+  EXPECT_EQ(log_.back(), "call failed");
+  EXPECT_TRUE(engine_->Snapshot()->state.AllJobs().empty());
+}
+
+TEST_F(EngineTest, EndsTheProcessWithoutRepliesWhenACommitFails) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  Start();
+  store_.fail = true;
+  engine_->Post(Submitted(1), [](absl::Status) { std::fprintf(stderr, "ANSWERED"); });
+  EXPECT_EXIT(engine_->Step(), ::testing::ExitedWithCode(EXIT_FAILURE),
+              ::testing::AllOf(::testing::HasSubstr("commit failed"), ::testing::Not(::testing::HasSubstr("ANSWERED"))));
+}
+
+TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
+  char directory[] = "/tmp/muster-engine-XXXXXX";
+  EngineOptions options;
+  options.refused_plans_directory = mkdtemp(directory);
+  bool wrong = false;
+  options.decide = [&](const State& state, int64_t, const SchedulingOptions&) {
+    Plan plan;
+    if (wrong) plan.events.emplace_back().mutable_attempt_lost()->mutable_key()->set_job_uid("nobody");
+    return plan;
+  };
+  Start(options);
+  wrong = true;
+  engine_->Post(Submitted(1), Noted("submit"));
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre("commit 2", "submit ok"));
+  EXPECT_EQ(engine_->Snapshot()->state.AllJobs().size(), 1u);
+  EXPECT_FALSE(engine_->Step()) << "it looks again later, not at once";
+  const absl::StatusOr<std::vector<RowChange>> rows = LoadRows(options.refused_plans_directory + "/1-2/rows");
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_EQ(State::Difference(*State::Load(*rows), engine_->Snapshot()->state), "");
+  std::filesystem::remove_all(directory);
+}
+
+TEST_F(EngineTest, JournalsProgressOnceASecondAndShowsTheNewestAtOnce) {
+  Start();
+  engine_->Post(Submitted(1));
+  engine_->Step();
+  pb::ProgressSeen seen;
+  *seen.mutable_key() = Key();
+  seen.mutable_progress()->set_step(1);
+  engine_->PostProgress(seen);
+  EXPECT_TRUE(engine_->Step());
+  seen.mutable_progress()->set_step(2);
+  engine_->PostProgress(seen);
+  EXPECT_EQ(engine_->LiveProgress(Key())->step(), 2);
+  EXPECT_EQ(engine_->NextLookNs(), clock_.now_ns + kSecond);
+}
+
+TEST_F(EngineTest, TellsAHostToForgetOnlyWhatItHasCommittedAsGone) {
+  Start();
+  engine_->Post(Submitted(1));
+  engine_->Step();
+  log_.clear();
+  pb::Event event;
+  event.mutable_attempt_reported()->set_cluster("lab");
+  event.mutable_attempt_reported()->set_host("h1");
+  event.mutable_attempt_reported()->set_state_id(std::string(32, 'a'));
+  *event.mutable_attempt_reported()->mutable_report()->mutable_key() = Key();
+  event.mutable_attempt_reported()->mutable_report()->set_phase(pb::STARTED);
+  engine_->Post(event);
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre("commit 3"));
+  event.mutable_attempt_reported()->mutable_report()->set_phase(pb::GONE);
+  event.mutable_attempt_reported()->mutable_report()->add_exits();
+  engine_->Post(event);
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre("commit 3", "commit 4", absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kForget))));
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::SUCCEEDED);
+}
+
+}  // namespace
+}  // namespace muster

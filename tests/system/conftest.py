@@ -40,7 +40,9 @@ def bare(folder, bin_dir):
     """Configured, nothing started yet."""
     system = LocalSystem(folder, bin_dir)
     yield system
-    system.stop(6)
+    kill_all(folder)  # not stop(): that each program ends when told to is a test of its own
+    for process in system.processes.values():
+        process.wait(10)
 
 
 @pytest.fixture

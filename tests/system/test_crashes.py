@@ -109,3 +109,19 @@ def test_a_cancel_that_was_acknowledged_holds_after_the_daemon_dies(system):
     system.start_musterd()
     assert [wait_ended(system, one)["state"] for one in (number, waiting)] == ["CANCELLED"] * 2
     assert not job_processes(system.folder) and not marks(system, "queued")
+
+
+def test_daemons_that_are_told_to_end_do_so_at_once_and_leave_the_processes_running(system):
+    number = submit_waiting(system, "stays", workers="2")
+    wait_started(system, "stays", 2)
+    before = set(job_processes(system.folder))
+    for daemon in ("musterd", "agent-lab-h01", "agent-lab-h02"):
+        system.processes[daemon].terminate()
+    codes = {daemon: process.wait(10) for daemon, process in system.processes.items()}
+    assert set(codes.values()) == {0}, codes
+    assert set(job_processes(system.folder)) == before
+    system.start_musterd()
+    for host in ("h01", "h02"):
+        system.start_agent("lab", host)
+    let_go(system, "stays")
+    assert wait_ended(system, number)["state"] == "SUCCEEDED" and len(marks(system, "stays")) == 2

@@ -177,8 +177,9 @@ std::string Supervisor::Describe() {
   }
   std::string text = absl::StrCat("Muster is up: ", found, "\n", " cluster ", kUpCluster, ", host ", kUpHost, ", queue ", kUpQueue, "\n", " server  ", plan_.server, "\n",
                                   " data    ", plan_.data_dir, "\n");
-  absl::StatusOr<pb::GetTrainerSchemaResponse> schema = client_->TrainerSchema();
-  if (schema.ok() && schema->json().empty()) absl::StrAppend(&text, " trainer none beside this program: jobs with trainer: are refused, those with run: work\n");
+  if (access(absl::StrCat(plan_.binaries_dir, "/muster-trainer").c_str(), X_OK) != 0) {
+    absl::StrAppend(&text, " trainer none beside this program: jobs with trainer: fail, those with run: work\n");
+  }
   return text;
 }
 

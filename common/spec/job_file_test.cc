@@ -266,6 +266,7 @@ TEST(JobFile, TheExamplesAreReadOrRefusedForWhatIsNotYetOnly) {
       std::vector<Problem> problems;
       SpecContext context;
       context.trainer_schema_json = kTestTrainerSchema;
+      context.default_queue = "default";  // the examples run on muster up, which has one queue
       ParseJobFile(ReadWhole(path), path.string(), context, &spec, &problems);
       for (const Problem& problem : problems) EXPECT_THAT(problem.message, testing::HasSubstr("not yet:")) << Summary({problem});
       if (std::string_view(folder) == "deploy/examples") {

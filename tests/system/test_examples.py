@@ -1,5 +1,6 @@
 """The examples run as they are; `muster up` needs nothing but itself."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "deploy" / "examples"
 
 
 def test_the_hello_example(system):
-    number = system.submit(EXAMPLES / "hello.yaml")["number"]
+    number = system.submit(EXAMPLES / "hello.yaml", "--queue", "research")["number"]
     assert wait_ended(system, number)["state"] == "SUCCEEDED"
     assert "Hello from" in system.run(["logs", number]).stdout
 
@@ -23,7 +24,7 @@ def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     if not python:
         pytest.skip("MUSTER_PYTHON names no Python with torch")
     text = (EXAMPLES / "ddp.yaml").read_text().replace("/opt/muster/examples", str(EXAMPLES)).replace("python3", python)
-    number = submit(system, text, "ddp")
+    number = submit(system, "queue: research\n" + text, "ddp")
     job = wait_ended(system, number, 120)
     said = system.run(["logs", number]).stdout
     assert job["state"] == "SUCCEEDED", said
@@ -51,6 +52,9 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
         wait_for("muster up to have a host", lambda: "HOST_UP" in muster("host", "list", "-o", "json").stdout, 20)
         done = muster("run", "--", "sh", "-c", "echo ran here")
         assert done.returncode == 0, done.stdout + done.stderr
+        ran = muster("submit", str(EXAMPLES / "hello.yaml"), "-y")  # follows it to its end
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "Hello from" in muster("logs", json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"]).stdout
         assert muster("down", "--data-dir", str(folder / "data")).returncode == 0
         wait_for("muster up to end", lambda: up.poll() is not None, 20)
     finally:

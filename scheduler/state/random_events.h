@@ -334,7 +334,9 @@ class RandomEvents {
     const Target target = Pick(state);
     *e->mutable_key() = target.key;
     const bool cancelled = target.job != nullptr && target.job->cancel_requested && Chance(90);
-    e->set_cause(cancelled ? pb::CANCEL : static_cast<pb::Cause>(Below(15)));
+    e->set_cause(cancelled    ? pb::CANCEL
+                 : Chance(50) ? std::array<pb::Cause, 3>{pb::PREEMPTION, pb::RESIZE, pb::DRAIN}[Below(3)]
+                              : static_cast<pb::Cause>(Below(15)));
     e->set_next_workers(static_cast<int32_t>(Below(4)));
     e->set_grace_ns(Below(60) * kSecond);
     if (e->cause() == pb::PREEMPTION) {

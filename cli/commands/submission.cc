@@ -20,6 +20,9 @@ absl::StatusOr<JobFile> ReadJobFile(const std::string& path) {
   file.name = path;
   if (path != "-") {
     absl::StatusOr<std::string> text = ReadFile(path, kMaxYamlBytes + 1);
+    if (absl::IsOutOfRange(text.status())) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": larger than ", kMaxYamlBytes / 1024, " KiB; a job file may have no more"));
+    }
     if (!text.ok()) {
       std::string why(text.status().message());
       return absl::InvalidArgumentError(absl::StrContains(why, path) ? why : absl::StrCat(path, ": ", why));

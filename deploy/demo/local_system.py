@@ -48,6 +48,8 @@ class LocalSystem:
         self.processes: dict[str, subprocess.Popen] = {}
         for name in ("", "etc", "logs", "storage", "agents"):
             (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (self.folder / "etc" / "config.yaml").exists():
+            self.configure({"config.yaml": "contexts: {}\n"})  # of the `muster` command: not the user's own
 
     # ---- starting ----
 
@@ -72,7 +74,6 @@ class LocalSystem:
 
     def start_musterd(self, timeout_s: float = 20) -> float:
         """Seconds from its start to its first answer."""
-        (self.folder / "etc" / "config.yaml").write_text("contexts: {}\n")  # not the user's own
         began = time.monotonic()
         process = self.spawn("musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"])
 

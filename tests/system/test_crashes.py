@@ -33,6 +33,7 @@ def kill(process: subprocess.Popen) -> None:
 
 def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twice(system):
     acknowledged: list[str] = []
+    refused: list[str] = []
     stop = threading.Event()
 
     def submit_all() -> None:
@@ -44,17 +45,20 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
                 if done.returncode == 0:
                     acknowledged.append(done.stdout.strip())
                     break
-                assert done.returncode == 6, done.stderr  # only "not there now" is an excuse
+                if done.returncode != 6:  # only "not there now" is an excuse
+                    refused.append(done.stderr)
+                    return
 
     submitter = threading.Thread(target=submit_all)
     submitter.start()
     try:
         for kills in range(KILLS):
             wanted = (kills + 1) * JOBS // (KILLS + 2)
-            wait_for(f"{wanted} acknowledged submissions (there are {len(acknowledged)})", lambda: len(acknowledged) >= wanted, 30, 0.003)
+            wait_for(f"{wanted} acknowledged submissions (there are {len(acknowledged)})", lambda: len(acknowledged) >= wanted or refused, 30, 0.003)
             kill(system.processes["musterd"])
             system.start_musterd()
         submitter.join(60)
+        assert not refused, refused
         assert not submitter.is_alive(), f"{len(acknowledged)} of {JOBS} were acknowledged"
     finally:
         stop.set()

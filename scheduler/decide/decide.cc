@@ -67,7 +67,17 @@ void Round::PlaceEntitled() {
     order.emplace_back(!first, base.order, static_cast<int32_t>(b));
   }
   std::sort(order.begin(), order.end());
-  for (const auto& [late, accepted, b] : order) PlaceOne(b);
+  for (const auto& [late, accepted, b] : order) {
+    const Base& base = m_.bases[b];
+    if (base.may_be_lost && !base.wants_place()) {
+      if (base.leaf >= 0 && s_.queues().nodes[base.leaf].held) continue;   // nothing of a held queue starts, not even elsewhere
+      if (stopped_.contains(b)) {                                          // by this plan, for another cause: it moves once that stands
+        LookAt(now_ns_);
+        continue;
+      }
+    }
+    PlaceOne(b);
+  }
 }
 
 void Round::PlaceOne(int32_t b) {
@@ -232,8 +242,19 @@ Plan Round::Run() {
     const bool all_over = std::all_of(base.current->parts.begin(), base.current->parts.end(), [&](const PartRow& part) {
       return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
     });
-    if (all_over) Lose(base, "the job ends without it");
+    if (!all_over) continue;
+    Lose(base, "the job ends without it");
+    std::erase_if(placed_, [&](const Placed& placed) { return m_.bases[placed.base].job == base.job; });
   }
+  // The first task that is placed binds its job to a cluster: the others look again from there.
+  std::map<const JobRow*, int32_t> bound;
+  std::erase_if(placed_, [&](const Placed& placed) {
+    const JobRow* job = m_.bases[placed.base].job;
+    const int32_t cluster = m_.cells[placed.cell].cluster;
+    const bool elsewhere = job->cluster.empty() && bound.emplace(job, cluster).first->second != cluster;
+    if (elsewhere) LookAt(now_ns_);
+    return elsewhere;
+  });
   for (const Placed& placed : placed_) Emit(placed);
   std::vector<pb::Event> events = std::move(stops_);
   for (std::vector<pb::Event>* more : {&opened_, &lost_, &plan_.events}) {

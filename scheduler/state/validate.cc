@@ -94,9 +94,9 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     }
     const Demand demand = WorkerDemand(spec, host.inventory);
     const int64_t n = placement.workers();
-    if (host.cpus_used_milli + n * demand.cpus_milli > host.inventory.cpus_milli()) return Broken(where + "not enough CPUs");
-    if (host.memory_used_bytes + n * demand.memory_bytes > host.inventory.memory_bytes()) return Broken(where + "not enough memory");
-    if (host.disk_used_bytes + n * demand.disk_bytes > host.inventory.disk_bytes()) return Broken(where + "not enough disk");
+    if (demand.cpus_milli > 0 && host.cpus_used_milli + n * demand.cpus_milli > host.inventory.cpus_milli()) return Broken(where + "not enough CPUs");
+    if (demand.memory_bytes > 0 && host.memory_used_bytes + n * demand.memory_bytes > host.inventory.memory_bytes()) return Broken(where + "not enough memory");
+    if (demand.disk_bytes > 0 && host.disk_used_bytes + n * demand.disk_bytes > host.inventory.disk_bytes()) return Broken(where + "not enough disk");
   }
   if (rank != e.workers()) return Broken(absl::StrCat("the gang isn't whole: ", rank, " of ", e.workers(), " workers"));
   if (e.at_once() != (e.placements_size() == 1)) return Broken("a gang over several hosts starts in two phases, any other at once");

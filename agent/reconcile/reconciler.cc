@@ -69,7 +69,14 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory) const {
   hello->set_epoch_seen(seen_.epoch);
   hello->set_commit_seen(seen_.commit);
   *hello->mutable_inventory() = inventory;
-  for (const auto& [id, record] : records_) *hello->add_attempts() = ReportOf(record);
+  for (const auto& [id, record] : records_) {
+    v1::AttemptReport* report = hello->add_attempts();
+    *report = ReportOf(record);
+    // A checkpoint or an export is told before the end of the attempt that wrote it, here too: what follows the Welcome says both.
+    const bool more = (!record.checkpoints.empty() && record.checkpoints.back().sequence() > record.checkpoint_acked) ||
+                      (record.export_report.has_value() && !record.published);
+    if (more && record.gone() && record.claim == Claim::kStarted) report->set_phase(v1::STARTED);
+  }
   return message;
 }
 

@@ -287,7 +287,7 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   children_[pid] = Child{worker, rank, setup, true};
   ++running_;
   if (!setup) AppendEvent(Line{"process"}.Add("rank", rank).Add("pid", pid).Add("at_ns", WallNs()));
-  if (stop_sent_) ::kill(-pid, killed_ ? SIGKILL : SIGTERM);
+  if (stop_sent_ || killed_) ::kill(-pid, killed_ ? SIGKILL : SIGTERM);
 }
 
 void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail) {

@@ -71,7 +71,8 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task, cons
   } else if (part.phase == pb::PREPARED && (attempt.state == pb::TASK_STARTING || attempt.state == pb::TASK_RUNNING)) {
     pb::Start* start = commands->emplace_back().mutable_start();
     *start->mutable_key() = KeyOf(job, task, attempt.number);
-    start->set_master_address(attempt.master_address);
+    // A task on one host needs no GangPrepared, so nobody has written its address down.
+    start->set_master_address(attempt.parts.size() == 1 ? "127.0.0.1" : attempt.master_address);
     start->set_master_port(attempt.master_port);
   }
 }

@@ -98,7 +98,7 @@ bool AwaitsExport(const State& state, const pb::AttemptKey& key) {
   const JobRow* job = nullptr;
   int32_t task = 0;
   const AttemptRow* attempt = state.FindAttempt(key, &job, &task);
-  return attempt != nullptr && !attempt->export_staged.empty() && job->tasks[task].export_state == "staged";
+  return attempt != nullptr && !job->finished() && !attempt->export_staged.empty() && job->tasks[task].export_state == "staged";
 }
 
 std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host_name) {
@@ -111,17 +111,18 @@ std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::str
   });
   // What was lost here may still run; nobody waits for its checkpoint any more.
   for (const LostRow& lost : host.lost) commands.push_back(StopCommand(lost.key, pb::HOST_LOST, 0));
-  // The host of rank 0 publishes, also when its processes are gone already.
+  // The host of rank 0 of the attempt that staged it publishes, also when its processes are gone or a later attempt runs.
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
     for (size_t task = 0; task < job.tasks.size(); ++task) {
-      if (job.tasks[task].export_state != "staged" || job.tasks[task].attempts.empty()) continue;
-      const AttemptRow& attempt = job.tasks[task].attempts.back();
-      if (attempt.export_staged.empty() || attempt.parts.empty() || attempt.parts[0].host != id) continue;
-      pb::Publish* publish = commands.emplace_back().mutable_publish();
-      *publish->mutable_key() = KeyOf(job, task, attempt.number);
-      publish->set_staged(attempt.export_staged);
-      publish->set_target(attempt.export_target);
+      if (job.tasks[task].export_state != "staged") continue;
+      for (const AttemptRow& attempt : job.tasks[task].attempts) {
+        if (attempt.export_staged.empty() || attempt.parts.empty() || attempt.parts[0].host != id) continue;
+        pb::Publish* publish = commands.emplace_back().mutable_publish();
+        *publish->mutable_key() = KeyOf(job, task, attempt.number);
+        publish->set_staged(attempt.export_staged);
+        publish->set_target(attempt.export_target);
+      }
     }
   }
   return commands;

@@ -144,6 +144,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
   const std::shared_ptr<const View> view = engine_->Snapshot();
   auto session = std::make_shared<Session>();
   std::shared_ptr<Session> replaced;
+  std::vector<std::pair<uint64_t, LogSink>> broken;
   {
     std::lock_guard lock(mutex_);
     if (streams_.count(stream.get()) != 0) return absl::InvalidArgumentError("a second hello on the same stream");
@@ -164,6 +165,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     session->id = RandomId();
     HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
     replaced = std::move(entry.session);
+    if (replaced != nullptr) broken = TakeLogs(*replaced);
     entry.session = session;
     entry.state_id = hello.state_id();
     entry.heard_ns = clock_->BootNs();
@@ -173,6 +175,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     for (const pb::AttemptReport& report : hello.attempts()) session->reports[AttemptText(report.key())] = report.SerializeAsString();
   }
   if (replaced != nullptr) replaced->stream->End(absl::AbortedError("a newer session of this agent has replaced this one"));
+  EndLogs(broken);
 
   // One operation, so that the whole Hello is one step.
   std::vector<pb::Event> events(1);
@@ -348,15 +351,25 @@ void Sessions::Closed(const AgentStream* stream) {
     if (entry.session != session) return;   // replaced
     entry.session = nullptr;
     LogInfo("agent disconnected", {{"cluster", session->cluster}, {"host", session->host}, {"session", session->id.substr(0, 8)}});
-    for (auto log = logs_.begin(); log != logs_.end();) {
-      if (log->second.cluster == session->cluster && log->second.host == session->host) {
-        broken.emplace_back(log->first, std::move(log->second.sink));
-        log = logs_.erase(log);
-      } else {
-        ++log;
-      }
+    broken = TakeLogs(*session);
+  }
+  EndLogs(broken);
+}
+
+std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(const Session& session) {
+  std::vector<std::pair<uint64_t, LogSink>> taken;
+  for (auto log = logs_.begin(); log != logs_.end();) {
+    if (log->second.cluster == session.cluster && log->second.host == session.host) {
+      taken.emplace_back(log->first, std::move(log->second.sink));
+      log = logs_.erase(log);
+    } else {
+      ++log;
     }
   }
+  return taken;
+}
+
+void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& broken) {
   for (const auto& [request, sink] : broken) {
     pb::LogChunk chunk;
     chunk.set_request(request);

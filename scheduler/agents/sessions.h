@@ -14,6 +14,8 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/base/clock.h"
@@ -98,6 +100,9 @@ class Sessions : public AgentLink {
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
   void PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event);
   void Deliver(const Session& session, const pb::LogChunk& chunk);
+  // Requests for output whose session is over, and the last word to those who wait for it.
+  std::vector<std::pair<uint64_t, LogSink>> TakeLogs(const Session& session);            // under mutex_
+  static void EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& broken);
   void SendOn(Session* session, pb::SchedulerMessage message);                           // under mutex_
 
   const SessionOptions options_;

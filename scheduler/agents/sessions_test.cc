@@ -1,0 +1,588 @@
+// Sessions, leases and acknowledgements, with the real engine and streams that write down what they were told.
+#include "scheduler/agents/sessions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "scheduler/agents/check_message.h"
+#include "scheduler/engine/fixture.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+const std::string kStore(32, '5');
+const std::string kStateA(32, 'a');
+const std::string kStateB(32, 'b');
+const std::string kJob(32, '1');
+constexpr uint64_t kEpoch = 7;
+
+std::string BodyName(const google::protobuf::Message& message) {
+  const auto* field = message.GetReflection()->GetOneofFieldDescriptor(message, message.GetDescriptor()->FindOneofByName("body"));
+  return field == nullptr ? "nothing" : std::string(field->name());
+}
+
+class FakeStream : public AgentStream {
+ public:
+  explicit FakeStream(std::vector<std::string>* log) : log_(log) {}
+  void Send(const pb::SchedulerMessage& message) override {
+    sent.push_back(message);
+    log_->push_back(BodyName(message));
+  }
+  void End(const absl::Status& status) override { ended = status; }
+  std::string session() const { return sent.empty() ? "" : sent[0].session().session(); }
+
+  std::vector<pb::SchedulerMessage> sent;
+  std::optional<absl::Status> ended;
+
+ private:
+  std::vector<std::string>* log_;
+};
+using StreamPtr = std::shared_ptr<FakeStream>;
+
+pb::AttemptKey Key(int32_t attempt = 1) {
+  pb::AttemptKey key;
+  key.set_job_uid(kJob);
+  key.set_task("main");
+  key.set_attempt(attempt);
+  return key;
+}
+
+pb::Hello HelloOf(const std::string& host, const std::string& state_id) {
+  pb::Hello hello;
+  hello.set_protocol_version(kAgentProtocolVersion);
+  hello.set_cluster("lab");
+  hello.set_host(host);
+  hello.set_state_id(state_id);
+  hello.set_boot_id("boot");
+  *hello.mutable_inventory() = TwoSlots();
+  return hello;
+}
+
+pb::AgentMessage Reported(pb::AttemptPhase phase) {
+  pb::AgentMessage message;
+  *message.mutable_report()->mutable_key() = Key();
+  message.mutable_report()->set_phase(phase);
+  if (phase == pb::GONE) message.mutable_report()->add_exits();
+  return message;
+}
+
+pb::AgentMessage Checkpointed(uint64_t sequence) {
+  pb::AgentMessage message;
+  *message.mutable_checkpoint()->mutable_key() = Key();
+  message.mutable_checkpoint()->set_sequence(sequence);
+  message.mutable_checkpoint()->mutable_checkpoint()->set_step(static_cast<int64_t>(sequence) * 10);
+  message.mutable_checkpoint()->mutable_checkpoint()->set_path(absl::StrCat("/shared/", sequence));
+  message.mutable_checkpoint()->set_loaded_step(-1);
+  return message;
+}
+
+pb::AgentMessage Beat(uint64_t sequence = 1) {
+  pb::AgentMessage message;
+  message.mutable_heartbeat()->set_sequence(sequence);
+  message.mutable_heartbeat()->set_sent_boottime_ns(1000 + static_cast<int64_t>(sequence));
+  return message;
+}
+
+// Cluster lab is open; cluster shut has host n1 alone, which no agent has served yet.
+class SessionsTest : public ::testing::Test {
+ protected:
+  SessionsTest() {
+    Start(State());
+    pb::Event clusters = LabConfigured();
+    pb::ClusterSpec* shut = clusters.mutable_clusters_configured()->mutable_file()->add_clusters();
+    shut->set_name("shut");
+    shut->add_hosts()->set_name("n1");
+    engine_->Post(clusters);
+    Settle();
+  }
+
+  // A scheduler that has just started on this state.
+  void Start(State state) {
+    engine_.reset();
+    SessionOptions options;
+    options.store_id = kStore;
+    options.epoch = kEpoch;
+    sessions_ = std::make_unique<Sessions>(options, &clock_);
+    EngineOptions engine_options;
+    engine_options.last_commit = commit_;
+    engine_ = std::make_unique<Engine>(engine_options, &clock_, &store_, sessions_.get(), std::move(state));
+    sessions_->Attach(engine_.get());
+  }
+  void Settle() {
+    while (engine_->Step()) {
+    }
+    commit_ = engine_->Snapshot()->commit;
+    log_.clear();
+  }
+  const State& state() {
+    view_ = engine_->Snapshot();
+    return view_->state;
+  }
+  pb::HostState StateOf(const std::string& host, const std::string& cluster = "lab") {
+    return state().host(state().FindHost(cluster, host)).state;
+  }
+
+  StreamPtr Open(const pb::Hello& hello) {
+    auto stream = std::make_shared<FakeStream>(&log_);
+    pb::AgentMessage message;
+    *message.mutable_hello() = hello;
+    EXPECT_TRUE(sessions_->Receive(stream, message).ok());
+    return stream;
+  }
+  StreamPtr Connect(const std::string& host = "h1", const std::string& state_id = kStateA) {
+    const StreamPtr stream = Open(HelloOf(host, state_id));
+    engine_->Step();
+    log_.clear();
+    return stream;
+  }
+  void Say(const StreamPtr& stream, pb::AgentMessage message, const std::string& session) {
+    message.mutable_session()->set_session(session);
+    EXPECT_TRUE(sessions_->Receive(stream, message).ok());
+  }
+  void Say(const StreamPtr& stream, const pb::AgentMessage& message) { Say(stream, message, stream->session()); }
+  // Job 1 of one worker, placed on the only host.
+  void Submit(int environment = 0) {
+    pb::Event event;
+    event.mutable_job_submitted()->set_uid(kJob);
+    event.mutable_job_submitted()->set_number(1);
+    event.mutable_job_submitted()->set_owner("ada");
+    *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+    for (int i = 0; i < environment; ++i) (*event.mutable_job_submitted()->mutable_spec()->mutable_env())[absl::StrCat("V", i)] = "1";
+    engine_->Post(event);
+    Settle();
+  }
+  bool Refused(const StreamPtr& stream) { return stream->sent.size() == 1 && stream->sent[0].has_refused() && stream->ended.has_value(); }
+  // Commits that the engine makes for what was said: 0 if it heard nothing.
+  uint64_t Commits() {
+    const uint64_t before = engine_->Snapshot()->commit;
+    engine_->Step();
+    return engine_->Snapshot()->commit - before;
+  }
+
+  ManualClock clock_;
+  std::vector<std::string> log_;
+  RecordingStore store_{&log_};
+  uint64_t commit_ = 0;
+  std::shared_ptr<const View> view_;
+  std::unique_ptr<Sessions> sessions_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// ---- who may join ----
+
+struct RefusalCase {
+  const char* name;
+  void (*change)(pb::Hello*);
+  const char* why;
+  bool final;
+};
+
+class HelloRefused : public SessionsTest, public ::testing::WithParamInterface<RefusalCase> {};
+
+TEST_P(HelloRefused, WithTheReason) {
+  const StreamPtr holder = Connect("h1", kStateA);
+  pb::Hello hello = HelloOf("h2", kStateB);
+  GetParam().change(&hello);
+  const StreamPtr stream = Open(hello);
+  ASSERT_TRUE(Refused(stream));
+  EXPECT_THAT(stream->sent[0].refused().reason(), HasSubstr(GetParam().why));
+  EXPECT_EQ(stream->sent[0].refused().final(), GetParam().final);
+  EXPECT_EQ(stream->ended->code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Commits(), 0u) << "it has no effect";
+  EXPECT_FALSE(holder->ended.has_value());
+  EXPECT_FALSE(sessions_->Receive(stream, Beat()).ok()) << "it is no session";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Rules, HelloRefused,
+    ::testing::Values(
+        RefusalCase{"NewerProtocol", [](pb::Hello* h) { h->set_protocol_version(2); }, "protocol version 2 is not spoken here", true},
+        RefusalCase{"NoProtocol", [](pb::Hello* h) { h->clear_protocol_version(); }, "protocol version 0 is not spoken here", true},
+        RefusalCase{"UnknownCluster", [](pb::Hello* h) { h->set_cluster("moon"); }, "there is no cluster \"moon\"", true},
+        RefusalCase{"UnknownHostOfAClosedCluster", [](pb::Hello* h) { h->set_cluster("shut"); }, "cluster shut has no host \"h2\"", true},
+        RefusalCase{"AnotherStore", [](pb::Hello* h) { h->set_store_id_seen(std::string(32, 'e')); }, "has served another store", true},
+        RefusalCase{"LaterEpoch",
+                    [](pb::Hello* h) {
+                      h->set_store_id_seen(kStore);
+                      h->set_epoch_seen(kEpoch + 1);
+                    },
+                    "restored from a backup", true},
+        RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, "restored from a backup", true},
+        RefusalCase{"NameOfALiveAgent", [](pb::Hello* h) { h->set_host("h1"); }, "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(SessionsTest, WelcomesOnceTheHelloIsDurableAndNamesTheSession) {
+  pb::Hello hello = HelloOf("n1", kStateA);
+  hello.set_cluster("shut");
+  hello.set_store_id_seen(kStore);
+  hello.set_epoch_seen(kEpoch);
+  hello.set_commit_seen(engine_->Snapshot()->commit);
+  const StreamPtr stream = Open(hello);
+  EXPECT_THAT(log_, IsEmpty());
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre("commit 2", "welcome"));
+  EXPECT_EQ(StateOf("n1", "shut"), pb::HOST_UP);
+  const pb::SchedulerMessage& welcome = stream->sent[0];
+  EXPECT_EQ(welcome.session().store_id(), kStore);
+  EXPECT_EQ(welcome.session().epoch(), kEpoch);
+  EXPECT_EQ(welcome.session().state_id(), kStateA);
+  EXPECT_THAT(welcome.session().session(), SizeIs(32));
+  EXPECT_EQ(welcome.commit(), 2u);
+  EXPECT_EQ(welcome.welcome().lease_ns(), 45 * kSecond);
+}
+
+TEST_F(SessionsTest, TheNewestStreamOfTheSameStateIdReplacesTheOther) {
+  const StreamPtr first = Connect();
+  const StreamPtr second = Connect();
+  ASSERT_TRUE(first->ended.has_value());
+  EXPECT_EQ(first->ended->code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(second->ended.has_value());
+  EXPECT_NE(first->session(), second->session());
+  sessions_->Closed(first.get());
+  Say(second, Beat());
+  EXPECT_THAT(log_, ElementsAre("heartbeat_ack")) << "the end of the old stream doesn't end the new session";
+}
+
+TEST_F(SessionsTest, AnotherStateIdWaitsUntilTheLeaseIsOver) {
+  const StreamPtr a = Connect("h1", kStateA);
+  sessions_->Closed(a.get());
+  clock_.now_ns += 45 * kSecond - 1;
+  EXPECT_TRUE(Refused(Connect("h1", kStateB))) << "a closed stream is no end of a lease";
+  clock_.now_ns += 1;
+  const StreamPtr b = Connect("h1", kStateB);
+  EXPECT_EQ(b->sent.at(0).body_case(), pb::SchedulerMessage::kWelcome) << "a refused Hello renews nothing";
+  EXPECT_EQ(state().host(state().FindHost("lab", "h1")).state_id, kStateB);
+  EXPECT_TRUE(Refused(Connect("h1", kStateA))) << "the first one is the other now";
+}
+
+TEST_F(SessionsTest, AfterARestartTheKnownAgentHasAFullLeaseToComeBack) {
+  Connect("h1", kStateA);
+  Settle();
+  Start(state());
+  clock_.now_ns += 45 * kSecond - 1;
+  EXPECT_TRUE(Refused(Connect("h1", kStateB)));
+  EXPECT_FALSE(Refused(Connect("h1", kStateA)));
+  Start(state());
+  clock_.now_ns += 45 * kSecond;
+  EXPECT_FALSE(Refused(Connect("h1", kStateB)));
+}
+
+// ---- messages ----
+
+TEST_F(SessionsTest, DropsWhatAnOldSessionSays) {
+  const StreamPtr old = Connect();
+  Submit();
+  const StreamPtr now = Connect();
+  log_.clear();
+  const struct {
+    const char* what;
+    StreamPtr stream;
+    std::string session;
+  } kCases[] = {{"the old stream", old, old->session()},
+                {"the old stream with the new session", old, now->session()},
+                {"the new stream with the old session", now, old->session()},
+                {"the new stream without a session", now, ""}};
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.what);
+    for (const pb::AgentMessage& message : {Beat(), Reported(pb::GONE), Checkpointed(1)}) Say(c.stream, message, c.session);
+    EXPECT_EQ(Commits(), 0u);
+    EXPECT_THAT(log_, IsEmpty());
+  }
+  Say(now, Reported(pb::GONE));
+  EXPECT_EQ(Commits(), 1u);
+  EXPECT_EQ(state().FindJob(1)->state, pb::SUCCEEDED);
+}
+
+struct MalformedCase {
+  const char* field;
+  void (*change)(pb::AgentMessage*);
+};
+
+TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
+  const StreamPtr stream = Connect();
+  Submit();
+  const auto hello = [](pb::AgentMessage* m) {
+    *m->mutable_hello() = HelloOf("h2", kStateB);
+    return m->mutable_hello();
+  };
+  static const auto kHello = hello;
+  const MalformedCase kCases[] = {
+      {"body", [](pb::AgentMessage* m) {}},
+      {"hello.cluster", [](pb::AgentMessage* m) { kHello(m)->set_cluster("a/b"); }},
+      {"hello.host", [](pb::AgentMessage* m) { kHello(m)->set_host(std::string(64, 'h')); }},
+      {"hello.state_id", [](pb::AgentMessage* m) { kHello(m)->set_state_id("s1"); }},
+      {"hello.boot_id", [](pb::AgentMessage* m) { kHello(m)->clear_boot_id(); }},
+      {"hello.store_id_seen", [](pb::AgentMessage* m) { kHello(m)->set_store_id_seen("x"); }},
+      {"inventory", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_cpus_milli(-1); }},
+      {"inventory", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_memory_bytes(-1); }},
+      {"inventory.flavour", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->clear_flavour(); }},
+      {"inventory.devices", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(0); }},
+      {"inventory.devices", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(1024); }},
+      {"inventory.devices", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(-1); }},
+      {"inventory.address", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_address(std::string(256, '1')); }},
+      {"key.job_uid", [](pb::AgentMessage* m) { kHello(m)->add_attempts()->set_phase(pb::GONE); }},
+      {"key.job_uid", [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_job_uid("1"); }},
+      {"key.task", [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_task("../x"); }},
+      {"key.attempt", [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_attempt(0); }},
+      {"report.phase", [](pb::AgentMessage* m) { m->mutable_report()->clear_phase(); }},
+      {"report.phase", [](pb::AgentMessage* m) { m->mutable_report()->set_phase(static_cast<pb::AttemptPhase>(5)); }},
+      {"report.rendezvous_port", [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(65'536); }},
+      {"report.rendezvous_port", [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(-1); }},
+      {"report.detail", [](pb::AgentMessage* m) { m->mutable_report()->set_detail(std::string((16 << 10) + 1, 'x')); }},
+      {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_rank(-1); }},
+      {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_exit_code(256); }},
+      {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_signal(65); }},
+      {"progress.step",
+       [](pb::AgentMessage* m) {
+         *m->mutable_progress()->mutable_key() = Key();
+         m->mutable_progress()->mutable_progress()->set_step(-1);
+       }},
+      {"key.job_uid", [](pb::AgentMessage* m) { m->mutable_progress()->mutable_progress()->set_step(1); }},
+      {"checkpoint.step",
+       [](pb::AgentMessage* m) {
+         *m = Checkpointed(1);
+         m->mutable_checkpoint()->mutable_checkpoint()->set_step(-1);
+       }},
+      {"checkpoint.path",
+       [](pb::AgentMessage* m) {
+         *m = Checkpointed(1);
+         m->mutable_checkpoint()->mutable_checkpoint()->set_path(std::string(4097, 'x'));
+       }},
+      {"export_report",
+       [](pb::AgentMessage* m) {
+         *m->mutable_export_report()->mutable_key() = Key();
+         m->mutable_export_report()->set_target(std::string(4097, 'x'));
+       }},
+      {"loaded.refused",
+       [](pb::AgentMessage* m) {
+         *m->mutable_loaded()->mutable_key() = Key();
+         for (int i = 0; i < 1001; ++i) m->mutable_loaded()->add_refused();
+       }},
+  };
+  for (const MalformedCase& c : kCases) {
+    // What isn't built anew is a change of a report that is right.
+    pb::AgentMessage message = Reported(pb::GONE);
+    if (std::string(c.field) == "body") message.Clear();
+    c.change(&message);
+    message.mutable_session()->set_session(stream->session());
+    const absl::Status status = sessions_->Receive(stream, message);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field;
+    EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(std::string(c.field) + ":"));
+    EXPECT_EQ(Commits(), 0u) << c.field;
+  }
+  for (const pb::AgentMessage& right : {Reported(pb::GONE), Checkpointed(1), Beat()}) EXPECT_TRUE(CheckAgentMessage(right).ok());
+  EXPECT_TRUE(CheckHello(HelloOf("h2", kStateB)).ok());
+}
+
+TEST_F(SessionsTest, AStreamBeginsWithOneHello) {
+  const auto early = std::make_shared<FakeStream>(&log_);
+  EXPECT_EQ(sessions_->Receive(early, Beat()).code(), absl::StatusCode::kInvalidArgument);
+  const StreamPtr stream = Connect();
+  pb::AgentMessage again;
+  *again.mutable_hello() = HelloOf("h1", kStateA);
+  EXPECT_EQ(sessions_->Receive(stream, again).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// ---- leases ----
+
+TEST_F(SessionsTest, AHostFallsSilentAfterTwoMissedHeartbeatsAndIsUnreachableAfterTheLease) {
+  const StreamPtr stream = Connect();
+  Settle();
+  const int64_t heard_ns = clock_.now_ns;
+  const auto after = [&](int64_t quiet_ns) {
+    clock_.now_ns = heard_ns + quiet_ns;
+    sessions_->Tick();
+    engine_->Step();
+    return StateOf("h1");
+  };
+  EXPECT_EQ(after(0), pb::HOST_UP);
+  EXPECT_EQ(after(12'500 * kMillisecond - 1), pb::HOST_UP);
+  EXPECT_EQ(after(12'500 * kMillisecond), pb::HOST_SILENT);
+  EXPECT_EQ(after(45 * kSecond - 1), pb::HOST_SILENT);
+  EXPECT_EQ(after(45 * kSecond), pb::HOST_UNREACHABLE);
+  EXPECT_EQ(StateOf("n1", "shut"), pb::HOST_NEVER_SEEN) << "nobody has served it, so nobody is missed";
+  Say(stream, Beat());
+  engine_->Step();
+  EXPECT_EQ(StateOf("h1"), pb::HOST_UP);
+  sessions_->Tick();
+  EXPECT_EQ(Commits(), 0u) << "nothing has changed";
+}
+
+TEST_F(SessionsTest, AfterARestartAHostIsSilentUntilItSpeaksAndUnreachableAfterAFullLease) {
+  Connect("h1");
+  Connect("h2", kStateB);
+  clock_.now_ns += 30 * kSecond;
+  Settle();
+  Start(state());
+  sessions_->Tick();
+  engine_->Step();
+  EXPECT_EQ(StateOf("h1"), pb::HOST_SILENT);
+  EXPECT_EQ(StateOf("h2"), pb::HOST_SILENT);
+  clock_.now_ns += 45 * kSecond - 1;
+  Connect("h2", kStateB);
+  sessions_->Tick();
+  engine_->Step();
+  EXPECT_EQ(StateOf("h1"), pb::HOST_SILENT) << "the lease counts from the start";
+  EXPECT_EQ(StateOf("h2"), pb::HOST_UP);
+  clock_.now_ns += 1;
+  sessions_->Tick();
+  engine_->Step();
+  EXPECT_EQ(StateOf("h1"), pb::HOST_UNREACHABLE);
+  EXPECT_EQ(StateOf("h2"), pb::HOST_UP);
+}
+
+TEST_F(SessionsTest, AHeartbeatIsEchoedAndRenewsWhatIsNotLost) {
+  const StreamPtr stream = Connect();
+  Submit();
+  const auto renewed = [&](uint64_t sequence) {
+    const size_t before = stream->sent.size();
+    Say(stream, Beat(sequence));
+    const pb::HeartbeatAck ack = stream->sent.at(before).heartbeat_ack();
+    EXPECT_EQ(ack.sequence(), sequence);
+    EXPECT_EQ(ack.sent_boottime_ns(), 1000 + static_cast<int64_t>(sequence));
+    std::vector<int32_t> attempts;
+    for (const pb::AttemptKey& key : ack.renews()) attempts.push_back(key.attempt());
+    return attempts;
+  };
+  EXPECT_THAT(renewed(3), ElementsAre(1));
+  pb::Event lost;
+  *lost.mutable_attempt_lost()->mutable_key() = Key();
+  lost.mutable_attempt_lost()->set_cluster("lab");
+  lost.mutable_attempt_lost()->set_host("h1");
+  engine_->Post(lost);
+  engine_->Step();
+  EXPECT_THAT(renewed(4), ElementsAre(2)) << "the next attempt has found room on the other slot";
+}
+
+TEST_F(SessionsTest, ACommandIsRepeatedWithHeartbeatsWhileItHolds) {
+  const StreamPtr stream = Connect();
+  Submit(/*environment=*/40);
+  ASSERT_EQ(stream->sent.back().body_case(), pb::SchedulerMessage::kPrepare);
+  const auto said = [&] {
+    log_.clear();
+    Say(stream, Beat());
+    return log_;
+  };
+  EXPECT_THAT(said(), ElementsAre("heartbeat_ack")) << "it was said a moment ago";
+  clock_.now_ns += 5 * kSecond;
+  EXPECT_THAT(said(), ElementsAre("heartbeat_ack", "prepare"));
+  EXPECT_THAT(said(), ElementsAre("heartbeat_ack"));
+  Say(stream, Reported(pb::STARTED));
+  engine_->Step();
+  clock_.now_ns += 5 * kSecond;
+  EXPECT_THAT(said(), ElementsAre("heartbeat_ack")) << "it has been followed";
+}
+
+TEST_F(SessionsTest, ANewSessionIsToldEverythingAgain) {
+  const StreamPtr first = Connect();
+  Submit();
+  const StreamPtr second = Open(HelloOf("h1", kStateA));
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "welcome", "prepare"));
+}
+
+// ---- acknowledgements ----
+
+TEST_F(SessionsTest, ACheckpointIsAcknowledgedOnlyAfterItsCommit) {
+  const StreamPtr stream = Connect();
+  Submit();
+  Say(stream, Reported(pb::STARTED));
+  Settle();
+  Say(stream, Checkpointed(5));
+  Say(stream, Checkpointed(5));
+  EXPECT_THAT(log_, IsEmpty());
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "checkpoint_ack")) << "its repetition is the same";
+  EXPECT_EQ(stream->sent.back().checkpoint_ack().sequence(), 5u);
+  EXPECT_EQ(stream->sent.back().commit(), engine_->Snapshot()->commit);
+  EXPECT_THAT(state().FindJob(1)->tasks[0].checkpoints, SizeIs(1));
+  log_.clear();
+  Say(stream, Checkpointed(5));
+  EXPECT_THAT(log_, ElementsAre("checkpoint_ack")) << "it is durable already";
+  EXPECT_EQ(Commits(), 0u);
+}
+
+TEST_F(SessionsTest, ACheckpointOfNobodyIsAcknowledgedWithoutEffect) {
+  const StreamPtr stream = Connect();
+  Say(stream, Checkpointed(1));
+  EXPECT_THAT(log_, ElementsAre("checkpoint_ack"));
+  EXPECT_EQ(Commits(), 0u);
+}
+
+TEST_F(SessionsTest, AHostForgetsOnlyAfterTheEndIsCommitted) {
+  const StreamPtr stream = Connect();
+  Submit();
+  Say(stream, Reported(pb::STARTED));
+  engine_->Step();
+  log_.clear();
+  Say(stream, Reported(pb::GONE));
+  EXPECT_THAT(log_, IsEmpty());
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "forget"));
+  log_.clear();
+  Say(stream, Reported(pb::GONE));
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "forget")) << "the first Forget may have been lost";
+}
+
+TEST_F(SessionsTest, AnEndToldInAHelloIsForgottenAfterItsCommit) {
+  Connect();
+  Submit();
+  pb::Hello hello = HelloOf("h1", kStateA);
+  *hello.add_attempts() = Reported(pb::GONE).report();
+  Open(hello);
+  EXPECT_THAT(log_, IsEmpty());
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "welcome", "forget"));
+  EXPECT_EQ(state().FindJob(1)->state, pb::SUCCEEDED);
+}
+
+TEST_F(SessionsTest, AnAttemptThatAHelloLeavesOutIsAskedAbout) {
+  const StreamPtr first = Connect();
+  Submit();
+  Say(first, Reported(pb::STARTED));
+  engine_->Step();
+  log_.clear();
+  const StreamPtr second = Open(HelloOf("h1", kStateA));
+  engine_->Step();
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "welcome", "query")) << "absence proves nothing";
+  EXPECT_EQ(state().FindJob(1)->state, pb::RUNNING);
+}
+
+// ---- output ----
+
+TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
+  const StreamPtr first = Connect();
+  std::vector<std::string> heard;
+  const auto sink = [&](const pb::LogChunk& chunk) { heard.push_back(chunk.end() ? "end: " + chunk.error() : chunk.data()); };
+  const uint64_t request = sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
+  ASSERT_NE(request, 0u);
+  EXPECT_THAT(log_, ElementsAre("log_request"));
+  EXPECT_EQ(sessions_->RequestLogs("lab", "h2", pb::LogRequest(), sink), 0u) << "it isn't connected";
+  pb::AgentMessage chunk;
+  chunk.mutable_log_chunk()->set_request(request);
+  chunk.mutable_log_chunk()->set_data("hello");
+  const StreamPtr other = Connect("h2", kStateB);
+  Say(other, chunk);
+  EXPECT_THAT(heard, IsEmpty()) << "another host's";
+  Say(first, chunk);
+  EXPECT_THAT(heard, ElementsAre("hello"));
+  const StreamPtr second = Connect();
+  EXPECT_THAT(heard, ElementsAre("hello", "end: the agent has disconnected"));
+  heard.clear();
+  sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
+  sessions_->Closed(first.get());
+  EXPECT_THAT(heard, IsEmpty()) << "the old stream's end is not the new one's";
+  sessions_->Closed(second.get());
+  EXPECT_THAT(heard, ElementsAre("end: the agent has disconnected"));
+}
+
+}  // namespace
+}  // namespace muster

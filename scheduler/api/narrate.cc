@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/engine/engine.h"
 
 namespace muster {
 namespace {
@@ -83,16 +84,14 @@ class Narrator {
         Say(With(absl::StrCat("may also start in ", task.opened[i]), task.spill_reason));
       }
     }
-    int64_t known_ns = 0;
-    if (before != nullptr) {
-      for (const pb::Checkpoint& checkpoint : before->checkpoints) known_ns = std::max(known_ns, checkpoint.at_ns());
-    }
     for (const pb::Checkpoint& checkpoint : task.checkpoints) {
-      if (checkpoint.at_ns() > known_ns) Say(absl::StrCat("checkpoint at step ", checkpoint.step()));
+      // By path, as State tells them apart: their times are by the clocks of several hosts.
+      const auto same = [&](const pb::Checkpoint& other) { return other.path() == checkpoint.path(); };
+      if (before == nullptr || std::none_of(before->checkpoints.begin(), before->checkpoints.end(), same)) {
+        Say(absl::StrCat("checkpoint at step ", checkpoint.step()));
+      }
     }
-    if (task.export_state == "published" && (before == nullptr || before->export_state != "published") && !task.attempts.empty()) {
-      Say(absl::StrCat("the export is at ", task.attempts.back().export_target));
-    }
+    if (task.export_state == "published" && (before == nullptr || before->export_state != "published")) Published(task, index, events);
     if (before != nullptr && task.restarts_used > before->restarts_used && !task.finished()) {
       Say(absl::StrCat("restarts: failure ", task.restarts_used, " of ", job_.task_spec(index).max_restarts(), " allowed"));
     }
@@ -106,6 +105,22 @@ class Narrator {
   std::vector<std::string> Done() { return std::move(said_); }
 
  private:
+  void Published(const TaskRow& task, int32_t index, const std::vector<pb::Event>& events) {
+    for (const AttemptRow& attempt : task.attempts) {
+      if (attempt.export_staged.empty()) continue;
+      const pb::AttemptKey key = KeyOf(job_, index, attempt.number);
+      for (const pb::Event& event : events) {
+        if (!event.has_export_published() || event.export_published().detail().empty() ||
+            AttemptText(event.export_published().key()) != AttemptText(key)) {
+          continue;
+        }
+        Say(absl::StrCat("the export could not be published: ", event.export_published().detail(), "; it stays at ", attempt.export_staged));
+        return;
+      }
+      Say(absl::StrCat("the export is at ", attempt.export_target));
+    }
+  }
+
   void Attempt(const AttemptRow* was, const AttemptRow& attempt, int32_t task, const std::vector<pb::Event>& events) {
     if (was == nullptr) {
       Say(absl::StrCat("attempt ", attempt.number, " is placed on ", Places(state_, attempt), " with ", Workers(attempt.workers)));

@@ -53,6 +53,13 @@ void Round::StopWhatMust() {
       Stop(base, failure->cause, failure->detail, 0);      // a gang that failed is killed at once
       continue;
     }
+    // One member's host stopped it, or no longer knows it, and nobody here asked for that: the others would wait for it for ever.
+    if (std::any_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
+          return part.phase == pb::GONE && !part.lost && (part.stop_sent || part.exits.empty());
+        })) {
+      Stop(base, pb::HOST_LOST, "a host of the gang stopped its part or lost track of it", grace_ns);
+      continue;
+    }
     bool strange = false, unreachable = false;
     std::string drained;
     for (const PartRow& part : attempt.parts) {

@@ -33,6 +33,28 @@ void WaitForEnd(int pipe) {
   }
 }
 
+// Kills the children of `parent` but one, and says how many live ones there were.
+int KillChildren(pid_t parent, pid_t but) {
+  int found = 0;
+  DIR* proc = ::opendir("/proc");
+  if (proc == nullptr) return 0;
+  while (const dirent* entry = ::readdir(proc)) {
+    char* end = nullptr;
+    const long pid = ::strtol(entry->d_name, &end, 10);
+    if (end == entry->d_name || *end != '\0' || pid <= 1 || pid == but) continue;
+    std::string stat;  // "pid (any name) state ppid ..."
+    if (ReadSmallFile(std::string("/proc/") + entry->d_name + "/stat", &stat) != 0) continue;
+    const size_t name_end = stat.rfind(") ");
+    if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
+    const char state = stat[name_end + 2];
+    if (state == 'Z' || state == 'X' || ::strtol(stat.c_str() + name_end + 4, nullptr, 10) != parent) continue;
+    ::kill(static_cast<pid_t>(pid), SIGKILL);
+    ++found;
+  }
+  ::closedir(proc);
+  return found;
+}
+
 void BlockEverySignal() {
   sigset_t all;
   ::sigfillset(&all);
@@ -127,8 +149,10 @@ void Isolation::KillAll() {
   if (has_namespace_) {
     ::kill(keeper_, SIGKILL);  // returns from waitpid only when the kernel has ended and reaped the whole namespace
   } else {
+    // By parent too: an orphan that dropped our environment (`env -i x &`) is our child, and we would wait for it for ever.
+    const pid_t self = ::getpid();
     for (int quiet = 0; quiet < 2;) {
-      quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
+      quiet = KillByToken(token_) + KillChildren(self, keeper_) == 0 ? quiet + 1 : 0;
       while (::waitpid(-1, nullptr, WNOHANG) > 0) {
       }
       if (quiet < 2) Pause(2'000'000);

@@ -15,7 +15,12 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
     at = at->get_subcommands().front();
     absl::StrAppend(&name, " ", at->get_name());
   }
-  session.Err(absl::StrCat("muster: ", error.what(), "\n  Help: ", name, " --help\n"));
+  std::string what = error.what();
+  std::vector<std::string> unknown = root.remaining(true);
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) && at->get_require_subcommand_min() > 0 && !unknown.empty()) {
+    what = absl::StrCat("no such command or option: ", unknown.front());
+  }
+  session.Err(absl::StrCat("muster: ", what, "\n  Help: ", name, " --help\n"));
   return kExitBadInput;
 }
 
@@ -24,6 +29,7 @@ int Main(int argc, char** argv) {
   CLI::App root("Muster places training jobs on GPU clusters.  The first minute:  muster up,  muster submit JOB.yaml,  muster jobs", "muster");
   root.require_subcommand(1);
   root.set_help_flag("-h,--help", "Say this");
+  root.set_version_flag("--version", absl::StrCat("muster ", MUSTER_VERSION), "Version of this program");
   root.add_option("--server", session.server_flag, "unix:///path; default: MUSTER_SERVER, the context's, the local socket");
   root.add_option("--context", session.context_flag, "Of ~/.config/muster/config.yaml");
   root.add_option("-o,--output", session.output_flag, "table, wide, json, jsonl, yaml or name")
@@ -41,9 +47,10 @@ int Main(int argc, char** argv) {
   try {
     root.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
-    const CLI::App* at = &root;
-    while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
-    session.Out(at->help());
+    session.Out(root.help());  // the chosen command's, with its whole name
+    return kExitOk;
+  } catch (const CLI::CallForVersion& version) {
+    session.Out(absl::StrCat(version.what(), "\n"));
     return kExitOk;
   } catch (const CLI::ParseError& error) {
     return UsageError(session, root, error);

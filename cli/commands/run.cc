@@ -28,6 +28,15 @@ std::string NameFor(const RunOptions& options) {
   return IsLabel(stem) ? stem : "run";
 }
 
+// As in a job file: a size carries a unit.
+absl::StatusOr<int64_t> ParseSizeWithUnit(std::string_view text) {
+  if (text.find_first_not_of("0123456789.") == std::string_view::npos) {
+    const std::string number(text);
+    return absl::InvalidArgumentError(absl::StrCat("\"", number, "\" has no unit; write ", number, "GiB, or ", number, "B for bytes"));
+  }
+  return ParseSize(text);
+}
+
 // INVALID_ARGUMENT names the flag. What the server knows better (queue, flavours) it checks itself.
 absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
   pb::JobSpec spec;
@@ -52,7 +61,7 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
   for (const absl::Status& status :
        {fill("--gpus", options.gpus, ParseMilli, [&](int64_t v) { resources->set_gpus_milli(v); }),
         fill("--cpus", options.cpus, ParseMilli, [&](int64_t v) { resources->set_cpus_milli(v); }),
-        fill("--memory", options.memory, ParseSize, [&](int64_t v) { resources->set_memory_bytes(v); }),
+        fill("--memory", options.memory, ParseSizeWithUnit, [&](int64_t v) { resources->set_memory_bytes(v); }),
         fill("--time-limit", options.time_limit, ParseDuration, [&](int64_t v) { task->set_time_limit_ns(v); })}) {
     if (!status.ok()) return status;
   }

@@ -31,7 +31,7 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
   switch (task.state()) {
     case pb::TASK_WAITING: {
       std::string why = task.verdict().text();
-      if (task.verdict().expected_start_ns() > 0) {
+      if (task.verdict().expected_start_ns() > 0 && why.find("; starts ") == std::string::npos) {  // the server may have said it
         absl::StrAppend(&why, why.empty() ? "" : "; ", "starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
       }
       return why;
@@ -104,7 +104,8 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                   task == nullptr ? "" : task->name(), task == nullptr ? "" : DevicesOf(job, *task),
                   placed ? PlaceName(*attempt) : "", task == nullptr ? "" : ShortProgress(*task),
                   attempt == nullptr ? "" : absl::StrCat(attempt->number()), task == nullptr ? "" : absl::StrCat(task->restarts_used()),
-                  FormatSpan(now_ns - job.submit_ns()), task == nullptr ? "" : WhyOf(job, *task, now_ns)});
+                  FormatSpan(now_ns - job.submit_ns()),
+                  HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? Reason(job) : task == nullptr ? "" : WhyOf(job, *task, now_ns)});
   }
   return table;
 }
@@ -254,7 +255,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
                       (old_task == nullptr || old_task->state() != pb::TASK_WAITING || old_task->verdict().code() != task.verdict().code());
     if (waits_anew) {
       std::string text = absl::StrCat("waits: ", task.verdict().text());
-      if (task.verdict().expected_start_ns() > 0) absl::StrAppend(&text, "; starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
+      if (task.verdict().expected_start_ns() > 0 && text.find("; starts ") == std::string::npos) absl::StrAppend(&text, "; starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
       add(now_ns, task, text);
     }
   }

@@ -72,7 +72,7 @@ int Fail(const std::string& text) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app{"Runs a trace through Muster's engine on simulated hosts; prints waiting times, utilisation, evictions."};
+  CLI::App app{"Runs a trace through Muster's engine on simulated hosts; prints waiting times, utilisation, evictions.", "muster-sim"};
   std::string trace_path, cluster_path, queue_path;
   int random_jobs = 0;
   uint64_t seed = 1;
@@ -84,7 +84,11 @@ int Main(int argc, char** argv) {
   app.add_option("--seed", seed, "Seed of --random");
   app.add_flag("--strict", strict, "Stop at the first broken line of the trace");
   app.add_flag("--verbose", verbose, "One line a job");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   SetLogLevel(LogLevel::kWarn);
   if (trace_path.empty() == (random_jobs == 0)) return Fail("give a TRACE or --random N, one of them");
 

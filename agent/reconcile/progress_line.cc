@@ -3,6 +3,7 @@
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace muster::agent {
@@ -10,6 +11,10 @@ namespace {
 
 using google::protobuf::Struct;
 using google::protobuf::Value;
+
+// Beyond these the scheduler ends the stream, and would again each time it is repeated (scheduler/agents/check_message.cc).
+constexpr size_t kMaxPath = 4096;
+constexpr int kMaxRefused = 1000;
 
 const Value* Find(const Struct& object, const char* key) {
   const auto found = object.fields().find(key);
@@ -44,7 +49,7 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
   ProgressLine line;
   if (Find(root, "step") != nullptr) {
     v1::Progress& progress = line.progress.emplace();
-    progress.set_step(Whole(root, "step", 0));
+    progress.set_step(std::max<int64_t>(0, Whole(root, "step", 0)));
     progress.set_total_steps(Whole(root, "total_steps", 0));
     progress.set_loss(Number(root, "loss"));
     progress.set_tokens_per_s(Number(root, "tokens_per_s"));
@@ -52,9 +57,9 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     progress.set_mfu_full(Number(root, "mfu_full"));
     progress.set_grad_norm(Number(root, "grad_norm"));
   }
-  if (const Struct* object = Object(root, "checkpoint"); object != nullptr && !Text(*object, "path").empty()) {
+  if (const Struct* object = Object(root, "checkpoint"); object != nullptr && !Text(*object, "path").empty() && Text(*object, "path").size() <= kMaxPath) {
     v1::CheckpointReport& report = line.checkpoint.emplace();
-    report.mutable_checkpoint()->set_step(Whole(*object, "step", 0));
+    report.mutable_checkpoint()->set_step(std::max<int64_t>(0, Whole(*object, "step", 0)));
     report.mutable_checkpoint()->set_path(Text(*object, "path"));
     report.set_loaded_step(Whole(*object, "loaded_step", -1));
     report.set_loaded_path(Text(*object, "loaded_path"));
@@ -65,11 +70,12 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     report.set_path(Text(*object, "path"));
     if (const Value* skipped = Find(*object, "skipped"); skipped != nullptr) {
       for (const Value& entry : skipped->list_value().values()) {
+        if (report.refused_size() == kMaxRefused) break;
         report.add_refused(Text(entry.struct_value(), "path") + ": " + Text(entry.struct_value(), "why"));
       }
     }
   }
-  if (const Struct* object = Object(root, "export"); object != nullptr && !Text(*object, "staged").empty()) {
+  if (const Struct* object = Object(root, "export"); object != nullptr && !Text(*object, "staged").empty() && Text(*object, "staged").size() <= kMaxPath && Text(*object, "target").size() <= kMaxPath) {
     v1::ExportReport& report = line.export_report.emplace();
     report.set_staged(Text(*object, "staged"));
     report.set_target(Text(*object, "target"));

@@ -12,6 +12,14 @@ namespace {
 
 std::string Describe(const AttemptId& id) { return absl::StrCat(id.job_uid, "/", id.task, "/", id.attempt); }
 
+// The scheduler refuses a report whose texts exceed 16 KiB, and would again each time it is repeated.
+std::string Shortened(const std::string& text) {
+  size_t end = 4096;
+  if (text.size() <= end) return text;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a character
+  return text.substr(0, end) + " ...";
+}
+
 void LogFailure(const char* what, const AttemptId& id, const absl::Status& status) {
   LogError("agent failed", {{"doing", what}, {"attempt", Describe(id)}, {"error", std::string(status.message())}});
 }
@@ -383,9 +391,12 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   *report.mutable_key() = KeyOf(record.id);
   report.set_phase(record.gone() ? v1::GONE : record.claim == Claim::kStarted ? v1::STARTED : v1::PREPARED);
   report.set_rendezvous_port(record.port);
-  for (const v1::WorkerExit& exit : record.exits) *report.add_exits() = exit;
+  for (const v1::WorkerExit& exit : record.exits) {
+    *report.add_exits() = exit;
+    report.mutable_exits()->rbegin()->set_detail(Shortened(exit.detail()));
+  }
   report.set_cause(record.cause);
-  report.set_detail(record.detail);
+  report.set_detail(Shortened(record.detail));
   report.set_start_ns(record.start_ns);
   report.set_end_ns(record.end_ns);
   report.set_stop_sent(record.ended ? record.stop_sent : record.stop.has_value());

@@ -24,6 +24,12 @@ std::map<std::pair<std::string, std::string>, int64_t> UseOfQueues(const State& 
       const AttemptRow* attempt = job.tasks[t].current();
       if (attempt == nullptr || attempt->released()) continue;
       const pb::TaskSpec& spec = job.task_spec(static_cast<int32_t>(t));
+      // What can't be reached and may be replaced holds nothing of its queue's limit: Decide gives it to others.
+      if (UnreachableRule(spec, *attempt) == pb::REPLACE &&
+          std::any_of(attempt->parts.begin(), attempt->parts.end(),
+                      [&](const PartRow& part) { return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE; })) {
+        continue;
+      }
       const bool gpus = spec.resources().gpus_milli() > 0;
       const int64_t milli = gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli());
       for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {

@@ -350,6 +350,7 @@ void Shim::Reap() {
 void Shim::SignalAll(int signal) {
   for (auto& [pid, child] : children_) {
     if (child.group) child.group = ::kill(-pid, signal) == 0 || child.running;
+    if (signal == SIGKILL && child.running) ::kill(pid, SIGKILL);  // it may have left its group; unreaped, the number is its own
   }
 }
 

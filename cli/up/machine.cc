@@ -1,5 +1,11 @@
 #include "cli/up/machine.h"
 
+#include <sched.h>
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <cstdint>
+
 #include "absl/strings/str_cat.h"
 
 namespace muster {
@@ -17,8 +23,15 @@ std::string Quoted(const std::string& path) {
 
 }  // namespace
 
+// An inventory file must name cpus and memory: this machine's, as the agent would find them. Disk is left to the agent.
 std::string HostYaml(int slots) {
-  return absl::StrCat("# Made by muster up --slots. Declared: these slots stand in for GPUs.\n{flavour: cpu-slot, gpus: ", slots, "}\n");
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  struct sysinfo memory{};
+  int64_t bytes = sysinfo(&memory) == 0 ? static_cast<int64_t>(memory.totalram) * memory.mem_unit : int64_t{1} << 30;
+  return absl::StrCat("# Made by muster up --slots. Declared: these slots stand in for GPUs.\n{flavour: cpu-slot, gpus: ", slots, ", cpus: ", cpus, ", memory: ",
+                      bytes, "B}\n");
 }
 
 std::string ClustersYaml(const std::string& data_dir) {

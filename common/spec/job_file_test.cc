@@ -364,6 +364,15 @@ TEST(FormatProblems, LongLinesAreCutAndControlCharactersShownAsQuestionMarks) {
   EXPECT_THAT(FormatProblems({problem}, "x.yaml", {.color = true}), testing::HasSubstr("\033[31m^^^"));
 }
 
+TEST(FormatProblems, BytesThatAreNotUtf8AreShownAsQuestionMarks) {
+  Problem problem;
+  problem.line = 1;
+  problem.column = 8;
+  problem.message = "bad";
+  problem.source_line = "name: a\xff b\xe2\x82 c\xc2\x9b d\xc3\xa4";
+  EXPECT_THAT(FormatProblems({problem}, "x.yaml"), testing::HasSubstr("1 | name: a? b?? c? d\xc3\xa4\n"));
+}
+
 TEST(DidYouMean, FindsTheNearestNameOnly) {
   const std::vector<std::string> names = {"gpus", "gpu_types", "memory", "learning_rate"};
   EXPECT_EQ(DidYouMean("gpu", names), " Did you mean gpus?");

@@ -73,6 +73,8 @@ def test_bad_jobs_are_refused_with_place_path_and_remedy(system):
         if done.returncode != 2:
             wrong.append(f"{name}: exit {done.returncode}: {done.stdout}{done.stderr}")
         wrong += [f"{name}: no {part!r} in:\n{done.stderr}" for part in wanted if part not in done.stderr]
+        if "\ufffd" in done.stderr:
+            wrong.append(f"{name}: bytes that aren't text reach the terminal: {done.stderr}")
         if done.stdout:
             wrong.append(f"{name}: stdout isn't empty: {done.stdout}")
     assert not wrong, "\n".join(wrong)

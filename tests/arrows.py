@@ -48,7 +48,7 @@ def includes(path):
 
 
 def is_test(path):
-    return re.search(r"_(test|bench|fuzz)\.|test_support|testing|fuzz", path) is not None
+    return re.search(r"_(test|bench|fuzz)\.|/(builders|story|random_events|fixture)\.h|fuzz", path) is not None
 
 
 def under(path, folder):

@@ -65,6 +65,8 @@ def main() -> None:
         print(f"saved step {step} of {options.steps}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    # All is saved and printed. Skip the interpreter's teardown: torch 2.11 now and then aborts in it (a joinable thread).
+    os._exit(0)
 
 
 def samples(step: int) -> torch.Tensor:

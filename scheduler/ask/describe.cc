@@ -5,6 +5,7 @@
 #include "common/base/check.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/state/directories.h"
 
 namespace muster {
 namespace {
@@ -35,13 +36,6 @@ pb::Attempt DescribeAttempt(const State& state, const AttemptRow& row) {
   attempt.set_resumed_step(row.resumed_step);
   attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(), [](const PartRow& part) { return part.lost; }));
   return attempt;
-}
-
-// The directory that holds the job's files, as Prepare names it.
-std::string DirectoryOf(const State& state, const JobRow& job) {
-  const auto storage = state.cluster_file().storages().find(JobStorage(state, job));
-  if (storage == state.cluster_file().storages().end() || storage->second.path().empty()) return "";
-  return absl::StrCat(storage->second.path(), "/jobs/", job.number, "-", job.uid.substr(0, 8));
 }
 
 pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
@@ -108,7 +102,7 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row) {
   job.set_start_ns(row.start_ns);
   job.set_end_ns(row.end_ns);
   job.set_cluster(row.cluster);
-  job.set_directory(DirectoryOf(state, row));
+  job.set_directory(JobDirectory(state, row));
   job.set_version(row.version);
   for (size_t t = 0; t < row.tasks.size(); ++t) {
     const TaskRow& task_row = row.tasks[t];

@@ -2,19 +2,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/state/directories.h"
 
 namespace muster {
 namespace {
-
-std::string StoragePath(const State& state, const std::string& storage) {
-  const auto it = state.cluster_file().storages().find(storage);
-  return it == state.cluster_file().storages().end() ? "" : it->second.path();
-}
-
-std::string UnderStorage(const State& state, const std::string& storage, const JobRow& job) {
-  const std::string path = StoragePath(state, storage);
-  return path.empty() ? "" : absl::StrCat(path, "/jobs/", job.number, "-", job.uid.substr(0, 8));
-}
 
 pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt,
                                     const PartRow& part) {
@@ -36,7 +27,7 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
   if (!prepare->job_directory().empty()) prepare->set_attempt_directory(prepare->job_directory() + of_attempt);
   const std::string storage = spec.checkpoint().storage().empty() ? JobStorage(state, job) : spec.checkpoint().storage();
   prepare->set_checkpoint_storage(storage);
-  const std::string checkpoints = UnderStorage(state, storage, job);
+  const std::string checkpoints = DirectoryIn(state, storage, job);
   if (!checkpoints.empty()) prepare->set_checkpoint_directory(absl::StrCat(checkpoints, of_attempt, "/checkpoints"));
   for (const std::string& path : attempt.resume_from) prepare->add_resume_from(path);
   prepare->set_umask(job.umask);
@@ -91,8 +82,6 @@ void ForEachPart(const State& state, const HostRow& host, F f) {
 }
 
 }  // namespace
-
-std::string JobDirectory(const State& state, const JobRow& job) { return UnderStorage(state, JobStorage(state, job), job); }
 
 bool AwaitsExport(const State& state, const pb::AttemptKey& key) {
   const JobRow* job = nullptr;

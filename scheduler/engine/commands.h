@@ -26,9 +26,6 @@ std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::stri
                                              const std::set<std::string>& mentioned);
 
 
-// MUSTER_JOB_DIR: <storage>/jobs/<number>-<first 8 of the uid>; empty while the job is bound to no cluster with a storage.
-std::string JobDirectory(const State& state, const JobRow& job);
-
 // The attempt's export is committed as the task's and not published yet; once the job has ended, nobody asks for it any more.
 bool AwaitsExport(const State& state, const pb::AttemptKey& key);
 

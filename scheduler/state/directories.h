@@ -1,0 +1,15 @@
+// Where a job's files lie: the one formula for MUSTER_JOB_DIR and what is below it.
+#pragma once
+
+#include <string>
+
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+// <path of the storage>/jobs/<number>-<first 8 of the uid>; empty if the storage is unknown or has no path.
+std::string DirectoryIn(const State& state, const std::string& storage, const JobRow& job);
+// The same in the job's own storage (JobStorage): MUSTER_JOB_DIR.
+std::string JobDirectory(const State& state, const JobRow& job);
+
+}  // namespace muster

@@ -38,7 +38,7 @@ Interrupt::Interrupt() {
   g_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   MUSTER_CHECK(g_fd.load() >= 0);
   struct sigaction action = {};
-  action.sa_handler = OnSignal;  // without SA_RESTART: a read of the prompt ends
+  action.sa_handler = OnSignal;
   sigaction(SIGINT, &action, &g_old_int);
   sigaction(SIGTERM, &action, &g_old_term);
 }
@@ -61,6 +61,16 @@ bool Interrupt::WaitFor(int timeout_ms) const {
     poll(&p, 1, static_cast<int>(left));
   }
   return true;
+}
+
+ssize_t Interrupt::Read(int from, void* buffer, size_t size) const {
+  struct pollfd polls[2] = {{from, POLLIN, 0}, {fd(), POLLIN, 0}};
+  while (!pending()) {
+    if (poll(polls, 2, -1) < 0 && errno != EINTR) return -1;
+    if (polls[0].revents != 0 && !pending()) return read(from, buffer, size);
+  }
+  errno = EINTR;
+  return -1;
 }
 
 }  // namespace muster

@@ -2,6 +2,10 @@
 // noted; a second one ends the process as usual. One at a time; the handler is process-wide.
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstddef>
+
 namespace muster {
 
 class Interrupt {
@@ -14,6 +18,8 @@ class Interrupt {
   bool pending() const;
   int fd() const;                     // becomes readable with the signal and stays so; never read from it
   bool WaitFor(int timeout_ms) const; // true: interrupted; false: the time is over
+  // read(2) that the signal ends whenever it comes and whichever thread takes it: -1 with EINTR.
+  ssize_t Read(int from, void* buffer, size_t size) const;
 };
 
 }  // namespace muster

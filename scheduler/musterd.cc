@@ -86,6 +86,7 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
 SchedulingOptions OptionsOf(const MusterdConfig& config) {
   SchedulingOptions options;
   options.grow_interval_ns = config.grow_interval_ns;
+  options.restart_cost_ns = config.restart_cost_ns;
   options.starve_after_ns = config.starve_after_ns;
   options.min_runtime_ns = config.min_runtime_ns;
   options.spill_cost_ns = config.spill_cost_ns;

@@ -15,7 +15,7 @@
 
 namespace muster {
 
-absl::StatusOr<JobFile> ReadJobFile(const std::string& path) {
+absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* interrupt) {
   JobFile file;
   file.name = path;
   if (path != "-") {
@@ -31,7 +31,8 @@ absl::StatusOr<JobFile> ReadJobFile(const std::string& path) {
     return file;
   }
   char buffer[65536];
-  for (ssize_t count; (count = read(STDIN_FILENO, buffer, sizeof buffer)) != 0;) {
+  auto next = [&] { return interrupt != nullptr ? interrupt->Read(STDIN_FILENO, buffer, sizeof buffer) : read(STDIN_FILENO, buffer, sizeof buffer); };
+  for (ssize_t count; (count = next()) != 0;) {
     if (count < 0 && errno == EINTR) return absl::CancelledError("interrupted while reading the job from standard input");
     if (count < 0) return ErrnoStatus(errno, "standard input");
     file.text.append(buffer, static_cast<size_t>(count));

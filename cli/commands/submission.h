@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/interrupt.h"
 #include "cli/session.h"
 #include "common/spec/spec.h"
 
@@ -14,7 +15,8 @@ struct JobFile {
   std::string name;
   std::string text;
 };
-absl::StatusOr<JobFile> ReadJobFile(const std::string& path);
+// With an Interrupt alive, name it: it ends the reading of standard input.
+absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* interrupt = nullptr);
 
 // What the server can tell a checker: queues, clusters, flavours, the trainer's schema. What it doesn't answer stays unknown.
 SpecContext ContextOf(Client& client);

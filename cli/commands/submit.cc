@@ -19,12 +19,12 @@ struct SubmitOptions {
 };
 
 // Enter means yes. False: no, end of input, or Ctrl+C.
-bool Confirmed(Session& session) {
+bool Confirmed(Session& session, const Interrupt& interrupt) {
   session.Err("Submit? [Y/n] ");
   std::string answer;
   char c;
   ssize_t count;
-  while ((count = read(STDIN_FILENO, &c, 1)) == 1 && c != '\n') answer += c;
+  while ((count = interrupt.Read(STDIN_FILENO, &c, 1)) == 1 && c != '\n') answer += c;
   if (count != 1) {
     session.Err("\n");
     return false;
@@ -34,7 +34,7 @@ bool Confirmed(Session& session) {
 
 int Submit(Session& session, const SubmitOptions& options) {
   Interrupt interrupt;  // from here on Ctrl+C can't lose a job's number
-  absl::StatusOr<JobFile> file = ReadJobFile(options.file);
+  absl::StatusOr<JobFile> file = ReadJobFile(options.file, &interrupt);
   if (!file.ok()) return session.Fail(file.status());
   absl::StatusOr<Settings> settings = session.settings();
   if (!settings.ok()) return session.Fail(settings.status());
@@ -58,7 +58,7 @@ int Submit(Session& session, const SubmitOptions& options) {
     return code == kExitOk && options.detailed_exitcode && WouldEvict(*preview) ? kExitWouldEvict : code;
   }
   if (session.for_people()) session.Err(RenderPreview(*preview, session.err_screen(), session.now_ns()));
-  if (session.asks() && !options.yes && options.file != "-" && !Confirmed(session)) {
+  if (session.asks() && !options.yes && options.file != "-" && !Confirmed(session, interrupt)) {
     session.Err("Nothing was submitted.\n");
     return interrupt.pending() ? kExitInterrupted : kExitOk;
   }

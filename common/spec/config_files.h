@@ -45,6 +45,7 @@ struct MusterdConfig {
   SpecDefaults defaults;
   // scheduling:
   int64_t grow_interval_ns = 10 * kMinute;
+  int64_t restart_cost_ns = 10 * kSecond;
   int64_t starve_after_ns = 30 * kMinute;
   int64_t min_runtime_ns = 5 * kMinute;
   int64_t spill_cost_ns = 60 * kSecond;

@@ -62,6 +62,7 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     }
     if (std::optional<Fields> scheduling = fields.Map("scheduling")) {
       Bounded(*scheduling, "grow_interval", 0, 30 * kDay, &out->grow_interval_ns);
+      Bounded(*scheduling, "restart_cost", 0, 30 * kDay, &out->restart_cost_ns);
       Bounded(*scheduling, "starve_after", 0, 30 * kDay, &out->starve_after_ns);
       Bounded(*scheduling, "min_runtime", 0, 30 * kDay, &out->min_runtime_ns);
       Bounded(*scheduling, "spill_cost", 0, 30 * kDay, &out->spill_cost_ns);

@@ -68,7 +68,7 @@ class Story:
         screen.bar(0, "collecting this machine's own text")
         self.reference.prepare_data()
         screen.bar(0, "measuring a step")
-        self.steps, step_time_s = (self.reference.steps_for(20, 140, 300) if self.short else self.reference.steps_for(45, 160, 600))
+        self.steps, step_time_s = (self.reference.steps_for(20, 140, 400) if self.short else self.reference.steps_for(45, 160, 600))
         self.checkpoint_interval_s = 2 if self.short else 4
         began = time.monotonic()
 

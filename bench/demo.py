@@ -1,21 +1,36 @@
-"""Row `demo`: the demo to its summary, built before (a first run from a fresh clone is timed by hand: see RESULTS.md)."""
+"""Row `demo`: the README's first command on a bare machine, to its summary; and a second run there. --quick: the short form here."""
 
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+from bare_machine import BareMachine
 from figures import figure
 
+SUMMARY = re.compile(r"^Muster demo: (\d+) m (\d+) s", re.M)
 
-def main() -> int:
+
+def quick() -> bool:
     subprocess.run(["deploy/build.sh"], check=True)
     began = time.monotonic()
-    code = subprocess.run(["deploy/demo.sh", *(["--short"] if "--quick" in sys.argv else [])]).returncode
+    code = subprocess.run(["deploy/demo.sh", "--short"]).returncode
     took_s = time.monotonic() - began
-    held = [figure("demo.second_run", round(took_s, 1), "s", "<= 180", code == 0 and took_s <= 180),
-            figure("demo.asserted_results", code, "exit", "0", code == 0)]
-    return 0 if all(held) else 1
+    return figure("demo.second_run", round(took_s, 1), "s", "<= 180", code == 0 and took_s <= 180)
+
+
+def full() -> bool:
+    with BareMachine(Path.cwd()) as machine:
+        code, first_s, said = machine.run("deploy/demo.sh")
+        again, second_s, _ = machine.run("deploy/demo.sh")
+    summary = SUMMARY.search(said)
+    story_s = int(summary[1]) * 60 + int(summary[2]) if summary else -1
+    held = [figure("demo.bare_machine", round(first_s / 60, 1), "min", "<= 20", code == 0 and first_s <= 1200),
+            figure("demo.after_the_build", story_s, "s", "<= 180", 0 < story_s <= 180),
+            figure("demo.second_run", round(second_s, 1), "s", "<= 180", again == 0 and second_s <= 180)]
+    return all(held)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(0 if (quick() if "--quick" in sys.argv else full()) else 1)

@@ -16,8 +16,8 @@ RESULTS = ROOT / "bench" / "RESULTS.md"
 
 # slug -> (what, command, seconds it may take in full)
 ROWS = {
-    "demo": ("deploy/demo.sh to its summary, second run", ["python3", "bench/demo.py"], 1800),
-    "tests": ("tests/run.sh, as CI calls it", ["python3", "bench/tests.py"], 5400),
+    "demo": ("deploy/demo.sh to its summary on a bare machine, and again there", [sys.executable, "bench/demo.py"], 2400),
+    "tests": ("tests/run.sh, as CI calls it, on a bare machine, and again with its compiler cache", [sys.executable, "bench/tests.py"], 5400),
     "submit-latency": ("submit to first process running, idle system, 200 one-worker jobs", [sys.executable, "bench/submit_latency.py"], 300),
     "resume": ("60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41", [sys.executable, "trainer/tests/bench_resume.py"], 900),
     "export-parity": ("50 steps against a plain transformers loop; export loads there", [sys.executable, "trainer/tests/bench_export_parity.py"], 900),

@@ -14,7 +14,7 @@ INSIDE = """
 mount -t proc proc {root}/proc && mount -t sysfs sysfs {root}/sys && mount --rbind /dev {root}/dev && mount -t tmpfs tmpfs {root}/dev/shm &&
 exec chroot {root} env -i HOME=/root TERM=dumb PATH=/usr/sbin:/usr/bin:/sbin:/bin {settings} sh -c 'cd /muster/main && {command}'
 """
-COPIED = ["/etc/apt/sources.list", "/etc/apt/sources.list.d", "/etc/pip.conf", "/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs",
+COPIED = ["/etc/apt/sources.list", "/etc/apt/sources.list.d", "/etc/pip.conf", "/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt",
           "/usr/local/share/ca-certificates", "/usr/share/keyrings"]
 
 
@@ -32,6 +32,7 @@ class BareMachine:
             if path.is_dir():
                 shutil.copytree(path, copy, dirs_exist_ok=True)
             elif path.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
         (self.root / "muster").mkdir()
         subprocess.run(["git", "clone", "-q", self.source, self.root / "muster" / "main"], check=True)

@@ -44,6 +44,9 @@ def record(slug: str, what: str, command: str, figures: list[dict], seconds: flo
     text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n\nEach section is written by `bench/run.sh SLUG --record`; the newest run replaces the one before.\n"
     head, *sections = re.split(r"(?m)^(?=## )", text)
     kept = {s.split("\n", 1)[0][3:].strip(): s for s in sections}
+    if "--quick" in command and f"`bench/run.sh {slug}`" in kept.get(slug, ""):
+        print(f"bench/run.sh: not recorded: {RESULTS.name} holds a full run of {slug}", file=sys.stderr)
+        return
     rows = "".join(
         f"| {f['figure']} | {f['value']} {f['unit']} | {json.dumps(f['peer'], ensure_ascii=False) if f.get('peer') is not None else '–'} "
         f"| {f.get('bar') if f.get('bar') is not None else '–'} | {'yes' if f['holds'] else '**no**'} |\n" for f in figures)

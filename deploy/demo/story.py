@@ -89,7 +89,7 @@ class Story:
         values = {"server": system.server, "folder": str(system.folder), "storage": str(system.storage), "corpus": str(self.reference.corpus),
                   "tokens": str(self.reference.tokens), "model": json.dumps(MODEL), "checkpoint_interval": f"{self.checkpoint_interval_s}s"}
         templates = {path.name: string.Template(path.read_text()) for path in (Path(__file__).parent / "files").iterdir()}
-        job_steps = {"tiny-llama.yaml": self.steps, "serve-tune.yaml": max(20, self.steps // 8)}
+        job_steps = {"tiny-llama.yaml": self.steps, "serve-tune.yaml": max(40, self.steps // 4)}
         system.configure({name: template.substitute(values, steps=job_steps.get(name, 0)) for name, template in templates.items()})
         ready_s = system.start_musterd()
         for cluster, host in (("lab", "h01"), ("lab", "h02"), ("cloud", "c01")):
@@ -322,8 +322,10 @@ class Story:
         return losses(self.system.run(["logs", self.number, "--task", "train", "--attempt", attempt, "--rank", "0"]).stdout)
 
     def steps_lost(self, before: dict, after: dict) -> int:
-        """Steps that `before` had made and `after` made again: the log of the one against where the other went on."""
-        return max(self.log_losses(before["number"]), default=0) - max(0, int(after["resumed_step"]))
+        """Steps made twice from `before` to `after`, over each restart between: one's log against where the next went on."""
+        chain = [one for one in self.train()["attempts"] if before["number"] <= one["number"] <= after["number"]]
+        return sum(max(self.log_losses(one["number"]), default=max(0, int(one["resumed_step"]))) - max(0, int(following["resumed_step"]))
+                   for one, following in zip(chain, chain[1:]))
 
     def rank_pids(self, rank: int | None = None) -> list[int]:
         return [pid for pid, environment in job_processes(self.system.folder).items()

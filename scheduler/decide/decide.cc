@@ -9,9 +9,8 @@
 
 namespace muster {
 
-Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& options)
-    : s_(state), now_ns_(now_ns), options_(options), m_(BuildModel(state, now_ns, options)), now_(state), future_(state) {
-  Entitle(state, &m_);
+Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model)
+    : s_(state), now_ns_(now_ns), options_(options), m_(model), now_(state), future_(state) {
   use_now_.assign(state.queues().nodes.size(), std::vector<int64_t>(m_.flavours.size(), 0));
   for (const Base& base : m_.bases) {
     if (base.current != nullptr && base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_now_, base, base.bound_cell, base.current->workers);
@@ -268,24 +267,6 @@ Plan Round::Run() {
     }
   }
   return std::move(plan_);
-}
-
-Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options) {
-  Plan plan = Round(state, now_ns, options).Run();
-  // Opening a cluster is an outside event for the entitled set: what it changes is decided on a copy that knows it.
-  const bool opened = std::any_of(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_cluster_opened(); });
-  if (!opened) return plan;
-  std::vector<pb::Event> events;
-  State copy = state;
-  for (pb::Event& event : plan.events) {
-    if (!event.has_cluster_opened()) continue;
-    Apply(&copy, event);
-    events.push_back(std::move(event));
-  }
-  Plan second = Decide(copy, now_ns, options);
-  events.insert(events.end(), std::make_move_iterator(second.events.begin()), std::make_move_iterator(second.events.end()));
-  second.events = std::move(events);
-  return second;
 }
 
 }  // namespace muster

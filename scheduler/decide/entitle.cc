@@ -1,274 +1,572 @@
-// The entitled set (SCHEDULING.md §1), in the words of its pseudo-code: each turn takes the best candidate below the root.
+#include "scheduler/decide/entitle.h"
+
 #include <algorithm>
-#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "common/base/check.h"
-#include "scheduler/decide/model.h"
 
 namespace muster {
 namespace {
 
-// A share as a fraction of a class: compared by class, then numerator/denominator, in 128 bits.
-struct Share {
-  int32_t rank = 1;              // 0: within the guarantee or without quota, 1: borrows, 2: borrows with weight 0
-  int64_t numerator = 0;
-  __int128 denominator = 1;
-};
-
-int Compare(const Share& a, const Share& b) {
-  if (a.rank != b.rank) return a.rank < b.rank ? -1 : 1;
-  const __int128 left = a.numerator * b.denominator, right = b.numerator * a.denominator;
-  return left < right ? -1 : left > right ? 1 : 0;
+// Leaf order: priority, submission, id.
+bool Before(const Model& model, int32_t a, int32_t b) {
+  const Base &x = model.bases[a], &y = model.bases[b];
+  if (x.priority != y.priority) return x.priority > y.priority;
+  return std::make_tuple(x.submit_ns, a) < std::make_tuple(y.submit_ns, b);
 }
-
-// What a node may still take: per flavour, and per cell inside guarantees.
-struct Allowance {
-  std::vector<int64_t> flavour;
-  std::vector<int64_t> cell;
-};
-
-struct Candidate {
-  int32_t base = -1;
-  bool growth = false;
-  int32_t cell = -1;             // that it is charged to when it is accepted
-  bool guaranteed = false;
-};
-
-struct NodeQuota {
-  struct Row {
-    bool listed = false;
-    int64_t guarantee = 0;
-    int64_t limit = kUnbounded;
-    int64_t weight = 1;
-  };
-  std::vector<Row> flavour;
-  std::vector<int64_t> cell_guarantee;
-  std::vector<int64_t> cell_used;
-};
-
-class Entitlement {
- public:
-  Entitlement(const State& state, Model* model) : queues_(state.queues()), m_(*model) {
-    quota_.resize(queues_.nodes.size());
-    order_.resize(queues_.nodes.size());
-    left_.assign(queues_.nodes.size(), 0);
-    for (size_t n = 0; n < queues_.nodes.size(); ++n) ReadQuota(state, n);
-    for (size_t b = 0; b < m_.bases.size(); ++b) {
-      if (m_.bases[b].cells.empty()) continue;
-      order_[m_.bases[b].leaf].push_back({static_cast<int32_t>(b), false});
-    }
-    for (size_t n = 0; n < order_.size(); ++n) {
-      std::stable_sort(order_[n].begin(), order_[n].end(), [&](const Unit& a, const Unit& b) { return Before(a.base, b.base); });
-      for (int32_t up = static_cast<int32_t>(n); up >= 0; up = queues_.nodes[up].parent) {
-        left_[up] += static_cast<int64_t>(order_[n].size());
-      }
-    }
-  }
-
-  void Run() {
-    Allowance all;
-    for (size_t f = 0; f < m_.flavours.size(); ++f) all.flavour.push_back(m_.flavour_milli[f]);
-    all.cell.assign(m_.cells.size(), kUnbounded);
-    int32_t accepted = 0;
-    for (;;) {
-      Allowance room = all;
-      for (size_t f = 0; f < m_.flavours.size(); ++f) room.flavour[f] -= m_.entitled[0][f];
-      const std::optional<Candidate> next = Best(0, room, /*guaranteed=*/false, /*loosest=*/true);
-      if (!next.has_value()) return;
-      Accept(*next, accepted++);
-    }
-  }
-
- private:
-  struct Unit {
-    int32_t base;
-    bool growth;
-  };
-
-  void ReadQuota(const State& state, size_t n) {
-    NodeQuota& quota = quota_[n];
-    quota.flavour.resize(m_.flavours.size());
-    quota.cell_guarantee.assign(m_.cells.size(), 0);
-    quota.cell_used.assign(m_.cells.size(), 0);
-    for (size_t f = 0; f < m_.flavours.size(); ++f) {
-      const auto it = queues_.nodes[n].spec.quota().find(m_.flavours[f]);
-      if (it == queues_.nodes[n].spec.quota().end()) continue;
-      const pb::Quota& row = it->second;
-      quota.flavour[f].listed = true;
-      quota.flavour[f].guarantee = row.guarantee_milli();
-      if (row.has_limit_milli()) quota.flavour[f].limit = row.limit_milli();
-      if (row.has_weight()) quota.flavour[f].weight = row.weight();
-      for (size_t c = 0; c < m_.cells.size(); ++c) {
-        if (m_.cells[c].flavour != static_cast<int32_t>(f)) continue;
-        if (row.guarantee_per_cluster().empty()) {
-          quota.cell_guarantee[c] = row.guarantee_milli();
-        } else {
-          const auto cell = row.guarantee_per_cluster().find(state.clusters()[m_.cells[c].cluster].name);
-          if (cell != row.guarantee_per_cluster().end()) quota.cell_guarantee[c] = cell->second;
-        }
-      }
-    }
-  }
-
-  // Leaf order, and the order among equal shares: priority, submission, id.
-  bool Before(int32_t a, int32_t b) const {
-    const Base &x = m_.bases[a], &y = m_.bases[b];
-    if (x.job->spec->priority() != y.job->spec->priority()) return x.job->spec->priority() > y.job->spec->priority();
-    return std::make_tuple(x.job->submit_ns, x.ref) < std::make_tuple(y.job->submit_ns, y.ref);
-  }
-
-  int64_t UnitMilli(const Unit& unit) const {
-    const Base& base = m_.bases[unit.base];
-    return unit.growth ? base.worker_milli : base.worker_milli * base.min_workers;
-  }
-
-  bool Fits(int32_t cell, int64_t demand, const Allowance& room) const {
-    const Cell& c = m_.cells[cell];
-    return c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
-  }
-
-  // -1: none. Within the leaf's guarantee every cell of the list counts, else only those opened so far (§4).
-  int32_t FirstCell(const Unit& unit, const Allowance& room, bool guaranteed) const {
-    const Base& base = m_.bases[unit.base];
-    const int64_t demand = UnitMilli(unit);
-    if (unit.growth) return Fits(base.charge, demand, room) ? base.charge : -1;
-    for (size_t i = 0; i < base.cells.size(); ++i) {
-      if ((guaranteed || base.opened[i]) && Fits(base.cells[i], demand, room)) return base.cells[i];
-    }
-    return -1;
-  }
-
-  std::optional<Candidate> BestOfLeaf(int32_t n, const Allowance& room, bool guaranteed, bool loosest) {
-    std::vector<Unit>& units = order_[n];
-    for (size_t i = 0; i < units.size();) {
-      const Unit unit = units[i];
-      const int32_t cell = FirstCell(unit, room, guaranteed);
-      if (cell >= 0) {
-        Candidate found{unit.base, unit.growth, cell, guaranteed};
-        const int32_t bound = m_.bases[unit.base].bound_cell;
-        const std::vector<int32_t>& cells = m_.bases[unit.base].cells;
-        if (!unit.growth && bound >= 0 && std::find(cells.begin(), cells.end(), bound) != cells.end() &&
-            Fits(bound, UnitMilli(unit), room)) {
-          found.cell = bound;
-        }
-        return found;
-      }
-      // Room only shrinks: what fits in no cell under the loosest allowance never will.
-      if (loosest && FirstCell(unit, room, true) < 0) {
-        units.erase(units.begin() + static_cast<int64_t>(i));
-        Count(n, -1);
-      } else {
-        ++i;
-      }
-    }
-    return std::nullopt;
-  }
-
-  std::optional<Candidate> Best(int32_t n, const Allowance& room, bool guaranteed, bool loosest) {
-    if (left_[n] == 0) return std::nullopt;
-    if (n != 0 && queues_.leaf(n)) return BestOfLeaf(n, room, guaranteed, loosest);
-    for (const bool in_guarantee : {true, false}) {
-      std::optional<Candidate> best;
-      Share best_share;
-      for (const int32_t child : queues_.nodes[n].children) {
-        if (left_[child] == 0) continue;
-        const NodeQuota& quota = quota_[child];
-        Allowance allowance = room;
-        bool any = false;
-        for (size_t f = 0; f < m_.flavours.size(); ++f) {
-          const NodeQuota::Row& row = quota.flavour[f];
-          const int64_t used = m_.entitled[child][f];
-          int64_t& a = allowance.flavour[f];
-          if (row.limit != kUnbounded) a = std::min(a, row.limit - used);
-          if (in_guarantee) a = std::min(a, row.guarantee - used);
-          a = std::max<int64_t>(a, 0);
-          any = any || a > 0;
-        }
-        if (in_guarantee) {
-          for (size_t c = 0; c < m_.cells.size(); ++c) {
-            allowance.cell[c] = std::max<int64_t>(0, std::min(allowance.cell[c], quota.cell_guarantee[c] - quota.cell_used[c]));
-          }
-        }
-        if (!any && in_guarantee) continue;
-        const std::optional<Candidate> found = Best(child, allowance, in_guarantee, loosest && !in_guarantee);
-        if (!found.has_value()) continue;
-        const Share share = ShareOf(child, m_.cells[found->cell].flavour, in_guarantee);
-        const int order = best.has_value() ? Compare(share, best_share) : -1;
-        if (order < 0 || (order == 0 && Earlier(*found, *best))) {
-          best = found;
-          best_share = share;
-        }
-      }
-      if (best.has_value()) return best;
-    }
-    return std::nullopt;
-  }
-
-  bool Earlier(const Candidate& a, const Candidate& b) const {
-    const Base &x = m_.bases[a.base], &y = m_.bases[b.base];
-    return std::make_tuple(x.job->submit_ns, x.ref, a.growth) < std::make_tuple(y.job->submit_ns, y.ref, b.growth);
-  }
-
-  Share ShareOf(int32_t n, int32_t f, bool in_guarantee) const {
-    const NodeQuota::Row& row = quota_[n].flavour[f];
-    const int64_t used = m_.entitled[n][f];
-    if (!row.listed) return {0, 0, 1};
-    if (in_guarantee) return {0, used, row.guarantee};
-    const int64_t over = std::max<int64_t>(0, used - row.guarantee);
-    const __int128 whole = static_cast<__int128>(m_.flavour_milli[f]) + 1;
-    if (row.weight == 0) return {2, over, whole};
-    return {1, over, row.weight * whole};
-  }
-
-  void Accept(const Candidate& next, int32_t accepted) {
-    Base& base = m_.bases[next.base];
-    const Unit unit{next.base, next.growth};
-    const int64_t demand = UnitMilli(unit);
-    const int32_t f = m_.cells[next.cell].flavour;
-    m_.cells[next.cell].charged_milli += demand;
-    MUSTER_CHECK(m_.cells[next.cell].charged_milli <= m_.cells[next.cell].capacity_milli);
-    for (int32_t n = base.leaf; n >= 0; n = queues_.nodes[n].parent) {
-      m_.entitled[n][f] += demand;
-      quota_[n].cell_used[next.cell] += demand;
-    }
-    if (next.growth) {
-      ++base.growth;
-    } else {
-      base.entitled = true;
-      base.charge = next.cell;
-      base.guaranteed = next.guaranteed;
-      base.order = accepted;
-    }
-    std::vector<Unit>& units = order_[base.leaf];
-    const auto at = std::find_if(units.begin(), units.end(),
-                                 [&](const Unit& u) { return u.base == next.base && u.growth == next.growth; });
-    if (next.growth) {
-      if (base.min_workers + base.growth < base.max_workers) return;  // its next worker stands in the same place
-      units.erase(at);
-      Count(base.leaf, -1);
-      return;
-    }
-    units.erase(at);
-    Count(base.leaf, -1);
-    if (base.max_workers == base.min_workers) return;
-    const auto growth = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.growth && Before(next.base, u.base); });
-    units.insert(growth, Unit{next.base, true});
-    Count(base.leaf, 1);
-  }
-
-  void Count(int32_t leaf, int64_t change) {
-    for (int32_t n = leaf; n >= 0; n = queues_.nodes[n].parent) left_[n] += change;
-  }
-
-  const QueueIndex& queues_;
-  Model& m_;
-  std::vector<NodeQuota> quota_;
-  std::vector<std::vector<Unit>> order_;   // by leaf: not accepted and not ruled out; bases before growth
-  std::vector<int64_t> left_;              // units in order_ at or below the node
-};
 
 }  // namespace
 
-void Entitle(const State& state, Model* model) { Entitlement(state, model).Run(); }
+QuotaTree ReadQuotas(const State& state, const Model& model) {
+  const QueueIndex& queues = state.queues();
+  QuotaTree tree(queues.nodes.size());
+  for (size_t n = 0; n < tree.size(); ++n) {
+    tree[n].parent = queues.nodes[n].parent;
+    tree[n].children = queues.nodes[n].children;
+    tree[n].flavours.resize(model.flavours.size());
+    for (size_t f = 0; f < model.flavours.size(); ++f) {
+      const auto it = queues.nodes[n].spec.quota().find(model.flavours[f]);
+      if (it == queues.nodes[n].spec.quota().end()) continue;
+      const pb::Quota& row = it->second;
+      FlavourQuota& quota = tree[n].flavours[f];
+      quota.listed = true;
+      quota.guarantee_milli = row.guarantee_milli();
+      if (row.has_limit_milli()) quota.limit_milli = row.limit_milli();
+      if (row.has_weight()) quota.weight = std::clamp<int64_t>(row.weight(), 0, 1 << 20);
+      if (row.guarantee_per_cluster().empty()) continue;
+      if (tree[n].cells.empty()) tree[n].cells.assign(model.cells.size(), kUnbounded);
+      for (size_t c = 0; c < model.cells.size(); ++c) {
+        if (model.cells[c].flavour != static_cast<int32_t>(f)) continue;
+        const auto cell = row.guarantee_per_cluster().find(state.clusters()[model.cells[c].cluster].name);
+        tree[n].cells[c] = cell == row.guarantee_per_cluster().end() ? 0 : cell->second;
+      }
+    }
+  }
+  return tree;
+}
+
+// ---- what is kept ----
+
+void Entitlement::Reset(QuotaTree quotas, const Model& model) {
+  quotas_ = std::move(quotas);
+  flavours_ = static_cast<int32_t>(model.flavours.size());
+  cells_ = static_cast<int32_t>(model.cells.size());
+  leaves_.assign(quotas_.size(), {});
+  branches_.clear();
+  branches_of_.assign(quotas_.size(), {});
+  winners_.clear();
+  cell_at_.assign(quotas_.size(), -1);
+  cell_guarantee_.clear();
+  for (size_t n = 0; n < quotas_.size(); ++n) {
+    if (quotas_[n].cells.empty()) continue;
+    cell_at_[n] = static_cast<int32_t>(cell_guarantee_.size());
+    cell_guarantee_.insert(cell_guarantee_.end(), quotas_[n].cells.begin(), quotas_[n].cells.end());
+  }
+  need_.clear();
+  cell_need_.clear();
+  dirty_.clear();
+  AddBranch(0, -1, 0, false);
+  for (size_t b = 0; b < model.bases.size(); ++b) {
+    if (model.bases[b].leaf >= 0 && !model.bases[b].cells.empty()) leaves_[model.bases[b].leaf].members.push_back(static_cast<int32_t>(b));
+  }
+  for (Leaf& leaf : leaves_) {
+    std::sort(leaf.members.begin(), leaf.members.end(), [&](int32_t a, int32_t b) { return Before(model, a, b); });
+  }
+}
+
+void Entitlement::Remove(const Model& model, int32_t base) {
+  const Base& row = model.bases[base];
+  if (row.leaf < 0 || row.cells.empty()) return;
+  Leaf& leaf = leaves_[row.leaf];
+  const auto at = std::lower_bound(leaf.members.begin(), leaf.members.end(), base,
+                                   [&](int32_t a, int32_t b) { return Before(model, a, b); });
+  MUSTER_CHECK(at != leaf.members.end() && *at == base);
+  leaf.members.erase(at);
+  leaf.stale = true;
+}
+
+void Entitlement::Add(const Model& model, int32_t base) {
+  const Base& row = model.bases[base];
+  if (row.leaf < 0 || row.cells.empty()) return;
+  Leaf& leaf = leaves_[row.leaf];
+  leaf.members.insert(std::lower_bound(leaf.members.begin(), leaf.members.end(), base,
+                                       [&](int32_t a, int32_t b) { return Before(model, a, b); }),
+                      base);
+  leaf.stale = true;
+}
+
+void Entitlement::Rebind(const Model& model, int32_t base) {
+  const Base& row = model.bases[base];
+  if (row.leaf >= 0 && !row.cells.empty()) leaves_[row.leaf].stale = true;
+}
+
+void Entitlement::Renumber(const std::vector<int32_t>& to) {
+  for (Leaf& leaf : leaves_) {
+    for (int32_t& base : leaf.members) base = to[base];
+    for (Unit& unit : leaf.units) unit.base = to[unit.base];
+  }
+}
+
+void Entitlement::Read(const Model& model, Leaf* leaf) {
+  leaf->stale = false;
+  leaf->units.clear();
+  leaf->cells.clear();
+  leaf->growing.clear();
+  leaf->least_milli = kUnbounded;
+  for (const int32_t b : leaf->members) {
+    const Base& base = model.bases[b];
+    const int32_t index = static_cast<int32_t>(leaf->units.size());
+    Unit& unit = leaf->units.emplace_back();
+    unit.base = b;
+    unit.demand_milli = base.worker_milli * base.min_workers;
+    unit.worker_milli = base.worker_milli;
+    unit.submit_ns = base.submit_ns;
+    unit.extra = base.max_workers - base.min_workers;
+    if (std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end()) unit.bound = base.bound_cell;
+    unit.cells_at = static_cast<int32_t>(leaf->cells.size());
+    unit.cells = static_cast<int32_t>(base.cells.size());
+    leaf->cells.insert(leaf->cells.end(), base.cells.begin(), base.cells.end());
+    for (size_t i = 0; i < base.cells.size(); ++i) {
+      if (!base.opened[i]) continue;
+      leaf->cells.push_back(base.cells[i]);
+      ++unit.opened;
+    }
+    if (unit.extra > 0) {
+      unit.growth_at = static_cast<int32_t>(leaf->growing.size());
+      leaf->growing.push_back(index);
+    }
+    // Tasks of a job stand side by side: they have its priority and its time of submission.
+    if (base.binds_others) {
+      const bool same = index > 0 && leaf->units[index - 1].group >= 0 && model.bases[leaf->units[index - 1].base].ref.job == base.ref.job;
+      unit.group = same ? leaf->units[index - 1].group : index;
+    }
+    leaf->least_milli = std::min(leaf->least_milli, unit.extra > 0 ? unit.worker_milli : unit.demand_milli);
+  }
+}
+
+int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed) {
+  const int32_t id = static_cast<int32_t>(branches_.size());
+  Branch& branch = branches_.emplace_back();
+  branch.node = node;
+  branch.parent = parent;
+  branch.index = index;
+  branch.depth = parent < 0 ? 0 : branches_[parent].depth + 1;
+  branch.guaranteed = guaranteed;
+  branch.leaf = node != 0 && quotas_[node].children.empty();
+  if (!branch.leaf) {
+    branch.need_at = static_cast<int32_t>(need_.size());
+    need_.resize(need_.size() + static_cast<size_t>(flavours_), 0);
+    if (guaranteed && cell_at_[node] >= 0) {
+      branch.cell_need_at = static_cast<int32_t>(cell_need_.size());
+      cell_need_.resize(cell_need_.size() + static_cast<size_t>(cells_), 0);
+    }
+  }
+  branches_of_[node].push_back(id);
+  keys_.resize(branches_.size());
+  if (dirty_.size() <= static_cast<size_t>(branch.depth)) dirty_.resize(static_cast<size_t>(branch.depth) + 1);
+  return id;
+}
+
+// ---- the run ----
+
+void Entitlement::StartRun(const Model& model) {
+  m_ = &model;
+  for (Leaf& leaf : leaves_) {
+    if (leaf.stale) Read(model, &leaf);
+    for (Unit& unit : leaf.units) {
+      unit.taken = unit.guaranteed = unit.charged_as_bound = false;
+      unit.charge = unit.group_cluster = -1;
+      unit.growth = 0;
+    }
+  }
+  for (Branch& branch : branches_) {
+    branch.open = branch.dirty = false;
+    branch.pass[0].built = branch.pass[1].built = false;
+    branch.best = branch.unit = branch.cell = branch.listed_at = -1;
+    branch.position = branch.choice = 0;
+  }
+  std::fill(keys_.begin(), keys_.end(), Key());
+  std::fill(need_.begin(), need_.end(), 0);
+  std::fill(cell_need_.begin(), cell_need_.end(), 0);
+  room_.resize(model.cells.size());
+  for (size_t c = 0; c < model.cells.size(); ++c) room_[c] = model.cells[c].capacity_milli;
+  used_.assign(quotas_.size() * model.flavours.size(), 0);
+  under_limit_.resize(used_.size());
+  under_guarantee_.resize(used_.size());
+  for (size_t n = 0; n < quotas_.size(); ++n) {
+    for (int32_t f = 0; f < flavours_; ++f) {
+      under_limit_[n * flavours_ + f] = quotas_[n].flavours[f].limit_milli;
+      under_guarantee_[n * flavours_ + f] = quotas_[n].flavours[f].guarantee_milli;
+    }
+  }
+  under_cell_ = cell_guarantee_;
+  listed_.resize(model.cells.size());
+  for (std::vector<int32_t>& list : listed_) list.clear();
+  listed_need_.assign(model.cells.size(), 0);
+}
+
+// What the queues of the branch's path may still take, and the cell has, holds the demand. The root's allowance is the sum of
+// the cells' room, so it needs no look of its own.
+bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli) const {
+  if (room_[cell] < demand_milli) return false;
+  const int32_t f = m_->cells[cell].flavour;
+  for (; b > 0; b = branches_[b].parent) {
+    const Branch& branch = branches_[b];
+    const size_t at = static_cast<size_t>(branch.node) * flavours_ + f;
+    if (under_limit_[at] < demand_milli) return false;
+    if (!branch.guaranteed) continue;
+    if (under_guarantee_[at] < demand_milli) return false;
+    if (cell_at_[branch.node] >= 0 && under_cell_[cell_at_[branch.node] + cell] < demand_milli) return false;
+  }
+  return true;
+}
+
+// Tasks of a job share a directory: once one of them is charged to a cluster, the others go where its storage is reached.
+bool Entitlement::GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const {
+  if (unit.group < 0) return true;
+  const int32_t cluster = leaf.units[unit.group].group_cluster;
+  return cluster < 0 || m_->Reaches(cluster, m_->cells[cell].cluster);
+}
+
+bool Entitlement::Less(const Key& a, const Key& b) {
+  if (a.rank != b.rank) return a.rank < b.rank;
+  const __int128 left = static_cast<__int128>(a.numerator) * b.denominator, right = static_cast<__int128>(b.numerator) * a.denominator;
+  if (left != right) return left < right;
+  if (a.submit_ns != b.submit_ns) return a.submit_ns < b.submit_ns;
+  if (a.base != b.base) return a.base < b.base;
+  return a.growth < b.growth;
+}
+
+void Entitlement::Unlist(int32_t b) {
+  Branch& branch = branches_[b];
+  if (branch.listed_at < 0) return;
+  std::vector<int32_t>& list = listed_[branch.cell];
+  branches_[list.back()].listed_at = branch.listed_at;
+  list[branch.listed_at] = list.back();
+  list.pop_back();
+  branch.listed_at = -1;
+}
+
+void Entitlement::SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cell, int64_t demand_milli) {
+  Branch& branch = branches_[b];
+  const int32_t f = m_->cells[cell].flavour;
+  branch.unit = unit;
+  branch.growth = growth;
+  branch.cell = cell;
+  branch.flavour = f;
+  branch.demand_milli = demand_milli;
+  branch.best = b;
+  branch.listed_at = static_cast<int32_t>(listed_[cell].size());
+  listed_[cell].push_back(b);
+  listed_need_[cell] = std::max(listed_need_[cell], demand_milli);
+  for (int32_t up = branch.parent; up > 0; up = branches_[up].parent) {
+    int64_t& need = need_[branches_[up].need_at + f];
+    need = std::max(need, demand_milli);
+    if (branches_[up].cell_need_at < 0) continue;
+    int64_t& cell_need = cell_need_[branches_[up].cell_need_at + cell];
+    cell_need = std::max(cell_need, demand_milli);
+  }
+}
+
+// Moves a leaf branch's cursor to the first unit that fits.
+void Entitlement::Advance(int32_t b) {
+  Branch& branch = branches_[b];
+  const Leaf& leaf = leaves_[branch.node];
+  Unlist(b);
+  branch.best = -1;
+  if (branch.guaranteed) {             // the common end: the guarantee is used up
+    int64_t most = 0;
+    for (int32_t f = 0; f < flavours_; ++f) most = std::max(most, under_guarantee_[static_cast<size_t>(branch.node) * flavours_ + f]);
+    if (most < leaf.least_milli) return;
+  }
+  const int32_t bases = static_cast<int32_t>(leaf.units.size());
+  const int32_t end = bases + static_cast<int32_t>(leaf.growing.size());
+  for (; branch.position < end; ++branch.position, branch.choice = 0) {
+    if (branch.position >= bases) {
+      const int32_t u = leaf.growing[branch.position - bases];
+      const Unit& unit = leaf.units[u];
+      if (unit.taken && unit.growth < unit.extra && Fits(b, unit.charge, unit.worker_milli)) {
+        return SetCandidate(b, u, true, unit.charge, unit.worker_milli);
+      }
+      continue;
+    }
+    const Unit& unit = leaf.units[branch.position];
+    if (unit.taken) continue;
+    // Within the leaf's guarantee every cell of its list counts, else only those opened so far (§4).
+    const int32_t at = branch.guaranteed ? unit.cells_at : unit.cells_at + unit.cells;
+    const int32_t count = branch.guaranteed ? unit.cells : unit.opened;
+    for (; branch.choice < count; ++branch.choice) {
+      const int32_t cell = leaf.cells[at + branch.choice];
+      if (Fits(b, cell, unit.demand_milli) && GroupAllows(leaf, unit, cell)) {
+        return SetCandidate(b, branch.position, false, cell, unit.demand_milli);
+      }
+    }
+  }
+}
+
+// Index of the better child of the pass; -1 stands for none.
+int32_t Entitlement::Better(const Pass& pass, int32_t i, int32_t j) const {
+  return Less(keys_[pass.first + j], keys_[pass.first + i]) ? j : i;
+}
+
+// The child's branch; the tournament's leaves are the positions count..2*count-1.
+int32_t Entitlement::Winner(const Pass& pass) const {
+  return pass.first + (pass.count == 1 ? 0 : winners_[pass.winners + 1]);
+}
+
+void Entitlement::Replay(const Pass& pass, int32_t index) {
+  const auto at = [&](int32_t position) { return position >= pass.count ? position - pass.count : winners_[pass.winners + position]; };
+  for (int32_t position = (pass.count + index) / 2; position >= 1; position /= 2) {
+    int32_t& winner = winners_[pass.winners + position];
+    const int32_t now = Better(pass, at(2 * position), at(2 * position + 1));
+    if (now == winner && now != index) return;
+    winner = now;
+  }
+}
+
+void Entitlement::Build(int32_t b, int p) {
+  if (!branches_[b].pass[p].made) {
+    const int32_t first = static_cast<int32_t>(branches_.size());
+    const int32_t node = branches_[b].node;
+    int32_t count = 0;
+    for (const int32_t child : quotas_[node].children) {
+      const std::vector<FlavourQuota>& flavours = quotas_[child].flavours;
+      const bool any = std::any_of(flavours.begin(), flavours.end(), [](const FlavourQuota& f) { return f.guarantee_milli > 0; });
+      if (p == 0 && !any) continue;
+      AddBranch(child, b, count++, p == 0);
+    }
+    Pass& pass = branches_[b].pass[p];
+    pass.made = true;
+    pass.first = first;
+    pass.count = count;
+    pass.winners = static_cast<int32_t>(winners_.size());
+    winners_.resize(winners_.size() + static_cast<size_t>(count), 0);
+  }
+  const Pass pass = branches_[b].pass[p];   // evaluating adds branches
+  for (int32_t child = pass.first; child < pass.first + pass.count; ++child) Evaluate(child);
+  const auto at = [&](int32_t position) { return position >= pass.count ? position - pass.count : winners_[pass.winners + position]; };
+  for (int32_t position = pass.count - 1; position >= 1; --position) {
+    winners_[pass.winners + position] = Better(pass, at(2 * position), at(2 * position + 1));
+  }
+  branches_[b].pass[p].built = true;
+}
+
+// An interior branch's candidate: its children's best, those within their guarantees strictly first.
+void Entitlement::Select(int32_t b) {
+  branches_[b].best = -1;
+  for (int p = 0; p < 2; ++p) {
+    if (!branches_[b].pass[p].built) Build(b, p);
+    const Pass& pass = branches_[b].pass[p];
+    if (pass.count == 0) continue;
+    const int32_t best = branches_[Winner(pass)].best;
+    if (best < 0) continue;
+    branches_[b].best = best;
+    return;
+  }
+}
+
+void Entitlement::SetKey(int32_t b) {
+  const Branch& branch = branches_[b];
+  Key& key = keys_[b];
+  if (branch.best < 0) {
+    key.rank = kNoCandidate;
+    return;
+  }
+  const Branch& best = branches_[branch.best];
+  const Unit& unit = leaves_[best.node].units[best.unit];
+  key.submit_ns = unit.submit_ns;
+  key.base = unit.base;
+  key.growth = best.growth;
+  const FlavourQuota& quota = quotas_[branch.node].flavours[best.flavour];
+  const int64_t used = used_[static_cast<size_t>(branch.node) * flavours_ + best.flavour];
+  if (!quota.listed) {
+    key.rank = 0;
+    key.numerator = 0;
+    key.denominator = 1;
+  } else if (branch.guaranteed) {
+    key.rank = 0;
+    key.numerator = used;
+    key.denominator = quota.guarantee_milli;
+  } else {
+    const int64_t whole = m_->flavour_milli[best.flavour] + 1;
+    key.rank = quota.weight == 0 ? 2 : 1;
+    key.numerator = std::max<int64_t>(0, used - quota.guarantee_milli);
+    key.denominator = quota.weight == 0 ? whole : quota.weight * whole;
+  }
+}
+
+void Entitlement::Evaluate(int32_t b) {
+  branches_[b].open = true;
+  if (branches_[b].leaf) {
+    Advance(b);
+  } else {
+    Select(b);
+  }
+  SetKey(b);
+}
+
+void Entitlement::Mark(int32_t b) {
+  Branch& branch = branches_[b];
+  if (!branch.open || branch.dirty) return;
+  branch.dirty = true;
+  dirty_[branch.depth].push_back(b);
+}
+
+// Candidates that the cell has no room for any more.
+void Entitlement::CheckCell(int32_t cell) {
+  if (listed_need_[cell] <= room_[cell]) return;
+  int64_t need = 0;
+  for (const int32_t b : listed_[cell]) {
+    if (branches_[b].demand_milli > room_[cell]) {
+      Mark(b);
+    } else {
+      need = std::max(need, branches_[b].demand_milli);
+    }
+  }
+  listed_need_[cell] = need;
+}
+
+// Candidates below the branch that its queue may not take any more; returns the largest demand of the others.
+int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli) {
+  int64_t most = 0;
+  for (const Pass& pass : branches_[b].pass) {
+    if (!pass.built) continue;
+    for (int32_t child = pass.first; child < pass.first + pass.count; ++child) {
+      const Branch& branch = branches_[child];
+      if (!branch.leaf) {
+        const int64_t need = need_[branch.need_at + flavour];
+        most = std::max(most, need > allowed_milli ? CheckNeed(child, flavour, allowed_milli) : need);
+      } else if (branch.best >= 0 && branch.flavour == flavour) {
+        if (branch.demand_milli > allowed_milli) {
+          Mark(child);
+        } else {
+          most = std::max(most, branch.demand_milli);
+        }
+      }
+    }
+  }
+  return need_[branches_[b].need_at + flavour] = most;
+}
+
+// The same for the queue's guarantee in the cell.
+int64_t Entitlement::CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_milli) {
+  int64_t most = 0;
+  for (const Pass& pass : branches_[b].pass) {
+    if (!pass.built) continue;
+    for (int32_t child = pass.first; child < pass.first + pass.count; ++child) {
+      const Branch& branch = branches_[child];
+      if (!branch.leaf) {
+        most = std::max(most, CheckCellNeed(child, cell, allowed_milli));
+      } else if (branch.best >= 0 && branch.cell == cell) {
+        if (branch.demand_milli > allowed_milli) {
+          Mark(child);
+        } else {
+          most = std::max(most, branch.demand_milli);
+        }
+      }
+    }
+  }
+  if (branches_[b].cell_need_at >= 0) cell_need_[branches_[b].cell_need_at + cell] = most;
+  return most;
+}
+
+void Entitlement::Accept(int32_t order) {
+  const int32_t b = branches_[0].best;
+  const int64_t demand_milli = branches_[b].demand_milli;
+  const bool growth = branches_[b].growth;
+  int32_t cell = branches_[b].cell;
+  const int32_t node = branches_[b].node;
+  Leaf& leaf = leaves_[node];
+  Unit& unit = leaf.units[branches_[b].unit];
+  if (!growth && unit.bound >= 0 && unit.bound != cell && Fits(b, unit.bound, demand_milli) && GroupAllows(leaf, unit, unit.bound)) {
+    cell = unit.bound;
+  }
+  const int32_t f = m_->cells[cell].flavour;
+  if (growth) {
+    ++unit.growth;
+  } else {
+    unit.taken = true;
+    unit.guaranteed = branches_[b].guaranteed;
+    unit.charged_as_bound = cell != branches_[b].cell;
+    unit.charge = cell;
+    unit.order = order;
+    if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0) leaf.units[unit.group].group_cluster = m_->cells[cell].cluster;
+    if (unit.growth_at >= 0) {         // its growth may stand before the cursors
+      const int32_t position = static_cast<int32_t>(leaf.units.size()) + unit.growth_at;
+      for (const int32_t other : branches_of_[node]) {
+        if (branches_[other].position > position) {
+          branches_[other].position = position;
+          branches_[other].choice = 0;
+        }
+      }
+    }
+  }
+  room_[cell] -= demand_milli;
+  MUSTER_CHECK(room_[cell] >= 0);
+  CheckCell(cell);
+  for (int32_t n = node; n >= 0; n = quotas_[n].parent) {
+    const size_t at = static_cast<size_t>(n) * flavours_ + f;
+    used_[at] += demand_milli;
+    if (under_limit_[at] != kUnbounded) under_limit_[at] -= demand_milli;
+    under_guarantee_[at] -= demand_milli;
+    const int32_t cell_at = cell_at_[n];
+    if (cell_at >= 0) under_cell_[cell_at + cell] -= demand_milli;
+    for (const int32_t other : branches_of_[n]) {
+      const Branch& branch = branches_[other];
+      if (!branch.open) continue;
+      Mark(other);
+      if (branch.leaf || n == 0) continue;
+      const int64_t allowed_milli = branch.guaranteed ? std::min(under_limit_[at], under_guarantee_[at]) : under_limit_[at];
+      if (need_[branch.need_at + f] > allowed_milli) CheckNeed(other, f, allowed_milli);
+      if (branch.cell_need_at >= 0 && cell_need_[branch.cell_need_at + cell] > under_cell_[cell_at + cell]) {
+        CheckCellNeed(other, cell, under_cell_[cell_at + cell]);
+      }
+    }
+  }
+  // From the leaves up: what was marked is looked at again, and so are the queues above it.
+  for (int32_t depth = static_cast<int32_t>(dirty_.size()) - 1; depth >= 0; --depth) {
+    for (size_t i = 0; i < dirty_[depth].size(); ++i) {
+      const int32_t marked = dirty_[depth][i];
+      branches_[marked].dirty = false;
+      Evaluate(marked);
+      const int32_t parent = branches_[marked].parent;
+      if (parent < 0) continue;
+      const Pass& pass = branches_[parent].pass[branches_[marked].guaranteed ? 0 : 1];
+      if (pass.count > 1) Replay(pass, branches_[marked].index);
+      Mark(parent);
+    }
+    dirty_[depth].clear();
+  }
+}
+
+void Entitlement::Run(Model* model) {
+  StartRun(*model);
+  Evaluate(0);
+  for (int32_t order = 0; branches_[0].best >= 0; ++order) Accept(order);
+  for (Base& base : model->bases) {
+    base.entitled = base.guaranteed = base.charged_as_bound = false;
+    base.charge = -1;
+    base.growth = base.order = 0;
+  }
+  for (const Leaf& leaf : leaves_) {
+    for (const Unit& unit : leaf.units) {
+      if (!unit.taken) continue;
+      Base& base = model->bases[unit.base];
+      base.entitled = true;
+      base.guaranteed = unit.guaranteed;
+      base.charged_as_bound = unit.charged_as_bound;
+      base.charge = unit.charge;
+      base.growth = unit.growth;
+      base.order = unit.order;
+    }
+  }
+  for (size_t c = 0; c < model->cells.size(); ++c) model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];
+  model->entitled.resize(quotas_.size());
+  for (size_t n = 0; n < quotas_.size(); ++n) {
+    model->entitled[n].assign(used_.begin() + static_cast<int64_t>(n) * flavours_, used_.begin() + static_cast<int64_t>(n + 1) * flavours_);
+  }
+  m_ = nullptr;
+}
 
 }  // namespace muster

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "scheduler/decide/decide.h"
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model_upkeep.h"
 #include "scheduler/state/builders.h"
 
 namespace muster {
@@ -15,9 +15,7 @@ using testing::SystemBuilder;
 using testing::TaskOf;
 
 Model EntitledOf(const SystemBuilder& system) {
-  Model model = BuildModel(system.state, system.now_ns, SchedulingOptions());
-  Entitle(system.state, &model);
-  return model;
+  return ModelUpkeep().Update(system.state, system.now_ns, SchedulingOptions());
 }
 
 int32_t Entitled(const SystemBuilder& system, uint64_t job) {

@@ -1,6 +1,7 @@
-// What Decide works on: the cells, and the tasks that want or hold devices, read from State once a decision.
+// What Decide works on: the cells, and the tasks that want or hold devices.
 //
-// Inside of scheduler/decide. A base is a task at its minimum size; its growth workers are counted with it.
+// Inside of scheduler/decide. A base is a task at its minimum size; its growth workers are counted with it. ModelUpkeep
+// (model_upkeep.h) makes a Model from State and brings it up to date; everything else only reads it.
 #pragma once
 
 #include <cstdint>
@@ -23,28 +24,37 @@ struct Cell {
   int32_t flavour = 0;            // index in Model::flavours
   int64_t capacity_milli = 0;     // healthy now
   int64_t known_milli = 0;        // of all hosts ever heard from, up or not
-  std::vector<HostId> hosts;      // in State's order
+  std::vector<HostId> hosts;      // in State's order; never empty
   int64_t charged_milli = 0;      // to units of S
 };
 
+// The rows that it names belong to the State that the model was last brought up to. A base that is no unit (blocked, finished,
+// held in the queue without devices) has empty rows, no leaf and no cells: it neither waits nor holds anything.
 struct Base {
+  Base();
+
   TaskRef ref;
-  const JobRow* job = nullptr;
-  const TaskRow* row = nullptr;
-  const pb::TaskSpec* spec = nullptr;
+  bool unit = false;
+  const JobRow* job;
+  const TaskRow* row;
+  const pb::TaskSpec* spec;
   const AttemptRow* current = nullptr;  // that holds devices, stopping ones too; nullptr: it waits
   int32_t leaf = -1;                    // queue node
   int32_t min_workers = 1, max_workers = 1;
   int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
+  int32_t priority = 0;
+  int64_t submit_ns = 0;
   std::vector<int32_t> cells;           // in order of preference
-  std::vector<bool> opened;             // parallel to cells
+  std::vector<uint8_t> opened;          // parallel to cells
   int32_t bound_cell = -1;              // where it runs
   bool ends = false;                    // cancelled, failed or out of time: it won't start again
   bool may_be_lost = false;             // its hosts can't be reached and it may be replaced
+  bool binds_others = false;            // its job has other tasks, and where the first of them is placed binds them all
 
-  // The entitled set: filled by Entitle.
+  // The entitled set: filled by Entitlement.
   bool entitled = false;
   bool guaranteed = false;              // accepted within its leaf's guarantee
+  bool charged_as_bound = false;        // to the cell where it runs, not to the first of its list with room
   int32_t charge = -1;                  // cell
   int32_t growth = 0;                   // growth workers entitled
   int32_t order = 0;                    // of acceptance
@@ -56,27 +66,21 @@ struct Base {
 
 struct Model {
   std::vector<std::string> flavours;    // sorted; kCpuFlavour among them
-  std::vector<Cell> cells;
+  std::vector<Cell> cells;              // by cluster and flavour
   std::vector<Base> bases;              // by job number and task
   std::vector<int64_t> flavour_milli;   // capacity of each flavour
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
-  std::map<TaskRef, int32_t> base_of;
+  std::map<TaskRef, int32_t> base_of;   // units only
+  std::vector<std::vector<bool>> reaches;      // [cluster][cluster]: the other one reaches its job_storage
 
-  int32_t FlavourIndex(const std::string& flavour) const;
-  int32_t CellOf(int32_t cluster, int32_t flavour) const;
+  int32_t FlavourIndex(const std::string& flavour) const;      // -1: none
+  int32_t CellOf(int32_t cluster, int32_t flavour) const;      // -1: none
+  bool Reaches(int32_t cluster, int32_t from) const { return cluster == from || reaches[cluster][from]; }
 };
 
-// Units of unfinished tasks; what is blocked, held, cancelled or in a long backoff is no unit.
-Model BuildModel(const State& state, int64_t now_ns, const SchedulingOptions& options);
-
-// Fills `entitled` of the bases, `charged_milli` of the cells and `entitled` of the queues: SCHEDULING.md §1.
-void Entitle(const State& state, Model* model);
-
-// While at least three hosts and more than half of a cluster are silent, nothing of them may become Lost (CONTRACTS 11).
-bool MassLoss(const State& state, int32_t cluster, int64_t now_ns, const SchedulingOptions& options);
-// Every member of the attempt is Gone or may be declared lost, or will be once reachable members are stopped (CONTRACTS 9).
-bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt, int64_t now_ns,
-               const SchedulingOptions& options);
+// Every member of the attempt is Gone or may be declared lost, or will be once reachable members are stopped (CONTRACTS 9), its
+// cluster's mass loss apart.
+bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 
 // When the attempt is expected to end: from its progress, else its time limit; 0 = unknown.
 int64_t ExpectedEnd(const Base& base, int64_t now_ns);

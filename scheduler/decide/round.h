@@ -21,7 +21,8 @@ namespace muster {
 
 class Round {
  public:
-  Round(const State& state, int64_t now_ns, const SchedulingOptions& options);
+  // `model` is the state's, with its entitled set.
+  Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model);
   Plan Run();
 
  private:
@@ -67,7 +68,7 @@ class Round {
   const State& s_;
   const int64_t now_ns_;
   const SchedulingOptions& options_;
-  Model m_;
+  const Model& m_;
   FreeMap now_;                        // free now, less what is placed or reserved in this round
   FreeMap future_;                     // with what stopping attempts will give back
   Use use_now_, use_future_;

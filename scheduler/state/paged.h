@@ -60,6 +60,20 @@ class PagedArray {
     pages_[index / kRows] = nullptr;
   }
 
+  // Calls f(index) for every index where the two don't share the row, by rising index: all that was written, made or erased in
+  // either since they were copies of each other, and everything if they never were. Skips shared pages: cheap for copies.
+  template <typename F>
+  void ForEachDifferent(const PagedArray& other, F f) const {
+    for (size_t p = 0; p < std::max(pages_.size(), other.pages_.size()); ++p) {
+      const Page* mine = p < pages_.size() ? pages_[p].get() : nullptr;
+      const Page* theirs = p < other.pages_.size() ? other.pages_[p].get() : nullptr;
+      if (mine == theirs) continue;
+      for (size_t r = 0; r < kRows; ++r) {
+        if ((mine == nullptr ? nullptr : mine->rows[r].get()) != (theirs == nullptr ? nullptr : theirs->rows[r].get())) f(p * kRows + r);
+      }
+    }
+  }
+
   // One more than the highest index ever used.
   size_t size_bound() const { return pages_.size() * kRows; }
 

@@ -97,6 +97,16 @@ std::string State::HostName(HostId id) const {
   return absl::StrCat((*clusters_)[row.cluster].name, "/", row.name);
 }
 
+Touched State::Since(const State& before) const {
+  Touched touched;
+  touched.clusters = clusters_ != before.clusters_ || cluster_file_ != before.cluster_file_;
+  touched.queues = queues_ != before.queues_;
+  touched.host_order = host_order_ != before.host_order_;
+  jobs_.ForEachDifferent(before.jobs_, [&](size_t number) { touched.jobs.push_back(number); });
+  hosts_.ForEachDifferent(before.hosts_, [&](size_t id) { touched.hosts.push_back(static_cast<HostId>(id)); });
+  return touched;
+}
+
 namespace {
 
 void AddQueue(const pb::QueueSpec& spec, int32_t parent, QueueIndex* index) {

@@ -39,6 +39,15 @@ inline constexpr int32_t kInfraFailuresInRow = 5;    // launch or rendezvous fai
 inline constexpr int kFinishedAttemptsKept = 20;     // of a task
 inline constexpr int kCheckpointsKept = 20;          // records of a task
 
+// What one State has otherwise than another.
+struct Touched {
+  bool clusters = false;               // the clusters' file, or a cluster drained
+  bool queues = false;
+  bool host_order = false;             // there are other hosts, or in another order
+  std::vector<uint64_t> jobs;          // ascending; gone ones too
+  std::vector<HostId> hosts;           // ascending; their derived use counts
+};
+
 class State {
  public:
   State();
@@ -88,6 +97,10 @@ class State {
   std::vector<RowChange> AllRows() const;
   // DATA_LOSS names the row that can't be read or doesn't fit the others. Order of rows doesn't matter.
   static absl::StatusOr<State> Load(const std::vector<RowChange>& rows);
+
+  // What was written since `before` was a copy of this State: compares pages and rows by identity, so that a copy kept as
+  // `before` costs nothing where nothing was written, and anything else than a copy differs everywhere.
+  Touched Since(const State& before) const;
 
   // Derived data rebuilt from the facts; for tests.
   State Rebuilt() const;

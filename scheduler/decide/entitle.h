@@ -1,0 +1,158 @@
+// The entitled set (SCHEDULING.md §1): which units may run now, and the cell that each is charged to.
+//
+// A *unit* is a base (a gang at its minimum size) or one growth worker of an elastic gang. Each turn accepts the best candidate
+// below the root. A leaf's candidate is the first unit of its order that fits what the queues above it may still take; among a
+// queue's children the one with the smallest share wins, those within their guarantees strictly first.
+//
+// The method: a queue under each combination of "within the guarantee, or not" of itself and the queues above is a *branch*.
+// Under one branch allowances only shrink from turn to turn, so a unit that doesn't fit there never will again: each leaf branch
+// keeps a cursor. Candidates are cached; a turn looks again at the accepted unit's path, and at the candidates whose demand the
+// room of the cell, a limit or a guarantee on that path fell below (docs/decisions/009-the-entitled-set-is-recomputed-by-cursors.md).
+//
+// Inside of scheduler/decide.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/decide/model.h"
+
+namespace muster {
+
+// What a queue is promised and may take of one flavour.
+struct FlavourQuota {
+  bool listed = false;                 // else without quota
+  int64_t guarantee_milli = 0;
+  int64_t limit_milli = kUnbounded;
+  int64_t weight = 1;                  // 0..2^20
+};
+
+struct QuotaNode {
+  int32_t parent = -1;
+  std::vector<int32_t> children;       // none: a leaf
+  std::vector<FlavourQuota> flavours;  // parallel to Model::flavours
+  std::vector<int64_t> cells;          // guarantee in each of Model::cells; empty: only the flavours' sums count
+};
+using QuotaTree = std::vector<QuotaNode>;   // as State's queues: the root first
+
+// The queues' quota, in the terms of the model.
+QuotaTree ReadQuotas(const State& state, const Model& model);
+
+// Keeps the units in order and the tree of branches between runs. One thread.
+class Entitlement {
+ public:
+  // Takes all bases of the model.
+  void Reset(QuotaTree quotas, const Model& model);
+  // A base stops being one, or becomes one: of its leaf, with cells. Call Remove before its figures change, Add after it.
+  void Remove(const Model& model, int32_t base);
+  void Add(const Model& model, int32_t base);
+  // The base's binding changed, nothing else.
+  void Rebind(const Model& model, int32_t base);
+  // Base b is base to[b] now; their order is the same.
+  void Renumber(const std::vector<int32_t>& to);
+
+  // Fills the bases' part of the entitled set, `charged_milli` of the cells and `entitled` of the queues.
+  void Run(Model* model);
+
+ private:
+  // A base of a leaf with its growth.
+  struct Unit {
+    int64_t demand_milli = 0;          // of the base
+    int64_t worker_milli = 0;          // of each growth worker
+    int64_t submit_ns = 0;
+    int32_t base = 0;
+    int32_t extra = 0;                 // growth workers at most
+    int32_t bound = -1;                // cell; -1 also if it isn't one of its list
+    int32_t cells_at = 0, cells = 0;   // its list in Leaf::cells, and behind that the opened ones of it
+    int32_t opened = 0;
+    int32_t growth_at = -1;            // index in Leaf::growing
+    int32_t group = -1;                // first unit of its job, if where one of them is charged binds the others
+    // Of the run:
+    bool taken = false, guaranteed = false, charged_as_bound = false;
+    int32_t charge = -1, growth = 0, order = 0;
+    int32_t group_cluster = -1;
+  };
+  struct Leaf {
+    std::vector<int32_t> members;      // bases, by priority, submission, id
+    bool stale = true;                 // `members` or their figures changed
+    std::vector<Unit> units;           // parallel to members
+    std::vector<int32_t> cells;
+    std::vector<int32_t> growing;      // units that can grow, in order
+    int64_t least_milli = 0;           // smallest demand of a unit
+  };
+  // Branches below an interior branch: those within their guarantees, or all; one a child, in the tree's order.
+  struct Pass {
+    bool made = false, built = false;
+    int32_t first = 0, count = 0;
+    int32_t winners = 0;               // tournament: winners_[winners + 1] is the best child's index
+  };
+  struct Branch {
+    int32_t node = 0, parent = -1, index = 0, depth = 0;
+    bool guaranteed = false, leaf = false;
+    Pass pass[2];                      // interior: 0 = within guarantees
+    int32_t need_at = -1;              // interior: in need_, by flavour
+    int32_t cell_need_at = -1;         // interior, guaranteed per cell: in cell_need_, by cell
+    // Of the run:
+    bool open = false, dirty = false;  // evaluated; to be looked at again
+    int32_t best = -1;                 // the leaf branch of its candidate
+    int32_t position = 0, choice = 0;  // leaf: cursor: units, then growing units; index in the unit's list
+    int32_t unit = -1, cell = -1, flavour = -1;   // leaf: its candidate
+    bool growth = false;
+    int64_t demand_milli = 0;
+    int32_t listed_at = -1;            // leaf: index in listed_[cell]
+  };
+  // What a branch's candidate is compared by among its siblings.
+  struct Key {
+    int32_t rank = kNoCandidate;       // 0: within the guarantee, or without quota; 1: borrows; 2: borrows with weight 0
+    int64_t numerator = 0, denominator = 1;
+    int64_t submit_ns = 0;
+    int32_t base = 0;
+    bool growth = false;
+  };
+  static constexpr int32_t kNoCandidate = 3;
+  static bool Less(const Key& a, const Key& b);
+
+  void Read(const Model& model, Leaf* leaf);
+  void StartRun(const Model& model);
+  int32_t AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed);
+  bool Fits(int32_t branch, int32_t cell, int64_t demand_milli) const;
+  bool GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const;
+  void Evaluate(int32_t b);
+  void Advance(int32_t b);
+  void SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cell, int64_t demand_milli);
+  void Unlist(int32_t b);
+  void Select(int32_t b);
+  void Build(int32_t b, int p);
+  int32_t Winner(const Pass& pass) const;
+  int32_t Better(const Pass& pass, int32_t i, int32_t j) const;
+  void Replay(const Pass& pass, int32_t index);
+  void SetKey(int32_t b);
+  void Mark(int32_t b);
+  void Accept(int32_t order);
+  void CheckCell(int32_t cell);
+  int64_t CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli);
+  int64_t CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_milli);
+
+  QuotaTree quotas_;
+  std::vector<Leaf> leaves_;           // by queue node
+  std::vector<Branch> branches_;       // [0] is the root's; others are made when they are first needed
+  std::vector<std::vector<int32_t>> branches_of_;   // by queue node
+  std::vector<int32_t> winners_;
+  std::vector<int32_t> cell_at_;       // by queue node: of its row in cell_guarantee_, -1: none
+  std::vector<int64_t> cell_guarantee_;
+  int32_t flavours_ = 0, cells_ = 0;
+
+  // Of the run.
+  const Model* m_ = nullptr;
+  std::vector<Key> keys_;              // by branch
+  std::vector<int64_t> room_;          // by cell
+  std::vector<int64_t> used_;          // [node * flavours_ + flavour]
+  std::vector<int64_t> under_limit_, under_guarantee_;   // what is left, likewise
+  std::vector<int64_t> under_cell_;    // likewise of cell_guarantee_
+  std::vector<int64_t> need_, cell_need_;                // at least the largest demand among the candidates below
+  std::vector<std::vector<int32_t>> listed_;             // by cell: leaf branches whose candidate would be charged there
+  std::vector<int64_t> listed_need_;   // by cell: at least their largest demand
+  std::vector<std::vector<int32_t>> dirty_;              // by depth
+};
+
+}  // namespace muster

@@ -1,0 +1,399 @@
+// The entitled set against its twin: the pseudo-code of SCHEDULING.md §1, written down word by word, on many small systems.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/decide/entitle.h"
+
+namespace muster {
+namespace {
+
+// A small generator with the same numbers everywhere (SplitMix64).
+struct Dice {
+  uint64_t state;
+  int64_t Of(int64_t n) {
+    uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<int64_t>((z ^ (z >> 31)) % static_cast<uint64_t>(n));
+  }
+  bool Chance(int64_t percent) { return Of(100) < percent; }
+};
+
+struct Instance {
+  Model model;
+  QuotaTree quotas;
+};
+
+// ---- the twin ----
+
+class Twin {
+ public:
+  explicit Twin(const Instance& instance) : quotas_(instance.quotas), m_(instance.model) {}
+
+  Model Entitle() {
+    const size_t nodes = quotas_.size();
+    u_.assign(nodes, std::vector<int64_t>(m_.flavours.size(), 0));
+    u_cell_.assign(nodes, std::vector<int64_t>(m_.cells.size(), 0));
+    for (Base& base : m_.bases) {
+      base.entitled = base.guaranteed = false;
+      base.charge = -1;
+      base.growth = base.order = 0;
+    }
+    for (Cell& cell : m_.cells) cell.charged_milli = 0;
+    for (int32_t turn = 0;; ++turn) {
+      Room room;
+      for (size_t f = 0; f < m_.flavours.size(); ++f) room.flavour.push_back(m_.flavour_milli[f] - u_[0][f]);
+      room.cell.assign(m_.cells.size(), kUnbounded);
+      const std::optional<Found> x = Cand(0, room, false);
+      if (!x.has_value()) break;
+      Base& base = m_.bases[x->base];
+      int32_t c = x->k;
+      const bool in_list = std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end();
+      if (!x->growth && in_list && Fits(base.bound_cell, Demand(x->base, false), x->room) && Together(base, base.bound_cell)) c = base.bound_cell;
+      const int64_t demand = Demand(x->base, x->growth);
+      m_.cells[c].charged_milli += demand;
+      for (int32_t n = base.leaf; n >= 0; n = quotas_[n].parent) {
+        u_[n][m_.cells[c].flavour] += demand;
+        u_cell_[n][c] += demand;
+      }
+      if (x->growth) {
+        ++base.growth;
+        continue;
+      }
+      base.entitled = true;
+      base.guaranteed = x->guaranteed;
+      base.charge = c;
+      base.order = turn;
+    }
+    m_.entitled = u_;
+    return m_;
+  }
+
+ private:
+  struct Room {
+    std::vector<int64_t> flavour, cell;
+  };
+  struct Found {
+    int32_t base = 0;
+    bool growth = false, guaranteed = false;
+    int32_t k = 0;
+    Room room;                         // that it fits
+  };
+  struct Share {
+    int rank = 0;
+    __int128 over = 0, of = 1;
+  };
+
+  int64_t Demand(int32_t b, bool growth) const { return m_.bases[b].worker_milli * (growth ? 1 : m_.bases[b].min_workers); }
+
+  bool Fits(int32_t cell, int64_t demand, const Room& room) const {
+    const Cell& c = m_.cells[cell];
+    return c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
+  }
+
+  // Tasks of an unbound job go to clusters that reach the storage of the first one's.
+  bool Together(const Base& base, int32_t cell) const {
+    const Base* first = nullptr;
+    for (const Base& other : m_.bases) {
+      if (!base.binds_others || other.ref.job != base.ref.job || !other.entitled) continue;
+      if (first == nullptr || other.order < first->order) first = &other;
+    }
+    return first == nullptr || m_.Reaches(m_.cells[first->charge].cluster, m_.cells[cell].cluster);
+  }
+
+  std::optional<Found> Cand(int32_t n, const Room& room, bool guaranteed) const {
+    if (n != 0 && quotas_[n].children.empty()) return CandOfLeaf(n, room, guaranteed);
+    for (const bool in_guarantee : {true, false}) {
+      std::optional<Found> best;
+      Share best_share;
+      for (const int32_t c : quotas_[n].children) {
+        Room a = room;
+        for (size_t f = 0; f < m_.flavours.size(); ++f) {
+          const FlavourQuota& quota = quotas_[c].flavours[f];
+          if (quota.limit_milli != kUnbounded) a.flavour[f] = std::min(a.flavour[f], quota.limit_milli - u_[c][f]);
+          if (in_guarantee) a.flavour[f] = std::min(a.flavour[f], quota.guarantee_milli - u_[c][f]);
+          a.flavour[f] = std::max<int64_t>(0, a.flavour[f]);
+        }
+        for (size_t k = 0; in_guarantee && !quotas_[c].cells.empty() && k < m_.cells.size(); ++k) {
+          if (quotas_[c].cells[k] == kUnbounded) continue;
+          a.cell[k] = std::max<int64_t>(0, std::min(a.cell[k], quotas_[c].cells[k] - u_cell_[c][k]));
+        }
+        std::optional<Found> x = Cand(c, a, in_guarantee);
+        if (!x.has_value()) continue;
+        const Share share = KeyOf(c, m_.cells[x->k].flavour, in_guarantee);
+        if (!best.has_value() || Before(share, *x, best_share, *best)) {
+          best = std::move(x);
+          best_share = share;
+        }
+      }
+      if (best.has_value()) return best;
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Found> CandOfLeaf(int32_t n, const Room& room, bool guaranteed) const {
+    std::vector<std::tuple<bool, int32_t, int64_t, int32_t>> order;   // bases before growth, then priority, submission, id
+    for (size_t b = 0; b < m_.bases.size(); ++b) {
+      const Base& base = m_.bases[b];
+      if (base.leaf != n || base.cells.empty()) continue;
+      const bool growth = base.entitled;
+      if (growth && base.min_workers + base.growth >= base.max_workers) continue;
+      order.emplace_back(growth, -base.priority, base.submit_ns, static_cast<int32_t>(b));
+    }
+    std::sort(order.begin(), order.end());
+    for (const auto& [growth, priority, submit_ns, b] : order) {
+      const Base& base = m_.bases[b];
+      for (size_t i = 0; i < (growth ? 1 : base.cells.size()); ++i) {
+        const int32_t cell = growth ? base.charge : base.cells[i];
+        if (!growth && !guaranteed && !base.opened[i]) continue;
+        if (!growth && !Together(base, cell)) continue;
+        if (Fits(cell, Demand(b, growth), room)) return Found{b, growth, guaranteed, cell, room};
+      }
+    }
+    return std::nullopt;
+  }
+
+  Share KeyOf(int32_t c, int32_t f, bool in_guarantee) const {
+    const FlavourQuota& quota = quotas_[c].flavours[f];
+    if (!quota.listed) return {0, 0, 1};
+    if (in_guarantee) return {0, u_[c][f], quota.guarantee_milli};
+    const __int128 over = std::max<int64_t>(0, u_[c][f] - quota.guarantee_milli);
+    if (quota.weight == 0) return {2, over, m_.flavour_milli[f] + 1};
+    return {1, over, static_cast<__int128>(quota.weight) * (m_.flavour_milli[f] + 1)};
+  }
+
+  bool Before(const Share& a, const Found& x, const Share& b, const Found& y) const {
+    if (a.rank != b.rank) return a.rank < b.rank;
+    if (a.over * b.of != b.over * a.of) return a.over * b.of < b.over * a.of;
+    return std::make_tuple(m_.bases[x.base].submit_ns, x.base, x.growth) < std::make_tuple(m_.bases[y.base].submit_ns, y.base, y.growth);
+  }
+
+  const QuotaTree& quotas_;
+  Model m_;
+  std::vector<std::vector<int64_t>> u_, u_cell_;
+};
+
+// ---- random systems ----
+
+// 1-4 clusters with 1-3 flavours, some capacity lost, a tree of up to three levels; guarantees may exceed what is there.
+Instance RandomInstance(Dice* dice) {
+  Instance instance;
+  Model& m = instance.model;
+  const int64_t clusters = 1 + dice->Of(4), flavours = 1 + dice->Of(3);
+  for (int64_t f = 0; f < flavours; ++f) m.flavours.push_back(absl::StrCat("f", f));
+  m.flavour_milli.assign(m.flavours.size(), 0);
+  for (int32_t c = 0; c < clusters; ++c) {
+    for (int32_t f = 0; f < flavours; ++f) {
+      if (dice->Chance(30) && !(c == 0 && f == 0)) continue;
+      Cell& cell = m.cells.emplace_back();
+      cell.cluster = c;
+      cell.flavour = f;
+      cell.known_milli = 1000 * (1 + dice->Of(12));
+      cell.capacity_milli = dice->Chance(75) ? cell.known_milli : cell.known_milli * dice->Of(4) / 4;
+      m.flavour_milli[f] += cell.capacity_milli;
+    }
+  }
+  m.reaches.assign(static_cast<size_t>(clusters), std::vector<bool>(static_cast<size_t>(clusters), false));
+  for (auto& row : m.reaches) {
+    for (size_t c = 0; c < row.size(); ++c) row[c] = dice->Chance(60);
+  }
+  const int64_t nodes = 2 + dice->Of(dice->Chance(30) ? 10 : 5);
+  std::vector<int> depth = {0};
+  instance.quotas.emplace_back();
+  for (int32_t n = 1; n < nodes; ++n) {
+    int32_t parent = static_cast<int32_t>(dice->Of(n));
+    while (depth[parent] >= 3) parent = instance.quotas[parent].parent;
+    depth.push_back(depth[parent] + 1);
+    instance.quotas.emplace_back();
+    instance.quotas[n].parent = parent;
+    instance.quotas[parent].children.push_back(n);
+  }
+  for (QuotaNode& node : instance.quotas) {
+    node.flavours.resize(m.flavours.size());
+    if (node.parent < 0) continue;
+    for (size_t f = 0; f < m.flavours.size(); ++f) {
+      FlavourQuota& quota = node.flavours[f];
+      quota.listed = dice->Chance(85);
+      if (!quota.listed) continue;
+      if (dice->Chance(60)) quota.guarantee_milli = 1000 * dice->Of(9);
+      if (dice->Chance(30)) quota.limit_milli = quota.guarantee_milli + 1000 * dice->Of(8);
+      quota.weight = dice->Of(4);
+      if (quota.guarantee_milli == 0 || dice->Chance(40)) continue;
+      if (node.cells.empty()) node.cells.assign(m.cells.size(), kUnbounded);
+      int64_t left = quota.guarantee_milli;
+      for (size_t c = 0; c < m.cells.size(); ++c) {
+        if (m.cells[c].flavour != static_cast<int32_t>(f)) continue;
+        node.cells[c] = 1000 * dice->Of(left / 1000 + 1);
+        left -= node.cells[c];
+      }
+    }
+  }
+  const int64_t bases = 1 + dice->Of(dice->Chance(20) ? 24 : 9);
+  uint64_t job = 0;
+  for (int64_t b = 0; b < bases; ++b) {
+    Base& base = m.bases.emplace_back();
+    base.unit = true;
+    const bool sibling = b > 0 && dice->Chance(15);
+    base.ref = {sibling ? job : ++job, sibling ? m.bases[b - 1].ref.task + 1 : 0};
+    do {
+      base.leaf = 1 + static_cast<int32_t>(dice->Of(nodes - 1));
+    } while (!instance.quotas[base.leaf].children.empty());
+    base.priority = static_cast<int32_t>(dice->Of(3));
+    base.submit_ns = dice->Of(4);
+    base.worker_milli = dice->Chance(80) ? 1000 * (1 + dice->Of(3)) : 250 * (1 + dice->Of(3));
+    base.min_workers = 1 + static_cast<int32_t>(dice->Of(3));
+    base.max_workers = base.min_workers + (dice->Chance(40) ? static_cast<int32_t>(dice->Of(4)) : 0);
+    for (size_t tries = 1 + static_cast<size_t>(dice->Of(static_cast<int64_t>(m.cells.size()) + 1)); tries > 0; --tries) {
+      const int32_t cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
+      if (std::find(base.cells.begin(), base.cells.end(), cell) == base.cells.end()) base.cells.push_back(cell);
+    }
+    const int64_t opened = dice->Of(3);
+    for (size_t i = 0; i < base.cells.size(); ++i) base.opened.push_back(static_cast<int64_t>(i) <= opened);
+    if (dice->Chance(35)) base.bound_cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
+    if (sibling) {
+      base.leaf = m.bases[b - 1].leaf;
+      base.priority = m.bases[b - 1].priority;
+      base.submit_ns = m.bases[b - 1].submit_ns;
+      if (dice->Chance(70)) base.binds_others = m.bases[b - 1].binds_others = true;
+    }
+  }
+  // A job binds all its tasks or none.
+  for (size_t b = 1; b < m.bases.size(); ++b) {
+    if (m.bases[b].ref.job == m.bases[b - 1].ref.job && m.bases[b - 1].binds_others) m.bases[b].binds_others = true;
+  }
+  for (size_t b = m.bases.size(); b-- > 1;) {
+    if (m.bases[b].ref.job == m.bases[b - 1].ref.job && m.bases[b].binds_others) m.bases[b - 1].binds_others = true;
+  }
+  for (Base& base : m.bases) {
+    if (base.binds_others) base.bound_cell = -1;
+  }
+  return instance;
+}
+
+// S, its charges and its order.
+std::string Text(const Model& model) {
+  std::string text;
+  for (const Base& base : model.bases) {
+    absl::StrAppend(&text, base.ref.job, ".", base.ref.task, ":");
+    if (base.entitled) {
+      absl::StrAppend(&text, base.entitled_workers(), "@", base.charge, base.guaranteed ? "g" : "", "#", base.order);
+    }
+    absl::StrAppend(&text, " ");
+  }
+  for (const Cell& cell : model.cells) absl::StrAppend(&text, " ", cell.charged_milli, "/", cell.capacity_milli);
+  for (const auto& row : model.entitled) {
+    for (const int64_t milli : row) absl::StrAppend(&text, " ", milli);
+  }
+  return text;
+}
+
+constexpr uint64_t kInstances = 100'000;
+
+TEST(EntitleTwin, EqualsThePseudoCode) {
+  int64_t accepted = 0, guaranteed = 0, grown = 0, as_bound = 0;
+  for (uint64_t seed = 1; seed <= kInstances; ++seed) {
+    Dice dice{seed * 1000};
+    Instance instance = RandomInstance(&dice);
+    const std::string want = Text(Twin(instance).Entitle());
+    Entitlement entitlement;
+    entitlement.Reset(instance.quotas, instance.model);
+    entitlement.Run(&instance.model);
+    ASSERT_EQ(Text(instance.model), want) << "seed " << seed;
+    for (const Base& base : instance.model.bases) {
+      accepted += base.entitled;
+      guaranteed += base.guaranteed;
+      grown += base.growth;
+      as_bound += base.charged_as_bound;
+    }
+  }
+  EXPECT_GT(accepted, 100'000);
+  EXPECT_GT(guaranteed, 20'000);
+  EXPECT_GT(grown, 20'000);
+  EXPECT_GT(as_bound, 1'000);
+}
+
+// Starting units of S in their charged cells, stopping movers and what is outside of S.
+TEST(EntitleTwin, CarryingItOutInFullOrInPartChangesNeitherTheSetNorItsCharges) {
+  int64_t moved = 0;
+  for (uint64_t seed = 1; seed <= kInstances; ++seed) {
+    Dice dice{seed * 999};
+    Instance instance = RandomInstance(&dice);
+    for (Base& base : instance.model.bases) base.binds_others = false;   // binding a job is a new fact of its own
+    Entitlement entitlement;
+    entitlement.Reset(instance.quotas, instance.model);
+    entitlement.Run(&instance.model);
+    const std::string before = Text(instance.model);
+    const bool all = dice.Chance(30);
+    for (size_t b = 0; b < instance.model.bases.size(); ++b) {
+      Base& base = instance.model.bases[b];
+      if (!all && dice.Chance(50)) continue;
+      const int32_t to = base.entitled && (base.bound_cell < 0 || dice.Chance(50)) ? base.charge
+                         : base.entitled && base.bound_cell == base.charge         ? base.charge
+                         : base.entitled || dice.Chance(70)                        ? -1
+                                                                                   : static_cast<int32_t>(dice.Of(static_cast<int64_t>(instance.model.cells.size())));
+      if (to == base.bound_cell) continue;
+      base.bound_cell = to;
+      entitlement.Rebind(instance.model, static_cast<int32_t>(b));
+      ++moved;
+    }
+    entitlement.Run(&instance.model);
+    ASSERT_EQ(Text(instance.model), before) << "seed " << seed;
+  }
+  EXPECT_GT(moved, static_cast<int64_t>(kInstances));
+}
+
+// Units come, go and change, and what is kept is what would be read anew.
+TEST(EntitleTwin, KeptBetweenRunsEqualsAFreshOne) {
+  for (uint64_t seed = 1; seed <= 3'000; ++seed) {
+    Dice dice{seed * 998};
+    Instance instance = RandomInstance(&dice);
+    for (Base& base : instance.model.bases) base.binds_others = false;
+    Entitlement kept;
+    kept.Reset(instance.quotas, instance.model);
+    for (int step = 0; step < 12; ++step) {
+      for (int64_t changes = dice.Of(4); changes > 0; --changes) {
+        const int32_t b = static_cast<int32_t>(dice.Of(static_cast<int64_t>(instance.model.bases.size())));
+        Base& base = instance.model.bases[b];
+        const int64_t what = dice.Of(4);
+        if (what == 0) {
+          base.bound_cell = static_cast<int32_t>(dice.Of(static_cast<int64_t>(instance.model.cells.size())));
+          kept.Rebind(instance.model, b);
+        } else if (what == 1) {
+          Cell& cell = instance.model.cells[dice.Of(static_cast<int64_t>(instance.model.cells.size()))];
+          instance.model.flavour_milli[cell.flavour] -= cell.capacity_milli;
+          cell.capacity_milli = cell.known_milli * dice.Of(5) / 4;
+          instance.model.flavour_milli[cell.flavour] += cell.capacity_milli;
+        } else {
+          kept.Remove(instance.model, b);
+          if (what == 2) {
+            base.priority = static_cast<int32_t>(dice.Of(3));
+            base.max_workers = base.min_workers + static_cast<int32_t>(dice.Of(3));
+          } else if (base.cells.empty()) {
+            base.cells = {0};
+            base.opened = {1};
+          } else {
+            base.cells.clear();
+            base.opened.clear();
+          }
+          kept.Add(instance.model, b);
+        }
+      }
+      kept.Run(&instance.model);
+      const std::string have = Text(instance.model);
+      Entitlement fresh;
+      fresh.Reset(instance.quotas, instance.model);
+      fresh.Run(&instance.model);
+      ASSERT_EQ(have, Text(instance.model)) << "seed " << seed << " step " << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster

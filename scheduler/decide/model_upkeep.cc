@@ -1,0 +1,450 @@
+#include "scheduler/decide/model_upkeep.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kOverBasesKept = 256;   // and a fifth of all: then the bases move together
+
+bool Ends(const JobRow& job) {
+  return job.cancel_requested ||
+         std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+}
+
+// Everything that the entitled set follows from but the binding.
+bool SameUnits(const Base& a, const Base& b) {
+  return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
+         a.max_workers == b.max_workers && a.worker_milli == b.worker_milli && a.binds_others == b.binds_others && a.cells == b.cells &&
+         a.opened == b.opened;
+}
+
+// reaches[a][b]: b reaches the job_storage of a.
+std::vector<std::vector<bool>> ReadReaches(const State& state) {
+  const size_t clusters = state.clusters().size();
+  std::map<std::string, int32_t> index;
+  for (size_t c = 0; c < clusters; ++c) index[state.clusters()[c].name] = static_cast<int32_t>(c);
+  std::vector<std::vector<bool>> reaches(clusters, std::vector<bool>(clusters, false));
+  for (size_t c = 0; c < clusters; ++c) {
+    const auto storage = state.cluster_file().storages().find(state.clusters()[c].spec.job_storage());
+    if (storage == state.cluster_file().storages().end()) continue;
+    for (const std::string& name : storage->second.clusters()) {
+      if (const auto it = index.find(name); it != index.end()) reaches[c][it->second] = true;
+    }
+  }
+  return reaches;
+}
+
+}  // namespace
+
+const Model& ModelUpkeep::Update(const State& state, int64_t now_ns, const SchedulingOptions& options) {
+  bool follows = seen_.has_value();
+  if (follows) {
+    const Touched touched = state.Since(*seen_);
+    follows = !touched.clusters && !touched.queues && Follow(state, touched, now_ns, options);
+  }
+  if (!follows) Rebuild(state, now_ns, options);
+  seen_ = state;
+  if (stale_) entitlement_.Run(&model_);
+  stale_ = false;
+  return model_;
+}
+
+void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOptions& options) {
+  model_ = Model();
+  stale_ = true;
+  built_ = false;
+  unreachable_.clear();
+  mass_loss_.clear();
+  over_.clear();
+  over_bases_ = 0;
+  std::set<std::string> names = {kCpuFlavour};
+  HostId bound = 0;
+  for (const HostId id : state.hosts()) {
+    bound = std::max(bound, id + 1);
+    if (const std::string& flavour = state.host(id).inventory.flavour(); !flavour.empty()) names.insert(flavour);
+  }
+  model_.flavours.assign(names.begin(), names.end());
+  model_.flavour_milli.assign(model_.flavours.size(), 0);
+  flavour_hosts_.assign(model_.flavours.size(), 0);
+  ReadRanks(state);
+  hosts_.assign(static_cast<size_t>(bound), {});
+
+  const int32_t cpu = model_.FlavourIndex(kCpuFlavour);
+  std::set<std::pair<int32_t, int32_t>> cells;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.state == pb::HOST_NEVER_SEEN) continue;
+    cells.insert({host.cluster, cpu});
+    if (!host.inventory.flavour().empty()) cells.insert({host.cluster, model_.FlavourIndex(host.inventory.flavour())});
+  }
+  for (const auto& [cluster, flavour] : cells) {
+    model_.cells.emplace_back();
+    model_.cells.back().cluster = cluster;
+    model_.cells.back().flavour = flavour;
+  }
+  // What unreachable hosts add needs their cluster's mass loss, and that all the others of it.
+  for (const HostId id : state.hosts()) {
+    if (state.host(id).state == pb::HOST_UNREACHABLE) {
+      unreachable_.insert(id);
+    } else {
+      MUSTER_CHECK(FollowHost(state, id));
+    }
+  }
+  for (const HostId id : unreachable_) {
+    mass_loss_[state.host(id).cluster] = true;
+    MUSTER_CHECK(FollowHost(state, id));
+  }
+  for (auto& [cluster, lost] : mass_loss_) lost = MassLoss(cluster, now_ns, options);
+  for (const HostId id : unreachable_) MUSTER_CHECK(FollowHost(state, id));
+
+  model_.reaches = ReadReaches(state);
+  for (const uint64_t number : state.active_jobs()) {
+    const size_t first = model_.bases.size();
+    model_.bases.resize(first + state.FindJob(number)->tasks.size());
+    ReadJob(state, number, first);
+  }
+  entitlement_.Reset(ReadQuotas(state, model_), model_);
+  built_ = true;
+}
+
+void ModelUpkeep::ReadRanks(const State& state) {
+  rank_.clear();
+  for (size_t i = 0; i < state.hosts().size(); ++i) {
+    const size_t id = static_cast<size_t>(state.hosts()[i]);
+    if (rank_.size() <= id) rank_.resize(id + 1, -1);
+    rank_[id] = static_cast<int32_t>(i);
+  }
+}
+
+// ---- hosts ----
+
+// Healthy devices of a host that may get work; of an unreachable one what attempts hold there that may not be lost yet.
+ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) const {
+  const HostRow& host = state.host(id);
+  HostShare share;
+  share.state = host.state;
+  share.cluster = host.cluster;
+  share.flavour = host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
+  if (host.state == pb::HOST_NEVER_SEEN) return share;
+  share.known = true;
+  share.state_since_ns = host.state_since_ns;
+  share.silent_since_ns = host.silent_since_ns;
+  share.spoke_ns = host.spoke_ns;
+  share.cpu_cell = model_.CellOf(host.cluster, model_.FlavourIndex(kCpuFlavour));
+  if (share.flavour >= 0) share.gpu_cell = model_.CellOf(host.cluster, share.flavour);
+  const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !state.clusters()[host.cluster].drained;
+  share.cpus_known_milli = host.inventory.cpus_milli();
+  if (counts) share.cpus_milli = host.inventory.cpus_milli();
+  for (int d = 0; share.flavour >= 0 && d < host.inventory.devices_size(); ++d) {
+    share.gpus_known_milli += 1000;
+    if (!counts || !host.inventory.devices(d).healthy()) continue;
+    const bool held = std::any_of(host.lost.begin(), host.lost.end(), [&](const LostRow& lost) {
+      const auto& devices = lost.placement.devices();
+      return std::find(devices.begin(), devices.end(), d) != devices.end();
+    });
+    if (!held) share.gpus_milli += 1000;
+  }
+  if (host.state != pb::HOST_UNREACHABLE) return share;
+  for (const AttemptRef& ref : host.attempts) {
+    const AttemptRow* attempt = state.FindAttempt(ref);
+    const pb::TaskSpec& spec = state.FindJob(ref.job)->task_spec(ref.task);
+    if (MayBeLost(state, spec, *attempt)) continue;
+    for (const PartRow& part : attempt->parts) {
+      if (part.host != id) continue;
+      if (spec.resources().gpus_milli() == 0) {
+        share.cpus_milli += part.workers * WorkerDemand(spec, host.inventory).cpus_milli;
+      } else if (share.flavour >= 0) {
+        share.gpus_milli += part.workers * spec.resources().gpus_milli();
+      }
+    }
+  }
+  return share;
+}
+
+bool ModelUpkeep::FollowHost(const State& state, HostId id) {
+  if (hosts_.size() <= static_cast<size_t>(id)) hosts_.resize(static_cast<size_t>(id) + 1);
+  const HostShare old = hosts_[id];
+  const HostShare now = ReadHost(state, id);
+  const bool has_flavour = !state.host(id).inventory.flavour().empty();
+  if (has_flavour && now.flavour < 0) return false;
+  if (now.known && (now.cpu_cell < 0 || (has_flavour && now.gpu_cell < 0))) return false;
+  if (old.flavour != now.flavour) {
+    if (now.flavour >= 0) ++flavour_hosts_[now.flavour];
+    if (old.flavour >= 0 && --flavour_hosts_[old.flavour] == 0 && model_.flavours[old.flavour] != kCpuFlavour) return false;
+  }
+  const auto leave = [&](int32_t cell) {
+    std::vector<HostId>& hosts = model_.cells[cell].hosts;
+    hosts.erase(std::find(hosts.begin(), hosts.end(), id));
+    return !hosts.empty();
+  };
+  const auto join = [&](int32_t cell) {
+    std::vector<HostId>& hosts = model_.cells[cell].hosts;
+    hosts.insert(std::lower_bound(hosts.begin(), hosts.end(), id, [&](HostId a, HostId b) { return rank_[a] < rank_[b]; }), id);
+  };
+  const auto add = [&](int32_t cell, int64_t known_milli, int64_t capacity_milli) {
+    if (cell < 0 || (known_milli == 0 && capacity_milli == 0)) return;
+    model_.cells[cell].known_milli += known_milli;
+    model_.cells[cell].capacity_milli += capacity_milli;
+    model_.flavour_milli[model_.cells[cell].flavour] += capacity_milli;
+    stale_ = stale_ || capacity_milli != 0;
+  };
+  if (old.cpu_cell != now.cpu_cell) {
+    if (old.cpu_cell >= 0 && !leave(old.cpu_cell)) return false;
+    if (now.cpu_cell >= 0) join(now.cpu_cell);
+  }
+  const int32_t old_gpus = old.gpu_cell == old.cpu_cell ? -1 : old.gpu_cell;
+  const int32_t now_gpus = now.gpu_cell == now.cpu_cell ? -1 : now.gpu_cell;
+  if (old_gpus != now_gpus) {
+    if (old_gpus >= 0 && !leave(old_gpus)) return false;
+    if (now_gpus >= 0) join(now_gpus);
+  }
+  if (old.cpu_cell == now.cpu_cell && old.gpu_cell == now.gpu_cell) {
+    add(now.cpu_cell, now.cpus_known_milli - old.cpus_known_milli, now.cpus_milli - old.cpus_milli);
+    add(now.gpu_cell, now.gpus_known_milli - old.gpus_known_milli, now.gpus_milli - old.gpus_milli);
+  } else {
+    add(old.cpu_cell, -old.cpus_known_milli, -old.cpus_milli);
+    add(old.gpu_cell, -old.gpus_known_milli, -old.gpus_milli);
+    add(now.cpu_cell, now.cpus_known_milli, now.cpus_milli);
+    add(now.gpu_cell, now.gpus_known_milli, now.gpus_milli);
+  }
+  hosts_[id] = now;
+  return true;
+}
+
+bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const {
+  const int32_t cell = model_.CellOf(cluster, model_.FlavourIndex(kCpuFlavour));
+  if (cell < 0) return false;
+  int64_t newest_ns = 0;
+  for (const HostId id : model_.cells[cell].hosts) newest_ns = std::max(newest_ns, hosts_[id].silent_since_ns);
+  int64_t silent = 0, all = 0;
+  for (const HostId id : model_.cells[cell].hosts) {
+    const HostShare& host = hosts_[id];
+    // Long gone when the others fell silent: counts in neither number.
+    if (host.state == pb::HOST_UNREACHABLE && host.state_since_ns + 2 * options.lease_ns < newest_ns) continue;
+    ++all;
+    if (host.state != pb::HOST_UP || (host.spoke_ns != 0 && host.spoke_ns + options.lease_ns > now_ns)) ++silent;
+  }
+  return silent >= 3 && 2 * silent > all;
+}
+
+bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const {
+  if (unreachable_.empty() || !MayBeLostAlone(state, spec, attempt)) return false;
+  const auto lost = mass_loss_.find(attempt.cluster);
+  return lost == mass_loss_.end() || !lost->second;
+}
+
+// ---- jobs ----
+
+Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf) const {
+  Base base;
+  base.ref = {job.number, task};
+  const TaskRow& row = job.tasks[task];
+  const AttemptRow* current = row.current();
+  const bool ends = Ends(job);
+  if (current != nullptr && current->released()) return base;   // it waits for its export only
+  if (row.finished() || row.state == pb::TASK_BLOCKED) return base;
+  if (current == nullptr && (ends || leaf < 0 || !state.queues().leaf(leaf) || state.queues().nodes[leaf].held)) return base;
+  base.unit = true;
+  base.job = &job;
+  base.row = &row;
+  base.spec = &job.task_spec(task);
+  base.current = current;
+  base.leaf = leaf;
+  base.min_workers = std::max(1, base.spec->workers().min());
+  base.max_workers = std::max(base.min_workers, base.spec->workers().max());
+  base.priority = job.spec->priority();
+  base.submit_ns = job.submit_ns;
+  base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
+  const pb::Resources& wants = base.spec->resources();
+  base.worker_milli = std::max<int64_t>(1, wants.gpus_milli() > 0 ? wants.gpus_milli() : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
+  if (current != nullptr) {
+    base.bound_cell = model_.CellOf(current->cluster, model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
+    base.may_be_lost = MayBeLost(state, *base.spec, *current);
+  }
+  base.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
+                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
+  if (base.ends || leaf < 0) return base;  // holds devices, but claims none
+  std::vector<int32_t> flavours;
+  if (wants.gpus_milli() == 0) {
+    flavours.push_back(model_.FlavourIndex(kCpuFlavour));
+  } else {
+    for (const std::string& type : wants.gpu_types()) {
+      if (const int32_t flavour = model_.FlavourIndex(type); flavour >= 0) flavours.push_back(flavour);
+    }
+  }
+  bool first = true;                   // the first cluster that could ever hold it is open
+  for (const int32_t cluster : clusters) {
+    const std::string& name = state.clusters()[cluster].name;
+    const bool spilled = std::find(row.opened.begin(), row.opened.end(), name) != row.opened.end();
+    bool could = false;
+    for (const int32_t flavour : flavours) {
+      const int32_t cell = model_.CellOf(cluster, flavour);
+      if (cell < 0) continue;
+      const bool holds = model_.cells[cell].known_milli >= base.min_workers * base.worker_milli;
+      could = could || holds;
+      base.cells.push_back(cell);
+      base.opened.push_back(spilled || (first && holds));
+    }
+    first = first && !could;
+  }
+  return base;
+}
+
+// Its bases stand from `first` on.
+void ModelUpkeep::ReadJob(const State& state, uint64_t number, size_t first) {
+  const JobRow& job = *state.FindJob(number);
+  const int32_t leaf = state.queues().Find(job.spec->queue());
+  const std::vector<int32_t> clusters = AllowedClusters(state, job);
+  for (size_t t = 0; t < job.tasks.size(); ++t) {
+    Replace(first + t, ReadBase(state, job, static_cast<int32_t>(t), clusters, leaf));
+  }
+}
+
+void ModelUpkeep::Replace(size_t b, Base fresh) {
+  Base& base = model_.bases[b];
+  const int32_t index = static_cast<int32_t>(b);
+  if (base.unit && !fresh.unit) model_.base_of.erase(base.ref);
+  if (!base.unit && fresh.unit) model_.base_of[fresh.ref] = index;
+  if (!built_) {
+    base = std::move(fresh);
+    return;
+  }
+  if (!SameUnits(base, fresh)) {
+    entitlement_.Remove(model_, index);
+    base = std::move(fresh);
+    entitlement_.Add(model_, index);
+    stale_ = true;
+    return;
+  }
+  if (base.bound_cell != fresh.bound_cell) {
+    entitlement_.Rebind(model_, index);
+    // Where it starts in its charged cell, or leaves what isn't, the set and its charges stay as they are.
+    const bool follows = !base.charged_as_bound && (fresh.bound_cell < 0 || fresh.bound_cell == base.charge);
+    stale_ = stale_ || (base.entitled && !follows);
+  }
+  fresh.entitled = base.entitled;
+  fresh.guaranteed = base.guaranteed;
+  fresh.charged_as_bound = base.charged_as_bound;
+  fresh.charge = base.charge;
+  fresh.growth = base.growth;
+  fresh.order = base.order;
+  base = std::move(fresh);
+}
+
+bool ModelUpkeep::FollowJob(const State& state, uint64_t number) {
+  const JobRow* job = state.FindJob(number);
+  const auto at = std::lower_bound(model_.bases.begin(), model_.bases.end(), number,
+                                   [](const Base& base, uint64_t n) { return base.ref.job < n; });
+  const size_t first = static_cast<size_t>(at - model_.bases.begin());
+  const bool known = at != model_.bases.end() && at->ref.job == number;
+  if (job == nullptr || job->finished()) {
+    if (!known || !over_.insert(number).second) return true;
+    for (size_t b = first; b < model_.bases.size() && model_.bases[b].ref.job == number; ++b) {
+      Base none;
+      none.ref = model_.bases[b].ref;
+      Replace(b, std::move(none));
+      ++over_bases_;
+    }
+    return true;
+  }
+  if (over_.contains(number)) return false;            // of another history
+  if (known && (first + job->tasks.size() > model_.bases.size() || model_.bases[first + job->tasks.size() - 1].ref.job != number ||
+                (first + job->tasks.size() < model_.bases.size() && model_.bases[first + job->tasks.size()].ref.job == number))) {
+    return false;                                      // another job of this number
+  }
+  if (!known) {
+    if (first != model_.bases.size()) return false;    // numbers rise
+    model_.bases.resize(first + job->tasks.size());
+    for (size_t t = 0; t < job->tasks.size(); ++t) model_.bases[first + t].ref = {number, static_cast<int32_t>(t)};
+  }
+  ReadJob(state, number, first);
+  return true;
+}
+
+// Takes the bases of finished jobs out.
+void ModelUpkeep::Compact() {
+  std::vector<int32_t> to(model_.bases.size(), -1);
+  size_t kept = 0;
+  auto over = over_.begin();
+  for (size_t b = 0; b < model_.bases.size(); ++b) {
+    while (over != over_.end() && *over < model_.bases[b].ref.job) ++over;
+    if (over != over_.end() && *over == model_.bases[b].ref.job) continue;
+    to[b] = static_cast<int32_t>(kept);
+    if (kept != b) model_.bases[kept] = std::move(model_.bases[b]);
+    ++kept;
+  }
+  model_.bases.resize(kept);
+  for (auto& [ref, b] : model_.base_of) b = to[b];
+  entitlement_.Renumber(to);
+  over_.clear();
+  over_bases_ = 0;
+}
+
+bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns, const SchedulingOptions& options) {
+  if (over_bases_ > kOverBasesKept && over_bases_ * 5 > model_.bases.size()) Compact();
+  if (touched.host_order) ReadRanks(state);
+  std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
+  std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
+  const auto again = [&](HostId id) {    // what may be lost there may have changed
+    hosts.insert(id);
+    for (const AttemptRef& ref : state.host(id).attempts) jobs.insert(ref.job);
+  };
+  std::vector<int64_t> known_milli;
+  for (const Cell& cell : model_.cells) known_milli.push_back(cell.known_milli);
+
+  for (const HostId id : touched.hosts) {
+    if (rank_.size() <= static_cast<size_t>(id) || rank_[id] < 0) return false;   // of another history
+    const bool was = unreachable_.erase(id) > 0;
+    const bool is = state.host(id).state == pb::HOST_UNREACHABLE;
+    if (is) unreachable_.insert(id);
+    if (was || is) again(id);
+    if (!FollowHost(state, id)) return false;
+  }
+  std::map<int32_t, bool> mass_loss;
+  for (const HostId id : unreachable_) mass_loss[state.host(id).cluster] = false;
+  for (auto& [cluster, lost] : mass_loss) lost = MassLoss(cluster, now_ns, options);
+  if (mass_loss != mass_loss_) {
+    for (const HostId id : unreachable_) {
+      const int32_t cluster = state.host(id).cluster;
+      const auto before = mass_loss_.find(cluster);
+      if (before == mass_loss_.end() || before->second != mass_loss[cluster]) again(id);
+    }
+    mass_loss_ = std::move(mass_loss);
+  }
+  // An attempt whose hosts were written may be lost since: its parts on unreachable hosts count otherwise now.
+  if (!unreachable_.empty()) {
+    for (const uint64_t number : jobs) {
+      const JobRow* job = state.FindJob(number);
+      for (size_t t = 0; job != nullptr && t < job->tasks.size(); ++t) {
+        const AttemptRow* current = job->tasks[t].current();
+        if (current == nullptr) continue;
+        for (const PartRow& part : current->parts) {
+          if (unreachable_.contains(part.host)) hosts.insert(part.host);
+        }
+      }
+    }
+    for (const HostId id : hosts) {
+      if (unreachable_.contains(id) && !FollowHost(state, id)) return false;
+    }
+  }
+  // The first cluster that could hold a task is open to it.
+  for (size_t c = 0; c < model_.cells.size(); ++c) {
+    const int64_t before = known_milli[c], now = model_.cells[c].known_milli;
+    if (before == now) continue;
+    for (const Base& base : model_.bases) {
+      const int64_t needs = base.min_workers * base.worker_milli;
+      if ((before >= needs) == (now >= needs)) continue;
+      if (std::find(base.cells.begin(), base.cells.end(), static_cast<int32_t>(c)) != base.cells.end()) jobs.insert(base.ref.job);
+    }
+  }
+  for (const uint64_t number : jobs) {
+    if (!FollowJob(state, number)) return false;
+  }
+  return true;
+}
+
+}  // namespace muster

@@ -14,7 +14,6 @@
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
-#include "scheduler/decide/decide.h"
 #include "scheduler/engine/commands.h"
 #include "scheduler/engine/reproducer.h"
 #include "scheduler/state/validate.h"
@@ -207,7 +206,7 @@ void Engine::AppendGangPrepared() {
 }
 
 void Engine::DecideAndApply() {
-  Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling) : Decide(state_, now_ns_, options_.scheduling);
+  Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling) : decider_.Decide(state_, now_ns_, options_.scheduling);
   int64_t look_ns = plan.next_look_ns;
   if (absl::Status status = Validate(state_, plan); status.ok()) {
     for (const pb::Event& event : plan.events) ApplyEvent(event);

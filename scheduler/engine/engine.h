@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
 #include "muster/v1/record.pb.h"
+#include "scheduler/decide/decider.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/engine/ports.h"
 #include "scheduler/state/options.h"
@@ -35,7 +36,7 @@ struct EngineOptions {
   uint64_t epoch = 1;
   uint64_t last_commit = 0;             // newest commit of the store when it was opened
   std::string refused_plans_directory;  // reproducers of plans that Validate refused; empty: not written
-  // For fault injection: decides instead of Decide.
+  // For fault injection: decides instead of the engine's Decider.
   std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)> decide;
   int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
 };
@@ -120,6 +121,7 @@ class Engine {
 
   // The engine's thread only.
   State state_;
+  Decider decider_;
   Plan plan_;
   uint64_t commit_;
   int64_t now_ns_ = 0;

@@ -1,5 +1,6 @@
 // State as a value: copies stand apart, rows bring it back, and the rows that changed are told.
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -118,6 +119,34 @@ TEST_P(RandomHistory, ApplyIsDeterministicAndCopiesStandApart) {
     EXPECT_EQ(FirstDifference(rows, All(snapshot)), "");
     EXPECT_EQ(State::Difference(snapshot, snapshot.Rebuilt()), "");
   }
+}
+
+// What differs is among what Since names, for any two States; between copies nothing else is, but where it was written anew.
+TEST_P(RandomHistory, SinceNamesWhatWasWritten) {
+  RandomEvents events(GetParam());
+  State state;
+  for (int i = 0; i < 800; ++i) {
+    const State before = state;
+    for (int64_t n = events.Below(4); n >= 0; --n) Apply(&state, events.Next(state));
+    const Touched touched = state.Since(before);
+    std::set<std::pair<std::string, std::string>> named;
+    for (const uint64_t job : touched.jobs) named.insert({"job", std::string(20 - std::to_string(job).size(), '0') + std::to_string(job)});
+    for (const HostId host : touched.hosts) named.insert({"host", state.HostName(host)});
+    const RowMap was = All(before), is = All(state);
+    for (const auto& [key, bytes] : is) {
+      if (key.first == "meta" || named.contains(key)) continue;
+      const auto it = was.find(key);
+      ASSERT_TRUE(it != was.end() && it->second == bytes) << key.first << " " << key.second << " changed, step " << i;
+    }
+    if (!touched.clusters) {
+      ASSERT_LE(touched.jobs.size() + touched.hosts.size(), 60u);
+    }
+    if (touched.queues) continue;
+    ASSERT_EQ(&before.queues(), &state.queues());
+  }
+  const State same = state;
+  EXPECT_TRUE(state.Since(same).jobs.empty() && state.Since(same).hosts.empty() && !state.Since(same).clusters);
+  EXPECT_EQ(state.Since(state.Rebuilt()).jobs.size(), state.AllJobs().size());
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomHistory, ::testing::Range<uint64_t>(1, 5));

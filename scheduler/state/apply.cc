@@ -214,7 +214,6 @@ void Applier::InsertLoaded(JobRow job) {
   if (!job.idempotency_key.empty()) {
     s_.job_by_key_.Set(IdempotencyIndexKey(job.owner, job.idempotency_key), number);
   }
-  std::vector<uint64_t> numbers = job.finished() ? *s_.finished_ : *s_.active_;
   const bool finished = job.finished();
   for (size_t t = 0; t < job.tasks.size(); ++t) {
     if (job.tasks[t].attempts.empty()) continue;
@@ -228,6 +227,7 @@ void Applier::InsertLoaded(JobRow job) {
   }
   const int64_t end_ns = job.end_ns;
   *s_.jobs_.Mutable(number) = std::move(job);
+  std::vector<uint64_t>& numbers = *Own(finished ? &s_.finished_ : &s_.active_);
   if (finished) {
     const auto at = std::upper_bound(numbers.begin(), numbers.end(), number, [&](uint64_t a, uint64_t b) {
       const int64_t end_a = a == number ? end_ns : s_.FindJob(a)->end_ns;
@@ -235,10 +235,8 @@ void Applier::InsertLoaded(JobRow job) {
       return std::make_pair(end_a, a) < std::make_pair(end_b, b);
     });
     numbers.insert(at, number);
-    s_.finished_ = std::make_shared<const std::vector<uint64_t>>(std::move(numbers));
   } else {
     numbers.insert(std::lower_bound(numbers.begin(), numbers.end(), number), number);
-    s_.active_ = std::make_shared<const std::vector<uint64_t>>(std::move(numbers));
   }
 }
 
@@ -246,10 +244,11 @@ void Applier::InsertLoaded(JobRow job) {
 
 void Applier::RefreshHost(HostId id) {
   HostRow* host = s_.hosts_.Mutable(static_cast<size_t>(id));
+  std::map<std::pair<std::string, int>, int64_t>* rates = Own(&s_.ledger_rate_);
   for (const LedgerShare& share : host->shares) {
-    const auto it = s_.ledger_rate_.find({share.queue, share.ledger_class});
+    const auto it = rates->find({share.queue, share.ledger_class});
     it->second -= share.milli;
-    if (it->second == 0) s_.ledger_rate_.erase(it);
+    if (it->second == 0) rates->erase(it);
     s_.capacity_milli_ -= share.milli;
   }
   const int devices = host->inventory.devices_size();
@@ -309,7 +308,7 @@ void Applier::RefreshHost(HostId id) {
   for (const auto& [key, milli] : booked) {
     if (milli == 0) continue;
     host->shares.push_back({key.first, key.second, milli});
-    s_.ledger_rate_[key] += milli;
+    (*rates)[key] += milli;
     sum_milli += milli;
   }
   MUSTER_CHECK(sum_milli == 1000 * static_cast<int64_t>(devices));
@@ -328,7 +327,7 @@ void Applier::BookLedger(int64_t now_ns) {
   if (s_.capacity_milli_ == 0) return;
   std::map<std::pair<std::string, int>, int64_t> ledger = *s_.ledger_;
   int64_t booked = 0;
-  for (const auto& [key, milli] : s_.ledger_rate_) {
+  for (const auto& [key, milli] : *s_.ledger_rate_) {
     ledger[key] += milli * elapsed_ms;
     booked += milli * elapsed_ms;
   }
@@ -380,7 +379,7 @@ void Applier::ForgetOldJobs() {
     ++gone;
   }
   if (gone == 0) return;
-  s_.finished_ = std::make_shared<const std::vector<uint64_t>>(s_.finished_->begin() + static_cast<int64_t>(gone), s_.finished_->end());
+  Own(&s_.finished_)->erase(s_.finished_->begin(), s_.finished_->begin() + static_cast<int64_t>(gone));
   // A host that still holds what a forgotten job lost there no longer knows its share of CPU and memory.
   for (const HostId id : *s_.host_order_) {
     if (!s_.host(id).lost.empty()) RefreshHost(id);

@@ -325,15 +325,13 @@ void Applier::SettleJob(JobRow* job) {
   job->state = done ? pb::SUCCEEDED : failed ? pb::FAILED : pb::CANCELLED;
   if (job->state == pb::CANCELLED) job->cause = pb::CANCEL;
   job->end_ns = s_.now_ns_;
-  std::vector<uint64_t> active = *s_.active_;
+  std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
-  s_.active_ = std::make_shared<const std::vector<uint64_t>>(std::move(active));
-  std::vector<uint64_t> finished = *s_.finished_;
+  std::vector<uint64_t>& finished = *Own(&s_.finished_);
   const auto at = std::upper_bound(finished.begin(), finished.end(), job->number, [&](uint64_t a, uint64_t b) {
     return std::make_pair(s_.FindJob(a)->end_ns, a) < std::make_pair(s_.FindJob(b)->end_ns, b);
   });
   finished.insert(at, job->number);
-  s_.finished_ = std::make_shared<const std::vector<uint64_t>>(std::move(finished));
 }
 
 }  // namespace muster

@@ -23,6 +23,13 @@ bool OnlyOwner(const std::shared_ptr<T>& p) {
   return true;
 }
 
+// What *p points to, for writing: a copy of its own if others share it.
+template <typename T>
+T* Own(std::shared_ptr<T>* p) {
+  if (!OnlyOwner(*p)) *p = std::make_shared<T>(**p);
+  return p->get();
+}
+
 // Rows by dense index. A copy shares all pages; Mutable() clones a page that is shared. Reading copies from several threads is
 // safe; one object is written by one thread.
 template <typename Row>

@@ -23,7 +23,8 @@ State::State()
       cluster_file_(std::make_shared<pb::ClusterFile>()),
       queue_tree_(std::make_shared<pb::QueueTree>()),
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
-      ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()) {}
+      ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
+      ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()) {}
 
 const JobRow* State::FindJob(uint64_t number) const { return jobs_.Find(number); }
 

@@ -117,15 +117,15 @@ class State {
   PagedIndex job_by_uid_;                      // derived
   PagedIndex job_by_key_;                      // derived; owner '\0' key
   PagedIndex host_by_name_;                    // derived; "cluster/host" -> id + 1
-  std::shared_ptr<const std::vector<uint64_t>> active_;          // derived
-  std::shared_ptr<const std::vector<uint64_t>> finished_;        // derived; by end time, then number
+  std::shared_ptr<std::vector<uint64_t>> active_;                // derived
+  std::shared_ptr<std::vector<uint64_t>> finished_;              // derived; by end time, then number
   std::shared_ptr<const std::vector<HostId>> host_order_;        // derived
   std::shared_ptr<const std::vector<ClusterRow>> clusters_;
   std::shared_ptr<const pb::ClusterFile> cluster_file_;
   std::shared_ptr<const pb::QueueTree> queue_tree_;
   std::shared_ptr<const QueueIndex> queues_;                     // derived
   std::shared_ptr<const std::map<std::pair<std::string, int>, int64_t>> ledger_;
-  std::map<std::pair<std::string, int>, int64_t> ledger_rate_;   // derived: devices' thousandths by (queue, class) now
+  std::shared_ptr<std::map<std::pair<std::string, int>, int64_t>> ledger_rate_;  // derived: devices' thousandths by (queue, class) now
   int64_t capacity_milli_ = 0;                                   // derived: devices' thousandths of all known hosts
   uint64_t next_job_number_ = 1;
   uint64_t queue_version_ = 0;

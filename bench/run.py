@@ -22,6 +22,9 @@ ROWS = {
     "resume": ("60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41", [sys.executable, "trainer/tests/bench_resume.py"], 900),
     "export-parity": ("50 steps against a plain transformers loop; export loads there", [sys.executable, "trainer/tests/bench_export_parity.py"], 900),
     "start-time": ("trainer to its first collective; musterd with an empty store to its first answer", [sys.executable, "bench/start_time.py"], 300),
+    "philly": ("Philly and Kalos under Muster and simple policies, one simulator", [sys.executable, "bench/philly.py"], 3600),
+    "federation": ("Philly's jobs on four clusters, one queue tree against a static split", [sys.executable, "bench/federation.py"], 3600),
+    "shockwave": ("TACC-32: Gavel's row reproduced, then Muster on the same jobs", [sys.executable, "bench/shockwave.py"], 600),
 }
 
 

@@ -1,93 +1,104 @@
 // Simulated hosts and the gangs that run on them: what agents, shims and programs do, as a model of a few latencies.
+//
+// Nothing is lost on this network, so a repeated command changes nothing and is answered by nothing. Not thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/v1/agent.pb.h"
+#include "muster/v1/cluster.pb.h"
 #include "muster/v1/record.pb.h"
+#include "sim/timeline.h"
 #include "sim/trace.h"
-#include "sim/world.h"
 
 namespace muster::sim {
 
-// The heap of things that will happen, in order of time, ties in order of scheduling.
-class Timeline {
- public:
-  int64_t now_ns() const { return now_ns_; }
-  void At(int64_t when_ns, std::function<void()> what);
-  int64_t NextNs() const;                     // INT64_MAX when empty
-  void AdvanceTo(int64_t when_ns);            // sets the clock; runs nothing
-  void RunDue();                              // everything due now, in order
+namespace pb = ::muster::v1;
 
- private:
-  struct Entry {
-    std::function<void()> what;
-  };
-  int64_t now_ns_ = 0;
-  uint64_t sequence_ = 0;
-  std::map<std::pair<int64_t, uint64_t>, Entry> entries_;
+struct FleetOptions {
+  int64_t latency_ns = 5'000'000;             // of every message, one way
+  int64_t prepare_ns = 200'000'000;           // prepare of a host
+  int64_t launch_ns = 20'000'000'000;         // from Start to the first useful step: what a restart costs
+  int64_t stop_ns = 5'000'000'000;            // from SIGTERM to a checkpoint and exit
+  bool tells_end = true;                      // progress is reported: the first report of an attempt tells its expected end
 };
+
+// Uid of the job at this index of the trace, and back; -1 for a uid that TraceUid didn't make.
+std::string TraceUid(size_t index);
+int32_t TraceIndex(std::string_view uid);
 
 class Fleet {
  public:
-  using Post = std::function<void(pb::Event)>;
-  // `job_of` finds the trace job of a job's uid.
-  Fleet(const WorldOptions& options, Timeline* timeline, Post post, std::function<const TraceJob*(const std::string&)> job_of);
+  // An event for the engine. `urgent` says that a decision may depend on it: not a start, progress or a checkpoint.
+  using Post = std::function<void(pb::Event event, bool urgent)>;
 
-  // A command reaches a host. Commands may be repeated; a repeated one changes nothing.
-  void Deliver(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message);
+  // Hosts are the listed ones of `clusters`. `trace` and `timeline` must outlive the fleet.
+  Fleet(const FleetOptions& options, const pb::ClusterFile& clusters, const Trace* trace, Timeline* timeline, Post post);
+
+  // A command leaves for a host.
+  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message);
+  // An item of the timeline that Send, or the fleet itself, put there.
+  void Run(const Item& item);
 
  private:
+  struct Host {
+    std::string cluster, name, state_id;
+  };
   // One host's part of an attempt.
   struct Part {
+    int32_t host = -1;
     pb::AttemptPhase phase = pb::ATTEMPT_PHASE_UNSPECIFIED;
-    bool busy = false;                        // preparing or launching
     bool stop_sent = false;
     int32_t first_rank = 0;
     int32_t ranks = 0;
-    pb::AttemptReport gone;                   // what is repeated once it is gone
+    int32_t signal = 0;                       // that ended it
+    bool started = false;                     // its processes ran
   };
-  // An attempt over all its hosts. Work is in worker-nanoseconds.
+  // The newest attempt of a job. Work is in worker-nanoseconds.
   struct Gang {
-    pb::AttemptKey key;
-    const TraceJob* job = nullptr;
+    int32_t attempt = 0;
     int32_t workers = 0;
-    int32_t processes = 0;
-    std::map<std::string, Part> parts;        // by cluster/host
+    int32_t processes = 1;                    // a worker
+    std::vector<Part> parts;
     int32_t workers_started = 0;
     bool working = false;
     bool over = false;                        // finished, stopped or killed
     int64_t work_since_ns = 0;
     int64_t done_at_start = 0;
-    int64_t checkpointed = 0;
-    uint64_t generation = 0;                  // of timers: older ones do nothing
   };
 
-  static std::string GangId(const pb::AttemptKey& key);
-  void OnPrepare(const std::string& host, const pb::Prepare& prepare);
-  void OnStart(const std::string& host, const pb::AttemptKey& key);
-  void OnStop(const std::string& host, const pb::Stop& stop);
-  void Launch(const std::string& host, Gang* gang);
-  void BeginWork(Gang* gang);
-  int64_t DoneNow(const Gang& gang) const;
-  void Checkpoint(Gang* gang, int64_t done);
-  void ScheduleCheckpoint(Gang* gang);
-  void ScheduleProgress(Gang* gang);
-  void Finish(Gang* gang);
-  void End(Gang* gang, const std::string& host, int signal);
-  void Report(const std::string& host, const pb::AttemptReport& report);
-  void After(int64_t delay_ns, Gang* gang, void (Fleet::*what)(Gang*));
+  Gang* GangOf(const Item& item);             // nullptr: an older attempt's
+  Part* PartOf(Gang* gang, int32_t host);
+  void OnPrepare(const Item& item);
+  void OnPrepared(const Item& item);
+  void OnStop(const Item& item);
+  void Launch(const Item& item, Gang* gang, Part* part);
+  void Finish(const Item& item, Gang* gang);
+  void End(const Item& item, Part* part, int32_t signal);
+  void Report(const Item& item, pb::AttemptPhase phase);
+  void PostReport(const Item& item);
+  void PostCheckpoint(const Item& item);
+  void PostProgress(const Item& item);
+  void After(int64_t delay_ns, Item::Kind kind, Item item) {
+    item.kind = kind;
+    timeline_->Add(timeline_->now_ns() + delay_ns, item);
+  }
+  int64_t WorkOf(int32_t job) const { return trace_.jobs[job].duration_ns * trace_.jobs[job].workers; }
+  int64_t DoneNow(int32_t job, const Gang& gang) const;
+  void SetKey(const Item& item, pb::AttemptKey* key) const;
 
-  const WorldOptions options_;
+  const FleetOptions options_;
+  const Trace& trace_;
   Timeline* const timeline_;
   const Post post_;
-  const std::function<const TraceJob*(const std::string&)> job_of_;
-  std::map<std::string, Gang> gangs_;
-  std::map<std::string, int64_t> work_at_checkpoint_;  // by checkpoint path
+  std::vector<Host> hosts_;
+  std::map<std::string, int32_t, std::less<>> host_of_;   // by cluster/host
+  std::vector<Gang> gangs_;                   // by index in the trace
 };
 
 }  // namespace muster::sim

@@ -1,4 +1,4 @@
-// muster-sim TRACE --cluster FILE [--queues FILE]: the real engine under a virtual clock with simulated hosts.
+// muster-sim [compare] TRACE --cluster FILE [--queues FILE]: the real engine under a virtual clock with simulated hosts.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -8,152 +8,200 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
+#include "sim/policies.h"
+#include "sim/readers.h"
+#include "sim/report.h"
 #include "sim/trace.h"
 #include "sim/world.h"
 
 namespace muster::sim {
 namespace {
 
-struct Row {
-  std::string queue;
-  std::vector<int64_t> waits_ns;
-  int64_t run_ns = 0;
-  int evictions = 0;
-  int unfinished = 0;
+struct Arguments {
+  std::string trace, cluster, queues;
+  ReadOptions read;
+  int random_jobs = 0;
+  uint64_t seed = 1;
+  std::string policies = "muster";
+  std::string output = "table";
+  std::string from, until, round, report, launch, stop, min_runtime, quantum = "5m", patience = "10m";
+  int load = 0;
+  bool verbose = false, own_cluster = false, unknown_ends = false, unchecked = false, with_jobs = false;
 };
-
-int64_t Quantile(std::vector<int64_t> values, int percent) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, values.size() * static_cast<size_t>(percent) / 100)];
-}
-
-int64_t Mean(const std::vector<int64_t>& values) {
-  if (values.empty()) return 0;
-  __int128 sum = 0;
-  for (int64_t v : values) sum += v;
-  return static_cast<int64_t>(sum / static_cast<__int128>(values.size()));
-}
-
-void PrintTable(const WorldResult& result) {
-  std::map<std::string, Row> rows;
-  for (const JobResult& job : result.jobs) {
-    if (!job.refused.empty()) continue;
-    for (Row* row : {&rows[job.queue], &rows["(all)"]}) {
-      if (job.start_ns >= 0) row->waits_ns.push_back(job.start_ns - job.submit_ns);
-      if (job.end_ns >= 0) row->run_ns += job.end_ns - job.start_ns;
-      if (job.end_ns < 0) ++row->unfinished;
-      row->evictions += job.evictions;
-    }
-  }
-  absl::PrintF("%-24s %7s %10s %10s %10s %10s %9s %10s\n", "QUEUE", "STARTED", "WAIT MEAN", "WAIT P50", "WAIT P99", "WAIT MAX",
-               "EVICTIONS", "UNFINISHED");
-  for (const auto& [queue, row] : rows) {
-    absl::PrintF("%-24s %7d %10s %10s %10s %10s %9d %10d\n", queue, row.waits_ns.size(), FormatDuration(Mean(row.waits_ns)),
-                 FormatDuration(Quantile(row.waits_ns, 50)), FormatDuration(Quantile(row.waits_ns, 99)),
-                 FormatDuration(Quantile(row.waits_ns, 100)), row.evictions, row.unfinished);
-  }
-  const int64_t per_mille =
-      result.capacity_device_ns == 0
-          ? 0
-          : static_cast<int64_t>(static_cast<__int128>(result.used_device_ns) * 1000 / result.capacity_device_ns);
-  absl::PrintF("utilisation %d.%d %% over %s, %d evictions, %d engine steps in %s, digest %016x\n", per_mille / 10,
-               per_mille % 10, FormatDuration(result.end_ns), result.evictions, result.steps, FormatDuration(result.decide_ns),
-               result.digest);
-}
 
 int Fail(const std::string& text) {
   std::fprintf(stderr, "muster-sim: %s\n", text.c_str());
   return 2;
 }
 
+absl::StatusOr<Trace> DrawTrace(const Arguments& args, const pb::ClusterFile& clusters, const pb::QueueTree& queues) {
+  std::vector<std::string> leaves, flavours;
+  const std::function<void(const google::protobuf::RepeatedPtrField<pb::QueueSpec>&, const std::string&)> collect =
+      [&](const auto& level, const std::string& prefix) {
+        for (const pb::QueueSpec& queue : level) {
+          if (queue.queues().empty()) leaves.push_back(prefix + queue.name());
+          collect(queue.queues(), prefix + queue.name() + "/");
+        }
+      };
+  collect(queues.queues(), "");
+  int max_gpus = 1;
+  const std::map<std::string, pb::Sku> skus(clusters.skus().begin(), clusters.skus().end());
+  for (const auto& [name, sku] : skus) {
+    if (sku.flavour().empty()) continue;
+    if (std::find(flavours.begin(), flavours.end(), sku.flavour()) == flavours.end()) flavours.push_back(sku.flavour());
+    max_gpus = std::max(max_gpus, sku.gpus());
+  }
+  if (flavours.empty()) return absl::InvalidArgumentError(absl::StrCat(args.cluster, ": no SKU has GPUs; random jobs need some"));
+  return RandomTrace(args.random_jobs, args.seed, leaves, flavours, max_gpus);
+}
+
+absl::Status SetDurations(const Arguments& args, WorldOptions* options, PolicyOptions* policy, int64_t* from_ns, int64_t* until_ns) {
+  const std::pair<const std::string*, int64_t*> kDurations[] = {
+      {&args.from, from_ns},
+      {&args.until, until_ns},
+      {&args.round, &options->round_ns},
+      {&args.report, &options->report_ns},
+      {&args.launch, &options->fleet.launch_ns},
+      {&args.stop, &options->fleet.stop_ns},
+      {&args.min_runtime, &options->scheduling.min_runtime_ns},
+      {&args.quantum, &policy->quantum_ns},
+      {&args.patience, &options->patience_ns},
+  };
+  for (const auto& [text, ns] : kDurations) {
+    if (text->empty()) continue;
+    const absl::StatusOr<int64_t> parsed = ParseDuration(*text);
+    if (!parsed.ok()) return parsed.status();
+    *ns = *parsed;
+  }
+  if (policy->quantum_ns <= 0) return absl::InvalidArgumentError("--quantum must be above 0");
+  return absl::OkStatus();
+}
+
+void PrintJobs(const WorldResult& result) {
+  for (const JobResult& job : result.jobs) {
+    if (!job.refused.empty()) continue;
+    absl::PrintF("%d %s %s wait %s run %s evictions %d\n", job.number, job.name, job.queue,
+                 job.start_ns < 0 ? "-" : FormatDuration(job.start_ns - job.submit_ns),
+                 job.end_ns < 0 ? "-" : FormatDuration(job.end_ns - job.start_ns), job.evictions);
+  }
+}
+
+int Run(const Arguments& args, bool compare) {
+  if (args.trace.empty() == (args.random_jobs == 0)) return Fail("give a TRACE or --random N, one of them");
+  const ProblemFormat kFormat{.outcome = "nothing was run"};
+  std::vector<Problem> problems;
+  const auto cluster_text = ReadMaybeCompressed(args.cluster);
+  if (!cluster_text.ok()) return Fail(std::string(cluster_text.status().message()));
+  pb::ClusterFile clusters;
+  if (!ParseClusterFile(*cluster_text, args.cluster, &clusters, &problems)) return Fail(FormatProblems(problems, args.cluster, kFormat));
+  pb::QueueTree queues;
+  if (args.queues.empty()) {
+    queues.add_queues()->set_name("default");
+  } else {
+    const auto queue_text = ReadMaybeCompressed(args.queues);
+    if (!queue_text.ok()) return Fail(std::string(queue_text.status().message()));
+    if (!ParseQueueFile(*queue_text, args.queues, {}, &queues, &problems)) return Fail(FormatProblems(problems, args.queues, kFormat));
+  }
+  WorldOptions options;
+  PolicyOptions policy_options;
+  int64_t from_ns = 0, until_ns = 0;
+  if (absl::Status status = SetDurations(args, &options, &policy_options, &from_ns, &until_ns); !status.ok()) return Fail(std::string(status.message()));
+  options.fleet.tells_end = !args.unknown_ends;
+
+  absl::StatusOr<Trace> trace = args.random_jobs > 0 ? DrawTrace(args, clusters, queues) : ReadTrace(args.trace, args.read);
+  if (!trace.ok()) return Fail(std::string(trace.status().message()));
+  for (const std::string& line : trace->broken) std::fprintf(stderr, "left out: %s\n", line.c_str());
+  if (!trace->broken.empty()) std::fprintf(stderr, "%zu broken lines left out (--strict stops at the first)\n", trace->broken.size());
+  FitToFleet(clusters, !args.own_cluster, &*trace);
+  Cut(from_ns, until_ns, &*trace);
+  if (args.load > 0) ScaleToLoad(DevicesOf(clusters, ""), args.load, &*trace);
+  if (trace->jobs.empty()) return Fail("the trace holds no job");
+
+  std::vector<std::pair<std::string, WorldResult>> runs;
+  bool stuck = false;
+  for (const absl::string_view name : absl::StrSplit(args.policies, ',', absl::SkipEmpty())) {
+    const std::string policy(name);
+    absl::StatusOr<DecideFunction> decide = MakePolicy(policy, &*trace, policy_options);
+    if (!decide.ok()) return Fail(std::string(decide.status().message()));
+    options.decide = *std::move(decide);
+    options.check_plans = !args.unchecked && policy == "muster";
+    absl::StatusOr<WorldResult> result = RunWorld(clusters, queues, *trace, options);
+    if (!result.ok()) return Fail(std::string(result.status().message()));
+    int refused = 0;
+    for (const JobResult& job : result->jobs) {
+      if (job.refused.empty()) continue;
+      if (refused++ < 20) std::fprintf(stderr, "refused: %s: %s\n", job.name.c_str(), job.refused.c_str());
+    }
+    if (refused > 0) std::fprintf(stderr, "%d jobs can never run here and were refused\n", refused);
+    for (size_t i = 0; i < result->stuck.size() && i < 20; ++i) std::fprintf(stderr, "did not end: %s\n", result->stuck[i].c_str());
+    if (result->stuck.size() > 20) std::fprintf(stderr, "and %zu more did not end\n", result->stuck.size() - 20);
+    stuck = stuck || !result->stuck.empty();
+    runs.emplace_back(policy, *std::move(result));
+  }
+  if (runs.empty()) return Fail(absl::StrCat("no policy; there are ", absl::StrJoin(PolicyNames(), ", ")));
+  if (args.output == "json") {
+    std::fputs(Json(clusters, runs, options.patience_ns, args.with_jobs).c_str(), stdout);
+  } else if (compare) {
+    const int64_t load = LoadPerMille(DevicesOf(clusters, ""), *trace);
+    absl::PrintF("%d jobs in %s, %d GPUs, load %d.%d %%\n", trace->jobs.size(), FormatDuration(trace->jobs.back().submit_ns / kSecond * kSecond),
+                 DevicesOf(clusters, ""), load / 10, load % 10);
+    std::fputs(PolicyTable(runs, options.patience_ns).c_str(), stdout);
+  } else {
+    for (const auto& [policy, result] : runs) {
+      if (args.verbose) PrintJobs(result);
+      std::fputs(QueueTable(result, options.patience_ns).c_str(), stdout);
+    }
+  }
+  return stuck ? 1 : 0;
+}
+
 int Main(int argc, char** argv) {
-  CLI::App app{"Runs a trace through Muster's engine on simulated hosts; prints waiting times, utilisation, evictions.", "muster-sim"};
-  std::string trace_path, cluster_path, queue_path;
-  int random_jobs = 0;
-  uint64_t seed = 1;
-  bool strict = false, verbose = false;
-  app.add_option("trace", trace_path, "CSV trace (columns: see docs/operating.md)");
-  app.add_option("--cluster", cluster_path, "Clusters file, as musterd reads it")->required();
-  app.add_option("--queues", queue_path, "Queues file; default: one queue `default` without limits");
-  app.add_option("--random", random_jobs, "Instead of a trace: so many jobs drawn from --seed")->check(CLI::Range(1, 10'000'000));
-  app.add_option("--seed", seed, "Seed of --random");
-  app.add_flag("--strict", strict, "Stop at the first broken line of the trace");
-  app.add_flag("--verbose", verbose, "One line a job");
+  const bool compare = argc > 1 && std::string(argv[1]) == "compare";
+  CLI::App app{
+      "Runs a trace through Muster's engine on simulated hosts; prints waiting times, utilisation, evictions by queue.\n"
+      "`muster-sim compare TRACE …` prints one row a policy.",
+      "muster-sim"};
+  Arguments args;
+  if (compare) args.policies = absl::StrJoin(PolicyNames(), ",");
+  app.add_option("trace", args.trace, "Trace: our CSV, Philly, Kalos, Shockwave, openb; may be gzipped (columns: docs/simulating.md)");
+  app.add_option("--cluster", args.cluster, "Clusters file, as musterd reads it")->required();
+  app.add_option("--queues", args.queues, "Queues file; default: one queue `default` without limits");
+  app.add_option("--policy,--policies", args.policies, absl::StrCat("Who decides, joined by commas: ", absl::StrJoin(PolicyNames(), ", ")))
+      ->capture_default_str();
+  app.add_option("-o,--output", args.output, "table or json")->check(CLI::IsMember({"table", "json"}));
+  app.add_flag("--jobs", args.with_jobs, "With -o json: every job with the times at which it held devices, for sim/plot.py");
+  app.add_option("--format", args.read.format, "Trace format; default: by its first line")->check(CLI::IsMember({"csv", "philly", "shockwave", "openb"}));
+  app.add_option("--throughputs", args.read.throughputs, "Shockwave: measured steps a second; durations then follow the batch sizes");
+  app.add_flag("--strict", args.read.strict, "Stop at the first broken line of the trace");
+  app.add_option("--random", args.random_jobs, "Instead of a trace: so many jobs drawn from --seed")->check(CLI::Range(1, 10'000'000));
+  app.add_option("--seed", args.seed, "Seed of --random");
+  app.add_option("--from", args.from, "Leave out jobs submitted earlier, such as 20d");
+  app.add_option("--until", args.until, "Leave out jobs submitted then or later");
+  app.add_option("--load", args.load, "Compress or stretch the times between submissions to this load in percent")->check(CLI::Range(1, 1000));
+  app.add_flag("--own-cluster", args.own_cluster, "Jobs of a trace that names clusters stay in theirs; default: the others come after it");
+  app.add_flag("--unknown-ends", args.unknown_ends, "Jobs report no progress: their ends can't be expected");
+  app.add_flag("--unchecked", args.unchecked, "Don't let Validate check each plan (faster)");
+  app.add_option("--round", args.round, "Decide only at multiples of this; default: whenever something happens");
+  app.add_option("--report", args.report, "Starts, progress and checkpoints may wait so long for another event's step; default 0");
+  app.add_option("--launch", args.launch, "From start to the first useful step; default 20s");
+  app.add_option("--stop", args.stop, "From the stop signal to a checkpoint and exit; default 5s");
+  app.add_option("--min-runtime", args.min_runtime, "As in musterd.yaml; default 5m");
+  app.add_option("--quantum", args.quantum, "Preemptive peers choose anew so often")->capture_default_str();
+  app.add_option("--patience", args.patience, "A job that its queue's guarantee covers for longer without starting is late")->capture_default_str();
+  app.add_flag("--verbose", args.verbose, "One line a job");
   try {
-    app.parse(argc, argv);
+    app.parse(compare ? argc - 1 : argc, compare ? argv + 1 : argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   SetLogLevel(LogLevel::kWarn);
-  if (trace_path.empty() == (random_jobs == 0)) return Fail("give a TRACE or --random N, one of them");
-
-  const ProblemFormat kFormat{.outcome = "nothing was run"};
-  std::vector<Problem> problems;
-  const auto read = [](const std::string& path) { return ReadFile(path, int64_t{1} << 30); };
-  auto cluster_text = read(cluster_path);
-  if (!cluster_text.ok()) return Fail(std::string(cluster_text.status().message()));
-  pb::ClusterFile clusters;
-  if (!ParseClusterFile(*cluster_text, cluster_path, &clusters, &problems)) return Fail(FormatProblems(problems, cluster_path, kFormat));
-  pb::QueueTree queues;
-  if (queue_path.empty()) {
-    queues.add_queues()->set_name("default");
-  } else {
-    auto queue_text = read(queue_path);
-    if (!queue_text.ok()) return Fail(std::string(queue_text.status().message()));
-    if (!ParseQueueFile(*queue_text, queue_path, {}, &queues, &problems)) return Fail(FormatProblems(problems, queue_path, kFormat));
-  }
-  Trace trace;
-  if (random_jobs > 0) {
-    std::vector<std::string> leaves, flavours;
-    const std::function<void(const google::protobuf::RepeatedPtrField<pb::QueueSpec>&, const std::string&)> collect =
-        [&](const auto& level, const std::string& prefix) {
-          for (const pb::QueueSpec& queue : level) {
-            if (queue.queues().empty()) leaves.push_back(prefix + queue.name());
-            collect(queue.queues(), prefix + queue.name() + "/");
-          }
-        };
-    collect(queues.queues(), "");
-    int max_gpus = 1;
-    std::map<std::string, pb::Sku> skus(clusters.skus().begin(), clusters.skus().end());
-    for (const auto& [name, sku] : skus) {
-      if (sku.flavour().empty()) continue;
-      if (std::find(flavours.begin(), flavours.end(), sku.flavour()) == flavours.end()) flavours.push_back(sku.flavour());
-      max_gpus = std::max(max_gpus, sku.gpus());
-    }
-    if (flavours.empty()) return Fail(absl::StrCat(cluster_path, ": no SKU has GPUs; random jobs need some"));
-    trace = RandomTrace(random_jobs, seed, leaves, flavours, max_gpus);
-  } else {
-    auto text = read(trace_path);
-    if (!text.ok()) return Fail(std::string(text.status().message()));
-    auto parsed = ParseTrace(*text, trace_path, strict);
-    if (!parsed.ok()) return Fail(std::string(parsed.status().message()));
-    trace = *std::move(parsed);
-    for (const std::string& line : trace.broken) std::fprintf(stderr, "left out: %s\n", line.c_str());
-    if (!trace.broken.empty()) std::fprintf(stderr, "%zu broken lines left out (--strict stops at the first)\n", trace.broken.size());
-  }
-
-  auto result = RunWorld(clusters, queues, trace, WorldOptions{});
-  if (!result.ok()) return Fail(std::string(result.status().message()));
-  int refused = 0;
-  for (const JobResult& job : result->jobs) {
-    if (!job.refused.empty()) {
-      ++refused;
-      std::fprintf(stderr, "refused: %s: %s\n", job.name.c_str(), job.refused.c_str());
-    } else if (verbose) {
-      absl::PrintF("%d %s %s wait %s run %s evictions %d\n", job.number, job.name, job.queue,
-                   job.start_ns < 0 ? "-" : FormatDuration(job.start_ns - job.submit_ns),
-                   job.end_ns < 0 ? "-" : FormatDuration(job.end_ns - job.start_ns), job.evictions);
-    }
-  }
-  PrintTable(*result);
-  if (refused > 0) std::fprintf(stderr, "%d jobs can never run here and were refused\n", refused);
-  for (const std::string& line : result->stuck) std::fprintf(stderr, "did not end: %s\n", line.c_str());
-  return result->stuck.empty() ? 0 : 1;
+  return Run(args, compare);
 }
 
 }  // namespace

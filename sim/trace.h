@@ -5,7 +5,7 @@
 //   duration_s*  seconds of running at `workers` workers
 //   queue        leaf queue; default `default`
 //   workers      gang size; default 1          max_workers  elastic up to; default workers
-//   gpus         GPUs a worker; default 1      gpu_type     flavour; default: the only one of the clusters
+//   gpus         GPUs a worker; default 1      gpu_type     flavour, or several joined by `;`; default: the only one of the clusters
 //   cpus         cores a worker; default 0     clusters     names joined by `;`, in order of preference; default: all
 //   priority     0..100; default 0             name         label; default j<line>
 //   checkpoint_s seconds between checkpoints; default 600
@@ -29,7 +29,8 @@ struct TraceJob {
   int32_t max_workers = 1;
   int64_t gpus_milli = 1000;     // a worker
   int64_t cpus_milli = 0;        // a worker
-  std::string gpu_type;
+  int64_t memory_bytes = 0;      // a worker; 0 = its share of the host
+  std::string gpu_type;          // or several joined by `;`
   std::vector<std::string> clusters;
   int32_t priority = 0;
   int64_t checkpoint_ns = 600'000'000'000;

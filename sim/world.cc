@@ -2,20 +2,24 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
-#include <memory>
+#include <map>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "common/base/units.h"
 #include "scheduler/ask/ask.h"
-#include "sim/fleet.h"
+#include "scheduler/engine/engine.h"
+#include "scheduler/engine/ports.h"
+#include "sim/tally.h"
 
 namespace muster::sim {
 namespace {
 
-constexpr int64_t kEpochNs = 1'700'000'000'000'000'000;  // the simulation's zero, as Unix time
+constexpr int64_t kEpochNs = 1'699'920'000'000'000'000;  // the simulation's zero, as Unix time: a midnight
 
 class VirtualClock : public Clock {
  public:
@@ -38,28 +42,22 @@ class DigestStore : public Store {
     return absl::OkStatus();
   }
   uint64_t digest() const { return digest_; }
-  uint64_t commits() const { return last_; }
 
  private:
   uint64_t last_ = 0;
   uint64_t digest_ = 0xcbf29ce484222325ull;
 };
 
-class SimLink : public AgentLink {
+class FleetLink : public AgentLink {
  public:
-  SimLink(Timeline* timeline, int64_t latency_ns) : timeline_(timeline), latency_ns_(latency_ns) {}
   void set_fleet(Fleet* fleet) { fleet_ = fleet; }
   void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override {
-    timeline_->At(timeline_->now_ns() + latency_ns_, [fleet = fleet_, cluster, host, message] { fleet->Deliver(cluster, host, message); });
+    fleet_->Send(cluster, host, message);
   }
 
  private:
-  Timeline* const timeline_;
-  const int64_t latency_ns_;
   Fleet* fleet_ = nullptr;
 };
-
-std::string UidOf(size_t trace_index) { return absl::StrFormat("%032x", trace_index + 1); }
 
 pb::JobSpec SpecOf(const TraceJob& job) {
   pb::JobSpec spec;
@@ -72,10 +70,14 @@ pb::JobSpec SpecOf(const TraceJob& job) {
   task->mutable_workers()->set_min(job.workers);
   task->mutable_workers()->set_max(job.max_workers);
   task->mutable_resources()->set_gpus_milli(job.gpus_milli);
-  if (job.gpus_milli > 0) task->mutable_resources()->add_gpu_types(job.gpu_type);
+  if (job.gpus_milli > 0) {
+    for (const absl::string_view type : absl::StrSplit(job.gpu_type, ';')) task->mutable_resources()->add_gpu_types(std::string(type));
+  }
   task->mutable_resources()->set_cpus_milli(job.cpus_milli);
+  task->mutable_resources()->set_memory_bytes(job.memory_bytes);
   task->mutable_run()->add_exec("simulated");
   task->mutable_checkpoint()->set_interval_ns(job.checkpoint_ns);
+  task->set_hang_timeout_ns(0);               // a gang here tells its end once and is then silent
   return spec;
 }
 
@@ -97,80 +99,82 @@ pb::Inventory InventoryOf(const pb::Sku& sku) {
   return inventory;
 }
 
-// Watches the committed events and adds up what happened to each job.
-class Tally {
- public:
-  Tally(const Trace& trace, WorldResult* result) : result_(result) {
-    for (size_t i = 0; i < trace.jobs.size(); ++i) {
-      JobResult job;
-      job.name = trace.jobs[i].name;
-      job.queue = trace.jobs[i].queue;
-      job.gpus_milli = trace.jobs[i].gpus_milli * trace.jobs[i].workers;
-      job.submit_ns = trace.jobs[i].submit_ns;
-      result_->jobs.push_back(job);
-      by_uid_[UidOf(i)] = i;
-    }
-  }
-
-  void OnStep(const StepRecord& step) {
-    const int64_t now_ns = step.view->now_ns;
-    result_->used_device_ns += used_milli_ * ((now_ns - last_ns_) / 1000);
-    last_ns_ = now_ns;
-    for (const pb::Event& event : step.events) {
-      if (event.has_attempt_placed()) {
-        JobResult& job = result_->jobs[by_uid_.at(event.attempt_placed().key().job_uid())];
-        if (job.start_ns < 0) job.start_ns = now_ns - kEpochNs;
-      } else if (event.has_attempt_stopping()) {
-        JobResult& job = result_->jobs[by_uid_.at(event.attempt_stopping().key().job_uid())];
-        if (event.attempt_stopping().cause() == pb::PREEMPTION) {
-          ++job.evictions;
-          ++result_->evictions;
-        } else if (event.attempt_stopping().cause() == pb::RESIZE) {
-          ++job.resizes;
-        }
-      }
-    }
-    used_milli_ = 0;
-    const State& state = step.view->state;
-    for (HostId id : state.hosts()) {
-      for (int64_t milli : state.host(id).device_used_milli) used_milli_ += milli;
-    }
-    for (auto it = running_.begin(); it != running_.end();) {
-      const JobRow* job = state.FindJobByUid(it->first);
-      if (job != nullptr && !job->finished()) {
-        ++it;
-        continue;
-      }
-      result_->jobs[it->second].end_ns = now_ns - kEpochNs;
-      result_->end_ns = std::max(result_->end_ns, now_ns - kEpochNs);
-      it = running_.erase(it);
-    }
-  }
-
-  void OnAccepted(size_t index, uint64_t number) {
-    result_->jobs[index].number = number;
-    running_[UidOf(index)] = index;
-  }
-  void OnRefused(size_t index, std::string why) {
-    result_->jobs[index].refused = std::move(why);
-    ++refused_;
-  }
-  size_t refused() const { return refused_; }
-  const std::map<std::string, size_t>& running() const { return running_; }
-
- private:
-  WorldResult* const result_;
-  std::map<std::string, size_t> by_uid_;
-  std::map<std::string, size_t> running_;  // accepted, not ended
-  size_t refused_ = 0;
-  int64_t used_milli_ = 0;
-  int64_t last_ns_ = kEpochNs;
-};
+// nullptr: the host's SKU isn't in the file.
+const pb::Sku* SkuOf(const pb::ClusterFile& clusters, const pb::ClusterSpec& cluster, const pb::HostSpec& host) {
+  const auto sku = clusters.skus().find(host.sku().empty() ? cluster.sku() : host.sku());
+  return sku == clusters.skus().end() ? nullptr : &sku->second;
+}
 
 absl::Status Joined(const std::vector<FieldProblem>& problems) {
   std::string text;
   for (const FieldProblem& problem : problems) absl::StrAppend(&text, text.empty() ? "" : "; ", problem.path, ": ", problem.message);
   return absl::InvalidArgumentError(text);
+}
+
+// Resolves the jobs of a trace against a fleet and a tree that stay as they are: jobs that differ in nothing but the name and
+// the time are resolved once.
+class Resolver {
+ public:
+  explicit Resolver(const Engine* engine) : engine_(engine) {}
+
+  absl::StatusOr<pb::JobSpec> Resolve(const TraceJob& job) {
+    const bool plain = !job.name.empty() && job.name.size() <= 32 && std::all_of(job.name.begin(), job.name.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+    }) && job.name[0] != '-';
+    if (!plain) return Anew(job);
+    const std::string key = absl::StrCat(job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n", job.workers, "/",
+                                         job.max_workers, "/", job.gpus_milli, "/", job.cpus_milli, "/", job.memory_bytes, "/",
+                                         job.priority, "/", job.checkpoint_ns);
+    auto known = known_.find(key);
+    if (known == known_.end()) known = known_.emplace(key, Anew(job)).first;
+    if (!known->second.ok()) return known->second.status();
+    pb::JobSpec spec = *known->second;
+    spec.set_name(job.name);
+    return spec;
+  }
+
+ private:
+  absl::StatusOr<pb::JobSpec> Anew(const TraceJob& job) const {
+    Resolution resolution = ResolveSpec(engine_->Snapshot()->state, SpecOf(job), SpecDefaults{});
+    if (!resolution.ok()) return Joined(resolution.problems);
+    return std::move(resolution.resolved);
+  }
+
+  const Engine* const engine_;
+  std::map<std::string, absl::StatusOr<pb::JobSpec>> known_;
+};
+
+absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& queues, Engine* engine) {
+  const auto settle = [engine] {
+    while (engine->Step()) {
+    }
+  };
+  pb::Event configured;
+  *configured.mutable_clusters_configured()->mutable_file() = clusters;
+  engine->Post(std::move(configured));
+  for (const pb::ClusterSpec& cluster : clusters.clusters()) {
+    for (const pb::HostSpec& host : cluster.hosts()) {
+      const pb::Sku* const sku = SkuOf(clusters, cluster, host);
+      if (sku == nullptr) return absl::InvalidArgumentError(absl::StrCat("host ", host.name(), " has an unknown SKU"));
+      pb::Event event;
+      auto* hello = event.mutable_host_hello();
+      hello->set_cluster(cluster.name());
+      hello->set_host(host.name());
+      hello->set_state_id(absl::StrCat("state-", cluster.name(), "/", host.name()));
+      hello->set_boot_id("boot");
+      *hello->mutable_inventory() = InventoryOf(*sku);
+      engine->Post(std::move(event));
+    }
+  }
+  settle();
+  const QueueResolution resolution = ResolveQueues(engine->Snapshot()->state, queues);
+  if (!resolution.ok()) return Joined(resolution.problems);
+  pb::Event applied;
+  *applied.mutable_queues_applied()->mutable_tree() = resolution.resolved;
+  applied.mutable_queues_applied()->set_version(1);
+  engine->Post(std::move(applied));
+  settle();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -180,112 +184,102 @@ uint64_t Fnv1a(uint64_t digest, const std::string& bytes) {
   return digest;
 }
 
-absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::QueueTree& queues, const Trace& trace,
-                                     const WorldOptions& options) {
-  WorldResult result;
-  Timeline timeline;
-  timeline.AdvanceTo(kEpochNs);
-  VirtualClock clock(&timeline);
-  DigestStore store;
-  SimLink link(&timeline, options.latency_ns);
-  EngineOptions engine_options;
-  engine_options.scheduling = options.scheduling;
-  Engine engine(engine_options, &clock, &store, &link, State());
-  Tally tally(trace, &result);
-
-  std::map<std::string, const TraceJob*> by_uid;
-  for (size_t i = 0; i < trace.jobs.size(); ++i) by_uid[UidOf(i)] = &trace.jobs[i];
-  Fleet fleet(
-      options, &timeline,
-      [&](pb::Event event) {
-        if (event.has_progress_seen()) {
-          engine.PostProgress(event.progress_seen());
-        } else {
-          engine.Post(std::move(event));
-        }
-      },
-      [&](const std::string& uid) { return by_uid.at(uid); });
-  link.set_fleet(&fleet);
-
-  // The fleet: clusters, hosts, queues.
-  {
-    pb::Event event;
-    *event.mutable_clusters_configured()->mutable_file() = clusters;
-    engine.Post(event);
-  }
-  int64_t capacity_devices = 0;
+int64_t DevicesOf(const pb::ClusterFile& clusters, const std::string& flavour) {
+  int64_t devices = 0;
   for (const pb::ClusterSpec& cluster : clusters.clusters()) {
     for (const pb::HostSpec& host : cluster.hosts()) {
-      const auto sku = clusters.skus().find(host.sku().empty() ? cluster.sku() : host.sku());
-      if (sku == clusters.skus().end()) return absl::InvalidArgumentError(absl::StrCat("host ", host.name(), " has an unknown SKU"));
-      pb::Event event;
-      auto* hello = event.mutable_host_hello();
-      hello->set_cluster(cluster.name());
-      hello->set_host(host.name());
-      hello->set_state_id(absl::StrCat("state-", cluster.name(), "/", host.name()));
-      hello->set_boot_id("boot");
-      *hello->mutable_inventory() = InventoryOf(sku->second);
-      capacity_devices += sku->second.gpus();
-      engine.Post(event);
+      const pb::Sku* const sku = SkuOf(clusters, cluster, host);
+      if (sku != nullptr && (flavour.empty() || sku->flavour() == flavour)) devices += sku->gpus();
     }
   }
-  while (engine.Step()) {
-  }
-  {
-    const QueueResolution resolution = ResolveQueues(engine.Snapshot()->state, queues);
-    if (!resolution.ok()) return Joined(resolution.problems);
-    pb::Event event;
-    *event.mutable_queues_applied()->mutable_tree() = resolution.resolved;
-    event.mutable_queues_applied()->set_version(1);
-    engine.Post(event);
-  }
-  while (engine.Step()) {
-  }
+  return devices;
+}
+
+absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::QueueTree& queues, const Trace& trace,
+                                     const WorldOptions& options) {
+  const auto real_now = [] { return std::chrono::steady_clock::now(); };
+  const auto since = [&](std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(real_now() - begin).count();
+  };
+  const auto began = real_now();
+  WorldResult result;
+  Timeline timeline(kEpochNs);
+  VirtualClock clock(&timeline);
+  DigestStore store;
+  FleetLink link;
+  EngineOptions engine_options;
+  engine_options.scheduling = options.scheduling;
+  engine_options.decide = options.decide;
+  engine_options.check_plans = options.check_plans;
+  Engine engine(engine_options, &clock, &store, &link, State());
+  Tally tally(trace, kEpochNs, options.patience_ns, &result);
+
+  int64_t due_ns = kNever;   // when the engine has to take what was posted
+  const auto post = [&](pb::Event event, bool urgent) {
+    due_ns = std::min(due_ns, timeline.now_ns() + (urgent ? 0 : options.report_ns));
+    engine.Post(std::move(event));
+  };
+  Fleet fleet(options.fleet, clusters, &trace, &timeline, post);
+  link.set_fleet(&fleet);
+  if (absl::Status status = Configure(clusters, queues, &engine); !status.ok()) return status;
+  tally.Begin(engine.Snapshot()->state);
   engine.Observe([&](const StepRecord& step) { tally.OnStep(step); });
 
+  Resolver resolver(&engine);
+  uint64_t number = 0;
+  const auto submit = [&](size_t i) {
+    absl::StatusOr<pb::JobSpec> spec = resolver.Resolve(trace.jobs[i]);
+    if (!spec.ok()) return tally.OnRefused(i, std::string(spec.status().message()));
+    pb::Event event;
+    auto* submitted = event.mutable_job_submitted();
+    submitted->set_uid(TraceUid(i));
+    submitted->set_number(++number);
+    submitted->set_owner("sim");
+    *submitted->mutable_spec() = *std::move(spec);
+    submitted->set_idempotency_key(TraceUid(i));
+    tally.OnAccepted(i, number);
+    post(std::move(event), true);
+  };
   for (size_t i = 0; i < trace.jobs.size(); ++i) {
-    timeline.At(kEpochNs + trace.jobs[i].submit_ns, [&, i] {
-      auto number = std::make_shared<uint64_t>(0);
-      engine.Call(
-          [&, i, number](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-            Resolution resolution = ResolveSpec(state, SpecOf(trace.jobs[i]), SpecDefaults{});
-            if (!resolution.ok()) return Joined(resolution.problems);
-            pb::Event event;
-            auto* submitted = event.mutable_job_submitted();
-            submitted->set_uid(UidOf(i));
-            submitted->set_number(*number = state.next_job_number());
-            submitted->set_owner("sim");
-            *submitted->mutable_spec() = std::move(resolution.resolved);
-            submitted->set_idempotency_key(UidOf(i));
-            tally.OnAccepted(i, *number);
-            return std::vector<pb::Event>{event};
-          },
-          [&, i](absl::Status status) {
-            if (!status.ok()) tally.OnRefused(i, std::string(status.message()));
-          });
-    });
+    Item item;
+    item.kind = Item::kSubmit;
+    item.job = static_cast<int32_t>(i);
+    timeline.Add(kEpochNs + trace.jobs[i].submit_ns, item);
   }
 
-  const auto real_now = [] { return std::chrono::steady_clock::now(); };
-  size_t submitted = 0;
+  const auto at_round = [&](int64_t when_ns) {
+    if (options.round_ns <= 0 || when_ns == kNever) return when_ns;
+    return kEpochNs + (when_ns - kEpochNs + options.round_ns - 1) / options.round_ns * options.round_ns;
+  };
   while (true) {
-    const auto begin = real_now();
-    while (engine.Step()) ++result.steps;
-    result.decide_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(real_now() - begin).count();
-    submitted = 0;
-    for (const JobResult& job : result.jobs) submitted += job.number != 0 || !job.refused.empty();
-    if (submitted == trace.jobs.size() && tally.running().empty()) break;
-    const int64_t next_ns = std::min(timeline.NextNs(), engine.NextLookNs());
-    if (next_ns == std::numeric_limits<int64_t>::max()) break;
+    Item item;
+    while (timeline.Pop(&item)) {
+      if (item.kind == Item::kSubmit) {
+        submit(static_cast<size_t>(item.job));
+      } else {
+        fleet.Run(item);
+      }
+    }
+    if (at_round(std::min(due_ns, engine.NextLookNs())) <= timeline.now_ns()) {
+      due_ns = kNever;
+      const auto begin = real_now();
+      while (engine.Step()) ++result.steps;
+      result.step_ns += since(begin);
+    }
+    if (tally.AllOver()) break;
+    const int64_t look_ns = at_round(std::min(due_ns, engine.NextLookNs()));
+    const int64_t next_ns = std::max(std::min(timeline.NextNs(), look_ns), timeline.now_ns());
+    if (next_ns == kNever) break;
     if (options.horizon_ns > 0 && next_ns > kEpochNs + options.horizon_ns) break;
-    timeline.AdvanceTo(std::max(next_ns, timeline.now_ns()));
-    timeline.RunDue();
+    timeline.AdvanceTo(next_ns);
   }
-  for (const auto& [uid, index] : tally.running()) {
-    result.stuck.push_back(absl::StrCat("job ", result.jobs[index].number, " ", result.jobs[index].name));
+  tally.Finish(timeline.now_ns());
+  for (const JobResult& job : result.jobs) {
+    if (job.refused.empty() && job.end_ns < 0 && job.number != 0) result.stuck.push_back(absl::StrCat("job ", job.number, " ", job.name));
   }
-  result.capacity_device_ns = capacity_devices * result.end_ns;
+  result.capacity_device_us = DevicesOf(clusters, "") * (result.last_submit_ns / 1000);
   result.digest = store.digest();
+  result.real_ns = since(began);
   return result;
 }
 

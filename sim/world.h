@@ -2,36 +2,45 @@
 //
 // Hosts answer commands as agents do (prepare, start, stop), after fixed latencies. A gang works while all of its hosts run
 // it: its work is workers x duration, done at one worker-second a second and worker; it checkpoints at its interval and when
-// it is stopped, reports progress, and exits 0 when the work is done. Nothing is random; the same input gives the same run.
+// it is stopped, tells its expected end, and exits 0 when the work is done. Nothing is random; the same input gives the same
+// run. Who decides is Muster's Decide, or a peer's policy in its place (sim/policies.h): everything else is the same.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
-#include <queue>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "common/base/clock.h"
+#include "absl/status/statusor.h"
 #include "muster/v1/cluster.pb.h"
 #include "muster/v1/queue.pb.h"
-#include "muster/v1/record.pb.h"
-#include "scheduler/engine/engine.h"
-#include "scheduler/engine/ports.h"
+#include "scheduler/state/options.h"
+#include "scheduler/state/plan.h"
+#include "scheduler/state/state.h"
+#include "sim/fleet.h"
 #include "sim/trace.h"
 
 namespace muster::sim {
 
+using DecideFunction = std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)>;
+
 struct WorldOptions {
   SchedulingOptions scheduling;
-  int64_t latency_ns = 5'000'000;             // of every message, one way
-  int64_t prepare_ns = 200'000'000;           // prepare of a host
-  int64_t launch_ns = 20'000'000'000;         // from Start to the first useful step: what a restart costs
-  int64_t stop_ns = 5'000'000'000;            // from SIGTERM to a checkpoint and exit
-  int64_t progress_ns = 60'000'000'000;       // between progress reports
+  FleetOptions fleet;
+  DecideFunction decide;                      // empty: Muster's
+  bool check_plans = true;                    // Validate each plan; peers' give no verdicts and need it off
+  // What no decision depends on (starts, progress, checkpoints) may wait so long for the step that something else causes.
+  int64_t report_ns = 0;
+  int64_t round_ns = 0;                       // steps only at multiples of this; 0 = as soon as something happens
   int64_t horizon_ns = 0;                     // end of the simulation; 0 = when every job has ended
+  int64_t patience_ns = 600'000'000'000;      // a job that its queue's guarantee covers for longer without starting is late
+};
+
+// A time during which a job held devices.
+struct Segment {
+  int64_t from_ns = 0, until_ns = -1;         // until -1: to the end of the simulation
+  int32_t cluster = 0;                        // index in the clusters file
+  int64_t gpus_milli = 0;
 };
 
 struct JobResult {
@@ -40,27 +49,36 @@ struct JobResult {
   std::string queue;
   int64_t gpus_milli = 0;                     // at its least size
   int64_t submit_ns = 0;                      // since the start of the simulation, as all times here
+  int64_t duration_ns = 0;                    // of its work at that size
   int64_t start_ns = -1;                      // first placement; -1 = never
   int64_t end_ns = -1;
   int evictions = 0;                          // stops by preemption
   int resizes = 0;
+  int64_t late_ns = 0;                        // longest time that its queue's guarantee covered it and it didn't start
+  std::vector<Segment> segments;
   std::string refused;                        // why it was not accepted
 };
 
 struct WorldResult {
   std::vector<JobResult> jobs;                // in trace order
-  int64_t end_ns = 0;
+  int64_t end_ns = 0;                         // of the last job
+  int64_t last_submit_ns = 0;
   int64_t steps = 0;                          // of the engine
-  int64_t decide_ns = 0;                      // real time of all steps
-  int64_t used_device_ns = 0;                 // devices x time, held by attempts
-  int64_t capacity_device_ns = 0;             // until the end of the last job
+  int64_t step_ns = 0;                        // real time of all steps
+  int64_t real_ns = 0;                        // real time of the simulation
+  int64_t used_device_us = 0;                 // devices x time, held by attempts, until the last submission
+  int64_t capacity_device_us = 0;             // until then
   int evictions = 0;
+  int late = 0;                               // jobs with late_ns above patience_ns
   uint64_t digest = 0;                        // FNV-1a over every journalled event, in order: equal runs, equal digests
   std::vector<std::string> stuck;             // jobs that had not ended when nothing was left to happen
 };
 
 // FNV-1a, 64 bit (Fowler, Noll, Vo).
 uint64_t Fnv1a(uint64_t digest, const std::string& bytes);
+
+// Devices of a flavour in the whole file; flavour empty: of all.
+int64_t DevicesOf(const pb::ClusterFile& clusters, const std::string& flavour);
 
 // Runs `trace` to its end. INVALID_ARGUMENT when the cluster or queue configuration is refused.
 absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::QueueTree& queues, const Trace& trace,

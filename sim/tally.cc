@@ -1,0 +1,170 @@
+#include "sim/tally.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::sim {
+
+Tally::Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldResult* result)
+    : trace_(trace), epoch_ns_(epoch_ns), patience_ns_(patience_ns), result_(result), leaf_of_(trace.jobs.size()),
+      held_milli_(trace.jobs.size()) {
+  for (const TraceJob& job : trace.jobs) {
+    JobResult row;
+    row.name = job.name;
+    row.queue = job.queue;
+    row.gpus_milli = job.gpus_milli * job.workers;
+    row.submit_ns = job.submit_ns;
+    row.duration_ns = job.duration_ns;
+    result_->jobs.push_back(std::move(row));
+    result_->last_submit_ns = std::max(result_->last_submit_ns, job.submit_ns);
+  }
+}
+
+void Tally::Begin(const State& state) {
+  const QueueIndex& queues = state.queues();
+  for (size_t n = 1; n < queues.nodes.size(); ++n) {
+    if (!queues.leaf(static_cast<int32_t>(n))) continue;
+    Leaf& leaf = leaves_[queues.nodes[n].path];
+    for (const auto& [flavour, quota] : queues.nodes[n].spec.quota()) {
+      if (flavour != "cpu") leaf.guarantee_milli += quota.guarantee_milli();
+    }
+  }
+  for (size_t i = 0; i < trace_.jobs.size(); ++i) {
+    const auto leaf = leaves_.find(trace_.jobs[i].queue);
+    leaf_of_[i] = leaf == leaves_.end() ? nullptr : &leaf->second;
+  }
+}
+
+void Tally::OnAccepted(size_t index, uint64_t number) { result_->jobs[index].number = number; }
+
+void Tally::OnRefused(size_t index, std::string why) {
+  result_->jobs[index].refused = std::move(why);
+  ++over_;
+}
+
+void Tally::Wait(size_t index) {
+  Leaf* const leaf = leaf_of_[index];
+  if (leaf == nullptr || leaf->guarantee_milli == 0) return;
+  leaf->waiting.insert({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
+  if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
+}
+
+void Tally::Start(size_t index, int32_t cluster, int64_t gpus_milli) {
+  JobResult& job = result_->jobs[index];
+  if (job.start_ns < 0) job.start_ns = now_ns_;
+  job.segments.push_back({now_ns_, -1, cluster, gpus_milli});
+  held_milli_[index] = gpus_milli;
+  used_milli_ += gpus_milli;
+  Leaf* const leaf = leaf_of_[index];
+  if (leaf == nullptr || leaf->guarantee_milli == 0) return;
+  leaf->used_milli += gpus_milli;
+  leaf->waiting.erase({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
+  if (const auto since = leaf->covered_since_ns.find(index); since != leaf->covered_since_ns.end()) {
+    job.late_ns = std::max(job.late_ns, now_ns_ - since->second);
+    leaf->covered_since_ns.erase(since);
+  }
+  if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
+}
+
+void Tally::Release(size_t index) {
+  if (held_milli_[index] == 0) return;
+  result_->jobs[index].segments.back().until_ns = now_ns_;
+  used_milli_ -= held_milli_[index];
+  Leaf* const leaf = leaf_of_[index];
+  if (leaf != nullptr && leaf->guarantee_milli > 0) {
+    leaf->used_milli -= held_milli_[index];
+    if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
+  }
+  held_milli_[index] = 0;
+}
+
+void Tally::End(size_t index) {
+  result_->jobs[index].end_ns = now_ns_;
+  result_->end_ns = std::max(result_->end_ns, now_ns_);
+  ++over_;
+}
+
+// A guarantee covers what, in leaf order, fits what the leaf's share still leaves (SCHEDULING.md §1). Who waits although it
+// does is late from the moment at which it began to.
+void Tally::SeeGuarantees() {
+  for (Leaf* const leaf : changed_) {
+    leaf->changed = false;
+    int64_t left_milli = leaf->guarantee_milli - leaf->used_milli;
+    std::map<size_t, int64_t> covered;
+    for (const auto& [priority, submit_ns, index] : leaf->waiting) {
+      if (left_milli <= 0) break;
+      const int64_t demand_milli = result_->jobs[index].gpus_milli;
+      if (demand_milli > left_milli) continue;
+      left_milli -= demand_milli;
+      const auto before = leaf->covered_since_ns.find(index);
+      covered[index] = before == leaf->covered_since_ns.end() ? now_ns_ : before->second;
+    }
+    for (const auto& [index, since_ns] : leaf->covered_since_ns) {
+      if (!covered.contains(index)) result_->jobs[index].late_ns = std::max(result_->jobs[index].late_ns, now_ns_ - since_ns);
+    }
+    leaf->covered_since_ns = std::move(covered);
+  }
+  changed_.clear();
+}
+
+void Tally::OnStep(const StepRecord& step) {
+  const int64_t now_ns = step.view->now_ns - epoch_ns_;
+  const int64_t until_ns = std::min(now_ns, result_->last_submit_ns);
+  if (until_ns > summed_ns_) {
+    result_->used_device_us += used_milli_ * ((until_ns - summed_ns_) / 1000) / 1000;
+    summed_ns_ = until_ns;
+  }
+  now_ns_ = now_ns;
+  const State& state = step.view->state;
+  for (const pb::Event& event : step.events) {
+    switch (event.body_case()) {
+      case pb::Event::kJobSubmitted: Wait(static_cast<size_t>(TraceIndex(event.job_submitted().uid()))); break;
+      case pb::Event::kAttemptPlaced: {
+        const auto index = static_cast<size_t>(TraceIndex(event.attempt_placed().key().job_uid()));
+        Start(index, state.FindCluster(event.attempt_placed().cluster()), event.attempt_placed().workers() * trace_.jobs[index].gpus_milli);
+        break;
+      }
+      case pb::Event::kAttemptStopping: {
+        JobResult& job = result_->jobs[TraceIndex(event.attempt_stopping().key().job_uid())];
+        if (event.attempt_stopping().cause() == pb::PREEMPTION) {
+          ++job.evictions;
+          ++result_->evictions;
+        } else if (event.attempt_stopping().cause() == pb::RESIZE) {
+          ++job.resizes;
+        }
+        break;
+      }
+      case pb::Event::kAttemptReported: {
+        if (event.attempt_reported().report().phase() != pb::GONE) break;
+        const auto index = static_cast<size_t>(TraceIndex(event.attempt_reported().report().key().job_uid()));
+        JobResult& job = result_->jobs[index];
+        if (job.end_ns >= 0) break;
+        const JobRow* row = state.FindJob(job.number);
+        // Of a step's events, this one's attempt: it may have been placed again in the same step.
+        const AttemptRow* attempt = state.FindAttempt(event.attempt_reported().report().key());
+        if (attempt != nullptr && !attempt->released()) break;
+        Release(index);
+        if (row == nullptr || row->finished()) {
+          End(index);
+        } else {
+          Wait(index);
+        }
+        break;
+      }
+      default: break;
+    }
+  }
+  SeeGuarantees();
+}
+
+void Tally::Finish(int64_t now_ns) {
+  now_ns_ = now_ns - epoch_ns_;
+  for (auto& [path, leaf] : leaves_) {
+    for (const auto& [index, since_ns] : leaf.covered_since_ns) {
+      result_->jobs[index].late_ns = std::max(result_->jobs[index].late_ns, now_ns_ - since_ns);
+    }
+  }
+  for (const JobResult& job : result_->jobs) result_->late += job.late_ns > patience_ns_;
+}
+
+}  // namespace muster::sim

@@ -1,0 +1,62 @@
+// Adds up what happened to each job, from the committed events. The work of a step is that of its events.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "scheduler/engine/engine.h"
+#include "sim/world.h"
+
+namespace muster::sim {
+
+class Tally {
+ public:
+  // Times of the result are counted from `epoch_ns`.
+  Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldResult* result);
+
+  // The queues are known: guarantees are watched from now on.
+  void Begin(const State& state);
+  void OnAccepted(size_t index, uint64_t number);
+  void OnRefused(size_t index, std::string why);
+  void OnStep(const StepRecord& step);
+  // Settles what lasts until the end, and the sums.
+  void Finish(int64_t now_ns);
+
+  // Every job was refused or has ended.
+  bool AllOver() const { return over_ == result_->jobs.size(); }
+
+ private:
+  // A leaf of the tree: who waits in it, and since when its guarantee covers them.
+  struct Leaf {
+    int64_t guarantee_milli = 0;
+    int64_t used_milli = 0;
+    std::set<std::tuple<int32_t, int64_t, size_t>> waiting;   // -priority, submit, index
+    std::map<size_t, int64_t> covered_since_ns;               // by index
+    bool changed = false;
+  };
+
+  void Wait(size_t index);
+  void Start(size_t index, int32_t cluster, int64_t gpus_milli);
+  void Release(size_t index);
+  void End(size_t index);
+  void SeeGuarantees();
+
+  const Trace& trace_;
+  const int64_t epoch_ns_;
+  const int64_t patience_ns_;
+  WorldResult* const result_;
+  std::map<std::string, Leaf> leaves_;
+  std::vector<Leaf*> leaf_of_;                // by index
+  std::vector<Leaf*> changed_;
+  std::vector<int64_t> held_milli_;           // by index
+  size_t over_ = 0;
+  int64_t used_milli_ = 0;
+  int64_t now_ns_ = 0;                        // since the epoch
+  int64_t summed_ns_ = 0;                     // used_device_us is summed until here
+};
+
+}  // namespace muster::sim

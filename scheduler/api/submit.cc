@@ -37,10 +37,14 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
     done(*outcome);
     return;
   }
+  // Resolved here, against the newest durable state, so that the engine's thread doesn't have to; it does so itself only where
+  // that was refused (what is queued before it may be what was missing) or the configuration is another by then.
+  const std::shared_ptr<const View> view = engine->Snapshot();
+  outcome->resolution = ResolveSpec(view->state, request.spec(), defaults);
   engine->Call(
-      [outcome, defaults, owner, request](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-        const std::string hash = RequestHash(request.spec());
+      [outcome, defaults, owner, request, view, hash = RequestHash(request.spec())](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         if (const uint64_t known = state.FindByIdempotencyKey(owner, request.idempotency_key()); known != 0) {
+          outcome->resolution.problems.clear();
           if (state.FindJob(known)->request_hash != hash) {
             return absl::AlreadyExistsError(absl::StrCat("job ", known, " was submitted with this idempotency key and another spec. "
                                                          "Use a new key for a new job"));
@@ -49,7 +53,8 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
           outcome->existed = true;
           return std::vector<pb::Event>();
         }
-        outcome->resolution = ResolveSpec(state, request.spec(), defaults);
+        const bool configured_anew = &state.queues() != &view->state.queues() || &state.clusters() != &view->state.clusters();
+        if (!outcome->resolution.ok() || configured_anew) outcome->resolution = ResolveSpec(state, request.spec(), defaults);
         if (!outcome->resolution.ok()) {
           return outcome->resolution.never_fits ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
                                                 : absl::InvalidArgumentError("the job was not accepted");

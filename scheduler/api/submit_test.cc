@@ -31,9 +31,9 @@ struct SubmitCase {
 };
 
 // After ada submitted `true` with key k: job 1.
-class SubmitTest : public ::testing::TestWithParam<SubmitCase> {};
+class SubmitKeyTest : public ::testing::TestWithParam<SubmitCase> {};
 
-TEST_P(SubmitTest, AgainstAKnownKey) {
+TEST_P(SubmitKeyTest, AgainstAKnownKey) {
   ManualClock clock;
   RecordingStore store(nullptr);
   NoLink link;
@@ -58,8 +58,33 @@ TEST_P(SubmitTest, AgainstAKnownKey) {
   EXPECT_EQ(outcome.existed, GetParam().existed);
 }
 
+TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
+  ManualClock clock;
+  RecordingStore store(nullptr);
+  NoLink link;
+  Engine engine(EngineOptions(), &clock, &store, &link, State());
+  engine.Post(LabConfigured());
+  engine.Post(HostJoins("h1"));
+  engine.Step();
+  std::vector<absl::StatusCode> answers;
+  const auto submit = [&](const std::string& queue) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.mutable_spec()->set_queue(queue);
+    request.set_idempotency_key(queue);
+    Submit(&engine, SpecDefaults(), "ada", request, [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
+  };
+  pb::Event event;
+  event.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("research");
+  engine.Post(event);
+  submit("research");                            // not durable yet when it is asked for
+  submit("default");                             // still there when it is asked for
+  engine.Step();
+  EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kInvalidArgument));
+}
+
 INSTANTIATE_TEST_SUITE_P(
-    Keys, SubmitTest,
+    Keys, SubmitKeyTest,
     ::testing::Values(SubmitCase{"SameAgain", "ada", "k", "true", absl::StatusCode::kOk, 1, true},
                       SubmitCase{"AnotherSpec", "ada", "k", "false", absl::StatusCode::kAlreadyExists, 0, false},
                       SubmitCase{"AnotherOwner", "bob", "k", "true", absl::StatusCode::kOk, 2, false},

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <thread>
@@ -206,13 +207,15 @@ int Run(const MusterdConfig& config) {
     LogInfo("ready", {{"socket", path}, {"version", MUSTER_VERSION}, {"epoch", recovered.epoch}, {"commit", recovered.last_commit},
                       {"store", recovered.store_id}, {"jobs", engine.Snapshot()->state.active_jobs().size()},
                       {"single_user", config.single_user}});
-    std::thread check([directory = config.data_dir] {
-      if (absl::Status status = CheckStore(directory); !status.ok()) {
+    std::atomic<bool> stop_check = false;
+    std::thread check([directory = config.data_dir, &stop_check] {
+      if (absl::Status status = CheckStore(directory, &stop_check); !status.ok() && !absl::IsCancelled(status)) {
         LogError("the store is damaged: stop musterd and restore a backup", {{"error", std::string(status.message())}});
       }
     });
     WaitForSignal(signals, &sessions, std::min<int64_t>(kSecond, config.heartbeat_ns / 2));
     LogInfo("stopping", {});
+    stop_check = true;
     check.join();
   }
   server.Shutdown();                                   // calls that wait for a commit still get their answer

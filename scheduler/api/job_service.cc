@@ -85,7 +85,7 @@ grpc::Status OperatorOnly(const Identity& who, const char* what) {
 }
 
 pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job) {
-  pb::Job told = DescribeJob(view.state, view.plan, job);
+  pb::Job told = DescribeJob(view.state, *view.plan, job);
   for (size_t i = 0; i < job.tasks.size() && i < static_cast<size_t>(told.tasks_size()); ++i) {
     const AttemptRow* attempt = job.tasks[i].current();
     if (attempt == nullptr) continue;

@@ -69,7 +69,7 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* QueueServiceImpl::Get(grpc::CallbackServerContext* call, const pb::GetQueueRequest* request, pb::Queue* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  absl::StatusOr<pb::Queue> queue = DescribeQueue(view->state, view->plan, request->path());
+  absl::StatusOr<pb::Queue> queue = DescribeQueue(view->state, *view->plan, request->path());
   if (!queue.ok()) return Reply(call, ToGrpc(queue.status()));
   *response = *std::move(queue);
   return Reply(call, grpc::Status::OK);
@@ -78,7 +78,7 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Get(grpc::CallbackServerContext* cal
 grpc::ServerUnaryReactor* QueueServiceImpl::List(grpc::CallbackServerContext* call, const pb::ListQueuesRequest*,
                                                  pb::ListQueuesResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  for (pb::Queue& queue : DescribeQueues(view->state, view->plan)) *response->add_queues() = std::move(queue);
+  for (pb::Queue& queue : DescribeQueues(view->state, *view->plan)) *response->add_queues() = std::move(queue);
   response->set_version(view->state.queue_version());
   return Reply(call, grpc::Status::OK);
 }

@@ -12,7 +12,8 @@ namespace {
 // What of a job's verdicts a follower wants to hear about; expected starts move all the time.
 std::string VerdictsOf(const View& view, uint64_t job) {
   std::string text;
-  for (auto it = view.plan.verdicts.lower_bound(TaskRef{job, 0}); it != view.plan.verdicts.end() && it->first.job == job; ++it) {
+  const auto& verdicts = view.plan->verdicts;
+  for (auto it = verdicts.lower_bound(TaskRef{job, 0}); it != verdicts.end() && it->first.job == job; ++it) {
     absl::StrAppend(&text, it->first.task, ":", static_cast<int>(it->second.code()), ":", it->second.cluster(), ":",
                     it->second.missing_milli(), ";");
   }

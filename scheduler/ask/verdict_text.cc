@@ -57,6 +57,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_CLUSTER: return absl::StrCat("no cluster that it may use is up with such devices", verdict.flavour().empty() ? "" : absl::StrCat(" (", verdict.flavour(), ")"));
     case pb::V_HELD: return "its queue is held, or its clusters are drained";
     case pb::V_ENTITLED_CELL: return absl::StrCat("waits for its place, ", Where(verdict), "; it goes elsewhere when that pays");
+    case pb::V_REFUSED: return "what was planned for it broke a rule of Muster's own check and was dropped; it is tried again in a few seconds (please report this)";
     default: return "waits";
   }
 }

@@ -68,6 +68,19 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task, cons
   }
 }
 
+// The host of rank 0 of the attempt that staged it publishes, also when its processes are gone or a later attempt runs.
+// kNoHost if there is nothing to publish.
+HostId AppendPublish(const State& state, const AttemptRef& staged, std::vector<pb::SchedulerMessage>* commands, HostId only = kNoHost) {
+  const JobRow& job = *state.FindJob(staged.job);
+  const AttemptRow* attempt = state.FindAttempt(staged);
+  if (attempt == nullptr || attempt->parts.empty() || (only != kNoHost && attempt->parts[0].host != only)) return kNoHost;
+  pb::Publish* publish = commands->emplace_back().mutable_publish();
+  *publish->mutable_key() = KeyOf(job, staged.task, attempt->number);
+  publish->set_staged(attempt->export_staged);
+  publish->set_target(attempt->export_target);
+  return attempt->parts[0].host;
+}
+
 // The attempts on a host, oldest job first.
 template <typename F>
 void ForEachPart(const State& state, const HostRow& host, F f) {
@@ -100,20 +113,27 @@ std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::str
   });
   // What was lost here may still run; nobody waits for its checkpoint any more.
   for (const LostRow& lost : host.lost) commands.push_back(StopCommand(lost.key, pb::HOST_LOST, 0));
-  // The host of rank 0 of the attempt that staged it publishes, also when its processes are gone or a later attempt runs.
-  for (const uint64_t number : state.active_jobs()) {
-    const JobRow& job = *state.FindJob(number);
-    for (size_t task = 0; task < job.tasks.size(); ++task) {
-      if (job.tasks[task].export_state != "staged") continue;
-      for (const AttemptRow& attempt : job.tasks[task].attempts) {
-        if (attempt.export_staged.empty() || attempt.parts.empty() || attempt.parts[0].host != id) continue;
-        pb::Publish* publish = commands.emplace_back().mutable_publish();
-        *publish->mutable_key() = KeyOf(job, task, attempt.number);
-        publish->set_staged(attempt.export_staged);
-        publish->set_target(attempt.export_target);
-      }
+  for (const AttemptRef& staged : state.staged_exports()) AppendPublish(state, staged, &commands, id);
+  return commands;
+}
+
+std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job) {
+  std::vector<HostCommand> commands;
+  std::vector<pb::SchedulerMessage> made;
+  const auto take = [&](HostId host) {
+    for (pb::SchedulerMessage& message : made) commands.push_back({host, std::move(message)});
+    made.clear();
+  };
+  for (size_t task = 0; task < job.tasks.size(); ++task) {
+    const AttemptRow* attempt = job.tasks[task].current();
+    if (attempt == nullptr) continue;
+    for (const PartRow& part : attempt->parts) {
+      AppendPartCommand(state, job, static_cast<int32_t>(task), *attempt, part, &made);
+      take(part.host);
     }
   }
+  const std::set<AttemptRef>& staged = state.staged_exports();
+  for (auto it = staged.lower_bound({job.number, 0, 0}); it != staged.end() && it->job == job.number; ++it) take(AppendPublish(state, *it, &made));
   return commands;
 }
 

@@ -21,6 +21,13 @@ namespace pb = ::muster::v1;
 // An attempt that is bound to another state_id than the host's current one gets Stop alone, if it is being stopped.
 std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host);
 
+// Those of them that are about this job, with the host that each is for: what a change of the job may have brought about.
+struct HostCommand {
+  HostId host = kNoHost;
+  pb::SchedulerMessage message;
+};
+std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job);
+
 // Attempts that State thinks are on the host, not gone, and that `mentioned` (AttemptText form) lacks: to be asked about.
 std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster, const std::string& host,
                                              const std::set<std::string>& mentioned);

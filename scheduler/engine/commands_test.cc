@@ -105,11 +105,25 @@ class CommandsTest : public ::testing::Test {
     event.mutable_attempt_lost()->set_host(host);
     s_.Do(event);
   }
-  // Asked twice, and of a State loaded from the rows: always the same.
+  // Asked twice, and of a State loaded from the rows: always the same. Job by job the same, too, but for what was lost here.
   std::vector<std::string> To(const std::string& host) {
     const std::vector<pb::SchedulerMessage> commands = CommandsFor(s_.state, "lab", host);
     EXPECT_EQ(Text(commands), Text(CommandsFor(s_.state, "lab", host))) << "repeated";
     EXPECT_EQ(Text(commands), Text(CommandsFor(*State::Load(s_.state.AllRows()), "lab", host))) << "loaded";
+    const HostId id = s_.state.FindHost("lab", host);
+    if (id == kNoHost) return Describe(commands);
+    std::multiset<std::string> of_jobs, of_host;
+    for (const uint64_t number : s_.state.AllJobs()) {
+      for (const HostCommand& command : CommandsOf(s_.state, *s_.state.FindJob(number))) {
+        if (command.host == id) of_jobs.insert(command.message.DebugString());
+      }
+    }
+    const std::vector<LostRow>& lost = s_.state.host(id).lost;
+    for (const pb::SchedulerMessage& command : commands) {
+      const bool of_lost = std::any_of(lost.begin(), lost.end(), [&](const LostRow& row) { return AttemptText(row.key) == AttemptText(command.stop().key()); });
+      if (!of_lost) of_host.insert(command.DebugString());
+    }
+    EXPECT_EQ(of_jobs, of_host);
     return Describe(commands);
   }
   std::vector<std::string> Asked(const std::string& host, const std::set<std::string>& mentioned = {}) {

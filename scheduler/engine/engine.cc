@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
-#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -16,7 +15,6 @@
 #include "common/base/units.h"
 #include "scheduler/engine/commands.h"
 #include "scheduler/engine/reproducer.h"
-#include "scheduler/state/validate.h"
 
 namespace muster {
 namespace {
@@ -24,6 +22,7 @@ namespace {
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLookAfterRefusalNs = 10 * kSecond;
 constexpr int kReproducersKept = 20;
+constexpr int kJobsDroppedFromAPlan = 20;               // a plan that is wrong for more is dropped whole
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
 
@@ -35,6 +34,18 @@ std::string Serialize(const pb::Event& event) {
   event.SerializeToCodedStream(&coded);
   coded.Trim();
   return bytes;
+}
+
+// Uid of the job that an event of a plan is about; empty: of none.
+std::string JobOf(const pb::Event& event) {
+  switch (event.body_case()) {
+    case pb::Event::kAttemptPlaced: return event.attempt_placed().key().job_uid();
+    case pb::Event::kAttemptStopping: return event.attempt_stopping().key().job_uid();
+    case pb::Event::kAttemptLost: return event.attempt_lost().key().job_uid();
+    case pb::Event::kClusterOpened: return event.cluster_opened().job_uid();
+    case pb::Event::kTaskFailed: return event.task_failed().job_uid();
+    default: return "";
+  }
 }
 
 }  // namespace
@@ -77,9 +88,15 @@ void Engine::Call(Operation operation, Done done) {
 
 void Engine::PostProgress(const pb::ProgressSeen& progress) {
   std::lock_guard lock(mutex_);
-  PendingProgress& pending = progress_[AttemptText(progress.key())];
+  // What comes after the end, which may have been committed while the report was under way, would stay for ever.
+  const AttemptRow* attempt = view_->state.FindAttempt(progress.key());
+  if (attempt == nullptr || attempt->ended()) return;
+  std::string key = AttemptText(progress.key());
+  PendingProgress& pending = progress_[key];
   pending.newest = progress;
+  if (pending.waiting) return;
   pending.waiting = true;
+  progress_due_.emplace(pending.journalled_ns + options_.progress_interval_ns, std::move(key));
   work_.notify_one();
 }
 
@@ -94,8 +111,9 @@ void Engine::Observe(Observer observer) { observers_.push_back(std::move(observe
 
 std::vector<pb::Event> Engine::TakeDueProgress(int64_t now_ns) {
   std::vector<pb::Event> events;
-  for (auto& [key, pending] : progress_) {
-    if (!pending.waiting || now_ns < pending.journalled_ns + options_.progress_interval_ns) continue;
+  while (!progress_due_.empty() && progress_due_.begin()->first <= now_ns) {
+    PendingProgress& pending = progress_.at(progress_due_.begin()->second);
+    progress_due_.erase(progress_due_.begin());
     pending.waiting = false;
     pending.journalled_ns = now_ns;
     *events.emplace_back().mutable_progress_seen() = pending.newest;
@@ -103,12 +121,13 @@ std::vector<pb::Event> Engine::TakeDueProgress(int64_t now_ns) {
   return events;
 }
 
-int64_t Engine::ProgressDueNs() const {
-  int64_t due_ns = kNever;
-  for (const auto& [key, pending] : progress_) {
-    if (pending.waiting) due_ns = std::min(due_ns, pending.journalled_ns + options_.progress_interval_ns);
-  }
-  return due_ns;
+int64_t Engine::ProgressDueNs() const { return progress_due_.empty() ? kNever : progress_due_.begin()->first; }
+
+void Engine::ForgetProgress(const pb::AttemptKey& key) {
+  const auto it = progress_.find(AttemptText(key));
+  if (it == progress_.end()) return;
+  if (it->second.waiting) progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
+  progress_.erase(it);
 }
 
 int64_t Engine::NextLookNs() const {
@@ -152,7 +171,7 @@ bool Engine::Step() {
   transaction.commit = commit_ + 1;
   transaction.now_ns = now_ns_;
   for (const pb::Event& event : step_events_) transaction.events.push_back(Serialize(event));
-  transaction.rows = state_.TakeChanges();
+  transaction.rows = state_.TakeChanges(store_->WantsRows());
   if (absl::Status status = store_->Commit(transaction); !status.ok()) {
     // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is (CONTRACTS 17, 18).
     LogError("commit failed, musterd ends and has to be started again",
@@ -165,11 +184,14 @@ bool Engine::Step() {
     std::lock_guard lock(mutex_);
     view_ = view;
     for (const pb::Event& event : step_events_) {
-      if (event.has_attempt_reported() && event.attempt_reported().report().phase() == pb::GONE) {
-        progress_.erase(AttemptText(event.attempt_reported().report().key()));
-      } else if (event.has_attempt_lost()) {
-        progress_.erase(AttemptText(event.attempt_lost().key()));
-      }
+      // Each of these may be the one that ends an attempt.
+      const pb::AttemptKey* key = event.has_attempt_reported()   ? &event.attempt_reported().report().key()
+                                  : event.has_attempt_lost()     ? &event.attempt_lost().key()
+                                  : event.has_export_published() ? &event.export_published().key()
+                                                                 : nullptr;
+      if (key == nullptr) continue;
+      const AttemptRow* attempt = view->state.FindAttempt(*key);
+      if (attempt == nullptr || attempt->ended()) ForgetProgress(*key);
     }
   }
   changed_.notify_all();
@@ -208,17 +230,48 @@ void Engine::AppendGangPrepared() {
 void Engine::DecideAndApply() {
   Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling) : decider_.Decide(state_, now_ns_, options_.scheduling);
   int64_t look_ns = plan.next_look_ns;
-  if (absl::Status status = options_.check_plans ? Validate(state_, plan) : absl::OkStatus(); status.ok()) {
-    for (const pb::Event& event : plan.events) ApplyEvent(event);
-    plan_ = std::move(plan);
-  } else {
-    LogError("a plan was refused: nothing is started or stopped by it; please report this",
+  bool refused = false;
+  bool accepted = false;
+  for (int times = 0; !accepted && times <= kJobsDroppedFromAPlan; ++times) {
+    PlanFault fault;
+    const absl::Status status = options_.check_plans ? Validate(state_, plan, &fault) : absl::OkStatus();
+    accepted = status.ok();
+    if (accepted) break;
+    if (!refused) SaveRefusedPlan(plan, status);
+    refused = true;
+    const bool confined = DropOffender(&plan, fault);
+    LogError(confined ? "a plan was refused: its part for one job is dropped; please report this"
+                      : "a plan was refused: nothing is started or stopped by it; please report this",
              {{"why", std::string(status.message())}, {"commit", commit_ + 1}, {"saved", options_.refused_plans_directory}});
-    SaveRefusedPlan(plan, status);
-    look_ns = now_ns_ + kLookAfterRefusalNs;
+    if (!confined) break;
   }
+  if (accepted) {
+    for (const pb::Event& event : plan.events) ApplyEvent(event);
+    plan_ = std::make_shared<const Plan>(std::move(plan));
+  }
+  if (refused) look_ns = accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
   std::lock_guard lock(mutex_);
   next_look_ns_ = std::max(look_ns, now_ns_ + kMillisecond);
+}
+
+// Takes out of the plan what it wants of the job that the fault is about, and what others are stopped for on its behalf. Its
+// waiting tasks are told so. False if the fault is about no job: then nothing of the plan can be kept.
+bool Engine::DropOffender(Plan* plan, const PlanFault& fault) {
+  const std::string uid = fault.event >= 0 ? JobOf(plan->events[fault.event]) : "";
+  const JobRow* job = fault.event >= 0 ? state_.FindJobByUid(uid) : state_.FindJob(fault.job);
+  const size_t before = plan->events.size();
+  if (fault.event >= 0) {
+    std::erase_if(plan->events, [&](const pb::Event& event) { return JobOf(event) == uid || event.attempt_stopping().claimant().job_uid() == uid; });
+  }
+  if (job == nullptr) return plan->events.size() < before && !uid.empty();
+  for (size_t t = 0; t < job->tasks.size(); ++t) {
+    const TaskRow& task = job->tasks[t];
+    if (task.finished() || task.current() != nullptr) continue;
+    pb::Verdict verdict;
+    verdict.set_code(task.state == pb::TASK_BLOCKED ? pb::V_AFTER : pb::V_REFUSED);
+    plan->verdicts[{job->number, static_cast<int32_t>(t)}] = verdict;
+  }
+  return true;
 }
 
 void Engine::SaveRefusedPlan(const Plan& plan, const absl::Status& why) {
@@ -233,27 +286,21 @@ void Engine::SaveRefusedPlan(const Plan& plan, const absl::Status& why) {
 }
 
 void Engine::Dispatch(const std::vector<RowChange>& rows) {
-  std::set<HostId> hosts;
+  const auto send = [this](HostId id, const pb::SchedulerMessage& command) {
+    const HostRow& host = state_.host(id);
+    link_->Send(state_.clusters()[host.cluster].name, host.name, command);
+  };
   for (const RowChange& row : rows) {
     if (row.kind == "host") {
       const size_t slash = row.id.find('/');
-      const HostId host = state_.FindHost(row.id.substr(0, slash), row.id.substr(slash + 1));
-      if (host != kNoHost) hosts.insert(host);
+      const std::string cluster = row.id.substr(0, slash), host = row.id.substr(slash + 1);
+      for (const pb::SchedulerMessage& command : CommandsFor(state_, cluster, host)) link_->Send(cluster, host, command);
     } else if (row.kind == "job") {
       uint64_t number = 0;
       const JobRow* job = absl::SimpleAtoi(row.id, &number) ? state_.FindJob(number) : nullptr;
       if (job == nullptr) continue;
-      for (const TaskRow& task : job->tasks) {
-        const AttemptRow* attempt = task.current();
-        if (attempt == nullptr) continue;
-        for (const PartRow& part : attempt->parts) hosts.insert(part.host);
-      }
+      for (const HostCommand& command : CommandsOf(state_, *job)) send(command.host, command.message);
     }
-  }
-  for (const HostId id : hosts) {
-    const HostRow& host = state_.host(id);
-    const std::string& cluster = state_.clusters()[host.cluster].name;
-    for (const pb::SchedulerMessage& command : CommandsFor(state_, cluster, host.name)) link_->Send(cluster, host.name, command);
   }
 }
 

@@ -15,7 +15,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,11 +25,11 @@
 #include "common/base/clock.h"
 #include "muster/v1/record.pb.h"
 #include "scheduler/decide/decider.h"
-#include "scheduler/state/plan.h"
 #include "scheduler/engine/ports.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
+#include "scheduler/state/validate.h"
 
 namespace muster {
 
@@ -45,7 +47,7 @@ struct EngineOptions {
 // What readers see: the newest durable State with what the last step said about it. Immutable.
 struct View {
   State state;
-  Plan plan;                             // of the newest step whose plan was accepted: verdicts, entitled use
+  std::shared_ptr<const Plan> plan;      // of the newest step, as far as it was accepted: verdicts, entitled use; never null
   uint64_t commit = 0;
   int64_t now_ns = 0;                    // of the newest step
 };
@@ -73,7 +75,8 @@ class Engine {
   // `done` is called on the engine's thread, OK once the event is durable, UNAVAILABLE if the engine stops before.
   void Post(pb::Event event, Done done = nullptr);
   void Call(Operation operation, Done done);
-  // Progress of a running attempt; journalled once a progress_interval at most, at once visible to LiveProgress.
+  // Progress of a running attempt; journalled once a progress_interval at most, at once visible to LiveProgress. Without effect
+  // once the attempt has ended.
   void PostProgress(const pb::ProgressSeen& progress);
   // The attempt's newest progress, journalled or not; nullopt if it reported none to this process.
   std::optional<pb::Progress> LiveProgress(const pb::AttemptKey& key) const;
@@ -107,9 +110,11 @@ class Engine {
 
   std::vector<pb::Event> TakeDueProgress(int64_t now_ns);     // under mutex_
   int64_t ProgressDueNs() const;                              // under mutex_
+  void ForgetProgress(const pb::AttemptKey& key);             // under mutex_
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
   void DecideAndApply();
+  bool DropOffender(Plan* plan, const PlanFault& fault);
   void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
   void Dispatch(const std::vector<RowChange>& rows);
   void ForgetWhatEnded();
@@ -123,7 +128,7 @@ class Engine {
   // The engine's thread only.
   State state_;
   Decider decider_;
-  Plan plan_;
+  std::shared_ptr<const Plan> plan_ = std::make_shared<const Plan>();
   uint64_t commit_;
   int64_t now_ns_ = 0;
   std::vector<pb::Event> step_events_;   // of the step being made
@@ -134,7 +139,8 @@ class Engine {
   mutable std::condition_variable changed_;
   std::condition_variable work_;
   std::vector<Queued> queue_;
-  std::map<std::string, PendingProgress> progress_;
+  std::map<std::string, PendingProgress> progress_;           // of attempts that have not ended, by AttemptText
+  std::set<std::pair<int64_t, std::string>> progress_due_;    // those that wait, by when they may be journalled
   std::shared_ptr<const View> view_;
   int64_t next_look_ns_ = 0;             // at once: recovery may have left work
   bool stopping_ = false;

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "scheduler/decide/decide.h"
 #include "scheduler/engine/commands.h"
 #include "scheduler/engine/fixture.h"
 #include "scheduler/engine/reproducer.h"
@@ -43,6 +44,19 @@ class EngineTest : public ::testing::Test, public AgentLink {
     key.set_task("main");
     key.set_attempt(1);
     return key;
+  }
+
+  // The host's report of Key(); GONE comes with an exit 0.
+  pb::Event Reported(pb::AttemptPhase phase) {
+    pb::Event event;
+    pb::AttemptReported* reported = event.mutable_attempt_reported();
+    reported->set_cluster("lab");
+    reported->set_host("h1");
+    reported->set_state_id(std::string(32, 'a'));
+    *reported->mutable_report()->mutable_key() = Key();
+    reported->mutable_report()->set_phase(phase);
+    if (phase == pb::GONE) reported->mutable_report()->add_exits();
+    return event;
   }
 
   std::vector<std::string> log_;
@@ -106,6 +120,72 @@ TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
   std::filesystem::remove_all(directory);
 }
 
+TEST_F(EngineTest, ConfinesARefusalToTheJobThatItIsAbout) {
+  char directory[] = "/tmp/muster-engine-XXXXXX";
+  EngineOptions options;
+  options.refused_plans_directory = mkdtemp(directory);
+  bool wrong = false;
+  options.decide = [&](const State& state, int64_t now_ns, const SchedulingOptions& scheduling) {
+    Plan plan = Decide(state, now_ns, scheduling);
+    for (pb::Event& event : plan.events) {
+      if (wrong && event.has_attempt_placed() && event.attempt_placed().key().job_uid().back() == '1') event.mutable_attempt_placed()->set_workers(7);
+    }
+    return plan;
+  };
+  Start(options);
+  wrong = true;
+  engine_->Post(Submitted(1));
+  engine_->Post(Submitted(2));
+  engine_->Step();
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  EXPECT_EQ(view->state.FindJob(2)->state, pb::RUNNING);
+  EXPECT_EQ(view->state.FindJob(1)->state, pb::WAITING);
+  const auto verdict = view->plan->verdicts.find({1, 0});
+  ASSERT_NE(verdict, view->plan->verdicts.end());
+  EXPECT_EQ(verdict->second.code(), pb::V_REFUSED);
+  EXPECT_TRUE(std::filesystem::exists(options.refused_plans_directory + "/1-2/plan.txt"));
+  wrong = false;
+  clock_.now_ns = engine_->NextLookNs();
+  EXPECT_LE(clock_.now_ns, view->now_ns + 10 * kSecond);
+  EXPECT_TRUE(engine_->Step());
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING);
+  std::filesystem::remove_all(directory);
+}
+
+TEST_F(EngineTest, ConfinesAMissingVerdictToTheJobThatLacksIt) {
+  bool wrong = false;
+  EngineOptions options;
+  options.decide = [&](const State& state, int64_t now_ns, const SchedulingOptions& scheduling) {
+    Plan plan = Decide(state, now_ns, scheduling);
+    if (wrong) plan.verdicts.erase({3, 0});
+    return plan;
+  };
+  Start(options);
+  wrong = true;
+  for (const uint64_t number : {1, 2, 3}) engine_->Post(Submitted(number));   // for two slots
+  engine_->Step();
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING);
+  EXPECT_EQ(engine_->Snapshot()->plan->verdicts.find({3, 0})->second.code(), pb::V_REFUSED);
+}
+
+TEST_F(EngineTest, KeepsNoProgressOfAnAttemptThatHasEnded) {
+  Start();
+  engine_->Post(Submitted(1));
+  engine_->Step();
+  pb::ProgressSeen seen;
+  *seen.mutable_key() = Key();
+  seen.mutable_progress()->set_step(1);
+  engine_->PostProgress(seen);
+  engine_->Step();
+  engine_->PostProgress(seen);                      // waits for its interval
+  engine_->Post(Reported(pb::STARTED));
+  engine_->Post(Reported(pb::GONE));
+  engine_->Step();
+  engine_->PostProgress(seen);                      // was still under way
+  EXPECT_FALSE(engine_->LiveProgress(Key()).has_value());
+  EXPECT_GT(engine_->NextLookNs(), clock_.now_ns + kSecond) << "nothing of it waits to be journalled";
+}
+
 TEST_F(EngineTest, JournalsProgressOnceASecondAndShowsTheNewestAtOnce) {
   Start();
   engine_->Post(Submitted(1));
@@ -126,18 +206,10 @@ TEST_F(EngineTest, TellsAHostToForgetOnlyWhatItHasCommittedAsGone) {
   engine_->Post(Submitted(1));
   engine_->Step();
   log_.clear();
-  pb::Event event;
-  event.mutable_attempt_reported()->set_cluster("lab");
-  event.mutable_attempt_reported()->set_host("h1");
-  event.mutable_attempt_reported()->set_state_id(std::string(32, 'a'));
-  *event.mutable_attempt_reported()->mutable_report()->mutable_key() = Key();
-  event.mutable_attempt_reported()->mutable_report()->set_phase(pb::STARTED);
-  engine_->Post(event);
+  engine_->Post(Reported(pb::STARTED));
   engine_->Step();
   EXPECT_THAT(log_, ElementsAre("commit 3"));
-  event.mutable_attempt_reported()->mutable_report()->set_phase(pb::GONE);
-  event.mutable_attempt_reported()->mutable_report()->add_exits();
-  engine_->Post(event);
+  engine_->Post(Reported(pb::GONE));
   engine_->Step();
   EXPECT_THAT(log_, ElementsAre("commit 3", "commit 4", absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kForget))));
   EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::SUCCEEDED);

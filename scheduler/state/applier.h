@@ -29,6 +29,8 @@ class Applier {
   HostId FindOrAddHost(const std::string& cluster, const std::string& host);  // kNoHost without such a cluster
   void OrderHosts();
   void InsertLoaded(JobRow job);
+  // Derives which of the task's attempts stages the export that is still to be published, if one does.
+  void RefreshStagedExport(const JobRow& job, int32_t task);
   // Derives the host's use and what its devices are booked to.
   void RefreshHost(HostId id);
 

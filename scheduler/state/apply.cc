@@ -225,6 +225,7 @@ void Applier::InsertLoaded(JobRow job) {
       refs.insert(std::lower_bound(refs.begin(), refs.end(), ref), ref);
     }
   }
+  for (size_t t = 0; t < job.tasks.size(); ++t) RefreshStagedExport(job, static_cast<int32_t>(t));
   const int64_t end_ns = job.end_ns;
   *s_.jobs_.Mutable(number) = std::move(job);
   std::vector<uint64_t>& numbers = *Own(finished ? &s_.finished_ : &s_.active_);
@@ -238,6 +239,24 @@ void Applier::InsertLoaded(JobRow job) {
   } else {
     numbers.insert(std::lower_bound(numbers.begin(), numbers.end(), number), number);
   }
+}
+
+void Applier::RefreshStagedExport(const JobRow& job, int32_t task) {
+  const TaskRow& row = job.tasks[task];
+  const AttemptRef first{job.number, task, 0};
+  const auto known = s_.staged_exports_->lower_bound(first);
+  const bool listed = known != s_.staged_exports_->end() && known->job == job.number && known->task == task;
+  const bool staged = row.export_state == "staged" && !job.finished();
+  if (listed == staged) return;
+  std::set<AttemptRef> refs = *s_.staged_exports_;
+  if (listed) {
+    refs.erase(refs.lower_bound(first), refs.lower_bound({job.number, task + 1, 0}));
+  } else {
+    for (const AttemptRow& attempt : row.attempts) {
+      if (!attempt.export_staged.empty()) refs.insert({job.number, task, attempt.number});
+    }
+  }
+  s_.staged_exports_ = std::make_shared<const std::set<AttemptRef>>(std::move(refs));
 }
 
 // ---- derived use and the ledger ----

@@ -185,6 +185,7 @@ void Applier::On(const pb::ExportStaged& e) {
   found.task->export_state = "staged";
   found.attempt->export_staged = e.staged();
   found.attempt->export_target = e.target();
+  RefreshStagedExport(*found.job, found.index);
 }
 
 void Applier::On(const pb::ExportPublished& e) {
@@ -195,6 +196,7 @@ void Applier::On(const pb::ExportPublished& e) {
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
   task->export_state = "published";
+  RefreshStagedExport(*job, index);
   if (!task->attempts.empty() && !task->attempts.back().ended() && task->attempts.back().released()) {
     EndAttempt({job, index, task, &task->attempts.back()});
   }
@@ -325,6 +327,7 @@ void Applier::SettleJob(JobRow* job) {
   job->state = done ? pb::SUCCEEDED : failed ? pb::FAILED : pb::CANCELLED;
   if (job->state == pb::CANCELLED) job->cause = pb::CANCEL;
   job->end_ns = s_.now_ns_;
+  for (size_t t = 0; t < job->tasks.size(); ++t) RefreshStagedExport(*job, static_cast<int32_t>(t));
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
   std::vector<uint64_t>& finished = *Own(&s_.finished_);

@@ -281,13 +281,13 @@ struct StateRecords {
   }
 };
 
-std::vector<RowChange> State::TakeChanges() {
+std::vector<RowChange> State::TakeChanges(bool bytes) {
   std::vector<RowChange> changes;
   std::map<std::string, HostId> hosts;
   for (const HostId id : changed_hosts_) hosts[HostName(id)] = id;
-  for (const auto& [name, id] : hosts) changes.push_back(StateRecords::Host(*this, id));
-  for (const uint64_t number : changed_jobs_) changes.push_back(StateRecords::Job(*this, number));
-  if (meta_changed_) changes.push_back(StateRecords::Meta(*this));
+  for (const auto& [name, id] : hosts) changes.push_back(bytes ? StateRecords::Host(*this, id) : RowChange{"host", name, std::nullopt});
+  for (const uint64_t number : changed_jobs_) changes.push_back(bytes ? StateRecords::Job(*this, number) : RowChange{"job", JobRowId(number), std::nullopt});
+  if (meta_changed_) changes.push_back(bytes ? StateRecords::Meta(*this) : RowChange{"meta", "", std::nullopt});
   meta_changed_ = false;
   changed_jobs_.clear();
   changed_hosts_.clear();
@@ -383,6 +383,7 @@ std::string State::Difference(const State& a, const State& b) {
   }
   if (*a.active_ != *b.active_) return "active jobs";
   if (*a.finished_ != *b.finished_) return "finished jobs";
+  if (*a.staged_exports_ != *b.staged_exports_) return "staged exports";
   if (a.job_by_uid_.Entries() != b.job_by_uid_.Entries()) return "index by uid";
   if (a.job_by_key_.Entries() != b.job_by_key_.Entries()) return "index by idempotency key";
   if (*a.ledger_rate_ != *b.ledger_rate_) return "ledger rates";

@@ -18,6 +18,7 @@ std::string IdempotencyIndexKey(std::string_view owner, std::string_view key) {
 State::State()
     : active_(std::make_shared<std::vector<uint64_t>>()),
       finished_(std::make_shared<std::vector<uint64_t>>()),
+      staged_exports_(std::make_shared<std::set<AttemptRef>>()),
       host_order_(std::make_shared<std::vector<HostId>>()),
       clusters_(std::make_shared<std::vector<ClusterRow>>()),
       cluster_file_(std::make_shared<pb::ClusterFile>()),

@@ -65,6 +65,8 @@ class State {
   // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
   const AttemptRow* FindAttempt(const pb::AttemptKey& key, const JobRow** job = nullptr, int32_t* task = nullptr) const;
   const AttemptRow* FindAttempt(const AttemptRef& ref) const;
+  // Attempts whose export is committed as their task's and not published yet, of unfinished jobs.
+  const std::set<AttemptRef>& staged_exports() const { return *staged_exports_; }
 
   // ---- hosts and clusters ----
   const HostRow& host(HostId id) const;
@@ -91,8 +93,9 @@ class State {
   int64_t ledger_capacity_device_us() const { return ledger_capacity_device_us_; }
 
   // ---- the store ----
-  // Rows changed since the last call (or since Load), ordered by kind and id. Serialized deterministically.
-  std::vector<RowChange> TakeChanges();
+  // Rows changed since the last call (or since Load), ordered by kind and id. Serialized deterministically; without `bytes` their
+  // ids alone.
+  std::vector<RowChange> TakeChanges(bool bytes = true);
   // Every row, as a full save would write them.
   std::vector<RowChange> AllRows() const;
   // DATA_LOSS names the row that can't be read or doesn't fit the others. Order of rows doesn't matter.
@@ -119,6 +122,7 @@ class State {
   PagedIndex host_by_name_;                    // derived; "cluster/host" -> id + 1
   std::shared_ptr<std::vector<uint64_t>> active_;                // derived
   std::shared_ptr<std::vector<uint64_t>> finished_;              // derived; by end time, then number
+  std::shared_ptr<const std::set<AttemptRef>> staged_exports_;   // derived
   std::shared_ptr<const std::vector<HostId>> host_order_;        // derived
   std::shared_ptr<const std::vector<ClusterRow>> clusters_;
   std::shared_ptr<const pb::ClusterFile> cluster_file_;

@@ -198,19 +198,22 @@ absl::Status CheckOne(const State& state, const pb::Event& event, const Plan& pl
 
 }  // namespace
 
-absl::Status Validate(const State& state, const Plan& plan) {
+absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault) {
+  const auto broken_by = [&](size_t i, const absl::Status& status) {
+    if (fault != nullptr) *fault = {static_cast<int>(i), 0};
+    return Broken(absl::StrCat("event ", i, ": ", std::string(status.message())));
+  };
+  if (fault != nullptr) *fault = PlanFault();
   State after = state;
   for (size_t i = 0; i < plan.events.size(); ++i) {
     const pb::Event& event = plan.events[i];
-    const absl::Status status = CheckOne(after, event, plan);
-    if (!status.ok()) return Broken(absl::StrCat("event ", i, ": ", std::string(status.message())));
+    if (const absl::Status status = CheckOne(after, event, plan); !status.ok()) return broken_by(i, status);
     Apply(&after, event);
   }
   const std::map<std::pair<std::string, std::string>, int64_t> use = UseOfQueues(after);
   for (size_t i = 0; i < plan.events.size(); ++i) {
     if (!plan.events[i].has_attempt_placed()) continue;
-    const absl::Status status = CheckLimits(after, use, plan.events[i].attempt_placed());
-    if (!status.ok()) return Broken(absl::StrCat("event ", i, ": ", std::string(status.message())));
+    if (const absl::Status status = CheckLimits(after, use, plan.events[i].attempt_placed()); !status.ok()) return broken_by(i, status);
   }
   if (plan.next_look_ns < state.now_ns()) return Broken("next look lies in the past");
   for (const uint64_t number : after.active_jobs()) {
@@ -219,6 +222,7 @@ absl::Status Validate(const State& state, const Plan& plan) {
       if (!job.tasks[t].waiting() && job.tasks[t].state != pb::TASK_BLOCKED) continue;
       const auto verdict = plan.verdicts.find({number, static_cast<int32_t>(t)});
       if (verdict == plan.verdicts.end() || verdict->second.code() == pb::VERDICT_UNSPECIFIED) {
+        if (fault != nullptr) fault->job = number;
         return Broken(absl::StrCat("job ", number, " task ", job.task_spec(static_cast<int32_t>(t)).name(), " waits without a verdict"));
       }
     }

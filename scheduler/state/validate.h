@@ -7,8 +7,14 @@
 
 namespace muster {
 
-// FAILED_PRECONDITION names the first event that breaks a rule, by its index in plan.events, and the rule. Checked, on a copy
-// that the plan's events are applied to one by one:
+// What a refusal is about, as far as that is one thing.
+struct PlanFault {
+  int event = -1;      // index in plan.events of the event that breaks a rule; -1: no event does
+  uint64_t job = 0;    // else the job that waits without a verdict; 0: none
+};
+
+// FAILED_PRECONDITION names the first event that breaks a rule, by its index in plan.events, and the rule; *fault (optional)
+// says which. Checked, on a copy that the plan's events are applied to one by one:
 //  - only events a plan may hold, and each has an effect (it names a running attempt, a waiting task, ...);
 //  - a placement is whole: workers and ranks contiguous, as many devices as wanted, between min and max, in one cluster that
 //    the job may use, one flavour of its list, devices that exist, are healthy and free, no device twice; CPUs, memory, disk
@@ -18,6 +24,6 @@ namespace muster {
 //  - stops name running attempts and, as claimant, a waiting task; Lost only what may be lost, with the task's next placement
 //    or the end of a cancelled or failed one;
 //  - every task that waits afterwards has a verdict.
-absl::Status Validate(const State& state, const Plan& plan);
+absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault = nullptr);
 
 }  // namespace muster

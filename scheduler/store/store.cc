@@ -1,5 +1,7 @@
 #include "scheduler/store/store.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,6 +38,20 @@ uint32_t RowCrc(uint64_t commit, int64_t seq, std::string_view bytes) {
   return Crc32c(bytes, Crc32c(std::string_view(head, sizeof(head))));
 }
 
+// Whether a JobRecord has an end, read off its wire form: most rows are of jobs that have none, and parsing all of each costs
+// more than writing it.
+bool HasEnded(const std::string& bytes) {
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int>(bytes.size()));
+  while (const uint32_t tag = in.ReadTag()) {
+    if (tag >> 3 == pb::JobRecord::kEndNsFieldNumber) {
+      uint64_t end_ns = 0;
+      return in.ReadVarint64(&end_ns) && end_ns != 0;
+    }
+    if (!google::protobuf::internal::WireFormatLite::SkipField(&in, tag)) return false;
+  }
+  return false;
+}
+
 absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/", kStoreFile);
   sqlite3* db = nullptr;
@@ -52,9 +68,11 @@ absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& directory) {
   return db;
 }
 
-// Journal rows of commits first..last from one connection, checked; stops at the first that is wrong.
+bool Wanted(const std::atomic<bool>* stop) { return stop == nullptr || !stop->load(std::memory_order_relaxed); }
+
+// Journal rows of commits first..last from one connection, checked; stops at the first that is wrong. CANCELLED once *stop is true.
 absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last,
-                         const std::function<void(uint64_t, const std::string&)>& each) {
+                         const std::function<void(uint64_t, const std::string&)>& each, const std::atomic<bool>* stop = nullptr) {
   uint64_t expected = first;
   int64_t next_seq = 0;
   for (uint64_t from = first; from <= last; from += kTailCommits) {   // a read transaction a page
@@ -66,6 +84,7 @@ absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last,
     }
     rows.Int(1, from).Int(2, std::min(last, from + kTailCommits - 1));
     while (true) {
+      if (!Wanted(stop)) return absl::CancelledError("told to stop");
       absl::StatusOr<bool> row = rows.Next();
       if (!row.ok()) return row.status();
       if (!*row) break;
@@ -271,9 +290,9 @@ absl::Status SqliteStore::WriteRow(const RowChange& row) {
 }
 
 absl::Status SqliteStore::WriteHistory(const std::string& bytes) {
+  if (!HasEnded(bytes)) return absl::OkStatus();
   pb::JobRecord job;
   MUSTER_CHECK(job.ParseFromString(bytes));
-  if (job.end_ns() == 0) return absl::OkStatus();
   return statements_->history.Int(1, job.number()).Text(2, job.uid()).Text(3, job.owner()).Text(4, job.spec().queue())
       .Text(5, job.spec().name()).Int(6, job.state()).Int(7, job.cause()).Int(8, job.submit_ns()).Int(9, job.start_ns())
       .Int(10, job.end_ns()).Blob(11, bytes).Run();
@@ -327,17 +346,21 @@ absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t 
   return status;
 }
 
-absl::Status CheckStore(const std::string& directory) {
+absl::Status CheckStore(const std::string& directory, const std::atomic<bool>* stop) {
   absl::StatusOr<sqlite3*> opened = OpenReadOnly(directory);
   if (!opened.ok()) return opened.status();
   sqlite3* const db = *opened;
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  struct Until {
+    std::chrono::steady_clock::time_point give_up;
+    const std::atomic<bool>* stop;
+  } until{std::chrono::steady_clock::now() + std::chrono::seconds(2), stop};
   sqlite3_progress_handler(
       db, 10'000,
       [](void* at) {
-        return std::chrono::steady_clock::now() > *static_cast<const std::chrono::steady_clock::time_point*>(at) ? 1 : 0;
+        const Until& until = *static_cast<const Until*>(at);
+        return !Wanted(until.stop) || std::chrono::steady_clock::now() > until.give_up ? 1 : 0;
       },
-      const_cast<void*>(static_cast<const void*>(&give_up)));
+      &until);
   absl::StatusOr<std::string> quick = QueryText(db, "PRAGMA quick_check(1)");
   const bool interrupted = !quick.ok() && sqlite3_errcode(db) == SQLITE_INTERRUPT;
   sqlite3_progress_handler(db, 0, nullptr, nullptr);
@@ -349,14 +372,15 @@ absl::Status CheckStore(const std::string& directory) {
     absl::StatusOr<int64_t> last = QueryInt(db, "SELECT last_commit FROM meta");
     if (!first.ok()) status = first.status();
     if (status.ok() && !last.ok()) status = last.status();
-    if (status.ok() && *first > 0) status = ScanJournal(db, *first, *last, [](uint64_t, const std::string&) {});
+    if (status.ok() && *first > 0) status = ScanJournal(db, *first, *last, [](uint64_t, const std::string&) {}, stop);
     // Trimmed by the writer meanwhile: what was read as missing is no longer due.
     absl::StatusOr<int64_t> now_first = QueryInt(db, "SELECT ifnull(min(commit_number), 0) FROM journal");
-    if (!status.ok() && now_first.ok() && first.ok() && *now_first > *first) {
-      status = ScanJournal(db, *now_first, *last, [](uint64_t, const std::string&) {});
+    if (!status.ok() && Wanted(stop) && now_first.ok() && first.ok() && *now_first > *first) {
+      status = ScanJournal(db, *now_first, *last, [](uint64_t, const std::string&) {}, stop);
     }
   }
   sqlite3_close(db);
+  if (!Wanted(stop)) return absl::CancelledError("told to stop");
   return status;
 }
 

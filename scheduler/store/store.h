@@ -6,6 +6,7 @@
 // Thread-safety: none. One thread opens, commits and closes; readers open the file themselves, read-only.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -81,7 +82,8 @@ absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t 
 
 
 // Reads the whole store: SQLite's quick_check (given up after 2 s, so that it never holds up the writer's checkpoints for
-// longer), the journal's checksums and the contiguity of its commits. For a thread of its own after the start.
-absl::Status CheckStore(const std::string& directory);
+// longer), the journal's checksums and the contiguity of its commits. For a thread of its own after the start. Once *stop is
+// true it gives up within milliseconds and returns CANCELLED.
+absl::Status CheckStore(const std::string& directory, const std::atomic<bool>* stop = nullptr);
 
 }  // namespace muster

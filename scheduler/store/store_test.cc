@@ -88,6 +88,8 @@ TEST_F(StoreTest, WhatWasCommittedIsThereAfterReopening) {
   EXPECT_EQ(*recovered_.rows[0].bytes, std::string("\0n", 2));
   EXPECT_THAT(Journal(1, 2), ::testing::ElementsAre("1a", "1b", "2c"));
   EXPECT_TRUE(CheckStore(options_.directory).ok());
+  const std::atomic<bool> stop = true;
+  EXPECT_EQ(CheckStore(options_.directory, &stop).code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(StoreTest, ASecondDaemonIsRefused) {

@@ -25,6 +25,10 @@ ROWS = {
     "philly": ("Philly and Kalos under Muster and simple policies, one simulator", [sys.executable, "bench/philly.py"], 3600),
     "federation": ("Philly's jobs on four clusters, one queue tree against a static split", [sys.executable, "bench/federation.py"], 3600),
     "shockwave": ("TACC-32: Gavel's row reproduced, then Muster on the same jobs", [sys.executable, "bench/shockwave.py"], 600),
+    "durable-rates": ("durable submissions; starts end to end through store and simulated agents", [sys.executable, "bench/durable_rates.py"], 600),
+    "process-rate": ("/bin/true as one-worker jobs to completion through musterd and one agent with 64 slots", [sys.executable, "bench/process_rate.py"], 600),
+    "kueue-baseline": ("Kueue's baseline generator, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "baseline"], 900),
+    "kueue-tas": ("Kueue's topology-aware generator, 640 hosts, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "tas"], 900),
 }
 
 

@@ -1,0 +1,188 @@
+// durable_rates DATA_DIR [--jobs N] [--outstanding N] [--hosts N] [--runtime-ms N] [--wait-ends]: how many one-slot jobs a second
+// the real engine with a real store takes, and how many it starts on simulated agents. Prints one JSON line.
+//
+// Each submission goes the way of an RPC behind gRPC: idempotency key, resolution, event, commit with synchronous=FULL, answer.
+// Submitters keep `outstanding` unanswered at any time. A start counts when the agent's word of it is committed.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "bench/live_system.h"
+#include "bench/simulated_agents.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "scheduler/api/submit.h"
+
+namespace muster::bench {
+namespace {
+
+constexpr char kFlavour[] = "cpu-slot";
+constexpr int kSlots = 8;                       // a host
+
+pb::ClusterFile Clusters(int hosts) {
+  pb::ClusterFile file;
+  pb::Sku& sku = (*file.mutable_skus())["slots8"];
+  sku.set_flavour(kFlavour);
+  sku.set_gpus(kSlots);
+  sku.set_cpus_milli(kSlots * 1000);
+  sku.set_memory_bytes(int64_t{64} << 30);
+  sku.set_declared(true);
+  pb::ClusterSpec* cluster = file.add_clusters();
+  cluster->set_name("lab");
+  cluster->set_sku("slots8");
+  for (int h = 0; h < hosts; ++h) {
+    pb::HostSpec* host = cluster->add_hosts();
+    host->set_name(absl::StrFormat("h%04d", h));
+    host->set_block("b");
+    host->set_rack(absl::StrCat("r", h / 16));
+  }
+  return file;
+}
+
+std::vector<SimulatedHost> Hosts(const pb::ClusterFile& file) {
+  std::vector<SimulatedHost> hosts;
+  for (const pb::HostSpec& spec : file.clusters(0).hosts()) {
+    SimulatedHost host{"lab", spec.name(), {}};
+    host.inventory.set_flavour(kFlavour);
+    for (int d = 0; d < kSlots; ++d) {
+      pb::Device* device = host.inventory.add_devices();
+      device->set_index(d);
+      device->set_uuid(absl::StrCat("declared-", d));
+      device->set_healthy(true);
+    }
+    host.inventory.set_cpus_milli(kSlots * 1000);
+    host.inventory.set_memory_bytes(int64_t{64} << 30);
+    host.inventory.set_declared(true);
+    host.inventory.set_address("127.0.0.1");
+    hosts.push_back(std::move(host));
+  }
+  return hosts;
+}
+
+pb::JobSpec Job() {
+  pb::JobSpec spec;
+  spec.set_name("rate");
+  spec.set_queue("research");
+  pb::TaskSpec* task = spec.add_tasks();
+  task->set_name("main");
+  task->mutable_workers()->set_min(1);
+  task->mutable_workers()->set_max(1);
+  task->mutable_resources()->set_gpus_milli(1000);
+  task->mutable_resources()->add_gpu_types(kFlavour);
+  task->mutable_run()->add_exec("/bin/true");
+  return spec;
+}
+
+struct Counts {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int64_t placed = 0, started = 0, ended = 0, steps = 0, step_events_most = 0;
+  int64_t last_start_ns = 0, last_end_ns = 0;
+};
+
+int Main(int argc, char** argv) {
+  CLI::App app{"Durable submissions and starts a second through the real engine and store.", "durable_rates"};
+  std::string data_dir;
+  int jobs = 40'000, outstanding = 1024, hosts = 100, submitters = 4;
+  int64_t runtime_ms = 3'600'000;
+  bool wait_ends = false;
+  app.add_option("data-dir", data_dir)->required();
+  app.add_option("--jobs", jobs);
+  app.add_option("--outstanding", outstanding, "Submissions that wait for their answer at any time");
+  app.add_option("--submitters", submitters, "Threads that submit");
+  app.add_option("--hosts", hosts, "Simulated hosts of 8 slots");
+  app.add_option("--runtime-ms", runtime_ms, "Of each job");
+  app.add_flag("--wait-ends", wait_ends, "Go on until every job has ended");
+  CLI11_PARSE(app, argc, argv);
+  SetLogLevel(LogLevel::kError);
+
+  Counts counts;
+  LiveSystem system(data_dir, SchedulingOptions());
+  const pb::ClusterFile clusters = Clusters(hosts);
+  pb::QueueTree queues;
+  queues.add_queues()->set_name("research");
+  system.Configure(clusters, queues);
+  system.Observe([&](const StepRecord& step) {
+    const int64_t now_ns = RealClock()->WallNs();
+    std::lock_guard lock(counts.mutex);
+    ++counts.steps;
+    counts.step_events_most = std::max<int64_t>(counts.step_events_most, static_cast<int64_t>(step.events.size()));
+    for (const pb::Event& event : step.events) {
+      counts.placed += event.has_attempt_placed();
+      if (!event.has_attempt_reported()) continue;
+      if (event.attempt_reported().report().phase() == pb::STARTED) {
+        ++counts.started;
+        counts.last_start_ns = now_ns;
+      } else if (event.attempt_reported().report().phase() == pb::GONE) {
+        ++counts.ended;
+        counts.last_end_ns = now_ns;
+      }
+    }
+    counts.changed.notify_all();
+  });
+  system.Run();
+  SimulatedAgents agents(&system.sessions(), Hosts(clusters), [&](const pb::Prepare&) { return runtime_ms * kMillisecond; });
+  agents.WaitWelcomed();
+
+  std::counting_semaphore<> room(outstanding);
+  std::atomic<int> next = 0, answered = 0;
+  std::atomic<int64_t> last_answer_ns = 0;
+  const SpecDefaults defaults;
+  const pb::JobSpec spec = Job();
+  rusage before{};
+  getrusage(RUSAGE_SELF, &before);
+  const int64_t start_ns = RealClock()->WallNs();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < submitters; ++t) {
+    threads.emplace_back([&] {
+      for (int i = next++; i < jobs; i = next++) {
+        room.acquire();
+        pb::SubmitRequest request;
+        *request.mutable_spec() = spec;
+        request.set_idempotency_key(absl::StrCat("rate-", i));
+        Submit(&system.engine(), defaults, "bench", request, [&](const SubmitOutcome& outcome) {
+          if (!outcome.status.ok()) Die(std::string(outcome.status.message()));
+          last_answer_ns = RealClock()->WallNs();
+          room.release();
+          if (++answered == jobs) answered.notify_all();
+        });
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int seen = answered; seen < jobs; seen = answered) answered.wait(seen);
+  const double submitted_s = static_cast<double>(last_answer_ns - start_ns) / 1e9;
+  {
+    std::unique_lock lock(counts.mutex);
+    const int64_t slots = int64_t{kSlots} * hosts;
+    counts.changed.wait(lock, [&] { return wait_ends ? counts.ended >= jobs : counts.started >= std::min<int64_t>(jobs, slots); });
+  }
+  rusage after{};
+  getrusage(RUSAGE_SELF, &after);
+  const auto cpu = [](const timeval& a, const timeval& b) { return static_cast<double>(b.tv_sec - a.tv_sec) + static_cast<double>(b.tv_usec - a.tv_usec) / 1e6; };
+  std::lock_guard lock(counts.mutex);
+  const double starts_s = static_cast<double>(counts.last_start_ns - start_ns) / 1e9;
+  std::printf("{\"jobs\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, \"started\": %lld, \"starts_per_s\": %.0f, \"ended\": %lld, "
+              "\"steps\": %lld, \"most_events_a_step\": %lld, \"cpu_user_s\": %.2f, \"cpu_system_s\": %.2f}\n",
+              jobs, jobs / submitted_s, submitted_s, static_cast<long long>(counts.started), static_cast<double>(counts.started) / starts_s,
+              static_cast<long long>(counts.ended), static_cast<long long>(counts.steps), static_cast<long long>(counts.step_events_most),
+              cpu(before.ru_utime, after.ru_utime), cpu(before.ru_stime, after.ru_stime));
+  return 0;
+}
+
+}  // namespace
+}  // namespace muster::bench
+
+int main(int argc, char** argv) { return muster::bench::Main(argc, argv); }

@@ -1,0 +1,84 @@
+"""Row `durable-rates`: durable submissions, and starts end to end through store and simulated agents; Slurm in the same run.
+
+Submissions twice: at the engine's port, as the code behind an RPC calls it, from several threads; and over gRPC to a real
+musterd on a Unix socket, from a load generator on the same machine. 40,000 jobs of one slot that all wait but 800.
+Starts: 40,000 such jobs that run for 100 ms on 1,000 simulated hosts of 8 slots; submission, start and end all go on at once,
+and the rate is that of committed starts from the first submission on. Best of three, as others may use the machine.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), str(ROOT / "bench" / "peers")]
+
+import slurm  # noqa: E402
+from figures import figure  # noqa: E402
+from local_system import LocalSystem, kill_all  # noqa: E402
+from small_system import configure  # noqa: E402
+
+BIN = Path(os.environ["MUSTER_BIN_DIR"])
+
+
+def run(*words) -> dict:
+    """The JSON line that a measuring program prints last; its store lies in a folder that goes."""
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+    try:
+        done = subprocess.run([BIN / words[0], folder / "store", *map(str, words[1:])], stdout=subprocess.PIPE, text=True, check=True)
+        print(f"{' '.join(map(str, words))}: {done.stdout.strip()}", flush=True)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def over_grpc(jobs: int) -> float:
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+    system = LocalSystem(folder, BIN)
+    try:
+        configure(system)
+        system.start_musterd()
+        done = subprocess.run([BIN / "bench_submit_load", system.server, "--jobs", str(jobs)], stdout=subprocess.PIPE, text=True, check=True)
+        print(f"over gRPC: {done.stdout.strip()}", flush=True)
+        return json.loads(done.stdout)["submissions_per_s"]
+    finally:
+        kill_all(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def peer(jobs: int) -> dict | None:
+    try:
+        with slurm.Slurm(64) as controller:
+            measured = controller.measure(jobs)
+            print(f"{controller.version()}: {measured}", flush=True)
+            return {"name": controller.version(), **measured}
+    except slurm.Unavailable as why:
+        print(f"Slurm was not measured: {why}", flush=True)
+        return None
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    times = 1 if quick else 3
+    jobs = 10_000 if quick else 40_000
+    other = peer(100 if quick else 500)
+    submissions = max(run("bench_durable_rates", "--jobs", jobs)["submissions_per_s"] for _ in range(times))
+    grpc = max(over_grpc(jobs) for _ in range(times))
+    starts = max(run("bench_durable_rates", "--jobs", jobs, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends")["starts_per_s"]
+                 for _ in range(times))
+
+    def named(key):
+        return {other["name"]: round(other[key])} if other else None
+
+    held = [figure("durable-rates.submissions.engine", round(submissions), "1/s", ">= 20000", submissions >= 20_000, named("submissions_per_s")),
+            figure("durable-rates.submissions.grpc", round(grpc), "1/s", ">= 20000", grpc >= 20_000, named("submissions_per_s")),
+            figure("durable-rates.starts", round(starts), "1/s", ">= 5000", starts >= 5_000, named("jobs_per_s"))]
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Rows `kueue-baseline` and `kueue-tas`: Kueue's performance generators through the real engine and a real store, at speed 1.
+
+    kueue.py baseline|tas [--quick]
+
+--quick divides the counts of workloads by ten; bars on wall time then scale with the work, times to admission are told only.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+from figures import figure  # noqa: E402
+
+DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kueue"
+BARS = {"baseline": (70, 351), "tas": (75, 401)}   # seconds: ours at most, Kueue's as published
+
+
+def ranges(name: str) -> tuple[float, dict[str, float]]:
+    """The rangespec's least usage in percent, and its longest average time to admission by class in milliseconds."""
+    usage, admission, section = 0.0, {}, ""
+    for line in (DATA / f"{name}.rangespec.yaml").read_text().splitlines():
+        line = line.split("#")[0].rstrip()
+        if line and not line.startswith(" "):
+            section = line.rstrip(":")
+        elif match := re.fullmatch(r"\s+([\w-]+):\s+([\d._]+)", line):
+            value = float(match[2].replace("_", ""))
+            if section == "clusterQueueClassesMinUsage":
+                usage = value
+            elif section == "wlClassesMaxAvgTimeToAdmissionMs":
+                admission[match[1]] = value
+    return usage, admission
+
+
+def main() -> int:
+    name, quick = sys.argv[1], "--quick" in sys.argv
+    least_usage, longest = ranges(name)
+    wall_bar, kueue_s = BARS[name]
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+    try:
+        command = [Path(os.environ["MUSTER_BIN_DIR"]) / "bench_kueue", DATA / f"{name}.generator.yaml", folder / "store"]
+        done = subprocess.run([*command, *(["--divide", "10"] if quick else [])], stdout=subprocess.PIPE, text=True, check=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(done.stdout.strip(), flush=True)
+    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    row = f"kueue-{name}"
+    peer = None if quick else {"Kueue, published": f"{kueue_s} s"}
+    bar = wall_bar if not quick else round(measured["work_s"] * wall_bar / 66, 1)
+    held = [figure(f"{row}.wall", measured["wall_s"], "s", f"<= {bar}", measured["wall_s"] <= bar, peer),
+            figure(f"{row}.usage", measured["usage_percent"], "%", f">= {least_usage}", measured["usage_percent"] >= least_usage)]
+    for workload, value_ms in sorted(measured["admission_ms"].items()):
+        most = longest[workload] / 4
+        held.append(figure(f"{row}.admission.{workload}", value_ms, "ms", f"<= {most:g}", value_ms <= most,
+                           None if quick else {"rangespec": f"{longest[workload]:g} ms"}))
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

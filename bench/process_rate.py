@@ -1,0 +1,105 @@
+"""Row `process-rate`: /bin/true as one-worker jobs to completion through a real musterd and one real agent with 64 declared
+slots; HyperQueue (one worker, 64 declared cores) and Slurm (one node, 64 declared CPUs) in the same run.
+
+Every attempt has its own shim, claim and exit records on disk, and each step of it is committed by musterd; HyperQueue keeps
+nothing on disk. Rates are from the first submission to the last end. Muster and HyperQueue alternate; best of each.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), str(ROOT / "bench" / "peers")]
+
+import hyperqueue  # noqa: E402
+import slurm  # noqa: E402
+from figures import figure  # noqa: E402
+from local_system import LocalSystem, kill_all  # noqa: E402
+
+BIN = Path(os.environ["MUSTER_BIN_DIR"])
+SLOTS = 64
+MUSTERD = """\
+listen: {server}
+data_dir: {folder}/store
+clusters: {folder}/etc/clusters.yaml
+queues: {folder}/etc/queues.yaml
+single_user: true
+"""
+CLUSTERS = """\
+skus: {{slots64: {{flavour: cpu-slot, gpus: 64, cpus: 64, memory: 64GiB, disk: 10GiB, declared: true}}}}
+storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}}}
+clusters:
+  - name: lab
+    sku: slots64
+    job_storage: shared
+    topology: {{b1: {{r1: [h01]}}}}
+"""
+QUEUES = "queues: [{name: research, submit: ['*']}]\n"
+HOST = "{flavour: cpu-slot, gpus: 64, cpus: 64, memory: 64GiB, disk: 10GiB}\n"
+
+
+class Running:
+    """A musterd and an agent, warm: one job has run."""
+
+    def __enter__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+        self.system = LocalSystem(self.folder, BIN)
+        values = {"server": self.system.server, "folder": self.folder}
+        self.system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": QUEUES,
+                               "host.yaml": HOST})
+        self.system.start_musterd()
+        self.system.start_agent("lab", "h01")
+        self.system.wait_hosts_up({"lab/h01"})
+        self.measure(SLOTS)
+        return self
+
+    def __exit__(self, *_):
+        kill_all(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def measure(self, jobs: int) -> float:
+        done = subprocess.run([BIN / "bench_submit_load", self.system.server, "--jobs", str(jobs), "--wait"], stdout=subprocess.PIPE, text=True, check=True)
+        print(f"muster: {done.stdout.strip()}", flush=True)
+        succeeded = self.system.run(["jobs", "--all", "--state", "succeeded"], check=False)
+        if succeeded.returncode != 0:
+            print(succeeded.stderr, file=sys.stderr)
+        return json.loads(done.stdout)["jobs_per_s"]
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    tasks, times = (1000, 1) if quick else (4000, 3)
+    ours, others = [], {}
+    with Running() as system:
+        for _ in range(times):
+            ours.append(system.measure(tasks))
+            try:
+                measured = hyperqueue.measure(tasks, SLOTS)
+                print(f"HyperQueue {hyperqueue.VERSION}: {measured}", flush=True)
+                others["hyperqueue"] = max(others.get("hyperqueue", 0), measured["tasks_per_s"])
+            except slurm.Unavailable as why:
+                print(f"HyperQueue was not measured: {why}", flush=True)
+    try:
+        with slurm.Slurm(SLOTS) as controller:
+            measured = controller.measure(100 if quick else 500)
+            print(f"{controller.version()}: {measured}", flush=True)
+            others["slurm"] = measured["jobs_per_s"]
+    except slurm.Unavailable as why:
+        print(f"Slurm was not measured: {why}", flush=True)
+    best = max(ours)
+    held = []
+    for name, label, factor in (("hyperqueue", f"HyperQueue {hyperqueue.VERSION}", 1.0), ("slurm", "slurm-wlm", 5.0)):
+        if name in others:
+            held.append(figure(f"process-rate.to_{name}", round(best / others[name], 2), "x", f">= {factor:g}", best >= factor * others[name],
+                               {label: f"{others[name]:.0f} 1/s"}))
+    figure("process-rate.jobs", round(best), "1/s", None, True)
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

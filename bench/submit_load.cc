@@ -1,0 +1,108 @@
+// submit_load SERVER --jobs N [--outstanding N] [--connections N] [--wait]: submits one-slot jobs of /bin/true to a musterd over
+// gRPC, `outstanding` unanswered at any time; with --wait until all have ended. Prints one JSON line.
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/base/ids.h"
+#include "muster/v1/job_service.grpc.pb.h"
+
+namespace muster::bench {
+namespace {
+
+namespace pb = ::muster::v1;
+using Steady = std::chrono::steady_clock;
+
+double SecondsSince(Steady::time_point then) { return std::chrono::duration<double>(Steady::now() - then).count(); }
+
+struct Call {
+  grpc::ClientContext context;
+  pb::SubmitRequest request;
+  pb::SubmitResponse response;
+};
+
+// Jobs that have not ended, of those the caller may see.
+int Unfinished(pb::JobService::Stub* stub) {
+  grpc::ClientContext context;
+  pb::ListJobsRequest request;
+  request.set_page_size(1);
+  request.add_states(pb::WAITING);
+  request.add_states(pb::RUNNING);
+  pb::ListJobsResponse response;
+  const grpc::Status status = stub->List(&context, request, &response);
+  if (!status.ok()) {
+    std::fprintf(stderr, "List: %s\n", status.error_message().c_str());
+    std::_Exit(1);
+  }
+  return response.jobs_size();
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{"Submits jobs of /bin/true over gRPC, many at once.", "submit_load"};
+  std::string server, queue = "research";
+  int jobs = 1000, outstanding = 512, connections = 4;
+  bool wait = false;
+  app.add_option("server", server, "unix:///PATH")->required();
+  app.add_option("--jobs", jobs);
+  app.add_option("--queue", queue);
+  app.add_option("--outstanding", outstanding, "Submissions that wait for their answer at any time");
+  app.add_option("--connections", connections);
+  app.add_flag("--wait", wait, "Until every job has ended");
+  CLI11_PARSE(app, argc, argv);
+
+  std::vector<std::unique_ptr<pb::JobService::Stub>> stubs;
+  for (int c = 0; c < connections; ++c) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    stubs.push_back(pb::JobService::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("unix:", std::string(absl::StripPrefix(server, "unix://"))), grpc::InsecureChannelCredentials(), arguments)));
+  }
+  pb::JobSpec spec;
+  spec.set_name("true");
+  spec.set_queue(queue);
+  pb::TaskSpec* task = spec.add_tasks();
+  task->set_name("main");
+  task->mutable_workers()->set_min(1);
+  task->mutable_workers()->set_max(1);
+  task->mutable_resources()->set_gpus_milli(1000);
+  task->mutable_resources()->add_gpu_types("cpu-slot");
+  task->mutable_run()->add_exec("/bin/true");
+
+  std::counting_semaphore<> room(outstanding);
+  std::atomic<int> answered = 0, failed = 0;
+  const std::string run = RandomId();
+  const auto began = Steady::now();
+  for (int i = 0; i < jobs; ++i) {
+    room.acquire();
+    auto call = std::make_shared<Call>();
+    *call->request.mutable_spec() = spec;
+    call->request.set_idempotency_key(absl::StrCat(run, "-", i));
+    call->request.set_umask(022);
+    stubs[i % connections]->async()->Submit(&call->context, &call->request, &call->response, [call, &room, &answered, &failed, jobs](const grpc::Status& status) {
+      if (!status.ok() && failed++ == 0) std::fprintf(stderr, "Submit: %s\n", status.error_message().c_str());
+      room.release();
+      if (++answered == jobs) answered.notify_all();
+    });
+  }
+  for (int seen = answered; seen < jobs; seen = answered) answered.wait(seen);
+  const double submitted_s = SecondsSince(began);
+  while (wait && Unfinished(stubs[0].get()) > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::printf("{\"jobs\": %d, \"failed\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, \"jobs_per_s\": %.0f, \"wall_s\": %.2f}\n", jobs,
+              failed.load(), (jobs - failed) / submitted_s, submitted_s, (jobs - failed) / SecondsSince(began), SecondsSince(began));
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace muster::bench
+
+int main(int argc, char** argv) { return muster::bench::Main(argc, argv); }

@@ -147,7 +147,8 @@ std::string Json(const pb::ClusterFile& clusters, const std::vector<std::pair<st
         absl::StrAppend(&text, j == 0 ? "" : ",", "\n{\"name\":", Quoted(job.name), ",\"queue\":", Quoted(job.queue),
                         ",\"gpus\":", FormatMilli(job.gpus_milli), ",\"submit_s\":", Seconds(job.submit_ns),
                         ",\"start_s\":", job.start_ns < 0 ? "null" : Seconds(job.start_ns), ",\"end_s\":",
-                        job.end_ns < 0 ? "null" : Seconds(job.end_ns), ",\"evictions\":", job.evictions, ",\"segments\":[");
+                        job.end_ns < 0 ? "null" : Seconds(job.end_ns), ",\"evictions\":", job.evictions, ",\"late_s\":", Seconds(job.late_ns),
+                        ",\"segments\":[");
         for (size_t i = 0; i < job.segments.size(); ++i) {
           const Segment& segment = job.segments[i];
           absl::StrAppend(&text, i == 0 ? "" : ",", "[", Seconds(segment.from_ns), ",",

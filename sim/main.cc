@@ -32,7 +32,7 @@ struct Arguments {
   std::string output = "table";
   std::string from, until, round, report, launch, stop, min_runtime, quantum = "5m", patience = "10m";
   int load = 0;
-  bool verbose = false, own_cluster = false, unknown_ends = false, unchecked = false, with_jobs = false;
+  bool verbose = false, own_cluster = false, by_size = false, unknown_ends = false, unchecked = false, with_jobs = false;
 };
 
 int Fail(const std::string& text) {
@@ -119,6 +119,7 @@ int Run(const Arguments& args, bool compare) {
   for (const std::string& line : trace->broken) std::fprintf(stderr, "left out: %s\n", line.c_str());
   if (!trace->broken.empty()) std::fprintf(stderr, "%zu broken lines left out (--strict stops at the first)\n", trace->broken.size());
   FitToFleet(clusters, !args.own_cluster, &*trace);
+  if (args.by_size) QueueBySize(&*trace);
   Cut(from_ns, until_ns, &*trace);
   if (args.load > 0) ScaleToLoad(DevicesOf(clusters, ""), args.load, &*trace);
   if (trace->jobs.empty()) return Fail("the trace holds no job");
@@ -185,6 +186,7 @@ int Main(int argc, char** argv) {
   app.add_option("--until", args.until, "Leave out jobs submitted then or later");
   app.add_option("--load", args.load, "Compress or stretch the times between submissions to this load in percent")->check(CLI::Range(1, 1000));
   app.add_flag("--own-cluster", args.own_cluster, "Jobs of a trace that names clusters stay in theirs; default: the others come after it");
+  app.add_flag("--queue-by-size", args.by_size, "Each job goes to the queue of its number of GPUs: g1, g2, …");
   app.add_flag("--unknown-ends", args.unknown_ends, "Jobs report no progress: their ends can't be expected");
   app.add_flag("--unchecked", args.unchecked, "Don't let Validate check each plan (faster)");
   app.add_option("--round", args.round, "Decide only at multiples of this; default: whenever something happens");

@@ -234,6 +234,10 @@ void FitToFleet(const pb::ClusterFile& clusters, bool spill, Trace* trace) {
   }
 }
 
+void QueueBySize(Trace* trace) {
+  for (TraceJob& job : trace->jobs) job.queue = absl::StrCat("g", (job.gpus_milli * job.workers + 999) / 1000);
+}
+
 void Cut(int64_t from_ns, int64_t until_ns, Trace* trace) {
   std::erase_if(trace->jobs, [&](const TraceJob& job) { return job.submit_ns < from_ns || (until_ns > 0 && job.submit_ns >= until_ns); });
   for (TraceJob& job : trace->jobs) job.submit_ns -= from_ns;

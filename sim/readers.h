@@ -39,6 +39,8 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path, const ReadOptions& opti
 // Fits a trace to a fleet: jobs without GPU types may run on all flavours of the file; clusters that it lacks are dropped from
 // the jobs' lists; where `spill` is set, the other clusters follow a job's own, in file order.
 void FitToFleet(const pb::ClusterFile& clusters, bool spill, Trace* trace);
+// Puts each job into the queue of its size, `g16` for 16 GPUs: for traces that name no tenants.
+void QueueBySize(Trace* trace);
 // Jobs submitted in [from_ns, until_ns), moved to begin at 0; until_ns 0 = to the end.
 void Cut(int64_t from_ns, int64_t until_ns, Trace* trace);
 // Stretches or compresses the times between submissions so that the work that arrives is `percent` of what `devices` can do

@@ -155,6 +155,17 @@ TEST(Readers, AFleetDropsUnknownClustersAndAppendsTheOthers) {
   EXPECT_THAT(own.jobs[0].clusters, ElementsAre("b"));
 }
 
+TEST(Readers, QueuesBySizeAreNamedAfterTheGpusOfTheGang) {
+  Trace trace;
+  trace.jobs.resize(2);
+  trace.jobs[0].workers = 3;
+  trace.jobs[0].gpus_milli = 8000;
+  trace.jobs[1].gpus_milli = 500;
+  QueueBySize(&trace);
+  EXPECT_EQ(trace.jobs[0].queue, "g24");
+  EXPECT_EQ(trace.jobs[1].queue, "g1");
+}
+
 TEST(Readers, ScalingReachesTheLoadAndKeepsTheOrder) {
   Trace trace;
   for (int i = 0; i < 100; ++i) {

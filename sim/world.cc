@@ -41,6 +41,7 @@ class DigestStore : public Store {
     for (const std::string& event : transaction.events) digest_ = Fnv1a(digest_, event);
     return absl::OkStatus();
   }
+  bool WantsRows() const override { return false; }
   uint64_t digest() const { return digest_; }
 
  private:

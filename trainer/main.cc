@@ -19,14 +19,14 @@ namespace {
 
 constexpr char kUsage[] =
     "usage: muster-trainer train --config FILE.json\n"
-    "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|bytes --max-length N --output DIR\n"
+    "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
     "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR]\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
     "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
     "         environment, without RANK it is a single process. --dump-tokens FILE: rank 0 writes every step's token ids\n"
     "         (int32) there.\n"
-    "prepare  turns text or JSON lines into token shards (prepare --help).\n"
+    "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
     "export   writes a checkpoint as a Hugging Face directory.\n";
 
 int Usage(const std::string& what) {

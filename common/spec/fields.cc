@@ -42,7 +42,7 @@ void AppendTrainerField(const std::string& name, const nlohmann::json& property,
     const auto found = property.find(key);
     return found != property.end() && found->is_string() ? found->get<std::string>() : std::string();
   };
-  std::string type = text("type") == "integer" ? "whole number" : text("type") == "string" ? "text" : text("type") == "object" ? "map" : text("type");
+  std::string type = text("type") == "integer" ? "whole number" : text("type") == "string" ? "text" : text("type") == "object" ? "map" : text("type") == "array" ? "list" : text("type");
   if (text("type") == "boolean") type = "true or false";
   if (const auto choices = property.find("enum"); choices != property.end() && choices->is_array()) {
     type.clear();

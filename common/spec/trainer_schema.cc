@@ -89,6 +89,25 @@ std::vector<std::string> Names(const json* list) {
   return out;
 }
 
+// oneOf of required: exactly one of the names it lists.
+void CheckOneOf(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
+  const json* one_of = Member(&schema, "oneOf");
+  if (one_of == nullptr || !one_of->is_array()) return;
+  std::vector<std::string> given, all;
+  for (const json& branch : *one_of) {
+    const std::vector<std::string> names = Names(Member(&branch, "required"));
+    if (names.size() != 1) return;
+    all.push_back(names[0]);
+    if (value.contains(names[0])) given.push_back(names[0]);
+  }
+  if (given.size() > 1) emit(JoinPath(path, given[1]), absl::StrCat(given[0], " and ", given[1], " exclude each other; keep one"), Document::Where::kName);
+  if (given.empty() && !all.empty()) {
+    std::string wanted = all[0];
+    for (size_t i = 1; i < all.size(); ++i) absl::StrAppend(&wanted, " or ", all[i]);
+    emit(path, absl::StrCat("give ", wanted), Document::Where::kValue);
+  }
+}
+
 void CheckObject(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
   const json* properties = Member(&schema, "properties");
   const json* hints = Member(&schema, "x-muster-hints");
@@ -117,20 +136,9 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
     const std::string description = TextMember(Member(properties, name), "description");
     emit(JoinPath(path, name), absl::StrCat("is missing.", description.empty() ? "" : " ", description), Document::Where::kValue);
   }
-  const json* one_of = Member(&schema, "oneOf");
-  if (one_of == nullptr || !one_of->is_array()) return;
-  std::vector<std::string> given, all;
-  for (const json& branch : *one_of) {
-    const std::vector<std::string> names = Names(Member(&branch, "required"));
-    if (names.size() != 1) return;
-    all.push_back(names[0]);
-    if (value.contains(names[0])) given.push_back(names[0]);
-  }
-  if (given.size() > 1) emit(JoinPath(path, given[1]), absl::StrCat(given[0], " and ", given[1], " exclude each other; keep one"), Document::Where::kName);
-  if (given.empty() && !all.empty()) {
-    std::string wanted = all[0];
-    for (size_t i = 1; i < all.size(); ++i) absl::StrAppend(&wanted, " or ", all[i]);
-    emit(path, absl::StrCat("give ", wanted), Document::Where::kValue);
+  CheckOneOf(value, schema, path, emit);
+  if (const json* all_of = Member(&schema, "allOf"); all_of != nullptr && all_of->is_array()) {
+    for (const json& branch : *all_of) CheckOneOf(value, branch, path, emit);
   }
 }
 

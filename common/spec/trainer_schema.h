@@ -1,6 +1,6 @@
 // The subset of JSON Schema that muster-trainer publishes: type, enum, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
-// minLength, required, properties, additionalProperties, items, oneOf of required; and x-muster-hints: remedies for names that
-// users of other tools try.
+// minLength, required, properties, additionalProperties, items, oneOf of required (several of them in allOf); and
+// x-muster-hints: remedies for names that users of other tools try.
 #pragma once
 
 #include <functional>

@@ -1,55 +1,83 @@
 #include "trainer/data/batches.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace muster::trainer {
 
 int64_t SharePerRank(int64_t global_batch, int ranks) { return (global_batch + ranks - 1) / ranks; }
 
-BatchReader::BatchReader(Packer packer, const TokenShards& shards, int64_t max_length, int64_t global_batch, int64_t micro_batch, int rank,
-                         int ranks, at::Device device)
-    : packer_(std::move(packer)), masked_(shards.has_masks()), max_length_(max_length), global_batch_(global_batch), micro_batch_(micro_batch),
-      share_(SharePerRank(global_batch, ranks)), rank_(rank), device_(device) {}
+BatchReader::BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks, at::Device device, int64_t rows)
+    : packer_(*packer), global_batch_(global_batch), micro_batch_(micro_batch), share_(SharePerRank(global_batch, ranks)), rank_(rank),
+      device_(device), rows_(rows) {}
 
 absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
   StepBatches step;
-  Sequence sequence;
-  step.target_tokens = global_batch_ * max_length_;
-  if (masked_) {
-    // Every rank counts the whole batch, so that the loss can be scaled before the first backward.
-    step.target_tokens = 0;
-    for (int64_t k = 0; k < global_batch_; ++k) {
-      if (absl::Status s = packer_.Get(first + k, sequence); !s.ok()) return s;
-      step.target_tokens += std::count_if(sequence.counts.begin() + 1, sequence.counts.end(), [](uint8_t c) { return c != 0; });
+  // Every rank counts the whole batch, so that the loss can be scaled before the first backward.
+  if (packer_.uniform() && Exists(first + global_batch_ - 1)) {
+    const double length = static_cast<double>(packer_.row_length_max());
+    step.target_tokens = step.tokens = global_batch_ * packer_.row_length_max();
+    step.attended_tokens = static_cast<double>(global_batch_) * length * length;
+  } else {
+    Sequence row;
+    for (int64_t k = 0; k < global_batch_ && Exists(first + k); ++k) {
+      if (absl::Status s = packer_.Get(first + k, row); !s.ok()) return s;
+      step.target_tokens += std::count_if(row.counts.begin(), row.counts.end(), [](uint8_t c) { return c != 0; });
+      step.tokens += static_cast<int64_t>(row.tokens.size());
+      const auto square = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n); };
+      if (row.bounds.empty()) step.attended_tokens += square(static_cast<int64_t>(row.tokens.size()));
+      for (size_t i = 0; i + 1 < row.bounds.size(); ++i) step.attended_tokens += square(row.bounds[i + 1] - row.bounds[i]);
     }
   }
   const float scale = 1.0f / static_cast<float>(std::max<int64_t>(1, step.target_tokens));
   for (int64_t begin = 0; begin < share_; begin += micro_batch_) {
     const int64_t n = std::min(micro_batch_, share_ - begin);
-    const at::Tensor ids = at::zeros({n * max_length_}, at::kLong);
-    const at::Tensor targets = at::zeros({n * max_length_}, at::kLong);
-    const at::Tensor weights = at::zeros({n * max_length_}, at::kFloat);
+    std::vector<Sequence> rows(n);
+    bool documents = false;
+    int64_t length = 0;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t k = rank_ * share_ + begin + i;
-      if (k >= global_batch_) break;
-      if (absl::Status s = packer_.Get(first + k, sequence); !s.ok()) return s;
-      std::copy_n(sequence.tokens.begin(), max_length_, ids.data_ptr<int64_t>() + i * max_length_);
-      std::copy_n(sequence.tokens.begin() + 1, max_length_, targets.data_ptr<int64_t>() + i * max_length_);
-      std::transform(sequence.counts.begin() + 1, sequence.counts.end(), weights.data_ptr<float>() + i * max_length_,
-                     [scale](uint8_t c) { return c != 0 ? scale : 0.0f; });
+      if (k < global_batch_ && Exists(first + k)) {
+        if (absl::Status s = packer_.Get(first + k, rows[i]); !s.ok()) return s;
+      }
+      documents |= !rows[i].bounds.empty();
+      length = std::max(length, static_cast<int64_t>(rows[i].tokens.size()));
     }
-    step.micro.push_back({n, max_length_, ids.to(device_), targets.to(device_), weights.to(device_)});
+    if (length == 0) documents = true, length = 1;  // a rank without a row runs along, with padding alone
+    const at::Tensor ids = at::zeros({n * length}, at::kLong);
+    const at::Tensor targets = at::zeros({n * length}, at::kLong);
+    const at::Tensor weights = at::zeros({n * length}, at::kFloat);
+    const at::Tensor positions = documents ? at::zeros({n * length}, at::kLong) : at::Tensor();
+    BatchMeta meta{.batch = n, .length = length};
+    for (int64_t i = 0; i < n; ++i) {
+      const Sequence& row = rows[i];
+      std::copy(row.tokens.begin(), row.tokens.end(), ids.data_ptr<int64_t>() + i * length);
+      std::copy(row.targets.begin(), row.targets.end(), targets.data_ptr<int64_t>() + i * length);
+      std::transform(row.counts.begin(), row.counts.end(), weights.data_ptr<float>() + i * length, [scale](uint8_t c) { return c != 0 ? scale : 0.0f; });
+      for (size_t d = 0; d + 1 < row.bounds.size(); ++d) {
+        meta.documents.push_back({i, row.bounds[d], row.bounds[d + 1]});
+        int64_t* at = positions.data_ptr<int64_t>() + i * length;
+        std::iota(at + row.bounds[d], at + row.bounds[d + 1], 0);
+      }
+    }
+    meta.ids = ids.to(device_);
+    meta.targets = targets.to(device_);
+    meta.weights = weights.to(device_);
+    if (documents) meta.positions = positions.to(device_);
+    step.micro.push_back(std::move(meta));
   }
   return step;
 }
 
 absl::StatusOr<std::vector<int32_t>> BatchReader::ReadIds(int64_t first) {
-  std::vector<int32_t> ids;
-  Sequence sequence;
+  const int64_t width = packer_.row_length_max() + 1;
+  std::vector<int32_t> ids(global_batch_ * width, -1);
+  Sequence row;
   for (int64_t k = 0; k < global_batch_; ++k) {
-    if (absl::Status s = packer_.Get(first + k, sequence); !s.ok()) return s;
-    ids.insert(ids.end(), sequence.tokens.begin(), sequence.tokens.end());
+    if (absl::Status s = packer_.Get(first + k, row); !s.ok()) return s;
+    std::copy(row.tokens.begin(), row.tokens.end(), ids.begin() + k * width);
+    if (!row.targets.empty()) ids[k * width + static_cast<int64_t>(row.tokens.size())] = static_cast<int32_t>(row.targets.back());
   }
   return ids;
 }

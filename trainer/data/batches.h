@@ -1,8 +1,10 @@
 // A rank's part of each global batch, as tensors. The global batch is cut into equal contiguous shares; where the ranks
-// don't divide it, sequences of weight zero fill up, so that every rank runs the same micro-batches.
+// don't divide it, rows of weight zero fill up, so that every rank runs the same micro-batches. Rows of one micro-batch are
+// padded to the longest of them.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -13,30 +15,35 @@
 
 namespace muster::trainer {
 
-// Sequences of a global batch per rank: ceil(batch / ranks).
+// Rows of a global batch per rank: ceil(batch / ranks).
 int64_t SharePerRank(int64_t global_batch, int ranks);
 
 struct StepBatches {
   std::vector<BatchMeta> micro;
-  int64_t target_tokens = 0;  // that count, over all ranks
+  // Of the whole global batch, over all ranks:
+  int64_t target_tokens = 0;    // that count in the loss
+  int64_t tokens = 0;           // without padding
+  double attended_tokens = 0;   // sum of the squares of the lengths that attention runs over
 };
 
 // Not thread-safe.
 class BatchReader {
  public:
-  BatchReader(Packer packer, const TokenShards& shards, int64_t max_length, int64_t global_batch, int64_t micro_batch, int rank, int ranks,
-              at::Device device);
-  // This rank's micro-batches of the step that starts with sequence `first`.
+  // `rows`: rows from this number on don't exist (weight zero); -1: there is no end.
+  BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks, at::Device device, int64_t rows = -1);
+  // This rank's micro-batches of the step that starts with row `first`.
   absl::StatusOr<StepBatches> Read(int64_t first);
-  // All ids of that step, sequence by sequence, max_length + 1 each.
+  // All ids of that step, row by row: row_length_max() inputs (-1 where a row is shorter) and the last one's target.
   absl::StatusOr<std::vector<int32_t>> ReadIds(int64_t first);
 
  private:
-  Packer packer_;
-  const bool masked_;
-  const int64_t max_length_, global_batch_, micro_batch_, share_;
+  bool Exists(int64_t row) const { return rows_ < 0 || row < rows_; }
+
+  Packer& packer_;
+  const int64_t global_batch_, micro_batch_, share_;
   const int rank_;
   const at::Device device_;
+  const int64_t rows_;
 };
 
 }  // namespace muster::trainer

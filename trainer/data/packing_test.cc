@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int64_t kEos = 999;
 
-// Shards with documents of the given lengths, spread over two files; document d holds the ids 10 d, 10 d + 1, …
+// Shards with documents of the given lengths, spread over two files; document d holds the ids 10 d, 10 d + 1, …, and eos last.
 class Packing : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -24,44 +25,53 @@ class Packing : public ::testing::Test {
   }
   void TearDown() override { RemoveTree(directory_); }
 
-  void Write(const std::vector<int>& lengths, const std::string& index_change = "") {
+  // `masked`: the first half of each document doesn't count.
+  TokenShards Write(const std::vector<int>& lengths, bool masked = false) {
     std::string shards;
     for (int s = 0; s < 2; ++s) {
-      std::ofstream tokens(absl::StrCat(directory_, "/", s, ".tokens"), std::ios::binary), docs(absl::StrCat(directory_, "/", s, ".docs"), std::ios::binary);
+      const auto file = [&](const char* suffix) { return std::ofstream(absl::StrCat(directory_, "/", s, suffix), std::ios::binary); };
+      std::ofstream tokens = file(".tokens"), docs = file(".docs"), mask = file(".mask");
       int64_t at = 0, documents = 0;
       docs.write(reinterpret_cast<const char*>(&at), 8);
       for (size_t d = s; d < lengths.size(); d += 2) {
         for (int i = 0; i < lengths[d]; ++i) {
-          const uint16_t id = static_cast<uint16_t>(10 * d + i);
+          const uint16_t id = static_cast<uint16_t>(i + 1 == lengths[d] ? kEos : 10 * d + i);
           tokens.write(reinterpret_cast<const char*>(&id), 2);
+          mask.put(static_cast<char>(i >= lengths[d] / 2));
         }
         at += lengths[d];
         ++documents;
         docs.write(reinterpret_cast<const char*>(&at), 8);
       }
-      absl::StrAppend(&shards, s ? "," : "", R"({"tokens":")", s, R"(.tokens","documents":")", s, R"(.docs","mask":null,"num_tokens":)", at,
-                      R"(,"num_documents":)", documents, "}");
+      if (at == 0) continue;  // an empty file can't be mapped
+      absl::StrAppend(&shards, shards.empty() ? "" : ",", R"({"tokens":")", s, R"(.tokens","documents":")", s, R"(.docs","mask":)",
+                      masked ? absl::StrCat("\"", s, ".mask\"") : "null", R"(,"num_tokens":)", at, R"(,"num_documents":)", documents, "}");
     }
-    std::ofstream(directory_ + "/index.json") << R"({"format":"muster-tokens-1","dtype":"uint16","vocab_size":1000,"eos_id":)" << kEos << R"(,"shards":[)"
-                                              << shards << "]" << index_change << "}";
+    std::ofstream(directory_ + "/index.json") << R"({"format":"muster-tokens-2","dtype":"uint16","vocab_size":1000,"shards":[)" << shards << "]}";
+    absl::StatusOr<TokenShards> opened = TokenShards::Open(directory_);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return *std::move(opened);
   }
   std::string directory_;
 };
 
-TEST_F(Packing, EveryEpochHoldsEveryDocumentOnceInAnotherOrderEachFollowedByEos) {
-  Write({3, 1, 4, 1, 5, 9, 2, 6});  // 31 tokens + 8 eos
-  const auto shards = TokenShards::Open(directory_);
-  ASSERT_TRUE(shards.ok()) << shards.status();
-  auto packer = Packer::Make(&*shards, 1, 7);
-  ASSERT_TRUE(packer.ok());
-  ASSERT_EQ(packer->windows_per_epoch(), 38);
+std::unique_ptr<Packer> Make(const TokenShards& shards, PackingOptions options) {
+  absl::StatusOr<std::unique_ptr<Packer>> packer = Packer::Make(&shards, options);
+  EXPECT_TRUE(packer.ok()) << packer.status();
+  return *std::move(packer);
+}
+
+TEST_F(Packing, EveryEpochHoldsEveryDocumentOnceInAnotherOrder) {
+  const TokenShards shards = Write({4, 2, 5, 2, 6, 10, 3, 7});  // 39 tokens
+  const auto packer = Make(shards, {.max_length = 1, .seed = 7});
+  ASSERT_EQ(packer->rows_per_epoch(), 38);
   std::vector<std::vector<int64_t>> epochs(2);
   Sequence sequence;
   for (int64_t g = 0; g < 76; ++g) {
     ASSERT_TRUE(packer->Get(g, sequence).ok());
     if (g % 38 == 0) epochs[g / 38].push_back(sequence.tokens[0]);
     EXPECT_EQ(sequence.tokens[0], epochs[g / 38].back()) << "neighbours share one token";
-    epochs[g / 38].push_back(sequence.tokens[1]);
+    epochs[g / 38].push_back(sequence.targets[0]);
   }
   EXPECT_NE(epochs[0], epochs[1]);
   for (const std::vector<int64_t>& stream : epochs) {
@@ -78,34 +88,141 @@ TEST_F(Packing, EveryEpochHoldsEveryDocumentOnceInAnotherOrderEachFollowedByEos)
   }
 }
 
-TEST_F(Packing, ASequenceDependsOnSeedAndNumberAlone) {
-  Write({13, 11, 24, 9, 5, 9, 12, 6});
-  const auto shards = TokenShards::Open(directory_);
-  ASSERT_TRUE(shards.ok());
-  auto forward = *Packer::Make(&*shards, 8, 7), backward = *Packer::Make(&*shards, 8, 7), other = *Packer::Make(&*shards, 8, 8);
+class EachKind : public Packing, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, EachKind, ::testing::Values("wrapped", "bfd", "none", "balanced"));
+
+TEST_P(EachKind, ARowDependsOnSeedAndNumberAlone) {
+  const TokenShards shards = Write({14, 12, 25, 10, 6, 10, 13, 7});
+  const PackingOptions options{.kind = GetParam(), .max_length = 8, .seed = 7, .max_row_length = 12, .rows_per_step = 4};
+  PackingOptions another = options;
+  another.seed = 8;
+  const auto forward = Make(shards, options), backward = Make(shards, options), other = Make(shards, another);
   std::vector<std::vector<int64_t>> wanted(60);
   Sequence sequence;
   int different = 0;
   for (int64_t g = 0; g < 60; ++g) {
-    ASSERT_TRUE(forward.Get(g, sequence).ok());
+    ASSERT_TRUE(forward->Get(g, sequence).ok());
     wanted[g] = sequence.tokens;
-    ASSERT_TRUE(other.Get(g, sequence).ok());
+    ASSERT_TRUE(other->Get(g, sequence).ok());
     different += wanted[g] != sequence.tokens;
   }
-  EXPECT_GT(different, 40);
+  EXPECT_GT(different, 30);
   for (int64_t g = 59; g >= 0; g -= 7) {  // as another rank count would ask
-    ASSERT_TRUE(backward.Get(g, sequence).ok());
+    ASSERT_TRUE(backward->Get(g, sequence).ok());
     EXPECT_EQ(sequence.tokens, wanted[g]);
   }
 }
 
+// All (token, target) pairs that one epoch's rows hold, and checks of each row's form.
+std::multimap<int64_t, int64_t> Pairs(Packer& packer, int64_t rows, int64_t limit) {
+  std::multimap<int64_t, int64_t> pairs;
+  Sequence row;
+  for (int64_t g = 0; g < rows; ++g) {
+    EXPECT_TRUE(packer.Get(g, row).ok());
+    EXPECT_LE(static_cast<int64_t>(row.tokens.size()), limit);
+    EXPECT_EQ(row.targets.size(), row.tokens.size());
+    EXPECT_EQ(row.counts.size(), row.tokens.size());
+    if (!row.tokens.empty()) {
+      EXPECT_EQ(row.bounds.front(), 0);
+      EXPECT_EQ(row.bounds.back(), static_cast<int64_t>(row.tokens.size()));
+    }
+    for (size_t i = 0; i < row.tokens.size(); ++i) pairs.emplace(row.tokens[i], row.targets[i]);
+  }
+  return pairs;
+}
+
+class DocumentKind : public EachKind {};
+INSTANTIATE_TEST_SUITE_P(Kinds, DocumentKind, ::testing::Values("bfd", "none", "balanced"));
+
+TEST_P(DocumentKind, AnEpochHoldsEveryPairOfTheDocumentsOnce) {
+  const std::vector<int> lengths = {4, 2, 1, 9, 30, 17, 8, 5, 5, 5, 12, 3};
+  const TokenShards shards = Write(lengths);
+  std::multimap<int64_t, int64_t> wanted;
+  for (size_t d = 0; d < lengths.size(); ++d) {
+    for (int i = 0; i + 1 < lengths[d]; ++i) wanted.emplace(10 * d + i, i + 2 == lengths[d] ? kEos : 10 * d + i + 1);
+  }
+  const auto packer = Make(shards, {.kind = GetParam(), .max_length = 8, .seed = 7, .max_row_length = 12, .rows_per_step = 3});
+  // One epoch of balanced: as many steps as hold the pairs.
+  int64_t rows = packer->rows_per_epoch();
+  if (rows < 0) {
+    Sequence row;
+    size_t had = 0;
+    for (rows = 0; had < wanted.size() || rows % 3 != 0; ++rows) {
+      ASSERT_TRUE(packer->Get(rows, row).ok());
+      had += row.tokens.size();
+    }
+  }
+  const auto found = Pairs(*packer, rows, packer->row_length_max());
+  const auto sorted = [](const std::multimap<int64_t, int64_t>& pairs) {
+    std::vector<std::pair<int64_t, int64_t>> list(pairs.begin(), pairs.end());
+    std::sort(list.begin(), list.end());
+    return list;
+  };
+  EXPECT_EQ(sorted(found), sorted(wanted));
+}
+
+TEST_F(Packing, BestFitDecreasingFillsRows) {
+  std::vector<int> lengths;
+  for (int i = 0; i < 90; ++i) lengths.push_back(2 + i * 37 % 11);  // 1 to 11 pairs, 540 in all
+  const TokenShards shards = Write(lengths);
+  const auto packer = Make(shards, {.kind = "bfd", .max_length = 12, .seed = 1});
+  int64_t pairs = 0;
+  for (const int length : lengths) pairs += length - 1;
+  EXPECT_LE(packer->rows_per_epoch(), (pairs + 11) / 12 + 1);
+}
+
+TEST_F(Packing, MasksComeWithTheirTargets) {
+  const TokenShards shards = Write({6, 6}, /*masked=*/true);
+  for (const char* kind : {"bfd", "wrapped"}) {
+    const auto packer = Make(shards, {.kind = kind, .document_mask = true, .max_length = 11, .seed = 1});
+    Sequence row;
+    ASSERT_TRUE(packer->Get(0, row).ok());
+    const std::vector<uint8_t> two = {0, 0, 1, 1, 1, 0, 0, 1, 1, 1}, across = {0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1};
+    EXPECT_EQ(row.counts, std::string(kind) == "bfd" ? two : across) << kind;
+    const std::vector<int64_t> bounds = std::string(kind) == "bfd" ? std::vector<int64_t>{0, 5, 10} : std::vector<int64_t>{0, 6, 11};
+    EXPECT_EQ(row.bounds, bounds) << kind;
+    EXPECT_FALSE(packer->uniform());
+  }
+}
+
+TEST_F(Packing, AMixtureKeepsItsSharesAtEveryPoint) {
+  const TokenShards first = Write({50});  // ids below 50, and eos
+  directory_ += "/second";
+  ASSERT_TRUE(MakeDirectories(directory_).ok());
+  const TokenShards second = Write({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 60, 0});  // ids from 100 on
+  directory_ = std::filesystem::path(directory_).parent_path();
+  std::vector<std::unique_ptr<Packer>> packers;
+  packers.push_back(Make(first, {.max_length = 2, .seed = 1}));
+  packers.push_back(Make(second, {.max_length = 2, .seed = 1}));
+  const auto mixed = MixPackers(std::move(packers), {0.3, 0.1});
+  Sequence row;
+  std::vector<int64_t> from_second;  // first tokens, in order
+  for (int64_t g = 0; g < 1000; ++g) {
+    ASSERT_TRUE(mixed->Get(g, row).ok());
+    if (row.tokens[0] >= 100) from_second.push_back(row.tokens[0]);
+    EXPECT_NEAR(static_cast<double>(from_second.size()), 0.25 * static_cast<double>(g + 1), 1.0) << g;
+  }
+  for (size_t i = 0; i < from_second.size(); ++i) EXPECT_EQ(from_second[i], 100 + 2 * static_cast<int64_t>(i % 29)) << "its own epochs, in their order";
+}
+
 TEST_F(Packing, BrokenShardsAreRefused) {
-  Write({3, 4});
-  const auto good = TokenShards::Open(directory_);
-  ASSERT_TRUE(good.ok());
-  EXPECT_FALSE(Packer::Make(&*good, 100, 1).ok());
+  const TokenShards good = Write({3, 4});
+  EXPECT_FALSE(Packer::Make(&good, {.max_length = 100}).ok());
   std::ofstream(directory_ + "/0.tokens", std::ios::app) << "x";
   EXPECT_NE(std::string(TokenShards::Open(directory_).status().message()).find("0.tokens"), std::string::npos);
+  Write({3, 4});
+  {
+    std::fstream tokens(directory_ + "/1.tokens", std::ios::binary | std::ios::in | std::ios::out);
+    const uint16_t id = 1000;
+    tokens.seekp(2);
+    tokens.write(reinterpret_cast<const char*>(&id), 2);
+  }
+  const auto beyond = TokenShards::Open(directory_);
+  ASSERT_TRUE(beyond.ok());
+  Sequence row;
+  const std::string said(Make(*beyond, {.max_length = 6})->Get(0, row).message());
+  EXPECT_NE(said.find("1.tokens: token 1 "), std::string::npos) << said;
+  EXPECT_NE(said.find("id 1000, but vocab_size is 1000"), std::string::npos) << said;
   Write({3, 4});
   const int64_t wrong = 77;
   std::fstream docs(directory_ + "/1.docs", std::ios::binary | std::ios::in | std::ios::out);

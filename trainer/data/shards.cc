@@ -45,7 +45,7 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
   }
   const json index = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!index.is_object()) return Bad(index_path, "not a JSON object");
-  if (index.value("format", json()) != "muster-tokens-1") return Bad(index_path, "format is not \"muster-tokens-1\"");
+  if (index.value("format", json()) != "muster-tokens-2") return Bad(index_path, "format is not \"muster-tokens-2\"");
   TokenShards result;
   const json dtype = index.value("dtype", json());
   if (dtype != "uint16" && dtype != "uint32") return Bad(index_path, "dtype is neither uint16 nor uint32");
@@ -53,9 +53,6 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
   const json vocab = index.value("vocab_size", json());
   if (!IsCount(vocab) || vocab == 0) return Bad(index_path, "vocab_size is no positive number");
   result.vocab_size_ = vocab.get<int64_t>();
-  const json eos = index.value("eos_id", json());
-  if (!eos.is_null() && (!IsCount(eos) || eos.get<int64_t>() >= result.vocab_size_)) return Bad(index_path, "eos_id is no token id below vocab_size");
-  if (!eos.is_null()) result.eos_id_ = eos.get<int64_t>();
   if (const json name = index.value("tokenizer", json()); IsFileName(name) && std::filesystem::is_directory(directory + "/" + name.get<std::string>())) {
     result.tokenizer_directory_ = directory + "/" + name.get<std::string>();
   }
@@ -73,6 +70,7 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
     const int64_t num_tokens = entry["num_tokens"].get<int64_t>();
     const int64_t num_documents = entry["num_documents"].get<int64_t>();
     Shard shard;
+    shard.tokens_path = directory + "/" + entry["tokens"].get<std::string>();
     const auto open = [&](const char* key, int64_t want_bytes, MappedFile& file) -> absl::Status {
       const std::string path = directory + "/" + entry[key].get<std::string>();
       absl::StatusOr<MappedFile> mapped = MappedFile::Open(path);
@@ -115,7 +113,7 @@ int64_t TokenShards::document_length(int64_t document) const {
   return Offset(shard->documents, local + 1) - Offset(shard->documents, local);
 }
 
-void TokenShards::Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const {
+absl::Status TokenShards::Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const {
   const auto [shard, local] = Locate(document);
   const int64_t first = Offset(shard->documents, local) + begin;
   const uint8_t* raw = shard->tokens.bytes().data();
@@ -129,8 +127,13 @@ void TokenShards::Read(int64_t document, int64_t begin, int64_t end, int64_t* to
       std::memcpy(&id, raw + 4 * (first + i), 4);
       tokens[i] = id;
     }
+    if (tokens[i] >= vocab_size_) {
+      return absl::DataLossError(absl::StrCat(shard->tokens_path, ": token ", first + i, " (of its document ", local, ", token ", begin + i, ") is id ",
+                                              tokens[i], ", but vocab_size is ", vocab_size_, "; make the shards again with `muster-trainer prepare`"));
+    }
     counts[i] = shard->mask.bytes().empty() ? 1 : shard->mask.bytes()[first + i];
   }
+  return absl::OkStatus();
 }
 
 }  // namespace muster::trainer

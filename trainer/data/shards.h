@@ -1,5 +1,6 @@
-// Token shards as `muster-trainer prepare` writes them: index.json beside .tokens (raw little-endian ids), .docs (int64
-// offsets, one more than documents) and optional .mask (a byte a token: 1 = counts in the loss). All files are mapped.
+// Token shards as `muster-trainer prepare` writes them: index.json beside .tokens (raw little-endian ids; documents end with
+// their end-of-document token, if they have one), .docs (int64 offsets, one more than documents) and optional .mask (a byte a
+// token: 1 = counts in the loss). All files are mapped.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +22,18 @@ class TokenShards {
   int64_t num_documents() const { return document_base_.back(); }
   int64_t num_tokens() const { return num_tokens_; }
   int64_t vocab_size() const { return vocab_size_; }
-  int64_t eos_id() const { return eos_id_; }  // -1: none
   int64_t document_length(int64_t document) const;
   bool has_masks() const { return has_masks_; }
   const std::string& tokenizer_directory() const { return tokenizer_directory_; }  // empty: none
   const std::string& fingerprint() const { return fingerprint_; }                  // sha256 of index.json
 
-  // Copies tokens [begin, end) of a document to `tokens`, and their mask to `counts`.
-  void Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const;
+  // Copies tokens [begin, end) of a document to `tokens`, and their mask to `counts`. Fails on an id that isn't below
+  // vocab_size(), naming its file and place.
+  absl::Status Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const;
 
  private:
   struct Shard {
+    std::string tokens_path;
     MappedFile tokens, documents, mask;
   };
   // The shard that holds `document`, and the document's number within.
@@ -39,7 +41,7 @@ class TokenShards {
 
   std::vector<Shard> shards_;
   std::vector<int64_t> document_base_ = {0};
-  int64_t num_tokens_ = 0, vocab_size_ = 0, eos_id_ = -1;
+  int64_t num_tokens_ = 0, vocab_size_ = 0;
   int token_bytes_ = 2;
   bool has_masks_ = false;
   std::string tokenizer_directory_, fingerprint_;

@@ -19,7 +19,8 @@ using nlohmann::ordered_json;
 // One key of the map. The member's type decides the JSON type.
 struct Key {
   const char* name;
-  std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*, bool TrainConfig::*, std::optional<json> TrainConfig::*>
+  std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*, bool TrainConfig::*, std::optional<json> TrainConfig::*,
+               std::vector<MixturePart> TrainConfig::*>
       member;
   const char* description;
   bool required = false;
@@ -34,7 +35,11 @@ const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = {
       {"init", &C::init, "Hugging Face directory (config.json and safetensors) whose weights training starts from. Exactly one of init and model."},
       {"model", &C::model, "Content of a Hugging Face config.json (LlamaForCausalLM): weights are drawn from scratch. Exactly one of init and model."},
-      {"data", &C::data, "Directory of token shards made by `muster-trainer prepare`; relative to the job's directory.", true},
+      {"data", &C::data, "Directory of token shards made by `muster-trainer prepare`; relative to the job's directory. Exactly one of data and mixture."},
+      {"mixture", &C::mixture, "Several such directories with weights: each gives its share of the sequences of every batch. Exactly one of data and mixture."},
+      {"packing", &C::packing, "How documents become sequences. wrapped: one stream, cut every max_length tokens; bfd: whole documents, best fit decreasing; none: one document each; balanced: whole documents in sequences of like work instead of like length (WLB-LLM). But for wrapped, attention stays within a document.", false, 0, 0, false, {"wrapped", "bfd", "none", "balanced"}},
+      {"document_mask", &C::document_mask, "With packing: wrapped, attention and positions begin anew in each document, as the other packings always have it."},
+      {"max_row_length", &C::max_row_length, "With packing: balanced, the most tokens of a sequence (memory bounds it); 0: a quarter more than max_length.", false, 0, 1 << 25},
       {"max_length", &C::max_length, "Tokens per sequence.", true, 1, 1 << 24},
       {"global_batch_size", &C::global_batch_size, "Sequences per optimizer step over all ranks, whatever their number.", true, 1, 1 << 24},
       {"micro_batch_size", &C::micro_batch_size, "Sequences per rank and forward pass; 0: as many as make about 8192 tokens, at most the rank's share.", false, 0, 1 << 24},
@@ -55,6 +60,9 @@ const std::vector<Key>& Keys() {
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
       {"save_steps", &C::save_steps, "Steps between checkpoints, beside those that the job's checkpoint.interval asks for; 0: off.", false, 0, 1e9},
+      {"eval_interval", &C::eval_interval, "Steps between evaluations on the validation split, also after the last step; 0: off.", false, 0, 1e9},
+      {"eval_sequences", &C::eval_sequences, "Sequences of the validation split that an evaluation takes; 0: all.", false, 0, 1e9},
+      {"eval_data", &C::eval_data, "Directory of token shards to evaluate on, instead of the validation split of data (`prepare --validation-share`)."},
       {"threads", &C::threads, "CPU threads per rank; 0: cores / ranks on the host.", false, 0, 4096},
   };
   return keys;
@@ -92,6 +100,12 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"eps", "use adam_epsilon"},
       {"gradient_clipping", "use max_grad_norm"},
       {"clip_grad_norm", "use max_grad_norm"},
+      {"eval_steps", "use eval_interval"},
+      {"eval_dataset", "use eval_data"},
+      {"eval_strategy", "use eval_interval"},
+      {"packing_strategy", "use packing"},
+      {"sample_packing", "use packing: bfd"},
+      {"datasets", "use mixture (a list of {data, weight})"},
       {"dataset", "use data (a directory made by `muster-trainer prepare`)"},
       {"train_file", "use data (a directory made by `muster-trainer prepare`)"},
       {"deepspeed", "use zero_stage"},
@@ -146,6 +160,21 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
   } else if (const auto* member = std::get_if<std::optional<json> TrainConfig::*>(&key.member)) {
     if (!value.is_object()) return bad("a map with the content of a config.json");
     config.*(*member) = value;
+  } else if (const auto* member = std::get_if<std::vector<MixturePart> TrainConfig::*>(&key.member)) {
+    if (!value.is_array() || value.empty()) return bad("a list of maps with data and weight");
+    for (size_t i = 0; i < value.size(); ++i) {
+      const json& part = value[i];
+      const std::string at = absl::StrCat(path, "[", i, "]");
+      if (!part.is_object() || part.size() != 2 || !part.contains("data") || !part.contains("weight")) {
+        problems.push_back({at, absl::StrCat("must be a map with data and weight; got ", part.dump())});
+      } else if (!part["data"].is_string() || part["data"].get_ref<const std::string&>().empty()) {
+        problems.push_back({at + ".data", absl::StrCat("must be a directory; got ", part["data"].dump())});
+      } else if (!part["weight"].is_number() || !(part["weight"].get<double>() > 0) || !std::isfinite(part["weight"].get<double>())) {
+        problems.push_back({at + ".weight", absl::StrCat("must be a number above 0; got ", part["weight"].dump())});
+      } else {
+        (config.*(*member)).push_back({part["data"].get<std::string>(), part["weight"].get<double>()});
+      }
+    }
   }
 }
 
@@ -154,6 +183,11 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
 int64_t TrainConfig::WarmupSteps() const {
   if (warmup_steps >= 1) return static_cast<int64_t>(std::llround(warmup_steps));
   return static_cast<int64_t>(std::ceil(warmup_steps * static_cast<double>(max_steps)));
+}
+
+std::vector<MixturePart> TrainConfig::Parts() const {
+  if (!mixture.empty()) return mixture;
+  return data.empty() ? std::vector<MixturePart>{} : std::vector<MixturePart>{{data, 1}};
 }
 
 ordered_json TrainConfigSchema() {
@@ -186,6 +220,14 @@ ordered_json TrainConfigSchema() {
     } else if (const auto* member = std::get_if<bool TrainConfig::*>(&key.member)) {
       p["type"] = "boolean";
       p["default"] = defaults.*(*member);
+    } else if (std::holds_alternative<std::vector<MixturePart> TrainConfig::*>(key.member)) {
+      p["type"] = "array";
+      p["items"] = {{"type", "object"},
+                    {"additionalProperties", false},
+                    {"required", {"data", "weight"}},
+                    {"properties",
+                     {{"data", {{"type", "string"}, {"minLength", 1}, {"description", "Directory of token shards."}}},
+                      {"weight", {{"type", "number"}, {"exclusiveMinimum", 0}, {"description", "Its share, in proportion to the others'."}}}}}};
     } else {
       p["type"] = "object";
     }
@@ -197,6 +239,10 @@ ordered_json TrainConfigSchema() {
   one_of.push_back({{"required", {"init"}}});
   one_of.push_back({{"required", {"model"}}});
   schema["oneOf"] = one_of;
+  ordered_json data_of = ordered_json::array();
+  data_of.push_back({{"required", {"data"}}});
+  data_of.push_back({{"required", {"mixture"}}});
+  schema["allOf"] = ordered_json::array({{{"oneOf", data_of}}});
   for (const auto& [name, hint] : Hints()) schema["x-muster-hints"][name] = hint;
   return schema;
 }
@@ -225,6 +271,24 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
     problems.push_back({"trainer.init", value.contains("init") ? "init and model exclude each other; keep one"
                                                                : "give init (a Hugging Face directory) or model (a config.json's content)"});
   }
+  if (value.contains("data") == value.contains("mixture")) {
+    problems.push_back({"trainer.data", value.contains("data") ? "data and mixture exclude each other; keep one"
+                                                               : "give data (a directory made by `muster-trainer prepare`) or mixture (several of them)"});
+  }
+  const auto only_with = [&](const char* name, bool fits, const char* what) {
+    if (value.contains(name) && !fits) problems.push_back({absl::StrCat("trainer.", name), absl::StrCat("is for ", what, "; leave it out")});
+  };
+  only_with("document_mask", config.packing == "wrapped", "packing: wrapped (the others never attend across documents)");
+  only_with("max_row_length", config.packing == "balanced", "packing: balanced");
+  only_with("eval_sequences", config.eval_interval > 0, "evaluations (eval_interval)");
+  only_with("eval_data", config.eval_interval > 0, "evaluations (eval_interval)");
+  if (config.packing == "balanced" && config.mixture.size() > 1) {
+    problems.push_back({"trainer.packing", "balanced puts the documents of one directory together; prepare the inputs into one, or use bfd"});
+  }
+  if (config.max_row_length != 0 && config.max_row_length < config.max_length) {
+    problems.push_back({"trainer.max_row_length", absl::StrCat(config.max_row_length, " is below max_length, ", config.max_length)});
+  }
+  if (config.max_row_length == 0) config.max_row_length = config.max_length + config.max_length / 4;
   if (config.max_steps > 0 && config.WarmupSteps() > config.max_steps) {
     problems.push_back({"trainer.warmup_steps", absl::StrCat(config.WarmupSteps(), " steps of warm-up are more than max_steps, ", config.max_steps)});
   }

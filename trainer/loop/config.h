@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -11,10 +12,20 @@
 
 namespace muster::trainer {
 
+// One of several inputs of a mixture.
+struct MixturePart {
+  std::string data;
+  double weight = 0;
+};
+
 struct TrainConfig {
   std::string init;                     // Hugging Face directory; empty when `model` is given
   std::optional<nlohmann::json> model;  // config.json content for weights from scratch
-  std::string data;                     // directory of token shards
+  std::string data;                     // directory of token shards; empty when `mixture` is given
+  std::vector<MixturePart> mixture;     // several, with weights
+  std::string packing = "wrapped";      // trainer/data/packing.h has the kinds
+  bool document_mask = false;           // for packing: wrapped
+  int64_t max_row_length = 0;           // for packing: balanced; 0: 5/4 of max_length
   int64_t max_length = 0;               // tokens per sequence
   int64_t global_batch_size = 0;        // sequences per step, over all ranks
   int64_t micro_batch_size = 0;         // sequences per rank and forward; 0: chosen
@@ -33,9 +44,14 @@ struct TrainConfig {
   bool deterministic = false;
   int64_t log_interval = 1;
   int64_t save_steps = 0;  // 0: off
+  int64_t eval_interval = 0;   // 0: off
+  int64_t eval_sequences = 0;  // 0: all
+  std::string eval_data;       // empty: the data's own validation split
   int64_t threads = 0;     // 0: cores / LOCAL_WORLD_SIZE
 
   int64_t WarmupSteps() const;
+  // The inputs with their weights: the mixture, or `data` alone.
+  std::vector<MixturePart> Parts() const;
 };
 
 // JSON Schema (draft 2020-12) of the map, with "x-muster-hints" for names that users of other tools try.

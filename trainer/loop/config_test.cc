@@ -52,6 +52,17 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"warmup_steps", 101}}, "trainer.warmup_steps"},
       {{{"micro_batch_size", 9}}, "above global_batch_size"},
       {{{"data", ""}}, "trainer.data: must be text"},
+      {{{"data", nullptr}}, "trainer.data: give data"},
+      {{{"mixture", {{{"data", "a"}, {"weight", 1}}}}}, "data and mixture exclude each other"},
+      {{{"data", nullptr}, {"mixture", json::array()}}, "trainer.mixture: must be a list of maps"},
+      {{{"data", nullptr}, {"mixture", {{{"data", "a"}}}}}, "trainer.mixture[0]: must be a map with data and weight"},
+      {{{"data", nullptr}, {"mixture", {{{"data", "a"}, {"weight", 1}}, {{"data", "b"}, {"weight", 0}}}}}, "trainer.mixture[1].weight: must be a number above 0"},
+      {{{"packing", "best"}}, "one of wrapped bfd none balanced"},
+      {{{"packing", "bfd"}, {"document_mask", true}}, "trainer.document_mask: is for packing: wrapped"},
+      {{{"max_row_length", 64}}, "trainer.max_row_length: is for packing: balanced"},
+      {{{"packing", "balanced"}, {"max_row_length", 63}}, "63 is below max_length, 64"},
+      {{{"eval_sequences", 5}}, "trainer.eval_sequences: is for evaluations"},
+      {{{"eval_steps", 5}}, "use eval_interval"},
   };
   for (const Case& c : cases) EXPECT_NE(Problem(GoodConfig(), c.change, false).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodConfig(), c.change, false);
 }

@@ -2,9 +2,9 @@
 
 namespace muster::trainer {
 
-FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, int64_t length) {
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length) {
   const double parameters = 6.0 * static_cast<double>(config.NumParameters());
-  const double attention = 6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * static_cast<double>(length);
+  const double attention = 6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * length;
   return {parameters + attention, parameters + 2 * attention};
 }
 

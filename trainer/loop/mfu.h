@@ -1,6 +1,7 @@
 // Model FLOP/s utilisation in the two conventions in use. Per token, forward and backward: 6N for the parameters, plus
 // attention's products, 12·L·H·S when every position attends to all (PaLM, appendix B) or half of it when causal.
-// N: all parameters, tied ones once; L layers; H = heads * head_dim; S sequence length.
+// N: all parameters, tied ones once; L layers; H = heads * head_dim; S sequence length (of documents packed together, the sum
+// of their lengths' squares by the sum of their lengths).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace muster::trainer {
 struct FlopsPerToken {
   double causal = 0, full = 0;
 };
-FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, int64_t length);
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length);
 
 // Dense peak FLOP/s of a GPU by its CUDA name, for bf16 tensor cores or plain fp32, from the makers' data sheets; 0 when
 // unknown (and for CPUs, whose peak depends on too much): MFU is left out then.

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/hugging_face.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/config.h"
@@ -94,9 +95,24 @@ struct Setup {
   ModelConfig model;
   std::string init_directory;                      // empty: from scratch
   std::shared_ptr<HuggingFaceWeights> init_weights;  // null: from scratch
-  std::shared_ptr<TokenShards> shards;
-  std::optional<Packer> packer;
+  std::vector<std::unique_ptr<TokenShards>> shards;  // of data, or of the mixture's parts
+  std::unique_ptr<Packer> packer;
+  struct Evaluation {
+    std::unique_ptr<TokenShards> shards;
+    std::unique_ptr<Packer> packer;
+  };
+  std::vector<Evaluation> evaluations;
   std::string export_target;
+
+  // Of all inputs; which tokenizer an export gets.
+  std::string DataFingerprint() const {
+    if (shards.size() == 1) return shards[0]->fingerprint();
+    std::string all;
+    for (const MixturePart& part : config.mixture) absl::StrAppend(&all, part.weight, " ");
+    for (const auto& one : shards) absl::StrAppend(&all, one->fingerprint());
+    return Sha256Hex(all);
+  }
+  const std::string& TokenizerDirectory() const { return shards[0]->tokenizer_directory(); }
 };
 
 void CheckInit(Setup& setup, Problems& problems) {
@@ -121,26 +137,68 @@ void CheckInit(Setup& setup, Problems& problems) {
       directory, MakeLlamaLayout(setup.model).flats, setup.model.tie_word_embeddings, "trainer.init", problems));
 }
 
+// What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a layer's query width.
+int64_t LinearWork(const ModelConfig& model) {
+  const int64_t pair = 2 * model.num_layers * model.num_heads * model.head_dim;
+  const int64_t weights = model.NumParameters() - (model.tie_word_embeddings ? 0 : model.vocab_size * model.hidden_size);
+  return std::max<int64_t>(1, pair > 0 ? weights / pair : 1);
+}
+
+// Opens `directory` and packs it; adds what is wrong under `path`.
+std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& directory, const PackingOptions& options, const std::string& path,
+                                      std::unique_ptr<Packer>& packer, Problems& problems) {
+  absl::StatusOr<TokenShards> opened = TokenShards::Open(directory);
+  if (!opened.ok()) {
+    problems.push_back({path, std::string(opened.status().message())});
+    return nullptr;
+  }
+  auto shards = std::make_unique<TokenShards>(*std::move(opened));
+  if (options.max_length > 0) {
+    absl::StatusOr<std::unique_ptr<Packer>> made = Packer::Make(shards.get(), options);
+    if (made.ok()) packer = *std::move(made);
+    else problems.push_back({path, absl::StrCat(directory, ": ", std::string(made.status().message()))});
+  }
+  // No model could be read where its vocabulary is empty; that is said already.
+  if (setup.model.vocab_size > 1 && shards->vocab_size() > setup.model.vocab_size) {
+    problems.push_back({setup.config.model ? "trainer.model.vocab_size" : "trainer.init",
+                        absl::StrCat("vocab_size ", setup.model.vocab_size, " is below that of ", directory, ", ", shards->vocab_size())});
+  }
+  return shards;
+}
+
 void CheckData(Setup& setup, Problems& problems) {
   const TrainConfig& config = setup.config;
-  absl::StatusOr<TokenShards> shards = TokenShards::Open(setup.surroundings.Resolve(config.data));
-  if (!shards.ok()) {
-    problems.push_back({"trainer.data", std::string(shards.status().message())});
-    return;
+  PackingOptions options{config.packing, config.document_mask, config.max_length, static_cast<uint64_t>(config.seed),
+                         config.max_row_length, config.global_batch_size, 1};
+  if (setup.model.vocab_size > 1) options.linear_work = LinearWork(setup.model);
+  std::vector<std::unique_ptr<Packer>> packers;
+  std::vector<double> weights;
+  for (const MixturePart& part : config.Parts()) {
+    const std::string path = config.mixture.empty() ? "trainer.data" : absl::StrCat("trainer.mixture[", packers.size(), "].data");
+    setup.shards.push_back(OpenData(setup, setup.surroundings.Resolve(part.data), options, path, packers.emplace_back(), problems));
+    weights.push_back(part.weight);
+    options.seed += 0x9E3779B97F4A7C15ull;  // each part in an order of its own
   }
-  setup.shards = std::make_shared<TokenShards>(*std::move(shards));
-  if (config.max_length > 0) {
-    absl::StatusOr<Packer> packer = Packer::Make(setup.shards.get(), config.max_length, static_cast<uint64_t>(config.seed));
-    if (packer.ok()) setup.packer = *std::move(packer);
-    else problems.push_back({"trainer.data", std::string(packer.status().message())});
-  }
-  if (setup.model.vocab_size <= 1) return;  // no model could be read; that is said already
-  if (setup.shards->vocab_size() > setup.model.vocab_size) {
-    problems.push_back({config.model ? "trainer.model.vocab_size" : "trainer.init", absl::StrCat("vocab_size ", setup.model.vocab_size, " is below the data's, ",
-                                                                                                setup.shards->vocab_size())});
-  }
-  if (config.max_length > setup.model.max_position_embeddings) {
+  if (packers.size() == 1) setup.packer = std::move(packers[0]);
+  if (packers.size() > 1 && problems.empty()) setup.packer = MixPackers(std::move(packers), weights);
+  if (setup.model.vocab_size > 1 && config.max_length > setup.model.max_position_embeddings) {
     problems.push_back({"trainer.max_length", absl::StrCat(config.max_length, " is above the model's max_position_embeddings, ", setup.model.max_position_embeddings)});
+  }
+  if (config.eval_interval == 0) return;
+  // Every evaluation takes the same rows in the same order.
+  options.seed = static_cast<uint64_t>(config.seed);
+  if (options.kind == "balanced") options.kind = "bfd";
+  const auto evaluate_on = [&](const std::string& directory, const std::string& path) {
+    Setup::Evaluation& one = setup.evaluations.emplace_back();
+    one.shards = OpenData(setup, directory, options, path, one.packer, problems);
+  };
+  if (!config.eval_data.empty()) return evaluate_on(setup.surroundings.Resolve(config.eval_data), "trainer.eval_data");
+  for (const MixturePart& part : config.Parts()) {
+    const std::string directory = setup.surroundings.Resolve(part.data) + "/validation";
+    if (fs::exists(directory + "/index.json")) evaluate_on(directory, "trainer.eval_interval");
+  }
+  if (setup.evaluations.empty()) {
+    problems.push_back({"trainer.eval_interval", "the data has no validation split; make one with `muster-trainer prepare --validation-share 0.01`, or give eval_data"});
   }
 }
 
@@ -170,7 +228,7 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
   setup.config = ParseTrainConfig(setup.trainer, problems);
   if (setup.config.model) setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
   if (!setup.config.init.empty()) CheckInit(setup, problems);
-  if (!setup.config.data.empty()) CheckData(setup, problems);
+  if (!setup.config.Parts().empty()) CheckData(setup, problems);
   CheckExport(setup, problems);
   if (setup.config.save_steps > 0 && setup.surroundings.checkpoint_directory.empty()) {
     problems.push_back({"trainer.save_steps", "needs a place for checkpoints: set MUSTER_CHECKPOINT_DIR, as Muster does"});
@@ -205,7 +263,12 @@ class Run {
         optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
     const int64_t share = SharePerRank(config_.global_batch_size, world_.size());
     const int64_t micro = ChooseMicroBatchSize(config_, share);
-    batches_.emplace(*setup_.packer, *setup_.shards, config_.max_length, config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device());
+    batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device());
+    for (const Setup::Evaluation& one : setup_.evaluations) {
+      const int64_t all = one.packer->rows_per_epoch();
+      evaluations_.push_back({BatchReader(one.packer.get(), config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device(), RowsToEvaluate(all)),
+                              RowsToEvaluate(all)});
+    }
     schedule_ = PlainSchedule(engine_.block_flats(), static_cast<int>((share + micro - 1) / micro));
     if (world_.rank() == 0 && !dump_tokens.empty()) {
       dump_fd_ = ::open(dump_tokens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -234,6 +297,7 @@ class Run {
 
  private:
   bool Leads() const { return world_.rank() == 0; }
+  int64_t RowsToEvaluate(int64_t all) const { return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all; }
 
   // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn.
   void Load() {
@@ -255,8 +319,12 @@ class Run {
     TORCH_CHECK(ParseModelConfig(meta.model, "model", false, problems).SameModel(setup_.model), "the checkpoint ", checkpoint.path(), " is of another model than trainer.",
                 config_.model ? "model" : "init");
     if (Leads()) {
-      if (meta.data_fingerprint != setup_.shards->fingerprint()) std::fprintf(stderr, "note: trainer.data is not what %s was trained on\n", checkpoint.path().c_str());
+      if (meta.data_fingerprint != setup_.DataFingerprint()) std::fprintf(stderr, "note: the data is not what %s was trained on\n", checkpoint.path().c_str());
       if (meta.seed != config_.seed) std::fprintf(stderr, "note: seed changed since %s: the data's order is another\n", checkpoint.path().c_str());
+      const auto text = [](const json& map, const char* key, const json& otherwise) { return map.is_object() ? map.value(key, otherwise) : otherwise; };
+      for (const auto& [key, otherwise] : {std::pair<const char*, json>{"packing", "wrapped"}, {"document_mask", false}, {"max_length", 0}}) {
+        if (text(meta.trainer, key, otherwise) != text(setup_.trainer, key, otherwise)) std::fprintf(stderr, "note: %s changed since %s: the sequences are others\n", key, checkpoint.path().c_str());
+      }
       if (meta.packing_version != kPackingVersion) std::fprintf(stderr, "note: %s was packed by version %d: the data's order is another\n", checkpoint.path().c_str(), meta.packing_version);
     }
     std::string error;
@@ -299,7 +367,9 @@ class Run {
       ++step_;
       next_sequence_ += config_.global_batch_size;
       if (first) world_.SetTimeout(kStepTimeout), first = false;
-      Report(all.loss, norm, learning_rate, batches->target_tokens, Seconds(Clock::now() - begin));
+      const double step_s = Seconds(Clock::now() - begin);
+      const std::optional<double> eval_loss = EvaluationIsDue() ? std::optional(Evaluate()) : std::nullopt;
+      Report(all.loss, norm, learning_rate, *batches, step_s, eval_loss);
       const bool stop = all.stop && step_ < config_.max_steps;
       if ((all.checkpoint || stop) && step_ < config_.max_steps && !setup_.surroundings.checkpoint_directory.empty()) {
         const bool saved = Save();
@@ -317,6 +387,25 @@ class Run {
     return interval_s > 0 && Seconds(Clock::now() - last_checkpoint_time_) >= interval_s;
   }
 
+  bool EvaluationIsDue() const { return config_.eval_interval > 0 && (step_ % config_.eval_interval == 0 || step_ == config_.max_steps); }
+
+  // Mean loss over the targets of the rows to evaluate on; collective, the same on every rank.
+  double Evaluate() {
+    double loss = 0;
+    int64_t targets = 0;
+    for (auto& [reader, rows] : evaluations_) {
+      for (int64_t first = 0; first < rows; first += config_.global_batch_size) {
+        absl::StatusOr<StepBatches> batches = reader.Read(first);
+        TORCH_CHECK(batches.ok(), std::string(batches.status().message()));
+        loss += engine_.Evaluate(batches->micro) * static_cast<double>(batches->target_tokens);
+        targets += batches->target_tokens;
+      }
+    }
+    double sum = 0;
+    for (const std::vector<double>& row : world_.GatherRows({loss})) sum += row[0];
+    return sum / static_cast<double>(std::max<int64_t>(1, targets));
+  }
+
   void DumpTokens() {
     if (dump_fd_ < 0) return;
     absl::StatusOr<std::vector<int32_t>> ids = batches_->ReadIds(next_sequence_);
@@ -325,19 +414,24 @@ class Run {
     TORCH_CHECK(::write(dump_fd_, ids->data(), static_cast<size_t>(bytes)) == bytes, "cannot write the token dump");
   }
 
-  void Report(double loss, double norm, double learning_rate, int64_t tokens, double step_s) {
-    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps)) return;
-    const double tokens_per_s = static_cast<double>(config_.global_batch_size * config_.max_length) / step_s;
+  void Report(double loss, double norm, double learning_rate, const StepBatches& batches, double step_s, std::optional<double> eval_loss) {
+    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps && !eval_loss)) return;
+    const double tokens_per_s = static_cast<double>(batches.tokens) / step_s;
     ordered_json line = {{"step", step_}, {"total_steps", config_.max_steps}, {"loss", loss}, {"grad_norm", norm}, {"learning_rate", learning_rate},
-                         {"tokens_per_s", tokens_per_s}, {"step_time_s", step_s}, {"target_tokens", tokens}, {"rank", 0}};
+                         {"tokens_per_s", tokens_per_s}, {"step_time_s", step_s}, {"target_tokens", batches.target_tokens}, {"rank", 0}};
     std::string text;
     char buffer[256];
     std::snprintf(buffer, sizeof buffer, "step=%lld total_steps=%lld loss=%.17g grad_norm=%.17g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4f",
                   static_cast<long long>(step_), static_cast<long long>(config_.max_steps), loss, norm, learning_rate, tokens_per_s, step_s);
     text = buffer;
+    if (eval_loss) {
+      line["eval_loss"] = *eval_loss;
+      std::snprintf(buffer, sizeof buffer, " eval_loss=%.17g", *eval_loss);
+      text += buffer;
+    }
     if (peak_flops_ < 0) peak_flops_ = world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
     if (peak_flops_ > 0) {
-      const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, config_.max_length);
+      const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)));
       const double tokens_per_peak = tokens_per_s / (peak_flops_ * world_.size());
       line["mfu_causal"] = flops.causal * tokens_per_peak;
       line["mfu_full"] = flops.full * tokens_per_peak;
@@ -357,7 +451,7 @@ class Run {
     meta.next_sequence = next_sequence_;
     meta.seed = config_.seed;
     meta.packing_version = kPackingVersion;
-    meta.data_fingerprint = setup_.shards->fingerprint();
+    meta.data_fingerprint = setup_.DataFingerprint();
     meta.zero_stage = static_cast<int>(config_.zero_stage);
     meta.dtype = config_.dtype;
     meta.model = ToHuggingFace(setup_.model, config_.dtype == "bf16" ? "bfloat16" : "float32");
@@ -390,7 +484,7 @@ class Run {
     const bool managed = !setup_.surroundings.export_staging.empty();
     const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
     const std::string unfinished = staged + ".unfinished";
-    absl::Status status = StageExport(engine_.flats(), setup_.model, setup_.shards->tokenizer_directory(), setup_.init_directory, unfinished);
+    absl::Status status = StageExport(engine_.flats(), setup_.model, setup_.TokenizerDirectory(), setup_.init_directory, unfinished);
     if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup_.export_target);
     if (!status.ok()) {
       std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
@@ -409,6 +503,7 @@ class Run {
   Engine engine_;
   AdamW optimizer_;
   std::optional<BatchReader> batches_;
+  std::vector<std::pair<BatchReader, int64_t>> evaluations_;  // and how many rows
   std::vector<Action> schedule_;
   int64_t step_ = 0, next_sequence_ = 0;
   int64_t loaded_step_ = -1, last_checkpoint_step_ = -1;

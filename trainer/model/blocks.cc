@@ -40,8 +40,8 @@ class LayerBlock : public Block {
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     ops::RmsNormResult norm1 = ops::RmsNorm(x, input_norm_.w, config_.rms_norm_eps);
-    const ops::Heads heads = ops::SplitAndRotate(ops::Linear(norm1.y, qkv_.w), meta.batch, config_, rope_);
-    const ops::AttentionResult attention = ops::Attention(heads, mask_);
+    const ops::Heads heads = ops::SplitAndRotate(ops::Linear(norm1.y, qkv_.w), meta.batch, config_, rope_, meta.positions);
+    const ops::AttentionResult attention = meta.positions.defined() ? ops::DocumentAttention(heads, mask_, meta.documents) : ops::Attention(heads, mask_);
     const at::Tensor middle = ops::Linear(attention.out, out_.w).add_(x);
     ops::RmsNormResult norm2 = ops::RmsNorm(middle, post_norm_.w, config_.rms_norm_eps);
     const at::Tensor gate_up = ops::Linear(norm2.y, gate_up_.w);
@@ -50,7 +50,7 @@ class LayerBlock : public Block {
     return ops::Linear(act, down_.w).add_(middle);
   }
 
-  at::Tensor Backward(const at::Tensor& dy, const BatchMeta&, const Saved& saved) override {
+  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, const Saved& saved) override {
     enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kProbabilities, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct };
     const at::Tensor d_act = ops::LinearBackward(dy, saved[kAct], down_.w, down_.d);
     const at::Tensor d_gate_up = ops::SwiGluBackward(d_act, saved[kGateUp]);
@@ -58,8 +58,9 @@ class LayerBlock : public Block {
     const at::Tensor d_middle = ops::RmsNormBackward(d_norm2, saved[kMiddle], post_norm_.w, saved[kRstd2], post_norm_.d).add_(dy);
     const at::Tensor d_attention = ops::LinearBackward(d_middle, saved[kAttention], out_.w, out_.d);
     const ops::Heads heads{saved[kHeadQ], saved[kHeadK], saved[kHeadV]};
-    const ops::Heads d_heads = ops::AttentionBackward(d_attention, heads, saved[kProbabilities]);
-    const at::Tensor d_qkv = ops::SplitAndRotateBackward(d_heads, config_, rope_);
+    const ops::Heads d_heads = meta.positions.defined() ? ops::DocumentAttentionBackward(d_attention, heads, saved[kProbabilities], meta.documents)
+                                                        : ops::AttentionBackward(d_attention, heads, saved[kProbabilities]);
+    const at::Tensor d_qkv = ops::SplitAndRotateBackward(d_heads, config_, rope_, meta.positions);
     const at::Tensor d_norm1 = ops::LinearBackward(d_qkv, saved[kNorm1], qkv_.w, qkv_.d);
     return ops::RmsNormBackward(d_norm1, saved[kX], input_norm_.w, saved[kRstd1], input_norm_.d).add_(d_middle);
   }
@@ -79,7 +80,7 @@ class HeadBlock : public Block {
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
-    ops::LossResult loss = ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights, projection_.d);
+    ops::LossResult loss = ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights, meta.loss_only ? at::Tensor() : projection_.d);
     saved = {x, norm.rstd, loss.dx};
     return loss.loss;
   }

@@ -19,6 +19,11 @@ struct BatchMeta {
   at::Tensor ids;      // [T]
   at::Tensor targets;  // [T]
   at::Tensor weights;  // [T] fp32, divided by the step's global number of target tokens; 0: doesn't count
+  // Rows packed with documents: each token's position in its document, [T], and where the documents stand. Tokens outside
+  // of all are padding. Undefined and empty: every row is one sequence.
+  at::Tensor positions = {};
+  std::vector<ops::DocumentSpan> documents = {};
+  bool loss_only = false;  // no backward follows
 };
 
 // Tensors that a block's forward leaves for its backward.

@@ -42,11 +42,22 @@ RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device 
   return {angles.cos().to(device), angles.sin().to(device)};
 }
 
-Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope) {
+namespace {
+
+// cos and sin of every token's position, to be broadcast over heads: [S, D / 2] or [B, 1, S, D / 2].
+RopeTables AtPositions(const RopeTables& rope, const at::Tensor& positions, int64_t batch, int64_t length, at::ScalarType dtype) {
+  if (!positions.defined()) return {rope.cos.narrow(0, 0, length).to(dtype), rope.sin.narrow(0, 0, length).to(dtype)};
+  const auto pick = [&](const at::Tensor& table) { return at::index_select(table, 0, positions).view({batch, 1, length, -1}).to(dtype); };
+  return {pick(rope.cos), pick(rope.sin)};
+}
+
+}  // namespace
+
+Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions) {
   const int64_t h = config.num_heads, hkv = config.num_kv_heads, d = config.head_dim;
   const int64_t length = qkv.size(0) / batch;
   const at::Tensor all = qkv.view({batch, length, h + 2 * hkv, d}).transpose(1, 2);  // [B, H + 2·Hkv, S, D]
-  const at::Tensor cos = rope.cos.narrow(0, 0, length).to(qkv.scalar_type()), sin = rope.sin.narrow(0, 0, length).to(qkv.scalar_type());
+  const auto [cos, sin] = AtPositions(rope, positions, batch, length, qkv.scalar_type());
   Heads heads{at::empty({batch, h, length, d}, qkv.options()), at::empty({batch, hkv, length, d}, qkv.options()), {}};
   Rotate(all.narrow(1, 0, h), heads.q, cos, sin, 1);
   Rotate(all.narrow(1, h, hkv), heads.k, cos, sin, 1);
@@ -54,12 +65,12 @@ Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& co
   return heads;
 }
 
-at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope) {
+at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions) {
   const int64_t h = config.num_heads, hkv = config.num_kv_heads, d = config.head_dim;
   const int64_t batch = d_heads.q.size(0), length = d_heads.q.size(2);
   at::Tensor d_qkv = at::empty({batch * length, (h + 2 * hkv) * d}, d_heads.q.options());
   const at::Tensor all = d_qkv.view({batch, length, h + 2 * hkv, d}).transpose(1, 2);
-  const at::Tensor cos = rope.cos.narrow(0, 0, length).to(d_qkv.scalar_type()), sin = rope.sin.narrow(0, 0, length).to(d_qkv.scalar_type());
+  const auto [cos, sin] = AtPositions(rope, positions, batch, length, d_qkv.scalar_type());
   Rotate(d_heads.q, all.narrow(1, 0, h), cos, sin, -1);  // the inverse of a rotation is its transpose
   Rotate(d_heads.k, all.narrow(1, h, hkv), cos, sin, -1);
   all.narrow(1, h + hkv, hkv).copy_(d_heads.v);
@@ -96,6 +107,62 @@ Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::T
   const at::Tensor d_q = at::bmm(d_scores, k);
   const at::Tensor d_k = at::bmm(d_scores.transpose(1, 2), q);
   return {d_q.view({b, h, s, d}), d_k.view({b, hkv, s, d}), d_v.view({b, hkv, s, d})};
+}
+
+namespace {
+
+// One document's heads: q [Hkv, G·n, D], k and v [Hkv, n, D].
+Heads OfDocument(const Heads& heads, const DocumentSpan& span) {
+  const int64_t h = heads.q.size(1), hkv = heads.k.size(1), d = heads.q.size(3), n = span.end - span.begin;
+  const auto cut = [&](const at::Tensor& x) { return x.select(0, span.row).narrow(1, span.begin, n); };  // [heads, n, D]
+  return {cut(heads.q).reshape({hkv, h / hkv * n, d}), cut(heads.k), cut(heads.v)};
+}
+
+int64_t ProbabilityCount(const Heads& heads, const DocumentSpan& span) { return heads.q.size(1) * (span.end - span.begin) * (span.end - span.begin); }
+
+}  // namespace
+
+AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask, const std::vector<DocumentSpan>& documents) {
+  const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3), hkv = heads.k.size(1);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
+  int64_t count = 0;
+  for (const DocumentSpan& span : documents) count += ProbabilityCount(heads, span);
+  AttentionResult result{at::zeros({b, s, h, d}, heads.q.options()), at::empty({count}, heads.q.options())};
+  int64_t at = 0;
+  for (const DocumentSpan& span : documents) {
+    const int64_t n = span.end - span.begin;
+    const Heads own = OfDocument(heads, span);
+    at::Tensor scores = at::bmm(own.q, own.k.transpose(1, 2)).mul_(scale);  // [Hkv, G·n, n]
+    scores.view({h, n, n}).add_(mask.narrow(0, 0, n).narrow(1, 0, n));
+    at::Tensor probabilities = result.probabilities.narrow(0, at, ProbabilityCount(heads, span)).view({hkv, h / hkv * n, n});
+    at::_softmax_out(probabilities, scores, 2, /*half_to_float=*/false);
+    const at::Tensor out = at::bmm(probabilities, own.v).view({h, n, d});
+    result.out.select(0, span.row).narrow(0, span.begin, n).copy_(out.transpose(0, 1));
+    at += ProbabilityCount(heads, span);
+  }
+  result.out = result.out.view({b * s, h * d});
+  return result;
+}
+
+Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities, const std::vector<DocumentSpan>& documents) {
+  const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3), hkv = heads.k.size(1);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
+  Heads d_heads{at::zeros_like(heads.q), at::zeros_like(heads.k), at::zeros_like(heads.v)};
+  int64_t at = 0;
+  for (const DocumentSpan& span : documents) {
+    const int64_t n = span.end - span.begin;
+    const Heads own = OfDocument(heads, span);
+    const at::Tensor p = probabilities.narrow(0, at, ProbabilityCount(heads, span)).view({hkv, h / hkv * n, n});
+    const at::Tensor d_o = d_out.view({b, s, h, d}).select(0, span.row).narrow(0, span.begin, n).transpose(0, 1).reshape({hkv, h / hkv * n, d});
+    const at::Tensor d_p = at::bmm(d_o, own.v.transpose(1, 2));  // [Hkv, G·n, n]
+    const at::Tensor d_scores = at::_softmax_backward_data(d_p, p, 2, d_p.scalar_type()).mul_(scale);
+    const auto put = [&](const at::Tensor& all, const at::Tensor& part) { all.select(0, span.row).narrow(1, span.begin, n).copy_(part); };
+    put(d_heads.q, at::bmm(d_scores, own.k).view({h, n, d}));
+    put(d_heads.k, at::bmm(d_scores.transpose(1, 2), own.q));
+    put(d_heads.v, at::bmm(p.transpose(1, 2), d_o));
+    at += ProbabilityCount(heads, span);
+  }
+  return d_heads;
 }
 
 }  // namespace muster::trainer::ops

@@ -36,7 +36,7 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
                               const at::Tensor& d_w) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(1, std::min(tokens, kLogitsChunk / w.size(0)));
-  LossResult result{at::zeros({}, x.options().dtype(at::kDouble)), at::empty_like(x)};
+  LossResult result{at::zeros({}, x.options().dtype(at::kDouble)), d_w.defined() ? at::empty_like(x) : at::Tensor()};
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t length = std::min(chunk, tokens - begin);
     const at::Tensor x_part = x.narrow(0, begin, length);
@@ -46,6 +46,7 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
     result.loss.sub_((log_p.gather(1, target).to(at::kDouble) * weight).sum());
+    if (!d_w.defined()) continue;
     // d logits = (softmax - onehot) * weight, in the place of log_p
     log_p.exp_().mul_(weight);
     log_p.scatter_add_(1, target, weight.neg());

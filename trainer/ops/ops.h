@@ -4,6 +4,8 @@
 // To be called without autograd (at::NoGradGuard or InferenceMode).
 #pragma once
 
+#include <vector>
+
 #include <ATen/ATen.h>
 
 #include "trainer/model/config.h"
@@ -33,8 +35,9 @@ RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device 
 struct Heads {
   at::Tensor q, k, v;
 };
-Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope);
-at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope);
+// positions [B*S]: each token's; undefined: 0..S-1 in every row.
+Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions = {});
+at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions = {});
 
 // Causal attention by plain batched products; grouped queries read their key head without copies.
 // Returns out [B*S, H·D] and the probabilities [B·Hkv, G·S, S] that the backward needs.
@@ -45,6 +48,16 @@ struct AttentionResult {
 at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::TensorOptions& options);
 AttentionResult Attention(const Heads& heads, const at::Tensor& mask);
 Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities);
+
+// Tokens [begin, end) of a row.
+struct DocumentSpan {
+  int64_t row = 0, begin = 0, end = 0;
+};
+// Causal attention inside each document alone, one document after another: a document's result doesn't depend on what it is
+// packed with. Tokens of no document get zero. `mask` may be for longer sequences. probabilities: all documents' [Hkv, G·n, n],
+// one behind the other, flat.
+AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask, const std::vector<DocumentSpan>& documents);
+Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities, const std::vector<DocumentSpan>& documents);
 
 // silu(gate) · up of gate_up [T, 2·F] → [T, F]
 at::Tensor SwiGlu(const at::Tensor& gate_up);
@@ -58,7 +71,8 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 // Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a time, so that the
 // logits of all tokens never exist at once (the idea of Liger's fused linear cross-entropy).
 // weights [T] fp32: what each token's loss counts, already divided by the global number of target tokens.
-// Returns the weighted loss (summed in double, [] on x's device) and dx [T, d]; adds to d_w [V, d].
+// Returns the weighted loss (summed in double, [] on x's device) and dx [T, d]; adds to d_w [V, d]. With d_w undefined: the
+// loss alone.
 struct LossResult {
   at::Tensor loss, dx;
 };

@@ -98,6 +98,31 @@ TEST_F(Ops, RotaryGroupedCausalAttention) {
   ExpectClose(d_qkv, Autograd({qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch); }, dy)[0], "d qkv");
 }
 
+TEST_F(Ops, DocumentsPackedInRowsGiveWhatEachGivesAlone) {
+  const ModelConfig c = Tiny();
+  const int64_t batch = 2, s = 11;
+  const std::vector<ops::DocumentSpan> documents = {{0, 0, 1}, {0, 1, 6}, {0, 6, 9}, {1, 0, 11}};  // row 0 ends with padding
+  const at::Tensor qkv = Random({batch * s, 8 * 8}), dy = Random({batch * s, 32});
+  at::Tensor positions = at::zeros({batch * s}, at::kLong);
+  for (const auto& [row, begin, end] : documents) positions.narrow(0, row * s + begin, end - begin).copy_(at::arange(end - begin));
+  const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
+  const at::Tensor mask = ops::MakeCausalMask(c, s + 3, qkv.options());  // one for longer rows serves
+  const ops::Heads heads = ops::SplitAndRotate(qkv, batch, c, rope, positions);
+  const ops::AttentionResult result = ops::DocumentAttention(heads, mask, documents);
+  const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::DocumentAttentionBackward(dy, heads, result.probabilities, documents), c, rope, positions);
+  at::Tensor inside = at::zeros({batch * s}, at::kBool);
+  for (const auto& [row, begin, end] : documents) {
+    const int64_t at = row * s + begin, n = end - begin;
+    const ops::RopeTables own = {rope.cos.narrow(0, 0, n), rope.sin.narrow(0, 0, n)};
+    const at::Tensor alone = qkv.narrow(0, at, n);
+    ExpectClose(result.out.narrow(0, at, n), PlainAttention(alone, c, own, 1), "out");
+    ExpectClose(d_qkv.narrow(0, at, n), Autograd({alone}, [&](const auto& l) { return PlainAttention(l[0], c, own, 1); }, dy.narrow(0, at, n))[0], "d qkv");
+    inside.narrow(0, at, n).fill_(true);
+  }
+  EXPECT_EQ(result.out.index({inside.logical_not()}).abs().sum().item<float>(), 0) << "padding gives nothing";
+  EXPECT_EQ(d_qkv.index({inside.logical_not()}).abs().sum().item<float>(), 0);
+}
+
 TEST_F(Ops, EmbeddingAddsRepeatedIds) {
   const at::Tensor ids = at::tensor({1, 4, 1, 0}, at::kLong), w = Random({5, 3}), dy = Random({4, 3});
   at::Tensor d_w = at::zeros({5, 3});
@@ -118,6 +143,9 @@ TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
     EXPECT_NEAR(result.loss.item<double>(), (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, wanted[0], "dx");
     ExpectClose(d_w, wanted[1], "dw");
+    const ops::LossResult alone = ops::LinearCrossEntropy(x, w, targets, weights, {});
+    EXPECT_EQ(alone.loss.item<double>(), result.loss.item<double>());
+    EXPECT_FALSE(alone.dx.defined());
   }
 }
 

@@ -48,6 +48,21 @@ double Engine::Run(const std::vector<Action>& schedule, const std::vector<BatchM
   return loss.item<double>();
 }
 
+double Engine::Evaluate(std::vector<BatchMeta>& batches) {
+  GatherAll();
+  double loss = 0;
+  for (BatchMeta& batch : batches) {
+    batch.loss_only = true;
+    at::Tensor x;
+    for (const std::unique_ptr<Block>& block : blocks_) {
+      Saved saved;
+      x = block->Forward(x, batch, saved);
+    }
+    loss += x.item<double>();
+  }
+  return loss;
+}
+
 void Engine::GatherAll() {
   for (const std::unique_ptr<FlatParam>& flat : flats_) flat->StartGather();
   for (const std::unique_ptr<FlatParam>& flat : flats_) flat->FinishGather();

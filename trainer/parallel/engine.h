@@ -23,6 +23,9 @@ class Engine {
   // rank's owned range). Returns this rank's loss (its share of the global mean).
   double Run(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches);
 
+  // This rank's loss of `batches`, without gradients. Leaves the weights gathered; collective.
+  double Evaluate(std::vector<BatchMeta>& batches);
+
   // Brings all weights up to date on every rank.
   void GatherAll();
 

@@ -1,5 +1,6 @@
 """prepare: tokens survive the round trip, the output depends on the inputs alone, bad input is named."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -31,7 +32,13 @@ def prepared(*arguments, **options) -> dict:
 
 def read_documents(folder: Path) -> list[list[int]]:
     """All documents' ids, in order, by the format's definition."""
+    return [ids for ids, _ in read_masked(folder)]
+
+
+def read_masked(folder: Path) -> list[tuple[list[int], list[int]]]:
+    """All documents' ids and masks."""
     index = json.loads((folder / "index.json").read_text())
+    assert index["format"] == "muster-tokens-2"
     documents = []
     for shard in index["shards"]:
         tokens_bytes = (folder / shard["tokens"]).read_bytes()
@@ -42,7 +49,9 @@ def read_documents(folder: Path) -> list[list[int]]:
         offsets = struct.unpack(f"<{len(docs_bytes) // 8}q", docs_bytes)
         assert (offsets[0], offsets[-1], len(offsets)) == (0, len(ids), shard["num_documents"] + 1)
         assert len(ids) == shard["num_tokens"]
-        documents += [list(ids[begin:end]) for begin, end in zip(offsets, offsets[1:])]
+        mask = (folder / shard["mask"]).read_bytes() if shard["mask"] else b"\1" * len(ids)
+        assert len(mask) == len(ids) and sum(mask) == shard["num_target_tokens"]
+        documents += [(list(ids[begin:end]), list(mask[begin:end])) for begin, end in zip(offsets, offsets[1:])]
     return documents
 
 
@@ -79,9 +88,10 @@ def test_bytes_round_trip_through_text_and_json_lines(corpus, tmp_path):
     folder, wanted = corpus
     index = prepared("--input", folder, "--tokenizer", "bytes", "--output", tmp_path / "out")
     documents = read_documents(tmp_path / "out")
+    assert {ids.pop() for ids in documents} == {257}, "a document ends with eos"
     assert [bytes(ids).decode() for ids in documents] == wanted
     assert (index["dtype"], index["vocab_size"], index["eos_id"]) == ("uint16", 259, 257)
-    assert index["num_tokens"] == sum(map(len, documents)) and index["num_documents"] == len(wanted)
+    assert index["num_tokens"] == sum(map(len, documents)) + len(wanted) and index["num_documents"] == len(wanted)
     assert len(index["shards"]) >= 7, "too few shards for the tests of processes to mean anything"
 
 
@@ -118,7 +128,8 @@ def test_hugging_face_tokenizer_gives_the_ids_that_transformers_gives(bpe, tmp_p
     (tmp_path / "x.txt").write_text(Path(__file__).read_text() + "<|end|> Grüße")
     index = prepared("--input", tmp_path / "x.txt", "--tokenizer", bpe, "--output", tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
-    assert read_documents(tmp_path / "out") == [loaded((tmp_path / "x.txt").read_text(), add_special_tokens=False)["input_ids"]]
+    wanted = loaded((tmp_path / "x.txt").read_text(), add_special_tokens=False)["input_ids"]
+    assert read_documents(tmp_path / "out") == [[*wanted, loaded.eos_token_id]]
     assert index["eos_id"] == loaded.eos_token_id and index["vocab_size"] == len(loaded)
 
 
@@ -146,7 +157,12 @@ BROKEN = {  # name: (file name, content, arguments, what the message must say)
     "not JSON": ("x.jsonl", b'{"text": "a"}\n\n{"text": oops}\n', (), "x.jsonl:3: not JSON: Expecting value at column 10"),
     "cut off": ("x.jsonl", b'{"text": "a"}\n{"text": "b', (), "x.jsonl:2: not JSON"),
     "not an object": ("x.jsonl", b'["text"]\n', (), "x.jsonl:1: a JSON object is wanted, this is an array"),
-    "no such field": ("x.jsonl", b'{"content": "a"}\n', (), 'x.jsonl:1: no field "text" (there are: "content"); --text-field'),
+    "no such field": ("x.jsonl", b'{"content": "a"}\n', (), 'x.jsonl:1: no field "text", "messages", or "prompt" and "completion" (there are: "content"); --text-field'),
+    "no such named field": ("x.jsonl", b'{"text": "a"}\n', ("--text-field", "body"), 'x.jsonl:1: no field "body" (there are: "text"); --text-field'),
+    "no such completion": ("x.jsonl", b'{"question": "a"}\n', ("--prompt-field", "question", "--completion-field", "answer"), 'no field "answer" (there are: "question"); --completion-field'),
+    "empty completion": ("x.jsonl", b'{"prompt": "a", "completion": ""}\n', (), 'x.jsonl:1: field "completion" is empty'),
+    "chat without template": ("x.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}\n', (), "the tokenizer has no chat template; --chat-template FILE"),
+    "two kinds": ("x.jsonl", b"{}\n", ("--text-field", "a", "--messages-field", "b"), "--text-field and --messages-field exclude each other"),
     "not a string": ("x.jsonl", b'{"text": 5}\n', (), 'x.jsonl:1: field "text" is a number, not a string'),
     "surrogate": ("x.jsonl", b'{"text": "a\\ud800"}\n', (), "x.jsonl:1:"),
     "deep": ("x.jsonl", b"[" * 200_000 + b"\n", (), "x.jsonl:1: not JSON"),
@@ -155,12 +171,16 @@ BROKEN = {  # name: (file name, content, arguments, what the message must say)
     "empty file": ("x.txt", b"", (), "x.txt: empty"),
     "only empty documents": ("x.jsonl", b'{"text": ""}\n', (), "the inputs hold no text"),
     "ambiguous suffix": ("x.json", b"{}\n", (), "x.json: is it JSON lines or text? Say --format jsonl"),
-    "packed": ("x.jsonl.gz", b"\x1f\x8b", (), "x.jsonl.gz: not yet: .gz files"),
-    "hub tokenizer": ("x.txt", b"x", ("--tokenizer", "meta-llama/Llama-3.1-8B"), "Names on the hub: not yet"),
+    "zip": ("x.zip", b"PK", (), "x.zip: .zip files are not read; unpack it"),
+    "truncated gzip": ("x.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], (), "x.jsonl.gz: damaged .gz"),
+    "no zstd": ("x.txt.zst", b"no zstd", (), "x.txt.zst: damaged .zst"),
+    "no xz": ("x.txt.xz", b"no xz at all", (), "x.txt.xz: damaged .xz"),
+    "no Parquet": ("x.parquet", b"PAR1 no, it isn't PAR1", (), "x.parquet: not a readable Parquet file"),
+    "no tokenizer": ("x.txt", b"x", ("--tokenizer", "nowhere"), "nowhere: no such file or folder, no name on the hub"),
     "broken tokenizer": ("x.txt", b"x", ("--tokenizer", __file__), "not a tokenizer.json"),
     "no match": ("x.txt", b"x", ("--input", "nowhere-*.txt"), "nowhere-*.txt: no file matches"),
     "missing": ("x.txt", b"x", ("--input", "nowhere.txt"), "nowhere.txt: no such file"),
-    "remote": ("x.txt", b"x", ("--input", "s3://acme/x"), "s3://acme/x: not yet: local files only"),
+    "unknown storage": ("x.txt", b"x", ("--input", "ftp://acme/x"), "ftp://acme/x: no such storage: ftp://; there are http"),
     "zero length": ("x.txt", b"x", ("--max-length", "0"), "0 is below 1"),
 }
 
@@ -169,7 +189,7 @@ BROKEN = {  # name: (file name, content, arguments, what the message must say)
 def test_broken_input_is_named_and_nothing_is_published(case, tmp_path):
     name, content, arguments, message = BROKEN[case]
     (tmp_path / name).write_bytes(content)
-    done = prepare("--tokenizer", "bytes", "--input", tmp_path / name, "--output", tmp_path / "out", *arguments, cwd=tmp_path)
+    done = prepare("--tokenizer", "bytes", "--input", tmp_path / name, "--output", tmp_path / "out", "--strict", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "index.json").exists()
@@ -179,8 +199,16 @@ def test_the_line_number_is_right_in_a_later_shard(corpus, tmp_path):
     lines = [b'{"text": "%06d"}\n' % number for number in range(200_000)]
     lines[170_000] = b"broken\n"
     (tmp_path / "x.jsonl").write_bytes(b"".join(lines))
-    done = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "out")
+    base = ("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output")
+    done = prepare(*base, tmp_path / "strict", "--strict")
     assert done.returncode == 2 and f"{tmp_path}/x.jsonl:170001: not JSON" in done.stderr
+    lines[7] = b"{}\n"
+    (tmp_path / "x.jsonl").write_bytes(b"".join(lines))
+    done = prepare(*base, tmp_path / "out")
+    assert done.returncode == 0 and "2 broken records were left out" in done.stderr
+    assert [line.split(":")[1] for line in done.stderr.splitlines() if line.startswith("  /")] == ["8", "170001"]
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert (index["num_broken_records"], index["num_documents"]) == (2, 199_998)
 
 
 def test_finished_shards_are_taken_over_and_damaged_ones_made_anew(tmp_path):
@@ -222,7 +250,7 @@ def test_a_finished_output_is_kept_unless_asked(tmp_path):
     other = prepare("--input", tmp_path / "b.txt", "--tokenizer", "bytes", "--output", out)
     assert other.returncode == 2 and "--overwrite" in other.stderr
     assert digests(out) == before
-    assert prepared("--input", tmp_path / "b.txt", "--tokenizer", "bytes", "--output", out, "--overwrite")["num_tokens"] == 2
+    assert prepared("--input", tmp_path / "b.txt", "--tokenizer", "bytes", "--output", out, "--overwrite")["num_tokens"] == 3
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
@@ -302,4 +330,4 @@ def test_the_binary_runs_it(trainer_bin, tmp_path):
     done = subprocess.run([trainer_bin, "prepare", "--input", tmp_path / "x.txt", "--tokenizer", "bytes", "--output", tmp_path / "out"],
                           env=clean_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert read_documents(tmp_path / "out") == [list(b"hello")]
+    assert read_documents(tmp_path / "out") == [[*b"hello", 257]]

@@ -9,11 +9,12 @@ import pytest
 import resume
 from harness import clean_environment
 
-TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict}
+TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list}
 CONTRACT_KEYS = {
     "init", "model", "data", "max_length", "global_batch_size", "micro_batch_size", "max_steps", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "min_lr_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "max_grad_norm", "seed", "zero_stage", "dtype", "export", "deterministic", "log_interval", "save_steps", "threads"}
+    "max_grad_norm", "seed", "zero_stage", "dtype", "export", "deterministic", "log_interval", "save_steps", "threads",
+    "mixture", "packing", "document_mask", "max_row_length", "eval_interval", "eval_sequences", "eval_data"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_schema_is_a_json_schema_whose_defaults_obey_it(schema_text):
     assert set(schema["properties"]) == CONTRACT_KEYS
     assert set(schema["required"]) <= CONTRACT_KEYS
     for name, key in schema["properties"].items():
-        assert set(key) <= {"type", "description", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "minLength"}, name
+        assert set(key) <= {"type", "description", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "minLength", "items"}, name
         assert key["description"].endswith("."), name
         if "default" in key:
             default = key["default"]
@@ -59,6 +60,8 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
     "several at once": ({"dtype": "fp16", "learning_rat": 1}, ["dtype", "learning_rat"]),
     "init and model": ({"init": "/nowhere"}, ["init", "model"]),
     "no such data": ({"data": "/nowhere"}, ["/nowhere"]),
+    "data and mixture": ({"mixture": [{"data": "/nowhere", "weight": 1}]}, ["data and mixture exclude each other"]),
+    "no such part": ({"packing": "bfd", "mixture": [{"data": "/nowhere", "weight": -1}]}, ["mixture[0].weight", "above 0"]),
     "heads don't divide": ({"model": resume.TINY_MODEL | {"num_key_value_heads": 3}}, ["num_key_value_heads"]),
     "small vocabulary": ({"model": resume.TINY_MODEL | {"vocab_size": 100, "bos_token_id": None, "eos_token_id": None}}, ["vocab_size", "259"]),
     "other architecture": ({"model": resume.TINY_MODEL | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}}, ["gpt2"]),

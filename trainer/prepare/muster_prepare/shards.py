@@ -1,11 +1,13 @@
 """Shards on disk.
 
 DIR/index.json       published last, by rename; until then DIR holds nothing a trainer would read
-DIR/00000.tokens     ids, little-endian, uint16 or uint32; no eos between documents (the trainer's packing puts it)
+DIR/00000.tokens     ids, little-endian, uint16 or uint32; documents end with their end-of-document token, if they have one
 DIR/00000.docs       num_documents + 1 offsets into .tokens, in tokens, little-endian int64
+DIR/00000.mask       a byte a token: 1 = it counts in the loss. Absent where all do
+DIR/validation/      the documents kept apart for evaluation, in the same form; absent without --validation-share
 DIR/tokenizer/       Hugging Face tokenizer files
 DIR/prepare.json     what it was made from: decides whether finished shards of an earlier run are taken over
-DIR/00000.done.json  while unfinished: the index entry of a finished shard
+DIR/00000.done.json  while unfinished: what is known of a finished shard
 """
 
 import hashlib
@@ -15,9 +17,13 @@ import struct
 from typing import Callable
 
 from muster_prepare import inputs
+from muster_prepare.errors import InputError
+from muster_prepare.examples import Broken, Example, Fields
 from muster_prepare.vocabulary import Vocabulary
 
-FORMAT = "muster-tokens-1"
+FORMAT = "muster-tokens-2"
+VALIDATION = "validation"
+SUFFIXES = (".tokens", ".docs", ".mask")
 BATCH_BYTES = 1 << 18  # of text per call of the tokenizer
 
 
@@ -47,87 +53,190 @@ class HashedFile:
         os.unlink(self.path)
 
 
-def write_shard(folder: str, number: int, pieces: list[inputs.Piece], vocabulary: Vocabulary, text_field: str,
-                on_progress: Callable[[int, int], None]) -> dict:
-    """Writes one shard and its .done.json; returns the index entry. A function of its arguments alone.
+class ShardFiles:
+    """The files of one shard of one split. close() gives its index entry; without it nothing stays."""
 
-    on_progress(bytes of input, tokens) is called with what was added. On any error nothing of the shard stays.
+    def __init__(self, folder: str, name: str, item_bytes: int):
+        self._folder, self._name, self._item_bytes = folder, name, item_bytes
+        self._open: list[HashedFile] = []
+        self.tokens = self.targets = self.documents = self.longest = 0
+        try:
+            self._tokens_file = self._add(".tokens")
+            self._docs_file = self._add(".docs")
+        except OSError:
+            self.abandon()
+            raise
+        self._mask_file: HashedFile | None = None
+        self._docs_file.write(struct.pack("<q", 0))
+
+    def _add(self, suffix: str) -> HashedFile:
+        self._open.append(HashedFile(os.path.join(self._folder, self._name + suffix)))
+        return self._open[-1]
+
+    def write(self, ids: bytes, mask: bytes | None) -> None:
+        """One document."""
+        length = len(ids) // self._item_bytes
+        if mask is not None and self._mask_file is None:
+            self._mask_file = self._add(".mask")
+            self._mask_file.write(b"\1" * self.tokens)
+        if self._mask_file is not None:
+            self._mask_file.write(mask if mask is not None else b"\1" * length)
+        self._tokens_file.write(ids)
+        self.tokens += length
+        self.targets += length if mask is None else sum(mask)
+        self.documents += 1
+        self.longest = max(self.longest, length)
+        self._docs_file.write(struct.pack("<q", self.tokens))
+
+    def close(self) -> dict:
+        entry = {"tokens": f"{self._name}.tokens", "documents": f"{self._name}.docs",
+                 "mask": f"{self._name}.mask" if self._mask_file else None, "num_tokens": self.tokens,
+                 "num_target_tokens": self.targets, "num_documents": self.documents, "longest_document": self.longest,
+                 "sha256_tokens": self._tokens_file.close(), "sha256_documents": self._docs_file.close()}
+        if self._mask_file:
+            entry["sha256_mask"] = self._mask_file.close()
+        return entry
+
+    def abandon(self) -> None:
+        for file in self._open:
+            file.abandon()
+
+
+def write_shard(folder: str, number: int, pieces: list[inputs.Piece], vocabulary: Vocabulary, fields: Fields,
+                validation_share: float, strict: bool, on_progress: Callable[[int, int], None]) -> dict:
+    """Writes one shard and its .done.json; returns what that says: the splits' index entries, how many records were
+    broken, the first problems as [piece, line within, text], and each piece's lines. A function of its arguments alone.
+
+    on_progress(bytes of input, tokens) is called with what was added. On any error nothing of the shard stays. `strict`:
+    broken records raise InputError.
     """
     name = f"{number:05d}"
     item_bytes = 2 if vocabulary.dtype == "uint16" else 4
-    tokens_file = HashedFile(os.path.join(folder, f"{name}.tokens"))
-    try:
-        docs_file = HashedFile(os.path.join(folder, f"{name}.docs"))
-    except OSError:
-        tokens_file.abandon()
-        raise
-    offset = documents = 0
-    texts: list[str] = []
-    pending_bytes = 0
+    splits = {"train": ShardFiles(folder, name, item_bytes)}
+    examples: list[Example] = []
+    broken, problems, lines = 0, [], []
+    told = pending_bytes = pending_text = 0
 
     def flush() -> None:
-        nonlocal offset, documents, pending_bytes
-        before = offset
-        for ids in vocabulary.encode(texts):
+        nonlocal told, pending_bytes, pending_text
+        added = 0
+        for ids, mask in vocabulary.encode(examples):
             if not ids:
                 continue  # empty documents don't exist
-            tokens_file.write(ids)
-            offset += len(ids) // item_bytes
-            documents += 1
-            docs_file.write(struct.pack("<q", offset))
-        on_progress(pending_bytes, offset - before)
-        texts.clear()
-        pending_bytes = 0
+            split = "validation" if validation_share and _kept_apart(ids, validation_share) else "train"
+            splits[split].write(ids, mask)
+            added += len(ids) // item_bytes
+        on_progress(pending_bytes, added)
+        told += pending_bytes
+        examples.clear()
+        pending_bytes = pending_text = 0
 
     try:
-        docs_file.write(struct.pack("<q", 0))
-        for text, taken in inputs.documents(pieces, text_field):
-            texts.append(text)
-            pending_bytes += taken
-            if pending_bytes >= BATCH_BYTES:
-                flush()
+        if validation_share:
+            splits["validation"] = ShardFiles(os.path.join(folder, VALIDATION), name, item_bytes)
+        columns = fields.columns()
+        for piece_number, piece in enumerate(pieces):
+            last = 0
+            for record in inputs.records(piece, columns):
+                last = record.number
+                pending_bytes += record.taken
+                problem = record.problem
+                if record.value is not None:
+                    try:
+                        examples.append(fields.example(record.value))
+                        pending_text += len(examples[-1].text)
+                    except Broken as error:
+                        problem = str(error)
+                if problem:
+                    broken += 1
+                    if len(problems) < inputs.PROBLEMS_MAX:
+                        problems.append([piece_number, record.number, problem])
+                    elif strict:
+                        break
+                if pending_text >= BATCH_BYTES:
+                    flush()
+            lines.append(last)
+        if strict and problems:
+            raise InputError(*(f"{pieces[at].source.path}:{inputs.line_number(pieces[at], line)}: {text}" for at, line, text in problems))
         flush()
-        entry = {"tokens": f"{name}.tokens", "documents": f"{name}.docs", "mask": None, "num_tokens": offset,
-                 "num_documents": documents, "sha256_tokens": tokens_file.close(),
-                 "sha256_documents": docs_file.close()}
-        write_json(os.path.join(folder, f"{name}.done.json"), entry)
-        return entry
+        done = {split: files.close() for split, files in splits.items()}
     except BaseException:
-        tokens_file.abandon()
-        docs_file.abandon()
+        for files in splits.values():
+            files.abandon()
         raise
+    on_progress(max(0, sum(piece.size for piece in pieces) - told), 0)
+    done |= {"broken": broken, "problems": problems, "lines": lines}
+    write_json(os.path.join(folder, f"{name}.done.json"), done)
+    return done
+
+
+def _kept_apart(ids: bytes, share: float) -> bool:
+    """By the document's content alone: equal documents are on the same side, wherever they stand."""
+    return int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little") < share * 2**64
+
+
+def problem_places(plan: list[list[inputs.Piece]], done: dict[int, dict]) -> list[str]:
+    """PATH:LINE: TEXT of the problems told of, in the inputs' order. Lines are counted through the pieces of a file."""
+    told = []
+    path, before = "", 0
+    for number, pieces in enumerate(plan):
+        for at, piece in enumerate(pieces):
+            if piece.source.path != path or piece.begin == 0:
+                path, before = piece.source.path, 0
+            told += [f"{path}:{line + before}: {text}" for which, line, text in done[number]["problems"] if which == at]
+            if piece.source.kind == "jsonl":  # rows of Parquet are numbered through already
+                before += done[number]["lines"][at]
+    return told
 
 
 def finished(folder: str, count: int) -> dict[int, dict]:
-    """The index entries of the shards that an earlier run finished; damaged ones are left out."""
+    """The shards that an earlier run finished and whose files still have the bytes they had."""
     entries = {}
     for number in range(count):
-        path = os.path.join(folder, f"{number:05d}.done.json")
         try:
-            with open(path, encoding="utf-8") as file:
-                entry = json.load(file)
-            if (_sha256(os.path.join(folder, entry["tokens"])) == entry["sha256_tokens"]
-                    and _sha256(os.path.join(folder, entry["documents"])) == entry["sha256_documents"]):
-                entries[number] = entry
+            with open(os.path.join(folder, f"{number:05d}.done.json"), encoding="utf-8") as file:
+                done = json.load(file)
+            if all(_intact(place, done[split]) for split, place in (("train", folder), ("validation", os.path.join(folder, VALIDATION)))
+                   if split in done):
+                entries[number] = done
         except (OSError, ValueError, KeyError):
             continue
     return entries
 
 
-def publish(folder: str, entries: list[dict], vocabulary: Vocabulary, max_length: int) -> dict:
-    """Writes the tokenizer, then the index by rename; then the .done.json files go. Returns the index."""
-    os.makedirs(os.path.join(folder, "tokenizer"), exist_ok=True)
-    vocabulary.save(os.path.join(folder, "tokenizer"))
+def _intact(folder: str, entry: dict) -> bool:
+    return all(_sha256(os.path.join(folder, entry[file])) == entry[f"sha256_{file}"]
+               for file in ("tokens", "documents", "mask") if entry[file])
+
+
+def publish(folder: str, done: list[dict], vocabulary: Vocabulary, template: str | None, max_length: int) -> dict:
+    """Writes the tokenizer and the validation split's index, then the index by rename; then the .done.json files go.
+
+    `template`: a chat template that isn't the tokenizer's own. Returns the index.
+    """
+    tokenizer = os.path.join(folder, "tokenizer")
+    os.makedirs(tokenizer, exist_ok=True)
+    vocabulary.save(tokenizer)
+    if template is not None:
+        with open(os.path.join(tokenizer, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(template)
     index = {"format": FORMAT, "dtype": vocabulary.dtype, "vocab_size": vocabulary.vocab_size,
              "eos_id": vocabulary.eos_id, "bos_id": vocabulary.bos_id, "pad_id": vocabulary.pad_id,
-             "max_length": max_length, "num_tokens": sum(entry["num_tokens"] for entry in entries),
-             "num_documents": sum(entry["num_documents"] for entry in entries),
-             "shards": [entry for entry in entries if entry["num_tokens"]],  # an empty file can't be mapped
-             "tokenizer": "tokenizer"}
+             "max_length": max_length, "tokenizer": "tokenizer", "num_broken_records": sum(one["broken"] for one in done)}
+    if "validation" in done[0]:
+        write_json(os.path.join(folder, VALIDATION, "index.json"),
+                   index | {"tokenizer": None} | _contents([one["validation"] for one in done]))
+    index |= _contents([one["train"] for one in done])
     write_json(os.path.join(folder, "index.json"), index)
-    for number in range(len(entries)):
+    for number in range(len(done)):
         os.unlink(os.path.join(folder, f"{number:05d}.done.json"))
     return index
+
+
+def _contents(entries: list[dict]) -> dict:
+    return {**{key: sum(entry[key] for entry in entries) for key in ("num_tokens", "num_target_tokens", "num_documents")},
+            "longest_document": max(entry["longest_document"] for entry in entries),
+            "shards": [entry for entry in entries if entry["num_tokens"]]}  # an empty file can't be mapped
 
 
 def write_json(path: str, value) -> None:

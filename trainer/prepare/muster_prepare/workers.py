@@ -23,7 +23,7 @@ class _Worker:
         self.item: int | None = None
 
 
-def run(items: Iterable[int], processes: int, work: Callable, on_progress: Callable[[int, int], None]) -> dict:
+def run(items: Iterable[int], processes: int, work: Callable, on_progress: Callable[[int, int], None], what: str = "shard") -> dict:
     """Calls work(item, on_progress) for every item in up to `processes` processes; returns {item: result}.
 
     Raises InputError with the first failure, after stopping every worker; whatever is raised here meanwhile (a
@@ -41,7 +41,7 @@ def run(items: Iterable[int], processes: int, work: Callable, on_progress: Calla
             ready = wait([worker.connection for worker in workers if worker.item is not None])
             for worker in workers:
                 if worker.connection in ready:
-                    _take(worker, waiting, results, on_progress)
+                    _take(worker, waiting, results, on_progress, what)
         for worker in workers:
             worker.connection.close()
             worker.process.join()
@@ -54,20 +54,25 @@ def run(items: Iterable[int], processes: int, work: Callable, on_progress: Calla
         raise
 
 
+def apart(work: Callable):
+    """work()'s result, from a process of its own: what it opens and starts doesn't stay in this one. Raises as run()."""
+    return run([0], 1, lambda _item, _told: work(), lambda *_: None, what="a look at the inputs,")[0]
+
+
 def _hand_out(worker: _Worker, waiting: list[int]) -> None:
     worker.item = waiting.pop() if waiting else None
     if worker.item is not None:
         worker.connection.send(worker.item)
 
 
-def _take(worker: _Worker, waiting: list[int], results: dict, on_progress: Callable) -> None:
+def _take(worker: _Worker, waiting: list[int], results: dict, on_progress: Callable, what: str) -> None:
     try:
         kind, value = worker.connection.recv()
     except (EOFError, ConnectionError):
         worker.process.join()
         code = worker.process.exitcode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        raise InputError(f"a worker process {how} at shard {worker.item}"
+        raise InputError(f"a worker process {how} at {what} {worker.item}"
                          + ("; out of memory? --processes lowers the need" if code == -signal.SIGKILL else "")) from None
     if kind == "progress":
         on_progress(*value)

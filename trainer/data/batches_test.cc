@@ -1,0 +1,68 @@
+#include "trainer/data/batches.h"
+
+#include <gtest/gtest.h>
+
+namespace muster::trainer {
+namespace {
+
+// Row g: a document of g % 3 + 1 tokens and one of 2; every other target counts.
+class Rows : public Packer {
+ public:
+  absl::Status Get(int64_t row, Sequence& out) override {
+    const int64_t first = row % 3 + 1;
+    out = {};
+    for (int64_t i = 0; i < first + 2; ++i) {
+      out.tokens.push_back(100 * row + i);
+      out.targets.push_back(100 * row + i + 1);
+      out.counts.push_back(i % 2 == 0);
+    }
+    out.bounds = {0, first, first + 2};
+    return absl::OkStatus();
+  }
+  int64_t rows_per_epoch() const override { return 10; }
+  int64_t row_length_max() const override { return 5; }
+  bool uniform() const override { return false; }
+};
+
+TEST(BatchReader, RanksTogetherHoldTheGlobalBatchOnceWhateverTheirNumber) {
+  Rows packer;
+  for (const int ranks : {1, 2, 3, 5, 7}) {
+    double weight = 0;
+    int64_t sum = 0;
+    size_t micro_batches = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      BatchReader reader(&packer, /*global_batch=*/5, /*micro_batch=*/2, rank, ranks, at::kCPU);
+      const StepBatches step = *reader.Read(5);
+      // Rows 5..9 have 5, 3, 4, 5, 3 tokens and 3, 2, 2, 3, 2 targets that count.
+      EXPECT_EQ(step.target_tokens, 12);
+      EXPECT_EQ(step.tokens, 20);
+      EXPECT_EQ(step.attended_tokens, 9 + 1 + 4 + 9 + 1 + 5 * 4);
+      if (rank == 0) micro_batches = step.micro.size();
+      EXPECT_EQ(step.micro.size(), micro_batches) << "every rank runs the same micro-batches";
+      for (const BatchMeta& meta : step.micro) {
+        EXPECT_EQ(meta.ids.size(0), meta.batch * meta.length);
+        weight += meta.weights.sum().item<double>();
+        for (const ops::DocumentSpan& span : meta.documents) {
+          const at::Tensor positions = meta.positions.narrow(0, span.row * meta.length + span.begin, span.end - span.begin);
+          EXPECT_TRUE(positions.equal(at::arange(span.end - span.begin)));
+          sum += meta.ids.narrow(0, span.row * meta.length + span.begin, span.end - span.begin).sum().item<int64_t>();
+        }
+      }
+    }
+    EXPECT_NEAR(weight, 1, 1e-6) << ranks;
+    EXPECT_EQ(sum, 5 * 500 + 10 + 3 * 600 + 3 + 4 * 700 + 6 + 5 * 800 + 10 + 3 * 900 + 3) << ranks;
+  }
+}
+
+TEST(BatchReader, RowsBehindTheLastWeighNothing) {
+  Rows packer;
+  BatchReader reader(&packer, 4, 4, 0, 1, at::kCPU, /*rows=*/6);
+  const StepBatches step = *reader.Read(4);  // rows 4 and 5, of 4 and 5 tokens
+  EXPECT_EQ(step.tokens, 9);
+  EXPECT_EQ(step.target_tokens, 5);
+  EXPECT_EQ(step.micro[0].documents.size(), 4u);
+  EXPECT_NEAR(step.micro[0].weights.sum().item<double>(), 1, 1e-6);
+}
+
+}  // namespace
+}  // namespace muster::trainer

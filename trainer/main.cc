@@ -20,14 +20,15 @@ namespace {
 constexpr char kUsage[] =
     "usage: muster-trainer train --config FILE.json\n"
     "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
-    "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR]\n"
+    "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
     "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
     "         environment, without RANK it is a single process. --dump-tokens FILE: rank 0 writes every step's token ids\n"
     "         (int32) there.\n"
     "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
-    "export   writes a checkpoint as a Hugging Face directory.\n";
+    "export   writes a checkpoint as a Hugging Face directory; that of a LoRA run merged with the weights it started from (--init\n"
+    "         where they have moved), and the adapter beside it.\n";
 
 int Usage(const std::string& what) {
   std::fprintf(stderr, "muster-trainer: %s\n\n%s", what.c_str(), kUsage);
@@ -93,7 +94,7 @@ int Main(int argc, char** argv) {
   if (command == "export") {
     ExportOptions options;
     const std::string wrong =
-        ReadFlags(argc, argv, 2, {{"--checkpoint", &options.checkpoint}, {"--output", &options.output}, {"--tokenizer", &options.tokenizer}});
+        ReadFlags(argc, argv, 2, {{"--checkpoint", &options.checkpoint}, {"--output", &options.output}, {"--tokenizer", &options.tokenizer}, {"--init", &options.init}});
     if (!wrong.empty()) return Usage(wrong);
     if (options.checkpoint.empty() || options.output.empty()) return Usage("export needs --checkpoint DIR and --output DIR");
     return Export(options);

@@ -7,6 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "trainer/model/lora.h"
 
 namespace muster::trainer {
 namespace {
@@ -106,23 +108,32 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
 }
 
 absl::Status StageExport(const Flats& flats, const ModelConfig& config, const std::string& tokenizer, const std::string& source,
-                         const std::string& staging) {
+                         const std::string& staging, const AdapterExport* adapters) {
   std::error_code error;
   RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
   std::vector<at::Tensor> host;
   std::vector<SafetensorsTensor> tensors;
   bool bf16 = false;
+  std::map<std::string, Adapter> modules;
+  if (adapters != nullptr) modules = FindAdapters(*adapters->flats);
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
       const Segment& segment = flat->layout().segments()[i];
-      host.push_back(flat->Weight(static_cast<int>(i)).cpu().contiguous());
+      at::Tensor weight = flat->Weight(static_cast<int>(i));
+      if (const auto adapter = modules.find(std::string(absl::StripSuffix(segment.name, ".weight"))); adapter != modules.end()) {
+        weight = Merged(weight, adapter->second, adapters->config.Scale());
+      }
+      host.push_back(weight.cpu().contiguous());
       bf16 = host.back().scalar_type() == at::kBFloat16;
       tensors.push_back({segment.name, bf16 ? "BF16" : "F32", segment.shape,
                          {static_cast<const uint8_t*>(host.back().data_ptr()), static_cast<size_t>(host.back().nbytes())}});
     }
   }
   if (absl::StatusOr<WrittenFile> w = WriteSafetensors(staging + "/" + kSingle, tensors, {{"format", "pt"}}); !w.ok()) return w.status();
+  if (adapters != nullptr) {
+    if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model, staging + "/adapter"); !s.ok()) return s;
+  }
   const std::string config_text = ToHuggingFace(config, bf16 ? "bfloat16" : "float32").dump(2) + "\n";
   if (absl::Status s = WriteFileDurably(staging + "/config.json", config_text); !s.ok()) return s;
   absl::StatusOr<std::string> generation = absl::NotFoundError("");

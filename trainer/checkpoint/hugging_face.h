@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/model/config.h"
+#include "trainer/model/lora_config.h"
 
 namespace muster::trainer {
 
@@ -28,10 +29,17 @@ class HuggingFaceWeights {
   std::map<std::string, const SafetensorsFile*> where_;
 };
 
+// Adapters that an export merges into the weights, and saves beside them in adapter/ for peft.
+struct AdapterExport {
+  const Flats* flats;  // gathered
+  LoraConfig config;
+  std::string base_model;  // what training started from
+};
+
 // Writes the model to `target`: staged whole in `staging` (removed first), fsynced; the caller moves it. The flats must be
 // gathered. `tokenizer`: directory whose files are copied, or "". `source`: directory the training started from, whose
 // generation_config.json is kept, or "".
 absl::Status StageExport(const Flats& flats, const ModelConfig& config, const std::string& tokenizer, const std::string& source,
-                         const std::string& staging);
+                         const std::string& staging, const AdapterExport* adapters = nullptr);
 
 }  // namespace muster::trainer

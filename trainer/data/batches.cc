@@ -52,6 +52,7 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
     BatchMeta meta{.batch = n, .length = length};
     for (int64_t i = 0; i < n; ++i) {
       const Sequence& row = rows[i];
+      meta.rows.push_back(first + rank_ * share_ + begin + i);
       std::copy(row.tokens.begin(), row.tokens.end(), ids.data_ptr<int64_t>() + i * length);
       std::copy(row.targets.begin(), row.targets.end(), targets.data_ptr<int64_t>() + i * length);
       std::transform(row.counts.begin(), row.counts.end(), weights.data_ptr<float>() + i * length, [scale](uint8_t c) { return c != 0 ? scale : 0.0f; });

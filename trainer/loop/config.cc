@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 struct Key {
   const char* name;
   std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*, bool TrainConfig::*, std::optional<json> TrainConfig::*,
-               std::vector<MixturePart> TrainConfig::*>
+               std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*>
       member;
   const char* description;
   bool required = false;
@@ -56,6 +56,7 @@ const std::vector<Key>& Keys() {
       {"seed", &C::seed, "Seed of initialisation and data order.", false, 0, 9007199254740991.0},
       {"zero_stage", &C::zero_stage, "0: every rank keeps the whole optimizer state; 1: each rank keeps its share (ZeRO-1).", false, 0, 1},
       {"dtype", &C::dtype, "Type of weights and activations; masters and optimizer state are always fp32.", false, 0, 0, false, {"fp32", "bf16"}},
+      {"lora", &C::lora, "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, target_modules. The export has them merged, and in adapter/ for peft."},
       {"export", &C::export_dir, "Hugging Face directory that is written after the last step; relative to the job's directory."},
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
@@ -108,6 +109,11 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"datasets", "use mixture (a list of {data, weight})"},
       {"dataset", "use data (a directory made by `muster-trainer prepare`)"},
       {"train_file", "use data (a directory made by `muster-trainer prepare`)"},
+      {"peft_config", "use lora"},
+      {"lora_r", "use lora: {rank: …}"},
+      {"lora_rank", "use lora: {rank: …}"},
+      {"lora_alpha", "use lora: {alpha: …}"},
+      {"lora_dropout", "use lora: {dropout: …}"},
       {"deepspeed", "use zero_stage"},
       {"fsdp", "use zero_stage"},
       {"num_workers", "ranks come from the job's workers and processes_per_worker"},
@@ -160,6 +166,8 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
   } else if (const auto* member = std::get_if<std::optional<json> TrainConfig::*>(&key.member)) {
     if (!value.is_object()) return bad("a map with the content of a config.json");
     config.*(*member) = value;
+  } else if (const auto* member = std::get_if<LoraConfig TrainConfig::*>(&key.member)) {
+    config.*(*member) = ParseLora(value, path, problems);
   } else if (const auto* member = std::get_if<std::vector<MixturePart> TrainConfig::*>(&key.member)) {
     if (!value.is_array() || value.empty()) return bad("a list of maps with data and weight");
     for (size_t i = 0; i < value.size(); ++i) {
@@ -220,6 +228,8 @@ ordered_json TrainConfigSchema() {
     } else if (const auto* member = std::get_if<bool TrainConfig::*>(&key.member)) {
       p["type"] = "boolean";
       p["default"] = defaults.*(*member);
+    } else if (std::holds_alternative<LoraConfig TrainConfig::*>(key.member)) {
+      p = LoraSchema();
     } else if (std::holds_alternative<std::vector<MixturePart> TrainConfig::*>(key.member)) {
       p["type"] = "array";
       p["items"] = {{"type", "object"},
@@ -281,6 +291,9 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   only_with("document_mask", config.packing == "wrapped", "packing: wrapped (the others never attend across documents)");
   only_with("max_row_length", config.packing == "balanced", "packing: balanced");
   only_with("eval_sequences", config.eval_interval > 0, "evaluations (eval_interval)");
+  if (config.lora.on() && value.contains("model")) {
+    problems.push_back({"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
+  }
   only_with("eval_data", config.eval_interval > 0, "evaluations (eval_interval)");
   if (config.packing == "balanced" && config.mixture.size() > 1) {
     problems.push_back({"trainer.packing", "balanced puts the documents of one directory together; prepare the inputs into one, or use bfd"});

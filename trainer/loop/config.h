@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trainer/model/config.h"
+#include "trainer/model/lora_config.h"
 
 namespace muster::trainer {
 
@@ -40,6 +41,7 @@ struct TrainConfig {
   int64_t seed = 42;
   int64_t zero_stage = 1;
   std::string dtype = "fp32";
+  LoraConfig lora;  // rank 0: everything is trained
   std::string export_dir;  // key `export`; empty: none
   bool deterministic = false;
   int64_t log_interval = 1;

@@ -61,6 +61,12 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"packing", "bfd"}, {"document_mask", true}}, "trainer.document_mask: is for packing: wrapped"},
       {{{"max_row_length", 64}}, "trainer.max_row_length: is for packing: balanced"},
       {{{"packing", "balanced"}, {"max_row_length", 63}}, "63 is below max_length, 64"},
+      {{{"lora", {{"rank", 4}}}}, "trainer.lora: adapters stand beside trained weights; give init"},
+      {{{"lora", {{"r", 4}}}}, "trainer.lora.r: use rank"},
+      {{{"lora", {{"rank", 0}}}}, "trainer.lora.rank: must be a whole number from 1"},
+      {{{"lora", {{"rank", 4}, {"dropout", 1}}}}, "trainer.lora.dropout: must be a number from 0 to below 1"},
+      {{{"lora", {{"rank", 4}, {"target_modules", "q_proj"}}}}, "trainer.lora.target_modules: must be a list"},
+      {{{"lora", {{"rank", 4}, {"target_modules", {"(q"}}}}}, "(q is neither a name nor a regular expression"},
       {{{"eval_sequences", 5}}, "trainer.eval_sequences: is for evaluations"},
       {{{"eval_steps", 5}}, "use eval_interval"},
   };
@@ -74,6 +80,24 @@ TEST(TrainConfig, WarmupBelowOneIsAShareOfTheSteps) {
   EXPECT_EQ(ParseTrainConfig(value, problems).WarmupSteps(), 3);
   value["warmup_steps"] = 7;
   EXPECT_EQ(ParseTrainConfig(value, problems).WarmupSteps(), 7);
+}
+
+TEST(Lora, PatternsMeanModulesAsInPeft) {
+  struct Case {
+    const char* pattern;
+    bool q, down;
+  };
+  for (const Case& c : {Case{"q_proj", true, false}, {"proj", false, false}, {"self_attn.q_proj", true, false}, {"all-linear", true, true},
+                        {R"(model\.layers\.1\..*)", true, true}, {R"(model\.layers\.[02]\..*)", false, false}, {"_proj", false, false}}) {
+    EXPECT_EQ(MatchesModule(c.pattern, "model.layers.1.self_attn.q_proj"), c.q) << c.pattern;
+    EXPECT_EQ(MatchesModule(c.pattern, "model.layers.1.mlp.down_proj"), c.down) << c.pattern;
+  }
+  Problems problems;
+  const ModelConfig model = ParseModelConfig(GoodModel(), "model", true, problems);
+  EXPECT_EQ(TargetModules(model, {.rank = 1, .target_modules = {"q_proj", "model.layers.1.mlp.up_proj"}}, "trainer.lora", problems).size(), 3u);
+  EXPECT_TRUE(problems.empty());
+  TargetModules(model, {.rank = 1, .target_modules = {"lm_head"}}, "trainer.lora", problems);
+  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: lm_head means no linear"), std::string::npos);
 }
 
 TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {

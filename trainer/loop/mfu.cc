@@ -2,8 +2,8 @@
 
 namespace muster::trainer {
 
-FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length) {
-  const double parameters = 6.0 * static_cast<double>(config.NumParameters());
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length, int64_t adapter_parameters) {
+  const double parameters = (adapter_parameters > 0 ? 4.0 : 6.0) * static_cast<double>(config.NumParameters()) + 6.0 * static_cast<double>(adapter_parameters);
   const double attention = 6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * length;
   return {parameters + attention, parameters + 2 * attention};
 }

@@ -11,10 +11,11 @@
 
 namespace muster::trainer {
 
+// With LoRA the frozen weights have no gradients of their own: 4N for them, and 6 for each of the adapters' parameters.
 struct FlopsPerToken {
   double causal = 0, full = 0;
 };
-FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length);
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length, int64_t adapter_parameters = 0);
 
 // Dense peak FLOP/s of a GPU by its CUDA name, for bf16 tensor cores or plain fp32, from the makers' data sheets; 0 when
 // unknown (and for CPUs, whose peak depends on too much): MFU is left out then.

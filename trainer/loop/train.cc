@@ -29,6 +29,7 @@
 #include "trainer/loop/mfu.h"
 #include "trainer/loop/progress.h"
 #include "trainer/model/init.h"
+#include "trainer/model/lora.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/parallel/engine.h"
@@ -228,6 +229,7 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
   setup.config = ParseTrainConfig(setup.trainer, problems);
   if (setup.config.model) setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
   if (!setup.config.init.empty()) CheckInit(setup, problems);
+  if (setup.config.lora.on() && setup.model.num_layers > 0) TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);
   if (!setup.config.Parts().empty()) CheckData(setup, problems);
   CheckExport(setup, problems);
   if (setup.config.save_steps > 0 && setup.surroundings.checkpoint_directory.empty()) {
@@ -259,8 +261,12 @@ class Run {
  public:
   Run(Setup setup, World* world, std::string dump_tokens)
       : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")),
-        engine_(setup_.model, config_.max_length, world, static_cast<int>(config_.zero_stage), config_.dtype == "bf16" ? at::kBFloat16 : at::kFloat),
+        engine_(setup_.model, config_.max_length, world, static_cast<int>(config_.zero_stage), config_.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                config_.lora, static_cast<uint64_t>(config_.seed)),
         optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
+    if (config_.lora.on()) {
+      for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) adapter_parameters_ += flat->layout().numel();
+    }
     const int64_t share = SharePerRank(config_.global_batch_size, world_.size());
     const int64_t micro = ChooseMicroBatchSize(config_, share);
     batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device());
@@ -306,9 +312,16 @@ class Run {
       if (Leads()) std::fprintf(stderr, "checkpoint refused: %s: %s\n", skipped.path.c_str(), skipped.why.c_str());
     }
     TORCH_CHECK(outcome.checkpoint != nullptr || outcome.skipped.empty(), "none of the checkpoints to resume from can be used; start the job anew to begin without one");
+    if (config_.lora.on()) {
+      for (const std::unique_ptr<FlatParam>& flat : engine_.model_flats()) {
+        setup_.init_weights->Read(*flat);
+        flat->FinishLoading();
+      }
+    }
     if (outcome.checkpoint == nullptr) {
       for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
-        if (setup_.init_weights != nullptr) setup_.init_weights->Read(*flat);
+        if (config_.lora.on()) InitialiseAdapters(*flat, static_cast<uint64_t>(config_.seed));
+        else if (setup_.init_weights != nullptr) setup_.init_weights->Read(*flat);
         else InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed), setup_.model.initializer_range);
       }
       return;
@@ -431,7 +444,7 @@ class Run {
     }
     if (peak_flops_ < 0) peak_flops_ = world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
     if (peak_flops_ > 0) {
-      const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)));
+      const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)), adapter_parameters_);
       const double tokens_per_peak = tokens_per_s / (peak_flops_ * world_.size());
       line["mfu_causal"] = flops.causal * tokens_per_peak;
       line["mfu_full"] = flops.full * tokens_per_peak;
@@ -484,7 +497,9 @@ class Run {
     const bool managed = !setup_.surroundings.export_staging.empty();
     const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
     const std::string unfinished = staged + ".unfinished";
-    absl::Status status = StageExport(engine_.flats(), setup_.model, setup_.TokenizerDirectory(), setup_.init_directory, unfinished);
+    const AdapterExport adapters{&engine_.flats(), config_.lora, setup_.init_directory};
+    absl::Status status = StageExport(engine_.model_flats(), setup_.model, setup_.TokenizerDirectory(), setup_.init_directory, unfinished,
+                                      config_.lora.on() ? &adapters : nullptr);
     if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup_.export_target);
     if (!status.ok()) {
       std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
@@ -509,6 +524,7 @@ class Run {
   int64_t loaded_step_ = -1, last_checkpoint_step_ = -1;
   std::string loaded_path_;
   Clock::time_point last_checkpoint_time_;
+  int64_t adapter_parameters_ = 0;
   double peak_flops_ = -1;  // not looked up yet
   int dump_fd_ = -1;
 };
@@ -591,18 +607,46 @@ int Export(const ExportOptions& options) {
   if (fs::exists(options.output) && !(fs::is_directory(options.output) && (fs::is_empty(options.output) || fs::exists(options.output + "/config.json")))) {
     problems.push_back({"--output", absl::StrCat(options.output, " exists and is no earlier export; name a new directory")});
   }
+  // Of a LoRA run the checkpoint has the adapters alone.
+  const json& trainer = checkpoint->meta().trainer;
+  LoraConfig lora;
+  std::string init;
+  std::unique_ptr<HuggingFaceWeights> base;
+  if (trainer.is_object() && trainer.contains("lora")) {
+    lora = ParseLora(trainer["lora"], "lora", problems);
+    init = options.init.empty() ? trainer.value("init", "") : options.init;
+    if (!fs::is_directory(init)) {
+      problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the weights they were trained beside are not in ", init, "; name their directory")});
+    } else {
+      base = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
+    }
+  }
   if (!problems.empty()) return Refuse("export", problems);
   try {
     at::NoGradGuard no_grad;
     std::unique_ptr<World> world = World::Connect({}, at::kCPU);
-    Flats flats;
+    const at::ScalarType dtype = checkpoint->meta().dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+    Flats flats, adapters;
+    const auto read = [&](Flats& into, FlatLayout& layout) {
+      into.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, dtype));
+      if (status.ok()) status = checkpoint->Read(*into.back());
+      into.back()->StartGather();
+    };
     for (FlatLayout& layout : MakeLlamaLayout(model).flats) {
-      flats.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, checkpoint->meta().dtype == "bf16" ? at::kBFloat16 : at::kFloat));
-      if (status.ok()) status = checkpoint->Read(*flats.back());
-      flats.back()->StartGather();
+      if (base == nullptr) {
+        read(flats, layout);
+        continue;
+      }
+      flats.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, dtype, /*frozen=*/true));
+      base->Read(*flats.back());
+      flats.back()->FinishLoading();
+    }
+    if (base != nullptr) {
+      for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) read(adapters, layout);
     }
     const std::string unfinished = options.output + ".unfinished";
-    if (status.ok()) status = StageExport(flats, model, options.tokenizer, "", unfinished);
+    const AdapterExport merged{&adapters, lora, init};
+    if (status.ok()) status = StageExport(flats, model, options.tokenizer, init, unfinished, base != nullptr ? &merged : nullptr);
     if (status.ok()) status = ReplaceDirectory(unfinished, options.output);
     if (!status.ok()) {
       std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());

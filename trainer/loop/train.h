@@ -16,6 +16,7 @@ int Train(const TrainOptions& options);
 
 struct ExportOptions {
   std::string checkpoint, output, tokenizer;
+  std::string init;  // of a LoRA run: where its frozen weights are now; empty: where they were
 };
 // Writes a checkpoint as a Hugging Face directory. The same exit codes.
 int Export(const ExportOptions& options);

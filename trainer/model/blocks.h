@@ -2,7 +2,9 @@
 // its weights from FlatParams; what the backward needs is kept by the caller, per block and micro-batch.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -24,6 +26,7 @@ struct BatchMeta {
   at::Tensor positions = {};
   std::vector<ops::DocumentSpan> documents = {};
   bool loss_only = false;  // no backward follows
+  std::vector<int64_t> rows = {};  // each row's number in the data's order: what dropout depends on
 };
 
 // Tensors that a block's forward leaves for its backward.
@@ -47,8 +50,20 @@ struct ModelLayout {
 // Flat 0: embedding. 1..L: layers. L+1: final norm, and lm_head where it isn't tied to the embedding.
 ModelLayout MakeLlamaLayout(const ModelConfig& config);
 
-// Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive).
-std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats,
+// LoRA's detour beside one linear: views of its flat.
+struct Adapter {
+  at::Tensor a, b;      // [rank, in], [out, rank]
+  at::Tensor d_a, d_b;  // their gradients
+};
+// A model's, by module name ("model.layers.0.self_attn.q_proj"), and what they have in common.
+struct Adapters {
+  std::map<std::string, Adapter> modules;
+  double scale = 1, dropout = 0;
+  uint64_t seed = 0;
+};
+
+// Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive) and over `adapters`.
+std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
                                                     int64_t max_length, at::Device device);
 
 }  // namespace muster::trainer

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include <ATen/Parallel.h>
 
@@ -28,6 +29,13 @@ uint64_t NameHash(const std::string& name) {
   return hash;
 }
 
+// The two uniform numbers, in (0, 1] and [0, 1), of pair `pair` of a stream.
+std::pair<double, double> UniformPair(uint64_t seed, uint64_t stream, uint64_t pair) {
+  const std::array<uint32_t, 4> bits = Philox(seed, stream, pair);
+  return {(static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) + 1) * 0x1p-53,
+          static_cast<double>((uint64_t{bits[2]} << 32 | bits[3]) >> 11) * 0x1p-53};
+}
+
 }  // namespace
 
 void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t begin, int64_t n, float* out) {
@@ -36,11 +44,20 @@ void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t b
     for (int64_t i = from; i < to; ++i) {
       // Element e is half e % 2 of the pair number e / 2.
       const uint64_t element = static_cast<uint64_t>(begin + i);
-      const std::array<uint32_t, 4> bits = Philox(seed, stream, element / 2);
-      const double u1 = (static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) + 1) * 0x1p-53;  // (0, 1]
-      const double u2 = static_cast<double>((uint64_t{bits[2]} << 32 | bits[3]) >> 11) * 0x1p-53;
+      const auto [u1, u2] = UniformPair(seed, stream, element / 2);
       const double radius = std::sqrt(-2 * std::log(u1)), angle = 2 * std::numbers::pi * u2;
       out[i] = static_cast<float>(stddev * radius * (element % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+    }
+  });
+}
+
+void FillUniform(uint64_t seed, const std::string& name, int64_t begin, int64_t n, float* out) {
+  const uint64_t stream = NameHash(name);
+  at::parallel_for(0, n, 1 << 16, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      const uint64_t element = static_cast<uint64_t>(begin + i);
+      const auto [u1, u2] = UniformPair(seed, stream, element / 2);
+      out[i] = static_cast<float>(element % 2 == 0 ? u1 : 1 - u2);
     }
   });
 }

@@ -22,21 +22,21 @@ constexpr int64_t kLogitsChunk = int64_t{1} << 24;
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w) { return at::mm(x, w.t()); }
 
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w) {
-  AddOuter(d_w, dy, x);
+  if (d_w.defined()) AddOuter(d_w, dy, x);
   return at::mm(dy, w);
 }
 
 at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w) { return at::index_select(w, 0, ids); }
 
 void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w) {
-  d_w.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, d_w.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
+  if (d_w.defined()) d_w.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, d_w.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
 }
 
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w) {
+                              const at::Tensor& d_w, bool loss_only) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(1, std::min(tokens, kLogitsChunk / w.size(0)));
-  LossResult result{at::zeros({}, x.options().dtype(at::kDouble)), d_w.defined() ? at::empty_like(x) : at::Tensor()};
+  LossResult result{at::zeros({}, x.options().dtype(at::kDouble)), loss_only ? at::Tensor() : at::empty_like(x)};
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t length = std::min(chunk, tokens - begin);
     const at::Tensor x_part = x.narrow(0, begin, length);
@@ -46,12 +46,12 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
     result.loss.sub_((log_p.gather(1, target).to(at::kDouble) * weight).sum());
-    if (!d_w.defined()) continue;
+    if (loss_only) continue;
     // d logits = (softmax - onehot) * weight, in the place of log_p
     log_p.exp_().mul_(weight);
     log_p.scatter_add_(1, target, weight.neg());
     const at::Tensor d_logits = log_p.to(x.scalar_type());
-    AddOuter(d_w, d_logits, x_part);
+    if (d_w.defined()) AddOuter(d_w, d_logits, x_part);
     at::Tensor dx = result.dx.narrow(0, begin, length);
     at::mm_out(dx, d_logits, w);
   }

@@ -12,7 +12,7 @@ RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps) {
 at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w) {
   const at::Tensor dyf = dy.to(at::kFloat);
   const at::Tensor normed = x.to(at::kFloat) * rstd;            // [T, d]
-  d_w.add_((dyf * normed).sum({0}));
+  if (d_w.defined()) d_w.add_((dyf * normed).sum({0}));
   at::Tensor dn = dyf * w;                                      // d normed
   const at::Tensor mean = (dn * normed).mean({1}, /*keepdim=*/true);
   // dx = rstd * (dn - normed * mean(dn * normed))

@@ -1,6 +1,7 @@
 // The model's operations, each with an explicit forward and backward, on any device that ATen knows. This is the plain
 // reference; autograd is what the tests compare it with. Shapes: T = tokens (batch * sequence), d = hidden size.
-// All functions are stateless; gradients of weights are added into the fp32 tensors given (`d_…`, accumulated in place).
+// All functions are stateless; gradients of weights are added into the fp32 tensors given (`d_…`, accumulated in place);
+// an undefined one is of a frozen weight, and its gradient isn't computed.
 // To be called without autograd (at::NoGradGuard or InferenceMode).
 #pragma once
 
@@ -71,12 +72,11 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 // Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a time, so that the
 // logits of all tokens never exist at once (the idea of Liger's fused linear cross-entropy).
 // weights [T] fp32: what each token's loss counts, already divided by the global number of target tokens.
-// Returns the weighted loss (summed in double, [] on x's device) and dx [T, d]; adds to d_w [V, d]. With d_w undefined: the
-// loss alone.
+// Returns the weighted loss (summed in double, [] on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither.
 struct LossResult {
   at::Tensor loss, dx;
 };
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w);
+                              const at::Tensor& d_w, bool loss_only = false);
 
 }  // namespace muster::trainer::ops

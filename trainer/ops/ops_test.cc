@@ -143,7 +143,9 @@ TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
     EXPECT_NEAR(result.loss.item<double>(), (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, wanted[0], "dx");
     ExpectClose(d_w, wanted[1], "dw");
-    const ops::LossResult alone = ops::LinearCrossEntropy(x, w, targets, weights, {});
+    const ops::LossResult frozen = ops::LinearCrossEntropy(x, w, targets, weights, {});
+    EXPECT_TRUE(frozen.dx.equal(result.dx)) << "a frozen projection passes its gradient on";
+    const ops::LossResult alone = ops::LinearCrossEntropy(x, w, targets, weights, {}, /*loss_only=*/true);
     EXPECT_EQ(alone.loss.item<double>(), result.loss.item<double>());
     EXPECT_FALSE(alone.dx.defined());
   }

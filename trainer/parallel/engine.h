@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trainer/model/blocks.h"
+#include "trainer/model/lora_config.h"
 #include "trainer/parallel/flat_param.h"
 #include "trainer/parallel/schedule.h"
 
@@ -14,9 +15,13 @@ namespace muster::trainer {
 // Not thread-safe. All ranks run the same schedules.
 class Engine {
  public:
-  Engine(const ModelConfig& config, int64_t max_length, World* world, int zero_stage, at::ScalarType dtype);
+  // With `lora` on, the model's own flats are frozen and the adapters' are what is trained; `seed` decides what is dropped.
+  Engine(const ModelConfig& config, int64_t max_length, World* world, int zero_stage, at::ScalarType dtype, const LoraConfig& lora = {}, uint64_t seed = 0);
 
-  std::vector<std::unique_ptr<FlatParam>>& flats() { return flats_; }
+  // What is trained: the model's flats, or the adapters'.
+  std::vector<std::unique_ptr<FlatParam>>& flats() { return frozen_ ? adapters_ : model_; }
+  // The model's, trained or frozen.
+  std::vector<std::unique_ptr<FlatParam>>& model_flats() { return model_; }
   const BlockFlats& block_flats() const { return block_flats_; }
 
   // Forward and backward of `batches` as `schedule` says. Afterwards the gradients are summed over all ranks (in each
@@ -30,8 +35,9 @@ class Engine {
   void GatherAll();
 
  private:
-  BlockFlats block_flats_;
-  std::vector<std::unique_ptr<FlatParam>> flats_;
+  BlockFlats block_flats_;  // of flats()
+  std::vector<std::unique_ptr<FlatParam>> model_, adapters_;
+  bool frozen_ = false;
   std::vector<std::unique_ptr<Block>> blocks_;
 };
 

@@ -31,18 +31,33 @@ std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int6
   return pieces;
 }
 
-FlatParam::FlatParam(FlatLayout layout, World* world, int zero_stage, at::ScalarType dtype)
-    : layout_(std::move(layout)), world_(world), zero_stage_(zero_stage) {
+FlatParam::FlatParam(FlatLayout layout, World* world, int zero_stage, at::ScalarType dtype, bool frozen)
+    : layout_(std::move(layout)), world_(world), zero_stage_(frozen ? 0 : zero_stage), frozen_(frozen) {
   const int64_t padded = layout_.PaddedNumel(world->size());
   shard_numel_ = padded / world->size();
-  owned_begin_ = zero_stage == 0 ? 0 : shard_begin();
-  owned_numel_ = zero_stage == 0 ? padded : shard_numel_;
+  owned_begin_ = zero_stage_ == 0 ? 0 : shard_begin();
+  owned_numel_ = zero_stage_ == 0 ? padded : shard_numel_;
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat).device(world->device());
   params_ = at::zeros({padded}, fp32.dtype(dtype));
+  if (frozen) return;
   grads_ = at::zeros({padded}, fp32);
   masters_ = dtype == at::kFloat ? params_.narrow(0, owned_begin_, owned_numel_) : at::zeros({owned_numel_}, fp32);
   exp_avg_ = at::zeros({owned_numel_}, fp32);
   exp_avg_sq_ = at::zeros({owned_numel_}, fp32);
+}
+
+at::Tensor& FlatParam::masters() {
+  if (frozen_ && !masters_.defined()) {
+    masters_ = params_.scalar_type() == at::kFloat ? params_ : at::zeros({owned_numel_}, params_.options().dtype(at::kFloat));
+  }
+  return masters_;
+}
+
+void FlatParam::FinishLoading() {
+  TORCH_CHECK(frozen_ && masters_.defined(), "nothing was loaded");
+  if (params_.scalar_type() != at::kFloat) params_.copy_(masters_);
+  masters_ = at::Tensor();
+  stale_ = false;
 }
 
 at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const {

@@ -3,7 +3,7 @@
 // Terms. A *segment* is one parameter inside the flat: name, shape, offset. The layout of segments doesn't depend on the
 // number of ranks; only the padding at the end does. The flat's *shard* of rank r is its r-th of `size` equal parts. What
 // a rank owns (masters, moments, its share of a checkpoint) is its *owned range*: the whole flat with ZeRO-0, the shard
-// with ZeRO-1.
+// with ZeRO-1. A *frozen* flat is not trained: every rank has all of it, and there are no gradients, moments or masters.
 #pragma once
 
 #include <cstdint>
@@ -57,18 +57,21 @@ std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int6
 class FlatParam {
  public:
   // dtype: of the weights that the model computes with. Masters, moments and gradients are fp32.
-  FlatParam(FlatLayout layout, World* world, int zero_stage, at::ScalarType dtype);
+  FlatParam(FlatLayout layout, World* world, int zero_stage, at::ScalarType dtype, bool frozen = false);
 
   const FlatLayout& layout() const { return layout_; }
+  bool frozen() const { return frozen_; }
   // Weights (dtype) and gradient (fp32) of one segment, as views of fixed address; `count` joined segments as one matrix
   // whose rows are theirs together.
   at::Tensor Weight(int segment, int count = 1) const { return View(params_, segment, count); }
-  at::Tensor Gradient(int segment, int count = 1) const { return View(grads_, segment, count); }
+  // Undefined if frozen.
+  at::Tensor Gradient(int segment, int count = 1) const { return frozen_ ? at::Tensor() : View(grads_, segment, count); }
 
   // This rank's owned range of the flat and its tensors, all fp32 and of that length.
   int64_t owned_begin() const { return owned_begin_; }
   int64_t owned_end() const { return owned_begin_ + owned_numel_; }
-  at::Tensor& masters() { return masters_; }
+  // Of a frozen flat: fp32 memory to load into, until FinishLoading.
+  at::Tensor& masters();
   at::Tensor& exp_avg() { return exp_avg_; }
   at::Tensor& exp_avg_sq() { return exp_avg_sq_; }
   at::Tensor OwnedGradient() const { return grads_.narrow(0, owned_begin_, owned_numel_); }
@@ -78,6 +81,9 @@ class FlatParam {
   at::Tensor ShardGradient() const { return grads_.narrow(0, shard_begin(), shard_numel_); }
   // The shard's part of an owned tensor.
   at::Tensor OfShard(const at::Tensor& owned) const { return owned.narrow(0, shard_begin() - owned_begin_, shard_numel_); }
+
+  // Frozen: takes over what masters() was filled with.
+  void FinishLoading();
 
   // The masters changed: the weights must be gathered before they are used again.
   void MarkStale() { stale_ = true; }
@@ -96,6 +102,7 @@ class FlatParam {
   FlatLayout layout_;
   World* world_;
   int zero_stage_;
+  bool frozen_;
   int64_t shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
   at::Tensor params_;             // [padded], dtype
   at::Tensor grads_;              // [padded], fp32

@@ -14,7 +14,7 @@ CONTRACT_KEYS = {
     "init", "model", "data", "max_length", "global_batch_size", "micro_batch_size", "max_steps", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "min_lr_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
     "max_grad_norm", "seed", "zero_stage", "dtype", "export", "deterministic", "log_interval", "save_steps", "threads",
-    "mixture", "packing", "document_mask", "max_row_length", "eval_interval", "eval_sequences", "eval_data"}
+    "mixture", "packing", "document_mask", "max_row_length", "eval_interval", "eval_sequences", "eval_data", "lora"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,8 @@ def test_schema_is_a_json_schema_whose_defaults_obey_it(schema_text):
     assert set(schema["properties"]) == CONTRACT_KEYS
     assert set(schema["required"]) <= CONTRACT_KEYS
     for name, key in schema["properties"].items():
-        assert set(key) <= {"type", "description", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "minLength", "items"}, name
+        assert set(key) <= {"type", "description", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "minLength", "items",
+                            "properties", "required", "additionalProperties", "x-muster-hints"}, name
         assert key["description"].endswith("."), name
         if "default" in key:
             default = key["default"]

@@ -1,0 +1,100 @@
+#include "trainer/model/lora.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "trainer/checkpoint/files.h"
+#include "trainer/checkpoint/safetensors.h"
+#include "trainer/model/init.h"
+
+namespace muster::trainer {
+namespace {
+
+constexpr char kPrefix[] = "base_model.model.";
+constexpr char kA[] = ".lora_A.weight";
+constexpr char kB[] = ".lora_B.weight";
+
+}  // namespace
+
+ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config) {
+  ModelLayout layout;
+  layout.block_flats.emplace_back();  // the embedding has none
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    FlatLayout flat;
+    for (const LinearModule& module : LayerLinears(model, layer)) {
+      const bool wanted = std::any_of(config.target_modules.begin(), config.target_modules.end(), [&](const std::string& p) { return MatchesModule(p, module.name); });
+      if (!wanted) continue;
+      flat.Add(kPrefix + module.name + kA, {config.rank, module.in}, true);
+      flat.Add(kPrefix + module.name + kB, {module.out, config.rank}, true);
+    }
+    std::vector<int>& own = layout.block_flats.emplace_back();
+    if (flat.numel() == 0) continue;
+    own.push_back(static_cast<int>(layout.flats.size()));
+    layout.flats.push_back(std::move(flat));
+  }
+  layout.block_flats.emplace_back();  // nor has the head
+  return layout;
+}
+
+std::map<std::string, Adapter> FindAdapters(const std::vector<std::unique_ptr<FlatParam>>& flats) {
+  std::map<std::string, Adapter> adapters;
+  for (const std::unique_ptr<FlatParam>& flat : flats) {
+    for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
+      absl::string_view name = flat->layout().segments()[i].name;
+      if (!absl::ConsumePrefix(&name, kPrefix)) continue;
+      const int segment = static_cast<int>(i);
+      if (absl::ConsumeSuffix(&name, kA)) {
+        Adapter& adapter = adapters[std::string(name)];
+        adapter.a = flat->Weight(segment), adapter.d_a = flat->Gradient(segment);
+      } else if (absl::ConsumeSuffix(&name, kB)) {
+        Adapter& adapter = adapters[std::string(name)];
+        adapter.b = flat->Weight(segment), adapter.d_b = flat->Gradient(segment);
+      }
+    }
+  }
+  return adapters;
+}
+
+void InitialiseAdapters(FlatParam& flat, uint64_t seed) {
+  const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
+  for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
+    const Segment& segment = flat.layout().segments()[piece.segment];
+    if (!absl::EndsWith(segment.name, kA)) continue;
+    at::Tensor part = host.narrow(0, piece.range_begin, piece.numel);
+    FillUniform(seed, segment.name, piece.segment_begin, piece.numel, part.data_ptr<float>());
+    part.mul_(2).sub_(1).mul_(1 / std::sqrt(static_cast<double>(segment.shape[1])));
+  }
+  flat.masters().copy_(host);
+  flat.MarkStale();
+}
+
+at::Tensor Merged(const at::Tensor& w, const Adapter& adapter, double scale) {
+  return at::addmm(w.to(at::kFloat), adapter.b.to(at::kFloat), adapter.a.to(at::kFloat), /*beta=*/1, /*alpha=*/scale).to(w.scalar_type());
+}
+
+absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats, const LoraConfig& config, const std::string& base_model,
+                         const std::string& directory) {
+  if (absl::Status s = MakeDirectories(directory); !s.ok()) return s;
+  std::vector<at::Tensor> host;
+  std::vector<SafetensorsTensor> tensors;
+  for (const std::unique_ptr<FlatParam>& flat : flats) {
+    for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
+      const Segment& segment = flat->layout().segments()[i];
+      host.push_back(flat->Weight(static_cast<int>(i)).cpu().contiguous());
+      tensors.push_back({segment.name, host.back().scalar_type() == at::kBFloat16 ? "BF16" : "F32", segment.shape,
+                         {static_cast<const uint8_t*>(host.back().data_ptr()), static_cast<size_t>(host.back().nbytes())}});
+    }
+  }
+  if (absl::StatusOr<WrittenFile> w = WriteSafetensors(directory + "/adapter_model.safetensors", tensors, {{"format", "pt"}}); !w.ok()) return w.status();
+  nlohmann::ordered_json modules = nlohmann::ordered_json::array();
+  for (const auto& [name, adapter] : FindAdapters(flats)) modules.push_back(name);
+  const nlohmann::ordered_json content = {
+      {"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"}, {"base_model_name_or_path", base_model}, {"r", config.rank}, {"lora_alpha", config.alpha},
+      {"lora_dropout", config.dropout}, {"target_modules", modules}, {"bias", "none"}, {"fan_in_fan_out", false}, {"inference_mode", true}};
+  return WriteFileDurably(directory + "/adapter_config.json", content.dump(2) + "\n");
+}
+
+}  // namespace muster::trainer

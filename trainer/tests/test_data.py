@@ -13,7 +13,7 @@ from test_schema import train
 
 def test_packed_documents_train_as_they_would_apart_and_as_in_transformers(trainer_bin, tmp_path):
     found = finetune.compare_packing(trainer_bin, tmp_path)
-    assert found["rows"] < found["documents"] / 2
+    assert found["rows"] < found["documents"] * 0.6
     for name in ("loss", "grad_norm", "loss_transformers", "grad_norm_transformers"):
         assert found[name] <= 1e-5, found
 
@@ -34,7 +34,7 @@ def test_balanced_rows_give_the_same_on_one_rank_and_on_three(trainer_bin, tmp_p
 
 def test_a_packed_run_resumes_bit_for_bit(trainer_bin, tmp_path):
     tokens, init = make_pairs(tmp_path / "pairs"), make_init(tmp_path / "init")
-    config = settings(init, tokens, 3, packing="bfd", max_steps=8, save_steps=5, deterministic=True)
+    config = settings(init, tokens, 3, packing="bfd", max_steps=8, save_steps=5, deterministic=True, micro_batch_size=1)
     with Gang(trainer_bin, config, 2, tmp_path / "whole") as whole:
         whole.finish()
     with Gang(trainer_bin, config, 2, tmp_path / "again", resume_from=[whole.checkpoint(5)]) as again:

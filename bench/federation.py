@@ -54,7 +54,7 @@ def write(folder: Path, first_day: int, last_day: int) -> None:
 
 def main() -> int:
     quick = "--quick" in sys.argv
-    first_day, last_day = (40, 55) if quick else (20, 110)
+    first_day, last_day = (40, 42) if quick else (20, 110)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         write(folder, first_day, last_day)

@@ -1,4 +1,4 @@
-// kueue GENERATOR RANGESPEC DATA_DIR [--divide N] [--no-guarantees]: one of Kueue's performance generators (sim/kueue.h) through
+// bench_kueue GENERATOR DATA_DIR [--divide N] [--guarantees]: one of Kueue's performance generators (sim/kueue.h) through
 // the real engine with a real store, in real time. Prints one JSON line.
 //
 // Wall time is from the first creation to the commit that ends the last workload. Admission is the commit of the placement with
@@ -126,13 +126,11 @@ int Main(int argc, char** argv) {
   CLI::App app{"Kueue's performance generators through the real engine and store, in real time.", "kueue"};
   std::string generator, rangespec, data_dir;
   sim::KueueOptions options;
-  bool no_guarantees = false;
   app.add_option("generator", generator)->required();
   app.add_option("data-dir", data_dir)->required();
   app.add_option("--divide", options.divide, "Divides the counts of workloads, for short runs");
-  app.add_flag("--no-guarantees", no_guarantees, "nominalQuota becomes an equal weight instead of a guarantee: nothing is evicted");
+  app.add_flag("--guarantees", options.guarantees, "nominalQuota becomes a guarantee, which evicts, instead of an equal weight");
   CLI11_PARSE(app, argc, argv);
-  options.guarantees = !no_guarantees;
   SetLogLevel(LogLevel::kError);
   absl::StatusOr<std::string> text = ReadFile(generator);
   if (!text.ok()) Die(std::string(text.status().message()));

@@ -38,7 +38,7 @@ struct KueueSetup {
 };
 
 struct KueueOptions {
-  bool guarantees = true;
+  bool guarantees = false;
   int32_t divide = 1;                  // counts of workloads are divided by this, rounded up: for short runs
 };
 

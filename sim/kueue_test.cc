@@ -37,7 +37,7 @@ cohorts:
 )";
 
 TEST(KueueTest, CohortsBecomeQueuesAndClusterQueuesTheirLeaves) {
-  const absl::StatusOr<KueueSetup> setup = ParseKueueGenerator(kGenerator, "g.yaml", {});
+  const absl::StatusOr<KueueSetup> setup = ParseKueueGenerator(kGenerator, "g.yaml", {.guarantees = true});
   ASSERT_TRUE(setup.ok()) << setup.status();
   ASSERT_EQ(setup->queues.queues_size(), 2);
   const pb::QueueSpec& cohort = setup->queues.queues(1);
@@ -48,7 +48,7 @@ TEST(KueueTest, CohortsBecomeQueuesAndClusterQueuesTheirLeaves) {
   EXPECT_EQ(cohort.queues(2).quota().at("cpu").limit_milli(), 120'000);
   EXPECT_EQ(setup->nominal_milli, 120'000);
   EXPECT_EQ(setup->queue_class, "cq");
-  EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {.guarantees = false})->queues.queues(0).quota().at("cpu").guarantee_milli(), 0);
+  EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {})->queues.queues(0).quota().at("cpu").guarantee_milli(), 0);
 }
 
 TEST(KueueTest, WorkloadsAreCreatedAtTheirIntervals) {

@@ -5,13 +5,19 @@
 namespace muster {
 
 pb::Inventory ShapeOf(const State& state, const HostRow& host) {
+  pb::Inventory made;
+  return ShapeOf(state, host, &made);
+}
+
+const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Inventory* made) {
   if (host.state != pb::HOST_NEVER_SEEN) return host.inventory;
   const pb::ClusterSpec& cluster = state.clusters()[host.cluster].spec;
   std::string name = cluster.sku();
   for (const pb::HostSpec& listed : cluster.hosts()) {
     if (listed.name() == host.name && !listed.sku().empty()) name = listed.sku();
   }
-  pb::Inventory shape;
+  pb::Inventory& shape = *made;
+  shape.Clear();
   const auto found = state.cluster_file().skus().find(name);
   if (found == state.cluster_file().skus().end()) return shape;
   const pb::Sku& sku = found->second;
@@ -29,9 +35,10 @@ pb::Inventory ShapeOf(const State& state, const HostRow& host) {
 
 std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour) {
   std::map<int32_t, int64_t> capacity;
+  pb::Inventory made;
   for (HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    const pb::Inventory shape = ShapeOf(state, host);
+    const pb::Inventory& shape = ShapeOf(state, host, &made);
     if (flavour == "cpu") {
       capacity[host.cluster] += shape.cpus_milli();
     } else if (shape.flavour() == flavour) {

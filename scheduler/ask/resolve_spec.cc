@@ -49,11 +49,12 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
     for (const std::string& flavour : flavours) {
       Cell cell{cluster.name, flavour};
       bool any = false;
+      pb::Inventory made;
       for (HostId id : state.hosts()) {
         const HostRow& host = state.host(id);
         if (host.cluster != static_cast<int32_t>(c)) continue;
         any = true;
-        const pb::Inventory shape = ShapeOf(state, host);
+        const pb::Inventory& shape = ShapeOf(state, host, &made);
         if (flavour.empty() || shape.flavour() == flavour) cell.workers += WorkersOn(task, shape);
       }
       cell.open_ended = cluster.spec.open() && !any;
@@ -121,10 +122,19 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
 SpecContext SpecContextOf(const State& state) {
   SpecContext context;
   std::map<std::string, std::set<std::string>> flavours;
+  // Neighbours are of one kind mostly, and the newest schema counts: this is done for each submission, over all hosts.
+  pb::Inventory made;
+  std::pair<std::string, int32_t> last;
+  const std::string* schema = nullptr;
   for (HostId id : state.hosts()) {
-    const pb::Inventory shape = ShapeOf(state, state.host(id));
-    if (!shape.flavour().empty()) flavours[shape.flavour()].insert(state.clusters()[state.host(id).cluster].name);
+    const HostRow& host = state.host(id);
+    if (!host.inventory.trainer_schema_json().empty()) schema = &host.inventory.trainer_schema_json();
+    const pb::Inventory& shape = ShapeOf(state, host, &made);
+    if (shape.flavour().empty() || (shape.flavour() == last.first && host.cluster == last.second)) continue;
+    last = {shape.flavour(), host.cluster};
+    flavours[shape.flavour()].insert(state.clusters()[host.cluster].name);
   }
+  if (schema != nullptr) context.trainer_schema_json = *schema;
   for (const auto& [flavour, clusters] : flavours) context.flavours[flavour].assign(clusters.begin(), clusters.end());
   for (const ClusterRow& cluster : state.clusters()) context.clusters.push_back(cluster.name);
   for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
@@ -133,10 +143,6 @@ SpecContext SpecContextOf(const State& state) {
   std::set<std::string> storages;
   for (const auto& [name, storage] : state.cluster_file().storages()) storages.insert(name);
   context.storages.assign(storages.begin(), storages.end());
-  for (HostId id : state.hosts()) {
-    const std::string& schema = state.host(id).inventory.trainer_schema_json();
-    if (!schema.empty()) context.trainer_schema_json = schema;
-  }
   return context;
 }
 

@@ -1,13 +1,16 @@
 // bench/run.sh wlb: rows of like work against rows of like length, on a long-tailed mix of document lengths.
 //
 // Context 128k, 8 ranks with 4 micro-batches each, one row a micro-batch. The latency of a row is a model (printed): an 8B
-// model's flops at a fixed rate, and a fixed cost. A step takes as long as its slowest rank. Peers: fixed-length packing (the
-// shuffled stream cut every 128k tokens, attention within documents), and WLB-LLM's method without our refinement.
+// model's flops at a fixed rate, and a fixed cost. A step takes as long as its slowest rank. Peers: fixed-length packing of the
+// same whole documents (best fit decreasing into rows of 128k, rows shuffled: `packing: bfd`), and WLB-LLM's method without our
+// refinement. The stream cut every 128k tokens is told beside them: it cuts documents, so it has less attention to compute and
+// trains something else.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <vector>
 
@@ -70,8 +73,29 @@ void Add(const std::vector<std::vector<int64_t>>& rows, Outcome& outcome) {
   outcome.imbalance_sum += *std::max_element(seconds.begin(), seconds.end()) * kRows / std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
 
+// Whole documents in rows of kContext.
+Outcome FixedLength(std::vector<int64_t> lengths) {
+  std::sort(lengths.rbegin(), lengths.rend());
+  std::vector<std::vector<int64_t>> rows;
+  std::multimap<int64_t, size_t> open;  // rows by room left
+  for (const int64_t n : lengths) {
+    auto fit = open.lower_bound(n);
+    const int64_t room = fit == open.end() ? kContext : fit->first;
+    const size_t row = fit == open.end() ? rows.size() : fit->second;
+    if (fit == open.end()) rows.emplace_back();
+    else open.erase(fit);
+    rows[row].push_back(n);
+    if (room > n) open.emplace(room - n, row);
+  }
+  SplitMix64{7}.Shuffle(rows.data(), static_cast<int64_t>(rows.size()));
+  rows.resize((rows.size() + kRows - 1) / kRows * kRows);
+  Outcome outcome;
+  for (size_t begin = 0; begin < rows.size(); begin += kRows) Add({rows.begin() + static_cast<int64_t>(begin), rows.begin() + static_cast<int64_t>(begin) + kRows}, outcome);
+  return outcome;
+}
+
 // The stream of documents cut every kContext tokens.
-Outcome FixedLength(const std::vector<int64_t>& lengths) {
+Outcome CutStream(const std::vector<int64_t>& lengths) {
   Outcome outcome;
   std::vector<std::vector<int64_t>> rows(1);
   int64_t room = kContext;
@@ -112,7 +136,7 @@ int Main(bool quick) {
   std::printf("latency of a row: %.1f ms + 3 x (2 x %.1e x tokens + %.0f x pairs) / %.0e flop/s; %lld documents, %lld tokens, %lld of half the context or more\n",
               1e3 * kRowSeconds, kWeights, kPairFlops, kFlopsPerSecond, static_cast<long long>(lengths.size()), static_cast<long long>(tokens),
               static_cast<long long>(std::count_if(lengths.begin(), lengths.end(), [](int64_t n) { return n >= kContext / 2; })));
-  const Outcome fixed = FixedLength(lengths);
+  const Outcome fixed = FixedLength(lengths), cut = CutStream(lengths);
   std::vector<int> seen;
   for (const int64_t quarters : {4, 5, 6, 8}) {
     const int64_t limit = kContext * quarters / 4;
@@ -127,8 +151,10 @@ int Main(bool quick) {
   const double ratio = ours.TokensPerSecond() / fixed.TokensPerSecond();
   std::printf("{\"figure\":\"imbalance of rows (max/mean)\",\"value\":%.4f,\"unit\":\"\",\"peer\":%.4f,\"bar\":\"<= WLB-LLM's method\",\"holds\":%s}\n",
               ours.Imbalance(), plain.Imbalance(), ours.Imbalance() <= plain.Imbalance() ? "true" : "false");
-  std::printf("{\"figure\":\"predicted throughput over fixed-length packing\",\"value\":%.3f,\"unit\":\"x\",\"peer\":%.3f,\"bar\":\">= 1.2\",\"holds\":%s}\n",
+  std::printf("{\"figure\":\"predicted throughput over fixed-length packing of the same documents\",\"value\":%.3f,\"unit\":\"x\",\"peer\":%.3f,\"bar\":\">= 1.2\",\"holds\":%s}\n",
               ratio, plain.TokensPerSecond() / fixed.TokensPerSecond(), ratio >= 1.2 ? "true" : "false");
+  std::printf("{\"figure\":\"predicted throughput over the stream cut every 128k, which cuts documents\",\"value\":%.3f,\"unit\":\"x\",\"peer\":null,\"bar\":null,\"holds\":true}\n",
+              ours.TokensPerSecond() / cut.TokensPerSecond());
   std::printf("{\"figure\":\"documents trained exactly once\",\"value\":%lld,\"unit\":\"\",\"peer\":%lld,\"bar\":\"all\",\"holds\":%s}\n",
               static_cast<long long>(std::count(seen.begin(), seen.end(), 1)), static_cast<long long>(lengths.size()), same ? "true" : "false");
   return ours.Imbalance() <= plain.Imbalance() && ratio >= 1.2 && same ? 0 : 1;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_replace.h"
 #include "common/spec/spec.h"
 #include "common/spec/test_schema.h"
+#include "common/spec/trainer_schema.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -172,6 +173,23 @@ TEST(JobFile, TheTrainersMapBecomesCanonicalJsonTypedByItsSchema) {
   const char* numbers_as_text = "trainer: {model: {a: 1}, data: 007, max_length: 1, global_batch_size: 1, max_steps: 1, learning_rate: 1}\n";
   ASSERT_TRUE(ParseJobFile(numbers_as_text, "x.yaml", context, &spec, &problems)) << Summary(problems);
   EXPECT_THAT(spec.tasks(0).trainer_json(), testing::HasSubstr(R"("data":"007")"));
+}
+
+TEST(CheckAgainstSchema, EveryOneOfOfAllOfHolds) {
+  const nlohmann::json schema = nlohmann::json::parse(R"({"type": "object", "oneOf": [{"required": ["init"]}, {"required": ["model"]}],
+    "allOf": [{"oneOf": [{"required": ["data"]}, {"required": ["mixture"]}]}]})");
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"init": 1, "data": 1})", ""},
+      {R"({"init": 1})", "trainer: give data or mixture\n"},
+      {R"({"model": 1, "data": 1, "mixture": 1})", "trainer.mixture: data and mixture exclude each other; keep one\n"},
+      {R"({})", "trainer: give init or model\ntrainer: give data or mixture\n"},
+  };
+  for (const auto& [value, want] : cases) {
+    std::string said;
+    CheckAgainstSchema(nlohmann::json::parse(value), schema, "trainer",
+                       [&](const std::string& path, const std::string& message, Document::Where) { said += path + ": " + message + "\n"; });
+    EXPECT_EQ(said, want) << value;
+  }
 }
 
 TEST(JobFile, TheFilesStemIsTheDefaultName) {

@@ -32,6 +32,7 @@ ROWS = {
     "process-rate": ("/bin/true as one-worker jobs to completion through musterd and one agent with 64 slots", [sys.executable, "bench/process_rate.py"], 600),
     "kueue-baseline": ("Kueue's baseline generator, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "baseline"], 900),
     "kueue-tas": ("Kueue's topology-aware generator, 640 hosts, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "tas"], 900),
+    "scale-500k": ("Decide in the steady state of 500,000 GPUs, 100 clusters, 62,500 hosts, 1,031 queues, 20,000 waiting gangs, 100 events a step", [sys.executable, "bench/scale_500k.py"], 1800),
 }
 
 

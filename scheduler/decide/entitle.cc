@@ -121,6 +121,8 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     unit.base = b;
     unit.demand_milli = base.worker_milli * base.min_workers;
     unit.worker_milli = base.worker_milli;
+    unit.cpus_milli = base.worker_cpus_milli * base.min_workers;
+    unit.worker_cpus_milli = base.worker_cpus_milli;
     unit.submit_ns = base.submit_ns;
     unit.extra = base.max_workers - base.min_workers;
     if (std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end()) unit.bound = base.bound_cell;
@@ -132,6 +134,7 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
       leaf->cells.push_back(base.cells[i]);
       ++unit.opened;
     }
+    if (base.binds_others) leaf->cells.resize(static_cast<size_t>(unit.cells_at) + 2 * base.cells.size());   // more may open in the run
     if (unit.extra > 0) {
       unit.growth_at = static_cast<int32_t>(leaf->growing.size());
       leaf->growing.push_back(index);
@@ -208,18 +211,26 @@ void Entitlement::StartRun(const Model& model) {
 
 // What the queues of the branch's path may still take, and the cell has, holds the demand. The root's allowance is the sum of
 // the cells' room, so it needs no look of its own.
-bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli) const {
+// CPUs beside devices are held against the queues that list cpu, and against guarantees where some were promised.
+bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const {
   if (room_[cell] < demand_milli) return false;
   const int32_t f = m_->cells[cell].flavour;
   for (; b > 0; b = branches_[b].parent) {
     const Branch& branch = branches_[b];
     const size_t at = static_cast<size_t>(branch.node) * flavours_ + f;
     if (under_limit_[at] < demand_milli) return false;
+    if (cpus_milli > 0 && Allowed(branch, m_->cpu) < cpus_milli) return false;
     if (!branch.guaranteed) continue;
     if (under_guarantee_[at] < demand_milli) return false;
     if (cell_at_[branch.node] >= 0 && under_cell_[cell_at_[branch.node] + cell] < demand_milli) return false;
   }
   return true;
+}
+
+int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
+  const size_t at = static_cast<size_t>(branch.node) * flavours_ + flavour;
+  const bool promised = flavour != m_->cpu || quotas_[branch.node].flavours[flavour].guarantee_milli > 0;
+  return branch.guaranteed && promised ? std::min(under_limit_[at], under_guarantee_[at]) : under_limit_[at];
 }
 
 // Tasks of a job share a directory: once one of them is charged to a cluster, the others go where its storage is reached.
@@ -229,10 +240,38 @@ bool Entitlement::GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) 
   return cluster < 0 || m_->Reaches(cluster, m_->cells[cell].cluster);
 }
 
+// Binds a job's tasks to what reaches the cluster, as placing the first one will: of what is left of their lists the first
+// cluster that could ever hold them is open.
+void Entitlement::BindGroup(int32_t node, int32_t first, int32_t cluster) {
+  Leaf& leaf = leaves_[node];
+  leaf.units[first].group_cluster = cluster;
+  leaf.stale = true;                   // the lists are read again for the next run
+  for (size_t u = static_cast<size_t>(first); u < leaf.units.size() && leaf.units[u].group == first; ++u) {
+    Unit& unit = leaf.units[u];
+    if (unit.taken) continue;
+    const Base& base = m_->bases[unit.base];
+    int32_t open = -1;                 // that cluster
+    unit.opened = 0;
+    for (size_t i = 0; i < base.cells.size(); ++i) {
+      const Cell& cell = m_->cells[base.cells[i]];
+      if (!m_->Reaches(cluster, cell.cluster)) continue;
+      const bool holds = cell.known_milli >= unit.demand_milli;
+      if (open < 0 && holds) open = cell.cluster;
+      if (base.opened[i] || (holds && cell.cluster == open)) leaf.cells[unit.cells_at + unit.cells + unit.opened++] = base.cells[i];
+    }
+    for (const int32_t b : branches_of_[node]) {
+      if (branches_[b].position < static_cast<int32_t>(u)) continue;
+      branches_[b].position = static_cast<int32_t>(u);
+      branches_[b].choice = 0;
+    }
+  }
+}
+
 bool Entitlement::Less(const Key& a, const Key& b) {
   if (a.rank != b.rank) return a.rank < b.rank;
   const __int128 left = static_cast<__int128>(a.numerator) * b.denominator, right = static_cast<__int128>(b.numerator) * a.denominator;
   if (left != right) return left < right;
+  if (a.history != b.history) return a.history < b.history;
   if (a.submit_ns != b.submit_ns) return a.submit_ns < b.submit_ns;
   if (a.base != b.base) return a.base < b.base;
   return a.growth < b.growth;
@@ -248,14 +287,17 @@ void Entitlement::Unlist(int32_t b) {
   branch.listed_at = -1;
 }
 
-void Entitlement::SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cell, int64_t demand_milli) {
+void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t cell) {
   Branch& branch = branches_[b];
+  const Unit& unit = leaves_[branch.node].units[u];
+  const int64_t demand_milli = growth ? unit.worker_milli : unit.demand_milli;
   const int32_t f = m_->cells[cell].flavour;
-  branch.unit = unit;
+  branch.unit = u;
   branch.growth = growth;
   branch.cell = cell;
   branch.flavour = f;
   branch.demand_milli = demand_milli;
+  branch.cpus_milli = growth ? unit.worker_cpus_milli : unit.cpus_milli;
   branch.best = b;
   branch.listed_at = static_cast<int32_t>(listed_[cell].size());
   listed_[cell].push_back(b);
@@ -263,6 +305,10 @@ void Entitlement::SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cel
   for (int32_t up = branch.parent; up > 0; up = branches_[up].parent) {
     int64_t& need = need_[branches_[up].need_at + f];
     need = std::max(need, demand_milli);
+    if (branch.cpus_milli > 0) {
+      int64_t& cpus_need = need_[branches_[up].need_at + m_->cpu];
+      cpus_need = std::max(cpus_need, branch.cpus_milli);
+    }
     if (branches_[up].cell_need_at < 0) continue;
     int64_t& cell_need = cell_need_[branches_[up].cell_need_at + cell];
     cell_need = std::max(cell_need, demand_milli);
@@ -286,8 +332,8 @@ void Entitlement::Advance(int32_t b) {
     if (branch.position >= bases) {
       const int32_t u = leaf.growing[branch.position - bases];
       const Unit& unit = leaf.units[u];
-      if (unit.taken && unit.growth < unit.extra && Fits(b, unit.charge, unit.worker_milli)) {
-        return SetCandidate(b, u, true, unit.charge, unit.worker_milli);
+      if (unit.taken && unit.growth < unit.extra && Fits(b, unit.charge, unit.worker_milli, unit.worker_cpus_milli)) {
+        return SetCandidate(b, u, true, unit.charge);
       }
       continue;
     }
@@ -298,8 +344,8 @@ void Entitlement::Advance(int32_t b) {
     const int32_t count = branch.guaranteed ? unit.cells : unit.opened;
     for (; branch.choice < count; ++branch.choice) {
       const int32_t cell = leaf.cells[at + branch.choice];
-      if (Fits(b, cell, unit.demand_milli) && GroupAllows(leaf, unit, cell)) {
-        return SetCandidate(b, branch.position, false, cell, unit.demand_milli);
+      if (Fits(b, cell, unit.demand_milli, unit.cpus_milli) && GroupAllows(leaf, unit, cell)) {
+        return SetCandidate(b, branch.position, false, cell);
       }
     }
   }
@@ -375,25 +421,37 @@ void Entitlement::SetKey(int32_t b) {
   }
   const Branch& best = branches_[branch.best];
   const Unit& unit = leaves_[best.node].units[best.unit];
+  key.history = m_->history[branch.node];
   key.submit_ns = unit.submit_ns;
   key.base = unit.base;
   key.growth = best.growth;
-  const FlavourQuota& quota = quotas_[branch.node].flavours[best.flavour];
-  const int64_t used = used_[static_cast<size_t>(branch.node) * flavours_ + best.flavour];
-  if (!quota.listed) {
-    key.rank = 0;
-    key.numerator = 0;
-    key.denominator = 1;
-  } else if (branch.guaranteed) {
-    key.rank = 0;
-    key.numerator = used;
-    key.denominator = quota.guarantee_milli;
+  key.rank = 0;
+  key.numerator = 0;
+  key.denominator = 1;
+  Dominate(branch, best.flavour, &key);
+  if (best.cpus_milli > 0) Dominate(branch, m_->cpu, &key);
+}
+
+// Beside a share of what is listed, that of what isn't is the smallest there is.
+void Entitlement::Dominate(const Branch& branch, int32_t flavour, Key* key) const {
+  const FlavourQuota& quota = quotas_[branch.node].flavours[flavour];
+  if (!quota.listed) return;
+  const int64_t used = used_[static_cast<size_t>(branch.node) * flavours_ + flavour];
+  int32_t rank = 0;
+  int64_t numerator = used, denominator = quota.guarantee_milli;
+  if (branch.guaranteed) {
+    if (denominator == 0) return;      // CPUs of which nothing was promised
   } else {
-    const int64_t whole = m_->flavour_milli[best.flavour] + 1;
-    key.rank = quota.weight == 0 ? 2 : 1;
-    key.numerator = std::max<int64_t>(0, used - quota.guarantee_milli);
-    key.denominator = quota.weight == 0 ? whole : quota.weight * whole;
+    const int64_t whole = m_->flavour_milli[flavour] + 1;
+    rank = quota.weight == 0 ? 2 : 1;
+    numerator = std::max<int64_t>(0, used - quota.guarantee_milli);
+    denominator = quota.weight == 0 ? whole : quota.weight * whole;
   }
+  if (rank < key->rank) return;
+  if (rank == key->rank && static_cast<__int128>(numerator) * key->denominator <= static_cast<__int128>(key->numerator) * denominator) return;
+  key->rank = rank;
+  key->numerator = numerator;
+  key->denominator = denominator;
 }
 
 void Entitlement::Evaluate(int32_t b) {
@@ -437,11 +495,12 @@ int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli
       if (!branch.leaf) {
         const int64_t need = need_[branch.need_at + flavour];
         most = std::max(most, need > allowed_milli ? CheckNeed(child, flavour, allowed_milli) : need);
-      } else if (branch.best >= 0 && branch.flavour == flavour) {
-        if (branch.demand_milli > allowed_milli) {
+      } else if (branch.best >= 0) {
+        const int64_t need = branch.flavour == flavour ? branch.demand_milli : flavour == m_->cpu ? branch.cpus_milli : 0;
+        if (need > allowed_milli) {
           Mark(child);
         } else {
-          most = std::max(most, branch.demand_milli);
+          most = std::max(most, need);
         }
       }
     }
@@ -471,15 +530,22 @@ int64_t Entitlement::CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_mill
   return most;
 }
 
+void Entitlement::Charge(int32_t node, int32_t flavour, int64_t milli) {
+  const size_t at = static_cast<size_t>(node) * flavours_ + flavour;
+  used_[at] += milli;
+  if (under_limit_[at] != kUnbounded) under_limit_[at] -= milli;
+  under_guarantee_[at] -= milli;
+}
+
 void Entitlement::Accept(int32_t order) {
   const int32_t b = branches_[0].best;
-  const int64_t demand_milli = branches_[b].demand_milli;
+  const int64_t demand_milli = branches_[b].demand_milli, cpus_milli = branches_[b].cpus_milli;
   const bool growth = branches_[b].growth;
   int32_t cell = branches_[b].cell;
   const int32_t node = branches_[b].node;
   Leaf& leaf = leaves_[node];
   Unit& unit = leaf.units[branches_[b].unit];
-  if (!growth && unit.bound >= 0 && unit.bound != cell && Fits(b, unit.bound, demand_milli) && GroupAllows(leaf, unit, unit.bound)) {
+  if (!growth && unit.bound >= 0 && unit.bound != cell && Fits(b, unit.bound, demand_milli, cpus_milli) && GroupAllows(leaf, unit, unit.bound)) {
     cell = unit.bound;
   }
   const int32_t f = m_->cells[cell].flavour;
@@ -491,7 +557,7 @@ void Entitlement::Accept(int32_t order) {
     unit.charged_as_bound = cell != branches_[b].cell;
     unit.charge = cell;
     unit.order = order;
-    if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0) leaf.units[unit.group].group_cluster = m_->cells[cell].cluster;
+    if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0) BindGroup(node, unit.group, m_->cells[cell].cluster);
     if (unit.growth_at >= 0) {         // its growth may stand before the cursors
       const int32_t position = static_cast<int32_t>(leaf.units.size()) + unit.growth_at;
       for (const int32_t other : branches_of_[node]) {
@@ -506,10 +572,8 @@ void Entitlement::Accept(int32_t order) {
   MUSTER_CHECK(room_[cell] >= 0);
   CheckCell(cell);
   for (int32_t n = node; n >= 0; n = quotas_[n].parent) {
-    const size_t at = static_cast<size_t>(n) * flavours_ + f;
-    used_[at] += demand_milli;
-    if (under_limit_[at] != kUnbounded) under_limit_[at] -= demand_milli;
-    under_guarantee_[at] -= demand_milli;
+    Charge(n, f, demand_milli);
+    if (cpus_milli > 0) Charge(n, m_->cpu, cpus_milli);
     const int32_t cell_at = cell_at_[n];
     if (cell_at >= 0) under_cell_[cell_at + cell] -= demand_milli;
     for (const int32_t other : branches_of_[n]) {
@@ -517,8 +581,11 @@ void Entitlement::Accept(int32_t order) {
       if (!branch.open) continue;
       Mark(other);
       if (branch.leaf || n == 0) continue;
-      const int64_t allowed_milli = branch.guaranteed ? std::min(under_limit_[at], under_guarantee_[at]) : under_limit_[at];
-      if (need_[branch.need_at + f] > allowed_milli) CheckNeed(other, f, allowed_milli);
+      if (const int64_t allowed_milli = Allowed(branch, f); need_[branch.need_at + f] > allowed_milli) CheckNeed(other, f, allowed_milli);
+      if (cpus_milli > 0) {
+        const int64_t allowed_milli = Allowed(branch, m_->cpu);
+        if (need_[branch.need_at + m_->cpu] > allowed_milli) CheckNeed(other, m_->cpu, allowed_milli);
+      }
       if (branch.cell_need_at >= 0 && cell_need_[branch.cell_need_at + cell] > under_cell_[cell_at + cell]) {
         CheckCellNeed(other, cell, under_cell_[cell_at + cell]);
       }

@@ -59,6 +59,7 @@ class Entitlement {
   struct Unit {
     int64_t demand_milli = 0;          // of the base
     int64_t worker_milli = 0;          // of each growth worker
+    int64_t cpus_milli = 0, worker_cpus_milli = 0;   // beside devices, where a queue's quota counts them
     int64_t submit_ns = 0;
     int32_t base = 0;
     int32_t extra = 0;                 // growth workers at most
@@ -98,14 +99,14 @@ class Entitlement {
     int32_t position = 0, choice = 0;  // leaf: cursor: units, then growing units; index in the unit's list
     int32_t unit = -1, cell = -1, flavour = -1;   // leaf: its candidate
     bool growth = false;
-    int64_t demand_milli = 0;
+    int64_t demand_milli = 0, cpus_milli = 0;
     int32_t listed_at = -1;            // leaf: index in listed_[cell]
   };
   // What a branch's candidate is compared by among its siblings.
   struct Key {
     int32_t rank = kNoCandidate;       // 0: within the guarantee, or without quota; 1: borrows; 2: borrows with weight 0
     int64_t numerator = 0, denominator = 1;
-    int64_t submit_ns = 0;
+    int64_t history = 0, submit_ns = 0;
     int32_t base = 0;
     bool growth = false;
   };
@@ -115,16 +116,22 @@ class Entitlement {
   void Read(const Model& model, Leaf* leaf);
   void StartRun(const Model& model);
   int32_t AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed);
-  bool Fits(int32_t branch, int32_t cell, int64_t demand_milli) const;
+  bool Fits(int32_t branch, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const;
   bool GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const;
+  void BindGroup(int32_t node, int32_t first, int32_t cluster);
   void Evaluate(int32_t b);
   void Advance(int32_t b);
-  void SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cell, int64_t demand_milli);
+  void SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cell);
   void Unlist(int32_t b);
   void Select(int32_t b);
   void Build(int32_t b, int p);
   int32_t Winner(const Pass& pass) const;
   int32_t Better(const Pass& pass, int32_t i, int32_t j) const;
+  // What the branch's queue may still take of the flavour.
+  int64_t Allowed(const Branch& branch, int32_t flavour) const;
+  // Raises `key` to the queue's share of the flavour.
+  void Dominate(const Branch& branch, int32_t flavour, Key* key) const;
+  void Charge(int32_t node, int32_t flavour, int64_t milli);
   void Replay(const Pass& pass, int32_t index);
   void SetKey(int32_t b);
   void Mark(int32_t b);

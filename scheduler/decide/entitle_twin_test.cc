@@ -56,11 +56,12 @@ class Twin {
       Base& base = m_.bases[x->base];
       int32_t c = x->k;
       const bool in_list = std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end();
-      if (!x->growth && in_list && Fits(base.bound_cell, Demand(x->base, false), x->room) && Together(base, base.bound_cell)) c = base.bound_cell;
+      if (!x->growth && in_list && Fits(base.bound_cell, Demand(x->base, false), Cpus(x->base, false), x->room) && Together(base, base.bound_cell)) c = base.bound_cell;
       const int64_t demand = Demand(x->base, x->growth);
       m_.cells[c].charged_milli += demand;
       for (int32_t n = base.leaf; n >= 0; n = quotas_[n].parent) {
         u_[n][m_.cells[c].flavour] += demand;
+        u_[n][m_.cpu] += Cpus(x->base, x->growth);
         u_cell_[n][c] += demand;
       }
       if (x->growth) {
@@ -79,6 +80,7 @@ class Twin {
  private:
   struct Room {
     std::vector<int64_t> flavour, cell;
+    int64_t cpus = kUnbounded;         // beside devices
   };
   struct Found {
     int32_t base = 0;
@@ -89,23 +91,37 @@ class Twin {
   struct Share {
     int rank = 0;
     __int128 over = 0, of = 1;
+    int64_t history = 0;
   };
 
   int64_t Demand(int32_t b, bool growth) const { return m_.bases[b].worker_milli * (growth ? 1 : m_.bases[b].min_workers); }
 
-  bool Fits(int32_t cell, int64_t demand, const Room& room) const {
+  int64_t Cpus(int32_t b, bool growth) const { return m_.bases[b].worker_cpus_milli * (growth ? 1 : m_.bases[b].min_workers); }
+
+  bool Fits(int32_t cell, int64_t demand, int64_t cpus, const Room& room) const {
     const Cell& c = m_.cells[cell];
-    return c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
+    return (cpus == 0 || room.cpus >= cpus) && c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
   }
 
-  // Tasks of an unbound job go to clusters that reach the storage of the first one's.
-  bool Together(const Base& base, int32_t cell) const {
+  // Tasks of an unbound job go to clusters that reach the storage of the first one's; -1: no other task is charged yet.
+  int32_t BoundTo(const Base& base) const {
     const Base* first = nullptr;
     for (const Base& other : m_.bases) {
       if (!base.binds_others || other.ref.job != base.ref.job || !other.entitled) continue;
       if (first == nullptr || other.order < first->order) first = &other;
     }
-    return first == nullptr || m_.Reaches(m_.cells[first->charge].cluster, m_.cells[cell].cluster);
+    return first == nullptr ? -1 : m_.cells[first->charge].cluster;
+  }
+  bool Together(const Base& base, int32_t cell) const {
+    const int32_t cluster = BoundTo(base);
+    return cluster < 0 || m_.Reaches(cluster, m_.cells[cell].cluster);
+  }
+  // And of those the first that could ever hold the base is open.
+  bool Opened(const Base& base, size_t i) const {
+    if (base.opened[i] || BoundTo(base) < 0) return base.opened[i];
+    const auto holds = [&](int32_t cell) { return m_.cells[cell].known_milli >= base.worker_milli * base.min_workers; };
+    const auto first = std::find_if(base.cells.begin(), base.cells.end(), [&](int32_t cell) { return Together(base, cell) && holds(cell); });
+    return first != base.cells.end() && holds(base.cells[i]) && m_.cells[*first].cluster == m_.cells[base.cells[i]].cluster;
   }
 
   std::optional<Found> Cand(int32_t n, const Room& room, bool guaranteed) const {
@@ -121,13 +137,21 @@ class Twin {
           if (in_guarantee) a.flavour[f] = std::min(a.flavour[f], quota.guarantee_milli - u_[c][f]);
           a.flavour[f] = std::max<int64_t>(0, a.flavour[f]);
         }
+        const FlavourQuota& cpu = quotas_[c].flavours[m_.cpu];
+        if (cpu.limit_milli != kUnbounded) a.cpus = std::min(a.cpus, cpu.limit_milli - u_[c][m_.cpu]);
+        if (in_guarantee && cpu.guarantee_milli > 0) a.cpus = std::min(a.cpus, cpu.guarantee_milli - u_[c][m_.cpu]);
         for (size_t k = 0; in_guarantee && !quotas_[c].cells.empty() && k < m_.cells.size(); ++k) {
           if (quotas_[c].cells[k] == kUnbounded) continue;
           a.cell[k] = std::max<int64_t>(0, std::min(a.cell[k], quotas_[c].cells[k] - u_cell_[c][k]));
         }
         std::optional<Found> x = Cand(c, a, in_guarantee);
         if (!x.has_value()) continue;
-        const Share share = KeyOf(c, m_.cells[x->k].flavour, in_guarantee);
+        Share share = KeyOf(c, m_.cells[x->k].flavour, in_guarantee);
+        if (Cpus(x->base, x->growth) > 0 && !(in_guarantee && cpu.guarantee_milli == 0)) {
+          const Share cpus = KeyOf(c, m_.cpu, in_guarantee);
+          if (share.rank < cpus.rank || (share.rank == cpus.rank && share.over * cpus.of < cpus.over * share.of)) share = cpus;
+        }
+        share.history = m_.history[c];
         if (!best.has_value() || Before(share, *x, best_share, *best)) {
           best = std::move(x);
           best_share = share;
@@ -152,9 +176,9 @@ class Twin {
       const Base& base = m_.bases[b];
       for (size_t i = 0; i < (growth ? 1 : base.cells.size()); ++i) {
         const int32_t cell = growth ? base.charge : base.cells[i];
-        if (!growth && !guaranteed && !base.opened[i]) continue;
+        if (!growth && !guaranteed && !Opened(base, i)) continue;
         if (!growth && !Together(base, cell)) continue;
-        if (Fits(cell, Demand(b, growth), room)) return Found{b, growth, guaranteed, cell, room};
+        if (Fits(cell, Demand(b, growth), Cpus(b, growth), room)) return Found{b, growth, guaranteed, cell, room};
       }
     }
     return std::nullopt;
@@ -172,6 +196,7 @@ class Twin {
   bool Before(const Share& a, const Found& x, const Share& b, const Found& y) const {
     if (a.rank != b.rank) return a.rank < b.rank;
     if (a.over * b.of != b.over * a.of) return a.over * b.of < b.over * a.of;
+    if (a.history != b.history) return a.history < b.history;
     return std::make_tuple(m_.bases[x.base].submit_ns, x.base, x.growth) < std::make_tuple(m_.bases[y.base].submit_ns, y.base, y.growth);
   }
 
@@ -200,6 +225,7 @@ Instance RandomInstance(Dice* dice) {
       m.flavour_milli[f] += cell.capacity_milli;
     }
   }
+  m.cpu = static_cast<int32_t>(flavours - 1);
   m.reaches.assign(static_cast<size_t>(clusters), std::vector<bool>(static_cast<size_t>(clusters), false));
   for (auto& row : m.reaches) {
     for (size_t c = 0; c < row.size(); ++c) row[c] = dice->Chance(60);
@@ -235,6 +261,8 @@ Instance RandomInstance(Dice* dice) {
       }
     }
   }
+  for (int64_t n = 0; n < nodes; ++n) m.history.push_back(dice->Of(3));
+  const bool with_cpus = flavours > 1 && dice->Chance(40);
   const int64_t bases = 1 + dice->Of(dice->Chance(20) ? 24 : 9);
   uint64_t job = 0;
   for (int64_t b = 0; b < bases; ++b) {
@@ -248,12 +276,15 @@ Instance RandomInstance(Dice* dice) {
     base.priority = static_cast<int32_t>(dice->Of(3));
     base.submit_ns = dice->Of(4);
     base.worker_milli = dice->Chance(80) ? 1000 * (1 + dice->Of(3)) : 250 * (1 + dice->Of(3));
+    if (with_cpus && dice->Chance(60)) base.worker_cpus_milli = 500 * (1 + dice->Of(4));
     base.min_workers = 1 + static_cast<int32_t>(dice->Of(3));
     base.max_workers = base.min_workers + (dice->Chance(40) ? static_cast<int32_t>(dice->Of(4)) : 0);
     for (size_t tries = 1 + static_cast<size_t>(dice->Of(static_cast<int64_t>(m.cells.size()) + 1)); tries > 0; --tries) {
       const int32_t cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
       if (std::find(base.cells.begin(), base.cells.end(), cell) == base.cells.end()) base.cells.push_back(cell);
     }
+    // CPUs beside devices are those of work on devices.
+    if (base.worker_cpus_milli > 0) std::erase_if(base.cells, [&](int32_t c) { return m.cells[c].flavour == m.cpu; });
     const int64_t opened = dice->Of(3);
     for (size_t i = 0; i < base.cells.size(); ++i) base.opened.push_back(static_cast<int64_t>(i) <= opened);
     if (dice->Chance(35)) base.bound_cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));

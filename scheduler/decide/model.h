@@ -42,6 +42,8 @@ struct Base {
   int32_t leaf = -1;                    // queue node
   int32_t min_workers = 1, max_workers = 1;
   int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
+  int64_t worker_cpus_milli = 0;        // beside its devices, if a queue above it lists cpu; else 0
+  int32_t shape = 0;                    // equal where one place serves as well as the other: size, demand, topology; has no order
   int32_t priority = 0;
   int64_t submit_ns = 0;
   std::vector<int32_t> cells;           // in order of preference
@@ -70,8 +72,11 @@ struct Model {
   std::vector<Base> bases;              // by job number and task
   std::vector<int64_t> flavour_milli;   // capacity of each flavour
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
+  std::vector<int64_t> history;         // [queue node] decayed device-microseconds: orders equal shares
   std::map<TaskRef, int32_t> base_of;   // units only
   std::vector<std::vector<bool>> reaches;      // [cluster][cluster]: the other one reaches its job_storage
+
+  int32_t cpu = 0;                      // index of kCpuFlavour
 
   int32_t FlavourIndex(const std::string& flavour) const;      // -1: none
   int32_t CellOf(int32_t cluster, int32_t flavour) const;      // -1: none

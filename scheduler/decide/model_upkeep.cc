@@ -18,7 +18,8 @@ bool Ends(const JobRow& job) {
 // Everything that the entitled set follows from but the binding.
 bool SameUnits(const Base& a, const Base& b) {
   return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
-         a.max_workers == b.max_workers && a.worker_milli == b.worker_milli && a.binds_others == b.binds_others && a.cells == b.cells &&
+         a.max_workers == b.max_workers && a.worker_milli == b.worker_milli &&
+         a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others && a.cells == b.cells &&
          a.opened == b.opened;
 }
 
@@ -61,6 +62,7 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   mass_loss_.clear();
   over_.clear();
   over_bases_ = 0;
+  shapes_.clear();
   std::set<std::string> names = {kCpuFlavour};
   HostId bound = 0;
   for (const HostId id : state.hosts()) {
@@ -70,15 +72,15 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   model_.flavours.assign(names.begin(), names.end());
   model_.flavour_milli.assign(model_.flavours.size(), 0);
   flavour_hosts_.assign(model_.flavours.size(), 0);
+  model_.cpu = model_.FlavourIndex(kCpuFlavour);
   ReadRanks(state);
   hosts_.assign(static_cast<size_t>(bound), {});
 
-  const int32_t cpu = model_.FlavourIndex(kCpuFlavour);
   std::set<std::pair<int32_t, int32_t>> cells;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     if (host.state == pb::HOST_NEVER_SEEN) continue;
-    cells.insert({host.cluster, cpu});
+    cells.insert({host.cluster, model_.cpu});
     if (!host.inventory.flavour().empty()) cells.insert({host.cluster, model_.FlavourIndex(host.inventory.flavour())});
   }
   for (const auto& [cluster, flavour] : cells) {
@@ -102,6 +104,14 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   for (const HostId id : unreachable_) MUSTER_CHECK(FollowHost(state, id));
 
   model_.reaches = ReadReaches(state);
+  ReadHistory(state);
+  counts_cpus_.assign(state.queues().nodes.size(), false);
+  shares_.clear();
+  for (size_t n = 0; n < counts_cpus_.size(); ++n) {
+    const QueueNode& node = state.queues().nodes[n];
+    counts_cpus_[n] = node.spec.quota().contains(kCpuFlavour) || (node.parent >= 0 && counts_cpus_[node.parent]);
+    if (counts_cpus_[n] && shares_.empty()) shares_ = ReadShares(state);
+  }
   for (const uint64_t number : state.active_jobs()) {
     const size_t first = model_.bases.size();
     model_.bases.resize(first + state.FindJob(number)->tasks.size());
@@ -120,6 +130,24 @@ void ModelUpkeep::ReadRanks(const State& state) {
   }
 }
 
+std::vector<std::pair<int64_t, int32_t>> ModelUpkeep::ReadShares(const State& state) const {
+  std::vector<std::pair<int64_t, int32_t>> shares;
+  for (const Cell& cell : model_.cells) {
+    const pb::Inventory& inventory = state.host(cell.hosts.front()).inventory;
+    shares.emplace_back(inventory.cpus_milli(), inventory.devices_size());
+  }
+  return shares;
+}
+
+void ModelUpkeep::ReadHistory(const State& state) {
+  std::vector<int64_t> history(state.queues().nodes.size(), 0);
+  for (const auto& [queue, row] : state.history()) {
+    for (int32_t n = state.queues().Find(queue); n >= 0; n = state.queues().nodes[n].parent) history[n] += row.decayed_device_us;
+  }
+  stale_ = stale_ || history != model_.history;
+  model_.history = std::move(history);
+}
+
 // ---- hosts ----
 
 // Healthy devices of a host that may get work; of an unreachable one what attempts hold there that may not be lost yet.
@@ -134,7 +162,7 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.state_since_ns = host.state_since_ns;
   share.silent_since_ns = host.silent_since_ns;
   share.spoke_ns = host.spoke_ns;
-  share.cpu_cell = model_.CellOf(host.cluster, model_.FlavourIndex(kCpuFlavour));
+  share.cpu_cell = model_.CellOf(host.cluster, model_.cpu);
   if (share.flavour >= 0) share.gpu_cell = model_.CellOf(host.cluster, share.flavour);
   const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !state.clusters()[host.cluster].drained;
   share.cpus_known_milli = host.inventory.cpus_milli();
@@ -216,7 +244,7 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
 }
 
 bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const {
-  const int32_t cell = model_.CellOf(cluster, model_.FlavourIndex(kCpuFlavour));
+  const int32_t cell = model_.CellOf(cluster, model_.cpu);
   if (cell < 0) return false;
   int64_t newest_ns = 0;
   for (const HostId id : model_.cells[cell].hosts) newest_ns = std::max(newest_ns, hosts_[id].silent_since_ns);
@@ -239,7 +267,7 @@ bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec, const 
 
 // ---- jobs ----
 
-Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf) const {
+Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf) {
   Base base;
   base.ref = {job.number, task};
   const TaskRow& row = job.tasks[task];
@@ -260,6 +288,9 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.submit_ns = job.submit_ns;
   base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
   const pb::Resources& wants = base.spec->resources();
+  base.shape = shapes_.try_emplace({base.min_workers, wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes(),
+                                    base.spec->topology().preferred(), base.spec->topology().required()},
+                                   static_cast<int32_t>(shapes_.size())).first->second;
   base.worker_milli = std::max<int64_t>(1, wants.gpus_milli() > 0 ? wants.gpus_milli() : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
   if (current != nullptr) {
     base.bound_cell = model_.CellOf(current->cluster, model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
@@ -270,7 +301,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   if (base.ends || leaf < 0) return base;  // holds devices, but claims none
   std::vector<int32_t> flavours;
   if (wants.gpus_milli() == 0) {
-    flavours.push_back(model_.FlavourIndex(kCpuFlavour));
+    flavours.push_back(model_.cpu);
   } else {
     for (const std::string& type : wants.gpu_types()) {
       if (const int32_t flavour = model_.FlavourIndex(type); flavour >= 0) flavours.push_back(flavour);
@@ -290,6 +321,11 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
       base.opened.push_back(spilled || (first && holds));
     }
     first = first && !could;
+  }
+  for (const int32_t cell : base.cells) {
+    if (wants.gpus_milli() == 0 || !counts_cpus_[leaf]) break;
+    const pb::Inventory& inventory = state.host(model_.cells[cell].hosts.front()).inventory;
+    base.worker_cpus_milli = std::max(base.worker_cpus_milli, WorkerDemand(*base.spec, inventory).cpus_milli);
   }
   return base;
 }
@@ -387,6 +423,7 @@ void ModelUpkeep::Compact() {
 bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns, const SchedulingOptions& options) {
   if (over_bases_ > kOverBasesKept && over_bases_ * 5 > model_.bases.size()) Compact();
   if (touched.host_order) ReadRanks(state);
+  if (touched.history) ReadHistory(state);
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
   std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
   const auto again = [&](HostId id) {    // what may be lost there may have changed
@@ -431,6 +468,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
       if (unreachable_.contains(id) && !FollowHost(state, id)) return false;
     }
   }
+  if (!shares_.empty() && shares_ != ReadShares(state)) return false;
   // The first cluster that could hold a task is open to it.
   for (size_t c = 0; c < model_.cells.size(); ++c) {
     const int64_t before = known_milli[c], now = model_.cells[c].known_milli;

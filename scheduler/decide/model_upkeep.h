@@ -13,6 +13,8 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "scheduler/decide/entitle.h"
@@ -45,19 +47,25 @@ class ModelUpkeep {
   // False: only Rebuild can.
   bool Follow(const State& state, const Touched& touched, int64_t now_ns, const SchedulingOptions& options);
   void ReadRanks(const State& state);
+  void ReadHistory(const State& state);
   HostShare ReadHost(const State& state, HostId id) const;
   bool FollowHost(const State& state, HostId id);
   // While at least three hosts and more than half of a cluster are silent, nothing of them may become Lost.
   bool MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const;
   bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const;
-  Base ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf) const;
+  Base ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf);
   void ReadJob(const State& state, uint64_t number, size_t first);
   bool FollowJob(const State& state, uint64_t number);
   void Replace(size_t b, Base fresh);
   void Compact();
 
+  // Of each cell's first host: what a worker that names no CPUs gets beside its devices.
+  std::vector<std::pair<int64_t, int32_t>> ReadShares(const State& state) const;
+
   Model model_;
   Entitlement entitlement_;
+  std::vector<bool> counts_cpus_;      // by queue node: it or one above it lists cpu
+  std::vector<std::pair<int64_t, int32_t>> shares_;   // by cell, if a queue lists cpu
   bool stale_ = true;                  // the entitled set has to be computed again
   bool built_ = false;                 // changes of bases have to be told to entitlement_
   std::optional<State> seen_;
@@ -66,6 +74,8 @@ class ModelUpkeep {
   std::vector<int32_t> flavour_hosts_; // by flavour: hosts that have it
   std::set<HostId> unreachable_;
   std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
+  // Workers, a worker's GPUs, CPUs, memory and disk, topology preferred and required.
+  std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int, int>, int32_t> shapes_;
   std::set<uint64_t> over_;            // finished jobs whose bases are still in the model
   size_t over_bases_ = 0;
 };

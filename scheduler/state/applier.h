@@ -70,6 +70,7 @@ class Applier {
   void On(const pb::TaskFailed& e);
 
   void BookLedger(int64_t now_ns);
+  void TickHistory();
   void ForgetOldJobs();
   void SetHostState(HostRow* host, pb::HostState state);
   // All its processes are gone or lost: frees its devices, and ends it unless it waits for its export.

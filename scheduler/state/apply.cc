@@ -355,6 +355,27 @@ void Applier::BookLedger(int64_t now_ns) {
   s_.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
 }
 
+void Applier::TickHistory() {
+  const int64_t tick = s_.now_ns_ / kHistoryTickNs;
+  if (tick <= s_.history_tick_) return;
+  const int64_t ticks = s_.history_tick_ == 0 ? 0 : tick - s_.history_tick_;
+  s_.history_tick_ = tick;
+  std::map<std::string, int64_t> booked;
+  for (const auto& [key, device_us] : *s_.ledger_) {
+    if (!key.first.empty() && key.second <= static_cast<int>(LedgerClass::kPreemption)) booked[key.first] += device_us;
+  }
+  std::map<std::string, QueueHistory> history = *s_.history_;
+  for (const auto& [queue, device_us] : booked) history.try_emplace(queue);
+  for (auto& [queue, row] : history) {
+    // What is less than a tick's part stays for ever, and orders queues that were quiet for long.
+    for (int64_t t = 0; t < ticks && row.decayed_device_us >= kHistoryDecay; ++t) row.decayed_device_us -= row.decayed_device_us / kHistoryDecay;
+    const int64_t device_us = booked[queue];
+    if (ticks > 0) row.decayed_device_us += std::max<int64_t>(0, device_us - row.booked_device_us);
+    row.booked_device_us = device_us;
+  }
+  s_.history_ = std::make_shared<const std::map<std::string, QueueHistory>>(std::move(history));
+}
+
 void Applier::BookLoss(const Found& found, pb::Cause cause) {
   const AttemptRow& attempt = *found.attempt;
   if (attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL || cause == pb::TIME_LIMIT) return;
@@ -381,6 +402,7 @@ void Applier::On(const pb::StepStarted& e) {
   if (e.restart_backoff_ns() > 0) s_.restart_backoff_ns_ = e.restart_backoff_ns();
   s_.meta_changed_ = true;
   BookLedger(s_.now_ns_);
+  TickHistory();
   ForgetOldJobs();
 }
 

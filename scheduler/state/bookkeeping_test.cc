@@ -17,6 +17,28 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+// ---- history ----
+
+TEST(History, ChangesAtTicksOnlyAndHalvesInADay) {
+  Story s;
+  const auto decayed = [&] {
+    const auto it = s.state.history().find("research");
+    return it == s.state.history().end() ? 0 : it->second.decayed_device_us;
+  };
+  const uint64_t job = s.Running(1);
+  s.Step(300);
+  EXPECT_EQ(decayed(), 0) << "the first tick is the first step's";
+  s.Step(900);
+  const int64_t used = decayed();
+  EXPECT_NEAR(static_cast<double>(used), 899e6, 1e6);
+  s.Step(950);
+  EXPECT_EQ(decayed(), used);
+  s.AllSay(job, pb::GONE, 0);
+  s.Step(900 + 86'400);
+  EXPECT_NEAR(static_cast<double>(decayed()), 899e6 / 2 + 50e6, 5e6) << "what ran since the last tick is new";
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+}
+
 // ---- checkpoints ----
 
 TEST(Checkpoints, AreRecordedForTheNewestAttemptAndSealedByThePlacement) {

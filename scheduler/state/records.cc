@@ -269,6 +269,13 @@ struct StateRecords {
     r.set_ledger_capacity_device_us(s.ledger_capacity_device_us_);
     r.set_restart_backoff_ns(s.restart_backoff_ns_);
     r.set_epoch(s.epoch_);
+    for (const auto& [queue, history] : *s.history_) {
+      pb::QueueHistoryRow* row = r.add_history();
+      row->set_queue(queue);
+      row->set_booked_device_us(history.booked_device_us);
+      row->set_decayed_device_us(history.decayed_device_us);
+    }
+    r.set_history_tick(s.history_tick_);
     return {"meta", "", Serialize(r)};
   }
   static RowChange Job(const State& s, uint64_t number) {
@@ -336,6 +343,10 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
         ledger[{l.queue(), ledger_class}] = l.device_us();
       }
       s.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
+      std::map<std::string, QueueHistory> history;
+      for (const pb::QueueHistoryRow& h : r.history()) history[h.queue()] = {h.booked_device_us(), h.decayed_device_us()};
+      s.history_ = std::make_shared<const std::map<std::string, QueueHistory>>(std::move(history));
+      s.history_tick_ = r.history_tick();
       s.ledger_since_ns_ = r.ledger_since_ns();
       s.ledger_until_ns_ = r.ledger_until_ns();
       s.ledger_capacity_device_us_ = r.ledger_capacity_device_us();

@@ -25,7 +25,8 @@ State::State()
       queue_tree_(std::make_shared<pb::QueueTree>()),
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
       ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
-      ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()) {}
+      ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
+      history_(std::make_shared<std::map<std::string, QueueHistory>>()) {}
 
 const JobRow* State::FindJob(uint64_t number) const { return jobs_.Find(number); }
 
@@ -102,6 +103,7 @@ std::string State::HostName(HostId id) const {
 Touched State::Since(const State& before) const {
   Touched touched;
   touched.clusters = clusters_ != before.clusters_ || cluster_file_ != before.cluster_file_;
+  touched.history = history_ != before.history_;
   touched.queues = queues_ != before.queues_;
   touched.host_order = host_order_ != before.host_order_;
   jobs_.ForEachDifferent(before.jobs_, [&](size_t number) { touched.jobs.push_back(number); });

@@ -43,6 +43,7 @@ inline constexpr int kCheckpointsKept = 20;          // records of a task
 struct Touched {
   bool clusters = false;               // the clusters' file, or a cluster drained
   bool queues = false;
+  bool history = false;
   bool host_order = false;             // there are other hosts, or in another order
   std::vector<uint64_t> jobs;          // ascending; gone ones too
   std::vector<HostId> hosts;           // ascending; their derived use counts
@@ -92,6 +93,9 @@ class State {
   int64_t ledger_until_ns() const { return ledger_until_ns_; }
   int64_t ledger_capacity_device_us() const { return ledger_capacity_device_us_; }
 
+  // By queue path; of the newest tick of kHistoryTickNs.
+  const std::map<std::string, QueueHistory>& history() const { return *history_; }
+
   // ---- the store ----
   // Rows changed since the last call (or since Load), ordered by kind and id. Serialized deterministically; without `bytes` their
   // ids alone.
@@ -130,6 +134,8 @@ class State {
   std::shared_ptr<const QueueIndex> queues_;                     // derived
   std::shared_ptr<const std::map<std::pair<std::string, int>, int64_t>> ledger_;
   std::shared_ptr<std::map<std::pair<std::string, int>, int64_t>> ledger_rate_;  // derived: devices' thousandths by (queue, class) now
+  std::shared_ptr<const std::map<std::string, QueueHistory>> history_;
+  int64_t history_tick_ = 0;                                     // now / kHistoryTickNs of the newest tick; 0: none yet
   int64_t capacity_milli_ = 0;                                   // derived: devices' thousandths of all known hosts
   uint64_t next_job_number_ = 1;
   uint64_t queue_version_ = 0;

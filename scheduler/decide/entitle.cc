@@ -177,11 +177,6 @@ void Entitlement::StartRun(const Model& model) {
   m_ = &model;
   for (Leaf& leaf : leaves_) {
     if (leaf.stale) Read(model, &leaf);
-    for (Unit& unit : leaf.units) {
-      unit.taken = unit.guaranteed = unit.charged_as_bound = false;
-      unit.charge = unit.group_cluster = -1;
-      unit.growth = 0;
-    }
   }
   for (Branch& branch : branches_) {
     branch.open = branch.dirty = false;
@@ -611,21 +606,19 @@ void Entitlement::Run(Model* model) {
   StartRun(*model);
   Evaluate(0);
   for (int32_t order = 0; branches_[0].best >= 0; ++order) Accept(order);
-  for (Base& base : model->bases) {
-    base.entitled = base.guaranteed = base.charged_as_bound = false;
-    base.charge = -1;
-    base.growth = base.order = 0;
-  }
-  for (const Leaf& leaf : leaves_) {
-    for (const Unit& unit : leaf.units) {
-      if (!unit.taken) continue;
+  // Bases that are no units were never given anything. The units are left as the next run begins.
+  for (Leaf& leaf : leaves_) {
+    for (Unit& unit : leaf.units) {
       Base& base = model->bases[unit.base];
-      base.entitled = true;
+      base.entitled = unit.taken;
       base.guaranteed = unit.guaranteed;
       base.charged_as_bound = unit.charged_as_bound;
       base.charge = unit.charge;
       base.growth = unit.growth;
       base.order = unit.order;
+      unit.taken = unit.guaranteed = unit.charged_as_bound = false;
+      unit.charge = unit.group_cluster = -1;
+      unit.growth = unit.order = 0;
     }
   }
   for (size_t c = 0; c < model->cells.size(); ++c) model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];

@@ -43,7 +43,8 @@ class Entitlement {
  public:
   // Takes all bases of the model.
   void Reset(QuotaTree quotas, const Model& model);
-  // A base stops being one, or becomes one: of its leaf, with cells. Call Remove before its figures change, Add after it.
+  // A base stops being one, or becomes one: of its leaf, with cells. Call Remove before its figures change, Add after it, with
+  // nothing in the base's part of the entitled set.
   void Remove(const Model& model, int32_t base);
   void Add(const Model& model, int32_t base);
   // The base's binding changed, nothing else.

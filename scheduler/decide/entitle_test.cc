@@ -81,6 +81,42 @@ TEST(Entitle, BasesComeBeforeGrowthAndPriorityBeforeAge) {
   EXPECT_EQ(Entitled(system, elastic), 1);
 }
 
+TEST(Entitle, CountsTheCpusOfGpuTasksAgainstAQueueThatListsThem) {
+  for (const int64_t cpu_limit : {-1, 8, 3}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8);
+    pb::QueueTree tree = system.state.queue_tree();
+    if (cpu_limit >= 0) (*tree.mutable_queues(0)->mutable_quota())["cpu"].set_limit_milli(cpu_limit * 1000);
+    pb::Event event;
+    *event.mutable_queues_applied()->mutable_tree() = tree;
+    system.Do(event);
+    for (int j = 0; j < 4; ++j) JobBuilder("a").Gpus(1).Cpus(4).SubmitTo(&system);
+    const Model model = EntitledOf(system);
+    const int64_t units = cpu_limit < 0 ? 4 : cpu_limit / 4;
+    EXPECT_EQ(model.entitled[1][model.FlavourIndex("gpu")], units * 1000) << cpu_limit;
+    EXPECT_EQ(model.entitled[1][model.cpu], cpu_limit < 0 ? 0 : units * 4000) << cpu_limit;
+    for (const Base& base : model.bases) {
+      EXPECT_EQ(base.guaranteed, base.entitled) << "a limit on cpu takes nothing from the guarantee of GPUs";
+    }
+  }
+}
+
+TEST(Entitle, OfEqualSharesTheQueueThatUsedLessComesFirst) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 1).Queue("a").Queue("b");
+  const uint64_t used = JobBuilder("a").SubmitTo(&system);
+  system.Step(1);
+  for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events) system.Do(event);
+  StartAll(&system, used);
+  system.Step(1'500);
+  ReportAll(&system, used, pb::GONE, 0);
+  const uint64_t older = JobBuilder("a").SubmitTo(&system);
+  system.Step(1'501);
+  const uint64_t newer = JobBuilder("b").SubmitTo(&system);
+  EXPECT_EQ(Entitled(system, older), 0);
+  EXPECT_EQ(Entitled(system, newer), 1);
+}
+
 // A small generator with the same numbers everywhere (SplitMix64).
 struct Dice {
   uint64_t state;

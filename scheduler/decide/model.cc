@@ -50,6 +50,30 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
   return attempt.parts.size() == 1 || !spec.trainer_json().empty() || member_failed;
 }
 
+int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt) {
+  const TaskRow& row = job.tasks[task];
+  const pb::TaskSpec& spec = job.task_spec(task);
+  if (job.cancel_requested || FirstFailure(attempt).has_value()) return 0;
+  for (const TaskRow& other : job.tasks) {
+    if (other.state == pb::TASK_FAILED) return 0;
+  }
+  bool unreachable = false;
+  for (const PartRow& part : attempt.parts) {
+    if (part.phase == pb::GONE && !part.lost && (part.stop_sent || part.exits.empty())) return 0;
+    if (part.over()) continue;
+    const HostRow& host = state.host(part.host);
+    if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained) return 0;
+    unreachable = unreachable || host.state == pb::HOST_UNREACHABLE;
+  }
+  if (attempt.start_ns == 0) return kUnbounded;
+  int64_t look_ns = kUnbounded;
+  if (spec.time_limit_ns() > 0) look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
+  if (spec.hang_timeout_ns() > 0 && !unreachable && row.progress.attempt() == attempt.number) {
+    look_ns = std::min(look_ns, std::max(row.progress.at_ns(), attempt.last_checkpoint_ns) + spec.hang_timeout_ns());
+  }
+  return look_ns;
+}
+
 int64_t ExpectedEnd(const Base& base, int64_t now_ns) {
   const AttemptRow* attempt = base.current;
   if (attempt == nullptr) return 0;

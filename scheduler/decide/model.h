@@ -49,6 +49,9 @@ struct Base {
   std::vector<int32_t> cells;           // in order of preference
   std::vector<uint8_t> opened;          // parallel to cells
   int32_t bound_cell = -1;              // where it runs
+  bool waiting = false;                 // wants a placement, its backoff apart
+  bool stopping = false;                // what it runs as is being stopped
+  int64_t look_ns = kUnbounded;         // no earlier may it have to be stopped for a cause of its own (StopWhatMust); 0: now
   bool ends = false;                    // cancelled, failed or out of time: it won't start again
   bool may_be_lost = false;             // its hosts can't be reached and it may be replaced
   bool binds_others = false;            // its job has other tasks, and where the first of them is placed binds them all
@@ -62,8 +65,8 @@ struct Base {
   int32_t order = 0;                    // of acceptance
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
-  bool running() const { return current != nullptr && current->state != pb::TASK_STOPPING; }
-  bool wants_place() const { return row->waiting(); }
+  bool running() const { return current != nullptr && !stopping; }
+  bool wants_place() const { return waiting; }
 };
 
 struct Model {
@@ -86,6 +89,10 @@ struct Model {
 // Every member of the attempt is Gone or may be declared lost, or will be once reachable members are stopped (CONTRACTS 9), its
 // cluster's mass loss apart.
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
+
+// When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed or went, a host is strange or
+// drained), else when its time limit or its hang timeout passes; kUnbounded = never by itself.
+int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
 
 // When the attempt is expected to end: from its progress, else its time limit; 0 = unknown.
 int64_t ExpectedEnd(const Base& base, int64_t now_ns);

@@ -156,6 +156,8 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   HostShare share;
   share.state = host.state;
   share.cluster = host.cluster;
+  share.drained = host.drained;
+  share.state_id = host.state_id;
   share.flavour = host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
   if (host.state == pb::HOST_NEVER_SEEN) return share;
   share.known = true;
@@ -195,7 +197,7 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
 
 bool ModelUpkeep::FollowHost(const State& state, HostId id) {
   if (hosts_.size() <= static_cast<size_t>(id)) hosts_.resize(static_cast<size_t>(id) + 1);
-  const HostShare old = hosts_[id];
+  const HostShare old = std::move(hosts_[id]);
   const HostShare now = ReadHost(state, id);
   const bool has_flavour = !state.host(id).inventory.flavour().empty();
   if (has_flavour && now.flavour < 0) return false;
@@ -281,6 +283,9 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.row = &row;
   base.spec = &job.task_spec(task);
   base.current = current;
+  base.waiting = row.waiting();
+  base.stopping = current != nullptr && current->state == pb::TASK_STOPPING;
+  if (base.running()) base.look_ns = LookNs(state, job, task, *current);
   base.leaf = leaf;
   base.min_workers = std::max(1, base.spec->workers().min());
   base.max_workers = std::max(base.min_workers, base.spec->workers().max());
@@ -426,7 +431,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
   if (touched.history) ReadHistory(state);
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
   std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
-  const auto again = [&](HostId id) {    // what may be lost there may have changed
+  const auto again = [&](HostId id) {    // what may be lost or has to be stopped there may have changed
     hosts.insert(id);
     for (const AttemptRef& ref : state.host(id).attempts) jobs.insert(ref.job);
   };
@@ -438,7 +443,9 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     const bool was = unreachable_.erase(id) > 0;
     const bool is = state.host(id).state == pb::HOST_UNREACHABLE;
     if (is) unreachable_.insert(id);
-    if (was || is) again(id);
+    const bool other = hosts_.size() > static_cast<size_t>(id) &&
+                       (hosts_[id].drained != state.host(id).drained || hosts_[id].state_id != state.host(id).state_id);
+    if (was || is || other) again(id);
     if (!FollowHost(state, id)) return false;
   }
   std::map<int32_t, bool> mass_loss;

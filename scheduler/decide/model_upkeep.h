@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -40,6 +41,8 @@ class ModelUpkeep {
     int32_t cpu_cell = -1, gpu_cell = -1;
     int64_t cpus_known_milli = 0, gpus_known_milli = 0;
     int64_t cpus_milli = 0, gpus_milli = 0;    // capacity
+    bool drained = false;
+    std::string state_id;
     int64_t state_since_ns = 0, silent_since_ns = 0, spoke_ns = 0;
   };
 

@@ -28,10 +28,13 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
 
 void Round::StopWhatMust() {
   for (const Base& base : m_.bases) {
-    if (base.current == nullptr) continue;
+    if (!base.running()) continue;
+    if (base.look_ns > now_ns_) {
+      LookAt(base.look_ns);
+      continue;
+    }
     const AttemptRow& attempt = *base.current;
     const JobRow& job = *base.job;
-    if (attempt.state == pb::TASK_STOPPING) continue;
     const int64_t grace_ns = Grace(*base.spec);
     const TaskRow* failed = nullptr;
     int32_t failed_index = 0;

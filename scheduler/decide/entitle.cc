@@ -346,7 +346,7 @@ void Entitlement::Advance(int32_t b) {
   }
 }
 
-// Index of the better child of the pass; -1 stands for none.
+// The better of two children, by index.
 int32_t Entitlement::Better(const Pass& pass, int32_t i, int32_t j) const {
   return Less(keys_[pass.first + j], keys_[pass.first + i]) ? j : i;
 }

@@ -114,6 +114,7 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
   leaf->cells.clear();
   leaf->growing.clear();
   leaf->least_milli = kUnbounded;
+  leaf->counts_cpus = false;
   for (const int32_t b : leaf->members) {
     const Base& base = model.bases[b];
     const int32_t index = static_cast<int32_t>(leaf->units.size());
@@ -123,6 +124,7 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     unit.worker_milli = base.worker_milli;
     unit.cpus_milli = base.worker_cpus_milli * base.min_workers;
     unit.worker_cpus_milli = base.worker_cpus_milli;
+    leaf->counts_cpus = leaf->counts_cpus || base.worker_cpus_milli > 0;
     unit.submit_ns = base.submit_ns;
     unit.extra = base.max_workers - base.min_workers;
     if (std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end()) unit.bound = base.bound_cell;
@@ -198,18 +200,21 @@ void Entitlement::StartRun(const Model& model) {
       under_guarantee_[n * flavours_ + f] = quotas_[n].flavours[f].guarantee_milli;
     }
   }
+  // The root's allowance is what there is. Of devices the cells' room says so already, of CPUs where nothing else takes them.
+  const bool counts_cpus = std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& leaf) { return leaf.counts_cpus; });
+  if (counts_cpus) under_limit_[model.cpu] = std::min(under_limit_[model.cpu], model.flavour_milli[model.cpu]);
   under_cell_ = cell_guarantee_;
   listed_.resize(model.cells.size());
   for (std::vector<int32_t>& list : listed_) list.clear();
   listed_need_.assign(model.cells.size(), 0);
 }
 
-// What the queues of the branch's path may still take, and the cell has, holds the demand. The root's allowance is the sum of
-// the cells' room, so it needs no look of its own.
-// CPUs beside devices are held against the queues that list cpu, and against guarantees where some were promised.
+// What the queues of the branch's path may still take, and the cell has, holds the demand. CPUs beside devices are held against
+// the limits of the queues that list cpu, and against guarantees where some were promised.
 bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const {
   if (room_[cell] < demand_milli) return false;
   const int32_t f = m_->cells[cell].flavour;
+  if (under_limit_[m_->cpu] < (f == m_->cpu ? demand_milli : cpus_milli)) return false;   // the root's
   for (; b > 0; b = branches_[b].parent) {
     const Branch& branch = branches_[b];
     const size_t at = static_cast<size_t>(branch.node) * flavours_ + f;
@@ -297,7 +302,7 @@ void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t cell) 
   branch.listed_at = static_cast<int32_t>(listed_[cell].size());
   listed_[cell].push_back(b);
   listed_need_[cell] = std::max(listed_need_[cell], demand_milli);
-  for (int32_t up = branch.parent; up > 0; up = branches_[up].parent) {
+  for (int32_t up = branch.parent; up >= 0; up = branches_[up].parent) {
     int64_t& need = need_[branches_[up].need_at + f];
     need = std::max(need, demand_milli);
     if (branch.cpus_milli > 0) {
@@ -575,7 +580,7 @@ void Entitlement::Accept(int32_t order) {
       const Branch& branch = branches_[other];
       if (!branch.open) continue;
       Mark(other);
-      if (branch.leaf || n == 0) continue;
+      if (branch.leaf) continue;
       if (const int64_t allowed_milli = Allowed(branch, f); need_[branch.need_at + f] > allowed_milli) CheckNeed(other, f, allowed_milli);
       if (cpus_milli > 0) {
         const int64_t allowed_milli = Allowed(branch, m_->cpu);

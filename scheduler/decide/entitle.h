@@ -81,6 +81,7 @@ class Entitlement {
     std::vector<int32_t> cells;
     std::vector<int32_t> growing;      // units that can grow, in order
     int64_t least_milli = 0;           // smallest demand of a unit
+    bool counts_cpus = false;          // some unit takes CPUs beside devices
   };
   // Branches below an interior branch: those within their guarantees, or all; one a child, in the tree's order.
   struct Pass {

@@ -51,6 +51,7 @@ class Twin {
       Room room;
       for (size_t f = 0; f < m_.flavours.size(); ++f) room.flavour.push_back(m_.flavour_milli[f] - u_[0][f]);
       room.cell.assign(m_.cells.size(), kUnbounded);
+      room.cpus = m_.flavour_milli[m_.cpu] - u_[0][m_.cpu];
       const std::optional<Found> x = Cand(0, room, false);
       if (!x.has_value()) break;
       Base& base = m_.bases[x->base];

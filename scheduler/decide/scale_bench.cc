@@ -386,7 +386,7 @@ int Main(bool tenth, int steps, bool model_only) {
     for (const pb::Event& event : placed) fleet.Do(event);
     fleet.Follow(placed);
     for (int64_t missing = size.waiting - fleet.Count(false); missing > 0; --missing) fleet.Submit();
-    fleet.state.TakeChanges();
+    fleet.state.TakeChanges(/*bytes=*/false);
   }
   std::fprintf(stderr, "%lld GPUs, %lld of them held by %lld gangs, %lld wait\n", static_cast<long long>(fleet.Gpus()),
                static_cast<long long>(fleet.GpusHeld()), static_cast<long long>(fleet.Count(true)), static_cast<long long>(fleet.Count(false)));
@@ -415,7 +415,7 @@ int Main(bool tenth, int steps, bool model_only) {
     }
     for (const pb::Event& event : last) Apply(&fleet.state, event);
     planned += counts ? static_cast<int64_t>(last.size()) : 0;
-    fleet.state.TakeChanges();
+    fleet.state.TakeChanges(/*bytes=*/false);
     if (step < kWarmUp) std::fprintf(stderr, "step %d: %zu events planned\n", step, last.size());
   }
   std::printf("decide_p50_ms=%.2f decide_p99_ms=%.2f decide_mean_ms=%.2f decide_wall_p99_ms=%.2f validate_p99_ms=%.2f apply_p99_ms=%.2f "

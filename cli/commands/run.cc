@@ -163,7 +163,7 @@ void AddRun(CLI::App& root, Session& session) {
   run->add_option("--memory", options->memory, "Per worker, such as 4GiB");
   run->add_option("--time-limit", options->time_limit, "Hard stop after so long, such as 30m");
   run->add_option("--cluster", options->clusters, "Where it may run, in order of preference")->delimiter(',');
-  run->add_option("--env", options->env, "NAME=VALUE; may be repeated")->expected(1)->take_all();
+  run->add_option("--env", options->env, "NAME=VALUE; may be repeated")->allow_extra_args(false);
   run->add_option("-C,--workdir", options->workdir, "Directory to run in; must exist on the host, too");
   run->add_option("--max-restarts", options->max_restarts, "After failures of the program")->check(CLI::Range(0, 1000))->capture_default_str();
   run->add_flag("-d,--detach", options->detach, "Don't follow");

@@ -1,5 +1,7 @@
 #include <unistd.h>
 
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +17,7 @@ namespace {
 
 struct SubmitOptions {
   std::string file, queue, key;
+  std::vector<std::string> settings;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false;
 };
 
@@ -46,7 +49,9 @@ int Submit(Session& session, const SubmitOptions& options) {
   if (!options.queue.empty()) context.queues.clear();  // the file's own doesn't count; the server checks the flag's
   pb::JobSpec spec;
   std::vector<Problem> problems;
-  if (!ParseJobFile(file->text, file->name, context, &spec, &problems)) return FailWithProblems(session, problems, file->name, "nothing was submitted");
+  if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings)) {
+    return FailWithProblems(session, problems, file->name, "nothing was submitted");
+  }
   if (!options.queue.empty()) spec.set_queue(options.queue);
 
   pb::PreviewRequest preview_request;
@@ -78,7 +83,7 @@ int Submit(Session& session, const SubmitOptions& options) {
   return follow ? Follow(session, **client, id, interrupt) : kExitOk;
 }
 
-int Validate(Session& session, const std::vector<std::string>& paths, const std::string& schema_path, bool offline) {
+int Validate(Session& session, const std::vector<std::string>& paths, const std::string& schema_path, bool offline, const std::vector<std::string>& settings) {
   SpecContext context;
   std::string checked = "against the job schema alone";
   if (!schema_path.empty()) {
@@ -106,11 +111,14 @@ int Validate(Session& session, const std::vector<std::string>& paths, const std:
     }
     pb::JobSpec spec;
     std::vector<Problem> problems;
-    if (!ParseJobFile(file->text, file->name, context, &spec, &problems)) {
+    if (!ParseJobFile(file->text, file->name, context, &spec, &problems, settings)) {
       result = FailWithProblems(session, problems, file->name, "not valid");
       continue;
     }
-    std::string text = absl::StrCat(path, ": valid (", spec.tasks_size(), spec.tasks_size() == 1 ? " task" : " tasks", ", checked ", checked, ")\n");
+    const bool unchecked = context.trainer_schema_json.empty() &&
+                           std::any_of(spec.tasks().begin(), spec.tasks().end(), [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); });
+    std::string text = absl::StrCat(path, ": valid (", spec.tasks_size(), spec.tasks_size() == 1 ? " task" : " tasks", ", checked ", checked,
+                                    unchecked ? "; trainer: unchecked, its schema isn't known: --schema FILE" : "", ")\n");
     session.ShowOne(text, spec, spec.name());
   }
   return result;
@@ -123,6 +131,8 @@ void AddSubmit(CLI::App& root, Session& session) {
   CLI::App* submit = root.add_subcommand("submit", "Preview a job, confirm, submit and follow it (sbatch)");
   submit->add_option("file", options->file, "Job file; - reads standard input")->required();
   submit->add_option("--queue", options->queue, "Instead of the file's queue");
+  submit->add_option("--set", options->settings, "FIELD=VALUE over what the file says, such as trainer.max_steps=100 or tasks[train].workers=4; may be repeated")
+      ->allow_extra_args(false);
   submit->add_flag("-y,--yes", options->yes, "Don't ask");
   submit->add_flag("-d,--detach,--no-follow", options->detach, "Don't follow");
   submit->add_option("--idempotency-key", options->key, "For scripts that repeat themselves: the same key gives the same job, submitted once");
@@ -137,8 +147,10 @@ void AddSubmit(CLI::App& root, Session& session) {
   validate->add_option("files", *files, "Job files")->required();
   validate->add_option("--schema", *schema, "The trainer's schema (muster-trainer --schema) instead of the server's");
   validate->add_flag("--offline", *offline, "Ask no server");
-  validate->callback([&session, files, schema, offline] {
-    session.command = [&session, files, schema, offline] { return Validate(session, *files, *schema, *offline); };
+  auto settings = std::make_shared<std::vector<std::string>>();
+  validate->add_option("--set", *settings, "FIELD=VALUE over what the files say; may be repeated")->allow_extra_args(false);
+  validate->callback([&session, files, schema, offline, settings] {
+    session.command = [&session, files, schema, offline, settings] { return Validate(session, *files, *schema, *offline, *settings); };
   });
 }
 

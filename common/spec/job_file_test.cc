@@ -192,6 +192,38 @@ TEST(CheckAgainstSchema, EveryOneOfOfAllOfHolds) {
   }
 }
 
+TEST(JobFile, SettingsArePutOverTheFile) {
+  const std::string_view file = "queue: prod\ntasks:\n  - {name: prepare, run: [make]}\n  - {name: train, after: [prepare], trainer: {max_steps: 5}}\n";
+  const auto read = [&](const std::vector<std::string>& settings, pb::JobSpec* spec) {
+    std::vector<Problem> problems;
+    SpecContext context = Here();
+    context.trainer_schema_json.clear();
+    ParseJobFile(file, "job.yaml", context, spec, &problems, settings);
+    return Summary(problems);
+  };
+  pb::JobSpec spec;
+  EXPECT_EQ(read({"priority=7", "tasks[train].trainer.max_steps=9", "tasks[0].run=[make, -k]", "labels.sweep=\"1\"", "tasks[1].grace=5s"}, &spec), "");
+  EXPECT_EQ(spec.priority(), 7);
+  EXPECT_EQ(spec.tasks(1).trainer_json(), "{\"max_steps\":9}");
+  EXPECT_THAT(spec.tasks(0).run().exec(), testing::ElementsAre("make", "-k"));
+  EXPECT_EQ(spec.labels().at("sweep"), "1");
+  EXPECT_EQ(spec.tasks(1).grace_ns(), 5'000'000'000);
+  const struct {
+    const char* setting;
+    const char* want;
+  } kCases[] = {
+      {"priority", "0:0 --set priority: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
+      {"=3", "0:0 --set =3: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
+      {"a..b=3", "0:0 --set a..b=3: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
+      {"tasks[eval].workers=2", "0:0 --set tasks[eval].workers: the file has no element [eval]"},
+      {"queue.x=2", "0:0 --set queue.x: what stands before x has no fields in the file"},
+      {"priority=200", "0:0 priority: must be a whole number from 0 to 100; got 200"},
+      {"nothing=1", "0:0 nothing: no such field."},
+      {"priority=[", "0:0 --set priority: not valid YAML: end of sequence flow not found"},
+  };
+  for (const auto& c : kCases) EXPECT_EQ(read({c.setting}, &spec), c.want);
+}
+
 TEST(JobFile, TheFilesStemIsTheDefaultName) {
   for (const auto& [file, name] : {std::pair("dir/sft 8b.v2.yaml", "sft-8b.v2"), std::pair("-", "job"), std::pair("/x/.yaml", "yaml"), std::pair("é.yaml", "job")}) {
     pb::JobSpec spec;

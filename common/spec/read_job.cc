@@ -218,10 +218,11 @@ std::string BatchRemedy(const pb::TaskSpec& task) {
 }  // namespace
 
 bool ParseJobFile(std::string_view text, std::string_view filename, const SpecContext& context, pb::JobSpec* spec,
-                  std::vector<Problem>* problems) {
+                  std::vector<Problem>* problems, const std::vector<std::string>& settings) {
   spec->Clear();
   Document document;
   if (document.Parse(text, filename)) {
+    for (const std::string& setting : settings) document.Set(setting);
     const bool short_form = JobReader(context, &document, spec).Read();
     const auto emit = [&](const std::string& path, const std::string& message, Document::Where where) {
       if (document.HasProblemAt(path)) return;

@@ -34,9 +34,10 @@ struct SpecContext {
 
 // Reads a job file. `filename` is for messages and for the default of name: (its stem; "-" is standard input).
 // True: *spec is what the file says, without further defaults (a job without tasks: has one task, main). False: *problems has all problems, sorted by place, *spec is
-// partial. Defaults are filled by ApplyDefaults, at the daemon.
+// partial. Defaults are filled by ApplyDefaults, at the daemon. `settings` ("trainer.max_steps=100") are put over what the file
+// says before anything is checked (Document::Set).
 bool ParseJobFile(std::string_view text, std::string_view filename, const SpecContext& context, pb::JobSpec* spec,
-                  std::vector<Problem>* problems);
+                  std::vector<Problem>* problems, const std::vector<std::string>& settings = {});
 
 // A problem of a spec that has no file. Paths are YAML paths: "resources.gpus"; "tasks[1].resources.gpus" when the job has
 // several tasks or its one task isn't named main.

@@ -178,6 +178,77 @@ bool Document::Parse(std::string_view text, std::string_view filename) {
   return true;
 }
 
+namespace {
+
+// "tasks[1].env.X" as its steps: fields, and indexes with their '['. False: not a path.
+bool SplitPath(std::string_view path, std::vector<std::string>* steps) {
+  for (size_t at = 0; at < path.size();) {
+    if (path[at] == '[') {
+      const size_t end = path.find(']', at);
+      if (end == std::string_view::npos || end == at + 1 || steps->empty()) return false;
+      steps->emplace_back(path.substr(at, end - at));
+      at = end + 1;
+    } else {
+      if (path[at] == '.' && (at == 0 || ++at == path.size())) return false;
+      const size_t end = std::min(path.find_first_of(".[", at), path.size());
+      if (end == at) return false;
+      steps->emplace_back(path.substr(at, end - at));
+      at = end;
+    }
+  }
+  return !steps->empty();
+}
+
+void ForgetPlaces(YamlNode* node) {
+  node->line = node->column = 0;
+  for (YamlNode& key : node->keys) ForgetPlaces(&key);
+  for (YamlNode& item : node->items) ForgetPlaces(&item);
+}
+
+}  // namespace
+
+void Document::Set(std::string_view setting) {
+  const size_t equals = setting.find('=');
+  const std::string path(setting.substr(0, equals));
+  std::vector<std::string> steps;
+  if (equals == std::string_view::npos || !SplitPath(path, &steps)) {
+    return AddAt({}, absl::StrCat("--set ", View(setting)), "write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4");
+  }
+  Document value;
+  if (!value.Parse(absl::StrCat("value: ", View(setting.substr(equals + 1)), "\n"), filename_) || !value.ok() || value.root_.items.size() != 1) {
+    return AddAt({}, absl::StrCat("--set ", path), value.problems_.empty() ? "must be one YAML value" : value.problems_.front().message);
+  }
+  YamlNode fresh = std::move(value.root_.items[0]);
+  ForgetPlaces(&fresh);
+  YamlNode* at = &root_;
+  for (const std::string& step : steps) {
+    if (step[0] == '[') {
+      const std::string wanted = step.substr(1);
+      YamlNode* found = nullptr;
+      for (size_t i = 0; at->IsList() && i < at->items.size(); ++i) {
+        const YamlNode* name = at->items[i].IsMap() ? at->items[i].Find("name") : nullptr;
+        if (wanted == std::to_string(i) || (name != nullptr && name->text == wanted)) found = &at->items[i];
+      }
+      if (found == nullptr) return AddAt({}, absl::StrCat("--set ", path), absl::StrCat("the file has no element ", step, "]"));
+      at = found;
+      continue;
+    }
+    if (at->kind == YamlNode::Kind::kNull) at->kind = YamlNode::Kind::kMap;
+    if (!at->IsMap()) return AddAt({}, absl::StrCat("--set ", path), absl::StrCat("what stands before ", step, " has no fields in the file"));
+    size_t i = 0;
+    while (i < at->keys.size() && at->keys[i].text != step) ++i;
+    if (i == at->keys.size()) {
+      YamlNode key;
+      key.kind = YamlNode::Kind::kScalar;
+      key.text = step;
+      at->keys.push_back(key);
+      at->items.emplace_back();
+    }
+    at = &at->items[i];
+  }
+  *at = std::move(fresh);
+}
+
 bool Document::CheckText(std::string_view text) {
   int line = 1;
   for (size_t i = 0; i < text.size();) {

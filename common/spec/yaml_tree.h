@@ -32,6 +32,10 @@ class Document {
   // False: not usable at all; problems() says why. Duplicate keys are problems, but leave the tree usable.
   bool Parse(std::string_view text, std::string_view filename);
 
+  // Puts a value over what the file says: "trainer.max_steps=100", "tasks[1].workers={min: 1, max: 2}", "tasks[train].grace=1m"
+  // (an element by its name:). The value is YAML; maps on the way are made. Its problems have no line.
+  void Set(std::string_view setting);
+
   const YamlNode& root() const { return root_; }
   const std::string& filename() const { return filename_; }
 

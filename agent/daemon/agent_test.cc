@@ -287,7 +287,7 @@ TEST_F(AgentTest, RefusesReservedVariablesWithAReason) {
   scheduler_->Send(prepare);
   pb::AttemptReport report;
   ASSERT_TRUE(scheduler_->WaitForPhase(prepare.prepare().key(), pb::GONE, &report));
-  EXPECT_EQ(report.cause(), pb::LAUNCH_FAILED);
+  EXPECT_EQ(report.cause(), pb::PROGRAM_ERROR);
   EXPECT_NE(report.detail().find("LD_PRELOAD"), std::string::npos);
 }
 

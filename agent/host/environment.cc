@@ -43,7 +43,7 @@ bool IsReservedVariable(std::string_view text) {
 
 std::string TrainerConfigPath(const v1::Prepare& prepare) { return prepare.attempt_directory() + "/trainer.json"; }
 
-uint32_t UmaskOf(const v1::Prepare& prepare) { return prepare.umask() == 0 ? 022 : prepare.umask() & 0777; }
+uint32_t UmaskOf(const v1::Prepare& prepare) { return prepare.umask() & 0777; }
 
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
                                         const std::string& progress_socket) {

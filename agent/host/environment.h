@@ -30,7 +30,7 @@ bool IsReservedVariable(std::string_view name);
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
                                         const std::string& progress_socket);
 
-// The submitter's; 022 if the submission carried none.
+// The submitter's.
 uint32_t UmaskOf(const v1::Prepare& prepare);
 
 // The file that a `trainer:` task is started with: <attempt directory>/trainer.json.

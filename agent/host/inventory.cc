@@ -156,14 +156,14 @@ absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, c
       return absl::InvalidArgumentError(FormatProblems(problems, inventory_file, format));
     }
     inventory.set_declared(true);
-  } else if (!ProbeGpus(&inventory)) {
-    inventory.clear_devices();
-    DeclareCpuSlots(&inventory);
-  }
-  if (inventory.cpus_milli() == 0) inventory.set_cpus_milli(int64_t{CountCpus()} * 1000);
-  struct sysinfo memory{};
-  if (inventory.memory_bytes() == 0 && ::sysinfo(&memory) == 0) {
-    inventory.set_memory_bytes(static_cast<int64_t>(memory.totalram) * memory.mem_unit);
+  } else {
+    if (!ProbeGpus(&inventory)) {
+      inventory.clear_devices();
+      DeclareCpuSlots(&inventory);
+    }
+    inventory.set_cpus_milli(int64_t{CountCpus()} * 1000);
+    struct sysinfo memory{};
+    if (::sysinfo(&memory) == 0) inventory.set_memory_bytes(static_cast<int64_t>(memory.totalram) * memory.mem_unit);
   }
   struct statvfs disk{};
   if (inventory.disk_bytes() == 0 && ::statvfs(directory.c_str(), &disk) == 0) {

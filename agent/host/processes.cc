@@ -47,15 +47,18 @@ bool IsFree(int port) {
 
 absl::Status MakeJobDirectory(const std::string& path, uint32_t umask_bits) {
   if (path.empty()) return absl::OkStatus();
-  if (path[0] != '/') return absl::InvalidArgumentError(absl::StrCat(path, ": not an absolute path"));
+  if (path[0] != '/') return absl::FailedPreconditionError(absl::StrCat(path, ": not an absolute path"));
   return MakeDirectories(path, 0777 & ~umask_bits);
 }
 
 absl::Status CheckWorkdir(const std::string& workdir) {
   struct stat info{};
   if (workdir.empty()) return absl::OkStatus();
-  if (::stat(workdir.c_str(), &info) != 0) return ErrnoStatus(errno, "workdir " + workdir);
-  if (!S_ISDIR(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat("workdir ", workdir, ": not a directory"));
+  if (::stat(workdir.c_str(), &info) != 0) {
+    if (shim::NamesNothing(errno)) return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": ", strerror(errno)));
+    return ErrnoStatus(errno, "workdir " + workdir);
+  }
+  if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": Not a directory"));
   return absl::OkStatus();
 }
 

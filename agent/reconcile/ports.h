@@ -36,7 +36,8 @@ class Files {
 class Processes {
  public:
   virtual ~Processes() = default;
-  // Directories and, on the host of rank 0, a rendezvous port (0 if none is wanted). An error is a failed launch.
+  // Directories and, on the host of rank 0, a rendezvous port (0 if none is wanted). An error is a failed launch;
+  // INVALID_ARGUMENT: the job asks for what isn't there (its workdir), so that a restart spends its budget.
   virtual absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) = 0;
   // Starts the shim for a prepared attempt. The claim decides whether anything runs; what happens comes as ShimNews.
   virtual absl::Status SpawnShim(const AttemptRecord& record) = 0;

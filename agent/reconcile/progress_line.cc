@@ -50,7 +50,7 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
   if (Find(root, "step") != nullptr) {
     v1::Progress& progress = line.progress.emplace();
     progress.set_step(std::max<int64_t>(0, Whole(root, "step", 0)));
-    progress.set_total_steps(Whole(root, "total_steps", 0));
+    progress.set_total_steps(std::max<int64_t>(0, Whole(root, "total_steps", 0)));
     progress.set_loss(Number(root, "loss"));
     progress.set_tokens_per_s(Number(root, "tokens_per_s"));
     progress.set_mfu_causal(Number(root, "mfu_causal", Number(root, "mfu")));
@@ -62,12 +62,12 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     report.mutable_checkpoint()->set_step(std::max<int64_t>(0, Whole(*object, "step", 0)));
     report.mutable_checkpoint()->set_path(Text(*object, "path"));
     report.set_loaded_step(Whole(*object, "loaded_step", -1));
-    report.set_loaded_path(Text(*object, "loaded_path"));
+    report.set_loaded_path(Text(*object, "loaded_path").substr(0, kMaxPath));
   }
   if (const Struct* object = Object(root, "loaded"); object != nullptr) {
     v1::LoadedReport& report = line.loaded.emplace();
     report.set_step(Whole(*object, "step", -1));
-    report.set_path(Text(*object, "path"));
+    report.set_path(Text(*object, "path").substr(0, kMaxPath));
     if (const Value* skipped = Find(*object, "skipped"); skipped != nullptr) {
       for (const Value& entry : skipped->list_value().values()) {
         if (report.refused_size() == kMaxRefused) break;

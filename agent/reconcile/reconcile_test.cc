@@ -322,6 +322,31 @@ TEST_F(ReconcilerTest, AFailedPrepareIsGoneWithItsReason) {
   }
 }
 
+TEST_F(ReconcilerTest, WhatTheJobNamesAndIsNotThereIsTheJobsMistake) {
+  world_.prepare_error = absl::InvalidArgumentError("workdir /nowhere: No such file or directory");
+  Prepare(true);
+  EXPECT_EQ(world_.LastReport().cause(), v1::PROGRAM_ERROR);
+  EXPECT_EQ(world_.LastReport().detail(), "workdir /nowhere: No such file or directory");
+
+  world_ = World();
+  Begin({});
+  Prepare(true);
+  ShimNews news = Running();
+  news.alive = false;
+  news.final = true;
+  news.exits = {Exit(0, 127)};
+  for (const auto& [detail, cause] : {std::pair("program: exec nosuch: No such file or directory", v1::PROGRAM_ERROR),
+                                      std::pair("launch: fork: Cannot allocate memory", v1::LAUNCH_FAILED)}) {
+    Begin({});
+    Prepare(true);
+    news.exits[0].set_detail(detail);
+    agent_->OnShim(kId, news, 3000);
+    EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+    EXPECT_EQ(world_.LastReport().cause(), cause) << detail;
+    EXPECT_EQ(world_.LastReport().exits(0).detail(), std::string(detail).substr(std::string(detail).find(' ') + 1)) << "the cause says the rest";
+  }
+}
+
 TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   AttemptRecord ended = Claimed(Claim::kStarted, true);
   AttemptRecord prepared = Prepared();
@@ -370,6 +395,27 @@ TEST_F(ReconcilerTest, PublishesOnceAndSaysSoEachTime) {
   Tell(publish);
   EXPECT_EQ(world_.Take(), Log({"publish", "publish"}));
   EXPECT_TRUE(world_.sent.back().export_report().published());
+}
+
+TEST_F(ReconcilerTest, APublishOfWhatItDoesNotKnowIsAnsweredWithAnError) {
+  v1::SchedulerMessage publish;
+  *publish.mutable_publish()->mutable_key() = KeyOf(kId);
+  publish.mutable_publish()->set_staged("/s");
+  world_.sent.clear();
+  Tell(publish);
+  ASSERT_EQ(world_.sent.size(), 1u);
+  EXPECT_FALSE(world_.sent[0].export_report().published());
+  EXPECT_EQ(world_.sent[0].export_report().detail(), "lab/a knows nothing of this attempt any more");
+  EXPECT_EQ(world_.Take(), Log({}));
+}
+
+TEST(ProgressLine, WhatTheSchedulerWouldRefuseIsShortened) {
+  const std::string path(5000, 'p');
+  const auto line = ParseProgressLine("{\"step\":1,\"total_steps\":-7,\"loaded\":{\"step\":-9,\"path\":\"" + path + "\"}}");
+  ASSERT_TRUE(line.has_value());
+  EXPECT_EQ(line->progress->total_steps(), 0);
+  EXPECT_EQ(line->loaded->path().size(), 4096u);
+  EXPECT_EQ(line->loaded->step(), -1);
 }
 
 TEST(ProgressLine, WrongTypesCountAsMissing) {

@@ -40,12 +40,26 @@ void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns)
   }
 }
 
+// How the shim says whose fault it is that a process did not get as far as its program (agent/shim/exec_status.h).
+constexpr char kProgramMark[] = "program: ";
+constexpr char kLaunchMark[] = "launch: ";
+
+// The cause says it already.
+std::string WithoutMark(const std::string& detail) {
+  for (const std::string_view mark : {kProgramMark, kLaunchMark}) {
+    if (detail.rfind(mark, 0) == 0) return detail.substr(mark.size());
+  }
+  return detail;
+}
+
 // Why the processes did not get as far as their program, where the shim says so.
 v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits) {
   for (const v1::WorkerExit& exit : exits) {
     if (exit.exit_code() == 0) continue;
     if (exit.detail().rfind("setup: ", 0) == 0) return v1::SETUP_FAILED;
-    if (exit.exit_code() == 127 && exit.detail().rfind("launch: ", 0) == 0) return v1::LAUNCH_FAILED;
+    if (exit.exit_code() != 127) continue;
+    if (exit.detail().rfind(kProgramMark, 0) == 0) return v1::PROGRAM_ERROR;
+    if (exit.detail().rfind(kLaunchMark, 0) == 0) return v1::LAUNCH_FAILED;
   }
   return v1::CAUSE_UNSPECIFIED;
 }
@@ -216,7 +230,8 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
   }
   if (!status.ok()) {
     record.prepared = false;
-    Refuse(std::move(record), v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
+    // What the job names and this host doesn't have is the job's mistake; all else is the host's.
+    Refuse(std::move(record), absl::IsInvalidArgument(status) ? v1::PROGRAM_ERROR : v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
     return false;
   }
   const AttemptId id = record.id;
@@ -273,14 +288,19 @@ void Reconciler::Stop(AttemptRecord* record, const v1::Stop& stop) {
 }
 
 void Reconciler::OnPublish(const v1::Publish& publish) {
-  const auto found = records_.find(IdOf(publish.key()));
-  if (found == records_.end()) return;
-  AttemptRecord& record = found->second;
   v1::AgentMessage message;
   v1::ExportReport* report = message.mutable_export_report();
   *report->mutable_key() = publish.key();
   report->set_staged(publish.staged());
   report->set_target(publish.target());
+  const auto found = records_.find(IdOf(publish.key()));
+  if (found == records_.end()) {
+    // Its record was lost, and with it what its paths are relative to. Silence would be waited for, for ever.
+    report->set_detail(absl::StrCat(identity_.cluster, "/", identity_.host, " knows nothing of this attempt any more"));
+    Send(std::move(message));
+    return;
+  }
+  AttemptRecord& record = found->second;
   const absl::Status status = record.published ? absl::OkStatus() : files_->Publish(record, publish.staged(), publish.target());
   if (status.ok()) {
     report->set_published(true);
@@ -288,7 +308,7 @@ void Reconciler::OnPublish(const v1::Publish& publish) {
     record.export_report = *report;
     if (const absl::Status kept = files_->PersistOutcome(record); !kept.ok()) LogFailure("remember", record.id, kept);
   } else {
-    report->set_detail(std::string(status.message()));
+    report->set_detail(Shortened(std::string(status.message())));
   }
   Send(std::move(message));
 }
@@ -393,7 +413,7 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   report.set_rendezvous_port(record.port);
   for (const v1::WorkerExit& exit : record.exits) {
     *report.add_exits() = exit;
-    report.mutable_exits()->rbegin()->set_detail(Shortened(exit.detail()));
+    report.mutable_exits()->rbegin()->set_detail(Shortened(WithoutMark(exit.detail())));
   }
   report.set_cause(record.cause);
   report.set_detail(Shortened(record.detail));

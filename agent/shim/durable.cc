@@ -41,6 +41,10 @@ constexpr std::string_view kStoppedText = "stopped\n";
 
 }  // namespace
 
+bool NamesNothing(int error) {
+  return error == ENOENT || error == EACCES || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG || error == ENOEXEC || error == E2BIG;
+}
+
 int WriteAll(int fd, std::string_view content) {
   while (!content.empty()) {
     const ssize_t done = ::write(fd, content.data(), content.size());

@@ -12,6 +12,8 @@ int ReplaceFile(const std::string& directory, const std::string& name, std::stri
 int ReadSmallFile(const std::string& path, std::string* content);   // at most 64 MiB, else EFBIG
 int SyncDirectory(const std::string& directory);
 int WriteAll(int fd, std::string_view content);
+// ENOENT, EACCES and their like: a path given by somebody names nothing that can be used. Not a fault of the machine.
+bool NamesNothing(int error);
 
 enum class Claim { kNone, kStarted, kStopped };
 

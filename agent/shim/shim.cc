@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "agent/shim/durable.h"
+#include "agent/shim/exec_status.h"
 #include "agent/shim/format.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
@@ -33,6 +34,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
+constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 
 int64_t ClockNs(clockid_t clock) {
@@ -113,6 +115,7 @@ class Shim {
   bool stop_sent_ = false;
   int64_t kill_at_ns_ = kNever;                      // CLOCK_BOOTTIME
   bool killed_ = false;
+  bool exec_hangs_ = false;                          // a child did not get as far as its exec in time
   RateLimit metrics_limit_;
   RateLimit durable_limit_;
   std::string newest_metrics_;
@@ -227,9 +230,8 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
 
   const pid_t pid = ::fork();
   if (pid == 0) {
-    const auto fail = [&](const char* what) {
-      const std::string text = std::string(what) + ": " + strerror(errno);
-      WriteAll(status[1], text);
+    const auto fail = [&](const std::string& what) {
+      TellLaunchFailure(status[1], what, errno);
       ::_exit(127);
     };
     if (!isolation_->EnterChild(self_)) ::_exit(127);
@@ -245,10 +247,10 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
     ::dup2(out[1], 1);
     ::dup2(err[1], 2);
     if (setup && ::dup2(back[1], 9) != 9) fail("setup");
-    if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0) fail(spec_.workdir.c_str());
+    if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0) fail("workdir " + spec_.workdir);
     environ = entries.data();  // execvp looks along the job's PATH, not ours
     ::execvp(words[0], words.data());
-    fail((std::string("exec ") + words[0]).c_str());
+    fail(std::string("exec ") + words[0]);
   }
   const int fork_error = errno;
   ::close(out[1]);
@@ -257,25 +259,24 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   if (setup) ::close(back[1]);
   std::string problem;
   if (pid < 0) {
-    problem = std::string("fork: ") + strerror(fork_error);
+    problem = std::string("launch: fork: ") + strerror(fork_error);
   } else {
     ::setpgid(pid, pid);
-    char buffer[512];
-    while (true) {  // ends when exec closes the pipe
-      const ssize_t got = ::read(status[0], buffer, sizeof buffer);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) break;
-      problem.append(buffer, static_cast<size_t>(got));
-    }
+    // Once one hangs the others of this host would, too: they are given no time.
+    problem = AwaitExec(status[0], argv[0], exec_hangs_ ? 0 : kExecPatience, &exec_hangs_);
   }
   ::close(status[0]);
   if (!problem.empty()) {
-    if (pid > 0) ::waitpid(pid, nullptr, 0);
     ::close(out[0]);
     ::close(err[0]);
     if (setup) ::close(back[0]);
-    Log(rank)->Append("muster: " + problem + "\n");
-    RecordExit(rank, 127, 0, "launch: " + problem);
+    Log(rank)->Append("muster: " + problem.substr(problem.find(": ") + 2) + "\n");
+    RecordExit(rank, 127, 0, problem);
+    if (pid < 0) return;
+    // One that hangs on its way to exec may not even die of SIGKILL: it counts as running until it is reaped.
+    ::kill(pid, SIGKILL);
+    children_[pid] = Child{worker, rank, setup, true};
+    ++running_;
     return;
   }
   for (const int fd : {out[0], err[0], back[0]}) {

@@ -7,12 +7,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <functional>
 #include <thread>
 
 #include "agent/shim/durable.h"
+#include "agent/shim/exec_status.h"
 #include "agent/shim/format.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
@@ -135,12 +137,42 @@ TEST_P(ShimTest, TellsTheSignalThatKilledAProcess) {
   EXPECT_EQ(Result().exits[0].detail, "killed by SIGSEGV");
 }
 
-TEST_P(ShimTest, AMissingProgramIsALaunchFailureWithItsName) {
+TEST_P(ShimTest, AMissingProgramIsTheJobsMistakeAndItsNameIsTold) {
   spec_.argv = {"no-such-program"};
   Start();
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(Result().exits[0].exit_code, 127);
-  EXPECT_EQ(Result().exits[0].detail, "launch: exec no-such-program: No such file or directory");
+  EXPECT_EQ(Result().exits[0].detail, "program: exec no-such-program: No such file or directory");
+  EXPECT_NE(Log(0).find("no-such-program"), std::string::npos);
+}
+
+TEST_P(ShimTest, AWorkdirThatIsNotThereIsTheJobsMistakeAndItsPathIsTold) {
+  spec_.workdir = directory_ + "/nowhere";
+  Script("true");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].detail, "program: workdir " + directory_ + "/nowhere: No such file or directory");
+}
+
+TEST(AwaitExec, EndsWithTheExecWithTheChildsWordsOrWhenItHasWaitedLongEnough) {
+  const auto await = [](const std::function<void(int*)>& child, bool* late) {
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    child(ends);
+    const std::string said = AwaitExec(ends[0], "prog", 50'000'000, late);
+    for (const int end : ends) ::close(end);
+    return said;
+  };
+  bool late = false;
+  EXPECT_EQ(await([](int* ends) { ends[1] = (::close(ends[1]), -1); }, &late), "");
+  EXPECT_EQ(await([](int* ends) { TellLaunchFailure(ends[1], "exec prog", EACCES), ends[1] = (::close(ends[1]), -1); }, &late),
+            "program: exec prog: Permission denied");
+  EXPECT_EQ(await([](int* ends) { TellLaunchFailure(ends[1], "exec prog", ENOMEM), ends[1] = (::close(ends[1]), -1); }, &late),
+            "launch: exec prog: Cannot allocate memory");
+  EXPECT_FALSE(late);
+  // A child that hangs on its way holds the pipe open.
+  EXPECT_NE(await([](int*) {}, &late).find("exec prog: not begun in time"), std::string::npos);
+  EXPECT_TRUE(late);
 }
 
 TEST_P(ShimTest, StopGivesTimeAndThenKills) {

@@ -68,15 +68,15 @@ def test_a_setup_that_fails_fails_the_attempt_and_says_so(system):
 def test_a_workdir_that_is_not_there_fails_with_its_name(system):
     number = submit(system, "name: nowhere\nqueue: research\nmax_restarts: 0\nworkdir: /nowhere/at/all\nrun: ls\n" + SLOT)
     job = wait_ended(system, number)
-    assert job["state"] == "FAILED" and job["cause"] == "LAUNCH_FAILED", job
-    assert "/nowhere/at/all" in task(job)["attempts"][-1]["detail"]
+    assert job["state"] == "FAILED" and job["cause"] == "PROGRAM_ERROR" and len(task(job)["attempts"]) == 1, job
+    assert "/nowhere/at/all" in task(job)["attempts"][-1]["detail"] and "/nowhere/at/all" in job["detail"]
 
 
 def test_a_program_that_is_not_there_fails_with_its_name(system):
     number = submit(system, "name: missing\nqueue: research\nmax_restarts: 0\nrun: [no-such-program, --flag]\n" + SLOT)
     job = wait_ended(system, number)
-    assert job["state"] == "FAILED" and job["cause"] == "LAUNCH_FAILED", job
-    assert "no-such-program" in task(job)["attempts"][-1]["detail"]
+    assert job["state"] == "FAILED" and job["cause"] == "PROGRAM_ERROR" and len(task(job)["attempts"]) == 1, job
+    assert "no-such-program" in task(job)["attempts"][-1]["detail"] and "no-such-program" in job["detail"]
 
 
 def test_a_shell_program_stops_at_its_first_error_and_its_exit_code_is_told(system):

@@ -11,6 +11,11 @@ namespace {
 constexpr size_t kMaxText = 16 << 10;
 constexpr int kMaxExits = 65'536 * 8;
 constexpr int kMaxDevices = 1024;
+constexpr size_t kMaxPath = 4096;
+constexpr size_t kMaxName = 255;
+constexpr size_t kMaxChunk = 1 << 20;
+constexpr int kMaxRefused = 1000;
+constexpr size_t kMaxRefusedBytes = 256 << 10;   // together
 
 absl::Status Wrong(std::string_view field, std::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", std::string(why)));
@@ -27,6 +32,8 @@ absl::Status CheckReport(const pb::AttemptReport& report) {
   if (absl::Status status = CheckKey(report.key()); !status.ok()) return status;
   if (report.phase() < pb::PREPARED || report.phase() > pb::GONE) return Wrong("report.phase", "must be PREPARED, STARTED, EXITED or GONE");
   if (report.rendezvous_port() < 0 || report.rendezvous_port() > 65'535) return Wrong("report.rendezvous_port", "must be 0..65535");
+  // Causes that only the scheduler gives are told back of what was stopped; Apply takes them for no more than that.
+  if (!pb::Cause_IsValid(report.cause())) return Wrong("report.cause", "is none of this protocol");
   if (report.exits_size() > kMaxExits) return Wrong("report.exits", "too many");
   if (report.detail().size() > kMaxText) return Wrong("report.detail", "longer than 16 KiB");
   for (const pb::WorkerExit& exit : report.exits()) {
@@ -36,6 +43,33 @@ absl::Status CheckReport(const pb::AttemptReport& report) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCheckpoint(const pb::CheckpointReport& report) {
+  const pb::Checkpoint& checkpoint = report.checkpoint();
+  if (checkpoint.step() < 0) return Wrong("checkpoint.step", "must not be negative");
+  if (checkpoint.path().size() > kMaxPath) return Wrong("checkpoint.path", "longer than 4096");
+  if (checkpoint.storage().size() > kMaxName) return Wrong("checkpoint.storage", "longer than 255");
+  if (report.loaded_step() < -1) return Wrong("checkpoint.loaded_step", "must be -1 or more");
+  if (report.loaded_path().size() > kMaxPath) return Wrong("checkpoint.loaded_path", "longer than 4096");
+  return CheckKey(report.key());
+}
+
+absl::Status CheckLoaded(const pb::LoadedReport& report) {
+  if (report.step() < -1) return Wrong("loaded.step", "must be -1 or more");
+  if (report.path().size() > kMaxPath) return Wrong("loaded.path", "longer than 4096");
+  if (report.refused_size() > kMaxRefused) return Wrong("loaded.refused", "more than 1000");
+  size_t bytes = 0;
+  for (const std::string& refused : report.refused()) bytes += refused.size();
+  if (bytes > kMaxRefusedBytes) return Wrong("loaded.refused", "longer than 256 KiB together");
+  return CheckKey(report.key());
+}
+
+absl::Status CheckProgress(const pb::ProgressReport& report) {
+  const pb::Progress& progress = report.progress();
+  if (progress.step() < 0 || progress.total_steps() < -1) return Wrong("progress.step", "must not be negative");
+  if (progress.at_ns() < 0 || progress.expected_end_ns() < 0) return Wrong("progress.at_ns", "must not be negative");
+  return CheckKey(report.key());
 }
 
 absl::Status CheckInventory(const pb::Inventory& inventory) {
@@ -50,7 +84,8 @@ absl::Status CheckInventory(const pb::Inventory& inventory) {
       return Wrong("inventory.devices", "indexes must be 0..1023, each once");
     }
   }
-  if (inventory.address().size() > 255) return Wrong("inventory.address", "longer than 255");
+  if (inventory.address().size() > kMaxName) return Wrong("inventory.address", "longer than 255");
+  if (inventory.trainer_schema_hash().size() > kMaxName) return Wrong("inventory.trainer_schema_hash", "longer than 255");
   if (inventory.trainer_schema_json().size() > (1u << 20)) return Wrong("inventory.trainer_schema_json", "longer than 1 MiB");
   return absl::OkStatus();
 }
@@ -75,26 +110,26 @@ absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
     case pb::AgentMessage::kHello:
       return CheckHello(message.hello());
     case pb::AgentMessage::kHeartbeat:
+      return absl::OkStatus();
     case pb::AgentMessage::kLogChunk:
+      if (message.log_chunk().data().size() > kMaxChunk) return Wrong("log_chunk.data", "longer than 1 MiB");
+      if (message.log_chunk().error().size() > kMaxText) return Wrong("log_chunk.error", "longer than 16 KiB");
+      if (message.log_chunk().dropped_bytes() < 0) return Wrong("log_chunk.dropped_bytes", "must not be negative");
       return absl::OkStatus();
     case pb::AgentMessage::kReport:
       return CheckReport(message.report());
     case pb::AgentMessage::kProgress:
-      if (message.progress().progress().step() < 0) return Wrong("progress.step", "must not be negative");
-      return CheckKey(message.progress().key());
+      return CheckProgress(message.progress());
     case pb::AgentMessage::kCheckpoint:
-      if (message.checkpoint().checkpoint().step() < 0) return Wrong("checkpoint.step", "must not be negative");
-      if (message.checkpoint().checkpoint().path().size() > 4096) return Wrong("checkpoint.path", "longer than 4096");
-      return CheckKey(message.checkpoint().key());
+      return CheckCheckpoint(message.checkpoint());
     case pb::AgentMessage::kExportReport:
-      if (message.export_report().staged().size() > 4096 || message.export_report().target().size() > 4096 ||
+      if (message.export_report().staged().size() > kMaxPath || message.export_report().target().size() > kMaxPath ||
           message.export_report().detail().size() > kMaxText) {
         return Wrong("export_report", "staged, target or detail too long");
       }
       return CheckKey(message.export_report().key());
     case pb::AgentMessage::kLoaded:
-      if (message.loaded().refused_size() > 1000) return Wrong("loaded.refused", "more than 1000");
-      return CheckKey(message.loaded().key());
+      return CheckLoaded(message.loaded());
     case pb::AgentMessage::BODY_NOT_SET:
       return Wrong("body", "missing, or of a newer protocol");
   }

@@ -92,7 +92,13 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
         event.mutable_export_staged()->set_staged(report.staged());
         event.mutable_export_staged()->set_target(report.target());
       }
-      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) PostOnce(session, key_of(), std::move(event));
+      const std::shared_ptr<const View> view = engine_->Snapshot();
+      if (!IsOn(view->state, report.key(), session->cluster, session->host)) break;
+      if (report.detail().empty()) {
+        PostOnce(session, key_of(), std::move(event));
+      } else if (AwaitsExport(view->state, report.key())) {
+        engine_->Post(std::move(event));   // each failed try counts, however alike they are
+      }
       break;
     }
     case pb::AgentMessage::kLoaded: {

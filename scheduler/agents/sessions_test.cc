@@ -336,6 +336,8 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
       {"report.rendezvous_port", [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(65'536); }},
       {"report.rendezvous_port", [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(-1); }},
       {"report.detail", [](pb::AgentMessage* m) { m->mutable_report()->set_detail(std::string((16 << 10) + 1, 'x')); }},
+      {"report.cause", [](pb::AgentMessage* m) { m->mutable_report()->set_cause(static_cast<pb::Cause>(99)); }},
+      {"report.cause", [](pb::AgentMessage* m) { m->mutable_report()->set_cause(static_cast<pb::Cause>(-1)); }},
       {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_rank(-1); }},
       {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_exit_code(256); }},
       {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_signal(65); }},
@@ -360,6 +362,38 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
          *m->mutable_export_report()->mutable_key() = Key();
          m->mutable_export_report()->set_target(std::string(4097, 'x'));
        }},
+      {"checkpoint.storage",
+       [](pb::AgentMessage* m) {
+         *m = Checkpointed(1);
+         m->mutable_checkpoint()->mutable_checkpoint()->set_storage(std::string(256, 'x'));
+       }},
+      {"checkpoint.loaded_step",
+       [](pb::AgentMessage* m) {
+         *m = Checkpointed(1);
+         m->mutable_checkpoint()->set_loaded_step(-2);
+       }},
+      {"checkpoint.loaded_path",
+       [](pb::AgentMessage* m) {
+         *m = Checkpointed(1);
+         m->mutable_checkpoint()->set_loaded_path(std::string(4097, 'x'));
+       }},
+      {"loaded.step",
+       [](pb::AgentMessage* m) {
+         *m->mutable_loaded()->mutable_key() = Key();
+         m->mutable_loaded()->set_step(-2);
+       }},
+      {"loaded.path",
+       [](pb::AgentMessage* m) {
+         *m->mutable_loaded()->mutable_key() = Key();
+         m->mutable_loaded()->set_path(std::string(4097, 'x'));
+       }},
+      {"loaded.refused",
+       [](pb::AgentMessage* m) {
+         *m->mutable_loaded()->mutable_key() = Key();
+         for (int i = 0; i < 3; ++i) m->mutable_loaded()->add_refused(std::string(100 << 10, 'x'));
+       }},
+      {"log_chunk.data", [](pb::AgentMessage* m) { m->mutable_log_chunk()->set_data(std::string((1 << 20) + 1, 'x')); }},
+      {"log_chunk.error", [](pb::AgentMessage* m) { m->mutable_log_chunk()->set_error(std::string((16 << 10) + 1, 'x')); }},
       {"loaded.refused",
        [](pb::AgentMessage* m) {
          *m->mutable_loaded()->mutable_key() = Key();
@@ -530,6 +564,34 @@ TEST_F(SessionsTest, AHostForgetsOnlyAfterTheEndIsCommitted) {
   Say(stream, Reported(pb::GONE));
   engine_->Step();
   EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "forget")) << "the first Forget may have been lost";
+}
+
+TEST_F(SessionsTest, EachFailedTryToPublishCountsAndNothingIsForgottenMeanwhile) {
+  const StreamPtr stream = Connect();
+  Submit();
+  Say(stream, Reported(pb::STARTED));
+  pb::AgentMessage staged;
+  *staged.mutable_export_report()->mutable_key() = Key();
+  staged.mutable_export_report()->set_staged("/s");
+  staged.mutable_export_report()->set_target("/t");
+  Say(stream, staged);
+  Say(stream, Reported(pb::GONE));
+  Settle();
+  ASSERT_FALSE(state().FindJob(1)->finished());
+  pb::AgentMessage failed = staged;
+  failed.mutable_export_report()->set_detail("disk full");
+  for (int tries = 1; tries <= kExportTries; ++tries) {
+    EXPECT_THAT(log_, ::testing::Not(::testing::Contains("forget")));
+    log_.clear();
+    Say(stream, failed);
+    engine_->Step();
+    EXPECT_EQ(state().FindJob(1)->tasks[0].export_failures, tries);
+  }
+  EXPECT_EQ(state().FindJob(1)->state, pb::FAILED);
+  EXPECT_EQ(state().FindJob(1)->cause, pb::EXPORT_FAILED);
+  EXPECT_THAT(log_, ::testing::Contains("forget"));
+  Say(stream, failed);
+  EXPECT_EQ(Commits(), 0u) << "nobody waits for it any more";
 }
 
 TEST_F(SessionsTest, AnEndToldInAHelloIsForgottenAfterItsCommit) {

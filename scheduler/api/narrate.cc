@@ -41,6 +41,7 @@ std::string CauseText(pb::Cause cause) {
     case pb::LAUNCH_FAILED: return "it could not be launched";
     case pb::RENDEZVOUS: return "its rendezvous port was taken";
     case pb::SETUP_FAILED: return "setup failed";
+    case pb::EXPORT_FAILED: return "its export could not be published";
     default: return "";
   }
 }
@@ -91,7 +92,10 @@ class Narrator {
         Say(absl::StrCat("checkpoint at step ", checkpoint.step()));
       }
     }
-    if (task.export_state == "published" && (before == nullptr || before->export_state != "published")) Published(task, index, events);
+    if (task.export_failures > (before == nullptr ? 0 : before->export_failures)) {
+      Say(absl::StrCat("the export could not be published (try ", task.export_failures, " of ", kExportTries, "): ", task.export_detail));
+    }
+    if (task.export_state == "published" && (before == nullptr || before->export_state != "published")) Published(task);
     if (before != nullptr && task.restarts_used > before->restarts_used && !task.finished()) {
       Say(absl::StrCat("restarts: failure ", task.restarts_used, " of ", job_.task_spec(index).max_restarts(), " allowed"));
     }
@@ -105,19 +109,9 @@ class Narrator {
   std::vector<std::string> Done() { return std::move(said_); }
 
  private:
-  void Published(const TaskRow& task, int32_t index, const std::vector<pb::Event>& events) {
+  void Published(const TaskRow& task) {
     for (const AttemptRow& attempt : task.attempts) {
-      if (attempt.export_staged.empty()) continue;
-      const pb::AttemptKey key = KeyOf(job_, index, attempt.number);
-      for (const pb::Event& event : events) {
-        if (!event.has_export_published() || event.export_published().detail().empty() ||
-            AttemptText(event.export_published().key()) != AttemptText(key)) {
-          continue;
-        }
-        Say(absl::StrCat("the export could not be published: ", event.export_published().detail(), "; it stays at ", attempt.export_staged));
-        return;
-      }
-      Say(absl::StrCat("the export is at ", attempt.export_target));
+      if (!attempt.export_staged.empty()) Say(absl::StrCat("the export is at ", attempt.export_target));
     }
   }
 

@@ -165,8 +165,8 @@ TEST_F(NarrateTest, AnExportIsAtItsTargetOnlyIfItWasPublished) {
   EXPECT_THAT(Told(job, {Published(job)}), ElementsAre("the export is at /disk/model"));
   const uint64_t unlucky = Running();
   Told(unlucky, {Staged(unlucky)});
-  EXPECT_THAT(Told(unlucky, {Published(unlucky, "disk full")}),
-              ElementsAre("the export could not be published: disk full; it stays at /disk/staged"));
+  EXPECT_THAT(Told(unlucky, {Published(unlucky, "disk full")}), ElementsAre("the export could not be published (try 1 of 5): disk full"));
+  EXPECT_THAT(Told(unlucky, {Published(unlucky)}), ElementsAre("the export is at /disk/model"));
 }
 
 TEST_F(NarrateTest, TheExportOfAnEarlierAttemptIsNamedToo) {

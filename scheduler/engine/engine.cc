@@ -184,6 +184,13 @@ bool Engine::Step() {
     std::lock_guard lock(mutex_);
     view_ = view;
     for (const pb::Event& event : step_events_) {
+      // A cancel ends what waited for its export only.
+      if (const JobRow* job = event.has_job_cancel() ? view->state.FindJob(event.job_cancel().number()) : nullptr; job != nullptr) {
+        for (size_t t = 0; t < job->tasks.size(); ++t) {
+          const std::vector<AttemptRow>& attempts = job->tasks[t].attempts;
+          if (!attempts.empty() && attempts.back().ended()) ForgetProgress(KeyOf(*job, static_cast<int32_t>(t), attempts.back().number));
+        }
+      }
       // Each of these may be the one that ends an attempt.
       const pb::AttemptKey* key = event.has_attempt_reported()   ? &event.attempt_reported().report().key()
                                   : event.has_attempt_lost()     ? &event.attempt_lost().key()
@@ -304,7 +311,7 @@ void Engine::Dispatch(const std::vector<RowChange>& rows) {
   }
 }
 
-// A host may forget an attempt once its end is durable here; its export, if any, published.
+// A host may forget an attempt once its end is durable here; its export, if any, published or given up.
 void Engine::ForgetWhatEnded() {
   const auto forget = [this](const std::string& cluster, const std::string& host, const pb::AttemptKey& key) {
     pb::SchedulerMessage message;
@@ -317,7 +324,7 @@ void Engine::ForgetWhatEnded() {
       if (!AwaitsExport(state_, reported.report().key())) forget(reported.cluster(), reported.host(), reported.report().key());
     } else if (event.has_export_published()) {
       const AttemptRow* attempt = state_.FindAttempt(event.export_published().key());
-      if (attempt == nullptr) continue;
+      if (attempt == nullptr || AwaitsExport(state_, event.export_published().key())) continue;   // it is tried again
       for (const PartRow& part : attempt->parts) {
         const HostRow& host = state_.host(part.host);
         if (part.phase == pb::GONE) forget(state_.clusters()[host.cluster].name, host.name, event.export_published().key());

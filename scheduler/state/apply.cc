@@ -378,7 +378,7 @@ void Applier::TickHistory() {
 
 void Applier::BookLoss(const Found& found, pb::Cause cause) {
   const AttemptRow& attempt = *found.attempt;
-  if (attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL || cause == pb::TIME_LIMIT) return;
+  if (attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::EXPORT_FAILED) return;
   const int64_t from_ns = std::max(attempt.start_ns, attempt.last_checkpoint_ns);
   const int64_t to_ns = attempt.stop_ns != 0 ? attempt.stop_ns : s_.now_ns_;
   if (to_ns <= from_ns) return;
@@ -456,7 +456,12 @@ void Applier::On(const pb::JobCancelRequested& e) {
   JobRow* job = Job(e.number());
   job->cancel_requested = true;
   job->detail = e.by().empty() ? "" : absl::StrCat("cancelled by ", e.by());
-  SettleJob(job);
+  // What has no process any more and waits for its export alone ends here: its host may never come back.
+  for (size_t t = 0; t < job->tasks.size(); ++t) {
+    TaskRow* task = &job->tasks[t];
+    if (task->current() != nullptr && task->current()->released()) EndAttempt({job, static_cast<int32_t>(t), task, &task->attempts.back()});
+  }
+  if (!job->finished()) SettleJob(job);
 }
 
 void Applier::On(const pb::DrainChanged& e) {
@@ -511,7 +516,7 @@ void Applier::On(const pb::AttemptPlaced& e) {
   if (task->attempts.size() >= kFinishedAttemptsKept) {
     // The export that was committed stays until it is published: only its own attempt's host can do that.
     const auto old = std::find_if(task->attempts.begin(), task->attempts.end(), [&](const AttemptRow& a) {
-      return a.export_staged.empty() || task->export_state == "published";
+      return a.export_staged.empty() || task->export_state != "staged";
     });
     task->attempts.erase(old);
   }

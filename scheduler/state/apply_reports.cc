@@ -10,9 +10,14 @@ namespace muster {
 namespace {
 
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
+constexpr size_t kMaxDetailBytes = 4096;   // of what an attempt refused to load
 
 bool Infrastructure(pb::Cause cause) { return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED; }
 bool Moved(pb::Cause cause) { return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN; }
+// What only the scheduler decides: a host repeats it of an attempt that it was told to stop.
+bool Ordered(pb::Cause cause) {
+  return Moved(cause) || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::HANG || cause == pb::EXPORT_FAILED;
+}
 
 int64_t Backoff(int64_t first_ns, int32_t failures) {
   int64_t backoff_ns = first_ns > 0 ? first_ns : kSecond;
@@ -105,7 +110,8 @@ void Applier::On(const pb::AttemptReported& e) {
     if (known == part->exits.end() || known->rank() != exit.rank()) part->exits.insert(known, exit);
   }
   if (part->cause == pb::CAUSE_UNSPECIFIED) {
-    part->cause = report.cause();
+    // Nobody here ordered that: its host stopped it, whatever it calls it.
+    part->cause = Ordered(report.cause()) && attempt->state != pb::TASK_STOPPING ? pb::HOST_LOST : report.cause();
     part->detail = report.detail();
   }
   if (index == 0 && report.phase() == pb::PREPARED) attempt->master_port = report.rendezvous_port();
@@ -169,9 +175,13 @@ void Applier::On(const pb::LoadedSeen& e) {
   if (!found || found.attempt->ended() || found.attempt->loaded_reported) return;
   found.attempt->loaded_reported = true;
   found.attempt->resumed_step = e.step();
-  for (const std::string& refused : e.refused()) {
-    found.attempt->detail = found.attempt->detail.empty() ? absl::StrCat("refused ", refused)
-                                                          : absl::StrCat(found.attempt->detail, "; refused ", refused);
+  std::string& detail = found.attempt->detail;
+  for (int i = 0; i < e.refused_size(); ++i) {
+    if (detail.size() + e.refused(i).size() > kMaxDetailBytes) {
+      absl::StrAppend(&detail, detail.empty() ? "" : "; ", "refused ", e.refused_size() - i, i == 0 ? "" : " more");
+      return;
+    }
+    absl::StrAppend(&detail, detail.empty() ? "" : "; ", "refused ", e.refused(i));
   }
 }
 
@@ -192,10 +202,16 @@ void Applier::On(const pb::ExportPublished& e) {
   const JobRow* row = nullptr;
   int32_t index = 0;
   const AttemptRow* staged = s_.FindAttempt(e.key(), &row, &index);
-  if (staged == nullptr || staged->export_staged.empty() || row->tasks[index].export_state != "staged") return;
+  if (staged == nullptr || staged->export_staged.empty() || row->tasks[index].finished() || row->tasks[index].export_state != "staged") return;
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
-  task->export_state = "published";
+  if (e.detail().empty()) {
+    task->export_state = "published";
+  } else {
+    task->export_detail = e.detail();
+    if (++task->export_failures < kExportTries) return;   // its host is told again
+    task->export_state = "failed";
+  }
   RefreshStagedExport(*job, index);
   if (!task->attempts.empty() && !task->attempts.back().ended() && task->attempts.back().released()) {
     EndAttempt({job, index, task, &task->attempts.back()});
@@ -208,7 +224,8 @@ void Applier::Release(const Found& found) {
     std::erase(s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts, ref);
     RefreshHost(part.host);
   }
-  if (Succeeded(*found.attempt) && found.task->export_state == "staged") return;  // it ends with ExportPublished
+  // It ends with ExportPublished; cancelled, it waits for nothing.
+  if (Succeeded(*found.attempt) && found.task->export_state == "staged" && !found.job->cancel_requested) return;
   EndAttempt(found);
 }
 
@@ -219,8 +236,15 @@ void Applier::EndAttempt(const Found& found) {
   pb::Cause cause = pb::HOST_LOST;
   std::string detail = attempt->detail;
   if (Succeeded(*attempt)) {
-    cause = pb::DONE;
-    detail.clear();
+    cause = task->export_state == "staged" ? pb::CANCEL : task->export_state == "failed" ? pb::EXPORT_FAILED : pb::DONE;
+    const AttemptRow* staged = nullptr;
+    for (const AttemptRow& a : task->attempts) {
+      if (!a.export_staged.empty()) staged = &a;
+    }
+    const std::string stays = cause == pb::DONE || staged == nullptr ? "" : absl::StrCat("the export stays at ", staged->export_staged);
+    detail = cause == pb::CANCEL          ? absl::StrCat("before its export was published; ", stays)
+             : cause == pb::EXPORT_FAILED ? absl::StrCat(task->export_failures, " times: ", task->export_detail, "; ", stays)
+                                          : "";
   } else if (stopping) {
     cause = attempt->cause;
   } else if (const std::optional<Failure> failure = FirstFailure(*attempt)) {
@@ -258,7 +282,7 @@ void Applier::EndAttempt(const Found& found) {
     attempt->state = task->state = pb::TASK_CANCELLED;
     task->cause = pb::CANCEL;
     task->detail = detail;
-  } else if (cause == pb::TIME_LIMIT) {
+  } else if (cause == pb::TIME_LIMIT || cause == pb::EXPORT_FAILED) {
     FailTask(found.job, found.index, cause, detail);
   } else {
     task->state = pb::TASK_WAITING;

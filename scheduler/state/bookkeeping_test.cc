@@ -170,6 +170,75 @@ TEST(Export, OfALaterAttemptDoesNotReplaceTheCommittedOne) {
   EXPECT_EQ(s.State(job), pb::TASK_SUCCEEDED);
 }
 
+TEST(Export, ThatCantBePublishedIsTriedAgainAndThenFailsTheTaskWithTheReason) {
+  Story s;
+  const uint64_t job = s.Running(1);
+  s.Do(s.StagedEvent(job, 1));
+  s.Says(job, 0, pb::GONE, 0);
+  for (int tries = 1; tries < kExportTries; ++tries) {
+    s.Do(s.PublishedEvent(job, 1, "disk full"));
+    EXPECT_EQ(s.Task(job).export_state, "staged");
+    EXPECT_EQ(s.Task(job).export_failures, tries);
+    EXPECT_EQ(s.State(job), pb::TASK_RUNNING);
+  }
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+  s.Do(s.PublishedEvent(job, 1, "disk full"));
+  EXPECT_EQ(s.Task(job).export_state, "failed");
+  EXPECT_EQ(s.State(job), pb::TASK_FAILED);
+  EXPECT_EQ(s.state.FindJob(job)->state, pb::FAILED);
+  EXPECT_EQ(s.state.FindJob(job)->cause, pb::EXPORT_FAILED);
+  EXPECT_EQ(s.state.FindJob(job)->detail, "5 times: disk full; the export stays at /disk/staged-1");
+  s.ExpectNoEffect(s.PublishedEvent(job, 1), "too late");
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+}
+
+TEST(Export, ThatFailedWhileTheProgramRanFailsTheTaskAtItsEnd) {
+  Story s;
+  const uint64_t job = s.Running(1);
+  s.Do(s.StagedEvent(job, 1));
+  for (int tries = 0; tries < kExportTries; ++tries) s.Do(s.PublishedEvent(job, 1, "disk full"));
+  EXPECT_EQ(s.State(job), pb::TASK_RUNNING);
+  s.Says(job, 0, pb::GONE, 0);
+  EXPECT_EQ(s.State(job), pb::TASK_FAILED);
+  EXPECT_EQ(s.Newest(job).cause, pb::EXPORT_FAILED);
+}
+
+TEST(Export, IsWaitedForNoLongerThanUntilACancel) {
+  Story s;
+  const uint64_t job = s.Running(1);
+  s.Do(s.StagedEvent(job, 1));
+  s.Says(job, 0, pb::GONE, 0);
+  ASSERT_EQ(s.State(job), pb::TASK_RUNNING);
+  s.Cancel(job);
+  EXPECT_EQ(s.State(job), pb::TASK_CANCELLED);
+  EXPECT_EQ(s.state.FindJob(job)->state, pb::CANCELLED);
+  EXPECT_EQ(s.Newest(job).detail, "before its export was published; the export stays at /disk/staged-1");
+  s.ExpectNoEffect(s.PublishedEvent(job, 1), "too late");
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+
+  // A success that was first, told after the cancel: nothing is left to wait for either.
+  const uint64_t racing = s.Running(1);
+  s.Do(s.StagedEvent(racing, 1));
+  s.Cancel(racing);
+  s.Says(racing, 0, pb::GONE, 0);
+  EXPECT_EQ(s.state.FindJob(racing)->state, pb::CANCELLED);
+
+  // One task waits for its export, another still runs: that one is stopped, the job ends with it.
+  testing::JobBuilder builder("research");
+  builder.Task("a").Task("b");
+  const uint64_t two = builder.SubmitTo(&s);
+  s.PlaceOn(two, {{"h01", {0}}}, 0);
+  s.PlaceOn(two, {{"h02", {0}}}, 1);
+  for (const int task : {0, 1}) testing::StartAll(&s, two, task);
+  pb::Event staged = s.StagedEvent(two, 1);
+  s.Do(staged);
+  s.Says(two, 0, pb::GONE, 0, false, 0);
+  s.Cancel(two);
+  EXPECT_EQ(s.State(two, 0), pb::TASK_CANCELLED);
+  EXPECT_EQ(s.State(two, 1), pb::TASK_RUNNING);
+  EXPECT_FALSE(s.state.FindJob(two)->finished());
+}
+
 TEST(Export, PublishedBeforeTheEndLetsTheTaskEndByItself) {
   Story s;
   const uint64_t job = s.Running(2);

@@ -285,6 +285,7 @@ class RandomEvents {
   pb::Event Published(const State& state) {
     pb::Event event;
     *event.mutable_export_published()->mutable_key() = Pick(state).key;
+    if (Chance(30)) event.mutable_export_published()->set_detail("disk full");
     return event;
   }
 

@@ -128,6 +128,8 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   r.set_used_gpu_ms(row.used_gpu_ms);
   r.set_ran_ns(row.ran_ns);
   r.set_export_state(row.export_state);
+  r.set_export_failures(row.export_failures);
+  r.set_export_detail(row.export_detail);
   r.set_claimed_attempt(row.claimed_attempt);
   return r;
 }
@@ -155,6 +157,8 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->used_gpu_ms = r.used_gpu_ms();
   row->ran_ns = r.ran_ns();
   row->export_state = r.export_state();
+  row->export_failures = r.export_failures();
+  row->export_detail = r.export_detail();
   row->claimed_attempt = r.claimed_attempt();
   return absl::OkStatus();
 }

@@ -93,7 +93,9 @@ struct TaskRow {
   std::string spill_reason;
   int64_t used_gpu_ms = 0;
   int64_t ran_ns = 0;                  // of ended attempts
-  std::string export_state;            // "", "staged", "published"
+  std::string export_state;            // "", "staged", "published", "failed"
+  int32_t export_failures = 0;         // tries to publish it that failed
+  std::string export_detail;           // why the last one did
   int32_t claimed_attempt = 0;         // others were stopped for this attempt, not placed yet
 
   // The unfinished attempt, or nullptr.

@@ -36,6 +36,7 @@ struct RowChange {
 inline constexpr int64_t kFinishedJobsKept = 10'000;
 inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
 inline constexpr int32_t kInfraFailuresInRow = 5;    // launch or rendezvous failures in a row after which a task fails
+inline constexpr int32_t kExportTries = 5;           // to publish an export, after which its task fails
 inline constexpr int kFinishedAttemptsKept = 20;     // of a task
 inline constexpr int kCheckpointsKept = 20;          // records of a task
 

@@ -104,8 +104,9 @@ class Story : public SystemBuilder {
     event.mutable_export_staged()->set_target("/disk/model");
     return event;
   }
-  pb::Event PublishedEvent(uint64_t job, int32_t attempt) const {
+  pb::Event PublishedEvent(uint64_t job, int32_t attempt, const std::string& error = "") const {
     pb::Event event;
+    event.mutable_export_published()->set_detail(error);
     *event.mutable_export_published()->mutable_key() = KeyOf(*state.FindJob(job), 0, attempt);
     return event;
   }

@@ -212,6 +212,12 @@ TEST(Ends, OfAGangOfTwo) {
        pb::TASK_WAITING, pb::RENDEZVOUS, 0, ""},
       {"a host was restarted: no budget", pb::CAUSE_UNSPECIFIED,
        {{0, pb::GONE, 0, false, pb::HOST_LOST, 9}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
+      {"a host claims a cause that only the scheduler gives: its own doing", pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, -1, false, pb::PREEMPTION}, {1, pb::GONE, -1, false, pb::CANCEL}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
+      {"a host tells the cause of its stop back", pb::RESIZE, {{0, pb::GONE, -1, false, pb::RESIZE}, {1, pb::GONE, -1, false, pb::RESIZE}},
+       pb::TASK_WAITING, pb::RESIZE, 0, ""},
+      {"a program that isn't there spends the budget", pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 127, false, pb::PROGRAM_ERROR}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, "exit 127"},
       {"both say gone without a word: no success", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE}, {1, pb::GONE}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
   };
   for (const auto& c : kCases) {

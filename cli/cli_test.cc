@@ -115,6 +115,7 @@ struct Fake : pb::JobService::Service {
 };
 
 struct FakeQueues : pb::QueueService::Service {
+  bool evicts = false;
   grpc::Status List(grpc::ServerContext*, const pb::ListQueuesRequest*, pb::ListQueuesResponse* response) override {
     response->add_queues()->set_path("research");
     response->set_version(4);
@@ -124,6 +125,13 @@ struct FakeQueues : pb::QueueService::Service {
     if (request->if_version() != 0 && request->if_version() != 4) return {grpc::ABORTED, "the queues are at version 4, not 3"};
     response->set_version(5);
     response->add_changes("research: weight 1 -> 2");
+    if (request->dry_run() && evicts) {
+      pb::PreviewResponse::Taken* taken = response->add_evicted();
+      taken->set_job(5);
+      taken->set_queue("prod");
+      taken->set_gpus_milli(2000);
+      taken->set_outcome("goes on with 1 worker");
+    }
     return grpc::Status::OK;
   }
 };
@@ -458,6 +466,58 @@ TEST_F(CliTest, SubmitSendsTheFilesSpecWithTheOnlyQueueAndOneKey) {
   EXPECT_EQ(seen[1].spec().queue(), "research");
   EXPECT_EQ(seen[1].spec().tasks(0).run().shell(), "echo hello");
   EXPECT_EQ(seen[1].spec().tasks(0).resources().gpus_milli(), 1000);
+}
+
+TEST_F(CliTest, SetPutsAValueOverTheFiles) {
+  pb::JobSpec spec;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    spec = request.spec();
+    return grpc::Status::OK;
+  };
+  const std::string path = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"submit", "-o", "name", "--set", "resources.gpus=2", "--set", "env.GREETING=a b", "--set", "workers={min: 1, max: 3}", path}), 0) << err_;
+  EXPECT_EQ(spec.tasks(0).resources().gpus_milli(), 2000);
+  EXPECT_EQ(spec.tasks(0).resources().gpu_types(0), "cpu-slot");
+  EXPECT_EQ(spec.env().at("GREETING"), "a b");
+  EXPECT_EQ(spec.tasks(0).workers().max(), 3);
+  EXPECT_EQ(Run({"submit", path, "--set", "resources.gpu=2"}), 2);
+  EXPECT_THAT(err_, HasSubstr("resources.gpu: no such field. Did you mean gpus?"));
+  EXPECT_EQ(Run({"validate", "--offline", path, "--set", "workers=0"}), 2);
+}
+
+TEST_F(CliTest, TheServersNotYetIsNotTakenForAServerThatIsAway) {
+  int asked = 0;
+  jobs_.preview = [&](const pb::PreviewRequest&, pb::PreviewResponse*) {
+    google::rpc::ErrorInfo info;
+    info.set_reason("TRAINER_SCHEMA_UNKNOWN");
+    google::rpc::Status status;
+    status.add_details()->PackFrom(info);
+    return ++asked < 3 ? grpc::Status(grpc::UNAVAILABLE, "its schema isn't known", status.SerializeAsString()) : grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"submit", "-o", "name", Write("hello.yaml", kHello)}), 0) << "asked again: " << err_;
+  asked = -100;
+  EXPECT_EQ(Run({"submit", "-y", Write("hello.yaml", kHello)}), 6);
+  EXPECT_EQ(err_, "muster: its schema isn't known\n");
+}
+
+TEST_F(CliTest, TheHelpOfEveryCommandNamesTheFlagsThatAllTake) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"jobs"}, {"queue", "apply"}, {"host", "drain"}, {"submit"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back("--help");
+    EXPECT_EQ(Run(arguments), 0);
+    for (const char* flag : {"--server", "--context", "-o table|wide|json|jsonl|yaml|name", "--columns"}) EXPECT_THAT(out_, HasSubstr(flag)) << command[0];
+  }
+}
+
+TEST_F(CliTest, QueueApplyTellsWhomItWouldTakeFrom) {
+  const std::string path = Write("queues.yaml", "queues:\n  - name: research\n");
+  EXPECT_EQ(Run({"queue", "apply", path, "--dry-run", "--detailed-exitcode"}), 0) << err_;
+  queues_.evicts = true;
+  EXPECT_EQ(Run({"queue", "apply", path, "--dry-run"}), 0);
+  EXPECT_THAT(out_, HasSubstr("Takes from prod 5: 2 GPUs; it goes on with 1 worker\n"));
+  EXPECT_EQ(Run({"queue", "apply", path, "--dry-run", "--detailed-exitcode"}), 7);
+  EXPECT_EQ(Run({"queue", "diff", path, "--detailed-exitcode"}), 7);
+  EXPECT_EQ(Run({"queue", "apply", path, "--detailed-exitcode"}), 2) << "only with --dry-run";
 }
 
 TEST_F(CliTest, AllProblemsOfAFileAreShownWithTheirPlaces) {

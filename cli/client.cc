@@ -86,6 +86,18 @@ absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(con
   return enough ? absl::OkStatus() : status;
 }
 
+// Again for some seconds while the server is away, or says that it can't answer yet. For calls that may be repeated.
+template <typename Response, typename Attempt>
+absl::StatusOr<Response> Repeated(Attempt call) {
+  absl::StatusOr<Response> response;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200 << attempt));  // backoff
+    response = call();
+    if (response.ok() || !absl::IsUnavailable(response.status())) break;
+  }
+  return response;
+}
+
 }  // namespace
 
 absl::Status CheckReachable(const std::string& server) {
@@ -131,16 +143,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
 Client::Client(std::string server, std::unique_ptr<Stubs> stubs) : server_(std::move(server)), stubs_(std::move(stubs)) {}
 Client::~Client() = default;
 
-absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); }
+absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) {
+  return Repeated<pb::PreviewResponse>([&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
+}
 
 absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
-  absl::StatusOr<pb::SubmitResponse> response;
-  for (int attempt = 0; attempt < 5; ++attempt) {
-    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200 << attempt));  // backoff
-    response = Call(stubs_->jobs, &pb::JobService::Stub::Submit, request);
-    if (response.ok() || !absl::IsUnavailable(response.status())) break;
-  }
-  return response;
+  return Repeated<pb::SubmitResponse>([&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
 }
 
 absl::StatusOr<pb::Job> Client::Get(const std::string& id) {

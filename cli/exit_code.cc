@@ -4,6 +4,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cli/client.h"
 #include "cli/render/format.h"
 #include "google/rpc/error_details.pb.h"
@@ -59,7 +60,8 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
   std::string message = Plain(std::string(status.message()));
   std::vector<FieldProblem> problems = ProblemsOf(status);
   std::string out;
-  if (absl::IsUnavailable(status)) {
+  const bool servers_word = status.GetPayload(kDetailsUrl).has_value();   // it answers, but not now
+  if (absl::IsUnavailable(status) && !servers_word) {
     if (message.find(server) == std::string::npos) message = absl::StrCat("no answer from ", server, message.empty() ? "" : ": ", message);
     return absl::StrCat("muster: ", message, "\n",
                         "  Start one on this machine: muster up     Or name another: --server unix:///path, MUSTER_SERVER\n");
@@ -68,9 +70,12 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
   if (message.empty()) message = absl::StatusCodeToString(status.code());
   out = absl::StrCat("muster: ", message, "\n");
   for (const FieldProblem& problem : problems) {
-    std::string text = Plain(problem.message);
-    if (message.find(text) != std::string::npos) continue;  // the status says it already
-    absl::StrAppend(&out, "  ", Plain(problem.path), problem.path.empty() ? "" : ": ", text, "\n");
+    if (message.find(Plain(problem.message)) != std::string::npos) continue;  // the status says it already
+    std::string indent = absl::StrCat("  ", Plain(problem.path), problem.path.empty() ? "" : ": ");
+    for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty())) {
+      absl::StrAppend(&out, indent, Plain(std::string(line)), "\n");
+      indent = "  ";
+    }
   }
   return out;
 }

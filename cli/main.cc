@@ -2,7 +2,9 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "common/spec/problem.h"
 
 namespace muster {
 namespace {
@@ -17,11 +19,23 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
   }
   std::string what = error.what();
   std::vector<std::string> unknown = root.remaining(true);
-  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) && at->get_require_subcommand_min() > 0 && !unknown.empty()) {
-    what = absl::StrCat("no such command or option: ", unknown.front());
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) && at->get_require_subcommand_min() > 0) {
+    std::vector<std::string> names;
+    for (const CLI::App* sub : at->get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+    what = unknown.empty() ? absl::StrCat("say what to do: ", absl::StrJoin(names, ", "))
+                           : absl::StrCat("no such command or option: ", unknown.front(), ".", DidYouMean(unknown.front(), names));
   }
   session.Err(absl::StrCat("muster: ", what, "\n  Help: ", name, " --help\n"));
   return kExitBadInput;
+}
+
+// Every command takes the flags of the root, and its help says so.
+void SetUp(CLI::App* app) {
+  for (CLI::App* sub : app->get_subcommands([](CLI::App*) { return true; })) {
+    sub->fallthrough();
+    sub->footer("Everywhere:  --server unix:///PATH   --context NAME   -o table|wide|json|jsonl|yaml|name   --columns A,B");
+    SetUp(sub);
+  }
 }
 
 int Main(int argc, char** argv) {
@@ -43,7 +57,7 @@ int Main(int argc, char** argv) {
   AddQueue(root, session);
   AddFleet(root, session);
   AddAbout(root, session);
-  for (CLI::App* sub : root.get_subcommands([](CLI::App*) { return true; })) sub->fallthrough();
+  SetUp(&root);
   try {
     root.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

@@ -50,8 +50,9 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
       if (result == kExitOk) result = code;
       continue;
     }
-    std::string text = HasEnded(job->state()) ? absl::StrCat("Job ", job->number(), " has ended already: ", StateName(job->state()), ".\n")
-                                              : absl::StrCat("Job ", job->number(), " is being cancelled; it ends when its processes are gone.\n");
+    std::string text = job->state() == pb::CANCELLED ? absl::StrCat("Job ", job->number(), " is cancelled.\n")
+                       : HasEnded(job->state())      ? absl::StrCat("Job ", job->number(), " has ended already: ", StateName(job->state()), ".\n")
+                                                     : absl::StrCat("Job ", job->number(), " is being cancelled; it ends when its processes are gone.\n");
     session.ShowOne(text, *job, absl::StrCat(job->number()));
   }
   if (!wait || result != kExitOk) return result;

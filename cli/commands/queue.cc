@@ -5,6 +5,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/submission.h"
 #include "cli/render/fleet.h"
+#include "common/base/units.h"
 #include "common/spec/config_files.h"
 
 namespace muster {
@@ -12,7 +13,7 @@ namespace {
 
 struct ApplyOptions {
   std::string file;
-  bool dry_run = false;
+  bool dry_run = false, detailed_exitcode = false;
   uint64_t if_version = 0;
 };
 
@@ -74,7 +75,11 @@ int Apply(Session& session, const ApplyOptions& options) {
   std::string text;
   for (const std::string& change : response->changes()) absl::StrAppend(&text, Plain(change), "\n");
   if (response->changes_size() == 0) text = "The queues are like this already.\n";
+  for (const pb::PreviewResponse::Taken& taken : response->evicted()) {
+    absl::StrAppend(&text, "Takes from ", Plain(taken.queue()), " ", taken.job(), ": ", FormatMilli(taken.gpus_milli()), " GPUs; it ", Plain(taken.outcome()), "\n");
+  }
   int code = session.ShowOne(text, *response, absl::StrCat(response->version()));
+  if (code == kExitOk && options.detailed_exitcode && response->evicted_size() > 0) code = kExitWouldEvict;
   if (!session.for_people()) return code;
   if (!options.dry_run) {
     session.Err(absl::StrCat("Applied as version ", response->version(), ".\n"));
@@ -104,11 +109,13 @@ void AddQueue(CLI::App& root, Session& session) {
   auto options = std::make_shared<ApplyOptions>();
   CLI::App* apply = queue->add_subcommand("apply", "Replace the tree by a file's (sacctmgr modify)");
   apply->add_option("file", options->file, "queues.yaml; - reads standard input")->required();
-  apply->add_flag("--dry-run", options->dry_run, "Only say what would change");
+  CLI::Option* dry_run = apply->add_flag("--dry-run", options->dry_run, "Only say what would change, and whom it would take from");
+  apply->add_flag("--detailed-exitcode", options->detailed_exitcode, "With --dry-run: exit 7 if somebody would be evicted")->needs(dry_run);
   apply->add_option("--if-version", options->if_version, "Only if the tree still has this version; else exit 5");
   apply->callback([&session, options] { session.command = [&session, options] { return Apply(session, *options); }; });
   CLI::App* diff = queue->add_subcommand("diff", "What apply would change");
   diff->add_option("file", options->file, "queues.yaml; - reads standard input")->required();
+  diff->add_flag("--detailed-exitcode", options->detailed_exitcode, "Exit 7 if somebody would be evicted");
   diff->callback([&session, options] {
     options->dry_run = true;
     session.command = [&session, options] { return Apply(session, *options); };

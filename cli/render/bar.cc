@@ -114,6 +114,8 @@ std::string PlainProgress(const pb::Task& task, int64_t now_ns) {
 
 std::string ShortProgress(const pb::Task& task) {
   if (!Reported(task)) return "";
+  // The last line of a task that ran for a moment may never have been told.
+  if (task.state() == pb::TASK_SUCCEEDED && task.progress().step() < task.progress().total_steps()) return "done";
   if (task.progress().total_steps() <= 0) return Steps(task.progress());
   return absl::StrCat(Percent(task.progress()), "% ", Steps(task.progress()));
 }

@@ -41,6 +41,7 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
       return attempt == nullptr ? "" : absl::StrCat("stopping: ", CauseName(attempt->cause()));
     }
     default:
+      if (task.verdict().code() == pb::V_EXPORT) return task.verdict().text();
       if (task.progress().expected_end_ns() > now_ns) return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       return "";
   }
@@ -134,6 +135,9 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   if (job.spec().priority() != 0) AppendLine(&out, "priority", absl::StrCat(job.spec().priority()));
   AppendLine(&out, "clusters", absl::StrJoin(job.spec().clusters(), ", "));
   AppendLine(&out, "cluster", job.cluster());
+  for (const pb::Task& task : job.tasks()) {
+    if (!task.spill_reason().empty()) AppendLine(&out, "spilled", absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "", task.spill_reason()));
+  }
   AppendLine(&out, "directory", job.directory());
 
   Table tasks({{"TASK"}, {"STATE"}, {"DEVICES"}, {"WHERE"}, {"PROGRESS"}, {"RESTARTS", Table::kRight}, {"WHY"}});
@@ -182,6 +186,7 @@ std::string RenderExplain(const pb::Job& job, const std::map<uint64_t, pb::Job>&
       absl::StrAppend(&sentences, "  ", Plain(task.name()), " ", StateName(task.state()), attempt ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
       std::string why = WhyOf(job, task, now_ns);
       absl::StrAppend(&sentences, why.empty() ? "" : ", ", Plain(why), "\n");
+      if (!task.spill_reason().empty()) absl::StrAppend(&sentences, "  ", Plain(task.name()), " spilled: ", Plain(task.spill_reason()), "\n");
       continue;
     }
     if (task.state() == pb::TASK_BLOCKED) {
@@ -204,7 +209,7 @@ std::string RenderExplain(const pb::Job& job, const std::map<uint64_t, pb::Job>&
       }
       held.push_back(holder);
     }
-    std::string missing = verdict.missing_milli() > 0 ? absl::StrCat(FormatMilli(verdict.missing_milli()), " ", FlavourName(verdict.flavour(), false)) : "";
+    std::string missing = verdict.missing_milli() > 0 && !verdict.flavour().empty() ? absl::StrCat(FormatMilli(verdict.missing_milli()), " ", FlavourName(verdict.flavour(), false)) : "";
     if (!verdict.cluster().empty() && !missing.empty()) absl::StrAppend(&missing, " in ", verdict.cluster());
     table.AddRow({task.name(), code, missing, FormatStart(verdict.expected_start_ns(), now_ns), absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
     if (!verdict.text().empty()) absl::StrAppend(&sentences, "  ", Plain(task.name()), ": ", Plain(verdict.text()), "\n");

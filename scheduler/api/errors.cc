@@ -52,4 +52,15 @@ grpc::Status NeverFits(const std::string& message, const std::vector<FieldProble
   return WithDetails(std::move(status));
 }
 
+grpc::Status NotNow(const std::string& message, const std::string& reason) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain("muster");
+  google::rpc::Status status;
+  status.set_code(grpc::StatusCode::UNAVAILABLE);
+  status.set_message(message);
+  status.add_details()->PackFrom(info);
+  return WithDetails(std::move(status));
+}
+
 }  // namespace muster

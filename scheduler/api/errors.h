@@ -17,4 +17,7 @@ grpc::Status BadRequest(const std::string& message, const std::vector<FieldProbl
 // FAILED_PRECONDITION, type NEVER_FITS: the same problems as violations, and as a BadRequest for the fields' places.
 grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems);
 
+// UNAVAILABLE by the server's own word: an ErrorInfo with this reason tells it from a server that isn't there.
+grpc::Status NotNow(const std::string& message, const std::string& reason);
+
 }  // namespace muster

@@ -21,6 +21,7 @@ const JobRow* FindSeen(const View& view, const std::string& id, const Identity& 
 }
 
 grpc::Status RefusedSpec(const Resolution& resolution) {
+  if (!resolution.not_now.empty()) return NotNow(resolution.not_now, "TRAINER_SCHEMA_UNKNOWN");
   return resolution.never_fits ? NeverFits("this job can never start, so it was not accepted", resolution.problems)
                                : BadRequest(absl::StrCat("the job has ", resolution.problems.size(), " problem",
                                                          resolution.problems.size() == 1 ? "" : "s", ", nothing was submitted"),

@@ -8,6 +8,14 @@
 namespace muster {
 namespace {
 
+std::string NoSuchAttempt(const JobRow& job, int32_t index, int32_t attempt) {
+  const std::vector<AttemptRow>& attempts = job.tasks[index].attempts;
+  const std::string whose = absl::StrCat("job ", job.number, job.tasks.size() > 1 ? absl::StrCat(", task ", job.task_spec(index).name()) : "");
+  if (attempts.empty()) return absl::StrCat(whose, ": nothing of it has run");
+  const int32_t first = attempts.front().number, last = attempts.back().number;
+  return absl::StrCat(whose, " has no attempt ", attempt, "; there ", first == last ? absl::StrCat("is ", first) : absl::StrCat("are ", first, " to ", last));
+}
+
 constexpr size_t kMaxBacklog = 1000;   // chunks a reader may be behind; what comes then is counted as dropped
 
 }  // namespace
@@ -80,8 +88,10 @@ void LogStream::Look(const View& view, const JobRow* job) {
         error = error_;
       }
       Finally(error.empty() ? grpc::Status::OK : grpc::Status(grpc::StatusCode::UNAVAILABLE, error));
+    } else if (asked_ == 0 && request_.attempt() != 0 && index >= 0 && (ended || !request_.follow() || request_.attempt() < job->tasks[index].next_attempt)) {
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, NoSuchAttempt(*job, index, request_.attempt())));
     } else if (asked_ == 0 && (ended || !request_.follow())) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("job ", job->number, " has no such attempt: nothing of it has run")));
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("job ", job->number, ": nothing of it has run")));
     }
     return;
   }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -5,6 +6,7 @@
 #include "scheduler/api/errors.h"
 #include "scheduler/api/services.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/evictions.h"
 
 namespace muster {
 namespace {
@@ -46,7 +48,14 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* c
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const auto applied = std::make_shared<Applied>();
   if (request->dry_run()) {
-    const absl::Status status = Resolve(context_->engine->Snapshot()->state, *request, applied.get());
+    const std::shared_ptr<const View> view = context_->engine->Snapshot();
+    const absl::Status status = Resolve(view->state, *request, applied.get());
+    if (status.ok() && !applied->resolution.changes.empty()) {
+      const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+      for (pb::PreviewResponse::Taken& taken : Evictions(view->state, applied->resolution.resolved, now_ns, context_->scheduling)) {
+        *response->add_evicted() = std::move(taken);
+      }
+    }
     return Reply(call, Answer(status, *applied, response));
   }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();

@@ -7,8 +7,9 @@
 #include <memory>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
 #include "scheduler/api/sha256.h"
@@ -44,7 +45,7 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
   engine->Call(
       [outcome, defaults, owner, request, view, hash = RequestHash(request.spec())](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         if (const uint64_t known = state.FindByIdempotencyKey(owner, request.idempotency_key()); known != 0) {
-          outcome->resolution.problems.clear();
+          outcome->resolution = Resolution();
           if (state.FindJob(known)->request_hash != hash) {
             return absl::AlreadyExistsError(absl::StrCat("job ", known, " was submitted with this idempotency key and another spec. "
                                                          "Use a new key for a new job"));
@@ -55,6 +56,7 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
         }
         const bool configured_anew = &state.queues() != &view->state.queues() || &state.clusters() != &view->state.clusters();
         if (!outcome->resolution.ok() || configured_anew) outcome->resolution = ResolveSpec(state, request.spec(), defaults);
+        if (!outcome->resolution.not_now.empty()) return absl::UnavailableError(outcome->resolution.not_now);
         if (!outcome->resolution.ok()) {
           return outcome->resolution.never_fits ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
                                                 : absl::InvalidArgumentError("the job was not accepted");
@@ -66,7 +68,7 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
         submitted->set_owner(owner);
         *submitted->mutable_spec() = outcome->resolution.resolved;
         submitted->set_idempotency_key(request.idempotency_key());
-        submitted->set_umask(request.umask() & 0777);
+        submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);
         submitted->set_request_hash(hash);
         outcome->number = submitted->number();
         return events;
@@ -114,6 +116,12 @@ absl::StatusOr<JobPage> ListJobs(const State& state, const pb::ListJobsRequest& 
       break;
     }
     page.jobs.push_back(job);
+  }
+  // A queue that is gone may still have had jobs; one that never was is a slip of the pen.
+  if (page.jobs.empty() && request.page_token().empty() && !request.queue().empty() && state.queues().Find(request.queue()) < 0) {
+    std::vector<std::string> known;
+    for (size_t n = 1; n < state.queues().nodes.size(); ++n) known.push_back(state.queues().nodes[n].path);
+    return absl::NotFoundError(absl::StrCat("no queue \"", request.queue(), "\"; there are ", absl::StrJoin(known, ", ")));
   }
   return page;
 }

@@ -19,14 +19,15 @@ struct SubmitOutcome {
 };
 
 // `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION with problems;
-// ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18).
+// ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18). UNAVAILABLE: it can't be checked yet (Resolution::not_now).
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, const pb::SubmitRequest& request,
             std::function<void(const SubmitOutcome&)> done);
 
 // Deterministic hash of a spec as submitted: SHA-256, 32 bytes.
 std::string RequestHash(const pb::JobSpec& spec);
 
-// The same jobs in List's terms: newest first, filtered, in pages. INVALID_ARGUMENT for a wrong page size or token.
+// The same jobs in List's terms: newest first, filtered, in pages. INVALID_ARGUMENT for a wrong page size or token; NOT_FOUND
+// for a queue that there isn't, and of which there is no job either.
 struct JobPage {
   std::vector<const JobRow*> jobs;   // of `state`
   std::string next_page_token;

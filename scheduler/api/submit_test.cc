@@ -92,5 +92,39 @@ INSTANTIATE_TEST_SUITE_P(
                       SubmitCase{"NoKey", "ada", "", "true", absl::StatusCode::kInvalidArgument, 0, false}),
     [](const auto& info) { return info.param.name; });
 
+TEST(Submit, TheUmaskIsTheSubmittersAlsoWhenItIsZeroAndElseTheUsualOne) {
+  ManualClock clock;
+  RecordingStore store(nullptr);
+  NoLink link;
+  Engine engine(EngineOptions(), &clock, &store, &link, State());
+  engine.Post(LabConfigured());
+  engine.Post(HostJoins("h1"));
+  engine.Step();
+  uint64_t number = 0;
+  for (const auto& [given, want] : {std::pair(0, 0u), std::pair(077, 077u), std::pair(-1, 022u)}) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key(absl::StrCat(given));
+    if (given >= 0) request.set_umask(static_cast<uint32_t>(given));
+    Submit(&engine, SpecDefaults(), "ada", request, [&](const SubmitOutcome& outcome) { number = outcome.number; });
+    engine.Step();
+    EXPECT_EQ(engine.Snapshot()->state.FindJob(number)->umask, want) << given;
+  }
+}
+
+TEST(List, OfAQueueThatNeverWasIsNotFound) {
+  State state;
+  pb::ListJobsRequest request;
+  const auto all = [](const JobRow&) { return true; };
+  request.set_queue("default");
+  EXPECT_TRUE(ListJobs(state, request, all).ok()) << "empty, but there";
+  request.set_queue("nope");
+  const auto page = ListJobs(state, request, all);
+  EXPECT_EQ(page.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(page.status().message(), "no queue \"nope\"; there are default");
+  request.set_page_token("5");
+  EXPECT_TRUE(ListJobs(state, request, all).ok()) << "the last page of one that was removed meanwhile";
+}
+
 }  // namespace
 }  // namespace muster

@@ -42,12 +42,14 @@ SpecContext SpecContextOf(const State& state);
 
 // Fills the defaults, the queue's maximum for time_limit among them, and checks the spec against its own rules and this State:
 // unknown queue, cluster, flavour or storage; limits; max_time_limit; demand that no allowed cluster can ever hold, with the
-// numbers. On success *resolved is what to store; else the problems say all that is wrong, at once.
+// numbers; tasks that fit only in clusters without a storage in common. On success *resolved is what to store (kept to the clusters
+// where all of its tasks fit); else the problems say all that is wrong, at once.
 struct Resolution {
   pb::JobSpec resolved;
   std::vector<FieldProblem> problems;
   bool never_fits = false;   // the only problems are that it can never run here (FAILED_PRECONDITION)
-  bool ok() const { return problems.empty(); }
+  std::string not_now;       // it can't be checked yet (UNAVAILABLE): the trainer's schema isn't known
+  bool ok() const { return problems.empty() && not_now.empty(); }
 };
 Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults);
 

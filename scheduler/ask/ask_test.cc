@@ -3,12 +3,15 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "scheduler/ask/evictions.h"
+#include "scheduler/decide/decide.h"
+#include "scheduler/state/builders.h"
 
 namespace muster {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 template <typename Message>
 Message Parse(const std::string& text) {
@@ -52,9 +55,14 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
   } kCases[] = {
       {"fits lab", "workers { min: 4 max: 4 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }", ""},
       {"too many workers for any cluster", "workers { min: 5 max: 5 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
-       "lab cpu-slot holds 4, cloud cpu-slot holds 2. It can start with workers: 4"},
-      {"too many devices for any host", "workers { min: 1 max: 1 } resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }", "can never start"},
-      {"too much memory", "workers { min: 1 max: 1 } resources { cpus_milli: 1000 memory_bytes: 99999999999 }", "can never start"},
+       "5 workers x 1 = 5 cpu-slot in one cluster; lab (cpu-slot) holds 4 workers, cloud (cpu-slot) holds 2 workers\nIt can start with  workers: 4"},
+      {"too many even for its least", "workers { min: 5 max: 8 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
+       "It can start with  workers: 4  or  workers: {min: 4, max: 8}"},
+      {"too many devices for any host", "workers { min: 1 max: 1 } resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }",
+       "a worker takes 3 cpu-slot of one host; the largest host has 2 cpu-slot (lab/h1)\nIt can start with  gpus: 2  and more workers"},
+      {"too much memory", "workers { min: 1 max: 1 } resources { cpus_milli: 1000 memory_bytes: 99999999999 }",
+       "of one host; the largest host has 8GiB (lab/h1)\nIt can start with  memory: 8GiB"},
+      {"too many cores", "resources { cpus_milli: 5000 }", "a worker takes 5 cores of one host; the largest host has 4 cores (lab/h1)\nIt can start with  cpus: 4"},
   };
   for (const auto& c : kCases) {
     const Resolution resolution = ResolveSpec(state, Spec(c.task), SpecDefaults{});
@@ -66,6 +74,71 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
       EXPECT_TRUE(resolution.never_fits) << c.what;
     }
   }
+}
+
+// lab: 2 x 2 cpu-slot; cloud: 2 x 1 h100; `storages` says which clusters reach the storage of each.
+State TwoFlavours(const std::string& storages) {
+  State state;
+  Apply(&state, Parse<pb::Event>("step { now_ns: 1700000000000000000 epoch: 1 }"));
+  Apply(&state, Parse<pb::Event>("clusters_configured { file { " + storages + R"(
+      skus { key: "slots" value { flavour: "cpu-slot" gpus: 2 cpus_milli: 4000 memory_bytes: 8589934592 declared: true } }
+      skus { key: "gpu" value { flavour: "h100" gpus: 1 cpus_milli: 2000 memory_bytes: 8589934592 } }
+      clusters { name: "lab" sku: "slots" job_storage: "a" hosts { name: "h1" } hosts { name: "h2" } }
+      clusters { name: "cloud" sku: "gpu" job_storage: "b" hosts { name: "c1" } hosts { name: "c2" } } } })"));
+  return state;
+}
+
+TEST(ResolveSpec, TasksThatFitOnlyInClustersWithoutACommonStorageAreRefusedTogether) {
+  const char* const kApart = "storages { key: \"a\" value { path: \"/a\" clusters: \"lab\" } } storages { key: \"b\" value { path: \"/b\" clusters: \"cloud\" } }";
+  const char* const kShared =
+      "storages { key: \"a\" value { path: \"/a\" clusters: \"lab\" clusters: \"cloud\" } } storages { key: \"b\" value { path: \"/b\" clusters: \"cloud\" } }";
+  const std::string prepare = "tasks { name: \"prepare\" run { shell: \"true\" } resources { cpus_milli: 4000 } } ";          // lab only
+  const std::string light = "tasks { name: \"prepare\" run { shell: \"true\" } } ";                                         // both
+  const std::string train = "tasks { name: \"train\" after: \"prepare\" run { shell: \"true\" } resources { gpus_milli: 1000 gpu_types: \"h100\" } }";
+  const struct {
+    const char* what;
+    const char* storages;
+    std::string tasks;
+    const char* want;      // part of the refusal; empty: accepted
+    std::vector<std::string> clusters;
+  } kCases[] = {
+      {"each fits alone, not together", kApart, prepare + train,
+       "task prepare fits only in lab and task train fits only in cloud, but tasks of one job share its directory, and no storage reaches both", {}},
+      {"one storage reaches both", kShared, prepare + train, "", {}},
+      {"one fits in both: the job is kept to where the other fits", kApart, light + train, "", {"cloud"}},
+      {"all fit everywhere", kApart, light + "tasks { name: \"b\" run { shell: \"true\" } }", "", {}},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.what);
+    const Resolution resolution = ResolveSpec(TwoFlavours(c.storages), Parse<pb::JobSpec>("name: \"j\" queue: \"default\" " + c.tasks), SpecDefaults{});
+    if (*c.want != '\0') {
+      ASSERT_EQ(resolution.problems.size(), 1u);
+      EXPECT_EQ(resolution.problems[0].path, "tasks[1].resources");
+      EXPECT_THAT(resolution.problems[0].message, HasSubstr(c.want));
+      EXPECT_THAT(resolution.problems[0].message, HasSubstr("submit them as jobs of their own"));
+      EXPECT_TRUE(resolution.never_fits);
+    } else {
+      ASSERT_TRUE(resolution.ok()) << (resolution.problems.empty() ? "" : resolution.problems[0].message);
+      EXPECT_EQ(std::vector<std::string>(resolution.resolved.clusters().begin(), resolution.resolved.clusters().end()), c.clusters);
+    }
+  }
+}
+
+TEST(ResolveSpec, ATrainerJobWaitsUntilSomebodyHasToldTheSchema) {
+  State state = TwoClusters();
+  pb::JobSpec spec = Spec("");
+  spec.mutable_tasks(0)->clear_run();
+  spec.mutable_tasks(0)->set_trainer_json("{\"max_steps\":\"many\"}");
+  const Resolution early = ResolveSpec(state, spec, SpecDefaults{});
+  EXPECT_FALSE(early.ok());
+  EXPECT_TRUE(early.problems.empty());
+  EXPECT_THAT(early.not_now, HasSubstr("no host with muster-trainer has joined"));
+  Apply(&state, Parse<pb::Event>(R"(host_hello { cluster: "lab" host: "h1" state_id: "s" boot_id: "b" inventory { cpus_milli: 1000
+      trainer_schema_json: "{\"type\":\"object\",\"properties\":{\"max_steps\":{\"type\":\"integer\"}}}" } })"));
+  const Resolution later = ResolveSpec(state, spec, SpecDefaults{});
+  EXPECT_EQ(later.not_now, "");
+  ASSERT_FALSE(later.problems.empty()) << "now it is checked";
+  EXPECT_EQ(later.problems[0].path, "trainer.max_steps");
 }
 
 TEST(ResolveSpec, UnknownQueuesAndFlavoursAreNamedWithWhatThereIs) {
@@ -139,6 +212,126 @@ TEST(Describe, ListedHostsAreShownBeforeTheirAgentsCame) {
   const pb::Cluster cluster = DescribeCluster(state, 0);
   EXPECT_EQ(cluster.hosts_known(), 2);
   EXPECT_EQ(cluster.hosts_up(), 0);
+}
+
+// ---- sentences ----
+
+class Sentences : public ::testing::Test {
+ protected:
+  Sentences() { s_.Cluster("lab", "disk").Hosts("lab", 2, 2, "gpu", "", 8).Queue("research", 4); }
+  std::string Of(uint64_t job) { return DescribeJob(s_.state, Decide(s_.state, s_.now_ns, SchedulingOptions{}), *s_.state.FindJob(job)).tasks(0).verdict().text(); }
+  std::string Text(uint64_t job, pb::VerdictCode code) {
+    pb::Verdict verdict;
+    verdict.set_code(code);
+    verdict.set_cluster("lab");
+    verdict.set_flavour("gpu");
+    return VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict);
+  }
+  void Drain(const std::string& target, const std::string& reason) {
+    pb::Event event;
+    event.mutable_drain_changed()->set_target(target);
+    event.mutable_drain_changed()->set_drained(true);
+    event.mutable_drain_changed()->set_reason(reason);
+    s_.Do(event);
+  }
+  testing::SystemBuilder s_;
+};
+
+TEST_F(Sentences, NameTheResourceThatLacksBesideFreeDevices) {
+  const uint64_t greedy = testing::JobBuilder("research").Cpus(7).SubmitTo(&s_);
+  const uint64_t other = testing::JobBuilder("research").Cpus(7).SubmitTo(&s_);
+  s_.Do(testing::Placed(s_.state, greedy, "lab", {{"h00", {0}}}));
+  s_.Do(testing::Placed(s_.state, other, "lab", {{"h01", {0}}}));
+  const uint64_t cores = testing::JobBuilder("research").Cpus(3).SubmitTo(&s_);
+  EXPECT_EQ(Text(cores, pb::V_PLACEMENT), "waits for cores in lab beside free gpu: each of its workers takes 3 cores; the most free on one host is 1 core (lab/h00)");
+  testing::JobBuilder hungry("research");
+  hungry.task()->mutable_resources()->set_memory_bytes(int64_t{300} << 30);
+  EXPECT_THAT(Text(hungry.SubmitTo(&s_), pb::V_PLACEMENT), HasSubstr("waits for memory in lab beside free gpu: each of its workers takes 300GiB; the most free on one host is "));
+  const uint64_t pair = testing::JobBuilder("research").Gpus(2).SubmitTo(&s_);
+  EXPECT_EQ(Text(pair, pb::V_PLACEMENT),
+            "enough gpu in lab is free, but not side by side on one host: each of its workers takes 2 gpu; the most free on one host is 1 gpu (lab/h00)");
+}
+
+TEST_F(Sentences, TellWhyAHostIsDrained) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  Drain("lab/h00", "a fan is replaced");
+  EXPECT_THAT(Text(job, pb::V_CAPACITY), HasSubstr("; lab/h00 is drained: a fan is replaced"));
+  Drain("lab", "the hall is rewired");
+  EXPECT_EQ(Text(job, pb::V_HELD), "lab is drained: the hall is rewired");
+}
+
+TEST_F(Sentences, NameTheQueueThatIsHeld) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  pb::Event event;
+  *event.mutable_queues_applied()->mutable_tree() = Parse<pb::QueueTree>("queues { name: \"research\" held: true }");
+  s_.Do(event);
+  EXPECT_EQ(Of(job), "queue research is held by its operator");
+  *event.mutable_queues_applied()->mutable_tree() = Parse<pb::QueueTree>("queues { name: \"prod\" }");
+  s_.Do(event);
+  EXPECT_THAT(Of(job), HasSubstr("queue research was removed"));
+}
+
+TEST_F(Sentences, TellWhoseWordAnExportWaitsFor) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  s_.Do(testing::Placed(s_.state, job, "lab", {{"h00", {0}}}));
+  testing::StartAll(&s_, job);
+  pb::Event staged;
+  *staged.mutable_export_staged()->mutable_key() = KeyOf(*s_.state.FindJob(job), 0, 1);
+  staged.mutable_export_staged()->set_staged("/disk/staged");
+  staged.mutable_export_staged()->set_target("/disk/model");
+  s_.Do(staged);
+  testing::ReportAll(&s_, job, pb::GONE, 0);
+  s_.HostState("lab", "h00", pb::HOST_UNREACHABLE);
+  const pb::Job told = DescribeJob(s_.state, Plan{}, *s_.state.FindJob(job));
+  EXPECT_EQ(told.tasks(0).verdict().code(), pb::V_EXPORT);
+  EXPECT_EQ(told.tasks(0).verdict().text(),
+            "its processes are done; waits for lab/h00 to publish the export to /disk/model; that host can't be reached; "
+            "muster cancel 1 gives it up, and it stays at /disk/staged");
+}
+
+TEST_F(Sentences, OfCheckpointsOnlyThoseThatAreKept) {
+  testing::JobBuilder builder("research");
+  builder.task()->mutable_checkpoint()->set_keep(2);
+  const uint64_t job = builder.SubmitTo(&s_);
+  const auto run = [&](int32_t attempt, const std::vector<int64_t>& steps, int64_t loaded) {
+    s_.Do(testing::Placed(s_.state, job, "lab", {{"h00", {0}}}));
+    testing::StartAll(&s_, job);
+    for (const int64_t step : steps) {
+      pb::Event event;
+      *event.mutable_checkpoint_seen()->mutable_key() = KeyOf(*s_.state.FindJob(job), 0, attempt);
+      event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(step);
+      event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/disk/", attempt, "/", step));
+      event.mutable_checkpoint_seen()->set_loaded_step(loaded);
+      s_.Do(event);
+    }
+  };
+  run(1, {10, 20, 30, 40}, -1);
+  testing::ReportAll(&s_, job, pb::GONE, 1);
+  run(2, {50, 60, 70}, 40);
+  std::vector<int64_t> steps;
+  const pb::Job told = DescribeJob(s_.state, Plan{}, *s_.state.FindJob(job));
+  for (const pb::Checkpoint& checkpoint : told.tasks(0).checkpoints()) steps.push_back(checkpoint.step());
+  EXPECT_THAT(steps, ElementsAre(30, 40, 60, 70)) << "each attempt has its own directory and prunes it";
+}
+
+TEST(Evictions, AreWhatTheNextDecisionTakesBecauseOfTheTree) {
+  testing::SystemBuilder s;
+  s.Cluster("lab", "disk").Hosts("lab", 1, 4).Queue("research").Queue("prod");
+  const uint64_t borrower = testing::JobBuilder("research").Workers(4).SubmitTo(&s);
+  s.Do(testing::Placed(s.state, borrower, "lab", {{"h00", {0, 1, 2, 3}, 4}}));
+  testing::StartAll(&s, borrower);
+  testing::JobBuilder("prod").Workers(2).SubmitTo(&s);
+  s.Step(3600);
+  pb::QueueTree tree = s.state.queue_tree();
+  EXPECT_TRUE(Evictions(s.state, tree, s.now_ns, SchedulingOptions{}).empty()) << "as things are";
+  auto& quota = *tree.mutable_queues(1)->mutable_quota();
+  quota["gpu"].set_guarantee_milli(4000);
+  (*quota["gpu"].mutable_guarantee_per_cluster())["lab"] = 4000;
+  const auto evicted = Evictions(s.state, tree, s.now_ns, SchedulingOptions{});
+  ASSERT_EQ(evicted.size(), 1u);
+  EXPECT_EQ(evicted[0].job(), borrower);
+  EXPECT_EQ(evicted[0].gpus_milli(), 4000);
+  EXPECT_EQ(evicted[0].outcome(), "waits, from its checkpoint");
 }
 
 TEST(Describe, TheLedgerNamesAllClasses) {

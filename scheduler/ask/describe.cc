@@ -10,6 +10,8 @@
 namespace muster {
 namespace {
 
+constexpr int32_t kDefaultCheckpointsKept = 2;   // where the spec doesn't say: ApplyDefaults fills it in
+
 bool AnyDeclared(const State& state, const AttemptRow& attempt) {
   return std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
     return part.host != kNoHost && state.host(part.host).inventory.declared();
@@ -36,6 +38,22 @@ pb::Attempt DescribeAttempt(const State& state, const AttemptRow& row) {
   attempt.set_resumed_step(row.resumed_step);
   attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(), [](const PartRow& part) { return part.lost; }));
   return attempt;
+}
+
+// A success that lacks its export only: no process is left, and the host that staged it must publish it.
+bool WaitsForExport(const TaskRow& task) {
+  return task.current() != nullptr && task.current()->released() && task.export_state == "staged";
+}
+
+// Of each attempt the newest `keep`: what is older, the program has removed.
+void AddCheckpoints(const TaskRow& row, const pb::TaskSpec& spec, pb::Task* task) {
+  const int32_t keep = spec.checkpoint().has_keep() ? spec.checkpoint().keep() : kDefaultCheckpointsKept;
+  std::map<int32_t, int32_t> of_attempt;
+  std::vector<const pb::Checkpoint*> kept;
+  for (auto it = row.checkpoints.rbegin(); it != row.checkpoints.rend(); ++it) {
+    if (++of_attempt[it->attempt()] <= keep) kept.push_back(&*it);
+  }
+  for (auto it = kept.rbegin(); it != kept.rend(); ++it) *task->add_checkpoints() = **it;
 }
 
 pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
@@ -116,11 +134,16 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row) {
         task->mutable_verdict()->set_text(VerdictText(state, row, static_cast<int32_t>(t), verdict->second));
       }
     }
+    if (WaitsForExport(task_row)) {
+      task->mutable_verdict()->set_code(pb::V_EXPORT);
+      task->mutable_verdict()->set_text(VerdictText(state, row, static_cast<int32_t>(t), task->verdict()));
+    }
     for (const AttemptRow& attempt : task_row.attempts) *task->add_attempts() = DescribeAttempt(state, attempt);
     task->set_restarts_used(task_row.restarts_used);
     *task->mutable_progress() = task_row.progress;
-    for (const pb::Checkpoint& checkpoint : task_row.checkpoints) *task->add_checkpoints() = checkpoint;
+    AddCheckpoints(task_row, row.task_spec(static_cast<int32_t>(t)), task);
     task->set_backoff_until_ns(task_row.backoff_until_ns);
+    task->set_spill_reason(task_row.spill_reason);
   }
   return job;
 }

@@ -5,6 +5,7 @@
 #include "common/base/units.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/ask/evictions.h"
 #include "scheduler/decide/decide.h"
 
 namespace muster {
@@ -73,20 +74,7 @@ std::string Within(const State& state, const pb::AttemptPlaced& placed) {
 void FillTaken(const Outcome& outcome, pb::PreviewResponse::Candidate* candidate) {
   for (const pb::Event& event : outcome.plan.events) {
     if (!event.has_attempt_stopping() || event.attempt_stopping().claimant().job_uid() != kPreviewUid) continue;
-    const pb::AttemptStopping& stopping = event.attempt_stopping();
-    const JobRow* job = nullptr;
-    int32_t task = 0;
-    const AttemptRow* attempt = outcome.state.FindAttempt(stopping.key(), &job, &task);
-    if (attempt == nullptr) continue;
-    const int64_t a_worker_milli = job->task_spec(task).resources().gpus_milli();
-    pb::PreviewResponse::Taken* taken = candidate->add_takes_from();
-    taken->set_job(job->number);
-    taken->set_queue(job->spec->queue());
-    const int32_t left = stopping.next_workers();
-    taken->set_gpus_milli((attempt->workers - left) * a_worker_milli);
-    taken->set_outcome(left > 0 ? absl::StrCat("goes on with ", left, left == 1 ? " worker" : " workers") : "waits, from its checkpoint");
-    const int64_t since_ns = std::max(attempt->last_checkpoint_ns, attempt->start_ns);
-    if (since_ns > 0) taken->set_lost_gpu_ms((outcome.state.now_ns() - since_ns) / kMillisecond * attempt->workers * a_worker_milli / 1000);
+    if (std::optional<pb::PreviewResponse::Taken> taken = TakenBy(outcome.state, event.attempt_stopping())) *candidate->add_takes_from() = *std::move(taken);
   }
 }
 

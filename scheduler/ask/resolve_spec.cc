@@ -64,20 +64,141 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
   return cells;
 }
 
-std::string TooLarge(const pb::TaskSpec& task, const std::vector<Cell>& cells) {
-  const std::string each = task.resources().gpus_milli() > 0
-                               ? absl::StrCat(FormatMilli(task.resources().gpus_milli()), " ", absl::StrJoin(task.resources().gpu_types(), " or "))
-                               : absl::StrCat(FormatMilli(task.resources().cpus_milli()), " cores");
-  std::string text = absl::StrCat("this job can never start: ", task.workers().min(), task.workers().min() == 1 ? " worker" : " workers",
-                                  " x ", each, " in one cluster");
-  int64_t best = 0;
-  for (const Cell& cell : cells) {
-    absl::StrAppend(&text, &cell == &cells[0] ? "; " : ", ", cell.cluster, cell.flavour.empty() ? "" : absl::StrCat(" ", cell.flavour),
-                    " holds ", cell.workers);
-    best = std::max(best, cell.workers);
+std::string Amount(int resource, int64_t amount, const std::string& flavours) {
+  if (resource == 0) return absl::StrCat(FormatMilli(amount), " ", flavours);
+  return resource == 1 ? absl::StrCat(FormatMilli(amount), amount == 1000 ? " core" : " cores") : FormatSize(amount);
+}
+
+// Why no host holds a single worker: the largest there is of what lacks, and what to write instead.
+std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task) {
+  constexpr int kResources = 4;
+  const char* const kFields[kResources] = {"gpus", "cpus", "memory", "disk"};
+  const std::string flavours = absl::StrJoin(task.resources().gpu_types(), " or ");
+  int64_t most[kResources] = {-1, -1, -1, -1}, wants[kResources] = {};
+  std::string where[kResources];
+  for (HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    const std::string& cluster = state.clusters()[host.cluster].name;
+    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(), cluster) == spec.clusters().end()) continue;
+    const pb::Inventory shape = ShapeOf(state, host);
+    const auto& types = task.resources().gpu_types();
+    if (task.resources().gpus_milli() > 0 && std::find(types.begin(), types.end(), shape.flavour()) == types.end()) continue;
+    const Demand demand = WorkerDemand(task, shape);
+    const int64_t has[kResources] = {1000 * static_cast<int64_t>(shape.devices_size()), shape.cpus_milli(), shape.memory_bytes(), shape.disk_bytes()};
+    const int64_t needs[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes, demand.disk_bytes};
+    for (int r = 0; r < kResources; ++r) {
+      if (has[r] <= most[r]) continue;
+      most[r] = has[r];
+      wants[r] = needs[r];
+      where[r] = state.HostName(id);
+    }
   }
-  if (best > 0) absl::StrAppend(&text, ". It can start with workers: ", best);
+  if (where[0].empty()) {
+    std::vector<std::string> names(spec.clusters().begin(), spec.clusters().end());
+    return absl::StrCat("no host of ", names.empty() ? "any cluster" : absl::StrJoin(names, ", "), " has ", flavours.empty() ? "cores" : flavours,
+                        "\nAllow more clusters, or other gpu_types; what there is: muster cluster list");
+  }
+  for (int r = 0; r < kResources; ++r) {
+    if (wants[r] <= most[r]) continue;
+    return absl::StrCat("a worker takes ", Amount(r, wants[r], flavours), " of one host; the largest host has ", Amount(r, most[r], flavours), " (", where[r],
+                        ")\nIt can start with  ", kFields[r], ": ", r < 2 ? FormatMilli(most[r]) : FormatSize(most[r]),
+                        r == 0 && task.workers().max() == 1 ? "  and more workers" : "");
+  }
+  std::vector<std::string> all;
+  for (int r = 0; r < kResources; ++r) {
+    if (wants[r] > 0) all.push_back(Amount(r, wants[r], flavours));
+  }
+  return absl::StrCat("a worker takes ", absl::StrJoin(all, ", "), " of one host, and no host has all of that\nAsk for less of one of them; what hosts have: muster host list");
+}
+
+// The second line says what would be accepted.
+std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task, const std::vector<Cell>& cells) {
+  int64_t best = 0;
+  for (const Cell& cell : cells) best = std::max(best, cell.workers);
+  if (best == 0) return TooLargeForAHost(state, spec, task);
+  const bool gpus = task.resources().gpus_milli() > 0;
+  const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();
+  std::string text = absl::StrCat(task.workers().min(), " workers x ", FormatMilli(each_milli), " = ", FormatMilli(each_milli * task.workers().min()), " ",
+                                  gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one cluster; ");
+  for (const Cell& cell : cells) {
+    absl::StrAppend(&text, &cell == &cells[0] ? "" : ", ", cell.cluster, cells.size() > 1 && !cell.flavour.empty() ? absl::StrCat(" (", cell.flavour, ")") : "",
+                    " holds ", cell.workers, cell.workers == 1 ? " worker" : " workers");
+  }
+  absl::StrAppend(&text, "\nIt can start with  workers: ", best);
+  if (task.workers().max() > 1) absl::StrAppend(&text, "  or  workers: {min: ", best, ", max: ", task.workers().max(), "}");
   return text;
+}
+
+bool Holds(const Cell& cell, const pb::TaskSpec& task) { return cell.open_ended || cell.workers >= task.workers().min(); }
+
+// Tasks of one job share its directory: once one of them is placed, the others may only go to clusters that reach it. Refuses a job
+// whose tasks fit one by one, but not in clusters with a storage in common; else keeps the job to clusters where all of it fits.
+void CheckTogether(const State& state, Resolution* resolution) {
+  pb::JobSpec& spec = resolution->resolved;
+  if (spec.tasks_size() < 2) return;
+  std::vector<std::set<std::string>> fits(spec.tasks_size());
+  for (int t = 0; t < spec.tasks_size(); ++t) {
+    for (const Cell& cell : CellsOf(state, spec, spec.tasks(t))) {
+      if (Holds(cell, spec.tasks(t))) fits[t].insert(cell.cluster);
+    }
+  }
+  // Clusters that the job may use after its directory was made in `first`.
+  const auto reach = [&](const ClusterRow& first, const std::string& cluster) {
+    return cluster == first.name || (!first.spec.job_storage().empty() && Reaches(state.cluster_file(), first.spec.job_storage(), cluster));
+  };
+  std::set<std::string> allowed, good;
+  for (const ClusterRow& first : state.clusters()) {
+    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(), first.name) == spec.clusters().end()) continue;
+    allowed.insert(first.name);
+    const bool all = std::all_of(fits.begin(), fits.end(), [&](const std::set<std::string>& of) {
+      return std::any_of(of.begin(), of.end(), [&](const std::string& cluster) { return reach(first, cluster); });
+    });
+    if (!all) continue;
+    for (const std::set<std::string>& of : fits) {
+      for (const std::string& cluster : of) {
+        if (reach(first, cluster)) good.insert(cluster);
+      }
+    }
+  }
+  if (good.empty()) {
+    // The first task that can't go with the first one, else with all before it.
+    std::string text;
+    int at = 1;
+    const auto together = [&](int a, int b) {
+      return std::any_of(state.clusters().begin(), state.clusters().end(), [&](const ClusterRow& first) {
+        const auto in_reach = [&](const std::string& cluster) { return reach(first, cluster); };
+        return std::any_of(fits[a].begin(), fits[a].end(), in_reach) && std::any_of(fits[b].begin(), fits[b].end(), in_reach);
+      });
+    };
+    std::vector<int> named;
+    for (int b = 1; b < spec.tasks_size() && named.empty(); ++b) {
+      for (int a = 0; a < b && named.empty(); ++a) {
+        if (!together(a, b)) named = {a, b};
+      }
+    }
+    if (named.empty()) {
+      for (int t = 0; t < spec.tasks_size(); ++t) named.push_back(t);
+    }
+    at = named.back();
+    for (const int t : named) {
+      absl::StrAppend(&text, t == named[0] ? "" : t == at ? " and " : ", ", "task ", spec.tasks(t).name(), " fits only in ", absl::StrJoin(fits[t], ", "));
+    }
+    absl::StrAppend(&text, ", but tasks of one job share its directory, and no storage reaches ", named.size() == 2 ? "both" : "all of these",
+                    "\nChange what they ask for so that they fit in one cluster, submit them as jobs of their own, or give the clusters one job_storage");
+    resolution->problems.push_back({TaskPath(spec, at, "resources"), text});
+    resolution->never_fits = true;
+    return;
+  }
+  if (good.size() == allowed.size()) return;
+  // Placing the first task elsewhere would leave another waiting for ever.
+  std::vector<std::string> order(spec.clusters().begin(), spec.clusters().end());
+  if (order.empty()) {
+    for (const ClusterRow& cluster : state.clusters()) order.push_back(cluster.name);
+  }
+  spec.clear_clusters();
+  for (const std::string& cluster : order) {
+    if (good.count(cluster) != 0) spec.add_clusters(cluster);
+  }
 }
 
 // Refuses what the limits on the queue's path, or the queue's bounds, can never admit.
@@ -98,8 +219,8 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
         }
         if (!admitted) {
           resolution->problems.push_back({TaskPath(spec, t, "workers"),
-                                          absl::StrCat("this job can never start: it needs ", FormatMilli(demand_milli), ", queue ", node.path,
-                                                       " is limited to ", why)});
+                                          absl::StrCat("it needs ", FormatMilli(demand_milli), "; queue ", node.path, " is limited to ", why,
+                                                       "\nAsk for less, or submit to another queue: muster queue list")});
           resolution->never_fits = true;
         }
         if (node.spec.max_gpus_per_job_milli() > 0 && demand_milli > node.spec.max_gpus_per_job_milli()) {
@@ -160,6 +281,12 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
                                                          absl::StrJoin(context.queues, ", "))});
   }
   if (!resolution.ok()) return resolution;
+  const auto trained = [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); };
+  if (context.trainer_schema_json.empty() && std::any_of(spec.tasks().begin(), spec.tasks().end(), trained)) {
+    resolution.not_now = "trainer: can't be checked yet: no host with muster-trainer has joined, so its schema isn't known. Try again in some seconds; who has "
+                         "joined: muster host list";
+    return resolution;
+  }
 
   SpecDefaults filled = defaults;
   int64_t queue_limit_ns = 0;
@@ -175,16 +302,17 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   for (int t = 0; t < resolution.resolved.tasks_size(); ++t) {
     const pb::TaskSpec& task = resolution.resolved.tasks(t);
     const std::vector<Cell> cells = CellsOf(state, resolution.resolved, task);
-    const bool fits = std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) { return cell.open_ended || cell.workers >= task.workers().min(); });
+    const bool fits = std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) { return Holds(cell, task); });
     if (fits) continue;
     if (cells.empty()) {
       resolution.problems.push_back({"clusters", "no cluster is configured that it may use"});
       only_size = false;
       continue;
     }
-    resolution.problems.push_back({TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"), TooLarge(task, cells)});
+    resolution.problems.push_back({TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"), TooLarge(state, resolution.resolved, task, cells)});
     resolution.never_fits = true;
   }
+  if (resolution.ok()) CheckTogether(state, &resolution);
   resolution.never_fits = resolution.never_fits && only_size;
   return resolution;
 }

@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <cctype>
 #include <ctime>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -31,6 +34,108 @@ std::string Where(const pb::Verdict& verdict) {
   return where;
 }
 
+std::string Because(const std::string& reason) { return reason.empty() ? "" : absl::StrCat(": ", reason); }
+
+// "lab/h1 is drained: a fan is replaced": what of these clusters is drained; at most four are named.
+std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
+  std::vector<std::string> said;
+  size_t more = 0;
+  const auto say = [&](const std::string& name, const std::string& reason) {
+    if (said.size() < 4) {
+      said.push_back(absl::StrCat(name, " is drained", Because(reason)));
+    } else {
+      ++more;
+    }
+  };
+  for (const int32_t cluster : clusters) {
+    const ClusterRow& row = state.clusters()[cluster];
+    if (row.drained) say(row.name, row.drain_reason);
+  }
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    const bool here = std::find(clusters.begin(), clusters.end(), host.cluster) != clusters.end();
+    if (here && host.drained && !state.clusters()[host.cluster].drained) say(state.HostName(id), host.drain_reason);
+  }
+  if (more > 0) said.push_back(absl::StrCat(more, more == 1 ? " more host is drained" : " more hosts are drained"));
+  return absl::StrJoin(said, "; ");
+}
+
+std::string Held(const State& state, const JobRow& job) {
+  const std::string& path = job.spec->queue();
+  const int32_t leaf = state.queues().Find(path);
+  if (leaf < 0) return absl::StrCat("queue ", path, " was removed; submit it to another, or apply queues that have it");
+  if (!state.queues().leaf(leaf)) return absl::StrCat("queue ", path, " has queues of its own now and takes no jobs");
+  for (int32_t node = leaf; node >= 0; node = state.queues().nodes[node].parent) {
+    if (state.queues().nodes[node].spec.held()) return absl::StrCat("queue ", state.queues().nodes[node].path, " is held by its operator");
+  }
+  const std::string drains = Drains(state, AllowedClusters(state, job));
+  return drains.empty() ? "its queue is held, or its clusters are drained" : drains;
+}
+
+// Enough devices are free in the cell, yet the gang doesn't fit: the resource that lacks beside them, on the host that comes nearest.
+std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
+  const pb::TaskSpec& spec = job.task_spec(task);
+  const int32_t cluster = state.FindCluster(verdict.cluster());
+  const bool gpus = spec.resources().gpus_milli() > 0;
+  constexpr int kResources = 4;        // devices, cores, memory, disk
+  int64_t fit_devices = 0, fit[kResources] = {};
+  struct Most {
+    int64_t free = -1, wants = 0;
+    HostId host = kNoHost;
+  } most[kResources];
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.cluster != cluster || !host.usable() || (gpus && host.inventory.flavour() != verdict.flavour())) continue;
+    const Demand demand = WorkerDemand(spec, host.inventory);
+    int64_t devices = 0, of_devices = std::numeric_limits<int32_t>::max();
+    for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
+      if (host.inventory.devices(static_cast<int>(d)).healthy() && 1000 - host.device_used_milli[d] >= std::min<int64_t>(1000, demand.gpus_milli)) ++devices;
+    }
+    if (gpus) of_devices = devices / std::max<int64_t>(1, demand.gpus_milli / 1000);
+    const int64_t free[kResources] = {devices * 1000, host.inventory.cpus_milli() - host.cpus_used_milli,
+                                      host.inventory.memory_bytes() - host.memory_used_bytes, host.inventory.disk_bytes() - host.disk_used_bytes};
+    const int64_t wants[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes, demand.disk_bytes};
+    fit_devices += of_devices;
+    for (int r = 0; r < kResources; ++r) {
+      fit[r] += r == 0 || wants[r] == 0 ? of_devices : std::min(of_devices, std::max<int64_t>(0, free[r]) / wants[r]);
+      if ((of_devices > 0 || r == 0) && free[r] > most[r].free) most[r] = {free[r], wants[r], id};
+    }
+  }
+  const int32_t workers = spec.workers().min();
+  const auto shown = [&](int r, int64_t amount) {
+    return r == 0 ? absl::StrCat(FormatMilli(amount), " ", verdict.flavour()) : r == 1 ? absl::StrCat(FormatMilli(amount), amount == 1000 ? " core" : " cores") : FormatSize(amount);
+  };
+  const char* const kNames[kResources] = {"", "cores", "memory", "disk"};
+  for (int r = 0; r < kResources; ++r) {
+    if (most[r].host == kNoHost || (r == 0 ? !gpus || fit_devices >= workers : fit_devices < workers || fit[r] >= workers)) continue;
+    const std::string each = absl::StrCat(": each of its ", workers == 1 ? "" : absl::StrCat(workers, " "), "workers takes ", shown(r, most[r].wants));
+    const std::string best = absl::StrCat("; the most free on one host is ", shown(r, std::max<int64_t>(0, most[r].free)), " (", state.HostName(most[r].host), ")");
+    if (r == 0) return absl::StrCat("enough ", Where(verdict), " is free, but not side by side on one host", each, best);
+    return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(), gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", each, best);
+  }
+  const pb::TopologyLevel level = spec.topology().required();
+  if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
+    std::string name = pb::TopologyLevel_Name(level);
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name, ", as topology.required says");
+  }
+  return absl::StrCat("enough ", Where(verdict), " is free, but not in the shape that its gang needs");
+}
+
+std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
+  const TaskRow& row = job.tasks[task];
+  for (const AttemptRow& attempt : row.attempts) {
+    if (attempt.export_staged.empty() || attempt.parts.empty()) continue;
+    const HostId host = attempt.parts[0].host;
+    std::string text = absl::StrCat("its processes are done; waits for ", state.HostName(host), " to publish the export to ", attempt.export_target);
+    if (state.host(host).state == pb::HOST_UNREACHABLE) absl::StrAppend(&text, "; that host can't be reached");
+    if (state.host(host).state == pb::HOST_SILENT) absl::StrAppend(&text, "; that host is silent");
+    if (row.export_failures > 0) absl::StrAppend(&text, "; try ", row.export_failures, " of ", kExportTries, " failed: ", row.export_detail);
+    return absl::StrCat(text, "; muster cancel ", job.number, " gives it up, and it stays at ", attempt.export_staged);
+  }
+  return "waits for its export to be published";
+}
+
 std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const std::string missing = verdict.missing_milli() > 0 ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ") : "";
   switch (verdict.code()) {
@@ -50,12 +155,13 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
                           " has what it is entitled to, and nothing is taken from others for more");
     case pb::V_LIMIT: return absl::StrCat("a limit on the way to ", job.spec->queue(), " is reached", missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict)));
     case pb::V_RECLAIMING: return absl::StrCat("is entitled to ", Where(verdict), "; others checkpoint and leave for it");
-    case pb::V_PLACEMENT: return absl::StrCat("enough ", Where(verdict), " is free, but not in the shape that its gang needs");
+    case pb::V_PLACEMENT: return Lacks(state, job, task, verdict);
     case pb::V_BACKOFF:
       return absl::StrCat("failed before; starts again at ", ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
     case pb::V_UNREACHABLE: return "its last attempt's host can't be reached, so it may still run there";
     case pb::V_CLUSTER: return absl::StrCat("no cluster that it may use is up with such devices", verdict.flavour().empty() ? "" : absl::StrCat(" (", verdict.flavour(), ")"));
-    case pb::V_HELD: return "its queue is held, or its clusters are drained";
+    case pb::V_HELD: return Held(state, job);
+    case pb::V_EXPORT: return AwaitedExport(state, job, task);
     case pb::V_ENTITLED_CELL: return absl::StrCat("waits for its place, ", Where(verdict), "; it goes elsewhere when that pays");
     case pb::V_REFUSED: return "what was planned for it broke a rule of Muster's own check and was dropped; it is tried again in a few seconds (please report this)";
     default: return "waits";
@@ -70,6 +176,10 @@ std::string VerdictText(const State& state, const JobRow& job, int32_t task, con
   if (verdict.expected_start_ns() > state.now_ns()) {
     absl::StrAppend(&text, "; starts about ", ClockTime(verdict.expected_start_ns(), state.now_ns()), " (in ",
                     FormatDuration((verdict.expected_start_ns() - state.now_ns()) / kSecond * kSecond), ")");
+  }
+  const int32_t cluster = state.FindCluster(verdict.cluster());
+  if (verdict.code() != pb::V_HELD && verdict.code() != pb::V_STARTING_NOW && cluster >= 0) {
+    if (const std::string drains = Drains(state, {cluster}); !drains.empty()) absl::StrAppend(&text, "; ", drains);
   }
   if (!job.tasks[task].spill_reason.empty()) absl::StrAppend(&text, "; ", job.tasks[task].spill_reason);
   return text;

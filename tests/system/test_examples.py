@@ -1,5 +1,6 @@
 """The examples run as they are; `muster up` needs nothing but itself."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -34,27 +35,24 @@ def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     assert hosts and all(job["tasks"][0]["attempts"][-1]["declared"] for _ in hosts)
 
 
-def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
+@contextlib.contextmanager
+def muster_up(folder: Path, bin_dir: Path, *flags: str):
+    """A function that runs `muster ARGUMENTS` against a `muster up` of its own."""
     runtime = folder / "run"
     runtime.mkdir(mode=0o700)
-    system = LocalSystem(folder, bin_dir)
-    environment = system.environment() | {"XDG_RUNTIME_DIR": str(runtime), "HOME": str(folder)}
+    environment = LocalSystem(folder, bin_dir).environment() | {"XDG_RUNTIME_DIR": str(runtime), "HOME": str(folder)}
     for name in ("MUSTER_SERVER", "MUSTER_CONFIG"):
         environment.pop(name)
 
-    def muster(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([bin_dir / "muster", *arguments], capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL)
+    def muster(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess:
+        return subprocess.run([bin_dir / "muster", *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment, stdin=subprocess.DEVNULL)
 
     with open(folder / "up.log", "wb") as log:
-        up = subprocess.Popen([bin_dir / "muster", "up", "--data-dir", folder / "data"], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+        up = subprocess.Popen([bin_dir / "muster", "up", "--data-dir", folder / "data", *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                               env=environment, start_new_session=True)
     try:
         wait_for("muster up to have a host", lambda: "HOST_UP" in muster("host", "list", "-o", "json").stdout, 20)
-        done = muster("run", "--", "sh", "-c", "echo ran here")
-        assert done.returncode == 0, done.stdout + done.stderr
-        ran = muster("submit", str(EXAMPLES / "hello.yaml"), "-y")  # follows it to its end
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert "Hello from" in muster("logs", json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"]).stdout
+        yield muster
         assert muster("down", "--data-dir", str(folder / "data")).returncode == 0
         wait_for("muster up to end", lambda: up.poll() is not None, 20)
     finally:
@@ -65,3 +63,28 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
             up.kill()
             kill_all(folder)
 
+
+def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
+    with muster_up(folder, bin_dir) as muster:
+        done = muster("run", "--", "sh", "-c", "echo ran here")
+        assert done.returncode == 0, done.stdout + done.stderr
+        ran = muster("submit", str(EXAMPLES / "hello.yaml"), "-y")  # follows it to its end
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "Hello from" in muster("logs", json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"]).stdout
+
+
+def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder, bin_dir):
+    if not os.access(bin_dir / "muster-trainer", os.X_OK):
+        pytest.skip(f"{bin_dir} has no muster-trainer")
+    with muster_up(folder, bin_dir, "--slots", "4") as muster:
+        host = json.loads(muster("host", "list", "-o", "json").stdout)["hosts"][0]
+        assert len(host["inventory"]["devices"]) == 4 and host["inventory"]["declared"], host
+        # Fewer steps than a reader would see, else as it stands in the README.
+        ran = muster("submit", "--queue", "default", str(EXAMPLES / "tiny-llama.yaml"), "--set", "tasks[train].trainer.max_steps=12", "-y", timeout_s=180)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        job = json.loads(muster("show", "1", "-o", "json").stdout)
+        assert job["state"] == "SUCCEEDED" and [one["state"] for one in job["tasks"]] == ["TASK_SUCCEEDED"] * 2, job
+        assert 2 <= job["tasks"][1]["attempts"][-1]["workers"] <= 4 and job["tasks"][1]["progress"]["step"] == "12"
+        assert (Path(job["directory"]) / "model" / "config.json").exists(), "the export is published"
+        shown = muster("show", "1").stdout
+        assert "0/" not in shown and "cpu-slot (declared)" in shown, shown

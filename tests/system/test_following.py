@@ -67,5 +67,9 @@ def test_exit_codes_tell_how_a_job_ended(system):
     number = submit(system, "name: bad\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nmax_restarts: 0\nrun: exit 5\n")
     assert system.run(["wait", number], check=False, timeout_s=30).returncode == 1
     assert system.run(["show", "4711"], check=False).returncode == 3
+    unknown = system.run(["jobs", "--queue", "nope"], check=False)
+    assert unknown.returncode == 3 and "research" in unknown.stderr
+    attempt = system.run(["logs", number, "--attempt", "9"], check=False)
+    assert attempt.returncode == 3 and "no attempt 9; there is 1" in attempt.stderr
     assert system.run(["--server", f"unix://{system.folder}/nothing.sock", "jobs"], check=False).returncode == 6
     assert system.run(["jobs", "--nonsense"], check=False).returncode == 2

@@ -71,6 +71,11 @@ void WatchHub::Remove(uint64_t id) {
   if (std::this_thread::get_id() != thread_.get_id()) std::lock_guard wait(calling_);
 }
 
+size_t WatchHub::watchers() const {
+  std::lock_guard lock(mutex_);
+  return watchers_.size();
+}
+
 void WatchHub::Run() {
   while (true) {
     StepRecord step;

@@ -33,6 +33,7 @@ class WatchHub {
   // Once it returns, the watcher isn't called any more, unless this is called by the watcher itself.
   void Remove(uint64_t id);
   void Stop();
+  size_t watchers() const;
 
  private:
   struct Entry {
@@ -47,7 +48,7 @@ class WatchHub {
   void Process(const StepRecord& step);
   void Start();
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<StepRecord> steps_;
   std::map<uint64_t, Entry> watchers_;

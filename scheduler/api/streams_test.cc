@@ -1,0 +1,497 @@
+// Watch and Logs as clients meet them: the real server on a Unix socket, the real engine, an agent played by the test.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "scheduler/api/errors.h"
+#include "scheduler/api/server.h"
+#include "scheduler/api/services.h"
+#include "scheduler/engine/fixture.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+constexpr auto kPatience = std::chrono::seconds(20);
+
+// The agent of lab/h1: what it was told, to be waited for.
+class FakeAgent : public AgentStream, public std::enable_shared_from_this<FakeAgent> {
+ public:
+  explicit FakeAgent(Sessions* sessions) : sessions_(sessions) {}
+
+  void Send(const pb::SchedulerMessage& message) override {
+    std::lock_guard lock(mutex_);
+    session_ = message.session();
+    told_.push_back(message);
+    changed_.notify_all();
+  }
+  void End(const absl::Status&) override {}
+
+  void Join() {
+    pb::AgentMessage message;
+    pb::Hello* hello = message.mutable_hello();
+    hello->set_protocol_version(kAgentProtocolVersion);
+    hello->set_cluster("lab");
+    hello->set_host("h1");
+    hello->set_state_id(std::string(32, 'a'));
+    hello->set_boot_id("boot");
+    *hello->mutable_inventory() = TwoSlots();
+    EXPECT_TRUE(sessions_->Receive(shared_from_this(), message).ok());
+    Await([](const pb::SchedulerMessage& m) { return m.has_welcome(); });
+  }
+  // The first message of this kind that was not asked for before.
+  pb::SchedulerMessage Await(const std::function<bool(const pb::SchedulerMessage&)>& wanted) {
+    std::unique_lock lock(mutex_);
+    pb::SchedulerMessage found;
+    const bool came = changed_.wait_for(lock, kPatience, [&] {
+      for (; looked_ < told_.size(); ++looked_) {
+        if (!wanted(told_[looked_])) continue;
+        found = told_[looked_++];
+        return true;
+      }
+      return false;
+    });
+    EXPECT_TRUE(came) << "the scheduler never said it";
+    return found;
+  }
+  pb::LogRequest AwaitLogRequest() {
+    return Await([](const pb::SchedulerMessage& m) { return m.has_log_request(); }).log_request();
+  }
+  void Say(pb::AgentMessage message) {
+    {
+      std::lock_guard lock(mutex_);
+      *message.mutable_session() = session_;
+    }
+    EXPECT_TRUE(sessions_->Receive(shared_from_this(), message).ok());
+  }
+  void Report(const pb::AttemptKey& key, pb::AttemptPhase phase, int exit_code = -1) {
+    pb::AgentMessage message;
+    *message.mutable_report()->mutable_key() = key;
+    message.mutable_report()->set_phase(phase);
+    if (exit_code >= 0) message.mutable_report()->add_exits()->set_exit_code(exit_code);
+    Say(std::move(message));
+  }
+  void Output(uint64_t request, const std::string& data, int64_t dropped_bytes = 0) {
+    pb::AgentMessage message;
+    message.mutable_log_chunk()->set_request(request);
+    message.mutable_log_chunk()->set_data(data);
+    message.mutable_log_chunk()->set_dropped_bytes(dropped_bytes);
+    Say(std::move(message));
+  }
+  void EndOutput(uint64_t request) {
+    pb::AgentMessage message;
+    message.mutable_log_chunk()->set_request(request);
+    message.mutable_log_chunk()->set_end(true);
+    Say(std::move(message));
+  }
+  void Leave() { sessions_->Closed(this); }
+
+ private:
+  Sessions* const sessions_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  pb::SessionKey session_;
+  std::vector<pb::SchedulerMessage> told_;
+  size_t looked_ = 0;
+};
+
+class StreamsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-streams-XXXXXX";
+    folder_ = ::mkdtemp(name);
+    SessionOptions session_options;
+    session_options.store_id = std::string(32, '5');
+    session_options.epoch = 1;
+    sessions_ = std::make_unique<Sessions>(session_options, RealClock());
+    EngineOptions options;
+    options.scheduling.restart_backoff_ns = kMillisecond;
+    engine_ = std::make_unique<Engine>(options, RealClock(), &store_, sessions_.get(), State());
+    sessions_->Attach(engine_.get());
+    engine_->Post(LabConfigured());
+    engine_->Step();
+    hub_ = std::make_unique<WatchHub>(engine_.get());
+    engine_->Observe(hub_->observer());
+    context_.engine = engine_.get();
+    context_.sessions = sessions_.get();
+    context_.clock = RealClock();
+    context_.scheduling = options.scheduling;
+    context_.single_user = true;
+    server_ = std::make_unique<ApiServer>(&context_, hub_.get());
+    stepping_ = std::thread([this] { engine_->Run(); });
+    ASSERT_TRUE(server_->Listen(folder_ + "/s", 0600).ok());
+    jobs_ = Stub(folder_ + "/s");
+    agent_ = std::make_shared<FakeAgent>(sessions_.get());
+  }
+  void TearDown() override {
+    server_->Shutdown();
+    if (others_ != nullptr) others_->Shutdown(std::chrono::system_clock::now());
+    engine_->Stop();
+    stepping_.join();
+    hub_->Stop();
+    std::filesystem::remove_all(folder_);
+  }
+
+  static std::unique_ptr<pb::JobService::Stub> Stub(const std::string& socket) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return pb::JobService::NewStub(grpc::CreateCustomChannel("unix://" + socket, grpc::InsecureChannelCredentials(), arguments));
+  }
+  // The same services as another, ordinary user meets them.
+  std::unique_ptr<pb::JobService::Stub> StubOfBob() {
+    Identity bob;
+    bob.uid = 4711;
+    bob.user = "bob";
+    others_service_ = std::make_unique<JobServiceImpl>(&context_, hub_.get(), bob);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix://" + folder_ + "/bob", grpc::InsecureServerCredentials());
+    builder.RegisterService(others_service_.get());
+    others_ = builder.BuildAndStart();
+    return Stub(folder_ + "/bob");
+  }
+
+  std::string Submit(int max_restarts = 3) {
+    grpc::ClientContext call;
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.mutable_spec()->mutable_tasks(0)->set_max_restarts(max_restarts);
+    request.set_idempotency_key("key " + std::to_string(++submitted_));
+    pb::SubmitResponse response;
+    const grpc::Status status = jobs_->Submit(&call, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return std::to_string(response.job().number());
+  }
+  pb::AttemptKey AwaitPrepare() {
+    return agent_->Await([](const pb::SchedulerMessage& m) { return m.has_prepare(); }).prepare().key();
+  }
+  // Job 1 on lab/h1, its first attempt running.
+  pb::AttemptKey Running(int max_restarts = 3) {
+    agent_->Join();
+    Submit(max_restarts);
+    const pb::AttemptKey key = AwaitPrepare();
+    agent_->Report(key, pb::STARTED);
+    AwaitState([](const State& state) { return state.FindJob(1)->tasks[0].state == pb::TASK_RUNNING; });
+    return key;
+  }
+  void AwaitState(const std::function<bool(const State&)>& wanted) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    std::shared_ptr<const View> view = engine_->Snapshot();
+    while (!wanted(view->state) && std::chrono::steady_clock::now() < until) view = engine_->WaitForChange(view->commit, 100 * kMillisecond);
+    EXPECT_TRUE(wanted(view->state));
+  }
+  void AwaitNobodyWatches() {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (hub_->watchers() != 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    EXPECT_EQ(hub_->watchers(), 0u);
+  }
+
+  std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>> Watch(grpc::ClientContext* call, const std::string& id) {
+    call->set_deadline(std::chrono::system_clock::now() + kPatience);
+    pb::WatchJobRequest request;
+    request.set_id(id);
+    return jobs_->Watch(call, request);
+  }
+  std::unique_ptr<grpc::ClientReader<pb::LogsResponse>> Logs(grpc::ClientContext* call, bool follow, const std::function<void(pb::LogsRequest*)>& change = nullptr) {
+    call->set_deadline(std::chrono::system_clock::now() + kPatience);
+    pb::LogsRequest request;
+    request.set_id("1");
+    request.set_rank(-1);
+    request.set_follow(follow);
+    if (change) change(&request);
+    return jobs_->Logs(call, request);
+  }
+  // The status of a Logs call that gives nothing.
+  grpc::Status Refused(bool follow, const std::function<void(pb::LogsRequest*)>& change) {
+    grpc::ClientContext call;
+    const auto reader = Logs(&call, follow, change);
+    pb::LogsResponse response;
+    EXPECT_FALSE(reader->Read(&response));
+    return reader->Finish();
+  }
+
+  std::string folder_;
+  RecordingStore store_{nullptr};
+  std::unique_ptr<Sessions> sessions_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<WatchHub> hub_;
+  ApiContext context_;
+  std::unique_ptr<ApiServer> server_;
+  std::unique_ptr<JobServiceImpl> others_service_;
+  std::unique_ptr<grpc::Server> others_;
+  std::thread stepping_;
+  std::unique_ptr<pb::JobService::Stub> jobs_;
+  std::shared_ptr<FakeAgent> agent_;
+  int submitted_ = 0;
+};
+
+// ---- Watch ----
+
+TEST_F(StreamsTest, AWatchTellsTheJobNowThenWhatHappensInOrderAndEndsWithTheJob) {
+  const std::string id = Submit();
+  grpc::ClientContext call;
+  const auto reader = Watch(&call, id);
+  pb::WatchJobResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  EXPECT_EQ(message.job().state(), pb::WAITING);
+  EXPECT_NE(message.job().tasks(0).verdict().text(), "") << "a waiting task says why";
+  EXPECT_THAT(message.events(), IsEmpty()) << "the past is not told again";
+
+  agent_->Join();
+  const pb::AttemptKey key = AwaitPrepare();
+  agent_->Report(key, pb::STARTED);
+  agent_->Report(key, pb::GONE, 0);
+  std::vector<std::string> events;
+  uint64_t version = message.job().version();
+  while (reader->Read(&message)) {
+    EXPECT_GE(message.job().version(), version) << "never an older job after a newer one";
+    version = message.job().version();
+    events.insert(events.end(), message.events().begin(), message.events().end());
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(message.job().state(), pb::SUCCEEDED) << "the last message is the end";
+  EXPECT_THAT(events, ElementsAre("attempt 1 is placed on lab/h1 with 1 worker", "attempt 1 runs on lab/h1 with 1 worker",
+                                  "attempt 1 ended: every worker is done", "succeeded"));
+  AwaitNobodyWatches();
+}
+
+TEST_F(StreamsTest, AWatchOfAnEndedJobIsOneMessage) {
+  const pb::AttemptKey key = Running();
+  agent_->Report(key, pb::GONE, 0);
+  AwaitState([](const State& state) { return state.FindJob(1)->finished(); });
+  grpc::ClientContext call;
+  const auto reader = Watch(&call, "1");
+  pb::WatchJobResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  EXPECT_EQ(message.job().state(), pb::SUCCEEDED);
+  EXPECT_FALSE(reader->Read(&message));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(StreamsTest, AWatchResumedLaterBeginsWithTheJobAsItIsAndMissesNothingAfterwards) {
+  const pb::AttemptKey key = Running();
+  {
+    grpc::ClientContext first;
+    const auto reader = Watch(&first, "1");
+    pb::WatchJobResponse message;
+    ASSERT_TRUE(reader->Read(&message));
+    first.TryCancel();   // the client hangs up
+    while (reader->Read(&message)) {
+    }
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  AwaitNobodyWatches();
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING) << "hanging up touches no job";
+  grpc::ClientContext second;
+  const auto reader = Watch(&second, "1");
+  pb::WatchJobResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  EXPECT_EQ(message.job().tasks(0).state(), pb::TASK_RUNNING);
+  EXPECT_THAT(message.events(), IsEmpty());
+  agent_->Report(key, pb::GONE, 0);
+  std::vector<std::string> events;
+  while (reader->Read(&message)) events.insert(events.end(), message.events().begin(), message.events().end());
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_THAT(events, ElementsAre("attempt 1 ended: every worker is done", "succeeded"));
+}
+
+TEST_F(StreamsTest, ASlowReaderGetsFewerMessagesButEverythingThatHappened) {
+  const pb::AttemptKey key = Running();
+  grpc::ClientContext call;
+  const auto reader = Watch(&call, "1");
+  pb::WatchJobResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  constexpr int kChanges = 1500;
+  for (int step = 1; step <= kChanges; ++step) {
+    pb::Event event;
+    *event.mutable_checkpoint_seen()->mutable_key() = key;
+    event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(step);
+    event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/shared/", step));
+    event.mutable_checkpoint_seen()->set_loaded_step(-1);
+    engine_->Post(event);
+    AwaitState([&](const State& state) {
+      const auto& checkpoints = state.FindJob(1)->tasks[0].checkpoints;
+      return !checkpoints.empty() && checkpoints.back().step() == step;   // a commit each
+    });
+  }
+  agent_->Report(key, pb::GONE, 0);
+  AwaitState([](const State& state) { return state.FindJob(1)->finished(); });
+  int messages = 0;
+  std::vector<std::string> checkpoints;
+  while (reader->Read(&message)) {
+    ++messages;
+    for (const std::string& event : message.events()) {
+      if (event.rfind("checkpoint", 0) == 0) checkpoints.push_back(event);
+    }
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(message.job().state(), pb::SUCCEEDED);
+  EXPECT_LT(messages, kChanges) << "what waits is told together";
+  ASSERT_EQ(checkpoints.size(), static_cast<size_t>(kChanges)) << "nothing is left out";
+  for (int step = 1; step <= kChanges; ++step) EXPECT_EQ(checkpoints[step - 1], absl::StrCat("checkpoint at step ", step));
+}
+
+TEST_F(StreamsTest, UnknownJobsAndThoseOfOthersLookAlike) {
+  Submit();
+  const auto bob = StubOfBob();
+  for (const auto& [stub, id] : {std::pair(jobs_.get(), "4711"), std::pair(jobs_.get(), "nonsense"), std::pair(bob.get(), "1")}) {
+    grpc::ClientContext watch, logs;
+    for (grpc::ClientContext* call : {&watch, &logs}) call->set_deadline(std::chrono::system_clock::now() + kPatience);
+    pb::WatchJobRequest watch_request;
+    watch_request.set_id(id);
+    pb::WatchJobResponse told;
+    const auto watching = stub->Watch(&watch, watch_request);
+    EXPECT_FALSE(watching->Read(&told));
+    const grpc::Status unseen = watching->Finish();
+    EXPECT_EQ(unseen.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_THAT(unseen.error_message(), StartsWith(absl::StrCat("there is no job \"", id, "\"")));
+    pb::LogsRequest logs_request;
+    logs_request.set_id(id);
+    pb::LogsResponse chunk;
+    const auto reading = stub->Logs(&logs, logs_request);
+    EXPECT_FALSE(reading->Read(&chunk));
+    EXPECT_EQ(reading->Finish().error_message(), unseen.error_message());
+  }
+  EXPECT_EQ(hub_->watchers(), 0u);
+}
+
+// ---- Logs ----
+
+TEST_F(StreamsTest, LogsFollowAJobFromAttemptToAttemptAndEndWithIt) {
+  const pb::AttemptKey first = Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, true);
+  const pb::LogRequest one = agent_->AwaitLogRequest();
+  EXPECT_EQ(one.key().attempt(), 1);
+  EXPECT_TRUE(one.follow());
+  agent_->Output(one.request(), "one\n");
+  pb::LogsResponse chunk;
+  ASSERT_TRUE(reader->Read(&chunk)) << "at once, not at the end";
+  EXPECT_EQ(chunk.data(), "one\n");
+  EXPECT_EQ(chunk.attempt(), 1);
+  EXPECT_EQ(chunk.task(), "main");
+  // A file was rotated away before it was read: the agent counts what is missing.
+  agent_->Output(one.request(), "one again\n", 77);
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.dropped_bytes(), 77);
+  agent_->Report(first, pb::GONE, 1);
+  agent_->EndOutput(one.request());
+
+  const pb::AttemptKey second = AwaitPrepare();
+  ASSERT_EQ(second.attempt(), 2);
+  agent_->Report(second, pb::STARTED);
+  const pb::LogRequest two = agent_->AwaitLogRequest();
+  EXPECT_EQ(two.key().attempt(), 2);
+  agent_->Output(two.request(), "two\n");
+  agent_->Report(second, pb::GONE, 0);
+  AwaitState([](const State& state) { return state.FindJob(1)->finished(); });
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.data(), "two\n");
+  EXPECT_EQ(chunk.attempt(), 2);
+  agent_->EndOutput(two.request());   // what a host still sends after the job's end is not cut off
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok());
+  AwaitNobodyWatches();
+}
+
+TEST_F(StreamsTest, LogsOfOneAttemptEndWithItsOutput) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false, [](pb::LogsRequest* request) { request->set_tail_lines(5); });
+  const pb::LogRequest request = agent_->AwaitLogRequest();
+  EXPECT_EQ(request.tail_lines(), 5);
+  EXPECT_FALSE(request.follow());
+  agent_->Output(request.request(), "so far\n");
+  agent_->EndOutput(request.request());
+  pb::LogsResponse chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.data(), "so far\n");
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok()) << "the job runs on, the call does not";
+}
+
+TEST_F(StreamsTest, LogsThatAreGivenUpAreGivenUpAtTheAgent) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, true);
+  const pb::LogRequest request = agent_->AwaitLogRequest();
+  call.TryCancel();
+  EXPECT_EQ(agent_->Await([](const pb::SchedulerMessage& m) { return m.has_log_cancel(); }).log_cancel().request(), request.request());
+  AwaitNobodyWatches();
+  agent_->Output(request.request(), "for nobody\n");   // what was on its way harms nothing
+  pb::LogsResponse chunk;
+  while (reader->Read(&chunk)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(StreamsTest, ASlowReaderOfLogsIsToldHowMuchItMissed) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false);
+  const pb::LogRequest request = agent_->AwaitLogRequest();
+  const std::string data(8 << 10, 'x');
+  constexpr int64_t kChunks = 3000;
+  for (int64_t i = 0; i < kChunks; ++i) agent_->Output(request.request(), data);
+  agent_->EndOutput(request.request());
+  int64_t read = 0, dropped = 0;
+  pb::LogsResponse chunk;
+  while (reader->Read(&chunk)) {
+    read += static_cast<int64_t>(chunk.data().size());
+    dropped += chunk.dropped_bytes();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_GT(dropped, 0) << "the daemon keeps no more than a bounded backlog";
+  EXPECT_EQ(read + dropped, kChunks * static_cast<int64_t>(data.size()));
+}
+
+TEST_F(StreamsTest, OutputThatBreaksOffIsAnErrorAfterWhatCame) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false);
+  agent_->Output(agent_->AwaitLogRequest().request(), "half of it\n");
+  agent_->Leave();
+  pb::LogsResponse chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.data(), "half of it\n");
+  EXPECT_FALSE(reader->Read(&chunk));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), HasSubstr("disconnected"));
+  // Asked again while its host is away.
+  EXPECT_THAT(Refused(false, nullptr).error_message(), HasSubstr("lab/h1 is not connected"));
+}
+
+TEST_F(StreamsTest, WhatThereIsNoOutputOfIsSaidAsItIs) {
+  const auto attempt = [](int32_t number) {
+    return [number](pb::LogsRequest* request) { request->set_attempt(number); };
+  };
+  Submit();   // nobody can run it
+  EXPECT_THAT(Refused(false, nullptr).error_message(), HasSubstr("nothing of it has run"));
+  EXPECT_THAT(Refused(false, attempt(9)).error_message(), HasSubstr("nothing of it has run"));
+  agent_->Join();
+  const pb::AttemptKey key = AwaitPrepare();
+  EXPECT_THAT(Refused(false, nullptr).error_message(), HasSubstr("attempt 1 has not started yet"));
+  agent_->Report(key, pb::STARTED);
+  AwaitState([](const State& state) { return state.FindJob(1)->tasks[0].state == pb::TASK_RUNNING; });
+  EXPECT_THAT(Refused(false, attempt(9)).error_message(), HasSubstr("job 1 has no attempt 9; there is 1"));
+  EXPECT_THAT(Refused(false, [](pb::LogsRequest* request) { request->set_task("nothing"); }).error_message(), HasSubstr("no task \"nothing\""));
+  const grpc::Status rank = Refused(false, [](pb::LogsRequest* request) { request->set_rank(7); });
+  EXPECT_EQ(rank.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(rank.error_message(), HasSubstr("no rank 7"));
+  agent_->Report(key, pb::GONE, 0);
+  AwaitState([](const State& state) { return state.FindJob(1)->finished(); });
+  EXPECT_THAT(Refused(true, attempt(9)).error_message(), HasSubstr("job 1 has no attempt 9; there is 1"));
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,134 +1,278 @@
 #include "scheduler/decide/decide.h"
 
 #include <algorithm>
-#include <tuple>
+#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "scheduler/decide/round.h"
 
 namespace muster {
+namespace {
+
+constexpr int32_t kReservationsPerRound = 64;
+constexpr int kStartsElsewherePerRound = 32;
+
+}  // namespace
 
 Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model)
-    : s_(state), now_ns_(now_ns), options_(options), m_(model), now_(state), future_(state) {
-  use_now_.assign(state.queues().nodes.size(), std::vector<int64_t>(m_.flavours.size(), 0));
-  for (const Base& base : m_.bases) {
-    if (base.current != nullptr && base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_now_, base, base.bound_cell, base.current->workers);
+    : s_(state),
+      now_ns_(now_ns),
+      options_(options),
+      m_(model),
+      now_(state),
+      future_(state),
+      estimates_left_(options.estimates),
+      reservations_left_(kReservationsPerRound) {
+  const std::vector<QueueNode>& nodes = s_.queues().nodes;
+  quota_.resize(nodes.size() * m_.flavours.size());
+  depth_.assign(nodes.size(), 0);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (nodes[n].parent >= 0) depth_[n] = depth_[nodes[n].parent] + 1;
+    for (const auto& [flavour, row] : nodes[n].spec.quota()) {
+      const int32_t f = m_.FlavourIndex(flavour);
+      if (f < 0) continue;
+      Quota& quota = quota_[n * m_.flavours.size() + f];
+      quota.listed = true;
+      quota.guarantee = row.guarantee_milli();
+      if (row.has_limit_milli()) quota.limit = row.limit_milli();
+      if (row.has_weight()) quota.weight = row.weight();
+    }
+  }
+  use_now_.assign(nodes.size() * m_.flavours.size(), 0);
+  running_.resize(m_.cells.size());
+  reserved_.resize(m_.cells.size());
+  stopped_.assign(m_.bases.size(), false);
+  served_.assign(m_.bases.size(), false);
+  shape_.assign(m_.bases.size(), -1);
+  for (size_t b = 0; b < m_.bases.size(); ++b) {
+    const Base& base = m_.bases[b];
+    if (base.current == nullptr || base.bound_cell < 0) continue;
+    if (!base.may_be_lost) AddUse(&use_now_, base, base.bound_cell, base.current->workers);
+    if (base.running()) running_[base.bound_cell].push_back(static_cast<int32_t>(b));
   }
   use_future_ = use_now_;
   for (const Base& base : m_.bases) {
-    if (base.current == nullptr || base.current->state != pb::TASK_STOPPING) continue;
-    if (base.may_be_lost) continue;
+    if (base.current == nullptr || base.current->state != pb::TASK_STOPPING || base.may_be_lost) continue;
     future_.Release(*base.job, base.ref.task, *base.current);
     if (base.bound_cell >= 0) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
   }
 }
 
-void Round::AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) {
+void Round::AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const {
   for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-    (*use)[n][m_.cells[cell].flavour] += workers * base.worker_milli;
+    UseAt(use, n, m_.cells[cell].flavour) += workers * base.worker_milli;
   }
 }
 
 bool Round::WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const {
   const int32_t f = m_.cells[cell].flavour;
   for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-    const auto it = s_.queues().nodes[n].spec.quota().find(m_.flavours[f]);
-    if (it == s_.queues().nodes[n].spec.quota().end() || !it->second.has_limit_milli()) continue;
-    if (use[n][f] + workers * base.worker_milli > it->second.limit_milli()) return false;
+    if (UseAt(use, n, f) + workers * base.worker_milli > quota_[n * m_.flavours.size() + f].limit) return false;
   }
   return true;
 }
 
 std::string Round::CellName(int32_t cell) const { return s_.clusters()[m_.cells[cell].cluster].name; }
 
-// Devices that stopping attempts will give back are kept for it.
-bool Round::Reserve(int32_t b, int32_t workers) {
-  const Base& base = m_.bases[b];
-  const std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[base.charge]);
-  if (!gang.has_value() || !WithinLimits(base, base.charge, workers, use_future_)) return false;
-  future_.Take(*base.spec, *gang);
-  now_.LimitTo(future_, *gang);
-  AddUse(&use_future_, base, base.charge, workers);
-  reserved_.insert(b);
-  return true;
+int32_t Round::ShapeOf(int32_t b) {
+  if (shape_[b] < 0) {
+    const Base& base = m_.bases[b];
+    const pb::Resources& wants = base.spec->resources();
+    const std::array<int64_t, 7> shape{base.min_workers,    wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(),
+                                       wants.disk_bytes(), base.spec->topology().required(), EndIfStarted(base)};
+    shape_[b] = shape_ids_.emplace(shape, static_cast<int32_t>(shape_ids_.size())).first->second;
+  }
+  return shape_[b];
 }
 
-// Waiting units of S, those for whom others were stopped and those that were shrunk first, then in order of acceptance.
-void Round::PlaceEntitled() {
-  std::vector<std::tuple<bool, int32_t, int32_t>> order;
+int64_t Round::LentBits(const Base& base, int32_t cell, int64_t end_ns) const {
+  int64_t bits = 0;
+  for (size_t r = 0; r < reserved_[cell].size(); ++r) bits |= Lends(reserved_[cell][r], base, end_ns) ? int64_t{1} << r : 0;
+  return bits;
+}
+
+std::optional<PlannedGang> Round::PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns) {
+  const size_t mark = now_.Mark();
+  BlockUnlent(&now_, cell, m_.bases[b], end_ns);
+  std::optional<PlannedGang> gang = now_.Place(*m_.bases[b].spec, workers, m_.cells[cell]);
+  now_.UndoTo(mark);
+  return gang;
+}
+
+// Of a gang with unreachable members the reachable ones stop first, now that the next attempt has a place.
+void Round::Start(int32_t b, int32_t cell, int32_t workers, PlannedGang gang) {
+  const Base& base = m_.bases[b];
+  if (base.may_be_lost && !base.wants_place()) {
+    const bool all_over = std::all_of(base.current->parts.begin(), base.current->parts.end(), [&](const PartRow& part) {
+      return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
+    });
+    if (!all_over) {
+      if (base.running()) Stop(base, pb::HOST_LOST, "a host of the gang can't be reached; it starts elsewhere", 0);
+      return Hold(b, cell, workers, std::move(gang));
+    }
+  }
+  now_.Take(*base.spec, gang);
+  future_.Take(*base.spec, gang);
+  ChangeRests(base, cell, gang, EndIfStarted(base), 1);
+  AddUse(&use_now_, base, cell, workers);
+  AddUse(&use_future_, base, cell, workers);
+  served_[b] = true;
+  placed_.push_back({b, cell, workers, std::move(gang)});
+}
+
+// Keeps devices that are free or will be given back for it alone.
+void Round::Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang) {
+  const Base& base = m_.bases[b];
+  future_.Take(*base.spec, gang);
+  now_.LimitTo(future_, gang);
+  ChangeRests(base, cell, gang, 0, 1);
+  AddUse(&use_future_, base, cell, workers);
+  served_[b] = true;
+  Kept& kept = kept_.emplace_back();
+  kept.base = b;
+  kept.cell = cell;
+  kept.workers = workers;
+  kept.gang = std::move(gang);
+  kept.held = true;
+}
+
+// What was held for a unit of S stays its own, by attempt, until it starts or leaves S (SCHEDULING.md §2).
+void Round::KeepHeld() {
+  std::vector<std::pair<int32_t, int32_t>> order;
   for (size_t b = 0; b < m_.bases.size(); ++b) {
     const Base& base = m_.bases[b];
-    if (!base.entitled) continue;
-    const bool comes_back = base.current != nullptr && base.current->state == pb::TASK_STOPPING && base.current->next_workers > 0;
-    if (!base.wants_place() && !comes_back && !base.may_be_lost) continue;
-    const bool first = comes_back || base.row->claimed_attempt == base.row->next_attempt || base.row->wanted_workers > 0;
-    order.emplace_back(!first, base.order, static_cast<int32_t>(b));
+    if (!base.entitled || base.row->reservation == nullptr || !base.row->reservation->held) continue;
+    order.emplace_back(base.order, static_cast<int32_t>(b));
   }
   std::sort(order.begin(), order.end());
-  for (const auto& [late, accepted, b] : order) {
+  std::vector<std::pair<int32_t, PlannedGang>> waiting;  // for devices that aren't free yet
+  for (const auto& [accepted, b] : order) {
+    const Base& base = m_.bases[b];
+    const Reservation& held = *base.row->reservation;
+    const Cell& cell = m_.cells[base.charge];
+    if (held.attempt != base.row->next_attempt || held.cluster != cell.cluster || stopped_[b]) continue;
+    if (!held.flavour.empty() && held.flavour != m_.flavours[cell.flavour]) continue;
+    if (!base.wants_place() && !base.may_be_lost && !base.ComesBack()) continue;
+    if (base.leaf >= 0 && s_.queues().nodes[base.leaf].held) continue;
+    const int32_t workers = std::min(held.workers, base.entitled_workers());
+    if (workers < base.min_workers) continue;
+    PlannedGang gang = workers == held.workers ? held.parts : Shortened(*base.spec, held.parts, workers);
+    if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) continue;
+    const bool starts = (base.wants_place() ? base.row->backoff_until_ns <= now_ns_ : base.may_be_lost) && now_.Fits(*base.spec, gang) &&
+                        WithinLimits(base, base.charge, workers, use_now_);
+    if (starts) {
+      Start(b, base.charge, workers, std::move(gang));
+    } else {
+      future_.Take(*base.spec, gang);
+      AddUse(&use_future_, base, base.charge, workers);
+      waiting.emplace_back(b, std::move(gang));
+    }
+  }
+  StartElsewhere(&waiting);
+}
+
+// What waits for devices of its own starts on others as soon as there are any that are nobody's; else it goes on waiting.
+void Round::StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held) {
+  const auto workers_of = [](const PlannedGang& gang) {
+    int32_t workers = 0;
+    for (const HostSlice& part : gang) workers += part.workers;
+    return workers;
+  };
+  std::vector<bool> elsewhere(held->size(), false);
+  int tries = kStartsElsewherePerRound;
+  for (size_t i = 0; i < held->size(); ++i) {
+    const auto& [b, gang] = (*held)[i];
+    const Base& base = m_.bases[b];
+    const int32_t cell = base.charge;
+    if (!base.wants_place() || base.row->backoff_until_ns > now_ns_ || !WithinLimits(base, cell, base.min_workers, use_now_)) continue;
+    if (tries-- == 0) break;
+    const size_t mark = now_.Mark();
+    for (size_t other = 0; other < held->size(); ++other) {
+      if (other != i && !elsewhere[other]) now_.LimitTo(future_, (*held)[other].second);
+    }
+    std::optional<PlannedGang> found = now_.Place(*base.spec, base.min_workers, m_.cells[cell]);
+    now_.UndoTo(mark);
+    if (!found.has_value()) continue;
+    elsewhere[i] = true;
+    future_.GiveBack(*base.spec, gang);
+    AddUse(&use_future_, base, cell, -workers_of(gang));
+    Start(b, cell, base.min_workers, *std::move(found));
+  }
+  for (size_t i = 0; i < held->size(); ++i) {
+    if (elsewhere[i]) continue;
+    auto& [b, gang] = (*held)[i];
+    const Base& base = m_.bases[b];
+    const int32_t workers = workers_of(gang);
+    future_.GiveBack(*base.spec, gang);
+    AddUse(&use_future_, base, base.charge, -workers);
+    Hold(b, base.charge, workers, std::move(gang));
+  }
+}
+
+// Waiting units of S in order of acceptance.
+void Round::PlaceEntitled() {
+  std::vector<std::pair<int32_t, int32_t>> order;
+  for (size_t b = 0; b < m_.bases.size(); ++b) {
+    const Base& base = m_.bases[b];
+    if (!base.entitled || served_[b]) continue;
+    if (!base.wants_place() && !base.ComesBack() && !base.may_be_lost) continue;
+    order.emplace_back(base.order, static_cast<int32_t>(b));
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [accepted, b] : order) {
     const Base& base = m_.bases[b];
     if (base.may_be_lost && !base.wants_place()) {
       if (base.leaf >= 0 && s_.queues().nodes[base.leaf].held) continue;   // nothing of a held queue starts, not even elsewhere
-      if (stopped_.contains(b)) {                                          // by this plan, for another cause: it moves once that stands
+      if (stopped_[b]) {                                                   // by this plan, for another cause: it moves once that stands
         LookAt(now_ns_);
         continue;
       }
     }
     PlaceOne(b);
+    if (!served_[b]) unserved_.push_back(b);
   }
 }
 
 void Round::PlaceOne(int32_t b) {
   const Base& base = m_.bases[b];
-  const Cell& cell = m_.cells[base.charge];
-  if (!base.wants_place() && !base.may_be_lost) {          // comes back smaller or larger once it has stopped
-    Reserve(b, std::clamp(base.current->next_workers, base.min_workers, base.entitled_workers()));
+  const int32_t cell = base.charge;
+  const auto from_future = [&](int32_t workers) {        // from what others are giving back already
+    if (!WithinLimits(base, cell, workers, use_future_)) return false;
+    const std::array<int64_t, 4> key{kFuture + kKinds * int64_t{workers}, cell, ShapeOf(b), 0};
+    if (failed_.contains(key)) return false;
+    const size_t mark = future_.Mark();
+    BlockUnlent(&future_, cell, base, EndIfStarted(base));
+    std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell]);
+    future_.UndoTo(mark);
+    if (!gang.has_value()) {
+      failed_.insert(key);
+      return false;
+    }
+    Hold(b, cell, workers, *std::move(gang));
+    return true;
+  };
+  if (base.ComesBack() && !base.may_be_lost) {           // smaller or larger, once it has stopped
+    from_future(std::clamp(base.current->next_workers, base.min_workers, base.entitled_workers()));
     return;
   }
   if (base.wants_place() && base.row->backoff_until_ns > now_ns_) {
     LookAt(base.row->backoff_until_ns);
-    Reserve(b, base.min_workers);
+    ReserveFrom(b, base.row->backoff_until_ns, /*drain=*/false);
     return;
   }
-  const pb::Resources& wants = base.spec->resources();
-  const std::string shape = absl::StrCat(base.min_workers, "/", wants.gpus_milli(), "/", wants.cpus_milli(), "/", wants.memory_bytes(), "/",
-                                         wants.disk_bytes(), "/", base.spec->topology().required());
-  std::set<std::string>& failed = failed_[base.charge];
-  if (!failed.contains("now " + shape)) {
-    std::optional<PlannedGang> gang = now_.Place(*base.spec, base.min_workers, cell);
-    if (!gang.has_value()) {
-      failed.insert("now " + shape);
-    } else if (WithinLimits(base, base.charge, base.min_workers, use_now_)) {
-      // Of a gang with unreachable members the reachable ones stop first, now that the next attempt has a place.
-      if (base.may_be_lost) {
-        const bool all_over = std::all_of(base.current->parts.begin(), base.current->parts.end(), [&](const PartRow& part) {
-          return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
-        });
-        if (!all_over) {
-          if (base.running()) Stop(base, pb::HOST_LOST, "a host of the gang can't be reached; it starts elsewhere", 0);
-          future_.Take(*base.spec, *gang);
-          now_.LimitTo(future_, *gang);
-          reserved_.insert(b);
-          return;
-        }
-      }
-      now_.Take(*base.spec, *gang);
-      future_.Take(*base.spec, *gang);
-      AddUse(&use_now_, base, base.charge, base.min_workers);
-      AddUse(&use_future_, base, base.charge, base.min_workers);
-      placed_.push_back({b, base.charge, base.min_workers, std::move(*gang)});
-      return;
-    }
+  if (WithinLimits(base, cell, base.min_workers, use_now_)) {
+    const int64_t end_ns = EndIfStarted(base);
+    const std::array<int64_t, 4> key{kNow, cell, ShapeOf(b), LentBits(base, cell, end_ns)};
+    std::optional<PlannedGang> gang;
+    if (!failed_.contains(key)) gang = PlaceNow(b, cell, base.min_workers, end_ns);
+    if (gang.has_value()) return Start(b, cell, base.min_workers, *std::move(gang));
+    failed_.insert(key);
   }
-  if (base.may_be_lost) return;                            // it keeps running there, or waits
-  if (!failed.contains("future " + shape)) {
-    if (Reserve(b, base.min_workers)) return;
-    if (Reclaim(b)) return;
-    if (!future_.Place(*base.spec, base.min_workers, cell).has_value()) failed.insert("future " + shape);
-  } else {
-    Reclaim(b);
-  }
+  if (from_future(base.min_workers)) return;
+  const Claim claim = Reclaim(b, cell, base.min_workers, /*grows=*/false);
+  if (claim == Claim::kStopsOthers || base.may_be_lost) return;   // what may be lost keeps running there, or waits
+  ReserveFrom(b, now_ns_, claim == Claim::kTooMany);
 }
 
 // Elastic gangs start at what fits: once every base has its place, the new ones take what S grants them and is free.
@@ -138,56 +282,114 @@ void Round::ExtendPlaced() {
     int32_t most = base.entitled_workers();
     if (base.row->wanted_workers > 0) most = std::min(most, std::max(base.min_workers, base.row->wanted_workers));
     if (most <= placed.workers) continue;
+    const int64_t end_ns = EndIfStarted(base);
     now_.GiveBack(*base.spec, placed.gang);
     future_.GiveBack(*base.spec, placed.gang);
+    ChangeRests(base, placed.cell, placed.gang, end_ns, -1);
     for (int32_t workers = most; workers > placed.workers; --workers) {
       if (!WithinLimits(base, placed.cell, workers - placed.workers, use_now_)) continue;
-      std::optional<PlannedGang> gang = now_.Place(*base.spec, workers, m_.cells[placed.cell]);
+      std::optional<PlannedGang> gang = PlaceNow(placed.base, placed.cell, workers, end_ns);
       if (!gang.has_value()) continue;
       AddUse(&use_now_, base, placed.cell, workers - placed.workers);
       AddUse(&use_future_, base, placed.cell, workers - placed.workers);
       placed.workers = workers;
       placed.gang = std::move(*gang);
+      failed_.clear();                 // it may have left where it was to be
       break;
     }
     now_.Take(*base.spec, placed.gang);
     future_.Take(*base.spec, placed.gang);
+    ChangeRests(base, placed.cell, placed.gang, end_ns, 1);
   }
 }
 
 // Running elastic gangs restart larger: at most once per grow_interval, where what they gain exceeds what the restart costs.
 void Round::Grow() {
-  for (size_t b = 0; b < m_.bases.size(); ++b) {
+  for (size_t i = 0; i < m_.bases.size(); ++i) {
+    const int32_t b = static_cast<int32_t>(i);
     const Base& base = m_.bases[b];
-    if (!base.running() || base.current->state != pb::TASK_RUNNING || stopped_.contains(static_cast<int32_t>(b)) || base.may_be_lost) continue;
-    if (!base.entitled || base.charge != base.bound_cell) continue;
+    if (!base.entitled || base.charge != base.bound_cell || !base.running() || base.current->state != pb::TASK_RUNNING) continue;
     const int32_t has = base.current->workers;
     const int32_t most = base.entitled_workers();
-    if (most <= has) continue;
+    if (most <= has || stopped_[b] || base.may_be_lost) continue;
     const bool reachable = std::all_of(base.current->parts.begin(), base.current->parts.end(),
                                        [&](const PartRow& part) { return part.phase == pb::STARTED && s_.host(part.host).usable(); });
     if (!reachable) continue;
     const int64_t due_ns = std::max(base.row->last_resize_ns, base.current->start_ns) + options_.grow_interval_ns;
-    FreeMap map = now_;
-    map.Release(*base.job, base.ref.task, *base.current);
-    for (int32_t workers = most; workers > has; --workers) {
+    const int64_t end_ns = ExpectedEnd(base, now_ns_);
+    const bool known = base.row->progress.attempt() == base.current->number && base.row->progress.total_steps() > 0;
+    const auto pays = [&](int32_t workers) {             // the gain is linear in workers
+      return !known || end_ns == 0 || static_cast<__int128>(end_ns - now_ns_) * (workers - has) / workers > options_.restart_cost_ns;
+    };
+    if (!pays(most)) continue;
+    bool grows = false;
+    for (int32_t workers = most; workers > has && !grows && pays(workers); --workers) {
       if (!WithinLimits(base, base.charge, workers - has, use_now_)) continue;
-      const std::optional<PlannedGang> gang = map.Place(*base.spec, workers, m_.cells[base.charge]);
+      const size_t mark = now_.Mark();
+      BlockUnlent(&now_, base.charge, base, end_ns);
+      now_.Release(*base.job, base.ref.task, *base.current);
+      std::optional<PlannedGang> gang = now_.Place(*base.spec, workers, m_.cells[base.charge]);
+      now_.UndoTo(mark);
       if (!gang.has_value()) continue;
-      if (due_ns > now_ns_) {
-        LookAt(due_ns);
-        break;
-      }
-      const int64_t end_ns = ExpectedEnd(base, now_ns_);
-      const bool known = base.row->progress.attempt() == base.current->number && base.row->progress.total_steps() > 0;
-      if (known && end_ns != 0 && static_cast<__int128>(end_ns - now_ns_) * (workers - has) / workers <= options_.restart_cost_ns) break;
+      grows = true;
+      if (due_ns > now_ns_) break;
       Stop(base, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*base.spec), workers);
-      future_.Take(*base.spec, *gang);
-      now_.LimitTo(future_, *gang);
-      AddUse(&use_future_, base, base.charge, workers);
+      Hold(b, base.charge, workers, *std::move(gang));
       AddUse(&use_now_, base, base.charge, workers - has);
-      break;
     }
+    if (due_ns > now_ns_) {
+      LookAt(due_ns);
+    } else if (!grows) {
+      Reclaim(b, base.charge, most, /*grows=*/true);
+    }
+  }
+}
+
+// Says what is kept for whom now where that differs from what State knows. An expected start that moves a little is no news.
+void Round::EmitReservations() {
+  std::map<int32_t, const Kept*> kept_of;
+  for (const Kept& kept : kept_) kept_of[kept.base] = &kept;
+  for (const std::vector<Kept>& cell : reserved_) {
+    for (const Kept& kept : cell) kept_of[kept.base] = &kept;
+  }
+  for (const Placed& placed : placed_) kept_of.erase(placed.base);
+  for (const TaskRef& ref : s_.reserved_tasks()) {
+    const auto found = m_.base_of.find(ref);
+    if (found != m_.base_of.end() && (kept_of.contains(found->second) || served_[found->second])) continue;
+    const JobRow& job = *s_.FindJob(ref.job);
+    *plan_.events.emplace_back().mutable_reservation()->mutable_key() = KeyOf(job, ref.task, job.tasks[ref.task].next_attempt);
+  }
+  for (const auto& [b, kept] : kept_of) {
+    const Base& base = m_.bases[b];
+    const Reservation* known = base.row->reservation.get();
+    if (known != nullptr) {
+      const int64_t moved_ns = std::abs(kept->start_ns - known->start_ns);
+      const bool same_start = kept->start_ns == known->start_ns || (kept->start_ns != 0 && known->start_ns > now_ns_ &&
+                              moved_ns <= std::max<int64_t>(10 * kSecond, (known->start_ns - now_ns_) / 16));
+      if (known->held == kept->held && known->draining == kept->draining && known->workers == kept->workers && same_start &&
+          known->attempt == base.row->next_attempt && known->cluster == m_.cells[kept->cell].cluster && known->parts == kept->gang) {
+        continue;
+      }
+    }
+    pb::ReservationChanged* e = plan_.events.emplace_back().mutable_reservation();
+    *e->mutable_key() = KeyOf(*base.job, base.ref.task, base.row->next_attempt);
+    const Cell& cell = m_.cells[kept->cell];
+    e->set_cluster(CellName(kept->cell));
+    if (base.spec->resources().gpus_milli() > 0) e->set_flavour(m_.flavours[cell.flavour]);
+    int32_t rank = 0;
+    for (const HostSlice& part : kept->gang) {
+      pb::Placement* placement = e->add_placements();
+      placement->set_host(s_.host(part.host).name);
+      placement->set_first_group_rank(rank);
+      placement->set_workers(part.workers);
+      placement->mutable_devices()->Assign(part.devices.begin(), part.devices.end());
+      placement->mutable_device_milli()->Assign(part.device_milli.begin(), part.device_milli.end());
+      rank += part.workers;
+    }
+    e->set_workers(kept->workers);
+    e->set_held(kept->held);
+    e->set_start_ns(kept->start_ns);
+    e->set_draining(kept->draining);
   }
 }
 
@@ -231,9 +433,11 @@ void Round::Emit(const Placed& placed) {
 
 Plan Round::Run() {
   StopWhatMust();
+  KeepHeld();
   PlaceEntitled();
   ExtendPlaced();
   Grow();
+  Backfill();
   Spill();
   // A cancelled or failed task's unreachable members are declared lost, where its rule allows that, so that it can end.
   for (const Base& base : m_.bases) {
@@ -255,6 +459,7 @@ Plan Round::Run() {
     return elsewhere;
   });
   for (const Placed& placed : placed_) Emit(placed);
+  EmitReservations();
   std::vector<pb::Event> events = std::move(stops_);
   for (std::vector<pb::Event>* more : {&opened_, &lost_, &plan_.events}) {
     for (pb::Event& event : *more) events.push_back(std::move(event));

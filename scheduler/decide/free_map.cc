@@ -46,8 +46,45 @@ FreeMap::FreeMap(const State& state) : state_(state) {
   }
 }
 
+HostFree& FreeMap::Write(HostId id) {
+  undo_.emplace_back(id, hosts_[id]);
+  return hosts_[id];
+}
+
+void FreeMap::UndoTo(size_t mark) {
+  for (; undo_.size() > mark; undo_.pop_back()) hosts_[undo_.back().first] = std::move(undo_.back().second);
+}
+
+void FreeMap::LimitHost(HostId id, const HostFree& limit) {
+  HostFree& mine = Write(id);
+  for (size_t d = 0; d < mine.device_milli.size(); ++d) mine.device_milli[d] = std::min(mine.device_milli[d], limit.device_milli[d]);
+  mine.cpus_milli = std::min(mine.cpus_milli, limit.cpus_milli);
+  mine.memory_bytes = std::min(mine.memory_bytes, limit.memory_bytes);
+  mine.disk_bytes = std::min(mine.disk_bytes, limit.disk_bytes);
+}
+
+void FreeMap::Close(HostId id) { Write(id).usable = false; }
+
+bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang) const {
+  for (const PlannedPart& part : gang) {
+    const HostFree& free = hosts_[part.host];
+    if (!free.usable) return false;
+    const Demand demand = WorkerDemand(spec, state_.host(part.host).inventory);
+    const auto lacks = [&](int64_t has, int64_t a_worker) { return a_worker > 0 && has < part.workers * a_worker; };
+    if (lacks(free.cpus_milli, demand.cpus_milli) || lacks(free.memory_bytes, demand.memory_bytes) || lacks(free.disk_bytes, demand.disk_bytes)) {
+      return false;
+    }
+    for (size_t d = 0; d < part.devices.size(); ++d) {
+      const int32_t device = part.devices[d];
+      if (device < 0 || device >= static_cast<int32_t>(free.device_milli.size())) return false;
+      if (free.device_milli[device] < (d < part.device_milli.size() ? part.device_milli[d] : 1000)) return false;
+    }
+  }
+  return true;
+}
+
 void FreeMap::Change(const pb::TaskSpec& spec, const PlannedPart& part, int64_t sign) {
-  HostFree& free = hosts_[part.host];
+  HostFree& free = Write(part.host);
   const pb::Inventory& inventory = state_.host(part.host).inventory;
   const Demand demand = WorkerDemand(spec, inventory);
   free.cpus_milli += sign * part.workers * demand.cpus_milli;
@@ -76,14 +113,7 @@ void FreeMap::GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang) {
 }
 
 void FreeMap::LimitTo(const FreeMap& other, const PlannedGang& gang) {
-  for (const PlannedPart& part : gang) {
-    HostFree& mine = hosts_[part.host];
-    const HostFree& theirs = other.hosts_[part.host];
-    for (size_t d = 0; d < mine.device_milli.size(); ++d) mine.device_milli[d] = std::min(mine.device_milli[d], theirs.device_milli[d]);
-    mine.cpus_milli = std::min(mine.cpus_milli, theirs.cpus_milli);
-    mine.memory_bytes = std::min(mine.memory_bytes, theirs.memory_bytes);
-    mine.disk_bytes = std::min(mine.disk_bytes, theirs.disk_bytes);
-  }
+  for (const PlannedPart& part : gang) LimitHost(part.host, other.hosts_[part.host]);
 }
 
 int64_t FreeMap::FreeMilli(const Cell& cell, bool gpus) const {

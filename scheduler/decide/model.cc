@@ -87,9 +87,12 @@ int64_t ExpectedEnd(const Base& base, int64_t now_ns) {
       if (rest < 10 * 365 * static_cast<__int128>(kDay)) return now_ns + static_cast<int64_t>(rest);
     }
   }
-  if (base.spec->time_limit_ns() == 0) return 0;
   const int64_t start_ns = attempt->start_ns != 0 ? attempt->start_ns : now_ns;
-  return std::max(now_ns, start_ns + base.spec->time_limit_ns() - base.row->ran_ns);
+  const auto after = [&](int64_t run_ns) { return run_ns == 0 ? 0 : start_ns + run_ns - base.row->ran_ns; };
+  const int64_t limit_ns = after(base.spec->time_limit_ns());
+  const int64_t history_ns = after(base.row->expected_run_ns);
+  if (history_ns > now_ns) return limit_ns == 0 ? history_ns : std::min(history_ns, std::max(limit_ns, now_ns));
+  return limit_ns == 0 ? 0 : std::max(now_ns, limit_ns);
 }
 
 }  // namespace muster

@@ -67,6 +67,8 @@ struct Base {
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }
+  // It is being stopped to start again smaller or larger.
+  bool ComesBack() const { return current != nullptr && stopping && current->next_workers > 0; }
 };
 
 struct Model {
@@ -94,7 +96,7 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
 // drained), else when its time limit or its hang timeout passes; kUnbounded = never by itself.
 int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
 
-// When the attempt is expected to end: from its progress, else its time limit; 0 = unknown.
+// When the attempt is expected to end: from its progress, else from history, else its time limit; 0 = unknown.
 int64_t ExpectedEnd(const Base& base, int64_t now_ns);
 
 }  // namespace muster

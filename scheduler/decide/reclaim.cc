@@ -8,113 +8,253 @@
 namespace muster {
 namespace {
 
+// Stops the workers of a base beyond `keeps`; 0: all of it.
 struct Victim {
   int32_t base = 0;
-  bool whole = false;            // false: its growth workers beyond `keeps`
-  int32_t keeps = 0;             // workers it goes on with
+  int32_t keeps = 0;
   int64_t lost_milli_ns = 0;     // devices' time since its last checkpoint, in thousandths
   int64_t start_ns = 0;
 };
 
 }  // namespace
 
-// True if stops were planned and the claimant's place is reserved; else nothing changed.
-bool Round::Reclaim(int32_t b) {
+PlannedGang SliceOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to) {
+  const int64_t gpus_milli = spec.resources().gpus_milli();
+  const size_t a_worker = gpus_milli >= 1000 ? static_cast<size_t>(gpus_milli / 1000) : gpus_milli > 0 ? 1 : 0;
+  PlannedGang slice;
+  int32_t rank = 0;
+  for (const PartRow& part : attempt.parts) {
+    const int32_t first = std::max(from, rank) - rank, last = std::min(to, rank + part.workers) - rank;
+    rank += part.workers;
+    if (first >= last || part.lost) continue;
+    HostSlice& here = slice.emplace_back();
+    here.host = part.host;
+    here.workers = last - first;
+    for (size_t d = first * a_worker; d < last * a_worker && d < part.devices.size(); ++d) {
+      here.devices.push_back(part.devices[d]);
+      if (d < part.device_milli.size()) here.device_milli.push_back(part.device_milli[d]);
+    }
+  }
+  return slice;
+}
+
+PlannedGang Shortened(const pb::TaskSpec& spec, const PlannedGang& gang, int32_t workers) {
+  AttemptRow whole;
+  for (const HostSlice& slice : gang) {
+    PartRow& part = whole.parts.emplace_back();
+    part.host = slice.host;
+    part.workers = slice.workers;
+    part.devices = slice.devices;
+    part.device_milli = slice.device_milli;
+  }
+  return SliceOf(spec, whole, 0, workers);
+}
+
+int Round::Compare(const Level& a, const Level& b) {
+  if (a.rank != b.rank) return a.rank < b.rank ? -1 : 1;
+  const __int128 left = static_cast<__int128>(a.over) * b.weight, right = static_cast<__int128>(b.over) * a.weight;
+  return left < right ? -1 : left > right ? 1 : 0;
+}
+
+Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
+  const Quota& quota = quota_[node * m_.flavours.size() + flavour];
+  const int64_t over = quota.listed ? std::max<int64_t>(0, used - quota.guarantee) : 0;
+  if (over == 0) return {};
+  return quota.weight == 0 ? Level{2, over, 1} : Level{1, over, quota.weight};
+}
+
+bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
+  if (claimant.guaranteed || claimant.leaf == victim.leaf || victim.leaf < 0) return true;
+  // The two queues below the nearest one that they share.
+  const std::vector<QueueNode>& nodes = s_.queues().nodes;
+  int32_t mine = claimant.leaf, theirs = victim.leaf;
+  while (nodes[mine].parent != nodes[theirs].parent) {
+    const int32_t difference = depth_[mine] - depth_[theirs];
+    if (difference >= 0) mine = nodes[mine].parent;
+    if (difference <= 0) theirs = nodes[theirs].parent;
+  }
+  const int32_t f = m_.cells[cell].flavour;
+  return Compare(LevelOf(mine, f, UseAt(use, mine, f) + demand), LevelOf(theirs, f, UseAt(use, theirs, f) + more)) <= 0;
+}
+
+int64_t Round::ProtectedUntil(const Base& victim) const {
+  const int64_t start_ns = victim.current->start_ns != 0 ? victim.current->start_ns : victim.current->place_ns;
+  const int64_t own_ns = victim.leaf < 0 ? 0 : s_.queues().nodes[victim.leaf].min_runtime_ns;
+  return start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
+}
+
+bool Round::MayTake(const Base& claimant, const Base& victim) const {
+  const bool runs = victim.current != nullptr;
+  if (runs && (!victim.running() || victim.current->place_round == s_.round())) return false;  // started in this round
+  // A host that doesn't answer wouldn't carry out the stop, and a gang's devices are free when all of it is gone.
+  if (runs && std::any_of(victim.current->parts.begin(), victim.current->parts.end(),
+                          [&](const PartRow& part) { return !part.over() && s_.host(part.host).state != pb::HOST_UP; })) {
+    return false;
+  }
+  const bool mover = runs && victim.entitled && victim.charge != victim.bound_cell;
+  if (mover) return true;
+  const bool grown = runs && victim.entitled && victim.current->workers > victim.entitled_workers();
+  if (victim.entitled && !grown) return false;
+  // Growth stands behind every base in its leaf's order.
+  return victim.leaf != claimant.leaf || grown || victim.job->spec->priority() < claimant.job->spec->priority();
+}
+
+Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows) {
   const Base& claimant = m_.bases[b];
-  const int32_t cell = claimant.charge;
-  const int64_t demand = claimant.worker_milli * claimant.min_workers;
-  std::vector<Victim> victims;
-  for (size_t v = 0; v < m_.bases.size(); ++v) {
+  const bool guaranteed = claimant.guaranteed && !grows;
+  const int32_t has = grows ? claimant.current->workers : 0;
+  const int64_t demand = claimant.worker_milli * (workers - has);
+  const int32_t flavour = m_.cells[cell].flavour;
+  const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.job->spec->priority()}, cell,
+                                   grows ? -1 - b : ShapeOf(b), claimant.leaf};
+  if (failed_.contains(key)) return Claim::kNobody;
+
+  // Where a limit is in the way, what counts against it in other clusters, too.
+  std::vector<int32_t> pool = running_[cell];
+  for (int32_t n = claimant.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
+    if (UseAt(use_future_, n, flavour) + demand <= quota_[n * m_.flavours.size() + flavour].limit) continue;
+    for (size_t c = 0; c < m_.cells.size(); ++c) {
+      if (m_.cells[c].flavour != flavour || static_cast<int32_t>(c) == cell) continue;
+      for (const int32_t v : running_[c]) {
+        int32_t up = m_.bases[v].leaf;
+        while (up > n) up = s_.queues().nodes[up].parent;
+        if (up == n) pool.push_back(v);
+      }
+    }
+    break;                             // a limit further up: what is below this one is below that, too, or doesn't help alone
+  }
+  std::vector<Victim> all;
+  for (const int32_t v : pool) {
     const Base& base = m_.bases[v];
-    if (static_cast<int32_t>(v) == b || !base.running() || base.bound_cell != cell || stopped_.contains(static_cast<int32_t>(v))) continue;
-    const bool mover = base.entitled && base.charge != cell;
-    const bool out = !base.entitled;
-    const int32_t keeps = base.entitled_workers();
-    const bool shrinks = base.entitled && !mover && base.current->workers > keeps;
-    if (!mover && !out && !shrinks) continue;
-    if (!mover && base.leaf == claimant.leaf && base.job->spec->priority() >= claimant.job->spec->priority() && out) continue;
-    const int64_t start_ns = base.current->start_ns != 0 ? base.current->start_ns : base.current->place_ns;
-    const int64_t own_ns = base.leaf < 0 ? 0 : s_.queues().nodes[base.leaf].min_runtime_ns;
-    const int64_t protected_until_ns = start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
-    if (!claimant.guaranteed && protected_until_ns > now_ns_) {
-      LookAt(protected_until_ns);
+    if (v == b || stopped_[v] || !MayTake(claimant, base)) continue;
+    const int64_t protected_ns = ProtectedUntil(base);
+    if (!guaranteed && protected_ns > now_ns_) {
+      LookAt(protected_ns);
       continue;
     }
+    const int64_t start_ns = base.current->start_ns != 0 ? base.current->start_ns : base.current->place_ns;
     const int64_t since_ns = std::max(start_ns, base.current->last_checkpoint_ns);
-    const int64_t lost = base.worker_milli * base.current->workers;
-    victims.push_back({static_cast<int32_t>(v), !shrinks, keeps,
-                       static_cast<int64_t>(std::min<__int128>(static_cast<__int128>(lost) * std::max<int64_t>(0, now_ns_ - since_ns), kUnbounded)),
-                       start_ns});
+    const int64_t held = base.worker_milli * base.current->workers;
+    const int64_t lost = static_cast<int64_t>(std::min<__int128>(static_cast<__int128>(held) * std::max<int64_t>(0, now_ns_ - since_ns), kUnbounded));
+    const bool mover = base.entitled && base.charge != base.bound_cell;
+    const int32_t keeps = mover ? 0 : std::max(base.entitled_workers(), base.min_workers);
+    if (keeps > 0 && base.current->workers > keeps) all.push_back({v, keeps, lost, start_ns});
+    if (mover || !base.entitled) all.push_back({v, 0, lost, start_ns});
   }
-  std::sort(victims.begin(), victims.end(), [](const Victim& x, const Victim& y) {
-    return std::make_tuple(x.whole, x.lost_milli_ns, -x.start_ns, x.base) < std::make_tuple(y.whole, y.lost_milli_ns, -y.start_ns, y.base);
+  std::sort(all.begin(), all.end(), [](const Victim& x, const Victim& y) {
+    return std::make_tuple(x.keeps == 0, x.lost_milli_ns, -x.start_ns, x.base) < std::make_tuple(y.keeps == 0, y.lost_milli_ns, -y.start_ns, y.base);
   });
 
-  // Add victims until limits and placement hold. A shrunk gang keeps its place: the claimant and it must both fit.
-  std::vector<Victim> taken;
-  const auto plan = [&](const std::vector<Victim>& chosen) -> std::optional<PlannedGang> {
-    FreeMap map = future_;
-    Use use = use_future_;
-    for (const Victim& v : chosen) {
-      const Base& base = m_.bases[v.base];
-      map.Release(*base.job, base.ref.task, *base.current);
-      AddUse(&use, base, cell, -base.current->workers);
-      if (!v.whole) AddUse(&use, base, cell, v.keeps);
-    }
-    if (!WithinLimits(claimant, cell, claimant.min_workers, use)) return std::nullopt;
-    std::optional<PlannedGang> gang = map.Place(*claimant.spec, claimant.min_workers, m_.cells[cell]);
-    if (!gang.has_value()) return std::nullopt;
-    map.Take(*claimant.spec, *gang);
-    for (const Victim& v : chosen) {
-      if (v.whole) continue;
-      const Base& base = m_.bases[v.base];
-      const std::optional<PlannedGang> back = map.Place(*base.spec, v.keeps, m_.cells[cell]);
-      if (!back.has_value()) return std::nullopt;
-      map.Take(*base.spec, *back);
-    }
-    return gang;
+  // On the maps of the future: what each victim gives back, in that order, and what it still has.
+  std::map<int32_t, int32_t> left;     // workers, by base
+  for (const Victim& v : all) left[v.base] = m_.bases[v.base].current->workers;
+  std::vector<Victim> victims;
+  Use use = use_future_;
+  for (const Victim& v : all) {
+    const Base& base = m_.bases[v.base];
+    if (!guaranteed && !LevelAllows(claimant, cell, demand, base, use)) continue;
+    AddUse(&use, base, base.bound_cell, v.keeps - left[v.base]);
+    left[v.base] = v.keeps;
+    victims.push_back(v);
+  }
+  if (victims.empty()) {
+    failed_.insert(key);
+    return Claim::kNobody;
+  }
+  use = use_future_;
+  for (auto& [v, workers_left] : left) workers_left = m_.bases[v].current->workers;
+  const size_t start_mark = future_.Mark();
+  if (grows) {
+    future_.Release(*claimant.job, claimant.ref.task, *claimant.current);
+    AddUse(&use, claimant, cell, -has);
+  }
+  const auto set_left = [&](int32_t v, int32_t to) {
+    const Base& base = m_.bases[v];
+    int32_t& from = left[v];
+    if (to < from) future_.GiveBack(*base.spec, SliceOf(*base.spec, *base.current, to, from));
+    if (to > from) future_.Take(*base.spec, SliceOf(*base.spec, *base.current, from, to));
+    AddUse(&use, base, base.bound_cell, to - from);
+    from = to;
   };
   std::optional<PlannedGang> gang;
-  const bool gpus = claimant.spec->resources().gpus_milli() > 0;
-  int64_t could_be_free = future_.FreeMilli(m_.cells[cell], gpus);
-  for (const Victim& victim : victims) {
-    taken.push_back(victim);
-    const Base& base = m_.bases[victim.base];
-    could_be_free += base.worker_milli * (base.current->workers - (victim.whole ? 0 : victim.keeps));
-    if (could_be_free < demand) continue;
-    gang = plan(taken);
-    if (gang.has_value()) break;
-  }
-  if (!gang.has_value()) return false;
-  for (size_t i = taken.size(); i-- > 0;) {
-    std::vector<Victim> fewer = taken;
-    fewer.erase(fewer.begin() + static_cast<int64_t>(i));
-    if (std::optional<PlannedGang> without = plan(fewer); without.has_value()) {
-      taken = std::move(fewer);
-      gang = std::move(without);
+  const auto holds = [&] {
+    if (!WithinLimits(claimant, cell, workers, use)) return false;
+    const size_t mark = future_.Mark();
+    BlockUnlent(&future_, cell, claimant, EndIfStarted(claimant), /*claims=*/true);
+    std::optional<PlannedGang> found = future_.Place(*claimant.spec, workers, m_.cells[cell]);
+    future_.UndoTo(mark);
+    if (found.has_value()) gang = std::move(found);
+    return found.has_value();
+  };
+  // The shortest sufficient run of victims, by doubling and halving.
+  std::vector<int32_t> before;         // workers left before each applied victim
+  const auto set_victims = [&](size_t count) {
+    for (; before.size() > count; before.pop_back()) set_left(victims[before.size() - 1].base, before.back());
+    while (before.size() < count) {
+      const Victim& next = victims[before.size()];
+      before.push_back(left[next.base]);
+      set_left(next.base, next.keeps);
     }
+    return holds();
+  };
+  size_t low = 0, high = 0;
+  bool found = false;
+  for (size_t count = 1; !found && low < victims.size(); count *= 2) {
+    high = std::min(count, victims.size());
+    found = set_victims(high);
+    if (!found) low = high;
   }
+  if (!found) {
+    future_.UndoTo(start_mark);
+    failed_.insert(key);
+    return Claim::kNobody;
+  }
+  while (high > low + 1) {
+    const size_t middle = low + (high - low) / 2;
+    (set_victims(middle) ? high : low) = middle;
+  }
+  set_victims(high);
+  // Drops, in reverse, each that is not needed; of growth no more goes than is needed.
+  for (size_t i = high; i-- > 0;) {
+    const Victim& v = victims[i];
+    if (left[v.base] != v.keeps) continue;             // the rest of it is taken as well
+    set_left(v.base, before[i]);
+    if (holds()) continue;
+    set_left(v.base, v.keeps);
+    if (v.keeps == 0) continue;
+    int32_t enough = v.keeps, too_many = before[i];
+    while (too_many > enough + 1) {
+      const int32_t middle = enough + (too_many - enough) / 2;
+      set_left(v.base, middle);
+      (holds() ? enough : too_many) = middle;
+    }
+    set_left(v.base, enough);
+  }
+  holds();
+  future_.UndoTo(start_mark);
   int64_t evicted = 0;
-  for (const Victim& v : taken) evicted += m_.bases[v.base].worker_milli * (m_.bases[v.base].current->workers - (v.whole ? 0 : v.keeps));
-  if (evicted > 4 * demand) return false;
+  for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].current->workers - workers_left);
+  if (evicted > 4 * demand) return Claim::kTooMany;
 
-  const pb::AttemptKey key = KeyOf(*claimant.job, claimant.ref.task, claimant.row->next_attempt);
-  for (const Victim& v : taken) {
-    const Base& base = m_.bases[v.base];
+  const pb::AttemptKey claim = KeyOf(*claimant.job, claimant.ref.task, claimant.row->next_attempt);
+  if (grows) Stop(claimant, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*claimant.spec), workers);
+  std::vector<std::pair<int32_t, int32_t>> shrunk;
+  for (const auto& [v, workers_left] : left) {
+    const Base& base = m_.bases[v];
+    if (workers_left == base.current->workers) continue;
     Stop(base, pb::PREEMPTION,
-         v.whole ? absl::StrCat("job ", claimant.ref.job, " is entitled to its devices")
-                 : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.current->workers - v.keeps, " of its ",
-                                base.current->workers, " workers' devices"),
-         Grace(*base.spec), v.whole ? 0 : v.keeps, &key);
+         workers_left == 0 ? absl::StrCat("job ", claimant.ref.job, " is entitled to its devices")
+                           : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.current->workers - workers_left, " of its ",
+                                          base.current->workers, " workers' devices"),
+         Grace(*base.spec), workers_left, &claim);
+    if (workers_left > 0) shrunk.emplace_back(v, workers_left);
   }
-  future_.Take(*claimant.spec, *gang);
-  now_.LimitTo(future_, *gang);
-  AddUse(&use_future_, claimant, cell, claimant.min_workers);
-  reserved_.insert(b);
-  for (const Victim& v : taken) {
-    if (!v.whole) Reserve(v.base, v.keeps);
+  Hold(b, cell, workers, *std::move(gang));
+  for (const auto& [v, keeps] : shrunk) {
+    const Base& base = m_.bases[v];
+    Hold(v, base.bound_cell, keeps, SliceOf(*base.spec, *base.current, 0, keeps));
   }
-  return true;
+  return Claim::kStopsOthers;
 }
 
 }  // namespace muster

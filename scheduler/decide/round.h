@@ -1,14 +1,17 @@
 // One decision in the making: the free devices, what was planned so far, and the steps that add to it.
 //
-// Inside of scheduler/decide. Order of the steps: stops that nobody's claim causes, placing and reclaim for waiting units of S,
-// growth, spill, verdicts.
+// Inside of scheduler/decide. Order of the steps: stops that nobody's claim causes; devices held for claims; placing, reclaim and
+// reservations for waiting units of S; growth; backfill of what is outside S; spill; verdicts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "scheduler/decide/free_map.h"
@@ -32,8 +35,35 @@ class Round {
     int32_t workers = 0;
     PlannedGang gang;
   };
-  // Devices' use by queue node and flavour.
-  using Use = std::vector<std::vector<int64_t>>;
+  // Devices kept for a base. Held: its own as they become free. Otherwise it is a reservation: from start_ns on, and lent until then.
+  struct Kept {
+    int32_t base = 0;
+    int32_t cell = 0;
+    int32_t workers = 0;
+    PlannedGang gang;
+    bool held = false;
+    int64_t start_ns = 0;              // 0: unknown
+    bool draining = false;
+    std::vector<std::pair<HostId, HostFree>> rest;  // of a reservation: what its hosts have beside it from start_ns on
+  };
+  // When and where a base could start by the expected ends of what runs.
+  struct Slot {
+    int64_t start_ns = 0;              // kUnbounded: only after ends that nobody knows
+    PlannedGang gang;
+    std::vector<std::pair<HostId, HostFree>> rest;
+  };
+  // Devices' use by queue node and flavour: [node * flavours + flavour].
+  using Use = std::vector<int64_t>;
+  struct Quota {
+    bool listed = false;
+    int64_t guarantee = 0, limit = kUnbounded, weight = 1;
+  };
+  // How far a queue is over its guarantee, as a fraction of its weight: compared by rank, then over/weight.
+  struct Level {
+    int32_t rank = 0;                  // 0: within the guarantee or without quota, 1: borrows, 2: borrows with weight 0
+    int64_t over = 0, weight = 1;
+  };
+  static int Compare(const Level& a, const Level& b);
 
   // stops.cc
   void StopWhatMust();
@@ -43,43 +73,99 @@ class Round {
   int64_t Grace(const pb::TaskSpec& spec) const;
 
   // decide.cc
+  void KeepHeld();
+  void StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held);
   void PlaceEntitled();
   void PlaceOne(int32_t b);
+  void Start(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);
+  void Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);
   void ExtendPlaced();
   void Grow();
   void Emit(const Placed& placed);
+  void EmitReservations();
   void Lose(const Base& base, const std::string& outcome);
-  bool Reserve(int32_t b, int32_t workers);
+  int32_t IndexOf(const Base& base) const { return static_cast<int32_t>(&base - m_.bases.data()); }
   bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;
-  void AddUse(Use* use, const Base& base, int32_t cell, int64_t workers);
+  void AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const;
+  int64_t& UseAt(Use* use, int32_t node, int32_t flavour) const { return (*use)[node * m_.flavours.size() + flavour]; }
+  int64_t UseAt(const Use& use, int32_t node, int32_t flavour) const { return use[node * m_.flavours.size() + flavour]; }
   std::string CellName(int32_t cell) const;
+  // Equal for bases that any place fits or doesn't fit alike.
+  int32_t ShapeOf(int32_t b);
+  // A place that is free now and may be used until end_ns (0: for ever), reservations respected.
+  std::optional<PlannedGang> PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns);
+  // Of the cell's reservations those that lend to it, as bits.
+  int64_t LentBits(const Base& base, int32_t cell, int64_t end_ns) const;
 
   // reclaim.cc
-  bool Reclaim(int32_t b);
+  enum class Claim { kStopsOthers, kTooMany, kNobody };
+  // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already with fewer.
+  Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows);
+  // The claimant may stop the victim, min_runtime and levels apart.
+  bool MayTake(const Base& claimant, const Base& victim) const;
+  // The claimant's level after it has started is no higher than the victim's before, which will hold `more` than in `use`.
+  bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
+  Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;
+  int64_t ProtectedUntil(const Base& victim) const;
+
+  // reserve.cc
+  std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes);
+  bool ReserveFrom(int32_t b, int64_t not_before_ns, bool drain);
+  // When a base that starts now is expected to end; 0 = unknown.
+  int64_t EndIfStarted(const Base& base) const;
+  bool Lends(const Kept& to, const Base& base, int64_t end_ns) const;
+  // Leaves on its hosts only what it doesn't need, of draining ones nothing.
+  void Block(FreeMap* map, const Kept& reservation) const;
+  // For claims a draining reservation keeps its own devices only: what is stopped for them lets it start, too.
+  void BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims = false) const;
+  // A gang was placed beside the cell's reservations.
+  void ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns, int64_t sign);
+  int64_t EarliestStart(int32_t b, int32_t cell);
+
+  // backfill.cc
+  void Backfill();
+  bool BackfillOne(int32_t b);
+  bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
+  bool SiblingsReach(const Base& base, int32_t cell) const;
 
   // verdicts.cc
   void Spill();
   void GiveVerdicts();
   pb::Verdict VerdictOf(const JobRow& job, int32_t task);
-  // When the base could start in the cell by the expected ends of what runs there; 0 = unknown.
-  int64_t EarliestStart(const Base& base, int32_t cell);
   void FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict) const;
 
   const State& s_;
   const int64_t now_ns_;
   const SchedulingOptions& options_;
   const Model& m_;
-  FreeMap now_;                        // free now, less what is placed or reserved in this round
+  FreeMap now_;                        // free now, less what is placed or held in this round
   FreeMap future_;                     // with what stopping attempts will give back
+  std::vector<Quota> quota_;           // [node * flavours + flavour]
+  std::vector<int32_t> depth_;         // of queue nodes; the root has 0
   Use use_now_, use_future_;
+  Use use_claims_;                     // use_now_ and what waits in S; for backfill
+  std::vector<std::vector<int32_t>> running_;    // bases that run and aren't being stopped, by cell
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
-  std::set<int32_t> stopped_;          // bases that this plan stops
-  std::set<int32_t> reserved_;         // bases with devices waiting for them
-  std::map<int32_t, std::set<std::string>> failed_;  // by cell: shapes that found no place in this round
-  std::map<TaskRef, int64_t> starts_;  // estimated by EarliestStart
-  int estimates_left_ = 256;           // EarliestStart answers so often in a round; the rest is unknown
+  std::vector<Kept> kept_;             // held
+  std::vector<std::vector<Kept>> reserved_;      // reservations by cell, in order of acceptance
+  std::vector<bool> stopped_;          // bases that this plan stops
+  std::vector<bool> served_;           // bases that are placed or have devices held for them
+  std::vector<int32_t> unserved_;      // waiting bases of S that aren't
+  std::map<std::array<int64_t, 7>, int32_t> shape_ids_;
+  std::vector<int32_t> shape_;         // by base; -1: not asked for yet
+  // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
+  enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kKinds = 5 };
+  std::set<std::array<int64_t, 4>> failed_;
+  std::map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
+  int32_t estimates_left_;
+  int32_t reservations_left_;
   Plan plan_;
 };
+
+// The devices of the attempt's workers [from, to).
+PlannedGang SliceOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to);
+// The gang's first `workers`.
+PlannedGang Shortened(const pb::TaskSpec& spec, const PlannedGang& gang, int32_t workers);
 
 }  // namespace muster

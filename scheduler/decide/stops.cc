@@ -20,8 +20,8 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
   stopping->set_grace_ns(grace_ns);
   stopping->set_next_workers(next_workers);
   if (claimant != nullptr) *stopping->mutable_claimant() = *claimant;
-  const int32_t b = m_.base_of.at(base.ref);
-  stopped_.insert(b);
+  stopped_[IndexOf(base)] = true;
+  failed_.clear();
   future_.Release(*base.job, base.ref.task, *base.current);
   if (base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
 }

@@ -8,42 +8,12 @@
 
 namespace muster {
 
-int64_t Round::EarliestStart(const Base& base, int32_t cell) {
-  if (estimates_left_ == 0) return 0;
-  --estimates_left_;
-  FreeMap map = future_;
-  Use use = use_future_;
-  const auto starts = [&] {
-    return WithinLimits(base, cell, base.min_workers, use) && map.Place(*base.spec, base.min_workers, m_.cells[cell]).has_value();
-  };
-  if (starts()) return now_ns_;
-  std::vector<std::pair<int64_t, int32_t>> ends;
-  for (size_t b = 0; b < m_.bases.size(); ++b) {
-    const Base& other = m_.bases[b];
-    if (!other.running() || other.bound_cell != cell || stopped_.contains(static_cast<int32_t>(b))) continue;
-    const int64_t end_ns = ExpectedEnd(other, now_ns_);
-    if (end_ns != 0) ends.emplace_back(std::max(end_ns, now_ns_), static_cast<int32_t>(b));
-  }
-  std::sort(ends.begin(), ends.end());
-  const bool gpus = base.spec->resources().gpus_milli() > 0;
-  int64_t free_milli = map.FreeMilli(m_.cells[cell], gpus);
-  for (const auto& [end_ns, b] : ends) {
-    const Base& other = m_.bases[b];
-    map.Release(*other.job, other.ref.task, *other.current);
-    AddUse(&use, other, cell, -other.current->workers);
-    free_milli += other.worker_milli * other.current->workers;
-    if (free_milli >= base.worker_milli * base.min_workers && starts()) return end_ns;
-  }
-  return 0;
-}
-
 // Opens the next cluster of a waiting task's list when that starts it sooner by more than spill_cost; once per attempt.
 void Round::Spill() {
-  std::set<int32_t> served = reserved_;
-  for (const Placed& placed : placed_) served.insert(placed.base);
-  for (size_t b = 0; b < m_.bases.size(); ++b) {
+  for (size_t i = 0; i < m_.bases.size(); ++i) {
+    const int32_t b = static_cast<int32_t>(i);
     const Base& base = m_.bases[b];
-    if (!base.wants_place() || served.contains(static_cast<int32_t>(b)) || base.row->opened_attempt == base.row->next_attempt) continue;
+    if (!base.wants_place() || served_[b] || base.row->opened_attempt == base.row->next_attempt) continue;
     if (base.row->backoff_until_ns > now_ns_) continue;
     int32_t next = -1;
     for (size_t i = 0; i < base.cells.size() && next < 0; ++i) {
@@ -51,17 +21,16 @@ void Round::Spill() {
       if (!base.opened[i] && holds) next = base.cells[i];
     }
     if (next < 0) continue;
-    const int64_t there_ns = EarliestStart(base, next);
+    const int64_t there_ns = EarliestStart(b, next);
     if (there_ns == 0) continue;
     int64_t here_ns = kUnbounded;
     int32_t here = -1;
     for (size_t i = 0; i < base.cells.size(); ++i) {
       if (!base.opened[i]) continue;
       if (here < 0) here = base.cells[i];
-      const int64_t start_ns = EarliestStart(base, base.cells[i]);
+      const int64_t start_ns = EarliestStart(b, base.cells[i]);
       if (start_ns != 0) here_ns = std::min(here_ns, start_ns);
     }
-    if (here >= 0 && here_ns != kUnbounded) starts_[base.ref] = here_ns;
     if (here_ns != kUnbounded && there_ns + options_.spill_cost_ns >= here_ns) continue;
     pb::ClusterOpened* opened = opened_.emplace_back().mutable_cluster_opened();
     opened->set_job_uid(base.job->uid);
@@ -132,7 +101,7 @@ pb::Verdict Round::VerdictOf(const JobRow& job, int32_t task) {
   const int64_t free_milli = std::max<int64_t>(0, now_.FreeMilli(m_.cells[cell], base.spec->resources().gpus_milli() > 0));
   verdict.set_missing_milli(std::max<int64_t>(0, demand - free_milli));
   FillHolders(cell, job, &verdict);
-  if (base.entitled && reserved_.contains(b)) {
+  if (base.entitled && served_[b]) {
     verdict.set_code(pb::V_RECLAIMING);
     return verdict;
   }
@@ -145,11 +114,19 @@ pb::Verdict Round::VerdictOf(const JobRow& job, int32_t task) {
     }
     verdict.set_code(shape ? pb::V_PLACEMENT : elsewhere ? pb::V_ENTITLED_CELL : pb::V_CAPACITY);
   } else {
-    Use entitled = m_.entitled;
-    verdict.set_code(WithinLimits(base, cell, base.min_workers, entitled) ? pb::V_SHARE : pb::V_LIMIT);
+    bool within = true;
+    for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
+      const int32_t f = m_.cells[cell].flavour;
+      within = within && m_.entitled[n][f] + demand <= quota_[n * m_.flavours.size() + f].limit;
+    }
+    verdict.set_code(within ? pb::V_SHARE : pb::V_LIMIT);
   }
-  const auto start = starts_.find(base.ref);
-  const int64_t start_ns = start != starts_.end() ? start->second : EarliestStart(base, cell);
+  int64_t start_ns = 0;
+  const Kept* reservation = nullptr;
+  for (const Kept& kept : reserved_[cell]) {
+    if (kept.base == b) reservation = &kept;
+  }
+  start_ns = reservation != nullptr ? reservation->start_ns : EarliestStart(b, cell);
   if (start_ns > now_ns_) verdict.set_expected_start_ns(start_ns);
   return verdict;
 }

@@ -13,6 +13,7 @@ std::string IdempotencyIndexKey(std::string_view owner, std::string_view key);
 int LedgerClassOf(std::string_view name);  // -1 if there is none
 // The part that a placement describes; host kNoHost if the cluster has no such host.
 PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
+HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement);
 // GPUs' thousandths that the attempt holds.
 int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task);
 
@@ -46,6 +47,14 @@ class Applier {
 
   JobRow* Job(uint64_t number);        // for writing: a new version, to be saved
   HostRow* Host(HostId id);            // for writing, to be saved
+  void NewRound();                     // something happened that isn't the scheduler's own act
+  void IndexReservation(const TaskRef& ref, const Reservation& reservation, bool there);
+  // Keeps these devices for the task; nullptr: none. `task` is a row of a job that Job() gave.
+  // Remembers a finished job's tasks that succeeded as the newest of their names, unless a later one is known.
+  void IndexDone(const JobRow& job);
+  // How long the newest equal task of the owner ran, for this many workers (linear); 0 = unknown.
+  int64_t ExpectedRun(const JobRow& job, int32_t task, int32_t workers) const;
+  void SetReservation(const TaskRef& ref, TaskRow* task, std::shared_ptr<const Reservation> reservation);
   // The named attempt if it is the task's newest. Finished jobs' too.
   Found FindNewest(const pb::AttemptKey& key);
   void RefreshHostsOf(const AttemptRow& attempt);
@@ -68,6 +77,7 @@ class Applier {
   void On(const pb::AttemptLost& e);
   void On(const pb::ClusterOpened& e);
   void On(const pb::TaskFailed& e);
+  void On(const pb::ReservationChanged& e);
 
   void BookLedger(int64_t now_ns);
   void TickHistory();

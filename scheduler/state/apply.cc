@@ -8,6 +8,17 @@
 
 namespace muster {
 
+namespace {
+
+// Of newest_done_: tasks of equal owner and names are expected to run alike.
+std::string DoneKey(const JobRow& job, int32_t task) {
+  std::string key = IdempotencyIndexKey(job.owner, job.spec->name());
+  key.push_back('\0');
+  return key.append(job.task_spec(task).name());
+}
+
+}  // namespace
+
 void Apply(State* state, const pb::Event& event) { Applier(state).Apply(event); }
 
 int LedgerClassOf(std::string_view name) {
@@ -27,6 +38,15 @@ PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement
   return part;
 }
 
+HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement) {
+  HostSlice slice;
+  slice.host = state.FindHost(cluster, placement.host());
+  slice.workers = placement.workers();
+  slice.devices.assign(placement.devices().begin(), placement.devices().end());
+  slice.device_milli.assign(placement.device_milli().begin(), placement.device_milli().end());
+  return slice;
+}
+
 int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task) {
   return attempt.workers * task.resources().gpus_milli();
 }
@@ -39,10 +59,11 @@ void Applier::Apply(const pb::Event& event) {
     case pb::Event::kQueuesApplied:
       SetQueues(event.queues_applied().tree());
       s_.queue_version_ = std::max(s_.queue_version_ + 1, event.queues_applied().version());
-      s_.meta_changed_ = true;
+      NewRound();
       return;
     case pb::Event::kClustersConfigured:
       SetClusters(event.clusters_configured().file());
+      NewRound();
       return;
     case pb::Event::kDrainChanged: return On(event.drain_changed());
     case pb::Event::kHostHello: return On(event.host_hello());
@@ -59,6 +80,7 @@ void Applier::Apply(const pb::Event& event) {
     case pb::Event::kAttemptLost: return On(event.attempt_lost());
     case pb::Event::kClusterOpened: return On(event.cluster_opened());
     case pb::Event::kTaskFailed: return On(event.task_failed());
+    case pb::Event::kReservation: return On(event.reservation());
     case pb::Event::kTimer:
     case pb::Event::BODY_NOT_SET: return;
   }
@@ -76,6 +98,11 @@ JobRow* Applier::Job(uint64_t number) {
 HostRow* Applier::Host(HostId id) {
   s_.changed_hosts_.insert(id);
   return s_.hosts_.Mutable(static_cast<size_t>(id));
+}
+
+void Applier::NewRound() {
+  ++s_.round_;
+  s_.meta_changed_ = true;
 }
 
 Applier::Found Applier::FindNewest(const pb::AttemptKey& key) {
@@ -137,6 +164,10 @@ void Applier::SetClusters(const pb::ClusterFile& file) {
   for (const uint64_t number : s_.AllJobs()) {
     for (TaskRow& task : s_.jobs_.Mutable(number)->tasks) {
       for (AttemptRow& attempt : task.attempts) attempt.cluster = index.at(old[attempt.cluster].name);
+      if (task.reservation == nullptr) continue;
+      Reservation moved = *task.reservation;
+      moved.cluster = index.at(old[moved.cluster].name);
+      task.reservation = std::make_shared<const Reservation>(std::move(moved));
     }
   }
   // With the clusters that stay, so that hosts and attempts find them again when State is loaded.
@@ -163,6 +194,7 @@ void Applier::SetClusters(const pb::ClusterFile& file) {
 void Applier::SetClusterDrained(const std::string& name, bool drained, const std::string& reason) {
   const int32_t c = s_.FindCluster(name);
   if (c < 0) return;
+  NewRound();
   std::vector<ClusterRow> rows = *s_.clusters_;
   rows[c].drained = drained;
   rows[c].drain_reason = drained ? reason : "";
@@ -216,6 +248,9 @@ void Applier::InsertLoaded(JobRow job) {
   }
   const bool finished = job.finished();
   for (size_t t = 0; t < job.tasks.size(); ++t) {
+    if (job.tasks[t].reservation != nullptr) {
+      IndexReservation({number, static_cast<int32_t>(t)}, *job.tasks[t].reservation, true);
+    }
     if (job.tasks[t].attempts.empty()) continue;
     const AttemptRow& attempt = job.tasks[t].attempts.back();
     if (attempt.ended() || attempt.released()) continue;
@@ -228,6 +263,7 @@ void Applier::InsertLoaded(JobRow job) {
   for (size_t t = 0; t < job.tasks.size(); ++t) RefreshStagedExport(job, static_cast<int32_t>(t));
   const int64_t end_ns = job.end_ns;
   *s_.jobs_.Mutable(number) = std::move(job);
+  if (finished) IndexDone(*s_.FindJob(number));
   std::vector<uint64_t>& numbers = *Own(finished ? &s_.finished_ : &s_.active_);
   if (finished) {
     const auto at = std::upper_bound(numbers.begin(), numbers.end(), number, [&](uint64_t a, uint64_t b) {
@@ -316,11 +352,23 @@ void Applier::RefreshHost(HostId id) {
   }
   const bool up = (host->state == pb::HOST_UP || host->state == pb::HOST_SILENT) && !host->drained &&
                   !(*s_.clusters_)[host->cluster].drained;
+  std::vector<int64_t> kept(host->reserved.empty() ? 0 : static_cast<size_t>(devices), 0);
+  for (const TaskRef& ref : host->reserved) {
+    for (const HostSlice& part : s_.FindJob(ref.job)->tasks[ref.task].reservation->parts) {
+      if (part.host != id) continue;
+      for (size_t d = 0; d < part.devices.size(); ++d) {
+        if (part.devices[d] < 0 || part.devices[d] >= devices) continue;
+        kept[part.devices[d]] += d < part.device_milli.size() ? part.device_milli[d] : 1000;
+      }
+    }
+  }
   for (int d = 0; d < devices; ++d) {
     const int64_t rest = 1000 - host->device_used_milli[d];
     if (rest <= 0) continue;
     const bool idle = up && host->inventory.devices(d).healthy();
-    booked[{"", static_cast<int>(idle ? LedgerClass::kIdle : LedgerClass::kDown)}] += rest;
+    const int64_t reserved = idle && !kept.empty() ? std::min(rest, kept[d]) : 0;
+    booked[{"", static_cast<int>(LedgerClass::kReserved)}] += reserved;
+    booked[{"", static_cast<int>(idle ? LedgerClass::kIdle : LedgerClass::kDown)}] += rest - reserved;
   }
   host->shares.clear();
   int64_t sum_milli = 0;
@@ -415,6 +463,10 @@ void Applier::ForgetOldJobs() {
     if (!job.idempotency_key.empty()) {
       s_.job_by_key_.Erase(IdempotencyIndexKey(job.owner, job.idempotency_key));
     }
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      const std::string key = DoneKey(job, static_cast<int32_t>(t));
+      if (s_.newest_done_.Find(key) == job.number) s_.newest_done_.Erase(key);
+    }
     s_.changed_jobs_.insert(job.number);
     s_.jobs_.Erase(job.number);
     ++gone;
@@ -444,8 +496,11 @@ void Applier::On(const pb::JobSubmitted& e) {
     task.waiting_since_ns = s_.now_ns_;
     job.tasks.push_back(std::move(task));
   }
+  for (size_t t = 0; t < job.tasks.size(); ++t) {
+    job.tasks[t].expected_run_ns = ExpectedRun(job, static_cast<int32_t>(t), std::max(1, e.spec().tasks(static_cast<int>(t)).workers().min()));
+  }
   s_.next_job_number_ = std::max(s_.next_job_number_, e.number() + 1);
-  s_.meta_changed_ = true;
+  NewRound();
   s_.changed_jobs_.insert(e.number());
   InsertLoaded(std::move(job));
 }
@@ -461,6 +516,7 @@ void Applier::On(const pb::JobCancelRequested& e) {
     TaskRow* task = &job->tasks[t];
     if (task->current() != nullptr && task->current()->released()) EndAttempt({job, static_cast<int32_t>(t), task, &task->attempts.back()});
   }
+  NewRound();
   if (!job->finished()) SettleJob(job);
 }
 
@@ -470,6 +526,7 @@ void Applier::On(const pb::DrainChanged& e) {
   const HostId id = s_.FindHost(e.target().substr(0, slash), e.target().substr(slash + 1));
   if (id == kNoHost) return;
   HostRow* host = Host(id);
+  NewRound();
   host->drained = e.drained();
   host->drain_reason = e.drained() ? e.reason() : "";
   RefreshHost(id);
@@ -493,12 +550,19 @@ void Applier::On(const pb::AttemptPlaced& e) {
   }
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
+  // Its directory binds a job to the clusters that reach it, once: an outside event where that leaves it fewer (decision 011).
+  if (job->cluster.empty()) {
+    const size_t before = AllowedClusters(s_, *job).size();
+    job->cluster = e.cluster();
+    if (AllowedClusters(s_, *job).size() != before) NewRound();
+  }
   attempt.number = e.key().attempt();
   attempt.state = e.at_once() ? pb::TASK_STARTING : pb::TASK_PREPARING;
   attempt.cluster = cluster;
   attempt.flavour = e.flavour();
   attempt.workers = e.workers();
   attempt.place_ns = s_.now_ns_;
+  attempt.place_round = s_.round_;
   attempt.resume_from.assign(e.resume_from().begin(), e.resume_from().end());
   if (!attempt.resume_from.empty()) {
     for (const pb::Checkpoint& checkpoint : task->checkpoints) {
@@ -510,7 +574,8 @@ void Applier::On(const pb::AttemptPlaced& e) {
   task->claimed_attempt = 0;
   task->wanted_workers = 0;
   task->backoff_until_ns = 0;
-  if (job->cluster.empty()) job->cluster = e.cluster();
+  SetReservation({job->number, index}, task, nullptr);
+  task->expected_run_ns = ExpectedRun(*job, index, e.workers());
   job->state = pb::RUNNING;
   const AttemptRef ref{job->number, index, attempt.number};
   if (task->attempts.size() >= kFinishedAttemptsKept) {
@@ -543,6 +608,8 @@ void Applier::On(const pb::AttemptStopping& e) {
   attempt->detail = e.detail();
   attempt->grace_ns = e.grace_ns();
   attempt->next_workers = e.next_workers();
+  if (e.cause() == pb::TIME_LIMIT) NewRound();
+  if (e.cause() == pb::PREEMPTION && e.next_workers() == 0) found.task->evicted_round = s_.round_;
   attempt->stop_ns = s_.now_ns_;
   if (e.cause() == pb::RESIZE && e.next_workers() > attempt->workers) found.task->last_resize_ns = s_.now_ns_;
   RefreshHostsOf(*attempt);
@@ -576,6 +643,7 @@ void Applier::On(const pb::ClusterOpened& e) {
   TaskRow* task = &Job(row->number)->tasks[index];
   task->opened_attempt = task->next_attempt;
   if (std::find(task->opened.begin(), task->opened.end(), e.cluster()) != task->opened.end()) return;
+  NewRound();
   task->opened.push_back(e.cluster());
   task->spill_reason = e.reason();
 }
@@ -585,8 +653,84 @@ void Applier::On(const pb::TaskFailed& e) {
   const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.task());
   if (index < 0 || row->finished() || row->tasks[index].finished() || row->tasks[index].current() != nullptr) return;
   JobRow* job = Job(row->number);
+  NewRound();
   FailTask(job, index, e.cause(), e.detail());
   SettleJob(job);
+}
+
+void Applier::IndexReservation(const TaskRef& ref, const Reservation& reservation, bool there) {
+  const auto set = [&](std::vector<TaskRef>* refs) {
+    const auto at = std::lower_bound(refs->begin(), refs->end(), ref);
+    const bool was = at != refs->end() && *at == ref;
+    if (there && !was) refs->insert(at, ref);
+    if (!there && was) refs->erase(at);
+  };
+  for (const HostSlice& part : reservation.parts) set(&s_.hosts_.Mutable(static_cast<size_t>(part.host))->reserved);
+  std::vector<TaskRef> all = *s_.reserved_;
+  set(&all);
+  s_.reserved_ = std::make_shared<const std::vector<TaskRef>>(std::move(all));
+}
+
+void Applier::SetReservation(const TaskRef& ref, TaskRow* task, std::shared_ptr<const Reservation> reservation) {
+  const std::shared_ptr<const Reservation> before = std::move(task->reservation);
+  task->reservation = std::move(reservation);
+  if (before != nullptr) IndexReservation(ref, *before, false);
+  if (task->reservation != nullptr) {
+    IndexReservation(ref, *task->reservation, true);
+    for (const HostSlice& part : task->reservation->parts) RefreshHost(part.host);
+  }
+  if (before != nullptr) {
+    for (const HostSlice& part : before->parts) RefreshHost(part.host);
+  }
+}
+
+void Applier::IndexDone(const JobRow& job) {
+  if (job.spec->name().empty()) return;
+  for (size_t t = 0; t < job.tasks.size(); ++t) {
+    if (job.tasks[t].state != pb::TASK_SUCCEEDED) continue;
+    const std::string key = DoneKey(job, static_cast<int32_t>(t));
+    const JobRow* known = s_.FindJob(s_.newest_done_.Find(key));
+    if (known == nullptr || std::make_pair(known->end_ns, known->number) < std::make_pair(job.end_ns, job.number)) {
+      s_.newest_done_.Set(key, job.number);
+    }
+  }
+}
+
+int64_t Applier::ExpectedRun(const JobRow& job, int32_t task, int32_t workers) const {
+  if (job.spec->name().empty()) return 0;
+  const JobRow* done = s_.FindJob(s_.newest_done_.Find(DoneKey(job, task)));
+  if (done == nullptr) return 0;
+  const TaskRow& row = done->tasks[TaskIndex(*done->spec, job.task_spec(task).name())];
+  const int32_t then = row.attempts.empty() ? 1 : row.attempts.back().workers;
+  return static_cast<int64_t>(static_cast<__int128>(row.ran_ns) * then / std::max(1, workers));
+}
+
+void Applier::On(const pb::ReservationChanged& e) {
+  const JobRow* row = s_.FindJobByUid(e.key().job_uid());
+  const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.key().task());
+  const int32_t cluster = s_.FindCluster(e.cluster());
+  if (index < 0 || row->tasks[index].finished() || row->tasks[index].next_attempt != e.key().attempt()) return;
+  std::shared_ptr<Reservation> reservation;
+  if (!e.placements().empty()) {
+    if (cluster < 0) return;
+    reservation = std::make_shared<Reservation>();
+    for (const pb::Placement& placement : e.placements()) {
+      HostSlice slice = ToSlice(s_, e.cluster(), placement);
+      const auto same_host = [&](const HostSlice& other) { return other.host == slice.host; };
+      if (slice.host == kNoHost || std::any_of(reservation->parts.begin(), reservation->parts.end(), same_host)) return;
+      reservation->parts.push_back(std::move(slice));
+    }
+    const Reservation* before = row->tasks[index].reservation.get();
+    reservation->attempt = e.key().attempt();
+    reservation->cluster = cluster;
+    reservation->flavour = e.flavour();
+    reservation->workers = e.workers();
+    reservation->held = e.held();
+    reservation->start_ns = e.start_ns();
+    reservation->draining = e.draining();
+    reservation->since_ns = before != nullptr ? before->since_ns : s_.now_ns_;
+  }
+  SetReservation({row->number, index}, &Job(row->number)->tasks[index], std::move(reservation));
 }
 
 }  // namespace muster

@@ -61,6 +61,7 @@ void Applier::On(const pb::HostHello& e) {
   host->boot_id = e.boot_id();
   host->inventory = e.inventory();
   SetHostState(host, pb::HOST_UP);
+  NewRound();
   if (!known) OrderHosts();
   RefreshHost(id);
 }
@@ -70,6 +71,7 @@ void Applier::On(const pb::HostStateChanged& e) {
   if (id == kNoHost || s_.host(id).state == e.state() || s_.host(id).state == pb::HOST_NEVER_SEEN) return;
   if (e.state() != pb::HOST_UP && e.state() != pb::HOST_SILENT && e.state() != pb::HOST_UNREACHABLE) return;
   SetHostState(Host(id), e.state());
+  NewRound();
   RefreshHost(id);
 }
 
@@ -87,6 +89,7 @@ void Applier::On(const pb::AttemptReported& e) {
     const std::vector<LostRow>& lost = s_.host(id).lost;
     if (std::any_of(lost.begin(), lost.end(), same)) {
       std::erase_if(Host(id)->lost, same);
+      NewRound();
       RefreshHost(id);
     }
   }
@@ -102,6 +105,8 @@ void Applier::On(const pb::AttemptReported& e) {
   if (!found) return;
   AttemptRow* attempt = found.attempt;
   PartRow* part = &attempt->parts[index];
+  // Its end or failure; that of a stop is not news from outside.
+  if (attempt->state != pb::TASK_STOPPING && report.phase() > part->phase && (report.phase() == pb::EXITED || report.phase() == pb::GONE)) NewRound();
   part->phase = report.phase();
   part->stop_sent = part->stop_sent || report.stop_sent();
   for (const pb::WorkerExit& exit : report.exits()) {
@@ -262,6 +267,7 @@ void Applier::EndAttempt(const Found& found) {
       std::any_of(attempt->parts.begin(), attempt->parts.end(), [](const PartRow& part) { return part.lost; })) {
     cause = pb::HOST_LOST;
   }
+  if (!stopping || !Moved(cause)) NewRound();
   BookLoss(found, cause);
   attempt->cause = cause;
   attempt->detail = detail;
@@ -326,6 +332,9 @@ void Applier::SettleJob(JobRow* job) {
   const bool failed = std::any_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
   for (size_t t = 0; t < job->tasks.size(); ++t) {
     TaskRow& task = job->tasks[t];
+    if (task.reservation != nullptr && (task.finished() || failed || job->cancel_requested)) {
+      SetReservation({job->number, static_cast<int32_t>(t)}, &task, nullptr);
+    }
     if (task.finished() || task.current() != nullptr) continue;
     if (failed || job->cancel_requested) {
       task.state = pb::TASK_CANCELLED;
@@ -359,6 +368,7 @@ void Applier::SettleJob(JobRow* job) {
     return std::make_pair(s_.FindJob(a)->end_ns, a) < std::make_pair(s_.FindJob(b)->end_ns, b);
   });
   finished.insert(at, job->number);
+  IndexDone(*job);
 }
 
 }  // namespace muster

@@ -15,6 +15,7 @@ struct SchedulingOptions {
   int64_t lease_ns = 45 * kSecond;           // for mass loss (CONTRACTS 11)
   int64_t restart_cost_ns = 10 * kSecond;    // what a resize costs a gang; growth must gain more
   int64_t restart_backoff_ns = 1 * kSecond;  // the engine writes it into StepStarted; doubles with each failure
+  int32_t estimates = 64;                    // expected starts that a decision works out for what waits without a reservation
 };
 
 }  // namespace muster

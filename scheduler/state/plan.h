@@ -25,7 +25,7 @@ struct TaskRef {
 
 struct Plan {
   // To be applied in this order, in the step that planned them: AttemptStopping, ClusterOpened, TaskFailed, AttemptLost,
-  // AttemptPlaced.
+  // AttemptPlaced, ReservationChanged.
   std::vector<pb::Event> events;
   // For every task that is WAITING or BLOCKED when the plan's events are applied, and for those placed by it
   // (V_STARTING_NOW). Without `text`: scheduler/ask makes sentences.

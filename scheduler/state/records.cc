@@ -60,6 +60,7 @@ pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
   r.set_loaded_reported(row.loaded_reported);
   r.set_grace_ns(row.grace_ns);
   r.set_last_checkpoint_ns(row.last_checkpoint_ns);
+  r.set_place_round(row.place_round);
   return r;
 }
 
@@ -104,6 +105,44 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
   row->loaded_reported = r.loaded_reported();
   row->grace_ns = r.grace_ns();
   row->last_checkpoint_ns = r.last_checkpoint_ns();
+  row->place_round = r.place_round();
+  return absl::OkStatus();
+}
+
+pb::ReservationChanged ToRecord(const State& state, const Reservation& row) {
+  pb::ReservationChanged r;
+  r.mutable_key()->set_attempt(row.attempt);
+  r.set_cluster(state.clusters()[row.cluster].name);
+  r.set_flavour(row.flavour);
+  for (const HostSlice& part : row.parts) {
+    pb::Placement* placement = r.add_placements();
+    placement->set_host(state.host(part.host).name);
+    placement->set_workers(part.workers);
+    placement->mutable_devices()->Assign(part.devices.begin(), part.devices.end());
+    placement->mutable_device_milli()->Assign(part.device_milli.begin(), part.device_milli.end());
+  }
+  r.set_workers(row.workers);
+  r.set_held(row.held);
+  r.set_start_ns(row.start_ns);
+  r.set_draining(row.draining);
+  return r;
+}
+
+absl::Status FromRecord(const State& state, const pb::ReservationChanged& r, Reservation* row) {
+  row->attempt = r.key().attempt();
+  row->cluster = state.FindCluster(r.cluster());
+  if (row->cluster < 0) return absl::DataLossError(absl::StrCat("reservation names unknown cluster ", r.cluster()));
+  row->flavour = r.flavour();
+  for (const pb::Placement& placement : r.placements()) {
+    row->parts.push_back(ToSlice(state, r.cluster(), placement));
+    if (row->parts.back().host == kNoHost) {
+      return absl::DataLossError(absl::StrCat("reservation names unknown host ", r.cluster(), "/", placement.host()));
+    }
+  }
+  row->workers = r.workers();
+  row->held = r.held();
+  row->start_ns = r.start_ns();
+  row->draining = r.draining();
   return absl::OkStatus();
 }
 
@@ -131,6 +170,12 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   r.set_export_failures(row.export_failures);
   r.set_export_detail(row.export_detail);
   r.set_claimed_attempt(row.claimed_attempt);
+  r.set_evicted_round(row.evicted_round);
+  r.set_expected_run_ns(row.expected_run_ns);
+  if (row.reservation != nullptr) {
+    *r.mutable_reservation() = ToRecord(state, *row.reservation);
+    r.set_reserved_since_ns(row.reservation->since_ns);
+  }
   return r;
 }
 
@@ -160,6 +205,14 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->export_failures = r.export_failures();
   row->export_detail = r.export_detail();
   row->claimed_attempt = r.claimed_attempt();
+  row->evicted_round = r.evicted_round();
+  row->expected_run_ns = r.expected_run_ns();
+  if (r.has_reservation()) {
+    auto reservation = std::make_shared<Reservation>();
+    if (absl::Status status = FromRecord(state, r.reservation(), reservation.get()); !status.ok()) return status;
+    reservation->since_ns = r.reserved_since_ns();
+    row->reservation = std::move(reservation);
+  }
   return absl::OkStatus();
 }
 
@@ -280,6 +333,7 @@ struct StateRecords {
       row->set_decayed_device_us(history.decayed_device_us);
     }
     r.set_history_tick(s.history_tick_);
+    r.set_round(s.round_);
     return {"meta", "", Serialize(r)};
   }
   static RowChange Job(const State& s, uint64_t number) {
@@ -340,6 +394,7 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       applier.SetQueues(r.queues());
       applier.SetClusters(r.clusters());
       for (const pb::DrainedCluster& d : r.drained()) applier.SetClusterDrained(d.name(), true, d.reason());
+      s.round_ = r.round();
       std::map<std::pair<std::string, int>, int64_t> ledger;
       for (const pb::LedgerRow& l : r.ledger()) {
         const int ledger_class = LedgerClassOf(l.class_());
@@ -399,6 +454,8 @@ std::string State::Difference(const State& a, const State& b) {
   if (*a.active_ != *b.active_) return "active jobs";
   if (*a.finished_ != *b.finished_) return "finished jobs";
   if (*a.staged_exports_ != *b.staged_exports_) return "staged exports";
+  if (*a.reserved_ != *b.reserved_) return "tasks with reservations";
+  if (a.newest_done_.Entries() != b.newest_done_.Entries()) return "newest finished by name";
   if (a.job_by_uid_.Entries() != b.job_by_uid_.Entries()) return "index by uid";
   if (a.job_by_key_.Entries() != b.job_by_key_.Entries()) return "index by idempotency key";
   if (*a.ledger_rate_ != *b.ledger_rate_) return "ledger rates";
@@ -408,7 +465,7 @@ std::string State::Difference(const State& a, const State& b) {
     const HostRow& x = a.host((*a.host_order_)[i]);
     const HostRow& y = b.host((*b.host_order_)[i]);
     if (x.name != y.name || x.cluster != y.cluster) return absl::StrCat("order of hosts at ", i);
-    if (x.attempts != y.attempts || x.device_used_milli != y.device_used_milli || x.cpus_used_milli != y.cpus_used_milli ||
+    if (x.attempts != y.attempts || x.reserved != y.reserved || x.device_used_milli != y.device_used_milli || x.cpus_used_milli != y.cpus_used_milli ||
         x.memory_used_bytes != y.memory_used_bytes || x.disk_used_bytes != y.disk_used_bytes || x.shares != y.shares) {
       return absl::StrCat("use of host ", x.name);
     }

@@ -25,6 +25,29 @@ struct AttemptRef {
   auto operator<=>(const AttemptRef&) const = default;
 };
 
+// A planned part of a gang on one host; devices in worker order.
+struct HostSlice {
+  HostId host = kNoHost;
+  int32_t workers = 0;
+  std::vector<int32_t> devices;        // indexes on the host
+  std::vector<int64_t> device_milli;   // taken of each; empty = whole
+  bool operator==(const HostSlice&) const = default;
+};
+
+// Devices kept for a task's next attempt. It counts as use for nobody; what is free of it is booked as reserved.
+struct Reservation {
+  int32_t attempt = 0;
+  int32_t cluster = 0;                 // index in State::clusters()
+  std::string flavour;                 // empty: no GPUs
+  std::vector<HostSlice> parts;        // in rank order
+  int32_t workers = 0;
+  bool held = false;                   // its own as they become free: others were stopped for it, or itself, to come back
+  int64_t start_ns = 0;                // not held: expected; 0 = unknown
+  bool draining = false;               // not held: nothing that ends after start_ns is placed on its hosts
+  int64_t since_ns = 0;                // it has had one without a gap
+  bool operator==(const Reservation&) const = default;
+};
+
 // The part of a gang on one host.
 struct PartRow {
   HostId host = kNoHost;
@@ -63,6 +86,7 @@ struct AttemptRow {
   bool loaded_reported = false;
   int64_t grace_ns = 0;
   int64_t last_checkpoint_ns = 0;
+  uint64_t place_round = 0;            // State::round() when it was placed
 
   bool ended() const { return end_ns != 0; }
   // No part has processes (or they are lost): its devices are not its own any more. It may wait for its export nevertheless.
@@ -97,6 +121,9 @@ struct TaskRow {
   int32_t export_failures = 0;         // tries to publish it that failed
   std::string export_detail;           // why the last one did
   int32_t claimed_attempt = 0;         // others were stopped for this attempt, not placed yet
+  uint64_t evicted_round = 0;          // State::round() when it was stopped for a claim; 0 = never
+  std::shared_ptr<const Reservation> reservation;  // nullptr: nothing is kept for it
+  int64_t expected_run_ns = 0;         // from history, when it was submitted or placed; 0 = unknown
 
   // The unfinished attempt, or nullptr.
   const AttemptRow* current() const {
@@ -167,6 +194,7 @@ struct HostRow {
 
   // Derived from the attempts placed here and from `lost`:
   std::vector<AttemptRef> attempts;         // whose processes may exist here, ascending
+  std::vector<TaskRef> reserved;            // for which devices are kept here, ascending
   std::vector<int64_t> device_used_milli;   // parallel to inventory.devices()
   int64_t cpus_used_milli = 0, memory_used_bytes = 0, disk_used_bytes = 0;
   std::vector<LedgerShare> shares;          // what its devices are booked to; sums to 1000 a device

@@ -19,6 +19,7 @@ State::State()
     : active_(std::make_shared<std::vector<uint64_t>>()),
       finished_(std::make_shared<std::vector<uint64_t>>()),
       staged_exports_(std::make_shared<std::set<AttemptRef>>()),
+      reserved_(std::make_shared<std::vector<TaskRef>>()),
       host_order_(std::make_shared<std::vector<HostId>>()),
       clusters_(std::make_shared<std::vector<ClusterRow>>()),
       cluster_file_(std::make_shared<pb::ClusterFile>()),

@@ -63,6 +63,7 @@ class State {
   const JobRow* FindJobByText(std::string_view number_or_uid) const;
   const std::vector<uint64_t>& active_jobs() const { return *active_; }   // unfinished, ascending
   std::vector<uint64_t> AllJobs() const;                         // with the finished ones kept, ascending
+  const std::vector<TaskRef>& reserved_tasks() const { return *reserved_; }  // for which devices are kept, ascending
   uint64_t next_job_number() const { return next_job_number_; }
   // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
   const AttemptRow* FindAttempt(const pb::AttemptKey& key, const JobRow** job = nullptr, int32_t* task = nullptr) const;
@@ -88,6 +89,9 @@ class State {
   // ---- the rest ----
   int64_t now_ns() const { return now_ns_; }                     // of the newest step
   uint64_t epoch() const { return epoch_; }
+  // Outside events so far (SCHEDULING.md §2): arrivals, ends, failures, capacity, configuration, opened clusters. Within a round
+  // the entitled set and its charges are constant.
+  uint64_t round() const { return round_; }
   // Booked slot-time in device-microseconds by (queue path, class); "" where no attempt held the device.
   const std::map<std::pair<std::string, int>, int64_t>& ledger() const { return *ledger_; }
   int64_t ledger_since_ns() const { return ledger_since_ns_; }
@@ -128,6 +132,8 @@ class State {
   std::shared_ptr<std::vector<uint64_t>> active_;                // derived
   std::shared_ptr<std::vector<uint64_t>> finished_;              // derived; by end time, then number
   std::shared_ptr<const std::set<AttemptRef>> staged_exports_;   // derived
+  std::shared_ptr<const std::vector<TaskRef>> reserved_;         // derived
+  PagedIndex newest_done_;                     // derived; owner '\0' job '\0' task -> number of the newest finished job where it succeeded
   std::shared_ptr<const std::vector<HostId>> host_order_;        // derived
   std::shared_ptr<const std::vector<ClusterRow>> clusters_;
   std::shared_ptr<const pb::ClusterFile> cluster_file_;
@@ -142,6 +148,7 @@ class State {
   uint64_t queue_version_ = 0;
   int64_t now_ns_ = 0;
   uint64_t epoch_ = 0;
+  uint64_t round_ = 0;
   int64_t restart_backoff_ns_ = 0;
   int64_t ledger_since_ns_ = 0, ledger_until_ns_ = 0, ledger_capacity_device_us_ = 0;
 

@@ -145,9 +145,41 @@ absl::Status CheckStopping(const State& state, const pb::AttemptStopping& e) {
   if (!claims) return absl::OkStatus();
   const JobRow* claimant = state.FindJobByUid(e.claimant().job_uid());
   const int32_t c = claimant == nullptr ? -1 : TaskIndex(*claimant->spec, e.claimant().task());
-  if (c < 0 || !claimant->tasks[c].waiting() || claimant->tasks[c].next_attempt != e.claimant().attempt()) {
-    return Broken("preempts for a task that doesn't wait");
+  if (c < 0 || claimant->tasks[c].next_attempt != e.claimant().attempt()) return Broken("preempts for a task that doesn't wait");
+  // It waits, or restarts larger, or can't be reached and may start elsewhere.
+  const AttemptRow* runs = claimant->tasks[c].current();
+  const bool resizes = runs != nullptr && runs->state == pb::TASK_STOPPING && runs->cause == pb::RESIZE && runs->next_workers > runs->workers;
+  const bool replaced = runs != nullptr && UnreachableRule(claimant->task_spec(c), *runs) == pb::REPLACE &&
+                        std::any_of(runs->parts.begin(), runs->parts.end(), [&](const PartRow& part) {
+                          return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE;
+                        });
+  if (!claimant->tasks[c].waiting() && !resizes && !replaced) return Broken("preempts for a task that doesn't wait");
+  return absl::OkStatus();
+}
+
+absl::Status CheckReservation(const State& state, const pb::ReservationChanged& e) {
+  const JobRow* job = state.FindJobByUid(e.key().job_uid());
+  const int32_t t = job == nullptr ? -1 : TaskIndex(*job->spec, e.key().task());
+  if (t < 0 || job->tasks[t].finished()) return Broken("reserves for no unfinished task");
+  const TaskRow& row = job->tasks[t];
+  if (row.next_attempt != e.key().attempt()) return Broken("reserves for an attempt that isn't the task's next");
+  if (e.placements().empty()) return row.reservation != nullptr ? absl::OkStatus() : Broken("ends a reservation that isn't there");
+  if (row.current() != nullptr && row.state != pb::TASK_STOPPING &&
+      std::none_of(row.current()->parts.begin(), row.current()->parts.end(), [&](const PartRow& part) {
+        return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE;
+      })) {
+    return Broken("reserves for a task that runs");
   }
+  int32_t workers = 0;
+  for (const pb::Placement& placement : e.placements()) {
+    const HostId id = state.FindHost(e.cluster(), placement.host());
+    if (id == kNoHost) return Broken(absl::StrCat(e.cluster(), "/", placement.host(), ": no such host"));
+    for (const int32_t device : placement.devices()) {
+      if (device < 0 || device >= state.host(id).inventory.devices_size()) return Broken(absl::StrCat(placement.host(), ": no device ", device));
+    }
+    workers += placement.workers();
+  }
+  if (workers != e.workers() || workers < std::max(1, job->task_spec(t).workers().min())) return Broken("reserves for less than a gang");
   return absl::OkStatus();
 }
 
@@ -192,6 +224,7 @@ absl::Status CheckOne(const State& state, const pb::Event& event, const Plan& pl
       if (t < 0 || job->tasks[t].finished() || job->tasks[t].current() != nullptr) return Broken("fails a task that doesn't wait");
       return absl::OkStatus();
     }
+    case pb::Event::kReservation: return CheckReservation(state, event.reservation());
     default: return Broken("isn't an event of a plan");
   }
 }

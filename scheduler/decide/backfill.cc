@@ -1,0 +1,167 @@
+// Backfill (SCHEDULING.md §4): what is outside S starts on capacity that nobody in S can use now. It is a victim for S, so only
+// what S waits for is kept from it: reserved devices that it would still hold, and limits that it would use up.
+#include <algorithm>
+#include <tuple>
+
+#include "scheduler/decide/round.h"
+
+namespace muster {
+
+// Tasks of a job share a directory: starting this one may not put a sibling's charged cluster out of reach.
+bool Round::SiblingsReach(const Base& base, int32_t cell) const {
+  if (!base.job->cluster.empty() || base.job->tasks.size() == 1) return true;
+  const ClusterRow& cluster = s_.clusters()[m_.cells[cell].cluster];
+  for (size_t t = 0; t < base.job->tasks.size(); ++t) {
+    const auto sibling = m_.base_of.find({base.ref.job, static_cast<int32_t>(t)});
+    if (sibling == m_.base_of.end() || !m_.bases[sibling->second].entitled) continue;
+    const int32_t theirs = m_.cells[m_.bases[sibling->second].charge].cluster;
+    if (theirs != m_.cells[cell].cluster && !Reaches(s_.cluster_file(), cluster.spec.job_storage(), s_.clusters()[theirs].name)) return false;
+  }
+  return true;
+}
+
+// With it, a limit would keep out a unit of S that waits below the same queue, and that couldn't stop it.
+bool Round::HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const {
+  const int32_t f = m_.cells[cell].flavour;
+  const int64_t demand = base.worker_milli * base.min_workers;
+  for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
+    if (UseAt(use_claims_, n, f) + demand <= quota_[n * m_.flavours.size() + f].limit) continue;
+    for (const int32_t b : unserved_) {
+      const Base& claimant = m_.bases[b];
+      if (m_.cells[claimant.charge].flavour != f) continue;
+      int32_t up = claimant.leaf;
+      while (up > n) up = s_.queues().nodes[up].parent;
+      if (up != n) continue;
+      const Kept* reservation = nullptr;
+      for (const Kept& kept : reserved_[claimant.charge]) {
+        if (kept.base == b) reservation = &kept;
+      }
+      const bool gone_before = reservation != nullptr && reservation->start_ns != 0 && end_ns != 0 && end_ns <= reservation->start_ns;
+      if (!gone_before && !(MayTake(claimant, base) && LevelAllows(claimant, claimant.charge, claimant.worker_milli * claimant.min_workers,
+                                                                    base, use_now_, demand))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool Round::BackfillOne(int32_t b) {
+  const Base& base = m_.bases[b];
+  const int64_t end_ns = EndIfStarted(base);
+  const int64_t demand = base.worker_milli * base.min_workers;
+  const bool gpus = base.spec->resources().gpus_milli() > 0;
+  for (size_t i = 0; i < base.cells.size(); ++i) {
+    const int32_t cell = base.cells[i];
+    if (!base.opened[i] || now_.FreeMilli(m_.cells[cell], gpus) < demand) continue;
+    if (!WithinLimits(base, cell, base.min_workers, use_now_)) continue;
+    const std::array<int64_t, 4> key{kNow, cell, ShapeOf(b), LentBits(base, cell, end_ns)};
+    if (failed_.contains(key)) continue;
+    if (HindersClaims(base, cell, end_ns) || !SiblingsReach(base, cell)) continue;
+    std::optional<PlannedGang> gang = PlaceNow(b, cell, base.min_workers, end_ns);
+    if (!gang.has_value()) {
+      failed_.insert(key);
+      continue;
+    }
+    AddUse(&use_claims_, base, cell, base.min_workers);
+    Start(b, cell, base.min_workers, *std::move(gang));
+    return true;
+  }
+  return false;
+}
+
+void Round::Backfill() {
+  // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
+  std::vector<int32_t> waiting;
+  for (size_t i = 0; i < m_.bases.size(); ++i) {
+    const int32_t b = static_cast<int32_t>(i);
+    const Base& base = m_.bases[b];
+    if (base.entitled || stopped_[b] || base.ends) continue;
+    const Reservation* held = base.row->reservation.get();
+    if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.ComesBack() || base.wants_place()) &&
+        base.leaf >= 0 && !s_.queues().nodes[base.leaf].held && future_.Fits(*base.spec, held->parts)) {
+      for (const int32_t cell : base.cells) {
+        if (m_.cells[cell].cluster != held->cluster || (!held->flavour.empty() && held->flavour != m_.flavours[m_.cells[cell].flavour])) continue;
+        if (!WithinLimits(base, cell, held->workers, use_future_)) break;
+        if (base.wants_place() && now_.Fits(*base.spec, held->parts) && WithinLimits(base, cell, held->workers, use_now_)) {
+          Start(b, cell, held->workers, held->parts);
+        } else {
+          Hold(b, cell, held->workers, held->parts);
+        }
+        break;
+      }
+    }
+    if (served_[b] || !base.wants_place() || base.leaf < 0) continue;
+    if (base.row->evicted_round == s_.round()) continue;
+    if (base.row->backoff_until_ns > now_ns_) {
+      LookAt(base.row->backoff_until_ns);
+      continue;
+    }
+    waiting.push_back(b);
+  }
+  if (waiting.empty()) return;
+  use_claims_ = use_now_;
+  for (const int32_t b : unserved_) AddUse(&use_claims_, m_.bases[b], m_.bases[b].charge, m_.bases[b].min_workers);
+  for (const Kept& kept : kept_) {
+    const Base& base = m_.bases[kept.base];
+    AddUse(&use_claims_, base, kept.cell, kept.workers - (base.current != nullptr && !base.may_be_lost ? base.current->workers : 0));
+  }
+
+  // By queue in leaf order; the queues in turns, the one with the lowest levels along its path first.
+  std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) {
+    const Base &a = m_.bases[x], &b = m_.bases[y];
+    return std::make_tuple(a.leaf, -a.job->spec->priority(), a.job->submit_ns, x) < std::make_tuple(b.leaf, -b.job->spec->priority(), b.job->submit_ns, y);
+  });
+  struct Turn {
+    std::vector<Level> levels;         // from below the root down to the leaf
+    size_t next = 0, end = 0;          // in `waiting`
+  };
+  const auto levels_of = [&](int32_t b) {
+    const Base& base = m_.bases[b];
+    int32_t cell = -1;
+    for (size_t i = 0; i < base.cells.size() && cell < 0; ++i) {
+      if (base.opened[i]) cell = base.cells[i];
+    }
+    std::vector<Level> levels;
+    for (int32_t n = base.leaf; cell >= 0 && n > 0; n = s_.queues().nodes[n].parent) {
+      const int32_t f = m_.cells[cell].flavour;
+      levels.insert(levels.begin(), LevelOf(n, f, UseAt(use_now_, n, f)));
+    }
+    return levels;
+  };
+  const auto later = [&](const Turn& a, const Turn& b) {
+    for (size_t i = 0; i < a.levels.size() && i < b.levels.size(); ++i) {
+      if (const int order = Compare(a.levels[i], b.levels[i]); order != 0) return order > 0;
+    }
+    const Base &x = m_.bases[waiting[a.next]], &y = m_.bases[waiting[b.next]];
+    return std::make_tuple(x.job->submit_ns, x.ref) > std::make_tuple(y.job->submit_ns, y.ref);
+  };
+  std::vector<Turn> heap;
+  for (size_t i = 0; i < waiting.size();) {
+    size_t end = i;
+    while (end < waiting.size() && m_.bases[waiting[end]].leaf == m_.bases[waiting[i]].leaf) ++end;
+    heap.push_back({levels_of(waiting[i]), i, end});
+    i = end;
+  }
+  std::make_heap(heap.begin(), heap.end(), later);
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), later);
+    Turn turn = std::move(heap.back());
+    heap.pop_back();
+    // Levels only rise: a turn that is still the lowest with its levels of now is the lowest.
+    turn.levels = levels_of(waiting[turn.next]);
+    if (!heap.empty() && later(turn, heap.front())) {
+      heap.push_back(std::move(turn));
+      std::push_heap(heap.begin(), heap.end(), later);
+      continue;
+    }
+    while (turn.next < turn.end && !BackfillOne(waiting[turn.next++])) {
+    }
+    if (turn.next == turn.end) continue;
+    turn.levels = levels_of(waiting[turn.next]);
+    heap.push_back(std::move(turn));
+    std::push_heap(heap.begin(), heap.end(), later);
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,784 @@
+#include "scheduler/decide/fuzz.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+#include "scheduler/decide/decide.h"
+#include "scheduler/decide/decider.h"
+#include "scheduler/decide/free_map.h"
+#include "scheduler/decide/model_upkeep.h"
+#include "scheduler/state/validate.h"
+
+namespace muster {
+namespace {
+
+constexpr int kSettlesWithin = 400;    // decisions with an effect in one quiet time
+constexpr const char* kFlavours[] = {"a100", "h100"};
+
+// SplitMix64 (Steele, Lea, Flood 2014).
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
+  int Of(int n) {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<int>((z ^ (z >> 31)) % static_cast<uint64_t>(n));
+  }
+  bool Percent(int p) { return Of(100) < p; }
+
+ private:
+  uint64_t state_;
+};
+
+uint64_t Fnv(uint64_t digest, const std::string& bytes) {
+  if (digest == 0) digest = 0xcbf29ce484222325ull;
+  for (const char c : bytes) digest = (digest ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
+  return digest;
+}
+
+class Case {
+ public:
+  Case(uint64_t seed, FuzzTotals* totals, bool trace) : dice_(seed), totals_(*totals), trace_(trace) {}
+
+  std::string Run() {
+    ++totals_.trees;
+    Configure();
+    const int bursts = 2 + dice_.Of(4);
+    for (int burst = 0; burst < bursts && error_.empty(); ++burst) {
+      const int steps = 1 + dice_.Of(8);
+      for (int i = 0; i < steps && error_.empty(); ++i) {
+        Advance(dice_.Of(4) * kSecond);
+        const int events = dice_.Of(4) + (burst == 0 && i == 0 ? 3 : 0);
+        for (int e = 0; e < events; ++e) Outside();
+        Agents(/*quiet=*/false);
+        Step();
+      }
+      if (error_.empty()) Settle();
+    }
+    if (error_.empty() && dice_.Of(16) == 0) {
+      const std::string difference = State::Difference(s_, s_.Rebuilt());
+      if (!difference.empty()) Fail(absl::StrCat("derived data: ", difference));
+    }
+    return error_;
+  }
+
+ private:
+  void Fail(const std::string& what) {
+    if (error_.empty()) error_ = absl::StrCat("step ", step_, ": ", what);
+  }
+
+  void Do(const pb::Event& event) {
+    if (trace_) std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
+    Apply(&s_, event);
+  }
+
+  void Advance(int64_t ns) {
+    now_ns_ += ns;
+    pb::Event event;
+    event.mutable_step()->set_now_ns(now_ns_);
+    event.mutable_step()->set_epoch(1);
+    Apply(&s_, event);
+  }
+
+  // ---- the system ----
+
+  void Configure() {
+    now_ns_ = int64_t{1'700'000'000} * kSecond;
+    Advance(0);
+    options_.min_runtime_ns = dice_.Of(3) * 5 * kSecond;
+    options_.grow_interval_ns = (1 + dice_.Of(3)) * 10 * kSecond;
+    options_.starve_after_ns = (1 + dice_.Of(4)) * 10 * kSecond;
+    options_.spill_cost_ns = dice_.Of(3) * 10 * kSecond;
+    options_.restart_cost_ns = kSecond;
+    const int clusters = 1 + dice_.Of(3);
+    const bool one_storage = dice_.Percent(60);
+    pb::Event configured;
+    pb::ClusterFile* file = configured.mutable_clusters_configured()->mutable_file();
+    for (int c = 0; c < clusters; ++c) {
+      pb::ClusterSpec* cluster = file->add_clusters();
+      cluster->set_name(absl::StrCat("c", c));
+      cluster->set_open(true);
+      const std::string storage = one_storage ? "s" : absl::StrCat("s", c);
+      cluster->set_job_storage(storage);
+      (*file->mutable_storages())[storage].add_clusters(cluster->name());
+      const int hosts = 1 + dice_.Of(4);
+      const int flavour = dice_.Of(2);
+      const int devices = 1 << dice_.Of(4);
+      for (int h = 0; h < hosts; ++h) {
+        pb::HostSpec* host = cluster->add_hosts();
+        host->set_name(absl::StrCat("h", h));
+        host->set_rack(absl::StrCat("r", h / 2));
+        hosts_.push_back({cluster->name(), host->name(), kFlavours[dice_.Percent(20) ? 1 - flavour : flavour],
+                          dice_.Percent(20) ? 1 << dice_.Of(4) : devices, 8 + dice_.Of(3) * 8});
+      }
+    }
+    Do(configured);
+    for (const HostKind& host : hosts_) Hello(host, -1);
+    Queues();
+  }
+
+  struct HostKind {
+    std::string cluster, name, flavour;
+    int devices = 0;
+    int cpus = 0;
+  };
+
+  // `broken`: that device isn't healthy.
+  void Hello(const HostKind& host, int broken) {
+    pb::Event event;
+    pb::HostHello* hello = event.mutable_host_hello();
+    hello->set_cluster(host.cluster);
+    hello->set_host(host.name);
+    hello->set_state_id("s");
+    hello->set_boot_id("b");
+    pb::Inventory* inventory = hello->mutable_inventory();
+    inventory->set_flavour(host.flavour);
+    for (int d = 0; d < host.devices; ++d) {
+      pb::Device* device = inventory->add_devices();
+      device->set_index(d);
+      device->set_healthy(d != broken);
+      device->set_island(d / 4);
+    }
+    inventory->set_cpus_milli(host.cpus * 1000);
+    inventory->set_memory_bytes(int64_t{256} << 30);
+    inventory->set_disk_bytes(int64_t{1} << 40);
+    Do(event);
+  }
+
+  // A tree of depth 1 to 3 whose guarantees nest in every cell.
+  void Queues() {
+    std::map<std::string, std::map<std::string, int64_t>> room;  // flavour -> cluster -> milli not guaranteed yet
+    for (const HostKind& host : hosts_) room[host.flavour][host.cluster] += host.devices * 1000;
+    leaves_.clear();
+    pb::Event event;
+    const int tops = 1 + dice_.Of(3);
+    for (int t = 0; t < tops; ++t) Queue(event.mutable_queues_applied()->mutable_tree()->add_queues(), absl::StrCat("q", t), "", 0, &room);
+    event.mutable_queues_applied()->set_version(++tree_version_);
+    Do(event);
+  }
+
+  void Queue(pb::QueueSpec* queue, const std::string& name, const std::string& above, int depth,
+             std::map<std::string, std::map<std::string, int64_t>>* room) {
+    queue->set_name(name);
+    const std::string path = above.empty() ? name : absl::StrCat(above, "/", name);
+    if (dice_.Percent(20)) queue->set_min_runtime_ns((1 + dice_.Of(3)) * 5 * kSecond);
+    const bool inner = depth < 2 && dice_.Percent(30);
+    std::map<std::string, std::map<std::string, int64_t>> guaranteed;
+    if (inner) {
+      const int children = 1 + dice_.Of(3);
+      for (int c = 0; c < children; ++c) Queue(queue->add_queues(), absl::StrCat("k", c), path, depth + 1, room);
+      for (const pb::QueueSpec& child : queue->queues()) {
+        for (const auto& [flavour, quota] : child.quota()) {
+          for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) guaranteed[flavour][cluster] += milli;
+        }
+      }
+    } else {
+      leaves_.push_back(path);
+    }
+    for (const char* flavour : kFlavours) {
+      bool listed = inner && guaranteed.contains(flavour);
+      for (auto& [cluster, milli] : (*room)[flavour]) {
+        if (milli == 0 || !dice_.Percent(inner ? 20 : 50)) continue;
+        const int64_t more = 1000 * (1 + dice_.Of(static_cast<int>(milli / 1000)));
+        guaranteed[flavour][cluster] += more;
+        milli -= more;
+        listed = true;
+      }
+      // A queue above one with a guarantee lists the flavour, else guarantees would not nest.
+      if (!listed && !dice_.Percent(50)) continue;
+      pb::Quota& quota = (*queue->mutable_quota())[flavour];
+      int64_t sum = 0;
+      for (const auto& [cluster, milli] : guaranteed[flavour]) {
+        (*quota.mutable_guarantee_per_cluster())[cluster] = milli;
+        sum += milli;
+      }
+      quota.set_guarantee_milli(sum);
+      quota.set_weight(dice_.Of(4));
+      if (dice_.Percent(30)) quota.set_limit_milli(sum + 1000 * dice_.Of(6));
+    }
+    if (dice_.Percent(10)) (*queue->mutable_quota())["cpu"].set_limit_milli(1000 * (4 + dice_.Of(20)));
+  }
+
+  // ---- outside events ----
+
+  void Outside() {
+    const int kind = dice_.Of(100);
+    if (kind < 45) return Submit();
+    if (kind < 65) return EndOne();
+    if (kind < 70) return Cancel();
+    if (kind < 80) return ChangeHost();
+    if (kind < 85) return Drain();
+    if (kind < 87 && dice_.Percent(30)) return Queues();
+    Report();
+  }
+
+  void Submit() {
+    pb::Event event;
+    pb::JobSubmitted* e = event.mutable_job_submitted();
+    e->set_number(s_.next_job_number());
+    e->set_uid(absl::StrCat("u", e->number()));
+    e->set_owner(absl::StrCat("o", dice_.Of(2)));
+    pb::JobSpec* spec = e->mutable_spec();
+    spec->set_name(absl::StrCat("n", dice_.Of(4)));
+    spec->set_queue(leaves_[dice_.Of(static_cast<int>(leaves_.size()))]);
+    spec->set_priority(dice_.Percent(30) ? dice_.Of(3) : 0);
+    if (dice_.Percent(35)) {
+      for (const ClusterRow& cluster : s_.clusters()) {
+        if (dice_.Percent(60)) spec->add_clusters(cluster.name);
+      }
+      if (dice_.Percent(30) && spec->clusters_size() > 1) spec->mutable_clusters()->SwapElements(0, 1);
+    }
+    const int tasks = s_.cluster_file().storages().size() == 1 && dice_.Percent(20) ? 2 : 1;
+    for (int t = 0; t < tasks; ++t) {
+      pb::TaskSpec* task = spec->add_tasks();
+      task->set_name(absl::StrCat("t", t));
+      if (t == 1 && dice_.Percent(50)) task->add_after("t0");
+      pb::Resources* wants = task->mutable_resources();
+      const int shape = dice_.Of(10);
+      int min = 1;
+      if (shape < 5) {
+        wants->set_gpus_milli(1000 * (1 << dice_.Of(3)));
+        min = 1 + (dice_.Percent(50) ? dice_.Of(4) : 0);
+      } else if (shape < 7) {
+        wants->set_gpus_milli(1000);
+        min = 1 + dice_.Of(8);
+      } else if (shape < 9) {
+        wants->set_gpus_milli(250 * (1 + dice_.Of(3)));
+      } else {
+        wants->set_cpus_milli(1000 * (1 + dice_.Of(6)));
+        min = 1 + dice_.Of(2);
+      }
+      if (wants->gpus_milli() > 0) {
+        const int first = dice_.Of(2);
+        wants->add_gpu_types(kFlavours[first]);
+        if (dice_.Percent(50)) wants->add_gpu_types(kFlavours[1 - first]);
+        if (dice_.Percent(30)) wants->set_cpus_milli(1000 * (1 + dice_.Of(4)));
+      }
+      task->mutable_workers()->set_min(min);
+      const bool elastic = wants->gpus_milli() % 1000 == 0 && dice_.Percent(40);
+      task->mutable_workers()->set_max(min + (elastic ? dice_.Of(5) : 0));
+      if (dice_.Percent(15)) task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(1 + dice_.Of(5)));
+      if (dice_.Percent(40)) task->set_time_limit_ns((5 + dice_.Of(200)) * kSecond);
+      task->set_grace_ns((1 + dice_.Of(5)) * kSecond);
+      task->set_max_restarts(dice_.Of(3));
+      if (dice_.Percent(50)) task->set_when_unreachable(dice_.Percent(50) ? pb::REPLACE : pb::WAIT);
+      if (dice_.Percent(50)) task->set_trainer_json("{}");
+    }
+    Do(event);
+  }
+
+  struct Target {
+    const JobRow* job = nullptr;
+    int32_t task = 0;
+    const AttemptRow* attempt = nullptr;
+  };
+
+  // A random unfinished attempt in the state; nullptr if there is none.
+  Target PickAttempt(pb::TaskState state) {
+    std::vector<Target> found;
+    for (const uint64_t number : s_.active_jobs()) {
+      const JobRow* job = s_.FindJob(number);
+      for (size_t t = 0; t < job->tasks.size(); ++t) {
+        const AttemptRow* current = job->tasks[t].current();
+        if (current != nullptr && current->state == state) found.push_back({job, static_cast<int32_t>(t), current});
+      }
+    }
+    return found.empty() ? Target() : found[dice_.Of(static_cast<int>(found.size()))];
+  }
+
+  pb::Event ReportOf(const Target& target, size_t part, pb::AttemptPhase phase, int exit_code, bool stop_sent) {
+    const PartRow& row = target.attempt->parts[part];
+    const HostRow& host = s_.host(row.host);
+    pb::Event event;
+    pb::AttemptReported* e = event.mutable_attempt_reported();
+    e->set_cluster(s_.clusters()[host.cluster].name);
+    e->set_host(host.name);
+    e->set_state_id(host.state_id);
+    *e->mutable_report()->mutable_key() = KeyOf(*target.job, target.task, target.attempt->number);
+    e->mutable_report()->set_phase(phase);
+    e->mutable_report()->set_stop_sent(stop_sent);
+    for (int w = 0; exit_code >= 0 && w < row.workers; ++w) {
+      pb::WorkerExit* exit = e->mutable_report()->add_exits();
+      exit->set_rank(row.first_group_rank + w);
+      exit->set_exit_code(exit_code);
+    }
+    return event;
+  }
+
+  bool Reachable(const PartRow& part) { return s_.host(part.host).state == pb::HOST_UP; }
+
+  void EndOne() {
+    const Target target = PickAttempt(pb::TASK_RUNNING);
+    if (target.attempt == nullptr) return;
+    if (!std::all_of(target.attempt->parts.begin(), target.attempt->parts.end(), [&](const PartRow& p) { return Reachable(p); })) return;
+    if (dice_.Percent(25)) return Do(ReportOf(target, dice_.Of(static_cast<int>(target.attempt->parts.size())), pb::EXITED, 1, false));
+    const size_t parts = target.attempt->parts.size();
+    const AttemptRef ref{target.job->number, target.task, target.attempt->number};
+    for (size_t p = 0; p < parts; ++p) {
+      const Target now{s_.FindJob(ref.job), ref.task, s_.FindAttempt(ref)};
+      Do(ReportOf(now, p, pb::GONE, 0, false));
+    }
+  }
+
+  void Cancel() {
+    if (s_.active_jobs().empty()) return;
+    pb::Event event;
+    event.mutable_job_cancel()->set_number(s_.active_jobs()[dice_.Of(static_cast<int>(s_.active_jobs().size()))]);
+    Do(event);
+  }
+
+  void ChangeHost() {
+    const HostKind& kind = hosts_[dice_.Of(static_cast<int>(hosts_.size()))];
+    const HostRow& host = s_.host(s_.FindHost(kind.cluster, kind.name));
+    pb::Event event;
+    event.mutable_host_state()->set_cluster(kind.cluster);
+    event.mutable_host_state()->set_host(kind.name);
+    switch (host.state) {
+      case pb::HOST_UP:
+        if (dice_.Percent(40)) return Hello(kind, dice_.Of(kind.devices + 2));
+        event.mutable_host_state()->set_state(pb::HOST_SILENT);
+        return Do(event);
+      case pb::HOST_SILENT:
+        event.mutable_host_state()->set_state(dice_.Percent(50) ? pb::HOST_UP : pb::HOST_UNREACHABLE);
+        return Do(event);
+      default: return Hello(kind, -1);
+    }
+  }
+
+  void Drain() {
+    const HostKind& kind = hosts_[dice_.Of(static_cast<int>(hosts_.size()))];
+    pb::Event event;
+    const bool whole = dice_.Percent(20);
+    event.mutable_drain_changed()->set_target(whole ? kind.cluster : absl::StrCat(kind.cluster, "/", kind.name));
+    const bool drained = whole ? s_.clusters()[s_.FindCluster(kind.cluster)].drained : s_.host(s_.FindHost(kind.cluster, kind.name)).drained;
+    event.mutable_drain_changed()->set_drained(!drained);
+    Do(event);
+  }
+
+  void Report() {
+    const Target target = PickAttempt(pb::TASK_RUNNING);
+    if (target.attempt == nullptr) return;
+    pb::Event event;
+    if (dice_.Percent(50)) {
+      pb::CheckpointSeen* e = event.mutable_checkpoint_seen();
+      *e->mutable_key() = KeyOf(*target.job, target.task, target.attempt->number);
+      e->mutable_checkpoint()->set_step(step_);
+      e->mutable_checkpoint()->set_path(absl::StrCat("p", step_));
+      e->set_loaded_step(-1);
+    } else {
+      pb::ProgressSeen* e = event.mutable_progress_seen();
+      *e->mutable_key() = KeyOf(*target.job, target.task, target.attempt->number);
+      e->mutable_progress()->set_step(1 + dice_.Of(20));
+      e->mutable_progress()->set_total_steps(30);
+      e->mutable_progress()->set_at_ns(now_ns_);
+    }
+    Do(event);
+  }
+
+  // ---- hosts do as they are told ----
+
+  // True if something is on its way still.
+  bool Agents(bool quiet) {
+    bool moving = false;
+    const std::vector<uint64_t> jobs = s_.active_jobs();
+    for (const uint64_t number : jobs) {
+      for (size_t t = 0; s_.FindJob(number) != nullptr && t < s_.FindJob(number)->tasks.size(); ++t) {
+        const AttemptRow* current = s_.FindJob(number)->tasks[t].current();
+        if (current == nullptr || current->released()) continue;
+        const AttemptRef ref{number, static_cast<int32_t>(t), current->number};
+        moving = OneAttempt(ref) || moving;
+      }
+    }
+    // A host that is back says of what was lost there that it is gone.
+    for (const HostId id : s_.hosts()) {
+      const HostRow& host = s_.host(id);
+      if (host.state != pb::HOST_UP || host.lost.empty() || dice_.Percent(50)) continue;
+      pb::Event event;
+      pb::AttemptReported* e = event.mutable_attempt_reported();
+      e->set_cluster(s_.clusters()[host.cluster].name);
+      e->set_host(host.name);
+      e->set_state_id(host.state_id);
+      *e->mutable_report()->mutable_key() = host.lost.front().key;
+      e->mutable_report()->set_phase(pb::GONE);
+      Do(event);
+      moving = true;
+    }
+    return moving;
+  }
+
+  bool OneAttempt(const AttemptRef& ref) {
+    const Target target{s_.FindJob(ref.job), ref.task, s_.FindAttempt(ref)};
+    const pb::TaskState state = target.attempt->state;
+    if (state == pb::TASK_RUNNING) return false;
+    bool moving = false;
+    if (state == pb::TASK_STOPPING) {
+      const auto [left, first] = stops_.emplace(ref, 1 + dice_.Of(5));
+      if (--left->second > 0) return true;
+    } else if (dice_.Percent(40)) {
+      return true;
+    }
+    const size_t parts = target.attempt->parts.size();
+    for (size_t p = 0; p < parts; ++p) {
+      const Target now{s_.FindJob(ref.job), ref.task, s_.FindAttempt(ref)};
+      const PartRow& part = now.attempt->parts[p];
+      if (part.over() || !Reachable(part)) continue;
+      if (state == pb::TASK_STOPPING) {
+        Do(ReportOf(now, p, pb::GONE, 0, true));
+      } else if (state == pb::TASK_PREPARING && part.phase < pb::PREPARED) {
+        Do(ReportOf(now, p, pb::PREPARED, -1, false));
+      } else if (state == pb::TASK_STARTING && part.phase < pb::STARTED) {
+        Do(ReportOf(now, p, pb::STARTED, -1, false));
+      } else {
+        continue;
+      }
+      moving = true;
+    }
+    if (state == pb::TASK_PREPARING && AllPrepared(*s_.FindAttempt(ref))) {
+      pb::Event event;
+      *event.mutable_gang_prepared()->mutable_key() = KeyOf(*s_.FindJob(ref.job), ref.task, ref.number);
+      Do(event);
+    }
+    return moving;
+  }
+
+  // ---- decisions and their rules ----
+
+  Model Entitled() { return upkeep_.Update(s_, now_ns_, options_); }
+
+  // Acts of the plan: starts, stops, lost, opened; not reservations.
+  int Step() {
+    ++step_;
+    ++totals_.steps;
+    const Plan plan = decider_.Decide(s_, now_ns_, options_);
+    if (dice_.Of(32) == 0) CheckFresh(plan);
+    const absl::Status valid = Validate(s_, plan);
+    if (!valid.ok()) {
+      Fail(absl::StrCat("refused: ", std::string(valid.message())));
+      if (trace_) {
+        for (const pb::Event& event : plan.events) std::fprintf(stderr, "%d  plan: %s\n", step_, event.ShortDebugString().c_str());
+      }
+      return 0;
+    }
+    int acts = 0;
+    for (const pb::Event& event : plan.events) {
+      if (!event.has_cluster_opened()) continue;
+      Do(event);
+      ++acts;
+      ++totals_.spills;
+    }
+    const Model before = Entitled();
+    round_ = s_.round();
+    for (const pb::Event& event : plan.events) {
+      totals_.digest = Fnv(totals_.digest, event.SerializeAsString());
+      if (event.has_cluster_opened()) continue;
+      if (!event.has_reservation()) ++acts;
+      Check(before, event);
+      Do(event);
+      if (!error_.empty()) return acts;
+    }
+    CheckAfter(before, plan);
+    next_look_ns_ = plan.next_look_ns;
+    return acts;
+  }
+
+  // What is kept between decisions changes none of them.
+  void CheckFresh(const Plan& plan) {
+    const Plan fresh = Decide(s_, now_ns_, options_);
+    bool same = fresh.events.size() == plan.events.size() && fresh.next_look_ns == plan.next_look_ns;
+    for (size_t i = 0; same && i < fresh.events.size(); ++i) same = fresh.events[i].SerializeAsString() == plan.events[i].SerializeAsString();
+    if (!same) Fail("a fresh decision is another one");
+  }
+
+  static const Base* Find(const Model& model, const State& state, const pb::AttemptKey& key) {
+    const JobRow* job = state.FindJobByUid(key.job_uid());
+    const auto it = model.base_of.find({job->number, TaskIndex(*job->spec, key.task())});
+    return it == model.base_of.end() ? nullptr : &model.bases[it->second];
+  }
+
+  // The event, before it is applied, against the entitled set.
+  void Check(const Model& m, const pb::Event& event) {
+    if (event.has_attempt_placed()) {
+      const pb::AttemptPlaced& e = event.attempt_placed();
+      const Base* base = Find(m, s_, e.key());
+      ++totals_.starts;
+      if (base == nullptr) return Fail("starts what is no unit");
+      const Cell& cell = m.cells[base->entitled ? base->charge : 0];
+      if (base->entitled && (s_.clusters()[cell.cluster].name != e.cluster() || (!e.flavour().empty() && m.flavours[cell.flavour] != e.flavour()))) {
+        Fail(absl::StrCat("job ", base->ref.job, " starts outside its charged cell"));
+      }
+      if (base->entitled && e.workers() > base->entitled_workers()) Fail("starts with more workers than S grants");
+      if (!base->entitled) {
+        ++totals_.backfills;
+        const TaskRow& row = s_.FindJob(base->ref.job)->tasks[base->ref.task];
+        if (row.evicted_round == s_.round()) Fail(absl::StrCat("job ", base->ref.job, " is backfilled in the round in which it was evicted"));
+      }
+      claims_.erase(base->ref);
+    }
+    if (event.has_attempt_lost()) ++totals_.lost;
+    if (event.has_reservation()) ++totals_.reservations;
+    if (!event.has_attempt_stopping()) return;
+    const pb::AttemptStopping& e = event.attempt_stopping();
+    const Base* victim = Find(m, s_, e.key());
+    if (e.cause() == pb::RESIZE) ++totals_.growths;
+    if (e.cause() != pb::PREEMPTION) return;
+    const Base* claimant = Find(m, s_, e.claimant());
+    if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
+    ++(e.next_workers() > 0 ? totals_.shrinks : totals_.evictions);
+    const AttemptRow& attempt = *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
+    totals_.evicted_milli += victim->worker_milli * (attempt.workers - e.next_workers());
+    const bool grows = !claimant->wants_place() && !claimant->may_be_lost;
+    if (claims_.insert(claimant->ref).second || grows) {
+      totals_.requested_milli += claimant->worker_milli * (grows ? claimant->entitled_workers() - claimant->current->workers : claimant->min_workers);
+    }
+    if (!claimant->entitled) Fail("a claim for what is not entitled");
+    const bool mover = victim->entitled && victim->charge != victim->bound_cell;
+    if (victim->entitled && !mover && e.next_workers() < victim->entitled_workers()) Fail("stops units of S");
+    if (attempt.place_round == s_.round()) Fail(absl::StrCat("job ", victim->ref.job, " is stopped in the round in which it was started"));
+    const int32_t leaf = s_.queues().Find(victim->job->spec->queue());
+    const int64_t own_ns = leaf < 0 ? 0 : s_.queues().nodes[leaf].min_runtime_ns;
+    const int64_t start_ns = attempt.start_ns != 0 ? attempt.start_ns : attempt.place_ns;
+    if (now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns) && (!claimant->guaranteed || grows)) {
+      Fail(absl::StrCat("job ", victim->ref.job, " is stopped within its min_runtime by a claim outside the guarantees"));
+    }
+    if (!mover && !victim->entitled && victim->leaf == claimant->leaf && victim->job->spec->priority() >= claimant->job->spec->priority()) {
+      Fail(absl::StrCat("job ", victim->ref.job, " is stopped for an equal of its own queue"));
+    }
+  }
+
+  static std::string Text(const Model& model) {
+    std::string text;
+    for (const Base& base : model.bases) {
+      if (base.entitled) absl::StrAppend(&text, base.ref.job, "/", base.ref.task, ":", base.entitled_workers(), "@", base.charge, " ");
+    }
+    return text;
+  }
+
+  void CheckAfter(const Model& before, const Plan& plan) {
+    // Where the round is another one the plan carried an outside event: a time limit ran out, a directory bound its job.
+    if (!plan.events.empty() && s_.round() == round_) {
+      const std::string was = Text(before), is = Text(Entitled());
+      if (was != is) Fail(absl::StrCat("S was ", was, "and the plan's own acts made it ", is));
+    }
+    // Every stop for a claim leaves its claimant with devices that are its own.
+    for (const pb::Event& event : plan.events) {
+      if (!event.has_attempt_stopping() || event.attempt_stopping().cause() != pb::PREEMPTION) continue;
+      const pb::AttemptKey& key = event.attempt_stopping().claimant();
+      const JobRow* job = s_.FindJobByUid(key.job_uid());
+      const Reservation* held = job->tasks[TaskIndex(*job->spec, key.task())].reservation.get();
+      if (held == nullptr || !held->held) Fail(absl::StrCat("stops for job ", job->number, " without a place for it"));
+    }
+    int64_t booked = 0;
+    for (const auto& [key, device_us] : s_.ledger()) {
+      if (device_us < 0) Fail("a negative ledger class");
+      booked += device_us;
+    }
+    if (booked != s_.ledger_capacity_device_us()) Fail(absl::StrCat("ledger: ", booked, " of ", s_.ledger_capacity_device_us()));
+    for (const HostId id : s_.hosts()) {
+      const HostRow& host = s_.host(id);
+      int64_t sum = 0;
+      for (const LedgerShare& share : host.shares) sum += share.milli;
+      if (sum != 1000 * host.inventory.devices_size()) Fail("ledger shares of a host");
+      for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
+        if (host.device_used_milli[d] > 1000) Fail(absl::StrCat(host.name, ": device ", d, " is used twice"));
+      }
+    }
+    for (const uint64_t number : s_.active_jobs()) {
+      const JobRow& job = *s_.FindJob(number);
+      for (size_t t = 0; t < job.tasks.size(); ++t) {
+        const AttemptRow* current = job.tasks[t].current();
+        if (current == nullptr) continue;
+        int32_t workers = 0;
+        for (const PartRow& part : current->parts) workers += part.workers;
+        if (workers != current->workers || workers < job.task_spec(static_cast<int>(t)).workers().min()) Fail("part of a gang");
+      }
+    }
+  }
+
+  // Nothing happens from outside: decisions must come to an end, and then what can start has started.
+  void Settle() {
+    int effects = 0;
+    for (int jumps = 0; error_.empty();) {
+      Advance(kSecond);
+      const bool moving = Agents(/*quiet=*/true);
+      const int acts = Step();
+      if (!error_.empty()) return;
+      if (acts > 0) ++effects;
+      if (effects > kSettlesWithin) return Fail("doesn't settle");
+      if (moving || acts > 0) continue;
+      if (InTransit()) continue;
+      if (next_look_ns_ >= now_ns_ + kHour || ++jumps > 60) break;
+      Advance(std::max<int64_t>(0, next_look_ns_ - now_ns_));
+    }
+    if (!error_.empty()) return;
+    totals_.steps_to_settle_max = std::max<int64_t>(totals_.steps_to_settle_max, effects);
+    ++totals_.settled;
+    Plan again = Decide(s_, now_ns_, options_);
+    if (!again.events.empty()) {
+      // The step before may have told of a reservation; the same State again has nothing to say.
+      for (const pb::Event& event : again.events) Do(event);
+      again = Decide(s_, now_ns_, options_);
+      if (!again.events.empty()) return Fail(absl::StrCat("the same time again, and: ", again.events[0].ShortDebugString()));
+    }
+    CheckSettled();
+  }
+
+  // An attempt that reachable hosts will still say something of.
+  bool InTransit() {
+    for (const uint64_t number : s_.active_jobs()) {
+      for (const TaskRow& task : s_.FindJob(number)->tasks) {
+        const AttemptRow* current = task.current();
+        if (current == nullptr || current->released() || current->state == pb::TASK_RUNNING) continue;
+        for (const PartRow& part : current->parts) {
+          const bool said = current->state == pb::TASK_PREPARING ? part.phase >= pb::PREPARED : current->state == pb::TASK_STARTING && part.phase >= pb::STARTED;
+          if (!part.over() && Reachable(part) && !said) return true;
+        }
+      }
+    }
+    for (const HostId id : s_.hosts()) {
+      if (s_.host(id).state == pb::HOST_UP && !s_.host(id).lost.empty()) return true;
+    }
+    return false;
+  }
+
+  void CheckSettled() {
+    const Model m = Entitled();
+    FreeMap map(s_);
+    std::vector<int> waits(m.cells.size(), 0);       // units of S without a place, by cell
+    for (const Base& base : m.bases) {
+      if (!base.entitled) continue;
+      ++totals_.entitled;
+      if (!base.wants_place()) continue;
+      ++totals_.entitled_waiting;
+      ++waits[base.charge];
+    }
+    for (const Base& base : m.bases) {
+      if (!base.wants_place() || base.cells.empty() || base.row->backoff_until_ns > now_ns_) continue;
+      if (base.entitled) {
+        if (claims_.contains(base.ref) && claim_round_ == s_.round()) {
+          Fail(absl::StrCat("job ", base.ref.job, " had others stopped for it and doesn't run"));
+        }
+        if (waits[base.charge] == 1 && Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
+        continue;
+      }
+      if (base.row->evicted_round == s_.round()) continue;
+      for (size_t i = 0; i < base.cells.size(); ++i) {
+        if (!base.opened[i] || std::any_of(waits.begin(), waits.end(), [](int n) { return n > 0; })) continue;
+        if (Fits(m, base, base.cells[i], &map)) Fail(absl::StrCat("job ", base.ref.job, " is outside S, has room that nobody waits for, and waits"));
+      }
+    }
+    claims_.clear();
+    claim_round_ = s_.round();
+    CheckPromise(m);
+  }
+
+  bool Fits(const Model& m, const Base& base, int32_t cell, FreeMap* map) {
+    const std::string& flavour = m.flavours[m.cells[cell].flavour];
+    for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
+      const auto quota = s_.queues().nodes[n].spec.quota().find(flavour);
+      if (quota == s_.queues().nodes[n].spec.quota().end() || !quota->second.has_limit_milli()) continue;
+      int64_t used = 0;
+      for (const Base& other : m.bases) {
+        if (other.current == nullptr || other.bound_cell < 0 || m.cells[other.bound_cell].flavour != m.cells[cell].flavour) continue;
+        int32_t up = other.leaf;
+        while (up > n) up = s_.queues().nodes[up].parent;
+        if (up == n) used += other.worker_milli * other.current->workers;
+      }
+      if (used + base.worker_milli * base.min_workers > quota->second.limit_milli()) return false;
+    }
+    return map->Place(*base.spec, base.min_workers, m.cells[cell]).has_value();
+  }
+
+  // With all capacity healthy, a base that in leaf order fits what its leaf's share in one of its cells still leaves is in S.
+  void CheckPromise(const Model& m) {
+    for (const HostId id : s_.hosts()) {
+      const HostRow& host = s_.host(id);
+      if (!host.usable() || !host.lost.empty() || s_.clusters()[host.cluster].drained) return;
+      for (const pb::Device& device : host.inventory.devices()) {
+        if (!device.healthy()) return;
+      }
+    }
+    std::map<int32_t, std::vector<const Base*>> leaves;
+    for (const Base& base : m.bases) {
+      if (!base.cells.empty()) leaves[base.leaf].push_back(&base);
+    }
+    for (auto& [leaf, bases] : leaves) {
+      if (!s_.queues().leaf(leaf)) continue;             // an edit made it one
+      std::sort(bases.begin(), bases.end(), [](const Base* x, const Base* y) {
+        return std::make_tuple(-x->job->spec->priority(), x->job->submit_ns, x->ref) < std::make_tuple(-y->job->spec->priority(), y->job->submit_ns, y->ref);
+      });
+      std::map<int32_t, int64_t> used;
+      for (const Base* base : bases) {
+        const int64_t demand = base->worker_milli * base->min_workers;
+        if (base->entitled) {
+          used[base->charge] += demand;
+          continue;
+        }
+        if (base->job->tasks.size() > 1) continue;       // a sibling may have bound it to another cluster
+        for (const int32_t c : base->cells) {
+          const auto& quotas = s_.queues().nodes[leaf].spec.quota();
+          const auto quota = quotas.find(m.flavours[m.cells[c].flavour]);
+          if (quota == quotas.end()) continue;
+          const auto share = quota->second.guarantee_per_cluster().find(s_.clusters()[m.cells[c].cluster].name);
+          if (share != quota->second.guarantee_per_cluster().end() && demand <= share->second - used[c]) {
+            Fail(absl::StrCat("job ", base->ref.job, " fits its queue's guarantee and isn't in S"));
+          }
+        }
+      }
+    }
+  }
+
+  Dice dice_;
+  FuzzTotals& totals_;
+  const bool trace_;
+  State s_;
+  SchedulingOptions options_;
+  Decider decider_;
+  ModelUpkeep upkeep_;
+  uint64_t round_ = 0;                 // before the plan's own events
+  int64_t now_ns_ = 0, next_look_ns_ = 0;
+  int step_ = 0;
+  uint64_t tree_version_ = 0;
+  std::string error_;
+  std::vector<HostKind> hosts_;
+  std::vector<std::string> leaves_;
+  std::map<AttemptRef, int> stops_;    // steps until the hosts answer
+  std::set<TaskRef> claims_;           // for whom others were stopped since it settled last
+  uint64_t claim_round_ = 0;
+};
+
+}  // namespace
+
+void FuzzTotals::Add(const FuzzTotals& o) {
+  trees += o.trees;
+  steps += o.steps;
+  starts += o.starts;
+  backfills += o.backfills;
+  evictions += o.evictions;
+  shrinks += o.shrinks;
+  growths += o.growths;
+  spills += o.spills;
+  lost += o.lost;
+  reservations += o.reservations;
+  evicted_milli += o.evicted_milli;
+  requested_milli += o.requested_milli;
+  steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);
+  settled += o.settled;
+  entitled_waiting += o.entitled_waiting;
+  entitled += o.entitled;
+  digest = Fnv(digest, absl::StrCat(o.digest));
+}
+
+std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace) {
+  FuzzTotals one;
+  std::string error = Case(seed, &one, trace).Run();
+  totals->Add(one);
+  return error;
+}
+
+}  // namespace muster

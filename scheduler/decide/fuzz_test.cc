@@ -1,0 +1,39 @@
+// A few hundred random systems keep the rules; `bench/run.sh sched-fuzz` runs millions of steps of them.
+#include "scheduler/decide/fuzz.h"
+
+#include <gtest/gtest.h>
+
+namespace muster {
+namespace {
+
+TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
+  FuzzTotals totals;
+  for (uint64_t seed = 1; seed <= 400; ++seed) {
+    const std::string error = RunFuzzCase(seed, &totals);
+    ASSERT_EQ(error, "") << "seed " << seed << "; sched-fuzz --replay=" << seed;
+  }
+  std::printf("%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld reservations\n", totals.trees, totals.steps,
+              totals.starts, totals.backfills, totals.evictions, totals.shrinks, totals.growths, totals.reservations);
+  // Everything that is to be tried was tried.
+  EXPECT_GT(totals.backfills, 100);
+  EXPECT_GT(totals.evictions, 100);
+  EXPECT_GT(totals.shrinks, 10);
+  EXPECT_GT(totals.growths, 10);
+  EXPECT_GT(totals.spills, 10);
+  EXPECT_GT(totals.lost, 10);
+  EXPECT_GT(totals.reservations, 100);
+  EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
+}
+
+TEST(Fuzz, TheSameSeedGivesTheSamePlans) {
+  FuzzTotals a, b;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    RunFuzzCase(seed, &a);
+    RunFuzzCase(seed, &b);
+  }
+  EXPECT_EQ(a.digest, b.digest);
+  EXPECT_NE(a.digest, 0u);
+}
+
+}  // namespace
+}  // namespace muster

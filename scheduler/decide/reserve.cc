@@ -1,0 +1,204 @@
+// Reservations (SCHEDULING.md §4): when a unit of S could start by the expected ends of what runs, and what may use its devices
+// until then. They are worked out anew in each round, in order of acceptance; State keeps what was told last (decision 010).
+#include <algorithm>
+#include <limits>
+
+#include "scheduler/decide/round.h"
+
+namespace muster {
+namespace {
+
+// The first units of S in a cell that get one; those behind them are served by the next rounds.
+constexpr size_t kReservationsPerCell = 4;
+
+}  // namespace
+
+int64_t Round::EndIfStarted(const Base& base) const {
+  const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : std::max<int64_t>(0, run_ns - base.row->ran_ns); };
+  const int64_t run_ns = std::min(left(base.spec->time_limit_ns()), left(base.row->expected_run_ns));
+  return run_ns == kUnbounded ? 0 : now_ns_ + run_ns;
+}
+
+// Ends of running work are taken in turn until the base fits. With `takes` (a waiting unit of S in its charged cell) what it may
+// stop later, once that has run for min_runtime, counts as ending then.
+std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes) {
+  const int64_t demand = base.worker_milli * workers;
+  std::vector<std::pair<int64_t, int32_t>> ends;
+  for (const int32_t v : running_[cell]) {
+    const Base& other = m_.bases[v];
+    if (stopped_[v] || &other == &base) continue;
+    const int64_t expected_ns = ExpectedEnd(other, now_ns_);
+    int64_t end_ns = expected_ns == 0 ? kUnbounded : std::max(expected_ns, now_ns_);
+    const int64_t taken = other.worker_milli * other.current->workers;
+    if (takes && MayTake(base, other) && taken <= 4 * demand && LevelAllows(base, cell, demand, other, use_future_)) {
+      end_ns = std::min(end_ns, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
+    }
+    ends.emplace_back(end_ns, v);
+  }
+  // Of those whose end nobody knows the longest running first.
+  std::sort(ends.begin(), ends.end(), [&](const auto& a, const auto& b) {
+    return std::make_tuple(a.first, m_.bases[a.second].current->place_ns, a.second) <
+           std::make_tuple(b.first, m_.bases[b.second].current->place_ns, b.second);
+  });
+
+  Use use = use_future_;
+  const size_t start_mark = future_.Mark();
+  std::vector<size_t> marks;           // before each end that is applied
+  const auto set_ends = [&](size_t count) {
+    for (; marks.size() > count; marks.pop_back()) {
+      const Base& other = m_.bases[ends[marks.size() - 1].second];
+      future_.UndoTo(marks.back());
+      AddUse(&use, other, cell, other.current->workers);
+    }
+    while (marks.size() < count) {
+      const Base& other = m_.bases[ends[marks.size()].second];
+      marks.push_back(future_.Mark());
+      future_.Release(*other.job, other.ref.task, *other.current);
+      AddUse(&use, other, cell, -other.current->workers);
+    }
+  };
+  std::optional<Slot> slot;
+  const auto fits = [&](size_t count) {
+    set_ends(count);
+    if (!WithinLimits(base, cell, workers, use)) return false;
+    const int64_t at_ns = std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].first});
+    const size_t mark = future_.Mark();
+    for (const Kept& earlier : reserved_[cell]) {
+      if (earlier.start_ns != 0 && earlier.start_ns <= at_ns) {
+        future_.Take(*m_.bases[earlier.base].spec, earlier.gang);
+      } else {
+        Block(&future_, earlier);
+      }
+    }
+    std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell]);
+    if (gang.has_value()) {
+      future_.Take(*base.spec, *gang);
+      slot.emplace();
+      slot->start_ns = at_ns;
+      for (const HostSlice& part : *gang) slot->rest.emplace_back(part.host, future_.Peek(part.host));
+      slot->gang = std::move(*gang);
+    }
+    future_.UndoTo(mark);
+    return gang.has_value();
+  };
+  size_t low = 0, high = 0;            // it doesn't fit after `low` ends, it does after `high`
+  bool found = fits(0);
+  for (size_t count = 1; !found && low < ends.size(); count *= 2) {
+    high = std::min(count, ends.size());
+    found = fits(high);
+    if (!found) low = high;
+  }
+  if (found) {
+    while (high > low + 1) {
+      const size_t middle = low + (high - low) / 2;
+      (fits(middle) ? high : low) = middle;
+    }
+    fits(high);
+  } else {
+    slot.reset();
+  }
+  set_ends(0);
+  future_.UndoTo(start_mark);
+  return slot;
+}
+
+// True if the base has a reservation now. `drain`: it doesn't stop others for itself, they would be too many.
+bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
+  const Base& base = m_.bases[b];
+  std::vector<Kept>& in_cell = reserved_[base.charge];
+  if (in_cell.size() >= kReservationsPerCell || reservations_left_ == 0) return false;
+  const std::array<int64_t, 4> key{kSlot, base.charge, ShapeOf(b), base.leaf};
+  if (failed_.contains(key)) return false;
+  --reservations_left_;
+  std::optional<Slot> slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain);
+  if (!slot.has_value()) {
+    failed_.insert(key);
+    return false;
+  }
+  const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
+  const bool starves = starves_ns <= now_ns_;
+  if (!starves) LookAt(starves_ns);
+  const bool known = slot->start_ns != kUnbounded;
+  if (!known && !starves && !drain) return false;
+  Kept reservation;
+  reservation.base = b;
+  reservation.cell = base.charge;
+  reservation.workers = base.min_workers;
+  reservation.gang = std::move(slot->gang);
+  reservation.start_ns = known ? slot->start_ns : 0;
+  reservation.draining = starves || drain;
+  reservation.rest = std::move(slot->rest);
+  in_cell.push_back(std::move(reservation));
+  return true;
+}
+
+// To work that ends before it starts; and, unless it drains, to what is outside S and may be stopped for it by then.
+bool Round::Lends(const Kept& to, const Base& base, int64_t end_ns) const {
+  if (to.start_ns == 0) return false;
+  if (end_ns != 0 && end_ns <= to.start_ns) return true;
+  const Base& claimant = m_.bases[to.base];
+  if (to.draining || base.entitled || !MayTake(claimant, base)) return false;
+  const int64_t demand = claimant.worker_milli * to.workers;
+  if (base.worker_milli * base.min_workers > 4 * demand) return false;
+  const int64_t own_ns = base.leaf < 0 ? 0 : s_.queues().nodes[base.leaf].min_runtime_ns;
+  const int64_t protected_ns = claimant.guaranteed ? 0 : own_ns != 0 ? own_ns : options_.min_runtime_ns;
+  if (now_ns_ + protected_ns + Grace(*base.spec) > to.start_ns) return false;
+  return LevelAllows(claimant, to.cell, demand, base, use_now_, base.worker_milli * base.min_workers);
+}
+
+void Round::Block(FreeMap* map, const Kept& reservation) const {
+  for (const auto& [host, rest] : reservation.rest) {
+    if (reservation.draining) {
+      map->Close(host);
+    } else {
+      map->LimitHost(host, rest);
+    }
+  }
+}
+
+void Round::BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims) const {
+  for (const Kept& reservation : reserved_[cell]) {
+    if (Lends(reservation, base, end_ns)) continue;
+    if (claims) {
+      for (const auto& [host, rest] : reservation.rest) map->LimitHost(host, rest);
+    } else {
+      Block(map, reservation);
+    }
+  }
+}
+
+void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns, int64_t sign) {
+  for (Kept& reservation : reserved_[cell]) {
+    if (Lends(reservation, base, end_ns)) continue;
+    for (auto& [host, rest] : reservation.rest) {
+      for (const HostSlice& part : gang) {
+        if (part.host != host) continue;
+        const Demand demand = WorkerDemand(*base.spec, s_.host(host).inventory);
+        rest.cpus_milli -= sign * part.workers * demand.cpus_milli;
+        rest.memory_bytes -= sign * part.workers * demand.memory_bytes;
+        rest.disk_bytes -= sign * part.workers * demand.disk_bytes;
+        for (size_t d = 0; d < part.devices.size(); ++d) {
+          rest.device_milli[part.devices[d]] -= sign * (d < part.device_milli.size() ? part.device_milli[d] : 1000);
+        }
+      }
+    }
+  }
+}
+
+// By the expected ends of what runs in the cell; 0 = unknown, or this round has answered often enough.
+int64_t Round::EarliestStart(int32_t b, int32_t cell) {
+  const Base& base = m_.bases[b];
+  const bool takes = base.entitled && base.charge == cell;
+  const auto [known, first] = starts_.emplace(std::make_tuple(cell, 2 * ShapeOf(b) + takes, base.leaf), 0);
+  if (!first) return known->second;
+  if (estimates_left_ == 0) {
+    starts_.erase(known);
+    return 0;
+  }
+  --estimates_left_;
+  const std::optional<Slot> slot = FindSlot(base, cell, base.min_workers, now_ns_, takes);
+  if (slot.has_value() && slot->start_ns != kUnbounded) known->second = slot->start_ns;
+  return known->second;
+}
+
+}  // namespace muster

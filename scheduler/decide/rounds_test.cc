@@ -1,0 +1,290 @@
+// Reservations, backfill, reclaim within a round: what SCHEDULING.md §2 and §4 promise, case by case.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "scheduler/decide/decide.h"
+#include "scheduler/state/builders.h"
+
+namespace muster {
+namespace {
+
+using testing::JobBuilder;
+using testing::ReportAll;
+using testing::StartAll;
+using testing::SystemBuilder;
+using testing::TaskOf;
+
+SchedulingOptions Quick() {
+  SchedulingOptions options;
+  options.grow_interval_ns = 5 * kSecond;
+  options.min_runtime_ns = 10 * kSecond;
+  options.starve_after_ns = 1000 * kSecond;
+  options.restart_cost_ns = kSecond;
+  return options;
+}
+
+// One decision, valid and applied; derived data stay what the facts say.
+Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) {
+  Plan plan = Decide(system->state, system->now_ns, options);
+  const absl::Status valid = Validate(system->state, plan);
+  EXPECT_TRUE(valid.ok()) << valid.message();
+  for (const pb::Event& event : plan.events) system->Do(event);
+  EXPECT_EQ(State::Difference(system->state, system->state.Rebuilt()), "");
+  return plan;
+}
+
+bool Runs(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).current() != nullptr; }
+const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).reservation.get(); }
+int StopsIn(const Plan& plan) {
+  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_attempt_stopping(); }));
+}
+int64_t LedgerMilli(const SystemBuilder& system, LedgerClass ledger_class) {
+  int64_t milli = 0;
+  for (const HostId id : system.state.hosts()) {
+    for (const LedgerShare& share : system.state.host(id).shares) milli += share.ledger_class == static_cast<int>(ledger_class) ? share.milli : 0;
+  }
+  return milli;
+}
+
+// Two devices, shared: 0.4 of the first until 100 s, 0.7 of the second for longer. The head wants 0.9 of one: entitled, as all
+// together are the 2 devices, but there is no such place before 100 s.
+struct HeadOfLine {
+  SystemBuilder system;
+  uint64_t running = 0, longer = 0, head = 0;
+  HeadOfLine() {
+    system.Cluster("c").Hosts("c", 1, 2).Queue("q", 2).Queue("other");
+    running = JobBuilder("q").GpusMilli(400).Priority(1).TimeLimit(100).SubmitTo(&system);
+    longer = JobBuilder("q").GpusMilli(700).Priority(1).SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, running);
+    StartAll(&system, longer);
+    head = JobBuilder("q").GpusMilli(900).Priority(1).SubmitTo(&system);
+    Go(&system);
+  }
+};
+
+TEST(Reserve, TheFirstUnitThatDoesntFitGetsTheTimeWhenExpectedEndsLetItIn) {
+  HeadOfLine at;
+  const Reservation* reservation = ReservationOf(at.system, at.head);
+  ASSERT_NE(reservation, nullptr);
+  EXPECT_FALSE(reservation->held);
+  EXPECT_FALSE(reservation->draining);
+  EXPECT_EQ(reservation->start_ns, SystemBuilder::kStart + 100 * kSecond);
+  EXPECT_EQ(reservation->workers, 1);
+  const Plan plan = Go(&at.system);
+  EXPECT_EQ(plan.verdicts.find({at.head, 0})->second.expected_start_ns(), reservation->start_ns);
+  EXPECT_TRUE(plan.events.empty()) << "nothing changed, nothing is said again";
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 600) << "what is free of its device";
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kProductive), 1100);
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kIdle), 300);
+}
+
+TEST(Reserve, ItDiesWhenItsGangLeavesS) {
+  HeadOfLine at;
+  at.system.Cancel(at.head);
+  EXPECT_EQ(ReservationOf(at.system, at.head), nullptr);
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 0);
+}
+
+TEST(Reserve, ItStartsWhenItsDevicesAreFree) {
+  HeadOfLine at;
+  at.system.Step(20);
+  ReportAll(&at.system, at.running, pb::GONE, 0);
+  Go(&at.system);
+  EXPECT_TRUE(Runs(at.system, at.head));
+  EXPECT_EQ(ReservationOf(at.system, at.head), nullptr);
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 0);
+}
+
+struct LendCase {
+  const char* name;
+  const char* queue;
+  int priority;
+  int64_t limit_s;     // 0: none
+  int64_t starve_s;    // starve_after; the head waits for 1 s
+  bool starts;
+};
+
+TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
+  const LendCase cases[] = {
+      {"ends before", "q", 1, 60, 1000, true},
+      {"ends later, an equal of the same queue", "q", 1, 200, 1000, false},
+      {"ends later, but can be stopped by then for its priority", "q", 0, 200, 1000, true},
+      {"unknown end, another queue: can be stopped", "other", 1, 0, 1000, true},
+      {"draining: ends before", "other", 1, 60, 1, true},
+      {"draining: could be stopped, but would end later", "other", 1, 0, 1, false},
+  };
+  for (const LendCase& c : cases) {
+    HeadOfLine at;
+    SchedulingOptions options = Quick();
+    options.starve_after_ns = c.starve_s * kSecond;
+    at.system.Step(1);
+    JobBuilder builder(c.queue);
+    builder.GpusMilli(450).Priority(c.priority);
+    if (c.limit_s > 0) builder.TimeLimit(c.limit_s);
+    const uint64_t small = builder.SubmitTo(&at.system);
+    Go(&at.system, options);
+    EXPECT_EQ(Runs(at.system, small), c.starts) << c.name;
+    ASSERT_NE(ReservationOf(at.system, at.head), nullptr) << c.name;
+    EXPECT_EQ(ReservationOf(at.system, at.head)->draining, c.starve_s == 1) << c.name;
+  }
+}
+
+TEST(Backfill, StartsOutsideSAndLeavesWhenSWantsThePlace) {
+  HeadOfLine at;
+  at.system.Step(1);
+  const uint64_t outside = JobBuilder("other").GpusMilli(550).SubmitTo(&at.system);
+  Go(&at.system);
+  ASSERT_TRUE(Runs(at.system, outside));
+  StartAll(&at.system, outside);
+  at.system.Step(40);
+  ReportAll(&at.system, at.running, pb::GONE, 0);
+  const Plan plan = Go(&at.system);
+  ASSERT_EQ(StopsIn(plan), 1);
+  EXPECT_EQ(plan.events[0].attempt_stopping().key().job_uid(), at.system.state.FindJob(outside)->uid);
+  ASSERT_NE(ReservationOf(at.system, at.head), nullptr);
+  EXPECT_TRUE(ReservationOf(at.system, at.head)->held);
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 450) << "what is free of its device already";
+  EXPECT_EQ(StopsIn(Go(&at.system)), 0) << "its claim stands";
+  ReportAll(&at.system, outside, pb::GONE, 0, true);
+  Go(&at.system);
+  EXPECT_TRUE(Runs(at.system, at.head));
+  EXPECT_FALSE(Runs(at.system, outside)) << "0.1 and 0.3 are free";
+}
+
+TEST(Backfill, FreedDevicesBelongToTheClaimantWhoeverComesMeanwhile) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");
+  const uint64_t x = JobBuilder("b").Gpus(2).SubmitTo(&system);
+  const uint64_t y = JobBuilder("b").Gpus(2).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, x);
+  StartAll(&system, y);
+  system.Step(20);
+  const uint64_t claimant = JobBuilder("a").Gpus(4).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(Go(&system)), 2);
+  ReportAll(&system, x, pb::GONE, 0, true);
+  const uint64_t small = JobBuilder("b").Gpus(1).TimeLimit(1).SubmitTo(&system);
+  Go(&system);
+  EXPECT_FALSE(Runs(system, small));
+  EXPECT_FALSE(Runs(system, x)) << "evicted in this round";
+  ReportAll(&system, y, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_TRUE(Runs(system, claimant));
+}
+
+TEST(Reclaim, MinRuntimeYieldsOnlyToGuaranteedClaims) {
+  for (const bool guaranteed : {true, false}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 4).Queue("a", guaranteed ? 4 : 0).Queue("b");
+    const uint64_t x = JobBuilder("b").Gpus(2).SubmitTo(&system);
+    const uint64_t y = JobBuilder("b").Gpus(2).SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, x);
+    StartAll(&system, y);
+    system.Step(3);
+    const uint64_t claimant = JobBuilder("a").Gpus(2).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(Go(&system)), guaranteed ? 1 : 0);
+    system.Step(11);
+    EXPECT_EQ(StopsIn(Go(&system)), guaranteed ? 0 : 1);
+    const Reservation* held = ReservationOf(system, claimant);
+    ASSERT_NE(held, nullptr);
+    EXPECT_TRUE(held->held);
+  }
+}
+
+TEST(Reclaim, ManyTimesTheRequestIsNotStoppedButDrained) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("a", 4).Queue("b");
+  const uint64_t big = JobBuilder("b").Gpus(8).TimeLimit(500).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, big);
+  system.Step(20);
+  const uint64_t one = JobBuilder("a").Gpus(1).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(Go(&system)), 0);
+  const Reservation* reservation = ReservationOf(system, one);
+  ASSERT_NE(reservation, nullptr);
+  EXPECT_TRUE(reservation->draining);
+  EXPECT_EQ(reservation->start_ns, SystemBuilder::kStart + 500 * kSecond);
+  const uint64_t two = JobBuilder("a").Gpus(2).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(Go(&system)), 1) << "8 for 2 is four times";
+  EXPECT_TRUE(ReservationOf(system, two)->held);
+}
+
+TEST(Reclaim, BorrowsOnlyFromQueuesThatAreAtLeastAsFarOver) {
+  // a and b have no guarantee: what a would hold after, 6, is more than b's 4 before.
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 4).Queue("a").Queue("b");
+  const uint64_t b1 = JobBuilder("b").Gpus(4).Priority(1).SubmitTo(&system);
+  const uint64_t a1 = JobBuilder("a").Gpus(4).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, a1);
+  StartAll(&system, b1);
+  system.Step(60);
+  JobBuilder("a").Gpus(2).Priority(1).SubmitTo(&system);
+  const Plan plan = Go(&system);
+  for (const pb::Event& event : plan.events) {
+    if (!event.has_attempt_stopping()) continue;
+    EXPECT_EQ(event.attempt_stopping().key().job_uid(), system.state.FindJob(a1)->uid);
+  }
+  EXPECT_TRUE(Runs(system, b1));
+}
+
+TEST(Grow, TakesWhatIsOutsideSAndItsOwnShare) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");
+  const uint64_t outside = JobBuilder("b").Gpus(2).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, outside);
+  system.Step(1);
+  const uint64_t elastic = JobBuilder("a").Workers(2, 4).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, elastic);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 2);
+  system.Step(30);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(StopsIn(plan), 2) << "the borrower goes, the gang comes back larger";
+  ReportAll(&system, outside, pb::GONE, 0, true);
+  ReportAll(&system, elastic, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 4);
+}
+
+TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 4).Queue("q");
+  const uint64_t first = JobBuilder("q").Gpus(4).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, first);
+  system.Step(50);
+  ReportAll(&system, first, pb::GONE, 0);
+  const uint64_t second = JobBuilder("q").Gpus(4).SubmitTo(&system);
+  EXPECT_EQ(TaskOf(system.state, second).expected_run_ns, 50 * kSecond);
+  Go(&system);
+  StartAll(&system, second);
+  const uint64_t next = JobBuilder("q").Gpus(4).SubmitTo(&system);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(plan.verdicts.find({next, 0})->second.expected_start_ns(), SystemBuilder::kStart + 100 * kSecond);
+}
+
+TEST(Backoff, ItsPlaceIsLentUntilItStartsAgain) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 2).Queue("q", 2).Queue("other");
+  const uint64_t fails = JobBuilder("q").Gpus(2).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, fails);
+  system.Do(testing::Report(system.state, fails, 0, 1, 0, pb::EXITED, 1));
+  Go(&system);
+  ReportAll(&system, fails, pb::GONE, 1, true);
+  ASSERT_GT(TaskOf(system.state, fails).backoff_until_ns, system.now_ns);
+  const uint64_t other = JobBuilder("other").Gpus(1).SubmitTo(&system);
+  Go(&system);
+  EXPECT_FALSE(Runs(system, other)) << "it would still run then";
+  system.Step(2);
+  Go(&system);
+  EXPECT_TRUE(Runs(system, fails));
+}
+
+}  // namespace
+}  // namespace muster

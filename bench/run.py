@@ -33,6 +33,9 @@ ROWS = {
     "kueue-baseline": ("Kueue's baseline generator, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "baseline"], 900),
     "kueue-tas": ("Kueue's topology-aware generator, 640 hosts, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "tas"], 900),
     "scale-500k": ("Decide in the steady state of 500,000 GPUs, 100 clusters, 62,500 hosts, 1,031 queues, 20,000 waiting gangs, 100 events a step", [sys.executable, "bench/scale_500k.py"], 1800),
+    "sched-fuzz": ("random trees, fleets and events: the rules of SCHEDULING.md after each step", [sys.executable, "bench/sched_fuzz.py", "rules"], 3600),
+    "determinism": ("the same random events give the same plans bit for bit", [sys.executable, "bench/sched_fuzz.py", "determinism"], 1800),
+    "ledger": ("the ledger's classes sum to capacity after each step", [sys.executable, "bench/sched_fuzz.py", "ledger"], 3600),
 }
 
 

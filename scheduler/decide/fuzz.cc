@@ -76,6 +76,7 @@ class Case {
   void Do(const pb::Event& event) {
     if (trace_) std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
     Apply(&s_, event);
+    ++totals_.events;
   }
 
   void Advance(int64_t ns) {
@@ -757,6 +758,7 @@ class Case {
 void FuzzTotals::Add(const FuzzTotals& o) {
   trees += o.trees;
   steps += o.steps;
+  events += o.events;
   starts += o.starts;
   backfills += o.backfills;
   evictions += o.evictions;

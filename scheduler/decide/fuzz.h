@@ -14,6 +14,7 @@ namespace muster {
 struct FuzzTotals {
   int64_t trees = 0;
   int64_t steps = 0;                   // decisions, each validated, checked and applied
+  int64_t events = 0;                  // applied: from outside, of hosts, and of plans
   int64_t starts = 0, backfills = 0, evictions = 0, shrinks = 0, growths = 0, spills = 0, lost = 0;
   int64_t reservations = 0;            // told anew
   int64_t evicted_milli = 0, requested_milli = 0;

@@ -1,6 +1,7 @@
 // Backfill (SCHEDULING.md §4): what is outside S starts on capacity that nobody in S can use now. It is a victim for S, so only
 // what S waits for is kept from it: reserved devices that it would still hold, and limits that it would use up.
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "scheduler/decide/round.h"
@@ -73,10 +74,20 @@ bool Round::BackfillOne(int32_t b) {
 void Round::Backfill() {
   // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
   std::vector<int32_t> waiting;
-  for (size_t i = 0; i < m_.bases.size(); ++i) {
-    const int32_t b = static_cast<int32_t>(i);
+  std::map<std::pair<int32_t, bool>, int64_t> free_milli;  // by cell, of GPUs or CPUs, when this began
+  const auto has_room = [&](const Base& base) {
+    const bool gpus = base.spec->resources().gpus_milli() > 0;
+    for (size_t i = 0; i < base.cells.size(); ++i) {
+      if (!base.opened[i]) continue;
+      const auto [known, first] = free_milli.emplace(std::make_pair(base.cells[i], gpus), 0);
+      if (first) known->second = now_.FreeMilli(m_.cells[base.cells[i]], gpus);
+      if (known->second >= base.worker_milli * base.min_workers) return true;
+    }
+    return false;
+  };
+  for (const int32_t b : outside_) {
     const Base& base = m_.bases[b];
-    if (base.entitled || stopped_[b] || base.ends) continue;
+    if (stopped_[b] || base.ends) continue;
     const Reservation* held = base.row->reservation.get();
     if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.ComesBack() || base.wants_place()) &&
         base.leaf >= 0 && !s_.queues().nodes[base.leaf].held && future_.Fits(*base.spec, held->parts)) {
@@ -97,7 +108,7 @@ void Round::Backfill() {
       LookAt(base.row->backoff_until_ns);
       continue;
     }
-    waiting.push_back(b);
+    if (has_room(base)) waiting.push_back(b);
   }
   if (waiting.empty()) return;
   use_claims_ = use_now_;
@@ -110,7 +121,7 @@ void Round::Backfill() {
   // By queue in leaf order; the queues in turns, the one with the lowest levels along its path first.
   std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) {
     const Base &a = m_.bases[x], &b = m_.bases[y];
-    return std::make_tuple(a.leaf, -a.job->spec->priority(), a.job->submit_ns, x) < std::make_tuple(b.leaf, -b.job->spec->priority(), b.job->submit_ns, y);
+    return std::make_tuple(a.leaf, -a.priority, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.submit_ns, y);
   });
   struct Turn {
     std::vector<Level> levels;         // from below the root down to the leaf
@@ -134,7 +145,7 @@ void Round::Backfill() {
       if (const int order = Compare(a.levels[i], b.levels[i]); order != 0) return order > 0;
     }
     const Base &x = m_.bases[waiting[a.next]], &y = m_.bases[waiting[b.next]];
-    return std::make_tuple(x.job->submit_ns, x.ref) > std::make_tuple(y.job->submit_ns, y.ref);
+    return std::make_tuple(x.submit_ns, x.ref) > std::make_tuple(y.submit_ns, y.ref);
   };
   std::vector<Turn> heap;
   for (size_t i = 0; i < waiting.size();) {

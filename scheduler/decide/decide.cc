@@ -41,21 +41,33 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
   }
   use_now_.assign(nodes.size() * m_.flavours.size(), 0);
   running_.resize(m_.cells.size());
+  holding_.resize(m_.cells.size());
   reserved_.resize(m_.cells.size());
   stopped_.assign(m_.bases.size(), false);
   served_.assign(m_.bases.size(), false);
   shape_.assign(m_.bases.size(), -1);
   for (size_t b = 0; b < m_.bases.size(); ++b) {
     const Base& base = m_.bases[b];
-    if (base.current == nullptr || base.bound_cell < 0) continue;
+    const int32_t index = static_cast<int32_t>(b);
+    if (base.wants_place()) (base.entitled ? entitled_ : outside_).push_back(index);
+    if (base.current == nullptr) continue;
+    if (base.entitled && (base.ComesBack() || base.may_be_lost)) entitled_.push_back(index);
+    if (!base.entitled && base.ComesBack()) outside_.push_back(index);
+    if (base.bound_cell < 0) continue;
     if (!base.may_be_lost) AddUse(&use_now_, base, base.bound_cell, base.current->workers);
-    if (base.running()) running_[base.bound_cell].push_back(static_cast<int32_t>(b));
+    holding_[base.bound_cell].push_back(index);
+    if (!base.running()) continue;
+    running_[base.bound_cell].push_back(index);
+    if (base.entitled && base.current->workers < base.entitled_workers()) growing_.push_back(index);
   }
   use_future_ = use_now_;
-  for (const Base& base : m_.bases) {
-    if (base.current == nullptr || base.current->state != pb::TASK_STOPPING || base.may_be_lost) continue;
-    future_.Release(*base.job, base.ref.task, *base.current);
-    if (base.bound_cell >= 0) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
+  for (const std::vector<int32_t>& cell : holding_) {
+    for (const int32_t b : cell) {
+      const Base& base = m_.bases[b];
+      if (base.current->state != pb::TASK_STOPPING || base.may_be_lost) continue;
+      future_.Release(*base.job, base.ref.task, *base.current);
+      AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
+    }
   }
 }
 
@@ -140,10 +152,10 @@ void Round::Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang) {
 // What was held for a unit of S stays its own, by attempt, until it starts or leaves S (SCHEDULING.md §2).
 void Round::KeepHeld() {
   std::vector<std::pair<int32_t, int32_t>> order;
-  for (size_t b = 0; b < m_.bases.size(); ++b) {
+  for (const int32_t b : entitled_) {
     const Base& base = m_.bases[b];
-    if (!base.entitled || base.row->reservation == nullptr || !base.row->reservation->held) continue;
-    order.emplace_back(base.order, static_cast<int32_t>(b));
+    if (base.row->reservation == nullptr || !base.row->reservation->held) continue;
+    order.emplace_back(base.order, b);
   }
   std::sort(order.begin(), order.end());
   std::vector<std::pair<int32_t, PlannedGang>> waiting;  // for devices that aren't free yet
@@ -213,11 +225,8 @@ void Round::StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held) {
 // Waiting units of S in order of acceptance.
 void Round::PlaceEntitled() {
   std::vector<std::pair<int32_t, int32_t>> order;
-  for (size_t b = 0; b < m_.bases.size(); ++b) {
-    const Base& base = m_.bases[b];
-    if (!base.entitled || served_[b]) continue;
-    if (!base.wants_place() && !base.ComesBack() && !base.may_be_lost) continue;
-    order.emplace_back(base.order, static_cast<int32_t>(b));
+  for (const int32_t b : entitled_) {
+    if (!served_[b]) order.emplace_back(m_.bases[b].order, b);
   }
   std::sort(order.begin(), order.end());
   for (const auto& [accepted, b] : order) {
@@ -305,13 +314,11 @@ void Round::ExtendPlaced() {
 
 // Running elastic gangs restart larger: at most once per grow_interval, where what they gain exceeds what the restart costs.
 void Round::Grow() {
-  for (size_t i = 0; i < m_.bases.size(); ++i) {
-    const int32_t b = static_cast<int32_t>(i);
+  for (const int32_t b : growing_) {
     const Base& base = m_.bases[b];
-    if (!base.entitled || base.charge != base.bound_cell || !base.running() || base.current->state != pb::TASK_RUNNING) continue;
+    if (base.charge != base.bound_cell || base.current->state != pb::TASK_RUNNING || stopped_[b] || base.may_be_lost) continue;
     const int32_t has = base.current->workers;
     const int32_t most = base.entitled_workers();
-    if (most <= has || stopped_[b] || base.may_be_lost) continue;
     const bool reachable = std::all_of(base.current->parts.begin(), base.current->parts.end(),
                                        [&](const PartRow& part) { return part.phase == pb::STARTED && s_.host(part.host).usable(); });
     if (!reachable) continue;

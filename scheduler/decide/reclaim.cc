@@ -96,7 +96,7 @@ bool Round::MayTake(const Base& claimant, const Base& victim) const {
   const bool grown = runs && victim.entitled && victim.current->workers > victim.entitled_workers();
   if (victim.entitled && !grown) return false;
   // Growth stands behind every base in its leaf's order.
-  return victim.leaf != claimant.leaf || grown || victim.job->spec->priority() < claimant.job->spec->priority();
+  return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority;
 }
 
 Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows) {
@@ -105,7 +105,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   const int32_t has = grows ? claimant.current->workers : 0;
   const int64_t demand = claimant.worker_milli * (workers - has);
   const int32_t flavour = m_.cells[cell].flavour;
-  const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.job->spec->priority()}, cell,
+  const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
                                    grows ? -1 - b : ShapeOf(b), claimant.leaf};
   if (failed_.contains(key)) return Claim::kNobody;
 

@@ -132,7 +132,7 @@ class Round {
   void Spill();
   void GiveVerdicts();
   pb::Verdict VerdictOf(const JobRow& job, int32_t task);
-  void FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict) const;
+  void FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict);
 
   const State& s_;
   const int64_t now_ns_;
@@ -144,7 +144,12 @@ class Round {
   std::vector<int32_t> depth_;         // of queue nodes; the root has 0
   Use use_now_, use_future_;
   Use use_claims_;                     // use_now_ and what waits in S; for backfill
-  std::vector<std::vector<int32_t>> running_;    // bases that run and aren't being stopped, by cell
+  std::vector<std::vector<int32_t>> running_;    // bases that run and weren't being stopped when the round began, by cell
+  std::vector<std::vector<int32_t>> holding_;    // bases that have devices, by cell
+  std::vector<int32_t> entitled_;      // bases of S that want a place, or come back, or may have to start elsewhere; ascending
+  std::vector<int32_t> outside_;       // bases outside S that want a place or come back; ascending
+  std::vector<int32_t> growing_;       // running bases that S grants more workers than they have; ascending
+  std::map<int32_t, std::vector<uint64_t>> holders_;  // by cell: jobs that hold the most of it, for verdicts
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
   std::vector<Kept> kept_;             // held

@@ -1,6 +1,7 @@
 // Spill to another cluster, expected starts, and why each waiting task waits.
 #include <algorithm>
-#include <tuple>
+#include <iterator>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
@@ -10,8 +11,9 @@ namespace muster {
 
 // Opens the next cluster of a waiting task's list when that starts it sooner by more than spill_cost; once per attempt.
 void Round::Spill() {
-  for (size_t i = 0; i < m_.bases.size(); ++i) {
-    const int32_t b = static_cast<int32_t>(i);
+  std::vector<int32_t> waiting;
+  std::merge(entitled_.begin(), entitled_.end(), outside_.begin(), outside_.end(), std::back_inserter(waiting));
+  for (const int32_t b : waiting) {
     const Base& base = m_.bases[b];
     if (!base.wants_place() || served_[b] || base.row->opened_attempt == base.row->next_attempt) continue;
     if (base.row->backoff_until_ns > now_ns_) continue;
@@ -47,15 +49,19 @@ void Round::Spill() {
 }
 
 // Jobs that hold the cell's devices, largest first.
-void Round::FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict) const {
-  std::map<uint64_t, int64_t> held;
-  for (const Base& base : m_.bases) {
-    if (base.current != nullptr && base.bound_cell == cell && base.job != &job) held[base.ref.job] += base.worker_milli * base.current->workers;
+void Round::FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict) {
+  const auto [known, first] = holders_.try_emplace(cell);
+  if (first) {
+    std::map<uint64_t, int64_t> held;
+    for (const int32_t b : holding_[cell]) held[m_.bases[b].ref.job] += m_.bases[b].worker_milli * m_.bases[b].current->workers;
+    std::vector<std::pair<int64_t, uint64_t>> sorted;
+    for (const auto& [number, milli] : held) sorted.emplace_back(-milli, number);
+    std::sort(sorted.begin(), sorted.end());
+    for (size_t i = 0; i < sorted.size() && i < 9; ++i) known->second.push_back(sorted[i].second);
   }
-  std::vector<std::pair<int64_t, uint64_t>> sorted;
-  for (const auto& [number, milli] : held) sorted.emplace_back(-milli, number);
-  std::sort(sorted.begin(), sorted.end());
-  for (size_t i = 0; i < sorted.size() && i < 8; ++i) verdict->add_held_by(sorted[i].second);
+  for (const uint64_t number : known->second) {
+    if (number != job.number && verdict->held_by_size() < 8) verdict->add_held_by(number);
+  }
 }
 
 pb::Verdict Round::VerdictOf(const JobRow& job, int32_t task) {

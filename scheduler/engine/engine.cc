@@ -44,6 +44,7 @@ std::string JobOf(const pb::Event& event) {
     case pb::Event::kAttemptLost: return event.attempt_lost().key().job_uid();
     case pb::Event::kClusterOpened: return event.cluster_opened().job_uid();
     case pb::Event::kTaskFailed: return event.task_failed().job_uid();
+    case pb::Event::kReservation: return event.reservation().key().job_uid();
     default: return "";
   }
 }

@@ -650,21 +650,22 @@ class Case {
   void CheckSettled() {
     const Model m = Entitled();
     FreeMap map(s_);
-    std::vector<int> waits(m.cells.size(), 0);       // units of S without a place, by cell
+    std::vector<int> waits(s_.clusters().size(), 0); // units of S without a place, and what is kept for others, by cluster
     for (const Base& base : m.bases) {
       if (!base.entitled) continue;
       ++totals_.entitled;
       if (!base.wants_place()) continue;
       ++totals_.entitled_waiting;
-      ++waits[base.charge];
+      if (base.row->reservation == nullptr) ++waits[m.cells[base.charge].cluster];
     }
+    for (const TaskRef& ref : s_.reserved_tasks()) ++waits[s_.FindJob(ref.job)->tasks[ref.task].reservation->cluster];
     for (const Base& base : m.bases) {
       if (!base.wants_place() || base.cells.empty() || base.row->backoff_until_ns > now_ns_) continue;
       if (base.entitled) {
         if (claims_.contains(base.ref) && claim_round_ == s_.round()) {
           Fail(absl::StrCat("job ", base.ref.job, " had others stopped for it and doesn't run"));
         }
-        if (waits[base.charge] == 1 && Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
+        if (waits[m.cells[base.charge].cluster] == 1 && Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
         continue;
       }
       if (base.row->evicted_round == s_.round()) continue;

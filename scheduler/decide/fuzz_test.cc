@@ -1,4 +1,4 @@
-// A few hundred random systems keep the rules; `bench/run.sh sched-fuzz` runs millions of steps of them.
+// A thousand random systems keep the rules; `bench/run.sh sched-fuzz` runs millions of steps of them.
 #include "scheduler/decide/fuzz.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@ namespace {
 
 TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   FuzzTotals totals;
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
     const std::string error = RunFuzzCase(seed, &totals);
     ASSERT_EQ(error, "") << "seed " << seed << "; sched-fuzz --replay=" << seed;
   }

@@ -74,6 +74,7 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
 void Round::AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const {
   for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
     UseAt(use, n, m_.cells[cell].flavour) += workers * base.worker_milli;
+    if (base.worker_cpus_milli > 0) UseAt(use, n, m_.cpu) += workers * base.worker_cpus_milli;
   }
 }
 
@@ -81,6 +82,7 @@ bool Round::WithinLimits(const Base& base, int32_t cell, int32_t workers, const 
   const int32_t f = m_.cells[cell].flavour;
   for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
     if (UseAt(use, n, f) + workers * base.worker_milli > quota_[n * m_.flavours.size() + f].limit) return false;
+    if (base.worker_cpus_milli > 0 && UseAt(use, n, m_.cpu) + workers * base.worker_cpus_milli > quota_[n * m_.flavours.size() + m_.cpu].limit) return false;
   }
   return true;
 }

@@ -408,6 +408,7 @@ void Applier::TickHistory() {
   if (tick <= s_.history_tick_) return;
   const int64_t ticks = s_.history_tick_ == 0 ? 0 : tick - s_.history_tick_;
   s_.history_tick_ = tick;
+  if (ticks > 0) NewRound();
   std::map<std::string, int64_t> booked;
   for (const auto& [key, device_us] : *s_.ledger_) {
     if (!key.first.empty() && key.second <= static_cast<int>(LedgerClass::kPreemption)) booked[key.first] += device_us;
@@ -550,7 +551,7 @@ void Applier::On(const pb::AttemptPlaced& e) {
   }
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
-  // Its directory binds a job to the clusters that reach it, once: an outside event where that leaves it fewer (decision 011).
+  // Its directory binds a job to the clusters that reach it, once: an outside event where that leaves it fewer (decision 013).
   if (job->cluster.empty()) {
     const size_t before = AllowedClusters(s_, *job).size();
     job->cluster = e.cluster();

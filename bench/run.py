@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "RESULTS.md"
+BIN = os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin")   # bench/run.sh sets it
 
 # slug -> (what, command, seconds it may take in full)
 ROWS = {
@@ -24,6 +25,9 @@ ROWS = {
     "packing": ("documents packed into rows against one a row, and against transformers", [sys.executable, "trainer/tests/bench_packing.py"], 600),
     "prepare": ("muster-trainer prepare against tokenizers alone on all cores; the same output for 1, 2 and 7 processes", [sys.executable, "trainer/tests/bench_prepare.py"], 900),
     "wlb": ("rows of like work against rows of like length (WLB-LLM), predicted", [os.environ.get("MUSTER_BIN_DIR", "build/release/bin") + "/muster-bench-wlb"], 600),
+    "gang-32k": ("one gang of 32,000 workers on 1,000 hosts of 32 CPUs, Decide and Validate", [f"{BIN}/bench_place", "gang-32k"], 300),
+    "onehost-10k": ("10,000 one-host tasks of mixed sizes on 10,000 hosts, one Decide", [f"{BIN}/bench_place", "onehost-10k"], 300),
+    "openb": ("GPU allocation at 130 % load on Alibaba's 2023 GPU trace, V against FGD", ["python3", "bench/openb.py"], 5400),
     "start-time": ("trainer to its first collective; musterd with an empty store to its first answer", [sys.executable, "bench/start_time.py"], 300),
     "philly": ("Philly and Kalos under Muster and simple policies, one simulator", [sys.executable, "bench/philly.py"], 3600),
     "federation": ("Philly's jobs on four clusters, one queue tree against a static split", [sys.executable, "bench/federation.py"], 3600),

@@ -86,6 +86,7 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
 
 SchedulingOptions OptionsOf(const MusterdConfig& config) {
   SchedulingOptions options;
+  options.placement = config.placement == "fgd" ? PlacementPolicy::kFgd : config.placement == "best_fit" ? PlacementPolicy::kBestFit : PlacementPolicy::kV;
   options.grow_interval_ns = config.grow_interval_ns;
   options.restart_cost_ns = config.restart_cost_ns;
   options.starve_after_ns = config.starve_after_ns;

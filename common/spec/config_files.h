@@ -44,6 +44,7 @@ struct MusterdConfig {
   bool single_user = false;
   SpecDefaults defaults;
   // scheduling:
+  std::string placement = "v";  // v, fgd or best_fit
   int64_t grow_interval_ns = 10 * kMinute;
   int64_t restart_cost_ns = 10 * kSecond;
   int64_t starve_after_ns = 30 * kMinute;

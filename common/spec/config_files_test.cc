@@ -135,7 +135,7 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   MusterdConfig config;
   std::vector<Problem> problems;
   ASSERT_TRUE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nsingle_user: true\n"
-                                 "defaults: {grace: 1m}\nscheduling: {lease: 20s, heartbeat: 2s}\n",
+                                 "defaults: {grace: 1m}\nscheduling: {placement: best_fit, lease: 20s, heartbeat: 2s}\n",
                                  "m.yaml", &config, &problems))
       << Summary(problems);
   EXPECT_TRUE(config.single_user);
@@ -143,6 +143,11 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   EXPECT_EQ(config.defaults.max_restarts, 3);
   EXPECT_EQ(config.lease_ns, 20 * kSecond);
   EXPECT_EQ(config.grow_interval_ns, 10 * kMinute);
+  EXPECT_EQ(config.placement, "best_fit");
+  ASSERT_TRUE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\n", "m.yaml", &config, &problems)) << Summary(problems);
+  EXPECT_EQ(config.placement, "v");
+  EXPECT_FALSE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nscheduling: {placement: worst}\n", "m.yaml", &config, &problems));
+  EXPECT_THAT(Summary(problems), testing::HasSubstr("must be one of v, fgd, best_fit; got"));
 }
 
 TEST(HostInventory, IsAlwaysDeclared) {

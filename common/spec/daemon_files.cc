@@ -61,6 +61,7 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
       defaults->Finish();
     }
     if (std::optional<Fields> scheduling = fields.Map("scheduling")) {
+      scheduling->Choice("placement", {"v", "fgd", "best_fit"}, 0, &out->placement);
       Bounded(*scheduling, "grow_interval", 0, 30 * kDay, &out->grow_interval_ns);
       Bounded(*scheduling, "restart_cost", 0, 30 * kDay, &out->restart_cost_ns);
       Bounded(*scheduling, "starve_after", 0, 30 * kDay, &out->starve_after_ns);

@@ -20,8 +20,8 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
       now_ns_(now_ns),
       options_(options),
       m_(model),
-      now_(state),
-      future_(state),
+      now_(state, options.placement),
+      future_(state, options.placement),
       estimates_left_(options.estimates),
       reservations_left_(kReservationsPerRound) {
   const std::vector<QueueNode>& nodes = s_.queues().nodes;
@@ -109,7 +109,7 @@ int64_t Round::LentBits(const Base& base, int32_t cell, int64_t end_ns) const {
 std::optional<PlannedGang> Round::PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns) {
   const size_t mark = now_.Mark();
   BlockUnlent(&now_, cell, m_.bases[b], end_ns);
-  std::optional<PlannedGang> gang = now_.Place(*m_.bases[b].spec, workers, m_.cells[cell]);
+  std::optional<PlannedGang> gang = now_.Place(*m_.bases[b].spec, workers, m_.cells[cell], HostsToAvoid(*m_.bases[b].job));
   now_.UndoTo(mark);
   return gang;
 }
@@ -205,7 +205,7 @@ void Round::StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held) {
     for (size_t other = 0; other < held->size(); ++other) {
       if (other != i && !elsewhere[other]) now_.LimitTo(future_, (*held)[other].second);
     }
-    std::optional<PlannedGang> found = now_.Place(*base.spec, base.min_workers, m_.cells[cell]);
+    std::optional<PlannedGang> found = now_.Place(*base.spec, base.min_workers, m_.cells[cell], HostsToAvoid(*base.job));
     now_.UndoTo(mark);
     if (!found.has_value()) continue;
     elsewhere[i] = true;
@@ -254,7 +254,7 @@ void Round::PlaceOne(int32_t b) {
     if (failed_.contains(key)) return false;
     const size_t mark = future_.Mark();
     BlockUnlent(&future_, cell, base, EndIfStarted(base));
-    std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell]);
+    std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell], HostsToAvoid(*base.job));
     future_.UndoTo(mark);
     if (!gang.has_value()) {
       failed_.insert(key);
@@ -337,7 +337,7 @@ void Round::Grow() {
       const size_t mark = now_.Mark();
       BlockUnlent(&now_, base.charge, base, end_ns);
       now_.Release(*base.job, base.ref.task, *base.current);
-      std::optional<PlannedGang> gang = now_.Place(*base.spec, workers, m_.cells[base.charge]);
+      std::optional<PlannedGang> gang = now_.Place(*base.spec, workers, m_.cells[base.charge], HostsToAvoid(*base.job));
       now_.UndoTo(mark);
       if (!gang.has_value()) continue;
       grows = true;

@@ -1,255 +1,461 @@
 #include "scheduler/decide/free_map.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <tuple>
+#include <functional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 
 namespace muster {
 namespace {
 
-// Free devices by island, the island with the fewest that still hold `count` first; else all, by index.
-std::vector<int32_t> PickDevices(const pb::Inventory& inventory, const std::vector<int64_t>& free_milli, int64_t count) {
-  std::map<int32_t, std::vector<int32_t>> islands;
-  std::vector<int32_t> all;
-  for (int32_t d = 0; d < inventory.devices_size(); ++d) {
-    if (free_milli[d] != 1000) continue;
-    islands[inventory.devices(d).island()].push_back(d);
-    all.push_back(d);
-  }
-  const std::vector<int32_t>* best = nullptr;
-  for (const auto& [island, devices] : islands) {
-    if (static_cast<int64_t>(devices.size()) < count) continue;
-    if (best == nullptr || devices.size() < best->size()) best = &devices;
-  }
-  std::vector<int32_t> picked = best != nullptr ? *best : all;
-  picked.resize(static_cast<size_t>(std::min<int64_t>(count, static_cast<int64_t>(picked.size()))));
-  return picked;
+constexpr size_t kTypicalTasks = 32;   // the most frequent ones that a scorer knows
+constexpr int64_t kFewTasks = 16;      // fewer that run say nothing about what comes
+
+Demand WantsOf(const pb::TaskSpec& spec) {
+  const pb::Resources& wants = spec.resources();
+  return {wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()};
 }
 
 }  // namespace
 
-FreeMap::FreeMap(const State& state) : state_(state) {
+std::vector<HostId> HostsToAvoid(const JobRow& job) {
+  std::set<HostId> hosts;
+  for (const TaskRow& task : job.tasks) {
+    for (const AttemptRow& attempt : task.attempts) {
+      if (!attempt.ended()) continue;
+      for (const PartRow& part : attempt.parts) {
+        const bool alone = attempt.cause == pb::HOST_LOST && attempt.parts.size() == 1;
+        if (part.lost || part.cause == pb::HOST_LOST || part.cause == pb::LAUNCH_FAILED || alone) hosts.insert(part.host);
+      }
+    }
+  }
+  return {hosts.begin(), hosts.end()};
+}
+
+FreeMap::FreeMap(const State& state, PlacementPolicy policy) : policy_(policy) { Rebuild(state); }
+
+void FreeMap::Rebuild(const State& state) {
+  MUSTER_CHECK(log_.empty());
+  kinds_.clear();
+  kind_of_.clear();
+  last_kind_ = 0;
+  hosts_.clear();
+  device_milli_.clear();
+  device_island_.clear();
+  pools_.clear();
+  host_at_ = state.hosts();
+  gpu_pools_.assign(state.clusters().size(), {});
   HostId bound = 0;
   for (const HostId id : state.hosts()) bound = std::max(bound, id + 1);
   hosts_.resize(static_cast<size_t>(bound));
-  for (const HostId id : state.hosts()) {
-    const HostRow& row = state.host(id);
-    HostFree& free = hosts_[id];
-    free.usable = row.usable() && !state.clusters()[row.cluster].drained;
-    for (int d = 0; d < row.inventory.devices_size(); ++d) {
-      free.device_milli.push_back(row.inventory.devices(d).healthy() ? 1000 - row.device_used_milli[d] : 0);
-    }
-    free.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
-    free.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
-    free.disk_bytes = row.inventory.disk_bytes() - row.disk_used_bytes;
+  std::map<std::pair<int32_t, std::string>, int32_t> pool_of;
+  for (size_t slot = 0; slot < host_at_.size(); ++slot) {
+    hosts_[host_at_[slot]].slot = static_cast<int32_t>(slot);
+    JoinPools(state, host_at_[slot], &pool_of);
+    Read(state, host_at_[slot]);
   }
 }
 
-HostFree& FreeMap::Write(HostId id) {
-  undo_.emplace_back(id, hosts_[id]);
-  return hosts_[id];
+void FreeMap::JoinPools(const State& state, HostId id, std::map<std::pair<int32_t, std::string>, int32_t>* pool_of) {
+  const HostRow& row = state.host(id);
+  Host& host = hosts_[id];
+  host.cluster = row.cluster;
+  const auto join = [&](const std::string& flavour, bool gpus, int32_t* rack_index) {
+    const auto [it, added] = pool_of->emplace(std::make_pair(row.cluster, flavour), static_cast<int32_t>(pools_.size()));
+    if (added) {
+      pools_.emplace_back();
+      pools_.back().cluster = row.cluster;
+      pools_.back().flavour = flavour;
+      pools_.back().gpus = gpus;
+      if (gpus) gpu_pools_[row.cluster].push_back(it->second);
+    }
+    Pool& pool = pools_[it->second];
+    // Hosts of a rack follow each other, if anything tells where they are.
+    int32_t at = static_cast<int32_t>(pool.racks.size()) - 1;
+    while (at >= 0 && (pool.racks[at].name != row.rack || pool.racks[at].block != row.block)) --at;
+    if (at < 0) {
+      at = static_cast<int32_t>(pool.racks.size());
+      pool.racks.emplace_back();
+      pool.racks.back().block = row.block;
+      pool.racks.back().name = row.rack;
+      auto block = std::find_if(pool.blocks.begin(), pool.blocks.end(), [&](const auto& racks) { return pool.racks[racks[0]].block == row.block; });
+      if (block == pool.blocks.end()) block = pool.blocks.insert(block, std::vector<int32_t>());
+      block->push_back(at);
+    }
+    pool.racks[at].hosts.push_back(id);
+    *rack_index = at;
+    return it->second;
+  };
+  host.site = join("", false, &host.site_rack);
+  host.pool = row.inventory.flavour().empty() ? -1 : join(row.inventory.flavour(), true, &host.pool_rack);
+}
+
+int32_t FreeMap::KindOf(HostKind kind) {
+  if (last_kind_ < static_cast<int32_t>(kinds_.size()) && kinds_[last_kind_] == kind) return last_kind_;   // hosts alike come in rows
+  const auto [it, added] = kind_of_.emplace(kind, static_cast<int32_t>(kinds_.size()));
+  if (added) kinds_.push_back(std::move(kind));
+  return last_kind_ = it->second;
+}
+
+void FreeMap::Read(const State& state, HostId id) {
+  const HostRow& row = state.host(id);
+  Host& host = hosts_[id];
+  host.usable = row.usable() && !state.clusters()[row.cluster].drained;
+  const int32_t devices = row.inventory.devices_size();
+  if (host.devices != devices) {       // the first time: another number later builds the map anew
+    host.first_device = static_cast<int32_t>(device_milli_.size());
+    host.devices = devices;
+    device_milli_.resize(device_milli_.size() + devices);
+    device_island_.resize(device_milli_.size());
+  }
+  absl::InlinedVector<int32_t, 8> islands;       // ascending
+  for (const pb::Device& device : row.inventory.devices()) {
+    const auto at = std::lower_bound(islands.begin(), islands.end(), device.island());
+    if (at == islands.end() || *at != device.island()) islands.insert(at, device.island());
+  }
+  HostKind kind;
+  kind.islands.resize(islands.size());
+  kind.cpus_milli = row.inventory.cpus_milli();
+  kind.memory_bytes = row.inventory.memory_bytes();
+  for (int32_t d = 0; d < devices; ++d) {
+    const pb::Device& device = row.inventory.devices(d);
+    const auto island = std::lower_bound(islands.begin(), islands.end(), device.island()) - islands.begin();
+    ++kind.islands[island];
+    device_island_[host.first_device + d] = device.healthy() ? static_cast<int8_t>(island) : int8_t{-1};
+    device_milli_[host.first_device + d] = device.healthy() ? static_cast<int16_t>(1000 - row.device_used_milli[d]) : int16_t{0};
+  }
+  host.kind = KindOf(std::move(kind));
+  host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
+  host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
+  host.disk_bytes = row.inventory.disk_bytes() - row.disk_used_bytes;
+
+  if (host.pool >= 0) {
+    Pool& pool = pools_[host.pool];
+    pool.most_devices = std::max(pool.most_devices, devices);
+    pool.islands = pool.islands || kinds_[host.kind].islands.size() > 1;
+    if (policy_ != PlacementPolicy::kBestFit) {
+      // What runs on one host tells what else may come.
+      std::vector<SliceWish> tasks;
+      for (const AttemptRef& ref : row.attempts) {
+        const AttemptRow* attempt = state.FindAttempt(ref);
+        if (attempt == nullptr || attempt->parts.size() != 1) continue;
+        Demand wants = WantsOf(state.FindJob(ref.job)->task_spec(ref.task));
+        wants.disk_bytes = 0;
+        tasks.push_back({wants, attempt->workers});
+      }
+      if (tasks != host.tasks) {
+        for (const SliceWish& task : host.tasks) {
+          const auto it = pool.running.find(task);
+          if (--it->second == 0) pool.running.erase(it);
+        }
+        for (const SliceWish& task : tasks) ++pool.running[task];
+        host.tasks = std::move(tasks);
+        pool.running_changed = true;
+      }
+    }
+  }
+  MarkDirty(id);
+}
+
+void FreeMap::Refresh(const State& state, HostId id) {
+  MUSTER_CHECK(log_.empty());
+  if (state.hosts().size() != host_at_.size() || id >= static_cast<HostId>(hosts_.size())) return Rebuild(state);
+  const HostRow& row = state.host(id);
+  const Host& host = hosts_[id];
+  const auto& rack = pools_[host.site].racks[host.site_rack];
+  const bool same_pool = host.pool < 0 ? row.inventory.flavour().empty() : pools_[host.pool].flavour == row.inventory.flavour();
+  if (row.cluster != host.cluster || row.inventory.devices_size() != host.devices || rack.name != row.rack || rack.block != row.block || !same_pool) return Rebuild(state);
+  Read(state, id);
+}
+
+int64_t FreeMap::Value(const Host& host, int32_t field) const {
+  switch (field) {
+    case kCpus: return host.cpus_milli;
+    case kMemory: return host.memory_bytes;
+    case kDisk: return host.disk_bytes;
+    case kUsable: return host.usable ? 1 : 0;
+    default: return device_milli_[host.first_device + field];
+  }
+}
+
+void FreeMap::MarkDirty(HostId id) {
+  Host& host = hosts_[id];
+  if (host.pool >= 0 && (host.dirty & kPoolSums) == 0) pools_[host.pool].dirty_sums.push_back(id);
+  if (host.pool >= 0 && (host.dirty & kPoolSlices) == 0) pools_[host.pool].dirty_hosts.push_back(id);
+  if ((host.dirty & kSiteSums) == 0) pools_[host.site].dirty_sums.push_back(id);
+  if ((host.dirty & kSiteCpus) == 0) pools_[host.site].dirty_hosts.push_back(id);
+  host.dirty = kPoolSums | kPoolSlices | kSiteSums | kSiteCpus;
+}
+
+void FreeMap::Store(HostId id, int32_t field, int64_t value) {
+  Host& host = hosts_[id];
+  switch (field) {
+    case kCpus: host.cpus_milli = value; break;
+    case kMemory: host.memory_bytes = value; break;
+    case kDisk: host.disk_bytes = value; break;
+    case kUsable: host.usable = value != 0; break;
+    default: device_milli_[host.first_device + field] = static_cast<int16_t>(value);
+  }
+  MarkDirty(id);
+}
+
+void FreeMap::SetValue(HostId id, int32_t field, int64_t value) {
+  const int64_t before = Value(hosts_[id], field);
+  if (before == value) return;
+  log_.push_back({id, field, before});
+  Store(id, field, value);
 }
 
 void FreeMap::UndoTo(size_t mark) {
-  for (; undo_.size() > mark; undo_.pop_back()) hosts_[undo_.back().first] = std::move(undo_.back().second);
+  MUSTER_CHECK(mark <= log_.size());
+  for (; log_.size() > mark; log_.pop_back()) Store(log_.back().host, log_.back().field, log_.back().before);
 }
 
-void FreeMap::LimitHost(HostId id, const HostFree& limit) {
-  HostFree& mine = Write(id);
-  for (size_t d = 0; d < mine.device_milli.size(); ++d) mine.device_milli[d] = std::min(mine.device_milli[d], limit.device_milli[d]);
-  mine.cpus_milli = std::min(mine.cpus_milli, limit.cpus_milli);
-  mine.memory_bytes = std::min(mine.memory_bytes, limit.memory_bytes);
-  mine.disk_bytes = std::min(mine.disk_bytes, limit.disk_bytes);
+void FreeMap::ChangePart(const Demand& wants, HostId id, int32_t workers, const std::vector<int32_t>& devices,
+                         const std::vector<int64_t>& device_milli, int64_t sign) {
+  const Host& host = hosts_[id];
+  const HostKind& kind = kinds_[host.kind];
+  const Demand demand = ShareOfHost(wants, kind.devices(), kind.cpus_milli, kind.memory_bytes);
+  SetValue(id, kCpus, host.cpus_milli + sign * workers * demand.cpus_milli);
+  SetValue(id, kMemory, host.memory_bytes + sign * workers * demand.memory_bytes);
+  SetValue(id, kDisk, host.disk_bytes + sign * workers * demand.disk_bytes);
+  for (size_t d = 0; d < devices.size(); ++d) {
+    const int32_t device = devices[d];
+    if (device < 0 || device >= host.devices || device_island_[host.first_device + device] < 0) continue;
+    SetValue(id, device, Value(host, device) + sign * (d < device_milli.size() ? device_milli[d] : 1000));
+  }
 }
 
-void FreeMap::Close(HostId id) { Write(id).usable = false; }
+void FreeMap::Release(const JobRow& job, int32_t task, const AttemptRow& attempt) {
+  const Demand wants = WantsOf(job.task_spec(task));
+  for (const PartRow& part : attempt.parts) {
+    if (!part.lost) ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, 1);
+  }
+}
+
+void FreeMap::Take(const pb::TaskSpec& spec, const PlannedGang& gang) {
+  const Demand wants = WantsOf(spec);
+  for (const PlannedPart& part : gang) ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, -1);
+}
+
+void FreeMap::GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang) {
+  const Demand wants = WantsOf(spec);
+  for (const PlannedPart& part : gang) ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, 1);
+}
+
+void FreeMap::LimitTo(const FreeMap& other, const PlannedGang& gang) {
+  for (const PlannedPart& part : gang) LimitHost(part.host, other.Peek(part.host));
+}
+
+void FreeMap::LimitHost(HostId id, const HostFree& free) {
+  const auto limit = [&](int32_t field, int64_t most) { SetValue(id, field, std::min(Value(hosts_[id], field), most)); };
+  for (int32_t d = 0; d < hosts_[id].devices && d < static_cast<int32_t>(free.device_milli.size()); ++d) limit(d, free.device_milli[d]);
+  limit(kCpus, free.cpus_milli);
+  limit(kMemory, free.memory_bytes);
+  limit(kDisk, free.disk_bytes);
+}
+
+void FreeMap::Close(HostId id) { SetValue(id, kUsable, 0); }
+
+HostFree FreeMap::Peek(HostId id) const {
+  const Host& host = hosts_[id];
+  HostFree free;
+  free.usable = host.usable;
+  free.device_milli.assign(device_milli_.begin() + host.first_device, device_milli_.begin() + host.first_device + host.devices);
+  free.cpus_milli = host.cpus_milli;
+  free.memory_bytes = host.memory_bytes;
+  free.disk_bytes = host.disk_bytes;
+  return free;
+}
 
 bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang) const {
   for (const PlannedPart& part : gang) {
-    const HostFree& free = hosts_[part.host];
-    if (!free.usable) return false;
-    const Demand demand = WorkerDemand(spec, state_.host(part.host).inventory);
-    const auto lacks = [&](int64_t has, int64_t a_worker) { return a_worker > 0 && has < part.workers * a_worker; };
-    if (lacks(free.cpus_milli, demand.cpus_milli) || lacks(free.memory_bytes, demand.memory_bytes) || lacks(free.disk_bytes, demand.disk_bytes)) {
+    const Host& host = hosts_[part.host];
+    if (!host.usable) return false;
+    const HostKind& kind = kinds_[host.kind];
+    const Demand demand = ShareOfHost(WantsOf(spec), kind.devices(), kind.cpus_milli, kind.memory_bytes);
+    if ((demand.cpus_milli > 0 && host.cpus_milli < part.workers * demand.cpus_milli) ||
+        (demand.memory_bytes > 0 && host.memory_bytes < part.workers * demand.memory_bytes) ||
+        (demand.disk_bytes > 0 && host.disk_bytes < part.workers * demand.disk_bytes)) {
       return false;
     }
     for (size_t d = 0; d < part.devices.size(); ++d) {
-      const int32_t device = part.devices[d];
-      if (device < 0 || device >= static_cast<int32_t>(free.device_milli.size())) return false;
-      if (free.device_milli[device] < (d < part.device_milli.size() ? part.device_milli[d] : 1000)) return false;
+      if (part.devices[d] >= host.devices || Value(host, part.devices[d]) < (d < part.device_milli.size() ? part.device_milli[d] : 1000)) return false;
     }
   }
   return true;
 }
 
-void FreeMap::Change(const pb::TaskSpec& spec, const PlannedPart& part, int64_t sign) {
-  HostFree& free = Write(part.host);
-  const pb::Inventory& inventory = state_.host(part.host).inventory;
-  const Demand demand = WorkerDemand(spec, inventory);
-  free.cpus_milli += sign * part.workers * demand.cpus_milli;
-  free.memory_bytes += sign * part.workers * demand.memory_bytes;
-  free.disk_bytes += sign * part.workers * demand.disk_bytes;
-  for (size_t d = 0; d < part.devices.size(); ++d) {
-    const int32_t device = part.devices[d];
-    if (device < 0 || device >= inventory.devices_size() || !inventory.devices(device).healthy()) continue;
-    free.device_milli[device] += sign * (d < part.device_milli.size() ? part.device_milli[d] : 1000);
+FreeMap::Pool* FreeMap::PoolOf(const Cell& cell, bool gpus) {
+  if (cell.hosts.empty()) return nullptr;
+  const Host& host = hosts_[cell.hosts.front()];
+  const int32_t pool = gpus ? host.pool : host.site;
+  return pool < 0 ? nullptr : &pools_[pool];
+}
+
+int64_t FreeMap::FreeMilli(const Cell& cell, bool gpus) {
+  Pool* pool = PoolOf(cell, gpus);
+  if (pool == nullptr) return 0;
+  SettleSums(pool);
+  return pool->milli;
+}
+
+// Adds what the host has now to the sums (sign 1), or takes out what was added (-1).
+void FreeMap::Count(Pool* pool, Host* host, int sign) {
+  Rack& rack = pool->racks[pool->gpus ? host->pool_rack : host->site_rack];
+  if (!pool->gpus) {
+    if (sign > 0) host->counted_cpus_milli = host->usable ? std::max<int64_t>(0, host->cpus_milli) : 0;
+    rack.cpus_milli += sign * host->counted_cpus_milli;
+    pool->milli += sign * host->counted_cpus_milli;
+    return;
+  }
+  if (sign > 0) {
+    host->counted_whole = 0;
+    host->counted_milli = 0;
+    for (int32_t d = 0; host->usable && d < host->devices; ++d) {
+      const int16_t milli = device_milli_[host->first_device + d];
+      host->counted_milli += milli;
+      host->counted_whole += milli == 1000 ? 1 : 0;
+    }
+  }
+  pool->milli += sign * host->counted_milli;
+  if (host->counted_whole == 0) return;
+  for (std::vector<int32_t>* whole : {&pool->whole, &rack.whole}) {
+    if (static_cast<int32_t>(whole->size()) <= host->counted_whole) whole->resize(host->counted_whole + 1);
+    (*whole)[host->counted_whole] += sign;
   }
 }
 
-void FreeMap::Release(const JobRow& job, int32_t task, const AttemptRow& attempt) {
-  for (const PartRow& part : attempt.parts) {
-    if (part.lost) continue;
-    Change(job.task_spec(task), {part.host, part.workers, part.devices, part.device_milli}, 1);
+void FreeMap::SettleSums(Pool* pool) {
+  for (const HostId id : pool->dirty_sums) {
+    Host& host = hosts_[id];
+    host.dirty &= static_cast<uint8_t>(~(pool->gpus ? kPoolSums : kSiteSums));
+    Count(pool, &host, -1);
+    Count(pool, &host, 1);
   }
+  pool->dirty_sums.clear();
 }
 
-void FreeMap::Take(const pb::TaskSpec& spec, const PlannedGang& gang) {
-  for (const PlannedPart& part : gang) Change(spec, part, -1);
-}
-
-void FreeMap::GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang) {
-  for (const PlannedPart& part : gang) Change(spec, part, 1);
-}
-
-void FreeMap::LimitTo(const FreeMap& other, const PlannedGang& gang) {
-  for (const PlannedPart& part : gang) LimitHost(part.host, other.hosts_[part.host]);
-}
-
-int64_t FreeMap::FreeMilli(const Cell& cell, bool gpus) const {
-  int64_t milli = 0;
-  for (const HostId id : cell.hosts) {
-    const HostFree& free = hosts_[id];
-    if (!free.usable) continue;
-    milli += gpus ? std::accumulate(free.device_milli.begin(), free.device_milli.end(), int64_t{0}) : std::max<int64_t>(0, free.cpus_milli);
+HostRoom FreeMap::FreeOf(const Pool& pool, const Host& host) const {
+  HostRoom free;
+  free.kind = pool.kind_at[host.kind];
+  free.cpus_milli = host.cpus_milli;
+  free.memory_bytes = host.memory_bytes;
+  free.disk_bytes = host.disk_bytes;
+  const HostKind& kind = kinds_[host.kind];
+  free.device_milli.resize(host.devices);
+  size_t from = 0;
+  for (size_t i = 0; i < kind.islands.size(); ++i) {
+    size_t to = from;
+    for (int32_t d = 0; d < host.devices; ++d) {
+      if (device_island_[host.first_device + d] == static_cast<int8_t>(i)) free.device_milli[to++] = device_milli_[host.first_device + d];
+    }
+    std::sort(free.device_milli.begin() + from, free.device_milli.begin() + to, std::greater<int16_t>());
+    from += kind.islands[i];
   }
-  return milli;
+  return free;
 }
 
-int32_t FreeMap::WorkersThatFit(const pb::TaskSpec& spec, HostId id) const {
-  const HostFree& free = hosts_[id];
-  if (!free.usable) return 0;
-  const pb::Inventory& inventory = state_.host(id).inventory;
-  const Demand demand = WorkerDemand(spec, inventory);
-  int64_t workers = 1 << 20;
-  if (demand.gpus_milli >= 1000) {
-    const int64_t count = demand.gpus_milli / 1000;
-    if (spec.topology().required() == pb::ISLAND) {
-      std::map<int32_t, int64_t> islands;
-      for (int d = 0; d < inventory.devices_size(); ++d) {
-        if (free.device_milli[d] == 1000) ++islands[inventory.devices(d).island()];
+// What is typical follows what runs in the pool, by powers of two: so it, and what the scorer remembers, seldom changes.
+void FreeMap::LearnTypical(Pool* pool) {
+  if (pool->slices != nullptr && !pool->running_changed) return;
+  pool->running_changed = false;
+  std::vector<TypicalSlice> typical;
+  if (policy_ != PlacementPolicy::kBestFit) {
+    int64_t running = 0;
+    for (const auto& [wish, count] : pool->running) {
+      running += count;
+      int64_t power = 1;
+      while (2 * power <= std::min<int64_t>(count, 1 << 14)) power *= 2;
+      typical.push_back({wish, power});
+    }
+    std::stable_sort(typical.begin(), typical.end(), [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
+    if (typical.size() > kTypicalTasks) typical.resize(kTypicalTasks);
+    if (running < kFewTasks) {
+      typical.clear();
+      typical.push_back({SliceWish{Demand{500, 0, 0, 0}}, 1});
+      for (int32_t devices = 1; devices <= pool->most_devices; devices *= 2) typical.push_back({SliceWish{Demand{devices * 1000, 0, 0, 0}}, 1});
+    }
+    if (pool->slices != nullptr && typical == pool->typical) return;
+  }
+  pool->typical = typical;
+  auto scorer = std::make_unique<HostScorer>(policy_, std::move(typical));
+  for (const int32_t kind : pool->kinds) scorer->AddKind(kinds_[kind]);
+  if (pool->slices == nullptr) {
+    pool->slices = std::make_unique<SliceIndex>(scorer.get());
+  } else {
+    pool->slices->SetScorer(scorer.get());
+  }
+  pool->scorer = std::move(scorer);
+}
+
+// Brings the order for one-host slices up to date.
+void FreeMap::SettleHosts(Pool* pool) {
+  if (pool->gpus) LearnTypical(pool);
+  for (const HostId id : pool->dirty_hosts) {
+    Host& host = hosts_[id];
+    host.dirty &= static_cast<uint8_t>(~(pool->gpus ? kPoolSlices : kSiteCpus));
+    if (pool->gpus) {
+      if (!host.usable) {
+        pool->slices->Remove(host.slot);
+        continue;
       }
-      workers = 0;
-      for (const auto& [island, devices] : islands) workers = std::max(workers, devices / count);
+      if (host.kind >= static_cast<int32_t>(pool->kind_at.size())) pool->kind_at.resize(host.kind + 1, -1);
+      if (pool->kind_at[host.kind] < 0) {
+        pool->kind_at[host.kind] = pool->scorer->AddKind(kinds_[host.kind]);
+        pool->kinds.push_back(host.kind);
+      }
+      pool->slices->Set(host.slot, FreeOf(*pool, host));
     } else {
-      workers = std::count(free.device_milli.begin(), free.device_milli.end(), 1000) / count;
+      const CpusKey key = host.usable && host.devices == 0 ? CpusKey{host.cpus_milli, host.memory_bytes, host.slot} : CpusKey{-1, 0, 0};
+      if (key == host.cpus_key) continue;
+      if (std::get<0>(host.cpus_key) >= 0) pool->by_cpus.erase(host.cpus_key);
+      host.cpus_key = key;
+      if (std::get<0>(key) >= 0) pool->by_cpus.insert(key);
     }
-  } else if (demand.gpus_milli > 0) {
-    workers = std::any_of(free.device_milli.begin(), free.device_milli.end(), [&](int64_t m) { return m >= demand.gpus_milli; });
   }
-  if (demand.cpus_milli > 0) workers = std::min(workers, free.cpus_milli / demand.cpus_milli);
-  if (demand.memory_bytes > 0) workers = std::min(workers, free.memory_bytes / demand.memory_bytes);
-  if (demand.disk_bytes > 0) workers = std::min(workers, free.disk_bytes / demand.disk_bytes);
-  return static_cast<int32_t>(std::max<int64_t>(0, workers));
+  pool->dirty_hosts.clear();
 }
 
-PlannedPart FreeMap::Part(const pb::TaskSpec& spec, HostId id, int32_t workers) const {
-  PlannedPart part;
-  part.host = id;
-  part.workers = workers;
-  const int64_t gpus_milli = spec.resources().gpus_milli();
-  std::vector<int64_t> free_milli = hosts_[id].device_milli;
-  if (gpus_milli >= 1000) {
-    // The whole part in one island where that holds it, else worker by worker.
-    const pb::Inventory& inventory = state_.host(id).inventory;
-    const int64_t count = gpus_milli / 1000;
-    for (int32_t w = 0; w < workers; ++w) {
-      std::vector<int32_t> picked;
-      if (w == 0) {
-        picked = PickDevices(inventory, free_milli, count * workers);
-        const bool one_island = std::all_of(picked.begin(), picked.end(), [&](int32_t d) {
-          return inventory.devices(d).island() == inventory.devices(picked.front()).island();
-        });
-        if (one_island) {
-          part.devices = picked;
-          return part;
-        }
-      }
-      picked = PickDevices(inventory, free_milli, count);
-      for (const int32_t device : picked) {
-        free_milli[device] = 0;
-        part.devices.push_back(device);
-      }
+std::string FreeMap::Difference(const State& state) {
+  FreeMap fresh(state, policy_);
+  if (hosts_.size() != fresh.hosts_.size() || pools_.size() != fresh.pools_.size()) return "hosts or pools";
+  for (const HostId id : state.hosts()) {
+    const Host& mine = hosts_[id];
+    const Host& other = fresh.hosts_[id];
+    const std::string name = state.HostName(id);
+    if (mine.usable != other.usable || mine.devices != other.devices || mine.tasks != other.tasks) return name;
+    for (int32_t field = kDisk; field < mine.devices; ++field) {
+      if (Value(mine, field) != fresh.Value(other, field)) return absl::StrCat(name, " field ", field, ": ", Value(mine, field), " != ", fresh.Value(other, field));
     }
-  } else if (gpus_milli > 0) {
-    int32_t best = -1;
-    for (int32_t d = 0; d < static_cast<int32_t>(free_milli.size()); ++d) {
-      if (free_milli[d] >= gpus_milli && (best < 0 || free_milli[d] < free_milli[best])) best = d;
-    }
-    part.devices.push_back(best);
-    part.device_milli.push_back(gpus_milli);
   }
-  return part;
-}
-
-std::optional<PlannedGang> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell) const {
-  struct Group {
-    int64_t workers = 0;
-    std::vector<std::pair<int32_t, HostId>> hosts;   // how many fit
-  };
-  // What is left on a host by one-host placements: whole devices first, so that shared ones are filled up.
-  const auto left = [&](HostId id) {
-    const HostFree& free = hosts_[id];
-    return std::make_tuple(std::count(free.device_milli.begin(), free.device_milli.end(), 1000),
-                           std::accumulate(free.device_milli.begin(), free.device_milli.end(), int64_t{0}), free.cpus_milli);
-  };
-  std::vector<std::pair<int32_t, HostId>> fits;
-  HostId single = kNoHost;
-  int64_t total = 0;
-  for (const HostId id : cell.hosts) {
-    const int32_t here = WorkersThatFit(spec, id);
-    if (here == 0) continue;
-    fits.push_back({here, id});
-    total += here;
-    if (here >= workers && (single == kNoHost || left(id) < left(single))) single = id;
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    Pool& mine = pools_[p];
+    Pool& other = fresh.pools_[p];
+    const std::string name = absl::StrCat("pool ", p, ": ");
+    SettleSums(&mine);
+    fresh.SettleSums(&other);
+    if (mine.milli != other.milli) return absl::StrCat(name, mine.milli, " != ", other.milli);
+    if (mine.running != other.running) return name + "running";
+    for (size_t r = 0; r < mine.racks.size(); ++r) {
+      std::vector<int32_t> a = mine.racks[r].whole, b = other.racks[r].whole;
+      a.resize(std::max(a.size(), b.size()));
+      b.resize(a.size());
+      if (a != b || mine.racks[r].cpus_milli != other.racks[r].cpus_milli) return absl::StrCat(name, "rack ", r);
+    }
+    SettleHosts(&mine);
+    fresh.SettleHosts(&other);
+    if (mine.by_cpus != other.by_cpus) return name + "by CPUs";
+    for (const HostId id : state.hosts()) {
+      if (!mine.gpus || hosts_[id].pool != static_cast<int32_t>(p) || !hosts_[id].usable) continue;
+      HostRoom a = mine.slices->at(hosts_[id].slot), b = other.slices->at(hosts_[id].slot);
+      a.kind = b.kind = 0;             // kinds are numbered in the order they came
+      if (!(a == b)) return absl::StrCat(name, "slices of ", state.HostName(id));
+    }
   }
-  if (total < workers) return std::nullopt;
-  if (single != kNoHost) return PlannedGang{Part(spec, single, workers)};
-
-  const pb::TopologyLevel required = spec.topology().required();
-  if (required == pb::ISLAND || required == pb::HOST) return std::nullopt;
-  const auto gang = [&](Group group) {
-    // Fewest hosts: the fullest first; the last one the tightest that holds the rest.
-    std::stable_sort(group.hosts.begin(), group.hosts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-    PlannedGang planned;
-    int32_t rest = workers;
-    for (size_t h = 0; rest > 0; ++h) {
-      size_t use = h;
-      if (group.hosts[h].first >= rest) {
-        while (use + 1 < group.hosts.size() && group.hosts[use + 1].first >= rest) ++use;
-      }
-      const int32_t here = std::min(rest, group.hosts[use].first);
-      planned.push_back(Part(spec, group.hosts[use].second, here));
-      rest -= here;
-    }
-    return planned;
-  };
-  for (const pb::TopologyLevel level : {pb::RACK, pb::BLOCK, pb::CLUSTER}) {
-    if (required != pb::TOPOLOGY_LEVEL_UNSPECIFIED && required < level) break;
-    std::map<std::tuple<std::string, std::string>, Group> groups;
-    for (const auto& [here, id] : fits) {
-      const HostRow& host = state_.host(id);
-      Group& group = groups[{level == pb::CLUSTER ? "" : host.block, level == pb::RACK ? host.rack : ""}];
-      group.workers += here;
-      group.hosts.push_back({here, id});
-    }
-    const Group* best = nullptr;
-    for (const auto& [name, group] : groups) {
-      if (group.workers >= workers && (best == nullptr || group.workers < best->workers)) best = &group;
-    }
-    if (best != nullptr) return gang(*best);
-  }
-  return std::nullopt;
+  return "";
 }
 
 }  // namespace muster

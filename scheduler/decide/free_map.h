@@ -1,14 +1,26 @@
-// What hosts have free, on a scratch copy that placements are tried on, and the placement of a gang in it (SCHEDULING.md §3).
+// What hosts have free, to try placements on, and the place of a gang in it (SCHEDULING.md §3).
 //
-// Inside of scheduler/decide.
+// Built once from a State, then kept: Refresh re-reads a host that an event touched, and what a decision tries or takes is undone
+// to a mark. Each pool (the hosts of one flavour in one cluster; for work without GPUs the hosts of a cluster) keeps sums by rack
+// and the hosts ordered for one-host slices. These follow lazily: a change only marks its host, the pool settles the marked ones
+// when it is asked next. So a change costs the devices it touches, and a place costs the racks and what it is made of.
+//
+// Inside of scheduler/decide. One thread at a time.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "scheduler/decide/model.h"
+#include "scheduler/decide/slices.h"
+#include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
@@ -18,7 +30,7 @@ using PlannedGang = std::vector<PlannedPart>;
 
 // What one host has free.
 struct HostFree {
-  bool usable = false;
+  bool usable = false;                 // may get work
   std::vector<int64_t> device_milli;
   int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
 };
@@ -26,7 +38,14 @@ struct HostFree {
 class FreeMap {
  public:
   // What is free now on hosts that may get work: up, heard from, not drained.
-  explicit FreeMap(const State& state);
+  explicit FreeMap(const State& state, PlacementPolicy policy = PlacementPolicy::kV);
+  FreeMap(FreeMap&&) = default;
+
+  // Reads the host anew, after an event that touched its row or its cluster's drain. A host that is new, or has another
+  // cluster, flavour, rack or number of devices, makes the map build itself anew. Nothing may be left to undo. After ClustersConfigured, which may
+  // move all of them, Rebuild instead.
+  void Refresh(const State& state, HostId id);
+  void Rebuild(const State& state);
 
   // Gives back what the attempt holds on usable hosts, or takes it again.
   void Release(const JobRow& job, int32_t task, const AttemptRow& attempt);
@@ -35,34 +54,155 @@ class FreeMap {
   // Nothing that the other map doesn't have either.
   void LimitTo(const FreeMap& other, const PlannedGang& gang);
 
-  // No more on the host than this.
-  void LimitHost(HostId id, const HostFree& limit);
-  // Nothing is placed on the host.
+  // Nothing on the host that `free` doesn't have either; nothing at all.
+  void LimitHost(HostId id, const HostFree& free);
   void Close(HostId id);
-  HostFree Peek(HostId id) const { return hosts_[id]; }
-  // Exactly these devices, and CPUs, memory and disk beside them, are free on hosts that may get work.
+
+  HostFree Peek(HostId id) const;
+  // The gang's place is free.
   bool Fits(const pb::TaskSpec& spec, const PlannedGang& gang) const;
 
-  // Everything changed since the mark is as it was then.
-  size_t Mark() const { return undo_.size(); }
+  // UndoTo(mark) takes back every change since Mark() gave it. Marks nest.
+  size_t Mark() const { return log_.size(); }
   void UndoTo(size_t mark);
+  // Undoes what was changed in its scope.
+  class Trial {
+   public:
+    explicit Trial(FreeMap* map) : map_(map), mark_(map->Mark()) {}
+    ~Trial() { map_->UndoTo(mark_); }
+    Trial(const Trial&) = delete;
+    Trial& operator=(const Trial&) = delete;
 
-  // The tightest place for `workers` of the task on the cell's hosts: one host, else the smallest rack, else block, that holds
-  // them, else the cluster; not wider than the task's topology allows. Equal places in State's order of hosts.
-  std::optional<PlannedGang> Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell) const;
+   private:
+    FreeMap* map_;
+    size_t mark_;
+  };
+
+  // A place for `workers` of the task on the cell's hosts; none: there is none, by devices, CPUs, memory, disk and the required
+  // level. On one host by the policy; else the tightest level from the preferred one (tightest: island, then host) to the required
+  // one that holds them, there in the domain with the least free, spread evenly over as few of its racks (blocks) as hold them, on
+  // few hosts in each. Hosts in `avoid` (ascending) are used only if there is no place without them. Equal places in State's order
+  // of hosts. Parts follow that order.
+  std::optional<PlannedGang> Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell, const std::vector<HostId>& avoid = {});
 
   // Devices (CPUs for work without GPUs) free on the cell's hosts, in thousandths.
-  int64_t FreeMilli(const Cell& cell, bool gpus) const;
+  int64_t FreeMilli(const Cell& cell, bool gpus);
+
+  // "" if what the map keeps equals one built from `state`, else the first difference. For tests.
+  std::string Difference(const State& state);
 
  private:
-  int32_t WorkersThatFit(const pb::TaskSpec& spec, HostId id) const;
-  PlannedPart Part(const pb::TaskSpec& spec, HostId id, int32_t workers) const;
-  void Change(const pb::TaskSpec& spec, const PlannedPart& part, int64_t sign);
-  HostFree& Write(HostId id);
+  enum Field : int32_t { kCpus = -1, kMemory = -2, kDisk = -3, kUsable = -4 };   // 0 and above: a device
+  enum Dirty : uint8_t { kPoolSums = 1, kPoolSlices = 2, kSiteSums = 4, kSiteCpus = 8 };
 
-  const State& state_;
-  std::vector<HostFree> hosts_;        // by HostId
-  std::vector<std::pair<HostId, HostFree>> undo_;  // what changed hosts were before, oldest first
+  using CpusKey = std::tuple<int64_t, int64_t, int32_t>;           // CPUs, memory, slot
+
+  struct Host {
+    bool usable = false;
+    uint8_t dirty = 0;
+    int32_t cluster = -1;
+    int32_t slot = 0;                  // in State's order
+    int32_t kind = 0;                  // index in kinds_
+    int32_t pool = -1, site = -1;      // index in pools_; pool -1: no devices
+    int32_t pool_rack = 0, site_rack = 0;
+    int32_t first_device = 0, devices = 0;
+    int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
+    // What the sums of its pool and its site hold of it.
+    int32_t counted_whole = 0;
+    int64_t counted_milli = 0, counted_cpus_milli = 0;
+    CpusKey cpus_key{-1, 0, 0};        // in its site's by_cpus; -1: not there
+    std::vector<SliceWish> tasks;      // one-host tasks that run here
+  };
+  struct Rack {
+    std::string block, name;
+    std::vector<HostId> hosts;
+    std::vector<int32_t> whole;        // hosts by number of whole devices free
+    int64_t cpus_milli = 0;
+  };
+  struct Pool {
+    int32_t cluster = 0;
+    std::string flavour;
+    bool gpus = false;                 // else a site: all hosts of a cluster, for work without GPUs
+    std::vector<Rack> racks;
+    std::vector<std::vector<int32_t>> blocks;   // racks of each
+    int32_t most_devices = 0;          // of one host
+    bool islands = false;              // some host has more than one
+    int64_t milli = 0;                 // free: of devices, for a site of CPUs
+    std::vector<int32_t> whole;        // hosts by number of whole devices free
+    std::vector<HostId> dirty_sums, dirty_hosts;
+    // One-host slices: on GPU hosts by class; in a site the hosts without devices by what they have free.
+    std::vector<int32_t> kinds;        // indexes in kinds_ by the scorer's number
+    std::vector<int32_t> kind_at;      // the reverse; -1: none of its hosts
+    std::unique_ptr<HostScorer> scorer;
+    std::unique_ptr<SliceIndex> slices;
+    absl::btree_set<CpusKey> by_cpus;
+    std::map<SliceWish, int64_t> running;   // one-host tasks on its hosts
+    bool running_changed = true;
+    std::vector<TypicalSlice> typical;      // that the scorer knows
+  };
+  struct Change {
+    HostId host;
+    int32_t field;
+    int64_t before;
+  };
+  // What each worker of one Place wants.
+  struct Wanted {
+    SliceWish wish;
+    int64_t devices = 0;               // whole ones; 0: none, or a share
+    int32_t kind = -1;                 // that `demand` is for
+    Demand demand;
+  };
+  struct Fit {
+    HostId host = kNoHost;
+    int64_t workers = 0;
+  };
+  struct Domain {                      // a rack or a block
+    int32_t index = 0;
+    int64_t workers = 0;               // that fit there
+    int64_t share = 0;                 // that it gets
+  };
+
+  void Read(const State& state, HostId id);
+  void JoinPools(const State& state, HostId id, std::map<std::pair<int32_t, std::string>, int32_t>* pool_of);
+  int32_t KindOf(HostKind kind);
+  int64_t Value(const Host& host, int32_t field) const;
+  void Store(HostId id, int32_t field, int64_t value);
+  void SetValue(HostId id, int32_t field, int64_t value);    // and remembers what was there
+  void MarkDirty(HostId id);
+  void ChangePart(const Demand& wants, HostId id, int32_t workers, const std::vector<int32_t>& devices,
+                  const std::vector<int64_t>& device_milli, int64_t sign);
+  Pool* PoolOf(const Cell& cell, bool gpus);
+  void SettleSums(Pool* pool);
+  void SettleHosts(Pool* pool);
+  void Count(Pool* pool, Host* host, int sign);
+  HostRoom FreeOf(const Pool& pool, const Host& host) const;
+  void LearnTypical(Pool* pool);
+
+  // place.cc
+  std::optional<PlannedGang> PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers, const std::vector<HostId>& avoid);
+  std::optional<PlannedPart> PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers, bool one_island, const std::vector<HostId>& avoid);
+  std::optional<HostId> HostWithoutDevices(Pool* pool, const Demand& demand, const std::vector<HostId>& avoid);
+  const Demand& DemandAt(Wanted* wanted, const Host& host) const;
+  int64_t Capacity(Wanted* wanted, HostId id) const;
+  int64_t AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const;
+  int64_t FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid, std::vector<Fit>* fits) const;
+  void Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted, PlannedGang* gang) const;
+  PlannedPart PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const;
+
+  PlacementPolicy policy_;
+  std::vector<HostKind> kinds_;
+  std::map<HostKind, int32_t> kind_of_;
+  int32_t last_kind_ = 0;
+  std::vector<Host> hosts_;            // by HostId
+  std::vector<HostId> host_at_;        // by slot
+  std::vector<int16_t> device_milli_;  // of all hosts, one after the other
+  std::vector<int8_t> device_island_;  // position in HostKind::islands; -1: the device is down
+  std::vector<Pool> pools_;
+  std::vector<std::vector<int32_t>> gpu_pools_;   // by cluster
+  std::vector<Change> log_;
 };
+
+// Hosts, ascending, that an attempt of the job was lost on or couldn't be launched on.
+std::vector<HostId> HostsToAvoid(const JobRow& job);
 
 }  // namespace muster

@@ -7,7 +7,11 @@
 
 namespace muster {
 
+// How one-host slices choose their host (scheduler/decide/score.h).
+enum class PlacementPolicy { kV, kFgd, kBestFit };
+
 struct SchedulingOptions {
+  PlacementPolicy placement = PlacementPolicy::kV;
   int64_t grow_interval_ns = 10 * kMinute;   // least time from an elastic gang's start or growth to its next growth
   int64_t starve_after_ns = 30 * kMinute;    // a reservation drains its hosts after so long
   int64_t min_runtime_ns = 5 * kMinute;      // reclaim leaves units alone for so long, where the queue says nothing

@@ -64,17 +64,18 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
 
 Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory) {
   const pb::Resources& wants = task.resources();
-  Demand demand{wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()};
-  const int64_t host_milli = 1000 * static_cast<int64_t>(inventory.devices_size());
-  if (demand.gpus_milli > 0 && host_milli > 0) {
-    const auto share = [&](int64_t whole) {
-      return static_cast<int64_t>(static_cast<__int128>(whole) * demand.gpus_milli / host_milli);
-    };
-    if (demand.cpus_milli == 0) demand.cpus_milli = share(inventory.cpus_milli());
-    if (demand.memory_bytes == 0) demand.memory_bytes = share(inventory.memory_bytes());
+  return ShareOfHost({wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()}, inventory.devices_size(),
+                     inventory.cpus_milli(), inventory.memory_bytes());
+}
+
+Demand ShareOfHost(Demand wants, int64_t devices, int64_t cpus_milli, int64_t memory_bytes) {
+  if (wants.gpus_milli > 0 && devices > 0) {
+    const auto share = [&](int64_t whole) { return static_cast<int64_t>(static_cast<__int128>(whole) * wants.gpus_milli / (1000 * devices)); };
+    if (wants.cpus_milli == 0) wants.cpus_milli = share(cpus_milli);
+    if (wants.memory_bytes == 0) wants.memory_bytes = share(memory_bytes);
   }
-  if (demand.gpus_milli == 0 && demand.cpus_milli == 0) demand.cpus_milli = 1000;
-  return demand;
+  if (wants.gpus_milli == 0 && wants.cpus_milli == 0) wants.cpus_milli = 1000;
+  return wants;
 }
 
 pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt) {

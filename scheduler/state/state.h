@@ -180,6 +180,8 @@ struct Failure {
 std::optional<Failure> FirstFailure(const AttemptRow& attempt);
 // One worker of the task on a host with this inventory.
 Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory);
+// The same of what the task's resources say (0: left out), on a host with so many devices, CPUs and so much memory in all.
+Demand ShareOfHost(Demand wants, int64_t devices, int64_t cpus_milli, int64_t memory_bytes);
 // replace, wait or fence, with the default for what the spec leaves open (a gang over several hosts: replace).
 pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt);
 // The storage that holds the job's directory: job_storage of the cluster it is bound to; empty: not bound, or none configured.

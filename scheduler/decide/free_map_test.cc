@@ -1,0 +1,446 @@
+// Places of gangs and slices: tables with the reason, a brute-force twin, and what is kept against what is built anew.
+#include "scheduler/decide/free_map.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "scheduler/decide/decide.h"
+#include "scheduler/state/builders.h"
+
+namespace muster {
+namespace {
+
+using testing::JobBuilder;
+using testing::Placed;
+using testing::SystemBuilder;
+using testing::TaskOf;
+
+struct TestHost {
+  std::string block, rack;
+  std::vector<int> islands;            // devices of each; empty: no GPUs
+  int64_t cpus = 64;
+  std::vector<int64_t> used_milli;     // of its devices, as far as given
+  int64_t used_cpus = 0;
+};
+
+// One cluster `c` of hosts h00, h01, …; `used` is held by an attempt for each device.
+struct Fleet {
+  explicit Fleet(const std::vector<TestHost>& hosts) {
+    pb::Event configure;
+    pb::ClusterSpec* cluster = configure.mutable_clusters_configured()->mutable_file()->add_clusters();
+    cluster->set_name("c");
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      pb::HostSpec* spec = cluster->add_hosts();
+      spec->set_name(Name(h));
+      spec->set_block(hosts[h].block);
+      spec->set_rack(hosts[h].rack);
+    }
+    system.Do(configure);
+    system.Queue("q");
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      pb::Event event;
+      pb::HostHello* hello = event.mutable_host_hello();
+      hello->set_cluster("c");
+      hello->set_host(Name(h));
+      hello->set_state_id("s");
+      hello->set_boot_id("b");
+      pb::Inventory* inventory = hello->mutable_inventory();
+      if (!hosts[h].islands.empty()) inventory->set_flavour("gpu");
+      for (size_t i = 0; i < hosts[h].islands.size(); ++i) {
+        for (int d = 0; d < hosts[h].islands[i]; ++d) {
+          pb::Device* device = inventory->add_devices();
+          device->set_index(inventory->devices_size() - 1);
+          device->set_island(static_cast<int>(i));
+          device->set_healthy(true);
+        }
+      }
+      inventory->set_cpus_milli(hosts[h].cpus * 1000);
+      inventory->set_memory_bytes(int64_t{256} << 30);
+      inventory->set_disk_bytes(int64_t{1} << 40);
+      system.Do(event);
+    }
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      for (size_t d = 0; d < hosts[h].used_milli.size(); ++d) {
+        if (hosts[h].used_milli[d] == 0) continue;
+        JobBuilder job("q");
+        job.GpusMilli(hosts[h].used_milli[d]).task()->mutable_resources()->set_cpus_milli(1);
+        Hold(&job, h, static_cast<int32_t>(d), hosts[h].used_milli[d]);
+      }
+      if (hosts[h].used_cpus > 0) {
+        JobBuilder job("q");
+        job.GpusMilli(0).Cpus(hosts[h].used_cpus);
+        Hold(&job, h, -1, 0);
+      }
+    }
+  }
+  static std::string Name(size_t h) { return absl::StrCat("h", absl::StrCat(100 + h).substr(1)); }
+  void Hold(JobBuilder* job, size_t h, int32_t device, int64_t milli) {
+    const uint64_t number = job->SubmitTo(&system);
+    pb::Event event = Placed(system.state, number, "c", {{Name(h), {}}}, 0, device < 0 ? "" : "gpu");
+    pb::Placement* placement = event.mutable_attempt_placed()->mutable_placements(0);
+    if (device >= 0) placement->add_devices(device);
+    if (device >= 0 && milli < 1000) placement->add_device_milli(milli);
+    system.Do(event);
+  }
+  // The cell that Decide would ask for.
+  Cell CellFor(bool gpus) const {
+    Cell cell;
+    for (const HostId id : system.state.hosts()) {
+      if (!gpus || !system.state.host(id).inventory.flavour().empty()) cell.hosts.push_back(id);
+    }
+    return cell;
+  }
+  std::string Shown(const std::optional<PlannedGang>& gang) const {
+    if (!gang.has_value()) return "none";
+    std::vector<std::string> parts;
+    for (const PlannedPart& part : *gang) {
+      parts.push_back(absl::StrCat(system.state.host(part.host).name, "*", part.workers, part.devices.empty() ? "" : ":", absl::StrJoin(part.devices, ",")));
+    }
+    return absl::StrJoin(parts, " ");
+  }
+
+  SystemBuilder system;
+};
+
+pb::TaskSpec Task(int64_t gpus_milli, int64_t cpus = 1, pb::TopologyLevel preferred = pb::ISLAND, pb::TopologyLevel required = pb::CLUSTER) {
+  pb::TaskSpec task;
+  task.mutable_resources()->set_gpus_milli(gpus_milli);
+  if (gpus_milli > 0) task.mutable_resources()->add_gpu_types("gpu");
+  task.mutable_resources()->set_cpus_milli(cpus * 1000);
+  task.mutable_resources()->set_memory_bytes(1 << 20);
+  task.mutable_topology()->set_preferred(preferred);
+  task.mutable_topology()->set_required(required);
+  return task;
+}
+
+TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
+  // Blocks a (racks 1, 2) and b (racks 3, 4), two hosts of 4 GPUs (two islands of 2) a rack.
+  const auto host = [](const std::string& block, const std::string& rack, std::vector<int64_t> used = {}) {
+    return TestHost{block, rack, {2, 2}, 64, std::move(used)};
+  };
+  struct Case {
+    const char* why;
+    std::vector<TestHost> hosts;
+    pb::TaskSpec task;
+    int32_t workers;
+    std::string wanted;
+  };
+  const std::vector<TestHost> empty = {host("a", "1"), host("a", "1"), host("a", "2"), host("a", "2"),
+                                       host("b", "3"), host("b", "3"), host("b", "4"), host("b", "4")};
+  std::vector<TestHost> used = empty;
+  used[4] = host("b", "3", {1000, 0, 0, 0});
+  std::vector<TestHost> cut = empty;
+  cut[0] = host("a", "1", {1000, 0, 1000, 0});
+  std::vector<TestHost> busy = empty;
+  for (const int h : {0, 2, 4, 6}) busy[h].used_milli = {1000, 1000, 1000, 1000};
+  std::vector<TestHost> no_cpus = used;
+  no_cpus[5].used_cpus = 62;
+  const std::vector<Case> cases = {
+      {"two fit in one island", empty, Task(1000), 2, "h00*2:0,1"},
+      {"an island that is broken anyhow is used up first", used, Task(1000), 1, "h04*1:1"},
+      {"four take a whole host", used, Task(1000), 4, "h00*4:0,1,2,3"},
+      {"three on the host that has just three", used, Task(1000), 3, "h04*3:1,2,3"},
+      {"one island is required: h00 has two halves only", cut, Task(2000, 1, pb::ISLAND, pb::ISLAND), 1, "h01*1:0,1"},
+      {"an island doesn't hold three", empty, Task(1000, 1, pb::ISLAND, pb::ISLAND), 3, "none"},
+      {"a host doesn't hold five", empty, Task(1000, 1, pb::ISLAND, pb::HOST), 5, "none"},
+      {"the rack with the least free that holds seven", used, Task(1000), 7, "h04*3:1,2,3 h05*4:0,1,2,3"},
+      {"eight don't fit in the broken rack: the first whole one", used, Task(1000), 8, "h00*4:0,1,2,3 h01*4:0,1,2,3"},
+      {"required rack, none holds nine", empty, Task(1000, 1, pb::ISLAND, pb::RACK), 9, "none"},
+      {"the block with the least free, its emptiest rack and one host of the other", used, Task(4000), 3,
+       "h05*1:0,1,2,3 h06*1:0,1,2,3 h07*1:0,1,2,3"},
+      {"over both blocks evenly by hosts", busy, Task(4000), 4, "h01*1:0,1,2,3 h03*1:0,1,2,3 h05*1:0,1,2,3 h07*1:0,1,2,3"},
+      {"required block, none holds three hosts", busy, Task(4000, 1, pb::ISLAND, pb::BLOCK), 3, "none"},
+      {"the rack that looks tightest lacks CPUs", no_cpus, Task(1000, 4), 7, "h00*4:0,1,2,3 h01*3:0,1,2"},
+      {"wishes a rack, no tighter: not a whole host elsewhere", used, Task(1000, 1, pb::RACK), 4, "h05*4:0,1,2,3"},
+      {"shares fill the device that is shared already", {host("a", "1"), host("a", "1", {0, 400, 0, 700})}, Task(300), 1, "h01*1:3"},
+      {"no device has so much of it left", {host("a", "1", {500, 500, 500, 500})}, Task(600), 1, "none"},
+      {"work without GPUs stays off the GPU hosts", {host("a", "1"), TestHost{"a", "1", {}, 16}}, Task(0, 8), 1, "h01*1"},
+      {"the host with the fewest CPUs that hold it", {TestHost{"a", "1", {}, 64}, TestHost{"a", "1", {}, 16}, TestHost{"a", "1", {}, 8}}, Task(0, 12), 1, "h01*1"},
+      {"only the GPU host has the CPUs", {host("a", "1"), TestHost{"a", "1", {}, 16}}, Task(0, 32), 1, "h00*1"},
+      {"CPU gangs fill hosts in turn", {TestHost{"a", "1", {}, 8}, TestHost{"a", "1", {}, 4}, TestHost{"a", "1", {}, 8}}, Task(0, 1), 11, "h00*8 h01*3"},
+      {"nothing holds it", {TestHost{"a", "1", {}, 8}}, Task(0, 9), 1, "none"},
+  };
+  for (const Case& c : cases) {
+    const Fleet fleet(c.hosts);
+    FreeMap map(fleet.system.state, PlacementPolicy::kBestFit);
+    std::string free;
+    for (const HostId id : fleet.system.state.hosts()) absl::StrAppend(&free, " [", absl::StrJoin(map.Peek(id).device_milli, ","), "]");
+    EXPECT_EQ(fleet.Shown(map.Place(c.task, c.workers, fleet.CellFor(c.task.resources().gpus_milli() > 0))), c.wanted) << c.why << ":" << free;
+  }
+}
+
+TEST(Place, AvoidsHostsThatFailedTheJobWhileThereIsAnotherPlace) {
+  const Fleet fleet({TestHost{"", "", {2}}, TestHost{"", "", {2}}, TestHost{"", "", {2}}});
+  FreeMap map(fleet.system.state);
+  const Cell cell = fleet.CellFor(true);
+  const HostId first = cell.hosts[0];
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, cell)), "h00*1:0");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, cell, {first})), "h01*1:0");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 4, cell, {first})), "h01*2:0,1 h02*2:0,1");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 6, cell, {first})), "h00*2:0,1 h01*2:0,1 h02*2:0,1") << "no place without it";
+}
+
+TEST(Place, NamesTheHostsThatFailedAJob) {
+  JobRow job;
+  job.tasks.resize(1);
+  const auto attempt = [&](pb::Cause cause, std::vector<HostId> hosts, bool ended = true) -> AttemptRow& {
+    AttemptRow& row = job.tasks[0].attempts.emplace_back();
+    row.cause = cause;
+    row.end_ns = ended ? 1 : 0;
+    for (const HostId id : hosts) row.parts.emplace_back().host = id;
+    return row;
+  };
+  attempt(pb::PROGRAM_ERROR, {1});
+  attempt(pb::HOST_LOST, {2, 3}).parts[1].lost = true;
+  attempt(pb::LAUNCH_FAILED, {9, 4}).parts[0].cause = pb::LAUNCH_FAILED;
+  attempt(pb::HOST_LOST, {5});
+  attempt(pb::HOST_LOST, {6}, false);
+  EXPECT_EQ(HostsToAvoid(job), (std::vector<HostId>{3, 5, 9}));
+}
+
+TEST(Place, ARestartAvoidsTheHostThatCouldNotLaunchIt) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  const uint64_t job = JobBuilder("q").SubmitTo(&system);
+  const auto decide = [&] {
+    for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events) system.Do(event);
+    return TaskOf(system.state, job).attempts.back().parts[0].host;
+  };
+  const HostId first = decide();
+  pb::Event failed = testing::Report(system.state, job, 0, 1, 0, pb::GONE);
+  failed.mutable_attempt_reported()->mutable_report()->set_cause(pb::LAUNCH_FAILED);
+  system.Do(failed);
+  system.Step(3600);
+  EXPECT_NE(decide(), first);
+  EXPECT_EQ(TaskOf(system.state, job).attempts.back().number, 2);
+}
+
+// ---- the twin: counts workers one by one ----
+
+struct TwinHost {
+  std::vector<std::vector<int64_t>> islands;
+  int64_t cpus_milli, memory_bytes;
+  std::string block, rack;
+};
+
+bool TakeOne(TwinHost* host, const pb::Resources& wants, bool one_island_only, size_t island) {
+  if (host->cpus_milli < wants.cpus_milli() || host->memory_bytes < wants.memory_bytes()) return false;
+  int64_t left = wants.gpus_milli() / 1000;
+  const int64_t share = left == 0 ? wants.gpus_milli() : 0;
+  for (size_t i = 0; i < host->islands.size(); ++i) {
+    if (one_island_only && i != island) continue;
+    for (int64_t& milli : host->islands[i]) {
+      if (left > 0 && milli == 1000) {
+        milli = 0;
+        --left;
+      }
+    }
+  }
+  if (left > 0) return false;
+  if (share > 0) {
+    bool found = false;
+    for (auto& devices : host->islands) {
+      for (int64_t& milli : devices) found = found || milli >= share;
+    }
+    if (!found) return false;
+    host->islands.clear();             // one share a host and gang
+  }
+  host->cpus_milli -= wants.cpus_milli();
+  host->memory_bytes -= wants.memory_bytes();
+  return true;
+}
+
+int32_t CountOn(TwinHost host, const pb::Resources& wants, int32_t most, int island = -1) {
+  int32_t workers = 0;
+  while (workers < most && TakeOne(&host, wants, island >= 0, static_cast<size_t>(island))) ++workers;
+  return workers;
+}
+
+bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int32_t workers) {
+  const pb::Resources& wants = task.resources();
+  std::map<std::string, int32_t> of_rack, of_block;
+  int32_t all = 0;
+  bool island = false, host = false, rack = false, block = false;
+  for (const TwinHost& h : hosts) {
+    const int32_t here = CountOn(h, wants, workers);
+    host = host || here >= workers;
+    for (size_t i = 0; i < h.islands.size(); ++i) island = island || CountOn(h, wants, workers, static_cast<int>(i)) >= workers;
+    rack = rack || (of_rack[h.block + "/" + h.rack] += here) >= workers;
+    block = block || (of_block[h.block] += here) >= workers;
+    all += here;
+  }
+  switch (task.topology().required()) {
+    case pb::ISLAND: return wants.gpus_milli() < 1000 ? host : island;
+    case pb::HOST: return host;
+    case pb::RACK: return rack;
+    case pb::BLOCK: return block;
+    default: return all >= workers;
+  }
+}
+
+TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
+  std::mt19937 random(7);
+  const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int found = 0, none = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<TestHost> hosts;
+    const int count = 1 + upto(6);
+    for (int h = 0; h < count; ++h) {
+      TestHost host{absl::StrCat("b", h / 4), absl::StrCat("r", h / 2), {}, 4 + upto(12)};
+      for (int i = upto(3); i > 0; --i) host.islands.push_back(1 + upto(3));
+      for (const int size : host.islands) {
+        for (int d = 0; d < size; ++d) host.used_milli.push_back(upto(3) == 0 ? 1000 : upto(4) == 0 ? 100 * (1 + upto(9)) : 0);
+      }
+      hosts.push_back(host);
+    }
+    const Fleet fleet(hosts);
+    std::vector<TwinHost> twin;
+    std::vector<HostId> ids = fleet.system.state.hosts();
+    for (const HostId id : ids) {
+      const HostRow& row = fleet.system.state.host(id);
+      TwinHost& host = twin.emplace_back();
+      std::map<int, std::vector<int64_t>> islands;
+      for (int d = 0; d < row.inventory.devices_size(); ++d) islands[row.inventory.devices(d).island()].push_back(1000 - row.device_used_milli[d]);
+      for (auto& [island, devices] : islands) host.islands.push_back(devices);
+      host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
+      host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
+      host.block = row.block;
+      host.rack = row.rack;
+    }
+    for (const PlacementPolicy policy : {PlacementPolicy::kV, PlacementPolicy::kFgd, PlacementPolicy::kBestFit}) {
+      FreeMap map(fleet.system.state, policy);
+      for (int t = 0; t < 12; ++t) {
+        const int64_t gpus[] = {0, 300, 700, 1000, 1000, 2000, 3000};
+        const pb::TopologyLevel required = static_cast<pb::TopologyLevel>(1 + upto(5));
+        pb::TaskSpec task = Task(gpus[upto(7)], 1 + upto(4), static_cast<pb::TopologyLevel>(1 + upto(required)), required);
+        const bool share = task.resources().gpus_milli() % 1000 != 0;
+        const int32_t workers = share ? 1 : 1 + upto(7);
+        std::vector<TwinHost> allowed;
+        for (size_t h = 0; h < twin.size(); ++h) {
+          if (task.resources().gpus_milli() == 0 || !hosts[h].islands.empty()) allowed.push_back(twin[h]);
+        }
+        const Cell cell = fleet.CellFor(task.resources().gpus_milli() > 0);
+        const std::optional<PlannedGang> gang = map.Place(task, workers, cell);
+        ASSERT_EQ(gang.has_value(), TwinHolds(allowed, task, workers)) << "round " << round << " " << task.ShortDebugString() << " x " << workers;
+        ++(gang.has_value() ? found : none);
+        if (!gang.has_value()) continue;
+        EXPECT_TRUE(map.Fits(task, *gang));
+        int32_t placed = 0;
+        std::set<std::string> racks, blocks;
+        for (const PlannedPart& part : *gang) {
+          placed += part.workers;
+          const HostRow& row = fleet.system.state.host(part.host);
+          racks.insert(row.block + "/" + row.rack);
+          blocks.insert(row.block);
+          EXPECT_EQ(std::set<int32_t>(part.devices.begin(), part.devices.end()).size(), part.devices.size());
+          EXPECT_EQ(part.devices.size(), share ? 1 : static_cast<size_t>(part.workers * (task.resources().gpus_milli() / 1000)));
+        }
+        EXPECT_EQ(placed, workers);
+        if (required <= pb::HOST) {
+          EXPECT_EQ(gang->size(), 1u);
+        }
+        if (required <= pb::RACK) {
+          EXPECT_EQ(racks.size(), 1u);
+        }
+        if (required <= pb::BLOCK) {
+          EXPECT_EQ(blocks.size(), 1u);
+        }
+      }
+    }
+  }
+  EXPECT_GT(found, 3000);
+  EXPECT_GT(none, 3000);
+}
+
+TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
+  std::mt19937 random(11);
+  const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  std::vector<TestHost> hosts;
+  for (int h = 0; h < 12; ++h) hosts.push_back({absl::StrCat("b", h / 6), absl::StrCat("r", h / 3), h % 4 == 3 ? std::vector<int>{} : std::vector<int>{2, 2}, 32});
+  Fleet fleet(hosts);
+  for (const PlacementPolicy policy : {PlacementPolicy::kV, PlacementPolicy::kBestFit}) {
+    FreeMap map(fleet.system.state, policy);
+    std::vector<std::pair<uint64_t, HostId>> running;
+    for (int round = 0; round < 150; ++round) {
+      // A decision that tries and undoes, with marks inside of marks.
+      {
+        const FreeMap::Trial trial(&map);
+        std::vector<std::pair<pb::TaskSpec, PlannedGang>> taken;
+        const size_t mark = map.Mark();
+        for (int step = 0; step < 20; ++step) {
+          const int64_t gpus[] = {0, 300, 1000, 2000};
+          const pb::TaskSpec task = Task(gpus[upto(4)], 1 + upto(3));
+          const bool share = task.resources().gpus_milli() == 300;
+          const int what = upto(6);
+          if (what == 0 && !taken.empty()) {
+            const size_t i = static_cast<size_t>(upto(static_cast<int>(taken.size())));
+            map.GiveBack(taken[i].first, taken[i].second);
+            taken.erase(taken.begin() + static_cast<int64_t>(i));
+          } else if (what == 1) {
+            map.UndoTo(mark);
+            taken.clear();
+          } else if (what == 2) {
+            map.Close(fleet.system.state.hosts()[static_cast<size_t>(upto(12))]);
+          } else if (auto gang = map.Place(task, share ? 1 : 1 + upto(5), fleet.CellFor(task.resources().gpus_milli() > 0))) {
+            map.Take(task, *gang);
+            taken.emplace_back(task, *gang);
+          }
+          for (const bool on_gpus : {true, false}) {
+            int64_t sum = 0;
+            for (const HostId id : fleet.CellFor(on_gpus).hosts) {
+              const HostFree free = map.Peek(id);
+              if (!free.usable) continue;
+              for (const int64_t milli : free.device_milli) sum += on_gpus ? milli : 0;
+              sum += on_gpus ? 0 : std::max<int64_t>(0, free.cpus_milli);
+            }
+            ASSERT_EQ(map.FreeMilli(fleet.CellFor(on_gpus), on_gpus), sum);
+          }
+        }
+      }
+      ASSERT_EQ(map.Difference(fleet.system.state), "") << round;
+      // An event: a start, an end, a drain.
+      const HostId id = fleet.system.state.hosts()[static_cast<size_t>(upto(12))];
+      const std::string name = fleet.system.state.host(id).name;
+      const std::vector<int64_t>& devices = fleet.system.state.host(id).device_used_milli;
+      if (upto(8) == 0) {
+        fleet.system.Drain("c/" + name, !fleet.system.state.host(id).drained);
+        map.Refresh(fleet.system.state, id);
+      } else if (!running.empty() && upto(2) == 0) {
+        const auto [job, host] = running.back();
+        running.pop_back();
+        testing::ReportAll(&fleet.system, job, pb::GONE, 0);
+        map.Refresh(fleet.system.state, host);
+      } else if (!devices.empty() && !fleet.system.state.host(id).drained) {
+        const auto device = std::find(devices.begin(), devices.end(), 0);
+        if (device != devices.end()) {
+          JobBuilder job("q");
+          job.Gpus(1);
+          fleet.Hold(&job, static_cast<size_t>(std::stoi(name.substr(1))), static_cast<int32_t>(device - devices.begin()), 1000);
+          running.emplace_back(fleet.system.state.next_job_number() - 1, id);
+          map.Refresh(fleet.system.state, id);
+        }
+      }
+      ASSERT_EQ(map.Difference(fleet.system.state), "") << round;
+    }
+    for (const auto& [job, host] : running) testing::ReportAll(&fleet.system, job, pb::GONE, 0);
+  }
+}
+
+TEST(FreeMap, AHostThatJoinsOrChangesItsFlavourIsFound) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 2).Queue("q");
+  FreeMap map(system.state);
+  system.Hosts("c", 1, 4);
+  map.Refresh(system.state, system.state.hosts().back());
+  EXPECT_EQ(map.Difference(system.state), "");
+  system.Hello("c", system.state.host(0).name, 4, "other");
+  map.Refresh(system.state, 0);
+  EXPECT_EQ(map.Difference(system.state), "");
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,308 @@
+// The place of a gang: one host by the policy, else the tightest domain of the topology that holds it.
+#include <algorithm>
+#include <limits>
+
+#include "common/base/check.h"
+#include "scheduler/decide/free_map.h"
+
+namespace muster {
+namespace {
+
+constexpr int64_t kMostWorkers = 1 << 20;
+
+bool Avoided(const std::vector<HostId>& avoid, HostId id) { return !avoid.empty() && std::binary_search(avoid.begin(), avoid.end(), id); }
+
+// Gives each of the domains its share of the workers: as few of them as hold all, of these the fullest ones that do, and evenly
+// between them, in multiples of `grain` (what the emptiest host holds, so that evenness breaks no host that needn't be broken).
+// Domain is {index, workers, share}; in: workers by index; out: those with a share, by index.
+template <typename Domain>
+void Share(std::vector<Domain>* domains, int64_t workers, int64_t grain) {
+  std::vector<Domain>& d = *domains;
+  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) { return a.workers != b.workers ? a.workers > b.workers : a.index < b.index; });
+  size_t count = 0;
+  int64_t spare = -workers;
+  while (spare < 0) spare += d[count++].workers;
+  // The largest ones make way for smaller ones as long as these still hold all.
+  for (size_t i = 0; i < count; ++i) {
+    size_t with = d.size() - 1;
+    while (with >= count && d[with].workers < d[i].workers - spare) --with;
+    if (with < count || d[with].workers >= d[i].workers) continue;
+    spare -= d[i].workers - d[with].workers;
+    d[i] = d[with];
+    d.erase(d.begin() + static_cast<int64_t>(with));
+  }
+  d.resize(count);
+  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) { return a.workers != b.workers ? a.workers < b.workers : a.index < b.index; });
+  int64_t rest = workers;
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t even = (rest + static_cast<int64_t>(count - i) - 1) / static_cast<int64_t>(count - i);
+    d[i].share = std::min({d[i].workers, rest, (even + grain - 1) / grain * grain});
+    rest -= d[i].share;
+  }
+  MUSTER_CHECK(rest == 0);
+  std::erase_if(d, [](const Domain& domain) { return domain.share == 0; });
+  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) { return a.index < b.index; });
+}
+
+}  // namespace
+
+const Demand& FreeMap::DemandAt(Wanted* wanted, const Host& host) const {
+  if (wanted->kind != host.kind) {
+    const HostKind& kind = kinds_[host.kind];
+    wanted->kind = host.kind;
+    wanted->demand = ShareOfHost(wanted->wish.worker, kind.devices(), kind.cpus_milli, kind.memory_bytes);
+  }
+  return wanted->demand;
+}
+
+// Workers that the host holds.
+int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
+  const Host& host = hosts_[id];
+  if (!host.usable) return 0;
+  const Demand& demand = DemandAt(wanted, host);
+  int64_t workers = kMostWorkers;
+  const int16_t* devices = device_milli_.data() + host.first_device;
+  if (wanted->devices > 0) {
+    workers = std::count(devices, devices + host.devices, 1000);
+    if (wanted->devices > 1) workers /= wanted->devices;
+  } else if (demand.gpus_milli > 0) {
+    workers = std::any_of(devices, devices + host.devices, [&](int16_t milli) { return milli >= demand.gpus_milli; });
+  }
+  if (workers == 0) return 0;
+  if (demand.cpus_milli > 0) workers = std::min(workers, host.cpus_milli / demand.cpus_milli);
+  if (demand.memory_bytes > 0) workers = std::min(workers, host.memory_bytes / demand.memory_bytes);
+  if (demand.disk_bytes > 0) workers = std::min(workers, host.disk_bytes / demand.disk_bytes);
+  return std::max<int64_t>(0, workers);
+}
+
+// No more workers than this, by the sums of a pool or rack alone.
+int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const {
+  if (wanted.wish.worker.gpus_milli == 0) return cpus_milli / wanted.demand.cpus_milli;
+  if (wanted.devices == 0) return kMostWorkers;        // shares aren't counted
+  int64_t workers = 0;
+  for (size_t free = static_cast<size_t>(wanted.devices); free < whole.size(); ++free) {
+    workers += whole[free] * (static_cast<int64_t>(free) / wanted.devices);
+  }
+  return workers;
+}
+
+int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid, std::vector<Fit>* fits) const {
+  int64_t workers = 0;
+  for (const HostId id : pool.racks[rack].hosts) {
+    if (Avoided(avoid, id)) continue;
+    const int64_t here = Capacity(wanted, id);
+    if (here == 0) continue;
+    fits->push_back({id, here});
+    workers += here;
+  }
+  return workers;
+}
+
+// The devices of a part: all in one island where that holds them, else worker by worker, each in one island where that is possible.
+// The island with the fewest free ones first; a share goes to the lowest device with `share_of` free (0: the fullest one).
+PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const {
+  const Host& host = hosts_[id];
+  PlannedPart part;
+  part.host = id;
+  part.workers = workers;
+  const int64_t gpus_milli = wanted.wish.worker.gpus_milli;
+  if (gpus_milli == 0) return part;
+  std::vector<int16_t> free(device_milli_.begin() + host.first_device, device_milli_.begin() + host.first_device + host.devices);
+  if (wanted.devices == 0) {
+    if (share_of == 0) {               // the fullest one that holds it
+      for (const int16_t milli : free) {
+        if (milli >= gpus_milli && (share_of == 0 || milli < share_of)) share_of = milli;
+      }
+    }
+    const auto device = std::find(free.begin(), free.end(), share_of);
+    MUSTER_CHECK(share_of > 0 && device != free.end());
+    part.devices.push_back(static_cast<int32_t>(device - free.begin()));
+    part.device_milli.push_back(gpus_milli);
+    return part;
+  }
+  const int8_t* island = device_island_.data() + host.first_device;
+  const auto take = [&](int64_t count, bool one_island) {
+    const size_t islands = kinds_[host.kind].islands.size();
+    int32_t best = -1;
+    int64_t fewest = 0;
+    for (size_t i = 0; i < islands; ++i) {
+      int64_t here = 0;
+      for (int32_t d = 0; d < host.devices; ++d) here += free[d] == 1000 && island[d] == static_cast<int8_t>(i) ? 1 : 0;
+      if (here >= count && (best < 0 || here < fewest)) {
+        best = static_cast<int32_t>(i);
+        fewest = here;
+      }
+    }
+    if (best < 0 && one_island) return false;
+    for (int32_t d = 0; d < host.devices && count > 0; ++d) {
+      if (free[d] != 1000 || (best >= 0 && island[d] != best)) continue;
+      free[d] = 0;
+      part.devices.push_back(d);
+      --count;
+    }
+    MUSTER_CHECK(count == 0);
+    return true;
+  };
+  if (take(wanted.devices * workers, true)) return part;
+  for (int32_t w = 0; w < workers; ++w) take(wanted.devices, false);
+  return part;
+}
+
+// Work without GPUs goes where no devices are, to the host with the fewest CPUs left that holds it.
+std::optional<HostId> FreeMap::HostWithoutDevices(Pool* pool, const Demand& demand, const std::vector<HostId>& avoid) {
+  SettleHosts(pool);
+  for (auto it = pool->by_cpus.lower_bound({demand.cpus_milli, 0, 0}); it != pool->by_cpus.end(); ++it) {
+    const HostId id = host_at_[std::get<2>(*it)];
+    if ((demand.memory_bytes > 0 && std::get<1>(*it) < demand.memory_bytes) ||
+        (demand.disk_bytes > 0 && hosts_[id].disk_bytes < demand.disk_bytes) || Avoided(avoid, id)) {
+      continue;
+    }
+    return id;
+  }
+  return std::nullopt;
+}
+
+std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers, bool one_island, const std::vector<HostId>& avoid) {
+  const bool gpus = wanted->wish.worker.gpus_milli > 0;
+  if (gpus && wanted->devices * workers > pool->most_devices) return std::nullopt;
+  if (gpus && wanted->devices == 0 && workers > 1) return std::nullopt;   // shares of one host's devices are for one worker
+  SliceWish wish = wanted->wish;
+  wish.workers = workers;
+  wish.one_island = one_island;
+  if (!gpus) {
+    const Demand demand = *DemandOn(wish, HostKind());
+    if (const std::optional<HostId> id = HostWithoutDevices(pool, demand, avoid)) return PartOn(*id, workers, *wanted, 0);
+  }
+  std::vector<int32_t> slots;
+  for (const HostId id : avoid) slots.push_back(hosts_[id].slot);
+  std::sort(slots.begin(), slots.end());
+  std::optional<SliceIndex::Choice> best;
+  const auto pick = [&](Pool* from) {
+    SettleHosts(from);
+    const std::optional<SliceIndex::Choice> choice = from->slices->Pick(wish, slots);
+    const auto key = [](const SliceIndex::Choice& c) { return std::make_tuple(c.first, c.second, c.slot); };
+    if (choice.has_value() && (!best.has_value() || key(*choice) < key(*best))) best = choice;
+  };
+  if (gpus) {
+    pick(pool);
+  } else {
+    for (const int32_t p : gpu_pools_[pool->cluster]) pick(&pools_[p]);
+  }
+  if (!best.has_value()) return std::nullopt;
+  return PartOn(host_at_[best->slot], workers, *wanted, best->share_of);
+}
+
+// The fullest hosts first; the last one is the tightest that holds the rest.
+void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted, PlannedGang* gang) const {
+  std::stable_sort(fits.begin(), fits.end(), [](const Fit& a, const Fit& b) { return a.workers > b.workers; });
+  const size_t first = gang->size();
+  for (size_t h = 0; workers > 0; ++h) {
+    size_t use = h;
+    if (fits[h].workers >= workers) {
+      const auto less = std::partition_point(fits.begin() + h, fits.end(), [&](const Fit& fit) { return fit.workers >= workers; });
+      const int64_t tightest = (less - 1)->workers;
+      use = std::partition_point(fits.begin() + h, fits.end(), [&](const Fit& fit) { return fit.workers > tightest; }) - fits.begin();
+    }
+    const int64_t here = std::min(workers, fits[use].workers);
+    gang->push_back(PartOn(fits[use].host, static_cast<int32_t>(here), wanted, 0));
+    workers -= here;
+  }
+  std::sort(gang->begin() + first, gang->end(), [&](const PlannedPart& a, const PlannedPart& b) { return hosts_[a.host].slot < hosts_[b.host].slot; });
+}
+
+std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers, const std::vector<HostId>& avoid) {
+  const pb::Resources& resources = spec.resources();
+  Wanted wanted;
+  wanted.wish.worker = {resources.gpus_milli(), resources.cpus_milli(), resources.memory_bytes(), resources.disk_bytes()};
+  wanted.devices = resources.gpus_milli() / 1000;
+  if (resources.gpus_milli() == 0) wanted.demand = ShareOfHost(wanted.wish.worker, 0, 0, 0);
+  SettleSums(pool);
+  if (AtMost(pool->whole, pool->milli, wanted) < workers) return std::nullopt;
+
+  const pb::TopologyLevel required = spec.topology().required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED ? pb::CLUSTER : spec.topology().required();
+  pb::TopologyLevel preferred = spec.topology().preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED ? pb::ISLAND : spec.topology().preferred();
+  if (workers == 1 && preferred > pb::HOST) preferred = pb::HOST;     // one worker is on one host anyhow
+  preferred = std::min(preferred, required);
+  if (preferred <= pb::HOST) {
+    const bool islands = wanted.devices * workers > 1;
+    if (required == pb::ISLAND || (preferred == pb::ISLAND && islands && pool->islands)) {
+      if (auto part = PlaceOnOne(pool, &wanted, workers, islands, avoid)) return PlannedGang{std::move(*part)};
+    }
+    if (required == pb::ISLAND) return std::nullopt;
+    if (auto part = PlaceOnOne(pool, &wanted, workers, false, avoid)) return PlannedGang{std::move(*part)};
+  }
+  if (required <= pb::HOST || workers == 1) return std::nullopt;
+
+  // Domains of a level by what is free in them, the least first: the larger ones stay whole.
+  const auto at_most = [&](int32_t rack) { return AtMost(pool->racks[rack].whole, pool->racks[rack].cpus_milli, wanted); };
+  std::vector<std::pair<int64_t, int32_t>> order;
+  if (preferred <= pb::RACK) {
+    for (int32_t r = 0; r < static_cast<int32_t>(pool->racks.size()); ++r) {
+      if (const int64_t most = at_most(r); most >= workers) order.emplace_back(most, r);
+    }
+    std::sort(order.begin(), order.end());
+    for (const auto& [most, rack] : order) {
+      std::vector<Fit> fits;
+      if (FitsIn(*pool, rack, &wanted, avoid, &fits) < workers) continue;
+      PlannedGang gang;
+      Fill(std::move(fits), workers, wanted, &gang);
+      return gang;
+    }
+  }
+  // Over several racks of these blocks.
+  const auto spread = [&](const std::vector<int32_t>& blocks) -> std::optional<PlannedGang> {
+    std::vector<std::vector<std::vector<Fit>>> fits(blocks.size());   // by block, by rack
+    std::vector<Domain> of_blocks;
+    std::vector<std::vector<Domain>> of_racks(blocks.size());
+    int64_t total = 0, grain = 1;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      const std::vector<int32_t>& racks = pool->blocks[blocks[b]];
+      fits[b].resize(racks.size());
+      int64_t in_block = 0;
+      for (size_t r = 0; r < racks.size(); ++r) {
+        const int64_t in_rack = FitsIn(*pool, racks[r], &wanted, avoid, &fits[b][r]);
+        if (in_rack > 0) of_racks[b].push_back({static_cast<int32_t>(r), in_rack});
+        for (const Fit& fit : fits[b][r]) grain = std::max(grain, fit.workers);
+        in_block += in_rack;
+      }
+      if (in_block > 0) of_blocks.push_back({static_cast<int32_t>(b), in_block});
+      total += in_block;
+    }
+    if (total < workers) return std::nullopt;
+    PlannedGang gang;
+    Share(&of_blocks, workers, grain);
+    for (const Domain& block : of_blocks) {
+      std::vector<Domain>& racks = of_racks[block.index];
+      Share(&racks, block.share, grain);
+      for (const Domain& rack : racks) Fill(std::move(fits[block.index][rack.index]), rack.share, wanted, &gang);
+    }
+    return gang;
+  };
+  if (preferred <= pb::BLOCK && required >= pb::BLOCK) {
+    order.clear();
+    for (int32_t b = 0; b < static_cast<int32_t>(pool->blocks.size()); ++b) {
+      int64_t most = 0;
+      for (const int32_t rack : pool->blocks[b]) most += at_most(rack);
+      if (most >= workers) order.emplace_back(most, b);
+    }
+    std::sort(order.begin(), order.end());
+    for (const auto& [most, block] : order) {
+      if (auto gang = spread({block})) return gang;
+    }
+  }
+  if (required < pb::CLUSTER) return std::nullopt;
+  std::vector<int32_t> all(pool->blocks.size());
+  for (size_t b = 0; b < all.size(); ++b) all[b] = static_cast<int32_t>(b);
+  return spread(all);
+}
+
+std::optional<PlannedGang> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell, const std::vector<HostId>& avoid) {
+  Pool* pool = PoolOf(cell, spec.resources().gpus_milli() > 0);
+  if (pool == nullptr || workers <= 0) return std::nullopt;
+  if (!avoid.empty()) {
+    if (std::optional<PlannedGang> gang = PlaceIn(pool, spec, workers, avoid)) return gang;
+  }
+  return PlaceIn(pool, spec, workers, {});
+}
+
+}  // namespace muster

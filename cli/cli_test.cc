@@ -73,6 +73,8 @@ struct Fake : pb::JobService::Service {
   std::function<grpc::Status(const pb::PreviewRequest&, pb::PreviewResponse*)> preview;
   std::function<grpc::Status(const pb::SubmitRequest&, pb::SubmitResponse*)> submit;
   std::function<grpc::Status(grpc::ServerContext*, grpc::ServerWriter<pb::WatchJobResponse>*)> watch;
+  std::function<grpc::Status(const pb::ExplainRequest&, pb::ExplainResponse*)> explain;
+  std::function<grpc::Status(const pb::SimulateRequest&, pb::SimulateResponse*)> simulate;
   grpc::Status get_status;
   std::vector<std::string> logs;
   std::atomic<int> cancels{0};
@@ -80,6 +82,8 @@ struct Fake : pb::JobService::Service {
   grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request, pb::PreviewResponse* response) override {
     return preview ? preview(*request, response) : grpc::Status::OK;
   }
+  grpc::Status Explain(grpc::ServerContext*, const pb::ExplainRequest* request, pb::ExplainResponse* response) override { return explain(*request, response); }
+  grpc::Status Simulate(grpc::ServerContext*, const pb::SimulateRequest* request, pb::SimulateResponse* response) override { return simulate(*request, response); }
   grpc::Status Submit(grpc::ServerContext*, const pb::SubmitRequest* request, pb::SubmitResponse* response) override {
     *response->mutable_job() = JobIn(pb::WAITING, pb::TASK_WAITING);
     *response->mutable_job()->mutable_spec() = request->spec();
@@ -118,6 +122,7 @@ struct FakeQueues : pb::QueueService::Service {
   bool evicts = false;
   grpc::Status List(grpc::ServerContext*, const pb::ListQueuesRequest*, pb::ListQueuesResponse* response) override {
     response->add_queues()->set_path("research");
+    response->mutable_queues(0)->mutable_spec()->set_name("research");
     response->set_version(4);
     return grpc::Status::OK;
   }
@@ -144,6 +149,19 @@ struct FakeClusters : pb::ClusterService::Service {
     capacity->set_flavour("cpu-slot");
     capacity->set_declared(true);
     capacity->set_total_milli(2000);
+    return grpc::Status::OK;
+  }
+  grpc::Status Top(grpc::ServerContext*, const pb::TopRequest* request, pb::TopResponse* response) override {
+    response->set_hosts_up(1);
+    auto* row = response->add_rows();
+    row->set_name(pb::TopRequest::By_Name(request->by()));
+    row->set_job(request->by() == pb::TopRequest::JOB ? 7 : 0);
+    row->set_flavour("cpu-slot");
+    return grpc::Status::OK;
+  }
+  grpc::Status GetLedger(grpc::ServerContext*, const pb::GetLedgerRequest* request, pb::LedgerResponse* response) override {
+    response->add_entries()->set_class_("productive");
+    if (request->by() == pb::GetLedgerRequest::USER) response->add_rows()->set_name("ann");
     return grpc::Status::OK;
   }
   grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*, pb::GetTrainerSchemaResponse*) override { return grpc::Status::OK; }
@@ -588,6 +606,73 @@ TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
   jobs_.logs = {"no newline at the end", "\x01 and on"};
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(out_, "no newline at the end\x01 and on");
+}
+
+TEST_F(CliTest, ExplainAsksForItsBudgetAndItsJsonIsTheWholeAnswer) {
+  int64_t budget_ms = -1;
+  jobs_.explain = [&](const pb::ExplainRequest& request, pb::ExplainResponse* response) {
+    budget_ms = request.budget_ms();
+    if (request.id() == "9") return grpc::Status(grpc::NOT_FOUND, "there is no job \"9\"");
+    *response->mutable_job() = JobIn(pb::WAITING, pb::TASK_WAITING);
+    response->add_why()->set_text("is entitled, and waits");
+    response->add_relaxations()->set_change("workers: 6");
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"explain", "7"}), 0) << err_;
+  EXPECT_EQ(budget_ms, 0);
+  EXPECT_THAT(out_, HasSubstr("is entitled, and waits"));
+  EXPECT_THAT(out_, HasSubstr("workers: 6"));
+  EXPECT_EQ(Run({"explain", "7", "--budget", "5s", "-o", "json"}), 0);
+  EXPECT_EQ(budget_ms, 5000);
+  EXPECT_THAT(out_, HasSubstr("\"relaxations\": ["));
+  EXPECT_EQ(Run({"explain", "9"}), 3);
+  EXPECT_EQ(Run({"explain", "7", "--budget", "1h"}), 2);
+}
+
+TEST_F(CliTest, SimulateSendsJobsDrainsAndQuotas) {
+  pb::SimulateRequest seen;
+  grpc::Status answer;
+  jobs_.simulate = [&](const pb::SimulateRequest& request, pb::SimulateResponse* response) {
+    seen = request;
+    response->set_complete(true);
+    response->add_effects()->set_stopped_ns(1);
+    return answer;
+  };
+  const std::string file = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"simulate", file, "--drain", "lab/h1", "--drain", "lab/h2", "--quota", "research:cpu-slot=2", "--at", "10m", "--for", "2h"}), 0) << err_;
+  ASSERT_EQ(seen.jobs_size(), 1);
+  EXPECT_EQ(seen.jobs(0).name(), "hello");
+  EXPECT_THAT(seen.drain(), ::testing::ElementsAre("lab/h1", "lab/h2"));
+  EXPECT_TRUE(seen.change_queues());
+  EXPECT_EQ(seen.queues().queues(0).quota().at("cpu-slot").guarantee_milli(), 2000);
+  EXPECT_EQ(seen.delay_ns(), int64_t{600} * 1'000'000'000);
+  EXPECT_EQ(seen.horizon_ns(), int64_t{7200} * 1'000'000'000);
+  EXPECT_EQ(Run({"simulate", file, "--detailed-exitcode"}), 7);
+  EXPECT_FALSE(seen.change_queues());
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
+           {"simulate"}, {"simulate", "--quota", "nonsense"}, {"simulate", "--quota", "nowhere:cpu-slot=1"}, {"simulate", "--drain", "h", "--at", "soon"}}) {
+    EXPECT_EQ(Run(wrong), 2) << absl::StrJoin(wrong, " ");
+  }
+  answer = BadRequest("jobs[0].resources.gpu_types[0]", "no such flavour");
+  EXPECT_EQ(Run({"simulate", file}), 2);
+  EXPECT_THAT(err_, HasSubstr("2:34"));
+  EXPECT_THAT(err_, HasSubstr("nothing was simulated"));
+}
+
+TEST_F(CliTest, TopIsOneLookInAPipeAndLiveOnATerminal) {
+  EXPECT_EQ(Run({"top"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("1 of 0 hosts up"));
+  EXPECT_THAT(out_, HasSubstr("QUEUE"));
+  EXPECT_EQ(Run({"top", "--by", "job", "-o", "name"}), 0);
+  EXPECT_EQ(out_, "7\n");
+  Process live(Process::OnTerminal(), {"top", "--by", "cluster"}, home_, server_name_);
+  ASSERT_TRUE(live.ReadUntil("CLUSTER"));
+  live.out.clear();
+  ASSERT_TRUE(live.ReadUntil("CLUSTER")) << "it looks again";
+  live.Type("\x03");
+  EXPECT_EQ(live.Wait(), 130);
+  EXPECT_EQ(Run({"ledger", "--by", "user"}), 0);
+  EXPECT_THAT(out_, HasSubstr("ann"));
 }
 
 TEST_F(CliTest, DeclaredDevicesAreMarkedInClusterList) {

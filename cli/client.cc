@@ -178,6 +178,9 @@ absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* inter
   return ReadStream<pb::LogsResponse>(interrupt, on, [&](grpc::ClientContext* context) { return stubs_->jobs.Logs(context, request); });
 }
 
+absl::StatusOr<pb::ExplainResponse> Client::Explain(const pb::ExplainRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::Explain, request); }
+absl::StatusOr<pb::SimulateResponse> Client::Simulate(const pb::SimulateRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::Simulate, request); }
+
 absl::StatusOr<pb::ApplyQueuesResponse> Client::ApplyQueues(const pb::ApplyQueuesRequest& request) { return Call(stubs_->queues, &pb::QueueService::Stub::Apply, request); }
 
 absl::StatusOr<pb::Queue> Client::GetQueue(const std::string& path) {
@@ -222,7 +225,8 @@ absl::Status Client::Resume(const std::string& target) {
 }
 
 absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema, pb::GetTrainerSchemaRequest()); }
-absl::StatusOr<pb::LedgerResponse> Client::Ledger() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, pb::GetLedgerRequest()); }
+absl::StatusOr<pb::LedgerResponse> Client::Ledger(const pb::GetLedgerRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, request); }
+absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::Top, request); }
 absl::StatusOr<pb::PingResponse> Client::Ping() { return Call(stubs_->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest()); }
 
 }  // namespace muster

@@ -42,6 +42,9 @@ class Client {
   absl::Status Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt, const std::function<bool(const pb::WatchJobResponse&)>& on);
   absl::Status Logs(const pb::LogsRequest& request, const Interrupt* interrupt, const std::function<bool(const pb::LogsResponse&)>& on);
 
+  absl::StatusOr<pb::ExplainResponse> Explain(const pb::ExplainRequest& request);
+  absl::StatusOr<pb::SimulateResponse> Simulate(const pb::SimulateRequest& request);
+
   absl::StatusOr<pb::ApplyQueuesResponse> ApplyQueues(const pb::ApplyQueuesRequest& request);
   absl::StatusOr<pb::Queue> GetQueue(const std::string& path);
   absl::StatusOr<pb::ListQueuesResponse> ListQueues();
@@ -53,7 +56,8 @@ class Client {
   absl::StatusOr<pb::DrainResponse> Drain(const std::string& target, const std::string& reason);
   absl::Status Resume(const std::string& target);
   absl::StatusOr<pb::GetTrainerSchemaResponse> TrainerSchema();
-  absl::StatusOr<pb::LedgerResponse> Ledger();
+  absl::StatusOr<pb::LedgerResponse> Ledger(const pb::GetLedgerRequest& request = {});
+  absl::StatusOr<pb::TopResponse> Top(const pb::TopRequest& request);
   absl::StatusOr<pb::PingResponse> Ping();
 
  private:

@@ -54,8 +54,11 @@ int Main(int argc, char** argv) {
   AddRun(root, session);
   AddJobs(root, session);
   AddFollow(root, session);
+  AddExplain(root, session);
+  AddTop(root, session);
   AddQueue(root, session);
   AddFleet(root, session);
+  AddSandbox(root, session);
   AddAbout(root, session);
   SetUp(&root);
   try {

@@ -21,6 +21,7 @@
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "scheduler/agents/sessions.h"
+#include "scheduler/api/outlook.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/ask.h"
@@ -188,7 +189,10 @@ int Run(const MusterdConfig& config) {
   WatchHub hub(&engine);
   engine.Observe(hub.observer());
 
+  Outlook outlook(&engine, clock, engine_options.scheduling);
+
   ApiContext context;
+  context.outlook = &outlook;
   context.engine = &engine;
   context.sessions = &sessions;
   context.clock = clock;
@@ -220,6 +224,7 @@ int Run(const MusterdConfig& config) {
     check.join();
   }
   server.Shutdown();                                   // calls that wait for a commit still get their answer
+  outlook.Stop();
   engine.Stop();
   stepping.join();
   hub.Stop();

@@ -4,7 +4,6 @@
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/render/fleet.h"
-#include "cli/render/ledger.h"
 
 namespace muster {
 namespace {
@@ -74,21 +73,6 @@ int Resume(Session& session, const std::string& target) {
   return session.ShowOne(absl::StrCat(target, " takes work again.\n"), pb::ResumeResponse(), target);
 }
 
-int ShowLedger(Session& session) {
-  absl::StatusOr<Client*> client = session.client();
-  if (!client.ok()) return session.Fail(client.status());
-  absl::StatusOr<pb::LedgerResponse> ledger = (*client)->Ledger();
-  if (!ledger.ok()) return session.Fail(ledger.status());
-  std::vector<const google::protobuf::Message*> rows;
-  std::vector<std::string> names;
-  for (const auto& entry : ledger->entries()) {
-    rows.push_back(&entry);
-    names.push_back(entry.class_());
-  }
-  if (session.for_people()) session.Err(LedgerLine(*ledger));
-  return session.Show(LedgerTable(*ledger), *ledger, rows, names);
-}
-
 // `cluster` and `host` have the same four verbs.
 void AddVerbs(CLI::App* noun, Session& session, const std::string& what, std::function<int(const std::string&)> show) {
   auto target = std::make_shared<std::string>();
@@ -124,9 +108,6 @@ void AddFleet(CLI::App& root, Session& session) {
   hosts->add_option("cluster", *of, "Only this cluster's");
   hosts->callback([&session, of] { session.command = [&session, of] { return ListHosts(session, *of); }; });
   AddVerbs(host, session, "cluster/host", [&session](const std::string& name) { return ShowHost(session, name); });
-
-  CLI::App* ledger = root.add_subcommand("ledger", "Where every device-second went, by class (sreport)");
-  ledger->callback([&session] { session.command = [&session] { return ShowLedger(session); }; });
 }
 
 }  // namespace muster

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <map>
 
 #include <CLI/CLI.hpp>
 
@@ -108,21 +107,6 @@ int ShowJob(Session& session, const std::string& id, bool spec_only) {
   return session.ShowOne(RenderJob(*job, session.out_screen(), session.now_ns()), *job, absl::StrCat(job->number()));
 }
 
-int Explain(Session& session, const std::string& id) {
-  absl::StatusOr<Client*> client = session.client();
-  if (!client.ok()) return session.Fail(client.status());
-  absl::StatusOr<pb::Job> job = (*client)->Get(id);
-  if (!job.ok()) return session.Fail(job.status());
-  std::map<uint64_t, pb::Job> holders;
-  for (const pb::Task& task : job->tasks()) {
-    for (uint64_t number : task.verdict().held_by()) {
-      absl::StatusOr<pb::Job> holder = (*client)->Get(absl::StrCat(number));
-      if (holder.ok()) holders[number] = *std::move(holder);  // else: not ours to see; its number is shown
-    }
-  }
-  return session.ShowOne(RenderExplain(*job, holders, session.out_screen(), session.now_ns()), *job, absl::StrCat(job->number()));
-}
-
 void AddListOptions(CLI::App* command, const std::shared_ptr<ListOptions>& options) {
   command->add_option("--queue", options->queue, "Only this queue and those below it");
   command->add_option("--owner", options->owner, "Only this user's");
@@ -152,10 +136,6 @@ void AddJobs(CLI::App& root, Session& session) {
   show->add_option("job", *id, "Number or uid")->required();
   show->add_flag("--spec", *spec_only, "Its job file, to submit again");
   show->callback([&session, id, spec_only] { session.command = [&session, id, spec_only] { return ShowJob(session, *id, *spec_only); }; });
-
-  CLI::App* explain = root.add_subcommand("explain", "Why a job waits, for what, and until when (squeue --start)");
-  explain->add_option("job", *id, "Number or uid")->required();
-  explain->callback([&session, id] { session.command = [&session, id] { return Explain(session, *id); }; });
 }
 
 }  // namespace muster

@@ -32,7 +32,8 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
     case pb::TASK_WAITING: {
       std::string why = task.verdict().text();
       if (task.verdict().expected_start_ns() > 0 && why.find("; starts ") == std::string::npos) {  // the server may have said it
-        absl::StrAppend(&why, why.empty() ? "" : "; ", "starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
+        absl::StrAppend(&why, why.empty() ? "" : "; ", "starts ", FormatStart(task.verdict().expected_start_ns(), now_ns),
+                        task.verdict().forecast() ? " (forecast)" : "");
       }
       return why;
     }
@@ -66,6 +67,8 @@ void AppendLine(std::string* out, std::string_view label, std::string_view value
   absl::StrAppend(out, " ", name, Plain(value), "\n");
 }
 
+}  // namespace
+
 std::string HeadLine(const pb::Job& job, int64_t now_ns) {
   std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), ", ", Plain(job.spec().queue()));
   const pb::Task* lead = LeadTask(job);
@@ -77,8 +80,7 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns) {
   return text;
 }
 
-// "FAILED main: killed, rank 3 by SIGKILL": why it did not succeed, from the task that did it
-std::string Reason(const pb::Job& job) {
+std::string OutcomeReason(const pb::Job& job) {
   std::string text = CauseName(job.cause());
   if (!job.detail().empty()) absl::StrAppend(&text, text.empty() ? "" : ": ", Plain(job.detail()));
   for (const pb::Task& task : job.tasks()) {
@@ -92,8 +94,6 @@ std::string Reason(const pb::Job& job) {
   return text;
 }
 
-}  // namespace
-
 Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
   Table table({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"TASK"}, {"DEVICES"}, {"WHERE"},
                {"PROGRESS"}, {"ATTEMPT", Table::kRight, true}, {"RESTARTS", Table::kRight, true}, {"AGE", Table::kRight}, {"WHY"}});
@@ -106,7 +106,7 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                   placed ? PlaceName(*attempt) : "", task == nullptr ? "" : ShortProgress(*task),
                   attempt == nullptr ? "" : absl::StrCat(attempt->number()), task == nullptr ? "" : absl::StrCat(task->restarts_used()),
                   FormatSpan(now_ns - job.submit_ns()),
-                  HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? Reason(job) : task == nullptr ? "" : WhyOf(job, *task, now_ns)});
+                  HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? OutcomeReason(job) : task == nullptr ? "" : WhyOf(job, *task, now_ns)});
   }
   return table;
 }
@@ -119,7 +119,7 @@ Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                   FormatClock(job.submit_ns(), now_ns),
                   FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
                   Span(job.start_ns(), job.end_ns(), now_ns), job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
-                  job.state() == pb::SUCCEEDED ? "" : Reason(job)});
+                  job.state() == pb::SUCCEEDED ? "" : OutcomeReason(job)});
   }
   return table;
 }
@@ -131,7 +131,7 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   AppendLine(&out, "submitted", FormatDateTime(job.submit_ns()));
   if (job.start_ns() > 0) AppendLine(&out, "started", absl::StrCat(FormatDateTime(job.start_ns()), ", after ", FormatSpan(job.start_ns() - job.submit_ns())));
   if (job.end_ns() > 0) AppendLine(&out, "ended", absl::StrCat(FormatDateTime(job.end_ns()), job.start_ns() > 0 ? absl::StrCat(", after ", FormatSpan(job.end_ns() - job.start_ns())) : ""));
-  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED) AppendLine(&out, "why", Reason(job));
+  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED) AppendLine(&out, "why", OutcomeReason(job));
   if (job.spec().priority() != 0) AppendLine(&out, "priority", absl::StrCat(job.spec().priority()));
   AppendLine(&out, "clusters", absl::StrJoin(job.spec().clusters(), ", "));
   AppendLine(&out, "cluster", job.cluster());
@@ -170,52 +170,6 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   }
   if (!checkpoints.empty()) absl::StrAppend(&out, "\n", checkpoints.Render(screen));
   return out;
-}
-
-std::string RenderExplain(const pb::Job& job, const std::map<uint64_t, pb::Job>& holders, const Screen& screen, int64_t now_ns) {
-  std::string out = absl::StrCat(HeadLine(job, now_ns), "\n");
-  if (HasEnded(job.state())) {
-    std::string reason = job.state() == pb::SUCCEEDED ? "every task succeeded" : Reason(job);
-    return absl::StrCat(out, "  ", reason, ". It waits for nothing.  Whole story: muster show ", job.number(), "\n");
-  }
-  Table table({{"TASK"}, {"WHY"}, {"MISSING"}, {"STARTS"}, {"HELD BY"}});
-  std::string sentences;
-  for (const pb::Task& task : job.tasks()) {
-    if (UnderWay(task.state())) {
-      const pb::Attempt* attempt = NewestAttempt(task);
-      absl::StrAppend(&sentences, "  ", Plain(task.name()), " ", StateName(task.state()), attempt ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
-      std::string why = WhyOf(job, task, now_ns);
-      absl::StrAppend(&sentences, why.empty() ? "" : ", ", Plain(why), "\n");
-      if (!task.spill_reason().empty()) absl::StrAppend(&sentences, "  ", Plain(task.name()), " spilled: ", Plain(task.spill_reason()), "\n");
-      continue;
-    }
-    if (task.state() == pb::TASK_BLOCKED) {
-      absl::StrAppend(&sentences, "  ", Plain(task.name()), " comes after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "), "\n");
-      continue;
-    }
-    if (task.state() != pb::TASK_WAITING) continue;
-    const pb::Verdict& verdict = task.verdict();
-    std::string code = pb::VerdictCode_Name(verdict.code());
-    code = code.rfind("V_", 0) == 0 ? absl::AsciiStrToLower(code.substr(2)) : "unknown";
-    std::replace(code.begin(), code.end(), '_', ' ');
-    std::vector<std::string> held;
-    for (uint64_t number : verdict.held_by()) {
-      std::string holder = absl::StrCat(number);
-      auto found = holders.find(number);
-      if (found != holders.end()) {
-        const pb::Task* lead = LeadTask(found->second);
-        holder = absl::StrCat(found->second.spec().queue(), " ", number);
-        if (lead != nullptr && lead->progress().expected_end_ns() > now_ns) absl::StrAppend(&holder, " until ", FormatClock(lead->progress().expected_end_ns(), now_ns));
-      }
-      held.push_back(holder);
-    }
-    std::string missing = verdict.missing_milli() > 0 && !verdict.flavour().empty() ? absl::StrCat(FormatMilli(verdict.missing_milli()), " ", FlavourName(verdict.flavour(), false)) : "";
-    if (!verdict.cluster().empty() && !missing.empty()) absl::StrAppend(&missing, " in ", verdict.cluster());
-    table.AddRow({task.name(), code, missing, FormatStart(verdict.expected_start_ns(), now_ns), absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
-    if (!verdict.text().empty()) absl::StrAppend(&sentences, "  ", Plain(task.name()), ": ", Plain(verdict.text()), "\n");
-  }
-  if (!table.empty()) out += table.Render(screen);
-  return out + sentences;
 }
 
 std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after, int64_t now_ns) {
@@ -273,7 +227,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
 std::string OutcomeLine(const pb::Job& job) {
   std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ", StateName(job.state()));
   if (job.state() != pb::SUCCEEDED) {
-    std::string reason = Reason(job);
+    std::string reason = OutcomeReason(job);
     if (!reason.empty()) absl::StrAppend(&text, ": ", reason);
   } else if (job.start_ns() > 0 && job.end_ns() > 0) {
     absl::StrAppend(&text, " after ", FormatSpan(job.end_ns() - job.start_ns()));

@@ -14,8 +14,10 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns);     // unfini
 Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns);  // finished ones: outcome and times
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);  // `muster show`
 
-// `muster explain`: where it stands and why. `holders`: the jobs that its verdicts name, as far as they could be read.
-std::string RenderExplain(const pb::Job& job, const std::map<uint64_t, pb::Job>& holders, const Screen& screen, int64_t now_ns);
+// "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58"
+std::string HeadLine(const pb::Job& job, int64_t now_ns);
+// Why it did not succeed, from the task that did it: "main, killed: rank 3 by SIGKILL".
+std::string OutcomeReason(const pb::Job& job);
 
 // What happened between two looks at a job, oldest first, each with its clock time and task:
 // "14:01:38  main  attempt 1 runs on phx/r4/h07,h08". `before` is nullptr at the first look: then what is under way.

@@ -9,6 +9,8 @@
 namespace muster {
 
 Table LedgerTable(const pb::LedgerResponse& ledger);
-std::string LedgerLine(const pb::LedgerResponse& ledger);  // since when, and of how much
+// By queue, user or job: a column a class; a row's devices are all that it held.
+Table LedgerRowsTable(const pb::LedgerResponse& ledger, pb::GetLedgerRequest::By by);
+std::string LedgerLine(const pb::LedgerResponse& ledger);  // since when, and what fragmentation cost
 
 }  // namespace muster

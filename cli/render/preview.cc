@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cli/render/explain.h"
 #include "cli/render/table.h"
 #include "common/base/units.h"
 
@@ -11,13 +13,10 @@ namespace {
 using Candidate = pb::PreviewResponse::Candidate;
 
 std::string TakesFrom(const Candidate& candidate) {
-  std::string text;
-  for (const auto& taken : candidate.takes_from()) {
-    absl::StrAppend(&text, text.empty() ? "" : "; ", taken.queue(), " ", taken.job(), ": ", FormatMilli(taken.gpus_milli()));
-    if (!taken.outcome().empty()) absl::StrAppend(&text, ", ", taken.outcome());
-  }
+  const std::string text = TakenText(candidate.takes_from());
   if (!text.empty()) return text;
-  return candidate.reason().empty() ? "nobody" : absl::StrCat("nobody (", candidate.reason(), ")");
+  if (candidate.after_jobs().empty()) return "nobody";
+  return absl::StrCat("nobody (", absl::StrJoin(candidate.after_jobs(), ", "), candidate.after_jobs_size() == 1 ? " ends)" : " end)");
 }
 
 std::string LossLine(const pb::PreviewResponse& preview) {
@@ -56,6 +55,12 @@ std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& scre
   std::string out;
   if (preview.resolved().tasks_size() > 1 && !preview.task().empty()) absl::StrAppend(&out, "Task ", Plain(preview.task()), ":\n");
   if (!table.empty()) out += table.Render(screen);
+  number = 0;
+  for (const Candidate& candidate : preview.candidates()) {       // a start that is unknown has its reason below
+    if (candidate.start_ns() < 0) continue;
+    ++number;
+    if (candidate.start_ns() == 0 && !candidate.reason().empty()) absl::StrAppend(&out, number, ": ", Plain(candidate.reason()), ".\n");
+  }
   std::string last = Plain(preview.queue_line()), loss = LossLine(preview);
   if (!loss.empty()) absl::StrAppend(&last, last.empty() ? "" : " ", loss);
   if (!last.empty()) absl::StrAppend(&out, last, "\n");

@@ -5,11 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/render/bar.h"
+#include "cli/render/explain.h"
 #include "cli/render/fleet.h"
 #include "cli/render/job.h"
 #include "cli/render/json.h"
 #include "cli/render/ledger.h"
 #include "cli/render/preview.h"
+#include "cli/render/top.h"
 #include "common/base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -188,7 +190,7 @@ TEST(PreviewTest, TableNamesGiversAndImpossiblePlaces) {
   second->set_gpus_milli_per_worker(1000);
   second->set_within("1 host");
   second->set_start_ns(kNow + 130 * kMinute);
-  second->set_reason("305 ends");
+  second->add_after_jobs(305);
   auto* never = preview.add_candidates();
   never->set_cluster("dal");
   never->set_start_ns(-1);
@@ -205,29 +207,146 @@ TEST(PreviewTest, TableNamesGiversAndImpossiblePlaces) {
   EXPECT_FALSE(WouldEvict(preview));
 }
 
-TEST(ExplainTest, NamesCodeHoldersAndExpectedStart) {
-  pb::Job job = Job318();
-  job.set_state(pb::WAITING);
-  pb::Task* task = job.mutable_tasks(0);
-  task->set_state(pb::TASK_WAITING);
-  task->clear_attempts();
-  task->mutable_verdict()->set_code(pb::V_CAPACITY);
-  task->mutable_verdict()->set_cluster("phx");
-  task->mutable_verdict()->set_flavour("h100-80g");
-  task->mutable_verdict()->set_missing_milli(16000);
-  task->mutable_verdict()->set_expected_start_ns(kNow + 130 * kMinute);
-  task->mutable_verdict()->add_held_by(305);
-  task->mutable_verdict()->add_held_by(290);
-  task->mutable_verdict()->set_text("16 h100-80g are missing in phx");
-  pb::Job holder = Job318();
-  holder.mutable_spec()->set_queue("prod");
-  EXPECT_EQ(RenderExplain(job, {{305, holder}}, Screen(), kNow),
-            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58\n"
-            "TASK  WHY       MISSING             STARTS  HELD BY\n"
-            "main  capacity  16 h100-80g in phx  16:10   prod 305 until 15:40; 290\n"
-            "  main: 16 h100-80g are missing in phx\n");
-  EXPECT_EQ(RenderExplain(Job318(), {}, Screen(), kNow),
+TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
+  pb::ExplainResponse explained;
+  explained.set_now_ns(kNow);
+  explained.set_complete(true);
+  pb::Job* job = explained.mutable_job();
+  *job = Job318();
+  job->set_state(pb::WAITING);
+  job->mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  job->mutable_tasks(0)->clear_attempts();
+  explained.set_start_ns(kNow + 130 * kMinute);
+  explained.set_forecast(true);
+  explained.set_place("phx/r3,r4");
+  auto* why = explained.add_why();
+  why->set_task("main");
+  why->set_code(pb::V_CAPACITY);
+  why->set_cluster("phx");
+  why->set_flavour("h100-80g");
+  why->set_missing_milli(16000);
+  why->set_text("is entitled, and waits for 16 more h100-80g in phx");
+  for (auto [number, until_ns] : {std::pair{305, kNow + 100 * kMinute}, std::pair{290, int64_t{0}}}) {
+    auto* holder = why->add_holders();
+    holder->set_job(static_cast<uint64_t>(number));
+    holder->set_queue("prod");
+    holder->set_held_milli(16000);
+    holder->set_until_ns(until_ns);
+  }
+  auto* fewer = explained.add_relaxations();
+  fewer->set_own(true);
+  fewer->set_change("workers: 1");
+  fewer->set_start_ns(kNow);
+  fewer->set_place("phx/r4/h07");
+  auto* quota = explained.add_relaxations();
+  quota->set_change("guarantee of research/nlp raised to 32");
+  quota->set_start_ns(kNow + 10 * kSecond);
+  quota->set_place("phx/r1");
+  auto* taken = quota->add_takes_from();
+  taken->set_queue("scratch");
+  taken->set_job(311);
+  taken->set_gpus_milli(16000);
+  taken->set_outcome("goes on in dal");
+  explained.set_tried(9);
+  EXPECT_EQ(RenderExplain(explained, Screen()),
+            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58, starts about 16:10 (forecast: phx/r3,r4)\n"
+            "WHY       MISSING             HELD BY\n"
+            "capacity  16 h100-80g in phx  prod 305: 16 until 15:40; prod 290: 16\n"
+            "  is entitled, and waits for 16 more h100-80g in phx\n"
+            "It would start\n"
+            " now    with workers: 1                            on phx/r4/h07\n"
+            " ~10 s  if guarantee of research/nlp raised to 32  on phx/r1, from scratch 311: 16, goes on in dal\n"
+            "Ends come from reported progress and time limits; the forecast moves with them.\n");
+  pb::ExplainResponse running;
+  running.set_now_ns(kNow);
+  *running.mutable_job() = Job318();
+  EXPECT_EQ(RenderExplain(running, Screen()),
             "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on phx/h07,h08, ends 15:40\n");
+}
+
+TEST(ExplainTest, SaysWhenNothingHelpsAndWhenTimeRanOut) {
+  pb::ExplainResponse explained;
+  explained.set_now_ns(kNow);
+  explained.set_complete(true);
+  *explained.mutable_job() = Job318();
+  explained.mutable_job()->mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  explained.add_why()->set_code(pb::V_SHARE);
+  explained.set_tried(4);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("None of the 4 changes"));
+  explained.set_complete(false);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("--budget 20s looks longer"));
+}
+
+TEST(SimulateTest, ShowsStartsQueuesAndEffects) {
+  pb::SimulateResponse simulated;
+  simulated.set_now_ns(kNow);
+  simulated.set_until_ns(kNow + 2 * kHour);
+  simulated.set_complete(true);
+  auto* job = simulated.add_submitted();
+  job->set_name("big");
+  job->set_queue("prod");
+  job->set_workers(2);
+  job->set_gpus_milli_per_worker(8000);
+  job->set_flavour("h100-80g");
+  job->set_within("1 rack");
+  job->set_start_ns(kNow + 10 * kSecond);
+  job->set_place("phx/r4");
+  auto* queue = simulated.add_queues();
+  queue->set_path("prod");
+  queue->set_flavour("h100-80g");
+  queue->set_guarantee_before_milli(32000);
+  queue->set_guarantee_after_milli(40000);
+  auto* effect = simulated.add_effects();
+  effect->set_job(305);
+  effect->set_name("vit");
+  effect->set_queue("research");
+  effect->set_stopped_ns(kNow);
+  effect->set_cause(pb::PREEMPTION);
+  effect->set_gpus_milli(8000);
+  effect->set_outcome("goes on with 1 worker");
+  effect->set_end_before_ns(kNow + 10 * kMinute);
+  effect->set_end_after_ns(kNow + 20 * kMinute);
+  EXPECT_EQ(RenderSimulation(simulated, Screen()),
+            "JOB  QUEUE  WORKERS         WITHIN  STARTS  ENDS     WHERE   TAKES FROM\n"
+            "big  prod   2 x 8 h100-80g  1 rack  ~10 s   unknown  phx/r4  nobody\n\n"
+            "QUEUE  FLAVOUR   GUARANTEE  ENTITLED  IN USE\n"
+            "prod   h100-80g  32 -> 40   0         0\n\n"
+            "JOB  NAME  QUEUE     STOPPED          GIVES UP  THEN                   STARTS  ENDS\n"
+            "305  vit   research  now, preemption         8  goes on with 1 worker  -       14:10 -> 14:20\n"
+            "Looked ahead until 16:00. Nothing was changed.\n");
+}
+
+TEST(TopTest, HeadAndRowsByQueueAndByJob) {
+  pb::TopResponse top;
+  top.set_now_ns(kNow);
+  top.set_hosts_up(2);
+  top.set_hosts_known(3);
+  top.set_running_jobs(1);
+  auto* total = top.add_totals();
+  total->set_flavour("h100-80g");
+  total->set_total_milli(40000);
+  total->set_used_milli(20000);
+  total->set_down_milli(4000);
+  total->set_waiting_milli(16000);
+  EXPECT_EQ(TopHead(top, Screen()), "14:00:00  2 of 3 hosts up, 1 jobs run, 0 wait\n h100-80g  ##########........xx  20 of 40 in use, 50 %; 4 down; 16 waited for\n");
+  auto* row = top.add_rows();
+  row->set_name("research");
+  row->set_flavour("h100-80g");
+  row->set_used_milli(20000);
+  row->set_guarantee_milli(16000);
+  row->set_entitled_milli(20000);
+  row->set_running_jobs(1);
+  row->set_tokens_per_s(106000);
+  EXPECT_EQ(TopTable(top, pb::TopRequest::QUEUE).Render(Screen()),
+            "QUEUE     FLAVOUR   GUARANTEE  ENTITLED  IN USE  WAITS FOR  RUNNING  WAITING  LONGEST WAIT  TOKENS/S\n"
+            "research  h100-80g         16        20      20          -        1        0             -      106k\n");
+  row->set_job(318);
+  row->set_name("sft-8b");
+  row->set_place("phx/r4/h07");
+  row->mutable_progress()->set_step(246);
+  row->mutable_progress()->set_total_steps(600);
+  EXPECT_THAT(TopTable(top, pb::TopRequest::JOB).Render(Screen()), HasSubstr("318  sft-8b"));
+  EXPECT_THAT(TopTable(top, pb::TopRequest::JOB).Render(Screen()), HasSubstr("41% 246/600"));
 }
 
 TEST(JobTest, ListShowsPlaceProgressAndEnd) {
@@ -308,6 +427,16 @@ TEST(FleetTest, LedgerSharesAreOfTheCapacity) {
   ledger.set_capacity_device_us(3'600'000'000);
   EXPECT_EQ(LedgerTable(ledger).Render(Screen()),
             "CLASS       DEVICE-HOURS    SHARE\nproductive         0.510   51.0 %\nidle               0.490   49.0 %\nall                1.000  100.0 %\n");
+}
+
+TEST(FleetTest, LedgerRowsGiveEachClassAndTheirSum) {
+  pb::LedgerResponse ledger;
+  for (const char* name : {"productive", "restart", "preemption", "reserved", "idle", "down"}) ledger.add_entries()->set_class_(name);
+  auto* row = ledger.add_rows();
+  row->set_name("research");
+  for (int64_t hours : {3, 1, 0, 0, 0, 0}) row->add_device_us(hours * 3'600'000'000);
+  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::QUEUE).Render(Screen()),
+            "QUEUE     PRODUCTIVE  RESTART  PREEMPTION  RESERVED    ALL\nresearch       3.000    1.000       0.000     0.000  4.000\n");
 }
 
 TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {

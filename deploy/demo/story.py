@@ -334,7 +334,7 @@ class Story:
 
     def explain(self, number: str) -> str:
         """The verdict's sentence, or where it runs by now."""
-        job = self.system.json("explain", number)
+        job = self.system.json("explain", number)["job"]
         text = job["tasks"][0].get("verdict") or {}
         if text.get("text"):
             return text["text"].rstrip(".")
@@ -375,7 +375,8 @@ def when(candidate: dict) -> str:
     """When a job would start in a cluster, and why not sooner."""
     start_ns = int(candidate["start_ns"])
     time_text = "never" if start_ns < 0 else "at an unknown time" if start_ns == 0 else "now" if start_ns <= now_ns() + 10**9 else f"in {(start_ns - now_ns()) / 1e9:.0f} s"
-    return time_text + (f" ({candidate['reason'].split('; starts about')[0]})" if candidate["reason"] else "") + (", chosen" if candidate["chosen"] else "")
+    why = f" (job {', '.join(candidate['after_jobs'])} ends)" if candidate["after_jobs"] else f" ({candidate['reason']})" if candidate["reason"] else ""
+    return time_text + why + (", chosen" if candidate["chosen"] else "")
 
 
 def started(job: dict) -> dict | None:

@@ -1,8 +1,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "scheduler/api/errors.h"
+#include "scheduler/api/outlook.h"
 #include "scheduler/api/services.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/top.h"
 
 namespace muster {
 namespace {
@@ -107,9 +109,21 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(grpc::CallbackSer
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerContext* call, const pb::GetLedgerRequest*,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerContext* call, const pb::GetLedgerRequest* request,
                                                         pb::LedgerResponse* response) {
-  *response = DescribeLedger(context_->engine->Snapshot()->state);
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  *response = DescribeLedger(view->state);
+  const Sees sees = [this](const JobRow& job) { return MaySee(who_, job); };
+  for (pb::LedgerResponse::Row& row : LedgerRows(view->state, request->by(), sees)) *response->add_rows() = std::move(row);
+  *response->mutable_fragmentation() = context_->outlook->fragmentation();
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::Top(grpc::CallbackServerContext* call, const pb::TopRequest* request, pb::TopResponse* response) {
+  if (request->limit() < 0 || request->limit() > 1000) return Reply(call, BadRequest("the request is wrong", {{"limit", "must be 0..1000"}}));
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  *response = DescribeTop(view->state, *view->plan, *request, std::max(view->now_ns, context_->clock->WallNs()),
+                          [this](const JobRow& job) { return MaySee(who_, job); });
   return Reply(call, grpc::Status::OK);
 }
 

@@ -19,10 +19,13 @@ struct Identity {
   bool operator_ = false; // root, or the user who runs musterd: may do everything, and speak as an agent
 };
 
+class Outlook;
+
 // Lives as long as the servers do; read-only but for what is thread-safe itself.
 struct ApiContext {
   Engine* engine = nullptr;
   Sessions* sessions = nullptr;
+  Outlook* outlook = nullptr;
   Clock* clock = nullptr;
   SchedulingOptions scheduling;
   SpecDefaults defaults;

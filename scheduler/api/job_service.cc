@@ -1,12 +1,17 @@
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/units.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/log_stream.h"
+#include "scheduler/api/outlook.h"
 #include "scheduler/api/queued_writer.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/submit.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/explain.h"
+#include "scheduler/ask/simulate.h"
 
 namespace muster {
 namespace {
@@ -27,6 +32,17 @@ grpc::Status RefusedSpec(const Resolution& resolution) {
                                                          resolution.problems.size() == 1 ? "" : "s", ", nothing was submitted"),
                                             resolution.problems);
 }
+
+constexpr int64_t kPreviewBudgetNs = 500 * kMillisecond;
+constexpr int64_t kMaxBudgetMs = 20'000;
+constexpr int64_t kMaxHorizonNs = 30 * kDay;
+constexpr int kMaxHypotheticalJobs = 100;
+
+int64_t BudgetNs(int64_t asked_ms, int64_t default_ms) {
+  return (asked_ms <= 0 ? default_ms : std::min(asked_ms, kMaxBudgetMs)) * kMillisecond;
+}
+
+grpc::Status Busy() { return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many questions at once; ask again in a moment"); }
 
 class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
@@ -93,6 +109,10 @@ pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job) 
     const std::optional<pb::Progress> live = context.engine->LiveProgress(KeyOf(job, i, attempt->number));
     if (live.has_value() && live->at_ns() >= told.tasks(i).progress().at_ns()) *told.mutable_tasks(i)->mutable_progress() = *live;
   }
+  const bool waits = std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& task) { return task.waiting(); });
+  if (waits && context.outlook != nullptr) {
+    if (const std::shared_ptr<const Forecast> forecast = context.outlook->Newest(); forecast != nullptr) AddForecast(*forecast, job.number, &told);
+  }
   return told;
 }
 
@@ -102,8 +122,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* c
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults);
   if (!resolution.ok()) return Reply(call, RefusedSpec(resolution));
+  FutureOptions options;
+  options.expired = [spent = SpentOf(context_->clock, kPreviewBudgetNs)] { return spent(100); };
   *response = muster::Preview(view->state, resolution.resolved, who_.user, std::max(view->now_ns, context_->clock->WallNs()),
-                              context_->scheduling);
+                              context_->scheduling, options);
   return Reply(call, grpc::Status::OK);
 }
 
@@ -199,6 +221,59 @@ grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackS
     stream->Begin(job->number);
   }
   return stream.get();
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::Explain(grpc::CallbackServerContext* call, const pb::ExplainRequest* request,
+                                                  pb::ExplainResponse* response) {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const JobRow* job = FindSeen(*view, request->id(), who_);
+  if (job == nullptr) return Reply(call, NoSuchJob(request->id()));
+  const int64_t budget_ns = BudgetNs(request->budget_ms(), 2000);
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, job, budget_ns] {
+    const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+    *response = muster::Explain(view->state, *view->plan, job->number, now_ns, context_->scheduling,
+                                SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
+    *response->mutable_job() = TellJob(*context_, *view, *job);
+    reactor->Finish(grpc::Status::OK);
+  });
+  if (!asked) reactor->Finish(Busy());
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* call, const pb::SimulateRequest* request,
+                                                   pb::SimulateResponse* response) {
+  if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  if (request->change_queues() || request->drain_size() > 0 || request->resume_size() > 0) {
+    if (grpc::Status status = OperatorOnly(who_, "trying changes of queues and hosts"); !status.ok()) return Reply(call, status);
+  }
+  std::vector<FieldProblem> problems;
+  if (request->jobs_size() > kMaxHypotheticalJobs) problems.push_back({"jobs", absl::StrCat("at most ", kMaxHypotheticalJobs, " at once")});
+  if (request->delay_ns() < 0 || request->delay_ns() > kMaxHorizonNs) problems.push_back({"delay", "0..30d"});
+  if (request->horizon_ns() < 0 || request->horizon_ns() > kMaxHorizonNs) problems.push_back({"horizon", "0..30d"});
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const auto changes = std::make_shared<Changes>();
+  if (problems.empty()) {
+    *changes = ResolveChanges(view->state, *request, context_->defaults);
+    problems = changes->problems;
+  }
+  if (!problems.empty()) {
+    return Reply(call, BadRequest(absl::StrCat("the question has ", problems.size(), " problem", problems.size() == 1 ? "" : "s"), problems));
+  }
+  FutureOptions options;
+  if (request->horizon_ns() > 0) options.horizon_ns = request->horizon_ns();
+  options.horizon_ns += request->delay_ns();
+  const int64_t budget_ns = BudgetNs(request->budget_ms(), 5000);
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, changes, options, budget_ns, delay_ns = request->delay_ns()] {
+    const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+    *response = muster::Simulate(view->state, *changes, who_.user, delay_ns, now_ns, context_->scheduling, options,
+                                 SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }),
+                                 [this](const JobRow& job) { return MaySee(who_, job); });
+    reactor->Finish(grpc::Status::OK);
+  });
+  if (!asked) reactor->Finish(Busy());
+  return reactor;
 }
 
 }  // namespace muster

@@ -22,6 +22,8 @@ class JobServiceImpl : public pb::JobService::CallbackService {
   grpc::ServerWriteReactor<pb::WatchJobResponse>* Watch(grpc::CallbackServerContext* call, const pb::WatchJobRequest* request) override;
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const pb::CancelJobRequest* request, pb::Job* response) override;
   grpc::ServerWriteReactor<pb::LogsResponse>* Logs(grpc::CallbackServerContext* call, const pb::LogsRequest* request) override;
+  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* call, const pb::ExplainRequest* request, pb::ExplainResponse* response) override;
+  grpc::ServerUnaryReactor* Simulate(grpc::CallbackServerContext* call, const pb::SimulateRequest* request, pb::SimulateResponse* response) override;
 
  private:
   const ApiContext* const context_;
@@ -52,6 +54,7 @@ class ClusterServiceImpl : public pb::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* call, const pb::ResumeRequest* request, pb::ResumeResponse* response) override;
   grpc::ServerUnaryReactor* GetTrainerSchema(grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest* request, pb::GetTrainerSchemaResponse* response) override;
   grpc::ServerUnaryReactor* GetLedger(grpc::CallbackServerContext* call, const pb::GetLedgerRequest* request, pb::LedgerResponse* response) override;
+  grpc::ServerUnaryReactor* Top(grpc::CallbackServerContext* call, const pb::TopRequest* request, pb::TopResponse* response) override;
   grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext* call, const pb::PingRequest* request, pb::PingResponse* response) override;
 
  private:

@@ -14,6 +14,7 @@
 #include "muster/v1/job.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue.pb.h"
+#include "scheduler/ask/future.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
@@ -62,9 +63,9 @@ struct QueueResolution {
 };
 QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree);
 
-// Where `resolved` would run, when, and whom it would take from: the real Decide on a changed copy of `state`, one candidate a
-// cell that it may use.
+// Where `resolved` would run, when, and whom it would take from: the real Decide on a changed copy of `state` and what follows
+// from it, one candidate a cell that it may use, and a line for each cluster that it may not, with the reason.
 pb::PreviewResponse Preview(const State& state, const pb::JobSpec& resolved, const std::string& owner, int64_t now_ns,
-                            const SchedulingOptions& options);
+                            const SchedulingOptions& scheduling, const FutureOptions& options = {});
 
 }  // namespace muster

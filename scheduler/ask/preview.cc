@@ -1,17 +1,22 @@
+// What a submission would get: each cell that the job may use is tried alone, by the real Decide and what follows from it.
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/units.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
-#include "scheduler/ask/evictions.h"
-#include "scheduler/decide/decide.h"
+#include "scheduler/ask/future.h"
+#include "scheduler/ask/taken.h"
+#include "scheduler/decide/decider.h"
 
 namespace muster {
 namespace {
 
 constexpr char kPreviewUid[] = "ffffffffffffffffffffffffffffffff";
+constexpr size_t kTried = 16;           // cells that are tried; the others of a long list are left out
 
 // The first task that wants devices, else the first.
 int FirstTask(const pb::JobSpec& spec) {
@@ -30,163 +35,187 @@ pb::JobSpec Alone(const pb::JobSpec& spec, int task) {
   return alone;
 }
 
-struct Outcome {
-  State state;   // with the job submitted
-  Plan plan;
-  uint64_t number = 0;
-};
-
-Outcome Try(const State& state, const pb::JobSpec& spec, const std::string& owner, int64_t now_ns, const SchedulingOptions& options) {
-  Outcome outcome{state, {}, state.next_job_number()};
-  pb::Event step;
-  step.mutable_step()->set_now_ns(std::max(now_ns, state.now_ns()));
-  step.mutable_step()->set_epoch(state.epoch());
-  Apply(&outcome.state, step);
-  pb::Event submit;
-  pb::JobSubmitted* submitted = submit.mutable_job_submitted();
-  submitted->set_uid(kPreviewUid);
-  submitted->set_number(outcome.number);
-  submitted->set_owner(owner);
-  *submitted->mutable_spec() = spec;
-  Apply(&outcome.state, submit);
-  outcome.plan = Decide(outcome.state, outcome.state.now_ns(), options);
-  return outcome;
-}
-
-std::string Within(const State& state, const pb::AttemptPlaced& placed) {
-  std::string rack, block;
-  bool one_rack = true, one_block = true;
-  for (const pb::Placement& part : placed.placements()) {
-    const HostId id = state.FindHost(placed.cluster(), part.host());
-    if (id == kNoHost) continue;
-    const HostRow& host = state.host(id);
-    if (&part == &placed.placements(0)) {
-      rack = host.rack;
-      block = host.block;
+class Previewer {
+ public:
+  Previewer(const State& state, const pb::JobSpec& resolved, const std::string& owner, int64_t now_ns, const SchedulingOptions& scheduling,
+            const FutureOptions& options)
+      : state_(state), alone_(Alone(resolved, FirstTask(resolved))), owner_(owner), now_ns_(std::max(now_ns, state.now_ns())),
+        scheduling_(scheduling), options_(options) {
+    options_.decider = &decider_;
+    for (const HostId id : state.hosts()) {
+      const HostRow& host = state.host(id);
+      const pb::Inventory shape = ShapeOf(state, host);
+      if (!shape.flavour().empty()) flavours_in_[host.cluster].insert(shape.flavour());
+      if (shape.declared()) declared_.insert(host.cluster);
     }
-    one_rack = one_rack && host.rack == rack && host.block == block && !rack.empty();
-    one_block = one_block && host.block == block && !block.empty();
   }
-  if (placed.placements_size() == 1) return "1 host";
-  return one_rack ? "1 rack" : one_block ? "1 block" : absl::StrCat(placed.placements_size(), " hosts");
-}
 
-void FillTaken(const Outcome& outcome, pb::PreviewResponse::Candidate* candidate) {
-  for (const pb::Event& event : outcome.plan.events) {
-    if (!event.has_attempt_stopping() || event.attempt_stopping().claimant().job_uid() != kPreviewUid) continue;
-    if (std::optional<pb::PreviewResponse::Taken> taken = TakenBy(outcome.state, event.attempt_stopping())) *candidate->add_takes_from() = *std::move(taken);
+  void Fill(pb::PreviewResponse* response) {
+    response->set_task(task().name());
+    std::vector<int32_t> allowed;
+    for (const std::string& name : alone_.clusters()) {
+      if (const int32_t c = state_.FindCluster(name); c >= 0) allowed.push_back(c);
+    }
+    for (int32_t c = 0; c < static_cast<int32_t>(state_.clusters().size()); ++c) {
+      if (alone_.clusters().empty()) allowed.push_back(c);
+    }
+    size_t tried = 0;
+    for (const int32_t c : allowed) {
+      std::vector<std::string> flavours;
+      for (const std::string& type : task().resources().gpu_types()) {
+        if (flavours_in_[c].contains(type)) flavours.push_back(type);
+      }
+      if (task().resources().gpus_milli() == 0) flavours = {""};
+      if (flavours.empty()) {
+        Never(response, c, "", flavours_in_[c].empty() ? "has no GPUs"
+                                                       : absl::StrCat("gpu_types allows only ", absl::StrJoin(task().resources().gpu_types(), ", ")));
+      }
+      for (const std::string& flavour : flavours) {
+        if (++tried <= kTried) Candidate(response, c, flavour);
+      }
+    }
+    for (int32_t c = 0; c < static_cast<int32_t>(state_.clusters().size()); ++c) {
+      if (std::find(allowed.begin(), allowed.end(), c) == allowed.end()) Never(response, c, "", "not among the job's clusters");
+    }
+    Choose(response);
   }
-}
 
-pb::PreviewResponse::Candidate CandidateIn(const State& state, const pb::JobSpec& alone, const std::string& owner, int64_t now_ns,
-                                           const SchedulingOptions& options, const std::string& cluster, const std::string& flavour) {
-  pb::PreviewResponse::Candidate candidate;
-  candidate.set_cluster(cluster);
-  candidate.set_flavour(flavour);
-  candidate.set_workers(alone.tasks(0).workers().min());
-  candidate.set_gpus_milli_per_worker(alone.tasks(0).resources().gpus_milli());
-  pb::JobSpec spec = alone;
-  spec.clear_clusters();
-  spec.add_clusters(cluster);
-  if (!flavour.empty()) {
-    spec.mutable_tasks(0)->mutable_resources()->clear_gpu_types();
-    spec.mutable_tasks(0)->mutable_resources()->add_gpu_types(flavour);
-  }
-  const Resolution resolution = ResolveSpec(state, spec, SpecDefaults{});
-  if (!resolution.ok()) {
-    candidate.set_start_ns(-1);
-    candidate.set_reason(resolution.problems[0].message);
+ private:
+  const pb::TaskSpec& task() const { return alone_.tasks(0); }
+
+  pb::PreviewResponse::Candidate* Add(pb::PreviewResponse* response, int32_t cluster, const std::string& flavour) {
+    pb::PreviewResponse::Candidate* candidate = response->add_candidates();
+    candidate->set_cluster(state_.clusters()[cluster].name);
+    candidate->set_flavour(flavour);
+    candidate->set_declared(declared_.contains(cluster));
+    candidate->set_workers(task().workers().min());
+    candidate->set_gpus_milli_per_worker(task().resources().gpus_milli());
     return candidate;
   }
-  const Outcome outcome = Try(state, spec, owner, now_ns, options);
-  for (const pb::Event& event : outcome.plan.events) {
-    if (!event.has_attempt_placed() || event.attempt_placed().key().job_uid() != kPreviewUid) continue;
-    candidate.set_workers(event.attempt_placed().workers());
-    candidate.set_within(Within(outcome.state, event.attempt_placed()));
-    candidate.set_start_ns(outcome.state.now_ns());
-  }
-  FillTaken(outcome, &candidate);
-  const auto verdict = outcome.plan.verdicts.find({outcome.number, 0});
-  if (candidate.start_ns() == 0 && verdict != outcome.plan.verdicts.end()) {
-    candidate.set_start_ns(verdict->second.expected_start_ns());
-    if (candidate.takes_from().empty()) candidate.set_reason(VerdictText(outcome.state, *outcome.state.FindJob(outcome.number), 0, verdict->second));
-  }
-  return candidate;
-}
 
-std::string QueueLine(const State& state, const pb::JobSpec& alone, const std::string& flavour) {
-  const int32_t node = state.queues().Find(alone.queue());
-  if (node < 0 || flavour.empty()) return "";
-  const auto use = UseByQueue(state);
-  const auto held = use[node].find(flavour);
-  const int64_t used_milli = held == use[node].end() ? 0 : held->second;
-  const auto quota = state.queues().nodes[node].spec.quota().find(flavour);
-  const int64_t guarantee_milli = quota == state.queues().nodes[node].spec.quota().end() ? 0 : quota->second.guarantee_milli();
-  const int64_t demand_milli = alone.tasks(0).workers().min() * alone.tasks(0).resources().gpus_milli();
-  return absl::StrCat("Queue ", alone.queue(), ": ", FormatMilli(used_milli), " ", flavour, " in use of ", FormatMilli(guarantee_milli),
-                      " guaranteed, ", FormatMilli(used_milli + demand_milli), " with this job.");
-}
+  void Never(pb::PreviewResponse* response, int32_t cluster, const std::string& flavour, const std::string& reason) {
+    pb::PreviewResponse::Candidate* candidate = Add(response, cluster, flavour);
+    candidate->set_start_ns(-1);
+    candidate->set_reason(reason);
+  }
 
-// Smaller is better: never last, unknown before it, takes from nobody first among equals.
-std::pair<int64_t, int> Rank(const pb::PreviewResponse::Candidate& candidate) {
-  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() - 1, kNever = std::numeric_limits<int64_t>::max();
-  if (candidate.start_ns() < 0) return {kNever, 0};
-  if (candidate.start_ns() == 0) return {candidate.takes_from().empty() ? kUnknown : 1, candidate.takes_from_size()};
-  return {candidate.start_ns(), candidate.takes_from_size()};
-}
+  void Candidate(pb::PreviewResponse* response, int32_t cluster, const std::string& flavour) {
+    pb::JobSpec spec = alone_;
+    spec.clear_clusters();
+    spec.add_clusters(state_.clusters()[cluster].name);
+    if (!flavour.empty()) {
+      spec.mutable_tasks(0)->mutable_resources()->clear_gpu_types();
+      spec.mutable_tasks(0)->mutable_resources()->add_gpu_types(flavour);
+    }
+    if (const Resolution resolution = ResolveSpec(state_, spec, SpecDefaults{}); !resolution.ok()) {
+      return Never(response, cluster, flavour, TooLarge(cluster, flavour, resolution.problems[0]));
+    }
+    if (state_.clusters()[cluster].drained) {
+      const std::string& why = state_.clusters()[cluster].drain_reason;
+      return Never(response, cluster, flavour, absl::StrCat("is drained", why.empty() ? "" : ": ", why));
+    }
+    pb::PreviewResponse::Candidate* candidate = Add(response, cluster, flavour);
+    Future future = Submitted(spec);
+    const Turn* placed = future.RunUntilPlaced(ref_);
+    if (placed == nullptr) {
+      if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr) {
+        candidate->set_reason(future.cut() ? "the time to look ahead ran out" : "nobody's end is known that would make room for it");
+      }
+      return;
+    }
+    const Turn start = *placed;         // further steps move turns
+    candidate->set_start_ns(start.at_ns);
+    candidate->set_workers(start.workers);
+    candidate->set_within(WithinText(state_, start.hosts));
+    candidate->set_place(PlaceText(state_, start.hosts));
+    future.Step();                      // where do those go whom it takes from?
+    for (pb::PreviewResponse::Taken& taken : TakenFor(future, ref_.job)) *candidate->add_takes_from() = std::move(taken);
+    if (start.at_ns <= now_ns_ || candidate->takes_from_size() > 0) return;
+    for (const Turn& turn : future.turns()) {
+      if (turn.kind == Turn::kEnded && turn.at_ns == start.at_ns && turn.cluster == start.cluster && candidate->after_jobs_size() < 3) {
+        candidate->add_after_jobs(turn.task.job);
+      }
+    }
+  }
+
+  std::string TooLarge(int32_t cluster, const std::string& flavour, const FieldProblem& problem) const {
+    const int64_t demand_milli = task().workers().min() * task().resources().gpus_milli();
+    const std::map<int32_t, int64_t> capacity = CellCapacity(state_, flavour);
+    const auto has = capacity.find(cluster);
+    const int64_t has_milli = has == capacity.end() ? 0 : has->second;
+    if (demand_milli > has_milli) return absl::StrCat("has ", FormatMilli(has_milli), " of the ", FormatMilli(demand_milli), " that it needs");
+    if (problem.message.find("can never start") == std::string::npos) return problem.message;
+    return absl::StrCat("its hosts can't hold ", task().workers().min(), task().workers().min() == 1 ? " such worker" : " such workers");
+  }
+
+  Future Submitted(const pb::JobSpec& spec) {
+    State state = state_;
+    pb::Event event;
+    pb::JobSubmitted* submitted = event.mutable_job_submitted();
+    submitted->set_uid(kPreviewUid);
+    submitted->set_number(state.next_job_number());
+    submitted->set_owner(owner_);
+    *submitted->mutable_spec() = spec;
+    ref_ = {submitted->number(), 0};
+    Future future(std::move(state), now_ns_, scheduling_, options_);
+    future.At(now_ns_, std::move(event));
+    return future;
+  }
+
+  // What the whole job really gets, if that can be told; else the candidate that starts first.
+  void Choose(pb::PreviewResponse* response) {
+    Future future = Submitted(alone_);
+    const Turn* placed = future.RunUntilPlaced(ref_);
+    pb::PreviewResponse::Candidate* chosen = nullptr;
+    for (pb::PreviewResponse::Candidate& candidate : *response->mutable_candidates()) {
+      const bool best = placed != nullptr ? candidate.cluster() == placed->cluster && candidate.flavour() == placed->flavour
+                                          : candidate.start_ns() >= 0 && (chosen == nullptr || Rank(candidate) < Rank(*chosen));
+      if (best) chosen = &candidate;
+    }
+    if (chosen != nullptr) chosen->set_chosen(true);
+    response->set_queue_line(QueueLine(chosen != nullptr ? chosen->flavour() : task().resources().gpu_types_size() > 0 ? task().resources().gpu_types(0) : ""));
+  }
+
+  // Smaller is better: unknown last, takes from nobody first among equals.
+  static std::pair<int64_t, int> Rank(const pb::PreviewResponse::Candidate& candidate) {
+    return {candidate.start_ns() == 0 ? std::numeric_limits<int64_t>::max() : candidate.start_ns(), candidate.takes_from_size()};
+  }
+
+  std::string QueueLine(const std::string& flavour) const {
+    const int32_t node = state_.queues().Find(alone_.queue());
+    if (node < 0 || flavour.empty()) return "";
+    const auto use = UseByQueue(state_);
+    const auto held = use[node].find(flavour);
+    const int64_t used_milli = held == use[node].end() ? 0 : held->second;
+    const auto quota = state_.queues().nodes[node].spec.quota().find(flavour);
+    const int64_t guarantee_milli = quota == state_.queues().nodes[node].spec.quota().end() ? 0 : quota->second.guarantee_milli();
+    const int64_t demand_milli = task().workers().min() * task().resources().gpus_milli();
+    const bool within = used_milli <= guarantee_milli;
+    return absl::StrCat("Queue ", alone_.queue(), ": ",
+                        within ? absl::StrCat(FormatMilli(used_milli), " of ", FormatMilli(guarantee_milli), " guaranteed ", flavour, " in use, ")
+                               : absl::StrCat(FormatMilli(used_milli), " ", flavour, " in use, ", FormatMilli(guarantee_milli), " guaranteed, "),
+                        FormatMilli(used_milli + demand_milli), " with this job.");
+  }
+
+  const State& state_;
+  const pb::JobSpec alone_;
+  const std::string owner_;
+  const int64_t now_ns_;
+  const SchedulingOptions scheduling_;
+  FutureOptions options_;
+  Decider decider_;
+  TaskRef ref_;
+  std::map<int32_t, std::set<std::string>> flavours_in_;   // by cluster
+  std::set<int32_t> declared_;
+};
 
 }  // namespace
 
 pb::PreviewResponse Preview(const State& state, const pb::JobSpec& resolved, const std::string& owner, int64_t now_ns,
-                            const SchedulingOptions& options) {
+                            const SchedulingOptions& scheduling, const FutureOptions& options) {
   pb::PreviewResponse response;
   *response.mutable_resolved() = resolved;
-  const int task = FirstTask(resolved);
-  const pb::JobSpec alone = Alone(resolved, task);
-  response.set_task(alone.tasks(0).name());
-
-  std::vector<std::string> flavours(alone.tasks(0).resources().gpu_types().begin(), alone.tasks(0).resources().gpu_types().end());
-  if (alone.tasks(0).resources().gpus_milli() == 0) flavours = {""};
-  std::vector<std::string> clusters(alone.clusters().begin(), alone.clusters().end());
-  if (clusters.empty()) {
-    for (const ClusterRow& cluster : state.clusters()) clusters.push_back(cluster.name);
-  }
-  for (const std::string& cluster : clusters) {
-    for (const std::string& flavour : flavours) {
-      *response.add_candidates() = CandidateIn(state, alone, owner, now_ns, options, cluster, flavour);
-    }
-  }
-  for (const ClusterRow& cluster : state.clusters()) {  // those that the job itself rules out, and why
-    if (std::find(clusters.begin(), clusters.end(), cluster.name) != clusters.end()) continue;
-    pb::PreviewResponse::Candidate* never = response.add_candidates();
-    never->set_cluster(cluster.name);
-    never->set_start_ns(-1);
-    never->set_reason("not among the job's clusters");
-  }
-  for (pb::PreviewResponse::Candidate& candidate : *response.mutable_candidates()) {
-    for (HostId id : state.hosts()) {
-      const HostRow& host = state.host(id);
-      if (state.clusters()[host.cluster].name == candidate.cluster()) candidate.set_declared(candidate.declared() || ShapeOf(state, host).declared());
-    }
-  }
-
-  // What the whole job really gets, if it starts now; else the candidate that starts first.
-  const Outcome outcome = Try(state, alone, owner, now_ns, options);
-  std::string cluster, flavour;
-  for (const pb::Event& event : outcome.plan.events) {
-    if (!event.has_attempt_placed() || event.attempt_placed().key().job_uid() != kPreviewUid) continue;
-    cluster = event.attempt_placed().cluster();
-    flavour = event.attempt_placed().flavour();
-  }
-  pb::PreviewResponse::Candidate* chosen = nullptr;
-  for (pb::PreviewResponse::Candidate& candidate : *response.mutable_candidates()) {
-    if (!cluster.empty() ? candidate.cluster() == cluster && candidate.flavour() == flavour
-                         : candidate.start_ns() >= 0 && (chosen == nullptr || Rank(candidate) < Rank(*chosen))) {
-      chosen = &candidate;
-    }
-  }
-  if (chosen != nullptr) chosen->set_chosen(true);
-  response.set_queue_line(QueueLine(state, alone, chosen != nullptr ? chosen->flavour() : flavours[0]));
+  Previewer(state, resolved, owner, now_ns, scheduling, options).Fill(&response);
   return response;
 }
 

@@ -22,6 +22,7 @@ class Applier {
   explicit Applier(State* state) : s_(*state) {}
 
   void Apply(const pb::Event& event);
+  void ReplaceSpec(uint64_t number, pb::JobSpec spec);   // what_if.h
 
   // For State::Load, too.
   void SetQueues(const pb::QueueTree& tree);

@@ -1,0 +1,126 @@
+#include "scheduler/api/outlook.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/base/units.h"
+#include "scheduler/ask/top.h"
+
+namespace muster {
+namespace {
+
+constexpr int64_t kForecastBudgetNs = 2 * kSecond;
+constexpr int64_t kForecastKeptNs = 3 * kSecond;    // and ten times as long as it took: a tenth of a core at most
+constexpr int64_t kSampleNs = kSecond;
+constexpr size_t kQuestions = 16;
+
+}  // namespace
+
+Spent SpentOf(Clock* clock, int64_t budget_ns, std::function<bool()> given_up) {
+  return [clock, budget_ns, begin_ns = clock->MonotonicNs(), given_up = std::move(given_up)](int percent) {
+    return (given_up && given_up()) || clock->MonotonicNs() - begin_ns >= budget_ns / 100 * percent;
+  };
+}
+
+Outlook::Outlook(const Engine* engine, Clock* clock, const SchedulingOptions& scheduling)
+    : engine_(engine), clock_(clock), scheduling_(scheduling), looking_([this] { Look(); }), answering_([this] { Answer(); }) {}
+
+Outlook::~Outlook() { Stop(); }
+
+void Outlook::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  asked_.notify_all();
+  if (looking_.joinable()) looking_.join();
+  if (answering_.joinable()) answering_.join();
+}
+
+std::shared_ptr<const Forecast> Outlook::Newest() {
+  const uint64_t commit = engine_->Snapshot()->commit;
+  std::lock_guard lock(mutex_);
+  if (!wanted_ && (forecast_ == nullptr || (commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_))) {
+    wanted_ = true;
+    wake_.notify_one();
+  }
+  return forecast_;
+}
+
+bool Outlook::Ask(std::function<void()> question) {
+  std::lock_guard lock(mutex_);
+  if (questions_.size() >= kQuestions || stopping_) return false;
+  questions_.push_back(std::move(question));
+  asked_.notify_one();
+  return true;
+}
+
+pb::Fragmentation Outlook::fragmentation() const {
+  std::lock_guard lock(mutex_);
+  return fragmentation_;
+}
+
+void Outlook::Answer() {
+  while (true) {
+    std::function<void()> question;
+    {
+      std::unique_lock lock(mutex_);
+      asked_.wait(lock, [this] { return stopping_ || !questions_.empty(); });
+      if (questions_.empty()) return;
+      question = std::move(questions_.front());
+      questions_.pop_front();
+    }
+    question();
+  }
+}
+
+void Outlook::Look() {
+  while (true) {
+    bool wanted = false;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, std::chrono::nanoseconds(kSampleNs), [this] { return stopping_ || wanted_; });
+      if (stopping_) return;
+      wanted = wanted_;
+    }
+    const std::shared_ptr<const View> view = engine_->Snapshot();
+    const int64_t now_ns = clock_->WallNs();
+    Sample(*view, now_ns);
+    if (!wanted) continue;
+    const int64_t begin_ns = clock_->MonotonicNs();
+    FutureOptions options;
+    options.expired = [this, spent = SpentOf(clock_, kForecastBudgetNs)] {
+      if (spent(100)) return true;
+      std::lock_guard lock(mutex_);
+      return stopping_;
+    };
+    auto forecast = std::make_shared<const Forecast>(MakeForecast(view->state, now_ns, scheduling_, options));
+    const int64_t end_ns = clock_->MonotonicNs();
+    std::lock_guard lock(mutex_);
+    forecast_ = std::move(forecast);
+    forecast_commit_ = view->commit;
+    not_before_ns_ = end_ns + std::max(kForecastKeptNs, 10 * (end_ns - begin_ns));
+    wanted_ = false;
+  }
+}
+
+// What was stranded at the last look counts for the time since then.
+void Outlook::Sample(const View& view, int64_t now_ns) {
+  {
+    std::lock_guard lock(mutex_);
+    if (fragmentation_.since_ns() == 0) fragmentation_.set_since_ns(now_ns);
+    if (sampled_ns_ != 0 && now_ns > sampled_ns_) {
+      fragmentation_.set_device_us(fragmentation_.device_us() + fragmentation_.now_milli() * ((now_ns - sampled_ns_) / kMillisecond));
+    }
+    sampled_ns_ = now_ns;
+    if (view.commit == sampled_commit_) return;
+    sampled_commit_ = view.commit;
+  }
+  const Stranded stranded = StrandedNow(view.state, *view.plan);
+  std::lock_guard lock(mutex_);
+  fragmentation_.set_now_milli(stranded.milli);
+  fragmentation_.set_now_tasks(stranded.tasks);
+}
+
+}  // namespace muster

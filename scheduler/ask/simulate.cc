@@ -1,0 +1,259 @@
+#include "scheduler/ask/simulate.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/ask/capacity.h"
+#include "scheduler/ask/taken.h"
+
+namespace muster {
+namespace {
+
+using Response = pb::SimulateResponse;
+
+bool KnownTarget(const State& state, const std::string& target) {
+  const size_t slash = target.find('/');
+  if (slash == std::string::npos) return state.FindCluster(target) >= 0;
+  return state.FindHost(target.substr(0, slash), target.substr(slash + 1)) != kNoHost;
+}
+
+// What a future says of a task: its next start if it waits, its end, and its first stop.
+struct Fate {
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  int stop = -1;                        // index in turns()
+};
+
+std::map<TaskRef, Fate> Fates(const Future& future) {
+  std::map<TaskRef, Fate> fates;
+  for (size_t i = 0; i < future.turns().size(); ++i) {
+    const Turn& turn = future.turns()[i];
+    Fate& fate = fates[turn.task];
+    if (turn.kind == Turn::kPlaced && fate.start_ns == 0) fate.start_ns = turn.at_ns;
+    if (turn.kind == Turn::kEnded) fate.end_ns = turn.at_ns;
+    if (turn.kind == Turn::kStopping && turn.cause != pb::RESIZE && fate.stop < 0) fate.stop = static_cast<int>(i);
+  }
+  for (auto& [task, fate] : fates) {
+    if (fate.end_ns == 0) fate.end_ns = future.EndOf(task);
+  }
+  return fates;
+}
+
+// A future's queues: what they are entitled to at one time, and what they hold at a later one.
+struct Moment {
+  State state;
+  std::map<std::pair<std::string, std::string>, int64_t> entitled_milli;
+};
+
+// To the future's end.
+Moment Walk(Future* future, int64_t entitled_at_ns, int64_t state_at_ns) {
+  Moment moment;
+  bool entitled = false;
+  do {
+    if (future->now_ns() <= state_at_ns) moment.state = future->state();
+    if (entitled) continue;
+    moment.entitled_milli = future->plan().entitled_milli;
+    entitled = future->now_ns() >= entitled_at_ns && !moment.entitled_milli.empty();
+  } while (future->Step());
+  return moment;
+}
+
+// Times that differ by less are the same: futures are decided in grains.
+bool Differs(int64_t a_ns, int64_t b_ns, int64_t now_ns) {
+  if (a_ns == 0 || b_ns == 0) return a_ns != b_ns;
+  return std::abs(a_ns - b_ns) > 5 * kSecond + (std::max(a_ns, b_ns) - now_ns) / 32;
+}
+
+int64_t Milli(const std::map<std::string, int64_t>& by_flavour, const std::string& flavour) {
+  const auto it = by_flavour.find(flavour);
+  return it == by_flavour.end() ? 0 : it->second;
+}
+
+// What one moment says of a queue, by flavour.
+struct QueueFacts {
+  std::map<std::string, int64_t> guarantee, entitled, used;
+};
+
+std::map<std::string, QueueFacts> FactsOf(const Moment& moment) {
+  std::map<std::string, QueueFacts> facts;
+  const auto use = UseByQueue(moment.state);
+  for (size_t n = 1; n < moment.state.queues().nodes.size(); ++n) {
+    const QueueNode& node = moment.state.queues().nodes[n];
+    QueueFacts& queue = facts[node.path];
+    for (const auto& [flavour, quota] : node.spec.quota()) queue.guarantee[flavour] = quota.guarantee_milli();
+    queue.used = use[n];
+  }
+  for (const auto& [key, milli] : moment.entitled_milli) {
+    if (const auto queue = facts.find(key.first); queue != facts.end()) queue->second.entitled[key.second] = milli;
+  }
+  return facts;
+}
+
+void FillQueues(const Moment& was, const Moment& is, Response* response) {
+  std::map<std::string, QueueFacts> before = FactsOf(was), after = FactsOf(is);
+  std::set<std::pair<std::string, std::string>> rows;
+  for (const auto* facts : {&before, &after}) {
+    for (const auto& [path, queue] : *facts) {
+      for (const auto* by_flavour : {&queue.guarantee, &queue.entitled, &queue.used}) {
+        for (const auto& [flavour, milli] : *by_flavour) rows.insert({path, flavour});
+      }
+    }
+  }
+  for (const auto& [path, flavour] : rows) {
+    const QueueFacts &b = before[path], &a = after[path];
+    Response::QueueEffect effect;
+    effect.set_path(path);
+    effect.set_flavour(flavour);
+    effect.set_guarantee_before_milli(Milli(b.guarantee, flavour));
+    effect.set_guarantee_after_milli(Milli(a.guarantee, flavour));
+    effect.set_entitled_before_milli(Milli(b.entitled, flavour));
+    effect.set_entitled_after_milli(Milli(a.entitled, flavour));
+    effect.set_used_before_milli(Milli(b.used, flavour));
+    effect.set_used_after_milli(Milli(a.used, flavour));
+    const bool same = effect.guarantee_before_milli() == effect.guarantee_after_milli() &&
+                      effect.entitled_before_milli() == effect.entitled_after_milli() && effect.used_before_milli() == effect.used_after_milli();
+    if (!same) *response->add_queues() = std::move(effect);
+  }
+}
+
+}  // namespace
+
+Changes ResolveChanges(const State& state, const pb::SimulateRequest& request, const SpecDefaults& defaults) {
+  Changes changes;
+  State after = state;
+  if (request.change_queues()) {
+    QueueResolution resolution = ResolveQueues(state, request.queues());
+    for (FieldProblem& problem : resolution.problems) changes.problems.push_back({problem.path, problem.message});
+    changes.lines = resolution.changes;
+    if (resolution.ok()) {
+      *changes.events.emplace_back().mutable_queues_applied()->mutable_tree() = resolution.resolved;
+      Apply(&after, changes.events.back());
+    }
+  }
+  const auto drains = [&](const google::protobuf::RepeatedPtrField<std::string>& targets, const char* field, bool drained) {
+    for (int i = 0; i < targets.size(); ++i) {
+      if (!KnownTarget(state, targets[i])) {
+        changes.problems.push_back({absl::StrCat(field, "[", i, "]"), absl::StrCat("there is no cluster or host (cluster/host) \"", targets[i], "\"")});
+        continue;
+      }
+      pb::DrainChanged* change = changes.events.emplace_back().mutable_drain_changed();
+      change->set_target(targets[i]);
+      change->set_drained(drained);
+    }
+  };
+  drains(request.drain(), "drain", true);
+  drains(request.resume(), "resume", false);
+  for (int j = 0; j < request.jobs_size(); ++j) {
+    Resolution resolution = ResolveSpec(after, request.jobs(j), defaults);
+    for (FieldProblem& problem : resolution.problems) {
+      changes.problems.push_back({absl::StrCat("jobs[", j, "].", problem.path), problem.message});
+    }
+    changes.jobs.push_back(std::move(resolution.resolved));
+  }
+  return changes;
+}
+
+Response Simulate(const State& state, const Changes& changes, const std::string& owner, int64_t delay_ns, int64_t now_ns,
+                  const SchedulingOptions& scheduling, const FutureOptions& options, const Spent& spent,
+                  const std::function<bool(const JobRow&)>& sees) {
+  Response response;
+  FutureOptions before_options = options, after_options = options;
+  before_options.expired = [&] { return spent && spent(50); };
+  after_options.expired = [&] { return spent && spent(100); };
+  Future before(state, now_ns, scheduling, before_options);
+  Future after(state, now_ns, scheduling, after_options);
+  const int64_t at_ns = after.now_ns() + delay_ns;
+  for (const pb::Event& event : changes.events) after.At(at_ns, event);
+  std::vector<TaskRef> submitted;
+  std::set<uint64_t> own;
+  for (size_t j = 0; j < changes.jobs.size(); ++j) {
+    pb::Event event;
+    pb::JobSubmitted* e = event.mutable_job_submitted();
+    e->set_uid(absl::StrFormat("ffffffffffffffff%016x", j));
+    e->set_number(state.next_job_number() + j);
+    e->set_owner(owner);
+    *e->mutable_spec() = changes.jobs[j];
+    submitted.push_back({e->number(), 0});
+    own.insert(e->number());
+    after.At(at_ns, std::move(event));
+  }
+  // Queues are compared once what is stopped for the changes has left.
+  const int64_t settled_ns = at_ns + 2 * options.leave_ns;
+  const Moment was = Walk(&before, at_ns, settled_ns), is = Walk(&after, at_ns, settled_ns);
+  response.set_now_ns(now_ns);
+  response.set_complete(!before.cut() && !after.cut());
+  response.set_until_ns(response.complete() ? now_ns + options.horizon_ns : std::min(before.now_ns(), after.now_ns()));
+  for (const std::string& line : changes.lines) response.add_changes(line);
+
+  const std::map<TaskRef, Fate> fates_before = Fates(before), fates_after = Fates(after);
+  for (size_t j = 0; j < changes.jobs.size(); ++j) {
+    Response::Submitted* s = response.add_submitted();
+    s->set_name(changes.jobs[j].name());
+    s->set_queue(changes.jobs[j].queue());
+    int task = 0;                       // the first that wants devices stands for it
+    while (task < changes.jobs[j].tasks_size() && changes.jobs[j].tasks(task).resources().gpus_milli() == 0) ++task;
+    if (task == changes.jobs[j].tasks_size()) task = 0;
+    const TaskRef ref{submitted[j].job, task};
+    s->set_gpus_milli_per_worker(changes.jobs[j].tasks(task).resources().gpus_milli());
+    s->set_workers(changes.jobs[j].tasks(task).workers().min());
+    for (pb::PreviewResponse::Taken& taken : TakenFor(after, ref.job)) *s->add_takes_from() = std::move(taken);
+    const Turn* placed = after.PlacedAt(ref);
+    if (placed == nullptr) continue;
+    s->set_start_ns(placed->at_ns);
+    s->set_workers(placed->workers);
+    s->set_cluster(placed->cluster);
+    s->set_flavour(placed->flavour);
+    s->set_place(PlaceText(state, placed->hosts));
+    s->set_within(WithinText(state, placed->hosts));
+    s->set_end_ns(fates_after.at(ref).end_ns);
+  }
+
+  std::vector<Response::Effect> effects;
+  for (const uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      const TaskRef ref{number, static_cast<int32_t>(t)};
+      if (job.tasks[t].finished()) continue;
+      const auto find = [&](const std::map<TaskRef, Fate>& fates, const Future& future) {
+        const auto it = fates.find(ref);
+        return it != fates.end() ? it->second : Fate{0, future.EndOf(ref), -1};
+      };
+      const Fate without = find(fates_before, before), with = find(fates_after, after);
+      const bool waits = job.tasks[t].current() == nullptr;
+      const bool stopped = with.stop >= 0 && without.stop < 0;
+      const bool starts_otherwise = waits && Differs(without.start_ns, with.start_ns, now_ns);
+      if (!stopped && !starts_otherwise && !Differs(without.end_ns, with.end_ns, now_ns)) continue;
+      Response::Effect& effect = effects.emplace_back();
+      effect.set_job(number);
+      effect.set_queue(job.spec->queue());
+      if (sees(job)) effect.set_name(job.spec->name());
+      if (waits) {
+        effect.set_start_before_ns(without.start_ns);
+        effect.set_start_after_ns(with.start_ns);
+      }
+      effect.set_end_before_ns(without.end_ns);
+      effect.set_end_after_ns(with.end_ns);
+      if (stopped) {
+        const Turn& turn = after.turns()[static_cast<size_t>(with.stop)];
+        effect.set_stopped_ns(turn.at_ns);
+        effect.set_cause(turn.cause);
+        effect.set_outcome(OutcomeOf(after, static_cast<size_t>(with.stop)));
+        effect.set_gpus_milli((turn.before - turn.workers) * job.task_spec(ref.task).resources().gpus_milli());
+        effect.set_lost_gpu_ms(turn.lost_gpu_ms);
+      }
+      break;                            // one line a job
+    }
+  }
+  std::stable_sort(effects.begin(), effects.end(), [](const Response::Effect& a, const Response::Effect& b) {
+    return (a.stopped_ns() != 0) > (b.stopped_ns() != 0);
+  });
+  for (Response::Effect& effect : effects) *response.add_effects() = std::move(effect);
+
+  FillQueues(was, is, &response);
+  return response;
+}
+
+}  // namespace muster

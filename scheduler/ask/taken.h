@@ -1,0 +1,17 @@
+// Whom a job takes devices from, and what becomes of them, as a Future has it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "muster/v1/job_service.pb.h"
+#include "scheduler/ask/future.h"
+
+namespace muster {
+
+// "goes on with 2 workers", "goes on in dal", "waits, from its checkpoint": what becomes of what is stopped at turns()[turn].
+std::string OutcomeOf(const Future& future, size_t turn);
+// One entry for each task that is stopped or shrunk for the job.
+std::vector<pb::PreviewResponse::Taken> TakenFor(const Future& future, uint64_t job);
+
+}  // namespace muster

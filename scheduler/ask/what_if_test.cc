@@ -1,0 +1,450 @@
+// Future, forecast, preview, explain, simulate, top: questions to systems that read like sentences.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/ask/explain.h"
+#include "scheduler/ask/forecast.h"
+#include "scheduler/ask/simulate.h"
+#include "scheduler/ask/top.h"
+#include "scheduler/decide/decide.h"
+#include "scheduler/state/builders.h"
+#include "scheduler/state/what_if.h"
+
+namespace muster {
+namespace {
+
+using ::muster::testing::JobBuilder;
+using ::muster::testing::SystemBuilder;
+using ::muster::testing::StartAll;
+using ::muster::testing::TaskOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Decides, applies, and starts what was placed.
+Plan Go(SystemBuilder* system) {
+  const Plan plan = Decide(system->state, system->now_ns, SchedulingOptions());
+  for (const pb::Event& event : plan.events) system->Do(event);
+  for (const pb::Event& event : plan.events) {
+    if (!event.has_attempt_placed()) continue;
+    const JobRow* job = system->state.FindJobByUid(event.attempt_placed().key().job_uid());
+    StartAll(system, job->number, TaskIndex(*job->spec, event.attempt_placed().key().task()));
+  }
+  return plan;
+}
+
+int64_t At(int64_t seconds) { return SystemBuilder::kStart + seconds * kSecond; }
+// Futures are decided in grains of 1/64 of the distance.
+MATCHER_P(About, seconds, "") { return arg >= At(seconds) && arg <= At(seconds + seconds / 60 + 1); }
+
+TEST(Future, WhatWaitsStartsWhenWhatRunsIsExpectedToEnd) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  const uint64_t first = JobBuilder("research").Workers(4).TimeLimit(600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t second = JobBuilder("research").Workers(2).TimeLimit(100).SubmitTo(&s);
+  const uint64_t third = JobBuilder("research").Workers(4).SubmitTo(&s);
+  const State before = s.state;
+  const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  EXPECT_TRUE(forecast.complete);
+  ASSERT_EQ(forecast.starts.size(), 2u);
+  EXPECT_THAT(forecast.starts.at({second, 0}).start_ns, About(600));
+  EXPECT_EQ(forecast.starts.at({second, 0}).place, "lab/h00");
+  EXPECT_THAT(forecast.starts.at({third, 0}).start_ns, About(700));
+  EXPECT_FALSE(forecast.starts.contains({first, 0}));
+  EXPECT_EQ(State::Difference(s.state, before), "") << "a question changes nothing";
+}
+
+TEST(Future, WithoutAnyExpectedEndTheStartIsUnknown) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  JobBuilder("research").Workers(4).SubmitTo(&s);
+  Go(&s);
+  JobBuilder("research").SubmitTo(&s);
+  const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  EXPECT_TRUE(forecast.complete);
+  EXPECT_THAT(forecast.starts, IsEmpty());
+}
+
+TEST(Future, EndsWhenItsTimeIsOverAndSaysSo) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 1).Queue("research");
+  for (int i = 0; i < 20; ++i) JobBuilder("research").TimeLimit(60).SubmitTo(&s);
+  FutureOptions options;
+  int asked = 0;
+  options.expired = [&asked] { return ++asked > 5; };
+  const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), options);
+  EXPECT_FALSE(forecast.complete);
+  EXPECT_EQ(forecast.starts.size(), 5u);
+}
+
+TEST(Future, ProgressSaysWhenAnElasticGangEndsWhateverItsSize) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 2).Queue("prod", 2);
+  const uint64_t elastic = JobBuilder("research").Workers(2, 4).SubmitTo(&s);
+  Go(&s);
+  ASSERT_EQ(TaskOf(s.state, elastic).attempts.back().workers, 4);
+  s.Step(100);
+  pb::Event seen;
+  *seen.mutable_progress_seen()->mutable_key() = KeyOf(*s.state.FindJob(elastic), 0, 1);
+  seen.mutable_progress_seen()->mutable_progress()->set_step(100);
+  seen.mutable_progress_seen()->mutable_progress()->set_total_steps(200);
+  s.Do(seen);
+  JobBuilder("prod").Workers(2).SubmitTo(&s);        // takes two of its workers: what is left takes twice as long
+  Future future(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  future.Run();
+  int64_t end_ns = 0;
+  for (const Turn& turn : future.turns()) {
+    if (turn.kind == Turn::kEnded && turn.task.job == elastic) end_ns = turn.at_ns;
+  }
+  EXPECT_GE(end_ns, At(100 + 200));
+  EXPECT_LE(end_ns, At(100 + 225));
+}
+
+pb::PreviewResponse Ask(const SystemBuilder& s, const pb::JobSpec& spec) {
+  const Resolution resolution = ResolveSpec(s.state, spec, SpecDefaults{});
+  EXPECT_TRUE(resolution.ok()) << resolution.problems[0].message;
+  return Preview(s.state, resolution.resolved, "ann", s.now_ns, SchedulingOptions());
+}
+
+pb::JobSpec Runs(pb::JobSpec spec) {
+  for (pb::TaskSpec& task : *spec.mutable_tasks()) task.mutable_run()->set_shell("true");
+  return spec;
+}
+
+TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 2, "gpu", "r1").Cluster("cloud").Hosts("cloud", 1, 2).Cluster("old").Hosts("old", 1, 2, "k80");
+  s.Queue("research", 2).Queue("prod", 2);
+  s.GuaranteeIn("research", "lab", 2).GuaranteeIn("prod", "lab", 2);
+  const uint64_t elastic = JobBuilder("research").Workers(2, 4).In({"lab"}).SubmitTo(&s);
+  Go(&s);
+  const uint64_t other = JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(1800).SubmitTo(&s);
+  Go(&s);
+  s.Step(400);
+  const pb::PreviewResponse preview = Ask(s, Runs(JobBuilder("prod").Workers(2).spec));
+  ASSERT_EQ(preview.candidates_size(), 3);
+  const auto& lab = preview.candidates(0);
+  EXPECT_EQ(lab.cluster(), "lab");
+  EXPECT_TRUE(lab.chosen());
+  EXPECT_EQ(lab.start_ns(), At(410)) << "once the others have left";
+  ASSERT_EQ(lab.takes_from_size(), 1);
+  EXPECT_EQ(lab.takes_from(0).job(), elastic);
+  EXPECT_EQ(lab.takes_from(0).gpus_milli(), 2000);
+  EXPECT_EQ(lab.takes_from(0).outcome(), "goes on with 2 workers");
+  EXPECT_GT(lab.takes_from(0).lost_gpu_ms(), 0);
+  const auto& cloud = preview.candidates(1);
+  EXPECT_EQ(cloud.cluster(), "cloud");
+  EXPECT_THAT(cloud.start_ns(), About(1800));
+  EXPECT_THAT(cloud.takes_from(), IsEmpty());
+  EXPECT_THAT(cloud.after_jobs(), ElementsAre(other));
+  EXPECT_EQ(cloud.within(), "1 host");
+  const auto& old = preview.candidates(2);
+  EXPECT_EQ(old.start_ns(), -1);
+  EXPECT_EQ(old.reason(), "gpu_types allows only gpu");
+  EXPECT_EQ(preview.queue_line(), "Queue prod: 0 of 2 guaranteed gpu in use, 2 with this job.");
+}
+
+TEST(Preview, ClustersThatCanNeverTakeItSayWhy) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 4, 2).Cluster("small").Hosts("small", 1, 2).Cluster("flat").Hosts("flat", 1, 0).Cluster("away").Hosts("away", 4, 2);
+  s.Queue("research");
+  s.Drain("away");
+  pb::JobSpec spec = Runs(JobBuilder("research").Workers(4).In({"lab", "small", "flat", "away"}).spec);
+  const pb::PreviewResponse preview = Ask(s, spec);
+  std::vector<std::string> said;
+  for (const auto& candidate : preview.candidates()) {
+    said.push_back(absl::StrCat(candidate.cluster(), candidate.start_ns() < 0 ? " never: " : " starts", candidate.reason()));
+  }
+  EXPECT_THAT(said, ElementsAre("lab starts", "small never: has 2 of the 4 that it needs", "flat never: has no GPUs", "away never: is drained"));
+}
+
+// ---- explain ----
+
+std::vector<std::string> Said(const pb::ExplainResponse& response) {
+  std::vector<std::string> said;
+  for (const auto& r : response.relaxations()) {
+    said.push_back(absl::StrCat((r.start_ns() - response.now_ns()) / kSecond, " s: ", r.change(), " on ", r.place()));
+  }
+  return said;
+}
+
+pb::ExplainResponse Explained(SystemBuilder* s, uint64_t job) {
+  const Plan plan = Go(s);
+  return Explain(s->state, plan, job, s->now_ns, SchedulingOptions());
+}
+
+TEST(Explain, FewerWorkersStartAtOnceAndThatIsTrue) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
+  const uint64_t running = JobBuilder("research").Workers(2).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(8).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  EXPECT_TRUE(response.complete());
+  EXPECT_THAT(response.start_ns(), About(3600));
+  ASSERT_EQ(response.why_size(), 1);
+  ASSERT_EQ(response.why(0).holders_size(), 1);
+  EXPECT_EQ(response.why(0).holders(0).job(), running);
+  EXPECT_EQ(response.why(0).holders(0).held_milli(), 2000);
+  EXPECT_THAT(response.why(0).holders(0).until_ns(), About(3600));
+  EXPECT_THAT(Said(response), ElementsAre("0 s: workers: 6 on lab/h00,h01", "310 s: priority: 1 on lab/h00,h01",
+                                          absl::StrCat("0 s: job ", running, " (research) ended on lab/h00,h01")));
+
+  // What it says is what happens: the same job with that change, submitted now.
+  ASSERT_TRUE(response.relaxations(0).own());
+  pb::Event event;
+  event.mutable_job_submitted()->set_number(s.state.next_job_number());
+  event.mutable_job_submitted()->set_uid("changed");
+  *event.mutable_job_submitted()->mutable_spec() = response.relaxations(0).spec();
+  s.Cancel(waits);
+  s.Do(event);
+  Go(&s);
+  EXPECT_EQ(s.state.FindJobByUid("changed")->state, pb::RUNNING);
+}
+
+TEST(Explain, ListsWhatWouldHelpCheapestFirst) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Cluster("cloud").Hosts("cloud", 1, 4).Hosts("cloud", 1, 4, "a100").Queue("research");
+  JobBuilder("research").Workers(4).In({"lab"}).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(4).In({"lab"}).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  ASSERT_GE(response.relaxations_size(), 2);
+  EXPECT_EQ(response.relaxations(0).kind(), pb::ExplainResponse::OTHER_CLUSTERS);
+  EXPECT_EQ(response.relaxations(0).change(), "clusters: [lab, cloud]");
+  EXPECT_EQ(response.relaxations(0).cluster(), "cloud");
+  EXPECT_EQ(response.relaxations(response.relaxations_size() - 1).kind(), pb::ExplainResponse::JOB_ENDS);
+  EXPECT_LE(response.relaxations_size(), kRelaxationsShown);
+}
+
+TEST(Explain, OtherGpuTypesWithSmallerHostsGetWorkersOfTheirShape) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 8, "h100").Hosts("lab", 2, 4, "a100").Queue("research");
+  JobBuilder("research").Workers(1).Gpus(8).Flavours({"h100"}).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(1).Gpus(8).Flavours({"h100"}).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  ASSERT_GE(response.relaxations_size(), 1);
+  EXPECT_EQ(response.relaxations(0).change(), "gpu_types: [a100], gpus: 4, workers: 2");
+  EXPECT_EQ(response.relaxations(0).flavour(), "a100");
+  EXPECT_EQ(response.relaxations(0).start_ns(), response.now_ns());
+  EXPECT_EQ(response.start_ns(), 0) << "as it is nobody knows when";
+}
+
+TEST(Explain, AReachedLimitNamesTheQuotaThatWouldLetItStart) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 0, 2);
+  JobBuilder("research").Workers(2).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(2).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  EXPECT_EQ(response.why(0).code(), pb::V_LIMIT);
+  const auto& last = response.relaxations(response.relaxations_size() - 1);
+  EXPECT_EQ(last.kind(), pb::ExplainResponse::MORE_QUOTA);
+  EXPECT_EQ(last.change(), "limit of research gpu raised to 4");
+  EXPECT_EQ(last.start_ns(), response.now_ns());
+  EXPECT_FALSE(last.own());
+}
+
+TEST(Explain, AGuaranteeWouldReclaimAndSaysFromWhom) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research").Queue("prod");
+  const uint64_t victim = JobBuilder("prod").Workers(4).SubmitTo(&s);
+  Go(&s);
+  s.Step(3600);
+  const uint64_t waits = JobBuilder("research").Workers(4).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  const auto& last = response.relaxations(response.relaxations_size() - 1);
+  EXPECT_EQ(last.change(), "guarantee of research gpu raised from 0 to 4");
+  ASSERT_EQ(last.takes_from_size(), 1);
+  EXPECT_EQ(last.takes_from(0).job(), victim);
+  EXPECT_EQ(last.takes_from(0).outcome(), "waits, from its checkpoint");
+}
+
+TEST(Explain, DrainedHostsAreNamed) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
+  s.Drain("lab/h00");
+  const uint64_t waits = JobBuilder("research").Workers(8).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  bool named = false;
+  for (const auto& r : response.relaxations()) named = named || r.change() == "lab/h00 resumed";
+  EXPECT_TRUE(named) << response.DebugString();
+}
+
+TEST(Explain, WithoutTimeItSaysThatItIsNotComplete) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  JobBuilder("research").Workers(4).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(2).SubmitTo(&s);
+  const Plan plan = Go(&s);
+  const pb::ExplainResponse response = Explain(s.state, plan, waits, s.now_ns, SchedulingOptions(), [](int) { return true; });
+  EXPECT_FALSE(response.complete());
+  EXPECT_EQ(response.why_size(), 1) << "the verdict costs nothing";
+  EXPECT_THAT(response.relaxations(), IsEmpty());
+}
+
+TEST(ReplaceSpec, LeavesAStateThatItsFactsDerive) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
+  const uint64_t running = JobBuilder("research").Workers(2).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(8).SubmitTo(&s);
+  const State before = s.state;
+  State changed = s.state;
+  pb::JobSpec spec = *s.state.FindJob(waits)->spec;
+  spec.mutable_tasks(0)->mutable_workers()->set_min(3);
+  ReplaceSpec(&changed, waits, spec);
+  EXPECT_EQ(changed.FindJob(waits)->task_spec(0).workers().min(), 3);
+  EXPECT_EQ(State::Difference(changed, changed.Rebuilt()), "");
+  EXPECT_EQ(State::Difference(s.state, before), "");
+  ReplaceSpec(&changed, running, spec);
+  EXPECT_EQ(changed.FindJob(running)->task_spec(0).workers().min(), 2) << "what runs keeps what it runs with";
+}
+
+// ---- simulate ----
+
+pb::SimulateResponse Simulated(const SystemBuilder& s, const pb::SimulateRequest& request) {
+  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{});
+  EXPECT_THAT(changes.problems, IsEmpty()) << changes.problems[0].path << " " << changes.problems[0].message;
+  return Simulate(s.state, changes, "ann", request.delay_ns(), s.now_ns, SchedulingOptions(), FutureOptions(), {}, [](const JobRow&) { return true; });
+}
+
+TEST(Simulate, ASubmissionShowsItsStartAndWhoWaitsLonger) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 0).Queue("prod", 4);
+  JobBuilder("research").Workers(4).TimeLimit(600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(4).TimeLimit(100).SubmitTo(&s);
+  s.Step(400);
+  pb::SimulateRequest request;
+  *request.add_jobs() = Runs(JobBuilder("prod").Workers(4).TimeLimit(1000).spec);
+  const pb::SimulateResponse response = Simulated(s, request);
+  ASSERT_EQ(response.submitted_size(), 1);
+  EXPECT_EQ(response.submitted(0).start_ns(), At(410)) << "its queue is guaranteed them: they are taken back at once";
+  EXPECT_EQ(response.submitted(0).takes_from_size(), 1);
+  EXPECT_THAT(response.submitted(0).end_ns(), About(1410));
+  ASSERT_EQ(response.effects_size(), 2);
+  EXPECT_EQ(response.effects(0).cause(), pb::PREEMPTION);
+  EXPECT_EQ(response.effects(0).outcome(), "waits, from its checkpoint");
+  EXPECT_EQ(response.effects(0).gpus_milli(), 4000);
+  EXPECT_EQ(response.effects(1).job(), waits);
+  EXPECT_THAT(response.effects(1).start_before_ns(), About(600));
+  EXPECT_GT(response.effects(1).start_after_ns(), At(1400));
+}
+
+TEST(Simulate, ADrainedHostsJobsMoveOrWait) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
+  const uint64_t job = JobBuilder("research").Workers(4).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const std::string host = s.state.HostName(TaskOf(s.state, job).attempts.back().parts[0].host);
+  pb::SimulateRequest request;
+  request.add_drain(host);
+  const pb::SimulateResponse response = Simulated(s, request);
+  ASSERT_EQ(response.effects_size(), 1);
+  EXPECT_EQ(response.effects(0).job(), job);
+  EXPECT_EQ(response.effects(0).cause(), pb::DRAIN);
+  EXPECT_EQ(response.effects(0).outcome(), "goes on");
+}
+
+TEST(Simulate, ChangedGuaranteesShowInTheQueues) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 2).Queue("prod", 2);
+  const uint64_t elastic = JobBuilder("research").Workers(2, 4).SubmitTo(&s);
+  Go(&s);
+  s.Step(3600);
+  const uint64_t waits = JobBuilder("prod").Workers(3).SubmitTo(&s);
+  Go(&s);
+  pb::SimulateRequest request;
+  request.set_change_queues(true);
+  *request.mutable_queues() = s.state.queue_tree();
+  (*request.mutable_queues()->mutable_queues(0)->mutable_quota())["gpu"].set_guarantee_milli(1000);
+  (*request.mutable_queues()->mutable_queues(1)->mutable_quota())["gpu"].set_guarantee_milli(3000);
+  const pb::SimulateResponse response = Simulated(s, request);
+  EXPECT_THAT(response.changes(), ::testing::SizeIs(2));
+  ASSERT_GE(response.queues_size(), 2);
+  EXPECT_EQ(response.queues(0).path(), "prod");
+  EXPECT_EQ(response.queues(0).guarantee_before_milli(), 2000);
+  EXPECT_EQ(response.queues(0).guarantee_after_milli(), 3000);
+  EXPECT_EQ(response.queues(0).used_after_milli(), 3000);
+  bool elastic_hit = false, waits_starts = false;
+  for (const auto& effect : response.effects()) {
+    elastic_hit = elastic_hit || (effect.job() == elastic && effect.cause() == pb::PREEMPTION);
+    waits_starts = waits_starts || (effect.job() == waits && effect.start_before_ns() == 0 && effect.start_after_ns() > 0);
+  }
+  EXPECT_TRUE(elastic_hit) << response.DebugString();
+  EXPECT_TRUE(waits_starts) << response.DebugString();
+}
+
+TEST(Simulate, NonsenseIsRefusedWithItsPlace) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  pb::SimulateRequest request;
+  *request.add_jobs() = Runs(JobBuilder("nowhere").spec);
+  request.add_drain("mars/h1");
+  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{});
+  ASSERT_EQ(changes.problems.size(), 2u);
+  EXPECT_EQ(changes.problems[0].path, "drain[0]");
+  EXPECT_EQ(changes.problems[1].path, "jobs[0].queue");
+}
+
+// ---- top and the ledger's rows ----
+
+TEST(Top, RowsOfEveryGroupingAddUpToTheUse) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Cluster("cloud").Hosts("cloud", 1, 2).Queue("research", 4).Queue("prod");
+  JobBuilder("research").Workers(3).In({"lab"}).SubmitTo(&s);
+  JobBuilder("prod").Workers(2).In({"cloud"}).SubmitTo(&s);
+  Go(&s);
+  JobBuilder("prod").Workers(2).In({"cloud"}).SubmitTo(&s);
+  const Plan plan = Go(&s);
+  for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER, pb::TopRequest::JOB}) {
+    pb::TopRequest request;
+    request.set_by(by);
+    const pb::TopResponse top = DescribeTop(s.state, plan, request, s.now_ns, [](const JobRow&) { return true; });
+    ASSERT_EQ(top.totals_size(), 1);
+    EXPECT_EQ(top.totals(0).total_milli(), 6000);
+    EXPECT_EQ(top.totals(0).used_milli(), 5000);
+    EXPECT_EQ(top.totals(0).waiting_milli(), 2000);
+    EXPECT_EQ(top.running_jobs(), 2);
+    EXPECT_EQ(top.waiting_jobs(), 1);
+    int64_t used_milli = 0, waiting_milli = 0;
+    for (const auto& row : top.rows()) {
+      used_milli += row.used_milli();
+      waiting_milli += row.waiting_milli();
+    }
+    EXPECT_EQ(used_milli, 5000) << by;
+    EXPECT_EQ(waiting_milli, 2000) << by;
+  }
+}
+
+TEST(Ledger, RowsOfJobsSumToTheBooksOfTheirQueues) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 2).Queue("prod", 2);
+  const uint64_t elastic = JobBuilder("research").Workers(2, 4).SubmitTo(&s);
+  Go(&s);
+  s.Step(400);
+  JobBuilder("prod").Workers(2).SubmitTo(&s);
+  Go(&s);                                            // stops it, to go on with two
+  s.Step(407);
+  ::muster::testing::ReportAll(&s, elastic, pb::GONE, 0, true);
+  Go(&s);
+  s.Step(1000);
+  for (const auto by : {pb::GetLedgerRequest::USER, pb::GetLedgerRequest::JOB, pb::GetLedgerRequest::QUEUE}) {
+    std::map<int, int64_t> sums, books;
+    for (const auto& row : LedgerRows(s.state, by, [](const JobRow&) { return true; })) {
+      for (int c = 0; c < row.device_us_size(); ++c) sums[c] += row.device_us(c);
+    }
+    for (int c = 0; c < 6; ++c) books[c] = 0;
+    for (const auto& [key, device_us] : s.state.ledger()) {
+      if (!key.first.empty()) books[key.second] += device_us;
+    }
+    EXPECT_EQ(sums, books) << by;
+  }
+}
+
+}  // namespace
+}  // namespace muster

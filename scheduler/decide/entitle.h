@@ -7,7 +7,7 @@
 // The method: a queue under each combination of "within the guarantee, or not" of itself and the queues above is a *branch*.
 // Under one branch allowances only shrink from turn to turn, so a unit that doesn't fit there never will again: each leaf branch
 // keeps a cursor. Candidates are cached; a turn looks again at the accepted unit's path, and at the candidates whose demand the
-// room of the cell, a limit or a guarantee on that path fell below (docs/decisions/010-what-a-decider-keeps.md).
+// room of the cell, a limit or a guarantee on that path fell below (docs/decisions/013-what-a-decider-keeps.md).
 //
 // Inside of scheduler/decide.
 #pragma once

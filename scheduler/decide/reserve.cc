@@ -1,5 +1,5 @@
 // Reservations (SCHEDULING.md §4): when a unit of S could start by the expected ends of what runs, and what may use its devices
-// until then. They are worked out anew in each round, in order of acceptance; State keeps what was told last (decision 012).
+// until then. They are worked out anew in each round, in order of acceptance; State keeps what was told last (decision 016).
 #include <algorithm>
 #include <limits>
 

@@ -551,7 +551,7 @@ void Applier::On(const pb::AttemptPlaced& e) {
   }
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
-  // Its directory binds a job to the clusters that reach it, once: an outside event where that leaves it fewer (decision 013).
+  // Its directory binds a job to the clusters that reach it, once: an outside event where that leaves it fewer (decision 017).
   if (job->cluster.empty()) {
     const size_t before = AllowedClusters(s_, *job).size();
     job->cluster = e.cluster();

@@ -165,7 +165,7 @@ void Agents::Deliver(const Mail& mail) {
     case pb::SchedulerMessage::kPrepare: return OnPrepare(mail.host, mail.message.prepare());
     case pb::SchedulerMessage::kStart: return OnStart(mail.host, mail.message.start().key());
     case pb::SchedulerMessage::kStop: return OnStop(mail.host, mail.message.stop());
-    case pb::SchedulerMessage::kQuery: return OnQuery(mail.host, mail.message.query());
+    case pb::SchedulerMessage::kQuery: return OnQuery(mail.host, mail.message.query().key());
     case pb::SchedulerMessage::kForget: return OnForget(mail.host, mail.message.forget().key());
     case pb::SchedulerMessage::kLogRequest: return OnLogs(mail.host, mail.message.log_request());
     case pb::SchedulerMessage::kLogCancel:

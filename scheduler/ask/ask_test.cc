@@ -321,7 +321,7 @@ TEST(Evictions, AreWhatTheNextDecisionTakesBecauseOfTheTree) {
   s.Do(testing::Placed(s.state, borrower, "lab", {{"h00", {0, 1, 2, 3}, 4}}));
   testing::StartAll(&s, borrower);
   testing::JobBuilder("prod").Workers(2).SubmitTo(&s);
-  s.Step(3600);
+  s.Step(60);
   pb::QueueTree tree = s.state.queue_tree();
   EXPECT_TRUE(Evictions(s.state, tree, s.now_ns, SchedulingOptions{}).empty()) << "as things are";
   auto& quota = *tree.mutable_queues(1)->mutable_quota();

@@ -115,8 +115,8 @@ pb::JobSpec Runs(pb::JobSpec spec) {
 TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 2, "gpu", "r1").Cluster("cloud").Hosts("cloud", 1, 2).Cluster("old").Hosts("old", 1, 2, "k80");
-  s.Queue("research", 2).Queue("prod", 2);
-  s.GuaranteeIn("research", "lab", 2).GuaranteeIn("prod", "lab", 2);
+  s.Queue("research", 4).Queue("prod", 2);
+  s.GuaranteeIn("research", "lab", 2).GuaranteeIn("research", "cloud", 2).GuaranteeIn("prod", "lab", 2);
   const uint64_t elastic = JobBuilder("research").Workers(2, 4).In({"lab"}).SubmitTo(&s);
   Go(&s);
   const uint64_t other = JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(1800).SubmitTo(&s);

@@ -679,20 +679,29 @@ class Case {
     CheckPromise(m);
   }
 
-  bool Fits(const Model& m, const Base& base, int32_t cell, FreeMap* map) {
-    const std::string& flavour = m.flavours[m.cells[cell].flavour];
+  // Of the flavour, or of CPUs beside devices, what starting `base` would leave within every limit above it.
+  bool WithinLimits(const Model& m, const Base& base, int32_t flavour, int64_t worker_milli, int64_t Base::*counted) {
     for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-      const auto quota = s_.queues().nodes[n].spec.quota().find(flavour);
+      const auto quota = s_.queues().nodes[n].spec.quota().find(m.flavours[flavour]);
       if (quota == s_.queues().nodes[n].spec.quota().end() || !quota->second.has_limit_milli()) continue;
       int64_t used = 0;
       for (const Base& other : m.bases) {
-        if (other.current == nullptr || other.bound_cell < 0 || m.cells[other.bound_cell].flavour != m.cells[cell].flavour) continue;
+        if (other.current == nullptr || other.bound_cell < 0) continue;
         int32_t up = other.leaf;
         while (up > n) up = s_.queues().nodes[up].parent;
-        if (up == n) used += other.worker_milli * other.current->workers;
+        if (up != n) continue;
+        if (m.cells[other.bound_cell].flavour == flavour) used += other.worker_milli * other.current->workers;
+        if (counted != nullptr) used += other.*counted * other.current->workers;
       }
-      if (used + base.worker_milli * base.min_workers > quota->second.limit_milli()) return false;
+      if (used + worker_milli * base.min_workers > quota->second.limit_milli()) return false;
     }
+    return true;
+  }
+
+  bool Fits(const Model& m, const Base& base, int32_t cell, FreeMap* map) {
+    const int32_t flavour = m.cells[cell].flavour;
+    if (!WithinLimits(m, base, flavour, base.worker_milli, flavour == m.cpu ? &Base::worker_cpus_milli : nullptr)) return false;
+    if (base.worker_cpus_milli > 0 && !WithinLimits(m, base, m.cpu, base.worker_cpus_milli, &Base::worker_cpus_milli)) return false;
     return map->Place(*base.spec, base.min_workers, m.cells[cell]).has_value();
   }
 
@@ -722,6 +731,7 @@ class Case {
           continue;
         }
         if (base->job->tasks.size() > 1) continue;       // a sibling may have bound it to another cluster
+        if (base->worker_cpus_milli > 0) continue;       // a limit on CPUs may keep it out
         for (const int32_t c : base->cells) {
           const auto& quotas = s_.queues().nodes[leaf].spec.quota();
           const auto quota = quotas.find(m.flavours[m.cells[c].flavour]);

@@ -74,7 +74,7 @@ bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, cons
     if (difference <= 0) theirs = nodes[theirs].parent;
   }
   const int32_t f = m_.cells[cell].flavour;
-  return Compare(LevelOf(mine, f, UseAt(use, mine, f) + demand), LevelOf(theirs, f, UseAt(use, theirs, f) + more)) <= 0;
+  return Compare(LevelOf(mine, f, UseAt(use, mine, f) + demand), LevelOf(theirs, f, UseAt(use, theirs, f) + more)) < 0;
 }
 
 int64_t Round::ProtectedUntil(const Base& victim) const {

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/container/inlined_vector.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/rows.h"
@@ -41,9 +41,8 @@ struct HostRoom {
   absl::InlinedVector<int16_t, 8> device_milli;   // island after island, descending in each
 
   bool operator==(const HostRoom&) const = default;
-  template <typename H>
-  friend H AbslHashValue(H h, const HostRoom& f) {
-    return H::combine(std::move(h), f.kind, f.cpus_milli, f.memory_bytes, f.disk_bytes, f.device_milli);
+  bool operator<(const HostRoom& o) const {
+    return std::tie(kind, cpus_milli, memory_bytes, disk_bytes, device_milli) < std::tie(o.kind, o.cpus_milli, o.memory_bytes, o.disk_bytes, o.device_milli);
   }
 };
 
@@ -56,10 +55,6 @@ struct SliceWish {
 
   bool operator==(const SliceWish& o) const { return Key() == o.Key(); }
   bool operator<(const SliceWish& o) const { return Key() < o.Key(); }
-  template <typename H>
-  friend H AbslHashValue(H h, const SliceWish& w) {
-    return H::combine(std::move(h), w.Key());
-  }
 
  private:
   std::tuple<int64_t, int64_t, int64_t, int64_t, int32_t, uint64_t, bool> Key() const {
@@ -121,7 +116,7 @@ class HostScorer {
   std::vector<int32_t> rollouts_;      // [kRollouts][kRolloutTasks]: index in typical_
   std::vector<HostKind> kinds_;
   std::vector<KindDemands> typical_on_;
-  absl::flat_hash_map<HostRoom, int64_t> waste_;
+  absl::btree_map<HostRoom, int64_t> waste_;
 };
 
 }  // namespace muster

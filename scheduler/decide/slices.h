@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/container/btree_set.h"
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "scheduler/decide/score.h"
 
 namespace muster {
@@ -68,12 +68,12 @@ class SliceIndex {
 
   HostScorer* scorer_;
   int most_scored_;
-  absl::flat_hash_map<HostRoom, int32_t> class_of_;
+  absl::btree_map<HostRoom, int32_t> class_of_;
   std::vector<std::unique_ptr<Class>> classes_;
   std::vector<int32_t> spare_;         // classes_ without hosts
   absl::btree_set<int32_t, Tighter> present_;   // classes_ with hosts
   std::vector<int32_t> class_of_slot_; // -1: none
-  absl::flat_hash_map<SliceWish, int32_t> wish_of_;
+  absl::btree_map<SliceWish, int32_t> wish_of_;
   std::vector<Wish> wishes_;
 };
 

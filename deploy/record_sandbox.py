@@ -102,33 +102,34 @@ def main() -> None:
     parser.add_argument("--bin", type=Path, default=ROOT / "build" / "release" / "bin")
     arguments = parser.parse_args()
     kept = {key: os.environ[key] for key in ("HOME", "USER") if key in os.environ}
-    environment = kept | {"PATH": f"{arguments.bin.resolve()}:/usr/bin:/bin", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "TZ": "UTC",
-                          "MUSTER_CONFIG": "/dev/null"}
+    environment = kept | {"PATH": f"{arguments.bin.resolve()}:/usr/bin:/bin", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "TZ": "UTC"}
     recorder = Recorder(environment)
     recorder.type("muster sandbox")
     sandbox, terminal = recorder.start(["muster", "sandbox"])
-    shown = recorder.read(terminal, until="leaves nothing behind.")
-    server = re.search(r"MUSTER_SERVER=(\S+)", shown).group(1)
-    environment["MUSTER_SERVER"] = server
-    recorder.show("\r\n")
-    recorder.type(f"export MUSTER_SERVER={server}      # another shell")
-    time.sleep(3)
-    recorder.run("muster top", keys_after_s=5)
-    recorder.run("muster jobs --state waiting --limit 8")
-    waiting = json.loads(subprocess.run(["muster", "jobs", "--state", "waiting", "-o", "json"], env=environment, capture_output=True, text=True).stdout)["jobs"]
-    explained = [json.loads(subprocess.run(["muster", "explain", job["number"], "-o", "json"], env=environment, capture_output=True, text=True).stdout)
-                 for job in waiting[-12:]]
-    number = max(explained, key=lambda one: len(one["relaxations"]))["job"]["number"]
-    recorder.run(f"muster explain {number}")
-    recorder.run("muster run --queue scratch --gpus 1 --gpu-type l40s-48g -- sleep 3")
-    recorder.run("muster simulate --drain phx/h001 --for 6h")
-    recorder.run("muster simulate --quota prod:h100-80g=1024 --for 6h")
-    recorder.run("muster ledger --by queue")
-    recorder.run("muster host show phx/h001")
-    recorder.show("^C\r\n")
-    sandbox.send_signal(signal.SIGINT)
-    recorder.read(terminal)
-    sandbox.wait()
+    try:
+        shown = recorder.read(terminal, until="leaves nothing behind.")
+        server = re.search(r"MUSTER_SERVER=(\S+)", shown).group(1)
+        environment["MUSTER_SERVER"] = server
+        recorder.show("\r\n")
+        recorder.type(f"export MUSTER_SERVER={server}      # another shell")
+        time.sleep(3)
+        recorder.run("muster top", keys_after_s=5)
+        recorder.run("muster jobs --state waiting --limit 8")
+        waiting = json.loads(subprocess.run(["muster", "jobs", "--state", "waiting", "-o", "json"], env=environment, capture_output=True, text=True).stdout)["jobs"]
+        explained = [json.loads(subprocess.run(["muster", "explain", job["number"], "-o", "json"], env=environment, capture_output=True, text=True).stdout)
+                     for job in waiting[-12:]]
+        number = max(explained, key=lambda one: len(one["relaxations"]))["job"]["number"]
+        recorder.run(f"muster explain {number}")
+        recorder.run("muster run --queue scratch --gpus 1 --gpu-type l40s-48g -- sleep 3")
+        recorder.run("muster simulate --drain phx/h001 --for 6h")
+        recorder.run("muster simulate --quota prod:h100-80g=1024 --for 6h")
+        recorder.run("muster ledger --by queue")
+        recorder.run("muster host show phx/h001")
+    finally:
+        recorder.show("^C\r\n")
+        sandbox.send_signal(signal.SIGINT)
+        recorder.read(terminal)
+        sandbox.wait()
 
     header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": "muster sandbox"}
     cast = "\n".join(json.dumps(line, ensure_ascii=False) for line in [header, *recorder.events]) + "\n"

@@ -87,4 +87,4 @@ def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder,
         assert 2 <= job["tasks"][1]["attempts"][-1]["workers"] <= 4 and job["tasks"][1]["progress"]["step"] == "12"
         assert (Path(job["directory"]) / "model" / "config.json").exists(), "the export is published"
         shown = muster("show", "1").stdout
-        assert "0/" not in shown and "cpu-slot (declared)" in shown, shown
+        assert "0% 0/" not in shown and "cpu-slot (declared)" in shown, shown

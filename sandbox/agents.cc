@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "scheduler/engine/engine.h"
 
 namespace muster::sandbox {
 namespace {
@@ -51,8 +52,6 @@ int64_t DurationOf(const pb::TaskSpec& task) {
   if (duration_ns == 0) duration_ns = kDefaultDurationNs;
   return task.time_limit_ns() > 0 ? std::min(duration_ns, task.time_limit_ns()) : duration_ns;
 }
-
-std::string IdOf(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt()); }
 
 pb::Inventory InventoryOf(const pb::Sku& sku) {
   pb::Inventory inventory;
@@ -176,7 +175,7 @@ void Agents::Deliver(const Mail& mail) {
 }
 
 Agents::Gang* Agents::Find(const pb::AttemptKey& key) {
-  const auto it = gangs_.find(IdOf(key));
+  const auto it = gangs_.find(AttemptText(key));
   return it == gangs_.end() ? nullptr : &it->second;
 }
 
@@ -188,7 +187,7 @@ void Agents::After(int64_t delay_ns, const Gang& gang, void (Agents::*what)(Gang
 }
 
 void Agents::OnPrepare(size_t host, const pb::Prepare& prepare) {
-  const auto [it, added] = gangs_.try_emplace(IdOf(prepare.key()));
+  const auto [it, added] = gangs_.try_emplace(AttemptText(prepare.key()));
   Gang& gang = it->second;
   const pb::TaskSpec& task = prepare.task();
   if (added) {
@@ -267,7 +266,7 @@ void Agents::Checkpoint(Gang* gang) {
   *report->mutable_key() = gang->key;
   report->set_sequence(++gang->checkpoints);
   report->mutable_checkpoint()->set_step(done / kSecond);
-  report->mutable_checkpoint()->set_path(absl::StrCat("/sandbox/", IdOf(gang->key), "/checkpoints/", done / kSecond));
+  report->mutable_checkpoint()->set_path(absl::StrCat("/sandbox/", AttemptText(gang->key), "/checkpoints/", done / kSecond));
   report->mutable_checkpoint()->set_attempt(gang->key.attempt());
   report->mutable_checkpoint()->set_at_ns(now_ns_);
   report->set_loaded_step(gang->done_at_start == 0 ? -1 : gang->done_at_start / kSecond);
@@ -298,7 +297,7 @@ void Agents::TellProgress(Gang* gang) {
 
 // SIGTERM: a checkpoint at the next step boundary, then exit 0; with grace 0 SIGKILL at once.
 void Agents::OnStop(size_t host, const pb::Stop& stop) {
-  Gang& gang = gangs_[IdOf(stop.key())];
+  Gang& gang = gangs_[AttemptText(stop.key())];
   if (gang.key.job_uid().empty()) {     // never heard of: it will never start
     gang.key = stop.key();
     gang.over = true;
@@ -374,7 +373,7 @@ void Agents::OnForget(size_t host, const pb::AttemptKey& key) {
   if (gang == nullptr) return;
   if (host == gang->first_host) EndFollowers(gang);
   gang->parts.erase(host);
-  if (gang->parts.empty()) gangs_.erase(IdOf(key));
+  if (gang->parts.empty()) gangs_.erase(AttemptText(key));
 }
 
 void Agents::FlushProgress() {

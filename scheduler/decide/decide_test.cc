@@ -1,5 +1,6 @@
 // Whole decisions: State in, Plan out, validated and applied, with hosts that do as they are told.
 #include "scheduler/decide/decide.h"
+#include "scheduler/decide/fixture.h"
 
 #include <gtest/gtest.h>
 
@@ -27,15 +28,7 @@ SchedulingOptions Quick() {
   return options;
 }
 
-// Decides, checks the plan, the verdicts and the derived data, and applies the events.
-Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) {
-  Plan plan = Decide(system->state, system->now_ns, options);
-  const absl::Status valid = Validate(system->state, plan);
-  EXPECT_TRUE(valid.ok()) << valid.message();
-  for (const pb::Event& event : plan.events) system->Do(event);
-  EXPECT_EQ(State::Difference(system->state, system->state.Rebuilt()), "");
-  return plan;
-}
+Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) { return testing::DecideAndApply(system, options); }
 
 // Without what is said of reservations.
 int ActsOf(const Plan& plan) {

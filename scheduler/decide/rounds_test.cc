@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "scheduler/decide/decide.h"
+#include "scheduler/decide/fixture.h"
 #include "scheduler/state/builders.h"
 
 namespace muster {
@@ -24,15 +25,7 @@ SchedulingOptions Quick() {
   return options;
 }
 
-// One decision, valid and applied; derived data stay what the facts say.
-Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) {
-  Plan plan = Decide(system->state, system->now_ns, options);
-  const absl::Status valid = Validate(system->state, plan);
-  EXPECT_TRUE(valid.ok()) << valid.message();
-  for (const pb::Event& event : plan.events) system->Do(event);
-  EXPECT_EQ(State::Difference(system->state, system->state.Rebuilt()), "");
-  return plan;
-}
+Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) { return testing::DecideAndApply(system, options); }
 
 bool Runs(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).current() != nullptr; }
 const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).reservation.get(); }

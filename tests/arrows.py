@@ -102,3 +102,15 @@ def test_every_folder_with_sources_is_known_here():
 def test_files_stay_readable():
     long = [f"{p}: {n} lines" for p in sources() if (n := (ROOT / p).read_text().count("\n")) > 900]
     assert not long, "\n".join(long)
+
+
+def test_the_contracts_name_files_and_tests_that_exist():
+    """docs/contracts.md: each `path/file.cc` and each `Suite.Test` or `test_name` in it is there."""
+    words = re.findall(r"`([^`]+)`", (ROOT / "docs/contracts.md").read_text())
+    texts = [p.read_text() for folder in ("common", "scheduler", "agent", "sim") for p in (ROOT / folder).rglob("*_test.cc")]
+    known = {f"{suite}.{name}" for text in texts for suite, name in re.findall(r"\bTEST(?:_F|_P)?\((\w+), (\w+)\)", text)}
+    python = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("*.py"))
+    wrong = [w for w in words if "/" in w and re.search(r"\.(cc|h|py)$", w) and not (ROOT / w).exists()]
+    wrong += [w for w in words if re.fullmatch(r"[A-Z]\w+\.[A-Z]\w+", w) and w not in known]
+    wrong += [w for w in words if re.fullmatch(r"test_\w+", w) and f"def {w}(" not in python]
+    assert not wrong, wrong

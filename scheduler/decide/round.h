@@ -128,8 +128,10 @@ class Round {
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 
-  // verdicts.cc
+  // spill.cc
   void Spill();
+
+  // verdicts.cc
   void GiveVerdicts();
   pb::Verdict VerdictOf(const JobRow& job, int32_t task);
   void FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict);

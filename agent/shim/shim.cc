@@ -27,12 +27,12 @@
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
 #include "agent/shim/progress.h"
+#include "agent/shim/rules.h"
 
 namespace muster::shim {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
-constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
@@ -71,7 +71,7 @@ struct Worker {
 
 class Shim {
  public:
-  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), metrics_limit_(kProgressLinesPerSecond), durable_limit_(kProgressLinesPerSecond) {}
+  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), rules_(spec_.failure_kill_ns), metrics_limit_(kProgressLinesPerSecond), durable_limit_(kProgressLinesPerSecond) {}
 
   int Run();
 
@@ -110,11 +110,8 @@ class Shim {
   size_t running_ = 0;
   std::vector<Stream> streams_;
   std::map<int32_t, std::unique_ptr<LogWriter>> logs_;
-  std::map<int32_t, Exit> exits_;                    // first outcome of each rank
+  Rules rules_;
   int64_t start_ns_ = 0;
-  bool stop_sent_ = false;
-  int64_t kill_at_ns_ = kNever;                      // CLOCK_BOOTTIME
-  bool killed_ = false;
   bool exec_hangs_ = false;                          // a child did not get as far as its exec in time
   RateLimit metrics_limit_;
   RateLimit durable_limit_;
@@ -288,20 +285,16 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   children_[pid] = Child{worker, rank, setup, true};
   ++running_;
   if (!setup) AppendEvent(Line{"process"}.Add("rank", rank).Add("pid", pid).Add("at_ns", WallNs()));
-  if (stop_sent_ || killed_) ::kill(-pid, killed_ ? SIGKILL : SIGTERM);
+  if (rules_.stop_sent() || rules_.killed()) ::kill(-pid, rules_.killed() ? SIGKILL : SIGTERM);
 }
 
 void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail) {
-  if (exits_.count(rank) > 0) return;
-  Exit& exit = exits_[rank];
-  exit = Exit{rank, exit_code, signal, WallNs(), std::move(detail)};
+  if (!rules_.Exited(rank, exit_code, signal, std::move(detail), WallNs(), SteadyNs())) return;
   // Durable at once: the scheduler stops the gang as soon as it hears of a failure.
-  Line line = ExitLine(exit);
-  line.Add("stop_sent", int64_t{stop_sent_});
+  Line line = ExitLine(rules_.exits().at(rank));
+  line.Add("stop_sent", int64_t{rules_.stop_sent()});
   AppendEvent(line);
   ::fdatasync(events_);
-  const bool failed = exit_code != 0 || signal != 0;
-  if (failed && !stop_sent_) kill_at_ns_ = std::min(kill_at_ns_, SteadyNs() + spec_.failure_kill_ns);
 }
 
 void Shim::ChildEnded(pid_t pid, int status) {
@@ -318,7 +311,7 @@ void Shim::ChildEnded(pid_t pid, int status) {
     const char* name = ::sigabbrev_np(signal);
     detail = "killed by SIG" + (name != nullptr ? std::string(name) : std::to_string(signal));
   }
-  if (killed_ && !stop_sent_) detail = "stopped: another process of the attempt had failed";
+  if (rules_.killed() && !rules_.stop_sent()) detail = "stopped: another process of the attempt had failed";
   if (!child.setup) {
     RecordExit(child.rank, code, signal, std::move(detail));
     return;
@@ -328,7 +321,7 @@ void Shim::ChildEnded(pid_t pid, int status) {
   for (Stream& stream : streams_) {
     if (stream.environment && stream.worker == index && stream.fd >= 0) ReadStream(&stream);
   }
-  if (code == 0 && signal == 0 && !stop_sent_) {
+  if (code == 0 && signal == 0 && !rules_.stop_sent()) {
     StartProcesses(index);
     return;
   }
@@ -356,11 +349,7 @@ void Shim::SignalAll(int signal) {
 }
 
 void Shim::Stop(int64_t grace_ns) {
-  const int64_t at = SteadyNs() + grace_ns;
-  kill_at_ns_ = std::min(kill_at_ns_, at);  // repeated orders only ever shorten it
-  if (stop_sent_) return;
-  stop_sent_ = true;
-  if (grace_ns > 0) SignalAll(SIGTERM);
+  if (rules_.Stop(grace_ns, SteadyNs())) SignalAll(SIGTERM);
 }
 
 void Shim::ReadStop() {
@@ -439,7 +428,7 @@ void Shim::ReadStream(Stream* stream) {
 // Whether a process that a stop gave time to is still there. A shell dies of SIGTERM at once; the program it ran may be saving its work.
 bool Shim::AnyLeft() {
   if (running_ > 0) return true;
-  if (!stop_sent_ || killed_) return false;
+  if (!rules_.stop_sent() || rules_.killed()) return false;
   bool any = false;
   for (auto& [pid, child] : children_) {
     if (child.group) child.group = ::kill(-pid, 0) == 0;
@@ -451,11 +440,8 @@ bool Shim::AnyLeft() {
 void Shim::Loop() {
   while (AnyLeft()) {
     const int64_t now = SteadyNs();
-    if (now >= kill_at_ns_ && !killed_) {
-      killed_ = true;
-      SignalAll(SIGKILL);
-    }
-    int64_t wake = killed_ ? now + kLeftoverInterval : kill_at_ns_;
+    if (rules_.KillNow(now)) SignalAll(SIGKILL);
+    int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
     if (!newest_metrics_.empty()) {
       if (now - metrics_written_ns_ >= kProgressInterval) {
@@ -498,11 +484,7 @@ void Shim::Finish() {
     }
   }
   if (lines_dropped_ > 0) AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
-  Exits exits;
-  exits.start_ns = start_ns_;
-  exits.end_ns = WallNs();
-  exits.stop_sent = stop_sent_;
-  for (const auto& [rank, exit] : exits_) exits.exits.push_back(exit);
+  const Exits exits = rules_.Final(start_ns_, WallNs());
   for (int attempt = 0;; ++attempt) {
     const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
     if (error == 0) break;
@@ -562,11 +544,6 @@ int RunShim(const std::string& directory) {
     Say(directory + ": another shim has it");
     return kShimNotClaimed;
   }
-  Claim claim = Claim::kNone;
-  if (ReadClaim(directory, &claim) != 0 || claim != Claim::kNone) {
-    Say(directory + ": claimed already");  // "started" by a shim that died: nothing starts twice
-    return kShimNotClaimed;
-  }
   std::string content, error;
   Spec spec;
   if (const int failed = ReadSmallFile(directory + "/" + kSpecFile, &content); failed != 0) {
@@ -577,8 +554,9 @@ int RunShim(const std::string& directory) {
     Say(error);
     return kShimFailed;
   }
-  if (spec.boot_id != BootId()) {
-    Say("prepared in an earlier boot");
+  Claim claim = Claim::kNone;
+  if (ReadClaim(directory, &claim) != 0 || !MayStart(claim, spec.boot_id, BootId())) {
+    Say(directory + ": claimed already, or prepared in an earlier boot");
     return kShimNotClaimed;
   }
   return Shim(directory, std::move(spec)).Run();

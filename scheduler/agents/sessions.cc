@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
-#include "common/base/ids.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "scheduler/agents/check_message.h"
@@ -183,7 +182,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     session->cluster = hello.cluster();
     session->host = hello.host();
     session->state_id = hello.state_id();
-    session->id = RandomId();
+    session->id = options_.new_id();
     HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
     replaced = std::move(entry.session);
     if (replaced != nullptr) broken = TakeLogs(*replaced);

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/clock.h"
+#include "common/base/ids.h"
 #include "muster/v1/agent.pb.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
@@ -39,6 +40,7 @@ struct SessionOptions {
   uint64_t epoch = 0;
   int64_t lease_ns = 45'000'000'000;
   int64_t heartbeat_ns = 5'000'000'000;
+  std::function<std::string()> new_id = RandomId;   // of a session; the fault simulation draws them from its seed
 };
 
 inline constexpr int32_t kAgentProtocolVersion = 1;

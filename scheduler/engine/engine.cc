@@ -177,6 +177,7 @@ bool Engine::Step() {
     // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is (CONTRACTS 17, 18).
     LogError("commit failed, musterd ends and has to be started again",
              {{"commit", transaction.commit}, {"error", std::string(status.message())}});
+    if (options_.end_process) options_.end_process();
     std::_Exit(EXIT_FAILURE);
   }
   commit_ = transaction.commit;

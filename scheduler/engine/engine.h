@@ -40,6 +40,7 @@ struct EngineOptions {
   std::string refused_plans_directory;  // reproducers of plans that Validate refused; empty: not written
   // For fault injection: decides instead of the engine's Decider.
   std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)> decide;
+  std::function<void()> end_process;    // after a commit error, in place of _Exit; must not return. For fault simulation
   bool check_plans = true;              // Validate each plan; off only for the simulator's peers, which give no verdicts
   int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
 };

@@ -14,9 +14,9 @@
 #include <fstream>
 #include <functional>
 #include <mutex>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/eventually.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "muster/v1/agent_service.grpc.pb.h"
@@ -29,16 +29,6 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr auto kPatience = std::chrono::seconds(20);
-
-// True as soon as the condition holds; false after kPatience.
-bool Eventually(const std::function<bool()>& condition) {
-  const auto end = steady_clock::now() + kPatience;
-  while (steady_clock::now() < end) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return false;
-}
 
 class FakeScheduler final : public pb::AgentService::Service {
  public:
@@ -55,8 +45,16 @@ class FakeScheduler final : public pb::AgentService::Service {
     while (stream->Read(&message)) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (message.has_hello()) {
+        if (refusals_ > 0) {
+          --refusals_;
+          pb::SchedulerMessage refused;
+          refused.mutable_refused()->set_reason("another agent serves as lab/a");
+          stream->Write(refused);
+          return grpc::Status::OK;
+        }
         hello_ = message.hello();
         stream_ = stream;
+        context_ = context;
         key_.set_store_id(std::string(32, 'a'));
         key_.set_epoch(1);
         key_.set_session(RandomId());
@@ -72,7 +70,10 @@ class FakeScheduler final : public pb::AgentService::Service {
       changed_.notify_all();
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stream_ == stream) stream_ = nullptr;
+    if (stream_ == stream) {
+      stream_ = nullptr;
+      context_ = nullptr;
+    }
     return grpc::Status::OK;
   }
 
@@ -111,6 +112,12 @@ class FakeScheduler final : public pb::AgentService::Service {
       return hellos_ >= count;
     });
   }
+  // So many Hellos are refused from now on, and the present stream ends.
+  void Refuse(int hellos) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    refusals_ = hellos;
+    if (context_ != nullptr) context_->TryCancel();
+  }
   pb::Hello hello() {
     std::lock_guard<std::mutex> lock(mutex_);
     return hello_;
@@ -124,6 +131,8 @@ class FakeScheduler final : public pb::AgentService::Service {
   pb::SessionKey key_;
   pb::Hello hello_;
   int hellos_ = 0;
+  int refusals_ = 0;
+  grpc::ServerContext* context_ = nullptr;   // of stream_
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -229,6 +238,13 @@ TEST_F(AgentTest, ReportsItsDeclaredDevices) {
   EXPECT_TRUE(scheduler_->hello().inventory().declared());
   EXPECT_EQ(scheduler_->hello().inventory().devices_size(), 2);
   EXPECT_EQ(scheduler_->hello().inventory().flavour(), "cpu-slot");
+}
+
+TEST_F(AgentTest, OneThatIsRefusedComesBackMoreAndMoreSlowly) {
+  const auto begin = steady_clock::now();
+  scheduler_->Refuse(5);
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  EXPECT_GE(steady_clock::now() - begin, milliseconds(20 + 40 + 80 + 160 + 320));
 }
 
 TEST_F(AgentTest, ProcessesOutliveTheAgentAndTheirExitCodeIsKept) {

@@ -17,6 +17,7 @@ namespace {
 
 constexpr auto kFirstRetry = std::chrono::milliseconds(20);
 constexpr auto kLastRetry = std::chrono::milliseconds(2000);
+constexpr auto kLastRetryRefused = std::chrono::milliseconds(10000);
 constexpr size_t kScheme = 7;  // "unix://"
 
 }  // namespace
@@ -74,7 +75,7 @@ void Connection::Run() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (stopping_) return;
-      spoke_ = false;
+      spoke_ = refused_ = false;
     }
     const std::string problem = WhyNotServed();
     if (problem.empty()) {
@@ -88,7 +89,7 @@ void Connection::Run() {
     std::unique_lock<std::mutex> lock(mutex_);
     if (spoke_) wait = kFirstRetry;
     changed_.wait_for(lock, wait, [this] { return stopping_; });
-    wait = std::min(wait * 2, kLastRetry);
+    wait = std::min(wait * 2, refused_ ? kLastRetryRefused : kLastRetry);
   }
 }
 
@@ -122,7 +123,7 @@ void Connection::RunStream() {
     incoming.generation = generation;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      spoke_ = true;
+      (incoming.message.has_refused() ? refused_ : spoke_) = true;
     }
     post_(std::move(incoming));
     incoming = Incoming();

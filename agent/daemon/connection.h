@@ -53,7 +53,8 @@ class Connection {
   std::deque<v1::AgentMessage> queue_;
   std::atomic<size_t> queued_bytes_{0};
   grpc::ClientContext* context_ = nullptr;  // of the present stream
-  bool spoke_ = false;                      // the present stream brought a message
+  bool spoke_ = false;                      // the present stream brought a message other than a refusal
+  bool refused_ = false;                    // it brought that
   std::thread thread_;
 };
 

@@ -457,6 +457,7 @@ absl::Status Agent::Run() {
     if (now_ns >= next_sweep_ns_) {
       next_sweep_ns_ = now_ns + (inotify_ >= 0 ? kSweep : kSweepWithoutInotify);
       WatchAttempts(/*all=*/true);
+      processes_.ReapEnded();
     }
     for (const AttemptId& id : std::set<AttemptId>(strays_)) Refresh(id);
     if (now_ns >= next_prune_ns_) {

@@ -1,6 +1,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "agent/host/processes.h"
 #include "agent/host/state_dir.h"
 #include "agent/shim/log_writer.h"
+#include "common/base/eventually.h"
 #include "common/base/files.h"
 
 namespace muster::agent {
@@ -225,6 +227,25 @@ TEST_F(HostTest, ForgettingKeepsTheLogsUntilRetentionTakesThem) {
   (*state)->PruneLogs({0, INT64_MAX}, 0);
   EXPECT_FALSE(std::filesystem::exists((*state)->LogDirectory(record.id)));
   EXPECT_TRUE((*state)->Forget(record.id).ok());  // again
+}
+
+TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
+  Write("muster-shim", "#!/bin/sh\nwhile [ -d \"$1\" ]; do :; done\n");
+  std::filesystem::permissions(directory_ + "/muster-shim", std::filesystem::perms(0755));
+  auto state = StateDirectory::Open(directory_ + "/s");
+  LaunchHost host = Host();
+  host.bin_directory = directory_;
+  HostProcesses processes(state->get(), host, PortRange());
+  const AttemptRecord record = Record();
+  ASSERT_TRUE((*state)->PersistPrepared(record).ok());
+  ASSERT_TRUE(processes.SpawnShim(record).ok());
+  const pid_t shim = processes.ShimPid(record.id);
+  ASSERT_GT(shim, 0);
+  ASSERT_TRUE((*state)->Forget(record.id).ok());
+  EXPECT_TRUE(Eventually([&] {
+    processes.ReapEnded();
+    return ::kill(shim, 0) != 0;   // a zombie still has its number
+  }));
 }
 
 TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {

@@ -185,6 +185,10 @@ void HostProcesses::Reap(pid_t pid) {
   }
 }
 
+void HostProcesses::ReapEnded() {
+  for (auto it = spawned_.begin(); it != spawned_.end();) it = ::waitpid(it->second, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
+}
+
 bool HostProcesses::KillStrays(const AttemptId& id) {
   std::string text, error;
   shim::Spec spec;

@@ -36,6 +36,8 @@ class HostProcesses final : public Processes {
   pid_t ShimPid(const AttemptId& id);
   // Reaps a shim of ours that ended.
   void Reap(pid_t pid);
+  // All of ours that ended: an attempt may be forgotten while its shim is still on its way out.
+  void ReapEnded();
   // Kills what a dead shim may have left behind; true if there still was something, so look again.
   bool KillStrays(const AttemptId& id);
   // An ended attempt's port is free again.

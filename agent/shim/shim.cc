@@ -488,6 +488,8 @@ void Shim::Finish() {
   for (int attempt = 0;; ++attempt) {
     const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
     if (error == 0) break;
+    // The agent may read the record, and forget the attempt, between its rename and the sync of its directory.
+    if (::access(directory_.c_str(), F_OK) != 0 && errno == ENOENT) break;
     if (attempt == 0) Say(std::string("exits: ") + strerror(error));
     ::sleep(1);  // a full disk: the outcome must not be lost, and nothing else is left to do
   }

@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <functional>
-#include <thread>
 
 #include "agent/shim/durable.h"
 #include "agent/shim/exec_status.h"
@@ -19,20 +17,12 @@
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
 #include "agent/shim/progress.h"
+#include "common/base/eventually.h"
 
 namespace muster::shim {
 namespace {
 
 using std::chrono::steady_clock;
-
-bool Eventually(const std::function<bool()>& condition, std::chrono::milliseconds patience = std::chrono::seconds(20)) {
-  const auto end = steady_clock::now() + patience;
-  while (steady_clock::now() < end) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return condition();
-}
 
 class ShimTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -88,6 +78,10 @@ class ShimTest : public ::testing::TestWithParam<bool> {
     ::waitpid(shim_, &status, 0);
     shim_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  bool Ended() {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(shim_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == shim_;
   }
   Exits Result() {
     std::string text, error;
@@ -295,6 +289,13 @@ TEST_P(ShimTest, AnotherBootStartsNothing) {
   EXPECT_EQ(Wait(), 71);
   EXPECT_FALSE(Exists("ran"));
   EXPECT_FALSE(Exists(kClaimFile));
+}
+
+TEST_P(ShimTest, EndsWhenItsDirectoryIsForgotten) {
+  spec_.workdir = "/";
+  Script("rm -rf $D");
+  Start();
+  EXPECT_TRUE(Eventually([&] { return Ended(); }));
 }
 
 TEST_P(ShimTest, LogsRotateAndKeepTheNewest) {

@@ -5,7 +5,7 @@ import subprocess
 import threading
 from collections import Counter
 
-from local_system import job_processes, wait_for
+from local_system import job_processes, processes_of, wait_for
 from small_system import ENDED, let_go, marks, submit_waiting, wait_ended, wait_started
 
 JOBS = 30
@@ -68,6 +68,7 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
         return [job for job in system.jobs() if job["state"] not in ENDED]
 
     wait_for(f"all jobs to end ({[(job['number'], job['state']) for job in left()]})", lambda: not left(), 90, 0.2)
+    wait_for(f"the shims of ended jobs to end ({processes_of(system.folder)})", lambda: "muster-shim" not in processes_of(system.folder).values(), 20, 0.2)
     jobs = {job["number"]: job for job in system.jobs()}
     assert sorted(jobs, key=int) == sorted(acknowledged, key=int), "acknowledged and stored jobs differ"
     assert {job["state"] for job in jobs.values()} == {"SUCCEEDED"}, {number: (job["state"], job.get("detail")) for number, job in jobs.items() if job["state"] != "SUCCEEDED"}

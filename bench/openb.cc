@@ -1,7 +1,7 @@
 // Row `openb`: GPU allocation on Alibaba's 2023 GPU trace when the load reaches 130 % (SCHEDULING.md §3), with the very index
 // and scorer that Decide places one-host slices by.
 //
-//   bench_openb NODES.csv PODS.csv POLICY FIRST_SEED LAST_SEED [MOST_SCORED]
+//   bench_openb NODES.csv PODS.csv POLICY FIRST_SEED LAST_SEED [MOST_SCORED [WHOLE_HOST_WEIGHT]]
 //
 // Prints a JSON line a seed: allocation in %, 8-GPU pods refused before 100 % load, pods refused, seconds.
 #include <algorithm>
@@ -180,15 +180,15 @@ int main(int argc, char** argv) {
   using namespace muster;
   const std::map<std::string, PlacementPolicy> policies = {
       {"v", PlacementPolicy::kV}, {"fgd", PlacementPolicy::kFgd}, {"best_fit", PlacementPolicy::kBestFit}};
-  if (argc < 6 || argc > 7 || !policies.contains(argv[3])) {
-    std::fprintf(stderr, "usage: bench_openb NODES.csv PODS.csv v|fgd|best_fit FIRST_SEED LAST_SEED [MOST_SCORED]\n");
+  if (argc < 6 || argc > 8 || !policies.contains(argv[3])) {
+    std::fprintf(stderr, "usage: bench_openb NODES.csv PODS.csv v|fgd|best_fit FIRST_SEED LAST_SEED [MOST_SCORED [WHOLE_HOST_WEIGHT]]\n");
     return 2;
   }
   const Workload workload = Load(argv[1], argv[2]);
   const PlacementPolicy policy = policies.at(argv[3]);
-  HostScorer scorer(policy, Typical(workload.pods, policy == PlacementPolicy::kV));
+  HostScorer scorer(policy, Typical(workload.pods, policy == PlacementPolicy::kV), argc == 8 ? Number(argv[7]) : HostScorer::kWholeHostWeight);
   for (const HostKind& kind : workload.kinds) scorer.AddKind(kind);
-  const int most_scored = argc == 7 ? static_cast<int>(Number(argv[6])) : SliceIndex::kMostScored;
+  const int most_scored = argc >= 7 ? static_cast<int>(Number(argv[6])) : SliceIndex::kMostScored;
   for (int seed = static_cast<int>(Number(argv[4])); seed <= Number(argv[5]); ++seed) Run(workload, &scorer, most_scored, seed);
   return 0;
 }

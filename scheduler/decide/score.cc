@@ -30,9 +30,11 @@ uint64_t SplitMix(uint64_t x) {        // Steele et al., "Fast Splittable Pseudo
   return x ^ (x >> 31);
 }
 
-// How often a typical task appears in roll-outs, by its GPUs: 1 + 20 * GPUs; more than four count up to four times that at eight,
-// so that whole hosts aren't broken for a little less waste (tuned on openb's seeds 1-5; bench/run.sh openb uses others).
-int64_t RolloutWeight(int64_t gpus_milli) { return 1000 + 20 * gpus_milli * (4000 + 3 * std::max<int64_t>(0, gpus_milli - 4000)) / 4000; }
+// How often a typical task appears in roll-outs, by its GPUs: 1 + 20 * GPUs; more than four count up to whole_host_weight times that
+// at eight, so that whole hosts aren't broken for a little less waste (4 by openb's seeds 1-5; bench/run.sh openb uses others).
+int64_t RolloutWeight(int64_t gpus_milli, int64_t whole_host_weight) {
+  return 1000 + 20 * gpus_milli * (4000 + (whole_host_weight - 1) * std::max<int64_t>(0, gpus_milli - 4000)) / 4000;
+}
 
 int64_t WholeFree(const HostRoom& host) { return std::count(host.device_milli.begin(), host.device_milli.end(), 1000); }
 
@@ -103,12 +105,13 @@ void Subtract(HostRoom* host, const HostKind& kind, const Demand& demand, int32_
   MUSTER_CHECK(count == 0);
 }
 
-HostScorer::HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical) : policy_(policy), typical_(std::move(typical)) {
+HostScorer::HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical, int64_t whole_host_weight)
+    : policy_(policy), typical_(std::move(typical)) {
   int64_t weights = 0;
   std::vector<int64_t> until;          // running sum of the weights
   for (const TypicalSlice& task : typical_) {
     total_count_ += task.count;
-    weights += task.count * RolloutWeight(task.wish.workers * task.wish.worker.gpus_milli);
+    weights += task.count * RolloutWeight(task.wish.workers * task.wish.worker.gpus_milli, whole_host_weight);
     until.push_back(weights);
   }
   MUSTER_CHECK(total_count_ < (1 << 20));

@@ -79,8 +79,10 @@ void Subtract(HostRoom* host, const HostKind& kind, const Demand& demand, int32_
 
 class HostScorer {
  public:
-  // `typical` is what may come: for fgd and v. Counts are positive and sum to less than 2^20.
-  HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical);
+  // `typical` is what may come: for fgd and v. Counts are positive and sum to less than 2^20. The larger `whole_host_weight`, the
+  // less V breaks hosts of eight GPUs, at the cost of what it allocates: a typical task of eight GPUs counts so many times.
+  static constexpr int64_t kWholeHostWeight = 4;
+  HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical, int64_t whole_host_weight = kWholeHostWeight);
 
   // Kinds are numbered from 0 in the order they are added.
   int32_t AddKind(const HostKind& kind);

@@ -465,6 +465,7 @@ absl::Status Agent::Run() {
       state_->PruneLogs(options_.retention, RealClock()->WallNs());
     }
     if (!logs_.empty() && now_ns >= next_log_ns_) PumpLogs();
+    state_->CollectForgotten();
   }
   return absl::FailedPreconditionError(absl::StrCat("the scheduler refused this agent: ", refused_));
 }

@@ -186,7 +186,7 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(), absl::StatusCode::kFailedPrecondition);
   AttemptRecord record = Record();
   record.port = 20007;
-  ASSERT_TRUE((*state)->PersistPrepared(record).ok());
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
   record.stop = StopRecord{v1::PREEMPTION, 7};
   ASSERT_TRUE((*state)->PersistStop(record).ok());
   ASSERT_TRUE((*state)->PersistSeen({"store", 4, 99}).ok());
@@ -219,7 +219,7 @@ TEST_F(HostTest, AStateDirectoryOpenToOthersIsRefused) {
 TEST_F(HostTest, ForgettingKeepsTheLogsUntilRetentionTakesThem) {
   auto state = StateDirectory::Open(directory_ + "/s");
   const AttemptRecord record = Record();
-  ASSERT_TRUE((*state)->PersistPrepared(record).ok());
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
   std::filesystem::create_directory((*state)->AttemptDirectory(record.id) + "/logs");
   ASSERT_TRUE((*state)->Forget(record.id).ok());
   EXPECT_TRUE((*state)->Load()->empty());

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@ using shim::Line;
 constexpr char kPreparedFile[] = "prepared";
 constexpr char kOutcomeFile[] = "outcome";
 constexpr char kSeenFile[] = "seen";
+constexpr char kForgottenPrefix[] = ".forgotten-";
 
 absl::Status Errno(int error, const std::string& what) { return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what); }
 
@@ -93,6 +95,11 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   for (const char* name : {"/attempts", "/logs"}) {
     if (absl::Status status = MakeDirectories(path + name); !status.ok()) return status;
   }
+  if (const int failed = shim::MakeClaimTexts(path); failed != 0) return ErrnoStatus(failed, path);
+  for (const auto& entry : std::filesystem::directory_iterator(path + "/attempts")) {
+    if (entry.path().filename().string().rfind(kForgottenPrefix, 0) == 0) directory->forgotten_.push_back(entry.path().string());
+  }
+  directory->CollectForgotten();
   absl::StatusOr<std::string> id = ReadFile(path + "/state_id", 1024);
   if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
   if (!id.ok()) {
@@ -123,17 +130,21 @@ std::string StateDirectory::LogDirectory(const AttemptId& id) const {
   return ::access(live.c_str(), F_OK) == 0 ? live : absl::StrCat(path_, "/logs/", DirectoryName(id));
 }
 
+// Its name becomes durable with the claim or the marker.
 absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, directory);
-  return Errno(shim::SyncDirectory(path_ + "/attempts"), path_ + "/attempts");
+  return absl::OkStatus();
 }
 
-absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record) {
+absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool durable) {
   if (absl::Status status = MakeAttemptDirectory(record.id); !status.ok()) return status;
+  if (durable) {
+    if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
+  }
   const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port),
                                    Line{"prepare"}.Add("message", record.prepare.SerializeAsString())};
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kPreparedFile, shim::FormatFile("muster-agent-attempt", lines)), "prepared");
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kPreparedFile, shim::FormatFile("muster-agent-attempt", lines), durable), "prepared");
 }
 
 absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) {
@@ -209,6 +220,7 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
     if (text.ok() && shim::ParseFile(*text, "muster-agent-attempt", &lines, &error) && lines.size() == 2 &&
         record.prepare.ParseFromString(lines[1].Get("message"))) {
       record.prepared = true;
+      record.durable = !record.prepare.start_at_once();
       record.boot_id = lines[0].Get("boot_id");
       ReadNumber(lines[0], "port", &record.port);
       if (record.prepare.start_at_once()) {
@@ -235,12 +247,22 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   if (::rename(logs.c_str(), kept.c_str()) != 0 && errno != ENOENT) LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
   std::error_code error;
   // Not a mixture after a crash: the directory leaves its name first.
-  const std::string doomed = absl::StrCat(path_, "/attempts/.forgotten-", DirectoryName(id));
+  std::string doomed = absl::StrCat(path_, "/attempts/", kForgottenPrefix, DirectoryName(id));
   std::filesystem::remove_all(doomed, error);
   if (::rename(directory.c_str(), doomed.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, directory);
-  if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
-  std::filesystem::remove_all(doomed, error);
+  forgotten_.push_back(std::move(doomed));
   return absl::OkStatus();
+}
+
+void StateDirectory::CollectForgotten() {
+  if (forgotten_.empty()) return;
+  if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) {
+    LogWarn("forgotten attempts stay for now", {{"directory", path_ + "/attempts"}, {"error", strerror(failed)}});
+    return;
+  }
+  std::error_code error;
+  for (const std::string& directory : forgotten_) std::filesystem::remove_all(directory, error);
+  forgotten_.clear();
 }
 
 absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged, const std::string& wanted) {

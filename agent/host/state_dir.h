@@ -1,6 +1,6 @@
 // The agent's state directory (mode 0700): what survives its death and the machine's.
 //
-//   lock  state_id  seen  trainer-schema
+//   lock  state_id  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last)  outcome  claim  stop  spec  events  progress  exits  shim.lock  logs/
 //   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention
 //
@@ -38,12 +38,15 @@ class StateDirectory final : public Files {
   std::string LogDirectory(const AttemptId& id) const;  // wherever its logs are now; may not exist
   void PruneLogs(const Retention& retention, int64_t now_ns);
 
-  absl::Status PersistPrepared(const AttemptRecord& record) override;
+  absl::Status PersistPrepared(const AttemptRecord& record, bool durable) override;
   absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override;
   absl::Status PersistStop(const AttemptRecord& record) override;
   absl::Status PersistOutcome(const AttemptRecord& record) override;
   absl::Status PersistSeen(const Seen& seen) override;
+  // Its files go with the next CollectForgotten.
   absl::Status Forget(const AttemptId& id) override;
+  // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves an attempt whole or nothing.
+  void CollectForgotten();
   absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) override;
 
  private:
@@ -55,6 +58,7 @@ class StateDirectory final : public Files {
   int lock_ = -1;
   std::string state_id_;
   Seen seen_;
+  std::vector<std::string> forgotten_;   // directories to remove
 };
 
 std::string DirectoryName(const AttemptId& id);                  // <uid>.<task>.<attempt>

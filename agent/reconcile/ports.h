@@ -13,12 +13,14 @@
 
 namespace muster::agent {
 
-// The state directory. Each call is durable when it returns OK; after an error the old or the new content is there.
+// The state directory. Each call is durable when it returns OK, unless it says otherwise; after an error the old or the new content
+// is there.
 class Files {
  public:
   virtual ~Files() = default;
-  // Spec, devices, port and boot id, the marker last (CONTRACTS 5).
-  virtual absl::Status PersistPrepared(const AttemptRecord& record) = 0;
+  // Spec, devices, port and boot id, the marker last (CONTRACTS 5). Not `durable`: power loss may leave the old content, the new or
+  // a damaged one, which counts as no marker.
+  virtual absl::Status PersistPrepared(const AttemptRecord& record, bool durable) = 0;
   // CONTRACTS 3: tries to write the claim "stopped" (making the attempt's directory if it is unknown); says who has it.
   virtual absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) = 0;
   // The cause of a stop, before its SIGTERM (CONTRACTS 13).

@@ -64,8 +64,8 @@ TEST(Decide, EveryStateAgainstEveryCommand) {
 // ---- Reconciler with effects that only remember ----
 
 struct World final : Files, Processes, Sender {
-  absl::Status PersistPrepared(const AttemptRecord& record) override {
-    log.push_back("prepared");
+  absl::Status PersistPrepared(const AttemptRecord& record, bool durable) override {
+    log.push_back(durable ? "prepared" : "prepared, not synced");
     return prepared_error;
   }
   absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override {
@@ -307,6 +307,46 @@ TEST_F(ReconcilerTest, ARebootIsAFaultOfTheHost) {
   agent_->OnShim(kId, news, 3000);
   EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
   EXPECT_EQ(world_.LastReport().cause(), v1::HOST_LOST);
+}
+
+// Decision 018: a task on one host promises nothing before its shim's claim, and from its first checkpoint on its record counts.
+TEST_F(ReconcilerTest, ARecordIsDurableBeforeOthersRelyOnIt) {
+  Prepare(true);
+  EXPECT_EQ(world_.Take(), Log({"prepared, not synced", "spawn"}));
+  ShimNews news = Running();
+  news.lines = {R"({"step":1})"};
+  news.lines_at_ns = {1};
+  agent_->OnShim(kId, news, 2000);
+  EXPECT_EQ(world_.Take(), Log({}));
+  news.lines.push_back(R"({"checkpoint":{"step":5,"path":"/c/5"}})");
+  news.lines.push_back(R"({"checkpoint":{"step":9,"path":"/c/9"}})");
+  news.lines_at_ns = {1, 2, 3};
+  agent_->OnShim(kId, news, 2000);
+  EXPECT_EQ(world_.Take(), Log({"prepared"}));
+  EXPECT_EQ(world_.sent.back().checkpoint().sequence(), 2u);
+}
+
+TEST_F(ReconcilerTest, WithoutItsRecordAnAttemptEndsAndNothingOfItCounts) {
+  AttemptRecord record;
+  record.id = kId;
+  record.claim = Claim::kStarted;      // the claim outlived power loss, the record did not
+  Begin({record});
+  ShimNews news;
+  news.claim = Claim::kStarted;
+  news.lines = {R"({"checkpoint":{"step":5,"path":"/c/5"}})"};
+  news.lines_at_ns = {1};
+  world_.sent.clear();
+  agent_->OnShim(kId, news, 3000);
+  ASSERT_EQ(world_.sent.size(), 1u);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().cause(), v1::HOST_LOST);
+  v1::SchedulerMessage publish;
+  *publish.mutable_publish()->mutable_key() = KeyOf(kId);
+  publish.mutable_publish()->set_staged("/s");
+  publish.mutable_publish()->set_target("model");
+  Tell(publish);
+  EXPECT_FALSE(world_.sent.back().export_report().published());
+  EXPECT_EQ(world_.Take(), Log({}));
 }
 
 TEST_F(ReconcilerTest, AFailedPrepareIsGoneWithItsReason) {

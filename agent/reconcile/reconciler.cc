@@ -226,7 +226,10 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
       record.master_address = "127.0.0.1";
       record.master_port = record.port;
     }
-    status = files_->PersistPrepared(record);
+    // A gang's host is told to be Prepared, which is a promise; what is prepared and started by one command promises nothing until
+    // its shim claims it (decision 018).
+    record.durable = !prepare.start_at_once();
+    status = files_->PersistPrepared(record, record.durable);
   }
   if (!status.ok()) {
     record.prepared = false;
@@ -294,7 +297,7 @@ void Reconciler::OnPublish(const v1::Publish& publish) {
   report->set_staged(publish.staged());
   report->set_target(publish.target());
   const auto found = records_.find(IdOf(publish.key()));
-  if (found == records_.end()) {
+  if (found == records_.end() || !found->second.prepared) {
     // Its record was lost, and with it what its paths are relative to. Silence would be waited for, for ever.
     report->set_detail(absl::StrCat(identity_.cluster, "/", identity_.host, " knows nothing of this attempt any more"));
     Send(std::move(message));
@@ -317,6 +320,15 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
   const std::optional<ProgressLine> line = ParseProgressLine(json);
   if (!line.has_value()) return;
   const v1::AttemptKey key = KeyOf(record->id);
+  if (line->checkpoint.has_value() || line->export_report.has_value()) {
+    if (!record->prepared) return;   // power loss took the record, and with it where its checkpoints and exports belong
+    if (!record->durable) {
+      // From here on others rely on what the record says.
+      const absl::Status status = files_->PersistPrepared(*record, /*durable=*/true);
+      record->durable = status.ok();
+      if (!status.ok()) LogFailure("keep the record", record->id, status);
+    }
+  }
   if (line->checkpoint.has_value()) {
     v1::CheckpointReport report = *line->checkpoint;
     *report.mutable_key() = key;

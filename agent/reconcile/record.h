@@ -34,6 +34,7 @@ struct StopRecord {
 struct AttemptRecord {
   AttemptId id;
   bool prepared = false;           // the marker is there; prepare, boot_id and port count
+  bool durable = false;            // the marker survives power loss (decision 018)
   v1::Prepare prepare;
   std::string boot_id;             // of the boot that prepared it
   int32_t port = 0;

@@ -39,6 +39,9 @@ int WriteTemporary(const std::string& path, std::string_view content, bool sync)
 constexpr std::string_view kStartedText = "started\n";
 constexpr std::string_view kStoppedText = "stopped\n";
 
+std::string_view TextOf(Claim claim) { return claim == Claim::kStarted ? kStartedText : kStoppedText; }
+const char* ClaimTextName(Claim claim) { return claim == Claim::kStarted ? "claim-started" : "claim-stopped"; }
+
 }  // namespace
 
 bool NamesNothing(int error) {
@@ -107,15 +110,29 @@ int ReadClaim(const std::string& directory, Claim* claim) {
   return 0;
 }
 
+int MakeClaimTexts(const std::string& root) {
+  for (const Claim claim : {Claim::kStarted, Claim::kStopped}) {
+    const std::string name = ClaimTextName(claim);
+    std::string content;
+    if (ReadSmallFile(root + "/" + name, &content) == 0 && content == TextOf(claim)) continue;
+    if (const int error = ReplaceFile(root, name, TextOf(claim)); error != 0) return error;
+  }
+  return 0;
+}
+
 int MakeClaim(const std::string& directory, Claim wanted, Claim* winner) {
-  const std::string_view text = wanted == Claim::kStarted ? kStartedText : kStoppedText;
-  const std::string temporary = TemporaryName(directory, wanted == Claim::kStarted ? "claim-started" : "claim-stopped");
   const std::string name = directory + "/" + kClaimFile;
-  int error = WriteTemporary(temporary, text, true);
-  if (error == 0 && ::link(temporary.c_str(), name.c_str()) != 0 && errno != EEXIST) error = errno;
-  ::unlink(temporary.c_str());
-  if (error != 0) return error;
-  if (error = SyncDirectory(directory); error != 0) return error;
+  // The text that lies ready saves writing and syncing a file of its own. Without it, or with all of its links in use, one is made.
+  const std::string ready = directory + "/../../" + ClaimTextName(wanted);
+  if (::link(ready.c_str(), name.c_str()) != 0 && errno != EEXIST) {
+    const std::string temporary = TemporaryName(directory, ClaimTextName(wanted));
+    int error = WriteTemporary(temporary, TextOf(wanted), true);
+    if (error == 0 && ::link(temporary.c_str(), name.c_str()) != 0 && errno != EEXIST) error = errno;
+    ::unlink(temporary.c_str());
+    if (error != 0) return error;
+  }
+  if (const int error = SyncDirectory(directory); error != 0) return error;
+  if (const int error = SyncDirectory(directory + "/.."); error != 0) return error;
   return ReadClaim(directory, winner);
 }
 

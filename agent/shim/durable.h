@@ -18,8 +18,11 @@ bool NamesNothing(int error);
 enum class Claim { kNone, kStarted, kStopped };
 
 // CONTRACTS 3: decides once whether an attempt starts here or is stopped. The first wins, whoever tries; the content names the winner.
-// 0: `*winner` is `wanted` (won now, or before) or the other. The claim is durable on return, also when somebody else made it.
+// 0: `*winner` is `wanted` (won now, or before) or the other. The claim, the directory and its name in the parent are durable on
+// return, also when somebody else made it. Where ROOT = `directory`/../.. holds the texts of claims (MakeClaimTexts), the claim is
+// another name of one of them, which costs one sync less.
 int MakeClaim(const std::string& directory, Claim wanted, Claim* winner);
+int MakeClaimTexts(const std::string& root);                        // durable; makes what is missing
 int ReadClaim(const std::string& directory, Claim* claim);          // kNone if there is none
 
 }  // namespace muster::shim

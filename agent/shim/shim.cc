@@ -89,7 +89,7 @@ class Shim {
   void ReadStream(Stream* stream);
   void Reap();
   void ChildEnded(pid_t pid, int status);
-  void RecordExit(int32_t rank, int exit_code, int signal, std::string detail);
+  void RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once = true);
   void ReadStop();
   void Stop(int64_t grace_ns);
   void SignalAll(int signal);
@@ -288,9 +288,9 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   if (rules_.stop_sent() || rules_.killed()) ::kill(-pid, rules_.killed() ? SIGKILL : SIGTERM);
 }
 
-void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail) {
-  if (!rules_.Exited(rank, exit_code, signal, std::move(detail), WallNs(), SteadyNs())) return;
-  // Durable at once: the scheduler stops the gang as soon as it hears of a failure.
+void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once) {
+  if (!rules_.Exited(rank, exit_code, signal, std::move(detail), WallNs(), SteadyNs()) || !at_once) return;
+  // Durable now: the scheduler stops the gang as soon as it hears of a failure.
   Line line = ExitLine(rules_.exits().at(rank));
   line.Add("stop_sent", int64_t{rules_.stop_sent()});
   AppendEvent(line);
@@ -313,7 +313,10 @@ void Shim::ChildEnded(pid_t pid, int status) {
   }
   if (rules_.killed() && !rules_.stop_sent()) detail = "stopped: another process of the attempt had failed";
   if (!child.setup) {
-    RecordExit(child.rank, code, signal, std::move(detail));
+    // After the last process nothing is waited for but the exit records themselves, which say the same a moment later; unless it
+    // left others behind, which may take their time to die.
+    const bool last = running_ == 0 && !rules_.stop_sent() && std::none_of(children_.begin(), children_.end(), [](const auto& c) { return c.second.group; });
+    RecordExit(child.rank, code, signal, std::move(detail), !last);
     return;
   }
   const size_t index = child.worker;

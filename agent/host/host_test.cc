@@ -237,7 +237,7 @@ TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
   host.bin_directory = directory_;
   HostProcesses processes(state->get(), host, PortRange());
   const AttemptRecord record = Record();
-  ASSERT_TRUE((*state)->PersistPrepared(record).ok());
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
   ASSERT_TRUE(processes.SpawnShim(record).ok());
   const pid_t shim = processes.ShimPid(record.id);
   ASSERT_GT(shim, 0);

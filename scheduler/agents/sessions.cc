@@ -1,8 +1,5 @@
 #include "scheduler/agents/sessions.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +8,7 @@
 #include "common/base/units.h"
 #include "scheduler/agents/check_message.h"
 #include "scheduler/engine/commands.h"
+#include "scheduler/state/bytes.h"
 
 namespace muster {
 namespace {
@@ -26,18 +24,6 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
     if (part.host == id) return true;
   }
   return false;
-}
-
-// The same bytes for the same message, whatever the order of its maps in memory.
-std::string Bytes(const pb::SchedulerMessage& message) {
-  std::string bytes;
-  {
-    google::protobuf::io::StringOutputStream stream(&bytes);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);
-    message.SerializeToCodedStream(&coded);
-  }
-  return bytes;
 }
 
 }  // namespace
@@ -238,7 +224,7 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
   SendOn(session.get(), std::move(message));
   const int64_t now_ns = clock_->BootNs();
   for (pb::SchedulerMessage& command : CommandsFor(view->state, session->cluster, session->host)) {
-    session->sent[Bytes(command)] = now_ns;
+    session->sent[DeterministicBytes(command)] = now_ns;
     SendOn(session.get(), std::move(command));
   }
   for (pb::SchedulerMessage& query : QueriesFor(view->state, session->cluster, session->host, mentioned)) SendOn(session.get(), std::move(query));
@@ -288,7 +274,7 @@ void Sessions::Heartbeat(const std::shared_ptr<Session>& session, const pb::Hear
   const int64_t now_ns = clock_->BootNs();
   std::map<std::string, int64_t> holds;
   for (pb::SchedulerMessage& command : CommandsFor(view->state, session->cluster, session->host)) {
-    const std::string bytes = Bytes(command);
+    const std::string bytes = DeterministicBytes(command);
     const auto it = session->sent.find(bytes);
     if (it != session->sent.end() && now_ns - it->second < options_.heartbeat_ns * 3 / 4) {
       holds[bytes] = it->second;
@@ -433,7 +419,7 @@ void Sessions::Send(const std::string& cluster, const std::string& host, const p
   const auto it = hosts_.find(Name(cluster, host));
   if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed) return;
   Session* session = it->second.session.get();
-  if (!message.has_forget() && !session->sent.emplace(Bytes(message), clock_->BootNs()).second) return;
+  if (!message.has_forget() && !session->sent.emplace(DeterministicBytes(message), clock_->BootNs()).second) return;
   if (message.has_forget()) session->reports.erase(AttemptText(message.forget().key()));
   SendOn(session, message);
 }

@@ -124,6 +124,7 @@ void Applier::RefreshHostsOf(const AttemptRow& attempt) {
 // ---- configuration ----
 
 void Applier::SetQueues(const pb::QueueTree& tree) {
+  s_.configuration_changed_ = true;
   s_.queue_tree_ = std::make_shared<const pb::QueueTree>(tree);
   s_.queues_ = std::make_shared<const QueueIndex>(BuildQueues(tree));
 }
@@ -188,7 +189,7 @@ void Applier::SetClusters(const pb::ClusterFile& file) {
   }
   OrderHosts();
   for (const HostId id : *s_.host_order_) RefreshHost(id);
-  s_.meta_changed_ = true;
+  s_.configuration_changed_ = true;
 }
 
 void Applier::SetClusterDrained(const std::string& name, bool drained, const std::string& reason) {
@@ -199,7 +200,7 @@ void Applier::SetClusterDrained(const std::string& name, bool drained, const std
   rows[c].drained = drained;
   rows[c].drain_reason = drained ? reason : "";
   s_.clusters_ = std::make_shared<const std::vector<ClusterRow>>(std::move(rows));
-  s_.meta_changed_ = true;
+  s_.configuration_changed_ = true;
   for (const HostId id : *s_.host_order_) {
     if (s_.host(id).cluster == c) RefreshHost(id);
   }
@@ -486,7 +487,7 @@ void Applier::On(const pb::JobSubmitted& e) {
   job.number = e.number();
   job.uid = e.uid();
   job.owner = e.owner();
-  job.spec = std::make_shared<const pb::JobSpec>(e.spec());
+  job.SetSpec(e.spec());
   job.idempotency_key = e.idempotency_key();
   job.request_hash = e.request_hash();
   job.umask = e.umask();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -114,48 +115,72 @@ class PagedArray {
   std::vector<std::shared_ptr<Page>> pages_;
 };
 
-// Text to number, in 256 buckets that copies share until one side writes.
+// Text to number: a hash table whose buckets split one at a time as it grows (linear hashing, Litwin 1980), in pages that copies
+// share until one side writes. A change clones a page of pointers and one bucket of a few entries, however many there are.
 class PagedIndex {
  public:
   // 0 if absent.
   uint64_t Find(std::string_view key) const {
-    const auto& bucket = buckets_[Bucket(key)];
+    const Bucket* bucket = buckets_.Find(BucketOf(key));
     if (bucket == nullptr) return 0;
-    const auto it = bucket->find(key);
-    return it == bucket->end() ? 0 : it->second;
+    for (const Entry& entry : *bucket) {
+      if (entry.key == key) return entry.value;
+    }
+    return 0;
   }
-  void Set(std::string_view key, uint64_t value) { (*Own(key))[std::string(key)] = value; }
+  void Set(std::string_view key, uint64_t value) {
+    Bucket* bucket = buckets_.Mutable(BucketOf(key));
+    for (Entry& entry : *bucket) {
+      if (entry.key != key) continue;
+      entry.value = value;
+      return;
+    }
+    bucket->push_back({std::string(key), value});
+    if (++size_ > kEntries * count_) Split();
+  }
   void Erase(std::string_view key) {
-    if (Find(key) != 0) Own(key)->erase(std::string(key));
+    if (Find(key) == 0) return;
+    Bucket* bucket = buckets_.Mutable(BucketOf(key));
+    size_ -= std::erase_if(*bucket, [&](const Entry& entry) { return entry.key == key; });
   }
   // All entries by key, for comparing an index with a rebuilt one.
   std::map<std::string, uint64_t> Entries() const {
     std::map<std::string, uint64_t> all;
-    for (const auto& bucket : buckets_) {
-      if (bucket != nullptr) all.insert(bucket->begin(), bucket->end());
-    }
+    buckets_.ForEach([&](size_t, const Bucket& bucket) {
+      for (const Entry& entry : bucket) all.emplace(entry.key, entry.value);
+    });
     return all;
   }
 
  private:
-  using Map = std::map<std::string, uint64_t, std::less<>>;
+  struct Entry {
+    std::string key;
+    uint64_t value;
+  };
+  using Bucket = std::vector<Entry>;
+  static constexpr size_t kEntries = 4;   // of a bucket, on the average, from which on there is one more
 
-  static size_t Bucket(std::string_view key) {
+  // Those below count_ - bit_floor(count_) have been split at this size and take one more bit of the hash.
+  size_t BucketOf(std::string_view key) const {
     uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
     for (const char c : key) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
-    return (hash ^ (hash >> 32)) % 256;
+    hash ^= hash >> 32;
+    const size_t mask = std::bit_ceil(count_) - 1;
+    const size_t bucket = hash & mask;
+    return bucket < count_ ? bucket : bucket & (mask >> 1);
   }
-  Map* Own(std::string_view key) {
-    std::shared_ptr<Map>& bucket = buckets_[Bucket(key)];
-    if (bucket == nullptr) {
-      bucket = std::make_shared<Map>();
-    } else if (!OnlyOwner(bucket)) {
-      bucket = std::make_shared<Map>(*bucket);
-    }
-    return bucket.get();
+  void Split() {
+    const size_t from = count_ - std::bit_floor(count_);
+    ++count_;
+    if (buckets_.Find(from) == nullptr) return;
+    const Bucket all = std::move(*buckets_.Mutable(from));
+    buckets_.Mutable(from)->clear();
+    for (const Entry& entry : all) buckets_.Mutable(BucketOf(entry.key))->push_back(entry);
   }
 
-  std::array<std::shared_ptr<Map>, 256> buckets_;
+  PagedArray<Bucket> buckets_;
+  size_t count_ = 1;                       // buckets
+  size_t size_ = 0;                        // entries
 };
 
 }  // namespace muster

@@ -82,6 +82,20 @@ TEST(PagedIndex, FindsSetsErasesAndLists) {
   EXPECT_EQ(index.Entries().size(), 999u);
 }
 
+TEST(PagedIndex, GrowsUnderACopyThatStaysAsItWas) {
+  PagedIndex index;
+  for (uint64_t i = 1; i <= 300; ++i) index.Set("key" + std::to_string(i), i);
+  const PagedIndex copy = index;
+  for (uint64_t i = 301; i <= 5000; ++i) index.Set("key" + std::to_string(i), i);
+  for (uint64_t i = 1; i <= 5000; i += 2) index.Erase("key" + std::to_string(i));
+  for (uint64_t i = 1; i <= 5000; ++i) {
+    ASSERT_EQ(index.Find("key" + std::to_string(i)), i % 2 == 0 ? i : 0);
+    ASSERT_EQ(copy.Find("key" + std::to_string(i)), i <= 300 ? i : 0);
+  }
+  EXPECT_EQ(index.Entries().size(), 2500u);
+  EXPECT_EQ(copy.Entries().size(), 300u);
+}
+
 TEST(PagedIndex, ACopyKeepsWhatItSaw) {
   PagedIndex index;
   index.Set("a", 1);

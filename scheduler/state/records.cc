@@ -5,23 +5,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
-#include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "scheduler/state/applier.h"
+#include "scheduler/state/bytes.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
 namespace {
-
-std::string Serialize(const google::protobuf::Message& message) {
-  std::string bytes;
-  google::protobuf::io::StringOutputStream stream(&bytes);
-  google::protobuf::io::CodedOutputStream coded(&stream);
-  coded.SetSerializationDeterministic(true);
-  message.SerializeToCodedStream(&coded);
-  coded.Trim();
-  return bytes;
-}
 
 std::string JobRowId(uint64_t number) { return absl::StrFormat("%020u", number); }
 
@@ -216,12 +205,12 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   return absl::OkStatus();
 }
 
+// All but the spec, which never changes.
 pb::JobRecord ToRecord(const State& state, const JobRow& row) {
   pb::JobRecord r;
   r.set_uid(row.uid);
   r.set_number(row.number);
   r.set_owner(row.owner);
-  *r.mutable_spec() = *row.spec;
   r.set_idempotency_key(row.idempotency_key);
   r.set_request_hash(row.request_hash);
   r.set_umask(row.umask);
@@ -242,7 +231,7 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   row->uid = r.uid();
   row->number = r.number();
   row->owner = r.owner();
-  row->spec = std::make_shared<const pb::JobSpec>(r.spec());
+  row->SetSpec(r.spec());
   row->idempotency_key = r.idempotency_key();
   row->request_hash = r.request_hash();
   row->umask = r.umask();
@@ -302,11 +291,8 @@ void FromRecord(const pb::HostRecord& r, HostRow* row) {
 
 // Reaches State's fields for the functions of this file.
 struct StateRecords {
-  static RowChange Meta(const State& s) {
-    pb::MetaRecord r;
-    r.set_next_job_number(s.next_job_number_);
-    r.set_queue_version(s.queue_version_);
-    r.set_now_ns(s.now_ns_);
+  static RowChange Configuration(const State& s) {
+    pb::ConfigurationRecord r;
     *r.mutable_queues() = *s.queue_tree_;
     *r.mutable_clusters() = *s.cluster_file_;
     for (const ClusterRow& cluster : *s.clusters_) {
@@ -315,6 +301,13 @@ struct StateRecords {
       d->set_name(cluster.name);
       d->set_reason(cluster.drain_reason);
     }
+    return {"configuration", "", DeterministicBytes(r)};
+  }
+  static RowChange Meta(const State& s) {
+    pb::MetaRecord r;
+    r.set_next_job_number(s.next_job_number_);
+    r.set_queue_version(s.queue_version_);
+    r.set_now_ns(s.now_ns_);
     for (const auto& [key, device_us] : *s.ledger_) {
       pb::LedgerRow* row = r.add_ledger();
       row->set_queue(key.first);
@@ -334,33 +327,36 @@ struct StateRecords {
     }
     r.set_history_tick(s.history_tick_);
     r.set_round(s.round_);
-    return {"meta", "", Serialize(r)};
+    return {"meta", "", DeterministicBytes(r)};
   }
   static RowChange Job(const State& s, uint64_t number) {
     const JobRow* row = s.jobs_.Find(number);
     if (row == nullptr) return {"job", JobRowId(number), std::nullopt};
-    return {"job", JobRowId(number), Serialize(ToRecord(s, *row))};
+    std::string bytes = DeterministicBytes(ToRecord(s, *row));
+    AppendField(pb::JobRecord::kSpecFieldNumber, *row->spec_bytes, &bytes);
+    return {"job", JobRowId(number), std::move(bytes)};
   }
   static RowChange Host(const State& s, HostId id) {
-    return {"host", s.HostName(id), Serialize(ToRecord(s, s.host(id)))};
+    return {"host", s.HostName(id), DeterministicBytes(ToRecord(s, s.host(id)))};
   }
 };
 
 std::vector<RowChange> State::TakeChanges(bool bytes) {
   std::vector<RowChange> changes;
+  if (configuration_changed_) changes.push_back(bytes ? StateRecords::Configuration(*this) : RowChange{"configuration", "", std::nullopt});
   std::map<std::string, HostId> hosts;
   for (const HostId id : changed_hosts_) hosts[HostName(id)] = id;
   for (const auto& [name, id] : hosts) changes.push_back(bytes ? StateRecords::Host(*this, id) : RowChange{"host", name, std::nullopt});
   for (const uint64_t number : changed_jobs_) changes.push_back(bytes ? StateRecords::Job(*this, number) : RowChange{"job", JobRowId(number), std::nullopt});
   if (meta_changed_) changes.push_back(bytes ? StateRecords::Meta(*this) : RowChange{"meta", "", std::nullopt});
-  meta_changed_ = false;
+  meta_changed_ = configuration_changed_ = false;
   changed_jobs_.clear();
   changed_hosts_.clear();
   return changes;
 }
 
 std::vector<RowChange> State::AllRows() const {
-  std::vector<RowChange> rows;
+  std::vector<RowChange> rows = {StateRecords::Configuration(*this)};
   std::map<std::string, HostId> hosts;
   for (const HostId id : *host_order_) hosts[HostName(id)] = id;
   for (const auto& [name, id] : hosts) rows.push_back(StateRecords::Host(*this, id));
@@ -377,12 +373,24 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   };
   // Clusters first, then hosts, then jobs, which name them.
   std::vector<const RowChange*> hosts, jobs;
+  uint64_t round = 0;
+  bool configured = false;
+  const auto configure = [&](const pb::ConfigurationRecord& r) {
+    applier.SetQueues(r.queues());
+    applier.SetClusters(r.clusters());
+    for (const pb::DrainedCluster& d : r.drained()) applier.SetClusterDrained(d.name(), true, d.reason());
+  };
   for (const RowChange& row : rows) {
     if (!row.bytes.has_value()) continue;
     if (row.kind == "host") {
       hosts.push_back(&row);
     } else if (row.kind == "job") {
       jobs.push_back(&row);
+    } else if (row.kind == "configuration") {
+      pb::ConfigurationRecord r;
+      if (!r.ParseFromString(*row.bytes)) return damaged(row, "can't be parsed");
+      configure(r);
+      configured = true;
     } else if (row.kind == "meta") {
       pb::MetaRecord r;
       if (!r.ParseFromString(*row.bytes)) return damaged(row, "can't be parsed");
@@ -391,10 +399,14 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       s.now_ns_ = r.now_ns();
       s.epoch_ = r.epoch();
       s.restart_backoff_ns_ = r.restart_backoff_ns();
-      applier.SetQueues(r.queues());
-      applier.SetClusters(r.clusters());
-      for (const pb::DrainedCluster& d : r.drained()) applier.SetClusterDrained(d.name(), true, d.reason());
-      s.round_ = r.round();
+      round = r.round();
+      if (r.has_clusters()) {            // an older store: the next step writes the row that it lacks
+        pb::ConfigurationRecord configuration;
+        *configuration.mutable_queues() = r.queues();
+        *configuration.mutable_clusters() = r.clusters();
+        *configuration.mutable_drained() = r.drained();
+        configure(configuration);
+      }
       std::map<std::pair<std::string, int>, int64_t> ledger;
       for (const pb::LedgerRow& l : r.ledger()) {
         const int ledger_class = LedgerClassOf(l.class_());
@@ -432,7 +444,9 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
     applier.InsertLoaded(std::move(job));
   }
   for (const HostId id : *s.host_order_) applier.RefreshHost(id);
+  s.round_ = round;                    // reading the configuration is no outside event
   s.meta_changed_ = false;
+  s.configuration_changed_ = !configured;
   s.changed_jobs_.clear();
   s.changed_hosts_.clear();
   return s;

@@ -1,6 +1,7 @@
 // Rows of the store: what TakeChanges says is what changed, and Load gives the same State back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "scheduler/state/builders.h"
@@ -51,11 +52,56 @@ TEST(Records, TheChangesOfEachStepAddUpToTheState) {
   save();
 }
 
+// The configuration stood in the row `meta` once, and was written with every step.
+TEST(Records, AStoreWhoseConfigurationHasNoRowOfItsOwnGetsOne) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 1).Queue("q");
+  system.Drain("c");
+  JobBuilder("q").SubmitTo(&system);
+  std::vector<RowChange> rows = system.state.AllRows();
+  ASSERT_EQ(rows.front().kind, "configuration");
+  pb::ConfigurationRecord configuration;
+  ASSERT_TRUE(configuration.ParseFromString(*rows.front().bytes));
+  rows.erase(rows.begin());
+  for (RowChange& row : rows) {
+    pb::MetaRecord meta;
+    if (row.kind != "meta") continue;
+    ASSERT_TRUE(meta.ParseFromString(*row.bytes));
+    *meta.mutable_queues() = configuration.queues();
+    *meta.mutable_clusters() = configuration.clusters();
+    *meta.mutable_drained() = configuration.drained();
+    row.bytes = meta.SerializeAsString();
+  }
+  absl::StatusOr<State> loaded = State::Load(rows);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(State::Difference(system.state, *loaded), "");
+  const std::vector<RowChange> changes = loaded->TakeChanges();
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].kind, "configuration");
+}
+
+TEST(Records, TheConfigurationIsWrittenWhenItChangesOnly) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 1).Queue("q");
+  system.state.TakeChanges();
+  const auto written = [&] {
+    const std::vector<RowChange> changes = system.state.TakeChanges();
+    return std::any_of(changes.begin(), changes.end(), [](const RowChange& row) { return row.kind == "configuration"; });
+  };
+  JobBuilder("q").SubmitTo(&system);
+  system.Step(5);
+  EXPECT_FALSE(written());
+  system.Drain("c");
+  EXPECT_TRUE(written());
+  system.Queue("r");
+  EXPECT_TRUE(written());
+}
+
 TEST(Records, DamagedRowsAreRefusedByName) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 1).Queue("q");
   JobBuilder("q").SubmitTo(&system);
-  for (const char* kind : {"meta", "host", "job"}) {
+  for (const char* kind : {"configuration", "meta", "host", "job"}) {
     std::vector<RowChange> rows = system.state.AllRows();
     for (RowChange& row : rows) {
       if (row.kind == kind) row.bytes = "\xff\xff\xff";

@@ -138,7 +138,8 @@ struct JobRow {
   uint64_t number = 0;
   std::string uid;
   std::string owner;
-  std::shared_ptr<const pb::JobSpec> spec;  // resolved
+  std::shared_ptr<const pb::JobSpec> spec;  // resolved; changed by SetSpec alone
+  std::shared_ptr<const std::string> spec_bytes;   // the same, as every record of the job holds it
   std::string idempotency_key, request_hash;
   uint32_t umask = 022;
   pb::JobState state = pb::WAITING;
@@ -149,6 +150,8 @@ struct JobRow {
   bool cancel_requested = false;
   uint64_t version = 1;
   std::vector<TaskRow> tasks;          // parallel to spec->tasks()
+
+  void SetSpec(const pb::JobSpec& resolved);
 
   bool finished() const { return end_ns != 0; }
   const pb::TaskSpec& task_spec(int32_t task) const { return spec->tasks(task); }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "scheduler/state/applier.h"
+#include "scheduler/state/bytes.h"
 
 namespace muster {
 
@@ -13,6 +14,11 @@ std::string IdempotencyIndexKey(std::string_view owner, std::string_view key) {
   std::string index_key(owner);
   index_key.push_back('\0');
   return index_key.append(key);
+}
+
+void JobRow::SetSpec(const pb::JobSpec& resolved) {
+  spec = std::make_shared<const pb::JobSpec>(resolved);
+  spec_bytes = std::make_shared<const std::string>(DeterministicBytes(resolved));
 }
 
 State::State()
@@ -27,7 +33,8 @@ State::State()
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
       ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
-      history_(std::make_shared<std::map<std::string, QueueHistory>>()) {}
+      history_(std::make_shared<std::map<std::string, QueueHistory>>()),
+      configuration_changed_(true) {}   // it has no row yet
 
 const JobRow* State::FindJob(uint64_t number) const { return jobs_.Find(number); }
 

@@ -25,7 +25,8 @@
 
 namespace muster {
 
-// A row for the store. Kinds: "meta" (one row, id ""), "job" (id: its number in 20 digits), "host" (id: cluster/host).
+// A row for the store. Kinds: "configuration" and "meta" (one row each, id ""), "job" (id: its number in 20 digits), "host" (id:
+// cluster/host).
 struct RowChange {
   std::string kind;
   std::string id;
@@ -154,6 +155,7 @@ class State {
 
   // What TakeChanges has to write.
   bool meta_changed_ = false;
+  bool configuration_changed_ = false;
   std::set<uint64_t> changed_jobs_;
   std::set<HostId> changed_hosts_;
 };

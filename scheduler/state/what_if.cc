@@ -15,7 +15,7 @@ void Applier::ReplaceSpec(uint64_t number, pb::JobSpec spec) {
     const int i = static_cast<int>(t);
     if (row->tasks[t].current() != nullptr || row->spec->tasks(i).name() != spec.tasks(i).name()) return;
   }
-  Job(number)->spec = std::make_shared<const pb::JobSpec>(std::move(spec));
+  Job(number)->SetSpec(spec);
 }
 
 }  // namespace muster

@@ -35,6 +35,10 @@ int Ping(Session& session) {
   if (!response.ok()) return session.Fail(response.status());
   std::string text = absl::StrCat((*client)->server(), ": musterd ", response->version(), ", epoch ", response->epoch(), ", you are ", Plain(response->user()),
                                   response->single_user() ? " (single user)" : "", ", answered in ", (RealClock()->MonotonicNs() - begin_ns) / 1000, " us\n");
+  if (const pb::StepStats& steps = response->steps(); steps.steps() > 0) {
+    absl::StrAppend(&text, steps.steps(), " steps with ", steps.events(), " events since its start; 99 of 100 took at most ", steps.step_ns_p99() / 1000,
+                    " us, their commits ", steps.commit_ns_p99() / 1000, " us\n");
+  }
   if (!response->accepts_submissions()) absl::StrAppend(&text, "It takes no submissions: ", Plain(response->why_not()), "\n");
   return session.ShowOne(text, *response, response->version());
 }

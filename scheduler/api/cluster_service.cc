@@ -134,6 +134,18 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* 
   response->set_single_user(context_->single_user);
   response->set_user(who_.user);
   response->set_accepts_submissions(true);
+  const EngineStats stats = context_->engine->Stats();
+  pb::StepStats* steps = response->mutable_steps();
+  steps->set_steps(stats.step.count());
+  steps->set_events(stats.events);
+  steps->set_step_ns_p50(stats.step.PerMilleNs(500));
+  steps->set_step_ns_p99(stats.step.PerMilleNs(990));
+  steps->set_decide_ns_p50(stats.decide.PerMilleNs(500));
+  steps->set_decide_ns_p99(stats.decide.PerMilleNs(990));
+  steps->set_commit_ns_p50(stats.commit.PerMilleNs(500));
+  steps->set_commit_ns_p99(stats.commit.PerMilleNs(990));
+  steps->set_commit_ns_longest(stats.commit.longest_ns());
+  steps->set_most_queued(stats.most_queued);
   return Reply(call, grpc::Status::OK);
 }
 

@@ -9,6 +9,8 @@
 namespace muster {
 namespace {
 
+constexpr size_t kStepsKept = 256;   // that wait for the hub's thread
+
 // What of a job's verdicts a follower wants to hear about; expected starts move all the time.
 std::string VerdictsOf(const View& view, uint64_t job) {
   std::string text;
@@ -38,7 +40,13 @@ void WatchHub::Stop() {
 Engine::Observer WatchHub::observer() {
   return [this](const StepRecord& step) {
     std::lock_guard lock(mutex_);
-    steps_.push_back(step);
+    // Events are for those who follow a job. Should the hub fall behind, steps become one, and nothing is held for each of them.
+    if (!steps_.empty() && (watchers_.empty() || steps_.size() >= kStepsKept)) {
+      steps_.back().view = step.view;
+    } else {
+      steps_.push_back({step.view, {}});
+    }
+    if (!watchers_.empty()) steps_.back().events.insert(steps_.back().events.end(), step.events.begin(), step.events.end());
     wake_.notify_one();
   };
 }

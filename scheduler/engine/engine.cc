@@ -1,8 +1,5 @@
 #include "scheduler/engine/engine.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -15,6 +12,7 @@
 #include "common/base/units.h"
 #include "scheduler/engine/commands.h"
 #include "scheduler/engine/reproducer.h"
+#include "scheduler/state/bytes.h"
 
 namespace muster {
 namespace {
@@ -25,16 +23,7 @@ constexpr int kReproducersKept = 20;
 constexpr int kJobsDroppedFromAPlan = 20;               // a plan that is wrong for more is dropped whole
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
-
-std::string Serialize(const pb::Event& event) {
-  std::string bytes;
-  google::protobuf::io::StringOutputStream stream(&bytes);
-  google::protobuf::io::CodedOutputStream coded(&stream);
-  coded.SetSerializationDeterministic(true);
-  event.SerializeToCodedStream(&coded);
-  coded.Trim();
-  return bytes;
-}
+constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
 
 // Uid of the job that an event of a plan is about; empty: of none.
 std::string JobOf(const pb::Event& event) {
@@ -85,6 +74,16 @@ void Engine::Call(Operation operation, Done done) {
   std::lock_guard lock(mutex_);
   queue_.push_back({pb::Event(), std::move(operation), std::move(done)});
   work_.notify_one();
+}
+
+bool Engine::Full() const {
+  std::lock_guard lock(mutex_);
+  return queue_.size() >= options_.most_queued;
+}
+
+EngineStats Engine::Stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
 }
 
 void Engine::PostProgress(const pb::ProgressSeen& progress) {
@@ -147,6 +146,7 @@ bool Engine::Step() {
     queue.swap(queue_);
     now_ns_ = now_ns;
   }
+  const int64_t began_ns = clock_->MonotonicNs();
   step_events_.clear();
   pb::Event start;
   start.mutable_step()->set_now_ns(now_ns_);
@@ -166,13 +166,16 @@ bool Engine::Step() {
   }
   for (pb::Event& event : progress) ApplyEvent(std::move(event));
   AppendGangPrepared();
+  const int64_t decide_ns = clock_->MonotonicNs();
   DecideAndApply();
+  const int64_t decided_ns = clock_->MonotonicNs();
 
   Transaction transaction;
   transaction.commit = commit_ + 1;
   transaction.now_ns = now_ns_;
-  for (const pb::Event& event : step_events_) transaction.events.push_back(Serialize(event));
+  for (const pb::Event& event : step_events_) transaction.events.push_back(DeterministicBytes(event));
   transaction.rows = state_.TakeChanges(store_->WantsRows());
+  const int64_t commit_ns = clock_->MonotonicNs();
   if (absl::Status status = store_->Commit(transaction); !status.ok()) {
     // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is (CONTRACTS 17, 18).
     LogError("commit failed, musterd ends and has to be started again",
@@ -181,6 +184,7 @@ bool Engine::Step() {
     std::_Exit(EXIT_FAILURE);
   }
   commit_ = transaction.commit;
+  const int64_t committed_ns = clock_->MonotonicNs();
   auto view = std::make_shared<const View>(View{state_, plan_, commit_, now_ns_});
   {
     std::lock_guard lock(mutex_);
@@ -208,6 +212,14 @@ bool Engine::Step() {
   ForgetWhatEnded();
   for (size_t i = 0; i < queue.size(); ++i) {
     if (queue[i].done) queue[i].done(answers[i]);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stats_.events += step_events_.size();
+    stats_.most_queued = std::max(stats_.most_queued, queue.size());
+    stats_.decide.Add(decided_ns - decide_ns);
+    stats_.commit.Add(committed_ns - commit_ns);
+    stats_.step.Add(clock_->MonotonicNs() - began_ns);
   }
   const StepRecord record{view, std::move(step_events_)};
   for (const Observer& observer : observers_) observer(record);
@@ -356,6 +368,7 @@ void Engine::Run() {
       }
       quiet = quiet || (queue_.empty() && clock_->MonotonicNs() - idled_ns >= kIdleAtLeastEveryNs);
     }
+    TellStats(clock_->MonotonicNs());
     if (!dirty || !quiet) continue;
     store_->Idle();
     idled_ns = clock_->MonotonicNs();
@@ -367,6 +380,20 @@ void Engine::Run() {
     left.swap(queue_);
   }
   Refuse(std::move(left));
+}
+
+// The engine's thread alone writes stats_, so it may read them without the lock.
+void Engine::TellStats(int64_t now_ns) {
+  if (told_stats_ns_ == 0) told_stats_ns_ = now_ns;
+  if (now_ns - told_stats_ns_ < kTellStatsEveryNs) return;
+  told_stats_ns_ = now_ns;
+  if (stats_.step.count() == told_steps_) return;
+  told_steps_ = stats_.step.count();
+  const auto micros = [](const Durations& durations, int per_mille) { return durations.PerMilleNs(per_mille) / 1000; };
+  LogInfo("steps", {{"steps", stats_.step.count()}, {"events", stats_.events}, {"step_us_p50", micros(stats_.step, 500)},
+                    {"step_us_p99", micros(stats_.step, 990)}, {"decide_us_p99", micros(stats_.decide, 990)},
+                    {"commit_us_p50", micros(stats_.commit, 500)}, {"commit_us_p99", micros(stats_.commit, 990)},
+                    {"commit_us_longest", stats_.commit.longest_ns() / 1000}, {"most_queued", stats_.most_queued}});
 }
 
 void Engine::Stop() {

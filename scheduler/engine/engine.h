@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
+#include "common/base/durations.h"
 #include "muster/v1/record.pb.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/engine/ports.h"
@@ -43,6 +44,16 @@ struct EngineOptions {
   std::function<void()> end_process;    // after a commit error, in place of _Exit; must not return. For fault simulation
   bool check_plans = true;              // Validate each plan; off only for the simulator's peers, which give no verdicts
   int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
+  size_t most_queued = 65'536;          // what may wait for the next step before Full says so
+};
+
+// What steps cost since the process started.
+struct EngineStats {
+  uint64_t events = 0;
+  Durations decide;                     // Decide, Validate and applying the plan
+  Durations commit;                     // the store's part
+  Durations step;                       // all of it
+  size_t most_queued = 0;               // at the beginning of a step
 };
 
 // What readers see: the newest durable State with what the last step said about it. Immutable.
@@ -76,6 +87,9 @@ class Engine {
   // `done` is called on the engine's thread, OK once the event is durable, UNAVAILABLE if the engine stops before.
   void Post(pb::Event event, Done done = nullptr);
   void Call(Operation operation, Done done);
+  // More waits for the next step than should: who can be told to come back later should be.
+  bool Full() const;
+  EngineStats Stats() const;
   // Progress of a running attempt; journalled once a progress_interval at most, at once visible to LiveProgress. Without effect
   // once the attempt has ended.
   void PostProgress(const pb::ProgressSeen& progress);
@@ -119,6 +133,7 @@ class Engine {
   void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
   void Dispatch(const std::vector<RowChange>& rows);
   void ForgetWhatEnded();
+  void TellStats(int64_t now_ns);
   void Refuse(std::vector<Queued> queue);
 
   const EngineOptions options_;
@@ -134,6 +149,8 @@ class Engine {
   int64_t now_ns_ = 0;
   std::vector<pb::Event> step_events_;   // of the step being made
   int refused_plans_ = 0;
+  int64_t told_stats_ns_ = 0;            // MonotonicNs
+  uint64_t told_steps_ = 0;
   std::vector<Observer> observers_;
 
   mutable std::mutex mutex_;
@@ -143,6 +160,7 @@ class Engine {
   std::map<std::string, PendingProgress> progress_;           // of attempts that have not ended, by AttemptText
   std::set<std::pair<int64_t, std::string>> progress_due_;    // those that wait, by when they may be journalled
   std::shared_ptr<const View> view_;
+  EngineStats stats_;
   int64_t next_look_ns_ = 0;             // at once: recovery may have left work
   bool stopping_ = false;
 };

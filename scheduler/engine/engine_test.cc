@@ -80,6 +80,26 @@ TEST_F(EngineTest, HasNothingToDoWhenNothingIsQueuedOrDue) {
   EXPECT_FALSE(engine_->Step());
 }
 
+TEST_F(EngineTest, TellsHowManyWaitedAndWhatStepsCost) {
+  EngineOptions options;
+  options.most_queued = 2;
+  Start(options);
+  const uint64_t before = engine_->Stats().step.count();
+  engine_->Post(Submitted(1));
+  EXPECT_FALSE(engine_->Full());
+  engine_->Post(Submitted(2));
+  EXPECT_TRUE(engine_->Full());
+  engine_->Post(Submitted(3));          // what isn't asked is taken nevertheless
+  store_.slow = [this] { clock_.now_ns += 5 * kMillisecond; };
+  engine_->Step();
+  EXPECT_FALSE(engine_->Full());
+  const EngineStats stats = engine_->Stats();
+  EXPECT_EQ(stats.step.count(), before + 1);
+  EXPECT_EQ(stats.most_queued, 3u);
+  EXPECT_EQ(stats.commit.longest_ns(), 5 * kMillisecond);
+  EXPECT_GE(stats.step.longest_ns(), 5 * kMillisecond);
+}
+
 TEST_F(EngineTest, AnOperationThatFailsChangesNothing) {
   Start();
   engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return absl::NotFoundError("no"); }, Noted("call"));

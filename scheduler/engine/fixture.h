@@ -1,6 +1,7 @@
 // For tests of the engine and of what stands around it: a clock to set, a store and a link that write down what they were told.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,11 +24,13 @@ class RecordingStore : public Store {
   explicit RecordingStore(std::vector<std::string>* log) : log_(log) {}
   absl::Status Commit(const Transaction& transaction) override {
     if (fail) return absl::InternalError("disk gone");
+    if (slow) slow();
     last = transaction;
     if (log_ != nullptr) log_->push_back(absl::StrCat("commit ", transaction.commit));
     return absl::OkStatus();
   }
   bool fail = false;
+  std::function<void()> slow;       // time that a commit takes
   Transaction last;
 
  private:

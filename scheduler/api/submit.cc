@@ -1,8 +1,5 @@
 #include "scheduler/api/submit.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <algorithm>
 #include <memory>
 
@@ -13,73 +10,98 @@
 #include "common/base/ids.h"
 #include "common/base/log.h"
 #include "scheduler/api/sha256.h"
+#include "scheduler/state/bytes.h"
 
 namespace muster {
 
-std::string RequestHash(const pb::JobSpec& spec) {
-  std::string bytes;
-  {
-    google::protobuf::io::StringOutputStream stream(&bytes);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);
-    spec.SerializeToCodedStream(&coded);
+std::string RequestHash(const pb::JobSpec& spec) { return Sha256(DeterministicBytes(spec)); }
+
+namespace {
+
+// One submission on its way through the engine.
+struct Pending {
+  SubmitOutcome outcome;
+  SpecDefaults defaults;
+  std::string owner, hash;
+  std::string queue;                 // once it is known
+  pb::SubmitRequest request;
+  // What the resolution was made against; another one by the time of the step: it is made again.
+  std::shared_ptr<const View> view;
+  std::function<void(const SubmitOutcome&)> done;
+};
+
+absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& state) {
+  SubmitOutcome& outcome = pending->outcome;
+  const pb::SubmitRequest& request = pending->request;
+  if (const uint64_t known = state.FindByIdempotencyKey(pending->owner, request.idempotency_key()); known != 0) {
+    outcome.resolution = Resolution();
+    if (state.FindJob(known)->request_hash != pending->hash) {
+      return absl::AlreadyExistsError(absl::StrCat("job ", known, " was submitted with this idempotency key and another spec. "
+                                                   "Use a new key for a new job"));
+    }
+    outcome.number = known;
+    outcome.existed = true;
+    return std::vector<pb::Event>();
   }
-  return Sha256(bytes);
+  const bool configured_anew = &state.queues() != &pending->view->state.queues() || &state.clusters() != &pending->view->state.clusters();
+  if (!outcome.resolution.ok() || configured_anew) outcome.resolution = ResolveSpec(state, request.spec(), pending->defaults);
+  pending->view = nullptr;
+  if (!outcome.resolution.not_now.empty()) return absl::UnavailableError(outcome.resolution.not_now);
+  if (!outcome.resolution.ok()) {
+    return outcome.resolution.never_fits ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
+                                         : absl::InvalidArgumentError("the job was not accepted");
+  }
+  std::vector<pb::Event> events(1);
+  pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
+  submitted->set_uid(RandomId());
+  submitted->set_number(state.next_job_number());
+  pending->queue = outcome.resolution.resolved.queue();
+  submitted->set_owner(pending->owner);
+  submitted->mutable_spec()->Swap(&outcome.resolution.resolved);
+  submitted->set_idempotency_key(request.idempotency_key());
+  submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);
+  submitted->set_request_hash(pending->hash);
+  outcome.number = submitted->number();
+  return events;
 }
+
+}  // namespace
 
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, const pb::SubmitRequest& request,
             std::function<void(const SubmitOutcome&)> done) {
-  auto outcome = std::make_shared<SubmitOutcome>();
+  auto pending = std::make_shared<Pending>();
   const std::string& key = request.idempotency_key();
   const bool printable = std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x20 && c < 0x7F; });
   if (key.empty() || key.size() > 128 || !printable) {
-    outcome->status = absl::InvalidArgumentError("the request is wrong");
-    outcome->resolution.problems.push_back({"idempotency_key", "must be 1 to 128 printable characters"});
-    done(*outcome);
+    pending->outcome.status = absl::InvalidArgumentError("the request is wrong");
+    pending->outcome.resolution.problems.push_back({"idempotency_key", "must be 1 to 128 printable characters"});
+    done(pending->outcome);
     return;
   }
+  if (engine->Full()) {
+    pending->outcome.status =
+        absl::UnavailableError("more submissions wait than can be answered soon; try again in a moment, with the same idempotency key");
+    done(pending->outcome);
+    return;
+  }
+  pending->defaults = defaults;
+  pending->owner = owner;
+  pending->request = request;
+  pending->hash = RequestHash(request.spec());
+  pending->done = std::move(done);
   // Resolved here, against the newest durable state, so that the engine's thread doesn't have to; it does so itself only where
   // that was refused (what is queued before it may be what was missing) or the configuration is another by then.
-  const std::shared_ptr<const View> view = engine->Snapshot();
-  outcome->resolution = ResolveSpec(view->state, request.spec(), defaults);
-  engine->Call(
-      [outcome, defaults, owner, request, view, hash = RequestHash(request.spec())](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-        if (const uint64_t known = state.FindByIdempotencyKey(owner, request.idempotency_key()); known != 0) {
-          outcome->resolution = Resolution();
-          if (state.FindJob(known)->request_hash != hash) {
-            return absl::AlreadyExistsError(absl::StrCat("job ", known, " was submitted with this idempotency key and another spec. "
-                                                         "Use a new key for a new job"));
-          }
-          outcome->number = known;
-          outcome->existed = true;
-          return std::vector<pb::Event>();
-        }
-        const bool configured_anew = &state.queues() != &view->state.queues() || &state.clusters() != &view->state.clusters();
-        if (!outcome->resolution.ok() || configured_anew) outcome->resolution = ResolveSpec(state, request.spec(), defaults);
-        if (!outcome->resolution.not_now.empty()) return absl::UnavailableError(outcome->resolution.not_now);
-        if (!outcome->resolution.ok()) {
-          return outcome->resolution.never_fits ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
-                                                : absl::InvalidArgumentError("the job was not accepted");
-        }
-        std::vector<pb::Event> events(1);
-        pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
-        submitted->set_uid(RandomId());
-        submitted->set_number(state.next_job_number());
-        submitted->set_owner(owner);
-        *submitted->mutable_spec() = outcome->resolution.resolved;
-        submitted->set_idempotency_key(request.idempotency_key());
-        submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);
-        submitted->set_request_hash(hash);
-        outcome->number = submitted->number();
-        return events;
-      },
-      [outcome, owner, done = std::move(done)](absl::Status status) {
-        outcome->status = status;
-        if (status.ok() && !outcome->existed) {
-          LogInfo("job submitted", {{"job", outcome->number}, {"owner", owner}, {"queue", outcome->resolution.resolved.queue()}});
-        }
-        done(*outcome);
-      });
+  pending->view = engine->Snapshot();
+  pending->outcome.resolution = ResolveSpec(pending->view->state, request.spec(), defaults);
+  engine->Call([pending](const State& state) { return EventsOf(pending.get(), state); },
+               [pending](absl::Status status) {
+                 SubmitOutcome& outcome = pending->outcome;
+                 outcome.status = std::move(status);
+                 if (outcome.status.ok() && !outcome.existed) {
+                   LogInfo("job submitted", {{"job", outcome.number}, {"owner", pending->owner}, {"queue", pending->queue}});
+                 }
+                 pending->done(outcome);
+               });
 }
 
 absl::StatusOr<JobPage> ListJobs(const State& state, const pb::ListJobsRequest& request,

@@ -83,6 +83,35 @@ TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
   EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kInvalidArgument));
 }
 
+TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {
+  ManualClock clock;
+  RecordingStore store(nullptr);
+  NoLink link;
+  EngineOptions options;
+  options.most_queued = 2;
+  Engine engine(options, &clock, &store, &link, State());
+  engine.Post(LabConfigured());
+  engine.Post(HostJoins("h1"));
+  engine.Step();
+  std::vector<absl::StatusCode> answers;
+  const auto submit = [&](const std::string& key) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key(key);
+    Submit(&engine, SpecDefaults(), "ada", request, [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
+  };
+  submit("a");
+  submit("b");
+  submit("c");
+  EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kUnavailable));
+  engine.Step();
+  EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kUnavailable, absl::StatusCode::kOk, absl::StatusCode::kOk));
+  submit("c");
+  engine.Step();
+  EXPECT_EQ(answers.back(), absl::StatusCode::kOk);
+  EXPECT_EQ(engine.Snapshot()->state.AllJobs().size(), 3u);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Keys, SubmitKeyTest,
     ::testing::Values(SubmitCase{"SameAgain", "ada", "k", "true", absl::StatusCode::kOk, 1, true},

@@ -173,11 +173,14 @@ int Main(int argc, char** argv) {
   getrusage(RUSAGE_SELF, &after);
   const auto cpu = [](const timeval& a, const timeval& b) { return static_cast<double>(b.tv_sec - a.tv_sec) + static_cast<double>(b.tv_usec - a.tv_usec) / 1e6; };
   std::lock_guard lock(counts.mutex);
+  const EngineStats stats = system.engine().Stats();
   const double starts_s = static_cast<double>(counts.last_start_ns - start_ns) / 1e9;
   std::printf("{\"jobs\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, \"started\": %lld, \"starts_per_s\": %.0f, \"ended\": %lld, "
-              "\"steps\": %lld, \"most_events_a_step\": %lld, \"cpu_user_s\": %.2f, \"cpu_system_s\": %.2f}\n",
+              "\"steps\": %lld, \"most_events_a_step\": %lld, \"step_ms_p99\": %.2f, \"decide_ms_p99\": %.2f, \"commit_ms_p99\": %.2f, "
+              "\"cpu_user_s\": %.2f, \"cpu_system_s\": %.2f}\n",
               jobs, jobs / submitted_s, submitted_s, static_cast<long long>(counts.started), static_cast<double>(counts.started) / starts_s,
               static_cast<long long>(counts.ended), static_cast<long long>(counts.steps), static_cast<long long>(counts.step_events_most),
+              Milliseconds(stats.step), Milliseconds(stats.decide), Milliseconds(stats.commit),
               cpu(before.ru_utime, after.ru_utime), cpu(before.ru_stime, after.ru_stime));
   return 0;
 }

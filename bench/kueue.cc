@@ -84,7 +84,7 @@ class Tally {
     }
   }
 
-  void Print() {
+  void Print(const EngineStats& stats) {
     std::lock_guard lock(mutex_);
     std::string classes;
     for (const auto& [name, of_class] : classes_) {
@@ -95,9 +95,10 @@ class Tally {
     const double cpu_s = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
     const double wall_s = static_cast<double>(end_ns_ - start_ns_) / 1e9;
     std::printf("{\"wall_s\": %.2f, \"usage_percent\": %.1f, \"admission_ms\": {%s}, \"evictions\": %lld, \"steps\": %lld, \"most_unfinished\": %lld, "
-                "\"cpu_s\": %.1f, \"work_s\": %.1f}\n",
+                "\"step_ms_p99\": %.2f, \"decide_ms_p99\": %.2f, \"commit_ms_p99\": %.2f, \"cpu_s\": %.1f, \"work_s\": %.1f}\n",
                 wall_s, static_cast<double>(used_milli_ns_) / 1e9 / wall_s / setup_.nominal_milli * 100, classes.c_str(), static_cast<long long>(evictions_),
-                static_cast<long long>(steps_), static_cast<long long>(most_unfinished_), cpu_s, WorkSeconds());
+                static_cast<long long>(steps_), static_cast<long long>(most_unfinished_), Milliseconds(stats.step), Milliseconds(stats.decide),
+                Milliseconds(stats.commit), cpu_s, WorkSeconds());
   }
 
  private:
@@ -179,7 +180,7 @@ int Main(int argc, char** argv) {
     });
   }
   tally.WaitAllEnded();
-  tally.Print();
+  tally.Print(system.engine().Stats());
   return 0;
 }
 

@@ -43,6 +43,9 @@ class LiveSystem {
 // Says why and ends the process with 2, as after wrong usage.
 [[noreturn]] void Die(const std::string& why);
 
+// What 99 of 100 didn't exceed.
+inline double Milliseconds(const Durations& durations) { return static_cast<double>(durations.PerMilleNs(990)) / 1e6; }
+
 // Unix nanoseconds -> seconds since another such time.
 double SecondsSince(int64_t then_ns);
 

@@ -38,8 +38,11 @@ struct Cell {
   bool open_ended = false;  // any host may join, and none has: nobody knows
 };
 
-// The cells that a task may use, with what they hold when empty.
-std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task) {
+bool Holds(const Cell& cell, const pb::TaskSpec& task) { return cell.open_ended || cell.workers >= task.workers().min(); }
+
+// The cells that a task may use, with what they hold when empty. With `one_that_holds`: only the first that holds it, as far as
+// was counted to know that; none if none does. Most submissions end there, with the first host.
+std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task, bool one_that_holds = false) {
   std::vector<Cell> cells;
   std::vector<std::string> flavours(task.resources().gpu_types().begin(), task.resources().gpu_types().end());
   if (task.resources().gpus_milli() == 0) flavours = {""};
@@ -56,11 +59,14 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
         any = true;
         const pb::Inventory& shape = ShapeOf(state, host, &made);
         if (flavour.empty() || shape.flavour() == flavour) cell.workers += WorkersOn(task, shape);
+        if (one_that_holds && Holds(cell, task)) return {cell};
       }
       cell.open_ended = cluster.spec.open() && !any;
+      if (one_that_holds && Holds(cell, task)) return {cell};
       cells.push_back(cell);
     }
   }
+  if (one_that_holds) cells.clear();
   return cells;
 }
 
@@ -128,8 +134,6 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   if (task.workers().max() > 1) absl::StrAppend(&text, "  or  workers: {min: ", best, ", max: ", task.workers().max(), "}");
   return text;
 }
-
-bool Holds(const Cell& cell, const pb::TaskSpec& task) { return cell.open_ended || cell.workers >= task.workers().min(); }
 
 // Tasks of one job share its directory: once one of them is placed, the others may only go to clusters that reach it. Refuses a job
 // whose tasks fit one by one, but not in clusters with a storage in common; else keeps the job to clusters where all of it fits.
@@ -301,9 +305,8 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   bool only_size = resolution.problems.empty() || resolution.never_fits;
   for (int t = 0; t < resolution.resolved.tasks_size(); ++t) {
     const pb::TaskSpec& task = resolution.resolved.tasks(t);
+    if (!CellsOf(state, resolution.resolved, task, /*one_that_holds=*/true).empty()) continue;
     const std::vector<Cell> cells = CellsOf(state, resolution.resolved, task);
-    const bool fits = std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) { return Holds(cell, task); });
-    if (fits) continue;
     if (cells.empty()) {
       resolution.problems.push_back({"clusters", "no cluster is configured that it may use"});
       only_size = false;

@@ -61,6 +61,7 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     v1::CheckpointReport& report = line.checkpoint.emplace();
     report.mutable_checkpoint()->set_step(std::max<int64_t>(0, Whole(*object, "step", 0)));
     report.mutable_checkpoint()->set_path(Text(*object, "path"));
+    report.mutable_checkpoint()->set_size_bytes(std::max<int64_t>(0, Whole(*object, "bytes", 0)));
     report.set_loaded_step(Whole(*object, "loaded_step", -1));
     report.set_loaded_path(Text(*object, "loaded_path").substr(0, kMaxPath));
   }

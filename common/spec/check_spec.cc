@@ -223,6 +223,7 @@ class JobChecker {
     CheckWorkdir(task.workdir(), at("workdir"));
     CheckEnv(task.env(), at("env"));
     CheckCheckpoint(task.checkpoint(), at("checkpoint"));
+    if (task.has_input()) CheckInput(task.input(), at("input"));
     if (task.has_max_restarts() && (task.max_restarts() < 0 || task.max_restarts() > 1000)) {
       Emit(at("max_restarts"), absl::StrCat("must be a whole number from 0 to 1000; got ", task.max_restarts()));
     }
@@ -368,6 +369,12 @@ class JobChecker {
     if (workdir.size() > kMaxPathBytes) return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
     if (workdir[0] != '/') return Emit(path, "not yet: a relative directory would be packed and sent. Give an absolute one that is there on the hosts");
     CheckNul(workdir, path);
+  }
+
+  void CheckInput(const pb::Input& input, const std::string& path) {
+    if (input.storage().empty()) return Emit(JoinPath(path, "storage"), "is missing; name the storage where the data lies");
+    CheckKnown(input.storage(), context_.storages, "storage", JoinPath(path, "storage"));
+    if (input.size_bytes() <= 0) Emit(JoinPath(path, "size"), "must be above 0, such as 120GiB; it says how much a start elsewhere would move");
   }
 
   void CheckCheckpoint(const pb::CheckpointPolicy& policy, const std::string& path) {

@@ -50,6 +50,21 @@ bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, st
   return true;
 }
 
+// "10Gbit/s" to bits a second; 0: it is none.
+int64_t BitsPerSecond(std::string_view text) {
+  constexpr std::string_view kUnit = "bit/s";
+  if (text.size() <= kUnit.size() || text.substr(text.size() - kUnit.size()) != kUnit) return 0;
+  text.remove_suffix(kUnit.size());
+  constexpr std::string_view kPrefixes = "kMGT";
+  const size_t power = kPrefixes.find(text.back());
+  if (power != std::string_view::npos) text.remove_suffix(1);
+  int64_t scale = 1;
+  for (size_t i = 0; power != std::string_view::npos && i <= power; ++i) scale *= 1000;
+  int64_t number = 0;
+  if (text.find_first_not_of("0123456789") != std::string_view::npos || !absl::SimpleAtoi(absl::string_view(text.data(), text.size()), &number)) return 0;
+  return number > 1'000'000'000'000'000 / scale ? 0 : number * scale;
+}
+
 class ClusterReader {
  public:
   ClusterReader(Document* document, pb::ClusterFile* out) : document_(*document), out_(*out) {}
@@ -108,8 +123,13 @@ class ClusterReader {
     if (fields.Text("path", &text)) storage->set_path(text);
     fields.NotYet("url", "object stores. Give path: a directory that the clusters' hosts see");
     fields.TextList("clusters", [&](std::string name) { storage->add_clusters(std::move(name)); });
+    if (fields.Text("home", &text)) storage->set_home(text);
     fields.Finish();
     if (!document_.Sound(fields.path())) return;
+    const auto& sees = storage->clusters();
+    if (!storage->home().empty() && std::find(sees.begin(), sees.end(), storage->home()) == sees.end()) {
+      document_.AddAtPath(fields.PathOf("home"), absl::StrCat("\"", storage->home(), "\" is none of the storage's clusters; name the one where its disks are, or leave it out"));
+    }
     if (!storage->path().empty() && storage->path()[0] != '/') {
       document_.AddAtPath(fields.PathOf("path"), absl::StrCat("\"", storage->path(), "\" is not absolute; start it with /"));
     }
@@ -124,6 +144,12 @@ class ClusterReader {
     if (fields.Text("sku", &text)) cluster->set_sku(text);
     if (fields.Text("job_storage", &text)) cluster->set_job_storage(text);
     if (fields.Bool("open", &open)) cluster->set_open(open);
+    if (fields.Text("bandwidth", &text)) {
+      cluster->set_bandwidth_bits_per_s(BitsPerSecond(text));
+      if (cluster->bandwidth_bits_per_s() == 0) {
+        document_.AddAtPath(fields.PathOf("bandwidth"), absl::StrCat("\"", text.substr(0, 70), "\" is no bandwidth; write whole bits a second with their unit, such as 10Gbit/s or 400Mbit/s"));
+      }
+    }
     fields.ForEachEntry("topology", [&](const YamlNode& block, const YamlNode& racks, const std::string& path) {
       if (!MapAndLabel(block, racks, path)) return;
       for (size_t i = 0; i < racks.items.size(); ++i) {

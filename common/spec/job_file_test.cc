@@ -100,6 +100,7 @@ topology: {preferred: rack, required: cluster}
 env: {NCCL_DEBUG: WARN}
 run: [.venv/bin/python, train.py, --batch-tokens, "2097152"]
 checkpoint: {storage: s3-shared, interval: 10m, keep: 3}
+input: {storage: s3-shared, size: 120GiB}
 max_restarts: 3
 hang_timeout: 15m
 grace: 5m
@@ -155,6 +156,8 @@ TEST(JobFile, AnElasticJobIsReadWhole) {
   EXPECT_EQ(task.topology().preferred(), pb::RACK);
   EXPECT_THAT(task.run().exec(), testing::ElementsAre(".venv/bin/python", "train.py", "--batch-tokens", "2097152"));
   EXPECT_EQ(task.checkpoint().interval_ns(), 10 * kMinute);
+  EXPECT_EQ(task.input().storage(), "s3-shared");
+  EXPECT_EQ(task.input().size_bytes(), int64_t{120} << 30);
   EXPECT_EQ(task.time_limit_ns(), 3 * kDay);
   EXPECT_EQ(task.grace_ns(), 5 * kMinute);
 }

@@ -127,7 +127,7 @@ std::string JobFooter(const std::vector<Problem>& problems, std::string_view fil
     std::string_view path = problem.path;
     if (path.substr(0, 6) == "tasks[") path = path.find('.') == std::string_view::npos ? "" : path.substr(path.find('.') + 1);
     path = path.substr(0, path.find_first_of(".["));
-    static const std::vector<std::string> kWithFields = {"workers", "resources", "topology", "run", "trainer", "checkpoint"};
+    static const std::vector<std::string> kWithFields = {"workers", "resources", "topology", "run", "trainer", "checkpoint", "input"};
     if (std::find(kWithFields.begin(), kWithFields.end(), path) != kWithFields.end()) {
       field = std::string(path);
       break;

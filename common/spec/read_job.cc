@@ -83,7 +83,7 @@ class JobReader {
     });
     for (const std::string_view field : {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run", "trainer", "image",
                                          "workdir", "checkpoint", "max_restarts", "hang_timeout", "when_unreachable", "fence_after", "grace",
-                                         "time_limit"}) {
+                                         "time_limit", "input"}) {
       if (top.Take(field) == nullptr) continue;
       document_.AddAtPath(field, "belongs to a task: with tasks: every task has its own; move it there", Document::Where::kName);
     }
@@ -117,6 +117,12 @@ class JobReader {
       if (checkpoint->Duration("interval", &interval_ns)) out->set_interval_ns(interval_ns);
       if (checkpoint->Int("keep", 1, 1000, &number)) out->set_keep(number);
       checkpoint->Finish();
+    }
+    if (std::optional<Fields> input = fields.Map("input")) {
+      int64_t size_bytes = 0;
+      if (input->Text("storage", &text)) task->mutable_input()->set_storage(text);
+      if (input->Size("size", &size_bytes)) task->mutable_input()->set_size_bytes(size_bytes);
+      input->Finish();
     }
     if (fields.Int("max_restarts", 0, 1000, &number)) task->set_max_restarts(number);
     int64_t duration_ns = 0;

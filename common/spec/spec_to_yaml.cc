@@ -95,6 +95,12 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
     if (checkpoint.has_keep()) out.Plain("keep", absl::StrCat(checkpoint.keep()));
     out.Close();
   }
+  if (task.has_input()) {
+    out.Open("input");
+    if (!task.input().storage().empty()) out.Text("storage", task.input().storage());
+    if (task.input().size_bytes() != 0) out.Plain("size", absl::StrCat(task.input().size_bytes(), "B"));
+    out.Close();
+  }
   if (task.has_max_restarts()) out.Plain("max_restarts", absl::StrCat(task.max_restarts()));
   if (task.has_hang_timeout_ns()) out.Plain("hang_timeout", ExactDuration(task.hang_timeout_ns()));
   if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) {

@@ -71,6 +71,16 @@ bool Round::BackfillOne(int32_t b) {
   return false;
 }
 
+// What is used, and what S waits for.
+void Round::CountClaims() {
+  use_claims_ = use_now_;
+  for (const int32_t b : unserved_) AddUse(&use_claims_, m_.bases[b], m_.bases[b].charge, m_.bases[b].min_workers);
+  for (const Kept& kept : kept_) {
+    const Base& base = m_.bases[kept.base];
+    AddUse(&use_claims_, base, kept.cell, kept.workers - (base.current != nullptr && !base.may_be_lost ? base.current->workers : 0));
+  }
+}
+
 void Round::Backfill() {
   // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
   std::vector<int32_t> waiting;
@@ -111,12 +121,7 @@ void Round::Backfill() {
     if (has_room(base)) waiting.push_back(b);
   }
   if (waiting.empty()) return;
-  use_claims_ = use_now_;
-  for (const int32_t b : unserved_) AddUse(&use_claims_, m_.bases[b], m_.bases[b].charge, m_.bases[b].min_workers);
-  for (const Kept& kept : kept_) {
-    const Base& base = m_.bases[kept.base];
-    AddUse(&use_claims_, base, kept.cell, kept.workers - (base.current != nullptr && !base.may_be_lost ? base.current->workers : 0));
-  }
+  CountClaims();
 
   // By queue in leaf order; the queues in turns, the one with the lowest levels along its path first.
   std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) {

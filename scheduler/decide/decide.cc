@@ -231,6 +231,10 @@ void Round::PlaceEntitled() {
     if (!served_[b]) order.emplace_back(m_.bases[b].order, b);
   }
   std::sort(order.begin(), order.end());
+  const auto claims = [&](const Base& base) -> int64_t& { return claims_milli_[{base.charge, base.leaf, base.guaranteed}]; };
+  for (const auto& [accepted, b] : order) {
+    if (m_.bases[b].wants_place()) claims(m_.bases[b]) += m_.bases[b].worker_milli * m_.bases[b].min_workers;
+  }
   for (const auto& [accepted, b] : order) {
     const Base& base = m_.bases[b];
     if (base.may_be_lost && !base.wants_place()) {
@@ -241,6 +245,7 @@ void Round::PlaceEntitled() {
       }
     }
     PlaceOne(b);
+    if (base.wants_place()) claims(base) -= base.worker_milli * base.min_workers;
     if (!served_[b]) unserved_.push_back(b);
   }
 }

@@ -327,6 +327,19 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     }
     first = first && !could;
   }
+  if (!row.fronted.empty()) {          // spill found free devices there
+    std::vector<int32_t> cells;
+    std::vector<uint8_t> opened;
+    for (const bool front : {true, false}) {
+      for (size_t i = 0; i < base.cells.size(); ++i) {
+        if ((state.clusters()[model_.cells[base.cells[i]].cluster].name == row.fronted.back()) != front) continue;
+        cells.push_back(base.cells[i]);
+        opened.push_back(base.opened[i]);
+      }
+    }
+    base.cells = std::move(cells);
+    base.opened = std::move(opened);
+  }
   for (const int32_t cell : base.cells) {
     if (wants.gpus_milli() == 0 || !counts_cpus_[leaf]) break;
     const pb::Inventory& inventory = state.host(model_.cells[cell].hosts.front()).inventory;

@@ -234,7 +234,9 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   future_.UndoTo(start_mark);
   int64_t evicted = 0;
   for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].current->workers - workers_left);
-  if (evicted > 4 * demand) return Claim::kTooMany;
+  // Too many for what asks for them: with it, all that waits for the same and comes after it takes of what one large gang gives back.
+  const auto asked = claims_milli_.find({cell, claimant.leaf, guaranteed});
+  if (evicted > 4 * std::max(demand, grows || asked == claims_milli_.end() ? 0 : asked->second)) return Claim::kTooMany;
 
   const pb::AttemptKey claim = KeyOf(*claimant.job, claimant.ref.task, claimant.row->next_attempt);
   if (grows) Stop(claimant, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*claimant.spec), workers);

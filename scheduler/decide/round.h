@@ -124,12 +124,29 @@ class Round {
 
   // backfill.cc
   void Backfill();
+  void CountClaims();
   bool BackfillOne(int32_t b);
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 
+  using Failed = std::set<std::array<int64_t, 4>>;
   // spill.cc
+  // What a cell's devices will be free by number, by the expected ends of what runs there, and what waits for them.
+  struct Outlook {
+    std::vector<std::pair<int64_t, int64_t>> freed;  // from when on how many thousandths; the first entry is now
+    int64_t ahead_milli = 0;
+  };
+  struct Move {
+    int64_t cost_ns = 0;
+    bool reaches = true;               // the cluster reaches what the task reads
+    std::string text;                  // of what is moved; empty: nothing
+  };
   void Spill();
+  const Outlook* OutlookOf(int32_t cell, bool gpus);   // nullptr: that is beyond what a decision works out
+  int64_t CountedStart(const Base& base, int32_t cell);
+  std::optional<PlannedGang> FreeNow(int32_t b, int32_t cell, Failed* failed);
+  Move MoveTo(const Base& base, int32_t cell) const;
+  void Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns, const Move& move, bool to_front);
 
   // verdicts.cc
   void GiveVerdicts();
@@ -163,8 +180,10 @@ class Round {
   std::vector<int32_t> shape_;         // by base; -1: not asked for yet
   // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
   enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kKinds = 5 };
-  std::set<std::array<int64_t, 4>> failed_;
+  Failed failed_;
   std::map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
+  std::map<std::tuple<int32_t, int32_t, bool>, int64_t> claims_milli_;  // by cell, leaf and guarantee: of S what still has to be placed
+  std::map<std::pair<int32_t, bool>, Outlook> outlooks_;  // by cell, of GPUs or CPUs
   int32_t estimates_left_;
   int32_t reservations_left_;
   Plan plan_;

@@ -1,49 +1,226 @@
-// Spill: opening another cluster of a waiting task's list.
+// Spill (SCHEDULING.md §4): a waiting task's list of clusters is opened as far as the first that starts it sooner than those open
+// to it by more than moving there costs.
+//
+// Where devices are free for it now, that cluster comes to the front of its list: the entitled set would charge it to the first
+// with room by number, for which others may have to be stopped, or where its shape fits nowhere (decision 020). Both are outside
+// events, and no more of them per attempt than its list is long. Expected starts further ahead are counted: what runs in a cell
+// gives back its devices in the order of the expected ends, and what waits before a task takes them.
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 #include "scheduler/decide/round.h"
 
 namespace muster {
+namespace {
 
-// Opens the next cluster of a waiting task's list when that starts it sooner by more than spill_cost; once per attempt.
+constexpr size_t kQueueCounted = 512;  // waiting tasks a decision counts as being before others, and whose later starts it compares
+constexpr size_t kCellsForecast = 16;  // cells whose expected ends a decision sorts
+
+// "10 Gbit/s".
+std::string BandwidthText(int64_t bits_per_s) {
+  constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T"};
+  size_t power = 0;
+  for (; power < 4 && bits_per_s >= 1000 && bits_per_s % 1000 == 0; ++power) bits_per_s /= 1000;
+  return absl::StrCat(bits_per_s, " ", kPrefixes[power], "bit/s");
+}
+
+}  // namespace
+
+const Round::Outlook* Round::OutlookOf(int32_t cell, bool gpus) {
+  const auto known = outlooks_.find({cell, gpus});
+  if (known != outlooks_.end()) return &known->second;
+  if (outlooks_.size() >= kCellsForecast) return nullptr;
+  Outlook& outlook = outlooks_[{cell, gpus}];
+  outlook.freed.emplace_back(now_ns_, std::max<int64_t>(0, future_.FreeMilli(m_.cells[cell], gpus)));
+  for (const int32_t v : running_[cell]) {
+    const Base& other = m_.bases[v];
+    if (stopped_[v] || (other.spec->resources().gpus_milli() > 0) != gpus) continue;
+    if (const int64_t end_ns = ExpectedEnd(other, now_ns_); end_ns != 0) {
+      outlook.freed.emplace_back(std::max(end_ns, now_ns_ + 1), other.worker_milli * other.current->workers);
+    }
+  }
+  std::sort(outlook.freed.begin() + 1, outlook.freed.end());
+  for (size_t i = 1; i < outlook.freed.size(); ++i) outlook.freed[i].second += outlook.freed[i - 1].second;
+  return &outlook;
+}
+
+// When the cell will have devices for it beside those that it needs for what waits before: by number. 0 = unknown.
+int64_t Round::CountedStart(const Base& base, int32_t cell) {
+  const Outlook* outlook = OutlookOf(cell, base.spec->resources().gpus_milli() > 0);
+  if (outlook == nullptr) return 0;
+  const int64_t needs = outlook->ahead_milli + base.worker_milli * base.min_workers;
+  // What is free now and didn't start it has the wrong shape, or is kept for others: the next end may help.
+  const auto at = std::lower_bound(outlook->freed.begin() + 1, outlook->freed.end(), needs, [](const auto& freed, int64_t wanted) {
+    return freed.second < wanted;
+  });
+  return at == outlook->freed.end() ? 0 : at->first;
+}
+
+// A place in the cell that it could take now if the cell were open to it.
+std::optional<PlannedGang> Round::FreeNow(int32_t b, int32_t cell, Failed* failed) {
+  const Base& base = m_.bases[b];
+  const int64_t demand = base.worker_milli * base.min_workers;
+  if (now_.FreeMilli(m_.cells[cell], base.spec->resources().gpus_milli() > 0) < demand) return std::nullopt;
+  // To start as one of S it has to be charged there.
+  if (base.entitled && m_.cells[cell].charged_milli + demand > m_.cells[cell].capacity_milli) return std::nullopt;
+  if (!WithinLimits(base, cell, base.min_workers, use_now_)) return std::nullopt;
+  const int64_t end_ns = EndIfStarted(base);
+  const std::array<int64_t, 4> key{kNow, cell, ShapeOf(b), LentBits(base, cell, end_ns)};
+  if (failed->contains(key)) return std::nullopt;
+  if (!SiblingsReach(base, cell) || (!base.entitled && HindersClaims(base, cell, end_ns))) return std::nullopt;
+  std::optional<PlannedGang> gang = PlaceNow(b, cell, base.min_workers, end_ns);
+  if (!gang.has_value()) failed->insert(key);
+  return gang;
+}
+
+// What starting there costs: the configured cost, and moving its newest checkpoint and its input from where they lie.
+Round::Move Round::MoveTo(const Base& base, int32_t cell) const {
+  Move move{options_.spill_cost_ns, true, ""};
+  const ClusterRow& target = s_.clusters()[m_.cells[cell].cluster];
+  int64_t moved_bytes = 0, slowest_bits = kUnbounded;
+  __int128 moving_ns = 0;
+  const auto add = [&](const std::string& storage, int64_t bytes) {
+    const auto found = s_.cluster_file().storages().find(storage);
+    if (bytes <= 0 || found == s_.cluster_file().storages().end()) return;
+    const std::string& home = found->second.home();
+    move.reaches = move.reaches && Reaches(s_.cluster_file(), storage, target.name);
+    const int32_t from = home.empty() || home == target.name ? -1 : s_.FindCluster(home);
+    if (from < 0) return;
+    int64_t bits = kUnbounded;
+    for (const int64_t each : {target.spec.bandwidth_bits_per_s(), s_.clusters()[from].spec.bandwidth_bits_per_s()}) {
+      if (each > 0) bits = std::min(bits, each);
+    }
+    if (bits == kUnbounded) return;
+    moved_bytes += bytes;
+    slowest_bits = std::min(slowest_bits, bits);
+    moving_ns += static_cast<__int128>(bytes) * 8 * kSecond / bits;
+  };
+  if (!base.row->checkpoints.empty()) add(base.row->checkpoints.back().storage(), base.row->checkpoints.back().size_bytes());
+  if (base.spec->has_input()) add(base.spec->input().storage(), base.spec->input().size_bytes());
+  if (moved_bytes == 0) return move;
+  const int64_t ns = static_cast<int64_t>(std::min<__int128>(moving_ns, 365 * kDay));
+  move.cost_ns += ns;
+  move.text = absl::StrCat("moving ", FormatSize(moved_bytes), " at ", BandwidthText(slowest_bits), ": ", FormatDuration(ns < kSecond ? ns : ns / kSecond * kSecond));
+  return move;
+}
+
 void Round::Spill() {
-  std::vector<int32_t> waiting;
-  std::merge(entitled_.begin(), entitled_.end(), outside_.begin(), outside_.end(), std::back_inserter(waiting));
-  for (const int32_t b : waiting) {
+  const auto looks = [&](const Base& base) {
+    if (!base.wants_place() || base.row->backoff_until_ns > now_ns_ || base.guaranteed || base.leaf < 0 || s_.queues().nodes[base.leaf].held) return false;
+    const bool may_front = !base.binds_others;
+    const bool any = std::find(base.opened.begin(), base.opened.end(), 0) != base.opened.end() || (base.entitled && may_front && base.cells.size() > 1);
+    if (!any || base.row->opened_attempt != base.row->next_attempt) return any;
+    // Once more when that long has passed, not with every event.
+    const int64_t due_ns = base.row->opened_ns + std::max(options_.spill_cost_ns, kSecond);
+    if (due_ns > now_ns_) LookAt(due_ns);
+    return due_ns <= now_ns_;
+  };
+  std::vector<int32_t> order;          // what waits in S first
+  size_t looking = 0;
+  for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
+    for (const int32_t b : *list) {
+      if (served_[b] || !m_.bases[b].wants_place()) continue;
+      order.push_back(b);
+      looking += looks(m_.bases[b]);
+    }
+  }
+  if (looking == 0) return;
+
+  CountClaims();
+  const size_t mark = now_.Mark();
+  Failed failed = failed_;
+  for (size_t turn = 0; turn < order.size(); ++turn) {
+    const int32_t b = order[turn];
     const Base& base = m_.bases[b];
-    if (!base.wants_place() || served_[b] || base.row->opened_attempt == base.row->next_attempt) continue;
-    if (base.row->backoff_until_ns > now_ns_) continue;
-    int32_t next = -1;
-    for (size_t i = 0; i < base.cells.size() && next < 0; ++i) {
-      const bool holds = m_.cells[base.cells[i]].capacity_milli >= base.worker_milli * base.min_workers;
-      if (!base.opened[i] && holds) next = base.cells[i];
-    }
-    if (next < 0) continue;
-    const int64_t there_ns = EarliestStart(b, next);
-    if (there_ns == 0) continue;
+    const bool looks_now = looks(base);
+    const bool counts = turn < kQueueCounted;
+    if (!looks_now && !counts) continue;
+    const bool gpus = base.spec->resources().gpus_milli() > 0;
+    const int64_t demand = base.worker_milli * base.min_workers;
+
+    // The best of those open to it; of S only the charged one.
     int64_t here_ns = kUnbounded;
-    int32_t here = -1;
+    int32_t here = base.entitled ? base.charge : -1;
     for (size_t i = 0; i < base.cells.size(); ++i) {
-      if (!base.opened[i]) continue;
-      if (here < 0) here = base.cells[i];
-      const int64_t start_ns = EarliestStart(b, base.cells[i]);
-      if (start_ns != 0) here_ns = std::min(here_ns, start_ns);
+      const int32_t cell = base.cells[i];
+      if (base.entitled ? cell != base.charge : !base.opened[i]) continue;
+      if (here < 0) here = cell;
+      int64_t start_ns = CountedStart(base, cell);
+      for (const Kept& kept : reserved_[cell]) {
+        if (kept.base == b) start_ns = kept.start_ns;
+      }
+      // Moving there counts where it is open, too.
+      if (start_ns != 0 && looks_now) start_ns += MoveTo(base, cell).cost_ns - options_.spill_cost_ns;
+      if (start_ns == 0 || start_ns >= here_ns) continue;
+      here = cell;
+      here_ns = start_ns;
     }
-    if (here_ns != kUnbounded && there_ns + options_.spill_cost_ns >= here_ns) continue;
+
+    // The first of the others that pays.
+    int32_t there = -1;
+    int64_t there_ns = 0;
+    Move move;
+    std::optional<PlannedGang> gang;
+    const bool fronts = !base.binds_others;
+    for (size_t i = 0; i < base.cells.size() && looks_now && there < 0; ++i) {
+      const int32_t cell = base.cells[i];
+      const std::string& name = s_.clusters()[m_.cells[cell].cluster].name;
+      const bool fronted = base.row->opened_attempt == base.row->next_attempt &&
+                           std::find(base.row->fronted.begin(), base.row->fronted.end(), name) != base.row->fronted.end();
+      const bool other = base.entitled ? cell != base.charge && (!base.opened[i] || (fronts && !fronted)) : !base.opened[i];
+      if (!other || m_.cells[cell].capacity_milli < demand) continue;
+      const Move cost = MoveTo(base, cell);
+      if (!cost.reaches) continue;
+      if (here_ns != kUnbounded && now_ns_ + cost.cost_ns >= here_ns) continue;      // not even if it started at once
+      gang = FreeNow(b, cell, &failed);
+      if (gang.has_value()) {
+        there_ns = now_ns_;
+      } else {
+        if (base.entitled || !counts || base.opened[i] || !WithinLimits(base, cell, base.min_workers, use_future_)) continue;
+        there_ns = CountedStart(base, cell);
+        if (there_ns == 0 || (here_ns != kUnbounded && there_ns + cost.cost_ns >= here_ns)) continue;
+      }
+      there = cell;
+      move = cost;
+    }
+    if (counts) {
+      const int32_t cell = there >= 0 ? there : here;
+      if (const auto outlook = outlooks_.find({cell, gpus}); outlook != outlooks_.end()) outlook->second.ahead_milli += demand;
+    }
+    if (there < 0) continue;
+    if (gang.has_value()) now_.Take(*base.spec, *gang);        // gone for those behind it
+    Open(base, here, here_ns, there, there_ns, move, /*to_front=*/gang.has_value() && fronts);
+  }
+  now_.UndoTo(mark);
+}
+
+void Round::Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns, const Move& move, bool to_front) {
+  const std::string target = CellName(there);
+  const auto about = [&](int64_t at_ns) { return FormatDuration((at_ns - now_ns_) / kSecond * kSecond); };
+  const std::string full = here < 0                ? "no cluster before it has such devices"
+                           : here_ns == kUnbounded ? absl::StrCat(CellName(here), " is full, until when is unknown")
+                                                   : absl::StrCat(CellName(here), " is full for about ", about(here_ns));
+  std::string reason = absl::StrCat(full, "; ", target, " has room ", there_ns <= now_ns_ ? std::string("now") : absl::StrCat("in about ", about(there_ns)));
+  if (!move.text.empty()) absl::StrAppend(&reason, "; ", move.text);
+  std::set<int32_t> clusters;
+  for (size_t i = 0; i < base.cells.size(); ++i) {
+    const int32_t cluster = m_.cells[base.cells[i]].cluster;
+    const std::string& name = s_.clusters()[cluster].name;
+    const bool last = cluster == m_.cells[there].cluster;
+    if (!clusters.insert(cluster).second || (base.opened[i] && !(last && to_front))) {
+      if (last) break;
+      continue;
+    }
     pb::ClusterOpened* opened = opened_.emplace_back().mutable_cluster_opened();
     opened->set_job_uid(base.job->uid);
     opened->set_task(base.spec->name());
-    opened->set_cluster(CellName(next));
-    const std::string full = here < 0 ? "no cluster before it has such devices"
-                             : here_ns == kUnbounded
-                                 ? absl::StrCat(CellName(here), " is full, until when is unknown")
-                                 : absl::StrCat(CellName(here), " is full for about ", FormatDuration((here_ns - now_ns_) / kSecond * kSecond));
-    opened->set_reason(absl::StrCat(full, "; ", CellName(next), " has room ",
-                                    there_ns <= now_ns_ ? std::string("now")
-                                                        : absl::StrCat("in about ", FormatDuration((there_ns - now_ns_) / kSecond * kSecond))));
+    opened->set_cluster(name);
+    opened->set_reason(reason);
+    opened->set_to_front(last && to_front);
+    if (last) break;
   }
 }
 

@@ -643,11 +643,16 @@ void Applier::On(const pb::ClusterOpened& e) {
   const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.task());
   if (index < 0 || row->finished()) return;
   TaskRow* task = &Job(row->number)->tasks[index];
+  const auto holds = [&](const std::vector<std::string>& list) { return std::find(list.begin(), list.end(), e.cluster()) != list.end(); };
+  const bool again = task->opened_attempt == task->next_attempt;
+  if (!again) task->fronted.clear();
+  if (again && holds(task->opened) && (!e.to_front() || holds(task->fronted))) return;
   task->opened_attempt = task->next_attempt;
-  if (std::find(task->opened.begin(), task->opened.end(), e.cluster()) != task->opened.end()) return;
-  NewRound();
-  task->opened.push_back(e.cluster());
+  task->opened_ns = s_.now_ns_;
   task->spill_reason = e.reason();
+  if (!holds(task->opened)) task->opened.push_back(e.cluster());
+  if (e.to_front()) task->fronted.push_back(e.cluster());
+  NewRound();
 }
 
 void Applier::On(const pb::TaskFailed& e) {

@@ -152,6 +152,8 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   for (const AttemptRow& attempt : row.attempts) *r.add_attempts() = ToRecord(state, attempt);
   for (const std::string& cluster : row.opened) r.add_opened(cluster);
   r.set_opened_attempt(row.opened_attempt);
+  r.set_opened_ns(row.opened_ns);
+  for (const std::string& cluster : row.fronted) r.add_fronted(cluster);
   r.set_spill_reason(row.spill_reason);
   r.set_used_gpu_ms(row.used_gpu_ms);
   r.set_ran_ns(row.ran_ns);
@@ -187,6 +189,8 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   }
   row->opened.assign(r.opened().begin(), r.opened().end());
   row->opened_attempt = r.opened_attempt();
+  row->opened_ns = r.opened_ns();
+  row->fronted.assign(r.fronted().begin(), r.fronted().end());
   row->spill_reason = r.spill_reason();
   row->used_gpu_ms = r.used_gpu_ms();
   row->ran_ns = r.ran_ns();

@@ -114,6 +114,10 @@ struct TaskRow {
   std::vector<AttemptRow> attempts;    // oldest first; only the last may be unfinished
   std::vector<std::string> opened;     // clusters opened by spill, beside the first
   int32_t opened_attempt = 0;          // newest attempt for which that was decided
+  int64_t opened_ns = 0;               // when that was decided last
+  // Clusters that spill put at the front of its list for opened_attempt, newest last: that one is first. It stays so until the
+  // next decision, whatever attempt that is for: the entitled set may not change because the task starts or stops.
+  std::vector<std::string> fronted;
   std::string spill_reason;
   int64_t used_gpu_ms = 0;
   int64_t ran_ns = 0;                  // of ended attempts

@@ -212,7 +212,13 @@ absl::Status CheckOne(const State& state, const pb::Event& event, const Plan& pl
       const JobRow* job = state.FindJobByUid(e.job_uid());
       const int32_t t = job == nullptr ? -1 : TaskIndex(*job->spec, e.task());
       if (t < 0 || !job->tasks[t].waiting()) return Broken("opens a cluster for a task that doesn't wait");
-      if (job->tasks[t].opened_attempt == job->tasks[t].next_attempt) return Broken("opens a second cluster for the same attempt");
+      // Each decision opens a cluster that wasn't, or brings one to the front for this attempt: so there are no more of them than
+      // clusters in its list.
+      const TaskRow& row = job->tasks[t];
+      const auto holds = [&](const std::vector<std::string>& list) { return std::find(list.begin(), list.end(), e.cluster()) != list.end(); };
+      const bool fronted = row.opened_attempt == row.next_attempt && holds(row.fronted);
+      if (holds(row.opened) && (!e.to_front() || fronted)) return Broken("opens a cluster that is open to the attempt");
+      if (e.to_front() && job->tasks.size() > 1 && job->cluster.empty()) return Broken("moves a task away from the others of its job");
       const std::vector<int32_t> allowed = AllowedClusters(state, *job);
       const int32_t cluster = state.FindCluster(e.cluster());
       if (std::find(allowed.begin(), allowed.end(), cluster) == allowed.end()) return Broken("opens a cluster that the job may not use");

@@ -6,7 +6,8 @@ virtual cluster gets three sixteenths of its hosts (bench/fleets/philly-small), 
 load; the first twenty days, which hold almost nothing, are left out. (Three gangs of 128 GPUs fit no such cluster and are
 refused, whoever decides.) Kalos' jobs are short; its times are compressed to 85 % load. Every policy may place a job in every
 cluster, its own first. Muster's tree guarantees each virtual cluster its own hosts; DRF weighs the queues by the same
-guarantees. Kalos names no tenants: a queue for each size of gang. `late` counts jobs that waited for more than ten minutes although their queue's
+guarantees. Kalos names no tenants: a queue for each size of gang, with guarantees for the
+largest (bench/fleets/kalos-by-size.queues.yaml). `late` counts jobs that waited for more than ten minutes although their queue's
 guarantee covered them. Waits run to the first start; `delay` is all of a job's time in which it could have worked and didn't.
 """
 

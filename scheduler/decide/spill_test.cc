@@ -1,0 +1,167 @@
+// Spill over the whole list of clusters, what moving costs, and looking again (SCHEDULING.md §4, decision 019).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "scheduler/decide/decide.h"
+#include "scheduler/decide/fixture.h"
+#include "scheduler/state/builders.h"
+
+namespace muster {
+namespace {
+
+using testing::JobBuilder;
+using testing::ReportAll;
+using testing::StartAll;
+using testing::SystemBuilder;
+using testing::TaskOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Plan Go(SystemBuilder* system) {
+  SchedulingOptions options;
+  options.spill_cost_ns = 10 * kSecond;
+  return testing::DecideAndApply(system, options);
+}
+
+// One device each in a, b and c, held by a job for so many seconds; 0: free.
+struct ThreeClusters {
+  SystemBuilder system;
+  uint64_t holder[3] = {0, 0, 0};
+  explicit ThreeClusters(const std::vector<int64_t>& seconds) {
+    const char* names[] = {"a", "b", "c"};
+    for (const char* name : names) system.Cluster(name, "shared");
+    for (const char* name : names) system.Hosts(name, 1, 1);
+    system.Queue("q");
+    for (int c = 0; c < 3; ++c) {
+      if (seconds[c] == 0) continue;
+      holder[c] = JobBuilder("q").In({names[c]}).TimeLimit(seconds[c]).SubmitTo(&system);
+      Go(&system);
+      StartAll(&system, holder[c]);
+    }
+  }
+};
+
+TEST(Spill, OpensTheListAsFarAsTheFirstClusterThatPays) {
+  const struct {
+    const char* why;
+    std::vector<int64_t> seconds;
+    std::vector<std::string> opened;
+    const char* runs_in;
+  } kCases[] = {
+      {"the second is free", {1000, 0, 0}, {"b"}, "b"},
+      {"the second is as full as the first", {1000, 1000, 0}, {"b", "c"}, "c"},
+      {"the second pays, though later than the third", {1000, 500, 600}, {"b"}, ""},
+      {"nothing pays", {1000, 1000, 1000}, {}, ""},
+      {"the first is free sooner than moving pays", {5, 0, 0}, {}, ""},
+  };
+  for (const auto& c : kCases) {
+    ThreeClusters at(c.seconds);
+    const uint64_t job = JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system);
+    Go(&at.system);
+    EXPECT_EQ(TaskOf(at.system.state, job).opened, c.opened) << c.why;
+    EXPECT_EQ(at.system.state.FindJob(job)->cluster, c.runs_in) << c.why;
+  }
+}
+
+TEST(Spill, ABurstTakesEachFreeDeviceOnce) {
+  ThreeClusters at({1000, 0, 0});
+  std::vector<uint64_t> jobs;
+  for (int i = 0; i < 3; ++i) jobs.push_back(JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system));
+  Go(&at.system);
+  EXPECT_EQ(at.system.state.FindJob(jobs[0])->cluster, "b");
+  EXPECT_EQ(at.system.state.FindJob(jobs[1])->cluster, "c");
+  EXPECT_EQ(at.system.state.FindJob(jobs[2])->cluster, "");
+}
+
+TEST(Spill, LooksAgainWhenWhatItCostsHasPassed) {
+  ThreeClusters at({2000, 500, 3000});
+  const uint64_t job = JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system);
+  const Plan first = Go(&at.system);
+  EXPECT_THAT(TaskOf(at.system.state, job).opened, ElementsAre("b"));
+  EXPECT_LE(first.next_look_ns, SystemBuilder::kStart + 10 * kSecond);
+  at.system.Cancel(at.holder[2]);
+  Go(&at.system);
+  ReportAll(&at.system, at.holder[2], pb::GONE, 0, true);
+  at.system.Step(9);
+  Go(&at.system);
+  EXPECT_THAT(TaskOf(at.system.state, job).opened, ElementsAre("b")) << "too early";
+  at.system.Step(10);
+  Go(&at.system);
+  EXPECT_THAT(TaskOf(at.system.state, job).opened, ElementsAre("b", "c"));
+  EXPECT_EQ(at.system.state.FindJob(job)->cluster, "c");
+}
+
+TEST(Spill, MovingWhatIsReadCostsItsBytesOverTheBandwidth) {
+  const struct {
+    const char* why;
+    int64_t here_s;                    // until a is free
+    const char* home;
+    int64_t bits_per_s;                // of b
+    bool spills;
+    const char* says;
+  } kCases[] = {
+      {"12 GiB at 10 Gbit/s are 10 s, and 10 s it costs anyway", 25, "a", 10'000'000'000, true, "moving 12GiB at 10 Gbit/s: 10s"},
+      {"that is too long", 19, "a", 10'000'000'000, false, ""},
+      {"it lies in b", 19, "b", 10'000'000'000, true, ""},
+      {"it lies near to all", 19, "", 10'000'000'000, true, ""},
+      {"no bandwidth is known", 19, "a", 0, true, ""},
+      {"slowly: 103 s", 100, "a", 1'000'000'000, false, ""},
+  };
+  for (const auto& c : kCases) {
+    ThreeClusters at({c.here_s, 0, 1000});
+    pb::Event configured;
+    pb::ClusterFile* file = configured.mutable_clusters_configured()->mutable_file();
+    *file = at.system.state.cluster_file();
+    (*file->mutable_storages())["shared"].set_home(c.home);
+    file->mutable_clusters(1)->set_bandwidth_bits_per_s(c.bits_per_s);
+    at.system.Do(configured);
+    JobBuilder builder("q");
+    builder.In({"a", "b"});
+    builder.spec.mutable_tasks(0)->mutable_input()->set_storage("shared");
+    builder.spec.mutable_tasks(0)->mutable_input()->set_size_bytes(int64_t{12} << 30);
+    const uint64_t job = builder.SubmitTo(&at.system);
+    Go(&at.system);
+    const TaskRow& task = TaskOf(at.system.state, job);
+    EXPECT_EQ(!task.opened.empty(), c.spills) << c.why;
+    EXPECT_THAT(task.spill_reason, HasSubstr(c.says)) << c.why;
+    EXPECT_EQ(task.spill_reason.find("moving") != std::string::npos, *c.says != '\0') << c.why;
+  }
+}
+
+TEST(Spill, NeverOpensAClusterThatDoesNotReachTheInput) {
+  ThreeClusters at({1000, 0, 1000});
+  pb::Event configured;
+  pb::ClusterFile* file = configured.mutable_clusters_configured()->mutable_file();
+  *file = at.system.state.cluster_file();
+  (*file->mutable_storages())["local"].add_clusters("a");
+  at.system.Do(configured);
+  JobBuilder builder("q");
+  builder.In({"a", "b"});
+  builder.spec.mutable_tasks(0)->mutable_input()->set_storage("local");
+  builder.spec.mutable_tasks(0)->mutable_input()->set_size_bytes(1);
+  const uint64_t job = builder.SubmitTo(&at.system);
+  Go(&at.system);
+  EXPECT_THAT(TaskOf(at.system.state, job).opened, IsEmpty());
+}
+
+TEST(Reclaim, SmallClaimsTogetherMayStopOneLargeGang) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("small", 8).Queue("other");
+  const uint64_t large = JobBuilder("other").Gpus(8).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, large);
+  system.Step(1000);
+  std::vector<uint64_t> claims = {JobBuilder("small").SubmitTo(&system)};
+  Go(&system);
+  EXPECT_NE(TaskOf(system.state, large).state, pb::TASK_STOPPING) << "eight devices for one";
+  claims.push_back(JobBuilder("small").SubmitTo(&system));
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, large).state, pb::TASK_STOPPING) << "eight devices for two";
+  ReportAll(&system, large, pb::GONE, 0, true);
+  Go(&system);
+  for (const uint64_t claim : claims) EXPECT_NE(TaskOf(system.state, claim).current(), nullptr);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,7 +1,8 @@
 """Row `durable-rates`: durable submissions, and starts end to end through store and simulated agents; Slurm in the same run.
 
 Submissions twice: at the engine's port, as the code behind an RPC calls it, from several threads; and over gRPC to a real
-musterd on a Unix socket, from a load generator on the same machine. 40,000 jobs of one slot that all wait but 800.
+musterd on a Unix socket, from a load generator on the same machine. 40,000 jobs of one slot that all wait but 800. 4,096 of
+them wait for their answers at any time (512 over gRPC): all that is asked during a commit shares the next one.
 Starts: 40,000 such jobs that run for 100 ms on 1,000 simulated hosts of 8 slots; submission, start and end all go on at once,
 and the rate is that of committed starts from the first submission on. Best of three, as others may use the machine.
 """
@@ -66,9 +67,9 @@ def main() -> int:
     times = 1 if quick else 3
     jobs = 10_000 if quick else 40_000
     other = peer(100 if quick else 500)
-    submissions = max(run("bench_durable_rates", "--jobs", jobs)["submissions_per_s"] for _ in range(times))
+    submissions = max(run("bench_durable_rates", "--jobs", jobs, "--outstanding", 4096)["submissions_per_s"] for _ in range(times))
     grpc = max(over_grpc(jobs) for _ in range(times))
-    starts = max(run("bench_durable_rates", "--jobs", jobs, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends")["starts_per_s"]
+    starts = max(run("bench_durable_rates", "--jobs", jobs, "--outstanding", 4096, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends")["starts_per_s"]
                  for _ in range(times))
 
     def named(key):

@@ -1,6 +1,8 @@
 // muster: parse, run the chosen command, exit with its code. What each command does is in commands/.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
@@ -8,6 +10,17 @@
 
 namespace muster {
 namespace {
+
+// " Did you mean --output?" or nothing.
+std::string OptionLike(const std::string& word, const CLI::App& command, const CLI::App& root) {
+  std::vector<std::string> names;
+  for (const CLI::App* app : {&command, &root}) {
+    for (const CLI::Option* option : app->get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+  }
+  return DidYouMean(word.substr(0, word.find('=')), names);
+}
 
 // One usage error: what was wrong and where help is. Everything on stderr, exit 2.
 int UsageError(const Session& session, const CLI::App& root, const CLI::ParseError& error) {
@@ -24,6 +37,12 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
     for (const CLI::App* sub : at->get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
     what = unknown.empty() ? absl::StrCat("say what to do: ", absl::StrJoin(names, ", "))
                            : absl::StrCat("no such command or option: ", unknown.front(), ".", DidYouMean(unknown.front(), names));
+  }
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !unknown.empty()) {
+    std::reverse(unknown.begin(), unknown.end());  // as they were written
+    const auto option = std::find_if(unknown.begin(), unknown.end(), [](const std::string& word) { return word.size() > 1 && word[0] == '-'; });
+    what = option == unknown.end() ? absl::StrCat("does not take this: ", absl::StrJoin(unknown, " "))
+                                   : absl::StrCat("no such option: ", *option, ".", OptionLike(*option, *at, root));
   }
   session.Err(absl::StrCat("muster: ", what, "\n  Help: ", name, " --help\n"));
   return kExitBadInput;

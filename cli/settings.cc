@@ -67,7 +67,7 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const s
       return absl::InvalidArgumentError(FormatProblems(problems, path, format));
     }
   } else if (named || !absl::IsNotFound(text.status())) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", std::string(text.status().message())));
+    return absl::InvalidArgumentError(std::string(text.status().message()));
   }
   std::string context = context_flag;
   if (context.empty()) context = environment("MUSTER_CONTEXT");

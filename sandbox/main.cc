@@ -19,6 +19,7 @@
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
+#include "common/base/parse_flags.h"
 #include "common/base/units.h"
 #include "sandbox/agents.h"
 #include "sandbox/scenario.h"
@@ -252,7 +253,7 @@ int main(int argc, char** argv) {
   CLI::App app{"A live musterd over simulated hosts; see: muster sandbox", "muster-sandbox"};
   app.add_option("--directory", directory, "A directory of its own for the socket; removed at the end")->required();
   app.add_option("--seed", seed, "Of the jobs");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;
   muster::SetLogLevel(muster::LogLevel::kWarn);
   return muster::sandbox::Run(directory, seed);
 }

@@ -18,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
+#include "common/base/parse_flags.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "scheduler/agents/sessions.h"
@@ -48,6 +49,13 @@ int Fail(const std::string& message) {
   return 2;
 }
 
+bool PrintProblems(const std::vector<Problem>& problems, const std::string& path) {
+  ProblemFormat format;
+  format.outcome = "musterd did not start";
+  std::fputs(FormatProblems(problems, path, format).c_str(), stderr);
+  return false;
+}
+
 // A file of the operator's, read by `parse`; its problems are printed with their places.
 template <typename Parse>
 bool ReadConfigFile(const std::string& path, Parse parse) {
@@ -58,10 +66,7 @@ bool ReadConfigFile(const std::string& path, Parse parse) {
   }
   std::vector<Problem> problems;
   if (parse(*text, &problems)) return true;
-  ProblemFormat format;
-  format.outcome = "musterd did not start";
-  std::fputs(FormatProblems(problems, path, format).c_str(), stderr);
-  return false;
+  return PrintProblems(problems, path);
 }
 
 bool ReadConfig(const Flags& flags, MusterdConfig* config) {
@@ -115,20 +120,17 @@ bool FirstEvents(const MusterdConfig& config, const State& state, std::vector<pb
   }
   if (state.queue_version() != 0) return true;
   pb::QueueTree tree;
+  std::string queues;
   if (config.queues.empty()) {
     tree.add_queues()->set_name(kDefaultQueue);
   } else if (!ReadConfigFile(config.queues, [&](const std::string& text, std::vector<Problem>* problems) {
+               queues = text;
                return ParseQueueFile(text, config.queues, QueueContext(), &tree, problems);
              })) {
     return false;
   }
   const QueueResolution resolution = ResolveQueues(after, tree);
-  if (!resolution.ok()) {
-    std::string text = absl::StrCat(config.queues, ": ", resolution.problems.size(), " problems, musterd did not start");
-    for (const FieldProblem& problem : resolution.problems) absl::StrAppend(&text, "\n ", problem.path, ": ", problem.message);
-    Fail(text);
-    return false;
-  }
+  if (!resolution.ok()) return PrintProblems(PlaceQueueProblems(queues, config.queues, resolution.problems), config.queues);
   pb::QueuesApplied* applied = events->emplace_back().mutable_queues_applied();
   *applied->mutable_tree() = resolution.resolved;
   applied->set_version(1);
@@ -247,7 +249,7 @@ int main(int argc, char** argv) {
   app.add_option("--queues", flags.queues, "queues.yaml, read into an empty store only");
   app.add_flag("--single-user", flags.single_user, "Serve only the user who started it");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;
   muster::LogLevel level;
   if (!muster::ParseLogLevel(flags.log_level, &level)) return muster::Fail("--log-level must be debug, info, warn or error");
   muster::SetLogLevel(level);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
+#include "common/base/parse_flags.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "sim/policies.h"
@@ -197,11 +198,7 @@ int Main(int argc, char** argv) {
   app.add_option("--quantum", args.quantum, "Preemptive peers choose anew so often")->capture_default_str();
   app.add_option("--patience", args.patience, "A job that its queue's guarantee covers for longer without starting is late")->capture_default_str();
   app.add_flag("--verbose", args.verbose, "One line a job");
-  try {
-    app.parse(compare ? argc - 1 : argc, compare ? argv + 1 : argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const std::optional<int> code = ParseFlags(app, compare ? argc - 1 : argc, compare ? argv + 1 : argv); code.has_value()) return *code;
   SetLogLevel(LogLevel::kWarn);
   return Run(args, compare);
 }

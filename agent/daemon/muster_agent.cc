@@ -9,12 +9,14 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "agent/daemon/daemon.h"
 #include "agent/host/inventory.h"
 #include "agent/shim/durable.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
+#include "common/base/parse_flags.h"
 #include "common/base/units.h"
 
 namespace {
@@ -22,7 +24,7 @@ namespace {
 constexpr char kVersion[] = "0.1.0";
 
 int Fail(const std::string& text) {
-  std::cerr << "muster-agent: " << text << "\n";
+  std::cerr << "muster-agent: " << absl::StripSuffix(text, "\n") << "\n";
   return 2;
 }
 
@@ -60,7 +62,7 @@ int main(int argc, char** argv) {
   app.add_flag("--no-pid-namespace", no_pid_namespace, "Do without a PID namespace even where there is the right to make one");
   app.add_option("--log-level", log_level, "debug, info, warn or error")->capture_default_str();
   app.set_version_flag("--version", kVersion);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;
 
   muster::LogLevel level;
   if (!muster::ParseLogLevel(log_level, &level)) return Fail("--log-level: wants debug, info, warn or error");

@@ -69,7 +69,7 @@ int Apply(Session& session, const ApplyOptions& options) {
   absl::StatusOr<pb::ApplyQueuesResponse> response = (*client)->ApplyQueues(request);
   if (!response.ok()) {
     std::vector<FieldProblem> found = ProblemsOf(response.status());
-    if (absl::IsInvalidArgument(response.status()) && !found.empty()) return refuse(PlaceProblems(file->text, file->name, found));
+    if (absl::IsInvalidArgument(response.status()) && !found.empty()) return refuse(PlaceQueueProblems(file->text, file->name, found));
     return session.Fail(response.status());
   }
   std::string text;

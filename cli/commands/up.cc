@@ -46,9 +46,14 @@ absl::StatusOr<std::vector<pb::Job>> Unfinished(Client& client) {
   request.set_page_size(1000);
   request.add_states(pb::WAITING);
   request.add_states(pb::RUNNING);
-  absl::StatusOr<pb::ListJobsResponse> response = client.List(request);
-  if (!response.ok()) return response.status();
-  return std::vector<pb::Job>(response->jobs().begin(), response->jobs().end());
+  std::vector<pb::Job> jobs;
+  do {
+    absl::StatusOr<pb::ListJobsResponse> page = client.List(request);
+    if (!page.ok()) return page.status();
+    for (pb::Job& job : *page->mutable_jobs()) jobs.push_back(std::move(job));
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  return jobs;
 }
 
 // Cancels all jobs and waits until their processes are gone. A second signal ends the waiting, too.

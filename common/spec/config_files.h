@@ -33,6 +33,8 @@ bool ParseQueueFile(std::string_view text, std::string_view filename, const Queu
                     std::vector<Problem>* problems);
 // The same rules for a tree that arrives as a proto; paths such as queues[1].quota.h100-80g.guarantee.
 std::vector<FieldProblem> CheckQueueTree(const pb::QueueTree& tree, const QueueContext& context = {});
+// PlaceProblems for a queues file.
+std::vector<Problem> PlaceQueueProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found);
 std::string QueueTreeToYaml(const pb::QueueTree& tree);
 
 // musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH.

@@ -131,6 +131,12 @@ TEST(QueueFile, TreesThatArriveAsProtosObeyTheSameRules) {
   EXPECT_THAT(out, testing::HasSubstr("nested deeper than 8 levels"));
 }
 
+TEST(QueueFile, TheDaemonsProblemsGetTheirPlacesInTheFile) {
+  const std::vector<Problem> placed = PlaceQueueProblems("queues:\n  - name: a\n    quota: {cpu-slot: {guarantee: 5, limit: 9}}\n", "q.yaml",
+                                                         {{"queues[0].quota.cpu-slot.guarantee", "too many"}, {"b", "has jobs"}});
+  EXPECT_EQ(Summary(placed), "1:1 b: has jobs\n3:35 queues[0].quota.cpu-slot.guarantee: too many");
+}
+
 TEST(MusterdConfig, IsReadWithItsDefaults) {
   MusterdConfig config;
   std::vector<Problem> problems;

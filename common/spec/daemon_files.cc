@@ -73,8 +73,8 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
       Bounded(*scheduling, "history_retention", kMinute, 3650 * kDay, &out->history_retention_ns);
       Bounded(*scheduling, "journal_retention", kMinute, 3650 * kDay, &out->journal_retention_ns);
       scheduling->Finish();
-      if (document.Sound("scheduling") && out->lease_ns < 2 * out->heartbeat_ns) {
-        document.AddAtPath("scheduling.lease", absl::StrCat(FormatDuration(out->lease_ns), " is below two heartbeats of ", FormatDuration(out->heartbeat_ns)));
+      if (document.Sound("scheduling") && out->lease_ns < 3 * out->heartbeat_ns) {
+        document.AddAtPath("scheduling.lease", absl::StrCat(FormatDuration(out->lease_ns), " is below three heartbeats of ", FormatDuration(out->heartbeat_ns)));
       }
     }
     fields.Finish();

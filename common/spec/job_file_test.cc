@@ -431,6 +431,8 @@ TEST(DidYouMean, FindsTheNearestNameOnly) {
   EXPECT_EQ(DidYouMean("gpu", names), " Did you mean gpus?");
   EXPECT_EQ(DidYouMean("learningRate", names), " Did you mean learning_rate?");
   EXPECT_EQ(DidYouMean("gpu-types", names), " Did you mean gpu_types?");
+  EXPECT_EQ(DidYouMean("mmeory", names), " Did you mean memory?") << "neighbours swapped";
+  EXPECT_EQ(DidYouMean("H100-80", {"a100-40g", "h100-80g"}), " Did you mean h100-80g?") << "'-' in both";
   EXPECT_EQ(DidYouMean("zzz", names), "");
   EXPECT_EQ(DidYouMean(std::string(100'000, 'g'), names), "");
 }

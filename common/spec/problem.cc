@@ -60,32 +60,40 @@ void AppendPicture(const Problem& problem, const std::string& indent, bool color
                   color ? "\033[31m" : "", carets, color ? "\033[0m" : "", "\n");
 }
 
+// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
 size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
+  std::vector<size_t> above(b.size() + 1), row(b.size() + 1), next(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
+    next[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+      next[j] = std::min({row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) next[j] = std::min(next[j], above[j - 2] + 1);
     }
+    above.swap(row);
+    row.swap(next);
   }
   return row[b.size()];
+}
+
+// How words are compared: without case, '-' like '_'.
+std::string Folded(std::string_view word) {
+  std::string out(word);
+  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  return out;
 }
 
 }  // namespace
 
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names) {
   if (word.empty() || word.size() > 64) return "";
-  std::string lower(word);
-  for (char& c : lower) c = c == '-' ? '_' : static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  const std::string wanted = Folded(word);
   const std::string* best = nullptr;
-  size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  size_t best_distance = std::max<size_t>(1, word.size() / 4) + 1;
   for (const std::string& name : names) {
-    if (lower.size() >= 3 && name.size() <= 64 && name.substr(0, lower.size()) == lower && best == nullptr) best = &name;
-    const size_t distance = EditDistance(lower, name.substr(0, 128));
+    const std::string folded = Folded(std::string_view(name).substr(0, 128));
+    if (wanted.size() >= 3 && name.size() <= 64 && folded.substr(0, wanted.size()) == wanted && best == nullptr) best = &name;
+    const size_t distance = EditDistance(wanted, folded);
     if (distance < best_distance && distance < word.size()) {
       best = &name;
       best_distance = distance;

@@ -31,7 +31,7 @@ std::string FormatProblems(const std::vector<Problem>& problems, std::string_vie
 // "All fields: muster fields resources     Check offline: muster validate sft.yaml"
 std::string JobFooter(const std::vector<Problem>& problems, std::string_view filename);
 
-// " Did you mean gpus?" for the nearest of `names` within a third of the word's length (at least 1 edit), else for one that the
+// " Did you mean gpus?" for the nearest of `names`, whatever their case, within a quarter of the word's length (at least 1 edit), else for one that the
 // word begins; empty if there is none.
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names);
 

@@ -256,6 +256,15 @@ std::vector<FieldProblem> CheckQueueTree(const pb::QueueTree& tree, const QueueC
   return found;
 }
 
+std::vector<Problem> PlaceQueueProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found) {
+  Document document;
+  pb::QueueTree tree;
+  if (document.Parse(text, filename)) QueueReader(&document).Read(&tree);
+  document.TakeSorted();  // the daemon's words only
+  for (const FieldProblem& problem : found) document.AddAtPath(problem.path, problem.message);
+  return document.TakeSorted();
+}
+
 std::string QueueTreeToYaml(const pb::QueueTree& tree) {
   YamlWriter out;
   WriteQueues(out, tree.queues());

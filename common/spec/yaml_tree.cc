@@ -165,10 +165,7 @@ bool Document::Parse(std::string_view text, std::string_view filename) {
     AddAt({line, placed ? error.mark.column + 1 : 0, 1}, "", message);
     return false;
   }
-  if (root_.kind == YamlNode::Kind::kNull) {
-    AddAt({}, "", "is empty");
-    return false;
-  }
+  if (root_.kind == YamlNode::Kind::kNull) root_.kind = YamlNode::Kind::kMap;  // an empty file; what it lacks is told by name
   if (!root_.IsMap()) {
     Add(root_, "", "must be a map of fields, such as name: hello");
     return false;

@@ -190,6 +190,7 @@ TEST(ResolveQueues, GuaranteesThatExceedWhatThereIsAreRefusedWithTheirPlace) {
     const char* message;
   } kCases[] = {
       {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 7000 } } })", "queues[0].quota.cpu-slot.guarantee", "1 of 7"},
+      {R"(queues { name: "a" quota { key: "h100-80g" value { guarantee_milli: 1000 } } })", "queues[0].quota.h100-80g.guarantee", "no cluster has any h100-80g"},
       {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 5000 guarantee_per_cluster { key: "lab" value: 5000 } } } })",
        "queues[0].quota.cpu-slot.guarantee", "in lab exceed what the clusters have there by 1"},
       {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 1000 guarantee_per_cluster { key: "mars" value: 1000 } } } })", "", "mars"},

@@ -20,7 +20,10 @@ class GuaranteeSplitter {
   GuaranteeSplitter(const State& state, std::string flavour, std::vector<FieldProblem>* problems)
       : flavour_(std::move(flavour)), problems_(problems) {
     for (const ClusterRow& cluster : state.clusters()) order_.push_back(cluster.name);
-    for (const auto& [cluster, milli] : CellCapacity(state, flavour_)) capacity_[state.clusters()[cluster].name] = milli;
+    for (const auto& [cluster, milli] : CellCapacity(state, flavour_)) {
+      capacity_[state.clusters()[cluster].name] = milli;
+      total_milli_ += milli;
+    }
   }
 
   void Split(google::protobuf::RepeatedPtrField<pb::QueueSpec>* roots) {
@@ -87,8 +90,10 @@ class GuaranteeSplitter {
           }
           if (rest > 0) {
             problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee"),
-                                  absl::StrCat(FormatMilli(rest), " of ", FormatMilli(quota.guarantee_milli()), " ", flavour_,
-                                               " are more than what ", who_has, " left")});
+                                  total_milli_ == 0
+                                      ? absl::StrCat("no cluster has any ", flavour_, ". What there is: muster cluster list")
+                                      : absl::StrCat(FormatMilli(rest), " of ", FormatMilli(quota.guarantee_milli()), " ", flavour_,
+                                                     " are more than what ", who_has, " left")});
           }
           for (const auto& [cluster, milli] : cells) {
             if (milli > 0) (*quota.mutable_guarantee_per_cluster())[cluster] = milli;
@@ -109,6 +114,7 @@ class GuaranteeSplitter {
   std::vector<FieldProblem>* const problems_;
   std::vector<std::string> order_;
   Cells capacity_;
+  int64_t total_milli_ = 0;
 };
 
 void CollectFlavours(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& level, std::set<std::string>* flavours) {

@@ -18,7 +18,7 @@ TRAINER = SLOT + "trainer:\n  init: /m\n  data: t\n  max_length: 64\n  global_ba
 BAD_JOBS = {
     "not YAML": ("run: [a, b\n", ["not valid YAML"]),
     "tab": ("resources:\n\tgpus: 1\nrun: ls\n", ["2:", "tab"]),
-    "empty": ("# nothing\n", ["is empty"]),
+    "empty": ("# nothing\n", ["run: is missing", "give run:"]),
     "a list": ("- run: ls\n", ["1:1", "must be a map"]),
     "two documents": ("run: ls\n---\nrun: ls\n", ["second document"]),
     "not UTF-8": (b"name: a\xff\nrun: ls\n", ["1:8", "UTF-8"]),

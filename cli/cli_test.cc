@@ -561,18 +561,30 @@ TEST_F(CliTest, TheServersFieldViolationsGetTheirPlacesInTheFile) {
   EXPECT_THAT(err_, HasSubstr("resources.gpu_types[0]: no such flavour today"));
 }
 
-TEST_F(CliTest, AJobThatCanNeverStartIsExitTwoWithTheReason) {
-  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) {
+TEST_F(CliTest, AJobThatCanNeverStartIsExitTwoWithTheReasonUnlessItMayWaitForHosts) {
+  jobs_.preview = [](const pb::PreviewRequest& request, pb::PreviewResponse*) {
     google::rpc::PreconditionFailure failure;
     auto* violation = failure.add_violations();
     violation->set_type("NEVER_FITS");
     violation->set_description("12 workers x 8 = 96 h100-80g in one cluster; phx has 64");
+    google::rpc::ErrorInfo info;
+    info.set_reason("WAIT_FOR_CAPACITY");
     google::rpc::Status status;
     status.add_details()->PackFrom(failure);
-    return grpc::Status(grpc::FAILED_PRECONDITION, "never fits", status.SerializeAsString());
+    status.add_details()->PackFrom(info);
+    return request.wait_for_capacity() ? grpc::Status::OK : grpc::Status(grpc::FAILED_PRECONDITION, "never fits", status.SerializeAsString());
+  };
+  bool waits = false;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    waits = request.wait_for_capacity();
+    return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"submit", "-y", Write("big.yaml", kHello)}), 2);
-  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, so it was not accepted\n  12 workers x 8 = 96 h100-80g in one cluster; phx has 64\n"));
+  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, so it was not accepted\n  12 workers x 8 = 96 h100-80g in one cluster; phx has 64\n"
+                              "  Hosts are on their way? muster submit "));
+  EXPECT_FALSE(waits);
+  EXPECT_EQ(Run({"submit", "-y", "-d", Write("big.yaml", kHello), "--wait-for-capacity"}), 0) << err_;
+  EXPECT_TRUE(waits);
 }
 
 TEST_F(CliTest, PreviewOnlySubmitsNothingAndTellsOfEvictions) {

@@ -11,6 +11,17 @@
 #include "google/rpc/status.pb.h"
 
 namespace muster {
+namespace {
+
+// Empty if there are none.
+google::rpc::Status DetailsOf(const absl::Status& status) {
+  google::rpc::Status details;
+  const absl::optional<absl::Cord> payload = status.GetPayload(kDetailsUrl);
+  if (!payload.has_value() || !details.ParseFromString(std::string(*payload))) details.Clear();
+  return details;
+}
+
+}  // namespace
 
 ExitCode ExitCodeFor(const absl::Status& status) {
   switch (status.code()) {
@@ -35,9 +46,7 @@ ExitCode ExitCodeFor(pb::JobState final_state) {
 
 std::vector<FieldProblem> ProblemsOf(const absl::Status& status) {
   std::vector<FieldProblem> out;
-  absl::optional<absl::Cord> payload = status.GetPayload(kDetailsUrl);
-  google::rpc::Status details;
-  if (!payload.has_value() || !details.ParseFromString(std::string(*payload))) return out;
+  const google::rpc::Status details = DetailsOf(status);
   for (const google::protobuf::Any& any : details.details()) {
     google::rpc::BadRequest bad;
     google::rpc::PreconditionFailure failure;
@@ -54,6 +63,14 @@ std::vector<FieldProblem> ProblemsOf(const absl::Status& status) {
     }
   }
   return out;
+}
+
+bool MayWaitForCapacity(const absl::Status& status) {
+  google::rpc::Status details = DetailsOf(status);
+  return std::any_of(details.details().begin(), details.details().end(), [](const google::protobuf::Any& any) {
+    google::rpc::ErrorInfo info;
+    return any.UnpackTo(&info) && info.reason() == "WAIT_FOR_CAPACITY";
+  });
 }
 
 std::string RenderError(const absl::Status& status, const std::string& server) {

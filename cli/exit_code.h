@@ -30,6 +30,9 @@ ExitCode ExitCodeFor(pb::JobState final_state);
 // The BadRequest's violations and the PreconditionFailure's (path: its subject), each once. Empty: the status carries no details.
 std::vector<FieldProblem> ProblemsOf(const absl::Status& status);
 
+// The server refused a job that it would accept with wait_for_capacity.
+bool MayWaitForCapacity(const absl::Status& status);
+
 // For a terminal, with a newline at the end: the message, each violation on its own line, and a remedy where there is one.
 // `server` is named when it can't be reached.
 std::string RenderError(const absl::Status& status, const std::string& server);

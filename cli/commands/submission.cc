@@ -89,15 +89,17 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
     for (const FieldProblem& problem : found) {
       for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty())) absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
     }
+    if (MayWaitForCapacity(status)) absl::StrAppend(&text, "  Hosts are on their way? muster submit ", file->name, " --wait-for-capacity\n");
     session.Err(text);
     return kExitBadInput;
   }
   return session.Fail(status);
 }
 
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key) {
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key, bool wait_for_capacity) {
   pb::SubmitRequest request;
   *request.mutable_spec() = spec;
+  request.set_wait_for_capacity(wait_for_capacity);
   request.set_idempotency_key(key.empty() ? RandomId() : key);
   mode_t mask = umask(0);
   umask(mask);

@@ -29,6 +29,6 @@ int FailWithProblems(Session& session, const std::vector<Problem>& problems, con
 int FailRefused(Session& session, const absl::Status& status, const JobFile* file);
 
 // Submits with this process's umask, and with a new idempotency key if `key` is empty. Repeats itself safely while the server is away.
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key = "");
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key = "", bool wait_for_capacity = false);
 
 }  // namespace muster

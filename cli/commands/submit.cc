@@ -18,7 +18,7 @@ namespace {
 struct SubmitOptions {
   std::string file, queue, key;
   std::vector<std::string> settings;
-  bool yes = false, detach = false, preview_only = false, detailed_exitcode = false;
+  bool yes = false, detach = false, preview_only = false, detailed_exitcode = false, wait_for_capacity = false;
 };
 
 // Enter means yes. False: no, end of input, or Ctrl+C.
@@ -56,6 +56,7 @@ int Submit(Session& session, const SubmitOptions& options) {
 
   pb::PreviewRequest preview_request;
   *preview_request.mutable_spec() = spec;
+  preview_request.set_wait_for_capacity(options.wait_for_capacity);
   absl::StatusOr<pb::PreviewResponse> preview = (*client)->Preview(preview_request);
   if (!preview.ok()) return FailRefused(session, preview.status(), &*file);
   if (options.preview_only) {
@@ -72,7 +73,7 @@ int Submit(Session& session, const SubmitOptions& options) {
     return kExitInterrupted;
   }
 
-  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, spec, options.key);
+  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, spec, options.key, options.wait_for_capacity);
   if (!response.ok()) return FailRefused(session, response.status(), &*file);
   const pb::Job& job = response->job();
   std::string id = absl::StrCat(job.number());
@@ -138,6 +139,7 @@ void AddSubmit(CLI::App& root, Session& session) {
   submit->add_option("--idempotency-key", options->key, "For scripts that repeat themselves: the same key gives the same job, submitted once");
   CLI::Option* preview_only = submit->add_flag("--preview-only,--dry-run", options->preview_only, "Only show where, when and from whom; submit nothing");
   submit->add_flag("--detailed-exitcode", options->detailed_exitcode, "With --preview-only: exit 7 if somebody would be evicted")->needs(preview_only);
+  submit->add_flag("--wait-for-capacity", options->wait_for_capacity, "Accept a job that no cluster can hold yet: hosts are on their way");
   submit->callback([&session, options] { session.command = [&session, options] { return Submit(session, *options); }; });
 
   auto files = std::make_shared<std::vector<std::string>>();

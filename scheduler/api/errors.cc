@@ -18,6 +18,13 @@ google::rpc::BadRequest Violations(const std::vector<FieldProblem>& problems) {
   return bad;
 }
 
+google::rpc::ErrorInfo Info(const std::string& reason) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain("muster");
+  return info;
+}
+
 grpc::Status WithDetails(google::rpc::Status status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message(), status.SerializeAsString());
 }
@@ -36,7 +43,7 @@ grpc::Status BadRequest(const std::string& message, const std::vector<FieldProbl
   return WithDetails(std::move(status));
 }
 
-grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems) {
+grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems, bool may_wait) {
   google::rpc::PreconditionFailure failure;
   for (const FieldProblem& problem : problems) {
     google::rpc::PreconditionFailure::Violation* violation = failure.add_violations();
@@ -49,17 +56,15 @@ grpc::Status NeverFits(const std::string& message, const std::vector<FieldProble
   status.set_message(message);
   status.add_details()->PackFrom(failure);
   status.add_details()->PackFrom(Violations(problems));
+  if (may_wait) status.add_details()->PackFrom(Info("WAIT_FOR_CAPACITY"));
   return WithDetails(std::move(status));
 }
 
 grpc::Status NotNow(const std::string& message, const std::string& reason) {
-  google::rpc::ErrorInfo info;
-  info.set_reason(reason);
-  info.set_domain("muster");
   google::rpc::Status status;
   status.set_code(grpc::StatusCode::UNAVAILABLE);
   status.set_message(message);
-  status.add_details()->PackFrom(info);
+  status.add_details()->PackFrom(Info(reason));
   return WithDetails(std::move(status));
 }
 

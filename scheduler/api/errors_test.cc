@@ -19,7 +19,7 @@ TEST(ErrorsTest, ABadRequestIsAGoogleRpcStatusByteForByte) {
 }
 
 TEST(ErrorsTest, NeverFitsNamesEachProblemTwice) {
-  const grpc::Status status = NeverFits("no", {{"tasks[0].workers", "12 of 8"}, {"tasks[0].resources", "too much"}});
+  const grpc::Status status = NeverFits("no", {{"tasks[0].workers", "12 of 8"}, {"tasks[0].resources", "too much"}}, false);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   google::rpc::Status details;
   ASSERT_TRUE(details.ParseFromString(status.error_details()));
@@ -36,6 +36,15 @@ TEST(ErrorsTest, NeverFitsNamesEachProblemTwice) {
   ASSERT_EQ(bad.field_violations_size(), 2);
   EXPECT_EQ(bad.field_violations(1).field(), "tasks[0].resources");
   EXPECT_EQ(bad.field_violations(1).description(), "too much");
+}
+
+TEST(ErrorsTest, NeverFitsSaysWhetherWaitingForHostsWouldHelp) {
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(NeverFits("no", {{"workers", "12 of 8"}}, true).error_details()));
+  ASSERT_EQ(details.details_size(), 3);
+  google::rpc::ErrorInfo info;
+  ASSERT_TRUE(details.details(2).UnpackTo(&info));
+  EXPECT_EQ(info.reason(), "WAIT_FOR_CAPACITY");
 }
 
 TEST(ErrorsTest, StatusCodesKeepTheirNumbers) {

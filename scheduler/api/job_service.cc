@@ -27,7 +27,7 @@ const JobRow* FindSeen(const View& view, const std::string& id, const Identity& 
 
 grpc::Status RefusedSpec(const Resolution& resolution) {
   if (!resolution.not_now.empty()) return NotNow(resolution.not_now, "TRAINER_SCHEMA_UNKNOWN");
-  return resolution.never_fits ? NeverFits("this job can never start, so it was not accepted", resolution.problems)
+  return resolution.never_fits ? NeverFits("this job can never start, so it was not accepted", resolution.problems, resolution.may_wait)
                                : BadRequest(absl::StrCat("the job has ", resolution.problems.size(), " problem",
                                                          resolution.problems.size() == 1 ? "" : "s", ", nothing was submitted"),
                                             resolution.problems);
@@ -120,7 +120,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* c
                                                   pb::PreviewResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults);
+  const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
   if (!resolution.ok()) return Reply(call, RefusedSpec(resolution));
   FutureOptions options;
   options.expired = [spent = SpentOf(context_->clock, kPreviewBudgetNs)] { return spent(100); };

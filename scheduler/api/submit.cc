@@ -44,7 +44,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
     return std::vector<pb::Event>();
   }
   const bool configured_anew = &state.queues() != &pending->view->state.queues() || &state.clusters() != &pending->view->state.clusters();
-  if (!outcome.resolution.ok() || configured_anew) outcome.resolution = ResolveSpec(state, request.spec(), pending->defaults);
+  if (!outcome.resolution.ok() || configured_anew) outcome.resolution = ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
   pending->view = nullptr;
   if (!outcome.resolution.not_now.empty()) return absl::UnavailableError(outcome.resolution.not_now);
   if (!outcome.resolution.ok()) {
@@ -92,7 +92,7 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
   // Resolved here, against the newest durable state, so that the engine's thread doesn't have to; it does so itself only where
   // that was refused (what is queued before it may be what was missing) or the configuration is another by then.
   pending->view = engine->Snapshot();
-  pending->outcome.resolution = ResolveSpec(pending->view->state, request.spec(), defaults);
+  pending->outcome.resolution = ResolveSpec(pending->view->state, request.spec(), defaults, request.wait_for_capacity());
   engine->Call([pending](const State& state) { return EventsOf(pending.get(), state); },
                [pending](absl::Status status) {
                  SubmitOutcome& outcome = pending->outcome;

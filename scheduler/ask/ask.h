@@ -45,14 +45,16 @@ SpecContext SpecContextOf(const State& state);
 // unknown queue, cluster, flavour or storage; limits; max_time_limit; demand that no allowed cluster can ever hold, with the
 // numbers; tasks that fit only in clusters without a storage in common. On success *resolved is what to store (kept to the clusters
 // where all of its tasks fit); else the problems say all that is wrong, at once.
+// With `wait_for_capacity` hosts are on their way: demand that no cluster can hold is no problem.
 struct Resolution {
   pb::JobSpec resolved;
   std::vector<FieldProblem> problems;
   bool never_fits = false;   // the only problems are that it can never run here (FAILED_PRECONDITION)
+  bool may_wait = false;     // never_fits, but for the hosts that there are: it would be accepted with wait_for_capacity
   std::string not_now;       // it can't be checked yet (UNAVAILABLE): the trainer's schema isn't known
   bool ok() const { return problems.empty() && not_now.empty(); }
 };
-Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults);
+Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults, bool wait_for_capacity = false);
 
 // Splits plain guarantees over the clusters and checks the tree against itself and the cells of the clusters file.
 struct QueueResolution {

@@ -76,6 +76,27 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
   }
 }
 
+TEST(ResolveSpec, WhatNoClusterHoldsYetIsAcceptedWhenItMayWaitForHosts) {
+  State state = TwoClusters();
+  for (const char* const task : {"workers { min: 7 max: 7 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
+                                 "resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }", "resources { cpus_milli: 5000 }"}) {
+    const Resolution refused = ResolveSpec(state, Spec(task), SpecDefaults{});
+    EXPECT_TRUE(refused.never_fits) << task;
+    EXPECT_TRUE(refused.may_wait) << task;
+    const Resolution waits = ResolveSpec(state, Spec(task), SpecDefaults{}, /*wait_for_capacity=*/true);
+    EXPECT_TRUE(waits.ok()) << task;
+    EXPECT_FALSE(waits.may_wait) << task;
+  }
+  // A limit of its queue holds whatever comes.
+  ApplyQueues(&state, Parse<pb::QueueTree>(R"(queues { name: "default" quota { key: "cpu-slot" value { limit_milli: 2000 } } })"));
+  const pb::JobSpec limited = Spec("workers { min: 7 max: 7 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }");
+  EXPECT_FALSE(ResolveSpec(state, limited, SpecDefaults{}).may_wait);
+  const Resolution still = ResolveSpec(state, limited, SpecDefaults{}, /*wait_for_capacity=*/true);
+  EXPECT_TRUE(still.never_fits);
+  ASSERT_EQ(still.problems.size(), 1u);
+  EXPECT_THAT(still.problems[0].message, HasSubstr("limited to 2 cpu-slot"));
+}
+
 // lab: 2 x 2 cpu-slot; cloud: 2 x 1 h100; `storages` says which clusters reach the storage of each.
 State TwoFlavours(const std::string& storages) {
   State state;

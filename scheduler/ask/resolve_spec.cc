@@ -271,7 +271,7 @@ SpecContext SpecContextOf(const State& state) {
   return context;
 }
 
-Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults) {
+Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults, bool wait_for_capacity) {
   Resolution resolution;
   resolution.resolved = spec;
   const SpecContext context = SpecContextOf(state);
@@ -302,7 +302,8 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   ApplyDefaults(&resolution.resolved, filled);
 
   CheckQueue(state, leaf, resolution.resolved, &resolution);
-  bool only_size = resolution.problems.empty() || resolution.never_fits;
+  const bool limits_hold = resolution.problems.empty();
+  bool only_size = limits_hold || resolution.never_fits, all_fit = true;
   for (int t = 0; t < resolution.resolved.tasks_size(); ++t) {
     const pb::TaskSpec& task = resolution.resolved.tasks(t);
     if (!CellsOf(state, resolution.resolved, task, /*one_that_holds=*/true).empty()) continue;
@@ -312,11 +313,18 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
       only_size = false;
       continue;
     }
+    all_fit = false;
+    if (wait_for_capacity) continue;
     resolution.problems.push_back({TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"), TooLarge(state, resolution.resolved, task, cells)});
     resolution.never_fits = true;
   }
-  if (resolution.ok()) CheckTogether(state, &resolution);
+  if (resolution.ok() && all_fit) {
+    Resolution together = resolution;
+    CheckTogether(state, &together);
+    if (together.ok() || !wait_for_capacity) resolution = std::move(together);
+  }
   resolution.never_fits = resolution.never_fits && only_size;
+  resolution.may_wait = resolution.never_fits && limits_hold;
   return resolution;
 }
 

@@ -159,7 +159,9 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_BACKOFF:
       return absl::StrCat("failed before; starts again at ", ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
     case pb::V_UNREACHABLE: return "its last attempt's host can't be reached, so it may still run there";
-    case pb::V_CLUSTER: return absl::StrCat("no cluster that it may use is up with such devices", verdict.flavour().empty() ? "" : absl::StrCat(" (", verdict.flavour(), ")"));
+    case pb::V_CLUSTER:
+      if (!missing.empty()) return absl::StrCat("no cluster that it may use is up with as much as it needs; ", FormatMilli(verdict.missing_milli()), " more are missing");
+      return "no cluster that it may use is up with such devices";
     case pb::V_HELD: return Held(state, job);
     case pb::V_EXPORT: return AwaitedExport(state, job, task);
     case pb::V_ENTITLED_CELL: return absl::StrCat("waits for its place, ", Where(verdict), "; it goes elsewhere when that pays");

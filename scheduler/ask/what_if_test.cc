@@ -112,6 +112,21 @@ pb::JobSpec Runs(pb::JobSpec spec) {
   return spec;
 }
 
+TEST(Preview, OfAJobThatWaitsForHostsSaysNeverAndHoldsNobodyUp) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 2).Queue("research", 4);
+  const uint64_t large = JobBuilder("research").Workers(8).SubmitTo(&s);
+  const uint64_t wide = JobBuilder("research").Gpus(4).SubmitTo(&s);     // as many as there are, but not on one host
+  const uint64_t small = JobBuilder("research").Workers(4).SubmitTo(&s);
+  Go(&s);
+  EXPECT_TRUE(TaskOf(s.state, large).attempts.empty());
+  EXPECT_TRUE(TaskOf(s.state, wide).attempts.empty());
+  EXPECT_EQ(TaskOf(s.state, small).attempts.size(), 1u);
+  s.Hosts("lab", 6, 2);
+  Go(&s);
+  EXPECT_EQ(TaskOf(s.state, large).attempts.size(), 1u) << "the hosts came";
+}
+
 TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 2, "gpu", "r1").Cluster("cloud").Hosts("cloud", 1, 2).Cluster("old").Hosts("old", 1, 2, "k80");

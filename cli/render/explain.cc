@@ -43,6 +43,7 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
       absl::StrAppend(&text, "  ", Plain(task.name()), " ", StateName(task.state()), attempt != nullptr ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
       if (task.state() == pb::TASK_STOPPING && attempt != nullptr) absl::StrAppend(&text, ", stopping: ", CauseName(attempt->cause()));
       if (task.progress().expected_end_ns() > now_ns) absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
+      if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));
       text += "\n";
     } else if (task.state() == pb::TASK_BLOCKED) {
       const pb::TaskSpec* spec = SpecOf(job, task.name());

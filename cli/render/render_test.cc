@@ -262,6 +262,8 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
   *running.mutable_job() = Job318();
   EXPECT_EQ(RenderExplain(running, Screen()),
             "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on phx/h07,h08, ends 15:40\n");
+  running.mutable_job()->mutable_tasks(0)->set_spill_reason("dal is full for about 9m; phx has room now");
+  EXPECT_THAT(RenderExplain(running, Screen()), HasSubstr("main running on phx/h07,h08, ends 15:40: dal is full for about 9m; phx has room now\n"));
 }
 
 TEST(ExplainTest, SaysWhenNothingHelpsAndWhenTimeRanOut) {

@@ -338,7 +338,10 @@ class Story:
         text = job["tasks"][0].get("verdict") or {}
         if text.get("text"):
             return text["text"].rstrip(".")
-        return f"runs on {where(job['tasks'][0]['attempts'][-1])}" if job["tasks"][0]["attempts"] else job["state"].lower()
+        if not job["tasks"][0]["attempts"]:
+            return job["state"].lower()
+        spilled = job["tasks"][0].get("spill_reason")
+        return f"runs on {where(job['tasks'][0]['attempts'][-1])}" + (f": {spilled}" if spilled else "")
 
     def wait_step(self, share: float) -> None:
         step = int(self.steps * share)

@@ -173,7 +173,8 @@ class Previewer {
       if (best) chosen = &candidate;
     }
     if (chosen != nullptr) chosen->set_chosen(true);
-    response->set_queue_line(QueueLine(chosen != nullptr ? chosen->flavour() : task().resources().gpu_types_size() > 0 ? task().resources().gpu_types(0) : ""));
+    const int32_t workers = chosen != nullptr && chosen->workers() > 0 ? chosen->workers() : task().workers().min();
+    response->set_queue_line(QueueLine(chosen != nullptr ? chosen->flavour() : task().resources().gpu_types_size() > 0 ? task().resources().gpu_types(0) : "", workers));
   }
 
   // Smaller is better: unknown last, takes from nobody first among equals.
@@ -181,7 +182,7 @@ class Previewer {
     return {candidate.start_ns() == 0 ? std::numeric_limits<int64_t>::max() : candidate.start_ns(), candidate.takes_from_size()};
   }
 
-  std::string QueueLine(const std::string& flavour) const {
+  std::string QueueLine(const std::string& flavour, int32_t workers) const {
     const int32_t node = state_.queues().Find(alone_.queue());
     if (node < 0 || flavour.empty()) return "";
     const auto use = UseByQueue(state_);
@@ -189,8 +190,8 @@ class Previewer {
     const int64_t used_milli = held == use[node].end() ? 0 : held->second;
     const auto quota = state_.queues().nodes[node].spec.quota().find(flavour);
     const int64_t guarantee_milli = quota == state_.queues().nodes[node].spec.quota().end() ? 0 : quota->second.guarantee_milli();
-    const int64_t demand_milli = task().workers().min() * task().resources().gpus_milli();
-    const bool within = used_milli <= guarantee_milli;
+    const int64_t demand_milli = workers * task().resources().gpus_milli();
+    const bool within = guarantee_milli > 0 && used_milli <= guarantee_milli;
     return absl::StrCat("Queue ", alone_.queue(), ": ",
                         within ? absl::StrCat(FormatMilli(used_milli), " of ", FormatMilli(guarantee_milli), " guaranteed ", flavour, " in use, ")
                                : absl::StrCat(FormatMilli(used_milli), " ", flavour, " in use, ", FormatMilli(guarantee_milli), " guaranteed, "),

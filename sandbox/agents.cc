@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster::sandbox {
@@ -53,25 +54,6 @@ int64_t DurationOf(const pb::TaskSpec& task) {
   return task.time_limit_ns() > 0 ? std::min(duration_ns, task.time_limit_ns()) : duration_ns;
 }
 
-pb::Inventory InventoryOf(const pb::Sku& sku) {
-  pb::Inventory inventory;
-  inventory.set_flavour(sku.flavour());
-  for (int d = 0; d < sku.gpus(); ++d) {
-    pb::Device* device = inventory.add_devices();
-    device->set_index(d);
-    device->set_uuid(absl::StrCat("simulated-", d));
-    device->set_island(sku.nvlink_island() > 0 ? d / sku.nvlink_island() : 0);
-    device->set_healthy(true);
-  }
-  inventory.set_cpus_milli(sku.cpus_milli());
-  inventory.set_memory_bytes(sku.memory_bytes());
-  inventory.set_disk_bytes(sku.disk_bytes());
-  inventory.set_declared(true);
-  inventory.set_address("127.0.0.1");
-  inventory.set_agent_version("sandbox");
-  return inventory;
-}
-
 }  // namespace
 
 class Agents::Stream : public AgentStream {
@@ -96,7 +78,10 @@ Agents::Agents(Sessions* sessions, const pb::ClusterFile& clusters, const AgentO
       Host host;
       host.cluster = cluster.name();
       host.name = spec.name();
-      host.inventory = InventoryOf(clusters.skus().at(spec.sku().empty() ? cluster.sku() : spec.sku()));
+      FillInventory(*SkuOf(clusters, cluster, spec), "simulated-", &host.inventory);
+      host.inventory.set_declared(true);
+      host.inventory.set_address("127.0.0.1");
+      host.inventory.set_agent_version("sandbox");
       host.stream = std::make_shared<Stream>(this, hosts_.size());
       hosts_.push_back(std::move(host));
     }

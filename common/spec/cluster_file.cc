@@ -256,6 +256,16 @@ class ClusterReader {
   std::vector<std::pair<std::string, std::string>> sku_uses_;  // path, SKU
 };
 
+void AddDevices(int32_t gpus, int32_t island, std::string_view uuids, pb::Inventory* out) {
+  for (int32_t i = 0; i < gpus; ++i) {
+    pb::Device* device = out->add_devices();
+    device->set_index(i);
+    if (!uuids.empty()) device->set_uuid(absl::StrCat(std::string(uuids), i));
+    device->set_island(island > 0 ? i / island : 0);
+    device->set_healthy(true);
+  }
+}
+
 }  // namespace
 
 bool ParseClusterFile(std::string_view text, std::string_view filename, pb::ClusterFile* out, std::vector<Problem>* problems) {
@@ -263,6 +273,21 @@ bool ParseClusterFile(std::string_view text, std::string_view filename, pb::Clus
   Document document;
   if (document.Parse(text, filename)) ClusterReader(&document, out).Read();
   return document.Deliver(problems);
+}
+
+const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster, const pb::HostSpec& host) {
+  const auto found = file.skus().find(host.sku().empty() ? cluster.sku() : host.sku());
+  return found == file.skus().end() ? nullptr : &found->second;
+}
+
+void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* out) {
+  out->Clear();
+  out->set_flavour(sku.flavour());
+  AddDevices(sku.gpus(), sku.nvlink_island(), uuids, out);
+  out->set_cpus_milli(sku.cpus_milli());
+  out->set_memory_bytes(sku.memory_bytes());
+  out->set_disk_bytes(sku.disk_bytes());
+  out->set_declared(sku.declared());
 }
 
 bool ParseHostInventory(std::string_view text, std::string_view filename, pb::Inventory* out, std::vector<Problem>* problems) {
@@ -291,14 +316,8 @@ bool ParseHostInventory(std::string_view text, std::string_view filename, pb::In
       if (out->cpus_milli() == 0) document.AddAtPath("cpus", "is missing; say how many cores jobs may use");
       if (out->memory_bytes() == 0) document.AddAtPath("memory", "is missing; say how much memory jobs may use, such as 4GiB");
     }
-    for (int32_t i = 0; i < gpus; ++i) {
-      pb::Device* device = out->add_devices();
-      device->set_index(i);
-      device->set_uuid(absl::StrCat("declared-", i));
-      device->set_island(island > 0 ? i / island : 0);
-      device->set_memory_bytes(gpu_memory_bytes);
-      device->set_healthy(true);
-    }
+    AddDevices(gpus, island, "declared-", out);
+    for (pb::Device& device : *out->mutable_devices()) device.set_memory_bytes(gpu_memory_bytes);
   }
   return document.Deliver(problems);
 }

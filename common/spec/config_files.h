@@ -22,6 +22,11 @@ namespace muster {
 // host may join. A SKU with `declared: true` is a stand-in. Hosts are listed in file order, at most 100,000 in all.
 bool ParseClusterFile(std::string_view text, std::string_view filename, pb::ClusterFile* out, std::vector<Problem>* problems);
 
+// The SKU of a cluster's host; null if the file has none of that name.
+const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster, const pb::HostSpec& host);
+// What a host of this SKU has: healthy devices with indexes from 0 and uuids UUIDS0, UUIDS1, … (none if `uuids` is empty).
+void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* out);
+
 // queues.yaml. A quota's guarantee is a number of devices, or a map with one per cluster (then guarantee_milli is their sum).
 // Refused: guarantee above limit, children's guarantees above their parent's (in total, and per cluster where both say it),
 // weights out of range, same names among siblings. `clusters` (names) and `flavours` are checked where not empty.

@@ -1,6 +1,9 @@
 #include "scheduler/ask/capacity.h"
 
+#include <algorithm>
 #include <vector>
+
+#include "common/spec/config_files.h"
 
 namespace muster {
 
@@ -12,25 +15,11 @@ pb::Inventory ShapeOf(const State& state, const HostRow& host) {
 const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Inventory* made) {
   if (host.state != pb::HOST_NEVER_SEEN) return host.inventory;
   const pb::ClusterSpec& cluster = state.clusters()[host.cluster].spec;
-  std::string name = cluster.sku();
-  for (const pb::HostSpec& listed : cluster.hosts()) {
-    if (listed.name() == host.name && !listed.sku().empty()) name = listed.sku();
-  }
-  pb::Inventory& shape = *made;
-  shape.Clear();
-  const auto found = state.cluster_file().skus().find(name);
-  if (found == state.cluster_file().skus().end()) return shape;
-  const pb::Sku& sku = found->second;
-  shape.set_flavour(sku.flavour());
-  for (int i = 0; i < sku.gpus(); ++i) {
-    shape.add_devices()->set_index(i);
-    shape.mutable_devices(i)->set_healthy(true);
-  }
-  shape.set_cpus_milli(sku.cpus_milli());
-  shape.set_memory_bytes(sku.memory_bytes());
-  shape.set_disk_bytes(sku.disk_bytes());
-  shape.set_declared(sku.declared());
-  return shape;
+  const auto listed = std::find_if(cluster.hosts().begin(), cluster.hosts().end(), [&](const pb::HostSpec& spec) { return spec.name() == host.name; });
+  const pb::Sku* sku = SkuOf(state.cluster_file(), cluster, listed == cluster.hosts().end() ? pb::HostSpec::default_instance() : *listed);
+  made->Clear();
+  if (sku != nullptr) FillInventory(*sku, "", made);
+  return *made;
 }
 
 std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour) {

@@ -27,6 +27,7 @@
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/store/place.h"
 #include "scheduler/store/store.h"
 
 #ifndef MUSTER_VERSION
@@ -204,6 +205,7 @@ int Run(const MusterdConfig& config) {
   context.epoch = recovered.epoch;
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
+  context.why_no_submissions = [directory = config.data_dir] { return WhyNoRoom(directory); };
   ApiServer server(&context, &hub);
   std::thread stepping([&engine] { engine.Run(); });
   const std::string path(absl::StripPrefix(config.listen, "unix://"));

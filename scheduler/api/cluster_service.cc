@@ -133,7 +133,8 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* 
   response->set_store_id(context_->store_id);
   response->set_single_user(context_->single_user);
   response->set_user(who_.user);
-  response->set_accepts_submissions(true);
+  response->set_why_not(WhyNoSubmissions(*context_));
+  response->set_accepts_submissions(response->why_not().empty());
   const EngineStats stats = context_->engine->Stats();
   pb::StepStats* steps = response->mutable_steps();
   steps->set_steps(stats.step.count());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "common/base/clock.h"
@@ -33,7 +34,11 @@ struct ApiContext {
   uint64_t epoch = 0;
   std::string version;
   bool single_user = false;
+  // Empty while jobs are taken, else why not; asked by each submission, from any thread. Null: always taken.
+  std::function<std::string()> why_no_submissions;
 };
+
+inline std::string WhyNoSubmissions(const ApiContext& context) { return context.why_no_submissions ? context.why_no_submissions() : ""; }
 
 inline bool MaySee(const Identity& who, const JobRow& job) { return who.operator_ || job.owner == who.user; }
 

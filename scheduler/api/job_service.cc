@@ -132,6 +132,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call, const pb::SubmitRequest* request,
                                                  pb::SubmitResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  if (const std::string why = WhyNoSubmissions(*context_); !why.empty()) return Reply(call, NotNow(why, "STORE_FULL"));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   muster::Submit(context_->engine, context_->defaults, who_.user, *request, [this, reactor, response](const SubmitOutcome& outcome) {
     if (!outcome.resolution.ok()) {

@@ -234,6 +234,28 @@ class StreamsTest : public ::testing::Test {
   int submitted_ = 0;
 };
 
+// ---- Submit ----
+
+TEST_F(StreamsTest, WithoutRoomForItAJobIsRefusedForNowAndPingSaysSo) {
+  context_.why_no_submissions = [] { return "only 12 MiB are free"; };
+  pb::SubmitRequest request;
+  *request.mutable_spec() = OneSlotSpec();
+  request.set_idempotency_key("key");
+  pb::SubmitResponse response;
+  grpc::ClientContext call;
+  const grpc::Status status = jobs_->Submit(&call, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(status.error_message(), "only 12 MiB are free");
+  EXPECT_THAT(status.error_details(), HasSubstr("STORE_FULL"));
+  EXPECT_TRUE(engine_->Snapshot()->state.active_jobs().empty());
+  pb::PingResponse ping;
+  grpc::ClientContext again;
+  const auto channel = grpc::CreateChannel("unix://" + folder_ + "/s", grpc::InsecureChannelCredentials());
+  ASSERT_TRUE(pb::ClusterService::NewStub(channel)->Ping(&again, pb::PingRequest(), &ping).ok());
+  EXPECT_FALSE(ping.accepts_submissions());
+  EXPECT_EQ(ping.why_not(), "only 12 MiB are free");
+}
+
 // ---- Watch ----
 
 TEST_F(StreamsTest, AWatchTellsTheJobNowThenWhatHappensInOrderAndEndsWithTheJob) {

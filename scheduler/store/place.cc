@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -38,6 +40,15 @@ absl::Status CheckFileSystem(const std::string& directory) {
   return absl::FailedPreconditionError(absl::StrCat(
       directory, " is on a network file system (", network,
       "), where the store's locks and syncs can't be trusted. Put data_dir on a local disk"));
+}
+
+std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes) {
+  struct statvfs info {};
+  if (statvfs(directory.c_str(), &info) != 0) return absl::StrCat(directory, ": ", strerror(errno));
+  const int64_t free_bytes = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+  if (free_bytes >= ballast_bytes) return "";
+  return absl::StrCat("only ", free_bytes >> 20, " MiB are free in ", directory, "; new jobs are taken again once there are ", ballast_bytes >> 20,
+                      ". What runs goes on");
 }
 
 absl::StatusOr<int> LockDirectory(const std::string& directory) {

@@ -1,6 +1,7 @@
 // The directory a store lives in: made private, on a local file system, locked for one daemon's life (CONTRACTS 22).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,6 +14,12 @@ std::string NetworkFileSystem(long type);
 
 // FAILED_PRECONDITION on a network file system, with a remedy.
 absl::Status CheckFileSystem(const std::string& directory);
+
+// Free space that is kept for what must still be stored when the disk fills up: reports, ends, cancellations (CONTRACTS 23).
+inline constexpr int64_t kBallastBytes = int64_t{256} << 20;
+
+// Empty while `directory`'s file system has that much free for this user; else why submissions are refused, and the remedy.
+std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes = kBallastBytes);
 
 // Takes the lock file of `directory`; the descriptor holds it until closed. FAILED_PRECONDITION names the process that has it.
 absl::StatusOr<int> LockDirectory(const std::string& directory);

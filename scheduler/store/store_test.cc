@@ -189,6 +189,12 @@ TEST_F(StoreTest, OldCommitsAndHistoryAreTrimmedAndTheRestStaysContiguous) {
   EXPECT_THAT(Journal(300, 301)[0], HasSubstr("commit 300 lacks"));
 }
 
+TEST(PlaceTest, SubmissionsNeedRoomOnTheDisk) {
+  EXPECT_EQ(WhyNoRoom("/", 0), "");
+  EXPECT_THAT(WhyNoRoom("/", int64_t{1} << 60), HasSubstr("MiB are free in /; new jobs are taken again once there are 1099511627776"));
+  EXPECT_THAT(WhyNoRoom("/nowhere", 0), HasSubstr("No such file"));
+}
+
 TEST(PlaceTest, NetworkFileSystemsAreKnown) {
   EXPECT_EQ(NetworkFileSystem(0x6969), "nfs");
   EXPECT_EQ(NetworkFileSystem(0xFF534D42L), "cifs");

@@ -318,10 +318,11 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
     resolution.problems.push_back({TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"), TooLarge(state, resolution.resolved, task, cells)});
     resolution.never_fits = true;
   }
-  if (resolution.ok() && all_fit) {
+  if (resolution.ok() && !wait_for_capacity) CheckTogether(state, &resolution);
+  if (resolution.ok() && wait_for_capacity && all_fit) {
     Resolution together = resolution;
     CheckTogether(state, &together);
-    if (together.ok() || !wait_for_capacity) resolution = std::move(together);
+    if (together.ok()) resolution = std::move(together);
   }
   resolution.never_fits = resolution.never_fits && only_size;
   resolution.may_wait = resolution.never_fits && limits_hold;

@@ -101,8 +101,8 @@ grpc::Status OperatorOnly(const Identity& who, const char* what) {
   return grpc::Status(grpc::StatusCode::PERMISSION_DENIED, absl::StrCat(what, " takes root or the user who runs musterd; you are ", who.user));
 }
 
-pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job) {
-  pb::Job told = DescribeJob(view.state, *view.plan, job);
+pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job, CellHolders* holders) {
+  pb::Job told = DescribeJob(view.state, *view.plan, job, holders);
   for (size_t i = 0; i < job.tasks.size() && i < static_cast<size_t>(told.tasks_size()); ++i) {
     const AttemptRow* attempt = job.tasks[i].current();
     if (attempt == nullptr) continue;
@@ -165,9 +165,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   absl::StatusOr<JobPage> page = ListJobs(view->state, *request, [this](const JobRow& job) { return MaySee(who_, job); });
   if (!page.ok()) return Reply(call, ToGrpc(page.status()));
+  CellHolders holders(view->state);
   for (const JobRow* row : page->jobs) {
     pb::Job* job = response->add_jobs();
-    *job = TellJob(*context_, *view, *row);
+    *job = TellJob(*context_, *view, *row, &holders);
     for (pb::TaskSpec& task : *job->mutable_spec()->mutable_tasks()) {
       task.clear_run();
       task.clear_setup();

@@ -7,6 +7,7 @@
 #include "muster/v1/queue_service.grpc.pb.h"
 #include "scheduler/api/context.h"
 #include "scheduler/api/watch.h"
+#include "scheduler/ask/holders.h"
 
 namespace muster {
 
@@ -78,6 +79,6 @@ grpc::Status CheckSize(const google::protobuf::Message& request);
 grpc::Status OperatorOnly(const Identity& who, const char* what);
 
 // A job with the newest progress, as it is told to users.
-pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job);
+pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job, CellHolders* holders = nullptr);
 
 }  // namespace muster

@@ -14,10 +14,8 @@ constexpr size_t kStepsKept = 256;   // that wait for the hub's thread
 // What of a job's verdicts a follower wants to hear about; expected starts move all the time.
 std::string VerdictsOf(const View& view, uint64_t job) {
   std::string text;
-  const auto& verdicts = view.plan->verdicts;
-  for (auto it = verdicts.lower_bound(TaskRef{job, 0}); it != verdicts.end() && it->first.job == job; ++it) {
-    absl::StrAppend(&text, it->first.task, ":", static_cast<int>(it->second.code()), ":", it->second.cluster(), ":",
-                    it->second.missing_milli(), ";");
+  for (const Verdict& verdict : view.plan->verdicts.OfJob(job)) {
+    absl::StrAppend(&text, verdict.task.task, ":", static_cast<int>(verdict.code), ":", verdict.cluster, ":", verdict.missing_milli, ";");
   }
   return text;
 }

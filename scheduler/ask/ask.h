@@ -15,6 +15,7 @@
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue.pb.h"
 #include "scheduler/ask/future.h"
+#include "scheduler/ask/holders.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
@@ -23,8 +24,12 @@ namespace muster {
 
 // ---- as things are ----
 
-// Verdicts carry their sentence in `text`.
-pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& job);
+// Verdicts carry their sentence in `text`. `holders` (optional) is of this State: one for the descriptions of many jobs spares
+// each of them a look at all hosts.
+pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& job, CellHolders* holders = nullptr);
+// Why the task waits, by the newest plan, with names, whom it waits for, and the sentence. Without a code if the plan has no verdict
+// for it.
+pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* holders = nullptr);
 // A sentence for people: "waits for 2 more h100-80g in phx; 318 holds 16 until 15:40".
 std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict);
 // NOT_FOUND if there is no such queue.

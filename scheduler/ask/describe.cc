@@ -107,7 +107,7 @@ void AppendBelow(const State& state, const Plan& plan, int32_t node, const std::
 
 }  // namespace
 
-pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row) {
+pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, CellHolders* holders) {
   pb::Job job;
   job.set_uid(row.uid);
   job.set_number(row.number);
@@ -128,11 +128,8 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row) {
     task->set_name(row.task_spec(static_cast<int32_t>(t)).name());
     task->set_state(task_row.state);
     if (task_row.state == pb::TASK_WAITING || task_row.state == pb::TASK_BLOCKED) {
-      const auto verdict = plan.verdicts.find({row.number, static_cast<int32_t>(t)});
-      if (verdict != plan.verdicts.end()) {
-        *task->mutable_verdict() = verdict->second;
-        task->mutable_verdict()->set_text(VerdictText(state, row, static_cast<int32_t>(t), verdict->second));
-      }
+      pb::Verdict verdict = DescribeVerdict(state, plan, row, static_cast<int32_t>(t), holders);
+      if (verdict.code() != pb::VERDICT_UNSPECIFIED) *task->mutable_verdict() = std::move(verdict);
     }
     if (WaitsForExport(task_row)) {
       task->mutable_verdict()->set_code(pb::V_EXPORT);

@@ -266,12 +266,12 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
 Stranded StrandedNow(const State& state, const Plan& plan) {
   Stranded stranded;
   std::map<Key, int64_t> wanted;                     // by cluster and flavour
-  for (const auto& [ref, verdict] : plan.verdicts) {
-    if (verdict.code() != pb::V_PLACEMENT) continue;
-    const JobRow* job = state.FindJob(ref.job);
-    if (job == nullptr || job->task_spec(ref.task).resources().gpus_milli() == 0) continue;
+  for (const Verdict& verdict : plan.verdicts) {
+    if (verdict.code != pb::V_PLACEMENT || verdict.cluster >= static_cast<int32_t>(state.clusters().size())) continue;
+    const JobRow* job = state.FindJob(verdict.task.job);
+    if (job == nullptr || job->task_spec(verdict.task.task).resources().gpus_milli() == 0) continue;
     ++stranded.tasks;
-    wanted[{verdict.cluster(), verdict.flavour()}] += WantedMilli(job->task_spec(ref.task));
+    wanted[{state.clusters()[verdict.cluster].name, plan.verdicts.FlavourOf(verdict)}] += WantedMilli(job->task_spec(verdict.task.task));
   }
   if (wanted.empty()) return stranded;
   std::map<Key, int64_t> free;

@@ -12,6 +12,8 @@
 namespace muster {
 namespace {
 
+constexpr int kHoldersTold = 8;
+
 // UTC clock time; with the date when it is more than 18 hours away.
 std::string ClockTime(int64_t at_ns, int64_t now_ns) {
   const time_t seconds = static_cast<time_t>(at_ns / kSecond);
@@ -170,7 +172,34 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
   }
 }
 
+// It waits for devices that others hold.
+bool WaitsForOthers(pb::VerdictCode code) {
+  return code == pb::V_CAPACITY || code == pb::V_SHARE || code == pb::V_LIMIT || code == pb::V_RECLAIMING || code == pb::V_PLACEMENT ||
+         code == pb::V_ENTITLED_CELL;
+}
+
 }  // namespace
+
+pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* holders) {
+  pb::Verdict told;
+  const Verdict* verdict = plan.verdicts.Find({job.number, task});
+  if (verdict == nullptr) return told;
+  told.set_code(verdict->code);
+  // A plan may be older than the clusters that the State has now.
+  const bool known = verdict->cluster >= 0 && verdict->cluster < static_cast<int32_t>(state.clusters().size());
+  if (known) told.set_cluster(state.clusters()[verdict->cluster].name);
+  told.set_flavour(plan.verdicts.FlavourOf(*verdict));
+  told.set_missing_milli(verdict->missing_milli);
+  told.set_expected_start_ns(verdict->expected_start_ns);
+  if (known && WaitsForOthers(verdict->code)) {
+    CellHolders mine(state);
+    for (const uint64_t number : (holders != nullptr ? *holders : mine).Of(verdict->cluster, told.flavour())) {
+      if (number != job.number && told.held_by_size() < kHoldersTold) told.add_held_by(number);
+    }
+  }
+  told.set_text(VerdictText(state, job, task, told));
+  return told;
+}
 
 std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   std::string text = Reason(state, job, task, verdict);

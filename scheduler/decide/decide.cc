@@ -49,6 +49,7 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
   for (size_t b = 0; b < m_.bases.size(); ++b) {
     const Base& base = m_.bases[b];
     const int32_t index = static_cast<int32_t>(b);
+    if (base.wants_place() || base.blocked || base.held || base.unreachable) told_.push_back(index);
     if (base.wants_place()) (base.entitled ? entitled_ : outside_).push_back(index);
     if (base.current == nullptr) continue;
     if (base.entitled && (base.ComesBack() || base.may_be_lost)) entitled_.push_back(index);
@@ -92,10 +93,7 @@ std::string Round::CellName(int32_t cell) const { return s_.clusters()[m_.cells[
 int32_t Round::ShapeOf(int32_t b) {
   if (shape_[b] < 0) {
     const Base& base = m_.bases[b];
-    const pb::Resources& wants = base.spec->resources();
-    const std::array<int64_t, 7> shape{base.min_workers,    wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(),
-                                       wants.disk_bytes(), base.spec->topology().required(), EndIfStarted(base)};
-    shape_[b] = shape_ids_.emplace(shape, static_cast<int32_t>(shape_ids_.size())).first->second;
+    shape_[b] = shape_ids_.emplace(std::make_pair(base.shape, base.run_left_ns), static_cast<int32_t>(shape_ids_.size())).first->second;
   }
   return shape_[b];
 }

@@ -36,8 +36,8 @@ int ActsOf(const Plan& plan) {
 }
 
 pb::VerdictCode CodeOf(const Plan& plan, uint64_t job, int task = 0) {
-  const auto it = plan.verdicts.find({job, task});
-  return it == plan.verdicts.end() ? pb::VERDICT_UNSPECIFIED : it->second.code();
+  const Verdict* verdict = plan.verdicts.Find({job, task});
+  return verdict == nullptr ? pb::VERDICT_UNSPECIFIED : verdict->code;
 }
 
 int32_t WorkersOf(const SystemBuilder& system, uint64_t job) {

@@ -23,7 +23,10 @@ using testing::SystemBuilder;
 std::string Text(const Plan& plan) {
   std::string text = absl::StrCat("look at ", plan.next_look_ns, "\n");
   for (const pb::Event& event : plan.events) text += event.DebugString();
-  for (const auto& [ref, verdict] : plan.verdicts) absl::StrAppend(&text, ref.job, ".", ref.task, " ", verdict.ShortDebugString(), "\n");
+  for (const Verdict& verdict : plan.verdicts) {
+    absl::StrAppend(&text, verdict.task.job, ".", verdict.task.task, " ", static_cast<int>(verdict.code), " ", verdict.cluster, " ",
+                    plan.verdicts.FlavourOf(verdict), " ", verdict.missing_milli, " ", verdict.expected_start_ns, "\n");
+  }
   for (const auto& [where, milli] : plan.entitled_milli) absl::StrAppend(&text, where.first, " ", where.second, " ", milli, "\n");
   return text;
 }

@@ -29,7 +29,7 @@ struct Cell {
 };
 
 // The rows that it names belong to the State that the model was last brought up to. A base that is no unit (blocked, finished,
-// held in the queue without devices) has empty rows, no leaf and no cells: it neither waits nor holds anything.
+// held in the queue without devices) has empty rows, no leaf and no cells: it neither wants a place nor holds anything.
 struct Base {
   Base();
 
@@ -50,6 +50,11 @@ struct Base {
   std::vector<uint8_t> opened;          // parallel to cells
   int32_t bound_cell = -1;              // where it runs
   bool waiting = false;                 // wants a placement, its backoff apart
+  bool blocked = false;                 // of what is no unit: it waits for other tasks
+  bool held = false;                    // of what is no unit: it waits, and its queue or its job's end keeps it from being one
+  bool unreachable = false;             // a host of what it runs as can't be reached
+  int64_t backoff_until_ns = 0;         // of what waits
+  int64_t run_left_ns = kUnbounded;     // how long it would run if it started now, by its limit and history; kUnbounded: unknown
   bool stopping = false;                // what it runs as is being stopped
   int64_t look_ns = kUnbounded;         // no earlier may it have to be stopped for a cause of its own (StopWhatMust); 0: now
   bool ends = false;                    // cancelled, failed or out of time: it won't start again

@@ -276,8 +276,12 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   const AttemptRow* current = row.current();
   const bool ends = Ends(job);
   if (current != nullptr && current->released()) return base;   // it waits for its export only
-  if (row.finished() || row.state == pb::TASK_BLOCKED) return base;
-  if (current == nullptr && (ends || leaf < 0 || !state.queues().leaf(leaf) || state.queues().nodes[leaf].held)) return base;
+  base.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
+  base.blocked = row.state == pb::TASK_BLOCKED;
+  if (row.finished() || base.blocked) return base;
+  base.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) || state.queues().nodes[leaf].held);
+  if (base.held) return base;
+  if (current == nullptr && !row.waiting()) return base;
   base.unit = true;
   base.job = &job;
   base.row = &row;
@@ -297,7 +301,12 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
                                     base.spec->topology().preferred(), base.spec->topology().required()},
                                    static_cast<int32_t>(shapes_.size())).first->second;
   base.worker_milli = std::max<int64_t>(1, wants.gpus_milli() > 0 ? wants.gpus_milli() : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
+  const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : std::max<int64_t>(0, run_ns - row.ran_ns); };
+  base.run_left_ns = std::min(left(base.spec->time_limit_ns()), left(row.expected_run_ns));
   if (current != nullptr) {
+    base.unreachable = std::any_of(current->parts.begin(), current->parts.end(), [&](const PartRow& part) {
+      return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE;
+    });
     base.bound_cell = model_.CellOf(current->cluster, model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
     base.may_be_lost = MayBeLost(state, *base.spec, *current);
   }

@@ -14,9 +14,7 @@ constexpr size_t kReservationsPerCell = 4;
 }  // namespace
 
 int64_t Round::EndIfStarted(const Base& base) const {
-  const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : std::max<int64_t>(0, run_ns - base.row->ran_ns); };
-  const int64_t run_ns = std::min(left(base.spec->time_limit_ns()), left(base.row->expected_run_ns));
-  return run_ns == kUnbounded ? 0 : now_ns_ + run_ns;
+  return base.run_left_ns == kUnbounded ? 0 : now_ns_ + base.run_left_ns;
 }
 
 // Ends of running work are taken in turn until the base fits. With `takes` (a waiting unit of S in its charged cell) what it may
@@ -189,16 +187,14 @@ void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang,
 int64_t Round::EarliestStart(int32_t b, int32_t cell) {
   const Base& base = m_.bases[b];
   const bool takes = base.entitled && base.charge == cell;
-  const auto [known, first] = starts_.emplace(std::make_tuple(cell, 2 * ShapeOf(b) + takes, base.leaf), 0);
-  if (!first) return known->second;
-  if (estimates_left_ == 0) {
-    starts_.erase(known);
-    return 0;
-  }
+  const std::tuple<int32_t, int32_t, int32_t> key{cell, 2 * ShapeOf(b) + takes, base.leaf};
+  if (const auto known = starts_.find(key); known != starts_.end()) return known->second;
+  if (estimates_left_ == 0) return 0;
   --estimates_left_;
   const std::optional<Slot> slot = FindSlot(base, cell, base.min_workers, now_ns_, takes);
-  if (slot.has_value() && slot->start_ns != kUnbounded) known->second = slot->start_ns;
-  return known->second;
+  const int64_t start_ns = slot.has_value() && slot->start_ns != kUnbounded ? slot->start_ns : 0;
+  starts_.emplace(key, start_ns);
+  return start_ns;
 }
 
 }  // namespace muster

@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model.h"
 #include "scheduler/state/options.h"
@@ -129,7 +130,7 @@ class Round {
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 
-  using Failed = std::set<std::array<int64_t, 4>>;
+  using Failed = absl::btree_set<std::array<int64_t, 4>>;
   // spill.cc
   // What a cell's devices will be free by number, by the expected ends of what runs there, and what waits for them.
   struct Outlook {
@@ -149,9 +150,15 @@ class Round {
   void Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns, const Move& move, bool to_front);
 
   // verdicts.cc
+  // What verdicts ask of a cell, once a round.
+  struct CellView {
+    int64_t free_milli[2] = {-1, -1};  // of CPUs, of devices; -1: not asked for yet
+    int drained = -1;                  // it or a host of it
+  };
   void GiveVerdicts();
-  pb::Verdict VerdictOf(const JobRow& job, int32_t task);
-  void FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict);
+  Verdict VerdictOf(int32_t b, std::vector<CellView>* cells);
+  int64_t FreeMilli(const Base& base, int32_t cell, std::vector<CellView>* cells);
+  bool Drained(int32_t cell, std::vector<CellView>* cells);
 
   const State& s_;
   const int64_t now_ns_;
@@ -168,7 +175,7 @@ class Round {
   std::vector<int32_t> entitled_;      // bases of S that want a place, or come back, or may have to start elsewhere; ascending
   std::vector<int32_t> outside_;       // bases outside S that want a place or come back; ascending
   std::vector<int32_t> growing_;       // running bases that S grants more workers than they have; ascending
-  std::map<int32_t, std::vector<uint64_t>> holders_;  // by cell: jobs that hold the most of it, for verdicts
+  std::vector<int32_t> told_;          // bases that get a verdict; ascending
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
   std::vector<Kept> kept_;             // held
@@ -176,12 +183,12 @@ class Round {
   std::vector<bool> stopped_;          // bases that this plan stops
   std::vector<bool> served_;           // bases that are placed or have devices held for them
   std::vector<int32_t> unserved_;      // waiting bases of S that aren't
-  std::map<std::array<int64_t, 7>, int32_t> shape_ids_;
+  absl::btree_map<std::pair<int32_t, int64_t>, int32_t> shape_ids_;
   std::vector<int32_t> shape_;         // by base; -1: not asked for yet
   // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
   enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kKinds = 5 };
   Failed failed_;
-  std::map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
+  absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
   std::map<std::tuple<int32_t, int32_t, bool>, int64_t> claims_milli_;  // by cell, leaf and guarantee: of S what still has to be placed
   std::map<std::pair<int32_t, bool>, Outlook> outlooks_;  // by cell, of GPUs or CPUs
   int32_t estimates_left_;

@@ -66,7 +66,7 @@ TEST(Reserve, TheFirstUnitThatDoesntFitGetsTheTimeWhenExpectedEndsLetItIn) {
   EXPECT_EQ(reservation->start_ns, SystemBuilder::kStart + 100 * kSecond);
   EXPECT_EQ(reservation->workers, 1);
   const Plan plan = Go(&at.system);
-  EXPECT_EQ(plan.verdicts.find({at.head, 0})->second.expected_start_ns(), reservation->start_ns);
+  EXPECT_EQ(plan.verdicts.Find({at.head, 0})->expected_start_ns, reservation->start_ns);
   EXPECT_TRUE(plan.events.empty()) << "nothing changed, nothing is said again";
   EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 600) << "what is free of its device";
   EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kProductive), 1100);
@@ -258,7 +258,7 @@ TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
   StartAll(&system, second);
   const uint64_t next = JobBuilder("q").Gpus(4).SubmitTo(&system);
   const Plan plan = Go(&system);
-  EXPECT_EQ(plan.verdicts.find({next, 0})->second.expected_start_ns(), SystemBuilder::kStart + 100 * kSecond);
+  EXPECT_EQ(plan.verdicts.Find({next, 0})->expected_start_ns, SystemBuilder::kStart + 100 * kSecond);
 }
 
 TEST(Backoff, ItsPlaceIsLentUntilItStartsAgain) {

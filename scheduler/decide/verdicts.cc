@@ -1,47 +1,51 @@
-// Why each waiting task waits, and when it is expected to start.
+// Why each waiting task waits, and when it is expected to start. Some tens of thousands may wait: what they ask of a cell is worked
+// out once, and their rows aren't read.
 #include <algorithm>
-#include <map>
 
+#include "common/base/check.h"
 #include "scheduler/decide/round.h"
 
 namespace muster {
 
-// Jobs that hold the cell's devices, largest first.
-void Round::FillHolders(int32_t cell, const JobRow& job, pb::Verdict* verdict) {
-  const auto [known, first] = holders_.try_emplace(cell);
-  if (first) {
-    std::map<uint64_t, int64_t> held;
-    for (const int32_t b : holding_[cell]) held[m_.bases[b].ref.job] += m_.bases[b].worker_milli * m_.bases[b].current->workers;
-    std::vector<std::pair<int64_t, uint64_t>> sorted;
-    for (const auto& [number, milli] : held) sorted.emplace_back(-milli, number);
-    std::sort(sorted.begin(), sorted.end());
-    for (size_t i = 0; i < sorted.size() && i < 9; ++i) known->second.push_back(sorted[i].second);
-  }
-  for (const uint64_t number : known->second) {
-    if (number != job.number && verdict->held_by_size() < 8) verdict->add_held_by(number);
-  }
+int64_t Round::FreeMilli(const Base& base, int32_t cell, std::vector<CellView>* cells) {
+  const bool gpus = base.spec->resources().gpus_milli() > 0;
+  int64_t& known = (*cells)[cell].free_milli[gpus];
+  if (known < 0) known = std::max<int64_t>(0, now_.FreeMilli(m_.cells[cell], gpus));
+  return known;
 }
 
-pb::Verdict Round::VerdictOf(const JobRow& job, int32_t task) {
-  pb::Verdict verdict;
-  const TaskRow& row = job.tasks[task];
-  if (row.state == pb::TASK_BLOCKED) {
-    verdict.set_code(pb::V_AFTER);
-    return verdict;
+bool Round::Drained(int32_t cell, std::vector<CellView>* cells) {
+  int& known = (*cells)[cell].drained;
+  if (known < 0) {
+    const std::vector<HostId>& hosts = m_.cells[cell].hosts;
+    known = s_.clusters()[m_.cells[cell].cluster].drained || std::any_of(hosts.begin(), hosts.end(), [&](HostId id) { return s_.host(id).drained; });
   }
-  const auto found = m_.base_of.find({job.number, task});
-  if (row.backoff_until_ns > now_ns_) {
-    LookAt(row.backoff_until_ns);
-    verdict.set_code(pb::V_BACKOFF);
-    verdict.set_expected_start_ns(row.backoff_until_ns);
-    return verdict;
-  }
-  if (found == m_.base_of.end()) {     // held, or its queue is gone
-    verdict.set_code(pb::V_HELD);
-    return verdict;
-  }
-  const int32_t b = found->second;
+  return known != 0;
+}
+
+Verdict Round::VerdictOf(int32_t b, std::vector<CellView>* cells) {
   const Base& base = m_.bases[b];
+  Verdict verdict;
+  verdict.task = base.ref;
+  if (base.blocked) {
+    verdict.code = pb::V_AFTER;
+    return verdict;
+  }
+  if (base.backoff_until_ns > now_ns_) {
+    LookAt(base.backoff_until_ns);
+    verdict.code = pb::V_BACKOFF;
+    verdict.expected_start_ns = base.backoff_until_ns;
+    return verdict;
+  }
+  if (base.held) {
+    verdict.code = pb::V_HELD;
+    return verdict;
+  }
+  if (!base.wants_place()) {
+    verdict.code = pb::V_UNREACHABLE;
+    verdict.cluster = base.current->cluster;
+    return verdict;
+  }
   int32_t cell = base.charge;
   for (size_t i = 0; i < base.cells.size() && cell < 0; ++i) {
     if (base.opened[i] && m_.cells[base.cells[i]].capacity_milli > 0) cell = base.cells[i];
@@ -51,75 +55,66 @@ pb::Verdict Round::VerdictOf(const JobRow& job, int32_t task) {
   }
   const int64_t demand = base.worker_milli * base.min_workers;
   if (cell < 0 || m_.cells[cell].capacity_milli < demand) {
-    bool drained = false;
-    for (const int32_t c : base.cells) {
-      drained = drained || s_.clusters()[m_.cells[c].cluster].drained ||
-                std::any_of(m_.cells[c].hosts.begin(), m_.cells[c].hosts.end(), [&](HostId id) { return s_.host(id).drained; });
-    }
-    verdict.set_code(drained ? pb::V_HELD : pb::V_CLUSTER);
-    if (cell >= 0) verdict.set_missing_milli(demand - m_.cells[cell].capacity_milli);
+    const bool drained = std::any_of(base.cells.begin(), base.cells.end(), [&](int32_t c) { return Drained(c, cells); });
+    verdict.code = drained ? pb::V_HELD : pb::V_CLUSTER;
+    if (cell >= 0) verdict.missing_milli = demand - m_.cells[cell].capacity_milli;
     return verdict;
   }
-  verdict.set_cluster(CellName(cell));
-  verdict.set_flavour(m_.flavours[m_.cells[cell].flavour]);
-  const int64_t free_milli = std::max<int64_t>(0, now_.FreeMilli(m_.cells[cell], base.spec->resources().gpus_milli() > 0));
-  verdict.set_missing_milli(std::max<int64_t>(0, demand - free_milli));
-  FillHolders(cell, job, &verdict);
+  verdict.cluster = m_.cells[cell].cluster;
+  verdict.flavour = m_.cells[cell].flavour;
+  const int64_t free_milli = FreeMilli(base, cell, cells);
+  verdict.missing_milli = std::max<int64_t>(0, demand - free_milli);
   if (base.entitled && served_[b]) {
-    verdict.set_code(pb::V_RECLAIMING);
+    verdict.code = pb::V_RECLAIMING;
     return verdict;
   }
   if (base.entitled) {
     const bool shape = free_milli >= demand && WithinLimits(base, cell, base.min_workers, use_now_);
     bool elsewhere = false;            // another of its clusters has room: it keeps to its charged one until spilling pays
-    for (size_t i = 0; i < base.cells.size() && !shape; ++i) {
-      elsewhere = elsewhere || (base.cells[i] != cell &&
-                                now_.FreeMilli(m_.cells[base.cells[i]], base.spec->resources().gpus_milli() > 0) >= demand);
+    for (size_t i = 0; i < base.cells.size() && !shape && !elsewhere; ++i) {
+      elsewhere = base.cells[i] != cell && FreeMilli(base, base.cells[i], cells) >= demand;
     }
-    verdict.set_code(shape ? pb::V_PLACEMENT : elsewhere ? pb::V_ENTITLED_CELL : pb::V_CAPACITY);
+    verdict.code = shape ? pb::V_PLACEMENT : elsewhere ? pb::V_ENTITLED_CELL : pb::V_CAPACITY;
   } else {
     bool within = true;
-    for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-      const int32_t f = m_.cells[cell].flavour;
-      within = within && m_.entitled[n][f] + demand <= quota_[n * m_.flavours.size() + f].limit;
+    const int32_t f = m_.cells[cell].flavour;
+    for (int32_t n = base.leaf; n >= 0 && within; n = s_.queues().nodes[n].parent) {
+      within = m_.entitled[n][f] + demand <= quota_[n * m_.flavours.size() + f].limit;
     }
-    verdict.set_code(within ? pb::V_SHARE : pb::V_LIMIT);
+    verdict.code = within ? pb::V_SHARE : pb::V_LIMIT;
   }
-  int64_t start_ns = 0;
   const Kept* reservation = nullptr;
   for (const Kept& kept : reserved_[cell]) {
     if (kept.base == b) reservation = &kept;
   }
-  start_ns = reservation != nullptr ? reservation->start_ns : EarliestStart(b, cell);
-  if (start_ns > now_ns_) verdict.set_expected_start_ns(start_ns);
+  const int64_t start_ns = reservation != nullptr ? reservation->start_ns : EarliestStart(b, cell);
+  if (start_ns > now_ns_) verdict.expected_start_ns = start_ns;
   return verdict;
 }
 
 void Round::GiveVerdicts() {
-  for (const Placed& placed : placed_) {
-    pb::Verdict& verdict = plan_.verdicts[m_.bases[placed.base].ref];
-    verdict.set_code(pb::V_STARTING_NOW);
-    verdict.set_cluster(CellName(placed.cell));
-    verdict.set_flavour(m_.flavours[m_.cells[placed.cell].flavour]);
-    verdict.set_expected_start_ns(now_ns_);
-  }
-  for (const uint64_t number : s_.active_jobs()) {
-    const JobRow& job = *s_.FindJob(number);
-    for (size_t t = 0; t < job.tasks.size(); ++t) {
-      const TaskRow& row = job.tasks[t];
-      const TaskRef ref{number, static_cast<int32_t>(t)};
-      if (plan_.verdicts.contains(ref)) continue;
-      if (row.state == pb::TASK_BLOCKED || row.waiting()) {
-        plan_.verdicts[ref] = VerdictOf(job, ref.task);
-      } else if (const AttemptRow* current = row.current();
-                 current != nullptr && std::any_of(current->parts.begin(), current->parts.end(), [&](const PartRow& part) {
-                   return !part.over() && s_.host(part.host).state == pb::HOST_UNREACHABLE;
-                 })) {
-        plan_.verdicts[ref].set_code(pb::V_UNREACHABLE);
-        plan_.verdicts[ref].set_cluster(s_.clusters()[current->cluster].name);
-      }
+  std::vector<std::pair<int32_t, int32_t>> placed;       // base and cell
+  for (const Placed& one : placed_) placed.emplace_back(one.base, one.cell);
+  std::sort(placed.begin(), placed.end());
+  std::vector<CellView> cells(m_.cells.size());
+  std::vector<Verdict> verdicts;
+  verdicts.reserve(told_.size());
+  auto next = placed.begin();
+  for (const int32_t b : told_) {
+    if (next != placed.end() && next->first == b) {
+      Verdict& verdict = verdicts.emplace_back();
+      verdict.task = m_.bases[b].ref;
+      verdict.code = pb::V_STARTING_NOW;
+      verdict.cluster = m_.cells[next->second].cluster;
+      verdict.flavour = m_.cells[next->second].flavour;
+      verdict.expected_start_ns = now_ns_;
+      ++next;
+    } else {
+      verdicts.push_back(VerdictOf(b, &cells));
     }
   }
+  MUSTER_CHECK(next == placed.end());  // what is placed waits, or its host can't be reached
+  plan_.verdicts = Verdicts(std::move(verdicts), m_.flavours);
 }
 
 }  // namespace muster

@@ -288,9 +288,10 @@ bool Engine::DropOffender(Plan* plan, const PlanFault& fault) {
   for (size_t t = 0; t < job->tasks.size(); ++t) {
     const TaskRow& task = job->tasks[t];
     if (task.finished() || task.current() != nullptr) continue;
-    pb::Verdict verdict;
-    verdict.set_code(task.state == pb::TASK_BLOCKED ? pb::V_AFTER : pb::V_REFUSED);
-    plan->verdicts[{job->number, static_cast<int32_t>(t)}] = verdict;
+    Verdict verdict;
+    verdict.task = {job->number, static_cast<int32_t>(t)};
+    verdict.code = task.state == pb::TASK_BLOCKED ? pb::V_AFTER : pb::V_REFUSED;
+    plan->verdicts.Set(verdict);
   }
   return true;
 }

@@ -160,9 +160,9 @@ TEST_F(EngineTest, ConfinesARefusalToTheJobThatItIsAbout) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   EXPECT_EQ(view->state.FindJob(2)->state, pb::RUNNING);
   EXPECT_EQ(view->state.FindJob(1)->state, pb::WAITING);
-  const auto verdict = view->plan->verdicts.find({1, 0});
-  ASSERT_NE(verdict, view->plan->verdicts.end());
-  EXPECT_EQ(verdict->second.code(), pb::V_REFUSED);
+  const Verdict* verdict = view->plan->verdicts.Find({1, 0});
+  ASSERT_NE(verdict, nullptr);
+  EXPECT_EQ(verdict->code, pb::V_REFUSED);
   EXPECT_TRUE(std::filesystem::exists(options.refused_plans_directory + "/1-2/plan.txt"));
   wrong = false;
   clock_.now_ns = engine_->NextLookNs();
@@ -177,7 +177,7 @@ TEST_F(EngineTest, ConfinesAMissingVerdictToTheJobThatLacksIt) {
   EngineOptions options;
   options.decide = [&](const State& state, int64_t now_ns, const SchedulingOptions& scheduling) {
     Plan plan = Decide(state, now_ns, scheduling);
-    if (wrong) plan.verdicts.erase({3, 0});
+    if (wrong) plan.verdicts.Erase({3, 0});
     return plan;
   };
   Start(options);
@@ -185,7 +185,7 @@ TEST_F(EngineTest, ConfinesAMissingVerdictToTheJobThatLacksIt) {
   for (const uint64_t number : {1, 2, 3}) engine_->Post(Submitted(number));   // for two slots
   engine_->Step();
   EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING);
-  EXPECT_EQ(engine_->Snapshot()->plan->verdicts.find({3, 0})->second.code(), pb::V_REFUSED);
+  EXPECT_EQ(engine_->Snapshot()->plan->verdicts.Find({3, 0})->code, pb::V_REFUSED);
 }
 
 TEST_F(EngineTest, KeepsNoProgressOfAnAttemptThatHasEnded) {

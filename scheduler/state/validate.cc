@@ -259,8 +259,8 @@ absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault) {
     const JobRow& job = *after.FindJob(number);
     for (size_t t = 0; t < job.tasks.size(); ++t) {
       if (!job.tasks[t].waiting() && job.tasks[t].state != pb::TASK_BLOCKED) continue;
-      const auto verdict = plan.verdicts.find({number, static_cast<int32_t>(t)});
-      if (verdict == plan.verdicts.end() || verdict->second.code() == pb::VERDICT_UNSPECIFIED) {
+      const Verdict* verdict = plan.verdicts.Find({number, static_cast<int32_t>(t)});
+      if (verdict == nullptr || verdict->code == pb::VERDICT_UNSPECIFIED) {
         if (fault != nullptr) fault->job = number;
         return Broken(absl::StrCat("job ", number, " task ", job.task_spec(static_cast<int32_t>(t)).name(), " waits without a verdict"));
       }

@@ -68,7 +68,7 @@ TEST(Validate, CatchesPlantedWrongPlans) {
          lost->set_cluster("c");
          lost->set_host("h00");
        }},
-      {"no verdict", "without a verdict", [](SystemBuilder*, Plan* p) { p->verdicts.clear(); }},
+      {"no verdict", "without a verdict", [](SystemBuilder*, Plan* p) { p->verdicts = Verdicts(); }},
       {"over a limit", "at most", [](SystemBuilder* s, Plan* p) {
          p->events.push_back(Placed(s->state, 3, "c", {{"h01", {1}}}));
          p->events.push_back(Placed(s->state, 4, "c", {{"h02", {0}}}));
@@ -84,8 +84,7 @@ TEST(Validate, CatchesPlantedWrongPlans) {
     system.Do(Placed(system.state, 2, "c", {{"h00", {1}}}));
     Plan plan;
     plan.events.push_back(Placed(system.state, 1, "c", {{"h00", {0}}, {"h01", {0}}}));
-    plan.verdicts[{3, 0}].set_code(pb::V_CAPACITY);
-    plan.verdicts[{4, 0}].set_code(pb::V_CAPACITY);
+    for (const uint64_t number : {3, 4}) plan.verdicts.Set({.task = {number, 0}, .code = pb::V_CAPACITY});
     c.plant(&system, &plan);
     const absl::Status status = Validate(system.state, plan);
     EXPECT_EQ(status.ok(), *c.message == '\0') << c.name << ": " << status.message();

@@ -25,13 +25,13 @@ bool Round::SiblingsReach(const Base& base, int32_t cell) const {
 bool Round::HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const {
   const int32_t f = m_.cells[cell].flavour;
   const int64_t demand = base.worker_milli * base.min_workers;
-  for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-    if (UseAt(use_claims_, n, f) + demand <= quota_[n * m_.flavours.size() + f].limit) continue;
+  for (int32_t n = base.leaf; n >= 0; n = m_.parent[n]) {
+    if (UseAt(use_claims_, n, f) + demand <= QuotaOf(n, f).limit_milli) continue;
     for (const int32_t b : unserved_) {
       const Base& claimant = m_.bases[b];
       if (m_.cells[claimant.charge].flavour != f) continue;
       int32_t up = claimant.leaf;
-      while (up > n) up = s_.queues().nodes[up].parent;
+      while (up > n) up = m_.parent[up];
       if (up != n) continue;
       const Kept* reservation = nullptr;
       for (const Kept& kept : reserved_[claimant.charge]) {
@@ -139,7 +139,7 @@ void Round::Backfill() {
       if (base.opened[i]) cell = base.cells[i];
     }
     std::vector<Level> levels;
-    for (int32_t n = base.leaf; cell >= 0 && n > 0; n = s_.queues().nodes[n].parent) {
+    for (int32_t n = base.leaf; cell >= 0 && n > 0; n = m_.parent[n]) {
       const int32_t f = m_.cells[cell].flavour;
       levels.insert(levels.begin(), LevelOf(n, f, UseAt(use_now_, n, f)));
     }

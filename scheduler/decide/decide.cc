@@ -15,65 +15,40 @@ constexpr int kStartsElsewherePerRound = 32;
 
 }  // namespace
 
-Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model)
+Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model, FreeMap* now, FreeMap* future)
     : s_(state),
       now_ns_(now_ns),
       options_(options),
       m_(model),
-      now_(state, options.placement),
-      future_(state, options.placement),
+      now_(*now),
+      future_(*future),
+      now_trial_(now),
+      future_trial_(future),
+      use_now_(model.use),
+      use_future_(model.use),
       estimates_left_(options.estimates),
       reservations_left_(kReservationsPerRound) {
-  const std::vector<QueueNode>& nodes = s_.queues().nodes;
-  quota_.resize(nodes.size() * m_.flavours.size());
-  depth_.assign(nodes.size(), 0);
-  for (size_t n = 0; n < nodes.size(); ++n) {
-    if (nodes[n].parent >= 0) depth_[n] = depth_[nodes[n].parent] + 1;
-    for (const auto& [flavour, row] : nodes[n].spec.quota()) {
-      const int32_t f = m_.FlavourIndex(flavour);
-      if (f < 0) continue;
-      Quota& quota = quota_[n * m_.flavours.size() + f];
-      quota.listed = true;
-      quota.guarantee = row.guarantee_milli();
-      if (row.has_limit_milli()) quota.limit = row.limit_milli();
-      if (row.has_weight()) quota.weight = row.weight();
-    }
-  }
-  use_now_.assign(nodes.size() * m_.flavours.size(), 0);
-  running_.resize(m_.cells.size());
-  holding_.resize(m_.cells.size());
   reserved_.resize(m_.cells.size());
   stopped_.assign(m_.bases.size(), false);
   served_.assign(m_.bases.size(), false);
   shape_.assign(m_.bases.size(), -1);
-  for (size_t b = 0; b < m_.bases.size(); ++b) {
+  for (const int32_t b : m_.told) {
     const Base& base = m_.bases[b];
-    const int32_t index = static_cast<int32_t>(b);
-    if (base.wants_place() || base.blocked || base.held || base.unreachable) told_.push_back(index);
-    if (base.wants_place()) (base.entitled ? entitled_ : outside_).push_back(index);
-    if (base.current == nullptr) continue;
-    if (base.entitled && (base.ComesBack() || base.may_be_lost)) entitled_.push_back(index);
-    if (!base.entitled && base.ComesBack()) outside_.push_back(index);
-    if (base.bound_cell < 0) continue;
-    if (!base.may_be_lost) AddUse(&use_now_, base, base.bound_cell, base.current->workers);
-    holding_[base.bound_cell].push_back(index);
-    if (!base.running()) continue;
-    running_[base.bound_cell].push_back(index);
-    if (base.entitled && base.current->workers < base.entitled_workers()) growing_.push_back(index);
+    if (base.wants_place()) (base.entitled ? entitled_ : outside_).push_back(b);
+    if (base.entitled && base.may_be_lost && !base.ComesBack()) entitled_.push_back(b);
   }
-  use_future_ = use_now_;
-  for (const std::vector<int32_t>& cell : holding_) {
-    for (const int32_t b : cell) {
-      const Base& base = m_.bases[b];
-      if (base.current->state != pb::TASK_STOPPING || base.may_be_lost) continue;
-      future_.Release(*base.job, base.ref.task, *base.current);
-      AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
-    }
+  const auto insert = [](std::vector<int32_t>* bases, int32_t b) { bases->insert(std::lower_bound(bases->begin(), bases->end(), b), b); };
+  for (const int32_t b : m_.stopping) {
+    const Base& base = m_.bases[b];
+    if (base.ComesBack()) insert(base.entitled ? &entitled_ : &outside_, b);
+    if (base.bound_cell < 0 || base.may_be_lost) continue;
+    future_.Release(*base.job, base.ref.task, *base.current);
+    AddUse(&use_future_, base, base.bound_cell, -base.workers);
   }
 }
 
 void Round::AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const {
-  for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
+  for (int32_t n = base.leaf; n >= 0; n = m_.parent[n]) {
     UseAt(use, n, m_.cells[cell].flavour) += workers * base.worker_milli;
     if (base.worker_cpus_milli > 0) UseAt(use, n, m_.cpu) += workers * base.worker_cpus_milli;
   }
@@ -81,9 +56,9 @@ void Round::AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) co
 
 bool Round::WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const {
   const int32_t f = m_.cells[cell].flavour;
-  for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-    if (UseAt(use, n, f) + workers * base.worker_milli > quota_[n * m_.flavours.size() + f].limit) return false;
-    if (base.worker_cpus_milli > 0 && UseAt(use, n, m_.cpu) + workers * base.worker_cpus_milli > quota_[n * m_.flavours.size() + m_.cpu].limit) return false;
+  for (int32_t n = base.leaf; n >= 0; n = m_.parent[n]) {
+    if (UseAt(use, n, f) + workers * base.worker_milli > QuotaOf(n, f).limit_milli) return false;
+    if (base.worker_cpus_milli > 0 && UseAt(use, n, m_.cpu) + workers * base.worker_cpus_milli > QuotaOf(n, m_.cpu).limit_milli) return false;
   }
   return true;
 }
@@ -319,8 +294,9 @@ void Round::ExtendPlaced() {
 
 // Running elastic gangs restart larger: at most once per grow_interval, where what they gain exceeds what the restart costs.
 void Round::Grow() {
-  for (const int32_t b : growing_) {
+  for (const int32_t b : m_.growing) {
     const Base& base = m_.bases[b];
+    if (base.bound_cell < 0 || base.workers >= base.entitled_workers()) continue;
     if (base.charge != base.bound_cell || base.current->state != pb::TASK_RUNNING || stopped_[b] || base.may_be_lost) continue;
     const int32_t has = base.current->workers;
     const int32_t most = base.entitled_workers();
@@ -452,8 +428,9 @@ Plan Round::Run() {
   Backfill();
   Spill();
   // A cancelled or failed task's unreachable members are declared lost, where its rule allows that, so that it can end.
-  for (const Base& base : m_.bases) {
-    if (!base.ends || base.current == nullptr || base.current->state != pb::TASK_STOPPING || !base.may_be_lost) continue;
+  for (const int32_t b : m_.stopping) {
+    const Base& base = m_.bases[b];
+    if (!base.ends || !base.may_be_lost) continue;
     const bool all_over = std::all_of(base.current->parts.begin(), base.current->parts.end(), [&](const PartRow& part) {
       return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
     });

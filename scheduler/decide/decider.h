@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+#include <optional>
+#include <string>
+
+#include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model_upkeep.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
@@ -22,8 +26,17 @@ class Decider {
   // As Decide (decide.h).
   Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options);
 
+  // "" if the maps that it keeps are those of a fresh one for this State, else the first difference. For tests.
+  std::string Difference(const State& state);
+
  private:
+  void Follow(const State& state, const SchedulingOptions& options);
+
   ModelUpkeep model_;
+  // What hosts have free by `seen_`: now, and (once a Round has released that) with what stopping attempts give back.
+  std::optional<FreeMap> now_, future_;
+  PlacementPolicy policy_ = PlacementPolicy::kV;
+  std::optional<State> seen_;
 };
 
 }  // namespace muster

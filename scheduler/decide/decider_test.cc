@@ -99,6 +99,9 @@ TEST(Decider, KeptPlansAsAFreshOneDoesAfterRandomEvents) {
       for (int64_t n = step == 0 ? 16 : events.Below(6); n >= 0; --n) Apply(&state, events.Next(state));
       const Plan plan = kept.Decide(state, state.now_ns(), Quick());
       ASSERT_EQ(Text(plan), Text(Decide(state, state.now_ns(), Quick()))) << "seed " << seed << " step " << step;
+      if (step % 8 == 0) {
+        ASSERT_EQ(kept.Difference(state), "") << "seed " << seed << " step " << step;
+      }
       if (events.Below(4) == 0) continue;                // a plan that is refused
       for (const pb::Event& event : plan.events) Apply(&state, event);
       events_planned += static_cast<int64_t>(plan.events.size());
@@ -128,6 +131,66 @@ TEST(Decider, IsRightAboutAnyStateThatItIsGiven) {
       for (const pb::Event& event : plan.events) Apply(&state, event);
     }
   }
+}
+
+// What hosts have free is read again where an event touched it, and all of it where one may have moved hosts between pools.
+TEST(Decider, KeepsWhatHostsHaveFree) {
+  SystemBuilder system;
+  system.Cluster("c").Cluster("d").Hosts("c", 3, 2).Hosts("d", 2, 2).Queue("q");
+  const uint64_t gang = JobBuilder("q").Workers(3).Gpus(1).SubmitTo(&system);
+  Decider kept;
+  int step = 0;
+  const auto go = [&](const char* after) {
+    system.Step(++step);
+    EXPECT_EQ(kept.Difference(system.state), "") << after;
+    const Plan plan = kept.Decide(system.state, system.now_ns, Quick());
+    EXPECT_EQ(Text(plan), Text(Decide(system.state, system.now_ns, Quick()))) << after;
+    EXPECT_EQ(kept.Difference(system.state), "") << "a decision after " << after << " leaves the maps as they were";
+    for (const pb::Event& event : plan.events) system.Do(event);
+    EXPECT_EQ(kept.Difference(system.state), "") << "the plan after " << after;
+  };
+  const auto drain = [&](const char* target, bool drained) {
+    pb::Event event;
+    event.mutable_drain_changed()->set_target(target);
+    event.mutable_drain_changed()->set_drained(drained);
+    system.Do(event);
+  };
+  go("submission");
+  testing::StartAll(&system, gang);
+  JobBuilder("q").Workers(2).Gpus(2).SubmitTo(&system);
+  go("a second gang");
+  drain("d", true);
+  go("drain of a cluster");
+  drain("d", false);
+  go("its end");
+  drain("c/h01", true);
+  go("drain of a host");
+  drain("c/h01", false);
+  go("its end");
+  testing::ReportAll(&system, gang, pb::GONE);
+  go("its stop");
+  system.HostState("d", "h03", pb::HOST_SILENT);
+  go("silence");
+  system.HostState("d", "h03", pb::HOST_UNREACHABLE);
+  go("an unreachable host");
+  system.HostState("d", "h03", pb::HOST_UP);
+  go("its return");
+  system.Hosts("d", 1, 4);
+  system.Hello("d", "h03", 4);
+  go("a new host, and more devices on another");
+  pb::Event configured;
+  *configured.mutable_clusters_configured()->mutable_file() = system.state.cluster_file();
+  configured.mutable_clusters_configured()->mutable_file()->mutable_clusters()->SwapElements(0, 1);
+  pb::HostSpec* listed = configured.mutable_clusters_configured()->mutable_file()->mutable_clusters(0)->add_hosts();
+  listed->set_name("h03");
+  listed->set_rack("r7");
+  system.Do(configured);
+  go("a configuration with the clusters the other way round and a rack");
+  SchedulingOptions options = Quick();
+  options.placement = PlacementPolicy::kBestFit;
+  system.Step(++step);
+  EXPECT_EQ(Text(kept.Decide(system.state, system.now_ns, options)), Text(Decide(system.state, system.now_ns, options)));
+  EXPECT_EQ(kept.Difference(system.state), "");
 }
 
 // While most of a cluster is silent nothing of it may be lost; that ends by time alone.

@@ -19,14 +19,6 @@
 
 namespace muster {
 
-// What a queue is promised and may take of one flavour.
-struct FlavourQuota {
-  bool listed = false;                 // else without quota
-  int64_t guarantee_milli = 0;
-  int64_t limit_milli = kUnbounded;
-  int64_t weight = 1;                  // 0..2^20
-};
-
 struct QuotaNode {
   int32_t parent = -1;
   std::vector<int32_t> children;       // none: a leaf

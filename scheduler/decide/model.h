@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "scheduler/state/options.h"
@@ -26,6 +28,14 @@ struct Cell {
   int64_t known_milli = 0;        // of all hosts ever heard from, up or not
   std::vector<HostId> hosts;      // in State's order; never empty
   int64_t charged_milli = 0;      // to units of S
+};
+
+// What a queue is promised and may take of one flavour.
+struct FlavourQuota {
+  bool listed = false;                 // else without quota
+  int64_t guarantee_milli = 0;
+  int64_t limit_milli = kUnbounded;
+  int64_t weight = 1;                  // 0..2^20
 };
 
 // The rows that it names belong to the State that the model was last brought up to. A base that is no unit (blocked, finished,
@@ -49,6 +59,7 @@ struct Base {
   std::vector<int32_t> cells;           // in order of preference
   std::vector<uint8_t> opened;          // parallel to cells
   int32_t bound_cell = -1;              // where it runs
+  int32_t workers = 0;                  // that it runs with
   bool waiting = false;                 // wants a placement, its backoff apart
   bool blocked = false;                 // of what is no unit: it waits for other tasks
   bool held = false;                    // of what is no unit: it waits, and its queue or its job's end keeps it from being one
@@ -84,6 +95,17 @@ struct Model {
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
   std::vector<int64_t> history;         // [queue node] decayed device-microseconds: orders equal shares
   std::map<TaskRef, int32_t> base_of;   // units only
+
+  // Of the bases, so that nobody has to look at all of them; lists ascend.
+  std::vector<std::vector<int32_t>> holding;   // [cell] that have devices there
+  std::vector<int32_t> stopping;        // that have devices and are being stopped
+  std::vector<int32_t> told;            // that wait, or can't be reached: whoever gets a verdict
+  std::vector<int32_t> growing;         // that run with less than their largest size
+  std::vector<int64_t> use;             // [queue node * flavours + flavour] held, but by what may be lost
+  std::set<std::pair<int64_t, TaskRef>> looks;   // of what runs: when StopWhatMust has to look at it (LookNs), without kUnbounded
+
+  std::vector<FlavourQuota> quota;      // [queue node * flavours + flavour]
+  std::vector<int32_t> parent, depth;   // of queue nodes; the root has -1 and 0
   std::vector<std::vector<bool>> reaches;      // [cluster][cluster]: the other one reaches its job_storage
 
   int32_t cpu = 0;                      // index of kCpuFlavour

@@ -103,12 +103,20 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   for (auto& [cluster, lost] : mass_loss_) lost = MassLoss(cluster, now_ns, options);
   for (const HostId id : unreachable_) MUSTER_CHECK(FollowHost(state, id));
 
+  const std::vector<QueueNode>& nodes = state.queues().nodes;
+  model_.holding.resize(model_.cells.size());
+  model_.use.assign(nodes.size() * model_.flavours.size(), 0);
+  model_.depth.assign(nodes.size(), 0);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    model_.parent.push_back(nodes[n].parent);
+    if (nodes[n].parent >= 0) model_.depth[n] = model_.depth[nodes[n].parent] + 1;
+  }
   model_.reaches = ReadReaches(state);
   ReadHistory(state);
-  counts_cpus_.assign(state.queues().nodes.size(), false);
+  counts_cpus_.assign(nodes.size(), false);
   shares_.clear();
   for (size_t n = 0; n < counts_cpus_.size(); ++n) {
-    const QueueNode& node = state.queues().nodes[n];
+    const QueueNode& node = nodes[n];
     counts_cpus_[n] = node.spec.quota().contains(kCpuFlavour) || (node.parent >= 0 && counts_cpus_[node.parent]);
     if (counts_cpus_[n] && shares_.empty()) shares_ = ReadShares(state);
   }
@@ -117,7 +125,9 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
     model_.bases.resize(first + state.FindJob(number)->tasks.size());
     ReadJob(state, number, first);
   }
-  entitlement_.Reset(ReadQuotas(state, model_), model_);
+  QuotaTree quotas = ReadQuotas(state, model_);
+  for (const QuotaNode& node : quotas) model_.quota.insert(model_.quota.end(), node.flavours.begin(), node.flavours.end());
+  entitlement_.Reset(std::move(quotas), model_);
   built_ = true;
 }
 
@@ -304,6 +314,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : std::max<int64_t>(0, run_ns - row.ran_ns); };
   base.run_left_ns = std::min(left(base.spec->time_limit_ns()), left(row.expected_run_ns));
   if (current != nullptr) {
+    base.workers = current->workers;
     base.unreachable = std::any_of(current->parts.begin(), current->parts.end(), [&](const PartRow& part) {
       return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE;
     });
@@ -372,16 +383,17 @@ void ModelUpkeep::Replace(size_t b, Base fresh) {
   const int32_t index = static_cast<int32_t>(b);
   if (base.unit && !fresh.unit) model_.base_of.erase(base.ref);
   if (!base.unit && fresh.unit) model_.base_of[fresh.ref] = index;
+  List(index, false);
   if (!built_) {
     base = std::move(fresh);
-    return;
+    return List(index, true);
   }
   if (!SameUnits(base, fresh)) {
     entitlement_.Remove(model_, index);
     base = std::move(fresh);
     entitlement_.Add(model_, index);
     stale_ = true;
-    return;
+    return List(index, true);
   }
   if (base.bound_cell != fresh.bound_cell) {
     entitlement_.Rebind(model_, index);
@@ -396,6 +408,38 @@ void ModelUpkeep::Replace(size_t b, Base fresh) {
   fresh.growth = base.growth;
   fresh.order = base.order;
   base = std::move(fresh);
+  List(index, true);
+}
+
+void ModelUpkeep::List(int32_t b, bool there) {
+  const Base& base = model_.bases[b];
+  const auto list = [&](std::vector<int32_t>* bases) {
+    const auto at = std::lower_bound(bases->begin(), bases->end(), b);
+    if (there) {
+      bases->insert(at, b);
+    } else {
+      bases->erase(at);
+    }
+  };
+  if (base.wants_place() || base.blocked || base.held || base.unreachable) list(&model_.told);
+  if (base.current == nullptr) return;
+  if (base.stopping) list(&model_.stopping);
+  if (base.running() && base.workers < base.max_workers) list(&model_.growing);
+  if (base.running() && base.look_ns != kUnbounded) {
+    if (there) {
+      model_.looks.emplace(base.look_ns, base.ref);
+    } else {
+      model_.looks.erase({base.look_ns, base.ref});
+    }
+  }
+  if (base.bound_cell < 0) return;
+  list(&model_.holding[base.bound_cell]);
+  if (base.may_be_lost) return;
+  const int64_t workers = there ? base.workers : -base.workers;
+  for (int32_t n = base.leaf; n >= 0; n = model_.parent[n]) {
+    model_.use[n * model_.flavours.size() + model_.cells[base.bound_cell].flavour] += workers * base.worker_milli;
+    if (base.worker_cpus_milli > 0) model_.use[n * model_.flavours.size() + model_.cpu] += workers * base.worker_cpus_milli;
+  }
 }
 
 bool ModelUpkeep::FollowJob(const State& state, uint64_t number) {
@@ -442,6 +486,11 @@ void ModelUpkeep::Compact() {
   }
   model_.bases.resize(kept);
   for (auto& [ref, b] : model_.base_of) b = to[b];
+  const auto renumber = [&](std::vector<int32_t>* bases) {
+    for (int32_t& b : *bases) b = to[b];
+  };
+  for (std::vector<int32_t>* bases : {&model_.stopping, &model_.told, &model_.growing}) renumber(bases);
+  for (std::vector<int32_t>& bases : model_.holding) renumber(&bases);
   entitlement_.Renumber(to);
   over_.clear();
   over_bases_ = 0;

@@ -60,6 +60,8 @@ class ModelUpkeep {
   void ReadJob(const State& state, uint64_t number, size_t first);
   bool FollowJob(const State& state, uint64_t number);
   void Replace(size_t b, Base fresh);
+  // Puts the base into the model's lists and sums, or takes it out of them.
+  void List(int32_t b, bool there);
   void Compact();
 
   // Of each cell's first host: what a worker that names no CPUs gets beside its devices.

@@ -57,8 +57,8 @@ int Round::Compare(const Level& a, const Level& b) {
 }
 
 Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
-  const Quota& quota = quota_[node * m_.flavours.size() + flavour];
-  const int64_t over = quota.listed ? std::max<int64_t>(0, used - quota.guarantee) : 0;
+  const FlavourQuota& quota = QuotaOf(node, flavour);
+  const int64_t over = quota.listed ? std::max<int64_t>(0, used - quota.guarantee_milli) : 0;
   if (over == 0) return {};
   return quota.weight == 0 ? Level{2, over, 1} : Level{1, over, quota.weight};
 }
@@ -66,12 +66,11 @@ Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
 bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
   if (claimant.guaranteed || claimant.leaf == victim.leaf || victim.leaf < 0) return true;
   // The two queues below the nearest one that they share.
-  const std::vector<QueueNode>& nodes = s_.queues().nodes;
   int32_t mine = claimant.leaf, theirs = victim.leaf;
-  while (nodes[mine].parent != nodes[theirs].parent) {
-    const int32_t difference = depth_[mine] - depth_[theirs];
-    if (difference >= 0) mine = nodes[mine].parent;
-    if (difference <= 0) theirs = nodes[theirs].parent;
+  while (m_.parent[mine] != m_.parent[theirs]) {
+    const int32_t difference = m_.depth[mine] - m_.depth[theirs];
+    if (difference >= 0) mine = m_.parent[mine];
+    if (difference <= 0) theirs = m_.parent[theirs];
   }
   const int32_t f = m_.cells[cell].flavour;
   return Compare(LevelOf(mine, f, UseAt(use, mine, f) + demand), LevelOf(theirs, f, UseAt(use, theirs, f) + more)) < 0;
@@ -110,14 +109,14 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   if (failed_.contains(key)) return Claim::kNobody;
 
   // Where a limit is in the way, what counts against it in other clusters, too.
-  std::vector<int32_t> pool = running_[cell];
-  for (int32_t n = claimant.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
-    if (UseAt(use_future_, n, flavour) + demand <= quota_[n * m_.flavours.size() + flavour].limit) continue;
+  std::vector<int32_t> pool = m_.holding[cell];
+  for (int32_t n = claimant.leaf; n >= 0; n = m_.parent[n]) {
+    if (UseAt(use_future_, n, flavour) + demand <= QuotaOf(n, flavour).limit_milli) continue;
     for (size_t c = 0; c < m_.cells.size(); ++c) {
       if (m_.cells[c].flavour != flavour || static_cast<int32_t>(c) == cell) continue;
-      for (const int32_t v : running_[c]) {
+      for (const int32_t v : m_.holding[c]) {
         int32_t up = m_.bases[v].leaf;
-        while (up > n) up = s_.queues().nodes[up].parent;
+        while (up > n) up = m_.parent[up];
         if (up == n) pool.push_back(v);
       }
     }

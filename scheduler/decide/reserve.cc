@@ -22,9 +22,9 @@ int64_t Round::EndIfStarted(const Base& base) const {
 std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes) {
   const int64_t demand = base.worker_milli * workers;
   std::vector<std::pair<int64_t, int32_t>> ends;
-  for (const int32_t v : running_[cell]) {
+  for (const int32_t v : m_.holding[cell]) {
     const Base& other = m_.bases[v];
-    if (stopped_[v] || &other == &base) continue;
+    if (!other.running() || stopped_[v] || &other == &base) continue;
     const int64_t expected_ns = ExpectedEnd(other, now_ns_);
     int64_t end_ns = expected_ns == 0 ? kUnbounded : std::max(expected_ns, now_ns_);
     const int64_t taken = other.worker_milli * other.current->workers;

@@ -25,8 +25,8 @@ namespace muster {
 
 class Round {
  public:
-  // `model` is the state's, with its entitled set.
-  Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model);
+  // `model` is the state's, with its entitled set; `now` and `future` have what is free by it, and have that again when the Round ends.
+  Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model, FreeMap* now, FreeMap* future);
   Plan Run();
 
  private:
@@ -55,10 +55,6 @@ class Round {
   };
   // Devices' use by queue node and flavour: [node * flavours + flavour].
   using Use = std::vector<int64_t>;
-  struct Quota {
-    bool listed = false;
-    int64_t guarantee = 0, limit = kUnbounded, weight = 1;
-  };
   // How far a queue is over its guarantee, as a fraction of its weight: compared by rank, then over/weight.
   struct Level {
     int32_t rank = 0;                  // 0: within the guarantee or without quota, 1: borrows, 2: borrows with weight 0
@@ -89,6 +85,7 @@ class Round {
   bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;
   void AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const;
   int64_t& UseAt(Use* use, int32_t node, int32_t flavour) const { return (*use)[node * m_.flavours.size() + flavour]; }
+  const FlavourQuota& QuotaOf(int32_t node, int32_t flavour) const { return m_.quota[node * m_.flavours.size() + flavour]; }
   int64_t UseAt(const Use& use, int32_t node, int32_t flavour) const { return use[node * m_.flavours.size() + flavour]; }
   std::string CellName(int32_t cell) const;
   // Equal for bases that any place fits or doesn't fit alike.
@@ -164,18 +161,13 @@ class Round {
   const int64_t now_ns_;
   const SchedulingOptions& options_;
   const Model& m_;
-  FreeMap now_;                        // free now, less what is placed or held in this round
-  FreeMap future_;                     // with what stopping attempts will give back
-  std::vector<Quota> quota_;           // [node * flavours + flavour]
-  std::vector<int32_t> depth_;         // of queue nodes; the root has 0
+  FreeMap& now_;                       // free now, less what is placed or held in this round
+  FreeMap& future_;                    // with what stopping attempts will give back
+  const FreeMap::Trial now_trial_, future_trial_;
   Use use_now_, use_future_;
   Use use_claims_;                     // use_now_ and what waits in S; for backfill
-  std::vector<std::vector<int32_t>> running_;    // bases that run and weren't being stopped when the round began, by cell
-  std::vector<std::vector<int32_t>> holding_;    // bases that have devices, by cell
   std::vector<int32_t> entitled_;      // bases of S that want a place, or come back, or may have to start elsewhere; ascending
   std::vector<int32_t> outside_;       // bases outside S that want a place or come back; ascending
-  std::vector<int32_t> growing_;       // running bases that S grants more workers than they have; ascending
-  std::vector<int32_t> told_;          // bases that get a verdict; ascending
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
   std::vector<Kept> kept_;             // held

@@ -35,11 +35,11 @@ const Round::Outlook* Round::OutlookOf(int32_t cell, bool gpus) {
   if (outlooks_.size() >= kCellsForecast) return nullptr;
   Outlook& outlook = outlooks_[{cell, gpus}];
   outlook.freed.emplace_back(now_ns_, std::max<int64_t>(0, future_.FreeMilli(m_.cells[cell], gpus)));
-  for (const int32_t v : running_[cell]) {
+  for (const int32_t v : m_.holding[cell]) {
     const Base& other = m_.bases[v];
-    if (stopped_[v] || (other.spec->resources().gpus_milli() > 0) != gpus) continue;
+    if (!other.running() || stopped_[v] || (other.spec->resources().gpus_milli() > 0) != gpus) continue;
     if (const int64_t end_ns = ExpectedEnd(other, now_ns_); end_ns != 0) {
-      outlook.freed.emplace_back(std::max(end_ns, now_ns_ + 1), other.worker_milli * other.current->workers);
+      outlook.freed.emplace_back(std::max(end_ns, now_ns_ + 1), other.worker_milli * other.workers);
     }
   }
   std::sort(outlook.freed.begin() + 1, outlook.freed.end());
@@ -109,7 +109,7 @@ Round::Move Round::MoveTo(const Base& base, int32_t cell) const {
 
 void Round::Spill() {
   const auto looks = [&](const Base& base) {
-    if (!base.wants_place() || base.row->backoff_until_ns > now_ns_ || base.guaranteed || base.leaf < 0 || s_.queues().nodes[base.leaf].held) return false;
+    if (!base.wants_place() || base.backoff_until_ns > now_ns_ || base.guaranteed || base.leaf < 0 || s_.queues().nodes[base.leaf].held) return false;
     const bool may_front = !base.binds_others;
     const bool any = std::find(base.opened.begin(), base.opened.end(), 0) != base.opened.end() || (base.entitled && may_front && base.cells.size() > 1);
     if (!any || base.row->opened_attempt != base.row->next_attempt) return any;

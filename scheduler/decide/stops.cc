@@ -27,12 +27,17 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
 }
 
 void Round::StopWhatMust() {
-  for (const Base& base : m_.bases) {
-    if (!base.running()) continue;
-    if (base.look_ns > now_ns_) {
-      LookAt(base.look_ns);
-      continue;
+  std::vector<int32_t> due;
+  for (const auto& [look_ns, task] : m_.looks) {
+    if (look_ns > now_ns_) {
+      LookAt(look_ns);
+      break;
     }
+    due.push_back(m_.base_of.at(task));
+  }
+  std::sort(due.begin(), due.end());
+  for (const int32_t b : due) {
+    const Base& base = m_.bases[b];
     const AttemptRow& attempt = *base.current;
     const JobRow& job = *base.job;
     const int64_t grace_ns = Grace(*base.spec);

@@ -78,8 +78,8 @@ Verdict Round::VerdictOf(int32_t b, std::vector<CellView>* cells) {
   } else {
     bool within = true;
     const int32_t f = m_.cells[cell].flavour;
-    for (int32_t n = base.leaf; n >= 0 && within; n = s_.queues().nodes[n].parent) {
-      within = m_.entitled[n][f] + demand <= quota_[n * m_.flavours.size() + f].limit;
+    for (int32_t n = base.leaf; n >= 0 && within; n = m_.parent[n]) {
+      within = m_.entitled[n][f] + demand <= QuotaOf(n, f).limit_milli;
     }
     verdict.code = within ? pb::V_SHARE : pb::V_LIMIT;
   }
@@ -98,9 +98,9 @@ void Round::GiveVerdicts() {
   std::sort(placed.begin(), placed.end());
   std::vector<CellView> cells(m_.cells.size());
   std::vector<Verdict> verdicts;
-  verdicts.reserve(told_.size());
+  verdicts.reserve(m_.told.size());
   auto next = placed.begin();
-  for (const int32_t b : told_) {
+  for (const int32_t b : m_.told) {
     if (next != placed.end() && next->first == b) {
       Verdict& verdict = verdicts.emplace_back();
       verdict.task = m_.bases[b].ref;

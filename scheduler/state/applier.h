@@ -46,9 +46,14 @@ class Applier {
     explicit operator bool() const { return attempt != nullptr; }
   };
 
+  void Carry(const pb::Event& event);
   JobRow* Job(uint64_t number);        // for writing: a new version, to be saved
   HostRow* Host(HostId id);            // for writing, to be saved
   void NewRound();                     // something happened that isn't the scheduler's own act
+  // The attempt's devices count as its queue's (sign 1), or no longer (-1).
+  void CountUse(const JobRow& job, int32_t task, const AttemptRow& attempt, int64_t sign);
+  // Derives which of the job's tasks wait.
+  void IndexWaiting(uint64_t number);
   void IndexReservation(const TaskRef& ref, const Reservation& reservation, bool there);
   // Keeps these devices for the task; nullptr: none. `task` is a row of a job that Job() gave.
   // Remembers a finished job's tasks that succeeded as the newest of their names, unless a later one is known.
@@ -93,6 +98,7 @@ class Applier {
   void SettleJob(JobRow* job);
 
   State& s_;
+  std::vector<uint64_t> written_;      // jobs that the event wrote
 };
 
 }  // namespace muster

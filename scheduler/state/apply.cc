@@ -52,6 +52,12 @@ int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task) {
 }
 
 void Applier::Apply(const pb::Event& event) {
+  Carry(event);
+  for (const uint64_t number : written_) IndexWaiting(number);
+  written_.clear();
+}
+
+void Applier::Carry(const pb::Event& event) {
   switch (event.body_case()) {
     case pb::Event::kStep: return On(event.step());
     case pb::Event::kJobSubmitted: return On(event.job_submitted());
@@ -92,6 +98,7 @@ JobRow* Applier::Job(uint64_t number) {
   if (s_.jobs_.Find(number) == nullptr) return nullptr;
   JobRow* job = s_.jobs_.Mutable(number);
   if (s_.changed_jobs_.insert(number).second) ++job->version;
+  if (written_.empty() || written_.back() != number) written_.push_back(number);
   return job;
 }
 
@@ -255,6 +262,7 @@ void Applier::InsertLoaded(JobRow job) {
     if (job.tasks[t].attempts.empty()) continue;
     const AttemptRow& attempt = job.tasks[t].attempts.back();
     if (attempt.ended() || attempt.released()) continue;
+    CountUse(job, static_cast<int32_t>(t), attempt, 1);
     for (const PartRow& part : attempt.parts) {
       std::vector<AttemptRef>& refs = s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts;
       const AttemptRef ref{number, static_cast<int32_t>(t), attempt.number};
@@ -276,6 +284,24 @@ void Applier::InsertLoaded(JobRow job) {
   } else {
     numbers.insert(std::lower_bound(numbers.begin(), numbers.end(), number), number);
   }
+  IndexWaiting(number);
+}
+
+void Applier::IndexWaiting(uint64_t number) {
+  const JobRow* job = s_.FindJob(number);
+  std::vector<TaskRef> now;
+  for (size_t t = 0; job != nullptr && !job->finished() && t < job->tasks.size(); ++t) {
+    if (job->tasks[t].waiting() || job->tasks[t].state == pb::TASK_BLOCKED) now.push_back({number, static_cast<int32_t>(t)});
+  }
+  const std::vector<TaskRef>& known = *s_.waiting_;
+  const auto first = std::lower_bound(known.begin(), known.end(), TaskRef{number, 0});
+  auto last = first;
+  while (last != known.end() && last->job == number) ++last;
+  if (std::equal(first, last, now.begin(), now.end())) return;
+  const auto from = first - known.begin(), to = last - known.begin();
+  std::vector<TaskRef>& all = *Own(&s_.waiting_);
+  all.erase(all.begin() + from, all.begin() + to);
+  all.insert(all.begin() + from, now.begin(), now.end());
 }
 
 void Applier::RefreshStagedExport(const JobRow& job, int32_t task) {
@@ -588,6 +614,7 @@ void Applier::On(const pb::AttemptPlaced& e) {
     task->attempts.erase(old);
   }
   task->attempts.push_back(std::move(attempt));
+  CountUse(*job, index, task->attempts.back(), 1);
   for (const PartRow& part : task->attempts.back().parts) {
     std::vector<AttemptRef>& refs = s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts;
     const auto at = std::lower_bound(refs.begin(), refs.end(), ref);
@@ -663,6 +690,16 @@ void Applier::On(const pb::TaskFailed& e) {
   NewRound();
   FailTask(job, index, e.cause(), e.detail());
   SettleJob(job);
+}
+
+void Applier::CountUse(const JobRow& job, int32_t task, const AttemptRow& attempt, int64_t sign) {
+  const pb::TaskSpec& spec = job.task_spec(task);
+  const bool gpus = spec.resources().gpus_milli() > 0;
+  const int64_t a_worker = gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli());
+  auto& use = *Own(&s_.queue_use_);
+  const auto at = use.emplace(std::make_pair(job.spec->queue(), gpus ? attempt.flavour : "cpu"), 0).first;
+  at->second += sign * a_worker * attempt.workers;
+  if (at->second == 0) use.erase(at);
 }
 
 void Applier::IndexReservation(const TaskRef& ref, const Reservation& reservation, bool there) {

@@ -225,10 +225,12 @@ void Applier::On(const pb::ExportPublished& e) {
 
 void Applier::Release(const Found& found) {
   const AttemptRef ref{found.job->number, found.index, found.attempt->number};
+  size_t held = 0;
   for (const PartRow& part : found.attempt->parts) {
-    std::erase(s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts, ref);
+    held += std::erase(s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts, ref);
     RefreshHost(part.host);
   }
+  if (held > 0) CountUse(*found.job, found.index, *found.attempt, -1);
   // It ends with ExportPublished; cancelled, it waits for nothing.
   if (Succeeded(*found.attempt) && found.task->export_state == "staged" && !found.job->cancel_requested) return;
   EndAttempt(found);

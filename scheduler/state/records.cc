@@ -473,6 +473,8 @@ std::string State::Difference(const State& a, const State& b) {
   if (*a.finished_ != *b.finished_) return "finished jobs";
   if (*a.staged_exports_ != *b.staged_exports_) return "staged exports";
   if (*a.reserved_ != *b.reserved_) return "tasks with reservations";
+  if (*a.waiting_ != *b.waiting_) return "waiting tasks";
+  if (*a.queue_use_ != *b.queue_use_) return "use of queues";
   if (a.newest_done_.Entries() != b.newest_done_.Entries()) return "newest finished by name";
   if (a.job_by_uid_.Entries() != b.job_by_uid_.Entries()) return "index by uid";
   if (a.job_by_key_.Entries() != b.job_by_key_.Entries()) return "index by idempotency key";

@@ -26,6 +26,8 @@ State::State()
       finished_(std::make_shared<std::vector<uint64_t>>()),
       staged_exports_(std::make_shared<std::set<AttemptRef>>()),
       reserved_(std::make_shared<std::vector<TaskRef>>()),
+      waiting_(std::make_shared<std::vector<TaskRef>>()),
+      queue_use_(std::make_shared<std::map<std::pair<std::string, std::string>, int64_t>>()),
       host_order_(std::make_shared<std::vector<HostId>>()),
       clusters_(std::make_shared<std::vector<ClusterRow>>()),
       cluster_file_(std::make_shared<pb::ClusterFile>()),

@@ -65,6 +65,7 @@ class State {
   const std::vector<uint64_t>& active_jobs() const { return *active_; }   // unfinished, ascending
   std::vector<uint64_t> AllJobs() const;                         // with the finished ones kept, ascending
   const std::vector<TaskRef>& reserved_tasks() const { return *reserved_; }  // for which devices are kept, ascending
+  const std::vector<TaskRef>& waiting_tasks() const { return *waiting_; }    // WAITING or BLOCKED, of unfinished jobs, ascending
   uint64_t next_job_number() const { return next_job_number_; }
   // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
   const AttemptRow* FindAttempt(const pb::AttemptKey& key, const JobRow** job = nullptr, int32_t* task = nullptr) const;
@@ -84,6 +85,9 @@ class State {
 
   // ---- queues ----
   const QueueIndex& queues() const { return *queues_; }          // an empty tree has one leaf, `default`
+  // Devices' thousandths (CPUs' for work without GPUs) that the attempts of a queue's own jobs hold, by (queue path, flavour or
+  // "cpu"). Only what isn't 0.
+  const std::map<std::pair<std::string, std::string>, int64_t>& queue_use() const { return *queue_use_; }
   const pb::QueueTree& queue_tree() const { return *queue_tree_; }
   uint64_t queue_version() const { return queue_version_; }
 
@@ -134,6 +138,8 @@ class State {
   std::shared_ptr<std::vector<uint64_t>> finished_;              // derived; by end time, then number
   std::shared_ptr<const std::set<AttemptRef>> staged_exports_;   // derived
   std::shared_ptr<const std::vector<TaskRef>> reserved_;         // derived
+  std::shared_ptr<std::vector<TaskRef>> waiting_;                // derived
+  std::shared_ptr<std::map<std::pair<std::string, std::string>, int64_t>> queue_use_;  // derived
   PagedIndex newest_done_;                     // derived; owner '\0' job '\0' task -> number of the newest finished job where it succeeded
   std::shared_ptr<const std::vector<HostId>> host_order_;        // derived
   std::shared_ptr<const std::vector<ClusterRow>> clusters_;

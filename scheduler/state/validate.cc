@@ -15,29 +15,36 @@ bool Ends(const JobRow& job) {
          std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
 }
 
-// What each queue holds of each flavour, counted anew from the attempts.
-std::map<std::pair<std::string, std::string>, int64_t> UseOfQueues(const State& state) {
-  std::map<std::pair<std::string, std::string>, int64_t> use;
+// What jobs of the queue and those below it hold of the flavour. What was placed from a queue that is there no more counts nowhere.
+int64_t HeldBelow(const State& state, int32_t node, const std::string& flavour) {
+  const auto own = state.queue_use().find({state.queues().nodes[node].path, flavour});
+  int64_t milli = own == state.queue_use().end() ? 0 : own->second;
+  for (const int32_t child : state.queues().nodes[node].children) milli += HeldBelow(state, child, flavour);
+  return milli;
+}
+
+// Of that, what can't be reached and may be replaced: it holds nothing of a limit, Decide gives it to others.
+int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& flavour) {
+  int64_t milli = 0;
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
+    int32_t up = state.queues().Find(job.spec->queue());
+    while (up >= 0 && up != node) up = state.queues().nodes[up].parent;
+    if (up < 0) continue;
     for (size_t t = 0; t < job.tasks.size(); ++t) {
       const AttemptRow* attempt = job.tasks[t].current();
       if (attempt == nullptr || attempt->released()) continue;
       const pb::TaskSpec& spec = job.task_spec(static_cast<int32_t>(t));
-      // What can't be reached and may be replaced holds nothing of its queue's limit: Decide gives it to others.
-      if (UnreachableRule(spec, *attempt) == pb::REPLACE &&
-          std::any_of(attempt->parts.begin(), attempt->parts.end(),
-                      [&](const PartRow& part) { return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE; })) {
+      const bool gpus = spec.resources().gpus_milli() > 0;
+      if ((gpus ? attempt->flavour : "cpu") != flavour || UnreachableRule(spec, *attempt) != pb::REPLACE) continue;
+      if (std::none_of(attempt->parts.begin(), attempt->parts.end(),
+                       [&](const PartRow& part) { return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE; })) {
         continue;
       }
-      const bool gpus = spec.resources().gpus_milli() > 0;
-      const int64_t milli = gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli());
-      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {
-        use[{state.queues().nodes[n].path, gpus ? attempt->flavour : "cpu"}] += milli * attempt->workers;
-      }
+      milli += (gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli())) * attempt->workers;
     }
   }
-  return use;
+  return milli;
 }
 
 absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
@@ -109,18 +116,29 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
   return absl::OkStatus();
 }
 
-absl::Status CheckLimits(const State& after, const std::map<std::pair<std::string, std::string>, int64_t>& use,
-                         const pb::AttemptPlaced& e) {
+absl::Status CheckLimits(const State& after, const pb::AttemptPlaced& e) {
   const JobRow& job = *after.FindJobByUid(e.key().job_uid());
+  const std::string flavour = e.flavour().empty() ? "cpu" : e.flavour();
   for (int32_t n = after.queues().Find(job.spec->queue()); n >= 0; n = after.queues().nodes[n].parent) {
     const QueueNode& node = after.queues().nodes[n];
-    for (const auto& [flavour, quota] : node.spec.quota()) {
-      if (!quota.has_limit_milli() || flavour != (e.flavour().empty() ? "cpu" : e.flavour())) continue;
-      const auto used = use.find({node.path, flavour});
-      if (used != use.end() && used->second > quota.limit_milli()) {
-        return Broken(absl::StrCat("queue ", node.path, " would hold ", used->second, " of at most ", quota.limit_milli(), " ", flavour));
-      }
-    }
+    const auto quota = node.spec.quota().find(flavour);
+    if (quota == node.spec.quota().end() || !quota->second.has_limit_milli()) continue;
+    const int64_t limit = quota->second.limit_milli();
+    int64_t held = HeldBelow(after, n, flavour);
+    if (held > limit) held -= ReplaceableBelow(after, n, flavour);
+    if (held > limit) return Broken(absl::StrCat("queue ", node.path, " would hold ", held, " of at most ", limit, " ", flavour));
+  }
+  return absl::OkStatus();
+}
+
+// Both are in order of jobs and tasks.
+absl::Status CheckVerdicts(const State& after, const Verdicts& verdicts, PlanFault* fault) {
+  auto verdict = verdicts.begin();
+  for (const TaskRef& task : after.waiting_tasks()) {
+    while (verdict != verdicts.end() && verdict->task < task) ++verdict;
+    if (verdict != verdicts.end() && verdict->task == task && verdict->code != pb::VERDICT_UNSPECIFIED) continue;
+    if (fault != nullptr) fault->job = task.job;
+    return Broken(absl::StrCat("job ", task.job, " task ", after.FindJob(task.job)->task_spec(task.task).name(), " waits without a verdict"));
   }
   return absl::OkStatus();
 }
@@ -249,24 +267,12 @@ absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault) {
     if (const absl::Status status = CheckOne(after, event, plan); !status.ok()) return broken_by(i, status);
     Apply(&after, event);
   }
-  const std::map<std::pair<std::string, std::string>, int64_t> use = UseOfQueues(after);
   for (size_t i = 0; i < plan.events.size(); ++i) {
     if (!plan.events[i].has_attempt_placed()) continue;
-    if (const absl::Status status = CheckLimits(after, use, plan.events[i].attempt_placed()); !status.ok()) return broken_by(i, status);
+    if (const absl::Status status = CheckLimits(after, plan.events[i].attempt_placed()); !status.ok()) return broken_by(i, status);
   }
   if (plan.next_look_ns < state.now_ns()) return Broken("next look lies in the past");
-  for (const uint64_t number : after.active_jobs()) {
-    const JobRow& job = *after.FindJob(number);
-    for (size_t t = 0; t < job.tasks.size(); ++t) {
-      if (!job.tasks[t].waiting() && job.tasks[t].state != pb::TASK_BLOCKED) continue;
-      const Verdict* verdict = plan.verdicts.Find({number, static_cast<int32_t>(t)});
-      if (verdict == nullptr || verdict->code == pb::VERDICT_UNSPECIFIED) {
-        if (fault != nullptr) fault->job = number;
-        return Broken(absl::StrCat("job ", number, " task ", job.task_spec(static_cast<int32_t>(t)).name(), " waits without a verdict"));
-      }
-    }
-  }
-  return absl::OkStatus();
+  return CheckVerdicts(after, plan.verdicts, fault);
 }
 
 }  // namespace muster

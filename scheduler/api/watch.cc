@@ -9,7 +9,8 @@
 namespace muster {
 namespace {
 
-constexpr size_t kStepsKept = 256;   // that wait for the hub's thread
+// Steps that wait for the hub's thread, each with its snapshot: what happened between two of them is told from both. Some seconds'.
+constexpr size_t kStepsKept = 16384;
 
 // What of a job's verdicts a follower wants to hear about; expected starts move all the time.
 std::string VerdictsOf(const View& view, uint64_t job) {
@@ -38,7 +39,8 @@ void WatchHub::Stop() {
 Engine::Observer WatchHub::observer() {
   return [this](const StepRecord& step) {
     std::lock_guard lock(mutex_);
-    // Events are for those who follow a job. Should the hub fall behind, steps become one, and nothing is held for each of them.
+    // Nothing is held for nobody. Should the hub fall behind by more than it keeps, steps become one: of a job's rows that came
+    // and went within it (checkpoints) only those are told that are still there.
     if (!steps_.empty() && (watchers_.empty() || steps_.size() >= kStepsKept)) {
       steps_.back().view = step.view;
     } else {

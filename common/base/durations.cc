@@ -15,7 +15,7 @@ size_t BucketOf(uint64_t ns) {
 int64_t LastOf(size_t bucket) {
   if (bucket < 8) return static_cast<int64_t>(bucket);
   const int power = static_cast<int>(bucket / 8) + 2;
-  return (int64_t{1} << power) + static_cast<int64_t>(bucket % 8 + 1) * (int64_t{1} << (power - 3)) - 1;
+  return (int64_t{1} << power) - 1 + static_cast<int64_t>(bucket % 8 + 1) * (int64_t{1} << (power - 3));  // the last fits exactly
 }
 
 }  // namespace

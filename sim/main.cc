@@ -1,4 +1,5 @@
 // muster-sim [compare] TRACE --cluster FILE [--queues FILE]: the real engine under a virtual clock with simulated hosts.
+// muster-sim --seed N [--config FILE]: scheduler, agents and shims against faults (sim/faults).
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "common/base/parse_flags.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
+#include "sim/faults/command.h"
 #include "sim/policies.h"
 #include "sim/readers.h"
 #include "sim/report.h"
@@ -163,11 +165,18 @@ int Run(const Arguments& args, bool compare) {
   return stuck ? 1 : 0;
 }
 
+// Faults come from a seed alone, without a trace and its clusters.
+bool WantsFaults(int argc, char** argv) {
+  if (argc < 2 || std::string(argv[1]).rfind("--seed", 0) != 0) return false;
+  return std::none_of(argv, argv + argc, [](const char* word) { return std::string(word).rfind("--cluster", 0) == 0; });
+}
+
 int Main(int argc, char** argv) {
+  if (WantsFaults(argc, argv)) return faults::Main(argc, argv);
   const bool compare = argc > 1 && std::string(argv[1]) == "compare";
   CLI::App app{
       "Runs a trace through Muster's engine on simulated hosts; prints waiting times, utilisation, evictions by queue.\n"
-      "`muster-sim compare TRACE …` prints one row a policy.",
+      "`muster-sim compare TRACE …` prints one row a policy; `muster-sim --seed N` runs faults instead of a trace.",
       "muster-sim"};
   Arguments args;
   if (compare) args.policies = absl::StrJoin(PolicyNames(), ",");

@@ -23,6 +23,8 @@ MAY_INCLUDE = {
     "agent/reconcile": ["common/base"],
     "agent": ["common", "agent"],
     "sim": ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/store", "agent/reconcile"],
+    "sim/faults": ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/agents", "scheduler/store", "agent/reconcile", "agent/host",
+                   "agent/shim", "sim"],
     "sandbox": ["common", "scheduler", "sim"],
     "cli": ["common"],
     "trainer": [],

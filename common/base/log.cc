@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "common/base/quiet_log.h"
 #include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -61,6 +62,8 @@ std::string Quoted(std::string_view value) {
 }  // namespace
 
 void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
+
+void SilenceLog() { Logger().set_level(spdlog::level::off); }
 
 bool ParseLogLevel(std::string_view text, LogLevel* level) {
   if (text == "debug") *level = LogLevel::kDebug;

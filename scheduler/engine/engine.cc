@@ -44,7 +44,7 @@ std::string AttemptText(const pb::AttemptKey& key) { return absl::StrCat(key.job
 
 Engine::Engine(EngineOptions options, Clock* clock, Store* store, AgentLink* link, State state)
     : options_(std::move(options)), clock_(clock), store_(store), link_(link), state_(std::move(state)),
-      commit_(options_.last_commit), now_ns_(state_.now_ns()) {
+      commit_(options_.last_commit), now_ns_(state_.now_ns()), now_at_ns_(clock_->MonotonicNs()) {
   view_ = std::make_shared<View>(View{state_, plan_, commit_, now_ns_});
 }
 
@@ -130,6 +130,8 @@ void Engine::ForgetProgress(const pb::AttemptKey& key) {
   progress_.erase(it);
 }
 
+int64_t Engine::NowNs() const { return std::max(clock_->WallNs(), now_ns_ + (clock_->MonotonicNs() - now_at_ns_) / 2); }
+
 int64_t Engine::NextLookNs() const {
   std::lock_guard lock(mutex_);
   return std::min(next_look_ns_, ProgressDueNs());
@@ -140,11 +142,12 @@ bool Engine::Step() {
   std::vector<pb::Event> progress;
   {
     std::lock_guard lock(mutex_);
-    const int64_t now_ns = std::max(now_ns_, clock_->WallNs());
+    const int64_t now_ns = NowNs();
     progress = TakeDueProgress(now_ns);
     if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
     queue.swap(queue_);
     now_ns_ = now_ns;
+    now_at_ns_ = clock_->MonotonicNs();
   }
   const int64_t began_ns = clock_->MonotonicNs();
   step_events_.clear();
@@ -362,7 +365,7 @@ void Engine::Run() {
         const int64_t progress_ns = ProgressDueNs();
         const int64_t look_ns = std::min(next_look_ns_, progress_ns);
         int64_t wait_ns = dirty ? kIdleAfterNs : kMinute;
-        if (look_ns != kNever) wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - clock_->WallNs()));
+        if (look_ns != kNever) wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - NowNs()));
         quiet = !work_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [this, progress_ns] {
           return stopping_ || !queue_.empty() || ProgressDueNs() < progress_ns;
         }) && wait_ns >= kIdleAfterNs;

@@ -101,7 +101,10 @@ class Engine {
 
   // One engine step, if anything is queued or due; false if there was nothing to do. A commit error ends the process.
   bool Step();
-  // When Step next has something to do although nothing is queued: Unix time, INT64_MAX if never.
+  // The time of a step made now. Never goes back: a wall clock that was set back is waited for at half speed, so that what is due is
+  // late but comes.
+  int64_t NowNs() const;
+  // When Step next has something to do although nothing is queued: by NowNs, INT64_MAX if never.
   int64_t NextLookNs() const;
   // Steps until Stop, sleeping between.
   void Run();
@@ -147,6 +150,7 @@ class Engine {
   std::shared_ptr<const Plan> plan_ = std::make_shared<const Plan>();
   uint64_t commit_;
   int64_t now_ns_ = 0;
+  int64_t now_at_ns_ = 0;                // MonotonicNs when it was
   std::vector<pb::Event> step_events_;   // of the step being made
   int refused_plans_ = 0;
   int64_t told_stats_ns_ = 0;            // MonotonicNs

@@ -100,6 +100,19 @@ TEST_F(EngineTest, TellsHowManyWaitedAndWhatStepsCost) {
   EXPECT_GE(stats.step.longest_ns(), 5 * kMillisecond);
 }
 
+TEST_F(EngineTest, TimeGoesOnAtHalfSpeedWhenTheWallClockWasSetBack) {
+  Start();
+  const int64_t began_ns = engine_->Snapshot()->now_ns;
+  clock_.behind_ns = kHour;
+  clock_.now_ns += kMinute;
+  EXPECT_EQ(engine_->NowNs(), began_ns + kMinute / 2);
+  engine_->Post(Submitted(1));
+  engine_->Step();
+  EXPECT_EQ(engine_->Snapshot()->now_ns, began_ns + kMinute / 2);
+  clock_.now_ns += 2 * kHour;
+  EXPECT_EQ(engine_->NowNs(), clock_.WallNs()) << "it has caught up";
+}
+
 TEST_F(EngineTest, AnOperationThatFailsChangesNothing) {
   Start();
   engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return absl::NotFoundError("no"); }, Noted("call"));

@@ -13,10 +13,11 @@ namespace muster {
 
 class ManualClock : public Clock {
  public:
-  int64_t WallNs() override { return now_ns; }
+  int64_t WallNs() override { return now_ns - behind_ns; }
   int64_t MonotonicNs() override { return now_ns; }
   int64_t BootNs() override { return now_ns; }
   int64_t now_ns = 1'000'000 * kSecond;
+  int64_t behind_ns = 0;                 // of the wall clock: it was set back
 };
 
 class RecordingStore : public Store {

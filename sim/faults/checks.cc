@@ -1,0 +1,341 @@
+#include "sim/faults/checks.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+
+namespace muster::sim::faults {
+namespace {
+
+bool Over(const pb::HostPart& part) { return part.lost() || part.phase() == pb::GONE; }
+
+}  // namespace
+
+void Checker::Violate(int64_t now_ns, const std::string& what) {
+  if (violations_.size() < 50) violations_.push_back(absl::StrCat(now_ns / 1'000'000, " ms: ", what));
+}
+
+std::string Checker::Text(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt()); }
+
+Checker::Known Checker::Find(const pb::AttemptKey& key, const std::string& host) const {
+  Known known;
+  const auto job = jobs_.find(key.job_uid());
+  if (job == jobs_.end()) return known;
+  known.job = &job->second;
+  for (int t = 0; t < job->second.tasks_size(); ++t) {
+    if (job->second.spec().tasks(t).name() != key.task()) continue;
+    known.task = &job->second.tasks(t);
+    known.task_index = t;
+    for (const pb::AttemptRecord& attempt : known.task->attempts()) {
+      if (attempt.number() != key.attempt()) continue;
+      known.attempt = &attempt;
+      for (int p = 0; p < attempt.placements_size(); ++p) {
+        if (absl::StrCat(attempt.cluster(), "/", attempt.placements(p).host()) == host) known.part = p;
+      }
+    }
+  }
+  return known;
+}
+
+bool Checker::Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt) {
+  const pb::TaskSpec& spec = job.spec().tasks(task);
+  if (spec.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) return spec.when_unreachable() == pb::REPLACE;
+  return attempt.placements_size() > 1;
+}
+
+// ---- hosts ----
+
+void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string& boot_id, const std::string& prepared_boot_id,
+                      const pb::Prepare& prepare) {
+  const pb::AttemptKey& key = prepare.key();
+  const std::string name = Text(key);
+  const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat(what, ": ", name, " on ", host)); };
+  ++counters_["processes started"];
+  if (!started_.insert({name, host}).second) violate("S0 an attempt's processes are started a second time");
+  if (boot_id != prepared_boot_id) violate("contract 4: what was prepared in an earlier boot is started");
+  const Known known = Find(key, host);
+  if (known.attempt == nullptr || known.part < 0) {
+    violate("S4 processes of an attempt that the store doesn't hold are started");
+  } else {
+    const pb::HostPart& part = known.attempt->parts(known.part);
+    // Cut off when it became Lost, it may start late; once its host has answered Gone, never.
+    if (part.phase() == pb::GONE) violate("S2 processes start after their host has answered Gone");
+    if (part.lost()) {
+      ++counters_["started late after Lost"];
+      const auto row = hosts_.find(host);
+      if (row == hosts_.end() || std::none_of(row->second.lost().begin(), row->second.lost().end(),
+                                              [&](const pb::LostAttempt& lost) { return Text(lost.key()) == name; })) {
+        violate("S2 processes of a Lost attempt start after their host has answered Gone");
+      }
+    }
+    if (known.attempt->end_ns() != 0 && !part.lost()) violate("S2 processes start after the attempt has ended");
+    if (known.attempt->placements_size() > 1 && known.attempt->state() == pb::TASK_PREPARING) {
+      violate("contract 6: a gang is started before Starting was committed");
+    }
+  }
+  // S1, S3: against everything that runs.
+  std::map<int32_t, int64_t> used;
+  const int64_t milli = prepare.task().resources().gpus_milli();
+  const auto take = [&](const pb::Prepare& p) {
+    const int64_t wants = p.task().resources().gpus_milli();
+    for (const int32_t device : p.here().devices()) used[device] += wants % 1000 == 0 ? 1000 : wants;
+  };
+  take(prepare);
+  for (const auto& [where, live] : live_) {
+    const pb::AttemptKey& other = live.prepare.key();
+    if (live.host == host) take(live.prepare);
+    if (other.job_uid() != key.job_uid() || other.task() != key.task() || other.attempt() == key.attempt()) continue;
+    const Known older = Find(other.attempt() < key.attempt() ? other : key, other.attempt() < key.attempt() ? live.host : host);
+    const bool allowed = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost() &&
+                         Replaceable(*older.job, older.task_index, *older.attempt);
+    if (allowed) {
+      ++counters_["replaced while it still runs"];
+    } else {
+      violate(absl::StrCat("S1 two attempts run at once, the other is ", Text(other), " on ", live.host));
+    }
+  }
+  if (milli > 0) {
+    for (const auto& [device, all] : used) {
+      if (all > 1000) violate(absl::StrCat("S3 device ", device, " is held twice"));
+    }
+  }
+  live_[{name, host}] = {prepare, host};
+}
+
+void Checker::OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end) {
+  live_.erase({Text(key), host});
+  ends_[{Text(key), host}] = end;
+}
+
+void Checker::OnStateLost(const std::string& host) {
+  for (const auto& [uid, job] : jobs_) {
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
+        records_lost_.insert({absl::StrCat(uid, "/", job.spec().tasks(t).name(), "/", attempt.number()), host});
+      }
+    }
+  }
+}
+
+// ---- the scheduler ----
+
+void Checker::OnEpoch(int64_t now_ns, uint64_t epoch) {
+  if (epoch <= epoch_) Violate(now_ns, absl::StrCat("contract 1: a scheduler starts with epoch ", epoch, " after ", epoch_));
+  epoch_ = std::max(epoch_, epoch);
+}
+
+void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
+  if (transaction.commit != commit_ + 1) Violate(now_ns, absl::StrCat("contract 23: commit ", transaction.commit, " follows ", commit_));
+  commit_ = transaction.commit;
+  ++counters_["commits"];
+  for (const RowChange& row : transaction.rows) {
+    if (row.kind == "job") {
+      if (!row.bytes.has_value()) {
+        const auto uid = uid_of_row_.find(row.id);
+        if (uid != uid_of_row_.end() && jobs_.at(uid->second).end_ns() == 0) Violate(now_ns, "S4 an unfinished job is forgotten");
+        continue;
+      }
+      pb::JobRecord job;
+      MUSTER_CHECK(job.ParseFromString(*row.bytes));
+      const auto before = jobs_.find(job.uid());
+      CheckJob(now_ns, before == jobs_.end() ? nullptr : &before->second, job);
+      uid_of_row_[row.id] = job.uid();
+      committed_key_[job.idempotency_key()] = job.number();
+      jobs_[job.uid()] = std::move(job);
+    } else if (row.kind == "host" && row.bytes.has_value()) {
+      pb::HostRecord host;
+      MUSTER_CHECK(host.ParseFromString(*row.bytes));
+      hosts_[row.id] = std::move(host);
+    } else if (row.kind == "meta" && row.bytes.has_value()) {
+      pb::MetaRecord meta;
+      MUSTER_CHECK(meta.ParseFromString(*row.bytes));
+      CheckLedger(now_ns, meta);
+    }
+  }
+}
+
+void Checker::CheckLedger(int64_t now_ns, const pb::MetaRecord& meta) {
+  int64_t sum = 0;
+  for (const pb::LedgerRow& row : meta.ledger()) sum += row.device_us();
+  if (sum != meta.ledger_capacity_device_us()) Violate(now_ns, absl::StrCat("the ledger's classes sum to ", sum, " of ", meta.ledger_capacity_device_us()));
+}
+
+void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
+  const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat(what, ": job ", after.number())); };
+  const auto key = committed_key_.find(after.idempotency_key());
+  if (key != committed_key_.end() && key->second != after.number()) violate("contract 18: a second job of one idempotency key");
+  if (before != nullptr && before->end_ns() != 0 && before->state() != after.state()) violate("an ended job changes its state");
+  if (before != nullptr && before->cancel_requested() && !after.cancel_requested()) violate("S4 a cancel is forgotten");
+  for (int t = 0; t < after.tasks_size(); ++t) {
+    const pb::TaskRecord& task = after.tasks(t);
+    const pb::TaskRecord* old = before != nullptr ? &before->tasks(t) : nullptr;
+    if (old != nullptr && old->state() == pb::TASK_SUCCEEDED && task.state() != pb::TASK_SUCCEEDED) violate("a task that has succeeded runs again");
+    if (old != nullptr && task.next_attempt() < old->next_attempt()) violate("S0 numbers of attempts go back");
+    for (const pb::AttemptRecord& attempt : task.attempts()) {
+      const pb::AttemptRecord* known = nullptr;
+      if (old != nullptr) {
+        for (const pb::AttemptRecord& a : old->attempts()) {
+          if (a.number() == attempt.number()) known = &a;
+        }
+      }
+      CheckAttempt(now_ns, after, t, known, attempt);
+    }
+    // R1: what a later attempt may resume from is one history, of attempts whose records counted when they were made.
+    if (old != nullptr) {
+      for (const pb::Checkpoint& checkpoint : task.checkpoints()) {
+        const bool known = std::any_of(old->checkpoints().begin(), old->checkpoints().end(),
+                                       [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
+        if (known) continue;
+        ++counters_["checkpoints recorded"];
+        if (checkpoint.attempt() + 1 < old->next_attempt()) violate("contract 12: a checkpoint of an older attempt is recorded");
+        for (const pb::AttemptRecord& attempt : old->attempts()) {
+          if (attempt.number() != checkpoint.attempt()) continue;
+          for (const pb::HostPart& part : attempt.parts()) {
+            if (part.lost()) violate("contract 9: a checkpoint of a Lost attempt is recorded");
+          }
+        }
+      }
+    }
+  }
+}
+
+void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after) {
+  pb::AttemptKey key;
+  key.set_job_uid(job.uid());
+  key.set_task(job.spec().tasks(t).name());
+  key.set_attempt(after.number());
+  const std::string name = Text(key);
+  const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat(what, ": ", name)); };
+  bool ends_with_loss = false;
+  for (int p = 0; p < after.parts_size(); ++p) {
+    const pb::HostPart& part = after.parts(p);
+    const pb::HostPart* old = before != nullptr ? &before->parts(p) : nullptr;
+    const std::string host = absl::StrCat(after.cluster(), "/", after.placements(p).host());
+    if (part.phase() == pb::GONE && !part.lost() && (old == nullptr || old->phase() != pb::GONE) && Lives(name, host)) {
+      violate(absl::StrCat("S2 taken as gone while its processes run on ", host));
+    }
+    if (part.lost() && (old == nullptr || !old->lost())) {
+      ends_with_loss = true;
+      ++counters_["lost"];
+      if (!Replaceable(job, t, after)) violate("S1 lost although its task waits for its host");
+      const auto heard = heard_ns_.find(host);
+      if (heard != heard_ns_.end() && now_ns - heard->second < lease_ns_) violate(absl::StrCat("contract 9: lost within a lease of a word of ", host));
+    }
+    if (old != nullptr && old->lost() && !part.lost()) violate("contract 9: Lost is not final");
+  }
+  if (ends_with_loss) {
+    const bool job_ends = job.cancel_requested() || std::any_of(job.tasks().begin(), job.tasks().end(), [](const pb::TaskRecord& task) {
+                            return task.state() == pb::TASK_FAILED;
+                          }) || after.cause() == pb::TIME_LIMIT;
+    if (!job_ends && job.tasks(t).next_attempt() <= after.number() + 1) violate("contract 9: lost without the next attempt's placement");
+  }
+  if (after.end_ns() != 0 && (before == nullptr || before->end_ns() == 0)) CheckEnd(now_ns, job, t, after);
+}
+
+void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt) {
+  const std::string name = absl::StrCat(job.uid(), "/", job.spec().tasks(t).name(), "/", attempt.number());
+  const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat(what, ": ", name)); };
+  bool exited_0 = true, recorded = true, known = true, lost = false;
+  for (int p = 0; p < attempt.parts_size(); ++p) {
+    const std::string host = absl::StrCat(attempt.cluster(), "/", attempt.placements(p).host());
+    if (!Over(attempt.parts(p))) violate("contract 7: ends before all its hosts are Gone or Lost");
+    lost = lost || attempt.parts(p).lost();
+    if (!attempt.parts(p).lost() && Lives(name, host)) violate(absl::StrCat("S2 ends while its processes run on ", host));
+    const auto end = ends_.find({name, host});
+    known = known && records_lost_.count({name, host}) == 0;
+    exited_0 = exited_0 && end != ends_.end() && end->second.all_exited_0 && !end->second.stop_sent;
+    recorded = recorded && end != ends_.end() && end->second.recorded;
+  }
+  ++counters_["attempts ended"];
+  if (attempt.state() == pb::TASK_SUCCEEDED && !exited_0) violate("contract 13: succeeds, but not all its workers exited 0 without a stop");
+  if (attempt.state() != pb::TASK_SUCCEEDED && exited_0 && recorded && known && !lost) violate("S4 all its workers exited 0, and that had no effect");
+  if (attempt.state() == pb::TASK_SUCCEEDED) ++counters_["attempts succeeded"];
+}
+
+void Checker::OnPlan(int64_t now_ns, const Plan& plan) {
+  for (const auto& [uid, job] : jobs_) {
+    if (job.end_ns() != 0) continue;
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      const pb::TaskState state = job.tasks(t).state();
+      if (state != pb::TASK_WAITING && state != pb::TASK_BLOCKED) continue;
+      const Verdict* verdict = plan.verdicts.Find({job.number(), t});
+      if (verdict == nullptr || verdict->code == pb::VERDICT_UNSPECIFIED) {
+        Violate(now_ns, absl::StrCat("job ", job.number(), " waits without a verdict"));
+      } else if (verdict->code == pb::V_REFUSED) {
+        Violate(now_ns, absl::StrCat("contract 20: a plan for job ", job.number(), " was refused"));
+      }
+    }
+  }
+}
+
+void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message) {
+  const auto violate = [&](const std::string& what, const pb::AttemptKey& key) {
+    Violate(now_ns, absl::StrCat("dispatched is not committed: ", what, ": ", Text(key), " on ", host));
+  };
+  switch (message.body_case()) {
+    case pb::SchedulerMessage::kPrepare: {
+      const Known known = Find(message.prepare().key(), host);
+      if (known.part < 0 || known.attempt->end_ns() != 0) {
+        violate("Prepare", message.prepare().key());
+      } else if (message.prepare().start_at_once() && known.attempt->placements_size() > 1) {
+        violate("contract 6: a gang starts at once", message.prepare().key());
+      }
+      return;
+    }
+    case pb::SchedulerMessage::kStart: {
+      const Known known = Find(message.start().key(), host);
+      if (known.part < 0 || known.attempt->end_ns() != 0 || known.attempt->state() == pb::TASK_PREPARING) violate("Start", message.start().key());
+      return;
+    }
+    case pb::SchedulerMessage::kStop: {
+      const Known known = Find(message.stop().key(), host);
+      if (known.part < 0 || (known.attempt->end_ns() == 0 && known.attempt->state() != pb::TASK_STOPPING && !known.attempt->parts(known.part).lost())) {
+        violate("Stop", message.stop().key());
+      }
+      return;
+    }
+    case pb::SchedulerMessage::kForget: {
+      const Known known = Find(message.forget().key(), host);
+      if (known.part >= 0 && known.attempt->end_ns() == 0 && !Over(known.attempt->parts(known.part))) violate("Forget", message.forget().key());
+      return;
+    }
+    case pb::SchedulerMessage::kHeartbeatAck:
+      for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
+        const Known known = Find(key, host);
+        if (known.part >= 0 && known.attempt->parts(known.part).lost()) violate("contract 9: a Lost attempt is renewed", key);
+      }
+      return;
+    default: return;
+  }
+}
+
+void Checker::OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number) {
+  const auto stored = committed_key_.find(key);
+  if (stored == committed_key_.end() || stored->second != number) Violate(now_ns, absl::StrCat("S4 acknowledged and not in the store: job ", number));
+  const auto [known, first] = number_of_key_.emplace(key, number);
+  if (!first) ++counters_["submissions repeated"];
+  if (known->second != number) Violate(now_ns, absl::StrCat("contract 18: one key gives jobs ", known->second, " and ", number));
+}
+
+void Checker::OnAcknowledgedCancel(int64_t now_ns, uint64_t number) { cancelled_.insert(number); }
+
+void Checker::OnRecovered(int64_t now_ns) {
+  std::map<uint64_t, const pb::JobRecord*> by_number;
+  for (const auto& [uid, job] : jobs_) by_number[job.number()] = &job;
+  for (const auto& [key, number] : number_of_key_) {
+    if (by_number.count(number) == 0) Violate(now_ns, absl::StrCat("S4 an acknowledged job is lost: ", number));
+  }
+  for (const uint64_t number : cancelled_) {
+    const auto job = by_number.find(number);
+    if (job == by_number.end() || (job->second->end_ns() == 0 && !job->second->cancel_requested())) {
+      Violate(now_ns, absl::StrCat("S4 an acknowledged cancel is lost: job ", number));
+    }
+  }
+}
+
+int64_t Checker::unfinished_jobs() const {
+  return std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.end_ns() == 0; });
+}
+
+}  // namespace muster::sim::faults

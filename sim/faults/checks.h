@@ -1,0 +1,100 @@
+// What may never happen, checked from outside: of the scheduler only what it committed and what it sent is read, of the hosts what
+// really ran. Nothing here uses the engine's code. The rules are CONTRACTS' S0-S4 and R1, and single rules where it says so.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/v1/agent.pb.h"
+#include "muster/v1/record.pb.h"
+#include "scheduler/engine/ports.h"
+#include "scheduler/state/plan.h"
+
+namespace muster::sim::faults {
+
+// How often something rare happened; printed at the end of a run.
+using Counters = std::map<std::string, int64_t>;
+
+// What a host's shim knows of the end of its part.
+struct TrueEnd {
+  bool recorded = false;                     // DIR/exits was written
+  bool all_exited_0 = false;
+  bool stop_sent = false;
+};
+
+class Checker {
+ public:
+  explicit Checker(Counters* counters) : counters_(*counters) {}
+
+  const std::vector<std::string>& violations() const { return violations_; }
+  void Violate(int64_t now_ns, const std::string& what);
+
+  // ---- what really happens on hosts (cluster/host) ----
+  void OnStart(int64_t now_ns, const std::string& host, const std::string& boot_id, const std::string& prepared_boot_id,
+               const pb::Prepare& prepare);
+  // No process of it is left there.
+  void OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end);
+  // Everything that the host knew of its attempts is gone.
+  void OnStateLost(const std::string& host);
+
+  // ---- what the scheduler does ----
+  void OnEpoch(int64_t now_ns, uint64_t epoch);
+  // A session's message of this host has reached the scheduler that owns the store.
+  void OnHeard(int64_t now_ns, const std::string& host) { heard_ns_[host] = now_ns; }
+  void OnCommit(const Transaction& transaction, int64_t true_now_ns);
+  void OnPlan(int64_t now_ns, const Plan& plan);
+  void OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
+  void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
+  void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
+  // The scheduler starts, and this is what the store holds.
+  void OnRecovered(int64_t now_ns);
+
+  void set_lease_ns(int64_t lease_ns) { lease_ns_ = lease_ns; }
+  int64_t unfinished_jobs() const;
+  const std::map<std::string, pb::JobRecord>& jobs() const { return jobs_; }   // by uid
+
+ private:
+  struct Live {
+    pb::Prepare prepare;
+    std::string host;
+  };
+  struct Known {
+    const pb::JobRecord* job = nullptr;
+    const pb::TaskRecord* task = nullptr;
+    const pb::AttemptRecord* attempt = nullptr;
+    int task_index = 0;
+    int part = -1;                           // on the host asked for; -1: none
+  };
+
+  static std::string Text(const pb::AttemptKey& key);
+  Known Find(const pb::AttemptKey& key, const std::string& host) const;
+  static bool Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt);
+  void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after);
+  void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
+  void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
+  bool Lives(const std::string& attempt, const std::string& host) const { return live_.count({attempt, host}) > 0; }
+
+  Counters& counters_;
+  std::vector<std::string> violations_;
+  int64_t lease_ns_ = 0;
+  std::map<std::pair<std::string, std::string>, Live> live_;        // by (attempt, host)
+  std::set<std::pair<std::string, std::string>> started_;           // ever
+  std::map<std::pair<std::string, std::string>, TrueEnd> ends_;     // by (attempt, host)
+  std::set<std::pair<std::string, std::string>> records_lost_;      // (attempt, host): nobody there knows of it any more
+  std::map<std::string, pb::JobRecord> jobs_;                       // by uid, as committed
+  std::map<std::string, std::string> uid_of_row_;                   // by row id
+  std::map<std::string, uint64_t> number_of_key_;                   // acknowledged
+  std::map<std::string, uint64_t> committed_key_;                   // in the store
+  std::set<uint64_t> cancelled_;                                    // acknowledged
+  std::map<std::string, int64_t> heard_ns_;                         // by host
+  std::map<std::string, pb::HostRecord> hosts_;
+  uint64_t epoch_ = 0;
+  uint64_t commit_ = 0;
+};
+
+}  // namespace muster::sim::faults

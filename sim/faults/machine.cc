@@ -1,0 +1,269 @@
+#include "sim/faults/machine.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "agent/host/state_dir.h"
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+#include "common/base/check.h"
+
+namespace muster::sim::faults {
+
+struct Machine::Shim {
+  agent::AttemptId id;
+  pb::Prepare prepare;
+  std::string prepared_boot_id;              // of the agent's record
+  std::string spawned_boot_id;
+  shim::Rules rules{kSecond};
+  std::map<int32_t, bool> ranks;             // runs
+  int running = 0;
+  bool claimed = false, begun = false;
+  bool over = false;                         // dead
+  int64_t start_ns = 0;
+  int64_t synced_bytes = 0;                  // of events
+};
+
+Machine::Machine(Shared* shared, std::string cluster, std::string name, std::string directory, uint64_t seed)
+    : shared_(shared), cluster_(std::move(cluster)), name_(std::move(name)), directory_(std::move(directory)), random_(seed) {
+  boot_id_ = NewId();
+  ForgetState();
+}
+
+Machine::~Machine() = default;
+
+std::string Machine::NewId() { return absl::StrFormat("%016x%016x", random_.Next(), random_.Next()); }
+
+void Machine::ForgetState() {
+  std::error_code error;
+  std::filesystem::remove_all(directory_, error);
+  std::filesystem::create_directories(directory_);
+  std::filesystem::permissions(directory_, std::filesystem::perms::owner_all);
+  std::ofstream(directory_ + "/state_id") << NewId() << "\n";
+}
+
+std::string Machine::DirectoryOf(const agent::AttemptId& id) const { return absl::StrCat(directory_, "/attempts/", agent::DirectoryName(id)); }
+
+void Machine::Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)(const ShimPtr&)) {
+  shared_->heap.After(delay_ns, [this, shim, what] {
+    if (!shim->over) (this->*what)(shim);
+  });
+}
+
+void Machine::Tell(const agent::AttemptId& id) {
+  shared_->heap.After(random_.Between(kMillisecond / 10, 2 * kMillisecond), [this, id] {
+    if (changed) changed(id);
+  });
+}
+
+// ---- the agent's port ----
+
+absl::StatusOr<int32_t> Machine::Prepare(const v1::Prepare& prepare) {
+  if (shared_->heap.now_ns() < launch_fails_until_ns && random_.OneIn(2)) {
+    ++shared_->counters["prepares failed"];
+    return absl::InternalError("prepare fails");
+  }
+  return prepare.hosts_rendezvous() || prepare.start_at_once() ? next_port_++ : 0;
+}
+
+absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
+  if (shared_->heap.now_ns() < launch_fails_until_ns && random_.OneIn(2)) {
+    ++shared_->counters["spawns failed"];
+    return absl::InternalError("spawn fails");
+  }
+  if (DiskFull()) return absl::ResourceExhaustedError("spec: No space left on device");
+  const ShimPtr shim = std::make_shared<Shim>();
+  shim->id = record.id;
+  shim->prepare = record.prepare;
+  shim->prepared_boot_id = record.boot_id;
+  shim->spawned_boot_id = boot_id_;
+  if (!shims_.emplace(record.id, shim).second) return absl::OkStatus();   // it can't get the lock
+  const bool late = shared_->heap.now_ns() < late_shims_until_ns;
+  Later(late ? random_.Between(0, late_shims_ns) : random_.Between(kMillisecond, 30 * kMillisecond), shim, &Machine::Claim);
+  return absl::OkStatus();
+}
+
+void Machine::SignalShim(const agent::AttemptId& id) {
+  const auto found = shims_.find(id);
+  if (found != shims_.end() && found->second->begun) Later(random_.Between(1, kMillisecond), found->second, &Machine::ReadStop);
+}
+
+// ---- a shim's life ----
+
+void Machine::Claim(const ShimPtr& shim) {
+  const std::string directory = DirectoryOf(shim->id);
+  shim::Claim claim = shim::Claim::kNone;
+  if (shim::ReadClaim(directory, &claim) != 0 || !shim::MayStart(claim, shim->spawned_boot_id, boot_id_)) {
+    ++shared_->counters["shims that came too late"];
+    return Remove(shim, false);
+  }
+  shim::Claim winner = shim::Claim::kNone;
+  if (DiskFull() || shim::MakeClaim(directory, shim::Claim::kStarted, &winner) != 0 || winner != shim::Claim::kStarted) return Remove(shim, false);
+  shim->claimed = true;
+  Later(random_.Between(kMillisecond / 10, 20 * kMillisecond), shim, &Machine::Run);
+}
+
+void Machine::Run(const ShimPtr& shim) {
+  shim->begun = true;
+  shim->start_ns = WallNs();
+  Append(shim, shim::Line{"started"}.Add("at_ns", shim->start_ns), false);
+  ReadStop(shim);
+  const pb::Prepare& prepare = shim->prepare;
+  shared_->checker.OnStart(shared_->heap.now_ns(), full_name(), boot_id_, shim->prepared_boot_id, prepare);
+  shared_->Digest(absl::StrCat("start ", full_name(), prepare.key().job_uid(), prepare.key().attempt(), shared_->heap.now_ns()));
+  const int32_t per_worker = std::max(1, prepare.processes_per_worker());
+  const int32_t first = prepare.here().first_group_rank() * per_worker;
+  const int32_t ranks = prepare.here().workers() * per_worker;
+  for (int32_t rank = first; rank < first + ranks; ++rank) shim->ranks[rank] = true;
+  shim->running = ranks;
+  for (int32_t rank = first; rank < first + ranks; ++rank) {
+    Programs::Rank acts;
+    acts.exit = [this, shim, rank](int code) { Ended(shim, rank, code, 0); };
+    acts.say = [this, shim](const std::string& json) {
+      if (shim->over) return;
+      Append(shim, shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json), true);
+      Tell(shim->id);
+    };
+    shared_->programs.Start(prepare, rank, std::move(acts));
+    if (shim->rules.stop_sent()) shared_->programs.Terminate(prepare.key(), rank);
+  }
+  if (shim->rules.kill_at_ns() != shim::kNever) Kill(shim);
+  Tell(shim->id);
+}
+
+void Machine::ReadStop(const ShimPtr& shim) {
+  std::string content, error;
+  shim::StopOrder order;
+  if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kStopFile, &content) != 0 || !shim::ParseStop(content, &order, &error)) return;
+  const bool term = shim->rules.Stop(order.grace_ns, shared_->heap.now_ns());
+  for (const auto& [rank, runs] : shim->ranks) {
+    if (term && runs) shared_->programs.Terminate(shim->prepare.key(), rank);
+  }
+  Kill(shim);
+}
+
+// SIGKILL if it is time; else when it will be.
+void Machine::Kill(const ShimPtr& shim) {
+  const int64_t now_ns = shared_->heap.now_ns();
+  if (shim->rules.KillNow(now_ns)) {
+    const std::map<int32_t, bool> ranks = shim->ranks;
+    for (const auto& [rank, runs] : ranks) {
+      if (runs) Ended(shim, rank, 0, 9);
+    }
+  } else if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) {
+    Later(shim->rules.kill_at_ns() - now_ns, shim, &Machine::Kill);
+  }
+}
+
+void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal) {
+  if (shim->over || !shim->ranks[rank]) return;
+  shim->ranks[rank] = false;
+  // The last one's end is told by the exit record alone, as agent/shim does.
+  const bool last = shim->running == 1 && !shim->rules.stop_sent();
+  shared_->programs.Dead(shim->prepare.key(), rank);
+  if (shim->rules.Exited(rank, exit_code, signal, signal != 0 ? "killed" : "", WallNs(), shared_->heap.now_ns()) && !last) {
+    shim::Line line = shim::ExitLine(shim->rules.exits().at(rank));
+    line.Add("stop_sent", int64_t{shim->rules.stop_sent()});
+    Append(shim, line, true);
+    Tell(shim->id);
+  }
+  if (--shim->running == 0) return Later(random_.Between(kMillisecond / 10, 10 * kMillisecond), shim, &Machine::Finish);
+  if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) Later(0, shim, &Machine::Kill);
+}
+
+void Machine::Finish(const ShimPtr& shim) {
+  if (DiskFull() || shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(shim->rules.Final(shim->start_ns, WallNs()))) != 0) {
+    if (!std::filesystem::exists(DirectoryOf(shim->id))) return Remove(shim, false);
+    ++shared_->counters["exits written after a full disk"];
+    return Later(kSecond, shim, &Machine::Finish);
+  }
+  Remove(shim, true);
+}
+
+void Machine::Remove(const ShimPtr& shim, bool recorded) {
+  shim->over = true;
+  for (const auto& [rank, runs] : shim->ranks) {
+    if (runs) shared_->programs.Dead(shim->prepare.key(), rank);
+  }
+  if (shim->begun) {
+    TrueEnd end;
+    end.recorded = recorded;
+    end.stop_sent = shim->rules.stop_sent();
+    end.all_exited_0 = shim->rules.exits().size() == shim->ranks.size();
+    for (const auto& [rank, exit] : shim->rules.exits()) end.all_exited_0 = end.all_exited_0 && exit.exit_code == 0 && exit.signal == 0;
+    shared_->checker.OnEnd(full_name(), shim->prepare.key(), end);
+    shared_->Digest(absl::StrCat("end ", full_name(), shim->prepare.key().job_uid(), shim->prepare.key().attempt(), shared_->heap.now_ns()));
+  }
+  shims_.erase(shim->id);
+  Tell(shim->id);
+}
+
+void Machine::Append(const ShimPtr& shim, const shim::Line& line, bool sync) {
+  if (DiskFull()) return;
+  const int fd = ::open((DirectoryOf(shim->id) + "/" + shim::kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (fd < 0) return;
+  shim::WriteAll(fd, shim::FormatLine(line));
+  if (sync) shim->synced_bytes = ::lseek(fd, 0, SEEK_END);
+  ::close(fd);
+}
+
+// ---- faults ----
+
+void Machine::KillAnyShim() {
+  if (shims_.empty()) return;
+  auto victim = shims_.begin();
+  std::advance(victim, static_cast<int64_t>(random_.Below(shims_.size())));
+  ++shared_->counters[victim->second->begun ? "shims killed" : victim->second->claimed ? "shims killed between claim and start" : "shims killed before the claim"];
+  Remove(ShimPtr(victim->second), false);
+}
+
+void Machine::KillAllShims() {
+  while (!shims_.empty()) Remove(ShimPtr(shims_.begin()->second), false);
+}
+
+void Machine::PowerOff() {
+  on_ = false;
+  for (const auto& [id, shim] : shims_) {
+    if (!shim->begun) continue;
+    if (::truncate((DirectoryOf(id) + "/" + shim::kEventsFile).c_str(), shim->synced_bytes) != 0) continue;   // it had none yet
+  }
+  KillAllShims();
+  for (const agent::AttemptId& id : unsynced_) LoseUnsynced(id);
+  unsynced_.clear();
+}
+
+void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
+  if (synced) {
+    unsynced_.erase(id);
+  } else {
+    unsynced_.insert(id);
+  }
+}
+
+// Of a marker that was not synced the old content is left, the new one, or a part of it; a directory's name is durable with its claim.
+void Machine::LoseUnsynced(const agent::AttemptId& id) {
+  const std::string directory = DirectoryOf(id), marker = directory + "/prepared";
+  std::error_code error;
+  const auto size = std::filesystem::file_size(marker, error);
+  if (error) return;                             // forgotten meanwhile
+  ++shared_->counters["markers that were not synced when the power went"];
+  const uint64_t outcome = random_.Below(3);
+  if (outcome == 0) return;
+  if (outcome == 1) std::filesystem::remove(marker, error);
+  if (outcome == 2) std::filesystem::resize_file(marker, size / 2, error);
+  shim::Claim claim = shim::Claim::kNone;
+  if (shim::ReadClaim(directory, &claim) == 0 && claim == shim::Claim::kNone && random_.OneIn(2)) std::filesystem::remove_all(directory, error);
+}
+
+void Machine::PowerOn() {
+  on_ = true;
+  boot_id_ = NewId();
+}
+
+}  // namespace muster::sim::faults

@@ -1,0 +1,106 @@
+// A host: its boots, its shims and their processes, the files that an agent finds again. The shims are the real ones' decisions and
+// files (agent/shim: Rules, MakeClaim, the formats) over a model of processes. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "agent/reconcile/ports.h"
+#include "agent/shim/rules.h"
+#include "sim/faults/checks.h"
+#include "sim/faults/config.h"
+#include "sim/faults/heap.h"
+#include "sim/faults/programs.h"
+
+namespace muster::sim::faults {
+
+// What all parts of a simulated world share.
+struct Shared {
+  Config config;
+  Heap heap;
+  Counters counters;
+  Checker checker;
+  Programs programs;
+  uint64_t digest = 0xcbf29ce484222325ull;   // of everything that was committed and everything that ran
+
+  Shared(const Config& config, uint64_t seed)
+      : config(config), heap(1'800'000'000 * kSecond, seed ^ 0x5bd1e995), checker(&counters), programs(config, seed, &heap) {}
+  void Digest(const std::string& text) {
+    for (const unsigned char c : text) digest = (digest ^ c) * 0x100000001b3ull;
+  }
+};
+
+class Machine final : public agent::Processes {
+ public:
+  // `directory`: an empty one, the host's own.
+  Machine(Shared* shared, std::string cluster, std::string name, std::string directory, uint64_t seed);
+  ~Machine() override;
+
+  const std::string& cluster() const { return cluster_; }
+  const std::string& name() const { return name_; }
+  std::string full_name() const { return cluster_ + "/" + name_; }
+  const std::string& state_directory() const { return directory_; }
+  const std::string& boot_id() const { return boot_id_; }
+  bool on() const { return on_; }
+  int64_t WallNs() const { return shared_->heap.now_ns() + wall_offset_ns_; }
+  Random* random() { return &random_; }
+
+  // A shim's files may have changed: called a little later, if there is anybody to listen.
+  std::function<void(const agent::AttemptId&)> changed;
+
+  absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
+  absl::Status SpawnShim(const agent::AttemptRecord& record) override;
+  void SignalShim(const agent::AttemptId& id) override;
+  bool ShimLives(const agent::AttemptId& id) override { return shims_.count(id) > 0; }
+  // What was never synced is lost with the power.
+  void PowerOff();
+  void PowerOn();
+  void KillAnyShim();
+  void KillAllShims();
+  // Whether the marker of an attempt would survive that.
+  void MarkSynced(const agent::AttemptId& id, bool synced);
+  // A fresh, empty state directory with an id of its own.
+  void ForgetState();
+
+  // Faults, until a time.
+  int64_t disk_full_until_ns = 0;
+  int64_t launch_fails_until_ns = 0;
+  int64_t late_shims_until_ns = 0;
+  int64_t late_shims_ns = 0;
+  void JumpClock(int64_t by_ns) { wall_offset_ns_ += by_ns; }
+  bool DiskFull() const { return shared_->heap.now_ns() < disk_full_until_ns; }
+
+ private:
+  struct Shim;
+  using ShimPtr = std::shared_ptr<Shim>;
+
+  std::string DirectoryOf(const agent::AttemptId& id) const;
+  std::string NewId();
+  void Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)(const ShimPtr&));
+  void Claim(const ShimPtr& shim);
+  void Run(const ShimPtr& shim);
+  void ReadStop(const ShimPtr& shim);
+  void Kill(const ShimPtr& shim);
+  void Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal);
+  void Finish(const ShimPtr& shim);
+  void Remove(const ShimPtr& shim, bool recorded);
+  void Append(const ShimPtr& shim, const shim::Line& line, bool sync);
+  void Tell(const agent::AttemptId& id);
+  void LoseUnsynced(const agent::AttemptId& id);
+
+  Shared* const shared_;
+  const std::string cluster_, name_, directory_;
+  Random random_;
+  std::string boot_id_;
+  bool on_ = true;
+  int64_t wall_offset_ns_ = 0;
+  int32_t next_port_ = 20000;
+  std::map<agent::AttemptId, ShimPtr> shims_;   // alive
+  std::set<agent::AttemptId> unsynced_;         // their markers
+};
+
+}  // namespace muster::sim::faults

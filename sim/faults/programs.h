@@ -1,0 +1,59 @@
+// What the jobs' programs do, as a model: ranks meet, work, checkpoint, and end as the seed says. The hosts' shims start and signal them.
+// One object for the world: ranks of a gang on several hosts wait for each other. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "muster/v1/agent.pb.h"
+#include "sim/faults/config.h"
+#include "sim/faults/heap.h"
+
+namespace muster::sim::faults {
+
+namespace pb = ::muster::v1;
+
+class Programs {
+ public:
+  // How a rank acts on its shim.
+  struct Rank {
+    std::function<void(int exit_code)> exit;                 // it ends by itself
+    std::function<void(const std::string& json)> say;        // a line to the progress socket
+  };
+
+  Programs(const Config& config, uint64_t seed, Heap* heap) : config_(config), seed_(seed), heap_(heap) {}
+
+  void Start(const pb::Prepare& prepare, int32_t rank, Rank acts);
+  void Terminate(const pb::AttemptKey& key, int32_t rank);   // SIGTERM: a checkpoint, then exit 0; some ignore it
+  void Dead(const pb::AttemptKey& key, int32_t rank);        // however it ended
+
+ private:
+  struct Gang {
+    pb::Prepare prepare;
+    int32_t size = 0;
+    std::map<int32_t, Rank> ranks;       // alive
+    bool met = false;                    // all were there at once: it works
+    bool over = false;                   // somebody has ended
+    int64_t began_ns = 0;
+    int64_t from_step = 0;               // resumed
+    std::string from_path;
+    int64_t steps = 0;                   // in all
+  };
+
+  Random RandomOf(const pb::AttemptKey& key, int64_t what) const;
+  void Meet(const std::string& name);
+  void Checkpoint(Gang* gang);
+  int64_t StepNow(const Gang& gang) const;
+
+  const Config config_;
+  const uint64_t seed_;
+  Heap* const heap_;
+  std::map<std::string, Gang> gangs_;
+  std::map<std::string, int64_t> checkpoints_;   // step by path
+};
+
+}  // namespace muster::sim::faults

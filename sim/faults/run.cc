@@ -1,0 +1,454 @@
+#include "sim/faults/run.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/check.h"
+#include "scheduler/ask/ask.h"
+#include "sim/faults/scheduler.h"
+#include "sim/faults/sim_agent.h"
+
+namespace muster::sim::faults {
+namespace {
+
+constexpr char kFlavour[] = "h100-80g";
+constexpr int64_t kClientPatienceNs = 8 * kSecond;
+
+// The hosts' state directories, on a file system in memory where there is one.
+class Workplace {
+ public:
+  Workplace() {
+    std::error_code error;
+    std::string name = std::string(std::filesystem::is_directory("/dev/shm", error) ? "/dev/shm" : "/tmp") + "/muster-faults-XXXXXX";
+    MUSTER_CHECK(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Workplace() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+struct User {
+  pb::JobSpec spec;
+  std::string key;
+  uint64_t number = 0;                       // acknowledged
+  bool wants_cancel = false, cancelled = false;
+};
+
+class World {
+ public:
+  World(const Config& config, uint64_t seed, const std::vector<Fault>& faults);
+  RunResult Run();
+
+ private:
+  void MakeHosts();
+  void MakeUsers();
+  pb::JobSpec DrawSpec();
+  void StartScheduler();
+  void SchedulerDied(Scheduler* scheduler);
+  Scheduler* current() { return schedulers_.empty() || !schedulers_.back()->alive() ? nullptr : schedulers_.back().get(); }
+  void Submit(size_t user);
+  void Cancel(size_t user);
+  void Drain(const std::string& target, bool drained);
+  void Inject(const Fault& fault);
+  void Reboot(int32_t host, int64_t down_ns, bool forget);
+  void HealAll();
+  void TellStuck();
+
+  const std::vector<Fault> faults_;
+  const uint64_t seed_;
+  Workplace workplace_;
+  Shared shared_;
+  Random random_;
+  Network network_;
+  Scheduler::Setup setup_;
+  Database database_;
+  std::vector<std::unique_ptr<Machine>> machines_;
+  std::vector<std::unique_ptr<SimAgent>> agents_;
+  std::vector<std::unique_ptr<Scheduler>> schedulers_;   // the newest last; dead ones stay until the end
+  std::vector<User> users_;
+  bool healed_ = false;
+  int64_t began_ns_ = 0;
+};
+
+World::World(const Config& config, uint64_t seed, const std::vector<Fault>& faults)
+    : faults_(faults), seed_(seed), shared_(config, seed), random_(seed * 0x2545f4914f6cdd1dull + 7), network_(&shared_, config.hosts, seed ^ 0x1234567) {
+  shared_.checker.set_lease_ns(config.lease_ns);
+  database_.store_id = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
+  if (config.sqlite > 0 && seed % static_cast<uint64_t>(config.sqlite) == 0) database_.sqlite = workplace_.path() + "/store";
+  began_ns_ = shared_.heap.now_ns();
+  MakeHosts();
+  MakeUsers();
+}
+
+void World::MakeHosts() {
+  const Config& config = shared_.config;
+  pb::Sku& sku = (*setup_.clusters.mutable_skus())["node"];
+  sku.set_flavour(kFlavour);
+  sku.set_gpus(config.gpus);
+  sku.set_cpus_milli(64'000);
+  sku.set_memory_bytes(int64_t{512} << 30);
+  sku.set_disk_bytes(int64_t{1} << 40);
+  pb::Storage& shared = (*setup_.clusters.mutable_storages())["shared"];
+  shared.set_path("/shared");
+  const int32_t first = std::max(1, config.hosts * 3 / 5);
+  for (int c = 0; c < 2; ++c) {
+    pb::ClusterSpec* cluster = setup_.clusters.add_clusters();
+    cluster->set_name(c == 0 ? "north" : "south");
+    cluster->set_sku("node");
+    cluster->set_job_storage("shared");
+    shared.add_clusters(cluster->name());
+    for (int32_t h = c == 0 ? 0 : first; h < (c == 0 ? first : config.hosts); ++h) {
+      pb::HostSpec* host = cluster->add_hosts();
+      host->set_name(absl::StrFormat("n%03d", h));
+      host->set_rack(absl::StrCat("r", h / 4));
+      machines_.push_back(std::make_unique<Machine>(&shared_, cluster->name(), host->name(), absl::StrCat(workplace_.path(), "/", host->name()), random_.Next()));
+    }
+  }
+  for (const char* name : {"a", "b"}) {
+    pb::QueueSpec* queue = setup_.queues.add_queues();
+    queue->set_name(name);
+  }
+  setup_.scheduling.lease_ns = config.lease_ns;
+  setup_.scheduling.min_runtime_ns = 20 * kSecond;
+  setup_.scheduling.grow_interval_ns = 30 * kSecond;
+  pb::Inventory inventory;
+  inventory.set_flavour(kFlavour);
+  for (int32_t d = 0; d < config.gpus; ++d) {
+    pb::Device* device = inventory.add_devices();
+    device->set_index(d);
+    device->set_healthy(true);
+  }
+  inventory.set_cpus_milli(sku.cpus_milli());
+  inventory.set_memory_bytes(sku.memory_bytes());
+  inventory.set_disk_bytes(sku.disk_bytes());
+  inventory.set_address("127.0.0.1");
+  for (int32_t h = 0; h < config.hosts; ++h) {
+    agents_.push_back(std::make_unique<SimAgent>(&shared_, machines_[h].get(), &network_, h, inventory));
+    shared_.heap.After(random_.Between(0, 2 * kSecond), [this, h] { agents_[h]->Start(); });
+  }
+}
+
+pb::JobSpec World::DrawSpec() {
+  pb::JobSpec spec;
+  spec.set_name("job");
+  spec.set_queue(random_.OneIn(2) ? "a" : "b");
+  const int tasks = random_.OneIn(8) ? 2 : 1;
+  for (int t = 0; t < tasks; ++t) {
+    pb::TaskSpec* task = spec.add_tasks();
+    task->set_name(t == 0 ? "main" : "then");
+    if (t > 0) task->add_after("main");
+    const uint64_t shape = random_.Below(10);
+    int32_t workers = 1, most = 1;
+    int64_t gpus = 1 + static_cast<int64_t>(random_.Below(static_cast<uint64_t>(shared_.config.gpus)));
+    if (shape >= 5) {
+      workers = most = 2 + static_cast<int32_t>(random_.Below(3));
+      gpus = shape == 9 ? 1 : shared_.config.gpus;
+    }
+    if (shape == 8) workers = 1;
+    most = std::min(most, std::max(1, shared_.config.hosts * 2 / 5 - 1));
+    workers = std::min(workers, most);
+    task->mutable_workers()->set_min(workers);
+    task->mutable_workers()->set_max(most);
+    task->mutable_resources()->set_gpus_milli(gpus * 1000);
+    task->mutable_resources()->add_gpu_types(kFlavour);
+    task->set_processes_per_worker(random_.OneIn(4) ? 2 : 1);
+    task->mutable_run()->set_shell("train");
+    task->set_hang_timeout_ns(0);
+    task->set_grace_ns(random_.Between(0, 10 * kSecond));
+    if (random_.OneIn(4)) task->set_time_limit_ns(random_.Between(30 * kSecond, 10 * kMinute));
+    if (!random_.OneIn(3)) task->set_when_unreachable(random_.OneIn(2) ? pb::REPLACE : pb::WAIT);
+  }
+  return spec;
+}
+
+void World::MakeUsers() {
+  for (int32_t i = 0; i < shared_.config.jobs; ++i) {
+    User user;
+    user.spec = DrawSpec();
+    user.key = absl::StrCat("key-", i);
+    user.wants_cancel = random_.OneIn(8);
+    users_.push_back(std::move(user));
+    const int64_t at_ns = random_.Between(0, shared_.config.duration_ns * 3 / 4);
+    shared_.heap.After(at_ns, [this, i] { Submit(static_cast<size_t>(i)); });
+    if (random_.OneIn(8)) shared_.heap.After(at_ns + random_.Between(0, kMinute), [this, i] { Submit(static_cast<size_t>(i)); });
+    if (users_.back().wants_cancel) shared_.heap.After(at_ns + random_.Between(kSecond, shared_.config.work_ns), [this, i] { Cancel(static_cast<size_t>(i)); });
+  }
+}
+
+// ---- the scheduler ----
+
+void World::StartScheduler() {
+  const int64_t now_ns = shared_.heap.now_ns();
+  if (now_ns < database_.full_until_ns) {
+    shared_.heap.After(kSecond, [this] {
+      if (current() == nullptr) StartScheduler();
+    });
+    return;
+  }
+  ++shared_.counters["schedulers started"];
+  schedulers_.push_back(std::make_unique<Scheduler>(&shared_, &database_, &network_, setup_, random_.Next(), [this](Scheduler* died) { SchedulerDied(died); }));
+  schedulers_.back()->name_of = [this](int32_t host) { return machines_[host]->full_name(); };
+}
+
+void World::SchedulerDied(Scheduler* scheduler) {
+  if (schedulers_.back().get() != scheduler) return;   // another has taken over
+  shared_.heap.After(random_.Between(kSecond / 10, 4 * kSecond), [this] {
+    if (current() == nullptr) StartScheduler();
+  });
+}
+
+// ---- users ----
+
+void World::Submit(size_t i) {
+  Scheduler* const scheduler = current();
+  const auto again = [this, i](int64_t after_ns) { shared_.heap.After(after_ns, [this, i] { Submit(i); }); };
+  if (scheduler == nullptr) return again(random_.Between(kSecond, 3 * kSecond));
+  const auto number = std::make_shared<uint64_t>(0);
+  const std::string uid = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
+  scheduler->engine()->Call(
+      [this, i, uid, number](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        *number = state.FindByIdempotencyKey("user", users_[i].key);
+        if (*number != 0) return std::vector<pb::Event>();
+        const Resolution resolution = ResolveSpec(state, users_[i].spec, SpecDefaults{});
+        if (!resolution.ok()) return absl::UnavailableError(resolution.problems.empty() ? "not now" : resolution.problems[0].message);
+        std::vector<pb::Event> events(1);
+        pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
+        *number = state.next_job_number();
+        submitted->set_uid(uid);
+        submitted->set_number(*number);
+        submitted->set_owner("user");
+        *submitted->mutable_spec() = resolution.resolved;
+        submitted->set_idempotency_key(users_[i].key);
+        return events;
+      },
+      [this, i, number](absl::Status status) {
+        if (!status.ok()) return;
+        shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(), users_[i].key, *number);
+        if (!random_.OneIn(10)) users_[i].number = *number;   // else the reply is lost, and the user tries again
+      });
+  scheduler->Wake();
+  shared_.heap.After(kClientPatienceNs, [this, i] {
+    if (users_[i].number == 0) Submit(i);
+  });
+}
+
+void World::Cancel(size_t i) {
+  Scheduler* const scheduler = current();
+  const auto again = [this, i] {
+    shared_.heap.After(kClientPatienceNs, [this, i] {
+      if (!users_[i].cancelled) Cancel(i);
+    });
+  };
+  if (scheduler != nullptr && users_[i].number != 0) {
+    const uint64_t number = users_[i].number;
+    scheduler->engine()->Call(
+        [number](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+          if (state.FindJob(number) == nullptr) return absl::NotFoundError("no such job");
+          std::vector<pb::Event> events(1);
+          events[0].mutable_job_cancel()->set_number(number);
+          return events;
+        },
+        [this, i, number](absl::Status status) {
+          if (!status.ok()) return;
+          users_[i].cancelled = true;
+          ++shared_.counters["cancels"];
+          shared_.checker.OnAcknowledgedCancel(shared_.heap.now_ns(), number);
+        });
+    scheduler->Wake();
+  }
+  again();
+}
+
+void World::Drain(const std::string& target, bool drained) {
+  Scheduler* const scheduler = current();
+  if (scheduler == nullptr) {
+    shared_.heap.After(kSecond, [this, target, drained] { Drain(target, drained); });
+    return;
+  }
+  pb::Event event;
+  event.mutable_drain_changed()->set_target(target);
+  event.mutable_drain_changed()->set_drained(drained);
+  scheduler->engine()->Post(std::move(event), [this, target, drained](absl::Status status) {
+    if (!status.ok()) shared_.heap.After(kSecond, [this, target, drained] { Drain(target, drained); });
+  });
+  scheduler->Wake();
+  // A death before the commit answers nobody: what has to hold in the end is said again.
+  if (!drained && !healed_) shared_.heap.After(kClientPatienceNs, [this, target] { Drain(target, false); });
+}
+
+// ---- faults ----
+
+void World::Reboot(int32_t host, int64_t down_ns, bool forget) {
+  Machine& machine = *machines_[host];
+  if (!machine.on()) return;
+  ++shared_.counters[forget ? "state directories lost" : "reboots"];
+  agents_[host]->Die(/*silently=*/true);
+  machine.PowerOff();
+  if (forget) {
+    shared_.checker.OnStateLost(machine.full_name());
+    machine.ForgetState();
+  }
+  shared_.heap.After(down_ns, [this, host] {
+    if (machines_[host]->on()) return;
+    machines_[host]->PowerOn();
+    agents_[host]->Start();
+  });
+}
+
+void World::Inject(const Fault& fault) {
+  if (healed_) return;
+  const int64_t until_ns = shared_.heap.now_ns() + fault.duration_ns;
+  Scheduler* const scheduler = current();
+  Machine& machine = *machines_[fault.host];
+  ++shared_.counters["faults"];
+  switch (fault.kind) {
+    case FaultKind::kCut: return network_.Cut(fault.host, true, true, until_ns);
+    case FaultKind::kCutUp: return network_.Cut(fault.host, true, false, until_ns);
+    case FaultKind::kCutDown: return network_.Cut(fault.host, false, true, until_ns);
+    case FaultKind::kReset: return network_.Reset(fault.host);
+    case FaultKind::kLossy: return network_.Lossy(fault.host, until_ns);
+    case FaultKind::kSlow: return network_.Slow(fault.host, until_ns, fault.value);
+    case FaultKind::kMassCut: {
+      ++shared_.counters["mass cuts"];
+      for (size_t h = 0; h < machines_.size(); ++h) {
+        if (machines_[h]->cluster() == machine.cluster() && static_cast<int64_t>(random_.Below(100)) < fault.value) network_.Cut(static_cast<int32_t>(h), true, true, until_ns);
+      }
+      return;
+    }
+    case FaultKind::kCrashBeforeCommit: database_.dies_before = fault.value; return;
+    case FaultKind::kCrashAfterCommit: database_.dies_after = fault.value; return;
+    case FaultKind::kCommitFails: database_.fails = fault.value; return;
+    case FaultKind::kCommitFailsDone: database_.fails_done = fault.value; return;
+    case FaultKind::kStoreFull: database_.full_until_ns = until_ns; return;
+    case FaultKind::kPauseScheduler:
+      if (scheduler != nullptr) scheduler->Pause(until_ns);
+      return;
+    case FaultKind::kTakeover:
+      if (scheduler != nullptr && database_.sqlite.empty()) {   // its lock lets no second one in
+        ++shared_.counters["takeovers"];
+        StartScheduler();
+      }
+      return;
+    case FaultKind::kSchedulerClock:
+      if (scheduler != nullptr) scheduler->JumpClock(fault.value);
+      return;
+    case FaultKind::kCrashAgent: return agents_[fault.host]->DieAtUse(fault.value);
+    case FaultKind::kDiskFull: machine.disk_full_until_ns = until_ns; return;
+    case FaultKind::kKillShim: return machine.KillAnyShim();
+    case FaultKind::kReboot: return Reboot(fault.host, fault.duration_ns, false);
+    case FaultKind::kRebootMany:
+      for (int32_t h = fault.host / 4 * 4; h < std::min<int32_t>(fault.host / 4 * 4 + 4, shared_.config.hosts); ++h) Reboot(h, fault.duration_ns, false);
+      return;
+    case FaultKind::kLoseState: return Reboot(fault.host, fault.duration_ns, true);
+    case FaultKind::kHostClock: return machine.JumpClock(fault.value);
+    case FaultKind::kLaunchFails: machine.launch_fails_until_ns = until_ns; return;
+    case FaultKind::kLateShims:
+      machine.late_shims_until_ns = until_ns;
+      machine.late_shims_ns = fault.value;
+      return;
+    case FaultKind::kDrain:
+      Drain(machine.full_name(), true);
+      shared_.heap.At(until_ns, [this, host = fault.host] { Drain(machines_[host]->full_name(), false); });
+      return;
+  }
+}
+
+void World::HealAll() {
+  healed_ = true;
+  database_.dies_before = database_.dies_after = database_.fails = database_.fails_done = database_.full_until_ns = 0;
+  for (const auto& machine : machines_) machine->disk_full_until_ns = machine->launch_fails_until_ns = machine->late_shims_until_ns = 0;
+  for (size_t h = 0; h < machines_.size(); ++h) {
+    agents_[h]->DieAtUse(0);
+    if (!machines_[h]->on()) machines_[h]->PowerOn();
+    agents_[h]->Start();
+  }
+  network_.Heal();
+  if (current() == nullptr) StartScheduler();
+  for (const auto& machine : machines_) Drain(machine->full_name(), false);
+}
+
+void World::TellStuck() {
+  for (const auto& [uid, job] : shared_.checker.jobs()) {
+    if (job.end_ns() != 0) continue;
+    std::string text = absl::StrCat("liveness: job ", job.number(), job.cancel_requested() ? " (cancelled)" : "", " has not ended:");
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      absl::StrAppend(&text, " task ", job.spec().tasks(t).name(), " ", pb::TaskState_Name(job.tasks(t).state()));
+      if (job.tasks(t).attempts().empty()) continue;
+      const pb::AttemptRecord& attempt = *job.tasks(t).attempts().rbegin();
+      for (int p = 0; p < attempt.parts_size(); ++p) {
+        absl::StrAppend(&text, " ", attempt.number(), "@", attempt.placements(p).host(), ":", pb::AttemptPhase_Name(attempt.parts(p).phase()), attempt.parts(p).lost() ? "(lost)" : "");
+      }
+    }
+    shared_.checker.Violate(shared_.heap.now_ns(), text);
+  }
+  for (const User& user : users_) {
+    if (user.number == 0) shared_.checker.Violate(shared_.heap.now_ns(), absl::StrCat("liveness: ", user.key, " was never acknowledged"));
+  }
+}
+
+RunResult World::Run() {
+  const auto began = std::chrono::steady_clock::now();
+  const int64_t heal_ns = began_ns_ + shared_.config.duration_ns, end_ns = heal_ns + shared_.config.patience_ns;
+  StartScheduler();
+  for (const Fault& fault : faults_) shared_.heap.At(began_ns_ + fault.at_ns, [this, &fault] { Inject(fault); });
+  shared_.heap.At(heal_ns, [this] { HealAll(); });
+  const auto over = [&] {
+    return healed_ && shared_.checker.unfinished_jobs() == 0 &&
+           std::all_of(users_.begin(), users_.end(), [](const User& user) { return user.number != 0; });
+  };
+  int64_t looked_ns = 0;
+  bool ended = false;
+  while (!shared_.heap.empty() && shared_.heap.next_ns() < end_ns && shared_.checker.violations().empty()) {
+    shared_.heap.RunNext();
+    if (!healed_ || shared_.heap.now_ns() < looked_ns + kSecond) continue;
+    looked_ns = shared_.heap.now_ns();
+    if (ended = over(); ended) break;
+  }
+  if (!ended && shared_.checker.violations().empty()) TellStuck();
+  RunResult result;
+  result.violations = shared_.checker.violations();
+  result.counters = shared_.counters;
+  result.digest = shared_.digest;
+  result.virtual_ns = shared_.heap.now_ns() - began_ns_;
+  result.real_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count();
+  return result;
+}
+
+}  // namespace
+
+RunResult Run(const Config& config, uint64_t seed, const std::vector<Fault>& faults) { return World(config, seed, faults).Run(); }
+
+std::vector<Fault> Shrink(const Config& config, uint64_t seed, std::vector<Fault> faults, int runs) {
+  size_t chunk = std::max<size_t>(1, faults.size() / 2);
+  while (runs > 0) {
+    bool shorter = false;
+    for (size_t at = 0; at < faults.size() && runs > 0;) {
+      std::vector<Fault> fewer = faults;
+      fewer.erase(fewer.begin() + static_cast<int64_t>(at), fewer.begin() + static_cast<int64_t>(std::min(at + chunk, fewer.size())));
+      --runs;
+      if (!Run(config, seed, fewer).violations.empty()) {
+        faults = std::move(fewer);
+        shorter = true;
+      } else {
+        at += chunk;
+      }
+    }
+    if (chunk == 1 && !shorter) break;
+    chunk = std::max<size_t>(1, chunk / 2);
+  }
+  return faults;
+}
+
+}  // namespace muster::sim::faults

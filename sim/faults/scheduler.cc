@@ -1,0 +1,271 @@
+#include "sim/faults/scheduler.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/check.h"
+#include "scheduler/ask/ask.h"
+
+namespace muster::sim::faults {
+namespace {
+
+std::string NewId(Random* random) { return absl::StrFormat("%016x%016x", random->Next(), random->Next()); }
+
+std::vector<RowChange> RowsOf(const Database& database) {
+  std::vector<RowChange> rows;
+  for (const auto& [name, bytes] : database.rows) rows.push_back({name.first, name.second, bytes});
+  return rows;
+}
+
+// True when it was `*count` uses from now, now.
+bool Due(int64_t* count) { return *count > 0 && --*count == 0; }
+
+}  // namespace
+
+class Scheduler::SchedulerClock final : public Clock {
+ public:
+  explicit SchedulerClock(const Scheduler* scheduler) : scheduler_(*scheduler) {}
+  int64_t WallNs() override { return scheduler_.shared_->heap.now_ns() + scheduler_.wall_offset_ns_; }
+  int64_t MonotonicNs() override { return scheduler_.shared_->heap.now_ns(); }
+  int64_t BootNs() override { return scheduler_.shared_->heap.now_ns(); }
+
+ private:
+  const Scheduler& scheduler_;
+};
+
+class Scheduler::FaultyStore final : public Store {
+ public:
+  FaultyStore(Shared* shared, Database* database, std::unique_ptr<SqliteStore> real)
+      : shared_(shared), database_(*database), real_(std::move(real)), epoch_(database->epoch), instance_(database->instance) {}
+
+  bool Owns() const { return database_.epoch == epoch_ && database_.instance == instance_; }
+  absl::Status Commit(const Transaction& transaction) override {
+    if (failed_) return absl::FailedPreconditionError("the store failed before");
+    if (Due(&database_.dies_before)) Die("schedulers killed before a commit");
+    if (shared_->heap.now_ns() < database_.full_until_ns) return Fails("commits that failed: disk full", absl::ResourceExhaustedError("database or disk is full"));
+    if (Due(&database_.fails)) return Fails("commits that failed without effect", absl::InternalError("disk I/O error"));
+    if (!Owns()) return Fails("commits of a stale scheduler refused", absl::AbortedError("another musterd has taken over the store"));
+    MUSTER_CHECK(transaction.commit == database_.last_commit + 1);
+    if (real_ != nullptr) {
+      if (absl::Status status = real_->Commit(transaction); !status.ok()) return Fails("commits that the real store refused", status);
+    }
+    database_.last_commit = transaction.commit;
+    for (const RowChange& row : transaction.rows) {
+      if (row.bytes.has_value()) {
+        database_.rows[{row.kind, row.id}] = *row.bytes;
+      } else {
+        database_.rows.erase({row.kind, row.id});
+      }
+    }
+    for (const std::string& event : transaction.events) shared_->Digest(event);
+    shared_->checker.OnCommit(transaction, shared_->heap.now_ns());
+    if (Due(&database_.fails_done)) return Fails("commits that failed with effect", absl::InternalError("disk I/O error"));
+    if (Due(&database_.dies_after)) Die("schedulers killed after a commit");
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Fails(const char* counter, absl::Status status) {
+    ++shared_->counters[counter];
+    failed_ = true;
+    return status;
+  }
+  [[noreturn]] void Die(const char* counter) {
+    ++shared_->counters[counter];
+    throw SchedulerDies();
+  }
+
+  Shared* const shared_;
+  Database& database_;
+  const std::unique_ptr<SqliteStore> real_;  // nullptr: none
+  const uint64_t epoch_;
+  const std::string instance_;
+  bool failed_ = false;                      // as the real one: after an error it refuses everything
+};
+
+Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed, std::function<void(Scheduler*)> died)
+    : shared_(shared), database_(database), network_(network), died_(std::move(died)), random_(seed) {
+  std::unique_ptr<SqliteStore> real = Open();
+  database_->instance = NewId(&random_);
+  shared_->checker.OnEpoch(shared_->heap.now_ns(), database_->epoch);
+  shared_->checker.OnRecovered(shared_->heap.now_ns());
+  absl::StatusOr<State> state = State::Load(RowsOf(*database_));
+  MUSTER_CHECK_MSG(state.ok(), state.status().ToString().c_str());
+  clock_ = std::make_unique<SchedulerClock>(this);
+  store_ = std::make_unique<FaultyStore>(shared_, database_, std::move(real));
+  SessionOptions session_options;
+  session_options.store_id = database_->store_id;
+  session_options.epoch = database_->epoch;
+  session_options.lease_ns = shared_->config.lease_ns;
+  session_options.heartbeat_ns = shared_->config.heartbeat_ns;
+  session_options.new_id = [this] { return NewId(&random_); };
+  sessions_ = std::make_unique<Sessions>(session_options, clock_.get());
+  EngineOptions options;
+  options.scheduling = setup.scheduling;
+  options.epoch = database_->epoch;
+  options.last_commit = database_->last_commit;
+  options.end_process = [] { throw SchedulerDies(); };
+  const bool first = state->queue_version() == 0;
+  State after = *state;
+  engine_ = std::make_unique<Engine>(options, clock_.get(), store_.get(), sessions_.get(), *std::move(state));
+  sessions_->Attach(engine_.get());
+  if (first) {
+    pb::Event configured;
+    *configured.mutable_clusters_configured()->mutable_file() = setup.clusters;
+    Apply(&after, configured);
+    engine_->Post(std::move(configured));
+    const QueueResolution resolution = ResolveQueues(after, setup.queues);
+    MUSTER_CHECK(resolution.ok());
+    pb::Event applied;
+    *applied.mutable_queues_applied()->mutable_tree() = resolution.resolved;
+    applied.mutable_queues_applied()->set_version(1);
+    engine_->Post(std::move(applied));
+  }
+  engine_->Observe([this](const StepRecord& step) {
+    shared_->checker.OnPlan(shared_->heap.now_ns(), *step.view->plan);
+    if (random_.OneIn(200)) Compare();
+  });
+  network_->Listen(this);
+  shared_->heap.After(0, [this, life = life_] {
+    if (*life) Tick();
+  });
+  Wake();
+}
+
+Scheduler::~Scheduler() {
+  *life_ = false;
+  std::unique_ptr<Engine> engine = std::move(engine_);   // whom it answers now sees nobody alive
+}
+
+// The real store, if the database has one: what it holds has to be what was committed.
+std::unique_ptr<SqliteStore> Scheduler::Open() {
+  if (database_->sqlite.empty()) {
+    ++database_->epoch;
+    return nullptr;
+  }
+  StoreOptions options;
+  options.directory = database_->sqlite;
+  options.allow_any_file_system = true;
+  Recovered recovered;
+  absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(options, &recovered);
+  MUSTER_CHECK_MSG(store.ok(), store.status().ToString().c_str());
+  database_->store_id = recovered.store_id;
+  database_->epoch = recovered.epoch;
+  std::map<std::pair<std::string, std::string>, std::string> rows;
+  for (const RowChange& row : recovered.rows) rows[{row.kind, row.id}] = *row.bytes;
+  if (rows != database_->rows || recovered.last_commit != database_->last_commit) {
+    shared_->checker.Violate(shared_->heap.now_ns(), "S4 the store holds other rows than were committed");
+  }
+  ++shared_->counters["starts from the real store"];
+  return *std::move(store);
+}
+
+bool Scheduler::owns_store() const { return alive() && store_->Owns(); }
+
+template <typename F>
+void Scheduler::Guard(F f) {
+  try {
+    f();
+  } catch (const SchedulerDies&) {
+    Die();
+  }
+}
+
+void Scheduler::Die() {
+  if (!alive()) return;
+  *life_ = false;
+  network_->Died(this);
+  // Not while it answers those who wait: a dead process answers nobody.
+  std::unique_ptr<Engine> engine = std::move(engine_);
+  engine = nullptr;
+  sessions_ = nullptr;
+  store_ = nullptr;
+  deferred_.clear();
+  shared_->heap.After(0, [this] { died_(this); });
+}
+
+void Scheduler::Pause(int64_t until_ns) {
+  if (!alive()) return;
+  ++shared_->counters["schedulers paused"];
+  paused_until_ns_ = std::max(paused_until_ns_, until_ns);
+  shared_->heap.At(until_ns, [this, life = life_] {
+    if (!*life || shared_->heap.now_ns() < paused_until_ns_) return;
+    std::vector<std::function<void()>> deferred;
+    deferred.swap(deferred_);
+    for (const std::function<void()>& f : deferred) {
+      if (*life) f();
+    }
+  });
+}
+
+void Scheduler::Defer(std::function<void()> f) { deferred_.push_back(std::move(f)); }
+
+void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t host, const pb::AgentMessage& message) {
+  if (!alive()) return;
+  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this, stream, host, message] { Received(stream, host, message); });
+  if (owns_store() && !message.has_hello()) shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host));
+  const absl::Status status = sessions_->Receive(stream, message);
+  MUSTER_CHECK_MSG(status.ok(), status.ToString().c_str());
+  Wake();
+}
+
+void Scheduler::Closed(const AgentStream* stream) {
+  if (!alive()) return;
+  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this, stream] { Closed(stream); });
+  sessions_->Closed(stream);
+}
+
+void Scheduler::Sends(int32_t host, const pb::SchedulerMessage& message) {
+  if (owns_store()) shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
+}
+
+void Scheduler::Wake() {
+  if (!alive() || step_planned_) return;
+  step_planned_ = true;
+  shared_->heap.After(random_.Between(kMillisecond / 5, 3 * kMillisecond), [this, life = life_] {
+    if (*life) Step();
+  });
+}
+
+void Scheduler::Step() {
+  step_planned_ = false;
+  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this] { Wake(); });
+  Guard([&] {
+    while (engine_->Step()) {
+    }
+  });
+  if (alive()) Look();
+}
+
+// Wakes it when it wants to look although nothing happens.
+void Scheduler::Look() {
+  const int64_t look_ns = engine_->NextLookNs();
+  if (look_ns == INT64_MAX) return;
+  const int64_t at_ns = shared_->heap.now_ns() + std::max(look_ns - engine_->NowNs(), kMillisecond);
+  if (look_ns_ > shared_->heap.now_ns() && look_ns_ <= at_ns) return;   // a timer is set already
+  look_ns_ = at_ns;
+  shared_->heap.At(at_ns, [this, life = life_] {
+    if (*life) Wake();
+  });
+}
+
+void Scheduler::Tick() {
+  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this] { Tick(); });
+  sessions_->Tick();
+  Wake();
+  shared_->heap.After(std::min(kSecond, shared_->config.heartbeat_ns / 2), [this, life = life_] {
+    if (*life) Tick();
+  });
+}
+
+// Memory equals what a restart would read.
+void Scheduler::Compare() {
+  if (!owns_store()) return;
+  const absl::StatusOr<State> stored = State::Load(RowsOf(*database_));
+  ++shared_->counters["compared with the store"];
+  const std::string difference = stored.ok() ? State::Difference(engine_->Snapshot()->state, *stored) : stored.status().ToString();
+  if (!difference.empty()) shared_->checker.Violate(shared_->heap.now_ns(), "memory differs from the store: " + difference);
+}
+
+}  // namespace muster::sim::faults

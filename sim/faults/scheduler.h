@@ -1,0 +1,95 @@
+// One process of the scheduler: the real engine and the real sessions over a store that fails and dies as it is told. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "muster/v1/queue.pb.h"
+#include "scheduler/agents/sessions.h"
+#include "scheduler/engine/engine.h"
+#include "scheduler/store/store.h"
+#include "sim/faults/network.h"
+
+namespace muster::sim::faults {
+
+// Thrown where the scheduler dies.
+struct SchedulerDies {};
+
+// What is on the scheduler's disk, and the faults of that disk.
+struct Database {
+  std::string store_id;
+  uint64_t epoch = 0;
+  std::string instance;
+  uint64_t last_commit = 0;
+  std::map<std::pair<std::string, std::string>, std::string> rows;
+  std::string sqlite;                        // directory of the real store; empty: what stands above is the store
+
+  int64_t dies_before = 0, dies_after = 0, fails = 0, fails_done = 0;   // at so many commits from now; 0: it doesn't
+  int64_t full_until_ns = 0;
+};
+
+class Scheduler final : public Network::SchedulerEnd {
+ public:
+  struct Setup {
+    pb::ClusterFile clusters;
+    pb::QueueTree queues;
+    SchedulingOptions scheduling;
+  };
+
+  // Opens the store as musterd does. `died` is called (from the heap) once it has ended; the object may be destroyed then.
+  Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed, std::function<void(Scheduler*)> died);
+  ~Scheduler() override;
+
+  bool alive() const { return engine_ != nullptr; }
+  bool owns_store() const;
+  Engine* engine() { return engine_.get(); }
+  void Die();                                        // SIGKILL
+  void Pause(int64_t until_ns);                      // SIGSTOP; what comes meanwhile is taken in later
+  void JumpClock(int64_t by_ns) { wall_offset_ns_ += by_ns; Wake(); }
+  // Something was queued for the engine.
+  void Wake();
+
+  void Received(const std::shared_ptr<AgentStream>& stream, int32_t host, const pb::AgentMessage& message) override;
+  void Closed(const AgentStream* stream) override;
+  void Sends(int32_t host, const pb::SchedulerMessage& message) override;
+  // Of host i: cluster/host.
+  std::function<std::string(int32_t)> name_of;
+
+ private:
+  class FaultyStore;
+  class SchedulerClock;
+
+  template <typename F>
+  void Guard(F f);
+  void Defer(std::function<void()> f);               // while it is paused
+  void Step();
+  void Look();
+  void Tick();
+  void Compare();
+  std::unique_ptr<SqliteStore> Open();
+
+  Shared* const shared_;
+  Database* const database_;
+  Network* const network_;
+  const std::function<void(Scheduler*)> died_;
+  Random random_;
+  int64_t wall_offset_ns_ = 0;
+  int64_t paused_until_ns_ = 0;
+  std::vector<std::function<void()>> deferred_;
+  bool step_planned_ = false;
+  bool stepping_ = false;
+  int64_t look_ns_ = INT64_MAX;
+  std::shared_ptr<bool> life_ = std::make_shared<bool>(true);   // false: timers do nothing
+  std::unique_ptr<SchedulerClock> clock_;
+  std::unique_ptr<FaultyStore> store_;
+  std::unique_ptr<Sessions> sessions_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace muster::sim::faults

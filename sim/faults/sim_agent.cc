@@ -1,0 +1,196 @@
+#include "sim/faults/sim_agent.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+
+namespace muster::sim::faults {
+namespace {
+
+constexpr int64_t kFirstRetryNs = 20 * kMillisecond;
+constexpr int64_t kLastRetryNs = 2 * kSecond;
+constexpr int64_t kRestartNs = 3 * kSecond;   // until who started it starts it again
+
+}  // namespace
+
+absl::Status FaultyFiles::PersistPrepared(const agent::AttemptRecord& record, bool durable) {
+  return Do([&] {
+    absl::Status status = files_->PersistPrepared(record, durable);
+    if (status.ok()) machine_->MarkSynced(record.id, durable);
+    return status;
+  });
+}
+
+absl::StatusOr<agent::Claim> FaultyFiles::ClaimStopped(const agent::AttemptRecord& record) {
+  absl::StatusOr<agent::Claim> claim;
+  const absl::Status status = Do([&] {
+    claim = files_->ClaimStopped(record);
+    return claim.status();
+  });
+  if (!status.ok()) return status;
+  if (*claim == agent::Claim::kStarted) ++counters_["stops that lost the claim"];
+  return claim;
+}
+
+SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host, pb::Inventory inventory)
+    : shared_(shared), machine_(machine), network_(network), host_(host), inventory_(std::move(inventory)) {
+  machine_->changed = [this](const agent::AttemptId& id) {
+    if (runs()) Guard([&] { Refresh(id); });
+  };
+}
+
+template <typename F>
+void SimAgent::Guard(F f) {
+  try {
+    f();
+    if (runs()) state_->CollectForgotten();
+  } catch (const AgentDies&) {
+    Die(/*silently=*/false);
+    shared_->heap.After(kRestartNs, [this] { Start(); });
+  }
+}
+
+void SimAgent::Start() {
+  if (runs() || !machine_->on()) return;
+  ++life_;
+  absl::StatusOr<std::unique_ptr<agent::StateDirectory>> state = agent::StateDirectory::Open(machine_->state_directory());
+  MUSTER_CHECK_MSG(state.ok(), state.status().ToString().c_str());
+  state_ = *std::move(state);
+  absl::StatusOr<std::vector<agent::AttemptRecord>> records = state_->Load();
+  MUSTER_CHECK_MSG(records.ok(), records.status().ToString().c_str());
+  files_ = std::make_unique<FaultyFiles>(state_.get(), machine_, &dies_in_, &shared_->counters);
+  reconciler_ = std::make_unique<agent::Reconciler>(agent::Identity{machine_->cluster(), machine_->name(), state_->state_id(), machine_->boot_id()},
+                                                    *std::move(records), state_->seen(), files_.get(), machine_, this);
+  Guard([&] { WatchAttempts(true); });
+  if (!runs()) return;
+  retry_ns_ = kFirstRetryNs;
+  Connect();
+}
+
+void SimAgent::Die(bool silently) {
+  if (!runs()) return;
+  ++life_;
+  dies_in_ = 0;
+  reconciler_ = nullptr;
+  files_ = nullptr;
+  state_ = nullptr;
+  watched_.clear();
+  const uint64_t stream = std::exchange(stream_, 0);
+  if (stream != 0) network_->Leave(stream, silently);
+}
+
+void SimAgent::Connect() {
+  stream_ = network_->Connect(host_, this);
+  if (stream_ == 0) return Retry();
+  heard_ns_ = shared_->heap.now_ns();
+  lease_ns_ = shared_->config.lease_ns;
+  Guard([&] {
+    WatchAttempts(true);
+    network_->Send(stream_, reconciler_->Hello(inventory_));
+  });
+  if (runs()) WatchLease(stream_);
+}
+
+void SimAgent::Retry() {
+  const uint64_t life = life_;
+  shared_->heap.After(machine_->random()->Between(retry_ns_ / 2, retry_ns_), [this, life] {
+    if (life == life_ && stream_ == 0) Connect();
+  });
+  retry_ns_ = std::min(2 * retry_ns_, kLastRetryNs);
+}
+
+void SimAgent::Disconnected() {
+  stream_ = 0;
+  reconciler_->OnDisconnected();
+  Retry();
+}
+
+void SimAgent::Closed(uint64_t stream) {
+  if (runs() && stream == stream_) Disconnected();
+}
+
+void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
+  if (!runs()) return;
+  if (stream == stream_) return Guard([&] { OnMessage(message); });
+  // Of a stream that it has left: what belongs to no present session has to be without effect (CONTRACTS 1).
+  if (message.has_welcome() || message.has_refused() || !reconciler_->has_session()) return;
+  ++shared_->counters["commands of another session"];
+  Guard([&] { reconciler_->OnMessage(message, machine_->WallNs()); });
+}
+
+void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
+  heard_ns_ = shared_->heap.now_ns();
+  if (message.has_refused()) {
+    ++shared_->counters[message.refused().final() ? "agents refused for good" : "agents refused"];
+    return;
+  }
+  if (message.has_welcome()) {
+    lease_ns_ = message.welcome().lease_ns();
+    heartbeat_ns_ = message.welcome().heartbeat_ns();
+    retry_ns_ = kFirstRetryNs;
+    ++shared_->counters["sessions"];
+  }
+  const bool had = reconciler_->has_session();
+  MUSTER_CHECK(reconciler_->OnMessage(message, machine_->WallNs()));
+  if (!had && reconciler_->has_session()) {
+    const uint64_t stream = stream_;
+    shared_->heap.After(heartbeat_ns_, [this, stream] { Heartbeat(stream); });
+  }
+  WatchAttempts(false);
+}
+
+void SimAgent::Heartbeat(uint64_t stream) {
+  if (!runs() || stream != stream_ || !reconciler_->has_session()) return;
+  v1::AgentMessage message;
+  *message.mutable_session() = reconciler_->session();
+  message.mutable_heartbeat()->set_sent_boottime_ns(shared_->heap.now_ns());
+  message.mutable_heartbeat()->set_sequence(++beats_);
+  Send(std::move(message));
+  Guard([&] {
+    reconciler_->RepeatReports();
+    WatchAttempts(true);
+  });
+  shared_->heap.After(heartbeat_ns_, [this, stream] { Heartbeat(stream); });
+}
+
+void SimAgent::WatchLease(uint64_t stream) {
+  const int64_t due_ns = heard_ns_ + lease_ns_;
+  shared_->heap.At(due_ns, [this, stream] {
+    if (!runs() || stream != stream_) return;
+    if (shared_->heap.now_ns() < heard_ns_ + lease_ns_) return WatchLease(stream);
+    ++shared_->counters["sessions ended by the agent's lease"];
+    network_->Leave(stream, /*silently=*/false);
+    Disconnected();
+  });
+}
+
+void SimAgent::WatchAttempts(bool all) {
+  std::vector<agent::AttemptId> live, over;
+  for (const auto& [id, record] : reconciler_->records()) {
+    const auto known = watched_.find(id);
+    if (!record.gone() && (all || known == watched_.end() || !known->second.news.alive)) live.push_back(id);
+    if (record.gone() && record.claim == agent::Claim::kStarted && known == watched_.end()) live.push_back(id);
+  }
+  for (const auto& [id, watched] : watched_) {
+    if (reconciler_->Find(id) == nullptr) over.push_back(id);
+  }
+  for (const agent::AttemptId& id : over) watched_.erase(id);
+  for (const agent::AttemptId& id : live) {
+    watched_[id];
+    Refresh(id);
+  }
+}
+
+void SimAgent::Refresh(const agent::AttemptId& id) {
+  const auto found = watched_.find(id);
+  if (found == watched_.end() || reconciler_->Find(id) == nullptr) return;
+  Watched& watched = found->second;
+  const bool alive = machine_->ShimLives(id);
+  if (!agent::ReadShimFiles(state_->AttemptDirectory(id), &watched.events_read, &watched.news).ok()) return;
+  watched.news.alive = alive;
+  reconciler_->OnShim(id, watched.news, machine_->WallNs());
+}
+
+}  // namespace muster::sim::faults

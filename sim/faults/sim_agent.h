@@ -1,0 +1,107 @@
+// An agent of a simulated host: the real Reconciler and the real state directory, driven as agent/daemon drives them. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "agent/host/state_dir.h"
+#include "agent/reconcile/reconciler.h"
+#include "sim/faults/network.h"
+
+namespace muster::sim::faults {
+
+// Thrown by a use of the agent's files: the process is killed there.
+struct AgentDies {};
+
+// The state directory with a full disk and deaths between its calls.
+class FaultyFiles final : public agent::Files {
+ public:
+  FaultyFiles(agent::Files* files, Machine* machine, int64_t* dies_in, Counters* counters)
+      : files_(files), machine_(machine), dies_in_(dies_in), counters_(*counters) {}
+
+  absl::Status PersistPrepared(const agent::AttemptRecord& record, bool durable) override;
+  absl::StatusOr<agent::Claim> ClaimStopped(const agent::AttemptRecord& record) override;
+  absl::Status PersistStop(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistStop(record); }); }
+  absl::Status PersistOutcome(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistOutcome(record); }); }
+  absl::Status PersistSeen(const agent::Seen& seen) override { return Do([&] { return files_->PersistSeen(seen); }); }
+  absl::Status Forget(const agent::AttemptId& id) override { return Do([&] { return files_->Forget(id); }); }
+  absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) override {
+    return Do([&] { return files_->Publish(record, staged, target); });
+  }
+
+ private:
+  template <typename F>
+  absl::Status Do(F f) {
+    const bool dies = *dies_in_ > 0 && --*dies_in_ == 0;
+    const bool after = dies && machine_->random()->OneIn(2);
+    if (dies && !after) Die("agents killed before a file was written");
+    if (machine_->DiskFull()) {
+      ++counters_["files not written: disk full"];
+      return absl::ResourceExhaustedError("No space left on device");
+    }
+    absl::Status status = f();
+    if (after) Die("agents killed after a file was written");
+    return status;
+  }
+  [[noreturn]] void Die(const char* counter) {
+    ++counters_[counter];
+    throw AgentDies();
+  }
+
+  agent::Files* const files_;
+  Machine* const machine_;
+  int64_t* const dies_in_;                    // uses of files; 0: it doesn't
+  Counters& counters_;
+};
+
+class SimAgent final : public Network::AgentEnd, public agent::Sender {
+ public:
+  SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host, pb::Inventory inventory);
+
+  void Start();                               // no effect if it runs or the machine is off
+  void Die(bool silently);                    // killed; its files and its shims stay
+  void DieAtUse(int64_t uses) { dies_in_ = uses; }
+  bool runs() const { return reconciler_ != nullptr; }
+
+  void Received(uint64_t stream, const pb::SchedulerMessage& message) override;
+  void Closed(uint64_t stream) override;
+  void Send(v1::AgentMessage message) override { network_->Send(stream_, std::move(message)); }
+
+ private:
+  struct Watched {
+    int64_t events_read = 0;
+    agent::ShimNews news;
+  };
+
+  template <typename F>
+  void Guard(F f);                            // runs f; a death at a use of files ends the agent
+  void Connect();
+  void Disconnected();
+  void Retry();
+  void OnMessage(const pb::SchedulerMessage& message);
+  void Heartbeat(uint64_t stream);
+  void WatchLease(uint64_t stream);
+  void WatchAttempts(bool all);
+  void Refresh(const agent::AttemptId& id);
+
+  Shared* const shared_;
+  Machine* const machine_;
+  Network* const network_;
+  const int32_t host_;
+  const pb::Inventory inventory_;
+  uint64_t life_ = 0;                         // which of its processes; timers of an earlier one do nothing
+  std::unique_ptr<agent::StateDirectory> state_;
+  std::unique_ptr<FaultyFiles> files_;
+  std::unique_ptr<agent::Reconciler> reconciler_;
+  std::map<agent::AttemptId, Watched> watched_;
+  uint64_t stream_ = 0;
+  int64_t heard_ns_ = 0;
+  int64_t lease_ns_ = 0, heartbeat_ns_ = 0;
+  int64_t retry_ns_ = 0;
+  uint64_t beats_ = 0;
+  int64_t dies_in_ = 0;
+};
+
+}  // namespace muster::sim::faults

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
@@ -268,6 +269,27 @@ TEST_F(AgentTest, ProcessesOutliveTheAgentAndTheirExitCodeIsKept) {
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
   ASSERT_EQ(report.exits_size(), 1);
   EXPECT_EQ(report.exits(0).exit_code(), 5);
+}
+
+TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
+  Launch("main", "echo $$ > $MUSTER_JOB_DIR/pid; exec sleep 1000");
+  ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
+  const std::string lost = scheduler_->hello().state_id();
+  const std::string ours = "/proc/" + [&] {   // as we see it: its own number may be one of a namespace
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      std::ifstream environment(entry.path() / "environ");
+      const std::string text((std::istreambuf_iterator<char>(environment)), std::istreambuf_iterator<char>());
+      if (text.find("MUSTER_JOB_DIR=" + directory_) != std::string::npos) return entry.path().filename().string();
+    }
+    return std::string("none");
+  }();
+  ASSERT_TRUE(std::filesystem::exists(ours));
+  KillAgent(SIGKILL);
+  std::filesystem::remove_all(directory_ + "/state");
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  EXPECT_NE(scheduler_->hello().state_id(), lost);
+  EXPECT_FALSE(std::filesystem::exists(ours)) << "it runs, and nobody knows of it";
 }
 
 TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {

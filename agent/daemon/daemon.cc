@@ -99,6 +99,7 @@ class Agent final : public Sender {
   std::unique_ptr<v1::Inventory> new_inventory_;     // guarded by mutex_
   std::thread schema_;
   uint64_t generation_ = 0;
+  bool open_ = false;                                // a stream is there, welcomed or not
   std::string last_reason_;
   int64_t lease_ns_ = 45 * kSecond;
   int64_t heartbeat_ns_ = 5 * kSecond;
@@ -184,6 +185,7 @@ void Agent::OnIncoming(Incoming incoming) {
   switch (incoming.kind) {
     case Incoming::Kind::kOpened: {
       generation_ = incoming.generation;
+      open_ = true;
       heard_ns_ = RealClock()->BootNs();
       // What happened while nobody listened belongs into the Hello.
       WatchAttempts(/*all=*/true);
@@ -196,6 +198,7 @@ void Agent::OnIncoming(Incoming incoming) {
     case Incoming::Kind::kClosed:
       if (reconciler_->has_session() || incoming.reason != last_reason_) LogWarn("not connected", {{"server", options_.server}, {"why", incoming.reason}});
       last_reason_ = incoming.reason;
+      open_ = false;
       reconciler_->OnDisconnected();
       logs_.clear();
       return;
@@ -403,7 +406,8 @@ void Agent::PumpLogs() {
 
 int64_t Agent::NextWakeNs() const {
   int64_t wake = std::min(next_sweep_ns_, next_prune_ns_);
-  if (reconciler_->has_session()) wake = std::min({wake, next_heartbeat_ns_, heard_ns_ + lease_ns_});
+  if (reconciler_->has_session()) wake = std::min(wake, next_heartbeat_ns_);
+  if (open_) wake = std::min(wake, heard_ns_ + lease_ns_);
   if (!logs_.empty()) wake = std::min(wake, next_log_ns_);
   if (!strays_.empty()) wake = std::min(wake, RealClock()->BootNs() + kStrayCheck);
   return wake;
@@ -448,8 +452,10 @@ absl::Status Agent::Run() {
       }
     }
     const int64_t now_ns = RealClock()->BootNs();
-    if (reconciler_->has_session() && now_ns >= heard_ns_ + lease_ns_) {
+    // Contract 1: a session dies with its lease. A Hello that nobody answers, too.
+    if (open_ && now_ns >= heard_ns_ + lease_ns_) {
       LogWarn("the scheduler is silent for a lease, ending the session");
+      open_ = false;
       reconciler_->OnDisconnected();
       connection_->Restart();
     }
@@ -480,6 +486,10 @@ absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirector
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   const int signals = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the first Hello it is no more.
+  if (state->fresh()) {
+    if (const int ended = EndForgottenShims(state->path()); ended > 0) LogWarn("ended shims of a lost state directory", {{"shims", ended}});
+  }
   absl::StatusOr<std::vector<AttemptRecord>> records = state->Load();
   if (!records.ok()) return records.status();
   const absl::Status status = Agent(options, std::move(state), *std::move(records), signals).Run();

@@ -1,26 +1,33 @@
 #include "agent/host/processes.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdio.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
+#include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
+#include "common/base/units.h"
 
 namespace muster::agent {
 namespace {
@@ -62,6 +69,17 @@ absl::Status CheckWorkdir(const std::string& workdir) {
   return absl::OkStatus();
 }
 
+template <typename F>
+void ForEachProcess(F f) {
+  DIR* proc = ::opendir("/proc");
+  if (proc == nullptr) return;
+  while (const dirent* entry = ::readdir(proc)) {
+    pid_t pid = 0;
+    if (absl::SimpleAtoi(entry->d_name, &pid) && pid > 1) f(pid, absl::StrCat("/proc/", entry->d_name));
+  }
+  ::closedir(proc);
+}
+
 }  // namespace
 
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
@@ -83,6 +101,41 @@ absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, 
     if (std::find(taken.begin(), taken.end(), port) == taken.end() && IsFree(port)) return port;
   }
   return absl::ResourceExhaustedError(absl::StrCat("no free rendezvous port in ", range.first, "-", range.last));
+}
+
+int EndForgottenShims(const std::string& state_path) {
+  const std::string prefix = state_path + "/attempts/";
+  std::set<pid_t> shims;
+  ForEachProcess([&](pid_t pid, const std::string& proc) {
+    std::string words;
+    if (shim::ReadSmallFile(proc + "/cmdline", &words) != 0) return;
+    const std::string directory = words.substr(std::min(words.size(), words.find('\0') + 1));
+    if (words.rfind("muster-shim", 0) == 0 && directory.rfind(prefix, 0) == 0) shims.insert(pid);
+  });
+  if (shims.empty()) return 0;
+  // Their processes carry tokens by which what outlives a shim for a moment is found.
+  std::set<std::string> tokens;
+  ForEachProcess([&](pid_t, const std::string& proc) {
+    std::string stat, environment;
+    if (shim::ReadSmallFile(proc + "/stat", &stat) != 0 || shim::ReadSmallFile(proc + "/environ", &environment) != 0) return;
+    const size_t name_end = stat.rfind(") ");   // "pid (any name) state ppid ..."
+    int parent = 0;
+    if (name_end == std::string::npos || ::sscanf(stat.c_str() + name_end, ") %*c %d", &parent) != 1 || shims.count(parent) == 0) return;
+    for (const absl::string_view entry : absl::StrSplit(environment, '\0')) {
+      if (absl::StartsWith(entry, absl::StrCat(shim::kTokenVariable, "="))) tokens.emplace(entry.substr(entry.find('=') + 1));
+    }
+  });
+  for (const pid_t shim : shims) ::kill(shim, SIGKILL);
+  const int64_t until_ns = RealClock()->MonotonicNs() + 10 * kSecond;
+  while (RealClock()->MonotonicNs() < until_ns) {
+    int left = 0;
+    for (const std::string& token : tokens) left += shim::KillByToken(token);
+    for (const pid_t shim : shims) left += ::kill(shim, 0) == 0 ? 1 : 0;
+    if (left == 0) break;
+    const timespec pause{0, 10'000'000};
+    ::nanosleep(&pause, nullptr);
+  }
+  return static_cast<int>(shims.size());
 }
 
 HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports) : state_(state), host_(std::move(host)), range_(ports) {}

@@ -23,6 +23,10 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
 // agents on one machine rarely meet. RESOURCE_EXHAUSTED if all are in use.
 absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken);
 
+// Ends what shims of a lost state directory at this path still run, for whom no record speaks any more (CONTRACTS 8), and waits until
+// nothing of it is left, at most 10 s. How many shims there were.
+int EndForgottenShims(const std::string& state_path);
+
 class HostProcesses final : public Processes {
  public:
   HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports);

@@ -104,6 +104,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
   if (!id.ok()) {
     id = RandomId() + "\n";
+    directory->fresh_ = true;
     if (absl::Status status = WriteFileDurably(path + "/state_id", *id); !status.ok()) return status;
   }
   directory->state_id_ = std::string(absl::StripSuffix(*id, "\n"));

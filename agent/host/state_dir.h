@@ -31,6 +31,7 @@ class StateDirectory final : public Files {
   const std::string& path() const { return path_; }
   const std::string& state_id() const { return state_id_; }
   const Seen& seen() const { return seen_; }
+  bool fresh() const { return fresh_; }      // Open has made it: nothing was there
   // Every recorded attempt. A damaged one is told in the log and comes as claimed "stopped" if nobody had claimed it.
   absl::StatusOr<std::vector<AttemptRecord>> Load();
 
@@ -59,6 +60,7 @@ class StateDirectory final : public Files {
   std::string state_id_;
   Seen seen_;
   std::vector<std::string> forgotten_;   // directories to remove
+  bool fresh_ = false;
 };
 
 std::string DirectoryName(const AttemptId& id);                  // <uid>.<task>.<attempt>

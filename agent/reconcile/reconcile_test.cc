@@ -398,6 +398,19 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   EXPECT_EQ(hello.attempts(1).phase(), v1::PREPARED);
   EXPECT_EQ(hello.epoch_seen(), 3u);
   EXPECT_EQ(world_.seen.epoch, 3u);
+
+  // The newest commit is told exactly, however seldom it is written down.
+  v1::SchedulerMessage later;
+  later.mutable_heartbeat_ack();
+  for (const uint64_t commit : {5, 7}) {
+    later.set_commit(commit);
+    Tell(later);
+    EXPECT_EQ(agent_->Hello({}).hello().commit_seen(), commit);
+  }
+  EXPECT_EQ(world_.seen.commit, 0u);
+  later.set_commit(64);
+  Tell(later);
+  EXPECT_EQ(world_.seen.commit, 64u);
 }
 
 TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {

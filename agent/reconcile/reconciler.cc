@@ -67,7 +67,7 @@ v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits) {
 }  // namespace
 
 Reconciler::Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender)
-    : identity_(std::move(identity)), files_(files), processes_(processes), sender_(sender), seen_(std::move(seen)) {
+    : identity_(std::move(identity)), files_(files), processes_(processes), sender_(sender), seen_(std::move(seen)), seen_kept_(seen_) {
   for (AttemptRecord& record : records) {
     const AttemptId id = record.id;
     records_[id] = std::move(record);
@@ -115,14 +115,14 @@ void Reconciler::See(const v1::SchedulerMessage& message) {
     next.epoch = key.epoch();
   }
   next.commit = std::max(next.commit, message.commit());
-  if (next == seen_) return;
-  // The epoch is worth a sync; the commit number rides along whenever something is written.
-  const bool persist = next.epoch != seen_.epoch || next.store_id != seen_.store_id || next.commit >= seen_.commit + 64;
-  if (!persist) return;
   seen_ = next;
+  // The epoch is worth a sync at once; the commit number every now and then: exact while this process lives.
+  if (seen_.epoch == seen_kept_.epoch && seen_.store_id == seen_kept_.store_id && seen_.commit < seen_kept_.commit + 64) return;
   if (const absl::Status status = files_->PersistSeen(seen_); !status.ok()) {
     LogError("agent failed", {{"doing", "remember the epoch"}, {"error", std::string(status.message())}});
+    return;
   }
+  seen_kept_ = seen_;
 }
 
 bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) {

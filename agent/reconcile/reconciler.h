@@ -69,6 +69,7 @@ class Reconciler {
   std::map<AttemptId, size_t> lines_read_;        // durable lines of its shim taken in
   std::map<AttemptId, std::string> metrics_sent_;
   Seen seen_;
+  Seen seen_kept_;                                // as the state directory has it
   v1::SessionKey session_;                        // empty: none
 };
 

@@ -39,6 +39,11 @@ ROWS = {
     "scale-500k": ("Decide in the steady state of 500,000 GPUs, 100 clusters, 62,500 hosts, 1,031 queues, 20,000 waiting gangs, 100 events a step", [sys.executable, "bench/scale_500k.py"], 1800),
     "sched-fuzz": ("random trees, fleets and events: the rules of SCHEDULING.md after each step", [sys.executable, "bench/sched_fuzz.py", "rules"], 3600),
     "determinism": ("the same random events give the same plans bit for bit", [sys.executable, "bench/sched_fuzz.py", "determinism"], 1800),
+    "sim-seeds": ("scheduler, agents and shims against faults on a virtual clock, seed by seed", [sys.executable, "bench/sim_seeds.py"], 14400),
+    "planted-bugs": ("bugs planted in a copy of the tree, looked for by the fault simulator", [sys.executable, "bench/planted_bugs.py"], 7200),
+    "kill-scheduler": ("SIGKILL to musterd with submissions and ends in flight", [sys.executable, "bench/kills.py", "scheduler"], 3600),
+    "kill-agent": ("SIGKILL to agents while their processes run", [sys.executable, "bench/kills.py", "agent"], 1800),
+    "kill-shim": ("SIGKILL to a shim of a gang over two hosts", [sys.executable, "bench/kills.py", "shim"], 900),
     "ledger": ("the ledger's classes sum to capacity after each step", [sys.executable, "bench/sched_fuzz.py", "ledger"], 3600),
 }
 

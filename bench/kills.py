@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Rows `kill-scheduler`, `kill-agent`, `kill-shim`: SIGKILL to the real programs, at moments drawn from a seed.
+
+    kills.py scheduler|agent|shim [--quick]
+
+scheduler: a host with 32 declared slots, submissions and ends in flight all the time. agent: processes that wait while both agents of a
+small system are killed. shim: one host's shim of a gang over two.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
+
+import small_system  # noqa: E402
+from figures import figure, quantile  # noqa: E402
+from local_system import Failed, LocalSystem, job_processes, kill_all, processes_of, wait_for  # noqa: E402
+from small_system import ENDED, let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
+
+BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
+NOT_THERE_NOW = 6                              # exit code of `muster` without a daemon
+SLOTS32 = "slots32: {{flavour: cpu-slot, gpus: 32, cpus: 32, memory: 64GiB, disk: 100GiB, declared: true}}"
+CLUSTERS32 = f"""\
+skus: {{{{{SLOTS32}}}}}
+storages: {{{{shared: {{{{path: {{folder}}/storage, clusters: [lab]}}}}}}}}
+clusters:
+  - {{{{name: lab, sku: slots32, job_storage: shared, topology: {{{{b1: {{{{r1: [h01]}}}}}}}}}}}}
+"""
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait(10)
+
+
+def scheduler(system: LocalSystem, quick: bool) -> bool:
+    kills = 20 if quick else 1000
+    values = {"server": system.server, "folder": system.folder}
+    system.configure({"musterd.yaml": small_system.MUSTERD.format(**values), "clusters.yaml": CLUSTERS32.format(**values),
+                      "queues.yaml": "queues: [{name: default, submit: ['*']}]\n", "host.yaml": "{flavour: cpu-slot, gpus: 32, cpus: 32, memory: 64GiB, disk: 100GiB}\n"})
+    system.start_musterd()
+    system.start_agent("lab", "h01")
+    system.wait_hosts_up({"lab/h01"})
+    acknowledged, refused, stop = [], [], threading.Event()
+
+    def submit_all(lane: int) -> None:
+        for index in range(1_000_000):
+            name, rng = f"job{lane}-{index}", random.Random(lane * 1_000_003 + index)
+            path = system.folder / f"{name}.yaml"
+            path.write_text(f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 8)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
+                            f"run: |\n  echo \"$MUSTER_JOB $MUSTER_ATTEMPT $RANK\" >> {system.folder}/lines\n  sleep {rng.uniform(0, 1.5):.2f}\n")
+            while True:
+                if stop.is_set():
+                    return
+                done = system.run(["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", name], check=False)
+                if done.returncode == 0:
+                    acknowledged.append(done.stdout.strip())
+                    path.unlink()
+                    break
+                if done.returncode != NOT_THERE_NOW:
+                    refused.append(done.stderr)
+                    return
+
+    lanes = [threading.Thread(target=submit_all, args=(lane,)) for lane in range(2)]
+    for lane in lanes:
+        lane.start()
+    starts_s, rng = [], random.Random(1)
+    try:
+        for _ in range(kills):
+            time.sleep(rng.uniform(0, 0.4))    # the moment is what is drawn
+            kill(system.processes["musterd"])
+            starts_s.append(system.start_musterd())
+    finally:
+        stop.set()
+        for lane in lanes:
+            lane.join(60)
+
+    def left() -> list:
+        return [job["number"] for job in system.json("jobs", "--all", "--limit", "100000")["jobs"] if job["state"] not in ENDED]
+
+    wait_for("all jobs to end", lambda: not left(), 300, 0.5)
+    jobs = {job["number"]: job["state"] for job in system.json("jobs", "--all", "--limit", "100000")["jobs"]}
+    lines = Counter((system.folder / "lines").read_text().splitlines())
+    twice = [line for line, times in lines.items() if times > 1]
+    lost = set(acknowledged) - set(jobs)
+    not_done = [number for number, state in jobs.items() if state != "SUCCEEDED"]
+    print(f"{len(acknowledged)} acknowledged submissions, {sum(lines.values())} processes, refused for another reason than that nobody was there: {refused[:3]}")
+    ok = figure("SIGKILLs of musterd with 32 slots, submissions and ends in flight", kills, "", "≥ 1,000" if not quick else "-", True)
+    ok &= figure("acknowledged submissions lost", len(lost), "", "0", not lost and not refused)
+    ok &= figure("attempts started twice", len(twice), "", "0", not twice)
+    ok &= figure("jobs that did not succeed", len(not_done), "", "0", not not_done)
+    figure("from its start to its first answer, p99", round(quantile(starts_s, 0.99), 3), "s", "-", True)
+    return ok
+
+
+def agent(system: LocalSystem, quick: bool) -> bool:
+    rounds = 10 if quick else 100              # two agents each
+    small_system.start(system)
+    rng, attach_s, moved, wrong, codes = random.Random(2), [], 0, 0, 0
+    hosts = ("h01", "h02")
+
+    def connections(host: str) -> int:
+        return (system.folder / "logs" / f"agent-lab-{host}.log").read_text(errors="replace").count(" connected ")
+
+    for batch in range(rounds // 5):
+        wanted = {f"b{batch}j{i}": rng.choice([0, 1, 3, 7, 42]) for i in range(4)}
+        numbers = {name: submit_waiting(system, name, exit_code=code, more="max_restarts: 0\n") for name, code in wanted.items()}
+        for name in wanted:
+            wait_started(system, name, 1)
+        before = set(job_processes(system.folder))
+        for kills in range(5):
+            counts = {host: connections(host) for host in hosts}
+            for host in hosts:
+                kill(system.processes[f"agent-lab-{host}"])
+            if kills == 4:                     # the last of a batch: they end while nobody is there
+                for name in wanted:
+                    let_go(system, name)
+                wait_for("the processes to end", lambda: not job_processes(system.folder), 20)
+            for host in hosts:
+                began = time.monotonic()
+                system.start_agent("lab", host)
+                wait_for(f"{host} to be back", lambda: connections(host) > counts[host], 20, 0.005)
+                attach_s.append(time.monotonic() - began)
+            moved += kills < 4 and set(job_processes(system.folder)) != before
+        for name, code in wanted.items():
+            job = wait_ended(system, numbers[name])
+            codes += 1
+            right = job["state"] == "SUCCEEDED" if code == 0 else job["state"] == "FAILED" and f"exit {code}" in task(job)["attempts"][-1]["detail"]
+            wrong += not right or len(marks(system, name)) != 1
+    ok = figure("SIGKILLs of agents", 2 * rounds, "", "≥ 200" if not quick else "-", True)
+    ok &= figure("times that other processes ran afterwards", moved, "", "0", moved == 0)
+    ok &= figure("exit codes that were right", codes - wrong, f"of {codes}", codes, wrong == 0)
+    slowest = max(attach_s)
+    return ok & figure("from its start to its session, slowest", round(slowest, 2), "s", "≤ 3", slowest <= 3)
+
+
+def shim(system: LocalSystem, quick: bool) -> bool:
+    rounds = 5 if quick else 30
+    small_system.start(system)
+    rng, gone_s, wrong = random.Random(3), [], 0
+    for index in range(rounds):
+        name = f"gang{index}"
+        number = submit_waiting(system, name, workers="4")
+        wait_started(system, name, 4)
+        shims = [pid for pid, program in processes_of(system.folder).items() if program == "muster-shim"]
+        victim = rng.choice([pid for pid in shims if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"muster-shim\0")])
+        children = {int(p) for p in os.listdir("/proc") if p.isdigit() and parent_of(int(p)) == victim}
+        workers = {pid for pid in job_processes(system.folder) if pid in children or parent_of(pid) in children}
+        began = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        wait_for("its workers to be gone", lambda: not any(Path(f"/proc/{pid}/environ").exists() and state_of(pid) not in "ZX" for pid in workers), 20, 0.005)
+        gone_s.append(time.monotonic() - began)
+        wait_started(system, name, 8)
+        let_go(system, name)
+        job = wait_ended(system, number)
+        wrong += not (workers and job["state"] == "SUCCEEDED" and len(task(job)["attempts"]) == 2 and len(marks(system, name)) == 8)
+    ok = figure("SIGKILLs of a shim of a gang over two hosts", rounds, "", "-", True)
+    slowest = max(gone_s)
+    ok &= figure("until its workers are gone, slowest", round(slowest, 3), "s", "≤ 1", slowest <= 1)
+    return ok & figure("gangs that did not restart exactly once and succeed", wrong, "", "0", wrong == 0)
+
+
+def stat_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return ["X", "0"]
+
+
+def parent_of(pid: int) -> int:
+    return int(stat_of(pid)[1])
+
+
+def state_of(pid: int) -> str:
+    return stat_of(pid)[0]
+
+
+def main() -> int:
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))     # short: Unix sockets lie below it
+    system = LocalSystem(folder, BIN)
+    try:
+        ok = {"scheduler": scheduler, "agent": agent, "shim": shim}[sys.argv[1]](system, "--quick" in sys.argv)
+        system.stop()
+        return 0 if ok else 1
+    except Failed as error:
+        print(json.dumps({"error": str(error)[:2000]}))
+        return 1
+    finally:
+        kill_all(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,10 +24,15 @@ function(muster_library name)
   target_link_libraries(${name} PUBLIC muster_options ${A_DEPS})
 endfunction()
 
-# muster_program(NAME SRCS a.cc … DEPS target …): lands in <build>/bin
+# muster_program(NAME SRCS a.cc … DEPS target … [PLAIN_MALLOC]): lands in <build>/bin. Allocates through mimalloc (docs/decisions/020)
+# unless PLAIN_MALLOC says otherwise or a sanitizer brings its own.
 function(muster_program name)
-  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(A "PLAIN_MALLOC" "" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${A_SRCS})
+  if(NOT A_PLAIN_MALLOC AND NOT MUSTER_SANITIZE)
+    find_package(mimalloc REQUIRED)
+    target_link_libraries(${name} PRIVATE mimalloc)
+  endif()
   target_link_libraries(${name} PRIVATE muster_options ${A_DEPS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 endfunction()

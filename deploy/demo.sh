@@ -18,10 +18,12 @@ source deploy/common.sh
 build=1 arguments=()
 for argument in "$@"; do
   case "$argument" in
-    --no-build | clean) build=0 ;;
+    --no-build) build=0 ;;
+    clean) build=0 arguments+=("$argument") ;;
+    --short | --keep) arguments+=("$argument") ;;
     -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) die "there is no '$argument'" "deploy/demo.sh [--short] [--keep] [--no-build], or deploy/demo.sh clean. Nothing was done." ;;
   esac
-  [[ $argument == --no-build ]] || arguments+=("$argument")
 done
 if ((build)); then deploy/build.sh musterd muster-agent muster-shim muster muster-trainer; fi
 export MUSTER_BIN_DIR=${MUSTER_BIN_DIR:-$PWD/build/release/bin}

@@ -32,7 +32,6 @@ class LogField {
 
 void LogEvent(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
 
-inline void LogDebug(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kDebug, event, fields); }
 inline void LogInfo(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kInfo, event, fields); }
 inline void LogWarn(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kWarn, event, fields); }
 inline void LogError(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kError, event, fields); }

@@ -1,7 +1,8 @@
 """Adds up the parts of tests/run.sh and prints the closing line.
 
 summary.py REPORTS: REPORTS/*.xml are JUnit reports, REPORTS/parts has a line `NAME EXIT` a part. A part without a report counts
-as one test; a part that ended badly although its report shows no failure counts as one failure more (a crash, a time-out).
+as one test; a part that ended badly although its report shows no failure counts as one failure more (a crash, a time-out). A case
+of REPORTS/NAME.xml that has a report of its own, REPORTS/NAME/CASE.xml, is a unit-test program and counts by its own cases.
 """
 
 import sys
@@ -10,11 +11,20 @@ from pathlib import Path
 
 
 def read_report(path: Path) -> tuple[int, int, list[tuple[str, str]]]:
+    """Passed, failed, (name, why) of each that was skipped."""
     passed, failed, skipped = 0, 0, []
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname') or path.stem}.{case.get('name')}"
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+        bad = case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail"
+        own = path.with_suffix("") / f"{case.get('name')}.xml"
+        if own.exists():
+            own_passed, own_failed, own_skipped = read_report(own)
+            passed, failed, skipped = passed + own_passed, failed + own_failed, skipped + own_skipped
+            if bad and own_failed == 0:
+                failed += 1
+                print(f"FAILED {name}: it ended badly after its cases")
+        elif bad:
             failed += 1
             print(f"FAILED {name}")
         elif skip is not None or case.get("status") in ("notrun", "disabled"):

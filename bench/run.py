@@ -22,6 +22,7 @@ ROWS = {
     "submit-latency": ("submit to first process running, idle system, 200 one-worker jobs", [sys.executable, "bench/submit_latency.py"], 300),
     "resume": ("60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41", [sys.executable, "trainer/tests/bench_resume.py"], 900),
     "export-parity": ("50 steps against a plain transformers loop; export loads there", [sys.executable, "trainer/tests/bench_export_parity.py"], 900),
+    "parity-families": ("50 steps at lr 1e-4 against transformers: Llama 2 and 3, Mistral, Qwen2, Qwen2.5 and Qwen3, fp32 and bf16", [sys.executable, "trainer/tests/bench_parity_families.py"], 1800),
     "packing": ("documents packed into rows against one a row, and against transformers", [sys.executable, "trainer/tests/bench_packing.py"], 600),
     "prepare": ("muster-trainer prepare against tokenizers alone on all cores; the same output for 1, 2 and 7 processes", [sys.executable, "trainer/tests/bench_prepare.py"], 900),
     "wlb": ("rows of like work against rows of like length (WLB-LLM), predicted", [os.environ.get("MUSTER_BIN_DIR", "build/release/bin") + "/muster-bench-wlb"], 600),

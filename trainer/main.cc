@@ -1,4 +1,4 @@
-// muster-trainer: trains Llama-architecture models. Subcommands train, export and prepare; --schema, --schema-hash, --version.
+// muster-trainer: trains Llama-like models. Subcommands train, export and prepare; --schema, --schema-hash, --version.
 #include <malloc.h>
 #include <unistd.h>
 

@@ -34,7 +34,7 @@ const std::vector<Key>& Keys() {
   using C = TrainConfig;
   static const std::vector<Key> keys = {
       {"init", &C::init, "Hugging Face directory (config.json and safetensors) whose weights training starts from. Exactly one of init and model."},
-      {"model", &C::model, "Content of a Hugging Face config.json (LlamaForCausalLM): weights are drawn from scratch. Exactly one of init and model."},
+      {"model", &C::model, "Content of a Hugging Face config.json (Llama, Mistral, Qwen2 or Qwen3): weights are drawn from scratch. Exactly one of init and model."},
       {"data", &C::data, "Directory of token shards made by `muster-trainer prepare`; relative to the job's directory. Exactly one of data and mixture."},
       {"mixture", &C::mixture, "Several such directories with weights: each gives its share of the sequences of every batch. Exactly one of data and mixture."},
       {"packing", &C::packing, "How documents become sequences. wrapped: one stream, cut every max_length tokens; bfd: whole documents, best fit decreasing; none: one document each; balanced: whole documents in sequences of like work instead of like length (WLB-LLM). But for wrapped, attention stays within a document.", false, 0, 0, false, {"wrapped", "bfd", "none", "balanced"}},

@@ -107,24 +107,94 @@ TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
     const char* wanted;
   };
   const Case cases[] = {
-      {{{"model_type", "gpt2"}}, "model.model_type: \"gpt2\" is not supported"},
-      {{{"architectures", {"MixtralForCausalLM"}}}, "model.architectures"},
+      {{{"model_type", "gpt2"}}, "model.model_type: \"gpt2\" can't be trained; can be: llama, mistral, qwen2, qwen3"},
+      {{{"architectures", {"Qwen3ForCausalLM"}}}, "model.architectures: [\"Qwen3ForCausalLM\"] can't be trained with model_type llama"},
+      {{{"model_type", nullptr}, {"architectures", {"MixtralForCausalLM"}}}, "model.architectures: [\"MixtralForCausalLM\"] can't be trained; can be: LlamaForCausalLM"},
       {{{"vocab_size", nullptr}}, "model.vocab_size: is missing"},
       {{{"vocab_size", -1}}, "model.vocab_size: must be"},
       {{{"num_key_value_heads", 3}}, "model.num_key_value_heads: 3 doesn't divide"},
       {{{"hidden_size", 66}}, "model.hidden_size: 66 is no multiple"},
       {{{"head_dim", 15}}, "model.head_dim: 15 is odd"},
-      {{{"attention_bias", true}}, "model.attention_bias"},
+      {{{"attention_bias", 1}}, "model.attention_bias: must be true or false"},
+      {{{"model_type", "mistral"}, {"attention_bias", true}}, "model.attention_bias: contradicts model_type mistral"},
+      {{{"model_type", "qwen2"}, {"attention_bias", false}}, "model.attention_bias: contradicts model_type qwen2"},
+      {{{"model_type", "qwen3"}, {"mlp_bias", true}}, "model.mlp_bias: has no meaning for model_type qwen3"},
+      {{{"model_type", "mistral"}, {"num_key_value_heads", nullptr}}, "model.num_key_value_heads: is missing"},
+      {{{"sliding_window", 8}}, "model.sliding_window: has no meaning for model_type llama"},
+      {{{"model_type", "mistral"}, {"sliding_window", 0}}, "model.sliding_window: must be a whole number from 1"},
+      {{{"model_type", "mistral"}, {"layer_types", {"full_attention", "full_attention"}}}, "model.layer_types: contradicts sliding_window"},
+      {{{"model_type", "qwen2"}, {"layer_types", {"full_attention"}}}, "model.layer_types: must be a list of full_attention or sliding_attention, one for each of the 2 layers"},
+      {{{"model_type", "qwen2"}, {"layer_types", {"full_attention", "sliding_attention"}}}, "model.layer_types: names sliding_attention, but use_sliding_window is false"},
+      {{{"model_type", "qwen2"}, {"max_window_layers", -1}}, "model.max_window_layers: must be a whole number from 0"},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor: 0.5 can't be trained"},
+      {{{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters.factor: is missing"},
+      {{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0.5}}}}, "rope_parameters.beta_fast: must be at least beta_slow"},
+      {{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"low_freq_factor", 1}}}}, "rope_parameters.low_freq_factor: has no meaning for this rope_type"},
       {{{"attention_dropout", 0.1}}, "model.attention_dropout"},
       {{{"hidden_act", "gelu"}}, "model.hidden_act"},
       {{{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", 1e4}}}}, "model.rope_theta: contradicts"},
-      {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}}, "rope_scaling.rope_type: \"yarn\" is not supported yet"},
+      {{{"rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}}}, "rope_scaling.rope_type: \"longrope\" can't be trained; default, linear, llama3 and yarn can"},
       {{{"rope_parameters", {{"rope_type", "linear"}}}}, "factor: is missing"},
       {{{"dtype", "float32"}, {"torch_dtype", "bfloat16"}}, "contradicts dtype"},
       {{{"num_layers", 3}}, "model.num_layers: no such field"},
       {{{"eos_token_id", 100}}, "model.eos_token_id: 100"},
   };
   for (const Case& c : cases) EXPECT_NE(Problem(GoodModel(), c.change, true).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodModel(), c.change, true);
+}
+
+TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
+  const auto parsed = [](const json& change) {
+    json value = GoodModel();
+    value.merge_patch(change);
+    Problems problems;
+    const ModelConfig config = ParseModelConfig(value, "model", true, problems);
+    EXPECT_EQ(ToText(problems), "") << change;
+    const ModelConfig again = ParseModelConfig(ToHuggingFace(config, "bfloat16"), "again", true, problems);
+    EXPECT_EQ(ToText(problems), "") << change;
+    EXPECT_TRUE(config.SameModel(again)) << change;
+    EXPECT_EQ(config.NumParameters(), again.NumParameters()) << change;
+    return config;
+  };
+  const auto windows = [](const ModelConfig& c) { return std::vector<int64_t>{c.Window(0), c.Window(1)}; };
+  using W = std::vector<int64_t>;
+  const ModelConfig llama = parsed({{"attention_bias", true}, {"mlp_bias", true}});
+  EXPECT_TRUE(llama.qkv_bias && llama.out_bias && llama.mlp_bias && !llama.qk_norm);
+  const ModelConfig mistral = parsed({{"model_type", "mistral"}});
+  EXPECT_FALSE(mistral.qkv_bias || mistral.out_bias || mistral.mlp_bias || mistral.qk_norm);
+  EXPECT_EQ(windows(mistral), (W{4096, 4096}));
+  EXPECT_EQ(mistral.max_position_embeddings, 131072);
+  EXPECT_EQ(windows(parsed({{"model_type", "mistral"}, {"sliding_window", 8}})), (W{8, 8}));
+  json unlimited = GoodModel();
+  unlimited["model_type"] = "mistral", unlimited["sliding_window"] = nullptr;
+  Problems problems;
+  EXPECT_EQ(windows(ParseModelConfig(unlimited, "model", true, problems)), (W{0, 0}));
+  const ModelConfig qwen2 = parsed({{"model_type", "qwen2"}, {"sliding_window", 8}});
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias && !qwen2.qk_norm);
+  EXPECT_EQ(windows(qwen2), (W{0, 0})) << "use_sliding_window is false";
+  EXPECT_EQ(windows(parsed({{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}})), (W{0, 8}));
+  EXPECT_EQ(windows(parsed({{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 8}, {"layer_types", {"sliding_attention", "full_attention"}}})), (W{8, 0}));
+  const ModelConfig qwen3 = parsed({{"architectures", {"Qwen3ForCausalLM"}}, {"model_type", nullptr}});
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias && !qwen3.out_bias);
+  EXPECT_EQ(qwen3.head_dim, 128);
+  EXPECT_TRUE(parsed({{"model_type", "qwen3"}, {"head_dim", 32}, {"attention_bias", true}}).out_bias);
+  EXPECT_FALSE(llama.SameModel(parsed(json::object())));
+  EXPECT_FALSE(mistral.SameModel(parsed({{"model_type", "mistral"}, {"sliding_window", 8}})));
+  EXPECT_EQ(ToHuggingFace(qwen3, "float32")["architectures"], json::array({"Qwen3ForCausalLM"}));
+}
+
+TEST(ModelConfig, YarnSurvivesTheRoundTrip) {
+  json value = GoodModel();
+  value["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 1e6}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"beta_fast", 16}, {"mscale", 1.0},
+                              {"mscale_all_dim", 0.5}, {"truncate", false}};
+  Problems problems;
+  const ModelConfig a = ParseModelConfig(value, "a", true, problems), b = ParseModelConfig(ToHuggingFace(a, "float32"), "b", true, problems);
+  EXPECT_EQ(ToText(problems), "");
+  EXPECT_TRUE(a.SameModel(b));
+  EXPECT_EQ(b.rope.beta_fast, 16);
+  EXPECT_DOUBLE_EQ(b.rope.AttentionFactor(), (0.1 * std::log(4.0) + 1) / (0.05 * std::log(4.0) + 1));
+  value["rope_parameters"].erase("original_max_position_embeddings");
+  EXPECT_EQ(ParseModelConfig(value, "c", true, problems).rope.original_max_position_embeddings, 2048) << "max_position_embeddings";
+  EXPECT_EQ(ToText(problems), "");
 }
 
 TEST(ModelConfig, OldAndNewKeysMeanTheSameAndSurviveTheRoundTrip) {

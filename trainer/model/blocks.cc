@@ -1,5 +1,6 @@
 #include "trainer/model/blocks.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -9,30 +10,41 @@
 namespace muster::trainer {
 namespace {
 
-// A weight beside its gradient: views of a FlatParam.
+// Number of the segment `name`, or -1.
+int FindSegment(const FlatParam& flat, const std::string& name) {
+  const std::vector<Segment>& segments = flat.layout().segments();
+  const auto found = std::find_if(segments.begin(), segments.end(), [&](const Segment& segment) { return segment.name == name; });
+  return found == segments.end() ? -1 : static_cast<int>(found - segments.begin());
+}
+
+// A weight beside its gradient: views of a FlatParam. Both undefined where the flat has no such segment.
 struct Parameter {
   at::Tensor w, d;
   Parameter() = default;
   Parameter(const FlatParam& flat, int segment, int count = 1) : w(flat.Weight(segment, count)), d(flat.Gradient(segment, count)) {}
+  Parameter(const FlatParam& flat, const std::string& name, int count = 1) {
+    if (const int segment = FindSegment(flat, name); segment >= 0) *this = Parameter(flat, segment, count);
+  }
 };
 
 // y = x·wᵀ for one or several linears whose weights stand under each other, with the adapters beside them.
 class Projection {
  public:
   Projection() = default;
-  // `modules`: the linears' names, one a segment from `segment` on.
-  Projection(const FlatParam& flat, int segment, const std::vector<std::string>& modules, const Adapters& adapters)
-      : base_(flat, segment, static_cast<int>(modules.size())), scale_(adapters.scale), dropout_(adapters.dropout), seed_(adapters.seed) {
+  // `modules`: the linears' names, whose weights (and biases, if any) are joined segments of the flat.
+  Projection(const FlatParam& flat, const std::vector<std::string>& modules, const Adapters& adapters)
+      : base_(flat, modules[0] + ".weight", static_cast<int>(modules.size())), bias_(flat, modules[0] + ".bias", static_cast<int>(modules.size())),
+        scale_(adapters.scale), dropout_(adapters.dropout), seed_(adapters.seed) {
     int64_t begin = 0;
     for (size_t i = 0; i < modules.size(); ++i) {
-      const int64_t out = flat.layout().segments()[segment + static_cast<int>(i)].shape[0];
+      const int64_t out = flat.layout().segments()[FindSegment(flat, modules[i] + ".weight")].shape[0];
       if (const auto found = adapters.modules.find(modules[i]); found != adapters.modules.end()) detours_.push_back({modules[i], found->second, begin, out});
       begin += out;
     }
   }
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta) const {
-    at::Tensor y = ops::Linear(x, base_.w);
+    at::Tensor y = ops::Linear(x, base_.w, bias_.w);
     for (const Detour& detour : detours_) {
       const at::Tensor keep = Keep(detour, x, meta);
       const at::Tensor inner = ops::Linear(keep.defined() ? x * keep : x, detour.adapter.a);  // [T, rank]
@@ -43,6 +55,7 @@ class Projection {
 
   at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const BatchMeta& meta) const {
     at::Tensor dx = ops::LinearBackward(dy, x, base_.w, base_.d);
+    ops::AddBiasGradient(dy, bias_.d);
     for (const Detour& detour : detours_) {
       const at::Tensor keep = Keep(detour, x, meta);
       const at::Tensor kept = keep.defined() ? x * keep : x;
@@ -73,7 +86,7 @@ class Projection {
     return (keep > dropout_).to(at::kFloat).div_(1 - dropout_).view_as(x).to(x.options());
   }
 
-  Parameter base_;
+  Parameter base_, bias_;
   std::vector<Detour> detours_;
   double scale_ = 1, dropout_ = 0;
   uint64_t seed_ = 0;
@@ -92,35 +105,43 @@ class EmbeddingBlock : public Block {
   Parameter table_;  // [V, d]
 };
 
-// x + attention(norm(x)), then + mlp(norm(that)).
+// x + attention(norm(x)), then + mlp(norm(that)). q, k, v are one matrix, and so are gate and up.
 class LayerBlock : public Block {
  public:
-  // Segments of a layer's flat, in order; q, k, v are one matrix, and so are gate and up.
-  enum { kInputNorm, kQ, kK, kV, kOut, kPostNorm, kGate, kUp, kDown };
-
   LayerBlock(const ModelConfig& config, int64_t layer, const FlatParam& flat, const Adapters& adapters, ops::RopeTables rope, at::Tensor mask)
-      : config_(config), rope_(std::move(rope)), mask_(std::move(mask)), input_norm_(flat, kInputNorm), post_norm_(flat, kPostNorm) {
-    const std::string attention = absl::StrCat("model.layers.", layer, ".self_attn."), mlp = absl::StrCat("model.layers.", layer, ".mlp.");
-    qkv_ = Projection(flat, kQ, {attention + "q_proj", attention + "k_proj", attention + "v_proj"}, adapters);
-    out_ = Projection(flat, kOut, {attention + "o_proj"}, adapters);
-    gate_up_ = Projection(flat, kGate, {mlp + "gate_proj", mlp + "up_proj"}, adapters);
-    down_ = Projection(flat, kDown, {mlp + "down_proj"}, adapters);
+      : config_(config), rope_(std::move(rope)), mask_(std::move(mask)) {
+    const std::string prefix = absl::StrCat("model.layers.", layer, "."), attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+    input_norm_ = Parameter(flat, prefix + "input_layernorm.weight");
+    post_norm_ = Parameter(flat, prefix + "post_attention_layernorm.weight");
+    q_norm_ = Parameter(flat, attention + "q_norm.weight");
+    k_norm_ = Parameter(flat, attention + "k_norm.weight");
+    qkv_ = Projection(flat, {attention + "q_proj", attention + "k_proj", attention + "v_proj"}, adapters);
+    out_ = Projection(flat, {attention + "o_proj"}, adapters);
+    gate_up_ = Projection(flat, {mlp + "gate_proj", mlp + "up_proj"}, adapters);
+    down_ = Projection(flat, {mlp + "down_proj"}, adapters);
   }
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     ops::RmsNormResult norm1 = ops::RmsNorm(x, input_norm_.w, config_.rms_norm_eps);
-    const ops::Heads heads = ops::SplitAndRotate(qkv_.Forward(norm1.y, meta), meta.batch, config_, rope_, meta.positions);
+    const at::Tensor qkv = qkv_.Forward(norm1.y, meta);
+    ops::HeadNormResult q_before, k_before;
+    if (config_.qk_norm) {
+      q_before = ops::NormHeads(qkv, 0, config_.num_heads, q_norm_.w, config_.rms_norm_eps);
+      k_before = ops::NormHeads(qkv, KeyColumns(), config_.num_kv_heads, k_norm_.w, config_.rms_norm_eps);
+    }
+    const ops::Heads heads = ops::SplitAndRotate(qkv, meta.batch, config_, rope_, meta.positions);
     const ops::AttentionResult attention = meta.positions.defined() ? ops::DocumentAttention(heads, mask_, meta.documents) : ops::Attention(heads, mask_);
     const at::Tensor middle = out_.Forward(attention.out, meta).add_(x);
     ops::RmsNormResult norm2 = ops::RmsNorm(middle, post_norm_.w, config_.rms_norm_eps);
     const at::Tensor gate_up = gate_up_.Forward(norm2.y, meta);
     const at::Tensor act = ops::SwiGlu(gate_up);
     saved = {x, norm1.y, norm1.rstd, heads.q, heads.k, heads.v, attention.probabilities, attention.out, middle, norm2.y, norm2.rstd, gate_up, act};
+    if (config_.qk_norm) saved.insert(saved.end(), {q_before.x, q_before.rstd, k_before.x, k_before.rstd});
     return down_.Forward(act, meta).add_(middle);
   }
 
   at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, const Saved& saved) override {
-    enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kProbabilities, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct };
+    enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kProbabilities, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct, kQ, kRstdQ, kK, kRstdK };
     const at::Tensor d_act = down_.Backward(dy, saved[kAct], meta);
     const at::Tensor d_gate_up = ops::SwiGluBackward(d_act, saved[kGateUp]);
     const at::Tensor d_norm2 = gate_up_.Backward(d_gate_up, saved[kNorm2], meta);
@@ -130,15 +151,22 @@ class LayerBlock : public Block {
     const ops::Heads d_heads = meta.positions.defined() ? ops::DocumentAttentionBackward(d_attention, heads, saved[kProbabilities], meta.documents)
                                                         : ops::AttentionBackward(d_attention, heads, saved[kProbabilities]);
     const at::Tensor d_qkv = ops::SplitAndRotateBackward(d_heads, config_, rope_, meta.positions);
+    if (config_.qk_norm) {
+      ops::NormHeadsBackward(d_qkv, 0, {saved[kQ], saved[kRstdQ]}, q_norm_.w, q_norm_.d);
+      ops::NormHeadsBackward(d_qkv, KeyColumns(), {saved[kK], saved[kRstdK]}, k_norm_.w, k_norm_.d);
+    }
     const at::Tensor d_norm1 = qkv_.Backward(d_qkv, saved[kNorm1], meta);
     return ops::RmsNormBackward(d_norm1, saved[kX], input_norm_.w, saved[kRstd1], input_norm_.d).add_(d_middle);
   }
 
  private:
+  // Where the columns of k begin in those of q, k and v.
+  int64_t KeyColumns() const { return config_.num_heads * config_.head_dim; }
+
   const ModelConfig config_;
   const ops::RopeTables rope_;
   const at::Tensor mask_;
-  Parameter input_norm_, post_norm_;
+  Parameter input_norm_, post_norm_, q_norm_, k_norm_;
   Projection qkv_, out_, gate_up_, down_;
 };
 
@@ -184,6 +212,21 @@ ModelLayout MakeLlamaLayout(const ModelConfig& config) {
     flat.Add(prefix + "mlp.gate_proj.weight", {f, d}, true);
     flat.Add(prefix + "mlp.up_proj.weight", {f, d}, true, /*joined=*/true);
     flat.Add(prefix + "mlp.down_proj.weight", {d, f}, true);
+    if (config.qkv_bias) {
+      flat.Add(prefix + "self_attn.q_proj.bias", {q}, false);
+      flat.Add(prefix + "self_attn.k_proj.bias", {kv}, false, /*joined=*/true);
+      flat.Add(prefix + "self_attn.v_proj.bias", {kv}, false, /*joined=*/true);
+    }
+    if (config.out_bias) flat.Add(prefix + "self_attn.o_proj.bias", {d}, false);
+    if (config.qk_norm) {
+      flat.Add(prefix + "self_attn.q_norm.weight", {config.head_dim}, false);
+      flat.Add(prefix + "self_attn.k_norm.weight", {config.head_dim}, false);
+    }
+    if (config.mlp_bias) {
+      flat.Add(prefix + "mlp.gate_proj.bias", {f}, false);
+      flat.Add(prefix + "mlp.up_proj.bias", {f}, false, /*joined=*/true);
+      flat.Add(prefix + "mlp.down_proj.bias", {d}, false);
+    }
     layout.block_flats.push_back({static_cast<int>(i) + 1});
   }
   FlatLayout& head = layout.flats.emplace_back();
@@ -203,9 +246,15 @@ std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, s
   std::vector<std::unique_ptr<Block>> blocks;
   const at::ScalarType dtype = flats[0]->Weight(0).scalar_type();
   const ops::RopeTables rope = ops::MakeRopeTables(config, max_length, device);
-  const at::Tensor mask = ops::MakeCausalMask(config, max_length, at::TensorOptions().dtype(dtype).device(device));
+  std::map<int64_t, at::Tensor> masks;  // by window
+  const auto mask_of = [&](int64_t layer) {
+    const int64_t window = config.Window(layer) < max_length ? config.Window(layer) : 0;
+    at::Tensor& mask = masks[window];
+    if (!mask.defined()) mask = ops::MakeCausalMask(config, max_length, at::TensorOptions().dtype(dtype).device(device), window);
+    return mask;
+  };
   blocks.push_back(std::make_unique<EmbeddingBlock>(*flats[0]));
-  for (int64_t i = 0; i < config.num_layers; ++i) blocks.push_back(std::make_unique<LayerBlock>(config, i, *flats[i + 1], adapters, rope, mask));
+  for (int64_t i = 0; i < config.num_layers; ++i) blocks.push_back(std::make_unique<LayerBlock>(config, i, *flats[i + 1], adapters, rope, mask_of(i)));
   FlatParam& head = *flats.back();
   blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(head, 0), config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1)));
   return blocks;

@@ -1,4 +1,4 @@
-// The blocks of a Llama-architecture model: embedding, layers, head. Each has an explicit forward and backward and reads
+// The blocks of a Llama-like model (model/config.h): embedding, layers, head. Each has an explicit forward and backward and reads
 // its weights from FlatParams; what the backward needs is kept by the caller, per block and micro-batch.
 #pragma once
 

@@ -12,7 +12,38 @@ namespace {
 
 using nlohmann::json;
 
-// Keys of a Llama config.json that change nothing in training (or only when they hold something we check for).
+// What transformers means by a field that a config.json of this family leaves out, and what it can't say at all.
+struct Family {
+  const char* model_type;
+  const char* architecture;
+  int64_t max_position_embeddings;
+  int64_t head_dim;        // 0: hidden_size / num_attention_heads
+  int64_t sliding_window;  // 0: none
+  bool qkv_bias;           // where attention_bias isn't a field
+  bool has_attention_bias, has_mlp_bias, qk_norm;
+  bool windows_by_layer;   // use_sliding_window, max_window_layers and layer_types are fields; otherwise sliding_window is for all
+};
+constexpr Family kFamilies[] = {
+    {"llama", "LlamaForCausalLM", 2048, 0, 0, false, true, true, false, false},
+    {"mistral", "MistralForCausalLM", 131072, 0, 4096, false, false, false, false, false},
+    {"qwen2", "Qwen2ForCausalLM", 32768, 0, 4096, true, false, false, false, true},
+    {"qwen3", "Qwen3ForCausalLM", 32768, 128, 4096, false, true, false, true, true},
+};
+
+const Family& FamilyOf(const std::string& model_type) {
+  for (const Family& family : kFamilies) {
+    if (model_type == family.model_type) return family;
+  }
+  return kFamilies[0];
+}
+
+std::string FamilyNames(const char* Family::* name) {
+  std::string names;
+  for (const Family& family : kFamilies) absl::StrAppend(&names, names.empty() ? "" : ", ", family.*name);
+  return names;
+}
+
+// Keys of a config.json that change nothing in training (or only when they hold something we check for).
 const std::set<std::string>& HarmlessKeys() {
   static const std::set<std::string> keys = {
       "_name_or_path", "_commit_hash", "transformers_version", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -89,17 +120,31 @@ void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config,
   const json& type = reader.Has("rope_type") ? reader.At("rope_type") : reader.At("type");
   reader.At("type");
   config.rope.type = type.is_null() ? "default" : type.is_string() ? type.get<std::string>() : type.dump();
-  if (config.rope.type == "linear" || config.rope.type == "llama3") {
+  if (config.rope.type == "linear" || config.rope.type == "llama3" || config.rope.type == "yarn") {
     if (!reader.Has("factor")) reader.Bad("factor", absl::StrCat("is missing; rope_type ", config.rope.type, " needs it"));
     config.rope.factor = reader.Positive("factor", 1);
   }
   if (config.rope.type == "llama3") {
     config.rope.low_freq_factor = reader.Positive("low_freq_factor", 1);
     config.rope.high_freq_factor = reader.Positive("high_freq_factor", 4);
-    config.rope.original_max_position_embeddings = reader.Size("original_max_position_embeddings", 8192, /*required=*/true);
     if (config.rope.high_freq_factor <= config.rope.low_freq_factor) reader.Bad("high_freq_factor", "must be above low_freq_factor");
+  } else if (config.rope.type == "yarn") {
+    config.rope.beta_fast = reader.Positive("beta_fast", 32);
+    config.rope.beta_slow = reader.Positive("beta_slow", 1);
+    config.rope.attention_factor = reader.Positive("attention_factor", 0);
+    config.rope.mscale = reader.Positive("mscale", 0);
+    config.rope.mscale_all_dim = reader.Positive("mscale_all_dim", 0);
+    config.rope.truncate = reader.Bool("truncate", true);
+    if (config.rope.factor < 1) reader.Bad("factor", absl::StrCat(config.rope.factor, " is below 1; YaRN lengthens the context by it"));
+    if (config.rope.beta_fast < config.rope.beta_slow) reader.Bad("beta_fast", "must be at least beta_slow");
   } else if (config.rope.type != "default" && config.rope.type != "linear") {
-    reader.Bad("rope_type", absl::StrCat("\"", config.rope.type, "\" is not supported yet; default, linear and llama3 are"));
+    reader.Bad("rope_type", absl::StrCat("\"", config.rope.type, "\" can't be trained; default, linear, llama3 and yarn can"));
+  }
+  if (config.rope.type == "llama3" || config.rope.type == "yarn") {
+    config.rope.original_max_position_embeddings = reader.Size("original_max_position_embeddings", config.max_position_embeddings);
+  }
+  if (const json& share = reader.At("partial_rotary_factor"); !share.is_null() && share != 1) {
+    reader.Bad("partial_rotary_factor", absl::StrCat(share.dump(), " can't be trained; whole heads are rotated"));
   }
   for (const auto& [key, value] : map.items()) {
     if (!reader.used().contains(key) && !value.is_null()) reader.Bad(key, "has no meaning for this rope_type; remove it");
@@ -134,17 +179,107 @@ std::string DidYouMean(const std::string& name, const std::vector<std::string>& 
   return best.empty() ? "" : absl::StrCat(" Did you mean ", best, "?");
 }
 
+double RopeScaling::AttentionFactor() const {
+  if (type != "yarn") return 1;
+  if (attention_factor > 0) return attention_factor;
+  const auto scale = [&](double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; };
+  return mscale > 0 && mscale_all_dim > 0 ? scale(mscale) / scale(mscale_all_dim) : scale(1);
+}
+
 bool ModelConfig::SameModel(const ModelConfig& o) const {
-  return vocab_size == o.vocab_size && hidden_size == o.hidden_size && intermediate_size == o.intermediate_size &&
+  for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer) {
+    if (Window(layer) != o.Window(layer)) return false;
+  }
+  return family == o.family && qkv_bias == o.qkv_bias && out_bias == o.out_bias && mlp_bias == o.mlp_bias && qk_norm == o.qk_norm && vocab_size == o.vocab_size && hidden_size == o.hidden_size && intermediate_size == o.intermediate_size &&
          num_layers == o.num_layers && num_heads == o.num_heads && num_kv_heads == o.num_kv_heads && head_dim == o.head_dim &&
          rms_norm_eps == o.rms_norm_eps && rope_theta == o.rope_theta && rope == o.rope && tie_word_embeddings == o.tie_word_embeddings;
 }
 
 int64_t ModelConfig::NumParameters() const {
   const int64_t attention = hidden_size * head_dim * (2 * num_heads + 2 * num_kv_heads);
-  const int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
+  int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
+  if (qkv_bias) layer += head_dim * (num_heads + 2 * num_kv_heads);
+  if (out_bias) layer += hidden_size;
+  if (mlp_bias) layer += 2 * intermediate_size + hidden_size;
+  if (qk_norm) layer += 2 * head_dim;
   return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
 }
+
+namespace {
+
+// Which layers have a window, as transformers reads it.
+void ParseWindows(Reader& r, const json& value, const Family& family, ModelConfig& config) {
+  // Llama has no such field; Mistral's is for all layers; Qwen's are for layers from max_window_layers on, or those named.
+  const bool known = family.sliding_window > 0;
+  if (!known) {
+    if (r.Has("sliding_window")) r.Bad("sliding_window", absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
+    return;
+  }
+  const int64_t window = value.contains("sliding_window") && !r.Has("sliding_window") ? 0 : r.Size("sliding_window", family.sliding_window);
+  const json& types = r.At("layer_types");
+  std::vector<bool> listed;
+  if (!types.is_null()) {
+    const bool sized = types.is_array() && static_cast<int64_t>(types.size()) == config.num_layers;
+    const bool named = sized && std::all_of(types.begin(), types.end(), [](const json& t) { return t == "full_attention" || t == "sliding_attention"; });
+    if (!named) r.Bad("layer_types", absl::StrCat("must be a list of full_attention or sliding_attention, one for each of the ", config.num_layers, " layers; got ", types.dump()));
+    for (const json& type : named ? types : json::array()) listed.push_back(type == "sliding_attention");
+  }
+  if (!family.windows_by_layer) {
+    config.sliding_window = window;
+    if (window > 0) config.sliding_layers.assign(config.num_layers, true);
+    if (!listed.empty() && window > 0 && listed != config.sliding_layers) r.Bad("layer_types", "contradicts sliding_window, which this model_type has for all layers");
+    return;
+  }
+  const bool on = r.Bool("use_sliding_window", false) && window > 0;
+  const json& first = r.At("max_window_layers");
+  if (!first.is_null() && (!first.is_number_integer() || first.get<int64_t>() < 0)) r.Bad("max_window_layers", absl::StrCat("must be a whole number from 0; got ", first.dump()));
+  if (!on) {
+    if (std::find(listed.begin(), listed.end(), true) != listed.end()) r.Bad("layer_types", "names sliding_attention, but use_sliding_window is false or sliding_window is null");
+    return;
+  }
+  config.sliding_window = window;
+  if (listed.empty()) {
+    const int64_t from = first.is_number_integer() ? first.get<int64_t>() : 28;
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) listed.push_back(layer >= from);
+  }
+  if (std::find(listed.begin(), listed.end(), true) != listed.end()) config.sliding_layers = listed;
+}
+
+// The biases of the linears, and q/k norms.
+void ParseExtras(Reader& r, const Family& family, ModelConfig& config) {
+  config.qk_norm = family.qk_norm;
+  const bool attention = r.Bool("attention_bias", family.qkv_bias), mlp = r.Bool("mlp_bias", false);
+  config.qkv_bias = family.qkv_bias;
+  if (family.has_attention_bias) config.qkv_bias = config.out_bias = attention;
+  else if (attention != family.qkv_bias) r.Bad("attention_bias", absl::StrCat("contradicts model_type ", family.model_type, ", whose q, k and v have ", family.qkv_bias ? "biases" : "none", "; remove it"));
+  if (family.has_mlp_bias) config.mlp_bias = mlp;
+  else if (mlp) r.Bad("mlp_bias", absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
+}
+
+// The family that model_type and architectures name; complains where they name none that can be trained, or two.
+const Family& ParseFamily(Reader& r, bool strict) {
+  const json& type = r.At("model_type");
+  const json& names = r.At("architectures");
+  const Family* family = nullptr;
+  for (const Family& one : kFamilies) {
+    if (type.is_null() ? names == json::array({one.architecture}) : type == one.model_type) family = &one;
+  }
+  if (type.is_null() && names.is_null()) {
+    if (!strict) r.Bad("model_type", absl::StrCat("is missing; can be trained: ", FamilyNames(&Family::model_type)));
+    return kFamilies[0];
+  }
+  if (family == nullptr) {
+    if (!type.is_null()) r.Bad("model_type", absl::StrCat(type.dump(), " can't be trained; can be: ", FamilyNames(&Family::model_type)));
+    else r.Bad("architectures", absl::StrCat(names.dump(), " can't be trained; can be: ", FamilyNames(&Family::architecture)));
+    return kFamilies[0];
+  }
+  if (!names.is_null() && names != json::array({family->architecture})) {
+    r.Bad("architectures", absl::StrCat(names.dump(), " can't be trained with model_type ", family->model_type, "; [\"", family->architecture, "\"] can"));
+  }
+  return *family;
+}
+
+}  // namespace
 
 ModelConfig ParseModelConfig(const json& value, const std::string& path, bool strict, Problems& problems, std::vector<std::string>* ignored) {
   ModelConfig config;
@@ -153,21 +288,17 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
     return config;
   }
   Reader r(value, path, problems);
-  if (const json& type = r.At("model_type"); !type.is_null() && type != "llama") {
-    r.Bad("model_type", absl::StrCat(type.dump(), " is not supported yet; only \"llama\" is"));
-  } else if (type.is_null() && !r.Has("architectures") && !strict) {
-    r.Bad("model_type", "is missing; \"llama\" is the architecture that can be trained");
-  }
-  if (const json& names = r.At("architectures"); !names.is_null() && names != json::array({"LlamaForCausalLM"})) {
-    r.Bad("architectures", absl::StrCat(names.dump(), " is not supported yet; only [\"LlamaForCausalLM\"] is"));
-  }
+  const Family& family = ParseFamily(r, strict);
+  config.family = family.model_type;
   config.vocab_size = r.Size("vocab_size", 1, true);
   config.hidden_size = r.Size("hidden_size", 1, true);
   config.intermediate_size = r.Size("intermediate_size", 1, true);
   config.num_layers = r.Size("num_hidden_layers", 1, true);
   config.num_heads = r.Size("num_attention_heads", 1, true);
   config.num_kv_heads = r.Size("num_key_value_heads", config.num_heads);
-  config.max_position_embeddings = r.Size("max_position_embeddings", 2048);
+  // The other families' transformers classes have a number of their own for it, which is hardly what is meant.
+  if (config.family != "llama" && !value.contains("num_key_value_heads")) r.Bad("num_key_value_heads", "is missing; the model's shape needs it");
+  config.max_position_embeddings = r.Size("max_position_embeddings", family.max_position_embeddings);
   config.rms_norm_eps = r.Positive("rms_norm_eps", 1e-6);
   config.initializer_range = r.Positive("initializer_range", 0.02);
   config.tie_word_embeddings = r.Bool("tie_word_embeddings", false);
@@ -175,8 +306,8 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   if (config.num_heads % config.num_kv_heads != 0) {
     r.Bad("num_key_value_heads", absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ", config.num_heads));
   }
-  if (r.Has("head_dim")) {
-    config.head_dim = r.Size("head_dim", 1);
+  if (r.Has("head_dim") || family.head_dim > 0) {
+    config.head_dim = r.Size("head_dim", std::max<int64_t>(1, family.head_dim));
   } else if (config.hidden_size % config.num_heads != 0) {
     r.Bad("hidden_size", absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ", config.num_heads, "; or give head_dim"));
   } else {
@@ -204,13 +335,12 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   }
 
   if (const json& act = r.At("hidden_act"); !act.is_null() && act != "silu") {
-    r.Bad("hidden_act", absl::StrCat(act.dump(), " is not supported yet; only \"silu\" is"));
+    r.Bad("hidden_act", absl::StrCat(act.dump(), " can't be trained; only \"silu\" can"));
   }
-  for (const char* key : {"attention_bias", "mlp_bias"}) {
-    if (r.Bool(key, false)) r.Bad(key, "true is not supported yet; the layers have no biases");
-  }
+  ParseExtras(r, family, config);
+  ParseWindows(r, value, family, config);
   if (const json& dropout = r.At("attention_dropout"); !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
-    r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " is not supported yet; use 0"));
+    r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " can't be trained; use 0"));
   }
   if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1) r.Bad("pretraining_tp", "only 1 is supported");
   if (r.Has("quantization_config")) r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
@@ -233,7 +363,7 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   for (const auto& [key, unused] : value.items()) {
     if (r.used().contains(key) || HarmlessKeys().contains(key)) continue;
     if (strict) {
-      r.Bad(key, absl::StrCat("no such field of a Llama config.json.", DidYouMean(key, {r.used().begin(), r.used().end()})));
+      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.", DidYouMean(key, {r.used().begin(), r.used().end()})));
     } else if (ignored != nullptr) {
       ignored->push_back(key);
     }
@@ -243,8 +373,9 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
 
 nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {
   nlohmann::ordered_json out;
-  out["architectures"] = {"LlamaForCausalLM"};
-  out["model_type"] = "llama";
+  const Family& family = FamilyOf(config.family);
+  out["architectures"] = {family.architecture};
+  out["model_type"] = family.model_type;
   out["vocab_size"] = config.vocab_size;
   out["hidden_size"] = config.hidden_size;
   out["intermediate_size"] = config.intermediate_size;
@@ -256,17 +387,33 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
   out["max_position_embeddings"] = config.max_position_embeddings;
   out["initializer_range"] = config.initializer_range;
   out["rms_norm_eps"] = config.rms_norm_eps;
-  out["attention_bias"] = false;
+  if (family.has_attention_bias) out["attention_bias"] = config.qkv_bias;
   out["attention_dropout"] = 0.0;
-  out["mlp_bias"] = false;
+  if (family.has_mlp_bias) out["mlp_bias"] = config.mlp_bias;
+  if (family.sliding_window > 0) out["sliding_window"] = config.sliding_window > 0 ? nlohmann::ordered_json(config.sliding_window) : nlohmann::ordered_json();
+  if (family.windows_by_layer) {
+    out["use_sliding_window"] = config.sliding_window > 0;
+    int64_t full = 0;  // layers before the first with a window
+    while (full < config.num_layers && config.Window(full) == 0) ++full;
+    out["max_window_layers"] = full;
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention" : "full_attention");
+  }
   nlohmann::ordered_json rope;
   rope["rope_type"] = config.rope.type;
   if (config.rope.type != "default") rope["factor"] = config.rope.factor;
   if (config.rope.type == "llama3") {
     rope["low_freq_factor"] = config.rope.low_freq_factor;
     rope["high_freq_factor"] = config.rope.high_freq_factor;
-    rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
   }
+  if (config.rope.type == "yarn") {
+    rope["beta_fast"] = config.rope.beta_fast;
+    rope["beta_slow"] = config.rope.beta_slow;
+    if (config.rope.attention_factor > 0) rope["attention_factor"] = config.rope.attention_factor;
+    if (config.rope.mscale > 0) rope["mscale"] = config.rope.mscale;
+    if (config.rope.mscale_all_dim > 0) rope["mscale_all_dim"] = config.rope.mscale_all_dim;
+    rope["truncate"] = config.rope.truncate;
+  }
+  if (config.rope.original_max_position_embeddings > 0) rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
   // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for rope_parameters.
   out["rope_theta"] = config.rope_theta;
   out["rope_scaling"] = config.rope.type == "default" ? nlohmann::ordered_json() : rope;

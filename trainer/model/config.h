@@ -1,6 +1,7 @@
-// The shape of a Llama-architecture model, read from and written as the content of a Hugging Face config.json.
-// Both key generations are understood (rope_theta and rope_parameters, torch_dtype and dtype). What can't be trained
-// faithfully (another architecture, biases, dropout, other activations) is refused with the field and a remedy.
+// The shape of a dense Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3), read from and written as the content
+// of a Hugging Face config.json. Both key generations are understood (rope_theta and rope_parameters, torch_dtype and dtype);
+// a missing field means what transformers means by it. What can't be trained faithfully (another architecture, dropout,
+// other activations) is refused with the field and a remedy.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +26,23 @@ std::string ToText(const Problems& problems);
 std::string DidYouMean(const std::string& name, const std::vector<std::string>& known);
 
 struct RopeScaling {
-  std::string type = "default";  // default, linear or llama3
+  std::string type = "default";  // default, linear, llama3 or yarn
   double factor = 1;
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
-  int64_t original_max_position_embeddings = 0;      // llama3
+  int64_t original_max_position_embeddings = 0;      // llama3, yarn
+  // yarn:
+  double beta_fast = 32, beta_slow = 1;
+  double attention_factor = 0;            // 0: from factor and the two below
+  double mscale = 0, mscale_all_dim = 0;  // 0: not given
+  bool truncate = true;
+
+  // What cos and sin are multiplied by.
+  double AttentionFactor() const;
   bool operator==(const RopeScaling&) const = default;
 };
 
 struct ModelConfig {
+  std::string family = "llama";  // model_type: llama, mistral, qwen2 or qwen3
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -46,10 +56,16 @@ struct ModelConfig {
   double rope_theta = 10000;
   RopeScaling rope;
   bool tie_word_embeddings = false;
+  bool qkv_bias = false, out_bias = false, mlp_bias = false;
+  bool qk_norm = false;                // heads of q and k are normed before they are rotated
+  int64_t sliding_window = 0;          // tokens a token sees, itself among them, in the layers below; 0: there is no window
+  std::vector<bool> sliding_layers;    // a flag a layer; empty: no layer has a window
   nlohmann::json token_ids = nlohmann::json::object();  // bos_token_id, eos_token_id, pad_token_id as given
 
   // Same weights, same function: everything but token ids and the initialisation.
   bool SameModel(const ModelConfig& other) const;
+  // The window of a layer; 0: none.
+  int64_t Window(int64_t layer) const { return sliding_layers.empty() || !sliding_layers[layer] ? 0 : sliding_window; }
   int64_t NumParameters() const;
 };
 

@@ -7,6 +7,8 @@
 
 #include <ATen/Parallel.h>
 
+#include "absl/strings/match.h"
+
 namespace muster::trainer {
 namespace {
 
@@ -66,7 +68,9 @@ void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
   const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     const Segment& segment = flat.layout().segments()[piece.segment];
-    if (segment.shape.size() == 1) {
+    if (absl::EndsWith(segment.name, ".bias")) {
+      continue;  // zero
+    } else if (segment.shape.size() == 1) {
       host.narrow(0, piece.range_begin, piece.numel).fill_(1);
     } else {
       FillNormal(seed, segment.name, stddev, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);

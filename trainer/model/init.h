@@ -15,7 +15,7 @@ void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t b
 // The same stream as numbers in (0, 1].
 void FillUniform(uint64_t seed, const std::string& name, int64_t begin, int64_t n, float* out);
 
-// Fills a flat's masters: norms with 1, everything else from normal(0, stddev), as transformers' Llama does.
+// Fills a flat's masters: norms with 1, biases with 0, everything else from normal(0, stddev), as transformers does.
 void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev);
 
 }  // namespace muster::trainer

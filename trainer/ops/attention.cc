@@ -17,12 +17,31 @@ void Rotate(const at::Tensor& x, at::Tensor out, const at::Tensor& cos, const at
   y2.addcmul_(x1, sin, sign);
 }
 
+// YaRN's ramp: 0 for the pairs below `low`, which keep their frequencies, to 1 from `high` on, which are interpolated.
+at::Tensor YarnRamp(const ModelConfig& config) {
+  const int64_t d = config.head_dim;
+  const auto pair_of = [&](double rotations) {
+    return static_cast<double>(d) * std::log(static_cast<double>(config.rope.original_max_position_embeddings) / (rotations * 2 * M_PI)) /
+           (2 * std::log(config.rope_theta));
+  };
+  double low = pair_of(config.rope.beta_fast), high = pair_of(config.rope.beta_slow);
+  if (config.rope.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, static_cast<double>(d - 1));
+  if (low == high) high += 0.001;
+  return ((at::arange(d / 2, at::TensorOptions().dtype(at::kFloat)) - low) / (high - low)).clamp_(0, 1);
+}
+
 // The transformers formulas (modeling_rope_utils.py) in fp32, in the same order of operations.
 at::Tensor InverseFrequencies(const ModelConfig& config) {
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat);
   const at::Tensor exponent = at::arange(0, config.head_dim, 2, fp32) / static_cast<double>(config.head_dim);
-  at::Tensor inverse = 1.0 / at::pow(config.rope_theta, exponent);  // [D / 2]
+  const at::Tensor periods = at::pow(config.rope_theta, exponent);  // [D / 2]
+  const at::Tensor inverse = 1.0 / periods;
   if (config.rope.type == "linear") return inverse / config.rope.factor;
+  if (config.rope.type == "yarn") {
+    const at::Tensor kept = 1 - YarnRamp(config);
+    return 1.0 / (config.rope.factor * periods) * (1 - kept) + inverse * kept;
+  }
   if (config.rope.type != "llama3") return inverse;
   const double original = static_cast<double>(config.rope.original_max_position_embeddings);
   const double low = config.rope.low_freq_factor, high = config.rope.high_freq_factor;
@@ -39,7 +58,8 @@ at::Tensor InverseFrequencies(const ModelConfig& config) {
 RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device device) {
   const at::Tensor positions = at::arange(length, at::TensorOptions().dtype(at::kFloat));
   const at::Tensor angles = at::outer(positions, InverseFrequencies(config));  // [S, D / 2]
-  return {angles.cos().to(device), angles.sin().to(device)};
+  const double factor = config.rope.AttentionFactor();
+  return {angles.cos().mul_(factor).to(device), angles.sin().mul_(factor).to(device)};
 }
 
 namespace {
@@ -71,14 +91,16 @@ at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& confi
   at::Tensor d_qkv = at::empty({batch * length, (h + 2 * hkv) * d}, d_heads.q.options());
   const at::Tensor all = d_qkv.view({batch, length, h + 2 * hkv, d}).transpose(1, 2);
   const auto [cos, sin] = AtPositions(rope, positions, batch, length, d_qkv.scalar_type());
-  Rotate(d_heads.q, all.narrow(1, 0, h), cos, sin, -1);  // the inverse of a rotation is its transpose
+  Rotate(d_heads.q, all.narrow(1, 0, h), cos, sin, -1);  // the transpose of a rotation is the one back
   Rotate(d_heads.k, all.narrow(1, h, hkv), cos, sin, -1);
   all.narrow(1, h + hkv, hkv).copy_(d_heads.v);
   return d_qkv;
 }
 
-at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::TensorOptions& options) {
-  const at::Tensor square = at::full({length, length}, -std::numeric_limits<double>::infinity(), options).triu_(1);
+at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::TensorOptions& options, int64_t window) {
+  const at::Tensor blocked = at::full({length, length}, -std::numeric_limits<double>::infinity(), options);
+  at::Tensor square = blocked.triu(1);
+  if (window > 0) square.add_(blocked.tril(-window));
   return square.repeat({config.num_heads / config.num_kv_heads, 1});  // [G·S, S]
 }
 

@@ -19,7 +19,11 @@ constexpr int64_t kLogitsChunk = int64_t{1} << 24;
 
 }  // namespace
 
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& w) { return at::mm(x, w.t()); }
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) { return bias.defined() ? at::addmm(bias, x, w.t()) : at::mm(x, w.t()); }
+
+void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias) {
+  if (d_bias.defined()) d_bias.add_(dy.sum({0}, /*keepdim=*/false, at::kFloat));
+}
 
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w) {
   if (d_w.defined()) AddOuter(d_w, dy, x);

@@ -19,6 +19,21 @@ at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::
   return dn.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type());
 }
 
+HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w, double eps) {
+  const int64_t d = w.size(0);
+  at::Tensor columns = qkv.narrow(1, begin, heads * d);
+  const at::Tensor x = columns.reshape({qkv.size(0) * heads, d}).clone();
+  RmsNormResult normed = RmsNorm(x, w, eps);
+  columns.copy_(normed.y.view({qkv.size(0), heads * d}));
+  return {x, normed.rstd};
+}
+
+void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before, const at::Tensor& w, const at::Tensor& d_w) {
+  const int64_t d = w.size(0), width = before.x.numel() / d_qkv.size(0);
+  at::Tensor columns = d_qkv.narrow(1, begin, width);
+  columns.copy_(RmsNormBackward(columns.reshape({-1, d}), before.x, w, before.rstd, d_w).view({d_qkv.size(0), width}));
+}
+
 at::Tensor SwiGlu(const at::Tensor& gate_up) {
   const int64_t f = gate_up.size(1) / 2;
   return at::silu(gate_up.narrow(1, 0, f)).mul_(gate_up.narrow(1, f, f));

@@ -13,10 +13,12 @@
 
 namespace muster::trainer::ops {
 
-// y = x · wᵀ.  x [T, in], w [out, in] → [T, out]
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& w);
+// y = x · wᵀ + bias.  x [T, in], w [out, in], bias [out] or undefined → [T, out]
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {});
 // Adds dyᵀ·x to d_w [out, in] (fp32) and returns dx [T, in].
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w);
+// Adds the sum of dy's rows to d_bias [out] (fp32).
+void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias);
 
 // y = x / rms(x) · w, statistics in fp32.  x [T, d], w [d] → y [T, d], rstd [T, 1] (fp32)
 struct RmsNormResult {
@@ -25,7 +27,17 @@ struct RmsNormResult {
 RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps);
 at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w);
 
-// Rotary embedding tables for positions 0..length-1: cos and sin [length, head_dim / 2], fp32.
+// Norms each of `heads` heads of qkv [T, …] from column `begin` on, in place: Qwen3's q_norm and k_norm.  w [D]
+// Returns what stood there, as [T·heads, D], and rstd [T·heads, 1]: the backward needs them.
+struct HeadNormResult {
+  at::Tensor x, rstd;
+};
+HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w, double eps);
+// Turns those columns of d_qkv into the gradient before the norm, in place; adds to d_w [D].
+void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before, const at::Tensor& w, const at::Tensor& d_w);
+
+// Rotary embedding tables for positions 0..length-1: cos and sin [length, head_dim / 2], fp32, times YaRN's attention
+// factor. Scaled as config.rope says: Llama 3's bands, YaRN (Peng et al., arXiv 2309.00071), or linearly.
 struct RopeTables {
   at::Tensor cos, sin;
 };
@@ -45,8 +57,9 @@ at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& confi
 struct AttentionResult {
   at::Tensor out, probabilities;
 };
-// The additive mask [G·S, S] (0 or -inf) that Attention wants, in the type of q.
-at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::TensorOptions& options);
+// The additive mask [G·S, S] (0 or -inf) that Attention wants, in the type of q. `window`: tokens that a token sees, itself
+// among them; 0: all before it.
+at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::TensorOptions& options, int64_t window = 0);
 AttentionResult Attention(const Heads& heads, const at::Tensor& mask);
 Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities);
 

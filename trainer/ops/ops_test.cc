@@ -70,7 +70,7 @@ TEST_F(Ops, SwiGlu) {
 }
 
 // transformers' attention: rotate_half, repeat_kv, softmax over a causal mask.
-at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops::RopeTables& rope, int64_t batch) {
+at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops::RopeTables& rope, int64_t batch, int64_t window = 0) {
   const int64_t s = qkv.size(0) / batch, d = c.head_dim, g = c.num_heads / c.num_kv_heads;
   const at::Tensor cos = at::cat({rope.cos, rope.cos}, -1), sin = at::cat({rope.sin, rope.sin}, -1);
   const auto rotate = [&](const at::Tensor& x) {
@@ -81,7 +81,8 @@ at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops
   const at::Tensor q = rotate(all.narrow(1, 0, c.num_heads)), k = rotate(all.narrow(1, c.num_heads, c.num_kv_heads)).repeat_interleave(g, 1);
   const at::Tensor v = all.narrow(1, c.num_heads + c.num_kv_heads, c.num_kv_heads).repeat_interleave(g, 1);
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(d));
-  const at::Tensor blocked = at::ones({s, s}, at::kBool).triu(1);
+  at::Tensor blocked = at::ones({s, s}, at::kBool).triu(1);
+  if (window > 0) blocked = blocked.logical_or(at::ones({s, s}, at::kBool).tril(-window));
   const at::Tensor p = scores.masked_fill(blocked, -std::numeric_limits<float>::infinity()).softmax(-1);
   return at::matmul(p, v).transpose(1, 2).reshape({batch * s, -1});
 }
@@ -96,6 +97,42 @@ TEST_F(Ops, RotaryGroupedCausalAttention) {
   ExpectClose(result.out, PlainAttention(qkv, c, rope, batch), "out");
   const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::AttentionBackward(dy, heads, result.probabilities), c, rope);
   ExpectClose(d_qkv, Autograd({qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch); }, dy)[0], "d qkv");
+}
+
+TEST_F(Ops, AWindowHidesWhatIsOlder) {
+  const ModelConfig c = Tiny();
+  const int64_t s = 9;
+  const at::Tensor qkv = Random({s, 8 * 8}), dy = Random({s, 32});
+  const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
+  const ops::Heads heads = ops::SplitAndRotate(qkv, 1, c, rope);
+  for (const int64_t window : {1, 3, 8, 9}) {
+    const at::Tensor mask = ops::MakeCausalMask(c, s + 2, qkv.options(), window);
+    const ops::AttentionResult whole = ops::Attention(heads, ops::MakeCausalMask(c, s, qkv.options(), window));
+    const ops::AttentionResult packed = ops::DocumentAttention(heads, mask, {{0, 0, s}});
+    const at::Tensor wanted = PlainAttention(qkv, c, rope, 1, window);
+    ExpectClose(whole.out, wanted, "out");
+    ExpectClose(packed.out, wanted, "out of a document");
+    const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::AttentionBackward(dy, heads, whole.probabilities), c, rope);
+    ExpectClose(d_qkv, Autograd({qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, 1, window); }, dy)[0], "d qkv");
+  }
+  EXPECT_TRUE(ops::MakeCausalMask(c, s, qkv.options(), s).equal(ops::MakeCausalMask(c, s, qkv.options())));
+  EXPECT_FALSE(ops::MakeCausalMask(c, s, qkv.options(), s - 1).equal(ops::MakeCausalMask(c, s, qkv.options())));
+}
+
+TEST_F(Ops, HeadsAreNormedInPlace) {
+  const at::Tensor qkv = Random({5, 4 * 6}), w = Random({6}), dy = Random({5, 4 * 6});
+  const auto f = [](const auto& l) {  // heads 1 and 2 of 4
+    const at::Tensor heads = l[0].view({5, 4, 6}).narrow(1, 1, 2);
+    const at::Tensor normed = heads * at::rsqrt(heads.square().mean({-1}, true) + 1e-5) * l[1];
+    return at::cat({l[0].narrow(1, 0, 6), normed.reshape({5, 12}), l[0].narrow(1, 18, 6)}, 1);
+  };
+  const auto wanted = Autograd({qkv, w}, f, dy);
+  const at::Tensor y = qkv.clone(), d = dy.clone(), d_w = at::zeros({6});
+  const ops::HeadNormResult before = ops::NormHeads(y, 6, 2, w, 1e-5);
+  ExpectClose(y, f(std::vector<at::Tensor>{qkv, w}), "y");
+  ops::NormHeadsBackward(d, 6, before, w, d_w);
+  ExpectClose(d, wanted[0], "d qkv");
+  ExpectClose(d_w, wanted[1], "dw");
 }
 
 TEST_F(Ops, DocumentsPackedInRowsGiveWhatEachGivesAlone) {
@@ -162,17 +199,48 @@ TEST_F(Ops, ScaledRotaryTablesFollowTransformers) {
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(scaled[i].item<double>(), wanted[i], 1e-6) << i;
 }
 
-// The whole model through the engine, against autograd through plain ATen, tied and untied, in one and two micro-batches.
-class Model : public ::testing::TestWithParam<std::tuple<bool, int>> {};
+TEST_F(Ops, YarnTablesFollowTransformers) {
+  ModelConfig c = Tiny();
+  c.rope.type = "yarn", c.rope.factor = 4, c.rope.original_max_position_embeddings = 128;
+  // modeling_rope_utils._compute_yarn_parameters by hand, theta 10000, head_dim 8: the pairs that turn 32 times and once in 128
+  // positions are -0.196 and 1.31, so the ramp goes from 0 to 2, and the pairs' shares of interpolation are 0, 1/2, 1, 1.
+  const double wanted[] = {1, 0.1 * (0.5 + 0.5 / 4), 0.01 / 4, 0.001 / 4};
+  const double factor = 0.1 * std::log(4.0) + 1;
+  const ops::RopeTables tables = ops::MakeRopeTables(c, 2, at::kCPU);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_NEAR(tables.sin[1][i].item<double>(), factor * std::sin(wanted[i]), 1e-6) << i;
+    EXPECT_NEAR(tables.cos[1][i].item<double>(), factor * std::cos(wanted[i]), 1e-6) << i;
+  }
+  c.rope.mscale = 2, c.rope.mscale_all_dim = 1;
+  EXPECT_NEAR(ops::MakeRopeTables(c, 1, at::kCPU).cos[0][0].item<double>(), (0.2 * std::log(4.0) + 1) / factor, 1e-6);
+  c.rope.attention_factor = 1.5;
+  EXPECT_NEAR(ops::MakeRopeTables(c, 1, at::kCPU).cos[0][0].item<double>(), 1.5, 1e-6);
+}
+
+// The whole model through the engine, against autograd through plain ATen, in one and two micro-batches.
+ModelConfig WithEverything() {
+  ModelConfig c = Tiny(true);
+  c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
+  c.head_dim = 12;  // not hidden_size / num_heads
+  c.sliding_window = 3, c.sliding_layers = {false, true};
+  return c;
+}
+class Model : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
 TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   at::NoGradGuard no_grad;
-  const auto [tied, micros] = GetParam();
-  const ModelConfig c = Tiny(tied);
+  const auto [kind, micros] = GetParam();
+  const bool tied = std::string(kind) != "untied";
+  const ModelConfig c = std::string(kind) == "everything" ? WithEverything() : Tiny(tied);
   const int64_t batch = 4, s = 6;
   std::unique_ptr<World> world = World::Connect({}, at::kCPU);
   Engine engine(c, s, world.get(), 1, at::kFloat);
-  for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+  for (const auto& flat : engine.flats()) {
+    InitialiseMasters(*flat, 3, 0.3);
+    for (const Segment& segment : flat->layout().segments()) {  // norms and biases that show
+      if (segment.shape.size() == 1) flat->masters().narrow(0, segment.offset, segment.numel).add_(at::randn({segment.numel}), 0.3);
+    }
+  }
   engine.GatherAll();
   at::manual_seed(2);
   const at::Tensor ids = at::randint(0, 37, {batch * s}, at::kLong), targets = at::randint(0, 37, {batch * s}, at::kLong);
@@ -190,21 +258,31 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   }
   const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
   const auto norm = [&](const at::Tensor& x, const at::Tensor& scale) { return x * at::rsqrt(x.square().mean({-1}, true) + c.rms_norm_eps) * scale; };
+  const auto linear = [&](const at::Tensor& x, const std::string& name) {
+    const at::Tensor y = at::mm(x, w.at(name + ".weight").t());
+    return w.contains(name + ".bias") ? y + w.at(name + ".bias") : y;
+  };
+  const auto norm_heads = [&](const at::Tensor& x, const std::string& name) {
+    return w.contains(name) ? norm(x.view({batch * s, -1, c.head_dim}), w.at(name)).view_as(x) : x;
+  };
   at::Tensor x = w["model.embed_tokens.weight"].index_select(0, ids);
   for (int i = 0; i < 2; ++i) {
     const std::string p = "model.layers." + std::to_string(i) + ".";
     const at::Tensor n1 = norm(x, w[p + "input_layernorm.weight"]);
-    const at::Tensor qkv = at::cat({at::mm(n1, w[p + "self_attn.q_proj.weight"].t()), at::mm(n1, w[p + "self_attn.k_proj.weight"].t()),
-                                    at::mm(n1, w[p + "self_attn.v_proj.weight"].t())}, 1);
-    x = x + at::mm(PlainAttention(qkv, c, rope, batch), w[p + "self_attn.o_proj.weight"].t());
+    const at::Tensor qkv = at::cat({norm_heads(linear(n1, p + "self_attn.q_proj"), p + "self_attn.q_norm.weight"),
+                                    norm_heads(linear(n1, p + "self_attn.k_proj"), p + "self_attn.k_norm.weight"), linear(n1, p + "self_attn.v_proj")}, 1);
+    x = x + linear(PlainAttention(qkv, c, rope, batch, c.Window(i)), p + "self_attn.o_proj");
     const at::Tensor n2 = norm(x, w[p + "post_attention_layernorm.weight"]);
-    const at::Tensor act = at::silu(at::mm(n2, w[p + "mlp.gate_proj.weight"].t())) * at::mm(n2, w[p + "mlp.up_proj.weight"].t());
-    x = x + at::mm(act, w[p + "mlp.down_proj.weight"].t());
+    x = x + linear(at::silu(linear(n2, p + "mlp.gate_proj")) * linear(n2, p + "mlp.up_proj"), p + "mlp.down_proj");
   }
   const at::Tensor head = w[tied ? "model.embed_tokens.weight" : "lm_head.weight"];
   const at::Tensor wanted = at::cross_entropy_loss(at::mm(norm(x, w["model.norm.weight"]), head.t()), targets);
   wanted.backward();
   EXPECT_NEAR(loss, wanted.item<double>(), 2e-6);
+  EXPECT_EQ(w.contains("model.layers.1.mlp.down_proj.bias"), c.mlp_bias);
+  int64_t parameters = 0;
+  for (const auto& [name, weight] : w) parameters += weight.numel();
+  EXPECT_EQ(c.NumParameters(), parameters);
   for (const auto& flat : engine.flats()) {
     for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
       const std::string& name = flat->layout().segments()[i].name;
@@ -213,7 +291,7 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(TiedAndMicroBatches, Model, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(KindsAndMicroBatches, Model, ::testing::Combine(::testing::Values("untied", "tied", "everything"), ::testing::Values(1, 2)));
 
 }  // namespace
 }  // namespace muster::trainer

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from local_system import LocalSystem, wait_for
+from local_system import Failed, LocalSystem, wait_for
 
 READY_WITHIN_S = 10
 
@@ -51,7 +51,8 @@ def test_it_is_ready_in_ten_seconds_with_four_clusters_and_work(sandbox):
 
 def test_a_job_runs_its_course_and_can_be_followed(sandbox):
     system, _, _ = sandbox
-    done = system.run(["run", "--queue", "scratch", "--gpus", "1", "--gpu-type", "l40s-48g", "--", "sleep", "1"], check=False)
+    # Of its queue's guarantee: a borrower waits where all are in use.
+    done = system.run(["run", "--queue", "platform", "--gpus", "1", "--gpu-type", "l40s-48g", "--", "sleep", "1"], check=False, timeout_s=180)
     assert done.returncode == 0, done.stderr
     assert "a real host would start 1 x: sleep 1" in done.stdout
 
@@ -68,12 +69,14 @@ def test_what_explain_says_would_help_helps(sandbox):
                     return job["number"], one
         return None
 
-    number, relaxation = wait_for("a job that a change of its own would start at once", helped, 60, 1)
-    spec = relaxation["spec"]
-    system.run(["cancel", number])
-    resources = spec["tasks"][0]["resources"]
-    path = system.folder / "changed.yaml"
-    path.write_text(f"""\
+    def changed_job_starts():
+        """One such job, changed as told. Others live here, too: what was free may be theirs by the time it is submitted."""
+        number, relaxation = wait_for("a job that a change of its own would start at once", helped, 60, 1)
+        spec = relaxation["spec"]
+        system.run(["cancel", number])
+        resources = spec["tasks"][0]["resources"]
+        path = system.folder / "changed.yaml"
+        path.write_text(f"""\
 name: changed
 queue: {spec["queue"]}
 priority: {max(int(spec["priority"]), 100)}
@@ -82,5 +85,11 @@ workers: {{min: {spec["tasks"][0]["workers"]["min"]}, max: {spec["tasks"][0]["wo
 resources: {{gpus: {int(resources["gpus_milli"]) / 1000:g}, gpu_types: [{", ".join(resources["gpu_types"])}]}}
 run: sleep 30
 """)
-    changed = system.submit(path)["number"]
-    wait_for(f"the changed job to be placed ({relaxation['change']})", lambda: system.job(changed)["tasks"][0]["attempts"], 20)
+        changed = system.submit(path)["number"]
+        try:
+            wait_for(f"the changed job to be placed ({relaxation['change']})", lambda: system.job(changed)["tasks"][0]["attempts"], 10)
+        except Failed:
+            return False
+        return True
+
+    assert any(changed_job_starts() for _ in range(4)), "four jobs were changed as explain says, and none was placed within 10 s"

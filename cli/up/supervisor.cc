@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "cli/render/format.h"
@@ -21,6 +22,19 @@ constexpr int kPollMs = 20;
 constexpr int64_t kReadyWithin = 60 * kSecond;
 
 std::string LockPath(const std::string& data_dir) { return data_dir + "/up.lock"; }
+
+// What a child that ended or isn't ready said last; on a full disk its log, and so that, may be empty, and the disk is what matters.
+std::string LastWords(const Child& child, const std::string& data_dir) {
+  constexpr uint64_t kScarceBytes = 64 << 20;
+  std::string words = child.LastLines();
+  std::error_code error;
+  const std::filesystem::space_info room = std::filesystem::space(data_dir, error);
+  if (!error && room.available < kScarceBytes) {
+    absl::StrAppend(&words, words.empty() || words.back() == '\n' ? "" : "\n", "only ", room.available >> 20, " MiB are free in ", data_dir,
+                    ": free some, or name another place with --data-dir");
+  }
+  return words;
+}
 
 void ReadHolder(int fd, pid_t* pid, std::string* server) {
   char text[512] = {};
@@ -102,9 +116,9 @@ absl::Status Supervisor::WaitReady(Child& child, Ready ready) {
   int64_t begin_ns = RealClock()->MonotonicNs();
   while (!ready()) {
     if (interrupt_.pending()) return absl::CancelledError("interrupted");
-    if (!child.Running()) return absl::InternalError(absl::StrCat(child.name(), " ended (", child.ending(), "). Its last words:\n", child.LastLines()));
+    if (!child.Running()) return absl::InternalError(absl::StrCat(child.name(), " ended (", child.ending(), "). Its last words:\n", LastWords(child, plan_.data_dir)));
     if (RealClock()->MonotonicNs() - begin_ns > kReadyWithin) {
-      return absl::DeadlineExceededError(absl::StrCat(child.name(), " was not ready within ", FormatSpan(kReadyWithin), ". Its last words:\n", child.LastLines()));
+      return absl::DeadlineExceededError(absl::StrCat(child.name(), " was not ready within ", FormatSpan(kReadyWithin), ". Its last words:\n", LastWords(child, plan_.data_dir)));
     }
     interrupt_.WaitFor(kPollMs);
   }
@@ -152,7 +166,7 @@ absl::Status Supervisor::Run() {
       int64_t now_ns = RealClock()->MonotonicNs();
       if (now_ns - window_ns > kMinute) window_ns = now_ns, restarts = 0;
       if (++restarts > 5) {
-        return absl::InternalError(absl::StrCat(child->name(), " ended ", restarts, " times within a minute (", child->ending(), "). Its last words:\n", child->LastLines()));
+        return absl::InternalError(absl::StrCat(child->name(), " ended ", restarts, " times within a minute (", child->ending(), "). Its last words:\n", LastWords(*child, plan_.data_dir)));
       }
       fprintf(stderr, "%s ended (%s) and is started again; jobs don't notice\n", child->name().c_str(), child->ending().c_str());
       if (absl::Status status = child->Start(); !status.ok()) return status;

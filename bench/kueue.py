@@ -20,7 +20,9 @@ sys.path.insert(0, str(ROOT / "bench"))
 from figures import figure  # noqa: E402
 
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kueue"
-BARS = {"baseline": (70, 351), "tas": (75, 401)}   # seconds: ours at most, Kueue's as published
+# Seconds at most, Kueue's as published; and into what part of its rangespec's longest average time to admission we want to come:
+# a quarter for the baseline; for the other, which must not exceed the rangespec either, the whole.
+BARS = {"baseline": (70, 351, 4), "tas": (75, 401, 1)}
 
 
 def ranges(name: str) -> tuple[float, dict[str, float]]:
@@ -42,7 +44,7 @@ def ranges(name: str) -> tuple[float, dict[str, float]]:
 def main() -> int:
     name, quick = sys.argv[1], "--quick" in sys.argv
     least_usage, longest = ranges(name)
-    wall_bar, kueue_s = BARS[name]
+    wall_bar, kueue_s, part = BARS[name]
     folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
     try:
         command = [Path(os.environ["MUSTER_BIN_DIR"]) / "bench_kueue", DATA / f"{name}.generator.yaml", folder / "store"]
@@ -57,7 +59,7 @@ def main() -> int:
     held = [figure(f"{row}.wall", measured["wall_s"], "s", f"<= {bar}", measured["wall_s"] <= bar, peer),
             figure(f"{row}.usage", measured["usage_percent"], "%", f">= {least_usage}", measured["usage_percent"] >= least_usage)]
     for workload, value_ms in sorted(measured["admission_ms"].items()):
-        most = longest[workload] / 4
+        most = longest[workload] / part
         held.append(figure(f"{row}.admission.{workload}", value_ms, "ms", f"<= {most:g}", value_ms <= most,
                            None if quick else {"rangespec": f"{longest[workload]:g} ms"}))
     return 0 if all(held) else 1

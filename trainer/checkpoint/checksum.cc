@@ -81,24 +81,37 @@ uint32_t Crc32c(const void* data, size_t size_bytes, uint32_t crc) {
   return ~CrcPortable(p, size_bytes, crc);
 }
 
-std::string Sha256Hex(std::string_view data) {
-  uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const auto* p = reinterpret_cast<const uint8_t*>(data.data());
-  size_t left = data.size();
-  for (; left >= 64; p += 64, left -= 64) Sha256Block(state, p);
-  uint8_t tail[128] = {};
-  std::memcpy(tail, p, left);
-  tail[left] = 0x80;
-  const size_t tail_bytes = left < 56 ? 64 : 128;
-  const uint64_t bits = uint64_t{data.size()} * 8;
-  for (int i = 0; i < 8; ++i) tail[tail_bytes - 1 - i] = static_cast<uint8_t>(bits >> (8 * i));
-  for (size_t offset = 0; offset < tail_bytes; offset += 64) Sha256Block(state, tail + offset);
+void Sha256::Add(std::span<const uint8_t> bytes) {
+  size_t pending = size_bytes_ % 64;
+  size_bytes_ += bytes.size();
+  if (pending + bytes.size() >= 64 && pending > 0) {
+    std::memcpy(pending_ + pending, bytes.data(), 64 - pending);
+    Sha256Block(state_, pending_);
+    bytes = bytes.subspan(64 - pending);
+    pending = 0;
+  }
+  for (; bytes.size() >= 64; bytes = bytes.subspan(64)) Sha256Block(state_, bytes.data());
+  if (!bytes.empty()) std::memcpy(pending_ + pending, bytes.data(), bytes.size());
+}
+
+std::string Sha256::Hex() {
+  const uint64_t bits = size_bytes_ * 8;
+  uint8_t tail[72] = {0x80};
+  const size_t filling = (size_bytes_ % 64 < 56 ? 56 : 120) - size_bytes_ % 64;
+  for (int i = 0; i < 8; ++i) tail[filling + i] = static_cast<uint8_t>(bits >> (56 - 8 * i));
+  Add({tail, filling + 8});
   static constexpr char kHex[] = "0123456789abcdef";
   std::string hex;
-  for (const uint32_t word : state) {
+  for (const uint32_t word : state_) {
     for (int shift = 28; shift >= 0; shift -= 4) hex.push_back(kHex[(word >> shift) & 15]);
   }
   return hex;
+}
+
+std::string Sha256Hex(std::string_view data) {
+  Sha256 hash;
+  hash.Add({reinterpret_cast<const uint8_t*>(data.data()), data.size()});
+  return hash.Hex();
 }
 
 }  // namespace muster::trainer

@@ -76,6 +76,8 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
       absl::StatusOr<MappedFile> mapped = MappedFile::Open(path);
       if (!mapped.ok()) return mapped.status();
       file = *std::move(mapped);
+      const json digest = entry.value(absl::StrCat("sha256_", key), json());
+      shard.files.push_back({path, digest.is_string() ? digest.get<std::string>() : ""});
       if (static_cast<int64_t>(file.bytes().size()) != want_bytes) {
         return Bad(path, absl::StrCat(file.bytes().size(), " bytes where index.json means ", want_bytes));
       }
@@ -134,6 +136,49 @@ absl::Status TokenShards::Read(int64_t document, int64_t begin, int64_t end, int
     counts[i] = shard->mask.bytes().empty() ? 1 : shard->mask.bytes()[first + i];
   }
   return absl::OkStatus();
+}
+
+absl::Status TokenShards::Verify(const std::atomic<bool>& stop) const {
+  constexpr size_t kChunkBytes = size_t{4} << 20;
+  for (const Shard& shard : shards_) {
+    for (const CheckedFile& checked : shard.files) {
+      if (checked.sha256.empty()) continue;
+      // Mapped anew: to give memory back here takes nothing from those who read the shard.
+      absl::StatusOr<MappedFile> file = MappedFile::Open(checked.path);
+      if (!file.ok()) return file.status();
+      Sha256 hash;
+      for (size_t at = 0; at < file->bytes().size(); at += kChunkBytes) {
+        if (stop) return absl::OkStatus();
+        const std::span<const uint8_t> part = file->bytes().subspan(at, std::min(kChunkBytes, file->bytes().size() - at));
+        hash.Add(part);
+        file->Release(part);
+      }
+      if (hash.Hex() != checked.sha256) {
+        return absl::DataLossError(absl::StrCat(checked.path, " doesn't match its sha256 in index.json; copy it again, or make the shards again with `muster-trainer prepare`"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+ShardCheck::ShardCheck(std::vector<const TokenShards*> shards)
+    : thread_([this, shards = std::move(shards)] {
+        for (const TokenShards* one : shards) {
+          if (status_ = one->Verify(stop_); !status_.ok()) break;
+        }
+        found_ = !status_.ok();
+      }) {}
+
+ShardCheck::~ShardCheck() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status ShardCheck::Found() const { return found_ ? status_ : absl::OkStatus(); }
+
+absl::Status ShardCheck::Wait() {
+  if (thread_.joinable()) thread_.join();
+  return status_;
 }
 
 }  // namespace muster::trainer

@@ -3,9 +3,12 @@
 // token: 1 = counts in the loss). All files are mapped.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,10 +34,17 @@ class TokenShards {
   // vocab_size(), naming its file and place.
   absl::Status Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const;
 
+  // Reads all files and compares their sha256 with index.json. Stops early, with OK, once `stop` is true.
+  absl::Status Verify(const std::atomic<bool>& stop) const;
+
  private:
+  struct CheckedFile {
+    std::string path, sha256;  // sha256: as index.json has it, or ""
+  };
   struct Shard {
     std::string tokens_path;
     MappedFile tokens, documents, mask;
+    std::vector<CheckedFile> files;
   };
   // The shard that holds `document`, and the document's number within.
   std::pair<const Shard*, int64_t> Locate(int64_t document) const;
@@ -45,6 +55,24 @@ class TokenShards {
   int token_bytes_ = 2;
   bool has_masks_ = false;
   std::string tokenizer_directory_, fingerprint_;
+};
+
+// Verifies shards in a thread of its own, beside training. Thread-safe but for Wait.
+class ShardCheck {
+ public:
+  // `shards` must outlive it.
+  explicit ShardCheck(std::vector<const TokenShards*> shards);
+  ~ShardCheck();
+
+  // What was found wrong so far; OK while nothing was.
+  absl::Status Found() const;
+  // The same, once everything is verified.
+  absl::Status Wait();
+
+ private:
+  std::atomic<bool> stop_{false}, found_{false};
+  absl::Status status_;  // the thread's until found_ or joined
+  std::thread thread_;
 };
 
 }  // namespace muster::trainer

@@ -1,4 +1,4 @@
-// muster-trainer: trains Llama-like models. Subcommands train, export and prepare; --schema, --schema-hash, --version.
+// muster-trainer: trains Llama-like models. Subcommands train, prepare, export and convert; --schema, --schema-hash, --version.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -12,6 +12,7 @@
 
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/loop/config.h"
+#include "trainer/loop/convert.h"
 #include "trainer/loop/train.h"
 
 namespace muster::trainer {
@@ -21,6 +22,7 @@ constexpr char kUsage[] =
     "usage: muster-trainer train --config FILE.json\n"
     "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
     "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
+    "       muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
     "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
@@ -28,7 +30,9 @@ constexpr char kUsage[] =
     "         (int32) there.\n"
     "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
     "export   writes a checkpoint as a Hugging Face directory; that of a LoRA run merged with the weights it started from (--init\n"
-    "         where they have moved), and the adapter beside it.\n";
+    "         where they have moved), and the adapter beside it.\n"
+    "convert  turns a checkpoint into a Hugging Face directory, as export does, or a Hugging Face directory into a checkpoint that\n"
+    "         training resumes from at step 0; in little memory, whatever the model's size.\n";
 
 int Usage(const std::string& what) {
   std::fprintf(stderr, "muster-trainer: %s\n\n%s", what.c_str(), kUsage);
@@ -91,13 +95,15 @@ int Main(int argc, char** argv) {
     if (options.config_path.empty()) return Usage("train needs --config FILE.json");
     return Train(options);
   }
-  if (command == "export") {
-    ExportOptions options;
-    const std::string wrong =
-        ReadFlags(argc, argv, 2, {{"--checkpoint", &options.checkpoint}, {"--output", &options.output}, {"--tokenizer", &options.tokenizer}, {"--init", &options.init}});
-    if (!wrong.empty()) return Usage(wrong);
-    if (options.checkpoint.empty() || options.output.empty()) return Usage("export needs --checkpoint DIR and --output DIR");
-    return Export(options);
+  if (command == "export" || command == "convert") {
+    const bool exports = command == "export";
+    ConvertOptions options;
+    std::map<std::string, std::string*> flags = {{exports ? "--checkpoint" : "--input", &options.input}, {"--output", &options.output},
+                                                 {"--tokenizer", &options.tokenizer}, {"--init", &options.init}};
+    if (!exports) flags["--dtype"] = &options.dtype;
+    if (const std::string wrong = ReadFlags(argc, argv, 2, flags); !wrong.empty()) return Usage(wrong);
+    if (options.input.empty() || options.output.empty()) return Usage(command + " needs " + (exports ? "--checkpoint" : "--input") + " DIR and --output DIR");
+    return exports ? Export(options) : Convert(options);
   }
   return Usage("no such command: " + command);
 }

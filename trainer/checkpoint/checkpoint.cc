@@ -1,13 +1,14 @@
 #include "trainer/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "trainer/checkpoint/checksum.h"
 
 namespace muster::trainer {
@@ -16,96 +17,25 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr char kFormat[] = "muster-checkpoint-1";
-constexpr const char* kKinds[] = {"master", "exp_avg", "exp_avg_sq"};
+// Bytes of a file that are read, checked or copied at once, so that mapping big files takes little memory.
+constexpr size_t kChunkBytes = size_t{4} << 20;
 
-std::string FlatTensorName(int flat, const char* kind) { return absl::StrCat("flat.", flat, ".", kind); }
-
-std::string RankFileName(int rank, int size) {
-  char name[64];
-  std::snprintf(name, sizeof name, "rank-%05d-of-%05d.safetensors", rank, size);
-  return name;
+int64_t StepOf(const std::string& path) {
+  int64_t step = -1;
+  return absl::SimpleAtoi(absl::StripPrefix(fs::path(path).filename().string(), "step-"), &step) ? step : -1;
 }
 
-std::span<const uint8_t> Bytes(const at::Tensor& host) {
-  return {static_cast<const uint8_t*>(host.data_ptr()), static_cast<size_t>(host.nbytes())};
-}
-
-absl::StatusOr<WrittenFile> WriteRankFile(const World& world, const Flats& flats, const std::string& directory) {
-  std::vector<at::Tensor> host;  // keeps the bytes alive
-  std::vector<SafetensorsTensor> tensors;
-  for (size_t i = 0; i < flats.size(); ++i) {
-    FlatParam& flat = *flats[i];
-    const at::Tensor* owned[] = {&flat.masters(), &flat.exp_avg(), &flat.exp_avg_sq()};
-    for (int kind = 0; kind < 3; ++kind) {
-      host.push_back(flat.OfShard(*owned[kind]).cpu().contiguous());
-      tensors.push_back({FlatTensorName(static_cast<int>(i), kKinds[kind]), "F32", {host.back().numel()}, Bytes(host.back())});
-    }
+uint32_t ChecksumOf(const MappedFile& file) {
+  uint32_t crc = 0;
+  for (size_t at = 0; at < file.bytes().size(); at += kChunkBytes) {
+    const std::span<const uint8_t> part = file.bytes().subspan(at, std::min(kChunkBytes, file.bytes().size() - at));
+    crc = Crc32c(part.data(), part.size(), crc);
+    file.Release(part);
   }
-  return WriteSafetensors(directory + "/" + RankFileName(world.rank(), world.size()), tensors, {{"format", kFormat}});
-}
-
-// Global tensor -> flat ranges, from the layouts alone.
-json TensorMap(const Flats& flats, int size) {
-  json map = json::object();
-  for (size_t f = 0; f < flats.size(); ++f) {
-    const FlatLayout& layout = flats[f]->layout();
-    const int64_t shard = layout.PaddedNumel(size) / size;
-    for (int rank = 0; rank < size; ++rank) {
-      for (const SegmentPiece& piece : PiecesIn(layout, rank * shard, (rank + 1) * shard)) {
-        const Segment& segment = layout.segments()[piece.segment];
-        json& entry = map[segment.name];
-        entry["shape"] = segment.shape;
-        entry["pieces"].push_back(
-            {{"file", rank}, {"flat", f}, {"tensor_begin", piece.segment_begin}, {"file_begin", piece.range_begin}, {"numel", piece.numel}});
-      }
-    }
-  }
-  return map;
-}
-
-std::string IndexText(json index) {
-  index.erase("crc32c");
-  const std::string body = index.dump();
-  index["crc32c"] = Crc32c(body.data(), body.size());
-  return index.dump(1) + "\n";
+  return crc;
 }
 
 }  // namespace
-
-std::string CheckpointName(int64_t step) {
-  char name[64];
-  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
-  return name;
-}
-
-absl::Status SaveCheckpoint(World& world, const Flats& flats, const CheckpointMeta& meta, const std::string& parent) {
-  const std::string directory = parent + "/" + CheckpointName(meta.step);
-  absl::Status status = MakeDirectories(directory);
-  absl::StatusOr<WrittenFile> written = status.ok() ? WriteRankFile(world, flats, directory) : status;
-  const auto rows = world.GatherRows({written.ok() ? 1.0 : 0.0, written.ok() ? static_cast<double>(written->size_bytes) : 0.0,
-                                      written.ok() ? static_cast<double>(written->crc32c) : 0.0});
-  const bool all = std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row[0] == 1; });
-  if (all && world.rank() == 0) {
-    json index = {{"format", kFormat}, {"step", meta.step}, {"next_sequence", meta.next_sequence}, {"world_size", world.size()},
-                  {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"seed", meta.seed}, {"packing_version", meta.packing_version},
-                  {"data_fingerprint", meta.data_fingerprint}, {"model", meta.model}, {"trainer", meta.trainer}};
-    for (int r = 0; r < world.size(); ++r) {
-      index["files"].push_back({{"name", RankFileName(r, world.size())},
-                                {"size_bytes", static_cast<uint64_t>(rows[r][1])},
-                                {"crc32c", static_cast<uint32_t>(rows[r][2])}});
-    }
-    index["tensors"] = TensorMap(flats, world.size());
-    status = WriteFileDurably(directory + "/index.json", IndexText(std::move(index)));
-    if (status.ok()) status = SyncDirectory(parent);
-  }
-  const std::string mine = !written.ok() ? std::string(written.status().message()) : status.ok() ? "" : std::string(status.message());
-  const std::vector<std::string> errors = world.GatherTexts(mine);
-  for (size_t r = 0; r < errors.size(); ++r) {
-    if (!errors[r].empty()) return absl::UnavailableError(absl::StrCat("rank ", r, ": ", errors[r]));
-  }
-  return absl::OkStatus();
-}
 
 std::vector<std::string> ListCheckpoints(const std::string& parent) {
   std::vector<std::string> found;
@@ -113,18 +43,20 @@ std::vector<std::string> ListCheckpoints(const std::string& parent) {
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
     if (absl::StartsWith(entry.path().filename().string(), "step-") && fs::exists(entry.path() / "index.json")) found.push_back(entry.path().string());
   }
-  std::sort(found.rbegin(), found.rend());
+  std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) { return StepOf(a) > StepOf(b); });
   return found;
 }
 
-void PruneCheckpoints(const std::string& parent, int keep) {
-  const std::vector<std::string> published = ListCheckpoints(parent);
+void PruneCheckpoints(const std::string& parent, int keep, int64_t newest) {
+  std::vector<std::string> published = ListCheckpoints(parent);
+  std::erase_if(published, [&](const std::string& path) { return StepOf(path) > newest; });
   if (static_cast<int>(published.size()) <= keep || keep < 1) return;
-  const std::string oldest_kept = published[keep - 1];
+  const int64_t oldest_kept = StepOf(published[keep - 1]);
   std::vector<std::string> old;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
-    if (absl::StartsWith(entry.path().filename().string(), "step-") && entry.path().string() < oldest_kept) old.push_back(entry.path().string());
+    const int64_t step = StepOf(entry.path().string());
+    if (step >= 0 && step < oldest_kept) old.push_back(entry.path().string());
   }
   for (const std::string& path : old) {
     fs::remove(path + "/index.json", error);  // first: a half-removed checkpoint may not look published
@@ -136,7 +68,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std:
   json index = json::parse(index_text, nullptr, /*allow_exceptions=*/false);
   if (!index.is_object()) return absl::DataLossError("index.json is not a JSON object");
   try {
-    if (index.at("format") != kFormat) return absl::DataLossError(absl::StrCat("index.json's format is not ", kFormat));
+    if (index.at("format") != kCheckpointFormat) return absl::DataLossError(absl::StrCat("index.json's format is not ", kCheckpointFormat));
     const uint32_t told = index.at("crc32c").get<uint32_t>();
     index.erase("crc32c");
     const std::string body = index.dump();
@@ -150,6 +82,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std:
     c.meta_.data_fingerprint = index.at("data_fingerprint").get<std::string>();
     c.meta_.zero_stage = index.at("zero_stage").get<int>();
     c.meta_.dtype = index.at("dtype").get<std::string>();
+    c.meta_.optimizer = index.value("optimizer", true);
     c.meta_.model = index.at("model");
     c.meta_.trainer = index.at("trainer");
     for (const json& file : index.at("files")) {
@@ -193,9 +126,42 @@ absl::Status Checkpoint::VerifyFiles(int rank, int size) const {
     if (bytes.size() != files_[i].size_bytes) {
       return absl::DataLossError(absl::StrCat(files_[i].name, " has ", bytes.size(), " bytes where index.json means ", files_[i].size_bytes));
     }
-    if (Crc32c(bytes.data(), bytes.size()) != files_[i].crc32c) return absl::DataLossError(absl::StrCat(files_[i].name, " doesn't match its checksum"));
+    if (ChecksumOf(*file) != files_[i].crc32c) return absl::DataLossError(absl::StrCat(files_[i].name, " doesn't match its checksum"));
     if (absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(bytes); !header.ok()) return header.status();
   }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out) const {
+  const auto tensor = tensors_.find(segment.name);
+  if (tensor == tensors_.end() || tensor->second.shape != segment.shape) {
+    return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, " of this model's shape"));
+  }
+  if (kind > 0 && !meta_.optimizer) {
+    std::fill_n(out, n, 0.0f);
+    return absl::OkStatus();
+  }
+  int64_t filled = 0;
+  for (const Piece& have : tensor->second.pieces) {
+    const int64_t from = std::max(begin, have.tensor_begin), to = std::min(begin + n, have.tensor_begin + have.numel);
+    if (from >= to) continue;
+    absl::StatusOr<const SafetensorsFile*> file = OpenFile(have.file);
+    if (!file.ok()) return file.status();
+    const auto entry = (*file)->header().tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
+    const int64_t file_from = have.file_begin + from - have.tensor_begin;
+    if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
+        static_cast<uint64_t>(file_from + to - from) * 4 > entry->second.end - entry->second.begin) {
+      return absl::DataLossError(absl::StrCat(files_[have.file].name, " lacks a part of ", segment.name));
+    }
+    const std::span<const uint8_t> bytes = (*file)->Data(entry->second).subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
+    for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
+      const std::span<const uint8_t> part = bytes.subspan(at, std::min(kChunkBytes, bytes.size() - at));
+      std::memcpy(reinterpret_cast<uint8_t*>(out + from - begin) + at, part.data(), part.size());
+      (*file)->file().Release(part);
+    }
+    filled += to - from;
+  }
+  if (filled != n) return absl::DataLossError(absl::StrCat("index.json covers ", segment.name, " in part only, or twice"));
   return absl::OkStatus();
 }
 
@@ -205,28 +171,7 @@ absl::Status Checkpoint::Read(FlatParam& flat) const {
     const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
     for (const SegmentPiece& want : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
       const Segment& segment = flat.layout().segments()[want.segment];
-      const auto tensor = tensors_.find(segment.name);
-      if (tensor == tensors_.end() || tensor->second.shape != segment.shape) {
-        return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, " of this model's shape"));
-      }
-      int64_t filled = 0;
-      for (const Piece& have : tensor->second.pieces) {
-        const int64_t from = std::max(want.segment_begin, have.tensor_begin);
-        const int64_t to = std::min(want.segment_begin + want.numel, have.tensor_begin + have.numel);
-        if (from >= to) continue;
-        absl::StatusOr<const SafetensorsFile*> file = OpenFile(have.file);
-        if (!file.ok()) return file.status();
-        const auto entry = (*file)->header().tensors.find(FlatTensorName(have.flat, kKinds[kind]));
-        const int64_t file_from = have.file_begin + from - have.tensor_begin;
-        if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
-            static_cast<uint64_t>(file_from + to - from) * 4 > entry->second.end - entry->second.begin) {
-          return absl::DataLossError(absl::StrCat(files_[have.file].name, " lacks a part of ", segment.name));
-        }
-        std::memcpy(host.data_ptr<float>() + want.range_begin + from - want.segment_begin,
-                    (*file)->Data(entry->second).data() + file_from * 4, static_cast<size_t>(to - from) * 4);
-        filled += to - from;
-      }
-      if (filled != want.numel) return absl::DataLossError(absl::StrCat("index.json covers ", segment.name, " in part only, or twice"));
+      if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel, host.data_ptr<float>() + want.range_begin); !s.ok()) return s;
     }
     targets[kind]->copy_(host);
   }

@@ -1,5 +1,5 @@
-// Checkpoints: a directory step-NNNNNNNN with one safetensors file per rank (its shards of fp32 masters, exp_avg and
-// exp_avg_sq of every flat) and index.json, published last by an atomic rename. The index maps each global tensor to flat
+// Checkpoints, and how they are read: a directory step-NNNNNNNN with one safetensors file per rank (its shards of fp32
+// masters, exp_avg and exp_avg_sq of every flat) and index.json, published last by an atomic rename (writer.h). The index maps each global tensor to flat
 // ranges of the files, so any number of ranks and either ZeRO stage reads it. Every file's CRC-32C, and the index's own,
 // are checked before anything is used.
 #pragma once
@@ -9,10 +9,9 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/checkpoint/index.h"
 #include "trainer/checkpoint/safetensors.h"
 #include "trainer/parallel/flat_param.h"
 
@@ -20,32 +19,14 @@ namespace muster::trainer {
 
 using Flats = std::vector<std::unique_ptr<FlatParam>>;
 
-// What a checkpoint says beside its tensors.
-struct CheckpointMeta {
-  int64_t step = 0;           // optimizer steps done
-  int64_t next_sequence = 0;  // data cursor: the first sequence not trained on yet
-  int64_t seed = 0;
-  int packing_version = 0;
-  std::string data_fingerprint;
-  int zero_stage = 0;
-  std::string dtype;
-  nlohmann::json model;    // config.json content
-  nlohmann::json trainer;  // the `trainer:` map
-};
-
-// "step-00000041"
-std::string CheckpointName(int64_t step);
-
-// Writes the checkpoint `parent`/step-NNNNNNNN; collective. The same status on every rank; OK: published and durable.
-absl::Status SaveCheckpoint(World& world, const Flats& flats, const CheckpointMeta& meta, const std::string& parent);
-
-// Removes all but the `keep` newest published checkpoints of `parent`, and unpublished leftovers older than those.
-void PruneCheckpoints(const std::string& parent, int keep);
+// Removes all but the `keep` newest of `parent`'s published checkpoints up to step `newest`, and unpublished leftovers older
+// than those. Later ones stay and don't count: a run that went back to an older one may have found them bad.
+void PruneCheckpoints(const std::string& parent, int keep, int64_t newest);
 
 // Published checkpoints in `parent`, newest first.
 std::vector<std::string> ListCheckpoints(const std::string& parent);
 
-// An opened checkpoint. Movable; reading is thread-safe.
+// An opened checkpoint. Movable; not thread-safe.
 class Checkpoint {
  public:
   // Reads the index given as text, of the checkpoint at `path`; checks its checksum and form. Touches no other file.
@@ -57,6 +38,8 @@ class Checkpoint {
   absl::Status VerifyFiles(int rank, int size) const;
   // Fills the owned ranges of a flat; its tensors must be in the checkpoint with the same shapes.
   absl::Status Read(FlatParam& flat) const;
+  // Copies elements [begin, begin + n) of a parameter's masters or moments (kCheckpointKinds) to `out`.
+  absl::Status ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out) const;
 
  private:
   struct File {

@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/checkpoint/writer.h"
 #include "trainer/model/blocks.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
@@ -94,6 +95,11 @@ class Checkpoints : public ::testing::Test {
     CheckpointMeta meta;
     meta.step = step, meta.next_sequence = 8 * step, meta.model = nlohmann::json::object(), meta.dtype = "fp32";
     return meta;
+  }
+  absl::Status Save(World& world, Flats& flats, const CheckpointMeta& meta) {
+    CheckpointWriter writer(world, flats, parent_, 100);
+    writer.Start(meta);
+    return writer.Finish().status;
   }
   std::string parent_;
 };
@@ -193,7 +199,7 @@ TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
   for (const auto& [writers, write_stage] : {std::pair<int, int>{3, 1}, {2, 0}, {1, 1}}) {
     OnRanks(writers, [&, stage = write_stage](World& world) {
       Flats flats = MakeFlats(world, stage, true);
-      EXPECT_TRUE(SaveCheckpoint(world, flats, Meta(41), parent_).ok());
+      EXPECT_TRUE(Save(world, flats, Meta(41)).ok());
     });
     for (const auto& [readers, read_stage] : {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}}) {
       OnRanks(readers, [&, stage = read_stage](World& world) {
@@ -213,7 +219,7 @@ TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
 TEST_F(Checkpoints, EveryFlippedByteOfTheIndexIsNoticed) {
   OnRanks(1, [&](World& world) {
     Flats flats = MakeFlats(world, 1, true);
-    ASSERT_TRUE(SaveCheckpoint(world, flats, Meta(1), parent_).ok());
+    ASSERT_TRUE(Save(world, flats, Meta(1)).ok());
   });
   const std::string path = parent_ + "/step-00000001";
   const std::string text = *ReadFile(path + "/index.json");
@@ -232,10 +238,96 @@ TEST_F(Checkpoints, PruningKeepsTheNewestAndUnpublishedNewerOnes) {
     ASSERT_TRUE(MakeDirectories(path).ok());
     if (step != 1 && step != 4) std::ofstream(path + "/index.json") << "{}";
   }
-  PruneCheckpoints(parent_, 1);
+  PruneCheckpoints(parent_, 1, 3);
   EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{parent_ + "/step-00000003"}));
   EXPECT_TRUE(std::filesystem::exists(parent_ + "/step-00000004"));   // perhaps being written
   EXPECT_FALSE(std::filesystem::exists(parent_ + "/step-00000001"));  // a leftover
+}
+
+TEST_F(Checkpoints, PruningNeverCountsThoseLaterThanTheOneJustWritten) {
+  for (const int step : {10, 15, 20}) {  // 20 was found bad, so the run went back to 10 and now has 15
+    const std::string path = parent_ + "/" + CheckpointName(step);
+    ASSERT_TRUE(MakeDirectories(path).ok());
+    std::ofstream(path + "/index.json") << "{}";
+  }
+  PruneCheckpoints(parent_, 1, 15);
+  EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{parent_ + "/step-00000020", parent_ + "/step-00000015"}));
+}
+
+TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedOnlyWhenAllHaveWritten) {
+  OnRanks(3, [&](World& world) {
+    Flats flats = MakeFlats(world, 1, true);
+    CheckpointWriter writer(world, flats, parent_, 1);
+    EXPECT_FALSE(writer.busy());
+    for (const int64_t step : {1, 2}) {
+      writer.Start(Meta(step));
+      EXPECT_TRUE(writer.busy());
+      for (auto& flat : flats) flat->masters().add_(1), flat->exp_avg().zero_();
+      // As training does it: reports travel with each step's exchange.
+      std::optional<CheckpointOutcome> outcome;
+      while (!outcome) {
+        const CheckpointWriter::Report mine = writer.Mine();
+        std::vector<CheckpointWriter::Report> all;
+        for (const auto& row : world.GatherRows({mine.begin(), mine.end()})) all.push_back({row[0], row[1], row[2]});
+        const bool last_has_written = all[2][1] > 0;
+        if (!last_has_written && step == 1) {
+          EXPECT_TRUE(ListCheckpoints(parent_).empty());
+        }
+        outcome = writer.Take(all);
+      }
+      EXPECT_TRUE(outcome->status.ok()) << outcome->status;
+      EXPECT_EQ(outcome->path, parent_ + "/" + CheckpointName(step));
+      EXPECT_FALSE(writer.busy());
+      world.GatherRows({0});
+      EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{outcome->path})) << "one is kept";
+      if (step == 1) {
+        Flats found = MakeFlats(world, 1, false);
+        LoadOutcome loaded = OpenNewest(world, {outcome->path});
+        EXPECT_NE(loaded.checkpoint, nullptr);
+        for (auto& flat : found) EXPECT_TRUE(loaded.checkpoint->Read(*flat).ok());
+        ExpectFilled(world, found, 1);
+      }
+    }
+  });
+}
+
+TEST_F(Checkpoints, ARankThatCantWriteFailsTheCheckpointOnAllAndTheOneBeforeStays) {
+  OnRanks(2, [&](World& world) {
+    Flats flats = MakeFlats(world, 1, true);
+    CheckpointWriter writer(world, flats, parent_, 1);
+    writer.Start(Meta(1));
+    EXPECT_TRUE(writer.Finish().status.ok());
+    // A directory in the place of rank 1's file.
+    const std::string in_the_way = parent_ + "/" + CheckpointName(2) + "/" + RankFileName(1, 2) + ".tmp/x";
+    if (world.rank() == 0) std::filesystem::create_directories(in_the_way);
+    world.GatherRows({0});
+    writer.Start(Meta(2));
+    const CheckpointOutcome failed = writer.Finish();
+    EXPECT_NE(std::string(failed.status.message()).find("rank 1: cannot create " + parent_), std::string::npos) << failed.status;
+    world.GatherRows({0});
+    EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{parent_ + "/step-00000001"}));
+    EXPECT_FALSE(std::filesystem::exists(parent_ + "/step-00000002"));
+    writer.Start(Meta(3));
+    EXPECT_TRUE(writer.Finish().status.ok());
+  });
+}
+
+TEST_F(Checkpoints, WithoutAnOptimizerTheMomentsAreZero) {
+  OnRanks(1, [&](World& world) {
+    Flats flats = MakeFlats(world, 1, true);
+    CheckpointMeta meta = Meta(0);
+    meta.optimizer = false;
+    EXPECT_TRUE(Save(world, flats, meta).ok());
+    LoadOutcome loaded = OpenNewest(world, {parent_ + "/step-00000000"});
+    ASSERT_NE(loaded.checkpoint, nullptr);
+    Flats found = MakeFlats(world, 1, true);
+    for (size_t i = 0; i < found.size(); ++i) {
+      found[i]->masters().zero_();
+      EXPECT_TRUE(loaded.checkpoint->Read(*found[i]).ok());
+      EXPECT_TRUE(at::equal(found[i]->masters(), flats[i]->masters()));
+      EXPECT_EQ(found[i]->exp_avg().abs().sum().item<float>() + found[i]->exp_avg_sq().abs().sum().item<float>(), 0);
+    }
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -71,6 +72,14 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_bytes_);
 }
 
+void MappedFile::Release(std::span<const uint8_t> part) const {
+  // Whole pages inside it; the neighbours' bytes stay.
+  const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t from = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
+  const uintptr_t to = (reinterpret_cast<uintptr_t>(part.data()) + part.size()) / page * page;
+  if (from < to) ::madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes) {
   absl::StatusOr<MappedFile> mapped = MappedFile::Open(path);
   if (!mapped.ok()) return mapped.status();
@@ -81,19 +90,37 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes
   return std::string(bytes.begin(), bytes.end());
 }
 
-absl::Status WriteFileDurably(const std::string& path, const std::vector<std::span<const uint8_t>>& pieces) {
+absl::StatusOr<DurableFile> DurableFile::Create(const std::string& path) {
   const std::string temporary = path + ".tmp";
-  {
-    Descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-    if (file.fd < 0) return Errno("cannot create", temporary);
-    for (const std::span<const uint8_t> piece : pieces) {
-      if (absl::Status s = WriteAll(file.fd, piece, temporary); !s.ok()) return s;
-    }
-    if (::fsync(file.fd) != 0) return Errno("cannot fsync", temporary);
-  }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return Errno("cannot rename to", path);
-  const std::string parent = fs::path(path).parent_path().string();
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return Errno("cannot create", temporary);
+  return DurableFile(path, fd);
+}
+
+DurableFile::~DurableFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink((path_ + ".tmp").c_str());
+}
+
+absl::Status DurableFile::Write(std::span<const uint8_t> bytes) { return WriteAll(fd_, bytes, path_ + ".tmp"); }
+
+absl::Status DurableFile::Commit() {
+  const std::string temporary = path_ + ".tmp";
+  if (::fsync(fd_) != 0) return Errno("cannot fsync", temporary);
+  if (::rename(temporary.c_str(), path_.c_str()) != 0) return Errno("cannot rename to", path_);
+  ::close(std::exchange(fd_, -1));
+  const std::string parent = fs::path(path_).parent_path().string();
   return SyncDirectory(parent.empty() ? "." : parent);
+}
+
+absl::Status WriteFileDurably(const std::string& path, const std::vector<std::span<const uint8_t>>& pieces) {
+  absl::StatusOr<DurableFile> file = DurableFile::Create(path);
+  if (!file.ok()) return file.status();
+  for (const std::span<const uint8_t> piece : pieces) {
+    if (absl::Status s = file->Write(piece); !s.ok()) return s;
+  }
+  return file->Commit();
 }
 
 absl::Status WriteFileDurably(const std::string& path, std::string_view content) {

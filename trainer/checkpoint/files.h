@@ -29,6 +29,8 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const uint8_t> bytes() const { return {data_, size_bytes_}; }
+  // Gives back the memory that reading `part` of bytes() took; it may be read again. For reading big files in little memory.
+  void Release(std::span<const uint8_t> part) const;
 
  private:
   const uint8_t* data_ = nullptr;
@@ -37,6 +39,23 @@ class MappedFile {
 
 // Reads a text file of at most `limit_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes = size_t{64} << 20);
+
+// A file on its way: written as `path` + ".tmp", renamed when it is whole. What isn't committed is removed. Movable.
+class DurableFile {
+ public:
+  static absl::StatusOr<DurableFile> Create(const std::string& path);
+  DurableFile(DurableFile&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+  ~DurableFile();
+
+  absl::Status Write(std::span<const uint8_t> bytes);
+  // fsyncs, renames to `path`, fsyncs the directory. The last call.
+  absl::Status Commit();
+
+ private:
+  DurableFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  std::string path_;
+  int fd_ = -1;
+};
 
 // Writes the pieces to `path` + ".tmp", fsyncs, renames to `path`, fsyncs the directory. After OK the content is durable
 // and readers see either nothing or all of it.

@@ -16,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr int64_t kChunkElements = int64_t{1} << 20;  // that are converted at once
 constexpr char kSingle[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
 
@@ -30,7 +31,11 @@ at::ScalarType TorchType(const std::string& dtype) {
 // The directory's weight files.
 std::vector<std::string> WeightFiles(const std::string& directory, const std::string& path, Problems& problems) {
   if (!fs::exists(directory + "/" + kIndex)) {
-    if (!fs::exists(directory + "/" + kSingle)) problems.push_back({path, absl::StrCat(directory, " holds neither ", kSingle, " nor ", kIndex)});
+    if (!fs::exists(directory + "/" + kSingle)) {
+      const bool pickled = fs::exists(directory + "/pytorch_model.bin") || fs::exists(directory + "/pytorch_model.bin.index.json");
+      problems.push_back({path, absl::StrCat(directory, " holds neither ", kSingle, " nor ", kIndex,
+                                             pickled ? "; load it in transformers and save_pretrained() it, which writes them" : "; download the weights, too")});
+    }
     return {kSingle};
   }
   absl::StatusOr<std::string> text = ReadFile(directory + "/" + kIndex);
@@ -66,75 +71,119 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory, const 
   }
   if (problems.size() > before) return weights;
   std::set<std::string> wanted;
+  std::vector<std::string> wrong;
+  bool prefixed = false;  // the names of a model without a head
   for (const FlatLayout& layout : layouts) {
     for (const Segment& segment : layout.segments()) {
       wanted.insert(segment.name);
       const auto found = weights.where_.find(segment.name);
       if (found == weights.where_.end()) {
-        problems.push_back({path, absl::StrCat("has no ", segment.name)});
+        wrong.push_back(absl::StrCat("has no ", segment.name, ", which config.json's model has"));
+        prefixed |= weights.where_.contains(std::string(absl::StripPrefix(segment.name, "model.")));
         continue;
       }
       const SafetensorsEntry& entry = found->second->header().tensors.at(segment.name);
       if (entry.shape != segment.shape) {
-        problems.push_back({path, absl::StrCat(segment.name, " is [", absl::StrJoin(entry.shape, ", "), "] where config.json means [",
-                                               absl::StrJoin(segment.shape, ", "), "]")});
+        wrong.push_back(absl::StrCat(segment.name, " is [", absl::StrJoin(entry.shape, ", "), "] where config.json means [",
+                                     absl::StrJoin(segment.shape, ", "), "]"));
       } else if (TorchType(entry.dtype) == at::ScalarType::Undefined) {
-        problems.push_back({path, absl::StrCat(segment.name, " is of dtype ", entry.dtype, "; F32, BF16, F16 and F64 can be read")});
+        wrong.push_back(absl::StrCat(segment.name, " is of dtype ", entry.dtype, "; F32, BF16, F16 and F64 can be read"));
       }
     }
   }
   for (const auto& [name, file] : weights.where_) {
     const bool harmless = absl::EndsWith(name, "rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
-    if (!wanted.contains(name) && !harmless) problems.push_back({path, absl::StrCat("has ", name, ", which config.json's model doesn't have")});
+    if (!wanted.contains(name) && !harmless) wrong.push_back(absl::StrCat("has ", name, ", which config.json's model doesn't have"));
+  }
+  // A wrong config.json makes them all wrong: the first tell enough.
+  constexpr size_t kTold = 5;
+  for (size_t i = 0; i < std::min(wrong.size(), kTold); ++i) problems.push_back({path, wrong[i]});
+  if (wrong.size() > kTold) problems.push_back({path, absl::StrCat("and ", wrong.size() - kTold, " more tensors that don't fit")});
+  if (!wrong.empty()) {
+    problems.push_back({path, prefixed ? "its names lack \"model.\": it was saved without its head; save the model for causal language modelling"
+                                       : "config.json and the weights are of different models; take both from one place"});
   }
   return weights;
+}
+
+void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64_t n, float* out) const {
+  const SafetensorsFile& file = *where_.at(name);
+  const SafetensorsEntry& entry = file.header().tensors.at(name);
+  const at::ScalarType type = TorchType(entry.dtype);
+  for (int64_t at = 0; at < n; at += kChunkElements) {
+    const int64_t count = std::min(kChunkElements, n - at);
+    const auto bytes = file.Data(entry).subspan(static_cast<size_t>(begin + at) * at::elementSize(type), static_cast<size_t>(count) * at::elementSize(type));
+    // Copied first: a tensor's bytes in a file need not be aligned.
+    const at::Tensor raw = at::empty({count}, type);
+    std::copy_n(bytes.data(), bytes.size(), static_cast<uint8_t*>(raw.data_ptr()));
+    file.file().Release(bytes);
+    at::from_blob(out + at, {count}, at::kFloat).copy_(raw);
+  }
 }
 
 void HuggingFaceWeights::Read(FlatParam& flat) const {
   const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
-    const std::string& name = flat.layout().segments()[piece.segment].name;
-    const SafetensorsFile& file = *where_.at(name);
-    const SafetensorsEntry& entry = file.header().tensors.at(name);
-    const at::ScalarType type = TorchType(entry.dtype);
-    const auto bytes = file.Data(entry).subspan(static_cast<size_t>(piece.segment_begin) * at::elementSize(type));
-    // Copied first: a tensor's bytes in a file need not be aligned.
-    const at::Tensor raw = at::empty({piece.numel}, type);
-    std::copy_n(bytes.data(), raw.nbytes(), static_cast<uint8_t*>(raw.data_ptr()));
-    host.narrow(0, piece.range_begin, piece.numel).copy_(raw);
+    ReadRange(flat.layout().segments()[piece.segment].name, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);
   }
   flat.masters().copy_(host);
   flat.MarkStale();
 }
 
-absl::Status StageExport(const Flats& flats, const ModelConfig& config, const std::string& tokenizer, const std::string& source,
-                         const std::string& staging, const AdapterExport* adapters) {
+std::string HuggingFaceWeights::Dtype() const {
+  std::set<std::string> types;
+  for (const auto& [name, file] : where_) types.insert(file->header().tensors.at(name).dtype);
+  if (types == std::set<std::string>{"BF16"}) return "bf16";
+  return types == std::set<std::string>{"F16"} ? "fp16" : "fp32";
+}
+
+namespace {
+
+const char* TorchName(const std::string& dtype) { return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32"; }
+const char* FileType(const std::string& dtype) { return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32"; }
+
+// Writes model.safetensors, a chunk of rows at a time.
+absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayout>& layouts, const std::string& dtype, const std::string& path,
+                          const AdapterExport* adapters) {
+  std::vector<SafetensorsTensor> tensors;
+  for (const FlatLayout& layout : layouts) {
+    for (const Segment& segment : layout.segments()) tensors.push_back({segment.name, FileType(dtype), segment.shape, {}});
+  }
+  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(path, tensors, {{"format", "pt"}});
+  if (!writer.ok()) return writer.status();
+  std::map<std::string, Adapter> modules;
+  if (adapters != nullptr) modules = FindAdapters(*adapters->flats);
+  const at::ScalarType type = TorchType(FileType(dtype));
+  for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
+    for (int index = 0; index < static_cast<int>(layouts[flat].segments().size()); ++index) {
+      const Segment& segment = layouts[flat].segments()[index];
+      const int64_t rows = segment.shape[0], width = segment.numel / rows, step = std::max<int64_t>(1, kChunkElements / width);
+      const auto adapter = modules.find(std::string(absl::StripSuffix(segment.name, ".weight")));
+      for (int64_t row = 0; row < rows; row += step) {
+        const int64_t count = std::min(step, rows - row);
+        at::Tensor part = at::empty({count, width}, at::kFloat);
+        if (absl::Status s = read(flat, index, row * width, part.view(-1)); !s.ok()) return s;
+        if (adapter != modules.end()) part = Merged(part, {adapter->second.a.cpu(), adapter->second.b.cpu().narrow(0, row, count), {}, {}}, adapters->config.Scale());
+        part = part.to(type);
+        if (absl::Status s = writer->Append({static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())}); !s.ok()) return s;
+      }
+    }
+  }
+  return writer->Finish().status();
+}
+
+}  // namespace
+
+absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
+                         const std::string& source, const std::string& staging, const AdapterExport* adapters) {
   std::error_code error;
   RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
-  std::vector<at::Tensor> host;
-  std::vector<SafetensorsTensor> tensors;
-  bool bf16 = false;
-  std::map<std::string, Adapter> modules;
-  if (adapters != nullptr) modules = FindAdapters(*adapters->flats);
-  for (const std::unique_ptr<FlatParam>& flat : flats) {
-    for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
-      const Segment& segment = flat->layout().segments()[i];
-      at::Tensor weight = flat->Weight(static_cast<int>(i));
-      if (const auto adapter = modules.find(std::string(absl::StripSuffix(segment.name, ".weight"))); adapter != modules.end()) {
-        weight = Merged(weight, adapter->second, adapters->config.Scale());
-      }
-      host.push_back(weight.cpu().contiguous());
-      bf16 = host.back().scalar_type() == at::kBFloat16;
-      tensors.push_back({segment.name, bf16 ? "BF16" : "F32", segment.shape,
-                         {static_cast<const uint8_t*>(host.back().data_ptr()), static_cast<size_t>(host.back().nbytes())}});
-    }
-  }
-  if (absl::StatusOr<WrittenFile> w = WriteSafetensors(staging + "/" + kSingle, tensors, {{"format", "pt"}}); !w.ok()) return w.status();
+  if (absl::Status s = WriteWeights(read, MakeLlamaLayout(config).flats, dtype, staging + "/" + kSingle, adapters); !s.ok()) return s;
   if (adapters != nullptr) {
     if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model, staging + "/adapter"); !s.ok()) return s;
   }
-  const std::string config_text = ToHuggingFace(config, bf16 ? "bfloat16" : "float32").dump(2) + "\n";
+  const std::string config_text = ToHuggingFace(config, TorchName(dtype)).dump(2) + "\n";
   if (absl::Status s = WriteFileDurably(staging + "/config.json", config_text); !s.ok()) return s;
   absl::StatusOr<std::string> generation = absl::NotFoundError("");
   if (!source.empty()) generation = ReadFile(source + "/generation_config.json");
@@ -150,6 +199,39 @@ absl::Status StageExport(const Flats& flats, const ModelConfig& config, const st
     }
     if (error) return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ", error.message()));
   }
+  return SyncTree(staging);
+}
+
+absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& staging) {
+  RemoveTree(staging);
+  if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
+  const std::vector<FlatLayout> layouts = MakeLlamaLayout(config).flats;
+  std::vector<const FlatLayout*> pointers;
+  std::vector<SafetensorsTensor> tensors;
+  for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
+    pointers.push_back(&layouts[flat]);
+    tensors.push_back({FlatTensorName(flat, kCheckpointKinds[0]), "F32", {layouts[flat].PaddedNumel(1)}, {}});
+  }
+  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(staging + "/" + RankFileName(0, 1), tensors, {{"format", kCheckpointFormat}});
+  if (!writer.ok()) return writer.status();
+  for (const FlatLayout& layout : layouts) {
+    const int64_t padded = layout.PaddedNumel(1);
+    for (int64_t begin = 0; begin < padded; begin += kChunkElements) {
+      const at::Tensor part = at::zeros({std::min(kChunkElements, padded - begin)}, at::kFloat);
+      for (const SegmentPiece& piece : PiecesIn(layout, begin, begin + part.numel())) {
+        weights.ReadRange(layout.segments()[piece.segment].name, piece.segment_begin, piece.numel, part.data_ptr<float>() + piece.range_begin);
+      }
+      if (absl::Status s = writer->Append({static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())}); !s.ok()) return s;
+    }
+  }
+  const absl::StatusOr<WrittenFile> written = writer->Finish();
+  if (!written.ok()) return written.status();
+  CheckpointMeta meta;
+  meta.dtype = weights.Dtype();
+  meta.optimizer = false;
+  meta.model = ToHuggingFace(config, TorchName(meta.dtype));
+  const Shares all = [&](int flat, int) { return std::pair<int64_t, int64_t>(0, layouts[flat].PaddedNumel(1)); };
+  if (absl::Status s = WriteFileDurably(staging + "/index.json", IndexText(meta, {*written}, TensorMap(pointers, 1, all))); !s.ok()) return s;
   return SyncTree(staging);
 }
 

@@ -2,6 +2,7 @@
 // (config.json, generation_config.json, model.safetensors, tokenizer files).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,6 +24,10 @@ class HuggingFaceWeights {
                                  Problems& problems);
   // Fills the masters of a flat, converted to fp32.
   void Read(FlatParam& flat) const;
+  // Copies elements [begin, begin + n) of a parameter of the layouts to `out`, converted to fp32.
+  void ReadRange(const std::string& name, int64_t begin, int64_t n, float* out) const;
+  // The type of all its parameters as `dtype` of a checkpoint (fp32, bf16, fp16); of several, the one that holds all.
+  std::string Dtype() const;
 
  private:
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
@@ -36,10 +41,18 @@ struct AdapterExport {
   std::string base_model;  // what training started from
 };
 
-// Writes the model to `target`: staged whole in `staging` (removed first), fsynced; the caller moves it. The flats must be
-// gathered. `tokenizer`: directory whose files are copied, or "". `source`: directory the training started from, whose
-// generation_config.json is kept, or "".
-absl::Status StageExport(const Flats& flats, const ModelConfig& config, const std::string& tokenizer, const std::string& source,
-                         const std::string& staging, const AdapterExport* adapters = nullptr);
+// Elements [begin, begin + out.numel()) of segment `segment` of the model's flat `flat`, as fp32 on the host. An export reads
+// every segment once, in order, some rows at a time.
+using ReadParameter = std::function<absl::Status(int flat, int segment, int64_t begin, at::Tensor out)>;
+
+// Writes a model whole into the directory `staging` (removed first), fsynced; the caller moves it. Takes little memory beside
+// what `read` takes. dtype: fp32, bf16 or fp16. `tokenizer`: directory whose files are copied, or "". `source`: directory the
+// training started from, whose generation_config.json is kept, or "".
+absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
+                         const std::string& source, const std::string& staging, const AdapterExport* adapters = nullptr);
+
+// Writes the weights of `config`'s model as a checkpoint of step 0 without an optimizer, in little memory, to `staging`
+// (removed first), fsynced; the caller moves it.
+absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& staging);
 
 }  // namespace muster::trainer

@@ -59,7 +59,8 @@ absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& name, const json&
   }
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
-  if (entry.begin > entry.end || entry.end > data_bytes) return bad("data_offsets reach outside the file");
+  if (entry.begin > entry.end) return bad("data_offsets reach outside the file");
+  if (entry.end > data_bytes) return bad(absl::StrCat("data_offsets reach outside the file, which has ", entry.end - data_bytes, " bytes too few for it"));
   if (entry.end - entry.begin != bytes) return bad("data_offsets don't match dtype and shape");
   return entry;
 }
@@ -110,7 +111,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file
     if (entry->begin > at) return Malformed("there is a hole between tensors");
     at = entry->end;
   }
-  if (at != data_bytes) return Malformed("bytes after the last tensor");
+  if (at != data_bytes) return Malformed(absl::StrCat(data_bytes - at, " bytes after the last tensor"));
   return header;
 }
 
@@ -120,18 +121,35 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   if (!file.ok()) return file.status();
   result.file_ = *std::move(file);
   absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(result.file_.bytes());
-  if (!header.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", std::string(header.status().message())));
+  if (!header.ok()) {
+    const std::span<const uint8_t> bytes = result.file_.bytes();
+    constexpr std::string_view kPointer = "version https://git-lfs";
+    const bool pointer = bytes.size() >= kPointer.size() && std::equal(kPointer.begin(), kPointer.end(), bytes.begin());
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", pointer ? "a Git LFS pointer, not the file itself; run `git lfs pull` there"
+                                                                       : std::string(header.status().message()) + "; copy or download it again"));
+  }
   result.header_ = *std::move(header);
   return result;
 }
+
+namespace {
+
+uint64_t BytesOf(const SafetensorsTensor& tensor) {
+  uint64_t bytes = static_cast<uint64_t>(SafetensorsElementBytes(tensor.dtype));
+  for (const int64_t dim : tensor.shape) bytes *= static_cast<uint64_t>(dim);
+  return bytes;
+}
+
+}  // namespace
 
 std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t at = 0;
   for (const SafetensorsTensor& tensor : tensors) {
-    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {at, at + tensor.data.size()}}};
-    at += tensor.data.size();
+    const uint64_t end = at + BytesOf(tensor);
+    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {at, end}}};
+    at = end;
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
@@ -140,18 +158,40 @@ std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors
   return bytes + text;
 }
 
+absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                                                            const std::map<std::string, std::string>& metadata) {
+  absl::StatusOr<DurableFile> file = DurableFile::Create(path);
+  if (!file.ok()) return file.status();
+  SafetensorsWriter writer(*std::move(file));
+  const std::string header = SafetensorsHeaderBytes(tensors, metadata);
+  writer.wanted_bytes_ = header.size();
+  for (const SafetensorsTensor& tensor : tensors) writer.wanted_bytes_ += BytesOf(tensor);
+  if (absl::Status s = writer.Append({reinterpret_cast<const uint8_t*>(header.data()), header.size()}); !s.ok()) return s;
+  return writer;
+}
+
+absl::Status SafetensorsWriter::Append(std::span<const uint8_t> bytes) {
+  written_.size_bytes += bytes.size();
+  written_.crc32c = Crc32c(bytes.data(), bytes.size(), written_.crc32c);
+  return file_.Write(bytes);
+}
+
+absl::StatusOr<WrittenFile> SafetensorsWriter::Finish() {
+  if (written_.size_bytes != wanted_bytes_) {
+    return absl::InternalError(absl::StrCat(written_.size_bytes, " bytes were written where the header means ", wanted_bytes_));
+  }
+  if (absl::Status s = file_.Commit(); !s.ok()) return s;
+  return written_;
+}
+
 absl::StatusOr<WrittenFile> WriteSafetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
                                              const std::map<std::string, std::string>& metadata) {
-  const std::string header = SafetensorsHeaderBytes(tensors, metadata);
-  std::vector<std::span<const uint8_t>> pieces = {{reinterpret_cast<const uint8_t*>(header.data()), header.size()}};
-  for (const SafetensorsTensor& tensor : tensors) pieces.push_back(tensor.data);
-  WrittenFile written;
-  for (const std::span<const uint8_t> piece : pieces) {
-    written.size_bytes += piece.size();
-    written.crc32c = Crc32c(piece.data(), piece.size(), written.crc32c);
+  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(path, tensors, metadata);
+  if (!writer.ok()) return writer.status();
+  for (const SafetensorsTensor& tensor : tensors) {
+    if (absl::Status s = writer->Append(tensor.data); !s.ok()) return s;
   }
-  if (absl::Status s = WriteFileDurably(path, pieces); !s.ok()) return s;
-  return written;
+  return writer->Finish();
 }
 
 }  // namespace muster::trainer

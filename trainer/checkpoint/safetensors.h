@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,7 +42,7 @@ class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   const SafetensorsHeader& header() const { return header_; }
-  std::span<const uint8_t> file_bytes() const { return file_.bytes(); }
+  const MappedFile& file() const { return file_; }
   // The tensor's bytes; `entry` must be of this file's header.
   std::span<const uint8_t> Data(const SafetensorsEntry& entry) const {
     return file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
@@ -65,6 +66,24 @@ std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors
 struct WrittenFile {
   uint64_t size_bytes = 0;
   uint32_t crc32c = 0;  // of the whole file
+};
+
+// Writes a file of known shapes piece by piece, so that its tensors need never be in memory together. Movable.
+class SafetensorsWriter {
+ public:
+  // The tensors' `data` doesn't count.
+  static absl::StatusOr<SafetensorsWriter> Create(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                                                  const std::map<std::string, std::string>& metadata);
+  // The next bytes of the tensors, which follow each other in the order given.
+  absl::Status Append(std::span<const uint8_t> bytes);
+  // Makes the file durable (DurableFile); every tensor must have been written whole.
+  absl::StatusOr<WrittenFile> Finish();
+
+ private:
+  explicit SafetensorsWriter(DurableFile file) : file_(std::move(file)) {}
+  DurableFile file_;
+  WrittenFile written_;
+  uint64_t wanted_bytes_ = 0;
 };
 
 // Writes the file durably (WriteFileDurably).

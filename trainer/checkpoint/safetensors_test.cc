@@ -46,6 +46,7 @@ TEST(Safetensors, MalformedFilesAreRefusedWithTheReason) {
       {"fractional shape", File(R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8), "shape"},
       {"overflowing shape", File(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8), "overflows"},
       {"offsets past the end", File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 8), "outside"},
+      {"truncated", File(good, 5), "tensor \"a\": data_offsets reach outside the file, which has 3 bytes too few"},
       {"offsets backwards", File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8), "outside"},
       {"offsets of another size", File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 8), "don't match"},
       {"three offsets", File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8,8]}})", 8), "data_offsets"},
@@ -75,9 +76,13 @@ TEST(Safetensors, WhatIsWrittenIsReadBack) {
   const auto read = file->Data(file->header().tensors.at("a"));
   EXPECT_EQ(std::vector<uint8_t>(read.begin(), read.end()), a);
   EXPECT_EQ(file->header().tensors.at("b").shape, (std::vector<int64_t>{2, 1}));
-  EXPECT_EQ(written->size_bytes, file->file_bytes().size());
-  EXPECT_EQ(written->crc32c, Crc32c(file->file_bytes().data(), file->file_bytes().size()));
+  EXPECT_EQ(written->size_bytes, file->file().bytes().size());
+  EXPECT_EQ(written->crc32c, Crc32c(file->file().bytes().data(), file->file().bytes().size()));
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+  ASSERT_TRUE(WriteFileDurably(path, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n").ok());
+  EXPECT_EQ(SafetensorsFile::Open(path).status().message(), path + ": a Git LFS pointer, not the file itself; run `git lfs pull` there");
+  ASSERT_TRUE(WriteFileDurably(path, "12345").ok());
+  EXPECT_EQ(SafetensorsFile::Open(path).status().message(), path + ": not a valid safetensors file: shorter than 8 bytes; copy or download it again");
   RemoveTree(directory);
   EXPECT_FALSE(std::filesystem::exists(directory));
 }
@@ -87,6 +92,16 @@ TEST(Checksum, AgreesWithPublishedValues) {
   EXPECT_EQ(Crc32c("6789", 4, Crc32c("12345", 5)), 0xE3069283u);
   EXPECT_EQ(Sha256Hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(Sha256Hex(std::string(1000000, 'a')), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  EXPECT_EQ(Sha256Hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  std::vector<uint8_t> bytes(200);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(7 * i);
+  for (size_t n = 0; n <= bytes.size(); ++n) {  // every fill of the last block, and every place to cut in
+    Sha256 pieces;
+    const std::span<const uint8_t> all(bytes.data(), n);
+    pieces.Add(all.first(n / 3));
+    pieces.Add(all.subspan(n / 3));
+    EXPECT_EQ(pieces.Hex(), Sha256Hex({reinterpret_cast<const char*>(bytes.data()), n})) << n;
+  }
 }
 
 }  // namespace

@@ -61,9 +61,11 @@ const std::vector<Key>& Keys() {
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
       {"save_steps", &C::save_steps, "Steps between checkpoints, beside those that the job's checkpoint.interval asks for; 0: off.", false, 0, 1e9},
+      {"save_in_background", &C::save_in_background, "Checkpoints are copied to memory and written beside training; false: training waits until they are on disk."},
       {"eval_interval", &C::eval_interval, "Steps between evaluations on the validation split, also after the last step; 0: off.", false, 0, 1e9},
       {"eval_sequences", &C::eval_sequences, "Sequences of the validation split that an evaluation takes; 0: all.", false, 0, 1e9},
       {"eval_data", &C::eval_data, "Directory of token shards to evaluate on, instead of the validation split of data (`prepare --validation-share`)."},
+      {"step_timeout_s", &C::step_timeout_s, "Seconds that ranks wait for each other once the first step is done; when one has stopped, the others end with failure after that.", false, 1, 86400},
       {"threads", &C::threads, "CPU threads per rank; 0: cores / ranks on the host.", false, 0, 4096},
   };
   return keys;
@@ -116,6 +118,8 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"lora_dropout", "use lora: {dropout: …}"},
       {"deepspeed", "use zero_stage"},
       {"fsdp", "use zero_stage"},
+      {"async_save", "use save_in_background"},
+      {"ddp_timeout", "use step_timeout_s"},
       {"num_workers", "ranks come from the job's workers and processes_per_worker"},
   };
   return hints;

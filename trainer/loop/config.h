@@ -46,9 +46,11 @@ struct TrainConfig {
   bool deterministic = false;
   int64_t log_interval = 1;
   int64_t save_steps = 0;  // 0: off
+  bool save_in_background = true;
   int64_t eval_interval = 0;   // 0: off
   int64_t eval_sequences = 0;  // 0: all
   std::string eval_data;       // empty: the data's own validation split
+  double step_timeout_s = 300;
   int64_t threads = 0;     // 0: cores / LOCAL_WORLD_SIZE
 
   int64_t WarmupSteps() const;

@@ -24,8 +24,10 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/hugging_face.h"
+#include "trainer/checkpoint/writer.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/config.h"
+#include "trainer/loop/failures.h"
 #include "trainer/loop/mfu.h"
 #include "trainer/loop/progress.h"
 #include "trainer/model/init.h"
@@ -125,7 +127,7 @@ void CheckInit(Setup& setup, Problems& problems) {
   absl::StatusOr<std::string> text = ReadFile(directory + "/config.json");
   const json content = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json();
   if (!content.is_object()) {
-    problems.push_back({"trainer.init", absl::StrCat(directory, "/config.json is missing or no JSON object; give a Hugging Face directory")});
+    problems.push_back({"trainer.init", absl::StrCat(directory, "/config.json is ", text.ok() ? "no JSON object; copy or download it again" : "missing; give a Hugging Face directory")});
     return;
   }
   const size_t before = problems.size();
@@ -242,16 +244,18 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
 struct StepExchange {
   double loss = 0, squared_norm = 0;
   bool stop = false, checkpoint = false;
+  std::vector<CheckpointWriter::Report> writers;  // one of each rank
 };
 
-StepExchange Exchange(World& world, const StepExchange& mine) {
-  const auto rows = world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0, mine.checkpoint ? 1.0 : 0.0});
+StepExchange Exchange(World& world, const StepExchange& mine, const CheckpointWriter::Report& writer) {
+  const auto rows = world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0, mine.checkpoint ? 1.0 : 0.0, writer[0], writer[1], writer[2]});
   StepExchange all;
   for (const std::vector<double>& row : rows) {
     all.loss += row[0];
     all.squared_norm += row[1];
     all.stop |= row[2] != 0;
     all.checkpoint |= row[3] != 0;
+    all.writers.push_back({row[4], row[5], row[6]});
   }
   return all;
 }
@@ -276,6 +280,15 @@ class Run {
                               RowsToEvaluate(all)});
     }
     schedule_ = PlainSchedule(engine_.block_flats(), static_cast<int>((share + micro - 1) / micro));
+    if (world_.info().local_rank == 0) {  // one process a host
+      std::vector<const TokenShards*> shards;
+      for (const auto& one : setup_.shards) shards.push_back(one.get());
+      for (const Setup::Evaluation& one : setup_.evaluations) shards.push_back(one.shards.get());
+      data_check_.emplace(std::move(shards));
+    }
+    if (!setup_.surroundings.checkpoint_directory.empty()) {
+      writer_.emplace(world_, engine_.flats(), setup_.surroundings.checkpoint_directory, setup_.surroundings.checkpoint_keep);
+    }
     if (world_.rank() == 0 && !dump_tokens.empty()) {
       dump_fd_ = ::open(dump_tokens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
       TORCH_CHECK(dump_fd_ >= 0, "cannot open ", dump_tokens);
@@ -289,9 +302,11 @@ class Run {
     Load();
     const bool stopped = Steps();
     const bool finished = step_ >= config_.max_steps;
-    if (!setup_.surroundings.checkpoint_directory.empty() && last_checkpoint_step_ != step_ && (stopped || finished)) {
-      if (!Save()) return 1;
+    if (data_check_ && finished) {
+      const absl::Status data = data_check_->Wait();
+      TORCH_CHECK(data.ok(), std::string(data.message()));
     }
+    if (writer_ && (stopped || finished) && !SaveNow()) return 1;
     if (!finished) {
       if (world_.rank() == 0) std::printf("stopped_at_step=%lld\n", static_cast<long long>(step_));
       return 0;
@@ -303,6 +318,7 @@ class Run {
 
  private:
   bool Leads() const { return world_.rank() == 0; }
+  std::chrono::milliseconds StepTimeout() const { return std::chrono::milliseconds(static_cast<int64_t>(config_.step_timeout_s * 1000)); }
   int64_t RowsToEvaluate(int64_t all) const { return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all; }
 
   // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn.
@@ -331,7 +347,7 @@ class Run {
     Problems problems;
     TORCH_CHECK(ParseModelConfig(meta.model, "model", false, problems).SameModel(setup_.model), "the checkpoint ", checkpoint.path(), " is of another model than trainer.",
                 config_.model ? "model" : "init");
-    if (Leads()) {
+    if (Leads() && meta.step > 0) {
       if (meta.data_fingerprint != setup_.DataFingerprint()) std::fprintf(stderr, "note: the data is not what %s was trained on\n", checkpoint.path().c_str());
       if (meta.seed != config_.seed) std::fprintf(stderr, "note: seed changed since %s: the data's order is another\n", checkpoint.path().c_str());
       const auto text = [](const json& map, const char* key, const json& otherwise) { return map.is_object() ? map.value(key, otherwise) : otherwise; };
@@ -371,7 +387,11 @@ class Run {
       mine.squared_norm = ShardSquaredNorm(engine_.flats());
       mine.stop = stop_requested != 0;
       mine.checkpoint = Leads() && CheckpointIsDue();
-      const StepExchange all = Exchange(world_, mine);
+      const StepExchange all = Exchange(world_, mine, writer_ ? writer_->Mine() : CheckpointWriter::Report{});
+      if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
+      if (writer_) {
+        if (const auto outcome = writer_->Take(all.writers)) Tell(*outcome);
+      }
       const double norm = std::sqrt(all.squared_norm);
       TORCH_CHECK(std::isfinite(all.loss) && std::isfinite(norm), "loss or gradient is not finite (loss ", all.loss, ", grad_norm ", norm,
                   "); lower learning_rate or use dtype: fp32");
@@ -379,25 +399,22 @@ class Run {
       optimizer_.Step(step_ + 1, learning_rate, ClipCoefficient(norm, config_.max_grad_norm));
       ++step_;
       next_sequence_ += config_.global_batch_size;
-      if (first) world_.SetTimeout(kStepTimeout), first = false;
+      if (first) world_.SetTimeout(StepTimeout()), first = false;
       const double step_s = Seconds(Clock::now() - begin);
       const std::optional<double> eval_loss = EvaluationIsDue() ? std::optional(Evaluate()) : std::nullopt;
       Report(all.loss, norm, learning_rate, *batches, step_s, eval_loss);
       const bool stop = all.stop && step_ < config_.max_steps;
-      if ((all.checkpoint || stop) && step_ < config_.max_steps && !setup_.surroundings.checkpoint_directory.empty()) {
-        const bool saved = Save();
-        TORCH_CHECK(saved || !stop, "asked to stop, but the checkpoint could not be written");
-      }
+      if (all.checkpoint && !stop && step_ < config_.max_steps) StartSaving();
       if (stop) return true;
     }
     return false;
   }
 
   bool CheckpointIsDue() const {
-    if (setup_.surroundings.checkpoint_directory.empty()) return false;
+    if (!writer_) return false;
     if (config_.save_steps > 0 && (step_ + 1) % config_.save_steps == 0) return true;
     const double interval_s = setup_.surroundings.checkpoint_interval_s;
-    return interval_s > 0 && Seconds(Clock::now() - last_checkpoint_time_) >= interval_s;
+    return interval_s > 0 && !writer_->busy() && Seconds(Clock::now() - last_checkpoint_time_) >= interval_s;
   }
 
   bool EvaluationIsDue() const { return config_.eval_interval > 0 && (step_ % config_.eval_interval == 0 || step_ == config_.max_steps); }
@@ -456,9 +473,9 @@ class Run {
     progress_.Send(line);
   }
 
-  // Writes a checkpoint of the current step; says so, or why not.
-  bool Save() {
-    const Clock::time_point begin = Clock::now();
+  // Copies the state of the current step and has it written beside the next ones; ends what is still being written first.
+  void StartSaving() {
+    if (writer_->busy()) Tell(FinishSaving());
     CheckpointMeta meta;
     meta.step = step_;
     meta.next_sequence = next_sequence_;
@@ -469,25 +486,39 @@ class Run {
     meta.dtype = config_.dtype;
     meta.model = ToHuggingFace(setup_.model, config_.dtype == "bf16" ? "bfloat16" : "float32");
     meta.trainer = setup_.trainer;
-    const std::string& parent = setup_.surroundings.checkpoint_directory;
-    world_.SetTimeout(kStartTimeout);  // storage may be slower than any step
-    const absl::Status status = SaveCheckpoint(world_, engine_.flats(), meta, parent);
-    world_.SetTimeout(kStepTimeout);
     last_checkpoint_time_ = Clock::now();
-    if (!status.ok()) {
-      if (Leads()) std::fprintf(stderr, "checkpoint of step %lld failed: %s\n", static_cast<long long>(step_), std::string(status.message()).c_str());
-      return false;
+    writer_->Start(meta);
+    if (!config_.save_in_background) Tell(FinishSaving());
+  }
+
+  CheckpointOutcome FinishSaving() {
+    world_.SetTimeout(kStartTimeout);  // storage may be slower than any step
+    CheckpointOutcome outcome = writer_->Finish();
+    world_.SetTimeout(StepTimeout());
+    return outcome;
+  }
+
+  // Returns once a checkpoint of the current step is published; false if that failed.
+  bool SaveNow() {
+    if (writer_->busy()) Tell(FinishSaving());
+    if (last_checkpoint_step_ != step_) StartSaving();
+    if (writer_->busy()) Tell(FinishSaving());
+    return last_checkpoint_step_ == step_;
+  }
+
+  // Says that a checkpoint was published, or why not.
+  void Tell(const CheckpointOutcome& outcome) {
+    if (!outcome.status.ok()) {
+      if (Leads()) std::fprintf(stderr, "checkpoint of step %lld failed: %s\n", static_cast<long long>(outcome.step), std::string(outcome.status.message()).c_str());
+      return;
     }
-    last_checkpoint_step_ = step_;
-    if (!Leads()) return true;
-    PruneCheckpoints(parent, setup_.surroundings.checkpoint_keep);
-    const std::string path = parent + "/" + CheckpointName(step_);
-    std::printf("checkpoint step=%lld path=%s seconds=%.3f\n", static_cast<long long>(step_), path.c_str(), Seconds(Clock::now() - begin));
+    last_checkpoint_step_ = outcome.step;
+    if (!Leads()) return;
+    std::printf("checkpoint step=%lld path=%s seconds=%.3f copy_s=%.3f\n", static_cast<long long>(outcome.step), outcome.path.c_str(), outcome.total_s, outcome.copy_s);
     std::fflush(stdout);
-    ordered_json told = {{"step", step_}, {"path", path}};
+    ordered_json told = {{"step", outcome.step}, {"path", outcome.path}};
     if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
     progress_.Send({{"checkpoint", told}});
-    return true;
   }
 
   int ExportModel() {
@@ -498,7 +529,11 @@ class Run {
     const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
     const std::string unfinished = staged + ".unfinished";
     const AdapterExport adapters{&engine_.flats(), config_.lora, setup_.init_directory};
-    absl::Status status = StageExport(engine_.model_flats(), setup_.model, setup_.TokenizerDirectory(), setup_.init_directory, unfinished,
+    const ReadParameter read = [&](int flat, int segment, int64_t first, at::Tensor out) {
+      out.copy_(engine_.model_flats()[flat]->Weight(segment).view(-1).narrow(0, first, out.numel()));
+      return absl::OkStatus();
+    };
+    absl::Status status = StageExport(read, setup_.model, config_.dtype, setup_.TokenizerDirectory(), setup_.init_directory, unfinished,
                                       config_.lora.on() ? &adapters : nullptr);
     if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup_.export_target);
     if (!status.ok()) {
@@ -517,6 +552,8 @@ class Run {
   Progress progress_;
   Engine engine_;
   AdamW optimizer_;
+  std::optional<ShardCheck> data_check_;
+  std::optional<CheckpointWriter> writer_;  // none without a place for checkpoints
   std::optional<BatchReader> batches_;
   std::vector<std::pair<BatchReader, int64_t>> evaluations_;  // and how many rows
   std::vector<Action> schedule_;
@@ -528,20 +565,6 @@ class Run {
   double peak_flops_ = -1;  // not looked up yet
   int dump_fd_ = -1;
 };
-
-int Refuse(const std::string& what, const Problems& problems) {
-  std::fprintf(stderr, "%s: %zu problem%s, nothing was started\n%s", what.c_str(), problems.size(), problems.size() == 1 ? "" : "s", ToText(problems).c_str());
-  return 2;
-}
-
-// c10's message without its stack; what a collective says when a peer is gone gets its meaning in front.
-std::string Message(const std::exception& e) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
-  std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : e.what();
-  if (const size_t stack = text.find("\nException raised from"); stack != std::string::npos) text.resize(stack);
-  const bool lost_peer = dynamic_cast<const c10::DistBackendError*>(&e) != nullptr || text.find("gloo/") != std::string::npos;
-  return lost_peer ? "another rank is gone or can't be reached: " + text : text;
-}
 
 void ChooseThreads(int64_t wanted, int local_size) {
   const int64_t cores = std::max<unsigned>(1, std::thread::hardware_concurrency());
@@ -557,6 +580,7 @@ int Train(const TrainOptions& options) {
   c10::initLogging();
   std::signal(SIGTERM, RequestStop);
   std::signal(SIGINT, RequestStop);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   Problems problems;
   absl::StatusOr<WorldInfo> info = WorldInfo::FromEnvironment();
   if (!info.ok()) problems.push_back({"environment", std::string(info.status().message())});
@@ -590,73 +614,6 @@ int Train(const TrainOptions& options) {
                  blamed.empty() ? "" : "\n  because of ", blamed.c_str());
     std::fflush(nullptr);
     ::_exit(1);  // destructors of a broken process group may wait for peers that are gone
-  }
-}
-
-int Export(const ExportOptions& options) {
-  absl::StatusOr<std::string> text = ReadFile(options.checkpoint + "/index.json", size_t{1} << 30);
-  absl::StatusOr<Checkpoint> checkpoint = text.ok() ? Checkpoint::Parse(options.checkpoint, *text) : text.status();
-  absl::Status status = checkpoint.ok() ? checkpoint->VerifyFiles(0, 1) : checkpoint.status();
-  Problems problems;
-  if (!status.ok()) {
-    problems.push_back({"--checkpoint", absl::StrCat(options.checkpoint, ": ", std::string(status.message()))});
-    return Refuse("export", problems);
-  }
-  const ModelConfig model = ParseModelConfig(checkpoint->meta().model, "model", /*strict=*/false, problems);
-  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer)) problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
-  if (fs::exists(options.output) && !(fs::is_directory(options.output) && (fs::is_empty(options.output) || fs::exists(options.output + "/config.json")))) {
-    problems.push_back({"--output", absl::StrCat(options.output, " exists and is no earlier export; name a new directory")});
-  }
-  // Of a LoRA run the checkpoint has the adapters alone.
-  const json& trainer = checkpoint->meta().trainer;
-  LoraConfig lora;
-  std::string init;
-  std::unique_ptr<HuggingFaceWeights> base;
-  if (trainer.is_object() && trainer.contains("lora")) {
-    lora = ParseLora(trainer["lora"], "lora", problems);
-    init = options.init.empty() ? trainer.value("init", "") : options.init;
-    if (!fs::is_directory(init)) {
-      problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the weights they were trained beside are not in ", init, "; name their directory")});
-    } else {
-      base = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
-    }
-  }
-  if (!problems.empty()) return Refuse("export", problems);
-  try {
-    at::NoGradGuard no_grad;
-    std::unique_ptr<World> world = World::Connect({}, at::kCPU);
-    const at::ScalarType dtype = checkpoint->meta().dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-    Flats flats, adapters;
-    const auto read = [&](Flats& into, FlatLayout& layout) {
-      into.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, dtype));
-      if (status.ok()) status = checkpoint->Read(*into.back());
-      into.back()->StartGather();
-    };
-    for (FlatLayout& layout : MakeLlamaLayout(model).flats) {
-      if (base == nullptr) {
-        read(flats, layout);
-        continue;
-      }
-      flats.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, dtype, /*frozen=*/true));
-      base->Read(*flats.back());
-      flats.back()->FinishLoading();
-    }
-    if (base != nullptr) {
-      for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) read(adapters, layout);
-    }
-    const std::string unfinished = options.output + ".unfinished";
-    const AdapterExport merged{&adapters, lora, init};
-    if (status.ok()) status = StageExport(flats, model, options.tokenizer, init, unfinished, base != nullptr ? &merged : nullptr);
-    if (status.ok()) status = ReplaceDirectory(unfinished, options.output);
-    if (!status.ok()) {
-      std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
-      return 1;
-    }
-    std::printf("exported step=%lld to %s\n", static_cast<long long>(checkpoint->meta().step), options.output.c_str());
-    return 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "export failed: %s\n", Message(e).c_str());
-    return 1;
   }
 }
 

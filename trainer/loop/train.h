@@ -1,4 +1,4 @@
-// `muster-trainer train` and `muster-trainer export`.
+// `muster-trainer train`.
 #pragma once
 
 #include <string>
@@ -13,12 +13,5 @@ struct TrainOptions {
 // Trains as the configuration and the environment (torchrun's and MUSTER_*) say. Returns the process's exit code: 0 done or
 // stopped on request after a checkpoint, 1 failed (said on stderr), 2 bad configuration (all problems on stderr).
 int Train(const TrainOptions& options);
-
-struct ExportOptions {
-  std::string checkpoint, output, tokenizer;
-  std::string init;  // of a LoRA run: where its frozen weights are now; empty: where they were
-};
-// Writes a checkpoint as a Hugging Face directory. The same exit codes.
-int Export(const ExportOptions& options);
 
 }  // namespace muster::trainer

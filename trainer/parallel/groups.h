@@ -25,9 +25,8 @@ struct WorldInfo {
   static absl::StatusOr<WorldInfo> FromEnvironment();
 };
 
-// How long a collective may take before the peers are given up: long until everybody has done a step.
+// How long a collective may take before the peers are given up, until everybody has done a step; then trainer.step_timeout_s.
 inline constexpr std::chrono::minutes kStartTimeout{30};
-inline constexpr std::chrono::minutes kStepTimeout{5};
 
 // All ranks of the run. Collectives of one group must be called in the same order by every rank. Not thread-safe.
 // A single process has no backend: every collective is then a no-op, and no socket is opened.

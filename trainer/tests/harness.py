@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import select
 import shutil
 import socket
@@ -115,6 +116,10 @@ class Gang:
     def signal(self, number: int, ranks=None) -> None:
         for rank in range(self.ranks) if ranks is None else ranks:
             self.processes[rank].send_signal(number)
+
+    def limit_file_size(self, rank: int, size: int | None) -> None:
+        """Files that the rank writes may have this many bytes at most; None: any."""
+        resource.prlimit(self.processes[rank].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if size is None else size, resource.RLIM_INFINITY))
 
     def stderr(self) -> str:
         return "".join(f"[rank {rank}] {line}\n" for rank in range(self.ranks)

@@ -59,3 +59,40 @@ def compare(trainer_bin: str, tokens: Path, folder: Path) -> dict:
                               for gang in (first, second) for step in gang.metric("loss")),
         "loss": max(relative(loss, losses[step]) for step, loss in third.metric("loss").items()),
         "resumed_at": resumed_at, "resized_at": resized_at}
+
+
+def reshard(trainer_bin: str, tokens: Path, folder: Path, stages: tuple[int, int]) -> dict:
+    """60 steps at once on 4 ranks; and stopped at 20 and 40, resumed on 4, on 2 and on 3 ranks, and with another ZeRO stage.
+
+    Returns same_bitwise (steps of the resumed run on 4 ranks whose loss or grad-norm isn't equal bit for bit), ranks_tokens_differ
+    and stage_tokens_differ (steps whose ids differ), ranks_loss and stage_loss (largest relative differences)."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(name: str, ranks: int, steps: int, resume_from=(), **more) -> Gang:
+        with Gang(trainer_bin, config(tokens, max_steps=steps, save_steps=20, zero_stage=stages[0]) | more, ranks, folder / name, resume_from=resume_from,
+                  dump_tokens=folder / f"{name}.tokens") as gang:
+            gang.finish()
+        if resume_from:
+            assert gang.event("loaded")["path"] == str(resume_from[0])
+        return gang
+
+    whole = run("whole", 4, STEPS)
+    wanted = read_batches(folder / "whole.tokens", BATCH, LENGTH + 1)
+    losses, norms = whole.metric("loss"), whole.metric("grad_norm")
+
+    def tokens_differ(name: str, begin: int) -> int:
+        found = read_batches(folder / f"{name}.tokens", BATCH, LENGTH + 1)
+        return sum(batch != wanted[begin + number] for number, batch in enumerate(found))
+
+    def loss_differs(gang: Gang) -> float:
+        return max(relative(loss, losses[step]) for step, loss in gang.metric("loss").items())
+
+    same = run("same", 4, STEPS, [whole.checkpoint(20)])
+    two = run("two", 2, 40, [whole.checkpoint(20)])
+    three = run("three", 3, STEPS, [two.checkpoint(40)])
+    staged = run("staged", 4, STEPS, [whole.checkpoint(20)], zero_stage=stages[1])
+    assert sorted(three.metric("loss")) == list(range(41, STEPS + 1)) and sorted(staged.metric("loss")) == list(range(21, STEPS + 1))
+    return {"same_bitwise": sum(same.metric("loss")[step] != losses[step] or same.metric("grad_norm")[step] != norms[step] for step in same.metric("loss")),
+            "same_tokens_differ": tokens_differ("same", 20),
+            "ranks_tokens_differ": tokens_differ("two", 20) + tokens_differ("three", 40), "ranks_loss": max(loss_differs(two), loss_differs(three)),
+            "stage_tokens_differ": tokens_differ("staged", 20), "stage_loss": loss_differs(staged)}

@@ -104,6 +104,19 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(trainer_bin, tm
     assert done.returncode == 1 and "00000.tokens: token 77 " in done.stderr and "id 300, but vocab_size is 259" in done.stderr
 
 
+def test_a_shard_that_doesnt_match_its_checksum_ends_the_run(trainer_bin, tmp_path):
+    tokens = make_pairs(tmp_path / "pairs")
+    config = settings(tmp_path, tokens, 4, packing="bfd") | {"model": TINY_MODEL}
+    del config["init"]
+    for name in ("00000.mask", "00000.tokens"):
+        good = (tokens / name).read_bytes()
+        (tokens / name).write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+        done = train(trainer_bin, tmp_path, config)
+        assert done.returncode == 1 and f"{name} doesn't match its sha256" in done.stderr and "copy it again" in done.stderr, done.stderr
+        (tokens / name).write_bytes(good)
+    assert train(trainer_bin, tmp_path, config).returncode == 0
+
+
 def test_evaluation_without_a_validation_split_is_refused(trainer_bin, tokens, tmp_path):
     done = train(trainer_bin, tmp_path, resume.config(tokens, save_steps=0, eval_interval=5))
     assert done.returncode == 2 and "--validation-share" in done.stderr

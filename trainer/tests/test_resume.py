@@ -107,11 +107,35 @@ def test_a_killed_peer_ends_the_others_promptly_and_not_with_success(trainer_bin
     assert took_s < 5, f"took {took_s:.1f} s"
 
 
-def test_interval_and_keep_are_followed(trainer_bin, tokens, tmp_path):
-    """Every step is a checkpoint at an interval near zero; two are kept."""
-    settings = resume.config(tokens, max_steps=12, save_steps=0)
+@pytest.mark.parametrize("in_background", [True, False])
+def test_interval_and_keep_are_followed(in_background, trainer_bin, tokens, tmp_path):
+    """At an interval near zero a checkpoint begins when the one before has ended; two are kept."""
+    settings = resume.config(tokens, max_steps=40, save_steps=0, save_in_background=in_background)
     with Gang(trainer_bin, settings, 2, tmp_path / "run", interval_s=1e-6, keep=2) as gang:
         gang.finish()
     told = [event["checkpoint"]["step"] for event in gang.events if "checkpoint" in event]
-    assert len(told) >= 6 and told == sorted(set(told)) and told[-1] == 12
+    assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 40
+    assert in_background or told == list(range(1, 41))
     assert gang.checkpoint_steps() == told[:-3:-1]
+
+
+def test_save_steps_are_all_saved_however_fast_they_come(trainer_bin, tokens, tmp_path):
+    with Gang(trainer_bin, resume.config(tokens, max_steps=8, save_steps=1), 2, tmp_path / "run", keep=100) as gang:
+        gang.finish()
+    assert gang.checkpoint_steps() == list(range(8, 0, -1))
+
+
+def test_a_full_disk_fails_the_checkpoint_and_training_goes_on(trainer_bin, tokens, tmp_path):
+    with Gang(trainer_bin, resume.config(tokens, max_steps=1_000_000, save_steps=4), 2, tmp_path / "run", keep=1) as gang:
+        gang.wait_for_step(6)
+        gang.limit_file_size(1, 8192)  # as a disk that is full: a file of rank 1 may not grow
+        gang.wait_for_step(max(gang.metric("loss")) + 16)
+        good = gang.checkpoint_steps()
+        assert len(good) == 1 and not [path for path in gang.checkpoints.glob("step-*") if int(path.name[5:]) < good[0]]
+        gang.limit_file_size(1, None)
+        gang.wait_for_step(max(gang.metric("loss")) + 16)
+        gang.signal(signal.SIGTERM)
+        gang.finish()
+    assert "failed: rank 1: cannot write" in gang.stderr() and "File too large" in gang.stderr()
+    last = gang.checkpoint_steps()
+    assert len(last) == 1 and last[0] > good[0] and last[0] == max(gang.metric("loss"))

@@ -1,0 +1,57 @@
+#include "trainer/checkpoint/index.h"
+
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/checksum.h"
+
+namespace muster::trainer {
+
+using nlohmann::json;
+
+std::string CheckpointName(int64_t step) {
+  char name[64];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  return name;
+}
+
+std::string RankFileName(int rank, int size) {
+  char name[64];
+  std::snprintf(name, sizeof name, "rank-%05d-of-%05d.safetensors", rank, size);
+  return name;
+}
+
+std::string FlatTensorName(int flat, const char* kind) { return absl::StrCat("flat.", flat, ".", kind); }
+
+json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const Shares& shares) {
+  json map = json::object();
+  for (int f = 0; f < static_cast<int>(layouts.size()); ++f) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto [begin, end] = shares(f, rank);
+      for (const SegmentPiece& piece : PiecesIn(*layouts[f], begin, end)) {
+        const Segment& segment = layouts[f]->segments()[piece.segment];
+        json& entry = map[segment.name];
+        entry["shape"] = segment.shape;
+        entry["pieces"].push_back(
+            {{"file", rank}, {"flat", f}, {"tensor_begin", piece.segment_begin}, {"file_begin", piece.range_begin}, {"numel", piece.numel}});
+      }
+    }
+  }
+  return map;
+}
+
+std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files, json tensors) {
+  const int ranks = static_cast<int>(files.size());
+  json index = {{"format", kCheckpointFormat}, {"step", meta.step}, {"next_sequence", meta.next_sequence}, {"world_size", ranks},
+                {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"optimizer", meta.optimizer}, {"seed", meta.seed},
+                {"packing_version", meta.packing_version}, {"data_fingerprint", meta.data_fingerprint}, {"model", meta.model},
+                {"trainer", meta.trainer}, {"tensors", std::move(tensors)}};
+  for (int rank = 0; rank < ranks; ++rank) {
+    index["files"].push_back({{"name", RankFileName(rank, ranks)}, {"size_bytes", files[rank].size_bytes}, {"crc32c", files[rank].crc32c}});
+  }
+  const std::string body = index.dump();
+  index["crc32c"] = Crc32c(body.data(), body.size());
+  return index.dump(1) + "\n";
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,132 @@
+#include "trainer/checkpoint/writer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::trainer {
+namespace {
+
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep)
+    : world_(world), flats_(flats), parent_(std::move(parent)), keep_(keep) {}
+
+CheckpointWriter::~CheckpointWriter() { Join(); }
+
+void CheckpointWriter::Join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointWriter::Start(const CheckpointMeta& meta) {
+  TORCH_CHECK(!busy_, "the checkpoint before is still being written");
+  begin_s_ = Now();
+  meta_ = meta;
+  directory_ = parent_ + "/" + CheckpointName(meta.step);
+  copies_.clear();
+  for (size_t i = 0; i < flats_.size(); ++i) {
+    FlatParam& flat = *flats_[i];
+    const at::Tensor owned[] = {flat.masters(), flat.exp_avg(), flat.exp_avg_sq()};
+    for (int kind = 0; kind < (meta.optimizer ? 3 : 1); ++kind) {
+      const at::Tensor share = flat.OfShard(owned[kind]);
+      at::Tensor copy = at::empty({share.numel()}, at::kFloat);
+      copy.copy_(share);
+      copies_.emplace_back(FlatTensorName(static_cast<int>(i), kCheckpointKinds[kind]), std::move(copy));
+    }
+  }
+  copy_s_ = Now() - begin_s_;
+  // A run that went back comes to a step that was saved already: what is about to be overwritten is no checkpoint any more.
+  std::error_code error;
+  if (world_.rank() == 0) std::filesystem::remove(directory_ + "/index.json", error);
+  busy_ = true;
+  publishing_ = false;
+  phase_ = kBusy;
+  thread_ = std::thread([this] { WriteShare(); });
+}
+
+void CheckpointWriter::WriteShare() {
+  try {
+    status_ = MakeDirectories(directory_);
+    std::vector<SafetensorsTensor> tensors;
+    for (const auto& [name, copy] : copies_) {
+      tensors.push_back({name, "F32", {copy.numel()}, {static_cast<const uint8_t*>(copy.data_ptr()), static_cast<size_t>(copy.nbytes())}});
+    }
+    if (status_.ok()) {
+      absl::StatusOr<WrittenFile> written = WriteSafetensors(directory_ + "/" + RankFileName(world_.rank(), world_.size()), tensors, {{"format", kCheckpointFormat}});
+      if (written.ok()) written_ = *written;
+      status_ = written.status();
+    }
+  } catch (const std::exception& e) {
+    status_ = absl::InternalError(e.what());
+  }
+  copies_.clear();
+  phase_ = status_.ok() ? kWritten : kFailed;
+}
+
+void CheckpointWriter::Publish(std::vector<WrittenFile> files) {
+  try {
+    std::vector<const FlatLayout*> layouts;
+    for (const auto& flat : flats_) layouts.push_back(&flat->layout());
+    const int ranks = world_.size();
+    const Shares shares = [&](int flat, int rank) {
+      const int64_t numel = flats_[flat]->shard_numel();
+      return std::pair<int64_t, int64_t>(rank * numel, (rank + 1) * numel);
+    };
+    status_ = WriteFileDurably(directory_ + "/index.json", IndexText(meta_, files, TensorMap(layouts, ranks, shares)));
+    if (status_.ok()) status_ = SyncDirectory(parent_);
+    if (status_.ok()) PruneCheckpoints(parent_, keep_, meta_.step);
+  } catch (const std::exception& e) {
+    status_ = absl::InternalError(e.what());
+  }
+  phase_ = status_.ok() ? kPublished : kFailed;
+}
+
+CheckpointWriter::Report CheckpointWriter::Mine() const {
+  const int phase = phase_;
+  const bool written = phase == kWritten || phase == kPublished;
+  return {static_cast<double>(phase), written ? static_cast<double>(written_.size_bytes) : 0, written ? static_cast<double>(written_.crc32c) : 0};
+}
+
+std::optional<CheckpointOutcome> CheckpointWriter::Take(const std::vector<Report>& all) {
+  const auto some = [&](Phase phase) { return std::any_of(all.begin(), all.end(), [&](const Report& report) { return static_cast<int>(report[0]) == static_cast<int>(phase); }); };
+  if (!busy_ || some(kBusy)) return std::nullopt;
+  Join();  // it is done, or nearly
+  if (!some(kFailed) && !publishing_) {
+    publishing_ = true;
+    if (world_.rank() != 0) return std::nullopt;
+    std::vector<WrittenFile> files;
+    for (const Report& report : all) files.push_back({static_cast<uint64_t>(report[1]), static_cast<uint32_t>(report[2])});
+    phase_ = kBusy;
+    thread_ = std::thread([this, files = std::move(files)]() mutable { Publish(std::move(files)); });
+    return std::nullopt;
+  }
+  CheckpointOutcome outcome{absl::OkStatus(), meta_.step, directory_, copy_s_, Now() - begin_s_};
+  if (some(kFailed)) {
+    const std::vector<std::string> errors = world_.GatherTexts(status_.ok() ? "" : std::string(status_.message()));
+    for (size_t r = 0; r < errors.size() && outcome.status.ok(); ++r) {
+      if (!errors[r].empty()) outcome.status = absl::UnavailableError(absl::StrCat("rank ", r, ": ", errors[r]));
+    }
+    if (world_.rank() == 0) RemoveTree(directory_);  // half a checkpoint only takes room
+  }
+  busy_ = publishing_ = false;
+  phase_ = kIdle;
+  return outcome;
+}
+
+CheckpointOutcome CheckpointWriter::Finish() {
+  TORCH_CHECK(busy_, "no checkpoint was started");
+  while (true) {
+    Join();
+    const Report mine = Mine();
+    std::vector<Report> all;
+    for (const std::vector<double>& row : world_.GatherRows({mine.begin(), mine.end()})) all.push_back({row[0], row[1], row[2]});
+    if (std::optional<CheckpointOutcome> outcome = Take(all)) return *std::move(outcome);
+  }
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,76 @@
+// Checkpoints written beside training. Between two steps each rank copies its share; a thread then writes, checksums and
+// fsyncs it. The ranks learn that all are done from the exchange of doubles that they have each step anyway, so the thread
+// uses no collective; then rank 0's thread publishes the index and removes old checkpoints. Until then the one before stays
+// the newest.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/index.h"
+#include "trainer/parallel/groups.h"
+
+namespace muster::trainer {
+
+// How the writing of a checkpoint ended; the same on every rank.
+struct CheckpointOutcome {
+  absl::Status status;  // OK: published and durable
+  int64_t step = 0;
+  std::string path;
+  double copy_s = 0;   // this rank's training stood still that long
+  double total_s = 0;  // from the start of the copy to here
+};
+
+// Every rank has one and calls the same methods in the same steps; not thread-safe.
+class CheckpointWriter {
+ public:
+  // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest stay. `world` and `flats` must outlive it.
+  CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep);
+  // Waits for the thread; what isn't published by then stays unpublished.
+  ~CheckpointWriter();
+
+  // Copies and starts to write. The one before must have ended (!busy()).
+  void Start(const CheckpointMeta& meta);
+  // Started and not ended.
+  bool busy() const { return busy_; }
+
+  // What the other ranks must know of this one.
+  using Report = std::array<double, 3>;  // phase, size_bytes, crc32c
+  Report Mine() const;
+  // Takes all ranks' reports of one moment. The outcome once there is one; collective when something failed.
+  std::optional<CheckpointOutcome> Take(const std::vector<Report>& all);
+  // Waits for the end of what was started. Collective.
+  CheckpointOutcome Finish();
+
+ private:
+  enum Phase { kIdle, kBusy, kWritten, kPublished, kFailed };
+  void WriteShare();
+  void Publish(std::vector<WrittenFile> files);
+  void Join();
+
+  World& world_;
+  const Flats& flats_;
+  const std::string parent_;
+  const int keep_;
+  bool busy_ = false, publishing_ = false;
+  CheckpointMeta meta_;
+  std::string directory_;
+  double begin_s_ = 0, copy_s_ = 0;
+
+  // Of the thread while phase_ is kBusy, otherwise of the caller.
+  std::vector<std::pair<std::string, at::Tensor>> copies_;  // fp32, on the host
+  WrittenFile written_;
+  absl::Status status_;
+  std::atomic<int> phase_{kIdle};
+  std::thread thread_;
+};
+
+}  // namespace muster::trainer

@@ -1,0 +1,129 @@
+#include "trainer/loop/convert.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/hugging_face.h"
+#include "trainer/loop/failures.h"
+#include "trainer/model/blocks.h"
+#include "trainer/model/lora.h"
+
+namespace muster::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Nothing, an empty directory, or one that holds `marker` and so is an earlier result.
+void CheckOutput(const std::string& output, const char* marker, const char* what, Problems& problems) {
+  if (!fs::exists(output) || (fs::is_directory(output) && (fs::is_empty(output) || fs::exists(output + "/" + marker)))) return;
+  problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what, "; name a new directory")});
+}
+
+// Carries out `work`; says what goes wrong. `done` is printed when nothing does.
+template <typename Work>
+int Carry(const char* command, const std::string& done, Work work) {
+  absl::Status status;
+  try {
+    at::NoGradGuard no_grad;
+    status = work();
+  } catch (const std::exception& e) {
+    status = absl::InternalError(Message(e));
+  }
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s failed: %s\n", command, std::string(status.message()).c_str());
+    return 1;
+  }
+  std::puts(done.c_str());
+  return 0;
+}
+
+int ImportCheckpoint(const ConvertOptions& options) {
+  Problems problems;
+  absl::StatusOr<std::string> text = ReadFile(options.input + "/config.json");
+  const json content = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json();
+  if (!content.is_object()) problems.push_back({"--input", absl::StrCat(options.input, "/config.json is no JSON object; give a Hugging Face directory or a checkpoint")});
+  for (const auto& [flag, given] : {std::pair("--dtype", &options.dtype), std::pair("--tokenizer", &options.tokenizer), std::pair("--init", &options.init)}) {
+    if (!given->empty()) problems.push_back({flag, "is for turning a checkpoint into a Hugging Face directory; leave it out"});
+  }
+  CheckOutput(options.output, "index.json", "checkpoint", problems);
+  if (!problems.empty()) return Refuse("convert", problems);
+  const ModelConfig model = ParseModelConfig(content, "--input/config.json", /*strict=*/false, problems);
+  if (!problems.empty()) return Refuse("convert", problems);
+  const HuggingFaceWeights weights = HuggingFaceWeights::Open(options.input, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--input", problems);
+  if (!problems.empty()) return Refuse("convert", problems);
+  return Carry("convert", absl::StrCat("converted ", options.input, " to a checkpoint of step 0, ", options.output), [&]() -> absl::Status {
+    const std::string unfinished = options.output + ".unfinished";
+    if (absl::Status s = StageCheckpoint(weights, model, unfinished); !s.ok()) return s;
+    return ReplaceDirectory(unfinished, options.output);
+  });
+}
+
+}  // namespace
+
+int Export(const ConvertOptions& options) {
+  absl::StatusOr<std::string> text = ReadFile(options.input + "/index.json", size_t{1} << 30);
+  absl::StatusOr<Checkpoint> checkpoint = text.ok() ? Checkpoint::Parse(options.input, *text) : text.status();
+  absl::Status status = checkpoint.ok() ? checkpoint->VerifyFiles(0, 1) : checkpoint.status();
+  Problems problems;
+  if (!status.ok()) {
+    problems.push_back({"--checkpoint", absl::StrCat(options.input, ": ", std::string(status.message()), "; take another checkpoint of the run")});
+    return Refuse("export", problems);
+  }
+  const CheckpointMeta& meta = checkpoint->meta();
+  const ModelConfig model = ParseModelConfig(meta.model, "model", /*strict=*/false, problems);
+  const std::string dtype = options.dtype.empty() ? meta.dtype : options.dtype;
+  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16") problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
+  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer)) problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
+  CheckOutput(options.output, "config.json", "export", problems);
+  // Of a LoRA run the checkpoint has the adapters alone.
+  const json& trainer = meta.trainer;
+  LoraConfig lora;
+  std::string init;
+  std::unique_ptr<HuggingFaceWeights> base;
+  if (trainer.is_object() && trainer.contains("lora")) {
+    lora = ParseLora(trainer["lora"], "lora", problems);
+    init = options.init.empty() ? trainer.value("init", "") : options.init;
+    if (!fs::is_directory(init)) {
+      problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the weights they were trained beside are not in ", init, "; name their directory")});
+    } else {
+      base = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
+    }
+  }
+  if (!problems.empty()) return Refuse("export", problems);
+  return Carry("export", absl::StrCat("exported step=", meta.step, " to ", options.output), [&]() -> absl::Status {
+    std::unique_ptr<World> world = World::Connect({}, at::kCPU);
+    Flats adapters;
+    if (base != nullptr) {
+      for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) {
+        adapters.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, dtype == "bf16" ? at::kBFloat16 : at::kFloat));
+        if (absl::Status s = checkpoint->Read(*adapters.back()); !s.ok()) return s;
+        adapters.back()->StartGather();
+      }
+    }
+    const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;
+    const ReadParameter read = [&](int flat, int segment, int64_t begin, at::Tensor out) -> absl::Status {
+      const Segment& wanted = layouts[flat].segments()[segment];
+      if (base == nullptr) return checkpoint->ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
+      base->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
+      if (dtype == "bf16") out.copy_(out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
+      return absl::OkStatus();
+    };
+    const std::string unfinished = options.output + ".unfinished";
+    const AdapterExport merged{&adapters, lora, init};
+    if (absl::Status s = StageExport(read, model, dtype, options.tokenizer, init, unfinished, base != nullptr ? &merged : nullptr); !s.ok()) return s;
+    return ReplaceDirectory(unfinished, options.output);
+  });
+}
+
+int Convert(const ConvertOptions& options) {
+  if (fs::exists(options.input + "/index.json")) return Export(options);
+  if (fs::exists(options.input + "/config.json")) return ImportCheckpoint(options);
+  return Refuse("convert", {{"--input", absl::StrCat(options.input, " has neither index.json, as a checkpoint has, nor config.json, as a Hugging Face directory has")}});
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,69 @@
+"""Hugging Face directories with something wrong in them: refused before anything starts, with file, tensor or field, and remedy."""
+
+import json
+import shutil
+
+import pytest
+
+import families
+import parity
+from test_schema import train
+
+
+def rewrite(folder, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in (config | changes).items() if value != "remove"}))
+
+
+def truncate(path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def retensor(folder, change) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
+
+
+CASES = {  # name: (family, what is done to the directory, what the message must hold)
+    "truncated weights": ("llama2", lambda f: truncate(f / "model.safetensors", 50_000), ["model.safetensors: not a valid safetensors file", "bytes too few", "download it again"]),
+    "cut in the header": ("llama2", lambda f: truncate(f / "model.safetensors", 100), ["model.safetensors: not a valid safetensors file: its header reaches past the end"]),
+    "no weights": ("llama2", lambda f: (f / "model.safetensors").unlink(), ["holds neither model.safetensors nor", "download the weights"]),
+    "pickled weights": ("llama2", lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), ["save_pretrained()"]),
+    "a tensor is missing": ("qwen2", lambda f: retensor(f, lambda t: {k: v for k, v in t.items() if "layers.1.self_attn.k_proj.bias" not in k}),
+                            ["has no model.layers.1.self_attn.k_proj.bias, which config.json's model has"]),
+    "a tensor too many": ("qwen3", lambda f: rewrite(f, model_type="llama", architectures=["LlamaForCausalLM"], sliding_window="remove", layer_types="remove"),
+                          ["has model.layers.0.self_attn.k_norm.weight, which config.json's model doesn't have", "of different models"]),
+    "another shape": ("mistral", lambda f: rewrite(f, intermediate_size=128), ["mlp.gate_proj.weight is [160, 64] where config.json means [128, 64]"]),
+    "another dtype": ("llama2", lambda f: retensor(f, lambda t: {k: v.to(__import__("torch").int8) for k, v in t.items()}),
+                      ["is of dtype I8; F32, BF16, F16 and F64 can be read", "more tensors that don't fit"]),
+    "without its head": ("llama3", lambda f: retensor(f, lambda t: {k.removeprefix("model."): v for k, v in t.items()}), ['its names lack "model."']),
+    "no config": ("llama2", lambda f: (f / "config.json").unlink(), ["config.json is missing; give a Hugging Face directory"]),
+    "broken config": ("llama2", lambda f: truncate(f / "config.json", 50), ["config.json is no JSON object"]),
+    "another architecture": ("llama2", lambda f: rewrite(f, model_type="mixtral"), ['model_type: "mixtral" can\'t be trained; can be: llama, mistral, qwen2, qwen3']),
+    "contradicting thetas": ("llama2", lambda f: rewrite(f, rope_theta=5e5), ["rope_theta: contradicts rope_parameters.rope_theta"]),
+    "contradicting types": ("llama2", lambda f: rewrite(f, torch_dtype="bfloat16"), ["torch_dtype: contradicts dtype"]),
+    "unknown scaling": ("qwen2", lambda f: rewrite(f, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), ['rope_type: "dynamic" can\'t be trained']),
+    "quantised": ("llama2", lambda f: rewrite(f, quantization_config={"bits": 4}), ["quantization_config: quantised weights"]),
+    "end beyond the vocabulary": ("llama2", lambda f: rewrite(f, eos_token_id=[257, 300]), ["eos_token_id: 300 is no token id below vocab_size, 259"]),
+    "small vocabulary": ("llama2", lambda f: rewrite(f, vocab_size=200, bos_token_id=None, eos_token_id=None), ["vocab_size 200 is below that of"]),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {family: families.make(folder / family, family) for family in {family for family, _, _ in CASES.values()}}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_directory_is_refused_with_its_place_and_a_remedy(case, trainer_bin, tokens, models, tmp_path):
+    family, damage, wanted = CASES[case]
+    init = tmp_path / "init"
+    shutil.copytree(models[family], init)
+    damage(init)
+    done = train(trainer_bin, tmp_path, parity.config(init, tokens, 1, tmp_path / "model"))
+    assert done.returncode == 2, done.stderr
+    assert not [words for words in wanted if words not in done.stderr], done.stderr
+    assert len(done.stderr.splitlines()) <= 12 and "step=" not in done.stdout

@@ -1,10 +1,14 @@
 #include "cli/exit_code.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "cli/client.h"
 #include "cli/render/format.h"
 #include "google/rpc/error_details.pb.h"
@@ -79,6 +83,11 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
   std::string out;
   const bool servers_word = status.GetPayload(kDetailsUrl).has_value();   // it answers, but not now
   if (absl::IsUnavailable(status) && !servers_word) {
+    struct stat socket {};
+    if (const std::string path(absl::StripPrefix(server, "unix://")); stat(path.c_str(), &socket) == 0 && socket.st_uid != geteuid()) {
+      return absl::StrCat("muster: ", server, " is served by uid ", socket.st_uid, ", who serves nobody else (single_user); you are uid ", geteuid(), "\n",
+                          "  Start your own on this machine: muster up     Or name another: --server unix:///path, MUSTER_SERVER\n");
+    }
     if (message.find(server) == std::string::npos) message = absl::StrCat("no answer from ", server, message.empty() ? "" : ": ", message);
     return absl::StrCat("muster: ", message, "\n",
                         "  Start one on this machine: muster up     Or name another: --server unix:///path, MUSTER_SERVER\n");

@@ -132,7 +132,11 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
     if (interrupt.pending()) break;
     if (follower.seen() && HasEnded(follower.job().state())) {
       follower.End();
-      if (!options.quiet && !follower.as_json()) follower.Line(OutcomeLine(follower.job()));
+      if (!options.quiet && !follower.as_json()) {
+        follower.Line(OutcomeLine(follower.job()));
+        const uint64_t number = follower.job().number();
+        if (follower.job().state() == pb::FAILED) follower.Line(absl::StrCat("  Its output: muster logs ", number, "   Its attempts: muster show ", number));
+      }
       return ExitCodeFor(follower.job().state());
     }
     if (deadline_ns > 0 && RealClock()->MonotonicNs() >= deadline_ns) {

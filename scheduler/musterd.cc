@@ -88,6 +88,11 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
   if (!flags.clusters.empty()) config->clusters = flags.clusters;
   if (!flags.queues.empty()) config->queues = flags.queues;
   config->single_user = config->single_user || flags.single_user;
+  if (!config->single_user) {
+    Fail("serving several users is not there yet: no agent runs jobs as their owners. Set `single_user: true` in musterd.yaml, or "
+         "--single-user: then it serves only the user who starts it");
+    return false;
+  }
   return true;
 }
 
@@ -210,7 +215,7 @@ int Run(const MusterdConfig& config) {
   std::thread stepping([&engine] { engine.Run(); });
   const std::string path(absl::StripPrefix(config.listen, "unix://"));
   int result = 0;
-  if (absl::Status status = server.Listen(path, config.single_user ? 0600 : 0666); !status.ok()) {
+  if (absl::Status status = server.Listen(path, 0600); !status.ok()) {
     result = Fail(std::string(status.message()));
   } else {
     LogInfo("ready", {{"socket", path}, {"version", MUSTER_VERSION}, {"epoch", recovered.epoch}, {"commit", recovered.last_commit},

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysinfo.h>
@@ -106,7 +107,8 @@ absl::StatusOr<std::string> Output(const std::string& program, const char* argum
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-  ::posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+  const int errors = ::memfd_create("errors", MFD_CLOEXEC);
+  if (errors >= 0) ::posix_spawn_file_actions_adddup2(&actions, errors, 2);
   char* const argv[] = {const_cast<char*>(program.c_str()), const_cast<char*>(argument), nullptr};
   char path[] = "PATH=/usr/local/bin:/usr/bin:/bin";
   char* const environment[] = {path, nullptr};
@@ -116,6 +118,7 @@ absl::StatusOr<std::string> Output(const std::string& program, const char* argum
   ::close(out[1]);
   if (error != 0) {
     ::close(out[0]);
+    ::close(errors);
     return ErrnoStatus(error, program);
   }
   std::string text;
@@ -138,7 +141,13 @@ absl::StatusOr<std::string> Output(const std::string& program, const char* argum
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
-  if (!complete || !WIFEXITED(status) || WEXITSTATUS(status) != 0) return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed"));
+  char words[512];
+  const ssize_t length = errors < 0 ? 0 : ::pread(errors, words, sizeof words, 0);
+  ::close(errors);
+  if (!complete || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    const absl::string_view said = absl::StripAsciiWhitespace(absl::string_view(words, static_cast<size_t>(std::max<ssize_t>(0, length))));
+    return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed", said.empty() ? "" : ": ", said));
+  }
   return text;
 }
 

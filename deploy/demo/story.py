@@ -13,6 +13,7 @@ from pathlib import Path
 from local_system import CommandFailed, Failed, LocalSystem, job_processes, now_ns, wait_for
 from reference import MODEL, Reference, losses
 from screen import Screen
+from timeline import timeline
 
 LOSS_BAR = 0.02       # against the undisturbed run, any step: other ranks sum in another order, and the steps amplify it
 EXPORT_BAR = 1e-5     # loss of the exported model by transformers against the trainer's own, one batch
@@ -43,6 +44,7 @@ class Story:
         self.job: dict = {}       # job 1 as last read
         self.steps = 0
         self.losses: dict[int, float] = {}
+        self.marks: list[tuple[int, str]] = []   # Unix times in ns
 
     def tell(self) -> bool:
         """All of it; whether every row of the summary holds."""
@@ -108,6 +110,7 @@ class Story:
         queue = next(one for one in self.system.json("queue", "list")["queues"] if one["path"] == "research")
         use = next(one for one in queue["use"] if one["flavour"] == "cpu-slot")
         used, guaranteed = int(use["used_milli"]) // 1000, int(use["guarantee_milli"]) // 1000
+        self.guaranteed = guaranteed
         self.screen.event(f"job {self.number} trains on {where(attempt)}: {guaranteed} guaranteed + {used - guaranteed} borrowed from prod")
         self.rows.append(Row("borrowed", f"job {self.number} ran on {used} slots with a guarantee of {guaranteed}", used == 4 and guaranteed == 2))
 
@@ -163,6 +166,7 @@ class Story:
         pid = self.rank_pids(3)[0]
         killed_ns = now_ns()
         os.kill(pid, signal.SIGKILL)
+        self.marks.append((killed_ns, "rank 3 killed"))
         self.screen.event(f"kill -9 {pid}: rank 3 of job {self.number}")
         again = self.wait_train(lambda: self.running(workers=4, after=before), 60, "job 1 to start again after rank 3 was killed")
         first = self.wait_train(lambda: self.trained(again), 60, "a step of the new attempt")
@@ -182,6 +186,7 @@ class Story:
         step_before = int(self.progress()["step"])
         musterd = self.system.processes["musterd"]
         killed_at = time.monotonic()
+        self.marks.append((now_ns(), "musterd killed"))
         musterd.kill()
         musterd.wait(10)
         self.screen.event(f"kill -9 {musterd.pid}: musterd")
@@ -248,10 +253,18 @@ class Story:
         texts = [screen.shown(row.text) for row in self.rows]
         for row, text in zip(self.rows, texts):
             screen.line(f" {row.name:<10}  {text:<{max(map(len, texts))}}  {screen.mark(row.holds)} {row.bar}".rstrip())
+        screen.line(f"Who held which slot when: {self.draw_timeline()}")
         missed = [row.name for row in self.rows if not row.holds]
         if missed:
             screen.line(f"Missed: {', '.join(missed)}")
         return not missed
+
+    def draw_timeline(self) -> Path:
+        jobs = [self.system.job(number) for number in (self.number, self.second, self.third)]
+        slots = {host["name"]: len(host["inventory"]["devices"]) for host in self.system.hosts()}
+        path = self.reference.cache / "timeline.svg"
+        path.write_text(timeline(jobs, slots, {self.number: self.guaranteed}, self.marks))
+        return path
 
     def say_how_to_look_around(self) -> None:
         self.screen.line("It keeps running. Look around:")

@@ -122,6 +122,22 @@ def test_only_unix_sockets_are_served(bare, listen):
     assert done.returncode != 0 and "unix://" in done.stderr
 
 
+def test_serving_several_users_is_refused(bare):
+    configure(bare)
+    config = bare.folder / "etc" / "musterd.yaml"
+    config.write_text(config.read_text().replace("single_user: true", "single_user: false"))
+    done = subprocess.run([bare.bin_dir / "musterd", "--config", config], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "single_user: true" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a socket to another user")
+def test_another_users_daemon_is_told_from_a_dead_one(system):
+    os.chown(system.socket, 12345, -1)
+    system.processes["musterd"].kill()   # who serves nobody else closes the connection; a dead one refuses it
+    done = system.run(["jobs"], check=False)
+    assert done.returncode == 6 and "served by uid 12345" in done.stderr, done.stderr
+
+
 def test_the_socket_and_the_store_are_the_owners_alone(system):
     assert stat.S_IMODE(os.stat(system.socket).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(system.folder / "store").st_mode) == 0o700

@@ -2,7 +2,7 @@
 
 Submissions twice: at the engine's port, as the code behind an RPC calls it, from several threads; and over gRPC to a real
 musterd on a Unix socket, from a load generator on the same machine. 40,000 jobs of one slot that all wait but 800. 4,096 of
-them wait for their answers at any time (512 over gRPC): all that is asked during a commit shares the next one.
+them wait for their answers at any time: all that is asked during a commit shares the next one.
 Starts: 40,000 such jobs that run for 100 ms on 1,000 simulated hosts of 8 slots; submission, start and end all go on at once,
 and the rate is that of committed starts from the first submission on. Best of three, as others may use the machine.
 """
@@ -43,7 +43,7 @@ def over_grpc(jobs: int) -> float:
     try:
         configure(system)
         system.start_musterd()
-        done = subprocess.run([BIN / "bench_submit_load", system.server, "--jobs", str(jobs)], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run([BIN / "bench_submit_load", system.server, "--jobs", str(jobs), "--outstanding", "4096"], stdout=subprocess.PIPE, text=True, check=True)
         print(f"over gRPC: {done.stdout.strip()}", flush=True)
         return json.loads(done.stdout)["submissions_per_s"]
     finally:

@@ -76,7 +76,8 @@ class Agent final : public Sender {
   void OnIncoming(Incoming incoming);
   void OnMessage(const v1::SchedulerMessage& message);
   void Heartbeat();
-  void WatchAttempts(bool all);
+  void WatchAttempts();
+  void WatchCommanded(const AttemptId& id);
   void Watch(const AttemptId& id);
   void Unwatch(const AttemptId& id);
   void Refresh(const AttemptId& id);
@@ -111,11 +112,24 @@ class Agent final : public Sender {
   uint64_t heartbeat_sequence_ = 0;
   std::map<AttemptId, Watched> watched_;
   std::map<int, AttemptId> by_watch_;
+  std::map<int, AttemptId> by_pidfd_;
   std::set<AttemptId> strays_;                       // their shim is dead, what it left is being killed
   std::map<uint64_t, LogReader> logs_;
   std::string refused_;
   std::unique_ptr<Connection> connection_;           // last: its thread posts to us
 };
+
+// The attempt that a command is about; null: the message is no command.
+const v1::AttemptKey* CommandedKey(const v1::SchedulerMessage& message) {
+  switch (message.body_case()) {
+    case v1::SchedulerMessage::kPrepare: return &message.prepare().key();
+    case v1::SchedulerMessage::kStart: return &message.start().key();
+    case v1::SchedulerMessage::kStop: return &message.stop().key();
+    case v1::SchedulerMessage::kForget: return &message.forget().key();
+    case v1::SchedulerMessage::kQuery: return &message.query().key();
+    default: return nullptr;
+  }
+}
 
 void AddToEpoll(int epoll, int fd) {
   epoll_event event{};
@@ -188,7 +202,7 @@ void Agent::OnIncoming(Incoming incoming) {
       open_ = true;
       heard_ns_ = RealClock()->BootNs();
       // What happened while nobody listened belongs into the Hello.
-      WatchAttempts(/*all=*/true);
+      WatchAttempts();
       connection_->Send(generation_, reconciler_->Hello(inventory_));
       return;
     }
@@ -233,7 +247,20 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
     connection_->Restart();
     return;
   }
-  WatchAttempts(/*all=*/false);
+  if (const v1::AttemptKey* key = CommandedKey(message); key != nullptr) WatchCommanded(IdOf(*key));
+}
+
+// A command may have begun or ended what it is about.
+void Agent::WatchCommanded(const AttemptId& id) {
+  const AttemptRecord* record = reconciler_->Find(id);
+  const auto known = watched_.find(id);
+  if (record == nullptr) {
+    Unwatch(id);
+  } else if (record->gone()) {
+    processes_.ReleasePort(id);
+  } else if (known == watched_.end() || known->second.pid == 0) {
+    Watch(id);
+  }
 }
 
 void Agent::Heartbeat() {
@@ -246,13 +273,12 @@ void Agent::Heartbeat() {
   reconciler_->RepeatReports();
 }
 
-// Watches what runs or may start, and takes in what its files say; stops watching what is gone. Without `all`: only attempts
-// that have no shim yet, as after a command.
-void Agent::WatchAttempts(bool all) {
+// Watches what runs or may start, and takes in what its files say; stops watching what is gone.
+void Agent::WatchAttempts() {
   std::vector<AttemptId> live, over;
   for (const auto& [id, record] : reconciler_->records()) {
     const auto known = watched_.find(id);
-    if (!record.gone() && (all || known == watched_.end() || known->second.pid == 0)) live.push_back(id);
+    if (!record.gone()) live.push_back(id);
     // After our restart: progress lines of attempts that ended meanwhile are still to be told.
     if (record.gone() && record.claim == Claim::kStarted && known == watched_.end()) live.push_back(id);
     if (record.gone()) processes_.ReleasePort(id);
@@ -277,7 +303,10 @@ void Agent::Watch(const AttemptId& id) {
 void Agent::Unwatch(const AttemptId& id) {
   const auto found = watched_.find(id);
   if (found == watched_.end()) return;
-  if (found->second.pidfd >= 0) ::close(found->second.pidfd);
+  if (found->second.pidfd >= 0) {
+    by_pidfd_.erase(found->second.pidfd);
+    ::close(found->second.pidfd);
+  }
   if (found->second.directory_watch >= 0) {
     ::inotify_rm_watch(inotify_, found->second.directory_watch);
     by_watch_.erase(found->second.directory_watch);
@@ -295,12 +324,16 @@ void Agent::Refresh(const AttemptId& id) {
   const pid_t pid = processes_.ShimPid(id);
   if (pid != watched.pid) {
     if (watched.pidfd >= 0) {
+      by_pidfd_.erase(watched.pidfd);
       ::close(watched.pidfd);
       processes_.Reap(watched.pid);
     }
     watched.pid = pid;
     watched.pidfd = pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)) : -1;
-    if (watched.pidfd >= 0) AddToEpoll(epoll_, watched.pidfd);
+    if (watched.pidfd >= 0) {
+      by_pidfd_[watched.pidfd] = id;
+      AddToEpoll(epoll_, watched.pidfd);
+    }
   }
   if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), &watched.events_read, &watched.news); !status.ok()) {
     LogError("shim's files", {{"error", std::string(status.message())}});
@@ -352,7 +385,7 @@ void Agent::StartLog(const v1::LogRequest& request) {
     *message.mutable_session() = reconciler_->session();
     message.mutable_log_chunk()->set_request(request.request());
     message.mutable_log_chunk()->set_end(true);
-    message.mutable_log_chunk()->set_error(known ? "this host answers too many log requests already" : "no logs of this attempt on this host");
+    message.mutable_log_chunk()->set_error(known ? "this host answers too many log requests already" : "no logs of this attempt on this host, or no longer");
     Send(std::move(message));
     return;
   }
@@ -414,7 +447,7 @@ int64_t Agent::NextWakeNs() const {
 }
 
 absl::Status Agent::Run() {
-  WatchAttempts(/*all=*/true);
+  WatchAttempts();
   // The schema of a new trainer takes a second to ask for; the host is useful meanwhile.
   schema_ = std::thread([this] {
     auto found = std::make_unique<v1::Inventory>(options_.inventory);
@@ -441,14 +474,10 @@ absl::Status Agent::Run() {
         TakeIncoming();
       } else if (fd == inotify_) {
         ReadInotify();
-      } else {
-        for (const auto& [id, watched] : watched_) {
-          if (watched.pidfd != fd) continue;
-          const AttemptId ended = id;
-          processes_.Reap(watched.pid);
-          Refresh(ended);
-          break;
-        }
+      } else if (const auto ended = by_pidfd_.find(fd); ended != by_pidfd_.end()) {
+        const AttemptId id = ended->second;
+        processes_.Reap(watched_.at(id).pid);
+        Refresh(id);
       }
     }
     const int64_t now_ns = RealClock()->BootNs();
@@ -462,7 +491,7 @@ absl::Status Agent::Run() {
     if (reconciler_->has_session() && now_ns >= next_heartbeat_ns_) Heartbeat();
     if (now_ns >= next_sweep_ns_) {
       next_sweep_ns_ = now_ns + (inotify_ >= 0 ? kSweep : kSweepWithoutInotify);
-      WatchAttempts(/*all=*/true);
+      WatchAttempts();
       processes_.ReapEnded();
     }
     for (const AttemptId& id : std::set<AttemptId>(strays_)) Refresh(id);

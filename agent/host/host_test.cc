@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -227,6 +228,30 @@ TEST_F(HostTest, ForgettingKeepsTheLogsUntilRetentionTakesThem) {
   (*state)->PruneLogs({0, INT64_MAX}, 0);
   EXPECT_FALSE(std::filesystem::exists((*state)->LogDirectory(record.id)));
   EXPECT_TRUE((*state)->Forget(record.id).ok());  // again
+}
+
+TEST_F(HostTest, OfWhatWroteNothingThatIsKnownUntilRetentionTakesIt) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const AttemptRecord record = Record();
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  ASSERT_TRUE((*state)->Forget(record.id).ok());
+  EXPECT_TRUE(std::filesystem::exists((*state)->LogDirectory(record.id)));
+  EXPECT_TRUE(shim::LogRanks((*state)->LogDirectory(record.id)).empty());
+  (*state)->PruneLogs({0, INT64_MAX}, 0);
+  EXPECT_FALSE(std::filesystem::exists((*state)->LogDirectory(record.id)));
+}
+
+// A shim holds a lock of it, which a new file of the same name would not have.
+TEST_F(HostTest, ARecordThatIsMadeDurableLaterStaysTheSameFile) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const AttemptRecord record = Record();
+  const std::string name = (*state)->AttemptDirectory(record.id) + "/prepared";
+  struct stat before{}, after{};
+  ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
+  ASSERT_EQ(::stat(name.c_str(), &before), 0);
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  ASSERT_EQ(::stat(name.c_str(), &after), 0);
+  EXPECT_EQ(before.st_ino, after.st_ino);
 }
 
 TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {

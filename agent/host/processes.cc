@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -171,18 +172,23 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   if (::lstat(socket_directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
     return absl::PermissionDeniedError(absl::StrCat(socket_directory, ": must be a directory of mode 0700 that belongs to this user"));
   }
-  const std::string token = RandomId();
-  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, token, absl::StrCat(socket_directory, "/", token.substr(0, 12), "/progress"));
+  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(socket_directory, "/", RandomId().substr(0, 12)));
   if (!spec.ok()) return spec.status();
   const std::string directory = state_->AttemptDirectory(record.id);
-  if (const int error = shim::ReplaceFile(directory, shim::kSpecFile, shim::FormatSpec(*spec), /*sync=*/false); error != 0) return ErrnoStatus(error, "spec");
+  // In memory: nobody else reads it, and a file costs more than the rest of this.
+  const int told = ::memfd_create("spec", MFD_CLOEXEC);
+  const int unwritten = told < 0 ? errno : shim::WriteAll(told, shim::FormatSpec(*spec));
+  if (unwritten != 0 || ::lseek(told, 0, SEEK_SET) != 0) {
+    if (told >= 0) ::close(told);
+    return ErrnoStatus(unwritten, "spec");
+  }
 
   const std::string program = host_.bin_directory + "/muster-shim";
-  const std::string log = absl::StrCat(directory, "/", shim::kShimLogFile);
+  const std::string log = state_->path() + "/shim.log";
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, told, 0);
   ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
   ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
@@ -200,14 +206,19 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   const int error = ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv, environment);
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
+  ::close(told);
   if (error != 0) return ErrnoStatus(error, program);
   spawned_[record.id] = pid;
   return absl::OkStatus();
 }
 
+// By what `strays` are found that outlive their shim. The same for each shim of an attempt: their lock lets one at a time begin.
+std::string HostProcesses::Token(const AttemptId& id) const { return absl::StrCat(state_->state_id(), ".", DirectoryName(id)); }
+
 pid_t HostProcesses::ShimPid(const AttemptId& id) {
-  const int fd = ::open(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (fd >= 0) {
+  for (const char* name : {shim::kPreparedFile, shim::kLockFile}) {
+    const int fd = ::open(absl::StrCat(state_->AttemptDirectory(id), "/", name).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) continue;
     struct flock lock{};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
@@ -245,8 +256,8 @@ void HostProcesses::ReapEnded() {
 bool HostProcesses::KillStrays(const AttemptId& id) {
   std::string text, error;
   shim::Spec spec;
-  if (shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) != 0 || !shim::ParseSpec(text, &spec, &error)) return false;
-  return shim::KillByToken(spec.token) > 0;
+  const bool older = shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) == 0 && shim::ParseSpec(text, &spec, &error);
+  return shim::KillByToken(older ? spec.token : Token(id)) > 0;
 }
 
 }  // namespace muster::agent

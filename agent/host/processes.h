@@ -49,6 +49,7 @@ class HostProcesses final : public Processes {
   void TakePort(const AttemptId& id, int32_t port) { ports_taken_[id] = port; }
 
  private:
+  std::string Token(const AttemptId& id) const;
   StateDirectory* const state_;
   const LaunchHost host_;
   const PortRange range_;

@@ -26,10 +26,12 @@ namespace {
 
 using shim::Line;
 
-constexpr char kPreparedFile[] = "prepared";
+constexpr int64_t kShimLogBytes = 1 << 20;    // begun anew by an agent that finds more
+
 constexpr char kOutcomeFile[] = "outcome";
 constexpr char kSeenFile[] = "seen";
 constexpr char kForgottenPrefix[] = ".forgotten-";
+constexpr char kSilentFile[] = "/logs/.silent";        // linked in the place of logs of an attempt that wrote nothing
 
 absl::Status Errno(int error, const std::string& what) { return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what); }
 
@@ -95,6 +97,8 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   for (const char* name : {"/attempts", "/logs"}) {
     if (absl::Status status = MakeDirectories(path + name); !status.ok()) return status;
   }
+  if (const int silent = ::open((path + kSilentFile).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); silent >= 0) ::close(silent);
+  if (struct stat log{}; ::stat((path + "/shim.log").c_str(), &log) == 0 && log.st_size > kShimLogBytes) ::truncate((path + "/shim.log").c_str(), 0);
   if (const int failed = shim::MakeClaimTexts(path); failed != 0) return ErrnoStatus(failed, path);
   for (const auto& entry : std::filesystem::directory_iterator(path + "/attempts")) {
     if (entry.path().filename().string().rfind(kForgottenPrefix, 0) == 0) directory->forgotten_.push_back(entry.path().string());
@@ -145,7 +149,10 @@ absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool d
   }
   const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port),
                                    Line{"prepare"}.Add("message", record.prepare.SerializeAsString())};
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kPreparedFile, shim::FormatFile("muster-agent-attempt", lines), durable), "prepared");
+  const std::string text = shim::FormatFile("muster-agent-attempt", lines), name = absl::StrCat(AttemptDirectory(record.id), "/", shim::kPreparedFile);
+  std::string there;
+  if (durable && shim::ReadSmallFile(name, &there) == 0 && there == text) return Errno(shim::SyncFile(name), "prepared");   // a shim may hold its lock
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kPreparedFile, text, durable), "prepared");
 }
 
 absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) {
@@ -215,7 +222,7 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
       continue;
     }
     const std::string directory = AttemptDirectory(record.id);
-    absl::StatusOr<std::string> text = ReadFile(absl::StrCat(directory, "/", kPreparedFile));
+    absl::StatusOr<std::string> text = ReadFile(absl::StrCat(directory, "/", shim::kPreparedFile));
     std::vector<Line> lines;
     std::string error;
     if (text.ok() && shim::ParseFile(*text, "muster-agent-attempt", &lines, &error) && lines.size() == 2 &&
@@ -245,7 +252,10 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
   const std::string logs = absl::StrCat(directory, "/", shim::kLogsDirectory);
   const std::string kept = absl::StrCat(path_, "/logs/", DirectoryName(id));
-  if (::rename(logs.c_str(), kept.c_str()) != 0 && errno != ENOENT) LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
+  if (::rename(logs.c_str(), kept.c_str()) != 0) {
+    if (errno != ENOENT) LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
+    ::link((path_ + kSilentFile).c_str(), kept.c_str());   // without it: "no logs"
+  }
   std::error_code error;
   // Not a mixture after a crash: the directory leaves its name first.
   std::string doomed = absl::StrCat(path_, "/attempts/", kForgottenPrefix, DirectoryName(id));
@@ -319,8 +329,10 @@ absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, S
   } else if (failed != 0 && failed != ENOENT) {
     return ErrnoStatus(failed, directory + "/exits");
   }
-  if (failed = shim::ReadClaim(directory, &claim); failed != 0) return ErrnoStatus(failed, directory + "/claim");
-  news->claim = claim == shim::Claim::kStarted ? Claim::kStarted : claim == shim::Claim::kStopped ? Claim::kStopped : Claim::kNone;
+  if (news->claim == Claim::kNone) {   // the first one stays
+    if (failed = shim::ReadClaim(directory, &claim); failed != 0) return ErrnoStatus(failed, directory + "/claim");
+    news->claim = claim == shim::Claim::kStarted ? Claim::kStarted : claim == shim::Claim::kStopped ? Claim::kStopped : Claim::kNone;
+  }
 
   const int fd = ::open(absl::StrCat(directory, "/", shim::kEventsFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd >= 0) {

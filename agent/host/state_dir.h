@@ -1,8 +1,8 @@
 // The agent's state directory (mode 0700): what survives its death and the machine's.
 //
-//   lock  state_id  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
-//   attempts/<uid>.<task>.<n>/   prepared (the marker, written last)  outcome  claim  stop  spec  events  progress  exits  shim.lock  logs/
-//   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention
+//   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
+//   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)  outcome  claim  stop  events  progress  exits  logs/
+//   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it wrote nothing
 //
 // Not thread-safe, but for LogDirectory.
 #pragma once

@@ -66,6 +66,12 @@ int SyncDirectory(const std::string& directory) {
   return 0;
 }
 
+int SyncFile(const std::string& path) {
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0 || ::fsync(fd.get()) != 0) return errno;
+  return SyncDirectory(path.substr(0, path.rfind('/')));
+}
+
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync) {
   const std::string temporary = TemporaryName(directory, name);
   int error = WriteTemporary(temporary, content, sync);
@@ -80,10 +86,14 @@ int ReplaceFile(const std::string& directory, const std::string& name, std::stri
 int ReadSmallFile(const std::string& path, std::string* content) {
   content->clear();
   Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (fd.get() < 0) return errno;
+  return fd.get() < 0 ? errno : ReadAll(fd.get(), content);
+}
+
+int ReadAll(int fd, std::string* content) {
+  content->clear();
   char buffer[16384];
   while (true) {
-    const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
+    const ssize_t got = ::read(fd, buffer, sizeof buffer);
     if (got < 0) {
       if (errno == EINTR) continue;
       return errno;

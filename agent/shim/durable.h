@@ -10,7 +10,9 @@ namespace muster::shim {
 // temporary file beside it, fsync, rename, fsync of the directory. With `sync` false only atomic, not durable.
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync = true);
 int ReadSmallFile(const std::string& path, std::string* content);   // at most 64 MiB, else EFBIG
+int ReadAll(int fd, std::string* content);                          // likewise, to its end
 int SyncDirectory(const std::string& directory);
+int SyncFile(const std::string& path);                              // with its name
 int WriteAll(int fd, std::string_view content);
 // ENOENT, EACCES and their like: a path given by somebody names nothing that can be used. Not a fault of the machine.
 bool NamesNothing(int error);

@@ -32,7 +32,7 @@ std::optional<Line> ParseLine(std::string_view text);             // without its
 bool ParseFile(std::string_view content, std::string_view name, std::vector<Line>* lines, std::string* error);
 std::string FormatFile(std::string_view name, const std::vector<Line>& lines);
 
-// ---- what the agent tells the shim: DIR/spec ----
+// ---- what the agent tells the shim: its standard input ----
 
 struct EnvironmentVariable {
   std::string name;
@@ -83,7 +83,7 @@ struct StopOrder {
 std::string FormatStop(const StopOrder& stop);
 bool ParseStop(std::string_view content, StopOrder* stop, std::string* error);
 
-// ---- what the shim tells: DIR/events (appended, synced) and DIR/exits (final) ----
+// ---- what the shim tells: DIR/events (appended, synced; not made for what ends at once) and DIR/exits (final) ----
 
 struct Exit {
   int32_t rank = 0;
@@ -106,14 +106,14 @@ std::string FormatExits(const Exits& exits);
 bool ParseExits(std::string_view content, Exits* exits, std::string* error);
 
 // Names inside an attempt's directory.
-inline constexpr char kSpecFile[] = "spec";
+inline constexpr char kPreparedFile[] = "prepared";   // the agent's; never replaced while a shim lives, which holds a lock of it
+inline constexpr char kSpecFile[] = "spec";           // until release 0.1 the agent wrote the shim's spec there
 inline constexpr char kStopFile[] = "stop";
 inline constexpr char kClaimFile[] = "claim";
 inline constexpr char kEventsFile[] = "events";
 inline constexpr char kProgressFile[] = "progress";
 inline constexpr char kExitsFile[] = "exits";
-inline constexpr char kLockFile[] = "shim.lock";
-inline constexpr char kShimLogFile[] = "shim.log";
+inline constexpr char kLockFile[] = "shim.lock";      // until release 0.1 the shim held a lock of this
 inline constexpr char kLogsDirectory[] = "logs";
 
 }  // namespace muster::shim

@@ -1,9 +1,11 @@
 #include "agent/shim/log_writer.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,9 +67,7 @@ std::vector<int32_t> LogRanks(const std::string& directory) {
 }
 
 LogWriter::LogWriter(std::string directory, int32_t rank, int64_t file_bytes, int64_t files)
-    : directory_(std::move(directory)), rank_(rank), file_bytes_(file_bytes), files_(files) {
-  OpenNext();
-}
+    : directory_(std::move(directory)), rank_(rank), file_bytes_(file_bytes), files_(files) {}
 
 LogWriter::~LogWriter() {
   if (fd_ >= 0) ::close(fd_);
@@ -77,7 +77,11 @@ void LogWriter::OpenNext() {
   if (fd_ >= 0) ::close(fd_);
   start_ += size_;
   size_ = 0;
-  fd_ = ::open((directory_ + "/" + LogFileName(rank_, start_)).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const std::string name = directory_ + "/" + LogFileName(rank_, start_);
+  const auto open = [&] { return ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600); };
+  fd_ = open();
+  if (fd_ < 0 && errno == ENOENT && (::mkdir(directory_.c_str(), 0700) == 0 || errno == EEXIST)) fd_ = open();
+  if (start_ == 0) return;
   std::vector<int64_t> offsets = LogFileOffsets(directory_, rank_);
   for (size_t i = 0; i + static_cast<size_t>(files_) < offsets.size(); ++i) {
     ::unlink((directory_ + "/" + LogFileName(rank_, offsets[i])).c_str());
@@ -85,7 +89,7 @@ void LogWriter::OpenNext() {
 }
 
 void LogWriter::Append(std::string_view lines) {
-  if (size_ > 0 && size_ + static_cast<int64_t>(lines.size()) > file_bytes_) OpenNext();
+  if (fd_ < 0 || (size_ > 0 && size_ + static_cast<int64_t>(lines.size()) > file_bytes_)) OpenNext();
   if (fd_ < 0 || WriteAll(fd_, lines) != 0) {
     // Part of it may have been written; the file's length is the truth about offsets.
     const off_t length = fd_ < 0 ? -1 : ::lseek(fd_, 0, SEEK_END);

@@ -14,7 +14,7 @@ std::string LogFileName(int32_t rank, int64_t offset);
 std::vector<int64_t> LogFileOffsets(const std::string& directory, int32_t rank);
 std::vector<int32_t> LogRanks(const std::string& directory);
 
-// Appends whole lines, cuts longer ones, begins a new file when one is full and deletes the oldest. A full disk loses log bytes,
+// Appends whole lines (directory and file are made for the first), cuts longer ones, begins a new file when one is full and deletes the oldest. A full disk loses log bytes,
 // never the process that writes them. Not thread-safe.
 class LogWriter {
  public:

@@ -35,6 +35,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
+constexpr int64_t kEventsDelay = 50 * kMillisecond;       // what ends sooner says all in its exit records
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 
 int64_t ClockNs(clockid_t clock) {
@@ -45,7 +46,9 @@ int64_t ClockNs(clockid_t clock) {
 int64_t WallNs() { return ClockNs(CLOCK_REALTIME); }
 int64_t SteadyNs() { return ClockNs(CLOCK_BOOTTIME); }
 
-void Say(const std::string& text) { fprintf(stderr, "muster-shim: %s\n", text.c_str()); }
+// All shims of a host share one log.
+std::string g_directory;
+void Say(const std::string& text) { WriteAll(2, "muster-shim: " + g_directory + ": " + text + "\n"); }
 
 // One running program: a worker's setup, or one of its processes. Its output goes to the log of `rank`.
 struct Child {
@@ -82,7 +85,8 @@ class Shim {
   void StartProcesses(size_t index);
   void Start(size_t worker, int32_t rank, bool setup, const std::vector<std::string>& argv,
              const std::vector<EnvironmentVariable>& environment);
-  void AppendEvent(const Line& line);
+  void AppendEvent(const Line& line) { pending_events_ += FormatLine(line); }
+  void WriteEvents(bool durable);
   void ReadSignals();
   void ReadProgress();
   void WriteProgress();
@@ -104,6 +108,8 @@ class Shim {
   std::unique_ptr<Isolation> isolation_;
   int signals_ = -1;
   int events_ = -1;
+  bool events_named_ = false;                        // the file's name survives power loss
+  std::string pending_events_;                       // not yet written
   int progress_ = -1;
   std::vector<Worker> workers_;
   std::map<pid_t, Child> children_;                  // by pid; stays after the end, for the process group
@@ -112,6 +118,7 @@ class Shim {
   std::map<int32_t, std::unique_ptr<LogWriter>> logs_;
   Rules rules_;
   int64_t start_ns_ = 0;
+  int64_t events_due_ns_ = 0;                        // when what is pending is written
   bool exec_hangs_ = false;                          // a child did not get as far as its exec in time
   RateLimit metrics_limit_;
   RateLimit durable_limit_;
@@ -127,20 +134,10 @@ bool Shim::Open() {
   if (::sigprocmask(SIG_SETMASK, &wanted, nullptr) != 0) return false;
   ::signal(SIGPIPE, SIG_IGN);
   signals_ = ::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-  events_ = ::open((directory_ + "/" + kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-  const std::string logs = directory_ + "/" + kLogsDirectory;
-  if (::mkdir(logs.c_str(), 0700) != 0 && errno != EEXIST) return false;
-  return signals_ >= 0 && events_ >= 0 && (spec_.progress_socket.empty() || OpenProgressSocket());
+  return signals_ >= 0 && (spec_.progress_socket.empty() || OpenProgressSocket());
 }
 
 bool Shim::OpenProgressSocket() {
-  const std::string folder = spec_.progress_socket.substr(0, spec_.progress_socket.rfind('/'));
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return false;
-  struct stat info{};
-  if (::lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    Say(folder + ": not a directory of ours alone");
-    return false;
-  }
   progress_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -161,8 +158,14 @@ LogWriter* Shim::Log(int32_t rank) {
   return log.get();
 }
 
-void Shim::AppendEvent(const Line& line) {
-  if (const int error = WriteAll(events_, FormatLine(line)); error != 0) Say(std::string("events: ") + strerror(error));
+void Shim::WriteEvents(bool durable) {
+  if (events_ < 0) events_ = ::open((directory_ + "/" + kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int error = events_ < 0 ? errno : WriteAll(events_, pending_events_);
+  if (error != 0) Say(std::string("events: ") + strerror(error));
+  pending_events_.clear();
+  if (!durable || error != 0) return;
+  ::fdatasync(events_);
+  if (!events_named_) events_named_ = SyncDirectory(directory_) == 0;
 }
 
 void Shim::StartWorker(size_t index) {
@@ -294,7 +297,7 @@ void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detai
   Line line = ExitLine(rules_.exits().at(rank));
   line.Add("stop_sent", int64_t{rules_.stop_sent()});
   AppendEvent(line);
-  ::fdatasync(events_);
+  WriteEvents(/*durable=*/true);
 }
 
 void Shim::ChildEnded(pid_t pid, int status) {
@@ -395,7 +398,7 @@ void Shim::ReadProgress() {
       newest_metrics_ = FormatLine(Line{"line"}.Add("at_ns", WallNs()).Add("json", line));
     }
   }
-  if (durable) ::fdatasync(events_);
+  if (durable) WriteEvents(/*durable=*/true);
 }
 
 void Shim::WriteProgress() {
@@ -446,6 +449,13 @@ void Shim::Loop() {
     if (rules_.KillNow(now)) SignalAll(SIGKILL);
     int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
+    if (!pending_events_.empty()) {
+      if (now >= events_due_ns_) {
+        WriteEvents(/*durable=*/false);
+      } else {
+        wake = std::min(wake, events_due_ns_);
+      }
+    }
     if (!newest_metrics_.empty()) {
       if (now - metrics_written_ns_ >= kProgressInterval) {
         WriteProgress();
@@ -486,7 +496,10 @@ void Shim::Finish() {
       ReadStream(&stream);
     }
   }
-  if (lines_dropped_ > 0) AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
+  if (lines_dropped_ > 0) {
+    AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
+    WriteEvents(/*durable=*/false);
+  }
   const Exits exits = rules_.Final(start_ns_, WallNs());
   for (int attempt = 0;; ++attempt) {
     const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
@@ -496,10 +509,7 @@ void Shim::Finish() {
     if (attempt == 0) Say(std::string("exits: ") + strerror(error));
     ::sleep(1);  // a full disk: the outcome must not be lost, and nothing else is left to do
   }
-  if (!spec_.progress_socket.empty()) {
-    ::unlink(spec_.progress_socket.c_str());
-    ::rmdir(spec_.progress_socket.substr(0, spec_.progress_socket.rfind('/')).c_str());
-  }
+  if (progress_ >= 0) ::unlink(spec_.progress_socket.c_str());
 }
 
 int Shim::Run() {
@@ -513,9 +523,11 @@ int Shim::Run() {
   if (const int error = MakeClaim(directory_, Claim::kStarted, &winner); error != 0 || winner != Claim::kStarted) {
     if (error != 0) Say(std::string("claim: ") + strerror(error));
     isolation_->KillAll();
+    if (progress_ >= 0) ::unlink(spec_.progress_socket.c_str());
     return error != 0 ? kShimFailed : kShimNotClaimed;
   }
   start_ns_ = WallNs();
+  events_due_ns_ = SteadyNs() + kEventsDelay;
   AppendEvent(Line{"started"}.Add("at_ns", start_ns_).Add("pid_namespace", int64_t{isolation_->has_namespace()}));
   ReadStop();
   for (size_t i = 0; i < spec_.workers.size(); ++i) StartWorker(i);
@@ -524,9 +536,10 @@ int Shim::Run() {
   return kShimDone;
 }
 
-// Held for the shim's life. A lock by fcntl: the agent asks with F_GETLK and learns the holder's pid; children don't inherit it.
-bool LockDirectory(const std::string& directory) {
-  const int fd = ::open((directory + "/" + kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+// Held for the shim's life. A lock by fcntl: the agent asks with F_GETLK and learns the holder's pid; children don't inherit it. Of
+// the agent's record, which nothing here opens again: to close it a second time would give the lock up.
+bool LockAttempt(const std::string& directory) {
+  const int fd = ::open((directory + "/" + kPreparedFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
@@ -545,23 +558,27 @@ std::string BootId() {
 int RunShim(const std::string& directory) {
   ::umask(077);
   ::setsid();  // fails only for a session leader, which is as good
-  if (!LockDirectory(directory)) {
-    Say(directory + ": another shim has it");
+  g_directory = directory;
+  if (!LockAttempt(directory)) {
+    Say("another shim has it, or it was forgotten");
     return kShimNotClaimed;
   }
   std::string content, error;
   Spec spec;
-  if (const int failed = ReadSmallFile(directory + "/" + kSpecFile, &content); failed != 0) {
-    Say(directory + "/spec: " + strerror(failed));
+  if (const int failed = ReadAll(0, &content); failed != 0) {
+    Say(std::string("spec: ") + strerror(failed));
     return kShimFailed;
   }
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ::dup3(null, 0, O_CLOEXEC);   // what it was told is read once
+  ::close(null);
   if (!ParseSpec(content, &spec, &error)) {
     Say(error);
     return kShimFailed;
   }
   Claim claim = Claim::kNone;
   if (ReadClaim(directory, &claim) != 0 || !MayStart(claim, spec.boot_id, BootId())) {
-    Say(directory + ": claimed already, or prepared in an earlier boot");
+    Say("claimed already, or prepared in an earlier boot");
     return kShimNotClaimed;
   }
   return Shim(directory, std::move(spec)).Run();

@@ -6,7 +6,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 2 || argv[1][0] == '-') {
-    fprintf(stderr, "usage: muster-shim ATTEMPT_DIRECTORY\nStarted by muster-agent; runs the processes of one attempt.\n");
+    fprintf(stderr, "usage: muster-shim ATTEMPT_DIRECTORY < SPEC\nStarted by muster-agent; runs the processes of one attempt.\n");
     return argc == 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
   }
   return muster::shim::RunShim(argv[1]);

@@ -1,4 +1,5 @@
 // The real muster-shim with real processes, in both ways of keeping them together.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <set>
 
 #include "agent/shim/durable.h"
 #include "agent/shim/exec_status.h"
@@ -61,12 +63,17 @@ class ShimTest : public ::testing::TestWithParam<bool> {
   }
   void Script(const std::string& text) { spec_.argv = {"bash", "-euo", "pipefail", "-c", text}; }
   pid_t Spawn() {
-    EXPECT_EQ(ReplaceFile(directory_, kSpecFile, FormatSpec(spec_)), 0);
+    EXPECT_EQ(ReplaceFile(directory_, "told", FormatSpec(spec_)), 0);
+    if (!Exists(kPreparedFile)) EXPECT_EQ(ReplaceFile(directory_, kPreparedFile, ""), 0);
     const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
     char* const argv[] = {const_cast<char*>("muster-shim"), directory_.data(), nullptr};
     char* const environment[] = {nullptr};
     pid_t pid = -1;
-    EXPECT_EQ(::posix_spawn(&pid, program.c_str(), nullptr, nullptr, argv, environment), 0);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_addopen(&actions, 0, (directory_ + "/told").c_str(), O_RDONLY, 0);
+    EXPECT_EQ(::posix_spawn(&pid, program.c_str(), &actions, nullptr, argv, environment), 0);
+    ::posix_spawn_file_actions_destroy(&actions);
     return pid;
   }
   void Start() {
@@ -258,6 +265,22 @@ TEST_P(ShimTest, AFailedSetupStartsNothing) {
   EXPECT_FALSE(Exists("ran"));
 }
 
+TEST_P(ShimTest, WhatEndsAtOnceAndInSilenceLeavesAClaimAndItsExitsAndNothingElse) {
+  spec_.argv = {"true"};
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) names.insert(entry.path().filename());
+  EXPECT_EQ(names, (std::set<std::string>{kClaimFile, kExitsFile, kPreparedFile, "told"}));
+}
+
+TEST_P(ShimTest, WhatStaysIsToldWhileItRuns) {
+  Script("until grep -q '^started ' $D/events 2>/dev/null; do sleep 0.01; done");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].exit_code, 0);
+}
+
 TEST_P(ShimTest, AClaimThatSaysStoppedStartsNothing) {
   Claim winner = Claim::kNone;
   ASSERT_EQ(MakeClaim(directory_, Claim::kStopped, &winner), 0);
@@ -313,11 +336,11 @@ TEST_P(ShimTest, LogsRotateAndKeepTheNewest) {
 }
 
 TEST_P(ShimTest, DrainsAFloodOfProgressAndKeepsEveryCheckpoint) {
-  spec_.progress_socket = directory_ + "/p/s";
+  spec_.progress_socket = directory_ + "/s";
   Script("python3 -c 'import socket,os\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
-         "for i in range(20000): s.sendto(b\"{\\\"step\\\":%d}\" % i, os.environ[\"D\"]+\"/p/s\")\n"
-         "s.sendto(b\"x\"*9000, os.environ[\"D\"]+\"/p/s\")\n"
-         "for i in range(20): s.sendto(b\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i, os.environ[\"D\"]+\"/p/s\")'");
+         "for i in range(20000): s.sendto(b\"{\\\"step\\\":%d}\" % i, os.environ[\"D\"]+\"/s\")\n"
+         "s.sendto(b\"x\"*9000, os.environ[\"D\"]+\"/s\")\n"
+         "for i in range(20): s.sendto(b\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i, os.environ[\"D\"]+\"/s\")'");
   Start();
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);

@@ -100,10 +100,14 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content,
 }
 
 absl::Status MakeDirectories(const std::string& path, unsigned mode) {
-  for (size_t i = 1; i <= path.size(); ++i) {
-    if (i != path.size() && path[i] != '/') continue;
-    const std::string part = path.substr(0, i);
-    if (::mkdir(part.c_str(), mode) != 0 && errno != EEXIST) return ErrnoStatus(errno, part);
+  // From the end: most often all of its parents are there.
+  if (::mkdir(path.c_str(), mode) == 0) return absl::OkStatus();
+  if (errno != EEXIST) {
+    for (size_t i = 1; i <= path.size(); ++i) {
+      if (i != path.size() && path[i] != '/') continue;
+      const std::string part = path.substr(0, i);
+      if (::mkdir(part.c_str(), mode) != 0 && errno != EEXIST) return ErrnoStatus(errno, part);
+    }
   }
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);

@@ -23,7 +23,7 @@ STEP = re.compile(r"^step=(\d+) .*?\bloss=([0-9.eE+-]+)", re.M)
 def training(data: Path, steps: int) -> dict:
     """The `trainer:` map of job tiny-llama, as files/tiny-llama.yaml has it."""
     return {"model": MODEL, "data": str(data), "max_length": MAX_LENGTH, "global_batch_size": BATCH, "max_steps": steps,
-            "learning_rate": 3e-3, "warmup_steps": 0.05, "threads": 1}
+            "learning_rate": 1e-3, "warmup_steps": 0.05, "threads": 1}
 
 
 def losses(log: str) -> dict[int, float]:

@@ -15,7 +15,7 @@ from reference import MODEL, Reference, losses
 from screen import Screen
 from timeline import timeline
 
-LOSS_BAR = 0.02       # against the undisturbed run, any step: other ranks sum in another order, and the steps amplify it
+LOSS_BAR = 1e-3       # against the undisturbed run, any step: other ranks sum in another order, and the steps amplify it (1e-7 seen)
 EXPORT_BAR = 1e-5     # loss of the exported model by transformers against the trainer's own, one batch
 PROMPT = "Permission is hereby "
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")

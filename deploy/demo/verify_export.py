@@ -25,7 +25,8 @@ def main() -> None:
         logits = model(ids[:, :-1]).logits  # [batch, max_length, vocabulary]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), ids[:, 1:].flatten())
         start = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        whole = model.generate(start, max_new_tokens=40, do_sample=False, pad_token_id=0)
+        torch.manual_seed(1)
+        whole = model.generate(start, max_new_tokens=40, do_sample=True, temperature=0.7, repetition_penalty=1.3, pad_token_id=0)
     print(json.dumps({"loss": loss.item(), "text": tokenizer.decode(whole[0], skip_special_tokens=True),
                       "transformers": transformers.__version__, "parameters": sum(p.numel() for p in model.parameters())}))
 

@@ -30,6 +30,7 @@ class Applier {
   void SetClusterDrained(const std::string& name, bool drained, const std::string& reason);
   HostId FindOrAddHost(const std::string& cluster, const std::string& host);  // kNoHost without such a cluster
   void OrderHosts();
+  void OrderHost(HostId id);           // that isn't listed, among the others
   void InsertLoaded(JobRow job);
   // Derives which of the task's attempts stages the export that is still to be published, if one does.
   void RefreshStagedExport(const JobRow& job, int32_t task);

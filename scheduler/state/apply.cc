@@ -248,6 +248,17 @@ void Applier::OrderHosts() {
   s_.host_order_ = std::make_shared<const std::vector<HostId>>(std::move(order));
 }
 
+void Applier::OrderHost(HostId id) {
+  const HostRow& row = s_.host(id);
+  std::vector<HostId> order = *s_.host_order_;
+  const auto at = std::partition_point(order.begin(), order.end(), [&](HostId other_id) {
+    const HostRow& other = s_.host(other_id);
+    return other.cluster != row.cluster ? other.cluster < row.cluster : other.listed || other.name < row.name;
+  });
+  order.insert(at, id);
+  s_.host_order_ = std::make_shared<const std::vector<HostId>>(std::move(order));
+}
+
 void Applier::InsertLoaded(JobRow job) {
   const uint64_t number = job.number;
   s_.job_by_uid_.Set(job.uid, number);

@@ -62,7 +62,7 @@ void Applier::On(const pb::HostHello& e) {
   host->inventory = e.inventory();
   SetHostState(host, pb::HOST_UP);
   NewRound();
-  if (!known) OrderHosts();
+  if (!known) OrderHost(id);
   RefreshHost(id);
 }
 

@@ -98,8 +98,8 @@ class Verdicts {
 };
 
 struct Plan {
-  // To be applied in this order, in the step that planned them: AttemptStopping, ClusterOpened, TaskFailed, AttemptLost,
-  // AttemptPlaced, ReservationChanged.
+  // To be applied in this order, in the step that planned them: AttemptStopping, TaskFailed, AttemptLost, AttemptPlaced,
+  // ReservationChanged, ClusterOpened. The last is an outside event: what it allows is decided in the next step, which follows at once.
   std::vector<pb::Event> events;
   // For every task that is WAITING or BLOCKED when the plan's events are applied, for those placed by it (V_STARTING_NOW), and for
   // what runs on a host that can't be reached.

@@ -53,6 +53,7 @@ void Future::Adopt(const JobRow& job, int32_t task, const AttemptRow& attempt) {
   base.row = &job.tasks[task];
   base.spec = &job.task_spec(task);
   base.current = &attempt;
+  ReadRun(state_, &attempt, &base);
   Work work;
   work.since_ns = begin_ns_;
   work.end_ns = ExpectedEnd(base, begin_ns_);
@@ -101,9 +102,13 @@ bool Future::Step() {
       case Pending::kLeave: Leave(due.attempt); break;
     }
   }
-  plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())->Decide(state_, now_ns_, scheduling_);
-  look_ns_ = plan_.next_look_ns == kNever ? kNever : std::max(plan_.next_look_ns, now_ns_ + kMillisecond);
-  ApplyPlan();
+  bool opened = true;                   // a cluster: what that allows is decided at the same time
+  while (opened) {
+    plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())->Decide(state_, now_ns_, scheduling_);
+    look_ns_ = plan_.next_look_ns == kNever ? kNever : std::max(plan_.next_look_ns, now_ns_ + kMillisecond);
+    ApplyPlan();
+    opened = std::any_of(plan_.events.begin(), plan_.events.end(), [](const pb::Event& event) { return event.has_cluster_opened(); });
+  }
   return true;
 }
 

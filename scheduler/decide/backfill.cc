@@ -1,7 +1,6 @@
 // Backfill (SCHEDULING.md §4): what is outside S starts on capacity that nobody in S can use now. It is a victim for S, so only
 // what S waits for is kept from it: reserved devices that it would still hold, and limits that it would use up.
 #include <algorithm>
-#include <map>
 #include <tuple>
 
 #include "scheduler/decide/round.h"
@@ -51,12 +50,11 @@ bool Round::BackfillOne(int32_t b) {
   const Base& base = m_.bases[b];
   const int64_t end_ns = EndIfStarted(base);
   const int64_t demand = base.worker_milli * base.min_workers;
-  const bool gpus = base.spec->resources().gpus_milli() > 0;
   for (size_t i = 0; i < base.cells.size(); ++i) {
     const int32_t cell = base.cells[i];
-    if (!base.opened[i] || now_.FreeMilli(m_.cells[cell], gpus) < demand) continue;
+    if (!base.opened[i] || now_.FreeMilli(m_.cells[cell], base.gpus) < demand) continue;
     if (!WithinLimits(base, cell, base.min_workers, use_now_)) continue;
-    const std::array<int64_t, 4> key{kNow, cell, ShapeOf(b), LentBits(base, cell, end_ns)};
+    const std::array<int64_t, 4> key{kNow, cell, base.shape, LentBits(base, cell, end_ns)};
     if (failed_.contains(key)) continue;
     if (HindersClaims(base, cell, end_ns) || !SiblingsReach(base, cell)) continue;
     std::optional<PlannedGang> gang = PlaceNow(b, cell, base.min_workers, end_ns);
@@ -84,21 +82,17 @@ void Round::CountClaims() {
 void Round::Backfill() {
   // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
   std::vector<int32_t> waiting;
-  std::map<std::pair<int32_t, bool>, int64_t> free_milli;  // by cell, of GPUs or CPUs, when this began
+  std::vector<CellView> cells(m_.cells.size());            // what is free when this begins
   const auto has_room = [&](const Base& base) {
-    const bool gpus = base.spec->resources().gpus_milli() > 0;
     for (size_t i = 0; i < base.cells.size(); ++i) {
-      if (!base.opened[i]) continue;
-      const auto [known, first] = free_milli.emplace(std::make_pair(base.cells[i], gpus), 0);
-      if (first) known->second = now_.FreeMilli(m_.cells[base.cells[i]], gpus);
-      if (known->second >= base.worker_milli * base.min_workers) return true;
+      if (base.opened[i] && FreeMilli(base, base.cells[i], &cells) >= base.worker_milli * base.min_workers) return true;
     }
     return false;
   };
   for (const int32_t b : outside_) {
     const Base& base = m_.bases[b];
     if (stopped_[b] || base.ends) continue;
-    const Reservation* held = base.row->reservation.get();
+    const Reservation* held = base.reserved ? base.row->reservation.get() : nullptr;
     if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.ComesBack() || base.wants_place()) &&
         base.leaf >= 0 && !s_.queues().nodes[base.leaf].held && future_.Fits(*base.spec, held->parts)) {
       for (const int32_t cell : base.cells) {
@@ -113,9 +107,9 @@ void Round::Backfill() {
       }
     }
     if (served_[b] || !base.wants_place() || base.leaf < 0) continue;
-    if (base.row->evicted_round == s_.round()) continue;
-    if (base.row->backoff_until_ns > now_ns_) {
-      LookAt(base.row->backoff_until_ns);
+    if (base.evicted_round == s_.round()) continue;
+    if (base.backoff_until_ns > now_ns_) {
+      LookAt(base.backoff_until_ns);
       continue;
     }
     if (has_room(base)) waiting.push_back(b);

@@ -31,7 +31,7 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
   reserved_.resize(m_.cells.size());
   stopped_.assign(m_.bases.size(), false);
   served_.assign(m_.bases.size(), false);
-  shape_.assign(m_.bases.size(), -1);
+  ends_.resize(m_.cells.size());
   for (const int32_t b : m_.told) {
     const Base& base = m_.bases[b];
     if (base.wants_place()) (base.entitled ? entitled_ : outside_).push_back(b);
@@ -64,14 +64,6 @@ bool Round::WithinLimits(const Base& base, int32_t cell, int32_t workers, const 
 }
 
 std::string Round::CellName(int32_t cell) const { return s_.clusters()[m_.cells[cell].cluster].name; }
-
-int32_t Round::ShapeOf(int32_t b) {
-  if (shape_[b] < 0) {
-    const Base& base = m_.bases[b];
-    shape_[b] = shape_ids_.emplace(std::make_pair(base.shape, base.run_left_ns), static_cast<int32_t>(shape_ids_.size())).first->second;
-  }
-  return shape_[b];
-}
 
 int64_t Round::LentBits(const Base& base, int32_t cell, int64_t end_ns) const {
   int64_t bits = 0;
@@ -129,8 +121,8 @@ void Round::KeepHeld() {
   std::vector<std::pair<int32_t, int32_t>> order;
   for (const int32_t b : entitled_) {
     const Base& base = m_.bases[b];
-    if (base.row->reservation == nullptr || !base.row->reservation->held) continue;
-    order.emplace_back(base.order, b);
+    if (!base.reserved || !base.row->reservation->held) continue;
+    order.emplace_back(m_.order[b], b);
   }
   std::sort(order.begin(), order.end());
   std::vector<std::pair<int32_t, PlannedGang>> waiting;  // for devices that aren't free yet
@@ -146,7 +138,7 @@ void Round::KeepHeld() {
     if (workers < base.min_workers) continue;
     PlannedGang gang = workers == held.workers ? held.parts : Shortened(*base.spec, held.parts, workers);
     if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) continue;
-    const bool starts = (base.wants_place() ? base.row->backoff_until_ns <= now_ns_ : base.may_be_lost) && now_.Fits(*base.spec, gang) &&
+    const bool starts = (base.wants_place() ? base.backoff_until_ns <= now_ns_ : base.may_be_lost) && now_.Fits(*base.spec, gang) &&
                         WithinLimits(base, base.charge, workers, use_now_);
     if (starts) {
       Start(b, base.charge, workers, std::move(gang));
@@ -172,7 +164,7 @@ void Round::StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held) {
     const auto& [b, gang] = (*held)[i];
     const Base& base = m_.bases[b];
     const int32_t cell = base.charge;
-    if (!base.wants_place() || base.row->backoff_until_ns > now_ns_ || !WithinLimits(base, cell, base.min_workers, use_now_)) continue;
+    if (!base.wants_place() || base.backoff_until_ns > now_ns_ || !WithinLimits(base, cell, base.min_workers, use_now_)) continue;
     if (tries-- == 0) break;
     const size_t mark = now_.Mark();
     for (size_t other = 0; other < held->size(); ++other) {
@@ -201,7 +193,7 @@ void Round::StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held) {
 void Round::PlaceEntitled() {
   std::vector<std::pair<int32_t, int32_t>> order;
   for (const int32_t b : entitled_) {
-    if (!served_[b]) order.emplace_back(m_.bases[b].order, b);
+    if (!served_[b]) order.emplace_back(m_.order[b], b);
   }
   std::sort(order.begin(), order.end());
   const auto claims = [&](const Base& base) -> int64_t& { return claims_milli_[{base.charge, base.leaf, base.guaranteed}]; };
@@ -228,10 +220,11 @@ void Round::PlaceOne(int32_t b) {
   const int32_t cell = base.charge;
   const auto from_future = [&](int32_t workers) {        // from what others are giving back already
     if (!WithinLimits(base, cell, workers, use_future_)) return false;
-    const std::array<int64_t, 4> key{kFuture + kKinds * int64_t{workers}, cell, ShapeOf(b), 0};
+    const int64_t end_ns = EndIfStarted(base);
+    const std::array<int64_t, 4> key{kFuture + kKinds * int64_t{workers}, cell, base.shape, LentBits(base, cell, end_ns)};
     if (failed_.contains(key)) return false;
     const size_t mark = future_.Mark();
-    BlockUnlent(&future_, cell, base, EndIfStarted(base));
+    BlockUnlent(&future_, cell, base, end_ns);
     std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell], HostsToAvoid(*base.job));
     future_.UndoTo(mark);
     if (!gang.has_value()) {
@@ -245,14 +238,14 @@ void Round::PlaceOne(int32_t b) {
     from_future(std::clamp(base.current->next_workers, base.min_workers, base.entitled_workers()));
     return;
   }
-  if (base.wants_place() && base.row->backoff_until_ns > now_ns_) {
-    LookAt(base.row->backoff_until_ns);
-    ReserveFrom(b, base.row->backoff_until_ns, /*drain=*/false);
+  if (base.backoff_until_ns > now_ns_) {
+    LookAt(base.backoff_until_ns);
+    ReserveFrom(b, base.backoff_until_ns, /*drain=*/false);
     return;
   }
   if (WithinLimits(base, cell, base.min_workers, use_now_)) {
     const int64_t end_ns = EndIfStarted(base);
-    const std::array<int64_t, 4> key{kNow, cell, ShapeOf(b), LentBits(base, cell, end_ns)};
+    const std::array<int64_t, 4> key{kNow, cell, base.shape, LentBits(base, cell, end_ns)};
     std::optional<PlannedGang> gang;
     if (!failed_.contains(key)) gang = PlaceNow(b, cell, base.min_workers, end_ns);
     if (gang.has_value()) return Start(b, cell, base.min_workers, *std::move(gang));
@@ -297,22 +290,23 @@ void Round::Grow() {
   for (const int32_t b : m_.growing) {
     const Base& base = m_.bases[b];
     if (base.bound_cell < 0 || base.workers >= base.entitled_workers()) continue;
-    if (base.charge != base.bound_cell || base.current->state != pb::TASK_RUNNING || stopped_[b] || base.may_be_lost) continue;
-    const int32_t has = base.current->workers;
+    if (base.charge != base.bound_cell || !base.may_resize || stopped_[b] || base.may_be_lost) continue;
+    const int32_t has = base.workers;
     const int32_t most = base.entitled_workers();
-    const bool reachable = std::all_of(base.current->parts.begin(), base.current->parts.end(),
-                                       [&](const PartRow& part) { return part.phase == pb::STARTED && s_.host(part.host).usable(); });
-    if (!reachable) continue;
-    const int64_t due_ns = std::max(base.row->last_resize_ns, base.current->start_ns) + options_.grow_interval_ns;
+    const int64_t due_ns = base.resize_ns + options_.grow_interval_ns;
     const int64_t end_ns = ExpectedEnd(base, now_ns_);
-    const bool known = base.row->progress.attempt() == base.current->number && base.row->progress.total_steps() > 0;
     const auto pays = [&](int32_t workers) {             // the gain is linear in workers
-      return !known || end_ns == 0 || static_cast<__int128>(end_ns - now_ns_) * (workers - has) / workers > options_.restart_cost_ns;
+      return !base.knows_steps || end_ns == 0 || static_cast<__int128>(end_ns - now_ns_) * (workers - has) / workers > options_.restart_cost_ns;
     };
     if (!pays(most)) continue;
+    if (due_ns > now_ns_) {
+      LookAt(due_ns);
+      continue;
+    }
     bool grows = false;
     for (int32_t workers = most; workers > has && !grows && pays(workers); --workers) {
       if (!WithinLimits(base, base.charge, workers - has, use_now_)) continue;
+      if (now_.FreeMilli(m_.cells[base.charge], base.gpus) < base.worker_milli * (workers - has)) continue;
       const size_t mark = now_.Mark();
       BlockUnlent(&now_, base.charge, base, end_ns);
       now_.Release(*base.job, base.ref.task, *base.current);
@@ -320,16 +314,11 @@ void Round::Grow() {
       now_.UndoTo(mark);
       if (!gang.has_value()) continue;
       grows = true;
-      if (due_ns > now_ns_) break;
       Stop(base, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*base.spec), workers);
       Hold(b, base.charge, workers, *std::move(gang));
       AddUse(&use_now_, base, base.charge, workers - has);
     }
-    if (due_ns > now_ns_) {
-      LookAt(due_ns);
-    } else if (!grows) {
-      Reclaim(b, base.charge, most, /*grows=*/true);
-    }
+    if (!grows) Reclaim(b, base.charge, most, /*grows=*/true);
   }
 }
 
@@ -363,7 +352,7 @@ void Round::EmitReservations() {
     *e->mutable_key() = KeyOf(*base.job, base.ref.task, base.row->next_attempt);
     const Cell& cell = m_.cells[kept->cell];
     e->set_cluster(CellName(kept->cell));
-    if (base.spec->resources().gpus_milli() > 0) e->set_flavour(m_.flavours[cell.flavour]);
+    if (base.gpus) e->set_flavour(m_.flavours[cell.flavour]);
     int32_t rank = 0;
     for (const HostSlice& part : kept->gang) {
       pb::Placement* placement = e->add_placements();
@@ -401,7 +390,7 @@ void Round::Emit(const Placed& placed) {
   *e->mutable_key() = KeyOf(*base.job, base.ref.task, base.row->next_attempt);
   e->set_cluster(cluster);
   const std::string& flavour = m_.flavours[m_.cells[placed.cell].flavour];
-  if (base.spec->resources().gpus_milli() > 0) e->set_flavour(flavour);
+  if (base.gpus) e->set_flavour(flavour);
   int32_t rank = 0;
   for (const PlannedPart& part : placed.gang) {
     pb::Placement* placement = e->add_placements();
@@ -450,7 +439,7 @@ Plan Round::Run() {
   for (const Placed& placed : placed_) Emit(placed);
   EmitReservations();
   std::vector<pb::Event> events = std::move(stops_);
-  for (std::vector<pb::Event>* more : {&opened_, &lost_, &plan_.events}) {
+  for (std::vector<pb::Event>* more : {&lost_, &plan_.events, &opened_}) {
     for (pb::Event& event : *more) events.push_back(std::move(event));
   }
   plan_.events = std::move(events);

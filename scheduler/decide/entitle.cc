@@ -52,6 +52,8 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   quotas_ = std::move(quotas);
   flavours_ = static_cast<int32_t>(model.flavours.size());
   cells_ = static_cast<int32_t>(model.cells.size());
+  quota_.clear();
+  for (const QuotaNode& node : quotas_) quota_.insert(quota_.end(), node.flavours.begin(), node.flavours.end());
   leaves_.assign(quotas_.size(), {});
   branches_.clear();
   branches_of_.assign(quotas_.size(), {});
@@ -179,6 +181,7 @@ void Entitlement::StartRun(const Model& model) {
   m_ = &model;
   for (Leaf& leaf : leaves_) {
     if (leaf.stale) Read(model, &leaf);
+    leaf.taken.assign(leaf.units.size(), 0);
   }
   for (Branch& branch : branches_) {
     branch.open = branch.dirty = false;
@@ -196,8 +199,8 @@ void Entitlement::StartRun(const Model& model) {
   under_guarantee_.resize(used_.size());
   for (size_t n = 0; n < quotas_.size(); ++n) {
     for (int32_t f = 0; f < flavours_; ++f) {
-      under_limit_[n * flavours_ + f] = quotas_[n].flavours[f].limit_milli;
-      under_guarantee_[n * flavours_ + f] = quotas_[n].flavours[f].guarantee_milli;
+      under_limit_[n * flavours_ + f] = quota_[n * flavours_ + f].limit_milli;
+      under_guarantee_[n * flavours_ + f] = quota_[n * flavours_ + f].guarantee_milli;
     }
   }
   // The root's allowance is what there is. Of devices the cells' room says so already, of CPUs where nothing else takes them.
@@ -229,7 +232,7 @@ bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cp
 
 int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
   const size_t at = static_cast<size_t>(branch.node) * flavours_ + flavour;
-  const bool promised = flavour != m_->cpu || quotas_[branch.node].flavours[flavour].guarantee_milli > 0;
+  const bool promised = flavour != m_->cpu || quota_[at].guarantee_milli > 0;
   return branch.guaranteed && promised ? std::min(under_limit_[at], under_guarantee_[at]) : under_limit_[at];
 }
 
@@ -248,7 +251,7 @@ void Entitlement::BindGroup(int32_t node, int32_t first, int32_t cluster) {
   leaf.stale = true;                   // the lists are read again for the next run
   for (size_t u = static_cast<size_t>(first); u < leaf.units.size() && leaf.units[u].group == first; ++u) {
     Unit& unit = leaf.units[u];
-    if (unit.taken) continue;
+    if (unit.part.taken) continue;
     const Base& base = m_->bases[unit.base];
     int32_t open = -1;                 // that cluster
     unit.opened = 0;
@@ -332,13 +335,13 @@ void Entitlement::Advance(int32_t b) {
     if (branch.position >= bases) {
       const int32_t u = leaf.growing[branch.position - bases];
       const Unit& unit = leaf.units[u];
-      if (unit.taken && unit.growth < unit.extra && Fits(b, unit.charge, unit.worker_milli, unit.worker_cpus_milli)) {
-        return SetCandidate(b, u, true, unit.charge);
+      if (unit.part.taken && unit.part.growth < unit.extra && Fits(b, unit.part.charge, unit.worker_milli, unit.worker_cpus_milli)) {
+        return SetCandidate(b, u, true, unit.part.charge);
       }
       continue;
     }
+    if (leaf.taken[branch.position] != 0) continue;
     const Unit& unit = leaf.units[branch.position];
-    if (unit.taken) continue;
     // Within the leaf's guarantee every cell of its list counts, else only those opened so far (§4).
     const int32_t at = branch.guaranteed ? unit.cells_at : unit.cells_at + unit.cells;
     const int32_t count = branch.guaranteed ? unit.cells : unit.opened;
@@ -434,7 +437,7 @@ void Entitlement::SetKey(int32_t b) {
 
 // Beside a share of what is listed, that of what isn't is the smallest there is.
 void Entitlement::Dominate(const Branch& branch, int32_t flavour, Key* key) const {
-  const FlavourQuota& quota = quotas_[branch.node].flavours[flavour];
+  const FlavourQuota& quota = quota_[static_cast<size_t>(branch.node) * flavours_ + flavour];
   if (!quota.listed) return;
   const int64_t used = used_[static_cast<size_t>(branch.node) * flavours_ + flavour];
   int32_t rank = 0;
@@ -550,12 +553,13 @@ void Entitlement::Accept(int32_t order) {
   }
   const int32_t f = m_->cells[cell].flavour;
   if (growth) {
-    ++unit.growth;
+    ++unit.part.growth;
   } else {
-    unit.taken = true;
-    unit.guaranteed = branches_[b].guaranteed;
-    unit.charged_as_bound = cell != branches_[b].cell;
-    unit.charge = cell;
+    unit.part.taken = true;
+    leaf.taken[branches_[b].unit] = 1;
+    unit.part.guaranteed = branches_[b].guaranteed;
+    unit.part.charged_as_bound = cell != branches_[b].cell;
+    unit.part.charge = cell;
     unit.order = order;
     if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0) BindGroup(node, unit.group, m_->cells[cell].cluster);
     if (unit.growth_at >= 0) {         // its growth may stand before the cursors
@@ -607,23 +611,30 @@ void Entitlement::Accept(int32_t order) {
   }
 }
 
-void Entitlement::Run(Model* model) {
+std::vector<int32_t> Entitlement::Run(Model* model) {
   StartRun(*model);
   Evaluate(0);
   for (int32_t order = 0; branches_[0].best >= 0; ++order) Accept(order);
   // Bases that are no units were never given anything. The units are left as the next run begins.
+  std::vector<int32_t> changed;
+  model->order.resize(model->bases.size());
   for (Leaf& leaf : leaves_) {
     for (Unit& unit : leaf.units) {
-      Base& base = model->bases[unit.base];
-      base.entitled = unit.taken;
-      base.guaranteed = unit.guaranteed;
-      base.charged_as_bound = unit.charged_as_bound;
-      base.charge = unit.charge;
-      base.growth = unit.growth;
-      base.order = unit.order;
-      unit.taken = unit.guaranteed = unit.charged_as_bound = false;
-      unit.charge = unit.group_cluster = -1;
-      unit.growth = unit.order = 0;
+      model->order[unit.base] = unit.order;
+      if (!unit.has_told || unit.told != unit.part) {
+        Base& base = model->bases[unit.base];
+        base.entitled = unit.part.taken;
+        base.guaranteed = unit.part.guaranteed;
+        base.charged_as_bound = unit.part.charged_as_bound;
+        base.charge = unit.part.charge;
+        base.growth = unit.part.growth;
+        unit.told = unit.part;
+        unit.has_told = true;
+        changed.push_back(unit.base);
+      }
+      unit.part = {};
+      unit.group_cluster = -1;
+      unit.order = 0;
     }
   }
   for (size_t c = 0; c < model->cells.size(); ++c) model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];
@@ -632,6 +643,7 @@ void Entitlement::Run(Model* model) {
     model->entitled[n].assign(used_.begin() + static_cast<int64_t>(n) * flavours_, used_.begin() + static_cast<int64_t>(n + 1) * flavours_);
   }
   m_ = nullptr;
+  return changed;
 }
 
 }  // namespace muster

@@ -44,8 +44,9 @@ class Entitlement {
   // Base b is base to[b] now; their order is the same.
   void Renumber(const std::vector<int32_t>& to);
 
-  // Fills the bases' part of the entitled set, `charged_milli` of the cells and `entitled` of the queues.
-  void Run(Model* model);
+  // Fills the bases' part of the entitled set, `order`, `charged_milli` of the cells and `entitled` of the queues. Returns the
+  // bases whose part of the set is another one than it was.
+  std::vector<int32_t> Run(Model* model);
 
  private:
   // A base of a leaf with its growth.
@@ -61,15 +62,24 @@ class Entitlement {
     int32_t opened = 0;
     int32_t growth_at = -1;            // index in Leaf::growing
     int32_t group = -1;                // first unit of its job, if where one of them is charged binds the others
+    struct Part {                      // of the entitled set
+      bool taken = false, guaranteed = false, charged_as_bound = false;
+      int32_t charge = -1, growth = 0;
+      bool operator==(const Part&) const = default;
+    };
     // Of the run:
-    bool taken = false, guaranteed = false, charged_as_bound = false;
-    int32_t charge = -1, growth = 0, order = 0;
+    Part part;
+    int32_t order = 0;
     int32_t group_cluster = -1;
+    // What the base was told last, if it was.
+    Part told;
+    bool has_told = false;
   };
   struct Leaf {
     std::vector<int32_t> members;      // bases, by priority, submission, id
     bool stale = true;                 // `members` or their figures changed
     std::vector<Unit> units;           // parallel to members
+    std::vector<uint8_t> taken;        // likewise: Unit::part.taken, close together for the cursors
     std::vector<int32_t> cells;
     std::vector<int32_t> growing;      // units that can grow, in order
     int64_t least_milli = 0;           // smallest demand of a unit
@@ -142,6 +152,8 @@ class Entitlement {
   std::vector<int32_t> cell_at_;       // by queue node: of its row in cell_guarantee_, -1: none
   std::vector<int64_t> cell_guarantee_;
   int32_t flavours_ = 0, cells_ = 0;
+
+  std::vector<FlavourQuota> quota_;    // [node * flavours_ + flavour]: of quotas_
 
   // Of the run.
   const Model* m_ = nullptr;

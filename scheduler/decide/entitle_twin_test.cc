@@ -41,10 +41,11 @@ class Twin {
     const size_t nodes = quotas_.size();
     u_.assign(nodes, std::vector<int64_t>(m_.flavours.size(), 0));
     u_cell_.assign(nodes, std::vector<int64_t>(m_.cells.size(), 0));
+    m_.order.assign(m_.bases.size(), 0);
     for (Base& base : m_.bases) {
       base.entitled = base.guaranteed = false;
       base.charge = -1;
-      base.growth = base.order = 0;
+      base.growth = 0;
     }
     for (Cell& cell : m_.cells) cell.charged_milli = 0;
     for (int32_t turn = 0;; ++turn) {
@@ -72,7 +73,7 @@ class Twin {
       base.entitled = true;
       base.guaranteed = x->guaranteed;
       base.charge = c;
-      base.order = turn;
+      m_.order[x->base] = turn;
     }
     m_.entitled = u_;
     return m_;
@@ -104,12 +105,14 @@ class Twin {
     return (cpus == 0 || room.cpus >= cpus) && c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
   }
 
+  int32_t OrderOf(const Base& base) const { return m_.order[&base - m_.bases.data()]; }
+
   // Tasks of an unbound job go to clusters that reach the storage of the first one's; -1: no other task is charged yet.
   int32_t BoundTo(const Base& base) const {
     const Base* first = nullptr;
     for (const Base& other : m_.bases) {
       if (!base.binds_others || other.ref.job != base.ref.job || !other.entitled) continue;
-      if (first == nullptr || other.order < first->order) first = &other;
+      if (first == nullptr || OrderOf(other) < OrderOf(*first)) first = &other;
     }
     return first == nullptr ? -1 : m_.cells[first->charge].cluster;
   }
@@ -312,10 +315,11 @@ Instance RandomInstance(Dice* dice) {
 // S, its charges and its order.
 std::string Text(const Model& model) {
   std::string text;
-  for (const Base& base : model.bases) {
+  for (size_t b = 0; b < model.bases.size(); ++b) {
+    const Base& base = model.bases[b];
     absl::StrAppend(&text, base.ref.job, ".", base.ref.task, ":");
     if (base.entitled) {
-      absl::StrAppend(&text, base.entitled_workers(), "@", base.charge, base.guaranteed ? "g" : "", "#", base.order);
+      absl::StrAppend(&text, base.entitled_workers(), "@", base.charge, base.guaranteed ? "g" : "", "#", model.order[b]);
     }
     absl::StrAppend(&text, " ");
   }
@@ -406,7 +410,7 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
           kept.Remove(instance.model, b);
           base.entitled = base.guaranteed = base.charged_as_bound = false;
           base.charge = -1;
-          base.growth = base.order = 0;
+          base.growth = 0;
           if (what == 2) {
             base.priority = static_cast<int32_t>(dice.Of(3));
             base.max_workers = base.min_workers + static_cast<int32_t>(dice.Of(3));

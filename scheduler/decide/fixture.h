@@ -3,20 +3,34 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/builders.h"
 #include "scheduler/state/validate.h"
 
 namespace muster::testing {
 
-// One decision: checks the plan, its verdicts and the derived data, and applies the events.
+// One decision, and the next where it opens a cluster: checks each plan, its verdicts and the derived data, and applies the events.
+// The last plan, with the events of all.
 inline Plan DecideAndApply(SystemBuilder* system, const SchedulingOptions& options) {
-  Plan plan = Decide(system->state, system->now_ns, options);
-  const absl::Status valid = Validate(system->state, plan);
-  EXPECT_TRUE(valid.ok()) << valid.message();
-  for (const pb::Event& event : plan.events) system->Do(event);
-  EXPECT_EQ(State::Difference(system->state, system->state.Rebuilt()), "");
-  return plan;
+  std::vector<pb::Event> events;
+  for (bool opened = true;;) {
+    Plan plan = Decide(system->state, system->now_ns, options);
+    const absl::Status valid = Validate(system->state, plan);
+    EXPECT_TRUE(valid.ok()) << valid.message();
+    opened = false;
+    for (const pb::Event& event : plan.events) {
+      system->Do(event);
+      opened = opened || event.has_cluster_opened();
+      events.push_back(event);
+    }
+    EXPECT_EQ(State::Difference(system->state, system->state.Rebuilt()), "");
+    if (opened) continue;
+    plan.events = std::move(events);
+    return plan;
+  }
 }
 
 }  // namespace muster::testing

@@ -467,23 +467,21 @@ class Case {
       return 0;
     }
     int acts = 0;
-    for (const pb::Event& event : plan.events) {
-      if (!event.has_cluster_opened()) continue;
-      Do(event);
-      ++acts;
-      ++totals_.spills;
-    }
     const Model before = Entitled();
     round_ = s_.round();
+    bool opened = false;
     for (const pb::Event& event : plan.events) {
       totals_.digest = Fnv(totals_.digest, event.SerializeAsString());
-      if (event.has_cluster_opened()) continue;
+      if (event.has_cluster_opened() && !opened) CheckAfter(before, plan);   // these stand last, and make the set another one
+      opened = opened || event.has_cluster_opened();
+      if (opened && !event.has_cluster_opened()) Fail("acts after it has opened a cluster");
+      totals_.spills += event.has_cluster_opened();
       if (!event.has_reservation()) ++acts;
       Check(before, event);
       Do(event);
       if (!error_.empty()) return acts;
     }
-    CheckAfter(before, plan);
+    if (!opened) CheckAfter(before, plan);
     next_look_ns_ = plan.next_look_ns;
     return acts;
   }
@@ -654,8 +652,9 @@ class Case {
     for (const Base& base : m.bases) {
       if (!base.entitled) continue;
       ++totals_.entitled;
-      if (!base.wants_place()) continue;
-      ++totals_.entitled_waiting;
+      // What may be lost and found no other place is a claimant like what waits (SCHEDULING.md §2): a limit's rest may be its own.
+      if (!base.wants_place() && !(base.may_be_lost && !base.ComesBack())) continue;
+      totals_.entitled_waiting += base.wants_place();
       if (base.row->reservation == nullptr) ++waits[m.cells[base.charge].cluster];
     }
     for (const TaskRef& ref : s_.reserved_tasks()) ++waits[s_.FindJob(ref.job)->tasks[ref.task].reservation->cluster];

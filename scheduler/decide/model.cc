@@ -74,23 +74,50 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
   return look_ns;
 }
 
-int64_t ExpectedEnd(const Base& base, int64_t now_ns) {
-  const AttemptRow* attempt = base.current;
-  if (attempt == nullptr) return 0;
-  const pb::Progress& progress = base.row->progress;
-  if (progress.attempt() == attempt->number && attempt->start_ns != 0) {
-    if (progress.expected_end_ns() > now_ns) return progress.expected_end_ns();
-    const int64_t steps = progress.step() - std::max<int64_t>(0, attempt->resumed_step);
-    const int64_t left = progress.total_steps() - progress.step();
-    if (steps > 0 && left >= 0 && progress.total_steps() > 0) {
-      const __int128 rest = static_cast<__int128>(std::max<int64_t>(0, now_ns - attempt->start_ns)) * left / steps;
-      if (rest < 10 * 365 * static_cast<__int128>(kDay)) return now_ns + static_cast<int64_t>(rest);
-    }
+void ReadRun(const State& state, const AttemptRow* attempt, Base* base) {
+  const TaskRow& row = *base->row;
+  const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : run_ns - row.ran_ns; };
+  base->limit_left_ns = left(base->spec->time_limit_ns());
+  base->history_left_ns = left(row.expected_run_ns);
+  if (attempt == nullptr) return;
+  base->workers = attempt->workers;
+  base->place_ns = attempt->place_ns;
+  base->start_ns = attempt->start_ns;
+  base->last_checkpoint_ns = attempt->last_checkpoint_ns;
+  base->place_round = attempt->place_round;
+  base->resize_ns = std::max(row.last_resize_ns, attempt->start_ns);
+  base->hosts_up = true;
+  base->may_resize = attempt->state == pb::TASK_RUNNING;
+  for (const PartRow& part : attempt->parts) {
+    const HostRow& host = state.host(part.host);
+    base->may_resize = base->may_resize && part.phase == pb::STARTED && host.usable();
+    if (part.over()) continue;
+    base->hosts_up = base->hosts_up && host.state == pb::HOST_UP;
+    base->unreachable = base->unreachable || host.state == pb::HOST_UNREACHABLE;
   }
-  const int64_t start_ns = attempt->start_ns != 0 ? attempt->start_ns : now_ns;
-  const auto after = [&](int64_t run_ns) { return run_ns == 0 ? 0 : start_ns + run_ns - base.row->ran_ns; };
-  const int64_t limit_ns = after(base.spec->time_limit_ns());
-  const int64_t history_ns = after(base.row->expected_run_ns);
+  const pb::Progress& progress = row.progress;
+  if (progress.attempt() != attempt->number) return;
+  base->knows_steps = progress.total_steps() > 0;
+  if (attempt->start_ns == 0) return;
+  base->told_end_ns = progress.expected_end_ns();
+  const int64_t steps = progress.step() - std::max<int64_t>(0, attempt->resumed_step);
+  const int64_t steps_left = progress.total_steps() - progress.step();
+  if (steps <= 0 || steps_left < 0 || progress.total_steps() <= 0) return;
+  base->steps = steps;
+  base->steps_left = steps_left;
+}
+
+int64_t ExpectedEnd(const Base& base, int64_t now_ns) {
+  if (base.current == nullptr) return 0;
+  if (base.told_end_ns > now_ns) return base.told_end_ns;
+  if (base.steps > 0) {
+    const __int128 rest = static_cast<__int128>(std::max<int64_t>(0, now_ns - base.start_ns)) * base.steps_left / base.steps;
+    if (rest < 10 * 365 * static_cast<__int128>(kDay)) return now_ns + static_cast<int64_t>(rest);
+  }
+  const int64_t start_ns = base.start_ns != 0 ? base.start_ns : now_ns;
+  const auto after = [&](int64_t left_ns) { return left_ns == kUnbounded ? 0 : start_ns + left_ns; };
+  const int64_t limit_ns = after(base.limit_left_ns);
+  const int64_t history_ns = after(base.history_left_ns);
   if (history_ns > now_ns) return limit_ns == 0 ? history_ns : std::min(history_ns, std::max(limit_ns, now_ns));
   return limit_ns == 0 ? 0 : std::max(now_ns, limit_ns);
 }

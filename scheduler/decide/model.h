@@ -4,6 +4,7 @@
 // (model_upkeep.h) makes a Model from State and brings it up to date; everything else only reads it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -45,6 +46,7 @@ struct Base {
 
   TaskRef ref;
   bool unit = false;
+  bool gpus = false;                    // its workers want devices
   const JobRow* job;
   const TaskRow* row;
   const pb::TaskSpec* spec;
@@ -58,14 +60,29 @@ struct Base {
   int64_t submit_ns = 0;
   std::vector<int32_t> cells;           // in order of preference
   std::vector<uint8_t> opened;          // parallel to cells
+  bool all_opened = true;               // every one of them
   int32_t bound_cell = -1;              // where it runs
-  int32_t workers = 0;                  // that it runs with
+  // Of what runs, so that no row is read for it (ReadRun):
+  int32_t workers = 0;
+  int64_t place_ns = 0, start_ns = 0;   // start_ns 0: not yet
+  int64_t last_checkpoint_ns = 0;
+  uint64_t place_round = 0;             // State::round() when it was placed
+  bool hosts_up = false;                // all that may have processes of it: one that doesn't answer wouldn't carry out a stop
+  bool may_resize = false;              // it runs on all its hosts, and they may get work
+  int64_t resize_ns = 0;                // its start or its last growth
+  int64_t told_end_ns = 0;              // its program's word; 0: none
+  int64_t steps = 0, steps_left = 0;    // since its start, by its progress; steps 0: unknown
+  bool knows_steps = false;             // its progress has a number of steps in all
   bool waiting = false;                 // wants a placement, its backoff apart
   bool blocked = false;                 // of what is no unit: it waits for other tasks
   bool held = false;                    // of what is no unit: it waits, and its queue or its job's end keeps it from being one
   bool unreachable = false;             // a host of what it runs as can't be reached
   int64_t backoff_until_ns = 0;         // of what waits
-  int64_t run_left_ns = kUnbounded;     // how long it would run if it started now, by its limit and history; kUnbounded: unknown
+  int64_t limit_left_ns = kUnbounded;   // how long it may run, what ran before taken off; kUnbounded: as long as it likes
+  int64_t history_left_ns = kUnbounded; // and how long it would by history; kUnbounded: unknown
+  uint64_t evicted_round = 0;           // as TaskRow's
+  int64_t spill_ns = 0;                 // when it was last opened a cluster for the attempt that waits; 0: not yet
+  bool reserved = false;                // devices are kept for it
   bool stopping = false;                // what it runs as is being stopped
   int64_t look_ns = kUnbounded;         // no earlier may it have to be stopped for a cause of its own (StopWhatMust); 0: now
   bool ends = false;                    // cancelled, failed or out of time: it won't start again
@@ -78,11 +95,16 @@ struct Base {
   bool charged_as_bound = false;        // to the cell where it runs, not to the first of its list with room
   int32_t charge = -1;                  // cell
   int32_t growth = 0;                   // growth workers entitled
-  int32_t order = 0;                    // of acceptance
+  bool takeable = false;                // it is in Model::takeable
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }
+  int64_t since_ns() const { return start_ns != 0 ? start_ns : place_ns; }
+  // How long it would run if it started now, by its limit and history; kUnbounded: unknown.
+  int64_t run_left_ns() const { return std::max<int64_t>(0, std::min(limit_left_ns, history_left_ns)); }
+  // It runs, and not as S has it: outside S, elsewhere than it is charged, or with more workers.
+  bool runs_beside_s() const { return running() && bound_cell >= 0 && (!entitled || charge != bound_cell || workers > entitled_workers()); }
   // It is being stopped to start again smaller or larger.
   bool ComesBack() const { return current != nullptr && stopping && current->next_workers > 0; }
 };
@@ -91,6 +113,7 @@ struct Model {
   std::vector<std::string> flavours;    // sorted; kCpuFlavour among them
   std::vector<Cell> cells;              // by cluster and flavour
   std::vector<Base> bases;              // by job number and task
+  std::vector<int32_t> order;           // [base] of those in S: of acceptance
   std::vector<int64_t> flavour_milli;   // capacity of each flavour
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
   std::vector<int64_t> history;         // [queue node] decayed device-microseconds: orders equal shares
@@ -98,6 +121,7 @@ struct Model {
 
   // Of the bases, so that nobody has to look at all of them; lists ascend.
   std::vector<std::vector<int32_t>> holding;   // [cell] that have devices there
+  std::vector<std::vector<int32_t>> takeable;  // [cell] that run there beside S: what claims may stop
   std::vector<int32_t> stopping;        // that have devices and are being stopped
   std::vector<int32_t> told;            // that wait, or can't be reached: whoever gets a verdict
   std::vector<int32_t> growing;         // that run with less than their largest size
@@ -122,6 +146,9 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
 // When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed or went, a host is strange or
 // drained), else when its time limit or its hang timeout passes; kUnbounded = never by itself.
 int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
+
+// Fills what a Base says of the attempt that runs (nullptr: none) and of how long it may; `base.row` and `base.spec` are set.
+void ReadRun(const State& state, const AttemptRow* attempt, Base* base);
 
 // When the attempt is expected to end: from its progress, else from history, else its time limit; 0 = unknown.
 int64_t ExpectedEnd(const Base& base, int64_t now_ns);

@@ -23,6 +23,16 @@ bool SameUnits(const Base& a, const Base& b) {
          a.opened == b.opened;
 }
 
+// Puts the base into an ascending list, or takes it out of it.
+void ListIn(std::vector<int32_t>* bases, int32_t b, bool there) {
+  const auto at = std::lower_bound(bases->begin(), bases->end(), b);
+  if (there) {
+    bases->insert(at, b);
+  } else {
+    bases->erase(at);
+  }
+}
+
 // reaches[a][b]: b reaches the job_storage of a.
 std::vector<std::vector<bool>> ReadReaches(const State& state) {
   const size_t clusters = state.clusters().size();
@@ -49,7 +59,9 @@ const Model& ModelUpkeep::Update(const State& state, int64_t now_ns, const Sched
   }
   if (!follows) Rebuild(state, now_ns, options);
   seen_ = state;
-  if (stale_) entitlement_.Run(&model_);
+  if (stale_) {
+    for (const int32_t b : entitlement_.Run(&model_)) ListTakeable(b);
+  }
   stale_ = false;
   return model_;
 }
@@ -105,6 +117,7 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
 
   const std::vector<QueueNode>& nodes = state.queues().nodes;
   model_.holding.resize(model_.cells.size());
+  model_.takeable.resize(model_.cells.size());
   model_.use.assign(nodes.size() * model_.flavours.size(), 0);
   model_.depth.assign(nodes.size(), 0);
   for (size_t n = 0; n < nodes.size(); ++n) {
@@ -307,17 +320,16 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.submit_ns = job.submit_ns;
   base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
   const pb::Resources& wants = base.spec->resources();
+  base.gpus = wants.gpus_milli() > 0;
   base.shape = shapes_.try_emplace({base.min_workers, wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes(),
                                     base.spec->topology().preferred(), base.spec->topology().required()},
                                    static_cast<int32_t>(shapes_.size())).first->second;
   base.worker_milli = std::max<int64_t>(1, wants.gpus_milli() > 0 ? wants.gpus_milli() : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
-  const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : std::max<int64_t>(0, run_ns - row.ran_ns); };
-  base.run_left_ns = std::min(left(base.spec->time_limit_ns()), left(row.expected_run_ns));
+  base.evicted_round = row.evicted_round;
+  base.reserved = row.reservation != nullptr;
+  if (row.opened_attempt == row.next_attempt) base.spill_ns = row.opened_ns;
+  ReadRun(state, current, &base);
   if (current != nullptr) {
-    base.workers = current->workers;
-    base.unreachable = std::any_of(current->parts.begin(), current->parts.end(), [&](const PartRow& part) {
-      return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE;
-    });
     base.bound_cell = model_.CellOf(current->cluster, model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
     base.may_be_lost = MayBeLost(state, *base.spec, *current);
   }
@@ -360,6 +372,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     base.cells = std::move(cells);
     base.opened = std::move(opened);
   }
+  base.all_opened = std::find(base.opened.begin(), base.opened.end(), 0) == base.opened.end();
   for (const int32_t cell : base.cells) {
     if (wants.gpus_milli() == 0 || !counts_cpus_[leaf]) break;
     const pb::Inventory& inventory = state.host(model_.cells[cell].hosts.front()).inventory;
@@ -406,21 +419,27 @@ void ModelUpkeep::Replace(size_t b, Base fresh) {
   fresh.charged_as_bound = base.charged_as_bound;
   fresh.charge = base.charge;
   fresh.growth = base.growth;
-  fresh.order = base.order;
   base = std::move(fresh);
   List(index, true);
 }
 
+// Whether claims may stop it follows from what it runs as and from S.
+void ModelUpkeep::ListTakeable(int32_t b) {
+  Base& base = model_.bases[b];
+  const bool takeable = base.runs_beside_s();
+  if (takeable == base.takeable) return;
+  base.takeable = takeable;
+  ListIn(&model_.takeable[base.bound_cell], b, takeable);
+}
+
 void ModelUpkeep::List(int32_t b, bool there) {
-  const Base& base = model_.bases[b];
-  const auto list = [&](std::vector<int32_t>* bases) {
-    const auto at = std::lower_bound(bases->begin(), bases->end(), b);
-    if (there) {
-      bases->insert(at, b);
-    } else {
-      bases->erase(at);
-    }
-  };
+  Base& base = model_.bases[b];
+  const auto list = [&](std::vector<int32_t>* bases) { ListIn(bases, b, there); };
+  if (there) ListTakeable(b);
+  if (!there && base.takeable) {
+    list(&model_.takeable[base.bound_cell]);
+    base.takeable = false;
+  }
   if (base.wants_place() || base.blocked || base.held || base.unreachable) list(&model_.told);
   if (base.current == nullptr) return;
   if (base.stopping) list(&model_.stopping);
@@ -482,6 +501,7 @@ void ModelUpkeep::Compact() {
     if (over != over_.end() && *over == model_.bases[b].ref.job) continue;
     to[b] = static_cast<int32_t>(kept);
     if (kept != b) model_.bases[kept] = std::move(model_.bases[b]);
+    if (b < model_.order.size()) model_.order[kept] = model_.order[b];
     ++kept;
   }
   model_.bases.resize(kept);
@@ -490,7 +510,9 @@ void ModelUpkeep::Compact() {
     for (int32_t& b : *bases) b = to[b];
   };
   for (std::vector<int32_t>* bases : {&model_.stopping, &model_.told, &model_.growing}) renumber(bases);
-  for (std::vector<int32_t>& bases : model_.holding) renumber(&bases);
+  for (std::vector<std::vector<int32_t>>* cells : {&model_.holding, &model_.takeable}) {
+    for (std::vector<int32_t>& bases : *cells) renumber(&bases);
+  }
   entitlement_.Renumber(to);
   over_.clear();
   over_bases_ = 0;
@@ -515,7 +537,8 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     const bool is = state.host(id).state == pb::HOST_UNREACHABLE;
     if (is) unreachable_.insert(id);
     const bool other = hosts_.size() > static_cast<size_t>(id) &&
-                       (hosts_[id].drained != state.host(id).drained || hosts_[id].state_id != state.host(id).state_id);
+                       (hosts_[id].drained != state.host(id).drained || hosts_[id].state != state.host(id).state ||
+                        hosts_[id].state_id != state.host(id).state_id);
     if (was || is || other) again(id);
     if (!FollowHost(state, id)) return false;
   }

@@ -62,6 +62,7 @@ class ModelUpkeep {
   void Replace(size_t b, Base fresh);
   // Puts the base into the model's lists and sums, or takes it out of them.
   void List(int32_t b, bool there);
+  void ListTakeable(int32_t b);
   void Compact();
 
   // Of each cell's first host: what a worker that names no CPUs gets beside its devices.

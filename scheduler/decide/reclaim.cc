@@ -77,22 +77,17 @@ bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, cons
 }
 
 int64_t Round::ProtectedUntil(const Base& victim) const {
-  const int64_t start_ns = victim.current->start_ns != 0 ? victim.current->start_ns : victim.current->place_ns;
   const int64_t own_ns = victim.leaf < 0 ? 0 : s_.queues().nodes[victim.leaf].min_runtime_ns;
-  return start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
+  return victim.since_ns() + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
 }
 
 bool Round::MayTake(const Base& claimant, const Base& victim) const {
   const bool runs = victim.current != nullptr;
-  if (runs && (!victim.running() || victim.current->place_round == s_.round())) return false;  // started in this round
-  // A host that doesn't answer wouldn't carry out the stop, and a gang's devices are free when all of it is gone.
-  if (runs && std::any_of(victim.current->parts.begin(), victim.current->parts.end(),
-                          [&](const PartRow& part) { return !part.over() && s_.host(part.host).state != pb::HOST_UP; })) {
-    return false;
-  }
+  if (runs && (!victim.running() || victim.place_round == s_.round())) return false;  // started in this round
+  if (runs && !victim.hosts_up) return false;            // a gang's devices are free when all of it is gone
   const bool mover = runs && victim.entitled && victim.charge != victim.bound_cell;
   if (mover) return true;
-  const bool grown = runs && victim.entitled && victim.current->workers > victim.entitled_workers();
+  const bool grown = runs && victim.entitled && victim.workers > victim.entitled_workers();
   if (victim.entitled && !grown) return false;
   // Growth stands behind every base in its leaf's order.
   return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority;
@@ -101,20 +96,21 @@ bool Round::MayTake(const Base& claimant, const Base& victim) const {
 Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows) {
   const Base& claimant = m_.bases[b];
   const bool guaranteed = claimant.guaranteed && !grows;
-  const int32_t has = grows ? claimant.current->workers : 0;
+  const int32_t has = grows ? claimant.workers : 0;
   const int64_t demand = claimant.worker_milli * (workers - has);
   const int32_t flavour = m_.cells[cell].flavour;
+  const int64_t end_ns = EndIfStarted(claimant);
   const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
-                                   grows ? -1 - b : ShapeOf(b), claimant.leaf};
+                                   grows ? -1 - b : int64_t{claimant.leaf} << 32 | claimant.shape, LentBits(claimant, cell, end_ns)};
   if (failed_.contains(key)) return Claim::kNobody;
 
   // Where a limit is in the way, what counts against it in other clusters, too.
-  std::vector<int32_t> pool = m_.holding[cell];
+  std::vector<int32_t> pool = m_.takeable[cell];
   for (int32_t n = claimant.leaf; n >= 0; n = m_.parent[n]) {
     if (UseAt(use_future_, n, flavour) + demand <= QuotaOf(n, flavour).limit_milli) continue;
     for (size_t c = 0; c < m_.cells.size(); ++c) {
       if (m_.cells[c].flavour != flavour || static_cast<int32_t>(c) == cell) continue;
-      for (const int32_t v : m_.holding[c]) {
+      for (const int32_t v : m_.takeable[c]) {
         int32_t up = m_.bases[v].leaf;
         while (up > n) up = m_.parent[up];
         if (up == n) pool.push_back(v);
@@ -131,14 +127,18 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
       LookAt(protected_ns);
       continue;
     }
-    const int64_t start_ns = base.current->start_ns != 0 ? base.current->start_ns : base.current->place_ns;
-    const int64_t since_ns = std::max(start_ns, base.current->last_checkpoint_ns);
-    const int64_t held = base.worker_milli * base.current->workers;
+    const int64_t start_ns = base.since_ns();
+    const int64_t since_ns = std::max(start_ns, base.last_checkpoint_ns);
+    const int64_t held = base.worker_milli * base.workers;
     const int64_t lost = static_cast<int64_t>(std::min<__int128>(static_cast<__int128>(held) * std::max<int64_t>(0, now_ns_ - since_ns), kUnbounded));
     const bool mover = base.entitled && base.charge != base.bound_cell;
     const int32_t keeps = mover ? 0 : std::max(base.entitled_workers(), base.min_workers);
-    if (keeps > 0 && base.current->workers > keeps) all.push_back({v, keeps, lost, start_ns});
+    if (keeps > 0 && base.workers > keeps) all.push_back({v, keeps, lost, start_ns});
     if (mover || !base.entitled) all.push_back({v, 0, lost, start_ns});
+  }
+  if (all.empty()) {
+    failed_.insert(key);
+    return Claim::kNobody;
   }
   std::sort(all.begin(), all.end(), [](const Victim& x, const Victim& y) {
     return std::make_tuple(x.keeps == 0, x.lost_milli_ns, -x.start_ns, x.base) < std::make_tuple(y.keeps == 0, y.lost_milli_ns, -y.start_ns, y.base);
@@ -146,7 +146,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
 
   // On the maps of the future: what each victim gives back, in that order, and what it still has.
   std::map<int32_t, int32_t> left;     // workers, by base
-  for (const Victim& v : all) left[v.base] = m_.bases[v.base].current->workers;
+  for (const Victim& v : all) left[v.base] = m_.bases[v.base].workers;
   std::vector<Victim> victims;
   Use use = use_future_;
   for (const Victim& v : all) {
@@ -161,7 +161,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     return Claim::kNobody;
   }
   use = use_future_;
-  for (auto& [v, workers_left] : left) workers_left = m_.bases[v].current->workers;
+  for (auto& [v, workers_left] : left) workers_left = m_.bases[v].workers;
   const size_t start_mark = future_.Mark();
   if (grows) {
     future_.Release(*claimant.job, claimant.ref.task, *claimant.current);
@@ -179,7 +179,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   const auto holds = [&] {
     if (!WithinLimits(claimant, cell, workers, use)) return false;
     const size_t mark = future_.Mark();
-    BlockUnlent(&future_, cell, claimant, EndIfStarted(claimant), /*claims=*/true);
+    BlockUnlent(&future_, cell, claimant, end_ns, /*claims=*/true);
     std::optional<PlannedGang> found = future_.Place(*claimant.spec, workers, m_.cells[cell]);
     future_.UndoTo(mark);
     if (found.has_value()) gang = std::move(found);
@@ -229,10 +229,10 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     }
     set_left(v.base, enough);
   }
+  int64_t evicted = 0;
+  for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].workers - workers_left);
   holds();
   future_.UndoTo(start_mark);
-  int64_t evicted = 0;
-  for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].current->workers - workers_left);
   // Too many for what asks for them: with it, all that waits for the same and comes after it takes of what one large gang gives back.
   const auto asked = claims_milli_.find({cell, claimant.leaf, guaranteed});
   if (evicted > 4 * std::max(demand, grows || asked == claims_milli_.end() ? 0 : asked->second)) return Claim::kTooMany;
@@ -242,11 +242,11 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   std::vector<std::pair<int32_t, int32_t>> shrunk;
   for (const auto& [v, workers_left] : left) {
     const Base& base = m_.bases[v];
-    if (workers_left == base.current->workers) continue;
+    if (workers_left == base.workers) continue;
     Stop(base, pb::PREEMPTION,
          workers_left == 0 ? absl::StrCat("job ", claimant.ref.job, " is entitled to its devices")
-                           : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.current->workers - workers_left, " of its ",
-                                          base.current->workers, " workers' devices"),
+                           : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.workers - workers_left, " of its ", base.workers,
+                                          " workers' devices"),
          Grace(*base.spec), workers_left, &claim);
     if (workers_left > 0) shrunk.emplace_back(v, workers_left);
   }

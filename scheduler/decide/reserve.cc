@@ -14,52 +14,72 @@ constexpr size_t kReservationsPerCell = 4;
 }  // namespace
 
 int64_t Round::EndIfStarted(const Base& base) const {
-  return base.run_left_ns == kUnbounded ? 0 : now_ns_ + base.run_left_ns;
+  const int64_t left_ns = base.run_left_ns();
+  return left_ns == kUnbounded ? 0 : now_ns_ + left_ns;
+}
+
+const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
+  std::optional<std::vector<End>>& known = ends_[cell];
+  if (known.has_value()) return *known;
+  std::vector<End>& ends = known.emplace();
+  for (const int32_t v : m_.holding[cell]) {
+    const Base& base = m_.bases[v];
+    if (!base.running()) continue;
+    const int64_t end_ns = ExpectedEnd(base, now_ns_);
+    ends.push_back({end_ns == 0 ? kUnbounded : std::max(end_ns, now_ns_), base.place_ns, v, base.gpus,
+                    base.worker_milli * base.workers});
+  }
+  std::sort(ends.begin(), ends.end());
+  return ends;
 }
 
 // Ends of running work are taken in turn until the base fits. With `takes` (a waiting unit of S in its charged cell) what it may
 // stop later, once that has run for min_runtime, counts as ending then.
 std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes) {
   const int64_t demand = base.worker_milli * workers;
-  std::vector<std::pair<int64_t, int32_t>> ends;
-  for (const int32_t v : m_.holding[cell]) {
+  std::vector<std::pair<int32_t, int64_t>> stoppable;    // from when on; ascending
+  for (const int32_t v : m_.takeable[cell]) {
     const Base& other = m_.bases[v];
-    if (!other.running() || stopped_[v] || &other == &base) continue;
-    const int64_t expected_ns = ExpectedEnd(other, now_ns_);
-    int64_t end_ns = expected_ns == 0 ? kUnbounded : std::max(expected_ns, now_ns_);
-    const int64_t taken = other.worker_milli * other.current->workers;
-    if (takes && MayTake(base, other) && taken <= 4 * demand && LevelAllows(base, cell, demand, other, use_future_)) {
-      end_ns = std::min(end_ns, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
-    }
-    ends.emplace_back(end_ns, v);
+    if (!takes || stopped_[v] || other.worker_milli * other.workers > 4 * demand || !MayTake(base, other)) continue;
+    if (!LevelAllows(base, cell, demand, other, use_future_)) continue;
+    stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
   }
-  // Of those whose end nobody knows the longest running first.
-  std::sort(ends.begin(), ends.end(), [&](const auto& a, const auto& b) {
-    return std::make_tuple(a.first, m_.bases[a.second].current->place_ns, a.second) <
-           std::make_tuple(b.first, m_.bases[b.second].current->place_ns, b.second);
-  });
+  std::vector<End> ends;
+  for (const End& known : EndsIn(cell)) {
+    if (stopped_[known.base] || &m_.bases[known.base] == &base) continue;
+    ends.push_back(known);
+    const auto at = std::lower_bound(stoppable.begin(), stoppable.end(), std::make_pair(known.base, int64_t{0}));
+    if (at != stoppable.end() && at->first == known.base) ends.back().end_ns = std::min(known.end_ns, at->second);
+  }
+  if (!stoppable.empty()) std::sort(ends.begin(), ends.end());
+  // By number it doesn't fit before so many of them.
+  size_t least = 0;
+  for (int64_t free_milli = base.gpus ? future_.FreeMilli(m_.cells[cell], true) : demand; free_milli < demand; ++least) {
+    if (least == ends.size()) return std::nullopt;
+    free_milli += ends[least].milli;
+  }
 
   Use use = use_future_;
   const size_t start_mark = future_.Mark();
   std::vector<size_t> marks;           // before each end that is applied
   const auto set_ends = [&](size_t count) {
     for (; marks.size() > count; marks.pop_back()) {
-      const Base& other = m_.bases[ends[marks.size() - 1].second];
+      const Base& other = m_.bases[ends[marks.size() - 1].base];
       future_.UndoTo(marks.back());
-      AddUse(&use, other, cell, other.current->workers);
+      AddUse(&use, other, cell, other.workers);
     }
     while (marks.size() < count) {
-      const Base& other = m_.bases[ends[marks.size()].second];
+      const Base& other = m_.bases[ends[marks.size()].base];
       marks.push_back(future_.Mark());
       future_.Release(*other.job, other.ref.task, *other.current);
-      AddUse(&use, other, cell, -other.current->workers);
+      AddUse(&use, other, cell, -other.workers);
     }
   };
   std::optional<Slot> slot;
   const auto fits = [&](size_t count) {
     set_ends(count);
     if (!WithinLimits(base, cell, workers, use)) return false;
-    const int64_t at_ns = std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].first});
+    const int64_t at_ns = std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].end_ns});
     const size_t mark = future_.Mark();
     for (const Kept& earlier : reserved_[cell]) {
       if (earlier.start_ns != 0 && earlier.start_ns <= at_ns) {
@@ -79,21 +99,17 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     future_.UndoTo(mark);
     return gang.has_value();
   };
-  size_t low = 0, high = 0;            // it doesn't fit after `low` ends, it does after `high`
-  bool found = fits(0);
-  for (size_t count = 1; !found && low < ends.size(); count *= 2) {
-    high = std::min(count, ends.size());
+  // The newest slot is that of the fewest ends tried that let it fit.
+  size_t low = least, high = least;    // it doesn't fit after `low` ends, it does after `high`
+  bool found = fits(least);
+  for (size_t more = 1; !found && low < ends.size(); more *= 2) {
+    high = std::min(least + more, ends.size());
     found = fits(high);
     if (!found) low = high;
   }
-  if (found) {
-    while (high > low + 1) {
-      const size_t middle = low + (high - low) / 2;
-      (fits(middle) ? high : low) = middle;
-    }
-    fits(high);
-  } else {
-    slot.reset();
+  while (found && high > low + 1) {
+    const size_t middle = low + (high - low) / 2;
+    (fits(middle) ? high : low) = middle;
   }
   set_ends(0);
   future_.UndoTo(start_mark);
@@ -105,7 +121,7 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   const Base& base = m_.bases[b];
   std::vector<Kept>& in_cell = reserved_[base.charge];
   if (in_cell.size() >= kReservationsPerCell || reservations_left_ == 0) return false;
-  const std::array<int64_t, 4> key{kSlot, base.charge, ShapeOf(b), base.leaf};
+  const std::array<int64_t, 4> key{kSlot, base.charge, base.shape, base.leaf};
   if (failed_.contains(key)) return false;
   --reservations_left_;
   std::optional<Slot> slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain);
@@ -187,7 +203,7 @@ void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang,
 int64_t Round::EarliestStart(int32_t b, int32_t cell) {
   const Base& base = m_.bases[b];
   const bool takes = base.entitled && base.charge == cell;
-  const std::tuple<int32_t, int32_t, int32_t> key{cell, 2 * ShapeOf(b) + takes, base.leaf};
+  const std::tuple<int32_t, int32_t, int32_t> key{cell, 2 * base.shape + takes, base.leaf};
   if (const auto known = starts_.find(key); known != starts_.end()) return known->second;
   if (estimates_left_ == 0) return 0;
   --estimates_left_;

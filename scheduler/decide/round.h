@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model.h"
 #include "scheduler/state/options.h"
@@ -53,6 +53,15 @@ class Round {
     PlannedGang gang;
     std::vector<std::pair<HostId, HostFree>> rest;
   };
+  // When what runs in a cell is expected to end.
+  struct End {
+    int64_t end_ns = 0;                // kUnbounded: unknown
+    int64_t place_ns = 0;
+    int32_t base = 0;
+    bool gpus = false;
+    int64_t milli = 0;                 // that it gives back then
+    bool operator<(const End& other) const { return std::tie(end_ns, place_ns, base) < std::tie(other.end_ns, other.place_ns, other.base); }
+  };
   // Devices' use by queue node and flavour: [node * flavours + flavour].
   using Use = std::vector<int64_t>;
   // How far a queue is over its guarantee, as a fraction of its weight: compared by rank, then over/weight.
@@ -88,8 +97,6 @@ class Round {
   const FlavourQuota& QuotaOf(int32_t node, int32_t flavour) const { return m_.quota[node * m_.flavours.size() + flavour]; }
   int64_t UseAt(const Use& use, int32_t node, int32_t flavour) const { return use[node * m_.flavours.size() + flavour]; }
   std::string CellName(int32_t cell) const;
-  // Equal for bases that any place fits or doesn't fit alike.
-  int32_t ShapeOf(int32_t b);
   // A place that is free now and may be used until end_ns (0: for ever), reservations respected.
   std::optional<PlannedGang> PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns);
   // Of the cell's reservations those that lend to it, as bits.
@@ -107,6 +114,8 @@ class Round {
   int64_t ProtectedUntil(const Base& victim) const;
 
   // reserve.cc
+  // Of what runs in the cell: by end, of those whose end nobody knows the longest running first.
+  const std::vector<End>& EndsIn(int32_t cell);
   std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes);
   bool ReserveFrom(int32_t b, int64_t not_before_ns, bool drain);
   // When a base that starts now is expected to end; 0 = unknown.
@@ -140,7 +149,7 @@ class Round {
     std::string text;                  // of what is moved; empty: nothing
   };
   void Spill();
-  const Outlook* OutlookOf(int32_t cell, bool gpus);   // nullptr: that is beyond what a decision works out
+  Outlook* OutlookOf(int32_t cell, bool gpus);   // nullptr: that is beyond what a decision works out
   int64_t CountedStart(const Base& base, int32_t cell);
   std::optional<PlannedGang> FreeNow(int32_t b, int32_t cell, Failed* failed);
   Move MoveTo(const Base& base, int32_t cell) const;
@@ -175,14 +184,14 @@ class Round {
   std::vector<bool> stopped_;          // bases that this plan stops
   std::vector<bool> served_;           // bases that are placed or have devices held for them
   std::vector<int32_t> unserved_;      // waiting bases of S that aren't
-  absl::btree_map<std::pair<int32_t, int64_t>, int32_t> shape_ids_;
-  std::vector<int32_t> shape_;         // by base; -1: not asked for yet
+  std::vector<std::optional<std::vector<End>>> ends_;   // by cell
   // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
   enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kKinds = 5 };
   Failed failed_;
-  absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
+  absl::flat_hash_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
   std::map<std::tuple<int32_t, int32_t, bool>, int64_t> claims_milli_;  // by cell, leaf and guarantee: of S what still has to be placed
-  std::map<std::pair<int32_t, bool>, Outlook> outlooks_;  // by cell, of GPUs or CPUs
+  std::vector<Outlook> outlooks_;
+  std::vector<int32_t> outlook_at_[2]; // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet
   int32_t estimates_left_;
   int32_t reservations_left_;
   Plan plan_;

@@ -229,7 +229,7 @@ class Fleet {
   std::vector<pb::Event> Place(const Model& model, int64_t most) {
     std::vector<std::pair<int32_t, int32_t>> order;
     for (size_t b = 0; b < model.bases.size(); ++b) {
-      if (model.bases[b].entitled && model.bases[b].wants_place()) order.emplace_back(model.bases[b].order, static_cast<int32_t>(b));
+      if (model.bases[b].entitled && model.bases[b].wants_place()) order.emplace_back(model.order[b], static_cast<int32_t>(b));
     }
     std::sort(order.begin(), order.end());
     if (order.size() > static_cast<size_t>(most)) order.resize(static_cast<size_t>(most));

@@ -2,7 +2,7 @@
 // to it by more than moving there costs.
 //
 // Where devices are free for it now, that cluster comes to the front of its list: the entitled set would charge it to the first
-// with room by number, for which others may have to be stopped, or where its shape fits nowhere (decision 020). Both are outside
+// with room by number, for which others may have to be stopped, or where its shape fits nowhere (decision 019). Both are outside
 // events, and no more of them per attempt than its list is long. Expected starts further ahead are counted: what runs in a cell
 // gives back its devices in the order of the expected ends, and what waits before a task takes them.
 #include <algorithm>
@@ -29,27 +29,24 @@ std::string BandwidthText(int64_t bits_per_s) {
 
 }  // namespace
 
-const Round::Outlook* Round::OutlookOf(int32_t cell, bool gpus) {
-  const auto known = outlooks_.find({cell, gpus});
-  if (known != outlooks_.end()) return &known->second;
+Round::Outlook* Round::OutlookOf(int32_t cell, bool gpus) {
+  int32_t& at = outlook_at_[gpus][cell];
+  if (at >= 0) return &outlooks_[at];
   if (outlooks_.size() >= kCellsForecast) return nullptr;
-  Outlook& outlook = outlooks_[{cell, gpus}];
+  at = static_cast<int32_t>(outlooks_.size());
+  Outlook& outlook = outlooks_.emplace_back();
   outlook.freed.emplace_back(now_ns_, std::max<int64_t>(0, future_.FreeMilli(m_.cells[cell], gpus)));
-  for (const int32_t v : m_.holding[cell]) {
-    const Base& other = m_.bases[v];
-    if (!other.running() || stopped_[v] || (other.spec->resources().gpus_milli() > 0) != gpus) continue;
-    if (const int64_t end_ns = ExpectedEnd(other, now_ns_); end_ns != 0) {
-      outlook.freed.emplace_back(std::max(end_ns, now_ns_ + 1), other.worker_milli * other.workers);
-    }
+  for (const End& end : EndsIn(cell)) {
+    if (end.end_ns == kUnbounded || stopped_[end.base] || end.gpus != gpus) continue;
+    outlook.freed.emplace_back(std::max(end.end_ns, now_ns_ + 1), end.milli);
   }
-  std::sort(outlook.freed.begin() + 1, outlook.freed.end());
   for (size_t i = 1; i < outlook.freed.size(); ++i) outlook.freed[i].second += outlook.freed[i - 1].second;
   return &outlook;
 }
 
 // When the cell will have devices for it beside those that it needs for what waits before: by number. 0 = unknown.
 int64_t Round::CountedStart(const Base& base, int32_t cell) {
-  const Outlook* outlook = OutlookOf(cell, base.spec->resources().gpus_milli() > 0);
+  const Outlook* outlook = OutlookOf(cell, base.gpus);
   if (outlook == nullptr) return 0;
   const int64_t needs = outlook->ahead_milli + base.worker_milli * base.min_workers;
   // What is free now and didn't start it has the wrong shape, or is kept for others: the next end may help.
@@ -63,12 +60,12 @@ int64_t Round::CountedStart(const Base& base, int32_t cell) {
 std::optional<PlannedGang> Round::FreeNow(int32_t b, int32_t cell, Failed* failed) {
   const Base& base = m_.bases[b];
   const int64_t demand = base.worker_milli * base.min_workers;
-  if (now_.FreeMilli(m_.cells[cell], base.spec->resources().gpus_milli() > 0) < demand) return std::nullopt;
+  if (now_.FreeMilli(m_.cells[cell], base.gpus) < demand) return std::nullopt;
   // To start as one of S it has to be charged there.
   if (base.entitled && m_.cells[cell].charged_milli + demand > m_.cells[cell].capacity_milli) return std::nullopt;
   if (!WithinLimits(base, cell, base.min_workers, use_now_)) return std::nullopt;
   const int64_t end_ns = EndIfStarted(base);
-  const std::array<int64_t, 4> key{kNow, cell, ShapeOf(b), LentBits(base, cell, end_ns)};
+  const std::array<int64_t, 4> key{kNow, cell, base.shape, LentBits(base, cell, end_ns)};
   if (failed->contains(key)) return std::nullopt;
   if (!SiblingsReach(base, cell) || (!base.entitled && HindersClaims(base, cell, end_ns))) return std::nullopt;
   std::optional<PlannedGang> gang = PlaceNow(b, cell, base.min_workers, end_ns);
@@ -111,35 +108,45 @@ void Round::Spill() {
   const auto looks = [&](const Base& base) {
     if (!base.wants_place() || base.backoff_until_ns > now_ns_ || base.guaranteed || base.leaf < 0 || s_.queues().nodes[base.leaf].held) return false;
     const bool may_front = !base.binds_others;
-    const bool any = std::find(base.opened.begin(), base.opened.end(), 0) != base.opened.end() || (base.entitled && may_front && base.cells.size() > 1);
-    if (!any || base.row->opened_attempt != base.row->next_attempt) return any;
+    const bool any = !base.all_opened || (base.entitled && may_front && base.cells.size() > 1);
+    if (!any || base.spill_ns == 0) return any;
     // Once more when that long has passed, not with every event.
-    const int64_t due_ns = base.row->opened_ns + std::max(options_.spill_cost_ns, kSecond);
+    const int64_t due_ns = base.spill_ns + std::max(options_.spill_cost_ns, kSecond);
     if (due_ns > now_ns_) LookAt(due_ns);
     return due_ns <= now_ns_;
   };
-  std::vector<int32_t> order;          // what waits in S first
+  std::vector<std::pair<int32_t, bool>> order;           // what waits in S first; and whether it looks
   size_t looking = 0;
   for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
     for (const int32_t b : *list) {
       if (served_[b] || !m_.bases[b].wants_place()) continue;
-      order.push_back(b);
-      looking += looks(m_.bases[b]);
+      const bool looks_now = looks(m_.bases[b]);
+      if (looks_now || order.size() < kQueueCounted) order.emplace_back(b, looks_now);
+      looking += looks_now;
     }
   }
   if (looking == 0) return;
+  for (std::vector<int32_t>& at : outlook_at_) at.assign(m_.cells.size(), -1);
 
   CountClaims();
   const size_t mark = now_.Mark();
   Failed failed = failed_;
   for (size_t turn = 0; turn < order.size(); ++turn) {
-    const int32_t b = order[turn];
+    const auto [b, looks_now] = order[turn];
     const Base& base = m_.bases[b];
-    const bool looks_now = looks(base);
     const bool counts = turn < kQueueCounted;
-    if (!looks_now && !counts) continue;
-    const bool gpus = base.spec->resources().gpus_milli() > 0;
-    const int64_t demand = base.worker_milli * base.min_workers;
+      const int64_t demand = base.worker_milli * base.min_workers;
+    const bool fronts = !base.binds_others;
+    // Where it could go by number: started now, or later as one of the first of the line.
+    const auto later = [&](size_t i) { return counts && !base.entitled && !base.opened[i] && WithinLimits(base, base.cells[i], base.min_workers, use_future_); };
+    const auto may_go = [&](size_t i) {
+      const int32_t cell = base.cells[i];
+      if (base.entitled ? cell == base.charge || (base.opened[i] && !fronts) : base.opened[i] != 0) return false;
+      return m_.cells[cell].capacity_milli >= demand && (now_.FreeMilli(m_.cells[cell], base.gpus) >= demand || later(i));
+    };
+    bool any = false;
+    for (size_t i = 0; i < base.cells.size() && looks_now && !any; ++i) any = may_go(i);
+    if (!any && !counts) continue;
 
     // The best of those open to it; of S only the charged one.
     int64_t here_ns = kUnbounded;
@@ -153,7 +160,7 @@ void Round::Spill() {
         if (kept.base == b) start_ns = kept.start_ns;
       }
       // Moving there counts where it is open, too.
-      if (start_ns != 0 && looks_now) start_ns += MoveTo(base, cell).cost_ns - options_.spill_cost_ns;
+      if (start_ns != 0 && any) start_ns += MoveTo(base, cell).cost_ns - options_.spill_cost_ns;
       if (start_ns == 0 || start_ns >= here_ns) continue;
       here = cell;
       here_ns = start_ns;
@@ -164,14 +171,12 @@ void Round::Spill() {
     int64_t there_ns = 0;
     Move move;
     std::optional<PlannedGang> gang;
-    const bool fronts = !base.binds_others;
-    for (size_t i = 0; i < base.cells.size() && looks_now && there < 0; ++i) {
+    for (size_t i = 0; i < base.cells.size() && any && there < 0; ++i) {
+      if (!may_go(i)) continue;
       const int32_t cell = base.cells[i];
       const std::string& name = s_.clusters()[m_.cells[cell].cluster].name;
-      const bool fronted = base.row->opened_attempt == base.row->next_attempt &&
-                           std::find(base.row->fronted.begin(), base.row->fronted.end(), name) != base.row->fronted.end();
-      const bool other = base.entitled ? cell != base.charge && (!base.opened[i] || (fronts && !fronted)) : !base.opened[i];
-      if (!other || m_.cells[cell].capacity_milli < demand) continue;
+      const bool fronted = base.spill_ns != 0 && std::find(base.row->fronted.begin(), base.row->fronted.end(), name) != base.row->fronted.end();
+      if (base.opened[i] && fronted) continue;
       const Move cost = MoveTo(base, cell);
       if (!cost.reaches) continue;
       if (here_ns != kUnbounded && now_ns_ + cost.cost_ns >= here_ns) continue;      // not even if it started at once
@@ -179,7 +184,7 @@ void Round::Spill() {
       if (gang.has_value()) {
         there_ns = now_ns_;
       } else {
-        if (base.entitled || !counts || base.opened[i] || !WithinLimits(base, cell, base.min_workers, use_future_)) continue;
+        if (!later(i)) continue;
         there_ns = CountedStart(base, cell);
         if (there_ns == 0 || (here_ns != kUnbounded && there_ns + cost.cost_ns >= here_ns)) continue;
       }
@@ -188,7 +193,8 @@ void Round::Spill() {
     }
     if (counts) {
       const int32_t cell = there >= 0 ? there : here;
-      if (const auto outlook = outlooks_.find({cell, gpus}); outlook != outlooks_.end()) outlook->second.ahead_milli += demand;
+      const int32_t at = cell < 0 ? -1 : outlook_at_[base.gpus][cell];
+      if (at >= 0) outlooks_[at].ahead_milli += demand;
     }
     if (there < 0) continue;
     if (gang.has_value()) now_.Take(*base.spec, *gang);        // gone for those behind it
@@ -198,6 +204,7 @@ void Round::Spill() {
 }
 
 void Round::Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns, const Move& move, bool to_front) {
+  LookAt(now_ns_);                     // the entitled set is another one then
   const std::string target = CellName(there);
   const auto about = [&](int64_t at_ns) { return FormatDuration((at_ns - now_ns_) / kSecond * kSecond); };
   const std::string full = here < 0                ? "no cluster before it has such devices"

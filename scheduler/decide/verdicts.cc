@@ -8,9 +8,8 @@
 namespace muster {
 
 int64_t Round::FreeMilli(const Base& base, int32_t cell, std::vector<CellView>* cells) {
-  const bool gpus = base.spec->resources().gpus_milli() > 0;
-  int64_t& known = (*cells)[cell].free_milli[gpus];
-  if (known < 0) known = std::max<int64_t>(0, now_.FreeMilli(m_.cells[cell], gpus));
+  int64_t& known = (*cells)[cell].free_milli[base.gpus];
+  if (known < 0) known = std::max<int64_t>(0, now_.FreeMilli(m_.cells[cell], base.gpus));
   return known;
 }
 

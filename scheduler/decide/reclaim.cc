@@ -176,10 +176,11 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     from = to;
   };
   std::optional<PlannedGang> gang;
+  bool stops = true;                   // somebody, so that a draining reservation lets it have what that frees
   const auto holds = [&] {
     if (!WithinLimits(claimant, cell, workers, use)) return false;
     const size_t mark = future_.Mark();
-    BlockUnlent(&future_, cell, claimant, end_ns, /*claims=*/true);
+    BlockUnlent(&future_, cell, claimant, end_ns, /*claims=*/stops);
     std::optional<PlannedGang> found = future_.Place(*claimant.spec, workers, m_.cells[cell]);
     future_.UndoTo(mark);
     if (found.has_value()) gang = std::move(found);
@@ -231,8 +232,14 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   }
   int64_t evicted = 0;
   for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].workers - workers_left);
-  holds();
+  // Who stops nobody doesn't get by a draining reservation: it would hold what it could as well have started on.
+  stops = evicted > 0;
+  const bool has_place = holds();
   future_.UndoTo(start_mark);
+  if (!has_place) {
+    failed_.insert(key);
+    return Claim::kNobody;
+  }
   // Too many for what asks for them: with it, all that waits for the same and comes after it takes of what one large gang gives back.
   const auto asked = claims_milli_.find({cell, claimant.leaf, guaranteed});
   if (evicted > 4 * std::max(demand, grows || asked == claims_milli_.end() ? 0 : asked->second)) return Claim::kTooMany;

@@ -224,6 +224,53 @@ TEST(Reclaim, BorrowsOnlyFromQueuesThatAreAtLeastAsFarOver) {
   EXPECT_TRUE(Runs(system, b1));
 }
 
+// Found by sched-fuzz, seed 32010: what a draining reservation doesn't need was held for a claim that needn't stop anybody for it.
+// It could have started there as well, did so when it was decided again, and the reservation moved about.
+TEST(Reclaim, WhoStopsNobodyDoesNotGetByADrainingReservation) {
+  SchedulingOptions options = Quick();
+  options.starve_after_ns = 100 * kSecond;
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("a", 8).Queue("b");
+  const uint64_t stays = JobBuilder("a").Gpus(2).Cpus(60).Priority(1).SubmitTo(&system);
+  const uint64_t borrows = JobBuilder("b").Gpus(1).SubmitTo(&system);
+  Go(&system, options);
+  StartAll(&system, stays);
+  StartAll(&system, borrows);
+  system.Step(1);
+  const uint64_t gang = JobBuilder("a").Workers(4).Cpus(2).Priority(1).SubmitTo(&system);   // there are CPUs for it once `stays` ends
+  Go(&system, options);
+  system.Step(200);
+  Go(&system, options);
+  ASSERT_NE(ReservationOf(system, gang), nullptr);
+  ASSERT_TRUE(ReservationOf(system, gang)->draining);
+  const uint64_t small = JobBuilder("a").Gpus(2).SubmitTo(&system);   // the third of the 8 that it's promised: b's is outside S now
+  Go(&system, options);
+  EXPECT_FALSE(Runs(system, small)) << "nobody knows when the gang starts, so it would end later";
+  EXPECT_EQ(ReservationOf(system, small), nullptr);
+  EXPECT_TRUE(Runs(system, borrows));
+  EXPECT_TRUE(Go(&system, options).events.empty()) << "nothing changed, nothing is said again";
+}
+
+// Found by sched-fuzz, seed 39980, whose check took it for room that nobody waits for: what may be lost is a claimant like what
+// waits, and its queue's limit holds for where it starts next.
+TEST(Backfill, LeavesWhatMayBeLostTheRestOfItsLimit) {
+  for (const int64_t limit : {5, 6}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 4).Hosts("c", 1, 4, "gpu", "", 2).Queue("q", 0, limit);
+    JobBuilder lost("q");
+    lost.Gpus(4).Cpus(4);                                // the other host has devices for it, and too few CPUs
+    lost.task()->set_when_unreachable(pb::REPLACE);
+    const uint64_t gone = lost.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, gone);
+    system.HostState("c", "h00", pb::HOST_SILENT);
+    system.HostState("c", "h00", pb::HOST_UNREACHABLE);
+    const uint64_t small = JobBuilder("q").Gpus(2).SubmitTo(&system);
+    Go(&system);
+    EXPECT_EQ(Runs(system, small), limit == 6) << limit;
+  }
+}
+
 TEST(Grow, TakesWhatIsOutsideSAndItsOwnShare) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");

@@ -8,7 +8,8 @@ import resume
 
 def test_a_kill_while_a_checkpoint_is_written_leaves_one_that_loads(trainer_bin, tokens, tmp_path):
     found = kills.kill_while_writing(trainer_bin, tokens, tmp_path, 4, ranks=2)
-    assert (found["resumed"], found["newest_refused"], found["went_back"]) == (4, 0, 0), found
+    assert found["hits"] == 4
+    assert (found["not_resumed"], found["refused"], found["went_back"]) == (0, 0, 0), found
 
 
 def test_a_stopped_peer_ends_the_others_at_the_timeout(trainer_bin, tokens, tmp_path):

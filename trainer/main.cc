@@ -1,4 +1,4 @@
-// muster-trainer: trains Llama-like models. Subcommands train, prepare, export and convert; --schema, --schema-hash, --version.
+// muster-trainer: trains Llama-like models. Subcommands train, estimate, prepare, export and convert; --schema, --schema-hash, --version.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/loop/config.h"
 #include "trainer/loop/convert.h"
+#include "trainer/loop/estimate.h"
 #include "trainer/loop/train.h"
 
 namespace muster::trainer {
@@ -23,11 +24,14 @@ constexpr char kUsage[] =
     "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
     "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
     "       muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
+    "       muster-trainer estimate --config FILE.json [--ranks N] [--device GPU] [--json true]\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
     "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
     "         environment, without RANK it is a single process. --dump-tokens FILE: rank 0 writes every step's token ids\n"
     "         (int32) there.\n"
+    "estimate says what that would need of each of N ranks: memory by class, bytes sent and products a step; with a GPU's name\n"
+    "         (\"H100\"), as if each rank had one, and how long a step would take.\n"
     "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
     "export   writes a checkpoint as a Hugging Face directory; that of a LoRA run merged with the weights it started from (--init\n"
     "         where they have moved), and the adapter beside it.\n"
@@ -94,6 +98,14 @@ int Main(int argc, char** argv) {
     if (!wrong.empty()) return Usage(wrong);
     if (options.config_path.empty()) return Usage("train needs --config FILE.json");
     return Train(options);
+  }
+  if (command == "estimate") {
+    EstimateOptions options;
+    const std::string wrong =
+        ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--ranks", &options.ranks}, {"--device", &options.device}, {"--json", &options.json}});
+    if (!wrong.empty()) return Usage(wrong);
+    if (options.config_path.empty()) return Usage("estimate needs --config FILE.json");
+    return RunEstimate(options);
   }
   if (command == "export" || command == "convert") {
     const bool exports = command == "export";

@@ -78,6 +78,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std:
     c.meta_.step = index.at("step").get<int64_t>();
     c.meta_.next_sequence = index.at("next_sequence").get<int64_t>();
     c.meta_.seed = index.at("seed").get<int64_t>();
+    c.meta_.recent_losses = index.value("recent_losses", std::vector<double>{});
     c.meta_.packing_version = index.at("packing_version").get<int>();
     c.meta_.data_fingerprint = index.at("data_fingerprint").get<std::string>();
     c.meta_.zero_stage = index.at("zero_stage").get<int>();
@@ -166,16 +167,14 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
 }
 
 absl::Status Checkpoint::Read(FlatParam& flat) const {
-  at::Tensor* targets[] = {&flat.masters(), &flat.exp_avg(), &flat.exp_avg_sq()};
   for (int kind = 0; kind < 3; ++kind) {
     const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
     for (const SegmentPiece& want : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
       const Segment& segment = flat.layout().segments()[want.segment];
       if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel, host.data_ptr<float>() + want.range_begin); !s.ok()) return s;
     }
-    targets[kind]->copy_(host);
+    flat.SetOwned(static_cast<FlatParam::State>(kind), host);
   }
-  flat.MarkStale();
   return absl::OkStatus();
 }
 

@@ -1,14 +1,10 @@
 // Sharding maps, schedules, and checkpoints that any number of ranks reads. Ranks are threads with a Gloo group each.
 #include "trainer/checkpoint/checkpoint.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -16,38 +12,10 @@
 #include "trainer/model/blocks.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/parallel/schedule.h"
+#include "trainer/parallel/test_ranks.h"
 
 namespace muster::trainer {
 namespace {
-
-int FreePort() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
-
-void OnRanks(int size, const std::function<void(World&)>& body) {
-  const int port = FreePort();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      at::NoGradGuard no_grad;
-      WorldInfo info;
-      info.rank = rank, info.size = size, info.local_size = size, info.master_port = port;
-      std::unique_ptr<World> world = World::Connect(info, at::kCPU);
-      body(*world);
-      world->GatherRows({0});  // rank 0 hosts the store until all are done
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 std::vector<FlatLayout> Layouts() {
   std::vector<FlatLayout> layouts(2);
@@ -62,14 +30,14 @@ std::vector<FlatLayout> Layouts() {
 Flats MakeFlats(World& world, int zero_stage, bool fill) {
   Flats flats;
   for (FlatLayout& layout : Layouts()) {
-    flats.push_back(std::make_unique<FlatParam>(std::move(layout), &world, zero_stage, at::kFloat));
+    flats.push_back(std::make_unique<FlatParam>(std::move(layout), &world, FlatOptions{.zero_stage = zero_stage}));
     FlatParam& flat = *flats.back();
-    at::Tensor* tensors[] = {&flat.masters(), &flat.exp_avg(), &flat.exp_avg_sq()};
     for (int kind = 0; fill && kind < 3; ++kind) {
+      const at::Tensor values = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
       for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
-        FillNormal(static_cast<uint64_t>(kind), flat.layout().segments()[p.segment].name, 1, p.segment_begin, p.numel,
-                   tensors[kind]->data_ptr<float>() + p.range_begin);
+        FillNormal(static_cast<uint64_t>(kind), flat.layout().segments()[p.segment].name, 1, p.segment_begin, p.numel, values.data_ptr<float>() + p.range_begin);
       }
+      flat.SetOwned(static_cast<FlatParam::State>(kind), values);
     }
   }
   return flats;
@@ -78,9 +46,9 @@ Flats MakeFlats(World& world, int zero_stage, bool fill) {
 void ExpectFilled(World& world, Flats& flats, int zero_stage) {
   Flats wanted = MakeFlats(world, zero_stage, true);
   for (size_t i = 0; i < flats.size(); ++i) {
-    EXPECT_TRUE(at::equal(flats[i]->masters(), wanted[i]->masters()));
-    EXPECT_TRUE(at::equal(flats[i]->exp_avg(), wanted[i]->exp_avg()));
-    EXPECT_TRUE(at::equal(flats[i]->exp_avg_sq(), wanted[i]->exp_avg_sq()));
+    for (const FlatParam::State kind : {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq}) {
+      EXPECT_TRUE(at::equal(flats[i]->Owned(kind), wanted[i]->Owned(kind)));
+    }
   }
 }
 
@@ -140,28 +108,6 @@ TEST(FillNormal, AnElementDependsOnSeedNameAndPlaceAlone) {
   EXPECT_NEAR(squares / 200000, 4, 0.06);
 }
 
-TEST(PlainSchedule, GathersBeforeUseAndReducesOnceAfterTheLastBackward) {
-  const BlockFlats tied = {{0}, {1}, {2, 0}};
-  const std::vector<Action> actions = PlainSchedule(tied, 2);
-  std::vector<int> gathered(3, 0), reduced(3, 0);
-  int backwards = 0;
-  for (const Action& a : actions) {
-    if (a.kind == Action::kGather) ++gathered[a.index];
-    if (a.kind == Action::kForward || a.kind == Action::kBackward) {
-      for (const int flat : tied[a.index]) {
-        EXPECT_EQ(gathered[flat], 1);
-        EXPECT_EQ(reduced[flat], 0) << "used after its reduction";
-      }
-    }
-    backwards += a.kind == Action::kBackward;
-    if (a.kind == Action::kReduce) ++reduced[a.index];
-  }
-  EXPECT_EQ(gathered, (std::vector<int>{1, 1, 1}));
-  EXPECT_EQ(reduced, (std::vector<int>{1, 1, 1}));
-  EXPECT_EQ(backwards, 6);
-  EXPECT_EQ(actions.back(), (Action{Action::kReduce, 0}));  // tied embeddings after the embedding's own backward
-}
-
 TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
   for (const int stage : {0, 1}) {
     OnRanks(3, [&](World& world) {
@@ -196,12 +142,12 @@ TEST(Gather, BringsEveryRanksMastersToAll) {
 }
 
 TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
-  for (const auto& [writers, write_stage] : {std::pair<int, int>{3, 1}, {2, 0}, {1, 1}}) {
+  for (const auto& [writers, write_stage] : {std::pair<int, int>{3, 1}, {2, 0}, {1, 1}, {3, 3}}) {
     OnRanks(writers, [&, stage = write_stage](World& world) {
       Flats flats = MakeFlats(world, stage, true);
       EXPECT_TRUE(Save(world, flats, Meta(41)).ok());
     });
-    for (const auto& [readers, read_stage] : {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}}) {
+    for (const auto& [readers, read_stage] : {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}, {2, 3}}) {
       OnRanks(readers, [&, stage = read_stage](World& world) {
         LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"});
         ASSERT_NE(outcome.checkpoint, nullptr);
@@ -213,6 +159,23 @@ TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
       });
     }
     RemoveTree(parent_ + "/step-00000041");
+  }
+}
+
+TEST_F(Checkpoints, ShardGroupsWriteEachPartOnceAndReadAnyOthers) {
+  OnRanks(4, [&](World& world) {
+    Flats flats = MakeFlats(world, 1, true);
+    EXPECT_EQ(flats[0]->owned_end() - flats[0]->owned_begin(), 2 * flats[0]->shard_numel());
+    EXPECT_TRUE(Save(world, flats, Meta(41)).ok());
+  }, /*shard_size=*/2);
+  for (const auto& [readers, shard_size] : {std::pair<int, int>{1, 0}, {4, 1}, {6, 3}, {4, 2}}) {
+    OnRanks(readers, [&](World& world) {
+      LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"});
+      ASSERT_NE(outcome.checkpoint, nullptr);
+      Flats flats = MakeFlats(world, 1, false);
+      for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
+      ExpectFilled(world, flats, 1);
+    }, shard_size);
   }
 }
 
@@ -262,7 +225,10 @@ TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedO
     for (const int64_t step : {1, 2}) {
       writer.Start(Meta(step));
       EXPECT_TRUE(writer.busy());
-      for (auto& flat : flats) flat->masters().add_(1), flat->exp_avg().zero_();
+      for (auto& flat : flats) {
+        flat->SetOwned(FlatParam::kMaster, flat->Owned(FlatParam::kMaster) + 1);
+        flat->SetOwned(FlatParam::kExpAvg, at::zeros_like(flat->Owned(FlatParam::kExpAvg)));
+      }
       // As training does it: reports travel with each step's exchange.
       std::optional<CheckpointOutcome> outcome;
       while (!outcome) {
@@ -322,10 +288,10 @@ TEST_F(Checkpoints, WithoutAnOptimizerTheMomentsAreZero) {
     ASSERT_NE(loaded.checkpoint, nullptr);
     Flats found = MakeFlats(world, 1, true);
     for (size_t i = 0; i < found.size(); ++i) {
-      found[i]->masters().zero_();
+      found[i]->SetOwned(FlatParam::kMaster, at::zeros_like(found[i]->Owned(FlatParam::kMaster)));
       EXPECT_TRUE(loaded.checkpoint->Read(*found[i]).ok());
-      EXPECT_TRUE(at::equal(found[i]->masters(), flats[i]->masters()));
-      EXPECT_EQ(found[i]->exp_avg().abs().sum().item<float>() + found[i]->exp_avg_sq().abs().sum().item<float>(), 0);
+      EXPECT_TRUE(at::equal(found[i]->Owned(FlatParam::kMaster), flats[i]->Owned(FlatParam::kMaster)));
+      EXPECT_EQ(found[i]->Owned(FlatParam::kExpAvg).abs().sum().item<float>() + found[i]->Owned(FlatParam::kExpAvgSq).abs().sum().item<float>(), 0);
     }
   });
 }

@@ -126,8 +126,7 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     ReadRange(flat.layout().segments()[piece.segment].name, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);
   }
-  flat.masters().copy_(host);
-  flat.MarkStale();
+  flat.SetOwned(FlatParam::kMaster, host);
 }
 
 std::string HuggingFaceWeights::Dtype() const {

@@ -43,7 +43,7 @@ json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const S
 std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files, json tensors) {
   const int ranks = static_cast<int>(files.size());
   json index = {{"format", kCheckpointFormat}, {"step", meta.step}, {"next_sequence", meta.next_sequence}, {"world_size", ranks},
-                {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"optimizer", meta.optimizer}, {"seed", meta.seed},
+                {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"optimizer", meta.optimizer}, {"seed", meta.seed}, {"recent_losses", meta.recent_losses},
                 {"packing_version", meta.packing_version}, {"data_fingerprint", meta.data_fingerprint}, {"model", meta.model},
                 {"trainer", meta.trainer}, {"tensors", std::move(tensors)}};
   for (int rank = 0; rank < ranks; ++rank) {

@@ -23,6 +23,7 @@ struct CheckpointMeta {
   int64_t step = 0;           // optimizer steps done
   int64_t next_sequence = 0;  // data cursor: the first sequence not trained on yet
   int64_t seed = 0;
+  std::vector<double> recent_losses;  // trainer/loop/guard.h
   int packing_version = 0;
   std::string data_fingerprint;
   int zero_stage = 0;

@@ -31,9 +31,8 @@ void CheckpointWriter::Start(const CheckpointMeta& meta) {
   copies_.clear();
   for (size_t i = 0; i < flats_.size(); ++i) {
     FlatParam& flat = *flats_[i];
-    const at::Tensor owned[] = {flat.masters(), flat.exp_avg(), flat.exp_avg_sq()};
     for (int kind = 0; kind < (meta.optimizer ? 3 : 1); ++kind) {
-      const at::Tensor share = flat.OfShard(owned[kind]);
+      const at::Tensor share = flat.ShardOf(static_cast<FlatParam::State>(kind));
       at::Tensor copy = at::empty({share.numel()}, at::kFloat);
       copy.copy_(share);
       copies_.emplace_back(FlatTensorName(static_cast<int>(i), kCheckpointKinds[kind]), std::move(copy));
@@ -74,8 +73,8 @@ void CheckpointWriter::Publish(std::vector<WrittenFile> files) {
     for (const auto& flat : flats_) layouts.push_back(&flat->layout());
     const int ranks = world_.size();
     const Shares shares = [&](int flat, int rank) {
-      const int64_t numel = flats_[flat]->shard_numel();
-      return std::pair<int64_t, int64_t>(rank * numel, (rank + 1) * numel);
+      const int64_t begin = flats_[flat]->shard_begin(rank);
+      return std::pair<int64_t, int64_t>(begin, begin + flats_[flat]->shard_numel());
     };
     status_ = WriteFileDurably(directory_ + "/index.json", IndexText(meta_, files, TensorMap(layouts, ranks, shares)));
     if (status_.ok()) status_ = SyncDirectory(parent_);

@@ -45,20 +45,32 @@ const std::vector<Key>& Keys() {
       {"micro_batch_size", &C::micro_batch_size, "Sequences per rank and forward pass; 0: as many as make about 8192 tokens, at most the rank's share.", false, 0, 1 << 24},
       {"max_steps", &C::max_steps, "Optimizer steps.", true, 1, 1e9},
       {"learning_rate", &C::learning_rate, "Peak learning rate.", true, 0, 1e3, true},
-      {"lr_scheduler_type", &C::lr_scheduler_type, "Course of the learning rate after the warm-up, as in transformers.", false, 0, 0, false, {"cosine", "linear", "constant"}},
+      {"lr_scheduler_type", &C::lr_scheduler_type, "Course of the learning rate after the warm-up, as in transformers.", false, 0, 0, false, {"cosine", "linear", "constant", "warmup_stable_decay"}},
+      {"decay_steps", &C::decay_steps, "With lr_scheduler_type: warmup_stable_decay, how long the decay at the end takes: from 1 on a number of steps, below 1 a share of max_steps.", false, 0, 1e9},
+      {"decay_type", &C::decay_type, "With lr_scheduler_type: warmup_stable_decay, the decay's course.", false, 0, 0, false, {"cosine", "linear", "1-sqrt"}},
       {"warmup_steps", &C::warmup_steps, "Linear warm-up: from 1 on a number of steps, below 1 a share of max_steps.", false, 0, 1e9},
-      {"min_lr_ratio", &C::min_lr_ratio, "Where cosine and linear end, as a share of learning_rate.", false, 0, 1},
+      {"min_lr_ratio", &C::min_lr_ratio, "Where cosine, linear and warmup_stable_decay end, as a share of learning_rate.", false, 0, 1},
       {"weight_decay", &C::weight_decay, "AdamW's decoupled weight decay; norms are left out, as in transformers.", false, 0, 1e3},
       {"adam_beta1", &C::adam_beta1, "AdamW's beta1.", false, 0, 0.999999},
       {"adam_beta2", &C::adam_beta2, "AdamW's beta2.", false, 0, 0.999999999},
       {"adam_epsilon", &C::adam_epsilon, "AdamW's epsilon.", false, 0, 1, true},
       {"max_grad_norm", &C::max_grad_norm, "Gradients are clipped to this norm over the whole model; 0: never.", false, 0, 1e9},
+      {"z_loss", &C::z_loss, "Weight of the mean square of the logits' log-sum-exp, which is added to what is minimised (PaLM took 1e-4); progress lines have it as z_loss, beside loss.", false, 0, 1},
+      {"spike_factor", &C::spike_factor, "A step whose loss is more than this many times the mean of the last 32 counts as bad; 0: only one that isn't finite.", false, 0, 1e6},
+      {"skip_limit", &C::skip_limit, "Bad steps in a row that are skipped (reported, no update) before the run stops; 0: the first one stops it.", false, 0, 1e9},
       {"seed", &C::seed, "Seed of initialisation and data order.", false, 0, 9007199254740991.0},
-      {"zero_stage", &C::zero_stage, "0: every rank keeps the whole optimizer state; 1: each rank keeps its share (ZeRO-1).", false, 0, 1},
-      {"dtype", &C::dtype, "Type of weights and activations; masters and optimizer state are always fp32.", false, 0, 0, false, {"fp32", "bf16"}},
+      {"zero_stage", &C::zero_stage, "What is shared out over the ranks instead of whole on each (ZeRO): 0 nothing; 1 optimizer state; 2 gradients as well, summed after each micro-batch; 3 weights as well, gathered a block ahead of their use.", false, 0, 3},
+      {"shard_size", &C::shard_size, "Hybrid sharding: the number of ranks that share one copy of what zero_stage shards, such as those of a host; the other groups hold copies. It must divide the number of ranks. 0: all share one.", false, 0, 1 << 20},
+      {"dtype", &C::dtype, "Type of weights and activations; masters and sums are fp32 unless masters, moments or gradient_dtype say otherwise.", false, 0, 0, false, {"fp32", "bf16"}},
+      {"masters", &C::masters, "With dtype: bf16, how the exact weights are kept. split: as the bf16 weight and 16 bits more, the same numbers in 2 bytes a parameter less.", false, 0, 0, false, {"fp32", "split"}},
+      {"moments", &C::moments, "Type of AdamW's moments. bf16: 4 bytes a parameter less, rounded stochastically.", false, 0, 0, false, {"fp32", "bf16"}},
+      {"gradient_dtype", &C::gradient_dtype, "With dtype: bf16, type of the sum of a step's gradients; ranks are summed in fp32 all the same.", false, 0, 0, false, {"fp32", "bf16"}},
+      {"recompute", &C::recompute, "What of the activations is computed again in the backward pass instead of kept: nothing; all but attention; all but each layer's input. The numbers don't change.", false, 0, 0, false, {"none", "keep_attention", "full"}},
+      {"offload", &C::offload, "What is kept in the host's memory instead of the GPU's: nothing; optimizer: masters and moments, updated there; parameters: with zero_stage: 3, the weights as well. The numbers don't change.", false, 0, 0, false, {"none", "optimizer", "parameters"}},
       {"lora", &C::lora, "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, target_modules. The export has them merged, and in adapter/ for peft."},
       {"export", &C::export_dir, "Hugging Face directory that is written after the last step; relative to the job's directory."},
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
+      {"poison", &C::poison, "For tests: memory that sharded weights and gradients have left is filled with NaN."},
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
       {"save_steps", &C::save_steps, "Steps between checkpoints, beside those that the job's checkpoint.interval asks for; 0: off.", false, 0, 1e9},
       {"save_in_background", &C::save_in_background, "Checkpoints are copied to memory and written beside training; false: training waits until they are on disk."},
@@ -120,6 +132,11 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"fsdp", "use zero_stage"},
       {"async_save", "use save_in_background"},
       {"ddp_timeout", "use step_timeout_s"},
+      {"sharding_strategy", "use zero_stage (3 shards everything), with shard_size for hybrid sharding"},
+      {"gradient_checkpointing", "use recompute: full"},
+      {"activation_checkpointing", "use recompute: full"},
+      {"cpu_offload", "use offload: optimizer, or with zero_stage: 3 offload: parameters"},
+      {"num_decay_steps", "use decay_steps"},
       {"num_workers", "ranks come from the job's workers and processes_per_worker"},
   };
   return hints;
@@ -195,6 +212,11 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
 int64_t TrainConfig::WarmupSteps() const {
   if (warmup_steps >= 1) return static_cast<int64_t>(std::llround(warmup_steps));
   return static_cast<int64_t>(std::ceil(warmup_steps * static_cast<double>(max_steps)));
+}
+
+int64_t TrainConfig::DecaySteps() const {
+  if (decay_steps >= 1) return static_cast<int64_t>(std::llround(decay_steps));
+  return static_cast<int64_t>(std::ceil(decay_steps * static_cast<double>(max_steps)));
 }
 
 std::vector<MixturePart> TrainConfig::Parts() const {
@@ -295,6 +317,21 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   only_with("document_mask", config.packing == "wrapped", "packing: wrapped (the others never attend across documents)");
   only_with("max_row_length", config.packing == "balanced", "packing: balanced");
   only_with("eval_sequences", config.eval_interval > 0, "evaluations (eval_interval)");
+  const bool wsd = config.lr_scheduler_type == "warmup_stable_decay";
+  only_with("decay_steps", wsd, "lr_scheduler_type: warmup_stable_decay");
+  only_with("decay_type", wsd, "lr_scheduler_type: warmup_stable_decay");
+  only_with("shard_size", config.zero_stage > 0, "zero_stage 1 to 3 (0 shards nothing)");
+  only_with("masters", config.masters == "fp32" || config.dtype == "bf16", "dtype: bf16 (fp32 weights are the masters)");
+  only_with("gradient_dtype", config.gradient_dtype == "fp32" || config.dtype == "bf16", "dtype: bf16");
+  if (config.offload != "none" && config.masters == "split") {
+    problems.push_back({"trainer.masters", "split saves memory beside the weights, and offload moves the masters away from there; leave one of the two out"});
+  }
+  if (config.offload == "parameters" && config.zero_stage != 3) {
+    problems.push_back({"trainer.offload", "parameters come block by block, as zero_stage: 3 has them; set that, or use offload: optimizer"});
+  }
+  if (wsd && !value.contains("decay_steps")) {
+    problems.push_back({"trainer.decay_steps", "is missing: warmup_stable_decay needs to know how long the decay takes, such as 0.1 (a share of max_steps)"});
+  }
   if (config.lora.on() && value.contains("model")) {
     problems.push_back({"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
   }
@@ -309,10 +346,27 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   if (config.max_steps > 0 && config.WarmupSteps() > config.max_steps) {
     problems.push_back({"trainer.warmup_steps", absl::StrCat(config.WarmupSteps(), " steps of warm-up are more than max_steps, ", config.max_steps)});
   }
+  if (wsd && config.max_steps > 0 && config.WarmupSteps() + config.DecaySteps() > config.max_steps) {
+    problems.push_back({"trainer.decay_steps", absl::StrCat(config.DecaySteps(), " steps of decay and ", config.WarmupSteps(), " of warm-up are more than max_steps, ", config.max_steps)});
+  }
   if (config.global_batch_size > 0 && config.micro_batch_size > config.global_batch_size) {
     problems.push_back({"trainer.micro_batch_size", absl::StrCat(config.micro_batch_size, " is above global_batch_size, ", config.global_batch_size)});
   }
   return config;
+}
+
+void CheckLayout(const TrainConfig& config, int ranks, bool gpus, Problems& problems) {
+  if (config.shard_size > 0 && ranks % config.shard_size != 0) {
+    std::string divisors;
+    for (int n = 1; n <= ranks; ++n) {
+      if (ranks % n == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", n);
+    }
+    problems.push_back({"trainer.shard_size", absl::StrCat(config.shard_size, " doesn't divide the ", ranks, " ranks; use one of ", divisors, ", or leave it out: all ranks share one copy")});
+  }
+  if (gpus && config.offload == "none") {
+    if (config.masters == "split") problems.push_back({"trainer.masters", "split is not supported on GPUs yet; leave it out"});
+    if (config.moments == "bf16") problems.push_back({"trainer.moments", "bf16 is not supported on GPUs yet but with offload: optimizer; leave it out"});
+  }
 }
 
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {

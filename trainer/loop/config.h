@@ -40,7 +40,19 @@ struct TrainConfig {
   double max_grad_norm = 1.0;  // 0: no clipping
   int64_t seed = 42;
   int64_t zero_stage = 1;
+  int64_t shard_size = 0;              // ranks that share one copy of what zero_stage shards; 0: all
   std::string dtype = "fp32";
+  std::string masters = "fp32";        // or split
+  std::string moments = "fp32";        // or bf16
+  std::string gradient_dtype = "fp32"; // or bf16
+  std::string recompute = "none";      // or keep_attention, full
+  std::string offload = "none";        // or optimizer, parameters
+  double z_loss = 0;
+  double decay_steps = 0;              // >= 1: steps; < 1: share of max_steps
+  std::string decay_type = "cosine";
+  double spike_factor = 0;             // 0: off
+  int64_t skip_limit = 0;
+  bool poison = false;
   LoraConfig lora;  // rank 0: everything is trained
   std::string export_dir;  // key `export`; empty: none
   bool deterministic = false;
@@ -54,12 +66,16 @@ struct TrainConfig {
   int64_t threads = 0;     // 0: cores / LOCAL_WORLD_SIZE
 
   int64_t WarmupSteps() const;
+  int64_t DecaySteps() const;
   // The inputs with their weights: the mixture, or `data` alone.
   std::vector<MixturePart> Parts() const;
 };
 
 // JSON Schema (draft 2020-12) of the map, with "x-muster-hints" for names that users of other tools try.
 nlohmann::ordered_json TrainConfigSchema();
+
+// What is wrong with the configuration for this many ranks.
+void CheckLayout(const TrainConfig& config, int ranks, bool gpus, Problems& problems);
 
 // Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No file is touched.
 TrainConfig ParseTrainConfig(const nlohmann::json& value, Problems& problems);

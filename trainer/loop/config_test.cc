@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/loop/guard.h"
 #include "trainer/loop/mfu.h"
 #include "trainer/optim/lr_schedule.h"
 
@@ -42,7 +43,17 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"learning_rate", "1e-3"}}, "trainer.learning_rate: must be a number"},
       {{{"max_steps", 1.5}}, "trainer.max_steps: must be a whole number"},
       {{{"max_steps", nullptr}}, "trainer.max_steps: is missing"},
-      {{{"zero_stage", 2}}, "trainer.zero_stage: must be a whole number from 0 to 1"},
+      {{{"zero_stage", 4}}, "trainer.zero_stage: must be a whole number from 0 to 3"},
+      {{{"zero_stage", 0}, {"shard_size", 2}}, "trainer.shard_size: is for zero_stage 1 to 3"},
+      {{{"masters", "split"}}, "trainer.masters: is for dtype: bf16"},
+      {{{"dtype", "bf16"}, {"masters", "split"}, {"offload", "optimizer"}}, "trainer.masters: split saves memory beside the weights"},
+      {{{"gradient_dtype", "bf16"}}, "trainer.gradient_dtype: is for dtype: bf16"},
+      {{{"offload", "parameters"}}, "trainer.offload: parameters come block by block, as zero_stage: 3"},
+      {{{"recompute", "some"}}, "one of none keep_attention full"},
+      {{{"lr_scheduler_type", "warmup_stable_decay"}}, "trainer.decay_steps: is missing"},
+      {{{"decay_steps", 5}}, "trainer.decay_steps: is for lr_scheduler_type: warmup_stable_decay"},
+      {{{"lr_scheduler_type", "warmup_stable_decay"}, {"warmup_steps", 60}, {"decay_steps", 0.5}}, "50 steps of decay and 60 of warm-up are more than max_steps, 100"},
+      {{{"gradient_checkpointing", true}}, "use recompute: full"},
       {{{"dtype", "fp16"}}, "one of fp32 bf16"},
       {{{"deterministic", 1}}, "true or false"},
       {{{"lr", 1}}, "trainer.lr: use learning_rate"},
@@ -71,6 +82,52 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"eval_steps", 5}}, "use eval_interval"},
   };
   for (const Case& c : cases) EXPECT_NE(Problem(GoodConfig(), c.change, false).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodConfig(), c.change, false);
+}
+
+TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {
+  struct Case {
+    json change;
+    int ranks;
+    bool gpus;
+    const char* wanted;
+  };
+  for (const Case& c : {Case{{{"shard_size", 4}}, 6, false, "trainer.shard_size: 4 doesn't divide the 6 ranks; use one of 1, 2, 3, 6"}, {{{"shard_size", 3}}, 6, false, ""},
+                        {{{"shard_size", 8}}, 4, false, "use one of 1, 2, 4"}, {{{"moments", "bf16"}}, 1, true, "trainer.moments: bf16 is not supported on GPUs"},
+                        {{{"moments", "bf16"}, {"offload", "optimizer"}}, 1, true, ""}, {{{"dtype", "bf16"}, {"masters", "split"}}, 1, true, "trainer.masters: split is not"},
+                        {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, false, ""}}) {
+    json value = GoodConfig();
+    value.merge_patch(c.change);
+    Problems problems;
+    const TrainConfig config = ParseTrainConfig(value, problems);
+    CheckLayout(config, c.ranks, c.gpus, problems);
+    EXPECT_NE(ToText(problems).find(c.wanted), std::string::npos) << ToText(problems);
+    EXPECT_EQ(problems.empty(), *c.wanted == '\0') << ToText(problems);
+  }
+}
+
+TEST(Guard, FindsWhatIsNotFiniteAndWhatJumps) {
+  Guard guard(2, 2);
+  const double nan = std::nan("");
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(guard.Judge(3, 1), "");
+  EXPECT_EQ(guard.Judge(5.9, 1), "");
+  EXPECT_NE(guard.Judge(7, 1), "");
+  EXPECT_TRUE(guard.MaySkip());
+  EXPECT_NE(guard.Judge(nan, 1).find("not finite"), std::string::npos);
+  EXPECT_TRUE(guard.MaySkip());
+  EXPECT_NE(guard.Judge(3, nan), "");
+  EXPECT_FALSE(guard.MaySkip()) << "three in a row where two may be";
+  EXPECT_EQ(guard.Judge(3, 1), "");
+  EXPECT_TRUE(guard.MaySkip());
+  EXPECT_EQ(guard.skipped(), 3);
+  Guard resumed(2, 2), fresh(2, 2);
+  resumed.Restore(guard.recent());
+  EXPECT_NE(resumed.Judge(7, 1), "");
+  EXPECT_EQ(fresh.Judge(7, 1), "") << "too few losses to tell";
+  Guard off(0, 0);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(off.Judge(1, 1), "");
+  EXPECT_EQ(off.Judge(1e9, 1), "");
+  off.Judge(nan, 1);
+  EXPECT_FALSE(off.MaySkip());
 }
 
 TEST(TrainConfig, WarmupBelowOneIsAShareOfTheSteps) {
@@ -227,6 +284,17 @@ TEST(LrSchedule, FollowsTransformersFormulas) {
   EXPECT_DOUBLE_EQ(linear.At(120), 0);
   EXPECT_DOUBLE_EQ(constant.At(100), 2.0);
   EXPECT_DOUBLE_EQ(floored.At(100), 0.2);
+  // get_wsd_schedule(num_warmup_steps=10, num_decay_steps=20, num_training_steps=110, min_lr_ratio=0.1)
+  LrSchedule wsd{"warmup_stable_decay", 2.0, 10, 110, 0.1, 20, "cosine"};
+  EXPECT_DOUBLE_EQ(wsd.At(5), 2 * (0.5 * 0.9 + 0.1));
+  EXPECT_DOUBLE_EQ(wsd.At(10), 2);
+  EXPECT_DOUBLE_EQ(wsd.At(89), 2);
+  EXPECT_DOUBLE_EQ(wsd.At(95), 2 * (0.5 * (1 + std::cos(std::numbers::pi / 4)) * 0.9 + 0.1));
+  EXPECT_DOUBLE_EQ(wsd.At(110), 0.2);
+  wsd.decay_type = "linear";
+  EXPECT_DOUBLE_EQ(wsd.At(100), 2 * (0.5 * 0.9 + 0.1));
+  wsd.decay_type = "1-sqrt";
+  EXPECT_DOUBLE_EQ(wsd.At(95), 2 * (0.5 * 0.9 + 0.1));
 }
 
 TEST(Mfu, CountsParametersAndAttention) {

@@ -100,7 +100,7 @@ int Export(const ConvertOptions& options) {
     Flats adapters;
     if (base != nullptr) {
       for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) {
-        adapters.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), 0, dtype == "bf16" ? at::kBFloat16 : at::kFloat));
+        adapters.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.dtype = dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
         if (absl::Status s = checkpoint->Read(*adapters.back()); !s.ok()) return s;
         adapters.back()->StartGather();
       }

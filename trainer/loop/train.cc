@@ -27,7 +27,10 @@
 #include "trainer/checkpoint/writer.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/config.h"
+#include "trainer/loop/engine_options.h"
 #include "trainer/loop/failures.h"
+#include "trainer/loop/guard.h"
+#include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
 #include "trainer/loop/progress.h"
 #include "trainer/model/init.h"
@@ -242,20 +245,21 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
 
 // What every rank tells every other once a step; the sums are taken in rank order, so all ranks see the same bits.
 struct StepExchange {
-  double loss = 0, squared_norm = 0;
+  double loss = 0, squared_norm = 0, z_loss = 0;
   bool stop = false, checkpoint = false;
   std::vector<CheckpointWriter::Report> writers;  // one of each rank
 };
 
 StepExchange Exchange(World& world, const StepExchange& mine, const CheckpointWriter::Report& writer) {
-  const auto rows = world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0, mine.checkpoint ? 1.0 : 0.0, writer[0], writer[1], writer[2]});
+  const auto rows = world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0, mine.checkpoint ? 1.0 : 0.0, mine.z_loss, writer[0], writer[1], writer[2]});
   StepExchange all;
   for (const std::vector<double>& row : rows) {
     all.loss += row[0];
     all.squared_norm += row[1];
     all.stop |= row[2] != 0;
     all.checkpoint |= row[3] != 0;
-    all.writers.push_back({row[4], row[5], row[6]});
+    all.z_loss += row[4];
+    all.writers.push_back({row[5], row[6], row[7]});
   }
   return all;
 }
@@ -265,8 +269,7 @@ class Run {
  public:
   Run(Setup setup, World* world, std::string dump_tokens)
       : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")),
-        engine_(setup_.model, config_.max_length, world, static_cast<int>(config_.zero_stage), config_.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
-                config_.lora, static_cast<uint64_t>(config_.seed)),
+        engine_(setup_.model, world, MakeEngineOptions(config_)), guard_(config_.spike_factor, config_.skip_limit),
         optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
     if (config_.lora.on()) {
       for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) adapter_parameters_ += flat->layout().numel();
@@ -279,7 +282,6 @@ class Run {
       evaluations_.push_back({BatchReader(one.packer.get(), config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device(), RowsToEvaluate(all)),
                               RowsToEvaluate(all)});
     }
-    schedule_ = PlainSchedule(engine_.block_flats(), static_cast<int>((share + micro - 1) / micro));
     if (world_.info().local_rank == 0) {  // one process a host
       std::vector<const TokenShards*> shards;
       for (const auto& one : setup_.shards) shards.push_back(one.get());
@@ -331,7 +333,6 @@ class Run {
     if (config_.lora.on()) {
       for (const std::unique_ptr<FlatParam>& flat : engine_.model_flats()) {
         setup_.init_weights->Read(*flat);
-        flat->FinishLoading();
       }
     }
     if (outcome.checkpoint == nullptr) {
@@ -363,6 +364,7 @@ class Run {
     for (const std::string& one : world_.GatherTexts(error)) TORCH_CHECK(one.empty(), "cannot read ", checkpoint.path(), ": ", one);
     step_ = meta.step;
     next_sequence_ = meta.next_sequence;
+    guard_.Restore(meta.recent_losses);
     last_checkpoint_step_ = loaded_step_ = step_;
     loaded_path_ = checkpoint.path();
     if (!Leads()) return;
@@ -374,35 +376,45 @@ class Run {
 
   // Runs to the last step or to a stop. Returns whether it was stopped.
   bool Steps() {
-    const LrSchedule schedule{config_.lr_scheduler_type, config_.learning_rate, config_.WarmupSteps(), config_.max_steps, config_.min_lr_ratio};
+    const LrSchedule schedule{config_.lr_scheduler_type, config_.learning_rate, config_.WarmupSteps(), config_.max_steps, config_.min_lr_ratio,
+                              config_.DecaySteps(), config_.decay_type};
     last_checkpoint_time_ = Clock::now();
     bool first = true;
     while (step_ < config_.max_steps) {
       const Clock::time_point begin = Clock::now();
       absl::StatusOr<StepBatches> batches = batches_->Read(next_sequence_);
       TORCH_CHECK(batches.ok(), std::string(batches.status().message()));
+      StepReport report;
+      report.data_wait_s = Seconds(Clock::now() - begin);
       DumpTokens();
       StepExchange mine;
-      mine.loss = engine_.Run(schedule_, batches->micro);
+      const EngineLoss loss = engine_.Run(batches->micro);
+      mine.loss = loss.loss, mine.z_loss = loss.z;
       mine.squared_norm = ShardSquaredNorm(engine_.flats());
       mine.stop = stop_requested != 0;
       mine.checkpoint = Leads() && CheckpointIsDue();
+      const Clock::time_point exchange_begin = Clock::now();
       const StepExchange all = Exchange(world_, mine, writer_ ? writer_->Mine() : CheckpointWriter::Report{});
+      if (world_.size() > 1) report.exposed_communication_s = Seconds(Clock::now() - exchange_begin);
+      for (const auto* flats : {&engine_.flats(), &engine_.model_flats()}) {
+        for (const std::unique_ptr<FlatParam>& flat : *flats) report.exposed_communication_s += flat->TakeWaited();
+      }
       if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
       if (writer_) {
         if (const auto outcome = writer_->Take(all.writers)) Tell(*outcome);
       }
-      const double norm = std::sqrt(all.squared_norm);
-      TORCH_CHECK(std::isfinite(all.loss) && std::isfinite(norm), "loss or gradient is not finite (loss ", all.loss, ", grad_norm ", norm,
-                  "); lower learning_rate or use dtype: fp32");
-      const double learning_rate = schedule.At(step_);
-      optimizer_.Step(step_ + 1, learning_rate, ClipCoefficient(norm, config_.max_grad_norm));
+      report.loss = all.loss, report.z_loss = all.z_loss, report.norm = std::sqrt(all.squared_norm);
+      report.skipped = guard_.Judge(report.loss, report.norm);
+      TORCH_CHECK(guard_.MaySkip(), report.skipped, "; lower learning_rate, use dtype: fp32, or let skip_limit pass over such steps");
+      report.learning_rate = schedule.At(step_);
+      if (report.skipped.empty()) optimizer_.Step(step_ + 1, report.learning_rate, ClipCoefficient(report.norm, config_.max_grad_norm));
+      else if (Leads()) std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1), report.skipped.c_str());
       ++step_;
       next_sequence_ += config_.global_batch_size;
       if (first) world_.SetTimeout(StepTimeout()), first = false;
-      const double step_s = Seconds(Clock::now() - begin);
-      const std::optional<double> eval_loss = EvaluationIsDue() ? std::optional(Evaluate()) : std::nullopt;
-      Report(all.loss, norm, learning_rate, *batches, step_s, eval_loss);
+      report.step_s = Seconds(Clock::now() - begin);
+      if (EvaluationIsDue()) report.eval_loss = Evaluate();
+      Report(report, *batches);
       const bool stop = all.stop && step_ < config_.max_steps;
       if (all.checkpoint && !stop && step_ < config_.max_steps) StartSaving();
       if (stop) return true;
@@ -444,19 +456,43 @@ class Run {
     TORCH_CHECK(::write(dump_fd_, ids->data(), static_cast<size_t>(bytes)) == bytes, "cannot write the token dump");
   }
 
-  void Report(double loss, double norm, double learning_rate, const StepBatches& batches, double step_s, std::optional<double> eval_loss) {
-    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps && !eval_loss)) return;
-    const double tokens_per_s = static_cast<double>(batches.tokens) / step_s;
-    ordered_json line = {{"step", step_}, {"total_steps", config_.max_steps}, {"loss", loss}, {"grad_norm", norm}, {"learning_rate", learning_rate},
-                         {"tokens_per_s", tokens_per_s}, {"step_time_s", step_s}, {"target_tokens", batches.target_tokens}, {"rank", 0}};
+  // What a step is reported with, beside its batches.
+  struct StepReport {
+    double loss = 0, z_loss = 0, norm = 0, learning_rate = 0, step_s = 0;
+    double data_wait_s = 0;              // until the batches were there
+    double exposed_communication_s = 0;  // this rank waited for others; on GPUs only what the host waited
+    std::string skipped;                 // why there was no update
+    std::optional<double> eval_loss;
+  };
+
+  void Report(const StepReport& report, const StepBatches& batches) {
+    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps && !report.eval_loss && report.skipped.empty())) return;
+    const double tokens_per_s = static_cast<double>(batches.tokens) / report.step_s;
+    const MemoryUse memory = ReadMemoryUse(world_.device());
+    ordered_json line = {{"step", step_}, {"total_steps", config_.max_steps}, {"loss", report.loss}, {"grad_norm", report.norm}, {"learning_rate", report.learning_rate},
+                         {"tokens_per_s", tokens_per_s}, {"step_time_s", report.step_s}, {"target_tokens", batches.target_tokens}, {"rank", 0},
+                         {"memory_bytes", memory.now_bytes}, {"memory_peak_bytes", memory.peak_bytes},
+                         {"exposed_communication_s", report.exposed_communication_s}, {"data_wait_s", report.data_wait_s}};
     std::string text;
-    char buffer[256];
-    std::snprintf(buffer, sizeof buffer, "step=%lld total_steps=%lld loss=%.17g grad_norm=%.17g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4f",
-                  static_cast<long long>(step_), static_cast<long long>(config_.max_steps), loss, norm, learning_rate, tokens_per_s, step_s);
+    char buffer[512];
+    std::snprintf(buffer, sizeof buffer,
+                  "step=%lld total_steps=%lld loss=%.17g grad_norm=%.17g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4f memory_bytes=%lld memory_peak_bytes=%lld "
+                  "exposed_communication_s=%.4f data_wait_s=%.4f",
+                  static_cast<long long>(step_), static_cast<long long>(config_.max_steps), report.loss, report.norm, report.learning_rate, tokens_per_s, report.step_s,
+                  static_cast<long long>(memory.now_bytes), static_cast<long long>(memory.peak_bytes), report.exposed_communication_s, report.data_wait_s);
     text = buffer;
-    if (eval_loss) {
-      line["eval_loss"] = *eval_loss;
-      std::snprintf(buffer, sizeof buffer, " eval_loss=%.17g", *eval_loss);
+    if (config_.z_loss > 0) {
+      line["z_loss"] = report.z_loss;
+      std::snprintf(buffer, sizeof buffer, " z_loss=%.9g", report.z_loss);
+      text += buffer;
+    }
+    if (!report.skipped.empty()) {
+      line["skipped"] = report.skipped;
+      text += absl::StrCat(" skipped_steps=", guard_.skipped());
+    }
+    if (report.eval_loss) {
+      line["eval_loss"] = *report.eval_loss;
+      std::snprintf(buffer, sizeof buffer, " eval_loss=%.17g", *report.eval_loss);
       text += buffer;
     }
     if (peak_flops_ < 0) peak_flops_ = world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
@@ -480,6 +516,7 @@ class Run {
     meta.step = step_;
     meta.next_sequence = next_sequence_;
     meta.seed = config_.seed;
+    meta.recent_losses = guard_.recent();
     meta.packing_version = kPackingVersion;
     meta.data_fingerprint = setup_.DataFingerprint();
     meta.zero_stage = static_cast<int>(config_.zero_stage);
@@ -551,12 +588,12 @@ class Run {
   World& world_;
   Progress progress_;
   Engine engine_;
+  Guard guard_;
   AdamW optimizer_;
   std::optional<ShardCheck> data_check_;
   std::optional<CheckpointWriter> writer_;  // none without a place for checkpoints
   std::optional<BatchReader> batches_;
   std::vector<std::pair<BatchReader, int64_t>> evaluations_;  // and how many rows
-  std::vector<Action> schedule_;
   int64_t step_ = 0, next_sequence_ = 0;
   int64_t loaded_step_ = -1, last_checkpoint_step_ = -1;
   std::string loaded_path_;
@@ -585,6 +622,8 @@ int Train(const TrainOptions& options) {
   absl::StatusOr<WorldInfo> info = WorldInfo::FromEnvironment();
   if (!info.ok()) problems.push_back({"environment", std::string(info.status().message())});
   Setup setup = ReadSetup(options.config_path, problems);
+  const at::Device device = info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
+  if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), problems);
   if (!problems.empty()) return Refuse(options.config_path, problems);
 
   at::NoGradGuard no_grad;
@@ -593,7 +632,8 @@ int Train(const TrainOptions& options) {
   std::unique_ptr<World> world;
   std::unique_ptr<Run> run;
   try {
-    world = World::Connect(*info, ChooseDevice(info->local_rank));
+    world = World::Connect(*info, device);
+    world->MakeShardGroups(static_cast<int>(setup.config.shard_size));
     world->GatherRows({0});
     if (info->rank == 0) {
       std::printf("first_collective_s=%.3f ranks=%d backend=%s\n", Seconds(Clock::now() - begin), info->size,

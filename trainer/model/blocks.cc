@@ -96,7 +96,7 @@ class EmbeddingBlock : public Block {
  public:
   explicit EmbeddingBlock(const FlatParam& flat) : table_(flat, 0) {}
   at::Tensor Forward(const at::Tensor&, const BatchMeta& meta, Saved&) override { return ops::Embedding(meta.ids, table_.w); }
-  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, const Saved&) override {
+  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved&) override {
     ops::EmbeddingBackward(dy, meta.ids, table_.d);
     return {};
   }
@@ -122,44 +122,73 @@ class LayerBlock : public Block {
   }
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
-    ops::RmsNormResult norm1 = ops::RmsNorm(x, input_norm_.w, config_.rms_norm_eps);
-    const at::Tensor qkv = qkv_.Forward(norm1.y, meta);
-    ops::HeadNormResult q_before, k_before;
-    if (config_.qk_norm) {
-      q_before = ops::NormHeads(qkv, 0, config_.num_heads, q_norm_.w, config_.rms_norm_eps);
-      k_before = ops::NormHeads(qkv, KeyColumns(), config_.num_kv_heads, k_norm_.w, config_.rms_norm_eps);
-    }
-    const ops::Heads heads = ops::SplitAndRotate(qkv, meta.batch, config_, rope_, meta.positions);
-    const ops::AttentionResult attention = meta.positions.defined() ? ops::DocumentAttention(heads, mask_, meta.documents) : ops::Attention(heads, mask_);
-    const at::Tensor middle = out_.Forward(attention.out, meta).add_(x);
-    ops::RmsNormResult norm2 = ops::RmsNorm(middle, post_norm_.w, config_.rms_norm_eps);
-    const at::Tensor gate_up = gate_up_.Forward(norm2.y, meta);
-    const at::Tensor act = ops::SwiGlu(gate_up);
-    saved = {x, norm1.y, norm1.rstd, heads.q, heads.k, heads.v, attention.probabilities, attention.out, middle, norm2.y, norm2.rstd, gate_up, act};
-    if (config_.qk_norm) saved.insert(saved.end(), {q_before.x, q_before.rstd, k_before.x, k_before.rstd});
-    return down_.Forward(act, meta).add_(middle);
+    saved.assign(kSavedCount, at::Tensor());
+    saved[kX] = x;
+    Restore(meta, saved);
+    return down_.Forward(saved[kAct], meta).add_(saved[kMiddle]);
   }
 
-  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, const Saved& saved) override {
-    enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kProbabilities, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct, kQ, kRstdQ, kK, kRstdK };
-    const at::Tensor d_act = down_.Backward(dy, saved[kAct], meta);
-    const at::Tensor d_gate_up = ops::SwiGluBackward(d_act, saved[kGateUp]);
-    const at::Tensor d_norm2 = gate_up_.Backward(d_gate_up, saved[kNorm2], meta);
-    const at::Tensor d_middle = ops::RmsNormBackward(d_norm2, saved[kMiddle], post_norm_.w, saved[kRstd2], post_norm_.d).add_(dy);
-    const at::Tensor d_attention = out_.Backward(d_middle, saved[kAttention], meta);
-    const ops::Heads heads{saved[kHeadQ], saved[kHeadK], saved[kHeadV]};
-    const ops::Heads d_heads = meta.positions.defined() ? ops::DocumentAttentionBackward(d_attention, heads, saved[kProbabilities], meta.documents)
-                                                        : ops::AttentionBackward(d_attention, heads, saved[kProbabilities]);
+  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved& saved) override {
+    const auto take = [&saved](int which) { return std::exchange(saved[which], at::Tensor()); };
+    at::Tensor d_act = down_.Backward(dy, take(kAct), meta);
+    at::Tensor d_gate_up = ops::SwiGluBackward(d_act, take(kGateUp));
+    d_act.reset();
+    at::Tensor d_norm2 = gate_up_.Backward(d_gate_up, take(kNorm2), meta);
+    d_gate_up.reset();
+    const at::Tensor d_middle = ops::RmsNormBackward(d_norm2, take(kMiddle), post_norm_.w, take(kRstd2), post_norm_.d).add_(dy);
+    d_norm2.reset();
+    const at::Tensor d_attention = out_.Backward(d_middle, take(kAttention), meta);
+    const ops::Heads heads{take(kHeadQ), take(kHeadK), take(kHeadV)};
+    const at::Tensor probabilities = take(kProbabilities);
+    const ops::Heads d_heads = meta.positions.defined() ? ops::DocumentAttentionBackward(d_attention, heads, probabilities, meta.documents)
+                                                        : ops::AttentionBackward(d_attention, heads, probabilities);
     const at::Tensor d_qkv = ops::SplitAndRotateBackward(d_heads, config_, rope_, meta.positions);
     if (config_.qk_norm) {
-      ops::NormHeadsBackward(d_qkv, 0, {saved[kQ], saved[kRstdQ]}, q_norm_.w, q_norm_.d);
-      ops::NormHeadsBackward(d_qkv, KeyColumns(), {saved[kK], saved[kRstdK]}, k_norm_.w, k_norm_.d);
+      ops::NormHeadsBackward(d_qkv, 0, {take(kQ), take(kRstdQ)}, q_norm_.w, q_norm_.d);
+      ops::NormHeadsBackward(d_qkv, KeyColumns(), {take(kK), take(kRstdK)}, k_norm_.w, k_norm_.d);
     }
-    const at::Tensor d_norm1 = qkv_.Backward(d_qkv, saved[kNorm1], meta);
-    return ops::RmsNormBackward(d_norm1, saved[kX], input_norm_.w, saved[kRstd1], input_norm_.d).add_(d_middle);
+    const at::Tensor d_norm1 = qkv_.Backward(d_qkv, take(kNorm1), meta);
+    return ops::RmsNormBackward(d_norm1, take(kX), input_norm_.w, take(kRstd1), input_norm_.d).add_(d_middle);
+  }
+
+  void Thin(Saved& saved, Recompute recompute) const override {
+    if (recompute == Recompute::kNone) return;
+    for (int i = 0; i < kSavedCount; ++i) {
+      const bool attention = i >= kHeadQ && i <= kAttention;
+      if (i != kX && !(attention && recompute == Recompute::kKeepAttention)) saved[i] = at::Tensor();
+    }
+  }
+
+  // Computes whatever isn't there.
+  void Restore(const BatchMeta& meta, Saved& saved) override {
+    if (!saved[kNorm1].defined()) {
+      ops::RmsNormResult norm = ops::RmsNorm(saved[kX], input_norm_.w, config_.rms_norm_eps);
+      saved[kNorm1] = norm.y, saved[kRstd1] = norm.rstd;
+    }
+    if (!saved[kAttention].defined()) {
+      const at::Tensor qkv = qkv_.Forward(saved[kNorm1], meta);
+      if (config_.qk_norm) {
+        const ops::HeadNormResult q = ops::NormHeads(qkv, 0, config_.num_heads, q_norm_.w, config_.rms_norm_eps);
+        const ops::HeadNormResult k = ops::NormHeads(qkv, KeyColumns(), config_.num_kv_heads, k_norm_.w, config_.rms_norm_eps);
+        saved[kQ] = q.x, saved[kRstdQ] = q.rstd, saved[kK] = k.x, saved[kRstdK] = k.rstd;
+      }
+      const ops::Heads heads = ops::SplitAndRotate(qkv, meta.batch, config_, rope_, meta.positions);
+      const ops::AttentionResult attention = meta.positions.defined() ? ops::DocumentAttention(heads, mask_, meta.documents) : ops::Attention(heads, mask_);
+      saved[kHeadQ] = heads.q, saved[kHeadK] = heads.k, saved[kHeadV] = heads.v;
+      saved[kProbabilities] = attention.probabilities, saved[kAttention] = attention.out;
+    }
+    if (saved[kAct].defined()) return;
+    saved[kMiddle] = out_.Forward(saved[kAttention], meta).add_(saved[kX]);
+    ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], post_norm_.w, config_.rms_norm_eps);
+    saved[kNorm2] = norm.y, saved[kRstd2] = norm.rstd;
+    saved[kGateUp] = gate_up_.Forward(norm.y, meta);
+    saved[kAct] = ops::SwiGlu(saved[kGateUp]);
   }
 
  private:
+  // What a layer saves; from kHeadQ to kAttention: attention's. q, k and their norms' statistics before those norms, where the model has them.
+  enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kQ, kRstdQ, kK, kRstdK, kProbabilities, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct, kSavedCount };
+
   // Where the columns of k begin in those of q, k and v.
   int64_t KeyColumns() const { return config_.num_heads * config_.head_dim; }
 
@@ -173,22 +202,24 @@ class LayerBlock : public Block {
 // Final norm, output projection and loss. The projection's gradient comes out of the forward (LinearCrossEntropy).
 class HeadBlock : public Block {
  public:
-  HeadBlock(const ModelConfig& config, Parameter norm, Parameter projection)
-      : config_(config), norm_(std::move(norm)), projection_(std::move(projection)) {}
+  HeadBlock(const ModelConfig& config, Parameter norm, Parameter projection, double z_loss)
+      : config_(config), norm_(std::move(norm)), projection_(std::move(projection)), z_loss_(z_loss) {}
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
-    ops::LossResult loss = ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights, projection_.d, meta.loss_only);
+    ops::LossResult loss = ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights, projection_.d, meta.loss_only, z_loss_);
     saved = {x, norm.rstd, loss.dx};
     return loss.loss;
   }
-  at::Tensor Backward(const at::Tensor&, const BatchMeta&, const Saved& saved) override {
-    return ops::RmsNormBackward(saved[2], saved[0], norm_.w, saved[1], norm_.d);
+  at::Tensor Backward(const at::Tensor&, const BatchMeta&, Saved& saved) override {
+    const Saved own = std::exchange(saved, {});
+    return ops::RmsNormBackward(own[2], own[0], norm_.w, own[1], norm_.d);
   }
 
  private:
   const ModelConfig config_;
   Parameter norm_, projection_;
+  const double z_loss_;
 };
 
 }  // namespace
@@ -242,7 +273,7 @@ ModelLayout MakeLlamaLayout(const ModelConfig& config) {
 }
 
 std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
-                                                    int64_t max_length, at::Device device) {
+                                                    int64_t max_length, at::Device device, double z_loss) {
   std::vector<std::unique_ptr<Block>> blocks;
   const at::ScalarType dtype = flats[0]->Weight(0).scalar_type();
   const ops::RopeTables rope = ops::MakeRopeTables(config, max_length, device);
@@ -256,7 +287,7 @@ std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, s
   blocks.push_back(std::make_unique<EmbeddingBlock>(*flats[0]));
   for (int64_t i = 0; i < config.num_layers; ++i) blocks.push_back(std::make_unique<LayerBlock>(config, i, *flats[i + 1], adapters, rope, mask_of(i)));
   FlatParam& head = *flats.back();
-  blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(head, 0), config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1)));
+  blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(head, 0), config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1), z_loss));
   return blocks;
 }
 

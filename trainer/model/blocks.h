@@ -32,14 +32,22 @@ struct BatchMeta {
 // Tensors that a block's forward leaves for its backward.
 using Saved = std::vector<at::Tensor>;
 
+// What of them isn't kept until then, but computed once more: nothing; all but attention's inputs and results (its cost grows
+// with the square of the length); all but the block's input. The results are the same bits.
+enum class Recompute { kNone, kKeepAttention, kFull };
+
 // Stateless apart from tables. Called under at::NoGradGuard.
 class Block {
  public:
   virtual ~Block() = default;
-  // x: [T, d] of the block below (undefined for the first). Returns [T, d]; the last block returns the loss ([] double).
+  // x: [T, d] of the block below (undefined for the first). Returns [T, d]; the last block returns loss and z-loss ([2] double).
   virtual at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) = 0;
-  // Adds the weights' gradients to the flats, returns d x. `dy` is undefined for the last block.
-  virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, const Saved& saved) = 0;
+  // Adds the weights' gradients to the flats, returns d x. `dy` is undefined for the last block. Empties `saved`, each tensor
+  // when it isn't needed any more.
+  virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved& saved) = 0;
+  // Drops from `saved` what Restore, called before the backward, computes once more.
+  virtual void Thin(Saved& saved, Recompute recompute) const {}
+  virtual void Restore(const BatchMeta& meta, Saved& saved) {}
 };
 
 // The model: its flats' layouts (independent of ranks) and its blocks.
@@ -64,6 +72,6 @@ struct Adapters {
 
 // Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive) and over `adapters`.
 std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
-                                                    int64_t max_length, at::Device device);
+                                                    int64_t max_length, at::Device device, double z_loss = 0);
 
 }  // namespace muster::trainer

@@ -76,8 +76,7 @@ void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
       FillNormal(seed, segment.name, stddev, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);
     }
   }
-  flat.masters().copy_(host);
-  flat.MarkStale();
+  flat.SetOwned(FlatParam::kMaster, host);
 }
 
 }  // namespace muster::trainer

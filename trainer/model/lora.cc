@@ -67,8 +67,7 @@ void InitialiseAdapters(FlatParam& flat, uint64_t seed) {
     FillUniform(seed, segment.name, piece.segment_begin, piece.numel, part.data_ptr<float>());
     part.mul_(2).sub_(1).mul_(1 / std::sqrt(static_cast<double>(segment.shape[1])));
   }
-  flat.masters().copy_(host);
-  flat.MarkStale();
+  flat.SetOwned(FlatParam::kMaster, host);
 }
 
 at::Tensor Merged(const at::Tensor& w, const Adapter& adapter, double scale) {

@@ -14,9 +14,6 @@ void AddOuter(const at::Tensor& d_w, const at::Tensor& dy, const at::Tensor& x) 
   }
 }
 
-// Logits of one chunk stay below this many elements.
-constexpr int64_t kLogitsChunk = int64_t{1} << 24;
-
 }  // namespace
 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) { return bias.defined() ? at::addmm(bias, x, w.t()) : at::mm(x, w.t()); }
@@ -37,10 +34,11 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 }
 
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w, bool loss_only) {
+                              const at::Tensor& d_w, bool loss_only, double z_loss) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(1, std::min(tokens, kLogitsChunk / w.size(0)));
-  LossResult result{at::zeros({}, x.options().dtype(at::kDouble)), loss_only ? at::Tensor() : at::empty_like(x)};
+  LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)), loss_only ? at::Tensor() : at::empty_like(x)};
+  const at::Tensor loss = result.loss[0], z_sum = result.loss[1];
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t length = std::min(chunk, tokens - begin);
     const at::Tensor x_part = x.narrow(0, begin, length);
@@ -49,10 +47,18 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     at::Tensor logits = at::mm(x_part, w.t());                                 // [n, V]
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
-    result.loss.sub_((log_p.gather(1, target).to(at::kDouble) * weight).sum());
+    const at::Tensor log_p_target = log_p.gather(1, target);                   // [n, 1]
+    loss.sub_((log_p_target.to(at::kDouble) * weight).sum());
+    at::Tensor scale = weight;                                                 // of the softmax in d logits
+    if (z_loss > 0) {
+      const at::Tensor log_sum = logits.gather(1, target).sub_(log_p_target);  // [n, 1]: log Σ exp logits
+      z_sum.add_((log_sum.to(at::kDouble).square() * weight).sum(), z_loss);
+      scale = weight * (log_sum * (2 * z_loss) + 1);
+    }
+    logits.reset();
     if (loss_only) continue;
-    // d logits = (softmax - onehot) * weight, in the place of log_p
-    log_p.exp_().mul_(weight);
+    // d logits = softmax * scale - onehot * weight, in the place of log_p
+    log_p.exp_().mul_(scale);
     log_p.scatter_add_(1, target, weight.neg());
     const at::Tensor d_logits = log_p.to(x.scalar_type());
     if (d_w.defined()) AddOuter(d_w, d_logits, x_part);

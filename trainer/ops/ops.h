@@ -85,11 +85,15 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 // Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a time, so that the
 // logits of all tokens never exist at once (the idea of Liger's fused linear cross-entropy).
 // weights [T] fp32: what each token's loss counts, already divided by the global number of target tokens.
-// Returns the weighted loss (summed in double, [] on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither.
+// Logits of one chunk stay below this many elements: few of them exist at once, and on a CPU they stay in its cache.
+inline constexpr int64_t kLogitsChunk = int64_t{1} << 22;
+// `z_loss` > 0 adds, to the gradients, those of z_loss · Σ weight · (log Σ exp logits)² (PaLM, arXiv 2204.02311, section 5).
+// Returns the weighted loss and that sum times z_loss (in double, [2] on x's device) and dx [T, d]; adds to d_w [V, d].
+// loss_only: neither.
 struct LossResult {
   at::Tensor loss, dx;
 };
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w, bool loss_only = false);
+                              const at::Tensor& d_w, bool loss_only = false, double z_loss = 0);
 
 }  // namespace muster::trainer::ops

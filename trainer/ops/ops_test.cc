@@ -177,15 +177,28 @@ TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
     const auto wanted = Autograd({x, w}, f, weights);
     at::Tensor d_w = at::zeros_like(w);
     const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, d_w);
-    EXPECT_NEAR(result.loss.item<double>(), (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
+    EXPECT_NEAR(result.loss[0].item<double>(), (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, wanted[0], "dx");
     ExpectClose(d_w, wanted[1], "dw");
     const ops::LossResult frozen = ops::LinearCrossEntropy(x, w, targets, weights, {});
     EXPECT_TRUE(frozen.dx.equal(result.dx)) << "a frozen projection passes its gradient on";
     const ops::LossResult alone = ops::LinearCrossEntropy(x, w, targets, weights, {}, /*loss_only=*/true);
-    EXPECT_EQ(alone.loss.item<double>(), result.loss.item<double>());
+    EXPECT_EQ(alone.loss[0].item<double>(), result.loss[0].item<double>());
     EXPECT_FALSE(alone.dx.defined());
   }
+}
+
+TEST_F(Ops, ZLossIsTheWeightedSquareOfTheLogSumExp) {
+  const at::Tensor x = Random({9, 4}), w = Random({11, 4}), targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
+  constexpr double kZ = 0.3;
+  const auto z = [&](const auto& l) { return at::logsumexp(at::mm(l[0], l[1].t()), 1).square() * kZ; };
+  const auto f = [&](const auto& l) { return at::cross_entropy_loss(at::mm(l[0], l[1].t()), targets, {}, at::Reduction::None) + z(l); };
+  const auto wanted = Autograd({x, w}, f, weights);
+  at::Tensor d_w = at::zeros_like(w);
+  const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, d_w, false, kZ);
+  EXPECT_NEAR(result.loss[1].item<double>(), (z(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
+  ExpectClose(result.dx, wanted[0], "dx");
+  ExpectClose(d_w, wanted[1], "dw");
 }
 
 TEST_F(Ops, ScaledRotaryTablesFollowTransformers) {
@@ -225,21 +238,23 @@ ModelConfig WithEverything() {
   c.sliding_window = 3, c.sliding_layers = {false, true};
   return c;
 }
-class Model : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
+class Model : public ::testing::TestWithParam<std::tuple<const char*, int, Recompute>> {};
 
 TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   at::NoGradGuard no_grad;
-  const auto [kind, micros] = GetParam();
+  const auto [kind, micros, recompute] = GetParam();
   const bool tied = std::string(kind) != "untied";
   const ModelConfig c = std::string(kind) == "everything" ? WithEverything() : Tiny(tied);
   const int64_t batch = 4, s = 6;
   std::unique_ptr<World> world = World::Connect({}, at::kCPU);
-  Engine engine(c, s, world.get(), 1, at::kFloat);
+  Engine engine(c, world.get(), {.max_length = s, .flats = {.zero_stage = 1}, .recompute = recompute});
   for (const auto& flat : engine.flats()) {
     InitialiseMasters(*flat, 3, 0.3);
+    const at::Tensor masters = flat->Owned(FlatParam::kMaster).clone();
     for (const Segment& segment : flat->layout().segments()) {  // norms and biases that show
-      if (segment.shape.size() == 1) flat->masters().narrow(0, segment.offset, segment.numel).add_(at::randn({segment.numel}), 0.3);
+      if (segment.shape.size() == 1) masters.narrow(0, segment.offset, segment.numel).add_(at::randn({segment.numel}), 0.3);
     }
+    flat->SetOwned(FlatParam::kMaster, masters);
   }
   engine.GatherAll();
   at::manual_seed(2);
@@ -249,7 +264,7 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   for (int m = 0; m < micros; ++m) {
     batches.push_back({part, s, ids.narrow(0, m * part * s, part * s), targets.narrow(0, m * part * s, part * s), at::full({part * s}, 1.0 / (batch * s))});
   }
-  const double loss = engine.Run(PlainSchedule(engine.block_flats(), micros), batches);
+  const double loss = engine.Run(batches).loss;
 
   std::map<std::string, at::Tensor> w;
   at::AutoGradMode grad(true);
@@ -291,7 +306,9 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(KindsAndMicroBatches, Model, ::testing::Combine(::testing::Values("untied", "tied", "everything"), ::testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(KindsMicroBatchesAndRecompute, Model,
+                         ::testing::Combine(::testing::Values("untied", "tied", "everything"), ::testing::Values(1, 2),
+                                            ::testing::Values(Recompute::kNone, Recompute::kKeepAttention, Recompute::kFull)));
 
 }  // namespace
 }  // namespace muster::trainer

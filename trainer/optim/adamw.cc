@@ -3,14 +3,22 @@
 #include <algorithm>
 #include <cmath>
 
+#include <ATen/Parallel.h>
+
 namespace muster::trainer {
+namespace {
+
+// Elements that one thread takes at a time.
+constexpr int64_t kGrain = 1 << 15;
+
+}  // namespace
 
 double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
   double sum = 0;
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     // In double from the first addition on: the norm may not depend on how the shards lie.
     const at::Tensor gradient = flat->ShardGradient();
-    constexpr int64_t kChunk = 1 << 20;
+    constexpr int64_t kChunk = 1 << 18;
     for (int64_t begin = 0; begin < gradient.numel(); begin += kChunk) {
       const at::Tensor part = gradient.narrow(0, begin, std::min(kChunk, gradient.numel() - begin)).to(at::kDouble);
       sum += at::dot(part, part).item<double>();
@@ -24,36 +32,98 @@ double ClipCoefficient(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
-AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config) : flats_(flats), config_(config) {
+AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config, CpuForm form) : flats_(flats), config_(config), form_(form) {
   for (const std::unique_ptr<FlatParam>& flat : flats_) {
-    // Neighbours of one kind are updated as one stretch; the gaps between segments belong to none.
+    std::vector<Run>& runs = runs_.emplace_back();
+    // The gaps between segments belong to none.
     for (const SegmentPiece& piece : PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
-      const bool decay = config_.weight_decay != 0 && flat->layout().segments()[piece.segment].weight_decay;
-      Add(decay ? decayed_ : plain_, *flat, piece.range_begin, piece.numel);
+      runs.push_back({piece.range_begin, piece.numel, config_.weight_decay != 0 && flat->layout().segments()[piece.segment].weight_decay});
     }
   }
-}
-
-void AdamW::Add(Views& views, FlatParam& flat, int64_t begin, int64_t numel) {
-  views.params.push_back(flat.masters().narrow(0, begin, numel));
-  views.grads.push_back(flat.OwnedGradient().narrow(0, begin, numel));
-  views.exp_avgs.push_back(flat.exp_avg().narrow(0, begin, numel));
-  views.exp_avg_sqs.push_back(flat.exp_avg_sq().narrow(0, begin, numel));
-  views.steps.push_back(at::zeros({}, flat.masters().options()));
 }
 
 void AdamW::Step(int64_t step, double learning_rate, double clip) {
-  for (Views* views : {&decayed_, &plain_}) {
-    if (views->params.empty()) continue;
-    const double decay = views == &decayed_ ? config_.weight_decay : 0;
-    for (at::Tensor& s : views->steps) s.fill_(static_cast<double>(step));
-    if (clip != 1) {
-      for (at::Tensor& grad : views->grads) grad.mul_(clip);
-    }
-    at::_fused_adamw_(views->params, views->grads, views->exp_avgs, views->exp_avg_sqs, /*max_exp_avg_sqs=*/{}, views->steps, learning_rate,
-                      config_.beta1, config_.beta2, decay, config_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+  if (flats_.empty()) return;
+  if (flats_[0]->exp_avg().is_cuda()) {
+    StepOnDevice(step, learning_rate, clip);
+  } else {
+    const auto n = static_cast<double>(step);
+    AdamWStep numbers;
+    numbers.beta1 = static_cast<float>(config_.beta1), numbers.beta2 = static_cast<float>(config_.beta2);
+    numbers.one_minus_beta1 = static_cast<float>(1 - config_.beta1), numbers.one_minus_beta2 = static_cast<float>(1 - config_.beta2);
+    numbers.step_size = static_cast<float>(learning_rate / (1 - std::pow(config_.beta1, n)));
+    numbers.inverse_root = static_cast<float>(1 / std::sqrt(1 - std::pow(config_.beta2, n)));
+    numbers.epsilon = static_cast<float>(config_.epsilon);
+    numbers.clip = static_cast<float>(clip);
+    numbers.noise = static_cast<uint32_t>(step) * 0x9E3779B9u;
+    StepOnHost(numbers, learning_rate);
   }
   for (const std::unique_ptr<FlatParam>& flat : flats_) flat->MarkStale();
+}
+
+void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
+  AdamWStep decaying = numbers;
+  decaying.keep = static_cast<float>(1 - learning_rate * config_.weight_decay);
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    FlatParam& flat = *flats_[f];
+    const at::Tensor gradient = flat.OwnedGradient().cpu();
+    const at::Tensor& kept = flat.owned_weights();
+    const bool bf16 = kept.scalar_type() == at::kBFloat16;
+    // Weights elsewhere than the state are made here and sent.
+    const at::Tensor made = bf16 && kept.is_cuda() ? at::empty({kept.numel()}, kept.options().device(at::kCPU)) : kept;
+    const auto pointer = [](const at::Tensor& tensor) { return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) : nullptr; };
+    char* masters = pointer(flat.masters());
+    char* weights = bf16 ? pointer(made) : nullptr;
+    char* rest = pointer(flat.rest());
+    const char* gradients = pointer(gradient);
+    char *exp_avg = pointer(flat.exp_avg()), *exp_avg_sq = pointer(flat.exp_avg_sq());
+    const bool gradient16 = gradient.scalar_type() == at::kBFloat16, moments16 = flat.exp_avg().scalar_type() == at::kBFloat16;
+    const int64_t gradient_size = gradient16 ? 2 : 4, moment_size = moments16 ? 2 : 4;
+    for (const Run& run : runs_[f]) {
+      at::parallel_for(0, run.numel, kGrain, [&](int64_t from, int64_t to) {
+        const int64_t at = run.begin + from;
+        AdamWSpan span;
+        if (masters != nullptr) span.masters = reinterpret_cast<float*>(masters) + at;
+        if (weights != nullptr) span.weights = reinterpret_cast<uint16_t*>(weights) + at;
+        if (rest != nullptr) span.rest = reinterpret_cast<uint16_t*>(rest) + at;
+        span.gradient = gradients + at * gradient_size, span.gradient_bf16 = gradient16;
+        span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size, span.moments_bf16 = moments16;
+        // Of the flat, not of the range: what is rounded how doesn't depend on the number of ranks.
+        span.first_element = static_cast<uint32_t>(flat.owned_begin() + at) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
+        span.numel = to - from;
+        UpdateAdamW(form_, run.decay ? decaying : numbers, span);
+      });
+    }
+    if (!made.is_same(kept)) kept.copy_(made);
+    else if (!bf16 && !kept.is_same(flat.masters())) kept.copy_(flat.masters());
+  }
+}
+
+void AdamW::StepOnDevice(int64_t step, double learning_rate, double clip) {
+  for (const bool decayed : {true, false}) {
+    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
+    for (size_t f = 0; f < flats_.size(); ++f) {
+      FlatParam& flat = *flats_[f];
+      const at::Tensor gradient = flat.OwnedGradient();
+      for (const Run& run : runs_[f]) {
+        if (run.decay != decayed) continue;
+        params.push_back(flat.masters().narrow(0, run.begin, run.numel));
+        grads.push_back(gradient.narrow(0, run.begin, run.numel).to(at::kFloat));
+        if (clip != 1) grads.back() = grads.back().mul(clip);
+        exp_avgs.push_back(flat.exp_avg().narrow(0, run.begin, run.numel));
+        exp_avg_sqs.push_back(flat.exp_avg_sq().narrow(0, run.begin, run.numel));
+      }
+    }
+    if (params.empty()) continue;
+    while (steps_.size() < params.size()) steps_.push_back(at::zeros({}, params[0].options()));
+    std::vector<at::Tensor> steps(steps_.begin(), steps_.begin() + static_cast<int64_t>(params.size()));
+    for (at::Tensor& s : steps) s.fill_(static_cast<double>(step));
+    at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, learning_rate, config_.beta1, config_.beta2,
+                      decayed ? config_.weight_decay : 0, config_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+  }
+  for (const std::unique_ptr<FlatParam>& flat : flats_) {
+    if (!flat->owned_weights().is_same(flat->masters())) flat->owned_weights().copy_(flat->masters());
+  }
 }
 
 }  // namespace muster::trainer

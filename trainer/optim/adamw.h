@@ -1,11 +1,13 @@
-// AdamW (Loshchilov & Hutter 2019) on the fp32 masters that a rank owns, by ATen's fused kernel, equal to
-// torch.optim.AdamW; and the clipping of torch.nn.utils.clip_grad_norm_.
+// AdamW (Loshchilov & Hutter 2019) on what a rank owns, equal to torch.optim.AdamW; and the clipping of
+// torch.nn.utils.clip_grad_norm_. State in the host's memory is updated by our own kernel (adamw_kernel.h), state on a GPU by
+// ATen's fused one.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "trainer/optim/adamw_kernel.h"
 #include "trainer/parallel/flat_param.h"
 
 namespace muster::trainer {
@@ -23,21 +25,26 @@ double ClipCoefficient(double norm, double max_norm);
 // Not thread-safe. The moments live in the FlatParams, so that checkpoints find them there.
 class AdamW {
  public:
-  AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config);
+  // `form`: of the kernel; the tests try all.
+  AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config, CpuForm form = BestCpuForm());
 
-  // One update with gradients times `clip`. `step`: number of this update, from 1. Marks the flats stale.
+  // One update with gradients times `clip`. `step`: number of this update, from 1. Makes the weights and marks the flats stale.
   void Step(int64_t step, double learning_rate, double clip);
 
  private:
-  // Runs of owned elements with the same weight decay, as views.
-  struct Views {
-    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
+  // A run of owned elements of one flat, inside one segment.
+  struct Run {
+    int64_t begin = 0, numel = 0;  // inside the owned range
+    bool decay = false;
   };
-  void Add(Views& views, FlatParam& flat, int64_t begin, int64_t numel);
+  void StepOnHost(const AdamWStep& numbers, double learning_rate);
+  void StepOnDevice(int64_t step, double learning_rate, double clip);
 
   std::vector<std::unique_ptr<FlatParam>>& flats_;
   const AdamWConfig config_;
-  Views decayed_, plain_;
+  const CpuForm form_;
+  std::vector<std::vector<Run>> runs_;   // by flat
+  std::vector<at::Tensor> steps_;        // on the device, one a run
 };
 
 }  // namespace muster::trainer

@@ -1,81 +1,155 @@
 #include "trainer/parallel/engine.h"
 
+#include <limits>
 #include <utility>
 
 #include "trainer/model/lora.h"
 
 namespace muster::trainer {
 
-Engine::Engine(const ModelConfig& config, int64_t max_length, World* world, int zero_stage, at::ScalarType dtype, const LoraConfig& lora, uint64_t seed)
-    : frozen_(lora.on()) {
+Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& options) : world_(world), options_(options), frozen_(options.lora.on()) {
   ModelLayout layout = MakeLlamaLayout(config);
   block_flats_ = std::move(layout.block_flats);
-  for (FlatLayout& flat : layout.flats) model_.push_back(std::make_unique<FlatParam>(std::move(flat), world, zero_stage, dtype, frozen_));
-  Adapters adapters;
+  FlatOptions own = options.flats;
+  own.frozen = frozen_;
+  for (FlatLayout& flat : layout.flats) all_.push_back(model_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, own)).get());
   if (frozen_) {
-    ModelLayout trained = MakeLoraLayout(config, lora);
-    block_flats_ = std::move(trained.block_flats);
-    for (FlatLayout& flat : trained.flats) adapters_.push_back(std::make_unique<FlatParam>(std::move(flat), world, zero_stage, dtype));
-    adapters = {FindAdapters(adapters_), lora.Scale(), lora.dropout, seed};
+    ModelLayout trained = MakeLoraLayout(config, options.lora);
+    for (size_t block = 0; block < block_flats_.size(); ++block) {
+      for (const int flat : trained.block_flats[block]) block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
+    }
+    for (FlatLayout& flat : trained.flats) all_.push_back(adapters_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, options.flats)).get());
   }
-  blocks_ = MakeLlamaBlocks(config, model_, adapters, max_length, world->device());
+  BindSlots();
+  Adapters adapters;
+  if (frozen_) adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
+  blocks_ = MakeLlamaBlocks(config, model_, adapters, options.max_length, world->device(), options.z_loss);
 }
 
-double Engine::Run(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches) {
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->ZeroGradients();
+ScheduleNeeds Engine::Needs() const {
+  ScheduleNeeds needs;
+  for (const FlatParam* flat : all_) {
+    needs.trained.push_back(!flat->frozen());
+    needs.weights_in_slot |= flat->weights_in_slot();
+    needs.gradients_in_slot |= flat->gradients_in_slot();
+    needs.reduce_each_micro_batch |= flat->reduces_each_micro_batch();
+  }
+  needs.restore = options_.recompute != Recompute::kNone;
+  return needs;
+}
+
+void Engine::BindSlots() {
+  const ScheduleNeeds needs = Needs();
+  // What more micro-batches do, two do already.
+  const std::vector<std::vector<Action>> schedules = {MakeSchedule(block_flats_, needs, 2), MakeSchedule(block_flats_, needs, 2, /*training=*/false)};
+  const auto bind = [&](bool weights) {
+    std::vector<int64_t> numel;
+    for (const FlatParam* flat : all_) numel.push_back((weights ? flat->weights_in_slot() : flat->gradients_in_slot()) ? flat->padded_numel() : 0);
+    const SlotMap map = weights ? AssignSlots(schedules, Action::kGather, {Action::kRelease}, numel)
+                                : AssignSlots(schedules, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
+    const size_t first = slots_.size();
+    int64_t bytes = 0;
+    for (const int64_t slot : map.slot_numel) {
+      slots_.push_back(at::empty({slot}, at::TensorOptions().device(world_->device()).dtype(weights ? options_.flats.dtype : at::kFloat)));
+      // Poisoned from the start: what was never gathered is as wrong as what was released.
+      if (options_.flats.poison) slots_.back().fill_(std::numeric_limits<double>::quiet_NaN());
+      bytes += static_cast<int64_t>(slots_.back().nbytes());
+    }
+    for (size_t f = 0; f < all_.size(); ++f) {
+      if (map.slot_of[f] < 0) continue;
+      void* memory = slots_[first + static_cast<size_t>(map.slot_of[f])].data_ptr();
+      if (weights) all_[f]->BindWeights(memory);
+      else all_[f]->BindGradient(memory);
+    }
+    return bytes;
+  };
+  weight_slot_bytes_ = bind(true);
+  gradient_slot_bytes_ = bind(false);
+}
+
+void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches, EngineLoss& loss) {
   std::vector<std::vector<Saved>> saved(batches.size(), std::vector<Saved>(blocks_.size()));
   std::vector<at::Tensor> passing(batches.size());  // what the last block handed on, per micro-batch
-  at::Tensor loss;
+  at::Tensor losses;
+  const auto await = [&](int block) {
+    for (const int flat : block_flats_[block]) all_[flat]->FinishGather();
+  };
   for (const Action& action : schedule) {
     switch (action.kind) {
       case Action::kGather:
-        flats()[action.index]->StartGather();
+        all_[action.index]->StartGather();
+        break;
+      case Action::kRelease:
+        all_[action.index]->Release();
         break;
       case Action::kForward: {
-        for (const int flat : block_flats()[action.index]) flats()[flat]->FinishGather();
+        await(action.index);
         at::Tensor& x = passing[action.micro];
-        x = blocks_[action.index]->Forward(x, batches[action.micro], saved[action.micro][action.index]);
+        Saved& kept = saved[action.micro][action.index];
+        x = blocks_[action.index]->Forward(x, batches[action.micro], kept);
+        if (batches[action.micro].loss_only) kept.clear();
+        else blocks_[action.index]->Thin(kept, options_.recompute);
         if (action.index + 1 == static_cast<int>(blocks_.size())) {
-          loss = loss.defined() ? loss + x : x;
+          losses = losses.defined() ? losses + x : x;
           x = at::Tensor();
         }
         break;
       }
+      case Action::kRestore:
+        if (action.index > 0) await(action.index);
+        blocks_[action.index]->Restore(batches[action.micro], saved[action.micro][action.index]);
+        break;
       case Action::kBackward: {
+        if (action.index > 0) await(action.index);  // the first reads no weights
         at::Tensor& d = passing[action.micro];
         d = blocks_[action.index]->Backward(d, batches[action.micro], saved[action.micro][action.index]);
         saved[action.micro][action.index].clear();
         break;
       }
-      case Action::kReduce:
-        flats()[action.index]->StartReduce();
+      case Action::kOpen:
+        all_[action.index]->OpenGradient();
         break;
-      case Action::kRelease:
-        break;  // weights are resident with ZeRO-0 and ZeRO-1
+      case Action::kFold:
+        all_[action.index]->FoldGradient();
+        break;
+      case Action::kReduce:
+        all_[action.index]->StartReduce();
+        break;
+      case Action::kFinish:
+        all_[action.index]->FinishReduce();
+        break;
     }
   }
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->FinishReduce();
-  return loss.item<double>();
+  const at::Tensor host = losses.cpu();
+  loss.loss += host[0].item<double>();
+  loss.z += host[1].item<double>();
 }
 
-double Engine::Evaluate(std::vector<BatchMeta>& batches) {
-  GatherAll();
-  double loss = 0;
-  for (BatchMeta& batch : batches) {
-    batch.loss_only = true;
-    at::Tensor x;
-    for (const std::unique_ptr<Block>& block : blocks_) {
-      Saved saved;
-      x = block->Forward(x, batch, saved);
-    }
-    loss += x.item<double>();
-  }
+EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
+  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->ZeroGradients();
+  if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
+  std::vector<Action>& schedule = schedules_[batches.size()];
+  if (schedule.empty()) schedule = MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()));
+  EngineLoss loss;
+  Carry(schedule, batches, loss);
   return loss;
 }
 
+double Engine::Evaluate(std::vector<BatchMeta>& batches) {
+  for (BatchMeta& batch : batches) batch.loss_only = true;
+  EngineLoss loss;
+  Carry(MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()), /*training=*/false), batches, loss);
+  return loss.loss;
+}
+
 void Engine::GatherAll() {
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->StartGather();
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->FinishGather();
+  for (FlatParam* flat : all_) {
+    if (world_->rank() == 0) flat->LeaveSlot();
+    flat->StartGather();
+    flat->FinishGather();
+    // Elsewhere another flat takes the slot next.
+    if (world_->rank() != 0) flat->Release();
+  }
 }
 
 }  // namespace muster::trainer

@@ -2,6 +2,7 @@
 // blocks and the flats that each uses.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -12,33 +13,59 @@
 
 namespace muster::trainer {
 
+struct EngineOptions {
+  int64_t max_length = 0;  // tokens of the longest row
+  FlatOptions flats;       // of what is trained
+  Recompute recompute = Recompute::kNone;
+  LoraConfig lora;         // on: the model's own flats are frozen and the adapters' are what is trained
+  uint64_t seed = 0;       // decides what dropout drops
+  double z_loss = 0;       // coefficient of the mean square of the logits' log-sum-exp, added to the loss
+};
+
+// Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, not in `loss`.
+struct EngineLoss {
+  double loss = 0, z = 0;
+};
+
 // Not thread-safe. All ranks run the same schedules.
 class Engine {
  public:
-  // With `lora` on, the model's own flats are frozen and the adapters' are what is trained; `seed` decides what is dropped.
-  Engine(const ModelConfig& config, int64_t max_length, World* world, int zero_stage, at::ScalarType dtype, const LoraConfig& lora = {}, uint64_t seed = 0);
+  Engine(const ModelConfig& config, World* world, const EngineOptions& options);
 
   // What is trained: the model's flats, or the adapters'.
   std::vector<std::unique_ptr<FlatParam>>& flats() { return frozen_ ? adapters_ : model_; }
   // The model's, trained or frozen.
   std::vector<std::unique_ptr<FlatParam>>& model_flats() { return model_; }
-  const BlockFlats& block_flats() const { return block_flats_; }
 
-  // Forward and backward of `batches` as `schedule` says. Afterwards the gradients are summed over all ranks (in each
-  // rank's owned range). Returns this rank's loss (its share of the global mean).
-  double Run(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches);
+  // Forward and backward of `batches`. Afterwards the gradients are summed over all ranks (in each rank's owned range).
+  EngineLoss Run(const std::vector<BatchMeta>& batches);
 
-  // This rank's loss of `batches`, without gradients. Leaves the weights gathered; collective.
+  // This rank's loss of `batches`, without gradients; collective.
   double Evaluate(std::vector<BatchMeta>& batches);
 
-  // Brings all weights up to date on every rank.
+  // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in memory of their own. Collective; nothing
+  // is trained afterwards.
   void GatherAll();
 
+  // Bytes of the slots, for weights and for gradients.
+  int64_t weight_slot_bytes() const { return weight_slot_bytes_; }
+  int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
+
  private:
-  BlockFlats block_flats_;  // of flats()
+  ScheduleNeeds Needs() const;
+  void BindSlots();
+  void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches, EngineLoss& loss);
+
+  World* world_;
+  const EngineOptions options_;
+  const bool frozen_;
   std::vector<std::unique_ptr<FlatParam>> model_, adapters_;
-  bool frozen_ = false;
+  std::vector<FlatParam*> all_;   // model_, then adapters_
+  BlockFlats block_flats_;        // of all_
+  std::vector<at::Tensor> slots_;
+  int64_t weight_slot_bytes_ = 0, gradient_slot_bytes_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<std::vector<Action>> schedules_;  // by number of micro-batches, as they are met
 };
 
 }  // namespace muster::trainer

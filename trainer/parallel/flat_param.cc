@@ -1,7 +1,11 @@
 #include "trainer/parallel/flat_param.h"
 
 #include <algorithm>
+#include <chrono>
+#include <limits>
 #include <utility>
+
+#include "trainer/optim/adamw_kernel.h"
 
 namespace muster::trainer {
 namespace {
@@ -9,6 +13,15 @@ namespace {
 constexpr int64_t kAlign = 32;  // elements
 
 int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// A tensor whose memory comes later.
+at::Tensor Unbound(int64_t numel, const at::TensorOptions& options) {
+  const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
+  const at::Tensor tensor = at::empty({0}, options);
+  return tensor.set_(c10::Storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr(nullptr, options.device())), 0, {numel}, {1});
+}
+
+uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
 
 }  // namespace
 
@@ -31,33 +44,94 @@ std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int6
   return pieces;
 }
 
-FlatParam::FlatParam(FlatLayout layout, World* world, int zero_stage, at::ScalarType dtype, bool frozen)
-    : layout_(std::move(layout)), world_(world), zero_stage_(frozen ? 0 : zero_stage), frozen_(frozen) {
+FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options) {
+  FlatMemory m;
+  const int64_t padded = layout.PaddedNumel(ranks), element = static_cast<int64_t>(at::elementSize(options.dtype));
+  // Frozen weights are whole on every rank unless weights are what is sharded.
+  const int64_t owned = options.zero_stage >= (options.frozen ? 3 : 1) ? padded / group : padded;
+  m.weights_in_slot = options.zero_stage == 3 && (group > 1 || options.host_weights);
+  m.weights = (m.weights_in_slot ? owned : padded) * element;
+  if (options.frozen) return m;
+  m.gradients_in_slot = options.separate_gradients || options.bf16_gradients || (options.zero_stage >= 2 && group > 1);
+  m.reduces_slot = m.gradients_in_slot && ranks > 1 && (options.zero_stage >= 2 || options.bf16_gradients);
+  m.gradients = (m.reduces_slot ? owned : padded) * (options.bf16_gradients ? 2 : 4);
+  const bool one_memory = options.dtype == at::kFloat && (!options.host_state || options.host_weights);
+  m.masters = options.split_masters ? owned * 2 : one_memory ? 0 : owned * 4;
+  m.moments = 2 * owned * (options.bf16_moments ? 2 : 4);
+  return m;
+}
+
+FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options) : layout_(std::move(layout)), world_(world), options_(options) {
   const int64_t padded = layout_.PaddedNumel(world->size());
+  const int group = world->shard().size;
+  const FlatMemory memory = MemoryOf(layout_, world->size(), group, options);
+  weights_in_slot_ = memory.weights_in_slot, gradients_in_slot_ = memory.gradients_in_slot, reduces_slot_ = memory.reduces_slot;
   shard_numel_ = padded / world->size();
-  owned_begin_ = zero_stage_ == 0 ? 0 : shard_begin();
-  owned_numel_ = zero_stage_ == 0 ? padded : shard_numel_;
+  const bool sharded = options.zero_stage >= (options.frozen ? 3 : 1);
+  owned_numel_ = sharded ? padded / group : padded;
+  owned_begin_ = sharded ? world->shard().rank * owned_numel_ : 0;
+  TORCH_CHECK(weights_in_slot_ || !options.host_weights, "weights on the host need stage 3");
+
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat).device(world->device());
-  params_ = at::zeros({padded}, fp32.dtype(dtype));
-  if (frozen) return;
-  grads_ = at::zeros({padded}, fp32);
-  masters_ = dtype == at::kFloat ? params_.narrow(0, owned_begin_, owned_numel_) : at::zeros({owned_numel_}, fp32);
-  exp_avg_ = at::zeros({owned_numel_}, fp32);
-  exp_avg_sq_ = at::zeros({owned_numel_}, fp32);
-}
-
-at::Tensor& FlatParam::masters() {
-  if (frozen_ && !masters_.defined()) {
-    masters_ = params_.scalar_type() == at::kFloat ? params_ : at::zeros({owned_numel_}, params_.options().dtype(at::kFloat));
+  const at::TensorOptions half = fp32.dtype(at::kBFloat16);
+  const auto on_host = [&](const at::TensorOptions& of, bool host) { return host ? of.device(at::kCPU).pinned_memory(world->device().is_cuda()) : of; };
+  params_ = weights_in_slot_ ? Unbound(padded, fp32.dtype(options.dtype)) : at::zeros({padded}, fp32.dtype(options.dtype));
+  owned_weights_ = weights_in_slot_ ? at::zeros({owned_numel_}, on_host(fp32.dtype(options.dtype), options.host_weights)) : params_.narrow(0, owned_begin_, owned_numel_);
+  if (options.frozen) return;
+  if (gradients_in_slot_) {
+    grads_ = Unbound(padded, fp32);
+    sums_ = at::zeros({reduces_slot_ ? owned_numel_ : padded}, options.bf16_gradients ? half : fp32);
+  } else {
+    sums_ = grads_ = at::zeros({padded}, fp32);
   }
-  return masters_;
+  if (options.split_masters) rest_ = at::zeros({owned_numel_}, on_host(fp32.dtype(at::kShort), options.host_state));
+  else masters_ = memory.masters == 0 ? owned_weights_ : at::zeros({owned_numel_}, on_host(fp32, options.host_state));
+  const at::TensorOptions moments = on_host(options.bf16_moments ? half : fp32, options.host_state);
+  exp_avg_ = at::zeros({owned_numel_}, moments);
+  exp_avg_sq_ = at::zeros({owned_numel_}, moments);
 }
 
-void FlatParam::FinishLoading() {
-  TORCH_CHECK(frozen_ && masters_.defined(), "nothing was loaded");
-  if (params_.scalar_type() != at::kFloat) params_.copy_(masters_);
-  masters_ = at::Tensor();
-  stale_ = false;
+FlatMemory FlatParam::Memory() const {
+  const auto bytes = [](const at::Tensor& tensor) { return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0; };
+  return {weights_in_slot_ ? bytes(owned_weights_) : bytes(params_), bytes(sums_), (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(rest_),
+          bytes(exp_avg_) + bytes(exp_avg_sq_), weights_in_slot_, gradients_in_slot_, reduces_slot_};
+}
+
+void FlatParam::Bind(at::Tensor& tensor, void* memory) {
+  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(memory, tensor.device()));
+}
+
+at::Tensor FlatParam::Owned(State which) const {
+  if (which != kMaster) return (which == kExpAvg ? exp_avg_ : exp_avg_sq_).to(at::kFloat);
+  if (masters_.defined()) return masters_;
+  const at::Tensor joined = at::empty({owned_numel_}, rest_.options().dtype(at::kFloat));
+  JoinMasters(Bits(owned_weights_), Bits(rest_), joined.data_ptr<float>(), owned_numel_);
+  return joined;
+}
+
+void FlatParam::SetOwned(State which, const at::Tensor& values) {
+  if (which != kMaster) {
+    (which == kExpAvg ? exp_avg_ : exp_avg_sq_).copy_(values);
+    return;
+  }
+  if (masters_.defined()) masters_.copy_(values);
+  MakeWeights(values);
+  stale_ = true;
+}
+
+// As the optimizer rounds them: a resumed run has the weights of the one that wrote the checkpoint.
+void FlatParam::MakeWeights(const at::Tensor& masters) {
+  if (owned_weights_.is_same(masters_)) return;
+  if (frozen() || owned_weights_.scalar_type() == at::kFloat || owned_weights_.is_cuda() || masters.is_cuda()) {
+    owned_weights_.copy_(masters);
+  } else {
+    SplitMasters(masters.contiguous().data_ptr<float>(), Bits(owned_weights_), rest_.defined() ? Bits(rest_) : nullptr, owned_numel_);
+  }
+}
+
+int64_t FlatParam::shard_begin(int rank) const {
+  const int group = world_->shard().size, replicas = world_->size() / group;
+  return ((rank % group) * replicas + rank / group) * shard_numel_;
 }
 
 at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const {
@@ -74,35 +148,84 @@ at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const
 }
 
 void FlatParam::StartGather() {
+  if (weights_in_slot_) {
+    if (gathered_) return;
+    gathered_ = true;
+    staging_ = owned_weights_.to(params_.device(), /*non_blocking=*/true);
+    if (world_->shard().size == 1) params_.copy_(staging_);
+    else gather_ = world_->shard().backend->_allgather_base(params_, staging_, {});
+    return;
+  }
   if (!stale_) return;
   stale_ = false;
-  at::Tensor owned = params_.narrow(0, owned_begin_, owned_numel_);
-  if (params_.scalar_type() != at::kFloat) owned.copy_(masters_);
-  if (zero_stage_ == 0 || world_->size() == 1) return;
-  gather_ = world_->backend()->_allgather_base(params_, owned, {});
+  if (owned_numel_ == params_.numel()) return;
+  gather_ = world_->shard().backend->_allgather_base(params_, staging_ = owned_weights_, {});
 }
 
 void FlatParam::FinishGather() {
-  if (!gather_) return;
-  gather_->wait();
-  gather_.reset();
+  Wait(gather_);
+  staging_ = at::Tensor();
+}
+
+void FlatParam::Release() {
+  if (!weights_in_slot_) return;
+  TORCH_CHECK(!gather_, "released while it is gathered");
+  gathered_ = false;
+  if (options_.poison) params_.fill_(std::numeric_limits<double>::quiet_NaN());
+}
+
+void FlatParam::LeaveSlot() {
+  if (!weights_in_slot_) return;
+  params_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::GetAllocator(params_.device().type())->allocate(params_.nbytes()));
+  gathered_ = false;
+}
+
+void FlatParam::ZeroGradients() { sums_.zero_(); }
+
+void FlatParam::OpenGradient() {
+  if (gradients_in_slot_) grads_.zero_();
+}
+
+void FlatParam::FoldGradient() {
+  if (!gradients_in_slot_ || reduces_slot_) return;
+  sums_.add_(grads_);
+  if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
 void FlatParam::StartReduce() {
   if (world_->size() == 1) return;
-  if (zero_stage_ == 0 || world_->prefers_all_reduce()) {
-    std::vector<at::Tensor> tensors = {grads_};
+  at::Tensor& whole = reduces_slot_ ? grads_ : sums_;
+  if (options_.zero_stage == 0 || world_->prefers_all_reduce()) {
+    std::vector<at::Tensor> tensors = {whole};
     reduce_ = world_->backend()->allreduce(tensors, {});
   } else {
-    at::Tensor shard = ShardGradient();  // in place, as NCCL allows
-    reduce_ = world_->backend()->_reduce_scatter_base(shard, grads_, {});
+    at::Tensor owned = whole.narrow(0, owned_begin_, owned_numel_);  // in place, as NCCL allows
+    reduce_ = world_->shard().backend->_reduce_scatter_base(owned, whole, {});
   }
 }
 
 void FlatParam::FinishReduce() {
   if (!reduce_) return;
-  reduce_->wait();
-  reduce_.reset();
+  Wait(reduce_);
+  at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);
+  if (world_->replicate().size > 1 && options_.zero_stage > 0 && !world_->prefers_all_reduce()) {
+    std::vector<at::Tensor> tensors = {owned};
+    reduce_ = world_->replicate().backend->allreduce(tensors, {});
+    Wait(reduce_);
+  }
+  if (!reduces_slot_) return;
+  sums_.add_(owned);
+  if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
+
+void FlatParam::Wait(c10::intrusive_ptr<c10d::Work>& work) {
+  if (!work) return;
+  const auto begin = std::chrono::steady_clock::now();
+  work->wait();
+  work.reset();
+  if (!params_.is_cuda()) waited_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double FlatParam::TakeWaited() { return std::exchange(waited_s_, 0); }
 
 }  // namespace muster::trainer

@@ -1,9 +1,15 @@
 // FlatParam: parameters that are gathered, reduced and updated together. Flat, padded, sharded over its process group.
 //
 // Terms. A *segment* is one parameter inside the flat: name, shape, offset. The layout of segments doesn't depend on the
-// number of ranks; only the padding at the end does. The flat's *shard* of rank r is its r-th of `size` equal parts. What
-// a rank owns (masters, moments, its share of a checkpoint) is its *owned range*: the whole flat with ZeRO-0, the shard
-// with ZeRO-1. A *frozen* flat is not trained: every rank has all of it, and there are no gradients, moments or masters.
+// number of ranks; only the padding at the end does. What a rank *owns* (masters, moments) is its *owned range*: the whole
+// flat with ZeRO-0, else its part of the shard group's equal parts. Its *shard* is the part of the owned range that it alone
+// saves and counts in norms: where several shard groups hold copies (hybrid sharding), each of them has another part.
+// A *frozen* flat is not trained: there are no gradients, moments or masters.
+//
+// Which of a flat's memory is whole on every rank follows the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054): 1 shards
+// masters and moments, 2 gradients as well, 3 weights as well. What is sharded is whole for a while only, in a *slot*: memory
+// that flats take turns in. Weights are in theirs from StartGather to Release, the gradient of one micro-batch from
+// OpenGradient to FinishReduce. A flat has the same slots all the time, so its views keep their addresses.
 #pragma once
 
 #include <cstdint>
@@ -53,61 +59,128 @@ struct SegmentPiece {
 // The pieces of `layout`'s segments in flat elements [begin, end), in order.
 std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int64_t end);
 
-// Memory and collectives of one flat. Not thread-safe; all ranks call Gather and StartReduce in the same order.
+// How a flat is kept.
+struct FlatOptions {
+  int zero_stage = 0;
+  at::ScalarType dtype = at::kFloat;    // of the weights that the model computes with
+  bool frozen = false;
+  bool separate_gradients = false;      // a micro-batch's gradient is computed by itself and then added; so it is from stage 2 on
+  bool split_masters = false;           // dtype bf16: a master is its weight and 16 bits more, instead of fp32
+  bool bf16_moments = false;
+  bool bf16_gradients = false;          // what is summed up to; a micro-batch's own are fp32, and so are sums over ranks
+  bool host_state = false;              // masters and moments in the host's memory
+  bool host_weights = false;            // stage 3: the owned weights as well
+  bool poison = false;                  // what is left behind in a slot becomes NaN
+};
+
+// Bytes that a flat takes on a rank, its slots aside, by what they hold; and which are in slots.
+struct FlatMemory {
+  int64_t weights = 0, gradients = 0, masters = 0, moments = 0;  // masters: 0 where the weights are the masters
+  bool weights_in_slot = false, gradients_in_slot = false, reduces_slot = false;
+  bool operator==(const FlatMemory&) const = default;
+};
+// As FlatParam will have it on one of `ranks` ranks in shard groups of `group`.
+FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options);
+
+// Memory and collectives of one flat. Not thread-safe; all ranks call the collective ones in the same order.
 class FlatParam {
  public:
-  // dtype: of the weights that the model computes with. Masters, moments and gradients are fp32.
-  FlatParam(FlatLayout layout, World* world, int zero_stage, at::ScalarType dtype, bool frozen = false);
+  enum State { kMaster, kExpAvg, kExpAvgSq };
+
+  // Where it needs slots they must be bound before Weight or Gradient are read.
+  FlatParam(FlatLayout layout, World* world, const FlatOptions& options);
 
   const FlatLayout& layout() const { return layout_; }
-  bool frozen() const { return frozen_; }
+  bool frozen() const { return options_.frozen; }
+  int64_t padded_numel() const { return params_.numel(); }
   // Weights (dtype) and gradient (fp32) of one segment, as views of fixed address; `count` joined segments as one matrix
   // whose rows are theirs together.
   at::Tensor Weight(int segment, int count = 1) const { return View(params_, segment, count); }
   // Undefined if frozen.
-  at::Tensor Gradient(int segment, int count = 1) const { return frozen_ ? at::Tensor() : View(grads_, segment, count); }
+  at::Tensor Gradient(int segment, int count = 1) const { return frozen() ? at::Tensor() : View(grads_, segment, count); }
 
-  // This rank's owned range of the flat and its tensors, all fp32 and of that length.
+  // Whether weights, or gradients, are in a slot; padded_numel() elements of dtype, or of fp32.
+  bool weights_in_slot() const { return weights_in_slot_; }
+  bool gradients_in_slot() const { return gradients_in_slot_; }
+  // Whether each micro-batch's gradient must be summed over the ranks by itself.
+  bool reduces_each_micro_batch() const { return reduces_slot_; }
+  void BindWeights(void* memory) { Bind(params_, memory); }
+  void BindGradient(void* memory) { Bind(grads_, memory); }
+
+  // This rank's owned range of the flat.
   int64_t owned_begin() const { return owned_begin_; }
   int64_t owned_end() const { return owned_begin_ + owned_numel_; }
-  // Of a frozen flat: fp32 memory to load into, until FinishLoading.
-  at::Tensor& masters();
-  at::Tensor& exp_avg() { return exp_avg_; }
-  at::Tensor& exp_avg_sq() { return exp_avg_sq_; }
-  at::Tensor OwnedGradient() const { return grads_.narrow(0, owned_begin_, owned_numel_); }
-  // This rank's shard as elements of the flat: its share of a checkpoint, and what it counts in norms.
-  int64_t shard_begin() const { return shard_numel_ * world_->rank(); }
+  // What is kept for it, as fp32 [owned]; may be a view. Of a trained flat.
+  at::Tensor Owned(State which) const;
+  // Takes over `values`, fp32 [owned]. kMaster makes the weights and marks them stale; of a frozen flat it is the weights.
+  void SetOwned(State which, const at::Tensor& values);
+  // The sum of the step's gradients in the owned range; complete after FinishReduce.
+  at::Tensor OwnedGradient() const { return sums_.numel() == owned_numel_ ? sums_ : sums_.narrow(0, owned_begin_, owned_numel_); }
+  // The owned range as the optimizer sees it: fp32 masters, or undefined where they are split; weights of dtype (the same
+  // memory as the masters where both are fp32 in one place); the split masters' low bits (int16).
+  const at::Tensor& masters() const { return masters_; }
+  const at::Tensor& owned_weights() const { return owned_weights_; }
+  const at::Tensor& rest() const { return rest_; }
+  const at::Tensor& exp_avg() const { return exp_avg_; }
+  const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }
+  const FlatOptions& options() const { return options_; }
+
+  // A rank's shard as elements of the flat: its share of a checkpoint, and what it counts in norms.
+  int64_t shard_begin(int rank) const;
+  int64_t shard_begin() const { return shard_begin(world_->rank()); }
   int64_t shard_numel() const { return shard_numel_; }
-  at::Tensor ShardGradient() const { return grads_.narrow(0, shard_begin(), shard_numel_); }
   // The shard's part of an owned tensor.
   at::Tensor OfShard(const at::Tensor& owned) const { return owned.narrow(0, shard_begin() - owned_begin_, shard_numel_); }
+  at::Tensor ShardOf(State which) const { return OfShard(Owned(which)); }
+  at::Tensor ShardGradient() const { return OfShard(OwnedGradient()); }
 
-  // Frozen: takes over what masters() was filled with.
-  void FinishLoading();
-
-  // The masters changed: the weights must be gathered before they are used again.
+  // The owned weights changed: they must be gathered before they are used again.
   void MarkStale() { stale_ = true; }
-  // Starts bringing the weights up to date with all ranks' masters; nothing to do when they are.
+  // Starts bringing the weights up to date with all ranks' owned ones; nothing to do when they are.
   void StartGather();
   void FinishGather();
+  // Weights in a slot: another flat may take it.
+  void Release();
+  // Gives the weights memory of their own for good.
+  void LeaveSlot();
 
-  void ZeroGradients() { grads_.zero_(); }
-  // Starts summing the gradients over all ranks; after FinishReduce at least the owned range holds the sum.
+  // A step begins.
+  void ZeroGradients();
+  // Gradients in a slot: a micro-batch's begins.
+  void OpenGradient();
+  // Gradients in a slot that aren't summed over the ranks yet: adds this micro-batch's to the step's.
+  void FoldGradient();
+  // Starts summing the step's gradient (of stage 2 and 3: the micro-batch's) over all ranks; after FinishReduce at least the
+  // owned range of the step's holds it.
   void StartReduce();
   void FinishReduce();
 
+  // What it really takes.
+  FlatMemory Memory() const;
+
+  // Seconds that FinishGather and FinishReduce waited since the last call. On GPUs waiting happens on streams, unseen: 0.
+  double TakeWaited();
+
  private:
+  static void Bind(at::Tensor& tensor, void* memory);
   at::Tensor View(const at::Tensor& flat, int segment, int count) const;
+  void MakeWeights(const at::Tensor& masters);
+  void Wait(c10::intrusive_ptr<c10d::Work>& work);
 
   FlatLayout layout_;
   World* world_;
-  int zero_stage_;
-  bool frozen_;
+  const FlatOptions options_;
+  bool weights_in_slot_ = false, gradients_in_slot_ = false, reduces_slot_ = false;
   int64_t shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
-  at::Tensor params_;             // [padded], dtype
-  at::Tensor grads_;              // [padded], fp32
-  at::Tensor masters_, exp_avg_, exp_avg_sq_;  // [owned], fp32; masters_ is a view of params_ when that is fp32
-  bool stale_ = true;
+  at::Tensor params_;                 // [padded], dtype
+  at::Tensor grads_;                  // [padded], fp32
+  at::Tensor sums_;                   // grads_ itself; where they are in a slot: [padded], or [owned] from stage 2 on
+  at::Tensor owned_weights_;          // [owned], dtype: a view of params_, or memory of their own where those are in a slot
+  at::Tensor masters_, rest_;         // [owned], fp32 and int16
+  at::Tensor exp_avg_, exp_avg_sq_;   // [owned], fp32 or bf16
+  at::Tensor staging_;                // owned weights on their way from the host
+  bool stale_ = true, gathered_ = false;
+  double waited_s_ = 0;
   c10::intrusive_ptr<c10d::Work> gather_, reduce_;
 };
 

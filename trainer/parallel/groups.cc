@@ -89,17 +89,33 @@ std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) 
   // A restart under torchrun meets the launcher's old store again: its keys are another generation's.
   const char* restart = Env("TORCHELASTIC_RESTART_COUNT");
   world->store_ = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("muster/", restart == nullptr ? "0" : restart), tcp);
-  if (device.is_cuda()) {
+  world->backend_ = world->MakeBackend("all", info.rank, info.size);
+  world->shard_ = {info.rank, info.size, world->backend_};
+  return world;
+}
+
+c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, int rank, int size) const {
+  if (size == 1) return nullptr;
+  auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
+  if (device_.is_cuda()) {
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = kStartTimeout;
-    world->backend_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(world->store_, info.rank, info.size, nccl);
-    world->backend_->setBoundDeviceId(device);
-  } else {
-    auto gloo = c10d::ProcessGroupGloo::Options::create(kStartTimeout);
-    gloo->devices.push_back(GlooDevice(info.master_addr));
-    world->backend_ = c10::make_intrusive<c10d::ProcessGroupGloo>(world->store_, info.rank, info.size, gloo);
+    auto made = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl);
+    made->setBoundDeviceId(device_);
+    return made;
   }
-  return world;
+  auto gloo = c10d::ProcessGroupGloo::Options::create(kStartTimeout);
+  gloo->devices.push_back(GlooDevice(info_.master_addr));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo);
+}
+
+void World::MakeShardGroups(int size) {
+  if (size == 0) size = info_.size;
+  TORCH_CHECK(size > 0 && info_.size % size == 0, "shard groups of ", size, " ranks don't make up ", info_.size);
+  if (size == info_.size) return;
+  const int group = info_.rank / size, place = info_.rank % size, groups = info_.size / size;
+  shard_ = {place, size, MakeBackend(absl::StrCat("shard", group), place, size)};
+  replicate_ = {group, groups, MakeBackend(absl::StrCat("replicate", place), group, groups)};
 }
 
 World::~World() = default;
@@ -147,7 +163,9 @@ std::string World::Broadcast(const std::string& text) {
 }
 
 void World::SetTimeout(std::chrono::milliseconds timeout) {
-  if (backend_) backend_->setTimeout(timeout);
+  for (const c10::intrusive_ptr<c10d::Backend>* backend : {&backend_, &shard_.backend, &replicate_.backend}) {
+    if (*backend) (*backend)->setTimeout(timeout);
+  }
 }
 
 void World::AnnounceFailure(const std::string& why) noexcept {

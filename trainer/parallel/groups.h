@@ -28,6 +28,12 @@ struct WorldInfo {
 // How long a collective may take before the peers are given up, until everybody has done a step; then trainer.step_timeout_s.
 inline constexpr std::chrono::minutes kStartTimeout{30};
 
+// Ranks of the run that do something together. `backend` is null where a rank is alone.
+struct Group {
+  int rank = 0, size = 1;  // of this process, inside the group
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+
 // All ranks of the run. Collectives of one group must be called in the same order by every rank. Not thread-safe.
 // A single process has no backend: every collective is then a no-op, and no socket is opened.
 class World {
@@ -41,6 +47,13 @@ class World {
   const WorldInfo& info() const { return info_; }
   at::Device device() const { return device_; }
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
+
+  // Cuts the ranks into shard groups of `size` neighbours (0: one of all); ranks of one place in theirs form a replicate
+  // group. Collective; before anything is sharded. `size` must divide the number of ranks.
+  void MakeShardGroups(int size);
+  // This rank's; before MakeShardGroups all ranks are one shard group.
+  const Group& shard() const { return shard_; }
+  const Group& replicate() const { return replicate_; }
   // Gloo has no direct reduce-scatter: an all-reduce is twice as fast there.
   bool prefers_all_reduce() const { return !device_.is_cuda(); }
 
@@ -59,10 +72,13 @@ class World {
 
  private:
   World(const WorldInfo& info, at::Device device) : info_(info), device_(device) {}
+  c10::intrusive_ptr<c10d::Backend> MakeBackend(const std::string& name, int rank, int size) const;
+
   WorldInfo info_;
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  Group shard_, replicate_;
 };
 
 // The device of this rank: its GPU where the machine has one, the CPU otherwise. Looks at /dev before it touches CUDA, so

@@ -1,0 +1,29 @@
+// The engine's options as the `trainer:` map means them.
+#pragma once
+
+#include "trainer/loop/config.h"
+#include "trainer/parallel/engine.h"
+
+namespace muster::trainer {
+
+inline EngineOptions MakeEngineOptions(const TrainConfig& config) {
+  EngineOptions options;
+  options.max_length = config.max_length;
+  options.flats.zero_stage = static_cast<int>(config.zero_stage);
+  options.flats.dtype = config.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  // Micro-batches are added as ranks are: the result doesn't depend on which of the two they were.
+  options.flats.separate_gradients = config.deterministic;
+  options.flats.split_masters = config.masters == "split";
+  options.flats.bf16_moments = config.moments == "bf16";
+  options.flats.bf16_gradients = config.gradient_dtype == "bf16";
+  options.flats.host_state = config.offload != "none";
+  options.flats.host_weights = config.offload == "parameters";
+  options.flats.poison = config.poison;
+  options.recompute = config.recompute == "full" ? Recompute::kFull : config.recompute == "none" ? Recompute::kNone : Recompute::kKeepAttention;
+  options.lora = config.lora;
+  options.seed = static_cast<uint64_t>(config.seed);
+  options.z_loss = config.z_loss;
+  return options;
+}
+
+}  // namespace muster::trainer

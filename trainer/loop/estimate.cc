@@ -1,0 +1,229 @@
+#include "trainer/loop/estimate.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/files.h"
+#include "trainer/data/batches.h"
+#include "trainer/loop/engine_options.h"
+#include "trainer/loop/memory.h"
+#include "trainer/loop/mfu.h"
+#include "trainer/model/lora.h"
+#include "trainer/parallel/schedule.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+// On a CPU, measured with glibc's allocator (bench/run.sh trainer-memory): what the libraries and their products' buffers take once
+// training runs, beyond a process that only has them loaded; what kept bf16 activations leave unused between them, as their
+// operations' fp32 temporaries stood there; the gathers' copies, which Gloo makes in threads of its own, and its connections.
+constexpr int64_t kProductBuffers = int64_t{88} << 20, kBf16ProductBuffers = int64_t{100} << 20;
+constexpr int64_t kHolesShare = 4;
+constexpr int64_t kGatherCopies = 4, kConnections = int64_t{16} << 20;
+
+// Share of a GPU's peak that training reaches, for predictions.
+constexpr double kUsualShareOfPeak = 0.5;
+
+// A layer's tensors in elements a token: LayerBlock's saved ones (trainer/model/blocks.cc) and what its operations need besides.
+struct LayerShape {
+  int64_t d, q, kv, f, scores;  // hidden, query and key widths, MLP width, attention's row of probabilities
+  bool qk_norm;
+
+  int64_t Attention() const { return 2 * q + 2 * kv + scores + (qk_norm ? q + kv : 0); }
+  int64_t Saved(Recompute recompute) const {
+    if (recompute == Recompute::kFull) return d;
+    return d + Attention() + (recompute == Recompute::kNone ? 3 * d + 3 * f : 0);
+  }
+  // Beyond what is saved by recompute: none, at the worse of its backward's two widest moments: in the MLP, where the gradient of
+  // gate and up stands beside two products, and in attention, where what the MLP saved is gone.
+  int64_t Backward() const { return d + std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d); }
+};
+
+}  // namespace
+
+int64_t Estimate::DeviceBytes() const {
+  int64_t sum = 0;
+  for (const MemoryClass& one : memory) sum += one.on_host ? 0 : one.bytes;
+  return sum;
+}
+
+Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus, int64_t runtime_bytes) {
+  Estimate e;
+  const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks, replicas = ranks / group;
+  const EngineOptions options = MakeEngineOptions(config);
+  const int64_t share = SharePerRank(config.global_batch_size, ranks);
+  e.micro_batch = ChooseMicroBatchSize(config, share);
+  e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
+
+  // The flats, as Engine makes them.
+  ModelLayout layout = MakeLlamaLayout(model);
+  const size_t own = layout.flats.size();
+  BlockFlats blocks = layout.block_flats;
+  if (config.lora.on()) {
+    ModelLayout adapters = MakeLoraLayout(model, config.lora);
+    for (size_t block = 0; block < blocks.size(); ++block) {
+      for (const int flat : adapters.block_flats[block]) blocks[block].push_back(static_cast<int>(own) + flat);
+    }
+    for (FlatLayout& flat : adapters.flats) layout.flats.push_back(std::move(flat));
+  }
+  FlatMemory sum;
+  ScheduleNeeds needs;
+  needs.restore = options.recompute != Recompute::kNone;
+  std::vector<int64_t> weight_slots, gradient_slots, padded;
+  for (size_t f = 0; f < layout.flats.size(); ++f) {
+    FlatOptions flat_options = options.flats;
+    flat_options.frozen = config.lora.on() && f < own;
+    const FlatMemory one = MemoryOf(layout.flats[f], ranks, group, flat_options);
+    sum.weights += one.weights, sum.gradients += one.gradients, sum.masters += one.masters, sum.moments += one.moments;
+    padded.push_back(layout.flats[f].PaddedNumel(ranks));
+    weight_slots.push_back(one.weights_in_slot ? padded.back() : 0);
+    gradient_slots.push_back(one.gradients_in_slot ? padded.back() : 0);
+    needs.trained.push_back(!flat_options.frozen);
+    needs.weights_in_slot |= one.weights_in_slot;
+    needs.gradients_in_slot |= one.gradients_in_slot;
+    needs.reduce_each_micro_batch |= one.reduces_slot;
+    for (const Segment& segment : layout.flats[f].segments()) {
+      if (f < own) e.parameters += segment.numel;
+      if (!flat_options.frozen) e.trained_parameters += segment.numel;
+    }
+  }
+  const int64_t element = options.flats.dtype == at::kBFloat16 ? 2 : 4;
+  const std::vector<std::vector<Action>> schedules = {MakeSchedule(blocks, needs, 2), MakeSchedule(blocks, needs, 2, /*training=*/false)};
+  const auto slot_bytes = [&](Action::Kind begin, const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel, int64_t size) {
+    int64_t bytes = 0;
+    for (const int64_t slot : AssignSlots(schedules, begin, end, numel).slot_numel) bytes += slot * size;
+    return bytes;
+  };
+
+  const int64_t length = config.packing == "balanced" ? config.max_row_length : config.max_length;
+  const int64_t tokens = e.micro_batch * length;
+  const LayerShape layer{model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.intermediate_size,
+                         model.num_heads * length, model.qk_norm};
+  const int64_t kept = layer.Saved(options.recompute), whole = layer.Saved(Recompute::kNone);
+  const int64_t chunk = std::min<int64_t>(tokens, std::max<int64_t>(1, ops::kLogitsChunk / model.vocab_size));
+  // Of the layer whose backward runs all is there, restored or not.
+  const int64_t layer_work = tokens * element * (whole - kept + layer.Backward());
+  const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (8 + (element == 2 ? 4 : 0));
+
+  int64_t collectives = 0, holes = 0;
+  if (!gpus) {
+    holes = element == 2 ? tokens * element * model.num_layers * kept / kHolesShare : 0;
+    if (ranks > 1) collectives = kConnections + kGatherCopies * element * *std::max_element(padded.begin(), padded.end());
+    runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
+  }
+  e.memory = {{gpus ? "runtime (CUDA context and libraries, about)" : "runtime (libraries and their buffers)", gpus ? int64_t{1} << 30 : runtime_bytes},
+              {config.zero_stage == 3 ? "weights, this rank's share" : "weights", sum.weights, gpus && options.flats.host_weights},
+              {"gathered weights (slots)", slot_bytes(Action::kGather, {Action::kRelease}, weight_slots, element)},
+              {"gradients", sum.gradients},
+              {"gradients of one micro-batch (slots)", slot_bytes(Action::kOpen, {Action::kFold, Action::kFinish}, gradient_slots, 4)},
+              {"masters", sum.masters, gpus && options.flats.host_state},
+              {"moments", sum.moments, gpus && options.flats.host_state},
+              {"activations kept", tokens * element * (model.num_layers * kept + model.hidden_size)},
+              {"work of the widest block", std::max(layer_work, head_work)},
+              {"unused between activations", holes},
+              {"collectives' buffers", collectives},
+              {"tables (rotary, mask)", length * model.head_dim * 4 + length * length * (model.num_heads / model.num_kv_heads) * element}};
+  e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(), [](const MemoryClass& one) { return one.bytes == 0; }), e.memory.end());
+
+  for (const Action& action : MakeSchedule(blocks, needs, static_cast<int>(e.micro_batches))) {
+    const auto ring = [](int64_t bytes, int n) { return bytes / n * (n - 1); };  // what each of n sends so that all have all
+    if (action.kind == Action::kGather && (weight_slots[action.index] > 0 || (config.zero_stage > 0 && needs.trained[action.index]))) {
+      e.gather_bytes += ring(padded[action.index] * element, group);
+    } else if (action.kind == Action::kReduce && ranks > 1) {
+      const int64_t bytes = padded[action.index] * 4;
+      if (!gpus || config.zero_stage == 0) e.reduce_bytes += 2 * ring(bytes, ranks);
+      else e.reduce_bytes += ring(bytes, group) + 2 * ring(bytes / group, replicas);
+    }
+  }
+  e.flops = ModelFlopsPerToken(model, static_cast<double>(length), config.lora.on() ? e.trained_parameters : 0).causal *
+            static_cast<double>(config.global_batch_size * length);
+  return e;
+}
+
+namespace {
+
+// Seconds a step, or 0 where the device isn't known.
+double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
+  const double peak = device.empty() ? 0 : PeakFlops(device, config.dtype == "bf16");
+  return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks) : 0;
+}
+
+double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+}  // namespace
+
+ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
+  ordered_json out = {{"ranks", ranks}, {"parameters", e.parameters}, {"trained_parameters", e.trained_parameters}, {"micro_batch_size", e.micro_batch},
+                      {"micro_batches", e.micro_batches}, {"memory_bytes", e.DeviceBytes()}, {"memory", ordered_json::array()},
+                      {"gather_bytes_per_step", e.gather_bytes}, {"reduce_bytes_per_step", e.reduce_bytes}, {"flops_per_step", e.flops}};
+  for (const MemoryClass& one : e.memory) out["memory"].push_back({{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
+  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) out["step_time_s"] = step_s;
+  return out;
+}
+
+std::string ToText(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
+  std::string text = absl::StrCat(e.parameters, " parameters", e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained") : "", ", ", ranks,
+                                  ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch, " sequences of ", config.max_length, " tokens a rank and step\n");
+  char line[160];
+  const auto row = [&](const std::string& name, double mib, const char* note) {
+    std::snprintf(line, sizeof line, "  %-44s %10.1f MiB%s\n", name.c_str(), mib, note);
+    text += line;
+  };
+  text += "memory of a rank:\n";
+  for (const MemoryClass& one : e.memory) row(one.name, MiB(one.bytes), one.on_host ? "  on the host" : "");
+  row("together", MiB(e.DeviceBytes()), "");
+  text += "sent by a rank a step:\n";
+  row("weights gathered", MiB(e.gather_bytes), "");
+  row("gradients summed", MiB(e.reduce_bytes), "");
+  std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
+  text += line;
+  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {
+    std::snprintf(line, sizeof line, "step time: about %.3g s (%s at %.0f %% of its peak, communication hidden)\n", step_s, device.c_str(), 100 * kUsualShareOfPeak);
+    text += line;
+  } else if (!device.empty()) {
+    text += absl::StrCat("step time: unknown, as the peak of ", device, " is\n");
+  }
+  return text;
+}
+
+int RunEstimate(const EstimateOptions& options) {
+  Problems problems;
+  int ranks = 0;
+  if (!absl::SimpleAtoi(options.ranks, &ranks) || ranks < 1 || ranks > 1 << 20) {
+    problems.push_back({"--ranks", absl::StrCat("must be a whole number from 1; got ", options.ranks)});
+    ranks = 1;
+  }
+  const absl::StatusOr<std::string> text = ReadFile(options.config_path);
+  if (!text.ok()) problems.push_back({"--config", std::string(text.status().message())});
+  const json value = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json::object();
+  TrainConfig config;
+  ModelConfig model;
+  if (text.ok()) {
+    config = ParseTrainConfig(value, problems);
+    if (config.model) {
+      model = ParseModelConfig(*config.model, "trainer.model", /*strict=*/true, problems);
+    } else if (!config.init.empty()) {
+      const absl::StatusOr<std::string> content = ReadFile(config.init + "/config.json");
+      const json parsed = content.ok() ? json::parse(*content, nullptr, false) : json();
+      if (parsed.is_object()) model = ParseModelConfig(parsed, "trainer.init/config.json", /*strict=*/false, problems);
+      else problems.push_back({"trainer.init", absl::StrCat(config.init, "/config.json is missing or no JSON object; give a Hugging Face directory")});
+    }
+    if (problems.empty()) CheckLayout(config, ranks, !options.device.empty(), problems);
+    if (problems.empty() && config.lora.on()) TargetModules(model, config.lora, "trainer.lora", problems);
+  }
+  if (!problems.empty()) {
+    std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(), problems.size() == 1 ? "" : "s", ToText(problems).c_str());
+    return 2;
+  }
+  const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(), ReadMemoryUse(at::kCPU).now_bytes);
+  if (options.json == "true") std::printf("%s\n", ToJson(estimate, config, ranks, options.device).dump().c_str());
+  else std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace muster::trainer

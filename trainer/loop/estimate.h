@@ -1,0 +1,46 @@
+// What a training run will need of each rank, said before anything runs: memory by class, communication and products a step.
+// The model's weights and their state are counted exactly (by the rules of FlatParam and the slots of its schedules), activations
+// and the working memory of the largest operations from the blocks' shapes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "trainer/loop/config.h"
+#include "trainer/model/config.h"
+
+namespace muster::trainer {
+
+struct MemoryClass {
+  std::string name;
+  int64_t bytes = 0;
+  bool on_host = false;  // offloaded, on a GPU's host
+};
+
+struct Estimate {
+  int64_t parameters = 0, trained_parameters = 0;
+  int64_t micro_batch = 0, micro_batches = 0;   // rows, and how many of them a rank takes a step
+  std::vector<MemoryClass> memory;              // of one rank
+  int64_t gather_bytes = 0, reduce_bytes = 0;   // that a rank sends a step
+  double flops = 0;                             // a step, all ranks (mfu_causal's count)
+
+  int64_t DeviceBytes() const;
+};
+
+// `gpus`: of ranks that have one each; otherwise on CPUs, where `runtime_bytes` is what the process takes before it trains.
+Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus, int64_t runtime_bytes);
+
+// `device`: a GPU's name for the predicted step time, or "".
+nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config, int ranks, const std::string& device);
+std::string ToText(const Estimate& estimate, const TrainConfig& config, int ranks, const std::string& device);
+
+struct EstimateOptions {
+  std::string config_path, ranks = "1", device, json;
+};
+// `muster-trainer estimate`. Exit code 0, or 2 with all problems on stderr.
+int RunEstimate(const EstimateOptions& options);
+
+}  // namespace muster::trainer

@@ -1,0 +1,238 @@
+// A model trained for some steps in every way that may not change its numbers, or only their last digits.
+#include "trainer/parallel/engine.h"
+
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "trainer/model/init.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/parallel/test_ranks.h"
+
+namespace muster::trainer {
+namespace {
+
+constexpr int64_t kRows = 8, kLength = 6;
+constexpr int kSteps = 4;
+
+ModelConfig Tiny(bool tied) {
+  ModelConfig c;
+  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 40, c.num_layers = 3, c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 8;
+  c.tie_word_embeddings = tied;
+  return c;
+}
+
+// Rows [begin, end) of step `step`. How many of a row's targets count differs from row to row.
+BatchMeta Rows(int step, int64_t begin, int64_t end) {
+  at::manual_seed(static_cast<uint64_t>(100 + step));
+  const at::Tensor ids = at::randint(0, 37, {kRows, kLength}, at::kLong), targets = at::randint(0, 37, {kRows, kLength}, at::kLong);
+  at::Tensor weights = at::zeros({kRows, kLength});
+  int64_t count = 0;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const int64_t n = 1 + row % kLength;
+    weights.select(0, row).narrow(0, 0, n).fill_(1);
+    count += n;
+  }
+  weights.div_(static_cast<double>(count));
+  const auto cut = [&](const at::Tensor& all) { return all.narrow(0, begin, end - begin).flatten(); };
+  return {.batch = end - begin, .length = kLength, .ids = cut(ids), .targets = cut(targets), .weights = cut(weights)};
+}
+
+struct Way {
+  const char* name;
+  int ranks = 1;
+  int micro_batches = 1;
+  EngineOptions options = {};
+  int shard_size = 0;
+  double clip_norm = 0;
+};
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<at::Tensor> weights;  // every parameter of the model, in the end
+};
+
+Outcome Train(const Way& way, bool tied = false) {
+  Outcome outcome;
+  std::mutex mutex, seeds;  // the generator behind manual_seed is the process's
+  const auto body = [&](World& world) {
+    EngineOptions options = way.options;
+    options.max_length = kLength;
+    Engine engine(Tiny(tied), &world, options);
+    for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+    AdamW optimizer(engine.flats(), {.weight_decay = 0.1});
+    const int64_t share = kRows / world.size(), micro = share / way.micro_batches;
+    std::vector<double> losses;
+    const auto sum = [&](double mine) {
+      double all = 0;
+      for (const auto& row : world.GatherRows({mine})) all += row[0];
+      return all;
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<BatchMeta> batches;
+      {
+        const std::lock_guard<std::mutex> lock(seeds);
+        for (int m = 0; m < way.micro_batches; ++m) batches.push_back(Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
+      }
+      losses.push_back(sum(engine.Run(batches).loss));
+      const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats())));
+      optimizer.Step(step + 1, 1e-2, ClipCoefficient(norm, way.clip_norm));
+      std::vector<BatchMeta> again;
+      {
+        const std::lock_guard<std::mutex> lock(seeds);
+        for (int m = 0; m < way.micro_batches; ++m) again.push_back(Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
+      }
+      losses.push_back(sum(engine.Evaluate(again)));
+    }
+    engine.GatherAll();
+    if (world.rank() != 0) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    outcome.losses = losses;
+    for (const auto& flat : engine.model_flats()) {
+      for (size_t s = 0; s < flat->layout().segments().size(); ++s) outcome.weights.push_back(flat->Weight(static_cast<int>(s)).clone());
+    }
+  };
+  OnRanks(way.ranks, body, way.shard_size);
+  return outcome;
+}
+
+void ExpectSame(const Outcome& found, const Outcome& wanted) {
+  EXPECT_EQ(found.losses, wanted.losses);
+  ASSERT_EQ(found.weights.size(), wanted.weights.size());
+  for (size_t i = 0; i < found.weights.size(); ++i) EXPECT_TRUE(at::equal(found.weights[i], wanted.weights[i])) << i;
+}
+
+void ExpectNear(const Outcome& found, const Outcome& wanted, double bound) {
+  ASSERT_EQ(found.losses.size(), wanted.losses.size());
+  for (size_t i = 0; i < found.losses.size(); ++i) EXPECT_LE(std::abs(found.losses[i] - wanted.losses[i]) / wanted.losses[i], bound) << i;
+}
+
+FlatOptions Stage(int stage, FlatOptions more = {}) {
+  more.zero_stage = stage;
+  return more;
+}
+
+TEST(Engine, AnyStageOnFourRanksTrainsAsOneRankDoes) {
+  for (const bool tied : {false, true}) {
+    const Outcome wanted = Train({.name = "one rank"}, tied);
+    EXPECT_LT(wanted.losses.back(), wanted.losses.front());
+    for (const Way& way : {Way{"0", 4, 1, {.flats = Stage(0)}}, {"1", 4, 2, {.flats = Stage(1)}}, {"2", 4, 2, {.flats = Stage(2)}}, {"3", 4, 2, {.flats = Stage(3)}},
+                           {"3, one micro-batch", 4, 1, {.flats = Stage(3)}}, {"hybrid 1", 4, 1, {.flats = Stage(1)}, 2}, {"hybrid 2", 4, 2, {.flats = Stage(2)}, 2},
+                           {"hybrid 3", 4, 2, {.flats = Stage(3)}, 2}, {"3, groups of one", 4, 2, {.flats = Stage(3)}, 1}}) {
+      SCOPED_TRACE(way.name);
+      ExpectNear(Train(way, tied), wanted, 1e-6);
+    }
+  }
+}
+
+TEST(Engine, TwoRanksAreTwoMicroBatchesBitForBit) {
+  for (const bool tied : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const FlatOptions exact = {.dtype = dtype, .separate_gradients = true};
+      const Outcome wanted = Train({"one process", 1, 2, {.flats = Stage(0, exact)}}, tied);
+      for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(stage);
+        ExpectSame(Train({"two ranks", 2, 1, {.flats = Stage(stage, exact)}}, tied), wanted);
+      }
+    }
+  }
+}
+
+TEST(Engine, WhatSavesMemoryChangesNoBit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const FlatOptions plain = Stage(3, {.dtype = dtype});
+    const auto with = [&](auto change) {
+      FlatOptions changed = plain;
+      change(changed);
+      return changed;
+    };
+    const Outcome wanted = Train({"plain", 2, 2, {.flats = plain}}, true);
+    std::vector<Way> ways = {
+        {"slots poisoned", 2, 2, {.flats = with([](FlatOptions& o) { o.poison = true; })}},
+        {"weights resident", 2, 2, {.flats = with([](FlatOptions& o) { o.zero_stage = 2; })}},
+        {"recompute all", 2, 2, {.flats = plain, .recompute = Recompute::kFull}},
+        {"recompute all but attention, poisoned", 2, 2, {.flats = with([](FlatOptions& o) { o.poison = true; }), .recompute = Recompute::kKeepAttention}},
+        {"state on the host", 2, 2, {.flats = with([](FlatOptions& o) { o.host_state = true; })}},
+        {"weights on the host", 2, 2, {.flats = with([](FlatOptions& o) { o.host_state = o.host_weights = o.poison = true; })}},
+    };
+    if (dtype == at::kBFloat16) ways.push_back({"split masters", 2, 2, {.flats = with([](FlatOptions& o) { o.split_masters = true; })}});
+    for (const Way& way : ways) {
+      SCOPED_TRACE(way.name);
+      ExpectSame(Train(way, true), wanted);
+    }
+  }
+}
+
+TEST(Engine, OneRankWithItsWeightsOnTheHostUsesSlotsToo) {
+  const FlatOptions host = Stage(3, {.host_state = true, .host_weights = true, .poison = true});
+  ExpectSame(Train({"slots", 1, 2, {.flats = host}}), Train({"plain", 1, 2, {.flats = Stage(3)}}));
+}
+
+TEST(Engine, RoundedStateStaysNear) {
+  const Outcome wanted = Train({"plain", 2, 2, {.flats = Stage(2, {.dtype = at::kBFloat16})}});
+  for (const Way& way : {Way{"moments", 2, 2, {.flats = Stage(2, {.dtype = at::kBFloat16, .bf16_moments = true})}},
+                         Way{"gradients", 2, 2, {.flats = Stage(1, {.dtype = at::kBFloat16, .bf16_gradients = true})}}}) {
+    SCOPED_TRACE(way.name);
+    ExpectNear(Train(way), wanted, 2e-2);
+  }
+}
+
+TEST(Engine, MemoryIsWhatWasSaidBefore) {
+  std::vector<FlatOptions> all;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const bool more : {false, true}) {
+        const bool half = dtype == at::kBFloat16;
+        all.push_back({.zero_stage = stage, .dtype = dtype, .separate_gradients = more});
+        all.push_back({.zero_stage = stage, .dtype = dtype, .frozen = true});
+        all.push_back({.zero_stage = stage, .dtype = dtype, .split_masters = half && more, .bf16_moments = true, .bf16_gradients = half});
+        all.push_back({.zero_stage = stage, .dtype = dtype, .host_state = true, .host_weights = stage == 3 && more});
+      }
+    }
+  }
+  FlatLayout layout;
+  layout.Add("w", {30, 50}, true);
+  for (const auto& [ranks, group] : {std::pair<int, int>{1, 0}, {4, 0}, {4, 2}, {4, 1}}) {
+    OnRanks(ranks, [&](World& world) {
+      for (const FlatOptions& options : all) {
+        EXPECT_EQ(FlatParam(layout, &world, options).Memory(), MemoryOf(layout, world.size(), world.shard().size, options));
+      }
+    }, group);
+  }
+}
+
+TEST(Engine, ReductionsAreSumsInFp32) {
+  // 256 + 1 is 256 in bf16; with gradients kept in bf16 the ranks' are summed in fp32 and rounded once.
+  OnRanks(3, [&](World& world) {
+    FlatLayout layout;
+    layout.Add("w", {64}, true);
+    FlatParam flat(std::move(layout), &world, {.zero_stage = 2, .dtype = at::kBFloat16, .bf16_gradients = true});
+    const at::Tensor slot = at::empty({flat.padded_numel()}, at::kFloat);
+    flat.BindGradient(slot.data_ptr());
+    flat.ZeroGradients();
+    flat.OpenGradient();
+    flat.Gradient(0).fill_(world.rank() == 0 ? 256.0 : 1.0);
+    flat.StartReduce();
+    flat.FinishReduce();
+    for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
+      EXPECT_TRUE((flat.OwnedGradient().narrow(0, p.range_begin, p.numel) == 258).all().item<bool>());
+    }
+  });
+}
+
+TEST(Engine, WhatWasReleasedIsPoison) {
+  OnRanks(2, [&](World& world) {
+    Engine engine(Tiny(false), &world, {.max_length = kLength, .flats = Stage(3, {.poison = true})});
+    for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+    at::Tensor weight = engine.flats()[1]->Weight(1);
+    EXPECT_TRUE(weight.isnan().all().item<bool>());
+    engine.flats()[1]->StartGather();
+    engine.flats()[1]->FinishGather();
+    EXPECT_FALSE(weight.isnan().any().item<bool>());
+    engine.flats()[1]->Release();
+    EXPECT_TRUE(weight.isnan().all().item<bool>());
+  });
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -1,0 +1,157 @@
+#include "trainer/parallel/schedule.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace muster::trainer {
+namespace {
+
+// Embedding, layers, head; tied: the head uses the embedding's flat as well.
+BlockFlats Blocks(int layers, bool tied) {
+  BlockFlats blocks;
+  for (int i = 0; i < layers + 2; ++i) blocks.push_back({i});
+  if (tied) blocks.back().push_back(0);
+  return blocks;
+}
+
+struct Case {
+  int layers;
+  bool tied;
+  int micro_batches;
+  bool slots, gradient_slots, each, restore;
+};
+
+std::string Name(const Case& c) {
+  return std::to_string(c.layers) + " layers" + (c.tied ? " tied" : "") + (c.slots ? " slots" : "") + (c.gradient_slots ? " gradient slots" : "") + (c.each ? " each" : "") +
+         (c.restore ? " restore" : "") + " x" + std::to_string(c.micro_batches);
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int layers : {1, 2, 3, 7}) {
+    for (const bool tied : {false, true}) {
+      for (const int micros : {1, 2, 3}) {
+        for (const bool restore : {false, true}) {
+          cases.push_back({layers, tied, micros, false, false, false, restore});
+          cases.push_back({layers, tied, micros, false, true, false, restore});
+          cases.push_back({layers, tied, micros, false, true, true, restore});
+          cases.push_back({layers, tied, micros, true, true, true, restore});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+ScheduleNeeds Needs(const Case& c) {
+  return {std::vector<bool>(static_cast<size_t>(c.layers + 2), true), c.slots, c.gradient_slots, c.each, c.restore};
+}
+
+TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(Name(c));
+    const BlockFlats blocks = Blocks(c.layers, c.tied);
+    const int n = static_cast<int>(blocks.size());
+    std::set<int> there, open, reducing;
+    std::map<int, int> reduces, backwards, restores;
+    for (const Action& a : MakeSchedule(blocks, Needs(c), c.micro_batches)) {
+      switch (a.kind) {
+        case Action::kGather:
+          EXPECT_TRUE(there.insert(a.index).second);
+          break;
+        case Action::kRelease:
+          EXPECT_TRUE(c.slots);
+          EXPECT_EQ(there.erase(a.index), 1u);
+          break;
+        case Action::kForward:
+        case Action::kRestore:
+        case Action::kBackward:
+          for (const int flat : blocks[a.index]) {
+            EXPECT_TRUE(there.contains(flat) || (a.index == 0 && a.kind != Action::kForward)) << "block " << a.index;
+            if (a.kind != Action::kBackward && !(a.kind == Action::kForward && a.index + 1 == n)) continue;  // adds to no gradient
+            EXPECT_EQ(reducing.count(flat), 0u) << "added to while it is summed";
+            EXPECT_TRUE(!c.gradient_slots || open.contains(flat));
+          }
+          backwards[a.index] += a.kind == Action::kBackward;
+          restores[a.index] += a.kind == Action::kRestore;
+          break;
+        case Action::kOpen:
+          EXPECT_TRUE(open.insert(a.index).second);
+          break;
+        case Action::kFold:
+          EXPECT_EQ(open.erase(a.index), 1u);
+          break;
+        case Action::kReduce:
+          reducing.insert(a.index);
+          ++reduces[a.index];
+          break;
+        case Action::kFinish:
+          EXPECT_EQ(reducing.erase(a.index), 1u);
+          EXPECT_TRUE(!c.each || open.erase(a.index) == 1u);
+          break;
+      }
+    }
+    EXPECT_TRUE(open.empty() && reducing.empty());
+    EXPECT_EQ(there.size(), c.slots ? 0u : blocks.size());
+    for (int flat = 0; flat < n; ++flat) {
+      EXPECT_EQ(reduces[flat], c.each ? c.micro_batches : 1);
+      EXPECT_EQ(backwards[flat], c.micro_batches);
+      EXPECT_EQ(restores[flat], c.restore ? c.micro_batches : 0);
+    }
+  }
+}
+
+TEST(Schedule, TiedEmbeddingsAreReducedLastAndOnceAStep) {
+  const std::vector<Action> actions = MakeSchedule(Blocks(2, true), {std::vector<bool>(4, true)}, 2);
+  const auto reduce = std::find(actions.begin(), actions.end(), Action{Action::kReduce, 0});
+  ASSERT_NE(reduce, actions.end());
+  EXPECT_TRUE(std::none_of(reduce, actions.end(), [](const Action& a) { return a.kind == Action::kBackward; }));
+}
+
+TEST(Schedule, EvaluatingOnlyGoesForward) {
+  for (const Action& a : MakeSchedule(Blocks(3, false), {std::vector<bool>(5, true), true, true, true, true}, 2, /*training=*/false)) {
+    EXPECT_TRUE(a.kind == Action::kGather || a.kind == Action::kRelease || a.kind == Action::kForward);
+  }
+}
+
+TEST(Schedule, FrozenFlatsAreGatheredAndNeverReduced) {
+  ScheduleNeeds needs{{false, false, false, true}, true, true, true, false};
+  const BlockFlats blocks = {{0}, {1, 3}, {2}};
+  int gathers = 0;
+  for (const Action& a : MakeSchedule(blocks, needs, 1)) {
+    gathers += a.kind == Action::kGather;
+    EXPECT_TRUE((a.kind != Action::kOpen && a.kind != Action::kReduce && a.kind != Action::kFinish) || a.index == 3);
+  }
+  EXPECT_EQ(gathers, 4);
+}
+
+TEST(Slots, GatheredWeightsAreAtMostTwoLayersAndTheLargerOfHeadAndEmbedding) {
+  for (const Case& c : Cases()) {
+    if (!c.slots) continue;
+    SCOPED_TRACE(Name(c));
+    const BlockFlats blocks = Blocks(c.layers, c.tied);
+    constexpr int64_t kLayer = 100, kEmbedding = 1000, kHead = 1010, kNorm = 1;
+    std::vector<int64_t> numel(blocks.size(), kLayer);
+    numel.front() = kEmbedding, numel.back() = c.tied ? kNorm : kHead;
+    const std::vector<Action> schedule = MakeSchedule(blocks, Needs(c), c.micro_batches);
+    const SlotMap weights = AssignSlots({schedule}, Action::kGather, {Action::kRelease}, numel);
+    const int64_t bound = std::min(2, c.layers) * kLayer + (c.tied ? kEmbedding + kNorm : kHead);
+    EXPECT_LE(std::accumulate(weights.slot_numel.begin(), weights.slot_numel.end(), int64_t{0}), c.layers == 1 ? bound + kEmbedding : bound);
+    const SlotMap gradients = AssignSlots({schedule}, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
+    EXPECT_LE(std::accumulate(gradients.slot_numel.begin(), gradients.slot_numel.end(), int64_t{0}), c.layers == 1 ? bound + kEmbedding : bound);
+    // No two that are there together are in one slot.
+    std::map<int, int> holder;
+    for (const Action& a : schedule) {
+      EXPECT_TRUE(a.kind != Action::kGather || holder.emplace(weights.slot_of[a.index], a.index).second);
+      if (a.kind == Action::kRelease) holder.erase(weights.slot_of[a.index]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -14,6 +14,8 @@ CONTRACT_KEYS = {
     "init", "model", "data", "max_length", "global_batch_size", "micro_batch_size", "max_steps", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "min_lr_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
     "max_grad_norm", "seed", "zero_stage", "dtype", "export", "deterministic", "log_interval", "save_steps", "threads",
+    "shard_size", "masters", "moments", "gradient_dtype", "recompute", "offload", "z_loss", "decay_steps", "decay_type",
+    "spike_factor", "skip_limit", "poison",
     "mixture", "packing", "document_mask", "max_row_length", "eval_interval", "eval_sequences", "eval_data", "lora",
     "save_in_background", "step_timeout_s"}
 

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
-#include "absl/container/flat_hash_map.h"
 #include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model.h"
 #include "scheduler/state/options.h"
@@ -188,7 +188,7 @@ class Round {
   // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
   enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kKinds = 5 };
   Failed failed_;
-  absl::flat_hash_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
+  absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
   std::map<std::tuple<int32_t, int32_t, bool>, int64_t> claims_milli_;  // by cell, leaf and guarantee: of S what still has to be placed
   std::vector<Outlook> outlooks_;
   std::vector<int32_t> outlook_at_[2]; // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet

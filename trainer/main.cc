@@ -20,7 +20,7 @@ namespace muster::trainer {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: muster-trainer train --config FILE.json\n"
+    "usage: muster-trainer train --config FILE.json [--profile STEPS]\n"
     "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
     "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
     "       muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
@@ -29,7 +29,8 @@ constexpr char kUsage[] =
     "\n"
     "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
     "         environment, without RANK it is a single process. --dump-tokens FILE: rank 0 writes every step's token ids\n"
-    "         (int32) there.\n"
+    "         (int32) there. --profile STEPS: after the first two steps, every rank writes a Chrome trace of that many to\n"
+    "         profile/ in the job's directory.\n"
     "estimate says what that would need of each of N ranks: memory by class, bytes sent and products a step; with a GPU's name\n"
     "         (\"H100\"), as if each rank had one, and how long a step would take.\n"
     "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
@@ -94,7 +95,7 @@ int Main(int argc, char** argv) {
   if (command == "prepare") return Prepare(argc, argv);
   if (command == "train") {
     TrainOptions options;
-    const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}});
+    const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}, {"--profile", &options.profile}});
     if (!wrong.empty()) return Usage(wrong);
     if (options.config_path.empty()) return Usage("train needs --config FILE.json");
     return Train(options);

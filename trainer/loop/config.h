@@ -57,6 +57,8 @@ struct TrainConfig {
   std::string export_dir;  // key `export`; empty: none
   bool deterministic = false;
   int64_t log_interval = 1;
+  int64_t profile_steps = 0;  // 0: no profile
+  double peak_tflops = 0;     // of one rank's device, for MFU; 0: from the table
   int64_t save_steps = 0;  // 0: off
   bool save_in_background = true;
   int64_t eval_interval = 0;   // 0: off

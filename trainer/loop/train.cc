@@ -32,12 +32,14 @@
 #include "trainer/loop/guard.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
+#include "trainer/loop/profile.h"
 #include "trainer/loop/progress.h"
 #include "trainer/model/init.h"
 #include "trainer/model/lora.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/parallel/engine.h"
+#include "trainer/parallel/range.h"
 
 namespace muster::trainer {
 namespace {
@@ -380,19 +382,25 @@ class Run {
                               config_.DecaySteps(), config_.decay_type};
     last_checkpoint_time_ = Clock::now();
     bool first = true;
+    Profile profile(config_.profile_steps, config_.max_steps - step_, setup_.surroundings.Resolve("profile"), world_.rank(), world_.device().is_cuda());
     while (step_ < config_.max_steps) {
+      profile.Begin(step_ + 1);
       const Clock::time_point begin = Clock::now();
+      std::optional<Range> range(std::in_place, [] { return "read the batch"; });
       absl::StatusOr<StepBatches> batches = batches_->Read(next_sequence_);
       TORCH_CHECK(batches.ok(), std::string(batches.status().message()));
+      range.reset();
       StepReport report;
       report.data_wait_s = Seconds(Clock::now() - begin);
       DumpTokens();
       StepExchange mine;
       const EngineLoss loss = engine_.Run(batches->micro);
       mine.loss = loss.loss, mine.z_loss = loss.z;
+      range.emplace([] { return "gradient norm"; });
       mine.squared_norm = ShardSquaredNorm(engine_.flats());
       mine.stop = stop_requested != 0;
       mine.checkpoint = Leads() && CheckpointIsDue();
+      range.emplace([] { return "exchange with other ranks"; });
       const Clock::time_point exchange_begin = Clock::now();
       const StepExchange all = Exchange(world_, mine, writer_ ? writer_->Mine() : CheckpointWriter::Report{});
       if (world_.size() > 1) report.exposed_communication_s = Seconds(Clock::now() - exchange_begin);
@@ -407,16 +415,26 @@ class Run {
       report.skipped = guard_.Judge(report.loss, report.norm);
       TORCH_CHECK(guard_.MaySkip(), report.skipped, "; lower learning_rate, use dtype: fp32, or let skip_limit pass over such steps");
       report.learning_rate = schedule.At(step_);
+      range.emplace([] { return "optimizer"; });
       if (report.skipped.empty()) optimizer_.Step(step_ + 1, report.learning_rate, ClipCoefficient(report.norm, config_.max_grad_norm));
       else if (Leads()) std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1), report.skipped.c_str());
       ++step_;
       next_sequence_ += config_.global_batch_size;
       if (first) world_.SetTimeout(StepTimeout()), first = false;
       report.step_s = Seconds(Clock::now() - begin);
-      if (EvaluationIsDue()) report.eval_loss = Evaluate();
+      if (EvaluationIsDue()) {
+        range.emplace([] { return "evaluate"; });
+        report.eval_loss = Evaluate();
+      }
+      range.reset();
       Report(report, *batches);
       const bool stop = all.stop && step_ < config_.max_steps;
-      if (all.checkpoint && !stop && step_ < config_.max_steps) StartSaving();
+      if (all.checkpoint && !stop && step_ < config_.max_steps) {
+        range.emplace([] { return "copy for a checkpoint"; });
+        StartSaving();
+        range.reset();
+      }
+      TellProfile(stop ? profile.Finish() : profile.End());
       if (stop) return true;
     }
     return false;
@@ -446,6 +464,14 @@ class Run {
     double sum = 0;
     for (const std::vector<double>& row : world_.GatherRows({loss})) sum += row[0];
     return sum / static_cast<double>(std::max<int64_t>(1, targets));
+  }
+
+  // A profile that can't be written is no reason to end a run.
+  void TellProfile(const absl::StatusOr<std::string>& path) {
+    if (!path.ok()) std::fprintf(stderr, "%s\n", std::string(path.status().message()).c_str());
+    if (!path.ok() || path->empty() || !Leads()) return;
+    std::printf("profile path=%s\n", path->c_str());
+    std::fflush(stdout);
   }
 
   void DumpTokens() {
@@ -495,7 +521,9 @@ class Run {
       std::snprintf(buffer, sizeof buffer, " eval_loss=%.17g", *report.eval_loss);
       text += buffer;
     }
-    if (peak_flops_ < 0) peak_flops_ = world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
+    if (peak_flops_ < 0) {
+      peak_flops_ = config_.peak_tflops > 0 ? config_.peak_tflops * 1e12 : world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
+    }
     if (peak_flops_ > 0) {
       const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)), adapter_parameters_);
       const double tokens_per_peak = tokens_per_s / (peak_flops_ * world_.size());
@@ -624,6 +652,9 @@ int Train(const TrainOptions& options) {
   Setup setup = ReadSetup(options.config_path, problems);
   const at::Device device = info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
   if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), problems);
+  if (!options.profile.empty() && (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) || setup.config.profile_steps < 1)) {
+    problems.push_back({"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
+  }
   if (!problems.empty()) return Refuse(options.config_path, problems);
 
   at::NoGradGuard no_grad;

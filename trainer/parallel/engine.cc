@@ -1,9 +1,12 @@
 #include "trainer/parallel/engine.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "trainer/model/lora.h"
+#include "trainer/parallel/range.h"
 
 namespace muster::trainer {
 
@@ -24,6 +27,20 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   Adapters adapters;
   if (frozen_) adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
   blocks_ = MakeLlamaBlocks(config, model_, adapters, options.max_length, world->device(), options.z_loss);
+}
+
+// "forward layer 3", "gather embedding", with the micro-batch where there are several.
+std::string Engine::RangeName(const Action& action, size_t micro_batches) const {
+  static constexpr const char* kNames[] = {"gather", "release", "forward", "restore", "backward", "open gradients of", "fold gradients of", "reduce", "finish"};
+  const bool of_block = action.kind == Action::kForward || action.kind == Action::kRestore || action.kind == Action::kBackward;
+  int block = action.index;
+  if (!of_block) {
+    const auto has = [&](const std::vector<int>& flats) { return std::find(flats.begin(), flats.end(), action.index) != flats.end(); };
+    block = static_cast<int>(std::find_if(block_flats_.begin(), block_flats_.end(), has) - block_flats_.begin());
+  }
+  const std::string what = block == 0 ? "embedding" : block + 1 == static_cast<int>(blocks_.size()) ? "head" : absl::StrCat("layer ", block - 1);
+  return absl::StrCat(kNames[action.kind], " ", what, !of_block && action.index >= static_cast<int>(model_.size()) ? "'s adapters" : "",
+                      of_block && micro_batches > 1 ? absl::StrCat(", micro-batch ", action.micro) : "");
 }
 
 ScheduleNeeds Engine::Needs() const {
@@ -75,6 +92,7 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
     for (const int flat : block_flats_[block]) all_[flat]->FinishGather();
   };
   for (const Action& action : schedule) {
+    const Range range([&] { return RangeName(action, batches.size()); });
     switch (action.kind) {
       case Action::kGather:
         all_[action.index]->StartGather();

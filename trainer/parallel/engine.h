@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "trainer/model/blocks.h"
@@ -53,6 +54,7 @@ class Engine {
 
  private:
   ScheduleNeeds Needs() const;
+  std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();
   void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches, EngineLoss& loss);
 

@@ -37,7 +37,7 @@ def rules(quick: bool) -> bool:
     totals = fuzz(1, 10**9, "--violations=20", *(["--seconds=40"] if quick else [f"--steps={STEPS + STEPS // 50}"]))
     trees, steps = (1000, 30_000) if quick else (TREES, STEPS)
     ratio = totals["evicted_milli"] / max(1, totals["requested_milli"])
-    print(f"{totals['starts']:,} starts, {totals['backfills']:,} backfilled, {totals['evictions']:,} evicted whole, {totals['shrinks']:,} shrunk, "
+    print(f"{totals['starts']:,} starts, {totals['backfills']:,} backfilled, {totals['evictions']:,} evicted whole, {totals['shrinks']:,} shrunk, {totals['moves']:,} moved, "
           f"{totals['growths']:,} grown, {totals['spills']:,} spilled, {totals['lost']:,} lost, {totals['reservations']:,} reservations told; "
           f"{totals['entitled_waiting']} of {totals['entitled']} units of S without a place when settled; {totals['seconds']} s")
     ok = figure("random trees", totals["trees"], "", f"≥ {trees:,}", totals["trees"] >= trees, peer="144,624 cases (our prototype)")

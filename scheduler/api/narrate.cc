@@ -55,6 +55,9 @@ std::string Stopping(const State& state, const AttemptRow& attempt) {
   std::string who;
   const JobRow* claimant = state.FindJobByUid(attempt.claimant.job_uid());
   if (claimant != nullptr) who = absl::StrCat(claimant->spec->queue(), " needs its share (job ", claimant->number, ")");
+  if (attempt.next_workers > 0 && attempt.next_workers == attempt.workers) {
+    return With("goes on with other devices", With(who, attempt.detail));
+  }
   if (attempt.next_workers > 0) {
     return With(absl::StrCat(attempt.next_workers < attempt.workers ? "shrinks " : "grows ", attempt.workers, " → ",
                              Workers(attempt.next_workers)),

@@ -136,6 +136,14 @@ TEST_F(NarrateTest, APreemptionNamesWhoNeedsIt) {
   EXPECT_THAT(Told(job, {shrink}), ElementsAre("shrinks 2 → 1 worker: class needs its share (job 2)"));
 }
 
+TEST_F(NarrateTest, AMoveToOtherDevicesNamesForWhom) {
+  const uint64_t job = Running(2);
+  const uint64_t claimant = JobBuilder("class").SubmitTo(&s_);
+  pb::Event move = Stopping(s_.state, job, pb::PREEMPTION, 2);
+  *move.mutable_attempt_stopping()->mutable_claimant() = Key(claimant);
+  EXPECT_THAT(Told(job, {move}), ElementsAre("goes on with other devices: class needs its share (job 2)"));
+}
+
 TEST_F(NarrateTest, AResizeAndADrain) {
   const uint64_t job = Running();
   EXPECT_THAT(Told(job, {Stopping(s_.state, job, pb::RESIZE, 2)}), ElementsAre("grows 1 → 2 workers"));

@@ -41,7 +41,9 @@ std::optional<Taken> TakenBy(const State& state, const pb::AttemptStopping& stop
   taken.set_job(job->number);
   taken.set_queue(job->spec->queue());
   taken.set_gpus_milli((attempt->workers - left) * a_worker_milli);
-  taken.set_outcome(left > 0 ? absl::StrCat("goes on with ", left, left == 1 ? " worker" : " workers") : "waits, from its checkpoint");
+  taken.set_outcome(left == attempt->workers ? "goes on with other devices"
+                    : left > 0               ? absl::StrCat("goes on with ", left, left == 1 ? " worker" : " workers")
+                                             : "waits, from its checkpoint");
   const int64_t since_ns = std::max(attempt->last_checkpoint_ns, attempt->start_ns);
   if (since_ns > 0) taken.set_lost_gpu_ms((state.now_ns() - since_ns) / kMillisecond * attempt->workers * a_worker_milli / 1000);
   return taken;

@@ -254,6 +254,12 @@ void Round::PlaceOne(int32_t b) {
   if (from_future(base.min_workers)) return;
   const Claim claim = Reclaim(b, cell, base.min_workers, /*grows=*/false);
   if (claim == Claim::kStopsOthers || base.may_be_lost) return;   // what may be lost keeps running there, or waits
+  if (Overdue(base)) {
+    if (Consolidate(b, cell)) return;
+    if (claim == Claim::kTooMany && Reclaim(b, cell, base.min_workers, /*grows=*/false, /*takes_all=*/true) == Claim::kStopsOthers) return;
+  } else if (base.guaranteed) {
+    LookAt(base.row->waiting_since_ns + options_.min_runtime_ns);
+  }
   ReserveFrom(b, now_ns_, claim == Claim::kTooMany);
 }
 

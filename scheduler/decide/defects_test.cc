@@ -167,13 +167,13 @@ TEST(Defects, NobodyIsStoppedForWhatWouldNotFitAfterwards) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8).Queue("b");
   std::vector<uint64_t> jobs;
-  for (const char* queue : {"a", "b", "a", "b"}) {       // a host has 2 of each
-    jobs.push_back(JobBuilder(queue).Gpus(2).SubmitTo(&system));
+  for (const char* queue : {"a", "b", "a", "b"}) {       // a host has 3 of a, which has nowhere to go, and 1 of b
+    jobs.push_back(JobBuilder(queue).Gpus(queue[0] == 'a' ? 3 : 1).SubmitTo(&system));
     Go(&system);
     StartAll(&system, jobs.back());
   }
   system.Step(60);
-  const uint64_t claimant = JobBuilder("a").Gpus(4).SubmitTo(&system);
+  const uint64_t claimant = JobBuilder("a").Gpus(2).SubmitTo(&system);
   EXPECT_EQ(StopsIn(Go(&system)), 0);
   EXPECT_EQ(WorkersOf(system, claimant), 0);
 }

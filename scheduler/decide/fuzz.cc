@@ -528,9 +528,15 @@ class Case {
     if (e.cause() != pb::PREEMPTION) return;
     const Base* claimant = Find(m, s_, e.claimant());
     if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
-    ++(e.next_workers() > 0 ? totals_.shrinks : totals_.evictions);
     const AttemptRow& attempt = *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
-    totals_.evicted_milli += victim->worker_milli * (attempt.workers - e.next_workers());
+    const bool moves = e.next_workers() == attempt.workers;              // to other devices of its cell (decision 024)
+    ++(moves ? totals_.moves : e.next_workers() > 0 ? totals_.shrinks : totals_.evictions);
+    totals_.evicted_milli += victim->worker_milli * (attempt.workers - (moves ? 0 : e.next_workers()));
+    if (moves) {
+      if (!claimant->guaranteed || claimant->row->waiting_since_ns + options_.min_runtime_ns > now_ns_) Fail("moves others for a claim that isn't overdue");
+      if (!victim->entitled || victim->charge != victim->bound_cell || attempt.parts.size() != 1) Fail("moves what has no place in S on one host");
+      claims_.insert(victim->ref);
+    }
     const bool grows = !claimant->wants_place() && !claimant->may_be_lost;
     if (claims_.insert(claimant->ref).second || grows) {
       totals_.requested_milli += claimant->worker_milli * (grows ? claimant->entitled_workers() - claimant->current->workers : claimant->min_workers);
@@ -571,6 +577,10 @@ class Case {
       const JobRow* job = s_.FindJobByUid(key.job_uid());
       const Reservation* held = job->tasks[TaskIndex(*job->spec, key.task())].reservation.get();
       if (held == nullptr || !held->held) Fail(absl::StrCat("stops for job ", job->number, " without a place for it"));
+      if (event.attempt_stopping().next_workers() == 0) continue;
+      const JobRow* again = s_.FindJobByUid(event.attempt_stopping().key().job_uid());
+      const Reservation* kept = again->tasks[TaskIndex(*again->spec, event.attempt_stopping().key().task())].reservation.get();
+      if (kept == nullptr || !kept->held || kept->workers != event.attempt_stopping().next_workers()) Fail(absl::StrCat("job ", again->number, " has no place to go on"));
     }
     int64_t booked = 0;
     for (const auto& [key, device_us] : s_.ledger()) {
@@ -773,6 +783,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   backfills += o.backfills;
   evictions += o.evictions;
   shrinks += o.shrinks;
+  moves += o.moves;
   growths += o.growths;
   spills += o.spills;
   lost += o.lost;

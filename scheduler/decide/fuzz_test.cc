@@ -18,6 +18,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.backfills, 100);
   EXPECT_GT(totals.evictions, 100);
   EXPECT_GT(totals.shrinks, 10);
+  EXPECT_GT(totals.moves, 0);
   EXPECT_GT(totals.growths, 10);
   EXPECT_GT(totals.spills, 10);
   EXPECT_GT(totals.lost, 10);

@@ -93,7 +93,7 @@ bool Round::MayTake(const Base& claimant, const Base& victim) const {
   return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority;
 }
 
-Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows) {
+Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all) {
   const Base& claimant = m_.bases[b];
   const bool guaranteed = claimant.guaranteed && !grows;
   const int32_t has = grows ? claimant.workers : 0;
@@ -242,7 +242,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   }
   // Too many for what asks for them: with it, all that waits for the same and comes after it takes of what one large gang gives back.
   const auto asked = claims_milli_.find({cell, claimant.leaf, guaranteed});
-  if (evicted > 4 * std::max(demand, grows || asked == claims_milli_.end() ? 0 : asked->second)) return Claim::kTooMany;
+  if (!takes_all && evicted > 4 * std::max(demand, grows || asked == claims_milli_.end() ? 0 : asked->second)) return Claim::kTooMany;
 
   const pb::AttemptKey claim = KeyOf(*claimant.job, claimant.ref.task, claimant.row->next_attempt);
   if (grows) Stop(claimant, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*claimant.spec), workers);

@@ -105,13 +105,20 @@ class Round {
   // reclaim.cc
   enum class Claim { kStopsOthers, kTooMany, kNobody };
   // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already with fewer.
-  Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows);
+  // `takes_all`: however many that takes.
+  Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all = false);
   // The claimant may stop the victim, min_runtime and levels apart.
   bool MayTake(const Base& claimant, const Base& victim) const;
   // The claimant's level after it has started is no higher than the victim's before, which will hold `more` than in `use`.
   bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
   Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;
   int64_t ProtectedUntil(const Base& victim) const;
+
+  // consolidate.cc
+  // It has waited within its guarantee for so long that what others do for it may cost more.
+  bool Overdue(const Base& claimant) const;
+  // Moves tasks within the cell so that the overdue claimant starts on whole hosts there. True: they stop, and it holds its place.
+  bool Consolidate(int32_t b, int32_t cell);
 
   // reserve.cc
   // Of what runs in the cell: by end, of those whose end nobody knows the longest running first.
@@ -186,7 +193,7 @@ class Round {
   std::vector<int32_t> unserved_;      // waiting bases of S that aren't
   std::vector<std::optional<std::vector<End>>> ends_;   // by cell
   // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
-  enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kKinds = 5 };
+  enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kMoves = 5, kKinds = 6 };
   Failed failed_;
   absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
   std::map<std::tuple<int32_t, int32_t, bool>, int64_t> claims_milli_;  // by cell, leaf and guarantee: of S what still has to be placed

@@ -205,6 +205,125 @@ TEST(Reclaim, ManyTimesTheRequestIsNotStoppedButDrained) {
   EXPECT_TRUE(ReservationOf(system, two)->held);
 }
 
+TEST(Reclaim, AGuaranteedClaimThatHasWaitedForMinRuntimeStopsHoweverManyItTakes) {
+  for (const bool guaranteed : {true, false}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 8).Queue("a", guaranteed ? 4 : 0).Queue("b");
+    const uint64_t big = JobBuilder("b").Gpus(8).SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, big);
+    system.Step(20);
+    const uint64_t one = JobBuilder("a").Gpus(1).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(Go(&system)), 0);
+    system.Step(29);
+    const Plan before = Go(&system);
+    EXPECT_EQ(StopsIn(before), 0);
+    if (guaranteed) {
+      EXPECT_LE(before.next_look_ns, SystemBuilder::kStart + 30 * kSecond);
+    }
+    system.Step(30);
+    EXPECT_EQ(StopsIn(Go(&system)), guaranteed ? 1 : 0);
+    if (!guaranteed) continue;
+    ReportAll(&system, big, pb::GONE, 0, true);
+    Go(&system);
+    EXPECT_TRUE(Runs(system, one));
+  }
+}
+
+// Two hosts of 4 devices; a task of one device stays on each: 6 are free, and no host is.
+struct Scattered {
+  SystemBuilder system;
+  std::vector<uint64_t> stay;
+  explicit Scattered(int64_t guarantee) {
+    system.Cluster("c").Hosts("c", 2, 4).Queue("q", guarantee);
+    std::vector<uint64_t> jobs;
+    for (int i = 0; i < 8; ++i) jobs.push_back(JobBuilder("q").Gpus(1).SubmitTo(&system));
+    Go(&system);
+    std::vector<HostId> hosts;
+    for (const uint64_t job : jobs) {
+      StartAll(&system, job);
+      const HostId host = TaskOf(system.state, job).current()->parts[0].host;
+      if (std::find(hosts.begin(), hosts.end(), host) != hosts.end()) continue;
+      hosts.push_back(host);
+      stay.push_back(job);
+    }
+    system.Step(20);
+    for (const uint64_t job : jobs) {
+      if (std::find(stay.begin(), stay.end(), job) == stay.end()) ReportAll(&system, job, pb::GONE, 0);
+    }
+  }
+};
+
+TEST(Consolidate, AnOverdueGuaranteedClaimGetsAWholeHostAndWhatStoodThereGoesOnBeside) {
+  Scattered at(8);
+  ASSERT_EQ(at.stay.size(), 2u);
+  const uint64_t whole = JobBuilder("q").Gpus(4).SubmitTo(&at.system);
+  EXPECT_EQ(StopsIn(Go(&at.system)), 0);
+  EXPECT_FALSE(Runs(at.system, whole));
+  at.system.Step(30);
+  const Plan plan = Go(&at.system);
+  ASSERT_EQ(StopsIn(plan), 1);
+  const pb::AttemptStopping& stop = plan.events[0].attempt_stopping();
+  EXPECT_EQ(stop.cause(), pb::PREEMPTION);
+  EXPECT_EQ(stop.next_workers(), 1) << "it comes back";
+  const uint64_t moved = at.system.state.FindJobByUid(stop.key().job_uid())->number;
+  const uint64_t stays = moved == at.stay[0] ? at.stay[1] : at.stay[0];
+  ASSERT_NE(ReservationOf(at.system, moved), nullptr);
+  EXPECT_TRUE(ReservationOf(at.system, moved)->held);
+  ASSERT_NE(ReservationOf(at.system, whole), nullptr);
+  EXPECT_TRUE(ReservationOf(at.system, whole)->held);
+  EXPECT_EQ(StopsIn(Go(&at.system)), 0) << "its claim stands";
+  ReportAll(&at.system, moved, pb::GONE, 0, true);
+  Go(&at.system);
+  ASSERT_TRUE(Runs(at.system, whole));
+  ASSERT_TRUE(Runs(at.system, moved));
+  EXPECT_EQ(TaskOf(at.system.state, moved).current()->parts[0].host, TaskOf(at.system.state, stays).current()->parts[0].host);
+}
+
+TEST(Consolidate, WhatMovesTakesThePlaceOfWhatTheClaimantMayStop) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8).Queue("b");
+  std::vector<uint64_t> jobs;
+  for (const char* queue : {"a", "b", "a", "b"}) {       // a host has 2 of each
+    jobs.push_back(JobBuilder(queue).Gpus(2).SubmitTo(&system));
+    Go(&system);
+    StartAll(&system, jobs.back());
+  }
+  system.Step(60);
+  const uint64_t claimant = JobBuilder("a").Gpus(4).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(Go(&system)), 0);
+  system.Step(70);
+  EXPECT_EQ(StopsIn(Go(&system)), 3);
+  for (const uint64_t job : jobs) {
+    if (TaskOf(system.state, job).current()->state == pb::TASK_STOPPING) ReportAll(&system, job, pb::GONE, 0, true);
+  }
+  Go(&system);
+  EXPECT_TRUE(Runs(system, claimant));
+  EXPECT_TRUE(Runs(system, jobs[0]) && Runs(system, jobs[2]));
+}
+
+TEST(Consolidate, NobodyMovesForABorrowerOrWhereTheMovedWouldFindNoPlace) {
+  Scattered borrows(0);
+  JobBuilder("q").Gpus(4).SubmitTo(&borrows.system);
+  Go(&borrows.system);
+  borrows.system.Step(60);
+  EXPECT_EQ(StopsIn(Go(&borrows.system)), 0);
+
+  // Each takes more than half of its host's CPUs: there is no room beside the other.
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 4, "gpu", "", 8).Queue("q", 8);
+  const uint64_t x = JobBuilder("q").Gpus(1).Cpus(5).SubmitTo(&system);
+  const uint64_t y = JobBuilder("q").Gpus(1).Cpus(5).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, x);
+  StartAll(&system, y);
+  ASSERT_NE(TaskOf(system.state, x).current()->parts[0].host, TaskOf(system.state, y).current()->parts[0].host);
+  JobBuilder("q").Gpus(4).SubmitTo(&system);
+  Go(&system);
+  system.Step(60);
+  EXPECT_EQ(StopsIn(Go(&system)), 0);
+}
+
 TEST(Reclaim, BorrowsOnlyFromQueuesThatAreAtLeastAsFarOver) {
   // a and b have no guarantee: what a would hold after, 6, is more than b's 4 before.
   SystemBuilder system;

@@ -1,30 +1,44 @@
-"""Row `federation`: Philly's jobs at 85 % load on four equal clusters, under one queue tree and statically split.
+"""Row `federation`: Philly's mix at 85 % load on four equal clusters, under one queue tree and statically split.
 
-Four clusters of 17 hosts x 8 GPUs, which the trace loads with about 85 %. Each of Philly's virtual clusters is one tenant of one of them: by work, largest first, to
-the cluster with the least, so that each gets a quarter of the work. `one tree`: a job may go to the other clusters, which come
+Four clusters of 17 hosts x 8 GPUs. Each of Philly's virtual clusters is one tenant of one of them: by work, largest first, to the
+cluster with the least, so that each gets about a quarter of the work. `one tree`: a job may go to the other clusters, which come
 after its own in its list; its tenant is guaranteed what it has at home. `split`: it stays at home, as under a dispatcher without
 spill-over. Jobs, guarantees, engine and decision are the same. A third run splits job by job in turn, whoever owns them.
+
+Mix: Philly's jobs of days 20 to 110, in an order drawn from a seed, submitted at random times of constant rate (Poisson), so that
+85 % of what the GPUs can do arrives. At the trace's own times the same load is 128 % for five weeks and 58 % after them: every
+policy then has a backlog of weeks, and what is measured is in which order it is worked off (docs/decisions/025). `--trace-times`
+runs that instead.
 """
 
 import csv
 import gzip
+import random
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 from figures import figure
-from simulate import DATA, simulate, table
+from simulate import DATA, at_once, simulate, table
 
 CLUSTERS = ["phx", "dal", "fra", "osl"]
 HOSTS = 17                      # of each cluster
 GPUS_OF_A_CLUSTER = HOSTS * 8
+SEED = 20201125
 
 
-def write(folder: Path, first_day: int, last_day: int) -> None:
-    """Traces, clusters and queues of the experiment."""
+def write(folder: Path, first_day: int, last_day: int, mixed: bool, share: float = 1) -> None:
+    """Traces, clusters and queues of the experiment. `mixed`: that share of the jobs, in random order and at random times."""
     with gzip.open(DATA / "philly" / "philly.csv.gz", "rt") as file:
         rows = [row for row in csv.DictReader(file) if first_day <= int(row["submit_s"]) // 86400 < last_day]
+    times = [int(row["submit_s"]) - first_day * 86400 for row in rows]
+    if mixed:
+        draw = random.Random(SEED)
+        rows = draw.sample(rows, int(len(rows) * share))
+        times = [0.0]
+        while len(times) < len(rows):
+            times.append(times[-1] + draw.expovariate(1 / 60))     # muster-sim stretches them to the load
     work = defaultdict(float)
     for row in rows:
         work[row["cluster"]] += int(row["gpus"]) * float(row["duration_s"])
@@ -38,7 +52,7 @@ def write(folder: Path, first_day: int, last_day: int) -> None:
             for index, row in enumerate(rows):
                 gpus = int(row["gpus"])
                 each = next(size for size in range(min(gpus, 8), 0, -1) if gpus % size == 0)
-                print(f"{int(row['submit_s']) - first_day * 86400},{row['duration_s']},{row['cluster']},{gpus // each},{each},"
+                print(f"{int(times[index])},{row['duration_s']},{row['cluster']},{gpus // each},{each},"
                       f"{cluster_of(index, row)},{row['job_id']},0", file=file)
     names = ", ".join(CLUSTERS)
     (folder / "four.clusters.yaml").write_text(
@@ -53,29 +67,31 @@ def write(folder: Path, first_day: int, last_day: int) -> None:
 
 
 def main() -> int:
-    quick = "--quick" in sys.argv
-    first_day, last_day = (40, 42) if quick else (20, 110)
+    quick, trace_times = "--quick" in sys.argv, "--trace-times" in sys.argv
+    first_day, last_day = (40, 42) if quick and trace_times else (20, 110)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        write(folder, first_day, last_day)
+        write(folder, first_day, last_day, mixed=not trace_times, share=0.05 if quick else 1)
 
         def run(trace: str, *options: str) -> dict:
             return simulate(folder / f"{trace}.csv", folder / "four", ["muster"], "--load", "85", "--report", "60s", *options,
                             queues=folder / "four")["muster"]
 
-        one = run("by-tenant")
-        split = run("by-tenant", "--own-cluster")
-        in_turn = run("in-turn", "--own-cluster")
+        one, split, in_turn = at_once(lambda: run("by-tenant"), lambda: run("by-tenant", "--own-cluster"), lambda: run("in-turn", "--own-cluster"))
     table("four clusters, 85 % load:", {"one tree": one, "split by tenant": split, "split in turn": in_turn})
 
-    def mean(result: dict) -> float:
-        return result["summary"]["wait_mean_s"]
+    def wait(result: dict) -> float:
+        return round(result["summary"]["wait_mean_s"], 1)
 
-    times = round(mean(split) / max(mean(one), 0.001), 2)
-    held = [figure("federation.wait_mean", round(mean(one), 1), "s", f"<= {round(mean(split) / 3, 1)}", times >= 3,
-                   {"split by tenant": round(mean(split), 1), "split in turn": round(mean(in_turn), 1)}),
-            figure("federation.times_shorter", times, "x", ">= 3", times >= 3),
-            figure("federation.late", one["summary"]["late"], "jobs", "0", one["summary"]["late"] == 0, {"split by tenant": split["summary"]["late"]})]
+    name = "federation.trace_times" if trace_times else "federation"
+    split_waits = {"split by tenant": wait(split), "split in turn": wait(in_turn)}
+    bar = round(min(split_waits.values()) / 3, 1)
+    times = {kind: round(each / max(wait(one), 0.001), 2) for kind, each in split_waits.items()}
+    held = [figure(f"{name}.wait_mean", wait(one), "s", f"<= {bar}", wait(one) <= bar, split_waits),
+            figure(f"{name}.times_shorter", times["split by tenant"], "x", ">= 3", times["split by tenant"] >= 3),
+            figure(f"{name}.times_shorter_than_in_turn", times["split in turn"], "x", ">= 3", times["split in turn"] >= 3),
+            figure(f"{name}.late", one["summary"]["late"], "jobs", "0", one["summary"]["late"] == 0,
+                   {"split by tenant": split["summary"]["late"], "split in turn": in_turn["summary"]["late"]})]
     return 0 if all(held) else 1
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +21,12 @@ def simulate(trace: Path, fleet: str | Path, policies: list[str], *options: str,
     if not run.stdout.startswith("{"):
         raise SystemExit(f"muster-sim ended with {run.returncode}: {' '.join(map(str, command))}")
     return {each["policy"]: each for each in json.loads(run.stdout)["runs"]}
+
+
+def at_once(*calls) -> list[dict]:
+    """What each of the calls gives; two at a time, as nothing that they measure is a time of this machine."""
+    with ThreadPoolExecutor(2) as threads:
+        return [each.result() for each in [threads.submit(call) for call in calls]]
 
 
 def table(title: str, runs: dict[str, dict]) -> None:

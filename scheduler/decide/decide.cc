@@ -442,6 +442,10 @@ Plan Round::Run() {
     if (elsewhere) LookAt(now_ns_);
     return elsewhere;
   });
+  // What was opened for them may be out of its reach.
+  std::erase_if(opened_, [&](const pb::Event& event) {
+    return std::any_of(bound.begin(), bound.end(), [&](const auto& one) { return one.first->uid == event.cluster_opened().job_uid(); });
+  });
   for (const Placed& placed : placed_) Emit(placed);
   EmitReservations();
   std::vector<pb::Event> events = std::move(stops_);

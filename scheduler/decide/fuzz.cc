@@ -235,7 +235,7 @@ class Case {
       }
       if (dice_.Percent(30) && spec->clusters_size() > 1) spec->mutable_clusters()->SwapElements(0, 1);
     }
-    const int tasks = s_.cluster_file().storages().size() == 1 && dice_.Percent(20) ? 2 : 1;
+    const int tasks = dice_.Percent(20) ? 2 : 1;
     for (int t = 0; t < tasks; ++t) {
       pb::TaskSpec* task = spec->add_tasks();
       task->set_name(absl::StrCat("t", t));

@@ -145,6 +145,18 @@ TEST(Spill, NeverOpensAClusterThatDoesNotReachTheInput) {
   EXPECT_THAT(TaskOf(at.system.state, job).opened, IsEmpty());
 }
 
+// The task that starts first binds the job's directory to its cluster's storage (decision 017), which doesn't reach the other one.
+TEST(Spill, OpensNothingThatTheSamePlanPutsOutOfReach) {
+  SystemBuilder system;
+  system.Cluster("a", "in_a").Cluster("b", "in_b").Hosts("a", 1, 2).Hosts("b", 1, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.In({"a", "b"}).Task("small").Task("large").Gpus(2);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);                         // which holds the plan against Validate
+  EXPECT_EQ(system.state.FindJob(job)->cluster, "a");
+  EXPECT_THAT(TaskOf(system.state, job, 1).opened, IsEmpty());
+}
+
 TEST(Reclaim, SmallClaimsTogetherMayStopOneLargeGang) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 8).Queue("small", 8).Queue("other");

@@ -353,7 +353,7 @@ TEST(Evictions, AreWhatTheNextDecisionTakesBecauseOfTheTree) {
   ASSERT_EQ(evicted.size(), 1u);
   EXPECT_EQ(evicted[0].job(), borrower);
   EXPECT_EQ(evicted[0].gpus_milli(), 4000);
-  EXPECT_EQ(evicted[0].outcome(), "waits, from its checkpoint");
+  EXPECT_EQ(evicted[0].outcome(), "waits, and starts over: it has no checkpoint");
 }
 
 TEST(Describe, TheLedgerNamesAllClasses) {

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "scheduler/ask/future.h"
+#include "scheduler/ask/taken.h"
 #include "scheduler/decide/decide.h"
 
 namespace muster {
@@ -42,8 +43,7 @@ std::optional<Taken> TakenBy(const State& state, const pb::AttemptStopping& stop
   taken.set_queue(job->spec->queue());
   taken.set_gpus_milli((attempt->workers - left) * a_worker_milli);
   taken.set_outcome(left == attempt->workers ? "goes on with other devices"
-                    : left > 0               ? absl::StrCat("goes on with ", left, left == 1 ? " worker" : " workers")
-                                             : "waits, from its checkpoint");
+                                             : Outcome(left, attempt->start_ns != 0 && StartsOver(job->tasks[task], job->task_spec(task))));
   const int64_t since_ns = std::max(attempt->last_checkpoint_ns, attempt->start_ns);
   if (since_ns > 0) taken.set_lost_gpu_ms((state.now_ns() - since_ns) / kMillisecond * attempt->workers * a_worker_milli / 1000);
   return taken;

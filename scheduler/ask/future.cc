@@ -75,17 +75,39 @@ void Future::At(int64_t when_ns, pb::Event event) {
 }
 
 bool Future::Step() {
+  const int64_t next_ns = NextNs();
+  return StepAt(next_ns == kNever ? kNever : GrainEnd(next_ns));
+}
+
+bool Future::StepBoth(Future* one, Future* other) {
+  const int64_t next_ns = std::min(one->NextNs(), other->NextNs());
+  const int64_t at_ns = next_ns == kNever ? kNever : std::max(one->GrainEnd(next_ns), other->GrainEnd(next_ns));
+  const bool first = one->StepAt(at_ns);
+  return other->StepAt(at_ns) && first;
+}
+
+int64_t Future::NextNs() const {
+  if (!started_) return begin_ns_;
+  const int64_t next_ns = std::min(look_ns_, pending_.empty() ? kNever : pending_.begin()->first);
+  return next_ns == kNever || next_ns > begin_ns_ + options_.horizon_ns ? kNever : next_ns;
+}
+
+int64_t Future::GrainEnd(int64_t next_ns) const {
+  const int64_t until_ns = next_ns + (next_ns - begin_ns_) / kGrain;
+  int64_t at_ns = std::max(now_ns_, next_ns);
+  for (auto it = pending_.begin(); it != pending_.end() && it->first <= until_ns; ++it) at_ns = std::max(at_ns, it->first);
+  return at_ns;
+}
+
+// kNever: there is nothing to do.
+bool Future::StepAt(int64_t at_ns) {
   if (cut_) return false;
   if (++steps_ > options_.steps_max || (options_.expired && options_.expired())) {
     cut_ = true;
     return false;
   }
-  int64_t next_ns = begin_ns_;
-  if (started_) next_ns = std::min(look_ns_, pending_.empty() ? kNever : pending_.begin()->first);
-  if (next_ns == kNever || next_ns > begin_ns_ + options_.horizon_ns) return false;
-  const int64_t until_ns = next_ns + (next_ns - begin_ns_) / kGrain;
-  now_ns_ = std::max(now_ns_, next_ns);
-  for (auto it = pending_.begin(); it != pending_.end() && it->first <= until_ns; ++it) now_ns_ = std::max(now_ns_, it->first);
+  if (at_ns == kNever) return false;
+  now_ns_ = std::max(now_ns_, at_ns);
   started_ = true;
 
   pb::Event step;
@@ -228,9 +250,12 @@ void Future::NoteStopping(const pb::AttemptStopping& stopping) {
   if (since_ns > 0) {
     turn.lost_gpu_ms = (now_ns_ - since_ns) / kMillisecond * attempt->workers * job->task_spec(turn.task.task).resources().gpus_milli() / 1000;
   }
+  turn.starts_over = attempt->start_ns != 0 && StartsOver(job->tasks[turn.task.task], job->task_spec(turn.task.task));
   if (const auto work = work_.find(turn.task); work != work_.end() && work->second.left >= 0) {
-    const __int128 done = static_cast<__int128>(now_ns_ - work->second.since_ns) * attempt->workers;
-    work->second.left = static_cast<int64_t>(std::max<__int128>(0, work->second.left - done));
+    // To do is what is left, less what it did since; or all that the attempt has begun with.
+    const int64_t kept_ns = turn.starts_over ? std::min<int64_t>(0, attempt->start_ns - work->second.since_ns) : now_ns_ - work->second.since_ns;
+    const __int128 left = work->second.left - static_cast<__int128>(kept_ns) * attempt->workers;
+    work->second.left = static_cast<int64_t>(std::clamp<__int128>(left, 0, kNever / 2));
     work->second.end_ns = 0;
   }
   pending_.emplace(now_ns_ + std::min(stopping.grace_ns(), options_.leave_ns),
@@ -265,6 +290,8 @@ int64_t Future::EndOf(const TaskRef& task) const {
   const auto it = work_.find(task);
   return it == work_.end() ? 0 : it->second.end_ns;
 }
+
+bool StartsOver(const TaskRow& task, const pb::TaskSpec& spec) { return task.checkpoints.empty() && spec.trainer_json().empty(); }
 
 void EndNow(State* state, uint64_t number) {
   pb::Event cancel;

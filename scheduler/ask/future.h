@@ -2,8 +2,8 @@
 // plans at once (SCHEDULING.md §4, forecasts). Preview, explain, forecast and simulate are built on it.
 //
 // A model, and its assumptions: what runs ends when it is expected to (progress, history, time limit; else never), a program
-// that is stopped leaves after `leave_ns` with a checkpoint of that moment, launching takes no time, nothing fails. The work
-// of an elastic gang is workers x time. Pure and deterministic but for `expired`; one object is used by one thread.
+// that is stopped leaves after `leave_ns` with a checkpoint of that moment if it makes any (StartsOver), launching takes no time,
+// nothing fails. The work of an elastic gang is workers x time. Pure and deterministic but for `expired`; one object is used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,7 @@ struct Turn {
   int32_t workers = 0;                  // kPlaced: it starts with; kStopping: it goes on with (0: unknown); kEnded: it had
   int32_t before = 0;                   // kStopping: workers until then
   int64_t lost_gpu_ms = 0;              // kStopping: devices' time since its last checkpoint
+  bool starts_over = false;             // kStopping: no checkpoint of it is known, and its program isn't one that makes them
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   uint64_t claimant = 0;                // kStopping by PREEMPTION: the job for which
   std::string cluster, flavour;
@@ -60,6 +61,9 @@ class Future {
   // The next moment at which something happens, and a decision. False: nothing will happen any more, the horizon is reached,
   // or time is up.
   bool Step();
+  // As Step for both, at the same moments: whatever happens in one is a decision in the other, too, so that what differs between
+  // them is what was put into them. False: nothing will happen any more in either, or one of them can't go on.
+  static bool StepBoth(Future* one, Future* other);
   // Steps until the task has been placed; its Turn, or nullptr if that doesn't come before the end.
   const Turn* RunUntilPlaced(const TaskRef& task);
   void Run() {
@@ -92,6 +96,11 @@ class Future {
     int64_t end_ns = 0;                 // of the attempt that runs; 0 = unknown
   };
 
+  // When the next step is due; kNever (future.cc): not before the horizon.
+  int64_t NextNs() const;
+  // The last moment that a step due at `next_ns` takes in with it.
+  int64_t GrainEnd(int64_t next_ns) const;
+  bool StepAt(int64_t at_ns);
   void Adopt(const JobRow& job, int32_t task, const AttemptRow& attempt);
   void Launch(const AttemptRef& ref);
   void End(const AttemptRef& ref);
@@ -118,6 +127,10 @@ class Future {
   std::vector<Turn> turns_;
   Plan plan_;
 };
+
+// A stop loses all that the task has done: it has no checkpoint, and its program isn't Muster's trainer, which makes one when it
+// is told to stop.
+bool StartsOver(const TaskRow& task, const pb::TaskSpec& spec);
 
 // Ends the job's processes at once, as if all had succeeded; what waits of it is cancelled. For "what if this job ended".
 void EndNow(State* state, uint64_t job);

@@ -20,7 +20,7 @@ bool KnownTarget(const State& state, const std::string& target) {
   return state.FindHost(target.substr(0, slash), target.substr(slash + 1)) != kNoHost;
 }
 
-// What a future says of a task: its next start if it waits, its end, and its first stop.
+// What a future says of a task: its next start if it waits, its end, and its first stop that takes workers from it.
 struct Fate {
   int64_t start_ns = 0;
   int64_t end_ns = 0;
@@ -34,7 +34,7 @@ std::map<TaskRef, Fate> Fates(const Future& future) {
     Fate& fate = fates[turn.task];
     if (turn.kind == Turn::kPlaced && fate.start_ns == 0) fate.start_ns = turn.at_ns;
     if (turn.kind == Turn::kEnded) fate.end_ns = turn.at_ns;
-    if (turn.kind == Turn::kStopping && turn.cause != pb::RESIZE && fate.stop < 0) fate.stop = static_cast<int>(i);
+    if (turn.kind == Turn::kStopping && turn.workers < turn.before && fate.stop < 0) fate.stop = static_cast<int>(i);
   }
   for (auto& [task, fate] : fates) {
     if (fate.end_ns == 0) fate.end_ns = future.EndOf(task);
@@ -46,25 +46,30 @@ std::map<TaskRef, Fate> Fates(const Future& future) {
 struct Moment {
   State state;
   std::map<std::pair<std::string, std::string>, int64_t> entitled_milli;
-};
-
-// To the future's end.
-Moment Walk(Future* future, int64_t entitled_at_ns, int64_t state_at_ns) {
-  Moment moment;
   bool entitled = false;
-  do {
-    if (future->now_ns() <= state_at_ns) moment.state = future->state();
-    if (entitled) continue;
-    moment.entitled_milli = future->plan().entitled_milli;
-    entitled = future->now_ns() >= entitled_at_ns && !moment.entitled_milli.empty();
-  } while (future->Step());
-  return moment;
-}
+
+  // To be called after each step.
+  void See(const Future& future, int64_t entitled_at_ns, int64_t state_at_ns) {
+    if (future.now_ns() <= state_at_ns) state = future.state();
+    if (entitled) return;
+    entitled_milli = future.plan().entitled_milli;
+    entitled = future.now_ns() >= entitled_at_ns && !entitled_milli.empty();
+  }
+};
 
 // Times that differ by less are the same: futures are decided in grains.
 bool Differs(int64_t a_ns, int64_t b_ns, int64_t now_ns) {
   if (a_ns == 0 || b_ns == 0) return a_ns != b_ns;
   return std::abs(a_ns - b_ns) > 5 * kSecond + (std::max(a_ns, b_ns) - now_ns) / 32;
+}
+
+// Whether `with` stops a task for what was changed: a stop that `without` doesn't have, has later, or that takes less there.
+bool StoppedForIt(const Future& before, const Fate& without, const Future& after, const Fate& with, int64_t now_ns) {
+  if (with.stop < 0) return false;
+  if (without.stop < 0) return true;
+  const Turn &a = before.turns()[without.stop], &b = after.turns()[with.stop];
+  if (Differs(a.at_ns, b.at_ns, now_ns)) return b.at_ns < a.at_ns;
+  return b.workers < a.workers || (b.cause == pb::DRAIN && a.cause != pb::DRAIN);
 }
 
 int64_t Milli(const std::map<std::string, int64_t>& by_flavour, const std::string& flavour) {
@@ -161,8 +166,7 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
                   const std::function<bool(const JobRow&)>& sees) {
   Response response;
   FutureOptions before_options = options, after_options = options;
-  before_options.expired = [&] { return spent && spent(50); };
-  after_options.expired = [&] { return spent && spent(100); };
+  before_options.expired = after_options.expired = [&] { return spent && spent(100); };
   Future before(state, now_ns, scheduling, before_options);
   Future after(state, now_ns, scheduling, after_options);
   const int64_t at_ns = after.now_ns() + delay_ns;
@@ -182,7 +186,11 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
   }
   // Queues are compared once what is stopped for the changes has left.
   const int64_t settled_ns = at_ns + 2 * options.leave_ns;
-  const Moment was = Walk(&before, at_ns, settled_ns), is = Walk(&after, at_ns, settled_ns);
+  Moment was, is;
+  do {
+    was.See(before, at_ns, settled_ns);
+    is.See(after, at_ns, settled_ns);
+  } while (Future::StepBoth(&before, &after));
   response.set_now_ns(now_ns);
   response.set_complete(!before.cut() && !after.cut());
   response.set_until_ns(response.complete() ? now_ns + options.horizon_ns : std::min(before.now_ns(), after.now_ns()));
@@ -223,7 +231,7 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
       };
       const Fate without = find(fates_before, before), with = find(fates_after, after);
       const bool waits = job.tasks[t].current() == nullptr;
-      const bool stopped = with.stop >= 0 && without.stop < 0;
+      const bool stopped = StoppedForIt(before, without, after, with, now_ns);
       const bool starts_otherwise = waits && Differs(without.start_ns, with.start_ns, now_ns);
       if (!stopped && !starts_otherwise && !Differs(without.end_ns, with.end_ns, now_ns)) continue;
       Response::Effect& effect = effects.emplace_back();

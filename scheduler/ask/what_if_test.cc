@@ -33,6 +33,16 @@ Plan Go(SystemBuilder* system) {
   return plan;
 }
 
+// The newest attempt of its first task has a checkpoint.
+void Checkpointed(SystemBuilder* system, uint64_t job) {
+  pb::Event event;
+  *event.mutable_checkpoint_seen()->mutable_key() = KeyOf(*system->state.FindJob(job), 0, TaskOf(system->state, job).attempts.back().number);
+  event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(1);
+  event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/disk/", job));
+  event.mutable_checkpoint_seen()->set_loaded_step(-1);
+  system->Do(event);
+}
+
 int64_t At(int64_t seconds) { return SystemBuilder::kStart + seconds * kSecond; }
 // Futures are decided in grains of 1/64 of the distance.
 MATCHER_P(About, seconds, "") { return arg >= At(seconds) && arg <= At(seconds + seconds / 60 + 1); }
@@ -78,13 +88,15 @@ TEST(Future, EndsWhenItsTimeIsOverAndSaysSo) {
   EXPECT_EQ(forecast.starts.size(), 5u);
 }
 
-TEST(Future, ProgressSaysWhenAnElasticGangEndsWhateverItsSize) {
+// When an elastic gang of 4, half done after 100 s, ends if another takes two of its workers then.
+int64_t EndOfTheShrunk(bool checkpoint) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 2).Queue("prod", 2);
   const uint64_t elastic = JobBuilder("research").Workers(2, 4).SubmitTo(&s);
   Go(&s);
-  ASSERT_EQ(TaskOf(s.state, elastic).attempts.back().workers, 4);
+  EXPECT_EQ(TaskOf(s.state, elastic).attempts.back().workers, 4);
   s.Step(100);
+  if (checkpoint) Checkpointed(&s, elastic);
   pb::Event seen;
   *seen.mutable_progress_seen()->mutable_key() = KeyOf(*s.state.FindJob(elastic), 0, 1);
   seen.mutable_progress_seen()->mutable_progress()->set_step(100);
@@ -97,8 +109,36 @@ TEST(Future, ProgressSaysWhenAnElasticGangEndsWhateverItsSize) {
   for (const Turn& turn : future.turns()) {
     if (turn.kind == Turn::kEnded && turn.task.job == elastic) end_ns = turn.at_ns;
   }
-  EXPECT_GE(end_ns, At(100 + 200));
-  EXPECT_LE(end_ns, At(100 + 225));
+  return end_ns;
+}
+
+TEST(Future, ProgressSaysWhenAnElasticGangEndsWhateverItsSize) {
+  EXPECT_GE(EndOfTheShrunk(true), At(100 + 200));
+  EXPECT_LE(EndOfTheShrunk(true), At(100 + 225));
+}
+
+TEST(Future, WithoutACheckpointAStopLosesAllThatWasDone) {
+  EXPECT_GE(EndOfTheShrunk(false), At(100 + 400));
+  EXPECT_LE(EndOfTheShrunk(false), At(100 + 425));
+}
+
+TEST(Future, WhatHappensInOneOfTwoIsADecisionInBoth) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  JobBuilder("research").Workers(4).TimeLimit(600).SubmitTo(&s);
+  Go(&s);
+  Future still(s.state, s.now_ns, SchedulingOptions(), FutureOptions()), changed(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  pb::Event drain;
+  drain.mutable_drain_changed()->set_target("lab/h00");
+  drain.mutable_drain_changed()->set_drained(true);
+  changed.At(At(100), drain);
+  std::vector<int64_t> moments;
+  while (Future::StepBoth(&still, &changed)) {
+    EXPECT_EQ(still.now_ns(), changed.now_ns());
+    moments.push_back((still.now_ns() - At(0)) / kSecond);
+  }
+  EXPECT_THAT(moments, ::testing::Contains(100)) << "nothing happens then as it is";
+  EXPECT_THAT(moments, ::testing::Contains(110)) << "what was stopped has left";
 }
 
 pb::PreviewResponse Ask(const SystemBuilder& s, const pb::JobSpec& spec) {
@@ -136,6 +176,7 @@ TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
   Go(&s);
   const uint64_t other = JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(1800).SubmitTo(&s);
   Go(&s);
+  Checkpointed(&s, elastic);
   s.Step(400);
   const pb::PreviewResponse preview = Ask(s, Runs(JobBuilder("prod").Workers(2).spec));
   ASSERT_EQ(preview.candidates_size(), 3);
@@ -274,7 +315,7 @@ TEST(Explain, AGuaranteeWouldReclaimAndSaysFromWhom) {
   EXPECT_EQ(last.change(), "guarantee of research gpu raised from 0 to 4");
   ASSERT_EQ(last.takes_from_size(), 1);
   EXPECT_EQ(last.takes_from(0).job(), victim);
-  EXPECT_EQ(last.takes_from(0).outcome(), "waits, from its checkpoint");
+  EXPECT_EQ(last.takes_from(0).outcome(), "waits, and starts over: it has no checkpoint");
 }
 
 TEST(Explain, DrainedHostsAreNamed) {
@@ -330,10 +371,11 @@ pb::SimulateResponse Simulated(const SystemBuilder& s, const pb::SimulateRequest
 TEST(Simulate, ASubmissionShowsItsStartAndWhoWaitsLonger) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 0).Queue("prod", 4);
-  JobBuilder("research").Workers(4).TimeLimit(600).SubmitTo(&s);
+  const uint64_t victim = JobBuilder("research").Workers(4).TimeLimit(600).SubmitTo(&s);
   Go(&s);
   const uint64_t waits = JobBuilder("research").Workers(4).TimeLimit(100).SubmitTo(&s);
   s.Step(400);
+  Checkpointed(&s, victim);
   pb::SimulateRequest request;
   *request.add_jobs() = Runs(JobBuilder("prod").Workers(4).TimeLimit(1000).spec);
   const pb::SimulateResponse response = Simulated(s, request);
@@ -343,7 +385,7 @@ TEST(Simulate, ASubmissionShowsItsStartAndWhoWaitsLonger) {
   EXPECT_THAT(response.submitted(0).end_ns(), About(1410));
   ASSERT_EQ(response.effects_size(), 2);
   EXPECT_EQ(response.effects(0).cause(), pb::PREEMPTION);
-  EXPECT_EQ(response.effects(0).outcome(), "waits, from its checkpoint");
+  EXPECT_EQ(response.effects(0).outcome(), "waits 16m, then goes on from its checkpoint");
   EXPECT_EQ(response.effects(0).gpus_milli(), 4000);
   EXPECT_EQ(response.effects(1).job(), waits);
   EXPECT_THAT(response.effects(1).start_before_ns(), About(600));
@@ -362,7 +404,48 @@ TEST(Simulate, ADrainedHostsJobsMoveOrWait) {
   ASSERT_EQ(response.effects_size(), 1);
   EXPECT_EQ(response.effects(0).job(), job);
   EXPECT_EQ(response.effects(0).cause(), pb::DRAIN);
-  EXPECT_EQ(response.effects(0).outcome(), "goes on");
+  EXPECT_EQ(response.effects(0).outcome(), "goes on from its start: it has no checkpoint");
+}
+
+TEST(Simulate, ADrainListsWhatItStopsThoughThatWouldBeStoppedLaterAnyway) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 8).Queue("research").Queue("prod", 8);
+  const uint64_t job = JobBuilder("research").Workers(4).SubmitTo(&s);
+  const uint64_t prod = JobBuilder("prod").Task("first").TimeLimit(3600).Task("then", {"first"}).Workers(8).SubmitTo(&s);
+  Go(&s);
+  pb::SimulateRequest request;
+  const pb::SimulateResponse none = Simulated(s, request);
+  EXPECT_THAT(none.effects(), IsEmpty());
+  request.add_drain("lab/h00");
+  const pb::SimulateResponse response = Simulated(s, request);
+  ASSERT_EQ(response.effects_size(), 2);
+  for (const auto& effect : response.effects()) {
+    EXPECT_EQ(effect.stopped_ns(), s.now_ns) << effect.job();
+    EXPECT_EQ(effect.cause(), pb::DRAIN);
+    EXPECT_EQ(effect.outcome(), "waits, and starts over: it has no checkpoint");
+    EXPECT_EQ(effect.gpus_milli(), effect.job() == job ? 4000 : 1000);
+  }
+  EXPECT_EQ(response.effects(1).job(), prod);
+}
+
+TEST(Simulate, WhatADrainTakesFromOthersIsListedToo) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research").Queue("prod", 4);
+  const uint64_t borrows = JobBuilder("research").Workers(2, 4).SubmitTo(&s);
+  Go(&s);
+  const uint64_t prod = JobBuilder("prod").Workers(4).SubmitTo(&s);
+  Go(&s);
+  s.Step(3600);
+  ASSERT_EQ(TaskOf(s.state, borrows).attempts.back().workers, 4);
+  pb::SimulateRequest request;
+  request.add_drain(s.state.HostName(TaskOf(s.state, prod).attempts.back().parts[0].host));
+  const pb::SimulateResponse response = Simulated(s, request);
+  ASSERT_EQ(response.effects_size(), 2);
+  EXPECT_EQ(response.effects(0).job(), borrows);
+  EXPECT_EQ(response.effects(0).cause(), pb::PREEMPTION);
+  EXPECT_EQ(response.effects(0).gpus_milli(), 4000);
+  EXPECT_EQ(response.effects(1).job(), prod);
+  EXPECT_EQ(response.effects(1).cause(), pb::DRAIN);
 }
 
 TEST(Simulate, ChangedGuaranteesShowInTheQueues) {

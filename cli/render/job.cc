@@ -27,15 +27,27 @@ std::string DevicesOf(const pb::Job& job, const pb::Task& task) {
                       FlavourName(attempt->flavour(), attempt->declared()));
 }
 
+// "starts 15:40 (forecast)"; "" when it isn't known.
+std::string StartText(const pb::Verdict& verdict, int64_t now_ns) {
+  if (verdict.expected_start_ns() <= 0) return "";
+  return absl::StrCat("starts ", FormatStart(verdict.expected_start_ns(), now_ns), verdict.forecast() ? " (forecast)" : "");
+}
+
+// Since when a job that waits has done so: what ran, or came before in the job, ended then.
+int64_t WaitingSince(const pb::Job& job) {
+  int64_t since_ns = job.submit_ns();
+  for (const pb::Task& task : job.tasks()) {
+    for (const pb::Attempt& attempt : task.attempts()) since_ns = std::max(since_ns, attempt.end_ns());
+  }
+  return since_ns;
+}
+
 std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
   switch (task.state()) {
     case pb::TASK_WAITING: {
       std::string why = task.verdict().text();
-      if (task.verdict().expected_start_ns() > 0 && why.find("; starts ") == std::string::npos) {  // the server may have said it
-        absl::StrAppend(&why, why.empty() ? "" : "; ", "starts ", FormatStart(task.verdict().expected_start_ns(), now_ns),
-                        task.verdict().forecast() ? " (forecast)" : "");
-      }
-      return why;
+      const std::string start = StartText(task.verdict(), now_ns);
+      return absl::StrCat(why, why.empty() || start.empty() ? "" : "; ", start);
     }
     case pb::TASK_STOPPING: {
       const pb::Attempt* attempt = NewestAttempt(task);
@@ -50,7 +62,11 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
 
 std::string AttemptOutcome(const pb::Attempt& attempt) {
   std::string text = StateName(attempt.state());
-  if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE) absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
+  const bool moved = attempt.state() == pb::TASK_CANCELLED;
+  if (moved && attempt.cause() == pb::RESIZE) text = "resized";            // nobody cancelled it
+  else if (moved && attempt.cause() == pb::PREEMPTION) text = "preempted";
+  else if (moved && attempt.cause() == pb::DRAIN) text = "moved for a drain";
+  else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE) absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
   if (!attempt.detail().empty()) absl::StrAppend(&text, ": ", attempt.detail());
   if (attempt.lost_may_run()) text += " (its processes may still run)";
   return text;
@@ -74,7 +90,7 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns) {
   const pb::Task* lead = LeadTask(job);
   if (lead != nullptr) absl::StrAppend(&text, ", ", DevicesOf(job, *lead));
   absl::StrAppend(&text, ": ", StateName(job.state()));
-  if (job.state() == pb::WAITING) absl::StrAppend(&text, " since ", FormatClock(job.submit_ns(), now_ns));
+  if (job.state() == pb::WAITING) absl::StrAppend(&text, " since ", FormatClock(WaitingSince(job), now_ns));
   if (job.state() == pb::RUNNING && job.start_ns() > 0) absl::StrAppend(&text, " since ", FormatClock(job.start_ns(), now_ns));
   if (HasEnded(job.state()) && job.end_ns() > 0) absl::StrAppend(&text, " at ", FormatClock(job.end_ns(), now_ns));
   return text;
@@ -213,9 +229,9 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
     bool waits_anew = task.state() == pb::TASK_WAITING && !task.verdict().text().empty() &&
                       (old_task == nullptr || old_task->state() != pb::TASK_WAITING || old_task->verdict().code() != task.verdict().code());
     if (waits_anew) {
-      std::string text = absl::StrCat("waits: ", task.verdict().text());
-      if (task.verdict().expected_start_ns() > 0 && text.find("; starts ") == std::string::npos) absl::StrAppend(&text, "; starts ", FormatStart(task.verdict().expected_start_ns(), now_ns));
-      add(now_ns, task, text);
+      const std::string& why = task.verdict().text();
+      const std::string start = StartText(task.verdict(), now_ns);
+      add(now_ns, task, absl::StrCat(why.rfind("waits", 0) == 0 ? "" : "waits: ", why, start.empty() ? "" : "; ", start));
     }
   }
   std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) { return a.at_ns < b.at_ns; });

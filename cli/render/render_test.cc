@@ -225,7 +225,7 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
   why->set_cluster("phx");
   why->set_flavour("h100-80g");
   why->set_missing_milli(16000);
-  why->set_text("is entitled, and waits for 16 more h100-80g in phx");
+  why->set_text("its turn has come, and it waits for 16 more h100-80g in phx to become free");
   for (auto [number, until_ns] : {std::pair{305, kNow + 100 * kMinute}, std::pair{290, int64_t{0}}}) {
     auto* holder = why->add_holders();
     holder->set_job(static_cast<uint64_t>(number));
@@ -252,7 +252,7 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
             "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58, starts about 16:10 (forecast: phx/r3,r4)\n"
             "WHY       MISSING             HELD BY\n"
             "capacity  16 h100-80g in phx  prod 305: 16 until 15:40; prod 290: 16\n"
-            "  is entitled, and waits for 16 more h100-80g in phx\n"
+            "  its turn has come, and it waits for 16 more h100-80g in phx to become free\n"
             "It would start\n"
             " now    with workers: 1                            on phx/r4/h07\n"
             " ~10 s  if guarantee of research/nlp raised to 32  on phx/r1, from scratch 311: 16, goes on in dal\n"
@@ -375,6 +375,33 @@ TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
   pb::Job before = Job318();
   EXPECT_THAT(EventLines(&before, killed, kNow), ::testing::ElementsAre("14:00:00  main  attempt 1 ended: failed, killed: rank 3 by SIGKILL"));
   EXPECT_THAT(EventLines(&killed, killed, kNow), ::testing::IsEmpty());
+}
+
+TEST(JobTest, WaitsSinceItWasStoppedAndSaysWhatTheStopWas) {
+  pb::Job job = Job318();
+  job.set_state(pb::WAITING);
+  job.set_submit_ns(kNow - 2 * kHour);
+  pb::Task* task = job.mutable_tasks(0);
+  task->set_state(pb::TASK_WAITING);
+  pb::Attempt* attempt = task->mutable_attempts(0);
+  attempt->set_state(pb::TASK_CANCELLED);
+  attempt->set_end_ns(kNow - kMinute);
+  EXPECT_THAT(HeadLine(job, kNow), HasSubstr("waiting since 13:59"));
+  const std::pair<pb::Cause, const char*> kStops[] = {
+      {pb::PREEMPTION, "preempted: why"}, {pb::RESIZE, "resized: why"}, {pb::DRAIN, "moved for a drain: why"}, {pb::CANCEL, "cancelled, cancel: why"}};
+  attempt->set_detail("why");
+  for (const auto& [cause, says] : kStops) {
+    attempt->set_cause(cause);
+    EXPECT_THAT(RenderJob(job, Screen(), kNow), HasSubstr(says));
+  }
+  pb::Job before = job;
+  before.mutable_tasks(0)->set_state(pb::TASK_RUNNING);
+  task->mutable_verdict()->set_text("waits for 2 more h100-80g");
+  task->mutable_verdict()->set_expected_start_ns(kNow + kHour);
+  task->mutable_verdict()->set_forecast(true);
+  EXPECT_THAT(EventLines(&before, job, kNow), ::testing::ElementsAre("14:00:00  main  waits for 2 more h100-80g; starts 15:00 (forecast)"));
+  task->mutable_verdict()->set_text("its turn has come");
+  EXPECT_THAT(EventLines(&before, job, kNow), ::testing::ElementsAre("14:00:00  main  waits: its turn has come; starts 15:00 (forecast)"));
 }
 
 TEST(JobTest, OutcomeNamesTheTaskThatFailed) {

@@ -111,7 +111,7 @@ pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job, 
   }
   const bool waits = std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& task) { return task.waiting(); });
   if (waits && context.outlook != nullptr) {
-    if (const std::shared_ptr<const Forecast> forecast = context.outlook->Newest(); forecast != nullptr) AddForecast(*forecast, job.number, &told);
+    if (const std::shared_ptr<const Forecast> forecast = context.outlook->Newest(); forecast != nullptr) AddForecast(*forecast, job.number, view.now_ns, &told);
   }
   return told;
 }

@@ -30,8 +30,11 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& job, Cel
 // Why the task waits, by the newest plan, with names, whom it waits for, and the sentence. Without a code if the plan has no verdict
 // for it.
 pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* holders = nullptr);
-// A sentence for people: "waits for 2 more h100-80g in phx; 318 holds 16 until 15:40".
+// A sentence for people: "waits for 2 more h100-80g in phx to become free; held by job 318". When it starts is not in it: that is
+// expected_start_ns, which a forecast may know better (AddForecast).
 std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict);
+// Why its present attempt, or the one that it waits for, may be in another cluster than its first, and when that was so; "" if it isn't.
+std::string SpillText(const State& state, const JobRow& job, int32_t task);
 // NOT_FOUND if there is no such queue.
 absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan, const std::string& path);
 std::vector<pb::Queue> DescribeQueues(const State& state, const Plan& plan);   // depth first, without the root

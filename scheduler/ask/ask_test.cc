@@ -4,6 +4,7 @@
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "scheduler/ask/evictions.h"
+#include "scheduler/ask/forecast.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/builders.h"
 
@@ -271,7 +272,68 @@ TEST_F(Sentences, NameTheResourceThatLacksBesideFreeDevices) {
   EXPECT_THAT(Text(hungry.SubmitTo(&s_), pb::V_PLACEMENT), HasSubstr("waits for memory in lab beside free gpu: each of its workers takes 300GiB; the most free on one host is "));
   const uint64_t pair = testing::JobBuilder("research").Gpus(2).SubmitTo(&s_);
   EXPECT_EQ(Text(pair, pb::V_PLACEMENT),
-            "enough gpu in lab is free, but not side by side on one host: each of its workers takes 2 gpu; the most free on one host is 1 gpu (lab/h00)");
+            "enough gpu in lab is free by number, but each of its workers takes 2 gpu of one host; the most free on one host is 1 gpu (lab/h00)");
+  s_.Hosts("lab", 1, 2);
+  const uint64_t two = testing::JobBuilder("research").Workers(2).Gpus(2).SubmitTo(&s_);
+  EXPECT_EQ(Text(two, pb::V_PLACEMENT), "enough gpu in lab is free by number, but each of its 2 workers takes 2 gpu of one host; 1 of the 2 would fit now");
+  const uint64_t fits = testing::JobBuilder("research").SubmitTo(&s_);
+  EXPECT_EQ(Text(fits, pb::V_PLACEMENT), "enough gpu in lab is free, but kept for others, whose turn comes first");
+}
+
+TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  EXPECT_EQ(Text(job, pb::V_SHARE), "waits for gpu in lab to become free");
+  s_.Queue("prod");
+  EXPECT_EQ(Text(job, pb::V_SHARE), "waits for gpu in lab to become free; research has its share, so nobody is stopped for it");
+}
+
+TEST_F(Sentences, ASpillIsOfItsTimeAndOfItsAttempt) {
+  s_.Cluster("cloud").Hosts("cloud", 1, 2);
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  s_.Step(60);
+  pb::Event opened;
+  opened.mutable_cluster_opened()->set_job_uid(s_.state.FindJob(job)->uid);
+  opened.mutable_cluster_opened()->set_task("main");
+  opened.mutable_cluster_opened()->set_cluster("cloud");
+  opened.mutable_cluster_opened()->set_reason("lab is full; cloud has room now");
+  s_.Do(opened);
+  s_.Step(7200);
+  const auto said = [&] { return SpillText(s_.state, *s_.state.FindJob(job), 0); };
+  EXPECT_THAT(said(), ::testing::MatchesRegex("may start elsewhere since ..:..:.. UTC: lab is full; cloud has room now"));
+  EXPECT_THAT(Text(job, pb::V_CAPACITY), HasSubstr("; may start elsewhere since "));
+  s_.Do(testing::Placed(s_.state, job, "cloud", {{"h02", {0}}}));
+  testing::StartAll(&s_, job);
+  EXPECT_THAT(said(), ::testing::MatchesRegex("at ..:..:.. UTC: lab is full; cloud has room now"));
+  testing::ReportAll(&s_, job, pb::GONE, 1);
+  EXPECT_EQ(said(), "") << "the next attempt was not spilled";
+  s_.Do(testing::Placed(s_.state, job, "lab", {{"h00", {0}}}));
+  EXPECT_EQ(said(), "") << "it is in its first cluster";
+}
+
+TEST_F(Sentences, TheStartIsTheForecastsWhereThatIsNewer) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  struct Case {
+    pb::VerdictCode code;
+    int64_t in_s, expected_s;
+    bool forecast;
+    const char* why;
+  };
+  for (const Case& c : {Case{pb::V_CAPACITY, 600, 600, true, "one source of starts"}, Case{pb::V_CAPACITY, -5, 300, false, "an old forecast"},
+                        Case{pb::V_HELD, 600, 300, false, "no forecast lifts a drain"}, Case{pb::V_BACKOFF, 600, 300, false, "that time is known"}}) {
+    Forecast forecast;
+    forecast.starts[{job, 0}].start_ns = s_.now_ns + c.in_s * kSecond;
+    pb::Job told = DescribeJob(s_.state, Plan{}, *s_.state.FindJob(job));
+    told.mutable_tasks(0)->mutable_verdict()->set_code(c.code);
+    told.mutable_tasks(0)->mutable_verdict()->set_expected_start_ns(s_.now_ns + 300 * kSecond);
+    AddForecast(forecast, job, s_.now_ns, &told);
+    EXPECT_EQ(told.tasks(0).verdict().expected_start_ns(), s_.now_ns + c.expected_s * kSecond) << c.why;
+    EXPECT_EQ(told.tasks(0).verdict().forecast(), c.forecast) << c.why;
+  }
+  pb::Verdict verdict;
+  verdict.set_code(pb::V_CAPACITY);
+  verdict.set_cluster("lab");
+  verdict.set_expected_start_ns(s_.now_ns + 300 * kSecond);
+  EXPECT_EQ(VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict).find("starts"), std::string::npos) << "said beside it, once";
 }
 
 TEST_F(Sentences, TellWhyAHostIsDrained) {

@@ -140,7 +140,7 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Cel
     *task->mutable_progress() = task_row.progress;
     AddCheckpoints(task_row, row.task_spec(static_cast<int32_t>(t)), task);
     task->set_backoff_until_ns(task_row.backoff_until_ns);
-    task->set_spill_reason(task_row.spill_reason);
+    task->set_spill_reason(SpillText(state, row, static_cast<int32_t>(t)));
   }
   return job;
 }

@@ -1,6 +1,7 @@
 #include "scheduler/ask/explain.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -137,12 +138,14 @@ class Explainer {
     } else if (start_ns_ != 0) {
       options.horizon_ns = std::min(options.horizon_ns, start_ns_ - now_ns_);   // later than as it is: no help
     }
+    State changed = trial.state;
     Future future(std::move(trial.state), now_ns_, scheduling_, options);
     const Turn* placed = future.RunUntilPlaced(Ref());
     if (placed == nullptr || (start_ns_ != 0 && placed->at_ns + kSecond >= start_ns_)) return false;
     if (!flavour.empty() && placed->flavour != flavour) return false;
     const Turn start = *placed;
     future.Step();
+    if (!HelpsByItself(std::move(changed), options)) return false;
     Response::Relaxation* found = response->add_relaxations();
     found->set_kind(trial.kind);
     found->set_change(trial.change);
@@ -158,6 +161,15 @@ class Explainer {
       *found->mutable_spec() = std::move(trial.spec);
     }
     return start.at_ns <= now_ns_ + kSoonNs;
+  }
+
+  // Things that come about in the changed future make decisions, and any decision may be the one that starts the task: the change
+  // helps only if the same decisions without it don't.
+  bool HelpsByItself(State changed, const FutureOptions& options) {
+    Future with(std::move(changed), now_ns_, scheduling_, options), without(state_, now_ns_, scheduling_, options);
+    while (with.PlacedAt(Ref()) == nullptr && without.PlacedAt(Ref()) == nullptr && Future::StepBoth(&without, &with)) {
+    }
+    return without.PlacedAt(Ref()) == nullptr;
   }
 
   void Relax(Response* response) {
@@ -380,18 +392,28 @@ class Explainer {
   int tried_ = 0;
 };
 
-// "research/vision is at its entitlement, 16 (guarantee 8 + borrowed 8)"
-std::string ShareText(const State& state, const Plan& plan, const JobRow& job, const std::string& flavour) {
+// What the job's queue is entitled to, and uses.
+std::optional<pb::QueueUse> ShareOf(const State& state, const Plan& plan, const JobRow& job, const std::string& flavour) {
   const absl::StatusOr<pb::Queue> queue = DescribeQueue(state, plan, job.spec->queue());
-  if (!queue.ok()) return "";
+  if (!queue.ok()) return std::nullopt;
   for (const pb::QueueUse& use : queue->use()) {
-    if (use.flavour() != flavour) continue;
-    const int64_t borrowed_milli = std::max<int64_t>(0, use.entitled_milli() - use.guarantee_milli());
-    return absl::StrCat(queue->path(), " is entitled to ", FormatMilli(use.entitled_milli()), " ", flavour, " now (guarantee ",
-                        FormatMilli(use.guarantee_milli()), borrowed_milli > 0 ? absl::StrCat(", borrowed ", FormatMilli(borrowed_milli)) : "",
-                        "), and uses ", FormatMilli(use.used_milli()));
+    if (use.flavour() == flavour) return use;
   }
-  return "";
+  return std::nullopt;
+}
+
+// "research/vision is entitled to 16 h100-80g now (guarantee 8, borrowed 8), and uses 16"
+std::string ShareText(const JobRow& job, const pb::QueueUse& use) {
+  const int64_t borrowed_milli = std::max<int64_t>(0, use.entitled_milli() - use.guarantee_milli());
+  return absl::StrCat(job.spec->queue(), " is entitled to ", FormatMilli(use.entitled_milli()), " ", use.flavour(), " now (guarantee ",
+                      FormatMilli(use.guarantee_milli()), borrowed_milli > 0 ? absl::StrCat(", borrowed ", FormatMilli(borrowed_milli)) : "",
+                      "), and uses ", FormatMilli(use.used_milli()));
+}
+
+// It is one of those that its queue is entitled to run, though the queue uses that much: others of the queue run in its place.
+std::string BeyondText(const JobRow& job, const pb::QueueUse& use) {
+  return absl::StrCat(job.spec->queue(), " uses ", FormatMilli(use.used_milli()), " of the ", FormatMilli(use.entitled_milli()), " ", use.flavour(),
+                      " that it is entitled to, so others of its own jobs run in this one's place");
 }
 
 }  // namespace
@@ -407,6 +429,7 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
   for (int t = 0; t < told.tasks_size(); ++t) {
     if (told.tasks(t).state() != pb::TASK_WAITING) continue;
     const pb::Verdict& verdict = told.tasks(t).verdict();
+    if (first < 0) first = t;
     Response::Why* why = response.add_why();
     why->set_task(told.tasks(t).name());
     why->set_code(verdict.code());
@@ -414,10 +437,12 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     why->set_flavour(verdict.flavour() == "cpu" ? "" : verdict.flavour());
     why->set_missing_milli(verdict.missing_milli());
     why->set_text(verdict.text());
-    if (verdict.code() == pb::V_SHARE || verdict.code() == pb::V_LIMIT) {
-      if (const std::string share = ShareText(state, plan, *job, verdict.flavour()); !share.empty()) why->set_text(share);
+    const std::optional<pb::QueueUse> share = ShareOf(state, plan, *job, verdict.flavour());
+    if (!share.has_value()) continue;
+    if (verdict.code() == pb::V_SHARE || verdict.code() == pb::V_LIMIT) why->set_text(ShareText(*job, *share));
+    if (verdict.code() == pb::V_CAPACITY && share->used_milli() >= share->entitled_milli()) {
+      why->set_text(absl::StrCat(why->text(), "; ", BeyondText(*job, *share)));
     }
-    if (first < 0) first = t;
   }
   if (first >= 0) Explainer(state, *job, first, std::max(now_ns, state.now_ns()), scheduling, spent).Fill(&response);
   return response;

@@ -29,12 +29,13 @@ Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOption
   return forecast;
 }
 
-void AddForecast(const Forecast& forecast, uint64_t number, pb::Job* job) {
+void AddForecast(const Forecast& forecast, uint64_t number, int64_t now_ns, pb::Job* job) {
   for (int t = 0; t < job->tasks_size(); ++t) {
     pb::Task* task = job->mutable_tasks(t);
-    if (task->state() != pb::TASK_WAITING || task->verdict().expected_start_ns() != 0) continue;
+    const pb::VerdictCode code = task->verdict().code();
+    if (task->state() != pb::TASK_WAITING || code == pb::V_BACKOFF || code == pb::V_HELD || code == pb::V_STARTING_NOW) continue;
     const auto start = forecast.starts.find(TaskRef{number, t});
-    if (start == forecast.starts.end()) continue;
+    if (start == forecast.starts.end() || start->second.start_ns <= now_ns) continue;
     task->mutable_verdict()->set_expected_start_ns(start->second.start_ns);
     task->mutable_verdict()->set_forecast(true);
   }

@@ -27,7 +27,9 @@ struct Forecast {
 // Pure but for options.expired. Ends early once every waiting task has started.
 Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOptions& scheduling, const FutureOptions& options);
 
-// Gives the waiting tasks that have no expected start theirs, marked as forecast. `number` is the job's.
-void AddForecast(const Forecast& forecast, uint64_t number, pb::Job* job);
+// Gives the waiting tasks their starts as the forecast has them, in place of what the newest decision counted on; marked as such.
+// What a forecast made before doesn't know or puts into the past keeps what it has, as does what waits for a known time (a backoff)
+// or for an operator (held, drained). `number` is the job's.
+void AddForecast(const Forecast& forecast, uint64_t number, int64_t now_ns, pb::Job* job);
 
 }  // namespace muster

@@ -192,6 +192,10 @@ class Previewer {
     const int64_t guarantee_milli = quota == state_.queues().nodes[node].spec.quota().end() ? 0 : quota->second.guarantee_milli();
     const int64_t demand_milli = workers * task().resources().gpus_milli();
     const bool within = guarantee_milli > 0 && used_milli <= guarantee_milli;
+    if (guarantee_milli == 0) {
+      return absl::StrCat("Queue ", alone_.queue(), ": ", FormatMilli(used_milli), " ", flavour, " in use, nothing guaranteed; this job takes ",
+                          FormatMilli(demand_milli), " more.");
+    }
     return absl::StrCat("Queue ", alone_.queue(), ": ",
                         within ? absl::StrCat(FormatMilli(used_milli), " of ", FormatMilli(guarantee_milli), " guaranteed ", flavour, " in use, ")
                                : absl::StrCat(FormatMilli(used_milli), " ", flavour, " in use, ", FormatMilli(guarantee_milli), " guaranteed, "),

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <ctime>
 #include <limits>
 
@@ -20,7 +21,7 @@ std::string ClockTime(int64_t at_ns, int64_t now_ns) {
   tm parts;
   gmtime_r(&seconds, &parts);
   char text[32];
-  strftime(text, sizeof text, at_ns - now_ns > 18 * kHour ? "%Y-%m-%d %H:%M UTC" : "%H:%M:%S UTC", &parts);
+  strftime(text, sizeof text, std::abs(at_ns - now_ns) > 18 * kHour ? "%Y-%m-%d %H:%M UTC" : "%H:%M:%S UTC", &parts);
   return text;
 }
 
@@ -110,10 +111,13 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
   const char* const kNames[kResources] = {"", "cores", "memory", "disk"};
   for (int r = 0; r < kResources; ++r) {
     if (most[r].host == kNoHost || (r == 0 ? !gpus || fit_devices >= workers : fit_devices < workers || fit[r] >= workers)) continue;
-    const std::string each = absl::StrCat(": each of its ", workers == 1 ? "" : absl::StrCat(workers, " "), "workers takes ", shown(r, most[r].wants));
-    const std::string best = absl::StrCat("; the most free on one host is ", shown(r, std::max<int64_t>(0, most[r].free)), " (", state.HostName(most[r].host), ")");
-    if (r == 0) return absl::StrCat("enough ", Where(verdict), " is free, but not side by side on one host", each, best);
-    return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(), gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", each, best);
+    const std::string each = workers == 1 ? "each of its workers" : absl::StrCat("each of its ", workers, " workers");
+    const int64_t fits = r == 0 ? fit_devices : fit[r];
+    const std::string best = fits > 0 ? absl::StrCat("; ", fits, " of the ", workers, " would fit now")
+                                      : absl::StrCat("; the most free on one host is ", shown(r, std::max<int64_t>(0, most[r].free)), " (", state.HostName(most[r].host), ")");
+    if (r == 0) return absl::StrCat("enough ", Where(verdict), " is free by number, but ", each, " takes ", shown(r, most[r].wants), " of one host", best);
+    return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(), gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", ": ", each, " takes ",
+                        shown(r, most[r].wants), best);
   }
   const pb::TopologyLevel level = spec.topology().required();
   if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
@@ -121,7 +125,7 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name, ", as topology.required says");
   }
-  return absl::StrCat("enough ", Where(verdict), " is free, but not in the shape that its gang needs");
+  return absl::StrCat("enough ", Where(verdict), " is free, but kept for others, whose turn comes first");
 }
 
 std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
@@ -151,12 +155,14 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     }
     case pb::V_STARTING_NOW: return absl::StrCat("starts now on ", Where(verdict));
     case pb::V_CAPACITY:
-      return absl::StrCat("is entitled, and waits for ", missing, Where(verdict), " to become free");
-    case pb::V_SHARE:
-      return absl::StrCat("waits for ", missing, Where(verdict), ": ", job.spec->queue(),
-                          " has what it is entitled to, and nothing is taken from others for more");
+      return absl::StrCat("its turn has come, and it waits for ", missing, Where(verdict), " to become free");
+    case pb::V_SHARE: {
+      const auto leaves = std::count_if(state.queues().nodes.begin(), state.queues().nodes.end(), [](const QueueNode& node) { return node.children.empty(); });
+      return absl::StrCat("waits for ", missing, Where(verdict), " to become free",
+                          leaves > 1 ? absl::StrCat("; ", job.spec->queue(), " has its share, so nobody is stopped for it") : "");
+    }
     case pb::V_LIMIT: return absl::StrCat("a limit on the way to ", job.spec->queue(), " is reached", missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict)));
-    case pb::V_RECLAIMING: return absl::StrCat("is entitled to ", Where(verdict), "; others checkpoint and leave for it");
+    case pb::V_RECLAIMING: return absl::StrCat("is entitled to ", Where(verdict), "; others are being stopped for it");
     case pb::V_PLACEMENT: return Lacks(state, job, task, verdict);
     case pb::V_BACKOFF:
       return absl::StrCat("failed before; starts again at ", ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
@@ -204,16 +210,20 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
 std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   std::string text = Reason(state, job, task, verdict);
   if (verdict.held_by_size() > 0) absl::StrAppend(&text, "; held by ", Jobs(verdict));
-  if (verdict.expected_start_ns() > state.now_ns()) {
-    absl::StrAppend(&text, "; starts about ", ClockTime(verdict.expected_start_ns(), state.now_ns()), " (in ",
-                    FormatDuration((verdict.expected_start_ns() - state.now_ns()) / kSecond * kSecond), ")");
-  }
   const int32_t cluster = state.FindCluster(verdict.cluster());
   if (verdict.code() != pb::V_HELD && verdict.code() != pb::V_STARTING_NOW && cluster >= 0) {
     if (const std::string drains = Drains(state, {cluster}); !drains.empty()) absl::StrAppend(&text, "; ", drains);
   }
-  if (!job.tasks[task].spill_reason.empty()) absl::StrAppend(&text, "; ", job.tasks[task].spill_reason);
+  if (const std::string spilled = SpillText(state, job, task); !spilled.empty()) absl::StrAppend(&text, "; ", spilled);
   return text;
+}
+
+std::string SpillText(const State& state, const JobRow& job, int32_t task) {
+  const TaskRow& row = job.tasks[task];
+  const AttemptRow* attempt = row.current();
+  if (row.spill_reason.empty() || row.opened_attempt != (attempt != nullptr ? attempt->number : row.next_attempt)) return "";
+  if (attempt != nullptr && std::count(row.opened.begin(), row.opened.end(), state.clusters()[attempt->cluster].name) == 0) return "";
+  return absl::StrCat(attempt != nullptr ? "at " : "may start elsewhere since ", ClockTime(row.opened_ns, state.now_ns()), ": ", row.spill_reason);
 }
 
 }  // namespace muster

@@ -318,6 +318,19 @@ TEST(Explain, AGuaranteeWouldReclaimAndSaysFromWhom) {
   EXPECT_EQ(last.takes_from(0).outcome(), "waits, and starts over: it has no checkpoint");
 }
 
+TEST(Explain, WhereItsTurnHasComeItSaysWhoRunsInItsPlace) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research").Queue("prod");
+  JobBuilder("research").Workers(4).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(4).Priority(1).SubmitTo(&s);   // the other may not be stopped yet: min_runtime
+  const pb::ExplainResponse response = Explained(&s, waits);
+  ASSERT_EQ(response.why_size(), 1);
+  EXPECT_EQ(response.why(0).code(), pb::V_CAPACITY);
+  EXPECT_THAT(response.why(0).text(), HasSubstr("its turn has come, and it waits for 4 more gpu in lab to become free"));
+  EXPECT_THAT(response.why(0).text(), HasSubstr("; research uses 4 of the 4 gpu that it is entitled to, so others of its own jobs run in this one's place"));
+}
+
 TEST(Explain, DrainedHostsAreNamed) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");

@@ -404,6 +404,15 @@ TEST(JobTest, WaitsSinceItWasStoppedAndSaysWhatTheStopWas) {
   EXPECT_THAT(EventLines(&before, job, kNow), ::testing::ElementsAre("14:00:00  main  waits: its turn has come; starts 15:00 (forecast)"));
 }
 
+TEST(TableTest, OnANarrowScreenWideColumnsGiveWayToTheLast) {
+  Table table({{"JOB", Table::kRight}, {"DEVICES"}, {"WHERE"}, {"WHY"}});
+  table.AddRow({"318", "32 x 8 h100-80g (declared)", "phx, 32 hosts in 4 racks", "waits for 16 more h100-80g in phx"});
+  EXPECT_EQ(table.Render(Terminal(60)),
+            "JOB  DEVICES        WHERE           WHY\n"
+            "318  32 x 8 h100-…  phx, 32 hosts…  waits for 16 more h100-…\n");
+  EXPECT_EQ(table.Render(Terminal(100)), table.Render(Screen())) << "wide enough";
+}
+
 TEST(JobTest, OutcomeNamesTheTaskThatFailed) {
   pb::Job job = Job318();
   job.set_state(pb::SUCCEEDED);

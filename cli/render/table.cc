@@ -15,6 +15,20 @@ std::string Key(const std::string& title) {
   return absl::StrReplaceAll(absl::AsciiStrToLower(title), {{" ", "-"}, {"_", "-"}});
 }
 
+// Where the lines are wider than the screen, the widest columns but the first and the last give way until the last, which says
+// why, has room for some words.
+void MakeRoom(int screen_width, std::vector<int>* widths) {
+  constexpr int kWords = 24, kLeast = 12;
+  if (widths->size() < 3) return;
+  int wanted = std::min(widths->back(), kWords) + 2 * static_cast<int>(widths->size() - 1);
+  for (size_t i = 0; i + 1 < widths->size(); ++i) wanted += (*widths)[i];
+  for (; wanted > screen_width; --wanted) {
+    const auto widest = std::max_element(widths->begin() + 1, widths->end() - 1);
+    if (*widest <= kLeast) return;
+    --*widest;
+  }
+}
+
 }  // namespace
 
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
@@ -32,11 +46,14 @@ std::string Table::RenderColumns(const Screen& screen, const std::vector<size_t>
     for (const auto& row : rows_) width = std::max(width, DisplayWidth(row[c]));
     widths.push_back(width);
   }
+  if (screen.live) MakeRoom(screen.width, &widths);
   auto line = [&](auto cell_of) {
     std::string text;
     for (size_t i = 0; i < chosen.size(); ++i) {
-      const std::string& cell = cell_of(chosen[i]);
-      std::string padding(static_cast<size_t>(widths[i] - DisplayWidth(cell)), ' ');
+      const std::string& whole = cell_of(chosen[i]);
+      const bool last = i + 1 == chosen.size();                  // it may be wider: the line is cut
+      const std::string cell = last ? whole : Truncated(whole, widths[i], screen.utf8);
+      std::string padding(static_cast<size_t>(std::max(0, widths[i] - DisplayWidth(cell))), ' ');
       if (i > 0) text += "  ";
       text += columns_[chosen[i]].align == kRight ? absl::StrCat(padding, cell) : absl::StrCat(cell, padding);
     }

@@ -28,8 +28,8 @@ class Table {
     std::vector<std::string> columns;  // names; empty: all of the shape
     bool header = true;
   };
-  // INVALID_ARGUMENT: an unknown column name; the message lists those there are. On a live screen the last column is
-  // cut at the screen's width.
+  // INVALID_ARGUMENT: an unknown column name; the message lists those there are. On a live screen lines are
+  // cut at the screen's width, and wide columns are cut for the last one's sake.
   absl::StatusOr<std::string> Render(const Screen& screen, const Shape& shape) const;
   std::string Render(const Screen& screen) const;  // all columns but the wide ones
 

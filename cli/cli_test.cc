@@ -524,6 +524,30 @@ TEST_F(CliTest, TheServersNotYetIsNotTakenForAServerThatIsAway) {
   EXPECT_EQ(err_, "muster: its schema isn't known\n");
 }
 
+TEST_F(CliTest, OnATerminalADrainShowsWhomItStopsAndAsks) {
+  std::string simulated;
+  jobs_.simulate = [&](const pb::SimulateRequest& request, pb::SimulateResponse* response) {
+    simulated = request.drain(0);
+    auto* effect = response->add_effects();
+    effect->set_job(368);
+    effect->set_stopped_ns(1);
+    effect->set_cause(pb::DRAIN);
+    return grpc::Status::OK;
+  };
+  Process no(Process::OnTerminal(), {"host", "drain", "lab/h1"}, home_, server_name_);
+  ASSERT_TRUE(no.ReadUntil("Drain lab/h1? [Y/n] ")) << no.out;
+  EXPECT_THAT(no.out, HasSubstr("368"));
+  no.Type("n\n");
+  EXPECT_EQ(no.Wait(), 0);
+  EXPECT_THAT(no.out, HasSubstr("Nothing was drained."));
+  EXPECT_EQ(simulated, "lab/h1");
+  simulated.clear();
+  Process yes(Process::OnTerminal(), {"host", "drain", "lab/h1", "--yes"}, home_, server_name_);
+  yes.Wait();
+  EXPECT_EQ(simulated, "") << "it doesn't ask";
+  EXPECT_EQ(yes.out.find("[Y/n]"), std::string::npos);
+}
+
 TEST_F(CliTest, TheHelpOfEveryCommandNamesTheFlagsThatAllTake) {
   for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"jobs"}, {"queue", "apply"}, {"host", "drain"}, {"submit"}}) {
     std::vector<std::string> arguments = command;

@@ -42,6 +42,20 @@ Screen ScreenOf(int fd) {
 Session::Session() : out_screen_(ScreenOf(STDOUT_FILENO)), err_screen_(ScreenOf(STDERR_FILENO)) {}
 
 bool Session::asks() const { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
+
+bool Session::Confirms(const std::string& question, const Interrupt& interrupt) const {
+  Err(question);
+  std::string answer;
+  char c;
+  ssize_t count;
+  while ((count = interrupt.Read(STDIN_FILENO, &c, 1)) == 1 && c != '\n') answer += c;
+  if (count != 1) {
+    Err("\n");
+    return false;
+  }
+  return answer.empty() || answer == "y" || answer == "Y" || answer == "yes";
+}
+
 int64_t Session::now_ns() const { return RealClock()->WallNs(); }
 
 Format Session::format() const {

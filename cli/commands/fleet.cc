@@ -3,6 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "cli/interrupt.h"
+#include "cli/render/explain.h"
 #include "cli/render/fleet.h"
 
 namespace muster {
@@ -55,13 +57,26 @@ int ShowHost(Session& session, const std::string& name) {
   return session.ShowOne(text, *host, host->name());
 }
 
-int Drain(Session& session, const std::string& target, const std::string& reason) {
+// On a terminal it shows first what `simulate` says of it, and asks.
+int Drain(Session& session, const std::string& target, const std::string& reason, bool yes) {
+  Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
+  if (session.asks() && !yes) {
+    pb::SimulateRequest request;
+    request.add_drain(target);
+    absl::StatusOr<pb::SimulateResponse> simulated = (*client)->Simulate(request);
+    if (!simulated.ok()) return session.Fail(simulated.status());
+    session.Err(RenderSimulation(*simulated, session.err_screen()));
+    if (!session.Confirms(absl::StrCat("Drain ", target, "? [Y/n] "), interrupt)) {
+      session.Err("Nothing was drained.\n");
+      return interrupt.pending() ? kExitInterrupted : kExitOk;
+    }
+  }
   absl::StatusOr<pb::DrainResponse> response = (*client)->Drain(target, reason);
   if (!response.ok()) return session.Fail(response.status());
   std::string text = absl::StrCat(target, " is drained: nothing new starts there.");
-  if (response->jobs_size() > 0) absl::StrAppend(&text, " These checkpoint and move: ", absl::StrJoin(response->jobs(), ", "), ".");
+  if (response->jobs_size() > 0) absl::StrAppend(&text, " These are stopped and move: ", absl::StrJoin(response->jobs(), ", "), ".");
   return session.ShowOne(absl::StrCat(text, "  Undo: muster ", target.find('/') == std::string::npos ? "cluster" : "host", " resume ", target, "\n"), *response, target);
 }
 
@@ -80,10 +95,12 @@ void AddVerbs(CLI::App* noun, Session& session, const std::string& what, std::fu
   CLI::App* show_command = noun->add_subcommand("show", "One of them");
   show_command->add_option(what, *target)->required();
   show_command->callback([&session, target, show] { session.command = [target, show] { return show(*target); }; });
-  CLI::App* drain = noun->add_subcommand("drain", "Start nothing new there; what runs checkpoints and moves");
+  auto yes = std::make_shared<bool>(false);
+  CLI::App* drain = noun->add_subcommand("drain", "Start nothing new there; what runs is stopped and moves");
   drain->add_option(what, *target)->required();
   drain->add_option("--reason", *reason, "Shown to everybody who waits for it");
-  drain->callback([&session, target, reason] { session.command = [&session, target, reason] { return Drain(session, *target, *reason); }; });
+  drain->add_flag("-y,--yes", *yes, "Don't ask");
+  drain->callback([&session, target, reason, yes] { session.command = [&session, target, reason, yes] { return Drain(session, *target, *reason, *yes); }; });
   CLI::App* resume = noun->add_subcommand("resume", "Take work again");
   resume->add_option(what, *target)->required();
   resume->callback([&session, target] { session.command = [&session, target] { return Resume(session, *target); }; });

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <algorithm>
 
 #include <CLI/CLI.hpp>
@@ -20,20 +18,6 @@ struct SubmitOptions {
   std::vector<std::string> settings;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false, wait_for_capacity = false;
 };
-
-// Enter means yes. False: no, end of input, or Ctrl+C.
-bool Confirmed(Session& session, const Interrupt& interrupt) {
-  session.Err("Submit? [Y/n] ");
-  std::string answer;
-  char c;
-  ssize_t count;
-  while ((count = interrupt.Read(STDIN_FILENO, &c, 1)) == 1 && c != '\n') answer += c;
-  if (count != 1) {
-    session.Err("\n");
-    return false;
-  }
-  return answer.empty() || answer == "y" || answer == "Y" || answer == "yes";
-}
 
 int Submit(Session& session, const SubmitOptions& options) {
   Interrupt interrupt;  // from here on Ctrl+C can't lose a job's number
@@ -64,7 +48,7 @@ int Submit(Session& session, const SubmitOptions& options) {
     return code == kExitOk && options.detailed_exitcode && WouldEvict(*preview) ? kExitWouldEvict : code;
   }
   if (session.for_people()) session.Err(RenderPreview(*preview, session.err_screen(), session.now_ns()));
-  if (session.asks() && !options.yes && options.file != "-" && !Confirmed(session, interrupt)) {
+  if (session.asks() && !options.yes && options.file != "-" && !session.Confirms("Submit? [Y/n] ", interrupt)) {
     session.Err("Nothing was submitted.\n");
     return interrupt.pending() ? kExitInterrupted : kExitOk;
   }

@@ -280,6 +280,15 @@ TEST_F(Sentences, NameTheResourceThatLacksBesideFreeDevices) {
   EXPECT_EQ(Text(fits, pb::V_PLACEMENT), "enough gpu in lab is free, but kept for others, whose turn comes first");
 }
 
+TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
+  const uint64_t trains = testing::JobBuilder("research").Cpus(7).SubmitTo(&s_);
+  const uint64_t flat = testing::JobBuilder("research").GpusMilli(0).Cpus(1).SubmitTo(&s_);
+  s_.Do(testing::Placed(s_.state, trains, "lab", {{"h00", {0}}}));
+  s_.Do(testing::Placed(s_.state, flat, "lab", {{"h00", {}}}, 0, ""));
+  EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"), ElementsAre(trains, flat));
+  EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "gpu"), ElementsAre(trains));
+}
+
 TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
   EXPECT_EQ(Text(job, pb::V_SHARE), "waits for gpu in lab to become free");

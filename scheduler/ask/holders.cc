@@ -19,9 +19,9 @@ const std::vector<uint64_t>& CellHolders::Of(int32_t cluster, const std::string&
     if (host.cluster != cluster || (gpus && host.inventory.flavour() != flavour)) continue;
     for (const AttemptRef& ref : host.attempts) {
       const AttemptRow* attempt = state_.FindAttempt(ref);
-      if (attempt == nullptr || attempt->ended() || attempt->flavour != (gpus ? flavour : "")) continue;
+      if (attempt == nullptr || attempt->ended() || (gpus && attempt->flavour != flavour)) continue;
       const pb::TaskSpec& spec = state_.FindJob(ref.job)->task_spec(ref.task);
-      const int64_t a_worker = gpus ? spec.resources().gpus_milli() : WorkerDemand(spec, pb::Inventory::default_instance()).cpus_milli;
+      const int64_t a_worker = gpus ? spec.resources().gpus_milli() : WorkerDemand(spec, host.inventory).cpus_milli;
       for (const PartRow& part : attempt->parts) {
         if (part.host == id) held[ref.job] += a_worker * part.workers;
       }

@@ -17,7 +17,7 @@ class CellHolders {
   // `state` must outlive it, unchanged.
   explicit CellHolders(const State& state) : state_(state) {}
 
-  // The jobs that hold most of the flavour ("cpu": of work without GPUs, its cores) in the cluster, largest first, at most nine.
+  // The jobs that hold most of the flavour ("cpu": cores, whatever holds them) in the cluster, largest first, at most nine.
   const std::vector<uint64_t>& Of(int32_t cluster, const std::string& flavour);
 
  private:

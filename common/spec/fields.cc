@@ -37,30 +37,48 @@ void AppendField(std::string_view path, std::string_view type, std::string_view 
 }
 
 // A property of the trainer's schema, as a field.
-void AppendTrainerField(const std::string& name, const nlohmann::json& property, std::string* out) {
+void AppendTrainerField(const std::string& path, const nlohmann::json& property, std::string* out) {
   const auto text = [&](const char* key) {
     const auto found = property.find(key);
     return found != property.end() && found->is_string() ? found->get<std::string>() : std::string();
   };
-  std::string type = text("type") == "integer" ? "whole number" : text("type") == "string" ? "text" : text("type") == "object" ? "map" : text("type") == "array" ? "list" : text("type");
-  if (text("type") == "boolean") type = "true or false";
+  std::string type = text("type");
+  if (const auto types = property.find("type"); types != property.end() && types->is_array() && !types->empty() && types->front().is_string()) type = types->front().get<std::string>();
+  type = type == "integer" ? "whole number" : type == "string" ? "text" : type == "object" ? "map" : type == "array" ? "list" : type == "boolean" ? "true or false" : type.empty() ? "any" : type;
   if (const auto choices = property.find("enum"); choices != property.end() && choices->is_array()) {
-    type.clear();
-    for (const auto& choice : *choices) absl::StrAppend(&type, type.empty() ? "" : ", ", choice.is_string() ? choice.get<std::string>() : choice.dump());
+    std::string words;
+    for (const auto& choice : *choices) {
+      if (!choice.is_null()) absl::StrAppend(&words, words.empty() ? "" : ", ", choice.is_string() ? choice.get<std::string>() : choice.dump());
+    }
+    type = words.empty() ? "not taken" : words;
   }
   std::string doc = text("description");
   if (const auto fallback = property.find("default"); fallback != property.end()) {
     absl::StrAppend(&doc, " Default ", fallback->is_string() ? fallback->get<std::string>() : fallback->dump(), ".");
   }
-  AppendField("trainer." + name, type, doc, out);
+  AppendField(path, type, doc, out);
 }
 
-std::string TrainerText(std::string_view name, std::string_view schema_json) {
-  const nlohmann::json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
-  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return "";
+// What stands below `path` of the trainer's schema: trainer itself has all its keys, a key that is a map has its own.
+std::string TrainerText(std::string_view path, std::string_view schema_json) {
+  nlohmann::json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
+  const auto properties = [](const nlohmann::json& of) -> const nlohmann::json* {
+    const auto found = of.is_object() ? of.find("properties") : of.end();
+    return found != of.end() && found->is_object() ? &*found : nullptr;
+  };
+  const std::vector<std::string> names = absl::StrSplit(View(path), '.');
+  const nlohmann::json* at = &schema;
+  for (size_t i = 1; i < names.size(); ++i) {
+    const nlohmann::json* keys = properties(*at);
+    if (keys == nullptr || !keys->contains(names[i])) return "";
+    at = &(*keys)[names[i]];
+  }
   std::string out;
-  for (const auto& [key, property] : schema["properties"].items()) {
-    if ((name.empty() || name == key) && property.is_object()) AppendTrainerField(key, property, &out);
+  if (names.size() > 1 && at->is_object()) AppendTrainerField(std::string(path), *at, &out);
+  if (const nlohmann::json* keys = properties(*at); keys != nullptr) {
+    for (const auto& [key, property] : keys->items()) {
+      if (property.is_object()) AppendTrainerField(absl::StrCat(View(path), ".", key), property, &out);
+    }
   }
   return out;
 }
@@ -95,8 +113,7 @@ std::string FieldsText(std::string_view path, std::string_view trainer_schema_js
     const bool below = name.size() > path.size() && name.substr(0, path.size()) == path && name[path.size()] == '.';
     if (name == path || below) AppendField(name, field.type, field.doc, &out);
   }
-  if (path == "trainer") absl::StrAppend(&out, TrainerText("", trainer_schema_json));
-  if (path.substr(0, 8) == "trainer.") absl::StrAppend(&out, TrainerText(path.substr(8), trainer_schema_json));
+  if (path == "trainer" || path.substr(0, 8) == "trainer.") absl::StrAppend(&out, TrainerText(path, trainer_schema_json));
   return out;
 }
 

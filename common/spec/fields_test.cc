@@ -44,6 +44,11 @@ TEST(Fields, TextIsFoundByPathAndTheTrainersFromItsSchema) {
   EXPECT_EQ(FieldsText("resources.memory").find("gpus  ("), std::string::npos);
   EXPECT_EQ(FieldsText("resources.memory"), FieldsText("tasks[].resources.memory"));
   EXPECT_EQ(FieldsText("trainer.dtype", kTestTrainerSchema), "trainer.dtype  (fp32, bf16)\n    Type of weights. Default fp32.\n");
+  EXPECT_EQ(FieldsText("trainer.model.head_dim", kTestTrainerSchema), "trainer.model.head_dim  (whole number)\n    Width of a head.\n");
+  EXPECT_EQ(FieldsText("trainer.model.rope_scaling", kTestTrainerSchema),
+            "trainer.model.rope_scaling  (map)\n    Rotary embeddings.\ntrainer.model.rope_scaling.factor  (number)\n    By how much.\n");
+  EXPECT_THAT(FieldsText("trainer.model", kTestTrainerSchema), testing::HasSubstr("trainer.model.hidden_act  (silu)"));
+  EXPECT_EQ(FieldsText("trainer.model.nope", kTestTrainerSchema), "");
   EXPECT_THAT(FieldsText("trainer", kTestTrainerSchema), testing::HasSubstr("trainer.max_steps  (whole number)"));
   EXPECT_EQ(FieldsText("resource"), "");
   EXPECT_EQ(FieldSuggestion("resource"), " Did you mean resources?");

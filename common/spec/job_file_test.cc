@@ -173,9 +173,10 @@ TEST(JobFile, TheTrainersMapBecomesCanonicalJsonTypedByItsSchema) {
             R"("max_length":8192,"max_steps":3000})");
   EXPECT_EQ(spec.tasks(2).resources().gpus_milli(), 500);
   EXPECT_EQ(spec.tasks(2).env().at("LEVEL"), "3");
-  const char* numbers_as_text = "trainer: {model: {a: 1}, data: 007, max_length: 1, global_batch_size: 1, max_steps: 1, learning_rate: 1}\n";
+  const char* numbers_as_text = "trainer: {model: {hidden_size: 6.4e1, head_dim: null, hidden_act: null, quantization_config: null, bos_token_id: [1, 2]}, data: 007, max_length: 1, global_batch_size: 1, max_steps: 1, learning_rate: 1}\n";
   ASSERT_TRUE(ParseJobFile(numbers_as_text, "x.yaml", context, &spec, &problems)) << Summary(problems);
   EXPECT_THAT(spec.tasks(0).trainer_json(), testing::HasSubstr(R"("data":"007")"));
+  EXPECT_THAT(spec.tasks(0).trainer_json(), testing::HasSubstr(R"("hidden_size":64,)"));
 }
 
 TEST(CheckAgainstSchema, EveryOneOfOfAllOfHolds) {

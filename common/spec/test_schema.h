@@ -9,7 +9,17 @@ inline constexpr char kTestTrainerSchema[] = R"({
   "required": ["data", "max_length", "global_batch_size", "max_steps", "learning_rate"],
   "properties": {
     "init": {"type": "string", "minLength": 1, "description": "Hugging Face directory."},
-    "model": {"type": "object", "description": "Content of a config.json."},
+    "model": {"type": "object", "additionalProperties": false, "required": ["hidden_size"], "description": "Content of a config.json.",
+      "properties": {
+        "hidden_size": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "Width of the model."},
+        "head_dim": {"type": ["integer", "null"], "minimum": 1, "description": "Width of a head."},
+        "hidden_act": {"type": ["string", "null"], "enum": ["silu", null], "description": "Activation."},
+        "quantization_config": {"type": ["object", "null"], "enum": [null], "description": "Quantised weights can't be trained; give the unquantised model."},
+        "rope_scaling": {"type": ["object", "null"], "additionalProperties": false, "description": "Rotary embeddings.",
+          "properties": {"factor": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "By how much."}}},
+        "bos_token_id": {"description": "A token, or several."},
+        "model_type": {}, "vocab_size": {}, "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {}, "num_key_value_heads": {},
+        "max_position_embeddings": {}, "tie_word_embeddings": {}}},
     "data": {"type": "string", "minLength": 1, "description": "Directory of token shards."},
     "max_length": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "Tokens per sequence."},
     "global_batch_size": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "Sequences per step."},

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/spec/problem.h"
 #include "common/spec/reader.h"
 #include "common/spec/spec.h"
@@ -54,6 +55,22 @@ std::string Dump(const json& value) {
 std::string NumberText(double value) {
   if (value == std::floor(value) && std::abs(value) < 1e15) return absl::StrCat(static_cast<int64_t>(value));
   return Dump(value);
+}
+
+// "integer" of type: integer and of type: [integer, "null"].
+std::string TypeOf(const json* schema) {
+  const json* type = Member(schema, "type");
+  if (type == nullptr || !type->is_array()) return TextMember(schema, "type");
+  for (const json& one : *type) {
+    if (one.is_string() && one != "null") return one.get<std::string>();
+  }
+  return "null";
+}
+
+bool TakesNull(const json& schema) {
+  const json* type = Member(&schema, "type");
+  if (type == nullptr || !type->is_array()) return type == nullptr || *type == "null";
+  return std::find(type->begin(), type->end(), "null") != type->end();
 }
 
 std::optional<double> Bound(const json& schema, const char* key) {
@@ -189,7 +206,7 @@ json TrainerJson(const YamlNode& node, const json* schema, const std::string& pa
     }
     case YamlNode::Kind::kScalar: break;
   }
-  const std::string type = TextMember(schema, "type");
+  const std::string type = TypeOf(schema);
   if (node.quoted || type == "string") return node.text;
   if (node.text == "true" || node.text == "false") return node.text == "true";
   if (const std::optional<json> number = Number(node.text)) {
@@ -205,17 +222,21 @@ json TrainerJson(const YamlNode& node, const json* schema, const std::string& pa
 
 void CheckAgainstSchema(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
   if (!schema.is_object()) return;
-  const std::string type = TextMember(&schema, "type");
+  const std::string type = TypeOf(&schema);
   const auto bad = [&](const std::string& wanted) { emit(path, absl::StrCat("must be ", wanted, "; got ", Dump(value)), Document::Where::kValue); };
-  if (value.is_null() && !type.empty() && type != "null") return emit(path, "has no value; give one or leave the field out", Document::Where::kValue);
+  if (value.is_null()) {
+    if (!TakesNull(schema)) emit(path, "has no value; give one or leave the field out", Document::Where::kValue);
+    return;
+  }
   if (const json* choices = Member(&schema, "enum"); choices != nullptr && choices->is_array()) {
     if (std::find(choices->begin(), choices->end(), value) != choices->end()) return;
-    std::string wanted = "one of ";
-    for (size_t i = 0; i < choices->size(); ++i) {
-      const json& choice = (*choices)[i];
-      absl::StrAppend(&wanted, i == 0 ? "" : ", ", choice.is_string() ? choice.get<std::string>() : Dump(choice));
+    std::vector<std::string> words;
+    for (const json& choice : *choices) {
+      if (!choice.is_null()) words.push_back(choice.is_string() ? choice.get<std::string>() : Dump(choice));
     }
-    return bad(wanted);
+    if (!words.empty()) return bad((words.size() == 1 ? "" : "one of ") + absl::StrJoin(words, ", "));
+    const std::string description = TextMember(&schema, "description");   // nothing may stand here
+    return emit(path, description.empty() ? "can't be given; leave it out" : description, Document::Where::kName);
   }
   if (type == "integer") {
     const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());

@@ -53,6 +53,7 @@ BAD_JOBS = {
     "cyclic after": ("tasks:\n  - {name: a, run: ls, after: [b]}\n  - {name: b, run: ls, after: [a]}\n", ["after", "cycle"]),
     "after nobody": ("tasks:\n  - {name: a, run: ls, after: [z]}\n", ["after[0]", "no task"]),
     "trainer key": (TRAINER.replace("max_steps", "max_step"), ["trainer.max_step", "Did you mean max_steps?"]),
+    "trainer model key": (TRAINER.replace("init: /m", "model: {hidden_sise: 64}"), ["trainer.model.hidden_sise", "Did you mean hidden_size?"]),
     "batch by device": (TRAINER + "  per_device_train_batch_size: 4\n", ["per_device_train_batch_size", "global_batch_size"]),
     "never fits": (RUN + "workers: 5\n", ["can never start", "4"]),
     "too deep": ("labels: " + "{a: " * 40 + "1" + "}" * 40 + "\n" + RUN, ["deep"]),

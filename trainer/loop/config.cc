@@ -268,7 +268,7 @@ ordered_json TrainConfigSchema() {
                      {{"data", {{"type", "string"}, {"minLength", 1}, {"description", "Directory of token shards."}}},
                       {"weight", {{"type", "number"}, {"exclusiveMinimum", 0}, {"description", "Its share, in proportion to the others'."}}}}}};
     } else {
-      p["type"] = "object";
+      p = ModelSchema();
     }
     p["description"] = key.description;
     schema["properties"][key.name] = p;

@@ -1,10 +1,12 @@
 #include "trainer/loop/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "trainer/loop/guard.h"
 #include "trainer/loop/mfu.h"
 #include "trainer/optim/lr_schedule.h"
@@ -197,6 +199,38 @@ TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
       {{{"eos_token_id", 100}}, "model.eos_token_id: 100"},
   };
   for (const Case& c : cases) EXPECT_NE(Problem(GoodModel(), c.change, true).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodModel(), c.change, true);
+}
+
+TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
+  const nlohmann::ordered_json schema = ModelSchema();
+  EXPECT_EQ(schema["additionalProperties"], false);
+  for (const std::string key : schema["required"]) {
+    json value = GoodModel();
+    value.erase(key);
+    Problems problems;
+    ParseModelConfig(value, "model", true, problems);
+    EXPECT_NE(ToText(problems).find(absl::StrCat("model.", key, ": is missing")), std::string::npos);
+  }
+  for (const auto& [key, property] : schema["properties"].items()) {
+    EXPECT_NE(property.value("description", ""), "") << key;
+    Problems problems;
+    const bool required = std::find(schema["required"].begin(), schema["required"].end(), key) != schema["required"].end();
+    json value = GoodModel();
+    if (!required) value[key] = nullptr;             // as a config.json may have it
+    ParseModelConfig(value, "model", true, problems);
+    EXPECT_EQ(ToText(problems), "") << key;
+  }
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+    ModelConfig config;
+    config.family = type;
+    config.rope.type = "yarn";
+    config.sliding_window = 8;
+    config.num_layers = 1;
+    config.sliding_layers = {true};
+    const nlohmann::ordered_json written = ToHuggingFace(config, "float32");
+    for (const auto& [key, value] : written.items()) EXPECT_TRUE(schema["properties"].contains(key)) << key;
+    for (const auto& [key, value] : written["rope_parameters"].items()) EXPECT_TRUE(schema["properties"]["rope_parameters"]["properties"].contains(key)) << key;
+  }
 }
 
 TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {

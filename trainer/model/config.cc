@@ -12,6 +12,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kSizeMax = 1'000'000'000;
+
 // What transformers means by a field that a config.json of this family leaves out, and what it can't say at all.
 struct Family {
   const char* model_type;
@@ -43,16 +45,6 @@ std::string FamilyNames(const char* Family::* name) {
   return names;
 }
 
-// Keys of a config.json that change nothing in training (or only when they hold something we check for).
-const std::set<std::string>& HarmlessKeys() {
-  static const std::set<std::string> keys = {
-      "_name_or_path", "_commit_hash", "transformers_version", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id",
-      "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id", "architectures", "torch_dtype",
-      "dtype", "is_encoder_decoder", "chunk_size_feed_forward", "problem_type", "_attn_implementation",
-      "_attn_implementation_autoset", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"};
-  return keys;
-}
-
 class Reader {
  public:
   Reader(const json& value, std::string path, Problems& problems) : value_(value), path_(std::move(path)), problems_(problems) {}
@@ -74,8 +66,8 @@ class Reader {
       if (required) Bad(key, "is missing; the model's shape needs it");
       return fallback;
     }
-    if (!v.is_number_integer() || v.get<double>() < 1 || v.get<double>() > 1e9) {
-      Bad(key, absl::StrCat("must be a whole number from 1 to 1000000000; got ", v.dump()));
+    if (!v.is_number_integer() || v.get<double>() < 1 || v.get<double>() > static_cast<double>(kSizeMax)) {
+      Bad(key, absl::StrCat("must be a whole number from 1 to ", kSizeMax, "; got ", v.dump()));
       return fallback;
     }
     return v.get<int64_t>();
@@ -360,15 +352,90 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
     config.token_ids[key] = id;
   }
 
+  static const nlohmann::ordered_json kKnown = ModelSchema()["properties"];
+  std::vector<std::string> known;
+  for (const auto& [key, unused] : kKnown.items()) known.push_back(key);
   for (const auto& [key, unused] : value.items()) {
-    if (r.used().contains(key) || HarmlessKeys().contains(key)) continue;
+    if (kKnown.contains(key)) continue;
     if (strict) {
-      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.", DidYouMean(key, {r.used().begin(), r.used().end()})));
+      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.", DidYouMean(key, known)));
     } else if (ignored != nullptr) {
       ignored->push_back(key);
     }
   }
   return config;
+}
+
+nlohmann::ordered_json ModelSchema() {
+  using nlohmann::ordered_json;
+  ordered_json schema;
+  schema["type"] = "object";
+  schema["additionalProperties"] = false;
+  ordered_json* properties = &schema["properties"];
+  // A null in a config.json means that the field isn't there, but for the sizes without which there is no model.
+  const auto add = [&](const char* name, const char* type, const char* description, ordered_json more = ordered_json::object()) {
+    ordered_json& p = (*properties)[name];
+    if (*type != '\0') p["type"] = {type, "null"};
+    p["description"] = description;
+    p.update(more);
+  };
+  const ordered_json size = {{"minimum", 1}, {"maximum", kSizeMax}}, above_zero = {{"exclusiveMinimum", 0}};
+  const auto one_of = [](ordered_json choices) {
+    choices.push_back(nullptr);
+    return ordered_json{{"enum", std::move(choices)}};
+  };
+  ordered_json types = ordered_json::array();
+  for (const Family& family : kFamilies) types.push_back(family.model_type);
+  add("model_type", "string", "The family; llama if neither this nor architectures is given.", one_of(types));
+  add("architectures", "array", "The class's name in transformers, such as LlamaForCausalLM.", {{"items", {{"type", "string"}}}});
+  using Named = std::pair<const char*, const char*>;
+  for (const auto& [name, description] : {Named("vocab_size", "Tokens of the vocabulary."), Named("hidden_size", "Width of the model."),
+                                          Named("intermediate_size", "Width of the MLP."), Named("num_hidden_layers", "Layers."),
+                                          Named("num_attention_heads", "Heads of queries.")}) {
+    add(name, "integer", description, size);
+    (*properties)[name]["type"] = "integer";
+    schema["required"].push_back(name);
+  }
+  add("num_key_value_heads", "integer", "Heads of keys and values; as many as of queries if left out (llama alone).", size);
+  add("head_dim", "integer", "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", size);
+  add("max_position_embeddings", "integer", "The longest sequence that the model is meant for.", size);
+  add("rms_norm_eps", "number", "Added under the root of a norm.", {{"default", 1e-6}, {"exclusiveMinimum", 0}});
+  add("initializer_range", "number", "Standard deviation of weights drawn from scratch.", {{"default", 0.02}, {"exclusiveMinimum", 0}});
+  add("tie_word_embeddings", "boolean", "The head's weights are the embeddings.", {{"default", false}});
+  add("attention_bias", "boolean", "The linears of attention have biases (llama, qwen3).");
+  add("mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
+  add("hidden_act", "string", "The MLP's activation.", one_of({"silu"}));
+  add("attention_dropout", "number", "Can't be trained.", one_of({0}));
+  add("pretraining_tp", "integer", "Slices of the linears in an old checkpoint.", one_of({1}));
+  add("quantization_config", "object", "Quantised weights can't be trained; give the unquantised model.", one_of(ordered_json::array()));
+  add("use_sliding_window", "boolean", "Some layers see sliding_window tokens (qwen2, qwen3).", {{"default", false}});
+  add("sliding_window", "integer", "Tokens that a token sees, itself among them (mistral, qwen2, qwen3).", size);
+  add("max_window_layers", "integer", "Layers from this one on have the window (qwen2, qwen3).", {{"minimum", 0}, {"maximum", kSizeMax}});
+  add("layer_types", "array", "full_attention or sliding_attention for each layer.", {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
+  add("rope_theta", "number", "Base of the rotary embeddings.", {{"default", 10000}, {"exclusiveMinimum", 0}});
+  ordered_json rope = ordered_json::object();
+  properties = &rope;
+  add("rope_theta", "number", "Base of the rotary embeddings.", above_zero);
+  for (const char* name : {"rope_type", "type"}) add(name, "string", "How the context is lengthened.", one_of({"default", "linear", "llama3", "yarn"}));
+  add("original_max_position_embeddings", "integer", "The context before (llama3, yarn).", size);
+  for (const auto& [name, description] : {Named("factor", "By how much."), Named("low_freq_factor", "Of llama3."), Named("high_freq_factor", "Of llama3."),
+                                          Named("beta_fast", "Of yarn."), Named("beta_slow", "Of yarn."), Named("attention_factor", "Of yarn."),
+                                          Named("mscale", "Of yarn."), Named("mscale_all_dim", "Of yarn.")}) {
+    add(name, "number", description, above_zero);
+  }
+  add("truncate", "boolean", "Of yarn.");
+  add("partial_rotary_factor", "number", "Whole heads are rotated.", one_of({1}));
+  properties = &schema["properties"];
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    add(name, "object", "Rotary embeddings, such as {rope_type: default, rope_theta: 10000.0}.", {{"additionalProperties", false}, {"properties", rope}});
+  }
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) add(name, "", "A token's id, or a list of them; kept for the export.");
+  for (const char* name : {"torch_dtype", "dtype", "_name_or_path", "_commit_hash", "transformers_version", "use_cache", "return_dict", "output_attentions",
+                           "output_hidden_states", "id2label", "label2id", "is_encoder_decoder", "chunk_size_feed_forward", "problem_type", "_attn_implementation",
+                           "_attn_implementation_autoset", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"}) {
+    add(name, "", "Changes nothing in training.");
+  }
+  return schema;
 }
 
 nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {

@@ -75,6 +75,9 @@ struct ModelConfig {
 ModelConfig ParseModelConfig(const nlohmann::json& value, const std::string& path, bool strict, Problems& problems,
                              std::vector<std::string>* ignored = nullptr);
 
+// JSON Schema of what ParseModelConfig takes: its keys, their types and ranges. What holds between keys it can't say.
+nlohmann::ordered_json ModelSchema();
+
 // config.json's content; `dtype` is "float32" or "bfloat16".
 nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype);
 

@@ -40,6 +40,9 @@ def test_schema_is_a_json_schema_whose_defaults_obey_it(schema_text):
             assert isinstance(default, TYPES[key["type"]]), name
             assert default in key.get("enum", [default]), name
             assert key.get("minimum", default) <= default <= key.get("maximum", default), name
+    model = schema["properties"]["model"]
+    assert model["additionalProperties"] is False and set(model["required"]) <= set(model["properties"]) >= set(resume.TINY_MODEL)
+    assert all(key["description"].endswith(".") for key in model["properties"].values())
     assert not set(schema["x-muster-hints"]) & CONTRACT_KEYS
     assert "global_batch_size" in schema["x-muster-hints"]["per_device_train_batch_size"]
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -25,6 +26,8 @@
 
 namespace muster::sim {
 namespace {
+
+constexpr char kDefaultQueue[] = "default";
 
 struct Arguments {
   std::string trace, cluster, queues;
@@ -86,6 +89,17 @@ absl::Status SetDurations(const Arguments& args, WorldOptions* options, PolicyOp
   return absl::OkStatus();
 }
 
+// Why no job of the trace finds its queue in the tree that stands in for a file that wasn't given; empty if some do.
+std::string WhyNoQueue(const Trace& trace) {
+  std::set<std::string> names;
+  for (const TraceJob& job : trace.jobs) names.insert(job.queue);
+  if (names.empty() || names.contains(kDefaultQueue)) return "";
+  constexpr size_t kShown = 5;
+  std::vector<std::string> shown(names.begin(), names.size() <= kShown ? names.end() : std::next(names.begin(), kShown));
+  return absl::StrCat("the trace's jobs are of ", names.size() == 1 ? "the queue " : "the queues ", absl::StrJoin(shown, ", "),
+                      names.size() > kShown ? ", …" : "", ", but without --queues there is only `", kDefaultQueue, "`; give a file that has them: --queues FILE");
+}
+
 void PrintJobs(const WorldResult& result) {
   for (const JobResult& job : result.jobs) {
     if (!job.refused.empty()) continue;
@@ -105,7 +119,7 @@ int Run(const Arguments& args, bool compare) {
   if (!ParseClusterFile(*cluster_text, args.cluster, &clusters, &problems)) return Fail(FormatProblems(problems, args.cluster, kFormat));
   pb::QueueTree queues;
   if (args.queues.empty()) {
-    queues.add_queues()->set_name("default");
+    queues.add_queues()->set_name(kDefaultQueue);
   } else {
     const auto queue_text = ReadMaybeCompressed(args.queues);
     if (!queue_text.ok()) return Fail(std::string(queue_text.status().message()));
@@ -126,9 +140,12 @@ int Run(const Arguments& args, bool compare) {
   Cut(from_ns, until_ns, &*trace);
   if (args.load > 0) ScaleToLoad(DevicesOf(clusters, ""), args.load, &*trace);
   if (trace->jobs.empty()) return Fail("the trace holds no job");
+  if (args.queues.empty()) {
+    if (const std::string why = WhyNoQueue(*trace); !why.empty()) return Fail(why);
+  }
 
   std::vector<std::pair<std::string, WorldResult>> runs;
-  bool stuck = false;
+  bool stuck = false, nothing_ran = false;
   for (const absl::string_view name : absl::StrSplit(args.policies, ',', absl::SkipEmpty())) {
     const std::string policy(name);
     absl::StatusOr<DecideFunction> decide = MakePolicy(policy, &*trace, policy_options);
@@ -142,7 +159,8 @@ int Run(const Arguments& args, bool compare) {
       if (job.refused.empty()) continue;
       if (refused++ < 20) std::fprintf(stderr, "refused: %s: %s\n", job.name.c_str(), job.refused.c_str());
     }
-    if (refused > 0) std::fprintf(stderr, "%d jobs can never run here and were refused\n", refused);
+    if (refused > 0) std::fprintf(stderr, "%d of %zu jobs can never run here and were refused\n", refused, result->jobs.size());
+    nothing_ran = nothing_ran || refused == static_cast<int>(result->jobs.size());
     for (size_t i = 0; i < result->stuck.size() && i < 20; ++i) std::fprintf(stderr, "did not end: %s\n", result->stuck[i].c_str());
     if (result->stuck.size() > 20) std::fprintf(stderr, "and %zu more did not end\n", result->stuck.size() - 20);
     stuck = stuck || !result->stuck.empty();
@@ -162,7 +180,7 @@ int Run(const Arguments& args, bool compare) {
       std::fputs(QueueTable(result, options.patience_ns).c_str(), stdout);
     }
   }
-  return stuck ? 1 : 0;
+  return stuck || nothing_ran ? 1 : 0;
 }
 
 // Faults come from a seed alone, without a trace and its clusters.

@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
@@ -82,30 +83,6 @@ pb::JobSpec SpecOf(const TraceJob& job) {
   return spec;
 }
 
-pb::Inventory InventoryOf(const pb::Sku& sku) {
-  pb::Inventory inventory;
-  inventory.set_flavour(sku.flavour());
-  for (int i = 0; i < sku.gpus(); ++i) {
-    pb::Device* device = inventory.add_devices();
-    device->set_index(i);
-    device->set_uuid(absl::StrCat("sim-", i));
-    device->set_island(sku.nvlink_island() > 0 ? i / sku.nvlink_island() : 0);
-    device->set_healthy(true);
-  }
-  inventory.set_cpus_milli(sku.cpus_milli());
-  inventory.set_memory_bytes(sku.memory_bytes());
-  inventory.set_disk_bytes(sku.disk_bytes());
-  inventory.set_declared(true);
-  inventory.set_address("127.0.0.1");
-  return inventory;
-}
-
-// nullptr: the host's SKU isn't in the file.
-const pb::Sku* SkuOf(const pb::ClusterFile& clusters, const pb::ClusterSpec& cluster, const pb::HostSpec& host) {
-  const auto sku = clusters.skus().find(host.sku().empty() ? cluster.sku() : host.sku());
-  return sku == clusters.skus().end() ? nullptr : &sku->second;
-}
-
 absl::Status Joined(const std::vector<FieldProblem>& problems) {
   std::string text;
   for (const FieldProblem& problem : problems) absl::StrAppend(&text, text.empty() ? "" : "; ", problem.path, ": ", problem.message);
@@ -163,7 +140,9 @@ absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& que
       hello->set_host(host.name());
       hello->set_state_id(absl::StrCat("state-", cluster.name(), "/", host.name()));
       hello->set_boot_id("boot");
-      *hello->mutable_inventory() = InventoryOf(*sku);
+      FillInventory(*sku, "sim-", hello->mutable_inventory());
+      hello->mutable_inventory()->set_declared(true);
+      hello->mutable_inventory()->set_address("127.0.0.1");
       engine->Post(std::move(event));
     }
   }

@@ -6,7 +6,7 @@
 #include "scheduler/api/errors.h"
 #include "scheduler/api/services.h"
 #include "scheduler/ask/ask.h"
-#include "scheduler/ask/evictions.h"
+#include "scheduler/ask/taken.h"
 
 namespace muster {
 namespace {

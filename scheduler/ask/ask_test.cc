@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
-#include "scheduler/ask/evictions.h"
+#include "scheduler/ask/taken.h"
 #include "scheduler/ask/forecast.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/builders.h"

@@ -1,21 +1,29 @@
 #include "scheduler/ask/taken.h"
 
-#include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 
 namespace muster {
 
-std::string Outcome(int32_t workers, bool starts_over) {
+namespace {
+
+// What becomes of a task that is stopped, as far as the stop says it: it goes on with so many workers (0: as soon as it gets a
+// place) after it had `before`.
+std::string Outcome(int32_t workers, int32_t before, bool starts_over) {
+  if (workers == before) return starts_over ? "goes on with other devices from its start: it has no checkpoint" : "goes on with other devices";
   if (workers == 0) return starts_over ? "waits, and starts over: it has no checkpoint" : "waits, from its checkpoint";
   return absl::StrCat("goes on with ", workers, workers == 1 ? " worker" : " workers", starts_over ? " from its start: it has no checkpoint" : "");
 }
+
+}  // namespace
 
 std::string OutcomeOf(const Future& future, size_t index) {
   const Turn& stop = future.turns()[index];
   if (stop.cause == pb::CANCEL || stop.cause == pb::TIME_LIMIT) return "ends";
   constexpr int64_t kAtOnceNs = kMinute;
+  if (stop.workers == stop.before) return Outcome(stop.workers, stop.before, stop.starts_over);   // it moves aside
   const std::string from = stop.starts_over ? "from its start: it has no checkpoint" : "";
   for (size_t i = index + 1; i < future.turns().size(); ++i) {
     const Turn& turn = future.turns()[i];
@@ -26,24 +34,61 @@ std::string OutcomeOf(const Future& future, size_t index) {
     if (turn.workers != stop.before) absl::StrAppend(&text, " with ", turn.workers, turn.workers == 1 ? " worker" : " workers");
     return absl::StrCat(text, !from.empty() ? absl::StrCat(" ", from) : at_once ? "" : " from its checkpoint");
   }
-  return Outcome(stop.workers, stop.starts_over);
+  return Outcome(stop.workers, stop.before, stop.starts_over);
 }
 
-std::vector<pb::PreviewResponse::Taken> TakenFor(const Future& future, uint64_t job) {
-  std::vector<pb::PreviewResponse::Taken> taken;
+namespace {
+
+using Taken = pb::PreviewResponse::Taken;
+
+// Of a kStopping turn.
+Taken TakenAt(const Future& future, size_t index) {
+  const Turn& turn = future.turns()[index];
+  const JobRow& from = *future.state().FindJob(turn.task.job);
+  Taken entry;
+  entry.set_job(from.number);
+  entry.set_queue(from.spec->queue());
+  entry.set_gpus_milli((turn.before - turn.workers) * from.task_spec(turn.task.task).resources().gpus_milli());
+  entry.set_outcome(OutcomeOf(future, index));
+  entry.set_lost_gpu_ms(turn.lost_gpu_ms);
+  return entry;
+}
+
+// What has been stopped or shrunk so far, whoever for.
+std::map<TaskRef, Taken> TakenSoFar(const Future& future) {
+  std::map<TaskRef, Taken> taken;
   for (size_t i = 0; i < future.turns().size(); ++i) {
     const Turn& turn = future.turns()[i];
-    if (turn.kind != Turn::kStopping || turn.claimant != job) continue;
-    const JobRow* from = future.state().FindJob(turn.task.job);
-    if (from == nullptr) continue;
-    pb::PreviewResponse::Taken& entry = taken.emplace_back();
-    entry.set_job(from->number);
-    entry.set_queue(from->spec->queue());
-    entry.set_gpus_milli((turn.before - turn.workers) * from->task_spec(turn.task.task).resources().gpus_milli());
-    entry.set_outcome(OutcomeOf(future, i));
-    entry.set_lost_gpu_ms(turn.lost_gpu_ms);
+    if (turn.kind == Turn::kStopping && turn.workers <= turn.before) taken[turn.task] = TakenAt(future, i);   // above: it grows
   }
   return taken;
+}
+
+}  // namespace
+
+std::vector<Taken> TakenFor(const Future& future, uint64_t job) {
+  std::vector<Taken> taken;
+  for (size_t i = 0; i < future.turns().size(); ++i) {
+    const Turn& turn = future.turns()[i];
+    if (turn.kind == Turn::kStopping && turn.claimant == job) taken.push_back(TakenAt(future, i));
+  }
+  return taken;
+}
+
+std::vector<Taken> Evictions(const State& state, const pb::QueueTree& resolved, int64_t now_ns, const SchedulingOptions& options) {
+  Future as_it_is(state, now_ns, options, {}), changed(state, now_ns, options, {});
+  pb::Event event;
+  *event.mutable_queues_applied()->mutable_tree() = resolved;
+  event.mutable_queues_applied()->set_version(state.queue_version() + 1);
+  changed.At(now_ns, event);
+  Future::StepBoth(&as_it_is, &changed);
+  const std::map<TaskRef, Taken> anyway = TakenSoFar(as_it_is);
+  std::vector<Taken> evicted;
+  for (const auto& [task, taken] : TakenSoFar(changed)) {
+    const auto same = anyway.find(task);
+    if (same == anyway.end() || same->second.gpus_milli() < taken.gpus_milli()) evicted.push_back(taken);
+  }
+  return evicted;
 }
 
 }  // namespace muster

@@ -90,7 +90,7 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         return [job["number"] for job in system.json("jobs", "--all", "--limit", "100000")["jobs"] if job["state"] not in ENDED]
 
     wait_for("all jobs to end", lambda: not left(), 300, 0.5)
-    jobs = {job["number"]: job["state"] for job in system.json("jobs", "--all", "--limit", "100000")["jobs"]}
+    jobs = {str(job["number"]): job["state"] for job in system.json("jobs", "--all", "--limit", "100000")["jobs"]}
     lines = Counter((system.folder / "lines").read_text().splitlines())
     twice = [line for line, times in lines.items() if times > 1]
     lost = set(acknowledged) - set(jobs)

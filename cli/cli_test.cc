@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "cli/exit_code.h"
 #include "cli/render/format.h"
 #include "gmock/gmock.h"
@@ -351,6 +352,15 @@ TEST_F(CliTest, UnreachableNamesTheSocketAndTheRemedy) {
   EXPECT_THAT(err_, HasSubstr("TLS"));
 }
 
+TEST_F(CliTest, AnEmptySettingsFileSaysNothingAndAWrongOneIsToldWithItsRemedy) {
+  const auto with = [&](const std::string& file) { return absl::StrCat("HOME=", home_, " MUSTER_SERVER=", server_name_, " MUSTER_CONFIG=", file, " ", MUSTER_BINARY, " jobs -o name > ", home_, "/out 2>&1"); };
+  EXPECT_EQ(WEXITSTATUS(system(with("/dev/null").c_str())), 0);
+  EXPECT_EQ(WEXITSTATUS(system(with(Write("empty.yaml", "# nothing yet\n")).c_str())), 0);
+  EXPECT_EQ(WEXITSTATUS(system(with(Write("wrong.yaml", "curent_context: lab\n")).c_str())), 2);
+  std::ifstream said(home_ + "/out");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(said), {}), HasSubstr("Did you mean current_context?"));
+}
+
 TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{{}, {"nope"}, {"jobs", "--nope"}, {"show"}, {"jobs", "-o", "xml"}, {"logs", "7", "--rank", "-3"},
                                                                                         {"jobs", "--columns", "nope"}, {"jobs", "--state", "asleep"}, {"submit", "/nope.yaml"}}) {
@@ -364,6 +374,17 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("no such option: --ouput. Did you mean --output?"));
   EXPECT_EQ(Run({"jobs", "7"}), 2);
   EXPECT_THAT(err_, HasSubstr("does not take this: 7"));
+}
+
+TEST_F(CliTest, HelpIsAlsoAWord) {
+  EXPECT_EQ(Run({"--help"}), 0);
+  const std::string whole = out_;
+  EXPECT_EQ(Run({"help"}), 0);
+  EXPECT_EQ(out_, whole);
+  EXPECT_EQ(Run({"queue", "apply", "--help"}), 0);
+  const std::string command = out_;
+  EXPECT_EQ(Run({"help", "queue", "apply"}), 0);
+  EXPECT_EQ(out_, command);
 }
 
 TEST_F(CliTest, ServerRefusalsMapToTheirExitCodes) {
@@ -648,6 +669,60 @@ TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
   jobs_.logs = {"no newline at the end", "\x01 and on"};
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(out_, "no newline at the end\x01 and on");
+}
+
+TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {
+  const struct {
+    std::vector<std::string> words;
+    const char* lines;
+  } kCases[] = {
+      {{"jo"}, "jobs\tList unfinished jobs"},
+      {{"host", "dr"}, "drain\t"},
+      {{"top", "--b"}, "--by\tqueue, cluster, user or job\n"},
+      {{"top", "--by", ""}, "queue\ncluster\nuser\njob\n"},
+      {{"jobs", "-o", "js"}, "json\njsonl\n"},
+      {{"show", ""}, "10\n9\n"},
+      {{"cancel", "10", "9"}, "9\n"},
+      {{"show", "10", ""}, ""},
+      {{"run", "--queue", "re"}, "research\n"},
+      {{"run", "--gpu-type", ""}, "cpu-slot\n"},
+      {{"--server", server_name_, "cluster", "show", ""}, "lab\n"},
+      {{"submit", ""}, ":files\n"},
+      {{"run", "--", "pyt"}, ":files\n"},
+      {{"completion", "z"}, "zsh\n"},
+      {{"nonsense", "--by", ""}, ""},
+  };
+  for (const auto& c : kCases) {
+    std::vector<std::string> arguments = {"__complete"};
+    arguments.insert(arguments.end(), c.words.begin(), c.words.end());
+    EXPECT_EQ(Run(arguments), 0);
+    if (*c.lines == '\0') {
+      EXPECT_EQ(out_, "") << absl::StrJoin(c.words, " ");
+    } else {
+      EXPECT_EQ(out_.substr(0, std::string(c.lines).size()), c.lines) << absl::StrJoin(c.words, " ");
+    }
+    EXPECT_EQ(err_, "");
+  }
+  StopServing();
+  EXPECT_EQ(Run({"__complete", "show", ""}), 0);
+  EXPECT_EQ(out_ + err_, "") << "no server, no names, no noise";
+}
+
+TEST_F(CliTest, TheBashScriptAsksAndShowsTheWords) {
+  const std::string script = absl::StrCat("PATH=$(dirname ", MUSTER_BINARY, "):$PATH; export MUSTER_SERVER=", server_name_,
+                                          "; source <(muster completion bash); COMP_WORDS=(muster top --by ''); COMP_CWORD=3; _muster; echo \"${COMPREPLY[*]}\" > ", home_,
+                                          "/words; complete -p muster >> ", home_, "/words");
+  ASSERT_EQ(system(absl::StrCat("bash -c '", absl::StrReplaceAll(script, {{"'", "'\\''"}}), "'").c_str()), 0);
+  std::ifstream words(home_ + "/words");
+  std::string line;
+  std::getline(words, line);
+  EXPECT_EQ(line, "queue cluster user job");
+  std::getline(words, line);
+  EXPECT_EQ(line, "complete -F _muster muster");
+  for (const char* shell : {"zsh", "fish"}) {
+    EXPECT_EQ(Run({"completion", shell}), 0);
+    EXPECT_THAT(out_, HasSubstr("muster __complete"));
+  }
 }
 
 TEST_F(CliTest, ExplainAsksForItsBudgetAndItsJsonIsTheWholeAnswer) {

@@ -2,10 +2,12 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/completion.h"
 #include "common/spec/problem.h"
 
 namespace muster {
@@ -57,6 +59,21 @@ void SetUp(CLI::App* app) {
   }
 }
 
+int ParseAndRun(CLI::App& root, Session& session, int argc, char** argv) {
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    session.Out(root.help());  // the chosen command's, with its whole name
+    return kExitOk;
+  } catch (const CLI::CallForVersion& version) {
+    session.Out(absl::StrCat(version.what(), "\n"));
+    return kExitOk;
+  } catch (const CLI::ParseError& error) {
+    return UsageError(session, root, error);
+  }
+  return session.command();
+}
+
 int Main(int argc, char** argv) {
   Session session;
   CLI::App root("Muster places training jobs on GPU clusters.  The first minute:  muster up,  muster submit JOB.yaml,  muster jobs", "muster");
@@ -80,18 +97,24 @@ int Main(int argc, char** argv) {
   AddSandbox(root, session);
   AddAbout(root, session);
   SetUp(&root);
-  try {
-    root.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    session.Out(root.help());  // the chosen command's, with its whole name
+  if (argc > 1 && argv[1] == std::string_view(kCompleteCommand)) {
+    session.Out(Completions(root, {argv + 2, argv + argc}, [&](NameOf what) { return ServerNames(session, what); },
+                            [&](const std::string& flag, const std::string& value) {
+                              if (flag == "server") session.server_flag = value;
+                              if (flag == "context") session.context_flag = value;
+                            }));
     return kExitOk;
-  } catch (const CLI::CallForVersion& version) {
-    session.Out(absl::StrCat(version.what(), "\n"));
-    return kExitOk;
-  } catch (const CLI::ParseError& error) {
-    return UsageError(session, root, error);
   }
-  return session.command();
+  if (argc > 1 && argv[1] == std::string_view("help")) {   // `muster help queue apply` is what people try first
+    std::vector<std::string> words(argv + 2, argv + argc);
+    std::erase_if(words, [](const std::string& word) { return word[0] == '-'; });
+    words.push_back("--help");
+    std::vector<char*> asked = {argv[0]};
+    for (std::string& word : words) asked.push_back(word.data());
+    asked.push_back(nullptr);
+    return ParseAndRun(root, session, static_cast<int>(asked.size()) - 1, asked.data());
+  }
+  return ParseAndRun(root, session, argc, argv);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ std::string Home(const Environment& environment) {
   return entry != nullptr && entry->pw_dir != nullptr ? entry->pw_dir : "";
 }
 
-std::string TemporarySocketPath() { return absl::StrCat("/tmp/muster-", getuid(), "/musterd.sock"); }
+std::string TemporarySocketPath() { return TemporarySocketDirectory() + "/musterd.sock"; }
 
 // A socket below /tmp counts only if its directory is ours: anybody may make one of that name.
 bool OursAndThere(const std::string& socket) {
@@ -36,6 +36,8 @@ std::string ProcessEnvironment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
 }
+
+std::string TemporarySocketDirectory() { return absl::StrCat("/tmp/muster-", getuid()); }
 
 std::string LocalSocketPath(const Environment& environment) {
   std::string runtime = environment("XDG_RUNTIME_DIR");

@@ -116,7 +116,7 @@ def main() -> None:
         recorder.run("muster top", keys_after_s=5)
         recorder.run("muster jobs --state waiting --limit 8")
         waiting = json.loads(subprocess.run(["muster", "jobs", "--state", "waiting", "-o", "json"], env=environment, capture_output=True, text=True).stdout)["jobs"]
-        explained = [json.loads(subprocess.run(["muster", "explain", job["number"], "-o", "json"], env=environment, capture_output=True, text=True).stdout)
+        explained = [json.loads(subprocess.run(["muster", "explain", str(job["number"]), "-o", "json"], env=environment, capture_output=True, text=True).stdout)
                      for job in waiting[-12:]]
         number = max(explained, key=lambda one: len(one["relaxations"]))["job"]["number"]
         recorder.run(f"muster explain {number}")

@@ -143,7 +143,10 @@ bool Shim::OpenProgressSocket() {
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, spec_.progress_socket.data(), spec_.progress_socket.size());
   ::unlink(spec_.progress_socket.c_str());
-  if (progress_ < 0 || ::bind(progress_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+  const auto bound = [&] { return ::bind(progress_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0; };
+  // The agent has made the directory; who ends a scheduler of this user removes it when it is empty.
+  const std::string directory = spec_.progress_socket.substr(0, spec_.progress_socket.rfind('/'));
+  if (progress_ < 0 || !(bound() || (errno == ENOENT && ::mkdir(directory.c_str(), 0700) == 0 && bound()))) {
     Say(spec_.progress_socket + ": " + strerror(errno));
     return false;
   }

@@ -1,3 +1,5 @@
+#include <set>
+
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -63,14 +65,48 @@ void AddAbout(CLI::App& root, Session& session) {
   });
 
   auto shell = std::make_shared<std::string>("bash");
-  CLI::App* completion = root.add_subcommand("completion", "Shell completion:  source <(muster completion bash)");
-  completion->add_option("shell", *shell, "bash")->check(CLI::IsMember({"bash"}));
-  completion->callback([&session, &root] {
-    session.command = [&session, &root] {
-      session.Out(BashCompletion(root));
+  CLI::App* completion = root.add_subcommand("completion", "Shell completion:  source <(muster completion bash), or zsh, or fish");
+  completion->add_option("shell", *shell, "bash, zsh or fish")->check(CLI::IsMember({"bash", "zsh", "fish"}))->capture_default_str();
+  completion->callback([&session, shell] {
+    session.command = [&session, shell] {
+      session.Out(CompletionScript(*shell));
       return static_cast<int>(kExitOk);
     };
   });
+}
+
+std::vector<std::string> ServerNames(Session& session, NameOf what) {
+  std::vector<std::string> names;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return names;                     // nobody serves: nothing to name
+  if (what == NameOf::kJob) {
+    pb::ListJobsRequest request;
+    request.set_page_size(100);
+    if (const auto jobs = (*client)->List(request); jobs.ok()) {
+      for (const pb::Job& job : jobs->jobs()) names.push_back(absl::StrCat(job.number()));
+    }
+  }
+  if (what == NameOf::kQueue) {
+    if (const auto queues = (*client)->ListQueues(); queues.ok()) {
+      for (const pb::Queue& queue : queues->queues()) names.push_back(queue.path());
+    }
+  }
+  if (what == NameOf::kCluster || what == NameOf::kHostOrCluster || what == NameOf::kFlavour) {
+    if (const auto clusters = (*client)->ListClusters(); clusters.ok()) {
+      std::set<std::string> flavours;
+      for (const pb::Cluster& cluster : clusters->clusters()) {
+        if (what != NameOf::kFlavour) names.push_back(cluster.name());
+        for (const pb::Capacity& capacity : cluster.capacity()) flavours.insert(capacity.flavour());
+      }
+      if (what == NameOf::kFlavour) names.assign(flavours.begin(), flavours.end());
+    }
+  }
+  if (what == NameOf::kHost || what == NameOf::kHostOrCluster) {
+    if (const auto hosts = (*client)->ListHosts(""); hosts.ok()) {
+      for (const pb::Host& host : hosts->hosts()) names.push_back(host.name());
+    }
+  }
+  return names;
 }
 
 }  // namespace muster

@@ -28,6 +28,10 @@ int ShowTop(Session& session, const pb::TopRequest& request, bool redraw) {
   }
   if (redraw) session.Out("\x1b[H\x1b[2J");
   if (session.for_people()) session.Out(absl::StrCat(TopHead(*top, session.out_screen()), "\n"));
+  if (rows.empty() && session.for_people()) {
+    session.Err("Nothing runs, nothing waits, and no queue has a quota.\n");
+    return kExitOk;
+  }
   const int code = session.Show(TopTable(*top, request.by()), *top, rows, names);
   if (top->left_out() > 0 && session.for_people()) session.Err(absl::StrCat(top->left_out(), " more rows: --limit N shows them.\n"));
   return code;

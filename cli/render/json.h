@@ -1,5 +1,5 @@
-// Messages for programs: the proto's JSON (fields by their proto names, defaults printed, 64-bit numbers as strings), and
-// the same tree as YAML. Stable: what a script reads.
+// Messages for programs: the proto's JSON (fields by their proto names, defaults printed), but every number is a number, the
+// 64-bit ones, too (decision 027); and the same tree as YAML. Stable: what a script reads. Any proto JSON parser reads it back.
 #pragma once
 
 #include <string>

@@ -1,5 +1,7 @@
 #include <cstdlib>
 #include <ctime>
+#include <limits>
+#include <memory>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -14,6 +16,8 @@
 #include "cli/render/top.h"
 #include "common/base/units.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/util/json_util.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 
 namespace muster {
@@ -342,6 +346,10 @@ TEST(TopTest, HeadAndRowsByQueueAndByJob) {
   EXPECT_EQ(TopTable(top, pb::TopRequest::QUEUE).Render(Screen()),
             "QUEUE     FLAVOUR   GUARANTEE  ENTITLED  IN USE  WAITS FOR  RUNNING  WAITING  LONGEST WAIT  TOKENS/S\n"
             "research  h100-80g         16        20      20          -        1        0             -      106k\n");
+  top.mutable_totals(0)->set_declared(true);           // nobody may take a stand-in for a GPU
+  for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER, pb::TopRequest::JOB}) {
+    EXPECT_THAT(TopTable(top, by).Render(Screen()), HasSubstr("h100-80g (declared)")) << by;
+  }
   row->set_job(318);
   row->set_name("sft-8b");
   row->set_place("phx/r4/h07");
@@ -467,6 +475,20 @@ TEST(FleetTest, LedgerSharesAreOfTheCapacity) {
             "CLASS       DEVICE-HOURS    SHARE\nproductive         0.510   51.0 %\nidle               0.490   49.0 %\nall                1.000  100.0 %\n");
 }
 
+TEST(FleetTest, TheLedgersUnitFitsWhatItSays) {
+  pb::LedgerResponse ledger;
+  ledger.add_entries()->set_class_("productive");
+  ledger.mutable_entries(0)->set_device_us(1'500'000);
+  ledger.set_capacity_device_us(3'000'000);
+  EXPECT_EQ(LedgerTable(ledger).Render(Screen()), "CLASS       DEVICE-SECONDS    SHARE\nproductive           1.500   50.0 %\nall                  3.000  100.0 %\n");
+  ledger.set_capacity_device_us(1'200'000'000);
+  EXPECT_THAT(LedgerTable(ledger).Render(Screen()), HasSubstr("DEVICE-MINUTES"));
+  auto* row = ledger.add_rows();
+  row->set_name("research");
+  row->add_device_us(1'500'000);
+  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::QUEUE).Render(Screen()), "QUEUE     PRODUCTIVE      ALL\nresearch     1.500 s  1.500 s\n");
+}
+
 TEST(FleetTest, LedgerRowsGiveEachClassAndTheirSum) {
   pb::LedgerResponse ledger;
   for (const char* name : {"productive", "restart", "preemption", "reserved", "idle", "down"}) ledger.add_entries()->set_class_(name);
@@ -474,16 +496,16 @@ TEST(FleetTest, LedgerRowsGiveEachClassAndTheirSum) {
   row->set_name("research");
   for (int64_t hours : {3, 1, 0, 0, 0, 0}) row->add_device_us(hours * 3'600'000'000);
   EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::QUEUE).Render(Screen()),
-            "QUEUE     PRODUCTIVE  RESTART  PREEMPTION  RESERVED    ALL\nresearch       3.000    1.000       0.000     0.000  4.000\n");
+            "QUEUE     PRODUCTIVE  RESTART  PREEMPTION  RESERVED      ALL\nresearch     3.000 h  1.000 h     0.000 h   0.000 h  4.000 h\n");
 }
 
 TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {
   pb::Job job = Job318();
   std::string json = ToJson(job, false);
-  EXPECT_THAT(json, HasSubstr("\"number\":\"318\""));
-  EXPECT_THAT(json, HasSubstr("\"gpus_milli\":\"8000\""));
+  EXPECT_THAT(json, HasSubstr("\"number\":318,"));
+  EXPECT_THAT(json, HasSubstr("\"gpus_milli\":8000,"));
   EXPECT_THAT(json, HasSubstr("\"state\":\"RUNNING\""));
-  EXPECT_THAT(json, HasSubstr("\"end_ns\":\"0\""));
+  EXPECT_THAT(json, HasSubstr("\"end_ns\":0,"));
   EXPECT_EQ(json.find('\n'), json.size() - 1);
   pb::JobSpec spec;
   spec.set_name("a \"b\"\n");
@@ -493,6 +515,32 @@ TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {
   spec.mutable_tasks(0)->add_after("x");
   spec.mutable_tasks(0)->mutable_topology();
   EXPECT_EQ(ToYaml(spec), "name: \"a \\\"b\\\"\\n\"\nclusters: [\"phx\"]\nlabels:\n  \"k\": \"v\"\ntasks:\n- after: [\"x\"]\n  workers:\n    min: 2\n  topology: {}\n");
+}
+
+TEST(JsonTest, AnyProtoJsonParserReadsItBack) {
+  pb::Job job = Job318();
+  (*job.mutable_spec()->mutable_labels())["quote \" and \\ and\x01"] = "ü\n";
+  (*job.mutable_spec()->mutable_labels())["a"] = "";
+  job.mutable_spec()->add_tasks()->mutable_topology();
+  job.set_submit_ns(std::numeric_limits<int64_t>::max());
+  job.mutable_tasks(0)->mutable_progress()->set_loss(0.1);
+  job.mutable_tasks(0)->mutable_progress()->set_grad_norm(std::numeric_limits<double>::infinity());
+  pb::LogsResponse logs;
+  logs.set_data(std::string("\0\xff bytes", 8));
+  for (const google::protobuf::Message* message : {static_cast<const google::protobuf::Message*>(&job), static_cast<const google::protobuf::Message*>(&logs)}) {
+    for (const bool pretty : {false, true}) {
+      const std::string json = ToJson(*message, pretty);
+      std::unique_ptr<google::protobuf::Message> back(message->New());
+      ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json, back.get()).ok()) << json;
+      EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*back, *message)) << json;
+    }
+  }
+  EXPECT_THAT(ToJson(job, false), HasSubstr("\"submit_ns\":9223372036854775807,"));
+  EXPECT_THAT(ToJson(job, false), HasSubstr("\"loss\":0.1,"));
+  EXPECT_EQ(ToJson(pb::Workers(), true), "{\n \"min\": 0,\n \"max\": 0\n}\n");
+  pb::QueueTree tree;
+  tree.add_queues()->set_name("a");
+  EXPECT_THAT(ToJson(tree, true), HasSubstr("{\n \"queues\": [\n  {\n   \"name\": \"a\",\n"));
 }
 
 }  // namespace

@@ -27,7 +27,11 @@ std::string UseBar(const pb::TopResponse::Total& total, const Screen& screen) {
   return bar;
 }
 
-std::string FlavourOrCpus(const std::string& flavour) { return flavour.empty() ? "cpus" : FlavourName(flavour, false); }
+std::string FlavourOrCpus(const pb::TopResponse& top, const std::string& flavour) {
+  if (flavour.empty()) return "cpus";
+  const auto total = std::find_if(top.totals().begin(), top.totals().end(), [&](const auto& one) { return one.flavour() == flavour; });
+  return FlavourName(flavour, total != top.totals().end() && total->declared());
+}
 std::string MilliOrNothing(int64_t milli) { return milli == 0 ? "" : FormatMilli(milli); }
 std::string TokensText(double tokens_per_s) { return tokens_per_s > 0 ? FormatCount(tokens_per_s) : ""; }
 
@@ -57,7 +61,7 @@ Table TopTable(const pb::TopResponse& top, pb::TopRequest::By by) {
     for (const auto& row : top.rows()) {
       pb::Task task;
       *task.mutable_progress() = row.progress();
-      table.AddRow({absl::StrCat(row.job()), row.name(), row.queue(), row.owner(), FlavourOrCpus(row.flavour()), MilliOrNothing(row.used_milli()),
+      table.AddRow({absl::StrCat(row.job()), row.name(), row.queue(), row.owner(), FlavourOrCpus(top, row.flavour()), MilliOrNothing(row.used_milli()),
                     MilliOrNothing(row.waiting_milli()), row.place(), ShortProgress(task), TokensText(row.tokens_per_s()),
                     row.progress().mfu_causal() > 0 ? absl::StrFormat("%.0f%%", 100 * row.progress().mfu_causal()) : "",
                     row.since_ns() > 0 ? FormatClock(row.since_ns(), top.now_ns()) : ""});
@@ -74,7 +78,7 @@ Table TopTable(const pb::TopResponse& top, pb::TopRequest::By by) {
                                  {"TOKENS/S", Table::kRight}});
   Table table(columns);
   for (const auto& row : top.rows()) {
-    std::vector<std::string> cells = {row.name(), FlavourOrCpus(row.flavour())};
+    std::vector<std::string> cells = {row.name(), FlavourOrCpus(top, row.flavour())};
     if (queue) cells.insert(cells.end(), {FormatMilli(row.guarantee_milli()), FormatMilli(row.entitled_milli())});
     if (cluster) cells.push_back(MilliOrNothing(row.total_milli()));
     cells.push_back(FormatMilli(row.used_milli()));

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/render/format.h"
+#include "cli/settings.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/units.h"
@@ -178,6 +179,10 @@ absl::Status Supervisor::Run() {
 void Supervisor::Stop() {
   if (daemon_ != nullptr) daemon_->Stop(10'000);
   if (agent_ != nullptr) agent_->Stop(10'000);
+  // Directories that were made for sockets go, unless something is in them: jobs that go on have theirs there.
+  const std::string socket = LocalSocketPath(ProcessEnvironment);
+  if (plan_.server == "unix://" + socket) rmdir(socket.substr(0, socket.rfind('/')).c_str());
+  rmdir(TemporarySocketDirectory().c_str());
 }
 
 std::string Supervisor::Describe() {

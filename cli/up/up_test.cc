@@ -57,6 +57,7 @@ TEST_F(UpTest, StartsSaysWhatItFoundAndEndsLeavingJobs) {
   EXPECT_THAT(out_, HasSubstr("something else serves"));
   EXPECT_EQ(Run("down"), 0);
   EXPECT_THAT(out_, HasSubstr("Job 3 goes on"));
+  EXPECT_NE(access((home_ + "/muster").c_str(), F_OK), 0) << "the socket's directory is left";
   EXPECT_EQ(Run("ping"), 6);
   EXPECT_EQ(Run("down"), 0);
   EXPECT_THAT(out_, HasSubstr("Muster is not up"));

@@ -121,7 +121,7 @@ class Story:
         chosen = next((one for one in preview["candidates"] if one["chosen"]), None)
         givers = [taken["job"] for taken in chosen["takes_from"]] if chosen else []
         outcome = f" ({chosen['takes_from'][0]['outcome']})" if givers else ""
-        self.screen.event(f"prod wants 2 slots of lab; the preview names whom they come from: job {', '.join(givers) or 'nobody'}{outcome}")
+        self.screen.event(f"prod wants 2 slots of lab; the preview names whom they come from: job {', '.join(map(str, givers)) or 'nobody'}{outcome}")
         self.second = self.submit("serve-tune.yaml")["number"]
         shrunk = self.wait_train(lambda: self.running(workers=2, after=before), 60, "job 1 to go on with 2 workers")
         second = self.wait_train(lambda: started(self.system.job(self.second)), 60, "job 2 to run")
@@ -275,7 +275,7 @@ class Story:
     def evidence(self) -> str:
         """For a failure: what the system says, while it's still there."""
         parts = []
-        for command in (["jobs", "--all"], ["host", "list"], ["show", getattr(self, "number", "1")]):
+        for command in (["jobs", "--all"], ["host", "list"], ["show", str(getattr(self, "number", 1))]):
             try:
                 parts.append(f"$ muster {' '.join(command)}\n{self.system.run(command, timeout_s=5).stdout}")
             except (Failed, OSError) as error:
@@ -342,10 +342,10 @@ class Story:
 
     def rank_pids(self, rank: int | None = None) -> list[int]:
         return [pid for pid, environment in job_processes(self.system.folder).items()
-                if environment.get("MUSTER_TASK") == "train" and environment.get("MUSTER_JOB") in (self.number, self.job["uid"])
+                if environment.get("MUSTER_TASK") == "train" and environment.get("MUSTER_JOB") in (str(self.number), self.job["uid"])
                 and (rank is None or environment["RANK"] == str(rank))]
 
-    def explain(self, number: str) -> str:
+    def explain(self, number: int) -> str:
         """The verdict's sentence, or where it runs by now."""
         job = self.system.json("explain", number)["job"]
         text = job["tasks"][0].get("verdict") or {}
@@ -391,7 +391,7 @@ def when(candidate: dict) -> str:
     """When a job would start in a cluster, and why not sooner."""
     start_ns = int(candidate["start_ns"])
     time_text = "never" if start_ns < 0 else "at an unknown time" if start_ns == 0 else "now" if start_ns <= now_ns() + 10**9 else f"in {(start_ns - now_ns()) / 1e9:.0f} s"
-    why = f" (job {', '.join(candidate['after_jobs'])} ends)" if candidate["after_jobs"] else f" ({candidate['reason']})" if candidate["reason"] else ""
+    why = f" (job {', '.join(map(str, candidate['after_jobs']))} ends)" if candidate["after_jobs"] else f" ({candidate['reason']})" if candidate["reason"] else ""
     return time_text + why + (", chosen" if candidate["chosen"] else "")
 
 

@@ -59,14 +59,14 @@ grace: 5s
 """
 
 
-def submit(system: LocalSystem, text: str, name: str = "job") -> str:
+def submit(system: LocalSystem, text: str, name: str = "job") -> int:
     """The job's number."""
     path = system.folder / f"{name}.yaml"
     path.write_text(text)
     return system.submit(path)["number"]
 
 
-def submit_waiting(system: LocalSystem, name: str, **options) -> str:
+def submit_waiting(system: LocalSystem, name: str, **options) -> int:
     return submit(system, waiting_job(system, name, **options), name)
 
 
@@ -87,12 +87,12 @@ def wait_started(system: LocalSystem, name: str, processes: int, timeout_s: floa
                     lambda: (found := marks(system, name)) and len(found) >= processes and found, timeout_s)
 
 
-def rank_pid(system: LocalSystem, number: str, rank: int = 0) -> int:
+def rank_pid(system: LocalSystem, number: int, rank: int = 0) -> int:
     """The process of a running job, as this machine numbers it (in its own PID namespace it has another number)."""
-    return next(pid for pid, environment in job_processes(system.folder).items() if environment["MUSTER_JOB"] == number and environment["RANK"] == str(rank))
+    return next(pid for pid, environment in job_processes(system.folder).items() if environment["MUSTER_JOB"] == str(number) and environment["RANK"] == str(rank))
 
 
-def wait_ended(system: LocalSystem, number: str, timeout_s: float = 30) -> dict:
+def wait_ended(system: LocalSystem, number: int, timeout_s: float = 30) -> dict:
     return wait_for(f"job {number} to end", lambda: (job := system.job(number))["state"] in ENDED and job, timeout_s)
 
 

@@ -11,7 +11,7 @@ def write(system, name: str, text: str):
     return path
 
 
-def waiting(system, number: str) -> None:
+def waiting(system, number: int) -> None:
     wait_for(f"job {number}'s verdict", lambda: task(system.job(number))["verdict"]["text"], 10)
 
 

@@ -69,7 +69,7 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
 
     wait_for(f"all jobs to end ({[(job['number'], job['state']) for job in left()]})", lambda: not left(), 90, 0.2)
     wait_for(f"the shims of ended jobs to end ({processes_of(system.folder)})", lambda: "muster-shim" not in processes_of(system.folder).values(), 20, 0.2)
-    jobs = {job["number"]: job for job in system.jobs()}
+    jobs = {str(job["number"]): job for job in system.jobs()}
     assert sorted(jobs, key=int) == sorted(acknowledged, key=int), "acknowledged and stored jobs differ"
     assert {job["state"] for job in jobs.values()} == {"SUCCEEDED"}, {number: (job["state"], job.get("detail")) for number, job in jobs.items() if job["state"] != "SUCCEEDED"}
     started = Counter((system.folder / "lines").read_text().splitlines())

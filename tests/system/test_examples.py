@@ -70,7 +70,7 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
         assert done.returncode == 0, done.stdout + done.stderr
         ran = muster("submit", str(EXAMPLES / "hello.yaml"), "-y")  # follows it to its end
         assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert "Hello from" in muster("logs", json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"]).stdout
+        assert "Hello from" in muster("logs", str(json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"])).stdout
 
 
 def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder, bin_dir):
@@ -84,7 +84,7 @@ def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder,
         assert ran.returncode == 0, ran.stdout + ran.stderr
         job = json.loads(muster("show", "1", "-o", "json").stdout)
         assert job["state"] == "SUCCEEDED" and [one["state"] for one in job["tasks"]] == ["TASK_SUCCEEDED"] * 2, job
-        assert 2 <= job["tasks"][1]["attempts"][-1]["workers"] <= 4 and job["tasks"][1]["progress"]["step"] == "12"
+        assert 2 <= job["tasks"][1]["attempts"][-1]["workers"] <= 4 and job["tasks"][1]["progress"]["step"] == 12
         assert (Path(job["directory"]) / "model" / "config.json").exists(), "the export is published"
         shown = muster("show", "1").stdout
         assert "0% 0/" not in shown and "cpu-slot (declared)" in shown, shown

@@ -18,8 +18,8 @@ run: |
 """
 
 
-def follow(system, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([system.bin_dir / "muster", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+def follow(system, *arguments) -> subprocess.Popen:
+    return subprocess.Popen([system.bin_dir / "muster", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                             text=True, env=system.environment(), cwd=system.folder)
 
 

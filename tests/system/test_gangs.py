@@ -9,12 +9,12 @@ from small_system import let_go, marks, submit, submit_waiting, task, wait_ended
 ELASTIC = Path(__file__).with_name("elastic.py")
 
 
-def verdict(system, number: str) -> str:
+def verdict(system, number: int) -> str:
     found = wait_for(f"a verdict for job {number}", lambda: (one := task(system.job(number)).get("verdict", {})).get("text") and one, 10)
     return found["code"]
 
 
-def two_host_gang(system, name: str, queue: str = "research") -> str:
+def two_host_gang(system, name: str, queue: str = "research") -> int:
     path = system.folder / f"{name}.yaml"
     path.write_text(f"""\
 name: {name}

@@ -168,7 +168,7 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
 
 absl::Status Checkpoint::Read(FlatParam& flat) const {
   for (int kind = 0; kind < 3; ++kind) {
-    const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
+    const at::Tensor host = flat.Landing(static_cast<FlatParam::State>(kind));
     for (const SegmentPiece& want : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
       const Segment& segment = flat.layout().segments()[want.segment];
       if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel, host.data_ptr<float>() + want.range_begin); !s.ok()) return s;

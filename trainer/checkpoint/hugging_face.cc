@@ -122,7 +122,7 @@ void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64
 }
 
 void HuggingFaceWeights::Read(FlatParam& flat) const {
-  const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
+  const at::Tensor host = flat.Landing(FlatParam::kMaster);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     ReadRange(flat.layout().segments()[piece.segment].name, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);
   }

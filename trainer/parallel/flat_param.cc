@@ -1,5 +1,7 @@
 #include "trainer/parallel/flat_param.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -19,6 +21,17 @@ at::Tensor Unbound(int64_t numel, const at::TensorOptions& options) {
   const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   const at::Tensor tensor = at::empty({0}, options);
   return tensor.set_(c10::Storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr(nullptr, options.device())), 0, {numel}, {1});
+}
+
+// Zeros. On the host large ones are fresh pages, taken all at once: they are zero already, and touching them one by one would be
+// a good part of a start. (Huge pages halve that again, or make it three times as long where the kernel must compact memory first.)
+at::Tensor Zeros(int64_t numel, const at::TensorOptions& options) {
+  const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
+  if (!options.device().is_cpu() || options.pinned_memory() || bytes < (size_t{1} << 20)) return at::zeros({numel}, options);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  TORCH_CHECK(memory != MAP_FAILED, "no memory for ", bytes, " bytes");
+  ::madvise(memory, bytes, MADV_POPULATE_WRITE);  // a kernel before 5.14 refuses; the pages come at their first touch then
+  return at::from_blob(memory, {numel}, [bytes](void* given) { ::munmap(given, bytes); }, options);
 }
 
 uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
@@ -75,20 +88,20 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat).device(world->device());
   const at::TensorOptions half = fp32.dtype(at::kBFloat16);
   const auto on_host = [&](const at::TensorOptions& of, bool host) { return host ? of.device(at::kCPU).pinned_memory(world->device().is_cuda()) : of; };
-  params_ = weights_in_slot_ ? Unbound(padded, fp32.dtype(options.dtype)) : at::zeros({padded}, fp32.dtype(options.dtype));
-  owned_weights_ = weights_in_slot_ ? at::zeros({owned_numel_}, on_host(fp32.dtype(options.dtype), options.host_weights)) : params_.narrow(0, owned_begin_, owned_numel_);
+  params_ = weights_in_slot_ ? Unbound(padded, fp32.dtype(options.dtype)) : Zeros(padded, fp32.dtype(options.dtype));
+  owned_weights_ = weights_in_slot_ ? Zeros(owned_numel_, on_host(fp32.dtype(options.dtype), options.host_weights)) : params_.narrow(0, owned_begin_, owned_numel_);
   if (options.frozen) return;
   if (gradients_in_slot_) {
     grads_ = Unbound(padded, fp32);
-    sums_ = at::zeros({reduces_slot_ ? owned_numel_ : padded}, options.bf16_gradients ? half : fp32);
+    sums_ = Zeros(reduces_slot_ ? owned_numel_ : padded, options.bf16_gradients ? half : fp32);
   } else {
-    sums_ = grads_ = at::zeros({padded}, fp32);
+    sums_ = grads_ = Zeros(padded, fp32);
   }
-  if (options.split_masters) rest_ = at::zeros({owned_numel_}, on_host(fp32.dtype(at::kShort), options.host_state));
-  else masters_ = memory.masters == 0 ? owned_weights_ : at::zeros({owned_numel_}, on_host(fp32, options.host_state));
+  if (options.split_masters) rest_ = Zeros(owned_numel_, on_host(fp32.dtype(at::kShort), options.host_state));
+  else masters_ = memory.masters == 0 ? owned_weights_ : Zeros(owned_numel_, on_host(fp32, options.host_state));
   const at::TensorOptions moments = on_host(options.bf16_moments ? half : fp32, options.host_state);
-  exp_avg_ = at::zeros({owned_numel_}, moments);
-  exp_avg_sq_ = at::zeros({owned_numel_}, moments);
+  exp_avg_ = Zeros(owned_numel_, moments);
+  exp_avg_sq_ = Zeros(owned_numel_, moments);
 }
 
 FlatMemory FlatParam::Memory() const {
@@ -107,6 +120,12 @@ at::Tensor FlatParam::Owned(State which) const {
   const at::Tensor joined = at::empty({owned_numel_}, rest_.options().dtype(at::kFloat));
   JoinMasters(Bits(owned_weights_), Bits(rest_), joined.data_ptr<float>(), owned_numel_);
   return joined;
+}
+
+at::Tensor FlatParam::Landing(State which) const {
+  const at::Tensor& kept = which == kExpAvg ? exp_avg_ : which == kExpAvgSq ? exp_avg_sq_ : frozen() ? owned_weights_ : masters_;
+  if (kept.defined() && kept.is_cpu() && kept.scalar_type() == at::kFloat) return kept;
+  return at::zeros({owned_numel_}, at::kFloat);
 }
 
 void FlatParam::SetOwned(State which, const at::Tensor& values) {

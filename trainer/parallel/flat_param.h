@@ -114,6 +114,9 @@ class FlatParam {
   at::Tensor Owned(State which) const;
   // Takes over `values`, fp32 [owned]. kMaster makes the weights and marks them stale; of a frozen flat it is the weights.
   void SetOwned(State which, const at::Tensor& values);
+  // Memory to read `which` into before it is given to SetOwned, fp32 [owned] on the host, zero where nothing was set: the place
+  // where it is kept, if it is kept so, which spares a copy.
+  at::Tensor Landing(State which) const;
   // The sum of the step's gradients in the owned range; complete after FinishReduce.
   at::Tensor OwnedGradient() const { return sums_.numel() == owned_numel_ ? sums_ : sums_.narrow(0, owned_begin_, owned_numel_); }
   // The owned range as the optimizer sees it: fp32 masters, or undefined where they are split; weights of dtype (the same

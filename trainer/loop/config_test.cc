@@ -152,11 +152,16 @@ TEST(Lora, PatternsMeanModulesAsInPeft) {
     EXPECT_EQ(MatchesModule(c.pattern, "model.layers.1.mlp.down_proj"), c.down) << c.pattern;
   }
   Problems problems;
-  const ModelConfig model = ParseModelConfig(GoodModel(), "model", true, problems);
+  ModelConfig model = ParseModelConfig(GoodModel(), "model", true, problems);
   EXPECT_EQ(TargetModules(model, {.rank = 1, .target_modules = {"q_proj", "model.layers.1.mlp.up_proj"}}, "trainer.lora", problems).size(), 3u);
   EXPECT_TRUE(problems.empty());
-  TargetModules(model, {.rank = 1, .target_modules = {"lm_head"}}, "trainer.lora", problems);
-  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: lm_head means no linear"), std::string::npos);
+  EXPECT_FALSE(MatchesModule("all-linear", "lm_head"));
+  EXPECT_EQ(TargetModules(model, {.rank = 1, .target_modules = {"lm_head", "down_proj"}}, "trainer.lora", problems).back(), "lm_head");
+  EXPECT_TRUE(problems.empty());
+  model.tie_word_embeddings = true;
+  TargetModules(model, {.rank = 1, .target_modules = {"lm_head", "norm"}}, "trainer.lora", problems);
+  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: lm_head is this model's embedding, too"), std::string::npos);
+  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: norm means no linear"), std::string::npos);
 }
 
 TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {

@@ -1,6 +1,7 @@
 #include "trainer/model/blocks.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -27,6 +28,29 @@ struct Parameter {
   }
 };
 
+// Dropout of the adapters' inputs.
+class Dropout {
+ public:
+  Dropout() = default;
+  explicit Dropout(const Adapters& adapters) : share_(adapters.dropout), seed_(adapters.seed) {}
+
+  // What it leaves of x for `module`, already scaled up: by seed, module and the row's number, whoever computes it and how
+  // often. Undefined where it leaves everything.
+  at::Tensor Keep(const std::string& module, const at::Tensor& x, const BatchMeta& meta) const {
+    if (share_ == 0 || meta.loss_only) return {};
+    const at::Tensor keep = at::empty({meta.batch, meta.length, x.size(1)}, at::kFloat);
+    for (int64_t row = 0; row < meta.batch; ++row) {
+      at::Tensor part = keep.select(0, row);
+      FillUniform(seed_, absl::StrCat("dropout ", module, " ", meta.rows[row]), 0, part.numel(), part.data_ptr<float>());
+    }
+    return (keep > share_).to(at::kFloat).div_(1 - share_).view_as(x).to(x.options());
+  }
+
+ private:
+  double share_ = 0;
+  uint64_t seed_ = 0;
+};
+
 // y = x·wᵀ for one or several linears whose weights stand under each other, with the adapters beside them.
 class Projection {
  public:
@@ -34,7 +58,7 @@ class Projection {
   // `modules`: the linears' names, whose weights (and biases, if any) are joined segments of the flat.
   Projection(const FlatParam& flat, const std::vector<std::string>& modules, const Adapters& adapters)
       : base_(flat, modules[0] + ".weight", static_cast<int>(modules.size())), bias_(flat, modules[0] + ".bias", static_cast<int>(modules.size())),
-        scale_(adapters.scale), dropout_(adapters.dropout), seed_(adapters.seed) {
+        scale_(adapters.scale), dropout_(adapters) {
     int64_t begin = 0;
     for (size_t i = 0; i < modules.size(); ++i) {
       const int64_t out = flat.layout().segments()[FindSegment(flat, modules[i] + ".weight")].shape[0];
@@ -46,7 +70,7 @@ class Projection {
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta) const {
     at::Tensor y = ops::Linear(x, base_.w, bias_.w);
     for (const Detour& detour : detours_) {
-      const at::Tensor keep = Keep(detour, x, meta);
+      const at::Tensor keep = dropout_.Keep(detour.module, x, meta);
       const at::Tensor inner = ops::Linear(keep.defined() ? x * keep : x, detour.adapter.a);  // [T, rank]
       y.narrow(1, detour.begin, detour.out).add_(ops::Linear(inner, detour.adapter.b), scale_);
     }
@@ -57,7 +81,7 @@ class Projection {
     at::Tensor dx = ops::LinearBackward(dy, x, base_.w, base_.d);
     ops::AddBiasGradient(dy, bias_.d);
     for (const Detour& detour : detours_) {
-      const at::Tensor keep = Keep(detour, x, meta);
+      const at::Tensor keep = dropout_.Keep(detour.module, x, meta);
       const at::Tensor kept = keep.defined() ? x * keep : x;
       const at::Tensor inner = ops::Linear(kept, detour.adapter.a);
       const at::Tensor d_inner = ops::LinearBackward(dy.narrow(1, detour.begin, detour.out) * scale_, inner, detour.adapter.b, detour.adapter.d_b);
@@ -75,21 +99,10 @@ class Projection {
     int64_t begin = 0, out = 0;  // its columns of y
   };
 
-  // What dropout leaves of x, already scaled up: by seed, module and the row's number, whoever computes it and how often.
-  at::Tensor Keep(const Detour& detour, const at::Tensor& x, const BatchMeta& meta) const {
-    if (dropout_ == 0 || meta.loss_only) return {};
-    const at::Tensor keep = at::empty({meta.batch, meta.length, x.size(1)}, at::kFloat);
-    for (int64_t row = 0; row < meta.batch; ++row) {
-      at::Tensor part = keep.select(0, row);
-      FillUniform(seed_, absl::StrCat("dropout ", detour.module, " ", meta.rows[row]), 0, part.numel(), part.data_ptr<float>());
-    }
-    return (keep > dropout_).to(at::kFloat).div_(1 - dropout_).view_as(x).to(x.options());
-  }
-
   Parameter base_, bias_;
   std::vector<Detour> detours_;
-  double scale_ = 1, dropout_ = 0;
-  uint64_t seed_ = 0;
+  double scale_ = 1;
+  Dropout dropout_;
 };
 
 class EmbeddingBlock : public Block {
@@ -199,15 +212,17 @@ class LayerBlock : public Block {
   Projection qkv_, out_, gate_up_, down_;
 };
 
-// Final norm, output projection and loss. The projection's gradient comes out of the forward (LinearCrossEntropy).
+// Final norm, output projection and loss. The gradients of the projection and its adapter come out of the forward (LinearCrossEntropy).
 class HeadBlock : public Block {
  public:
-  HeadBlock(const ModelConfig& config, Parameter norm, Parameter projection, double z_loss)
-      : config_(config), norm_(std::move(norm)), projection_(std::move(projection)), z_loss_(z_loss) {}
+  HeadBlock(const ModelConfig& config, Parameter norm, Parameter projection, const Adapters& adapters, double z_loss)
+      : config_(config), norm_(std::move(norm)), projection_(std::move(projection)), scale_(adapters.scale), dropout_(adapters), z_loss_(z_loss) {
+    if (const auto found = adapters.modules.find(kModule); found != adapters.modules.end()) adapter_ = found->second;
+  }
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
-    ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
-    ops::LossResult loss = ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights, projection_.d, meta.loss_only, z_loss_);
+    const ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
+    const ops::LossResult loss = adapter_ ? Adapted(norm.y, meta) : ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights, projection_.d, meta.loss_only, z_loss_);
     saved = {x, norm.rstd, loss.dx};
     return loss.loss;
   }
@@ -217,8 +232,26 @@ class HeadBlock : public Block {
   }
 
  private:
+  static constexpr char kModule[] = "lm_head";
+
+  ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta) const {
+    const at::Tensor keep = dropout_.Keep(kModule, x, meta);
+    const at::Tensor kept = keep.defined() ? x * keep : x;
+    ops::LossDetour detour{ops::Linear(kept, adapter_->a) * scale_, adapter_->b, {}, adapter_->d_b};
+    if (!meta.loss_only) detour.d_inner = at::empty_like(detour.inner);
+    ops::LossResult loss = ops::LinearCrossEntropy(x, projection_.w, meta.targets, meta.weights, projection_.d, meta.loss_only, z_loss_, &detour);
+    if (meta.loss_only) return loss;
+    at::Tensor d = ops::LinearBackward(detour.d_inner * scale_, kept, adapter_->a, adapter_->d_a);
+    if (keep.defined()) d.mul_(keep);
+    loss.dx.add_(d);
+    return loss;
+  }
+
   const ModelConfig config_;
   Parameter norm_, projection_;
+  std::optional<Adapter> adapter_;
+  const double scale_;
+  const Dropout dropout_;
   const double z_loss_;
 };
 
@@ -287,7 +320,7 @@ std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, s
   blocks.push_back(std::make_unique<EmbeddingBlock>(*flats[0]));
   for (int64_t i = 0; i < config.num_layers; ++i) blocks.push_back(std::make_unique<LayerBlock>(config, i, *flats[i + 1], adapters, rope, mask_of(i)));
   FlatParam& head = *flats.back();
-  blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(head, 0), config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1), z_loss));
+  blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(head, 0), config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1), adapters, z_loss));
   return blocks;
 }
 

@@ -22,9 +22,9 @@ constexpr char kB[] = ".lora_B.weight";
 ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config) {
   ModelLayout layout;
   layout.block_flats.emplace_back();  // the embedding has none
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+  for (int64_t block = 0; block <= model.num_layers; ++block) {
     FlatLayout flat;
-    for (const LinearModule& module : LayerLinears(model, layer)) {
+    for (const LinearModule& module : block < model.num_layers ? LayerLinears(model, block) : HeadLinears(model)) {
       const bool wanted = std::any_of(config.target_modules.begin(), config.target_modules.end(), [&](const std::string& p) { return MatchesModule(p, module.name); });
       if (!wanted) continue;
       flat.Add(kPrefix + module.name + kA, {config.rank, module.in}, true);
@@ -35,7 +35,6 @@ ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config) {
     own.push_back(static_cast<int>(layout.flats.size()));
     layout.flats.push_back(std::move(flat));
   }
-  layout.block_flats.emplace_back();  // nor has the head
   return layout;
 }
 

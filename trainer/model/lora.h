@@ -13,7 +13,7 @@
 
 namespace muster::trainer {
 
-// A flat for each layer that has adapters. Segments have peft's names ("base_model.model.MODULE.lora_A.weight").
+// A flat for each block that has adapters. Segments have peft's names ("base_model.model.MODULE.lora_A.weight").
 ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config);
 
 // The adapters in `flats`, by module name.

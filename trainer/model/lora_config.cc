@@ -83,7 +83,7 @@ ordered_json LoraSchema() {
   schema["properties"]["dropout"] = {{"type", "number"}, {"minimum", 0}, {"exclusiveMaximum", 1}, {"default", 0}, {"description", "Share of the adapters' inputs that is dropped."}};
   schema["properties"]["target_modules"] = {{"type", "array"},
                                             {"items", {{"type", "string"}, {"minLength", 1}}},
-                                            {"description", "Linears that get an adapter: names such as q_proj, regular expressions of whole names, or all-linear (the default)."}};
+                                            {"description", "Linears that get an adapter: names such as q_proj, regular expressions of whole names, or all-linear (the default: all but lm_head)."}};
   schema["x-muster-hints"] = {{"r", "use rank"}, {"lora_alpha", "use alpha"}, {"lora_dropout", "use dropout"}};
   return schema;
 }
@@ -96,16 +96,22 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
           {prefix + "mlp.gate_proj", d, f},    {prefix + "mlp.up_proj", d, f},       {prefix + "mlp.down_proj", f, d}};
 }
 
+std::vector<LinearModule> HeadLinears(const ModelConfig& model) {
+  if (model.tie_word_embeddings) return {};
+  return {{"lm_head", model.hidden_size, model.vocab_size}};
+}
+
 bool MatchesModule(const std::string& pattern, const std::string& module) {
-  if (pattern == "all-linear" || pattern == module || absl::EndsWith(module, "." + pattern)) return true;
+  if (pattern == "all-linear") return module != "lm_head";
+  if ( pattern == module || absl::EndsWith(module, "." + pattern)) return true;
   return IsRegex(pattern) && std::regex_match(module, std::regex(pattern, std::regex::ECMAScript));
 }
 
 std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfig& config, const std::string& path, Problems& problems) {
   std::vector<std::string> names;
   std::vector<bool> used(config.target_modules.size(), false);
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    for (const LinearModule& module : LayerLinears(model, layer)) {
+  for (int64_t layer = 0; layer <= model.num_layers; ++layer) {
+    for (const LinearModule& module : layer < model.num_layers ? LayerLinears(model, layer) : HeadLinears(model)) {
       bool wanted = false;
       for (size_t i = 0; i < used.size(); ++i) {
         if (!MatchesModule(config.target_modules[i], module.name)) continue;
@@ -116,8 +122,12 @@ std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfi
   }
   for (size_t i = 0; i < used.size(); ++i) {
     if (used[i]) continue;
-    problems.push_back({path + ".target_modules", absl::StrCat(config.target_modules[i], " means no linear of the layers; there are q_proj, k_proj, v_proj, o_proj, "
-                                                               "gate_proj, up_proj and down_proj in model.layers.0 to model.layers.", model.num_layers - 1)});
+    const std::string& pattern = config.target_modules[i];
+    problems.push_back({path + ".target_modules",
+                        model.tie_word_embeddings && MatchesModule(pattern, "lm_head")
+                            ? absl::StrCat(pattern, " is this model's embedding, too (tie_word_embeddings), so that an adapter couldn't be merged into it; leave it out")
+                            : absl::StrCat(pattern, " means no linear of the model; there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj in model.layers.0 to model.layers.",
+                                           model.num_layers - 1, model.tie_word_embeddings ? "" : ", and lm_head")});
   }
   return names;
 }

@@ -32,11 +32,13 @@ struct LinearModule {
   std::string name;
   int64_t in = 0, out = 0;
 };
-// Those of layer `layer` that LoRA can stand beside, in the order of the layer's segments.
+// Those of layer `layer`, in the order of its segments.
 std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer);
+// The output projection, "lm_head"; none where it is the embedding's table, as an adapter couldn't be merged into that.
+std::vector<LinearModule> HeadLinears(const ModelConfig& model);
 
 // Whether a pattern means this module, as peft has it: a last part of its name ("q_proj", "self_attn.q_proj"), or a regular
-// expression of the whole name; and "all-linear".
+// expression of the whole name; and "all-linear", all but the output projection.
 bool MatchesModule(const std::string& pattern, const std::string& module);
 
 // The names of all modules that config.target_modules means; patterns that mean none are added to `problems` under `path`.

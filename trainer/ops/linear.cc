@@ -34,7 +34,7 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 }
 
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w, bool loss_only, double z_loss) {
+                              const at::Tensor& d_w, bool loss_only, double z_loss, const LossDetour* detour) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(1, std::min(tokens, kLogitsChunk / w.size(0)));
   LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)), loss_only ? at::Tensor() : at::empty_like(x)};
@@ -45,6 +45,8 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     const at::Tensor target = targets.narrow(0, begin, length).unsqueeze(1);   // [n, 1]
     const at::Tensor weight = weights.narrow(0, begin, length).unsqueeze(1);   // [n, 1]
     at::Tensor logits = at::mm(x_part, w.t());                                 // [n, V]
+    const at::Tensor inner = detour != nullptr ? detour->inner.narrow(0, begin, length) : at::Tensor();
+    if (inner.defined()) logits.addmm_(inner, detour->b.t());
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
     const at::Tensor log_p_target = log_p.gather(1, target);                   // [n, 1]
@@ -64,6 +66,10 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     if (d_w.defined()) AddOuter(d_w, d_logits, x_part);
     at::Tensor dx = result.dx.narrow(0, begin, length);
     at::mm_out(dx, d_logits, w);
+    if (!inner.defined()) continue;
+    AddOuter(detour->d_b, d_logits, inner);
+    at::Tensor d_inner = detour->d_inner.narrow(0, begin, length);
+    at::mm_out(d_inner, d_logits, detour->b);
   }
   return result;
 }

@@ -188,6 +188,21 @@ TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
   }
 }
 
+TEST_F(Ops, ADetourOfTheOutputProjectionTrainsBesideIt) {
+  const at::Tensor x = Random({9, 4}), inner = Random({9, 2}), targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
+  for (const int64_t vocab : {int64_t{11}, int64_t{1} << 22}) {
+    const at::Tensor w = Random({vocab, 4}), b = Random({vocab, 2});
+    const auto f = [&](const auto& l) { return at::cross_entropy_loss(at::mm(l[0], w.t()) + at::mm(l[1], l[2].t()), targets, {}, at::Reduction::None); };
+    const auto wanted = Autograd({x, inner, b}, f, weights);
+    const ops::LossDetour detour{inner, b, at::empty_like(inner), at::zeros_like(b)};
+    const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, {}, false, 0, &detour);
+    EXPECT_NEAR(result.loss[0].item<double>(), (f(std::vector<at::Tensor>{x, inner, b}) * weights).sum().item<double>(), 1e-5);
+    ExpectClose(result.dx, wanted[0], "dx");
+    ExpectClose(detour.d_inner, wanted[1], "d_inner");
+    ExpectClose(detour.d_b, wanted[2], "d_b");
+  }
+}
+
 TEST_F(Ops, ZLossIsTheWeightedSquareOfTheLogSumExp) {
   const at::Tensor x = Random({9, 4}), w = Random({11, 4}), targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
   constexpr double kZ = 0.3;

@@ -48,7 +48,8 @@ def adapter_logits(trainer_bin: str, tokens: Path, folder: Path, family: str) ->
     """A few steps of LoRA. merged: largest difference between the logits of the exported model and of peft's with the adapter
     beside the model it began with; moved: what the training changed."""
     source = families.make(folder / "source", family)
-    settings = parity.config(source, tokens, 5, folder / "model") | {"lora": {"rank": 4, "alpha": 12}, "learning_rate": 1e-3}
+    modules = ["all-linear"] + ([] if (families.SHAPE | families.FAMILIES[family])["tie_word_embeddings"] else ["lm_head"])
+    settings = parity.config(source, tokens, 5, folder / "model") | {"lora": {"rank": 4, "alpha": 12, "target_modules": modules}, "learning_rate": 1e-3}
     with Gang(trainer_bin, settings, 1, folder / "run") as gang:
         gang.finish()
     ids = torch.randint(0, 259, (2, 64), generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ from harness import Gang, read_batches, relative
 from parity import BATCH, LENGTH, config as full_config, make_init
 from test_schema import train
 
-LORA = {"rank": 4, "alpha": 12, "target_modules": ["q_proj", "v_proj", r"model\.layers\.1\.mlp\..*", "o_proj"]}
+LORA = {"rank": 4, "alpha": 12, "target_modules": ["q_proj", "v_proj", r"model\.layers\.1\.mlp\..*", "o_proj", "lm_head"]}
 STEPS = 12
 
 
@@ -69,7 +69,7 @@ def test_lora_trains_as_peft_does_and_exports_for_it(trainer_bin, tokens, tmp_pa
     assert (merged - adapted).abs().max() <= 1e-5, "merged weights and adapter are the same model"
     assert (adapted - wanted).abs().max() <= 1e-4
     saved = json.loads((tmp_path / "model" / "adapter" / "adapter_config.json").read_text())
-    assert len(saved["target_modules"]) == 2 * 3 + 3 and (saved["r"], saved["lora_alpha"]) == (4, 12)
+    assert len(saved["target_modules"]) == 2 * 3 + 3 + 1 and (saved["r"], saved["lora_alpha"]) == (4, 12)
 
 
 def test_a_zero_adapter_changes_nothing_and_the_base_stays(trainer_bin, tokens, tmp_path):
@@ -84,7 +84,7 @@ def test_a_zero_adapter_changes_nothing_and_the_base_stays(trainer_bin, tokens, 
     assert runs["lora"][2] != runs["full"][2]
     before, after = load_file(init / "model.safetensors"), load_file(tmp_path / "model-lora" / "model.safetensors")
     adapted = [name for name in before if not torch.equal(before[name], after[name])]
-    assert len(adapted) == 9 and all("proj" in name for name in adapted)
+    assert len(adapted) == 10 and all("proj" in name or name == "lm_head.weight" for name in adapted)
 
 
 def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(trainer_bin, tokens, tmp_path):
@@ -92,7 +92,7 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(trainer_bi
     lora = LORA | {"dropout": 0.3}
     with Gang(trainer_bin, config(init, tokens, tmp_path / "m1", lora=lora, save_steps=6, deterministic=True), 1, tmp_path / "one") as one:
         one.finish()
-    with Gang(trainer_bin, config(init, tokens, tmp_path / "m2", lora=lora, micro_batch_size=2), 2, tmp_path / "two") as two:
+    with Gang(trainer_bin, config(init, tokens, tmp_path / "m2", lora=lora, micro_batch_size=2, zero_stage=3, poison=True), 2, tmp_path / "two") as two:
         two.finish()
     with Gang(trainer_bin, config(init, tokens, tmp_path / "m3", lora=LORA), 1, tmp_path / "none") as none:
         none.finish()
@@ -114,6 +114,6 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(trainer_bi
 
 def test_bad_adapters_are_refused(trainer_bin, tokens, tmp_path):
     init = make_init(tmp_path / "init")
-    for lora, wanted in (({"rank": 4, "target_modules": ["lm_head"]}, "lm_head means no linear"), ({"r": 4}, "trainer.lora.r: use rank")):
+    for lora, wanted in (({"rank": 4, "target_modules": ["norm"]}, "norm means no linear"), ({"r": 4}, "trainer.lora.r: use rank")):
         done = train(trainer_bin, tmp_path, config(init, tokens, tmp_path / "model", lora=lora))
         assert done.returncode == 2 and wanted in done.stderr, done.stderr

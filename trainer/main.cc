@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trainer/checkpoint/checksum.h"
+#include "trainer/checkpoint/objects.h"
 #include "trainer/loop/config.h"
 #include "trainer/loop/convert.h"
 #include "trainer/loop/estimate.h"
@@ -128,5 +129,7 @@ int main(int argc, char** argv) {
   // Activations come and go every step: keep their memory instead of giving it back and faulting it in again.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  return muster::trainer::Main(argc, argv);
+  const int code = muster::trainer::Main(argc, argv);
+  muster::trainer::CloseObjects();
+  return code;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "trainer/checkpoint/checksum.h"
+#include "trainer/checkpoint/objects.h"
 
 namespace muster::trainer {
 namespace {
@@ -35,14 +37,30 @@ uint32_t ChecksumOf(const MappedFile& file) {
   return crc;
 }
 
+// The directories step-… in `parent`, all or those with an index.
+std::vector<std::string> StepDirectories(const std::string& parent, bool published, absl::Status* status = nullptr) {
+  std::set<std::string> found;
+  const auto add = [&](const std::string& path, bool has_index) {
+    if ((has_index || !published) && absl::StartsWith(fs::path(path).filename().string(), "step-") && StepOf(path) >= 0) found.insert(path);
+  };
+  if (IsObject(parent)) {  // which has no directories
+    const absl::StatusOr<std::vector<std::string>> objects = ObjectsBelow(parent);
+    if (status != nullptr) *status = objects.status();
+    for (const std::string& object : objects.ok() ? *objects : std::vector<std::string>()) {
+      const size_t slash = object.rfind('/');
+      if (slash > parent.size() && object.rfind('/', slash - 1) == parent.size()) add(object.substr(0, slash), object.substr(slash + 1) == "index.json");
+    }
+  } else {
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) add(entry.path().string(), fs::exists(entry.path() / "index.json", error));
+  }
+  return {found.begin(), found.end()};
+}
+
 }  // namespace
 
-std::vector<std::string> ListCheckpoints(const std::string& parent) {
-  std::vector<std::string> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
-    if (absl::StartsWith(entry.path().filename().string(), "step-") && fs::exists(entry.path() / "index.json")) found.push_back(entry.path().string());
-  }
+std::vector<std::string> ListCheckpoints(const std::string& parent, absl::Status* status) {
+  std::vector<std::string> found = StepDirectories(parent, /*published=*/true, status);
   std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) { return StepOf(a) > StepOf(b); });
   return found;
 }
@@ -52,14 +70,9 @@ void PruneCheckpoints(const std::string& parent, int keep, int64_t newest) {
   std::erase_if(published, [&](const std::string& path) { return StepOf(path) > newest; });
   if (static_cast<int>(published.size()) <= keep || keep < 1) return;
   const int64_t oldest_kept = StepOf(published[keep - 1]);
-  std::vector<std::string> old;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
-    const int64_t step = StepOf(entry.path().string());
-    if (step >= 0 && step < oldest_kept) old.push_back(entry.path().string());
-  }
-  for (const std::string& path : old) {
-    fs::remove(path + "/index.json", error);  // first: a half-removed checkpoint may not look published
+  for (const std::string& path : StepDirectories(parent, /*published=*/false)) {
+    if (StepOf(path) >= oldest_kept) continue;
+    RemoveFile(path + "/index.json").IgnoreError();  // first: a half-removed checkpoint may not look published
     RemoveTree(path);
   }
 }
@@ -128,7 +141,9 @@ absl::Status Checkpoint::VerifyFiles(int rank, int size) const {
       return absl::DataLossError(absl::StrCat(files_[i].name, " has ", bytes.size(), " bytes where index.json means ", files_[i].size_bytes));
     }
     if (ChecksumOf(*file) != files_[i].crc32c) return absl::DataLossError(absl::StrCat(files_[i].name, " doesn't match its checksum"));
-    if (absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(bytes); !header.ok()) return header.status();
+    absl::StatusOr<SafetensorsFile> opened = SafetensorsFile::Of(*std::move(file));
+    if (!opened.ok()) return opened.status();
+    if (IsObject(path_)) open_[i] = std::make_unique<SafetensorsFile>(*std::move(opened));  // it has been fetched
   }
   return absl::OkStatus();
 }

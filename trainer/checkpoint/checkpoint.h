@@ -23,8 +23,8 @@ using Flats = std::vector<std::unique_ptr<FlatParam>>;
 // than those. Later ones stay and don't count: a run that went back to an older one may have found them bad.
 void PruneCheckpoints(const std::string& parent, int keep, int64_t newest);
 
-// Published checkpoints in `parent`, newest first.
-std::vector<std::string> ListCheckpoints(const std::string& parent);
+// Published checkpoints in `parent`, newest first. `status`: why an object store couldn't be asked.
+std::vector<std::string> ListCheckpoints(const std::string& parent, absl::Status* status = nullptr);
 
 // An opened checkpoint. Movable; not thread-safe.
 class Checkpoint {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/objects.h"
 
 namespace muster::trainer {
 namespace {
@@ -51,11 +52,31 @@ absl::Status SyncPath(const std::string& path, int flags) {
   return absl::OkStatus();
 }
 
+absl::Status Failed(const std::string& text) { return text.empty() ? absl::OkStatus() : absl::UnavailableError(text); }
+
+// An object's bytes in a file without a name.
+absl::Status FetchObject(const std::string& path, Descriptor& file) {
+  absl::StatusOr<ObjectStore*> store = Objects();
+  if (!store.ok()) return store.status();
+  std::error_code error;
+  const std::string folder = fs::temp_directory_path(error).string();  // TMPDIR
+  file.fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file.fd < 0) return Errno("cannot make a file in", folder);
+  bool missing = false;
+  const std::string problem = (*store)->Fetch(path, file.fd, missing);
+  return missing ? absl::NotFoundError(problem) : Failed(problem);
+}
+
 }  // namespace
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) return Errno("cannot open", path);
+  Descriptor file;
+  if (IsObject(path)) {
+    if (absl::Status s = FetchObject(path, file); !s.ok()) return s;
+  } else {
+    file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file.fd < 0) return Errno("cannot open", path);
+  }
   struct stat info{};
   if (::fstat(file.fd, &info) != 0) return Errno("cannot stat", path);
   if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
@@ -91,6 +112,13 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes
 }
 
 absl::StatusOr<DurableFile> DurableFile::Create(const std::string& path) {
+  if (IsObject(path)) {
+    absl::StatusOr<ObjectStore*> store = Objects();
+    if (!store.ok()) return store.status();
+    DurableFile file(path, -1);
+    if (absl::Status s = Failed((*store)->Upload(path, file.upload_)); !s.ok()) return s;
+    return file;
+  }
   const std::string temporary = path + ".tmp";
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return Errno("cannot create", temporary);
@@ -103,9 +131,12 @@ DurableFile::~DurableFile() {
   ::unlink((path_ + ".tmp").c_str());
 }
 
-absl::Status DurableFile::Write(std::span<const uint8_t> bytes) { return WriteAll(fd_, bytes, path_ + ".tmp"); }
+absl::Status DurableFile::Write(std::span<const uint8_t> bytes) {
+  return upload_ != nullptr ? Failed(upload_->Write(bytes.data(), bytes.size())) : WriteAll(fd_, bytes, path_ + ".tmp");
+}
 
 absl::Status DurableFile::Commit() {
+  if (upload_ != nullptr) return Failed(std::exchange(upload_, nullptr)->Commit());
   const std::string temporary = path_ + ".tmp";
   if (::fsync(fd_) != 0) return Errno("cannot fsync", temporary);
   if (::rename(temporary.c_str(), path_.c_str()) != 0) return Errno("cannot rename to", path_);
@@ -128,13 +159,28 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content)
 }
 
 absl::Status MakeDirectories(const std::string& path) {
+  if (IsObject(path)) return absl::OkStatus();
   std::error_code error;
   fs::create_directories(path, error);
   if (error) return absl::UnavailableError(absl::StrCat("cannot create ", path, ": ", error.message()));
   return absl::OkStatus();
 }
 
-absl::Status SyncDirectory(const std::string& path) { return SyncPath(path, O_RDONLY | O_DIRECTORY); }
+absl::Status SyncDirectory(const std::string& path) { return IsObject(path) ? absl::OkStatus() : SyncPath(path, O_RDONLY | O_DIRECTORY); }
+
+absl::Status RemoveFile(const std::string& path) {
+  if (!IsObject(path)) return ::unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : Errno("cannot remove", path);
+  absl::StatusOr<ObjectStore*> store = Objects();
+  return store.ok() ? Failed((*store)->Remove(path)) : store.status();
+}
+
+absl::StatusOr<std::vector<std::string>> ObjectsBelow(const std::string& path) {
+  absl::StatusOr<ObjectStore*> store = Objects();
+  if (!store.ok()) return store.status();
+  std::vector<std::string> found;
+  if (absl::Status s = Failed((*store)->List(path, found)); !s.ok()) return s;
+  return found;
+}
 
 absl::Status SyncTree(const std::string& path) {
   std::error_code error;
@@ -150,6 +196,10 @@ absl::Status SyncTree(const std::string& path) {
 }
 
 void RemoveTree(const std::string& path) {
+  if (IsObject(path)) {
+    RemoveFile(path).IgnoreError();
+    return;
+  }
   const auto remove = [](const char* entry, const struct stat*, int, struct FTW*) { return ::remove(entry), 0; };
   ::nftw(path.c_str(), remove, /*nopenfd=*/16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }

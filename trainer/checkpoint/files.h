@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/checkpoint/objects.h"
 
 namespace muster::trainer {
 
@@ -44,7 +46,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes
 class DurableFile {
  public:
   static absl::StatusOr<DurableFile> Create(const std::string& path);
-  DurableFile(DurableFile&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+  DurableFile(DurableFile&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), upload_(std::move(other.upload_)) {}
   ~DurableFile();
 
   absl::Status Write(std::span<const uint8_t> bytes);
@@ -55,6 +57,7 @@ class DurableFile {
   DurableFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   std::string path_;
   int fd_ = -1;
+  std::unique_ptr<ObjectUpload> upload_;  // of an object, instead
 };
 
 // Writes the pieces to `path` + ".tmp", fsyncs, renames to `path`, fsyncs the directory. After OK the content is durable
@@ -66,6 +69,10 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status SyncDirectory(const std::string& path);
 // fsyncs every regular file below `path` and the directories themselves.
 absl::Status SyncTree(const std::string& path);
+// Removes a file; there being none is no error.
+absl::Status RemoveFile(const std::string& path);
+// Paths of an object store's objects below `path`, at any depth; there may be none.
+absl::StatusOr<std::vector<std::string>> ObjectsBelow(const std::string& path);
 // Removes a directory with all below it, as far as it can; nothing there is fine.
 void RemoveTree(const std::string& path);
 // Puts the directory `from` in `to`'s place in one step; what was there goes away.

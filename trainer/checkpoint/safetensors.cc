@@ -115,21 +115,25 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file
   return header;
 }
 
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Of(MappedFile file) {
+  absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(file.bytes());
+  if (!header.ok()) return header.status();
   SafetensorsFile result;
-  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
-  if (!file.ok()) return file.status();
-  result.file_ = *std::move(file);
-  absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(result.file_.bytes());
-  if (!header.ok()) {
-    const std::span<const uint8_t> bytes = result.file_.bytes();
-    constexpr std::string_view kPointer = "version https://git-lfs";
-    const bool pointer = bytes.size() >= kPointer.size() && std::equal(kPointer.begin(), kPointer.end(), bytes.begin());
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", pointer ? "a Git LFS pointer, not the file itself; run `git lfs pull` there"
-                                                                       : std::string(header.status().message()) + "; copy or download it again"));
-  }
+  result.file_ = std::move(file);
   result.header_ = *std::move(header);
   return result;
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+  if (!file.ok()) return file.status();
+  constexpr std::string_view kPointer = "version https://git-lfs";
+  const std::span<const uint8_t> bytes = file->bytes();
+  const bool pointer = bytes.size() >= kPointer.size() && std::equal(kPointer.begin(), kPointer.end(), bytes.begin());
+  absl::StatusOr<SafetensorsFile> result = Of(*std::move(file));
+  if (result.ok()) return result;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", pointer ? "a Git LFS pointer, not the file itself; run `git lfs pull` there"
+                                                                     : std::string(result.status().message()) + "; copy or download it again"));
 }
 
 namespace {

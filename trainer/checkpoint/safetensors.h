@@ -41,6 +41,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  // Takes over what is mapped already.
+  static absl::StatusOr<SafetensorsFile> Of(MappedFile file);
   const SafetensorsHeader& header() const { return header_; }
   const MappedFile& file() const { return file_; }
   // The tensor's bytes; `entry` must be of this file's header.

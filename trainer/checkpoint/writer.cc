@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 
@@ -40,8 +39,7 @@ void CheckpointWriter::Start(const CheckpointMeta& meta) {
   }
   copy_s_ = Now() - begin_s_;
   // A run that went back comes to a step that was saved already: what is about to be overwritten is no checkpoint any more.
-  std::error_code error;
-  if (world_.rank() == 0) std::filesystem::remove(directory_ + "/index.json", error);
+  if (world_.rank() == 0) RemoveFile(directory_ + "/index.json").IgnoreError();
   busy_ = true;
   publishing_ = false;
   phase_ = kBusy;

@@ -74,6 +74,7 @@ const std::vector<Key>& Keys() {
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
       {"profile_steps", &C::profile_steps, "Steps, after the first two, of which every rank writes a Chrome trace to profile/ in the job's directory (chrome://tracing, Perfetto); 0: none.", false, 0, 1000},
       {"peak_tflops", &C::peak_tflops, "Peak of one rank's device in TFLOP/s, dense, in the dtype of the products: what MFU is a share of; 0: looked up by the GPU's name, and no MFU where that is unknown.", false, 0, 1e6},
+      {"checkpoints", &C::checkpoints, "s3://BUCKET/PREFIX: checkpoints go to this object store instead of the job's checkpoint.storage, below PREFIX/JOB/TASK/ATTEMPT."},
       {"save_steps", &C::save_steps, "Steps between checkpoints, beside those that the job's checkpoint.interval asks for; 0: off.", false, 0, 1e9},
       {"save_in_background", &C::save_in_background, "Checkpoints are copied to memory and written beside training; false: training waits until they are on disk."},
       {"eval_interval", &C::eval_interval, "Steps between evaluations on the validation split, also after the last step; 0: off.", false, 0, 1e9},
@@ -313,6 +314,9 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   if (value.contains("data") == value.contains("mixture")) {
     problems.push_back({"trainer.data", value.contains("data") ? "data and mixture exclude each other; keep one"
                                                                : "give data (a directory made by `muster-trainer prepare`) or mixture (several of them)"});
+  }
+  if (!config.checkpoints.empty() && (!config.checkpoints.starts_with("s3://") || config.checkpoints.size() < 6 || config.checkpoints[5] == '/')) {
+    problems.push_back({"trainer.checkpoints", absl::StrCat("must be s3://BUCKET/PREFIX; got ", config.checkpoints, ". A directory is the job's checkpoint.storage")});
   }
   const auto only_with = [&](const char* name, bool fits, const char* what) {
     if (value.contains(name) && !fits) problems.push_back({absl::StrCat("trainer.", name), absl::StrCat("is for ", what, "; leave it out")});

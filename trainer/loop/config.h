@@ -59,6 +59,7 @@ struct TrainConfig {
   int64_t log_interval = 1;
   int64_t profile_steps = 0;  // 0: no profile
   double peak_tflops = 0;     // of one rank's device, for MFU; 0: from the table
+  std::string checkpoints;  // s3://BUCKET/PREFIX; empty: where the job's checkpoints go
   int64_t save_steps = 0;  // 0: off
   bool save_in_background = true;
   int64_t eval_interval = 0;   // 0: off

@@ -75,6 +75,7 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"max_row_length", 64}}, "trainer.max_row_length: is for packing: balanced"},
       {{{"packing", "balanced"}, {"max_row_length", 63}}, "63 is below max_length, 64"},
       {{{"lora", {{"rank", 4}}}}, "trainer.lora: adapters stand beside trained weights; give init"},
+      {{{"checkpoints", "/data/run"}}, "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run"},
       {{{"lora", {{"r", 4}}}}, "trainer.lora.r: use rank"},
       {{{"lora", {{"rank", 0}}}}, "trainer.lora.rank: must be a whole number from 1"},
       {{{"lora", {{"rank", 4}, {"dropout", 1}}}}, "trainer.lora.dropout: must be a number from 0 to below 1"},

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/hugging_face.h"
+#include "trainer/checkpoint/objects.h"
 #include "trainer/loop/failures.h"
 #include "trainer/model/blocks.h"
 #include "trainer/model/lora.h"
@@ -121,7 +122,7 @@ int Export(const ConvertOptions& options) {
 }
 
 int Convert(const ConvertOptions& options) {
-  if (fs::exists(options.input + "/index.json")) return Export(options);
+  if (IsObject(options.input) || fs::exists(options.input + "/index.json")) return Export(options);
   if (fs::exists(options.input + "/config.json")) return ImportCheckpoint(options);
   return Refuse("convert", {{"--input", absl::StrCat(options.input, " has neither index.json, as a checkpoint has, nor config.json, as a Hugging Face directory has")}});
 }

@@ -24,6 +24,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/hugging_face.h"
+#include "trainer/checkpoint/objects.h"
 #include "trainer/checkpoint/writer.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/config.h"
@@ -79,9 +80,8 @@ Surroundings ReadSurroundings(Problems& problems) {
   s.job_directory = Env("MUSTER_JOB_DIR");
   s.checkpoint_directory = Env("MUSTER_CHECKPOINT_DIR");
   s.export_staging = Env("MUSTER_EXPORT_STAGING");
+  while (IsObject(s.checkpoint_directory) && s.checkpoint_directory.back() == '/') s.checkpoint_directory.pop_back();
   s.resume_from = absl::StrSplit(Env("MUSTER_RESUME_FROM"), ',', absl::SkipWhitespace());
-  // Started by hand again in the same place: go on from there.
-  if (std::getenv("MUSTER_RESUME_FROM") == nullptr && !s.checkpoint_directory.empty()) s.resume_from = ListCheckpoints(s.checkpoint_directory);
   if (const std::string text = Env("MUSTER_CHECKPOINT_INTERVAL_S"); !text.empty()) {
     if (!absl::SimpleAtod(text, &s.checkpoint_interval_s) || !(s.checkpoint_interval_s >= 0)) {
       problems.push_back({"MUSTER_CHECKPOINT_INTERVAL_S", absl::StrCat("must be a number of seconds; got ", text)});
@@ -93,6 +93,23 @@ Surroundings ReadSurroundings(Problems& problems) {
     }
   }
   return s;
+}
+
+// Where checkpoints go, and where the run goes on from if nobody said.
+void FindCheckpoints(const TrainConfig& config, Surroundings& s, Problems& problems) {
+  if (!config.checkpoints.empty()) {
+    s.checkpoint_directory = config.checkpoints;
+    while (s.checkpoint_directory.back() == '/') s.checkpoint_directory.pop_back();
+    // Attempts don't write over each other's.
+    for (const char* name : {"MUSTER_JOB", "MUSTER_TASK", "MUSTER_ATTEMPT"}) {
+      if (const std::string part = Env(name); !part.empty()) absl::StrAppend(&s.checkpoint_directory, "/", part);
+    }
+  }
+  // Started by hand again in the same place: go on from there.
+  if (std::getenv("MUSTER_RESUME_FROM") != nullptr || s.checkpoint_directory.empty()) return;
+  absl::Status status;
+  s.resume_from = ListCheckpoints(s.checkpoint_directory, &status);
+  if (!status.ok()) problems.push_back({"trainer.checkpoints", absl::StrCat("can't be listed: ", std::string(status.message()))});
 }
 
 // A checked configuration with what it names.
@@ -234,6 +251,7 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
   }
   setup.surroundings = ReadSurroundings(problems);
   setup.config = ParseTrainConfig(setup.trainer, problems);
+  FindCheckpoints(setup.config, setup.surroundings, problems);
   if (setup.config.model) setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
   if (!setup.config.init.empty()) CheckInit(setup, problems);
   if (setup.config.lora.on() && setup.model.num_layers > 0) TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);

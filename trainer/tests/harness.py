@@ -1,5 +1,6 @@
 """Runs gangs of muster-trainer processes as torchrun or Muster would, and reads what they say."""
 
+import contextlib
 import json
 import os
 import random
@@ -39,6 +40,24 @@ def clean_environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items()
             if key not in ranks and (not key.startswith(ours) or key in ("MUSTER_PYTHON", "MUSTER_TRAINER_LIB"))}
     return kept | more
+
+
+@contextlib.contextmanager
+def s3_server(bucket: str):
+    """An S3-compatible server in this process with one empty bucket: (a boto3 client, the environment that names the server)."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        endpoint = "http://%s:%d" % server.get_host_and_port()
+        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
+        client.create_bucket(Bucket=bucket)
+        yield client, {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
+                       "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": endpoint}
+    finally:
+        server.stop()
 
 
 class Gang:

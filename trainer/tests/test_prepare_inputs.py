@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import s3_server
 from test_prepare import bpe, digests, prepare, prepared, read_documents, read_masked  # noqa: F401 (bpe is a fixture)
 
 CHATML = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -294,24 +295,15 @@ def test_a_remote_read_that_fails_is_tried_again(server, tmp_path):
 
 
 def test_s3_folders_globs_and_parquet(tmp_path):
-    import boto3
     import pyarrow
     import pyarrow.parquet
-    from moto.server import ThreadedMotoServer
 
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
     wanted = texts(6000)
     write_lines(tmp_path / "a.jsonl", [{"text": text} for text in wanted])
     pyarrow.parquet.write_table(pyarrow.table({"text": wanted[:500]}), tmp_path / "b.parquet", row_group_size=100)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        endpoint = "http://%s:%d" % server.get_host_and_port()
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
-        client.create_bucket(Bucket="acme")
+    with s3_server("acme") as (client, environment):
         for name in ("a.jsonl", "b.parquet"):
             client.upload_file(str(tmp_path / name), "acme", f"sft/{name}")
-        environment = {**keys, "AWS_ENDPOINT_URL": endpoint}
         base = ("--tokenizer", "bytes", "--processes", 2, "--output")
         index = prepared("--input", "s3://acme/sft", *base, tmp_path / "folder", environment=environment)
         assert read_documents(tmp_path / "folder") == [[*text.encode(), 257] for text in [*wanted, *wanted[:500]]]
@@ -321,8 +313,6 @@ def test_s3_folders_globs_and_parquet(tmp_path):
         for url, message in (("s3://acme/none.jsonl", "s3://acme/none.jsonl: no such file"), ("s3://acme/sft/*.txt", "s3://acme/sft/*.txt: no file matches")):
             refused = prepare("--input", url, *base, tmp_path / "none", environment=environment)
             assert refused.returncode == 2 and message in refused.stderr and "Traceback" not in refused.stderr
-    finally:
-        server.stop()
 
 
 class Hub(Files):

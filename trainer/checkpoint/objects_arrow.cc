@@ -1,0 +1,167 @@
+// muster-objects.so: object stores through Apache Arrow's S3FileSystem, from the pyarrow wheel that `prepare` reads with.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <arrow/buffer.h>
+#include <arrow/filesystem/s3fs.h>
+#include <arrow/io/interfaces.h>
+
+#include "trainer/checkpoint/objects.h"
+
+namespace muster::trainer {
+namespace {
+
+constexpr int64_t kPartBytes = int64_t{8} << 20;  // fetched at once
+constexpr int kFetchers = 4;                      // parts of an object on their way
+
+std::string Env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string FirstOf(const char* name, const char* other) {
+  std::string value = Env(name);
+  return value.empty() ? Env(other) : value;
+}
+
+// BUCKET/KEY, without slashes at its end.
+std::string KeyOf(const std::string& path) {
+  std::string key = path.substr(std::strlen("s3://"));
+  while (!key.empty() && key.back() == '/') key.pop_back();
+  return key;
+}
+
+std::string Text(const arrow::Status& status, const std::string& path) { return status.ok() ? "" : path + ": " + status.message(); }
+
+class ArrowUpload : public ObjectUpload {
+ public:
+  ArrowUpload(std::shared_ptr<arrow::io::OutputStream> stream, std::string path) : stream_(std::move(stream)), path_(std::move(path)) {}
+  ~ArrowUpload() override {
+    if (!stream_->closed()) static_cast<void>(stream_->Abort());
+  }
+  std::string Write(const void* data, size_t size) override { return Text(stream_->Write(data, static_cast<int64_t>(size)), path_); }
+  std::string Commit() override { return Text(stream_->Close(), path_); }
+
+ private:
+  std::shared_ptr<arrow::io::OutputStream> stream_;
+  const std::string path_;
+};
+
+class ArrowStore : public ObjectStore {
+ public:
+  ~ArrowStore() override {
+    systems_.clear();
+    static_cast<void>(arrow::fs::EnsureS3Finalized());
+  }
+
+  std::string Fetch(const std::string& path, int fd, bool& missing) override {
+    const auto system = System(path);
+    if (!system.ok()) return Text(system.status(), path);
+    const auto opened = (*system)->OpenInputFile(KeyOf(path));
+    missing = !opened.ok() && opened.status().IsIOError() && (*system)->GetFileInfo(KeyOf(path)).ValueOr(arrow::fs::FileInfo()).type() == arrow::fs::FileType::NotFound;
+    if (!opened.ok()) return Text(opened.status(), path);
+    const auto size = (*opened)->GetSize();
+    if (!size.ok()) return Text(size.status(), path);
+    std::atomic<int64_t> next{0};
+    std::mutex mutex;
+    std::string problem;
+    const auto fetch = [&] {
+      for (int64_t at; (at = next.fetch_add(kPartBytes)) < *size;) {
+        const auto part = (*opened)->ReadAt(at, std::min(kPartBytes, *size - at));
+        std::string text = part.ok() ? "" : Text(part.status(), path);
+        for (int64_t done = 0; text.empty() && done < (*part)->size();) {
+          const ssize_t n = ::pwrite(fd, (*part)->data() + done, static_cast<size_t>((*part)->size() - done), at + done);
+          if (n < 0 && errno != EINTR) text = "no room for a copy of " + path + ": " + std::strerror(errno);
+          else if (n > 0) done += n;
+        }
+        if (text.empty()) continue;
+        const std::lock_guard<std::mutex> lock(mutex);
+        problem = std::move(text);
+        next = *size;
+      }
+    };
+    std::vector<std::thread> others;
+    for (int i = 1; i < kFetchers && i * kPartBytes < *size; ++i) others.emplace_back(fetch);
+    fetch();
+    for (std::thread& other : others) other.join();
+    return problem;
+  }
+
+  std::string Upload(const std::string& path, std::unique_ptr<ObjectUpload>& upload) override {
+    const auto system = System(path);
+    if (!system.ok()) return Text(system.status(), path);
+    auto stream = (*system)->OpenOutputStream(KeyOf(path), nullptr);
+    if (!stream.ok()) return Text(stream.status(), path);
+    upload = std::make_unique<ArrowUpload>(*std::move(stream), path);
+    return "";
+  }
+
+  std::string List(const std::string& path, std::vector<std::string>& found) override {
+    const auto system = System(path);
+    if (!system.ok()) return Text(system.status(), path);
+    arrow::fs::FileSelector selector;
+    selector.base_dir = KeyOf(path);
+    selector.recursive = true;
+    selector.allow_not_found = true;
+    const auto infos = (*system)->GetFileInfo(selector);
+    if (!infos.ok()) return Text(infos.status(), path);
+    for (const arrow::fs::FileInfo& info : *infos) {
+      if (info.IsFile()) found.push_back("s3://" + info.path());
+    }
+    return "";
+  }
+
+  std::string Remove(const std::string& path) override {
+    const auto system = System(path);
+    if (!system.ok()) return Text(system.status(), path);
+    const auto info = (*system)->GetFileInfo(KeyOf(path));
+    if (!info.ok()) return Text(info.status(), path);
+    // Deleting the last object below a path one by one would leave a marker in the place of the directory.
+    if (info->IsDirectory()) return Text((*system)->DeleteDir(KeyOf(path)), path);
+    return info->IsFile() ? Text((*system)->DeleteFile(KeyOf(path)), path) : "";
+  }
+
+ private:
+  // The file system for a path's bucket: buckets may lie in different regions.
+  arrow::Result<std::shared_ptr<arrow::fs::S3FileSystem>> System(const std::string& path) {
+    const std::string key = KeyOf(path), bucket = key.substr(0, key.find('/'));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<arrow::fs::S3FileSystem>& system = systems_[bucket];
+    if (system != nullptr) return system;
+    arrow::fs::S3Options options = arrow::fs::S3Options::Defaults();
+    options.endpoint_override = FirstOf("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL");
+    options.region = FirstOf("AWS_REGION", "AWS_DEFAULT_REGION");
+    if (options.region.empty() && options.endpoint_override.empty()) {
+      ARROW_ASSIGN_OR_RAISE(options.region, arrow::fs::ResolveS3BucketRegion(bucket));
+    }
+    // The caller writes beside training already; in the background a copy of everything would be kept once more.
+    options.background_writes = false;
+    ARROW_ASSIGN_OR_RAISE(system, arrow::fs::S3FileSystem::Make(options));
+    return system;
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<arrow::fs::S3FileSystem>> systems_;
+};
+
+}  // namespace
+}  // namespace muster::trainer
+
+extern "C" __attribute__((visibility("default"))) muster::trainer::ObjectStore* muster_make_object_store(std::string* error) {
+  arrow::fs::S3GlobalOptions options = arrow::fs::S3GlobalOptions::Defaults();
+  options.log_level = arrow::fs::S3LogLevel::Fatal;
+  if (const arrow::Status status = arrow::fs::InitializeS3(options); !status.ok()) {
+    *error = status.message();
+    return nullptr;
+  }
+  return new muster::trainer::ArrowStore();
+}

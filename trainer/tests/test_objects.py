@@ -1,0 +1,73 @@
+"""Checkpoints on an S3-compatible store: written, pruned, resumed from, exported, and refused when damaged."""
+
+import subprocess
+
+import pytest
+
+import resume
+from harness import Gang, clean_environment, relative, s3_server
+
+ATTEMPT = {"MUSTER_JOB": "7", "MUSTER_TASK": "train", "MUSTER_ATTEMPT": "2"}
+PARENT = "s3://acme/runs/7/train/2"
+
+
+@pytest.fixture(scope="module")
+def store():
+    with s3_server("acme") as (client, environment):
+        yield client, environment
+
+
+def keys(client) -> list[str]:
+    """But for the markers that the client puts in the place of directories that it empties."""
+    return [one["Key"] for one in client.list_objects_v2(Bucket="acme").get("Contents", []) if not one["Key"].endswith("/")]
+
+
+def test_a_run_saves_prunes_resumes_and_exports_there(trainer_bin, tokens, store, tmp_path):
+    client, environment = store
+    settings = resume.config(tokens, max_steps=12, save_steps=4, checkpoints="s3://acme/runs/", export=str(tmp_path / "model"))
+    with Gang(trainer_bin, settings, 2, tmp_path / "first", keep=2, **ATTEMPT, **environment) as first:
+        first.finish()
+    assert keys(client) == [f"runs/7/train/2/step-{step:08d}/{name}" for step in (8, 12)
+                            for name in ("index.json", "rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors")]
+    assert first.event("checkpoint") == {"step": 12, "path": f"{PARENT}/step-00000012"}
+    assert not any(first.checkpoints.iterdir())
+
+    with Gang(trainer_bin, settings | {"export": str(tmp_path / "again")}, 3, tmp_path / "second", resume_from=[f"{PARENT}/step-00000008"],
+              **ATTEMPT | {"MUSTER_ATTEMPT": "3"}, **environment) as second:
+        second.finish()
+    assert second.event("loaded")["path"] == f"{PARENT}/step-00000008"
+    losses = first.metric("loss")
+    assert list(second.metric("loss")) == [9, 10, 11, 12]
+    assert max(relative(loss, losses[step]) for step, loss in second.metric("loss").items()) <= 1e-6
+    assert sum(key.startswith("runs/7/train/3/") for key in keys(client)) == 4
+
+    subprocess.run([trainer_bin, "export", "--checkpoint", f"{PARENT}/step-00000012", "--output", tmp_path / "exported"], check=True, capture_output=True,
+                   env=clean_environment(**environment))
+    assert (tmp_path / "exported" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_one_is_refused_and_the_one_before_taken(trainer_bin, tokens, store, tmp_path):
+    client, environment = store
+    settings = resume.config(tokens, max_steps=4, save_steps=2, checkpoints="s3://acme/damaged")
+    with Gang(trainer_bin, settings, 2, tmp_path / "first", **environment) as first:
+        first.finish()
+    key = "damaged/step-00000004/rank-00001-of-00002.safetensors"
+    data = bytearray(client.get_object(Bucket="acme", Key=key)["Body"].read())
+    data[-100] ^= 1
+    client.put_object(Bucket="acme", Key=key, Body=bytes(data))
+    # Started by hand in the same place: it looks for what is there itself.
+    environment = clean_environment(**environment)
+    (tmp_path / "trainer.json").write_text((tmp_path / "first" / "trainer.json").read_text())
+    done = subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint refused: s3://acme/damaged/step-00000004: rank-00001-of-00002.safetensors doesn't match its checksum" in done.stderr
+    assert "resumed from s3://acme/damaged/step-00000002 at step 2" in done.stderr
+
+
+def test_a_bucket_that_isnt_there_fails_the_checkpoint_and_is_named(trainer_bin, tokens, store, tmp_path):
+    settings = resume.config(tokens, max_steps=3, save_steps=2, checkpoints="s3://nowhere/run")
+    with Gang(trainer_bin, settings, 1, tmp_path / "run", **store[1]) as gang:
+        assert gang.wait() == [1]
+    assert "checkpoint of step 2 failed: rank 0: s3://nowhere/run/step-00000002/rank-00000-of-00001.safetensors: " in gang.stderr()
+    assert "NoSuchBucket" in gang.stderr() or "bucket does not exist" in gang.stderr()
+    assert len(gang.metric("loss")) == 3

@@ -224,6 +224,12 @@ absl::Status Client::Resume(const std::string& target) {
   return Call(stubs_->clusters, &pb::ClusterService::Stub::Resume, request).status();
 }
 
+absl::StatusOr<pb::ConfirmOffResponse> Client::ConfirmOff(const std::string& host) {
+  pb::ConfirmOffRequest request;
+  request.set_host(host);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::ConfirmOff, request);
+}
+
 absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema, pb::GetTrainerSchemaRequest()); }
 absl::StatusOr<pb::LedgerResponse> Client::Ledger(const pb::GetLedgerRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, request); }
 absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::Top, request); }

@@ -55,6 +55,7 @@ class Client {
   absl::StatusOr<pb::ListHostsResponse> ListHosts(const std::string& cluster);
   absl::StatusOr<pb::DrainResponse> Drain(const std::string& target, const std::string& reason);
   absl::Status Resume(const std::string& target);
+  absl::StatusOr<pb::ConfirmOffResponse> ConfirmOff(const std::string& host);
   absl::StatusOr<pb::GetTrainerSchemaResponse> TrainerSchema();
   absl::StatusOr<pb::LedgerResponse> Ledger(const pb::GetLedgerRequest& request = {});
   absl::StatusOr<pb::TopResponse> Top(const pb::TopRequest& request);

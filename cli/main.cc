@@ -95,6 +95,7 @@ int Main(int argc, char** argv) {
   AddQueue(root, session);
   AddFleet(root, session);
   AddSandbox(root, session);
+  AddAdmin(root, session);
   AddAbout(root, session);
   SetUp(&root);
   if (argc > 1 && argv[1] == std::string_view(kCompleteCommand)) {

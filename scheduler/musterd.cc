@@ -27,6 +27,7 @@
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/store/admin.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/store.h"
 
@@ -43,6 +44,7 @@ struct Flags {
   std::string config;
   std::string data_dir, listen, clusters, queues, log_level = "info";
   bool single_user = false;
+  bool adopt_restored = false;
 };
 
 int Fail(const std::string& message) {
@@ -144,13 +146,43 @@ bool FirstEvents(const MusterdConfig& config, const State& state, std::vector<pb
   return true;
 }
 
+std::string StoreFile(const MusterdConfig& config, const std::string& file) {
+  return file.empty() ? absl::StrCat(config.data_dir, "/", kStoreFile) : file;
+}
+
+// musterd backup, verify, replay: beside the daemon or without one.
+int Administer(const std::string& what, const std::string& file, const MusterdConfig& config) {
+  if (config.data_dir.empty() && (file.empty() || what == "backup")) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
+  if (what == "backup") {
+    if (absl::Status status = BackupStore(config.data_dir, file); !status.ok()) return Fail(std::string(status.message()));
+    std::printf("%s: the store as of one commit, checked. To go on from it: put it into an empty data_dir as %s, then musterd --adopt-restored\n", file.c_str(), kStoreFile);
+    return 0;
+  }
+  const std::string store = StoreFile(config, file);
+  if (what == "verify") {
+    absl::StatusOr<StoreReport> report = VerifyStore(store);
+    if (!report.ok()) return Fail(std::string(report.status().message()));
+    std::printf("%s: sound. Store %s, epoch %llu, commits %llu to %llu, %llu events, %llu rows%s\n", store.c_str(), report->store_id.c_str(),
+                static_cast<unsigned long long>(report->epoch), static_cast<unsigned long long>(report->first_commit),
+                static_cast<unsigned long long>(report->last_commit), static_cast<unsigned long long>(report->events),
+                static_cast<unsigned long long>(report->rows),
+                report->replayed ? ", which the journal makes again byte for byte" : "; the journal's beginning was trimmed, so the rows were not made again from it");
+    return 0;
+  }
+  absl::StatusOr<ReplayReport> report = ReplayStore(store, OptionsOf(config));
+  if (!report.ok()) return Fail(std::string(report.status().message()));
+  std::printf("%s: %llu commits with %llu events decided again: %llu plans, all the same bit for bit, and the same rows\n", store.c_str(),
+              static_cast<unsigned long long>(report->commits), static_cast<unsigned long long>(report->events), static_cast<unsigned long long>(report->plans));
+  return 0;
+}
+
 // Until SIGTERM or SIGINT; ticks the leases meanwhile.
 void WaitForSignal(int signals, Sessions* sessions, int64_t tick_ns) {
   pollfd fd{signals, POLLIN, 0};
   while (poll(&fd, 1, static_cast<int>(tick_ns / kMillisecond)) <= 0) sessions->Tick();
 }
 
-int Run(const MusterdConfig& config) {
+int Run(const MusterdConfig& config, bool adopt_restored) {
   if (config.data_dir.empty()) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
   if (config.listen.empty()) return Fail("nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
   if (const std::string why = WhyNotListen(config.listen); !why.empty()) return Fail(why);
@@ -168,6 +200,7 @@ int Run(const MusterdConfig& config) {
   store_options.directory = config.data_dir;
   store_options.journal_retention_ns = config.journal_retention_ns;
   store_options.history_retention_ns = config.history_retention_ns;
+  store_options.adopt_restored = adopt_restored;
   Recovered recovered;
   absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(store_options, &recovered);
   if (!store.ok()) return Fail(std::string(store.status().message()));
@@ -176,6 +209,7 @@ int Run(const MusterdConfig& config) {
     return Fail(absl::StrCat(config.data_dir, ": ", state.status().message(), ". Keep the file, and restore the newest backup into data_dir"));
   }
   std::vector<pb::Event> first;
+  if (adopt_restored) first.emplace_back().mutable_store_adopted()->set_epoch(recovered.epoch);
   if (!FirstEvents(config, *state, &first)) return 2;
 
   SessionOptions session_options;
@@ -183,11 +217,13 @@ int Run(const MusterdConfig& config) {
   session_options.epoch = recovered.epoch;
   session_options.lease_ns = config.lease_ns;
   session_options.heartbeat_ns = config.heartbeat_ns;
+  session_options.adopts = adopt_restored;
   Sessions sessions(session_options, clock);
   EngineOptions engine_options;
   engine_options.scheduling = OptionsOf(config);
   engine_options.epoch = recovered.epoch;
   engine_options.last_commit = recovered.last_commit;
+  engine_options.awaits_hosts = [&sessions](const State& now) { return sessions.AwaitsHosts(now); };
   engine_options.refused_plans_directory = config.data_dir + "/refused-plans";
   Engine engine(engine_options, clock, store->get(), &sessions, *std::move(state));
   sessions.Attach(&engine);
@@ -254,13 +290,24 @@ int main(int argc, char** argv) {
   app.add_option("--listen", flags.listen, "unix:///PATH of the socket");
   app.add_option("--clusters", flags.clusters, "clusters.yaml, applied at each start");
   app.add_option("--queues", flags.queues, "queues.yaml, read into an empty store only");
+  app.add_flag("--adopt-restored", flags.adopt_restored, "The store is a backup that was restored: go on from it (docs/operating.md)");
   app.add_flag("--single-user", flags.single_user, "Serve only the user who started it");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error");
+  std::string file;
+  CLI::App* const backup = app.add_subcommand("backup", "Copy the store into a new file; musterd may run");
+  backup->add_option("file", file, "The new file")->required();
+  CLI::App* const verify = app.add_subcommand("verify", "Check the store or a backup of it; musterd may run");
+  verify->add_option("file", file, "A backup; else the store of data_dir");
+  CLI::App* const replay = app.add_subcommand("replay", "Decide the whole journal again and compare each plan; musterd may run");
+  replay->add_option("file", file, "A backup; else the store of data_dir");
+  for (CLI::App* command : {backup, verify, replay}) command->fallthrough();
+  app.require_subcommand(0, 1);
   if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;
   muster::LogLevel level;
   if (!muster::ParseLogLevel(flags.log_level, &level)) return muster::Fail("--log-level must be debug, info, warn or error");
   muster::SetLogLevel(level);
   muster::MusterdConfig config;
   if (!muster::ReadConfig(flags, &config)) return 2;
-  return muster::Run(config);
+  if (!app.get_subcommands().empty()) return muster::Administer(app.get_subcommands().front()->get_name(), file, config);
+  return muster::Run(config, flags.adopt_restored);
 }

@@ -15,7 +15,7 @@ MAY_INCLUDE = {
     "scheduler/decide": ["common/base", "scheduler/state"],
     "scheduler/ask": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
     "scheduler/engine": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
-    "scheduler/store": ["common/base", "scheduler/state", "scheduler/engine"],
+    "scheduler/store": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/api": ["common/base", "common/spec", "scheduler"],
     "scheduler": ["common", "scheduler"],  # musterd.cc: wiring

@@ -203,7 +203,7 @@ void Agent::OnIncoming(Incoming incoming) {
       heard_ns_ = RealClock()->BootNs();
       // What happened while nobody listened belongs into the Hello.
       WatchAttempts();
-      connection_->Send(generation_, reconciler_->Hello(inventory_));
+      connection_->Send(generation_, reconciler_->Hello(inventory_, RealClock()->BootNs()));
       return;
     }
     case Incoming::Kind::kMessage:

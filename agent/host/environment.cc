@@ -6,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/job_defaults.h"
 
 namespace muster::agent {
 namespace {
 
-constexpr int64_t kDefaultGraceNs = int64_t{120} * 1'000'000'000;
 constexpr int64_t kDefaultIntervalNs = int64_t{600} * 1'000'000'000;
 
 using Environment = std::map<std::string, std::string>;
@@ -64,6 +64,10 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   spec.umask = UmaskOf(prepare);
   spec.setup = task.setup();
   spec.grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
+  if (task.when_unreachable() == v1::FENCE) {
+    spec.fence_after_ns = task.fence_after_ns() > 0 ? task.fence_after_ns() : kDefaultFenceAfterNs;
+    spec.renewed_ns = record.renewed_ns;
+  }
   spec.log_file_bytes = host.log_file_bytes;
   spec.log_files = host.log_files;
   spec.pid_namespace = host.pid_namespace;

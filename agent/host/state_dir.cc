@@ -168,6 +168,10 @@ absl::Status StateDirectory::PersistStop(const AttemptRecord& record) {
   return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kStopFile, shim::FormatStop(order)), "stop");
 }
 
+absl::Status StateDirectory::Renew(const AttemptRecord& record) {
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kRenewedFile, shim::FormatRenewal(record.renewed_ns), /*sync=*/false), "renewed");
+}
+
 absl::Status StateDirectory::PersistOutcome(const AttemptRecord& record) {
   std::vector<Line> lines = {Line{"outcome"}
                                  .Add("ended", int64_t{record.ended})
@@ -326,6 +330,7 @@ absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, S
     news->start_ns = exits.start_ns;
     news->end_ns = exits.end_ns;
     news->stop_sent = exits.stop_sent;
+    news->fenced = exits.fenced;
   } else if (failed != 0 && failed != ENOENT) {
     return ErrnoStatus(failed, directory + "/exits");
   }

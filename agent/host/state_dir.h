@@ -42,6 +42,7 @@ class StateDirectory final : public Files {
   absl::Status PersistPrepared(const AttemptRecord& record, bool durable) override;
   absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override;
   absl::Status PersistStop(const AttemptRecord& record) override;
+  absl::Status Renew(const AttemptRecord& record) override;
   absl::Status PersistOutcome(const AttemptRecord& record) override;
   absl::Status PersistSeen(const Seen& seen) override;
   // Its files go with the next CollectForgotten.

@@ -25,6 +25,8 @@ class Files {
   virtual absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) = 0;
   // The cause of a stop, before its SIGTERM (CONTRACTS 13).
   virtual absl::Status PersistStop(const AttemptRecord& record) = 0;
+  // Puts the fence off to record.renewed_ns, for the shim. Need not be durable: it is of this boot only.
+  virtual absl::Status Renew(const AttemptRecord& record) = 0;
   // What Hello needs of an attempt that ended without exit records, acknowledged checkpoints, publishing.
   virtual absl::Status PersistOutcome(const AttemptRecord& record) = 0;
   virtual absl::Status PersistSeen(const Seen& seen) = 0;

@@ -77,6 +77,10 @@ struct World final : Files, Processes, Sender {
     log.push_back("stop");
     return absl::OkStatus();
   }
+  absl::Status Renew(const AttemptRecord& record) override {
+    log.push_back(absl::StrCat("renew ", record.renewed_ns));
+    return absl::OkStatus();
+  }
   absl::Status PersistOutcome(const AttemptRecord& record) override { return absl::OkStatus(); }
   absl::Status PersistSeen(const Seen& seen) override {
     this->seen = seen;
@@ -246,6 +250,19 @@ TEST_F(ReconcilerTest, TheCauseIsRecordedBeforeTheSignalAndTheFirstOneStays) {
   EXPECT_EQ(agent_->Find(kId)->stop->grace_ns, 0);
 }
 
+TEST_F(ReconcilerTest, AStopThatCameAfterTheLastProcessHadEndedIsNotToldAsSent) {
+  Prepare(true);
+  agent_->OnShim(kId, Running(), 2000);
+  Stop(100, v1::CANCEL);
+  EXPECT_FALSE(world_.LastReport().stop_sent()) << "only its shim knows";
+  ShimNews news = Running();
+  news.final = true;
+  news.exits = {Exit(0, 0), Exit(1, 0)};
+  agent_->OnShim(kId, news, 2000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_FALSE(world_.LastReport().stop_sent());
+}
+
 TEST_F(ReconcilerTest, AFailedRankIsToldWhileTheOthersRun) {
   Prepare(true);
   ShimNews news = Running();
@@ -392,7 +409,7 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   AttemptRecord prepared = Prepared();
   prepared.id.attempt = 2;
   Begin({ended, prepared});
-  const v1::Hello hello = agent_->Hello({}).hello();
+  const v1::Hello hello = agent_->Hello({}, 1).hello();
   ASSERT_EQ(hello.attempts_size(), 2);
   EXPECT_EQ(hello.attempts(0).phase(), v1::GONE);
   EXPECT_EQ(hello.attempts(1).phase(), v1::PREPARED);
@@ -405,7 +422,7 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   for (const uint64_t commit : {5, 7}) {
     later.set_commit(commit);
     Tell(later);
-    EXPECT_EQ(agent_->Hello({}).hello().commit_seen(), commit);
+    EXPECT_EQ(agent_->Hello({}, 1).hello().commit_seen(), commit);
   }
   EXPECT_EQ(world_.seen.commit, 0u);
   later.set_commit(64);
@@ -480,6 +497,42 @@ TEST(ProgressLine, WrongTypesCountAsMissing) {
   EXPECT_FALSE(line->checkpoint.has_value());
   EXPECT_FALSE(line->loaded.has_value());
   EXPECT_FALSE(line->export_report.has_value());
+}
+
+TEST_F(ReconcilerTest, AnAcknowledgedHeartbeatPutsTheFenceOffToItsSendingTime) {
+  v1::SchedulerMessage prepare;
+  *prepare.mutable_prepare() = Prepared().prepare;
+  *prepare.mutable_prepare()->mutable_key() = KeyOf(kId);
+  prepare.mutable_prepare()->mutable_task()->set_when_unreachable(v1::FENCE);
+  prepare.mutable_prepare()->set_start_at_once(true);
+  agent_->Hello({}, 500);
+  v1::SchedulerMessage welcome;
+  welcome.mutable_welcome();
+  Tell(welcome);
+  Tell(prepare);
+  EXPECT_EQ(agent_->Find(kId)->renewed_ns, 500) << "the Welcome acknowledged the Hello";
+  world_.Take();
+  v1::SchedulerMessage ack;
+  ack.mutable_heartbeat_ack()->set_sent_boottime_ns(700);
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), Log()) << "it does not name the attempt";
+  *ack.mutable_heartbeat_ack()->add_renews() = KeyOf(kId);
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), Log({"renew 700"}));
+  ack.mutable_heartbeat_ack()->set_sent_boottime_ns(600);
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), Log()) << "late: an older one takes nothing back";
+}
+
+TEST_F(ReconcilerTest, WhatItsFenceStoppedIsToldAsLost) {
+  Prepare(true);
+  ShimNews news;
+  news.claim = Claim::kStarted;
+  news.final = news.stop_sent = news.fenced = true;
+  agent_->OnShim(kId, news, 2000);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().cause(), v1::HOST_LOST);
+  EXPECT_TRUE(world_.LastReport().stop_sent());
 }
 
 }  // namespace

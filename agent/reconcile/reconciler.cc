@@ -79,7 +79,8 @@ const AttemptRecord* Reconciler::Find(const AttemptId& id) const {
   return found == records_.end() ? nullptr : &found->second;
 }
 
-v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory) const {
+v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_ns) {
+  hello_ns_ = boot_ns;
   v1::AgentMessage message;
   v1::Hello* hello = message.mutable_hello();
   hello->set_protocol_version(1);
@@ -113,6 +114,7 @@ void Reconciler::See(const v1::SchedulerMessage& message) {
   if (key.epoch() > next.epoch || next.store_id.empty()) {
     next.store_id = key.store_id();
     next.epoch = key.epoch();
+    next.commit = 0;                   // of this epoch: where a backup was restored, they count from there
   }
   next.commit = std::max(next.commit, message.commit());
   seen_ = next;
@@ -129,6 +131,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
   if (message.has_welcome()) {
     if (message.session().session().empty() || message.session().state_id() != identity_.state_id) return false;
     session_ = message.session();
+    acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
     See(message);
     RepeatReports();
@@ -158,8 +161,22 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
       if (const absl::Status status = files_->PersistOutcome(found->second); !status.ok()) LogFailure("remember", found->first, status);
       return true;
     }
-    case v1::SchedulerMessage::kHeartbeatAck: return true;
+    case v1::SchedulerMessage::kHeartbeatAck: OnHeartbeatAck(message.heartbeat_ack()); return true;
     default: return false;
+  }
+}
+
+// A fence is put off to the time when the heartbeat was sent, not when its answer came (CONTRACTS 9).
+void Reconciler::OnHeartbeatAck(const v1::HeartbeatAck& ack) {
+  acknowledged_ns_ = std::max(acknowledged_ns_, ack.sent_boottime_ns());
+  for (const v1::AttemptKey& key : ack.renews()) {
+    const auto found = records_.find(IdOf(key));
+    if (found == records_.end()) continue;
+    AttemptRecord& record = found->second;
+    if (record.gone() || record.prepare.task().when_unreachable() != v1::FENCE || ack.sent_boottime_ns() <= record.renewed_ns) continue;
+    record.renewed_ns = ack.sent_boottime_ns();
+    // Without it the shim stops the attempt early: safe.
+    if (const absl::Status status = files_->Renew(record); !status.ok()) LogFailure("renew", record.id, status);
   }
 }
 
@@ -243,6 +260,7 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
 }
 
 void Reconciler::Spawn(AttemptRecord* record) {
+  record->renewed_ns = std::max(record->renewed_ns, acknowledged_ns_);
   if (const absl::Status status = processes_->SpawnShim(*record); !status.ok()) {
     Refuse(*record, v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
   }
@@ -400,6 +418,11 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
       record.exits = news.exits;
       record.stop_sent = news.stop_sent;
       record.end_ns = news.end_ns;
+      if (news.fenced && !record.stop.has_value()) {
+        record.cause = v1::HOST_LOST;
+        record.detail = "stopped by its fence: no word of the scheduler for fence_after";
+        if (const absl::Status status = files_->PersistOutcome(record); !status.ok()) LogFailure("remember", id, status);
+      }
       changed = true;
     } else if (!news.alive) {
       // The shim died without exit records, and took its processes along.
@@ -431,7 +454,8 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   report.set_detail(Shortened(record.detail));
   report.set_start_ns(record.start_ns);
   report.set_end_ns(record.end_ns);
-  report.set_stop_sent(record.ended ? record.stop_sent : record.stop.has_value());
+  // Its shim says so with the end: an order that comes after the last process has ended stops nothing (CONTRACTS 13).
+  report.set_stop_sent(record.ended && record.stop_sent);
   return report;
 }
 

@@ -28,7 +28,8 @@ class Reconciler {
   // `records` is what the state directory held at start. The ports outlive this object.
   Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender);
 
-  v1::AgentMessage Hello(const v1::Inventory& inventory) const;
+  // To be sent now, `boot_ns` by CLOCK_BOOTTIME.
+  v1::AgentMessage Hello(const v1::Inventory& inventory, int64_t boot_ns);
 
   // A stream ended: its session is over, and with it what was remembered of forgotten attempts.
   void OnDisconnected();
@@ -53,6 +54,7 @@ class Reconciler {
   void Spawn(AttemptRecord* record);
   void Refuse(AttemptRecord record, v1::Cause cause, std::string detail, const v1::Stop* stop);
   void Stop(AttemptRecord* record, const v1::Stop& stop);
+  void OnHeartbeatAck(const v1::HeartbeatAck& ack);
   void OnPublish(const v1::Publish& publish);
   void OnLine(AttemptRecord* record, const std::string& json, int64_t at_ns);
   void See(const v1::SchedulerMessage& message);
@@ -70,6 +72,8 @@ class Reconciler {
   std::map<AttemptId, std::string> metrics_sent_;
   Seen seen_;
   Seen seen_kept_;                                // as the state directory has it
+  int64_t hello_ns_ = 0;                          // CLOCK_BOOTTIME, when the newest Hello was sent
+  int64_t acknowledged_ns_ = 0;                   // sending time of the newest message that this session's scheduler acknowledged
   v1::SessionKey session_;                        // empty: none
 };
 

@@ -45,6 +45,7 @@ struct AttemptRecord {
   bool ended = false;              // claim "started" and no process is left; exits are final
   std::vector<v1::WorkerExit> exits;
   bool stop_sent = false;          // before the processes ended
+  int64_t renewed_ns = 0;          // CLOCK_BOOTTIME; with a fence: sending time of the newest heartbeat that was acknowledged for it
   v1::Cause cause = v1::CAUSE_UNSPECIFIED;  // GONE without a start, or lost exit records: why
   std::string detail;
   int64_t start_ns = 0;
@@ -75,6 +76,7 @@ struct ShimNews {
   std::vector<v1::WorkerExit> exits;         // known so far, in the order of their end
   bool final = false;                        // DIR/exits is there: no process is left
   bool stop_sent = false;
+  bool fenced = false;
   int64_t end_ns = 0;
   std::vector<std::string> lines;            // durable progress lines since the attempt's beginning
   std::vector<int64_t> lines_at_ns;          // parallel

@@ -207,6 +207,7 @@ std::string FormatSpec(const Spec& spec) {
                       .Add("file_bytes", spec.log_file_bytes)
                       .Add("files", spec.log_files)
                       .Add("line_bytes", spec.log_line_bytes));
+  if (spec.fence_after_ns > 0) lines.push_back(Line{"fence"}.Add("after_ns", spec.fence_after_ns).Add("renewed_ns", spec.renewed_ns));
   if (!spec.progress_socket.empty()) lines.push_back(Line{"progress"}.Add("socket", spec.progress_socket));
   lines.push_back(Line{"isolation"}.Add("pid_namespace", int64_t{spec.pid_namespace}));
   return FormatFile("muster-shim-spec", lines);
@@ -250,6 +251,9 @@ bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
            spec->log_file_bytes >= spec->log_line_bytes;
     } else if (line.kind == "progress") {
       ok = Read(line, "socket", &spec->progress_socket) && spec->progress_socket.size() <= 107;
+    } else if (line.kind == "fence") {
+      ok = Read(line, "after_ns", &spec->fence_after_ns) && Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&
+           spec->renewed_ns >= 0;
     } else if (line.kind == "isolation") {
       ok = Read(line, "pid_namespace", &spec->pid_namespace);
     } else {
@@ -294,12 +298,26 @@ bool ReadExitLine(const Line& line, Exit* exit) {
          Read(line, "signal", &exit->signal) && Read(line, "at_ns", &exit->at_ns) && Read(line, "detail", &exit->detail);
 }
 
+std::string FormatRenewal(int64_t renewed_ns) {
+  return FormatFile("muster-shim-renewed", {Line{"renewed"}.Add("boottime_ns", renewed_ns)});
+}
+
+bool ParseRenewal(std::string_view content, int64_t* renewed_ns, std::string* error) {
+  std::vector<Line> lines;
+  if (!ParseFile(content, "muster-shim-renewed", &lines, error)) return false;
+  if (lines.size() != 1 || lines[0].kind != "renewed" || !Read(lines[0], "boottime_ns", renewed_ns) || *renewed_ns < 0) {
+    return Fail(error, "muster-shim-renewed: wants one renewed line with boottime_ns");
+  }
+  return true;
+}
+
 std::string FormatExits(const Exits& exits) {
   std::vector<Line> lines;
   lines.push_back(Line{"run"}
                       .Add("start_ns", exits.start_ns)
                       .Add("end_ns", exits.end_ns)
-                      .Add("stop_sent", int64_t{exits.stop_sent}));
+                      .Add("stop_sent", int64_t{exits.stop_sent})
+                      .Add("fenced", int64_t{exits.fenced}));
   for (const Exit& exit : exits.exits) lines.push_back(ExitLine(exit));
   return FormatFile("muster-shim-exits", lines);
 }
@@ -312,6 +330,7 @@ bool ParseExits(std::string_view content, Exits* exits, std::string* error) {
       !Read(lines[0], "end_ns", &exits->end_ns) || !Read(lines[0], "stop_sent", &exits->stop_sent)) {
     return Fail(error, "muster-shim-exits: wants a run line first");
   }
+  Read(lines[0], "fenced", &exits->fenced);            // of a shim of the release before, missing
   for (size_t i = 1; i < lines.size(); ++i) {
     if (!ReadExitLine(lines[i], &exits->exits.emplace_back())) return Fail(error, "muster-shim-exits: bad exit line");
   }

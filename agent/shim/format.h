@@ -67,6 +67,8 @@ struct Spec {
   int64_t log_line_bytes = 64 << 10;
   int64_t failure_kill_ns = 1'000'000'000;  // after a process failed, the others live at most so long without a stop
   std::string progress_socket;       // at most 107 bytes; empty: none
+  int64_t fence_after_ns = 0;        // 0: no fence
+  int64_t renewed_ns = 0;            // CLOCK_BOOTTIME: when the fence was put off last, before the start
   bool pid_namespace = true;         // try one; without the right to, process groups and the token do
 };
 
@@ -83,6 +85,11 @@ struct StopOrder {
 std::string FormatStop(const StopOrder& stop);
 bool ParseStop(std::string_view content, StopOrder* stop, std::string* error);
 
+// ---- renewal: DIR/renewed, written by the agent for each acknowledged heartbeat of an attempt with a fence ----
+
+std::string FormatRenewal(int64_t renewed_ns);
+bool ParseRenewal(std::string_view content, int64_t* renewed_ns, std::string* error);
+
 // ---- what the shim tells: DIR/events (appended, synced; not made for what ends at once) and DIR/exits (final) ----
 
 struct Exit {
@@ -97,6 +104,7 @@ struct Exits {
   int64_t start_ns = 0;              // Unix times
   int64_t end_ns = 0;
   bool stop_sent = false;            // SIGTERM or SIGKILL had been sent before the processes ended
+  bool fenced = false;               // the fence stopped them
   std::vector<Exit> exits;           // every rank of this host
 };
 
@@ -109,6 +117,7 @@ bool ParseExits(std::string_view content, Exits* exits, std::string* error);
 inline constexpr char kPreparedFile[] = "prepared";   // the agent's; never replaced while a shim lives, which holds a lock of it
 inline constexpr char kSpecFile[] = "spec";           // until release 0.1 the agent wrote the shim's spec there
 inline constexpr char kStopFile[] = "stop";
+inline constexpr char kRenewedFile[] = "renewed";
 inline constexpr char kClaimFile[] = "claim";
 inline constexpr char kEventsFile[] = "events";
 inline constexpr char kProgressFile[] = "progress";

@@ -8,6 +8,8 @@ bool MayStart(Claim claim, std::string_view prepared_boot_id, std::string_view b
   return claim == Claim::kNone && prepared_boot_id == boot_id;
 }
 
+bool InTime(const Fence& fence, int64_t now_ns) { return !fence.Passed(now_ns); }
+
 bool Rules::Stop(int64_t grace_ns, int64_t now_ns) {
   kill_at_ns_ = std::min(kill_at_ns_, now_ns + grace_ns);
   if (stop_sent_) return false;

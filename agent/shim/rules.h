@@ -18,6 +18,25 @@ inline constexpr int64_t kNever = INT64_MAX;
 // was prepared in an earlier boot starts.
 bool MayStart(Claim claim, std::string_view prepared_boot_id, std::string_view boot_id);
 
+// `when_unreachable: fence` (CONTRACTS 9): the attempt may run for so long after the sending time of the newest heartbeat that the
+// scheduler acknowledged for it. CLOCK_BOOTTIME, which the agent and the shim of a host share.
+class Fence {
+ public:
+  Fence() = default;                                     // none
+  Fence(int64_t after_ns, int64_t renewed_ns) : after_ns_(after_ns), renewed_ns_(renewed_ns) {}
+
+  void Renew(int64_t renewed_ns) { renewed_ns_ = renewed_ns > renewed_ns_ ? renewed_ns : renewed_ns_; }
+  int64_t due_ns() const { return after_ns_ == 0 ? kNever : renewed_ns_ + after_ns_; }
+  bool Passed(int64_t now_ns) const { return now_ns >= due_ns(); }
+
+ private:
+  int64_t after_ns_ = 0;
+  int64_t renewed_ns_ = 0;
+};
+
+// Whether user code may be started: asked before the claim and after it, as either may have come late.
+bool InTime(const Fence& fence, int64_t now_ns);
+
 class Rules {
  public:
   explicit Rules(int64_t failure_kill_ns) : failure_kill_ns_(failure_kill_ns) {}

@@ -36,6 +36,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kEventsDelay = 50 * kMillisecond;       // what ends sooner says all in its exit records
+constexpr int64_t kFenceInterval = 1'000 * kMillisecond;  // poll's clock stands still while the machine sleeps, the fence's doesn't
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 
 int64_t ClockNs(clockid_t clock) {
@@ -74,7 +75,7 @@ struct Worker {
 
 class Shim {
  public:
-  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), rules_(spec_.failure_kill_ns), metrics_limit_(kProgressLinesPerSecond), durable_limit_(kProgressLinesPerSecond) {}
+  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), rules_(spec_.failure_kill_ns), fence_(spec_.fence_after_ns, spec_.renewed_ns), metrics_limit_(kProgressLinesPerSecond), durable_limit_(kProgressLinesPerSecond) {}
 
   int Run();
 
@@ -95,6 +96,8 @@ class Shim {
   void ChildEnded(pid_t pid, int status);
   void RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once = true);
   void ReadStop();
+  bool Fenced();
+  bool Late() { return Fenced() && !InTime(fence_, SteadyNs()); }
   void Stop(int64_t grace_ns);
   void SignalAll(int signal);
   bool AnyLeft();
@@ -117,6 +120,8 @@ class Shim {
   std::vector<Stream> streams_;
   std::map<int32_t, std::unique_ptr<LogWriter>> logs_;
   Rules rules_;
+  Fence fence_;
+  bool fenced_ = false;
   int64_t start_ns_ = 0;
   int64_t events_due_ns_ = 0;                        // when what is pending is written
   bool exec_hangs_ = false;                          // a child did not get as far as its exec in time
@@ -373,6 +378,15 @@ void Shim::ReadStop() {
   Stop(stop.grace_ns);
 }
 
+// The agent puts the fence off in a file, which is read when it is due.
+bool Shim::Fenced() {
+  if (!fence_.Passed(SteadyNs())) return false;
+  std::string content, error;
+  int64_t renewed_ns = 0;
+  if (ReadSmallFile(directory_ + "/" + kRenewedFile, &content) == 0 && ParseRenewal(content, &renewed_ns, &error)) fence_.Renew(renewed_ns);
+  return fence_.Passed(SteadyNs());
+}
+
 void Shim::ReadSignals() {
   signalfd_siginfo info;
   bool look = false;
@@ -448,10 +462,15 @@ bool Shim::AnyLeft() {
 
 void Shim::Loop() {
   while (AnyLeft()) {
+    if (!fenced_ && Fenced()) {
+      fenced_ = true;
+      Stop(spec_.grace_ns);
+    }
     const int64_t now = SteadyNs();
     if (rules_.KillNow(now)) SignalAll(SIGKILL);
     int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
+    if (spec_.fence_after_ns > 0 && !fenced_) wake = std::min(wake, now + kFenceInterval);
     if (!pending_events_.empty()) {
       if (now >= events_due_ns_) {
         WriteEvents(/*durable=*/false);
@@ -503,7 +522,8 @@ void Shim::Finish() {
     AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
     WriteEvents(/*durable=*/false);
   }
-  const Exits exits = rules_.Final(start_ns_, WallNs());
+  Exits exits = rules_.Final(start_ns_, WallNs());
+  exits.fenced = fenced_;
   for (int attempt = 0;; ++attempt) {
     const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
     if (error == 0) break;
@@ -522,6 +542,12 @@ int Shim::Run() {
   }
   isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace);
   workers_.resize(spec_.workers.size());
+  if (Late()) {
+    Say("came too late: its fence has passed");
+    isolation_->KillAll();
+    if (progress_ >= 0) ::unlink(spec_.progress_socket.c_str());
+    return kShimNotClaimed;
+  }
   Claim winner = Claim::kNone;
   if (const int error = MakeClaim(directory_, Claim::kStarted, &winner); error != 0 || winner != Claim::kStarted) {
     if (error != 0) Say(std::string("claim: ") + strerror(error));
@@ -533,7 +559,10 @@ int Shim::Run() {
   events_due_ns_ = SteadyNs() + kEventsDelay;
   AppendEvent(Line{"started"}.Add("at_ns", start_ns_).Add("pid_namespace", int64_t{isolation_->has_namespace()}));
   ReadStop();
-  for (size_t i = 0; i < spec_.workers.size(); ++i) StartWorker(i);
+  // Once more: the claim may have taken its time.
+  fenced_ = Late();
+  if (fenced_) rules_.Stop(0, SteadyNs());
+  for (size_t i = 0; i < spec_.workers.size() && !fenced_; ++i) StartWorker(i);
   Loop();
   Finish();
   return kShimDone;

@@ -19,6 +19,8 @@
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
 #include "agent/shim/progress.h"
+#include "agent/shim/rules.h"
+#include "agent/shim/shim.h"
 #include "common/base/eventually.h"
 
 namespace muster::shim {
@@ -348,6 +350,50 @@ TEST_P(ShimTest, DrainsAFloodOfProgressAndKeepsEveryCheckpoint) {
   int checkpoints = 0;
   for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1) checkpoints += events.compare(at, 5, "line ") == 0 ? 1 : 0;
   EXPECT_EQ(checkpoints, 20);
+}
+
+int64_t BootNs() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+TEST(Fence, IsDueSoLongAfterTheNewestRenewal) {
+  EXPECT_EQ(Fence().due_ns(), kNever);
+  Fence fence(10, 100);
+  EXPECT_FALSE(fence.Passed(109));
+  EXPECT_TRUE(fence.Passed(110));
+  fence.Renew(105);
+  fence.Renew(50);                     // an older one takes nothing back
+  EXPECT_EQ(fence.due_ns(), 115);
+}
+
+TEST_P(ShimTest, ItsFenceStopsItUnlessTheAgentPutsItOff) {
+  Script("trap 'echo saved >> $D/saved; exit 0' TERM; touch $D/up; while true; do sleep 0.05; done");
+  spec_.fence_after_ns = 1'500'000'000;
+  spec_.renewed_ns = BootNs();
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
+  const int64_t put_off_ns = spec_.renewed_ns + 1'000'000'000;
+  ASSERT_EQ(ReplaceFile(directory_, kRenewedFile, FormatRenewal(put_off_ns), false), 0);
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_GE(BootNs(), put_off_ns + spec_.fence_after_ns);
+  EXPECT_TRUE(Exists("saved")) << "SIGTERM first";
+  const Exits exits = Result();
+  EXPECT_TRUE(exits.fenced);
+  EXPECT_TRUE(exits.stop_sent);
+  ASSERT_EQ(exits.exits.size(), 1u);
+}
+
+TEST_P(ShimTest, OneThatComesAfterItsFenceClaimsNothing) {
+  Script("touch $D/up");
+  spec_.fence_after_ns = 1'000'000'000;
+  spec_.renewed_ns = BootNs() - spec_.fence_after_ns;
+  Start();
+  EXPECT_EQ(Wait(), kShimNotClaimed);
+  EXPECT_FALSE(Exists("up"));
+  EXPECT_FALSE(Exists(kClaimFile));
+  EXPECT_FALSE(Exists(kExitsFile));
 }
 
 INSTANTIATE_TEST_SUITE_P(Isolation, ShimTest, ::testing::Values(true, false),

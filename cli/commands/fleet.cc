@@ -88,6 +88,16 @@ int Resume(Session& session, const std::string& target) {
   return session.ShowOne(absl::StrCat(target, " takes work again.\n"), pb::ResumeResponse(), target);
 }
 
+int ConfirmOff(Session& session, const std::string& host) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::ConfirmOffResponse> response = (*client)->ConfirmOff(host);
+  if (!response.ok()) return session.Fail(response.status());
+  std::string text = absl::StrCat(host, " counts as off until it speaks again.");
+  if (response->jobs_size() > 0) absl::StrAppend(&text, " These may start elsewhere: ", absl::StrJoin(response->jobs(), ", "), ".");
+  return session.ShowOne(text + "\n", *response, host);
+}
+
 // `cluster` and `host` have the same four verbs.
 void AddVerbs(CLI::App* noun, Session& session, const std::string& what, std::function<int(const std::string&)> show) {
   auto target = std::make_shared<std::string>();
@@ -117,13 +127,18 @@ void AddFleet(CLI::App& root, Session& session) {
   list->callback([&session] { session.command = [&session] { return ListClusters(session); }; });
   AddVerbs(cluster, session, "cluster", [&session](const std::string& name) { return ShowCluster(session, name); });
 
-  CLI::App* host = root.add_subcommand("host", "Hosts: list, show, drain, resume");
+  CLI::App* host = root.add_subcommand("host", "Hosts: list, show, drain, resume, confirm-off");
   host->require_subcommand(1);
   auto of = std::make_shared<std::string>();
   CLI::App* hosts = host->add_subcommand("list", "All of them, with what runs there");
   hosts->fallthrough();
   hosts->add_option("cluster", *of, "Only this cluster's");
   hosts->callback([&session, of] { session.command = [&session, of] { return ListHosts(session, *of); }; });
+  auto off = std::make_shared<std::string>();
+  CLI::App* confirm = host->add_subcommand("confirm-off", "Say that nothing runs on a host that can't be reached: you have switched it off. Its tasks start elsewhere");
+  confirm->fallthrough();
+  confirm->add_option("cluster/host", *off)->required();
+  confirm->callback([&session, off] { session.command = [&session, off] { return ConfirmOff(session, *off); }; });
   AddVerbs(host, session, "cluster/host", [&session](const std::string& name) { return ShowHost(session, name); });
 }
 

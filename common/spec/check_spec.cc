@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/ids.h"
+#include "common/base/job_defaults.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
 
@@ -25,6 +26,7 @@ constexpr size_t kMaxScriptBytes = 64 << 10;
 constexpr size_t kMaxPathBytes = 4'096;
 constexpr int64_t kMaxGpusMilli = 1'024'000;
 constexpr int64_t kMaxDurationNs = 3'650 * kDay;
+constexpr int64_t kLeastFenceAfterNs = 10 * kSecond;
 constexpr char kLabelRule[] = "must be 1 to 63 of letters, digits, '.', '_' and '-', and start with a letter, a digit or '_'";
 
 absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
@@ -230,12 +232,13 @@ class JobChecker {
     CheckDuration(task.hang_timeout_ns(), kMaxDurationNs, at("hang_timeout"));
     CheckDuration(task.grace_ns(), kHour, at("grace"));
     CheckDuration(task.time_limit_ns(), kMaxDurationNs, at("time_limit"));
-    if (task.when_unreachable() == pb::FENCE) {
-      Emit(at("when_unreachable"), "fence: not yet; use replace or wait");
-    } else if (task.fence_after_ns() != 0) {
-      Emit(at("fence_after"), "not yet: it goes with when_unreachable: fence. Leave it out");
+    if (task.fence_after_ns() != 0 && task.when_unreachable() != pb::FENCE) {
+      Emit(at("fence_after"), "goes with when_unreachable: fence only. Leave it out, or say when_unreachable: fence");
+    } else if (task.fence_after_ns() != 0 && (task.fence_after_ns() < kLeastFenceAfterNs || task.fence_after_ns() > kMaxDurationNs)) {
+      Emit(at("fence_after"), absl::StrCat("must be from ", FormatDuration(kLeastFenceAfterNs), " (heartbeats come every few seconds) to ",
+                                           FormatDuration(kMaxDurationNs), "; got ", FormatDuration(task.fence_after_ns())));
     }
-    if (!pb::WhenUnreachable_IsValid(task.when_unreachable())) Emit(at("when_unreachable"), "must be one of replace, wait");
+    if (!pb::WhenUnreachable_IsValid(task.when_unreachable())) Emit(at("when_unreachable"), "must be one of replace, wait, fence");
   }
 
   void CheckDuration(int64_t duration_ns, int64_t most_ns, const std::string& path) {
@@ -448,6 +451,7 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
         task.set_when_unreachable(pb::WAIT);
       }
     }
+    if (task.when_unreachable() == pb::FENCE && task.fence_after_ns() == 0) task.set_fence_after_ns(kDefaultFenceAfterNs);
   }
 }
 

@@ -16,7 +16,7 @@ const std::vector<std::string>& TopologyNames() {  // by TopologyLevel - 1; the 
   return names;
 }
 
-const std::vector<std::string>& UnreachableNames() {  // by WhenUnreachable - 1; the last is "not yet"
+const std::vector<std::string>& UnreachableNames() {  // by WhenUnreachable - 1
   static const std::vector<std::string> names = {"replace", "wait", "fence"};
   return names;
 }
@@ -127,7 +127,7 @@ class JobReader {
     if (fields.Int("max_restarts", 0, 1000, &number)) task->set_max_restarts(number);
     int64_t duration_ns = 0;
     if (fields.Duration("hang_timeout", &duration_ns)) task->set_hang_timeout_ns(duration_ns);
-    if (fields.Choice("when_unreachable", UnreachableNames(), 1, &text)) task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
+    if (fields.Choice("when_unreachable", UnreachableNames(), 0, &text)) task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
     if (fields.Duration("fence_after", &duration_ns)) task->set_fence_after_ns(duration_ns);
     if (fields.Duration("grace", &duration_ns)) task->set_grace_ns(duration_ns);
     if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);

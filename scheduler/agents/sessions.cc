@@ -1,5 +1,6 @@
 #include "scheduler/agents/sessions.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,25 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
   const HostId id = state.FindHost(cluster, host);
   for (const PartRow& part : attempt->parts) {
     if (part.host == id) return true;
+  }
+  return false;
+}
+
+constexpr char kRestored[] =
+    "the store was restored from a backup: agents have seen a later state of it, so nothing is changed. Start musterd on the newest "
+    "store, or with --adopt-restored to go on from this one";
+
+// The agent was told of what this store doesn't hold. What it was told before a restored store was adopted says nothing.
+bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
+  const uint64_t since_epoch = options.adopts ? options.epoch : view.state.adopted_epoch();
+  return hello.epoch_seen() > options.epoch || (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
+}
+
+// An attempt that may run there lives on the acknowledgement of heartbeats.
+bool HasFences(const State& state, HostId id) {
+  if (id == kNoHost) return false;
+  for (const AttemptRef& ref : state.host(id).attempts) {
+    if (state.FindJob(ref.job)->task_spec(ref.task).when_unreachable() == pb::FENCE) return true;
   }
   return false;
 }
@@ -117,9 +137,9 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
     return absl::StrCat("the agent has served another store (", hello.store_id_seen(), ") and may run its attempts; this one is ",
                         options_.store_id, ". Stop what it runs and give it a fresh --state-dir");
   }
-  if (hello.epoch_seen() > options_.epoch || hello.commit_seen() > view.commit) {
-    return "the agent has seen a later state of this store: the store was restored from a backup, which can't be adopted yet. "
-           "Start musterd on the newest store, or give every agent a fresh --state-dir";
+  if (SeenLater(hello, options_, view)) {
+    *final = false;
+    return kRestored;
   }
   const int32_t cluster = view.state.FindCluster(hello.cluster());
   if (cluster < 0) return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
@@ -156,6 +176,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     if (streams_.count(stream.get()) != 0) return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
     if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
+      if (why == kRestored) SawLater(hello);
       LogWarn("agent refused", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
       pb::SchedulerMessage message;
       message.mutable_refused()->set_reason(why);
@@ -176,6 +197,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     entry.state_id = hello.state_id();
     entry.heard_ns = clock_->BootNs();
     entry.heard_wall_ns = clock_->WallNs();
+    entry.posted_quiet_ns = 0;
     entry.posted = pb::HOST_UP;                    // HostHello says so
     streams_[stream.get()] = session;
     for (const pb::AttemptReport& report : hello.attempts()) session->reports[AttemptText(report.key())] = report.SerializeAsString();
@@ -218,6 +240,7 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
   std::lock_guard lock(mutex_);
   if (hosts_[Name(session->cluster, session->host)].session != session) return;
   session->welcomed = true;
+  hosts_[Name(session->cluster, session->host)].answered = true;
   pb::SchedulerMessage message;
   message.mutable_welcome()->set_lease_ns(options_.lease_ns);
   message.mutable_welcome()->set_heartbeat_ns(options_.heartbeat_ns);
@@ -227,7 +250,10 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
     session->sent[DeterministicBytes(command)] = now_ns;
     SendOn(session.get(), std::move(command));
   }
-  for (pb::SchedulerMessage& query : QueriesFor(view->state, session->cluster, session->host, mentioned)) SendOn(session.get(), std::move(query));
+  for (pb::SchedulerMessage& query : QueriesFor(view->state, session->cluster, session->host, mentioned)) {
+    session->asked[AttemptText(query.query().key())] = query;
+    SendOn(session.get(), std::move(query));
+  }
   // Ends that it told in its Hello are durable now.
   for (const auto& [key, bytes] : session->reports) {
     pb::AttemptReport report;
@@ -239,9 +265,35 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
   }
 }
 
+void Sessions::SawLater(const pb::Hello& hello) {
+  if (hello.epoch_seen() <= seen_epoch_ && hello.commit_seen() <= seen_commit_) return;
+  seen_epoch_ = std::max(seen_epoch_, hello.epoch_seen());
+  seen_commit_ = std::max(seen_commit_, hello.commit_seen());
+  LogError("an agent has seen a later state of this store: it was restored from a backup, and nothing is changed any more",
+           {{"host", Name(hello.cluster(), hello.host())}, {"epoch_seen", hello.epoch_seen()}, {"commit_seen", hello.commit_seen()}});
+  engine_->StopServing(kRestored);
+  if (options_.on_restored) options_.on_restored(seen_epoch_, seen_commit_);
+}
+
+bool Sessions::AwaitsHosts(const State& state) const {
+  std::lock_guard lock(mutex_);
+  const bool in_time = clock_->BootNs() - started_ns_ < options_.lease_ns;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.state == pb::HOST_NEVER_SEEN || host.state == pb::HOST_STATE_UNSPECIFIED) continue;
+    const auto entry = hosts_.find(Name(state.clusters()[host.cluster].name, host.name));
+    const bool answered = entry != hosts_.end() && entry->second.answered;
+    if (!answered && in_time) return true;
+    const bool stray = std::any_of(host.lost.begin(), host.lost.end(), [](const LostRow& lost) { return lost.stray(); });
+    if (answered && stray && host.state != pb::HOST_UNREACHABLE) return true;
+  }
+  return false;
+}
+
 void Sessions::Heard(HostEntry* entry, const Session& session) {
   entry->heard_ns = clock_->BootNs();
   entry->heard_wall_ns = clock_->WallNs();
+  entry->posted_quiet_ns = 0;
   if (entry->posted == pb::HOST_UP) return;
   entry->posted = pb::HOST_UP;
   pb::Event event;
@@ -251,7 +303,18 @@ void Sessions::Heard(HostEntry* entry, const Session& session) {
   engine_->Post(std::move(event));
 }
 
+// What lives on it may be fenced and replaced by a scheduler that has taken over: it is acknowledged only once a commit has shown that
+// none has, with the host's word in it (CONTRACTS 17).
 void Sessions::Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  if (!HasFences(view->state, view->state.FindHost(session->cluster, session->host))) return Acknowledge(session, heartbeat);
+  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); },
+                [this, session, heartbeat](absl::Status status) {
+                  if (status.ok()) Acknowledge(session, heartbeat);
+                });
+}
+
+void Sessions::Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   pb::SchedulerMessage message;
   pb::HeartbeatAck* ack = message.mutable_heartbeat_ack();
@@ -284,6 +347,8 @@ void Sessions::Heartbeat(const std::shared_ptr<Session>& session, const pb::Hear
     SendOn(session.get(), std::move(command));
   }
   session->sent = std::move(holds);
+  // A host whose disk was full could not answer.
+  for (const auto& [key, query] : session->asked) SendOn(session.get(), query);
 }
 
 void Sessions::Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report) {
@@ -291,6 +356,7 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
   const std::shared_ptr<const View> view = engine_->Snapshot();
   {
     std::lock_guard lock(mutex_);
+    session->asked.erase(key);
     std::string bytes = report.SerializeAsString();
     std::string& last = session->reports[key];
     // A repetition says nothing new, but an end has to be answered: it goes through the engine again.
@@ -385,7 +451,20 @@ void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& broken) 
   }
 }
 
+// A scheduler that another has replaced finds out by its next commit, which may be long in coming where nothing happens: until then
+// agents would stay with it. So there is one a lease at least.
+void Sessions::ProveOwnership() {
+  const int64_t now_ns = clock_->BootNs();
+  {
+    std::lock_guard lock(mutex_);
+    if (now_ns - proved_ns_ < options_.lease_ns) return;
+    proved_ns_ = now_ns;
+  }
+  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
+}
+
 void Sessions::Tick() {
+  ProveOwnership();
   const std::shared_ptr<const View> view = engine_->Snapshot();
   const int64_t now_ns = clock_->BootNs();
   const int64_t silent_ns = options_.heartbeat_ns * 5 / 2;   // two missed, and half of one for its way
@@ -402,8 +481,26 @@ void Sessions::Tick() {
       now = pb::HOST_UNREACHABLE;
     } else if (entry.posted == pb::HOST_UP && (entry.heard_ns == 0 || quiet_ns >= silent_ns)) {
       now = pb::HOST_SILENT;
+    } else if (entry.posted == pb::HOST_UNREACHABLE && entry.heard_ns == 0) {
+      now = pb::HOST_SILENT;           // it may have spoken to the process before this one: it has a full lease again
     }
-    if (now == entry.posted) continue;
+    if (now == entry.posted) {
+      // What is fenced there has been stopped by its shim once the host was quiet for long enough.
+      int64_t proved_ns = 0;
+      for (const AttemptRef& ref : row.attempts) {
+        const int64_t wait_ns = FenceWaitNs(view->state.FindJob(ref.job)->task_spec(ref.task));
+        if (wait_ns <= quiet_ns) proved_ns = std::max(proved_ns, wait_ns);
+      }
+      if (now != pb::HOST_UNREACHABLE || proved_ns <= std::max(entry.posted_quiet_ns, row.quiet_ns)) continue;
+      entry.posted_quiet_ns = proved_ns;
+      pb::Event event;
+      event.mutable_host_state()->set_cluster(cluster);
+      event.mutable_host_state()->set_host(row.name);
+      event.mutable_host_state()->set_state(now);
+      event.mutable_host_state()->set_quiet_ns(proved_ns);
+      engine_->Post(std::move(event));
+      continue;
+    }
     entry.posted = now;
     LogWarn(now == pb::HOST_SILENT ? "host is silent" : "host is unreachable", {{"cluster", cluster}, {"host", row.name}});
     pb::Event event;

@@ -40,6 +40,10 @@ struct SessionOptions {
   uint64_t epoch = 0;
   int64_t lease_ns = 45'000'000'000;
   int64_t heartbeat_ns = 5'000'000'000;
+  bool adopts = false;                            // this epoch is the first after a backup was restored
+  // An agent has seen what this store hasn't: it is a backup that was restored. Called with the highest epoch and commit seen, on an
+  // agent's thread, each time they rise; the engine serves nobody any more.
+  std::function<void(uint64_t epoch, uint64_t commit)> on_restored;
   std::function<std::string()> new_id = RandomId;   // of a session; the fault simulation draws them from its seed
 };
 
@@ -60,6 +64,10 @@ class Sessions : public AgentLink {
   // Finds hosts that fell silent or unreachable. Call it once a second or so, from one thread; first right after the start.
   void Tick();
 
+  // Of a restored store (Engine::awaits_hosts): a host that it knows has said nothing yet, for less than a lease, or one that did runs
+  // what the store doesn't know.
+  bool AwaitsHosts(const State& state) const;
+
   // AgentLink: for the engine.
   void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override;
 
@@ -78,6 +86,7 @@ class Sessions : public AgentLink {
     bool welcomed = false;
     std::map<std::string, int64_t> sent;          // commands (serialized) that hold, and when they were sent last
     std::map<std::string, std::string> reports;   // newest report by attempt, serialized
+    std::map<std::string, pb::SchedulerMessage> asked;   // queries without an answer, by attempt
     std::set<std::string> told;                   // other messages that became events in this session
     std::set<std::string> acknowledged;           // checkpoints whose event is durable
   };
@@ -87,6 +96,8 @@ class Sessions : public AgentLink {
     int64_t heard_ns = 0;                         // BootNs; 0 = not since the start
     int64_t heard_wall_ns = 0;
     pb::HostState posted = pb::HOST_STATE_UNSPECIFIED;  // what the engine was last told
+    int64_t posted_quiet_ns = 0;
+    bool answered = false;                        // to this process, with all that it runs: that is in the store
   };
   struct LogStream {
     std::string cluster, host;
@@ -98,6 +109,9 @@ class Sessions : public AgentLink {
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned);
   void Heard(HostEntry* entry, const Session& session);                                  // under mutex_
   void Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
+  void Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
+  void SawLater(const pb::Hello& hello);                                                 // under mutex_
+  void ProveOwnership();
   void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
   void PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event);
@@ -117,6 +131,8 @@ class Sessions : public AgentLink {
   std::map<const AgentStream*, std::shared_ptr<Session>> streams_;
   std::map<uint64_t, LogStream> logs_;
   uint64_t next_log_ = 1;
+  int64_t proved_ns_ = started_ns_;               // BootNs of the newest commit that was made to prove it
+  uint64_t seen_epoch_ = 0, seen_commit_ = 0;     // by agents, of what this store doesn't have; 0: nothing
 };
 
 }  // namespace muster

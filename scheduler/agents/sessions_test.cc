@@ -149,12 +149,16 @@ class SessionsTest : public ::testing::Test {
   void Say(const StreamPtr& stream, const pb::AgentMessage& message) { Say(stream, message, stream->session()); }
   // Job 1 of one worker, placed on the only host.
   void Submit(int environment = 0) {
+    pb::JobSpec spec = OneSlotSpec();
+    for (int i = 0; i < environment; ++i) (*spec.mutable_env())[absl::StrCat("V", i)] = "1";
+    Submit(spec);
+  }
+  void Submit(const pb::JobSpec& spec) {
     pb::Event event;
     event.mutable_job_submitted()->set_uid(kJob);
     event.mutable_job_submitted()->set_number(1);
     event.mutable_job_submitted()->set_owner("ada");
-    *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
-    for (int i = 0; i < environment; ++i) (*event.mutable_job_submitted()->mutable_spec()->mutable_env())[absl::StrCat("V", i)] = "1";
+    *event.mutable_job_submitted()->mutable_spec() = spec;
     engine_->Post(event);
     Settle();
   }
@@ -213,8 +217,8 @@ INSTANTIATE_TEST_SUITE_P(
                       h->set_store_id_seen(kStore);
                       h->set_epoch_seen(kEpoch + 1);
                     },
-                    "restored from a backup", true},
-        RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, "restored from a backup", true},
+                    "restored from a backup", false},
+        RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, "restored from a backup", false},
         RefusalCase{"NameOfALiveAgent", [](pb::Hello* h) { h->set_host("h1"); }, "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
     [](const auto& info) { return info.param.name; });
 
@@ -616,6 +620,13 @@ TEST_F(SessionsTest, AnAttemptThatAHelloLeavesOutIsAskedAbout) {
   engine_->Step();
   EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "welcome", "query")) << "absence proves nothing";
   EXPECT_EQ(state().FindJob(1)->state, pb::RUNNING);
+  log_.clear();
+  Say(second, Beat());
+  EXPECT_THAT(log_, ElementsAre("heartbeat_ack", "query")) << "its disk may have been full";
+  Say(second, Reported(pb::STARTED));
+  log_.clear();
+  Say(second, Beat(2));
+  EXPECT_THAT(log_, ElementsAre("heartbeat_ack"));
 }
 
 // ---- output ----
@@ -644,6 +655,84 @@ TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
   EXPECT_THAT(heard, IsEmpty()) << "the old stream's end is not the new one's";
   sessions_->Closed(second.get());
   EXPECT_THAT(heard, ElementsAre("end: the agent has disconnected"));
+}
+
+// CONTRACTS 17: a scheduler that another has replaced must not put off the fence of what the other may have started again.
+TEST_F(SessionsTest, WithAFenceAHeartbeatIsAcknowledgedOnlyAfterACommit) {
+  const StreamPtr stream = Connect();
+  pb::JobSpec spec = OneSlotSpec();
+  spec.mutable_tasks(0)->set_when_unreachable(pb::FENCE);
+  spec.mutable_tasks(0)->set_fence_after_ns(60 * kSecond);
+  Submit(spec);
+  Settle();
+  const std::string session = stream->session();
+  stream->sent.clear();
+  Say(stream, Beat(), session);
+  EXPECT_TRUE(stream->sent.empty());
+  ASSERT_TRUE(engine_->Step());
+  ASSERT_FALSE(stream->sent.empty());
+  ASSERT_TRUE(stream->sent[0].has_heartbeat_ack());
+  EXPECT_EQ(stream->sent[0].heartbeat_ack().renews_size(), 1);
+}
+
+TEST_F(SessionsTest, TellsThatAHostWasQuietForAsLongAsItsFencesNeed) {
+  Connect();
+  pb::JobSpec spec = OneSlotSpec();
+  spec.mutable_tasks(0)->set_when_unreachable(pb::FENCE);
+  spec.mutable_tasks(0)->set_fence_after_ns(60 * kSecond);
+  spec.mutable_tasks(0)->set_grace_ns(0);
+  Submit(spec);
+  Settle();
+  const int64_t wait_ns = FenceWaitNs(spec.tasks(0)), heard_ns = clock_.now_ns;
+  const auto quiet_ns = [&] { return state().host(state().FindHost("lab", "h1")).quiet_ns; };
+  clock_.now_ns = heard_ns + wait_ns - 1;
+  sessions_->Tick();
+  Settle();
+  sessions_->Tick();
+  Settle();
+  EXPECT_EQ(StateOf("h1"), pb::HOST_UNREACHABLE);
+  EXPECT_EQ(quiet_ns(), 0);
+  clock_.now_ns = heard_ns + wait_ns;
+  sessions_->Tick();
+  Settle();
+  EXPECT_EQ(quiet_ns(), wait_ns);
+  // A restart waits anew: by which clock the old one waited is not known.
+  const State before = state();
+  Start(before);
+  sessions_->Tick();
+  Settle();
+  EXPECT_EQ(StateOf("h1"), pb::HOST_SILENT);
+}
+
+TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
+  Connect("h1");
+  pb::Hello hello = HelloOf("h2", kStateB);
+  hello.set_store_id_seen(kStore);
+  hello.set_epoch_seen(kEpoch);
+  hello.set_commit_seen(commit_ + 100);
+  const StreamPtr later = Open(hello);
+  ASSERT_EQ(later->sent.size(), 1u);
+  EXPECT_FALSE(later->sent[0].refused().final());
+  absl::Status said;
+  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, [&](absl::Status s) { said = s; });
+  EXPECT_FALSE(engine_->Step());
+  EXPECT_EQ(said.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(said.message()), ::testing::HasSubstr("--adopt-restored"));
+}
+
+TEST_F(SessionsTest, ARestoredStoreAwaitsItsHostsForALeaseAtMost) {
+  Connect("h1");
+  Connect("h2");
+  const State before = state();
+  Start(before);
+  EXPECT_TRUE(sessions_->AwaitsHosts(state()));
+  Connect("h1");
+  EXPECT_TRUE(sessions_->AwaitsHosts(state())) << "h2 has not answered";
+  Connect("h2");
+  EXPECT_FALSE(sessions_->AwaitsHosts(state()));
+  Start(before);
+  clock_.now_ns += SessionOptions().lease_ns;
+  EXPECT_FALSE(sessions_->AwaitsHosts(state()));
 }
 
 }  // namespace

@@ -96,6 +96,31 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(grpc::CallbackServerContext
   return SetDrained(call, request->target(), false, "");
 }
 
+grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerContext* call, const pb::ConfirmOffRequest* request,
+                                                         pb::ConfirmOffResponse* response) {
+  if (grpc::Status status = OperatorOnly(who_, "confirming that a host is off"); !status.ok()) return Reply(call, status);
+  const std::string name = request->host();
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  if (FindHostByName(view->state, name) == kNoHost) return Reply(call, NotFound("host (cluster/host)", name));
+  for (const uint64_t job : JobsOn(view->state, name)) response->add_jobs(job);
+  LogWarn("an operator says that a host is off", {{"host", name}, {"by", who_.user}});
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_->engine->Call(
+      [name, by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        const HostId id = FindHostByName(state, name);
+        if (id == kNoHost || state.host(id).state != pb::HOST_UNREACHABLE) {
+          return absl::FailedPreconditionError(absl::StrCat(name, " can be reached, or could a lease ago: muster host drain ", name, " empties it"));
+        }
+        std::vector<pb::Event> events(1);
+        events[0].mutable_host_confirmed_off()->set_cluster(name.substr(0, name.find('/')));
+        events[0].mutable_host_confirmed_off()->set_host(name.substr(name.find('/') + 1));
+        events[0].mutable_host_confirmed_off()->set_by(by);
+        return events;
+      },
+      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
                                                                pb::GetTrainerSchemaResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();

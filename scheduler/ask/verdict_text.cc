@@ -142,6 +142,28 @@ std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
   return "waits for its export to be published";
 }
 
+// Which host may still run it, and what ends the wait for it (CONTRACTS 9).
+std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
+  const AttemptRow* attempt = job.tasks[task].current();
+  std::string host;
+  for (size_t p = 0; attempt != nullptr && p < attempt->parts.size(); ++p) {
+    const PartRow& part = attempt->parts[p];
+    if (part.over() || state.host(part.host).state != pb::HOST_UNREACHABLE) continue;
+    if (host.empty() || !KnownOff(state.host(part.host), job.task_spec(task))) host = state.HostName(part.host);
+  }
+  if (host.empty()) return "its last attempt's host can't be reached, so it may still run there";
+  std::string text = absl::StrCat(host, " can't be reached, so it may still run there");
+  switch (UnreachableRule(job.task_spec(task), *attempt)) {
+    case pb::FENCE:
+      absl::StrAppend(&text, "; it starts elsewhere once its fence has stopped it there for certain, after ",
+                      FormatDuration((FenceWaitNs(job.task_spec(task)) + kSecond - 1) / kSecond * kSecond), " of silence");
+      break;
+    case pb::WAIT: absl::StrAppend(&text, "; it waits for that host, unless somebody who switched it off says so: muster host confirm-off ", host); break;
+    default: absl::StrAppend(&text, "; it starts elsewhere once one of its workers has failed and there is room");
+  }
+  return text;
+}
+
 std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const std::string missing = verdict.missing_milli() > 0 ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ") : "";
   switch (verdict.code()) {
@@ -166,7 +188,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_PLACEMENT: return Lacks(state, job, task, verdict);
     case pb::V_BACKOFF:
       return absl::StrCat("failed before; starts again at ", ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
-    case pb::V_UNREACHABLE: return "its last attempt's host can't be reached, so it may still run there";
+    case pb::V_UNREACHABLE: return Unreachable(state, job, task);
     case pb::V_CLUSTER:
       if (!missing.empty()) return absl::StrCat("no cluster that it may use is up with as much as it needs; ", FormatMilli(verdict.missing_milli()), " more are missing");
       return "no cluster that it may use is up with such devices";
@@ -174,6 +196,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_EXPORT: return AwaitedExport(state, job, task);
     case pb::V_ENTITLED_CELL: return absl::StrCat("waits for its place, ", Where(verdict), "; it goes elsewhere when that pays");
     case pb::V_REFUSED: return "what was planned for it broke a rule of Muster's own check and was dropped; it is tried again in a few seconds (please report this)";
+    case pb::V_RESTORING: return "a backup was restored: nothing starts until every host has said what it runs, or a lease has passed";
     default: return "waits";
   }
 }

@@ -240,6 +240,62 @@ TEST(Decide, ReplacesWhatIsOnAnUnreachableHostOnlyWhereTheTaskAllowsIt) {
   }
 }
 
+// Once nothing was heard of the host for fence_after + grace + 5 s, and what clocks may drift, its shim has stopped it.
+TEST(Decide, LosesWhatIsFencedOnlyOnceItsFenceHasPassedForCertain) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.task()->set_when_unreachable(pb::FENCE);
+  builder.task()->set_fence_after_ns(60 * kSecond);
+  builder.task()->set_grace_ns(10 * kSecond);
+  const int64_t wait_ns = FenceWaitNs(*builder.task());
+  EXPECT_GT(wait_ns, 76 * kSecond);
+  EXPECT_LT(wait_ns, 77 * kSecond);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
+  pb::Event quiet;
+  quiet.mutable_host_state()->set_cluster("c");
+  quiet.mutable_host_state()->set_host(system.state.host(first).name);
+  quiet.mutable_host_state()->set_state(pb::HOST_UNREACHABLE);
+  system.Step(45);
+  system.Do(quiet);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  quiet.mutable_host_state()->set_quiet_ns(wait_ns - 1);
+  system.Do(quiet);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  quiet.mutable_host_state()->set_quiet_ns(wait_ns);
+  system.Do(quiet);
+  const Plan plan = Go(&system);
+  ASSERT_EQ(ActsOf(plan), 2);
+  EXPECT_TRUE(plan.events[0].has_attempt_lost());
+}
+
+TEST(Decide, LosesWhatWaitsForItsHostOnceSomebodySaysThatItIsOff) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.task()->set_when_unreachable(pb::WAIT);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
+  pb::Event off;
+  off.mutable_host_confirmed_off()->set_cluster("c");
+  off.mutable_host_confirmed_off()->set_host(system.state.host(first).name);
+  off.mutable_host_confirmed_off()->set_by("operator");
+  system.Do(off);
+  EXPECT_TRUE(system.state.host(first).confirmed_off_by.empty()) << "it can be reached";
+  system.Step(60);
+  system.HostState("c", system.state.host(first).name, pb::HOST_UNREACHABLE);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  system.Do(off);
+  EXPECT_EQ(ActsOf(Go(&system)), 2);
+  system.HostState("c", system.state.host(first).name, pb::HOST_UP);
+  EXPECT_TRUE(system.state.host(first).confirmed_off_by.empty()) << "it speaks: the word no longer holds";
+}
+
 TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 5, 1).Queue("q");

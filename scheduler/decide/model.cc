@@ -38,14 +38,19 @@ int32_t Model::CellOf(int32_t cluster, int32_t flavour) const {
 }
 
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {
-  bool unreachable = false, member_failed = false;
+  bool unreachable = false, member_failed = false, known_off = true;
   for (const PartRow& part : attempt.parts) {
-    if (!part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE) unreachable = true;
+    const HostRow& host = state.host(part.host);
+    if (!part.over() && host.state == pb::HOST_UNREACHABLE) {
+      unreachable = true;
+      known_off = known_off && KnownOff(host, spec);
+    }
     const bool exit_0 = !part.exits.empty() && std::all_of(part.exits.begin(), part.exits.end(), [](const pb::WorkerExit& e) {
       return e.exit_code() == 0 && e.signal() == 0;
     });
     if (part.phase == pb::GONE && !exit_0) member_failed = true;
   }
+  if (unreachable && known_off) return true;
   if (!unreachable || UnreachableRule(spec, attempt) != pb::REPLACE) return false;
   return attempt.parts.size() == 1 || !spec.trainer_json().empty() || member_failed;
 }

@@ -184,7 +184,6 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.flavour = host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
   if (host.state == pb::HOST_NEVER_SEEN) return share;
   share.known = true;
-  share.state_since_ns = host.state_since_ns;
   share.silent_since_ns = host.silent_since_ns;
   share.spoke_ns = host.spoke_ns;
   share.cpu_cell = model_.CellOf(host.cluster, model_.cpu);
@@ -277,7 +276,7 @@ bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOpti
   for (const HostId id : model_.cells[cell].hosts) {
     const HostShare& host = hosts_[id];
     // Long gone when the others fell silent: counts in neither number.
-    if (host.state == pb::HOST_UNREACHABLE && host.state_since_ns + 2 * options.lease_ns < newest_ns) continue;
+    if (host.state == pb::HOST_UNREACHABLE && host.silent_since_ns + 3 * options.lease_ns < newest_ns) continue;
     ++all;
     if (host.state != pb::HOST_UP || (host.spoke_ns != 0 && host.spoke_ns + options.lease_ns > now_ns)) ++silent;
   }
@@ -287,7 +286,12 @@ bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOpti
 bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const {
   if (unreachable_.empty() || !MayBeLostAlone(state, spec, attempt)) return false;
   const auto lost = mass_loss_.find(attempt.cluster);
-  return lost == mass_loss_.end() || !lost->second;
+  if (lost == mass_loss_.end() || !lost->second) return true;
+  // While most of a cluster is silent, only what somebody said of a host counts.
+  return std::all_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
+    const HostRow& host = state.host(part.host);
+    return part.over() || host.state != pb::HOST_UNREACHABLE || !host.confirmed_off_by.empty();
+  });
 }
 
 // ---- jobs ----

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/job_defaults.h"
 #include "common/base/units.h"
 #include "scheduler/decide/round.h"
 
@@ -9,7 +10,7 @@ namespace muster {
 
 void Round::LookAt(int64_t at_ns) { plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_)); }
 
-int64_t Round::Grace(const pb::TaskSpec& spec) const { return spec.has_grace_ns() ? spec.grace_ns() : 2 * kMinute; }
+int64_t Round::Grace(const pb::TaskSpec& spec) const { return spec.has_grace_ns() ? spec.grace_ns() : kDefaultGraceNs; }
 
 void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns, int32_t next_workers,
                  const pb::AttemptKey* claimant) {

@@ -64,6 +64,12 @@ void Engine::Refuse(std::vector<Queued> queue) {
   }
 }
 
+void Engine::StopServing(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  why_not_ = why;
+  work_.notify_all();
+}
+
 void Engine::Post(pb::Event event, Done done) {
   std::lock_guard lock(mutex_);
   queue_.push_back({std::move(event), nullptr, std::move(done)});
@@ -134,12 +140,24 @@ int64_t Engine::NowNs() const { return std::max(clock_->WallNs(), now_ns_ + (clo
 
 int64_t Engine::NextLookNs() const {
   std::lock_guard lock(mutex_);
-  return std::min(next_look_ns_, ProgressDueNs());
+  return why_not_.empty() ? std::min(next_look_ns_, ProgressDueNs()) : kNever;
 }
 
 bool Engine::Step() {
   std::vector<Queued> queue;
   std::vector<pb::Event> progress;
+  std::string why_not;
+  {
+    std::lock_guard lock(mutex_);
+    why_not = why_not_;
+    if (!why_not.empty()) queue.swap(queue_);
+  }
+  if (!why_not.empty()) {
+    for (Queued& queued : queue) {
+      if (queued.done) queued.done(absl::FailedPreconditionError(why_not));
+    }
+    return false;
+  }
   {
     std::lock_guard lock(mutex_);
     const int64_t now_ns = NowNs();
@@ -251,7 +269,36 @@ void Engine::AppendGangPrepared() {
   }
 }
 
+// While a restored store's hosts are waited for, each waiting task is told so, and nothing is decided.
+bool Engine::AwaitsHosts() {
+  if (!state_.restoring()) return false;
+  if (options_.awaits_hosts == nullptr || !options_.awaits_hosts(state_)) {
+    pb::Event settled;
+    settled.mutable_store_adopted()->set_epoch(state_.adopted_epoch());
+    settled.mutable_store_adopted()->set_settled(true);
+    ApplyEvent(std::move(settled));
+    return false;
+  }
+  auto plan = std::make_shared<Plan>();
+  for (const uint64_t number : state_.active_jobs()) {
+    const JobRow& job = *state_.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      const TaskRow& task = job.tasks[t];
+      if (task.finished() || task.current() != nullptr) continue;
+      Verdict verdict;
+      verdict.task = {number, static_cast<int32_t>(t)};
+      verdict.code = task.state == pb::TASK_BLOCKED ? pb::V_AFTER : pb::V_RESTORING;
+      plan->verdicts.Set(verdict);
+    }
+  }
+  plan_ = std::move(plan);
+  std::lock_guard lock(mutex_);
+  next_look_ns_ = now_ns_ + kSecond;
+  return true;
+}
+
 void Engine::DecideAndApply() {
+  if (AwaitsHosts()) return;
   Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling) : decider_.Decide(state_, now_ns_, options_.scheduling);
   int64_t look_ns = plan.next_look_ns;
   bool refused = false;
@@ -365,7 +412,7 @@ void Engine::Run() {
         const int64_t progress_ns = ProgressDueNs();
         const int64_t look_ns = std::min(next_look_ns_, progress_ns);
         int64_t wait_ns = dirty ? kIdleAfterNs : kMinute;
-        if (look_ns != kNever) wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - NowNs()));
+        if (look_ns != kNever && why_not_.empty()) wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - NowNs()));
         quiet = !work_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [this, progress_ns] {
           return stopping_ || !queue_.empty() || ProgressDueNs() < progress_ns;
         }) && wait_ns >= kIdleAfterNs;

@@ -42,6 +42,9 @@ struct EngineOptions {
   // For fault injection: decides instead of the engine's Decider.
   std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)> decide;
   std::function<void()> end_process;    // after a commit error, in place of _Exit; must not return. For fault simulation
+  // Of a State that is restoring(): whether hosts that may run what it doesn't know have still to be waited for. Called by Step. Null:
+  // nobody is waited for.
+  std::function<bool(const State&)> awaits_hosts;
   bool check_plans = true;              // Validate each plan; off only for the simulator's peers, which give no verdicts
   int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
   size_t most_queued = 65'536;          // what may wait for the next step before Full says so
@@ -109,6 +112,8 @@ class Engine {
   // Steps until Stop, sleeping between.
   void Run();
   void Stop();
+  // From now on nothing changes: every call gets FAILED_PRECONDITION with these words, what is posted is dropped, nothing is decided.
+  void StopServing(const std::string& why);
 
   std::shared_ptr<const View> Snapshot() const;
   // Waits until the view is newer than `commit`, at most timeout_ns of real time; returns the newest.
@@ -131,6 +136,7 @@ class Engine {
   void ForgetProgress(const pb::AttemptKey& key);             // under mutex_
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
+  bool AwaitsHosts();
   void DecideAndApply();
   bool DropOffender(Plan* plan, const PlanFault& fault);
   void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
@@ -167,6 +173,7 @@ class Engine {
   EngineStats stats_;
   int64_t next_look_ns_ = 0;             // at once: recovery may have left work
   bool stopping_ = false;
+  std::string why_not_;                  // not empty: nothing changes any more
 };
 
 }  // namespace muster

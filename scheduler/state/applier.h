@@ -72,6 +72,8 @@ class Applier {
   void On(const pb::DrainChanged& e);
   void On(const pb::HostHello& e);
   void On(const pb::HostStateChanged& e);
+  void On(const pb::HostConfirmedOff& e);
+  void On(const pb::StoreAdopted& e);
   void On(const pb::AttemptReported& e);
   void On(const pb::GangPrepared& e);
   void On(const pb::CheckpointSeen& e);
@@ -89,6 +91,7 @@ class Applier {
   void BookLedger(int64_t now_ns);
   void TickHistory();
   void ForgetOldJobs();
+  void KeepStray(HostId id, const pb::AttemptReported& e);
   void SetHostState(HostRow* host, pb::HostState state);
   // All its processes are gone or lost: frees its devices, and ends it unless it waits for its export.
   void Release(const Found& found);

@@ -72,6 +72,8 @@ void Applier::Carry(const pb::Event& event) {
       NewRound();
       return;
     case pb::Event::kDrainChanged: return On(event.drain_changed());
+    case pb::Event::kHostConfirmedOff: return On(event.host_confirmed_off());
+    case pb::Event::kStoreAdopted: return On(event.store_adopted());
     case pb::Event::kHostHello: return On(event.host_hello());
     case pb::Event::kHostState: return On(event.host_state());
     case pb::Event::kAttemptReported: return On(event.attempt_reported());
@@ -116,7 +118,7 @@ Applier::Found Applier::FindNewest(const pb::AttemptKey& key) {
   const JobRow* row = nullptr;
   Found found;
   const AttemptRow* attempt = s_.FindAttempt(key, &row, &found.index);
-  if (attempt == nullptr || row->tasks[found.index].next_attempt != key.attempt() + 1) return found;
+  if (attempt == nullptr || row->tasks[found.index].attempts.back().number != key.attempt()) return found;
   found.job = Job(row->number);
   found.task = &found.job->tasks[found.index];
   found.attempt = &found.task->attempts.back();
@@ -569,6 +571,39 @@ void Applier::On(const pb::DrainChanged& e) {
   host->drained = e.drained();
   host->drain_reason = e.drained() ? e.reason() : "";
   RefreshHost(id);
+}
+
+// What was decided after the backup is not known: an attempt of a number that it gave away may have run, or run still. So no number
+// below that of the adoption is given again, and what the backup does not show as running is stopped: a host that never heard of it claims it
+// "stopped", one where it has ended says Gone (CONTRACTS 4, 19).
+void Applier::On(const pb::StoreAdopted& e) {
+  if (e.settled()) {
+    s_.restoring_ = false;
+    return NewRound();
+  }
+  if (e.epoch() <= s_.adopted_epoch_) return;
+  s_.adopted_epoch_ = e.epoch();
+  s_.restoring_ = true;
+  const int32_t from = static_cast<int32_t>(std::clamp<int64_t>(static_cast<int64_t>(e.epoch() / 1000) - kAttemptsSinceS, 0, int64_t{1} << 30));
+  const std::vector<uint64_t> active = *s_.active_;
+  for (const uint64_t number : active) {
+    JobRow* job = Job(number);
+    for (size_t t = 0; t < job->tasks.size(); ++t) {
+      TaskRow* task = &job->tasks[t];
+      if (task->reservation != nullptr) SetReservation({number, static_cast<int32_t>(t)}, task, nullptr);
+      task->claimed_attempt = 0;
+      if (!task->finished()) task->next_attempt = std::max(task->next_attempt + 1, from);
+      AttemptRow* attempt = task->attempts.empty() || task->attempts.back().ended() ? nullptr : &task->attempts.back();
+      if (attempt == nullptr || attempt->released() || (attempt->state != pb::TASK_PREPARING && attempt->state != pb::TASK_STARTING)) continue;
+      attempt->state = task->state = pb::TASK_STOPPING;
+      attempt->cause = pb::HOST_LOST;
+      attempt->detail = "it was starting when the backup was made that is the store now";
+      attempt->grace_ns = 0;
+      attempt->stop_ns = s_.now_ns_;
+      RefreshHostsOf(*attempt);
+    }
+  }
+  NewRound();
 }
 
 // ---- plans ----

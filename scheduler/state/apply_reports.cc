@@ -45,6 +45,8 @@ void Applier::SetHostState(HostRow* host, pb::HostState state) {
   if (state == pb::HOST_UP) {
     if (host->silent_since_ns != 0) host->spoke_ns = s_.now_ns_;
     host->silent_since_ns = 0;
+    host->quiet_ns = 0;                // whatever was proved of its processes holds no more
+    host->confirmed_off_by.clear();
   } else if (host->silent_since_ns == 0) {
     host->silent_since_ns = s_.now_ns_;
   }
@@ -68,14 +70,42 @@ void Applier::On(const pb::HostHello& e) {
 
 void Applier::On(const pb::HostStateChanged& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
-  if (id == kNoHost || s_.host(id).state == e.state() || s_.host(id).state == pb::HOST_NEVER_SEEN) return;
+  if (id == kNoHost || s_.host(id).state == pb::HOST_NEVER_SEEN) return;
   if (e.state() != pb::HOST_UP && e.state() != pb::HOST_SILENT && e.state() != pb::HOST_UNREACHABLE) return;
+  const bool quieter = e.state() == pb::HOST_UNREACHABLE && e.quiet_ns() > s_.host(id).quiet_ns;
+  if (s_.host(id).state == e.state() && !quieter) return;
   SetHostState(Host(id), e.state());
+  if (quieter) Host(id)->quiet_ns = e.quiet_ns();
+  NewRound();
+  RefreshHost(id);
+}
+
+void Applier::On(const pb::HostConfirmedOff& e) {
+  const HostId id = s_.FindHost(e.cluster(), e.host());
+  if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE || !s_.host(id).confirmed_off_by.empty()) return;
+  Host(id)->confirmed_off_by = e.by().empty() ? "somebody" : e.by();
   NewRound();
   RefreshHost(id);
 }
 
 // ---- attempts ----
+
+// Nobody here knows of it, and its processes may run: it is stopped like a Lost one, until its host says Gone (CONTRACTS 19). What it
+// holds there isn't known.
+void Applier::KeepStray(HostId id, const pb::AttemptReported& e) {
+  const pb::AttemptKey& key = e.report().key();
+  if (e.report().phase() == pb::ATTEMPT_PHASE_UNSPECIFIED || e.report().phase() == pb::GONE || s_.host(id).lost.size() >= kStraysKept) return;
+  for (const LostRow& lost : s_.host(id).lost) {
+    if (lost.key.job_uid() == key.job_uid() && lost.key.task() == key.task() && lost.key.attempt() == key.attempt()) return;
+  }
+  LostRow stray;
+  stray.key = key;
+  stray.placement.set_host(s_.host(id).name);
+  stray.state_id = e.state_id();
+  Host(id)->lost.push_back(std::move(stray));
+  NewRound();
+  RefreshHost(id);
+}
 
 void Applier::On(const pb::AttemptReported& e) {
   const pb::AttemptReport& report = e.report();
@@ -95,7 +125,8 @@ void Applier::On(const pb::AttemptReported& e) {
   }
   // What it would change is looked up before anything is marked as changed: most reports are repetitions.
   const AttemptRow* seen = s_.FindAttempt(report.key());
-  if (seen == nullptr || seen->ended()) return;
+  if (seen == nullptr) return KeepStray(id, e);
+  if (seen->ended()) return;
   const auto at = std::find_if(seen->parts.begin(), seen->parts.end(), [&](const PartRow& part) { return part.host == id; });
   if (at == seen->parts.end() || at->over() || report.phase() < at->phase) return;
   if (report.phase() != pb::GONE && at->state_id != e.state_id()) return;
@@ -107,6 +138,11 @@ void Applier::On(const pb::AttemptReported& e) {
   PartRow* part = &attempt->parts[index];
   // Its end or failure; that of a stop is not news from outside.
   if (attempt->state != pb::TASK_STOPPING && report.phase() > part->phase && (report.phase() == pb::EXITED || report.phase() == pb::GONE)) NewRound();
+  // The ends of some of its processes were told, and now its host knows nothing of it: the others' are lost, and may have been any.
+  if (report.phase() == pb::GONE && report.exits().empty() && !part->exits.empty() && part->cause == pb::CAUSE_UNSPECIFIED) {
+    part->cause = pb::HOST_LOST;
+    part->detail = "its host lost track of it";
+  }
   part->phase = report.phase();
   part->stop_sent = part->stop_sent || report.stop_sent();
   for (const pb::WorkerExit& exit : report.exits()) {
@@ -262,7 +298,10 @@ void Applier::EndAttempt(const Found& found) {
              attempt->start_ns == 0) {
     cause = pb::LAUNCH_FAILED;
   } else if (detail.empty()) {
-    detail = "its host stopped it or lost track of it";
+    for (const PartRow& part : attempt->parts) {
+      if (detail.empty()) detail = part.detail;
+    }
+    if (detail.empty()) detail = "its host stopped it or lost track of it";
   }
   // A member that failed after another was lost failed because of that.
   if (cause != pb::CANCEL && cause != pb::TIME_LIMIT &&

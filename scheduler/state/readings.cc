@@ -2,6 +2,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/job_defaults.h"
+#include "common/base/units.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
@@ -81,6 +83,22 @@ Demand ShareOfHost(Demand wants, int64_t devices, int64_t cpus_milli, int64_t me
 pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt) {
   if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) return task.when_unreachable();
   return !task.trainer_json().empty() || attempt.parts.size() > 1 ? pb::REPLACE : pb::WAIT;
+}
+
+int64_t FenceWaitNs(const pb::TaskSpec& task) {
+  if (task.when_unreachable() != pb::FENCE) return 0;
+  constexpr int64_t kKillNs = 5 * kSecond, kTickNs = kSecond;
+  constexpr int64_t kDriftPerMille = 1;                  // of a host's clock and of ours, each
+  const int64_t fence_ns = task.fence_after_ns() > 0 ? task.fence_after_ns() : kDefaultFenceAfterNs;
+  const int64_t grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
+  const int64_t host_ns = fence_ns + grace_ns + kKillNs;   // ten years at most
+  return static_cast<int64_t>(static_cast<__int128>(host_ns) * (1000 + kDriftPerMille) / (1000 - kDriftPerMille)) + 1 + kTickNs;
+}
+
+bool KnownOff(const HostRow& host, const pb::TaskSpec& task) {
+  if (host.state != pb::HOST_UNREACHABLE) return false;
+  const int64_t wait_ns = FenceWaitNs(task);
+  return !host.confirmed_off_by.empty() || (wait_ns > 0 && host.quiet_ns >= wait_ns);
 }
 
 std::string JobStorage(const State& state, const JobRow& job) {

@@ -269,6 +269,8 @@ pb::HostRecord ToRecord(const State& state, const HostRow& row) {
   r.set_state_since_ns(row.state_since_ns);
   r.set_silent_since_ns(row.silent_since_ns);
   r.set_spoke_ns(row.spoke_ns);
+  r.set_quiet_ns(row.quiet_ns);
+  r.set_confirmed_off_by(row.confirmed_off_by);
   for (const LostRow& lost : row.lost) {
     pb::LostAttempt* l = r.add_lost();
     *l->mutable_key() = lost.key;
@@ -288,6 +290,8 @@ void FromRecord(const pb::HostRecord& r, HostRow* row) {
   row->state_since_ns = r.state_since_ns();
   row->silent_since_ns = r.silent_since_ns();
   row->spoke_ns = r.spoke_ns();
+  row->quiet_ns = r.quiet_ns();
+  row->confirmed_off_by = r.confirmed_off_by();
   for (const pb::LostAttempt& l : r.lost()) row->lost.push_back({l.key(), l.placement(), l.state_id()});
 }
 
@@ -323,6 +327,8 @@ struct StateRecords {
     r.set_ledger_capacity_device_us(s.ledger_capacity_device_us_);
     r.set_restart_backoff_ns(s.restart_backoff_ns_);
     r.set_epoch(s.epoch_);
+    r.set_adopted_epoch(s.adopted_epoch_);
+    r.set_restoring(s.restoring_);
     for (const auto& [queue, history] : *s.history_) {
       pb::QueueHistoryRow* row = r.add_history();
       row->set_queue(queue);
@@ -402,6 +408,8 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       s.queue_version_ = r.queue_version();
       s.now_ns_ = r.now_ns();
       s.epoch_ = r.epoch();
+      s.adopted_epoch_ = r.adopted_epoch();
+      s.restoring_ = r.restoring();
       s.restart_backoff_ns_ = r.restart_backoff_ns();
       round = r.round();
       if (r.has_clusters()) {            // an older store: the next step writes the row that it lacks

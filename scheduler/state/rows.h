@@ -165,6 +165,9 @@ struct LostRow {
   pb::AttemptKey key;
   pb::Placement placement;
   std::string state_id;
+
+  // Nobody knows where it came from, nor what it holds: what a restored store's hosts still ran of the time after the backup.
+  bool stray() const { return placement.workers() == 0; }
 };
 
 // A worker's demand of its host, with the host's own figures for what the spec leaves out.
@@ -197,6 +200,8 @@ struct HostRow {
   int64_t state_since_ns = 0;
   int64_t silent_since_ns = 0;
   int64_t spoke_ns = 0;
+  int64_t quiet_ns = 0;                // unreachable: nothing was heard of it for so long at least, by the boot clock
+  std::string confirmed_off_by;        // unreachable: who said that nothing runs there; empty: nobody
   std::vector<LostRow> lost;
 
   // Derived from the attempts placed here and from `lost`:
@@ -207,7 +212,12 @@ struct HostRow {
   std::vector<LedgerShare> shares;          // what its devices are booked to; sums to 1000 a device
 
   // Speaks, or was silent for less than a lease: it may get work only when UP.
-  bool usable() const { return state == pb::HOST_UP && !drained; }
+  bool usable() const {
+    for (const LostRow& row : lost) {
+      if (row.stray()) return false;
+    }
+    return state == pb::HOST_UP && !drained;
+  }
 };
 
 struct ClusterRow {

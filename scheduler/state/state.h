@@ -38,6 +38,10 @@ inline constexpr int64_t kFinishedJobsKept = 10'000;
 inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
 inline constexpr int32_t kInfraFailuresInRow = 5;    // launch or rendezvous failures in a row after which a task fails
 inline constexpr int32_t kExportTries = 5;           // to publish an export, after which its task fails
+// Where a restored store goes on, attempts are numbered from the seconds since 2026 (CONTRACTS 19): no earlier history, nor an earlier
+// restore of the same backup, came as far, at less than one attempt a second.
+inline constexpr int64_t kAttemptsSinceS = 1'767'225'600;
+inline constexpr int kStraysKept = 1000;             // a host
 inline constexpr int kFinishedAttemptsKept = 20;     // of a task
 inline constexpr int kCheckpointsKept = 20;          // records of a task
 
@@ -94,6 +98,10 @@ class State {
   // ---- the rest ----
   int64_t now_ns() const { return now_ns_; }                     // of the newest step
   uint64_t epoch() const { return epoch_; }
+  // The first epoch since the newest backup that was restored, 0 if none was; what agents saw in earlier ones says nothing.
+  uint64_t adopted_epoch() const { return adopted_epoch_; }
+  // Hosts may still run what this store doesn't know: nothing may be placed (CONTRACTS 19).
+  bool restoring() const { return restoring_; }
   // Outside events so far (SCHEDULING.md §2): arrivals, ends, failures, capacity, configuration, opened clusters. Within a round
   // the entitled set and its charges are constant.
   uint64_t round() const { return round_; }
@@ -155,6 +163,8 @@ class State {
   uint64_t queue_version_ = 0;
   int64_t now_ns_ = 0;
   uint64_t epoch_ = 0;
+  uint64_t adopted_epoch_ = 0;
+  bool restoring_ = false;
   uint64_t round_ = 0;
   int64_t restart_backoff_ns_ = 0;
   int64_t ledger_since_ns_ = 0, ledger_until_ns_ = 0, ledger_capacity_device_us_ = 0;
@@ -192,6 +202,11 @@ Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory);
 Demand ShareOfHost(Demand wants, int64_t devices, int64_t cpus_milli, int64_t memory_bytes);
 // replace, wait or fence, with the default for what the spec leaves open (a gang over several hosts: replace).
 pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt);
+// How long a host may have been silent before what runs there with `fence` has been stopped by its shim for certain (CONTRACTS 9):
+// (fence_after + grace + kill) * (1 + drift) / (1 - drift) + 1 tick, counted from the last word of the host. 0: the rule isn't fence.
+int64_t FenceWaitNs(const pb::TaskSpec& task);
+// No process of the task runs on this host, although it can't be reached: it was fenced, or somebody said so.
+bool KnownOff(const HostRow& host, const pb::TaskSpec& task);
 // The storage that holds the job's directory: job_storage of the cluster it is bound to; empty: not bound, or none configured.
 std::string JobStorage(const State& state, const JobRow& job);
 // Clusters (indexes, in order of preference) that the task may be placed in now, spill apart: its job's list, or all; once the

@@ -108,9 +108,9 @@ TEST(Reports, LateRepeatedAndForeignOnesHaveNoEffect) {
       {"an earlier phase", [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::STARTED); }},
       {"the first phase", [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::PREPARED); }},
       {"no phase", [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::ATTEMPT_PHASE_UNSPECIFIED); }},
-      {"of another attempt", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_attempt(2); }},
-      {"of another task", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_task("other"); }},
-      {"of another job", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_job_uid("other"); }},
+      {"GONE of another attempt", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_attempt(2), e->mutable_report()->set_phase(pb::GONE); }},
+      {"GONE of another task", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_task("other"), e->mutable_report()->set_phase(pb::GONE); }},
+      {"GONE of another job", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_job_uid("other"), e->mutable_report()->set_phase(pb::GONE); }},
       {"of a host that isn't in the gang", [](pb::AttemptReported* e) { e->set_host("h02"); }},
       {"of an unknown host", [](pb::AttemptReported* e) { e->set_host("nowhere"); }},
       {"of an unknown cluster", [](pb::AttemptReported* e) { e->set_cluster("nowhere"); }},
@@ -576,6 +576,67 @@ TEST(Lost, ABackFromTheDeadHostWithFewerDevicesKeepsItsBooksStraight) {
   EXPECT_EQ(s.UsedMilli("h00"), 0);
   EXPECT_EQ(s.Booked("h00", LedgerClass::kIdle), 1000);
   EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+}
+
+// ---- a restored store ----
+
+TEST(Adopted, NumbersGoOnAboveAllThatMayHaveRunAndWhatWasStartingIsStopped) {
+  Story s;
+  const uint64_t runs = s.Running(1), waits = s.Job();
+  const uint64_t starts = s.Job();
+  s.PlaceOn(starts, {{"h02", {0}}});
+  pb::Event adopted;
+  adopted.mutable_store_adopted()->set_epoch(static_cast<uint64_t>(kAttemptsSinceS + 5000) * 1000);
+  s.Do(adopted);
+  EXPECT_TRUE(s.state.restoring());
+  EXPECT_EQ(s.state.adopted_epoch(), static_cast<uint64_t>(kAttemptsSinceS + 5000) * 1000);
+  EXPECT_EQ(s.Task(waits).next_attempt, 5000);
+  EXPECT_EQ(s.State(runs), pb::TASK_RUNNING);
+  EXPECT_EQ(s.State(starts), pb::TASK_STOPPING);
+  s.Says(runs, 0, pb::GONE, 0);
+  EXPECT_EQ(s.State(runs), pb::TASK_SUCCEEDED) << "the attempt that the backup shows as running still counts";
+  s.Says(starts, 0, pb::GONE);
+  EXPECT_EQ(s.State(starts), pb::TASK_WAITING);
+  pb::Event settled;
+  settled.mutable_store_adopted()->set_settled(true);
+  s.Do(settled);
+  EXPECT_FALSE(s.state.restoring());
+}
+
+TEST(Strays, AreKeptUntilTheirHostSaysGoneAndTheHostTakesNothingMeanwhile) {
+  Story s;
+  pb::Event stray;
+  pb::AttemptReported* e = stray.mutable_attempt_reported();
+  e->set_cluster("lab");
+  e->set_host("h00");
+  e->set_state_id(s.state.host(s.state.FindHost("lab", "h00")).state_id);
+  e->mutable_report()->mutable_key()->set_job_uid(std::string(32, '9'));
+  e->mutable_report()->mutable_key()->set_task("main");
+  e->mutable_report()->mutable_key()->set_attempt(4);
+  e->mutable_report()->set_phase(pb::STARTED);
+  const auto host = [&]() -> const HostRow& { return s.state.host(s.state.FindHost("lab", "h00")); };
+  s.Do(stray);
+  s.Do(stray);
+  ASSERT_EQ(host().lost.size(), 1u);
+  EXPECT_TRUE(host().lost[0].stray());
+  EXPECT_FALSE(host().usable());
+  e->mutable_report()->set_phase(pb::GONE);
+  s.Do(stray);
+  EXPECT_TRUE(host().lost.empty());
+  EXPECT_TRUE(host().usable());
+}
+
+TEST(Ends, WithoutTheExitOfEachProcessAreNoSuccess) {
+  Story s;
+  testing::JobBuilder builder("research");
+  builder.task()->set_processes_per_worker(2);
+  const uint64_t job = builder.SubmitTo(&s);
+  s.Place(job);
+  StartAll(&s, job);
+  s.Says(job, 0, pb::STARTED, 0);      // one of the two has exited 0
+  s.Says(job, 0, pb::GONE);            // then the host lost its records
+  EXPECT_EQ(s.State(job), pb::TASK_WAITING);
+  EXPECT_EQ(s.Newest(job).cause, pb::HOST_LOST);
 }
 
 }  // namespace

@@ -210,12 +210,14 @@ absl::Status CheckLost(const State& state, const pb::AttemptLost& e, const Plan&
   const auto part = std::find_if(attempt->parts.begin(), attempt->parts.end(), [&](const PartRow& p) { return p.host == id; });
   if (part == attempt->parts.end() || part->over()) return Broken("loses a part that isn't there");
   if (state.host(id).state != pb::HOST_UNREACHABLE) return Broken("loses what a host that can be reached holds");
-  if (UnreachableRule(job->task_spec(t), *attempt) != pb::REPLACE) return Broken("loses an attempt whose task waits for its host");
+  if (!KnownOff(state.host(id), job->task_spec(t)) && UnreachableRule(job->task_spec(t), *attempt) != pb::REPLACE) {
+    return Broken("loses an attempt whose task waits for its host");
+  }
   if (Ends(*job) || attempt->cause == pb::TIME_LIMIT) return absl::OkStatus();
   const bool placed = std::any_of(plan.events.begin(), plan.events.end(), [&](const pb::Event& event) {
     const pb::AttemptKey& key = event.attempt_placed().key();
     return event.has_attempt_placed() && key.job_uid() == e.key().job_uid() && key.task() == e.key().task() &&
-           key.attempt() == e.key().attempt() + 1;
+           key.attempt() > e.key().attempt();
   });
   return placed ? absl::OkStatus() : Broken("loses an attempt without placing the next");
 }

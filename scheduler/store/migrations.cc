@@ -1,10 +1,16 @@
 #include "scheduler/store/migrations.h"
 
 #include <sqlite3.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
+#include "scheduler/store/place.h"
 #include "scheduler/store/sql.h"
 
 namespace muster {
@@ -57,6 +63,21 @@ CREATE INDEX history_by_queue ON history (queue, end_ns);
 )sql",
 };
 
+// The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). A copy that is there is of a migration that
+// did not get to its end, and as good.
+absl::Status KeepCopy(sqlite3* db, const std::string& directory, int64_t version) {
+  const std::string target = absl::StrCat(directory, "/muster.db.version-", version), temporary = absl::StrCat(target, ".part");
+  if (access(target.c_str(), F_OK) == 0) return absl::OkStatus();
+  unlink(temporary.c_str());
+  Statement copy;
+  absl::Status status = copy.Prepare(db, "VACUUM INTO ?1");
+  if (status.ok()) status = copy.Text(1, temporary).Run();
+  if (status.ok()) status = SyncPath(temporary);
+  if (status.ok() && rename(temporary.c_str(), target.c_str()) != 0) status = ErrnoStatus(errno, target);
+  if (status.ok()) status = SyncPath(directory);
+  return status.ok() ? status : Annotate(status, absl::StrCat("the copy before the migration, ", target));
+}
+
 }  // namespace
 
 absl::Status Migrate(sqlite3* db, const std::string& path) {
@@ -66,6 +87,9 @@ absl::Status Migrate(sqlite3* db, const std::string& path) {
     return absl::FailedPreconditionError(absl::StrCat(
         path, ": the store has version ", *version, ", newer than this musterd's ", kSchemaVersion,
         ". Start the newer musterd, or restore a backup made before the upgrade"));
+  }
+  if (*version > 0 && *version < kSchemaVersion) {
+    if (absl::Status status = KeepCopy(db, path, *version); !status.ok()) return status;
   }
   for (int64_t from = *version; from < kSchemaVersion; ++from) {
     absl::Status status = Execute(db, "BEGIN IMMEDIATE");

@@ -51,6 +51,15 @@ std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes) {
                       ". What runs goes on");
 }
 
+absl::Status SyncPath(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, path);
+  const bool synced = fsync(fd) == 0;
+  const int error = errno;
+  close(fd);
+  return synced ? absl::OkStatus() : ErrnoStatus(error, path);
+}
+
 absl::StatusOr<int> LockDirectory(const std::string& directory) {
   const std::string path = directory + "/lock";
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -21,6 +21,9 @@ inline constexpr int64_t kBallastBytes = int64_t{256} << 20;
 // Empty while `directory`'s file system has that much free for this user; else why submissions are refused, and the remedy.
 std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes = kBallastBytes);
 
+// fsync of a file or a directory.
+absl::Status SyncPath(const std::string& path);
+
 // Takes the lock file of `directory`; the descriptor holds it until closed. FAILED_PRECONDITION names the process that has it.
 absl::StatusOr<int> LockDirectory(const std::string& directory);
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
@@ -70,9 +71,10 @@ absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& directory) {
 
 bool Wanted(const std::atomic<bool>* stop) { return stop == nullptr || !stop->load(std::memory_order_relaxed); }
 
-// Journal rows of commits first..last from one connection, checked; stops at the first that is wrong. CANCELLED once *stop is true.
+}  // namespace
+
 absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last,
-                         const std::function<void(uint64_t, const std::string&)>& each, const std::atomic<bool>* stop = nullptr) {
+                         const std::function<void(uint64_t, const std::string&)>& each, const std::atomic<bool>* stop) {
   uint64_t expected = first;
   int64_t next_seq = 0;
   for (uint64_t from = first; from <= last; from += kTailCommits) {   // a read transaction a page
@@ -111,8 +113,6 @@ absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last,
   return absl::OkStatus();
 }
 
-}  // namespace
-
 struct SqliteStore::Statements {
   Statement begin, commit, guard, event, put, erase, history;
   Statement oldest_journal, trim_journal, trim_history;
@@ -121,7 +121,7 @@ struct SqliteStore::Statements {
     const std::pair<Statement*, const char*> all[] = {
         {&begin, "BEGIN IMMEDIATE"},
         {&commit, "COMMIT"},
-        {&guard, "UPDATE meta SET last_commit = ?1 WHERE epoch = ?2 AND instance = ?3"},
+        {&guard, "UPDATE meta SET last_commit = ?1, instance = ?4 WHERE epoch = ?2 AND instance = ?3"},
         {&event, "INSERT INTO journal VALUES (?1, ?2, ?3, ?4, ?5)"},
         {&put, "INSERT INTO rows VALUES (?1, ?2, ?3) ON CONFLICT (kind, id) DO UPDATE SET bytes = excluded.bytes"},
         {&erase, "DELETE FROM rows WHERE kind = ?1 AND id = ?2"},
@@ -186,21 +186,29 @@ absl::Status SqliteStore::Recover(Recovered* recovered) {
   if (absl::Status status = Migrate(db_, options_.directory); !status.ok()) return status;
 
   Statement meta;
-  if (absl::Status status = meta.Prepare(db_, "SELECT store_id, epoch, last_commit FROM meta"); !status.ok()) return status;
+  if (absl::Status status = meta.Prepare(db_, "SELECT store_id, epoch, last_commit, instance FROM meta"); !status.ok()) return status;
   absl::StatusOr<bool> row = meta.Next();
   if (!row.ok()) return row.status();
   if (!*row) return absl::DataLossError("meta has no row");
   recovered->store_id = meta.TextColumn(0);
-  epoch_ = meta.IntColumn(1) + 1;
+  const uint64_t last_epoch = meta.IntColumn(1);
   last_commit_ = meta.IntColumn(2);
+  const bool is_backup = meta.TextColumn(3).rfind(kBackupMark, 0) == 0;
   meta.Reset();
+  if (is_backup && !options_.adopt_restored) {
+    return absl::FailedPreconditionError(
+        "this is a backup: what was decided after it was made is not in it, and may still run. Start musterd on the newest store, or "
+        "with --adopt-restored to go on from this one");
+  }
+  epoch_ = options_.adopt_restored ? AdoptedEpoch(last_epoch, RealClock()->WallNs()) : last_epoch + 1;
   if (!IsId(recovered->store_id)) return absl::DataLossError("meta: the store id is damaged");
   if (absl::Status status = CheckTail(); !status.ok()) return status;
 
-  instance_ = RandomId();
+  next_instance_ = RandomId();
+  instance_ = options_.adopt_restored ? absl::StrCat(kBackupMark, " ", next_instance_) : next_instance_;
   Statement raise;
-  absl::Status status = raise.Prepare(db_, "UPDATE meta SET epoch = ?1, instance = ?2 WHERE epoch = ?1 - 1");
-  if (status.ok()) status = raise.Int(1, epoch_).Text(2, instance_).Run();
+  absl::Status status = raise.Prepare(db_, "UPDATE meta SET epoch = ?1, instance = ?2 WHERE epoch = ?3");
+  if (status.ok()) status = raise.Int(1, epoch_).Text(2, instance_).Int(3, last_epoch).Run();
   if (!status.ok()) return status;
   if (sqlite3_changes(db_) != 1) return absl::AbortedError("another process changed the store while it was opened");
 
@@ -250,6 +258,7 @@ absl::Status SqliteStore::Commit(const Transaction& transaction) {
     sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
     return status;
   }
+  instance_ = next_instance_;
   last_commit_ = transaction.commit;
   now_ns_ = transaction.now_ns;
   if (wal_pages_ >= kCheckpointPages &&
@@ -275,7 +284,7 @@ absl::Status SqliteStore::CommitOrFail(const Transaction& transaction) {
 
 // Inside a transaction: it holds only as long as this process owns the store.
 absl::Status SqliteStore::Guard(uint64_t commit) {
-  absl::Status status = statements_->guard.Int(1, commit).Int(2, epoch_).Text(3, instance_).Run();
+  absl::Status status = statements_->guard.Int(1, commit).Int(2, epoch_).Text(3, instance_).Text(4, next_instance_).Run();
   if (status.ok() && sqlite3_changes(db_) != 1) {
     status = absl::AbortedError(absl::StrCat("another musterd has taken over the store (this one's epoch is ", epoch_, ")"));
   }
@@ -303,10 +312,13 @@ void SqliteStore::Idle() {
   if (now_ns_ - trimmed_ns_ >= kTrimEveryNs) {
     absl::StatusOr<bool> more = TrimBite();
     if (!more.ok()) {
+      // As after any failed commit: of a sync that failed nobody knows what it left (CONTRACTS 18). The next commit ends the process.
+      failed_ = true;
       sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
-      LogWarn("trimming the store failed", {{"error", std::string(more.status().message())}});
+      LogError("trimming the store failed", {{"error", std::string(more.status().message())}});
+      return;
     }
-    if (!more.ok() || !*more) trimmed_ns_ = now_ns_;
+    if (!*more) trimmed_ns_ = now_ns_;
   }
   if (wal_pages_ == 0) return;
   if (sqlite3_wal_checkpoint_v2(db_, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr) == SQLITE_OK) wal_pages_ = 0;

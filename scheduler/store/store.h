@@ -6,6 +6,7 @@
 // Thread-safety: none. One thread opens, commits and closes; readers open the file themselves, read-only.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -26,7 +27,13 @@ struct StoreOptions {
   int64_t journal_retention_ns = 86'400'000'000'000;     // 1 d
   int64_t history_retention_ns = 7 * 86'400'000'000'000; // 7 d, of finished jobs
   bool allow_any_file_system = false;                // tests only
+  // Go on from a backup (CONTRACTS 19): the epoch jumps above every one that an agent can have seen. The first commit has to hold
+  // StoreAdopted; until then the store stays a backup.
+  bool adopt_restored = false;
 };
+
+// Unix time in milliseconds: above every epoch that was counted up from an earlier start, and that of any earlier adoption.
+inline uint64_t AdoptedEpoch(uint64_t last_epoch, int64_t wall_ns) { return std::max(last_epoch + 1, static_cast<uint64_t>(wall_ns / 1'000'000)); }
 
 // What the store held when it was opened.
 struct Recovered {
@@ -40,7 +47,7 @@ struct Recovered {
 class SqliteStore : public Store {
  public:
   // Takes the lock, migrates, checks the journal's tail, raises the epoch. Errors name the path and a remedy:
-  // FAILED_PRECONDITION another daemon, a network file system, a newer store; DATA_LOSS a damaged one; else from the system.
+  // FAILED_PRECONDITION another daemon, a network file system, a newer store, a backup that nobody adopts; DATA_LOSS a damaged one; else from the system.
   static absl::StatusOr<std::unique_ptr<SqliteStore>> Open(const StoreOptions& options, Recovered* recovered);
   ~SqliteStore() override;
 
@@ -65,6 +72,7 @@ class SqliteStore : public Store {
   sqlite3* const db_;
   std::unique_ptr<Statements> statements_;
   std::string instance_;
+  std::string next_instance_;     // from the first commit on, where a backup is adopted; else instance_
   uint64_t epoch_ = 0;
   uint64_t last_commit_ = 0;
   int64_t now_ns_ = 0;            // of the newest commit
@@ -74,12 +82,16 @@ class SqliteStore : public Store {
 };
 
 inline constexpr char kStoreFile[] = "muster.db";  // inside the directory
+inline constexpr char kBackupMark[] = "backup";    // instances that begin with it: the file is a copy that BackupStore made
 
 // Calls `each` for the events of the commits `first`..`last` in order, from a read-only connection of its own.
 // DATA_LOSS names the commit whose checksum doesn't match or that is missing.
 absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t last,
                          const std::function<void(uint64_t commit, const std::string& event)>& each);
 
+// The same from a connection of the caller's. CANCELLED once *stop is true.
+absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last, const std::function<void(uint64_t commit, const std::string& event)>& each,
+                         const std::atomic<bool>* stop = nullptr);
 
 // Reads the whole store: SQLite's quick_check (given up after 2 s, so that it never holds up the writer's checkpoints for
 // longer), the journal's checksums and the contiguity of its commits. For a thread of its own after the start. Once *stop is

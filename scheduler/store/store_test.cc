@@ -9,6 +9,8 @@
 
 #include "common/base/units.h"
 #include "muster/v1/record.pb.h"
+#include "scheduler/state/state.h"
+#include "scheduler/store/admin.h"
 #include "scheduler/store/crc.h"
 #include "scheduler/store/migrations.h"
 #include "scheduler/store/place.h"
@@ -158,6 +160,14 @@ TEST_F(StoreTest, VersionOneIsMigrated) {
   EXPECT_EQ(recovered_.store_id, "0123456789abcdef0123456789abcdef");
   EXPECT_EQ(recovered_.rows.size(), 1u);
   EXPECT_TRUE(Commit(1, {"a"}).ok());
+  // What it was before lies beside it, whole.
+  store_.reset();
+  sqlite3* before = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/muster.db.version-1").c_str(), &before), SQLITE_OK);
+  EXPECT_EQ(*QueryInt(before, "PRAGMA user_version"), 1);
+  EXPECT_EQ(*QueryInt(before, "SELECT epoch FROM meta"), 7);
+  EXPECT_EQ(*QueryInt(before, "SELECT count(*) FROM rows"), 1);
+  sqlite3_close(before);
 }
 
 TEST_F(StoreTest, FinishedJobsGoToTheHistory) {
@@ -199,6 +209,68 @@ TEST(PlaceTest, NetworkFileSystemsAreKnown) {
   EXPECT_EQ(NetworkFileSystem(0x6969), "nfs");
   EXPECT_EQ(NetworkFileSystem(0xFF534D42L), "cifs");
   EXPECT_EQ(NetworkFileSystem(0xEF53), "");
+}
+
+// ---- what an operator does ----
+
+TEST_F(StoreTest, ABackupIsServedOnlyOnceItIsAdopted) {
+  ASSERT_TRUE(Open().ok());
+  pb::Event step;
+  step.mutable_step()->set_now_ns(kDay);
+  ASSERT_TRUE(Commit(1, {step.SerializeAsString()}).ok());
+  const std::string copy = directory_ + "/copy";
+  const absl::Status made = BackupStore(options_.directory, copy);
+  EXPECT_EQ(made.code(), absl::StatusCode::kDataLoss) << "its rows are not what its journal makes: " << made;
+  EXPECT_FALSE(std::filesystem::exists(copy));
+  EXPECT_FALSE(std::filesystem::exists(copy + ".part"));
+  State state;
+  Apply(&state, step);
+  ASSERT_TRUE(Commit(2, {step.SerializeAsString()}, state.AllRows()).ok());
+  ASSERT_TRUE(BackupStore(options_.directory, copy).ok());
+  EXPECT_EQ(BackupStore(options_.directory, copy).code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(Commit(3, {step.SerializeAsString()}).ok()) << "it goes on meanwhile";
+  const absl::StatusOr<StoreReport> report = VerifyStore(copy);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->last_commit, 2u);
+  EXPECT_TRUE(report->replayed);
+  const absl::StatusOr<ReplayReport> replayed = ReplayStore(copy, SchedulingOptions());
+  ASSERT_TRUE(replayed.ok()) << replayed.status();
+  EXPECT_EQ(replayed->commits, 2u);
+
+  store_.reset();
+  const uint64_t epoch = recovered_.epoch;
+  options_.directory = directory_ + "/restored";
+  std::filesystem::create_directories(options_.directory);
+  std::filesystem::copy_file(copy, options_.directory + "/" + kStoreFile);
+  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition);
+  options_.adopt_restored = true;
+  ASSERT_TRUE(Open().ok());
+  EXPECT_GT(recovered_.epoch, epoch + 1'000'000'000) << "above every epoch that an agent can have seen";
+  options_.adopt_restored = false;
+  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition) << "nothing was committed: it is a backup still";
+  options_.adopt_restored = true;
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(3, {step.SerializeAsString()}).ok());
+  options_.adopt_restored = false;
+  EXPECT_TRUE(Open().ok());
+}
+
+TEST_F(StoreTest, VerifyFindsARowThatTheJournalDoesNotMake) {
+  ASSERT_TRUE(Open().ok());
+  pb::Event step;
+  step.mutable_step()->set_now_ns(kDay);
+  State state;
+  Apply(&state, step);
+  ASSERT_TRUE(Commit(1, {step.SerializeAsString()}, state.AllRows()).ok());
+  const std::string file = options_.directory + "/" + kStoreFile;
+  EXPECT_TRUE(VerifyStore(file).ok());
+  state = State();
+  step.mutable_step()->set_now_ns(2 * kDay);
+  Apply(&state, step);
+  ASSERT_TRUE(Commit(2, {step.SerializeAsString()}).ok());
+  const absl::Status status = VerifyStore(file).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("differs from what the journal makes"));
 }
 
 }  // namespace

@@ -55,7 +55,10 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
   if (!started_.insert({name, host}).second) violate("S0 an attempt's processes are started a second time");
   if (boot_id != prepared_boot_id) violate("contract 4: what was prepared in an earlier boot is started");
   const Known known = Find(key, host);
-  if (known.attempt == nullptr || known.part < 0) {
+  const bool abandoned = abandoned_.count(name) > 0;
+  if (abandoned) {
+    ++counters_["started after a restore that doesn't know it"];
+  } else if (known.attempt == nullptr || known.part < 0) {
     violate("S4 processes of an attempt that the store doesn't hold are started");
   } else {
     const pb::HostPart& part = known.attempt->parts(known.part);
@@ -89,7 +92,11 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     const Known older = Find(other.attempt() < key.attempt() ? other : key, other.attempt() < key.attempt() ? live.host : host);
     const bool allowed = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost() &&
                          Replaceable(*older.job, older.task_index, *older.attempt);
-    if (allowed) {
+    // A host that did not answer in time may run what a restored store doesn't know.
+    const bool unheard = (abandoned_.count(Text(other)) > 0 && unheard_.count(live.host) > 0) || (abandoned && unheard_.count(host) > 0);
+    if (unheard) {
+      ++counters_["replaced what a restored store didn't know, unheard"];
+    } else if (allowed) {
       ++counters_["replaced while it still runs"];
     } else {
       violate(absl::StrCat("S1 two attempts run at once, the other is ", Text(other), " on ", live.host));
@@ -129,6 +136,12 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   if (transaction.commit != commit_ + 1) Violate(now_ns, absl::StrCat("contract 23: commit ", transaction.commit, " follows ", commit_));
   commit_ = transaction.commit;
   ++counters_["commits"];
+  for (const RowChange& row : transaction.rows) {   // hosts first: what is decided of jobs rests on them
+    if (row.kind != "host" || !row.bytes.has_value()) continue;
+    pb::HostRecord host;
+    MUSTER_CHECK(host.ParseFromString(*row.bytes));
+    hosts_[row.id] = std::move(host);
+  }
   for (const RowChange& row : transaction.rows) {
     if (row.kind == "job") {
       if (!row.bytes.has_value()) {
@@ -143,14 +156,17 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       uid_of_row_[row.id] = job.uid();
       committed_key_[job.idempotency_key()] = job.number();
       jobs_[job.uid()] = std::move(job);
-    } else if (row.kind == "host" && row.bytes.has_value()) {
-      pb::HostRecord host;
-      MUSTER_CHECK(host.ParseFromString(*row.bytes));
-      hosts_[row.id] = std::move(host);
     } else if (row.kind == "meta" && row.bytes.has_value()) {
       pb::MetaRecord meta;
       MUSTER_CHECK(meta.ParseFromString(*row.bytes));
       CheckLedger(now_ns, meta);
+      if (restoring_ && !meta.restoring()) {
+        for (const auto& [name, host] : hosts_) {
+          // It did not answer in time, or was cut off before it could stop what it was told to.
+          if (answered_.count(name) == 0 || host.state() == pb::HOST_UNREACHABLE) unheard_.insert(name);
+        }
+      }
+      restoring_ = meta.restoring();
     }
   }
 }
@@ -188,7 +204,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
                                        [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
         if (known) continue;
         ++counters_["checkpoints recorded"];
-        if (checkpoint.attempt() + 1 < old->next_attempt()) violate("contract 12: a checkpoint of an older attempt is recorded");
+        if (!old->attempts().empty() && checkpoint.attempt() < old->attempts().rbegin()->number()) violate("contract 12: a checkpoint of an older attempt is recorded");
         for (const pb::AttemptRecord& attempt : old->attempts()) {
           if (attempt.number() != checkpoint.attempt()) continue;
           for (const pb::HostPart& part : attempt.parts()) {
@@ -218,7 +234,15 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, cons
     if (part.lost() && (old == nullptr || !old->lost())) {
       ends_with_loss = true;
       ++counters_["lost"];
-      if (!Replaceable(job, t, after)) violate("S1 lost although its task waits for its host");
+      const auto row = hosts_.find(host);
+      const bool confirmed = row != hosts_.end() && !row->second.confirmed_off_by().empty();
+      if (confirmed) ++counters_["lost by an operator's word"];
+      if (!confirmed && job.spec().tasks(t).when_unreachable() == pb::FENCE) {
+        ++counters_["lost by a fence"];
+        if (Lives(name, host)) violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
+      } else if (!confirmed && !Replaceable(job, t, after)) {
+        violate("S1 lost although its task waits for its host");
+      }
       const auto heard = heard_ns_.find(host);
       if (heard != heard_ns_.end() && now_ns - heard->second < lease_ns_) violate(absl::StrCat("contract 9: lost within a lease of a word of ", host));
     }
@@ -228,7 +252,7 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, cons
     const bool job_ends = job.cancel_requested() || std::any_of(job.tasks().begin(), job.tasks().end(), [](const pb::TaskRecord& task) {
                             return task.state() == pb::TASK_FAILED;
                           }) || after.cause() == pb::TIME_LIMIT;
-    if (!job_ends && job.tasks(t).next_attempt() <= after.number() + 1) violate("contract 9: lost without the next attempt's placement");
+    if (!job_ends && job.tasks(t).attempts().rbegin()->number() <= after.number()) violate("contract 9: lost without the next attempt's placement");
   }
   if (after.end_ns() != 0 && (before == nullptr || before->end_ns() == 0)) CheckEnd(now_ns, job, t, after);
 }
@@ -249,7 +273,9 @@ void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb
   }
   ++counters_["attempts ended"];
   if (attempt.state() == pb::TASK_SUCCEEDED && !exited_0) violate("contract 13: succeeds, but not all its workers exited 0 without a stop");
-  if (attempt.state() != pb::TASK_SUCCEEDED && exited_0 && recorded && known && !lost) violate("S4 all its workers exited 0, and that had no effect");
+  if (attempt.state() != pb::TASK_SUCCEEDED && exited_0 && recorded && known && !lost) {
+    violate(absl::StrCat("S4 all its workers exited 0, and that had no effect (", pb::Cause_Name(attempt.cause()), " ", attempt.detail(), ")"));
+  }
   if (attempt.state() == pb::TASK_SUCCEEDED) ++counters_["attempts succeeded"];
 }
 
@@ -288,7 +314,14 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
       if (known.part < 0 || known.attempt->end_ns() != 0 || known.attempt->state() == pb::TASK_PREPARING) violate("Start", message.start().key());
       return;
     }
+    case pb::SchedulerMessage::kWelcome: answered_.insert(host); return;
     case pb::SchedulerMessage::kStop: {
+      const auto row = hosts_.find(host);
+      if (row != hosts_.end() && std::any_of(row->second.lost().begin(), row->second.lost().end(), [&](const pb::LostAttempt& lost) {
+            return Text(lost.key()) == Text(message.stop().key());
+          })) {
+        return;
+      }
       const Known known = Find(message.stop().key(), host);
       if (known.part < 0 || (known.attempt->end_ns() == 0 && known.attempt->state() != pb::TASK_STOPPING && !known.attempt->parts(known.part).lost())) {
         violate("Stop", message.stop().key());
@@ -319,6 +352,53 @@ void Checker::OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, u
 }
 
 void Checker::OnAcknowledgedCancel(int64_t now_ns, uint64_t number) { cancelled_.insert(number); }
+
+void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit) {
+  std::set<std::string> before;
+  const auto add_attempts = [](const pb::JobRecord& job, std::set<std::string>* names) {
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
+        names->insert(absl::StrCat(job.uid(), "/", job.spec().tasks(t).name(), "/", attempt.number()));
+      }
+    }
+  };
+  for (const auto& [uid, job] : jobs_) add_attempts(job, &before);
+  jobs_.clear();
+  hosts_.clear();
+  uid_of_row_.clear();
+  committed_key_.clear();
+  answered_.clear();
+  unheard_.clear();
+  std::set<std::string> known;
+  for (const auto& [name, bytes] : rows) {
+    if (name.first == "job") {
+      pb::JobRecord job;
+      MUSTER_CHECK(job.ParseFromString(bytes));
+      add_attempts(job, &known);
+      uid_of_row_[name.second] = job.uid();
+      committed_key_[job.idempotency_key()] = job.number();
+      jobs_[job.uid()] = std::move(job);
+    } else if (name.first == "host") {
+      MUSTER_CHECK(hosts_[name.second].ParseFromString(bytes));
+    }
+  }
+  for (const std::string& name : before) {
+    if (known.count(name) == 0) abandoned_.insert(name);
+  }
+  // Their ends were told and acknowledged; nobody keeps them any more.
+  for (const auto& [where, end] : ends_) records_lost_.insert(where);
+  std::set<uint64_t> cancelled;
+  for (const auto& [uid, job] : jobs_) {
+    if (job.cancel_requested() && cancelled_.count(job.number()) > 0) cancelled.insert(job.number());
+  }
+  cancelled_ = std::move(cancelled);
+  std::erase_if(number_of_key_, [&](const auto& acknowledged) {
+    const auto stored = committed_key_.find(acknowledged.first);
+    return stored == committed_key_.end() || stored->second != acknowledged.second;
+  });
+  commit_ = commit;
+  restoring_ = true;
+}
 
 void Checker::OnRecovered(int64_t now_ns) {
   std::map<uint64_t, const pb::JobRecord*> by_number;

@@ -50,6 +50,9 @@ class Checker {
   void OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
+  // The store holds these rows again, of its commit `commit`; what was committed since is unknown to it.
+  void OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit);
+  bool Stores(const std::string& key) const { return committed_key_.count(key) > 0; }
   // The scheduler starts, and this is what the store holds.
   void OnRecovered(int64_t now_ns);
 
@@ -93,6 +96,10 @@ class Checker {
   std::set<uint64_t> cancelled_;                                    // acknowledged
   std::map<std::string, int64_t> heard_ns_;                         // by host
   std::map<std::string, pb::HostRecord> hosts_;
+  std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
+  std::set<std::string> answered_;                                  // hosts, since the newest restore
+  std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
+  bool restoring_ = false;
   uint64_t epoch_ = 0;
   uint64_t commit_ = 0;
 };

@@ -53,7 +53,9 @@ enum class FaultKind {
   kLaunchFails,          // prepares and spawns on a host fail for a time
   kLateShims,            // shims of a host need up to `value` from their spawn to their claim
   kDrain,
-  kLast = kDrain,
+  kRestore,              // the store is as it was `duration` ago: a backup, adopted
+  kPowerOff,             // as reboot, and somebody says that the host is off
+  kLast = kPowerOff,
 };
 
 struct Fault {

@@ -22,6 +22,8 @@ struct Machine::Shim {
   std::string prepared_boot_id;              // of the agent's record
   std::string spawned_boot_id;
   shim::Rules rules{kSecond};
+  shim::Fence fence;
+  bool fenced = false;
   std::map<int32_t, bool> ranks;             // runs
   int running = 0;
   bool claimed = false, begun = false;
@@ -33,6 +35,8 @@ struct Machine::Shim {
 Machine::Machine(Shared* shared, std::string cluster, std::string name, std::string directory, uint64_t seed)
     : shared_(shared), cluster_(std::move(cluster)), name_(std::move(name)), directory_(std::move(directory)), random_(seed) {
   boot_id_ = NewId();
+  began_ns_ = shared_->heap.now_ns() - kHour;   // it has been up for a while
+  drift_ppm_ = random_.Between(-1000, 1000);
   ForgetState();
 }
 
@@ -83,6 +87,7 @@ absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
   shim->prepare = record.prepare;
   shim->prepared_boot_id = record.boot_id;
   shim->spawned_boot_id = boot_id_;
+  if (record.prepare.task().when_unreachable() == pb::FENCE) shim->fence = shim::Fence(record.prepare.task().fence_after_ns(), record.renewed_ns);
   if (!shims_.emplace(record.id, shim).second) return absl::OkStatus();   // it can't get the lock
   const bool late = shared_->heap.now_ns() < late_shims_until_ns;
   Later(late ? random_.Between(0, late_shims_ns) : random_.Between(kMillisecond, 30 * kMillisecond), shim, &Machine::Claim);
@@ -103,6 +108,10 @@ void Machine::Claim(const ShimPtr& shim) {
     ++shared_->counters["shims that came too late"];
     return Remove(shim, false);
   }
+  if (Fenced(shim) && !shim::InTime(shim->fence, BootNs())) {
+    ++shared_->counters["shims that came after their fence"];
+    return Remove(shim, false);
+  }
   shim::Claim winner = shim::Claim::kNone;
   if (DiskFull() || shim::MakeClaim(directory, shim::Claim::kStarted, &winner) != 0 || winner != shim::Claim::kStarted) return Remove(shim, false);
   shim->claimed = true;
@@ -114,6 +123,11 @@ void Machine::Run(const ShimPtr& shim) {
   shim->start_ns = WallNs();
   Append(shim, shim::Line{"started"}.Add("at_ns", shim->start_ns), false);
   ReadStop(shim);
+  if (Fenced(shim) && !shim::InTime(shim->fence, BootNs())) {   // the claim took its time
+    shim->fenced = true;
+    shim->rules.Stop(0, shared_->heap.now_ns());
+    return Later(1, shim, &Machine::Finish);
+  }
   const pb::Prepare& prepare = shim->prepare;
   shared_->checker.OnStart(shared_->heap.now_ns(), full_name(), boot_id_, shim->prepared_boot_id, prepare);
   shared_->Digest(absl::StrCat("start ", full_name(), prepare.key().job_uid(), prepare.key().attempt(), shared_->heap.now_ns()));
@@ -134,7 +148,31 @@ void Machine::Run(const ShimPtr& shim) {
     if (shim->rules.stop_sent()) shared_->programs.Terminate(prepare.key(), rank);
   }
   if (shim->rules.kill_at_ns() != shim::kNever) Kill(shim);
+  WatchFence(shim);
   Tell(shim->id);
+}
+
+bool Machine::Fenced(const ShimPtr& shim) {
+  if (!shim->fence.Passed(BootNs())) return false;
+  std::string content, error;
+  int64_t renewed_ns = 0;
+  if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kRenewedFile, &content) == 0 && shim::ParseRenewal(content, &renewed_ns, &error)) {
+    shim->fence.Renew(renewed_ns);
+  }
+  return shim->fence.Passed(BootNs());
+}
+
+// As the shim's loop does.
+void Machine::WatchFence(const ShimPtr& shim) {
+  if (shim->fenced || shim->fence.due_ns() == shim::kNever) return;
+  if (!Fenced(shim)) return Later(std::max<int64_t>(kMillisecond, std::min(kSecond, shim->fence.due_ns() - BootNs())), shim, &Machine::WatchFence);
+  ++shared_->counters["fenced"];
+  shim->fenced = true;
+  const bool term = shim->rules.Stop(shim->prepare.task().grace_ns(), shared_->heap.now_ns());
+  for (const auto& [rank, runs] : shim->ranks) {
+    if (term && runs) shared_->programs.Terminate(shim->prepare.key(), rank);
+  }
+  Kill(shim);
 }
 
 void Machine::ReadStop(const ShimPtr& shim) {
@@ -178,7 +216,9 @@ void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal
 }
 
 void Machine::Finish(const ShimPtr& shim) {
-  if (DiskFull() || shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(shim->rules.Final(shim->start_ns, WallNs()))) != 0) {
+  shim::Exits exits = shim->rules.Final(shim->start_ns, WallNs());
+  exits.fenced = shim->fenced;
+  if (DiskFull() || shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(exits)) != 0) {
     if (!std::filesystem::exists(DirectoryOf(shim->id))) return Remove(shim, false);
     ++shared_->counters["exits written after a full disk"];
     return Later(kSecond, shim, &Machine::Finish);

@@ -47,6 +47,8 @@ class Machine final : public agent::Processes {
   const std::string& boot_id() const { return boot_id_; }
   bool on() const { return on_; }
   int64_t WallNs() const { return shared_->heap.now_ns() + wall_offset_ns_; }
+  // CLOCK_BOOTTIME, which drifts.
+  int64_t BootNs() const { return BootAt(shared_->heap.now_ns()); }
   Random* random() { return &random_; }
 
   // A shim's files may have changed: called a little later, if there is anybody to listen.
@@ -84,6 +86,9 @@ class Machine final : public agent::Processes {
   void Claim(const ShimPtr& shim);
   void Run(const ShimPtr& shim);
   void ReadStop(const ShimPtr& shim);
+  bool Fenced(const ShimPtr& shim);
+  void WatchFence(const ShimPtr& shim);
+  int64_t BootAt(int64_t true_ns) const { return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_; }
   void Kill(const ShimPtr& shim);
   void Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal);
   void Finish(const ShimPtr& shim);
@@ -97,6 +102,8 @@ class Machine final : public agent::Processes {
   Random random_;
   std::string boot_id_;
   bool on_ = true;
+  int64_t began_ns_ = 0;
+  int64_t drift_ppm_ = 0;                       // of its boot clock; at most what FenceWaitNs allows for
   int64_t wall_offset_ns_ = 0;
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, ShimPtr> shims_;   // alive

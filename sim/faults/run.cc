@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/store/admin.h"
 #include "sim/faults/scheduler.h"
 #include "sim/faults/sim_agent.h"
 
@@ -63,8 +64,11 @@ class World {
   void Drain(const std::string& target, bool drained);
   void Inject(const Fault& fault);
   void Reboot(int32_t host, int64_t down_ns, bool forget);
+  void ConfirmOff(int32_t host);
+  void Restore(const Database& backup);
   void HealAll();
   void TellStuck();
+  void CheckJournal();
 
   const std::vector<Fault> faults_;
   const uint64_t seed_;
@@ -168,7 +172,9 @@ pb::JobSpec World::DrawSpec() {
     task->set_hang_timeout_ns(0);
     task->set_grace_ns(random_.Between(0, 10 * kSecond));
     if (random_.OneIn(4)) task->set_time_limit_ns(random_.Between(30 * kSecond, 10 * kMinute));
-    if (!random_.OneIn(3)) task->set_when_unreachable(random_.OneIn(2) ? pb::REPLACE : pb::WAIT);
+    constexpr pb::WhenUnreachable kRules[] = {pb::WHEN_UNREACHABLE_UNSPECIFIED, pb::REPLACE, pb::WAIT, pb::FENCE, pb::FENCE};
+    task->set_when_unreachable(kRules[random_.Below(std::size(kRules))]);
+    if (task->when_unreachable() == pb::FENCE) task->set_fence_after_ns(random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns));
   }
   return spec;
 }
@@ -307,6 +313,44 @@ void World::Reboot(int32_t host, int64_t down_ns, bool forget) {
   });
 }
 
+// An operator who has seen that the machine is off.
+void World::ConfirmOff(int32_t host) {
+  Scheduler* const scheduler = current();
+  if (scheduler == nullptr || machines_[host]->on()) return;
+  ++shared_.counters["hosts confirmed off"];
+  pb::Event event;
+  event.mutable_host_confirmed_off()->set_cluster(machines_[host]->cluster());
+  event.mutable_host_confirmed_off()->set_host(machines_[host]->name());
+  event.mutable_host_confirmed_off()->set_by("operator");
+  scheduler->engine()->Post(std::move(event));
+  scheduler->Wake();
+}
+
+// What was acknowledged since the backup is gone: the users see that, and say it again.
+void World::Restore(const Database& backup) {
+  if (healed_) return;
+  ++shared_.counters["backups restored"];
+  for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) scheduler->Die();
+  database_.rows = backup.rows;
+  database_.last_commit = backup.last_commit;
+  database_.epoch = backup.epoch;
+  database_.instance = backup.instance;
+  database_.adopt = true;
+  shared_.checker.OnRestored(database_.rows, database_.last_commit);
+  for (size_t i = 0; i < users_.size(); ++i) {
+    User& user = users_[i];
+    if (user.number == 0) continue;
+    const bool known = shared_.checker.Stores(user.key);
+    if (user.cancelled) {
+      user.cancelled = false;
+      shared_.heap.After(kSecond, [this, i] { Cancel(i); });
+    }
+    if (known) continue;
+    user.number = 0;
+    shared_.heap.After(random_.Between(kSecond, kClientPatienceNs), [this, i] { Submit(i); });
+  }
+}
+
 void World::Inject(const Fault& fault) {
   if (healed_) return;
   const int64_t until_ns = shared_.heap.now_ns() + fault.duration_ns;
@@ -352,6 +396,15 @@ void World::Inject(const Fault& fault) {
       for (int32_t h = fault.host / 4 * 4; h < std::min<int32_t>(fault.host / 4 * 4 + 4, shared_.config.hosts); ++h) Reboot(h, fault.duration_ns, false);
       return;
     case FaultKind::kLoseState: return Reboot(fault.host, fault.duration_ns, true);
+    case FaultKind::kPowerOff:
+      Reboot(fault.host, fault.duration_ns, false);
+      shared_.heap.After(fault.duration_ns * 3 / 4, [this, host = fault.host] { ConfirmOff(host); });
+      return;
+    case FaultKind::kRestore:
+      if (database_.sqlite.empty()) {
+        shared_.heap.After(fault.duration_ns, [this, backup = database_] { Restore(backup); });
+      }
+      return;
     case FaultKind::kHostClock: return machine.JumpClock(fault.value);
     case FaultKind::kLaunchFails: machine.launch_fails_until_ns = until_ns; return;
     case FaultKind::kLateShims:
@@ -398,6 +451,18 @@ void World::TellStuck() {
   }
 }
 
+// The journal makes the rows, and its steps are decided the same again.
+void World::CheckJournal() {
+  schedulers_.clear();
+  const std::string file = absl::StrCat(database_.sqlite, "/", kStoreFile);
+  if (const absl::Status verified = VerifyStore(file).status(); !verified.ok()) {
+    shared_.checker.Violate(shared_.heap.now_ns(), absl::StrCat("contract 23: ", std::string(verified.message())));
+  }
+  const absl::StatusOr<ReplayReport> replayed = ReplayStore(file, setup_.scheduling);
+  if (!replayed.ok()) shared_.checker.Violate(shared_.heap.now_ns(), absl::StrCat("replay: ", std::string(replayed.status().message())));
+  if (replayed.ok()) shared_.counters["commits replayed"] += static_cast<int64_t>(replayed->commits);
+}
+
 RunResult World::Run() {
   const auto began = std::chrono::steady_clock::now();
   const int64_t heal_ns = began_ns_ + shared_.config.duration_ns, end_ns = heal_ns + shared_.config.patience_ns;
@@ -417,6 +482,7 @@ RunResult World::Run() {
     if (ended = over(); ended) break;
   }
   if (!ended && shared_.checker.violations().empty()) TellStuck();
+  if (!database_.sqlite.empty() && shared_.checker.violations().empty()) CheckJournal();
   RunResult result;
   result.violations = shared_.checker.violations();
   result.counters = shared_.counters;

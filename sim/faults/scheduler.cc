@@ -58,6 +58,7 @@ class Scheduler::FaultyStore final : public Store {
         database_.rows.erase({row.kind, row.id});
       }
     }
+    database_.adopt = false;
     for (const std::string& event : transaction.events) shared_->Digest(event);
     shared_->checker.OnCommit(transaction, shared_->heap.now_ns());
     if (Due(&database_.fails_done)) return Fails("commits that failed with effect", absl::InternalError("disk I/O error"));
@@ -86,6 +87,7 @@ class Scheduler::FaultyStore final : public Store {
 
 Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed, std::function<void(Scheduler*)> died)
     : shared_(shared), database_(database), network_(network), died_(std::move(died)), random_(seed) {
+  const bool adopts = database_->adopt;
   std::unique_ptr<SqliteStore> real = Open();
   database_->instance = NewId(&random_);
   shared_->checker.OnEpoch(shared_->heap.now_ns(), database_->epoch);
@@ -99,17 +101,25 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   session_options.epoch = database_->epoch;
   session_options.lease_ns = shared_->config.lease_ns;
   session_options.heartbeat_ns = shared_->config.heartbeat_ns;
+  session_options.adopts = adopts;
+  session_options.on_restored = [this](uint64_t, uint64_t) { shared_->checker.Violate(shared_->heap.now_ns(), "contract 19: a store that nobody restored is taken for a backup"); };
   session_options.new_id = [this] { return NewId(&random_); };
   sessions_ = std::make_unique<Sessions>(session_options, clock_.get());
   EngineOptions options;
   options.scheduling = setup.scheduling;
   options.epoch = database_->epoch;
   options.last_commit = database_->last_commit;
+  options.awaits_hosts = [this](const State& now) { return sessions_->AwaitsHosts(now); };
   options.end_process = [] { throw SchedulerDies(); };
   const bool first = state->queue_version() == 0;
   State after = *state;
   engine_ = std::make_unique<Engine>(options, clock_.get(), store_.get(), sessions_.get(), *std::move(state));
   sessions_->Attach(engine_.get());
+  if (adopts) {
+    pb::Event adopted;
+    adopted.mutable_store_adopted()->set_epoch(database_->epoch);
+    engine_->Post(std::move(adopted));
+  }
   if (first) {
     pb::Event configured;
     *configured.mutable_clusters_configured()->mutable_file() = setup.clusters;
@@ -141,7 +151,7 @@ Scheduler::~Scheduler() {
 // The real store, if the database has one: what it holds has to be what was committed.
 std::unique_ptr<SqliteStore> Scheduler::Open() {
   if (database_->sqlite.empty()) {
-    ++database_->epoch;
+    database_->epoch = database_->adopt ? AdoptedEpoch(database_->epoch, shared_->heap.now_ns()) : database_->epoch + 1;
     return nullptr;
   }
   StoreOptions options;

@@ -28,6 +28,7 @@ struct Database {
   std::string instance;
   uint64_t last_commit = 0;
   std::map<std::pair<std::string, std::string>, std::string> rows;
+  bool adopt = false;                        // it is a backup: the next scheduler adopts it
   std::string sqlite;                        // directory of the real store; empty: what stands above is the store
 
   int64_t dies_before = 0, dies_after = 0, fails = 0, fails_done = 0;   // at so many commits from now; 0: it doesn't

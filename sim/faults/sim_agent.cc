@@ -88,7 +88,7 @@ void SimAgent::Connect() {
   lease_ns_ = shared_->config.lease_ns;
   Guard([&] {
     WatchAttempts(true);
-    network_->Send(stream_, reconciler_->Hello(inventory_));
+    network_->Send(stream_, reconciler_->Hello(inventory_, machine_->BootNs()));
   });
   if (runs()) WatchLease(stream_);
 }
@@ -145,7 +145,7 @@ void SimAgent::Heartbeat(uint64_t stream) {
   if (!runs() || stream != stream_ || !reconciler_->has_session()) return;
   v1::AgentMessage message;
   *message.mutable_session() = reconciler_->session();
-  message.mutable_heartbeat()->set_sent_boottime_ns(shared_->heap.now_ns());
+  message.mutable_heartbeat()->set_sent_boottime_ns(machine_->BootNs());
   message.mutable_heartbeat()->set_sequence(++beats_);
   Send(std::move(message));
   Guard([&] {

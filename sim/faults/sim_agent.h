@@ -24,6 +24,7 @@ class FaultyFiles final : public agent::Files {
   absl::Status PersistPrepared(const agent::AttemptRecord& record, bool durable) override;
   absl::StatusOr<agent::Claim> ClaimStopped(const agent::AttemptRecord& record) override;
   absl::Status PersistStop(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistStop(record); }); }
+  absl::Status Renew(const agent::AttemptRecord& record) override { return Do([&] { return files_->Renew(record); }); }
   absl::Status PersistOutcome(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistOutcome(record); }); }
   absl::Status PersistSeen(const agent::Seen& seen) override { return Do([&] { return files_->PersistSeen(seen); }); }
   absl::Status Forget(const agent::AttemptId& id) override { return Do([&] { return files_->Forget(id); }); }

@@ -46,7 +46,7 @@ BAD_JOBS = {
     "image, not yet": (RUN + "image: ubuntu\n", ["image", "not yet"]),
     "secrets, not yet": (RUN + "secrets: [TOKEN]\n", ["secrets", "not yet"]),
     "relative workdir, not yet": (RUN + "workdir: eval\n", ["workdir", "not yet"]),
-    "fence, not yet": (RUN + "when_unreachable: fence\n", ["when_unreachable", "not yet"]),
+    "fence too soon": (RUN + "when_unreachable: fence\nfence_after: 5s\n", ["fence_after", "must be from 10s"]),
     "gang over clusters, not yet": (RUN + "topology: {required: any}\n", ["topology.required", "not yet"]),
     "reserved variable": (RUN + "env: {RANK: 0}\n", ["env.RANK", "may not be set"]),
     "tasks and task fields": ("tasks:\n  - {name: a, run: ls}\nworkers: 2\n", ["workers", "tasks"]),

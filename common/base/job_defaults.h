@@ -1,0 +1,11 @@
+// What a task's spec leaves open and both the scheduler and the hosts have to read alike.
+#pragma once
+
+#include <cstdint>
+
+namespace muster {
+
+inline constexpr int64_t kDefaultGraceNs = int64_t{120} * 1'000'000'000;        // SIGTERM to SIGKILL
+inline constexpr int64_t kDefaultFenceAfterNs = int64_t{300} * 1'000'000'000;   // with when_unreachable: fence
+
+}  // namespace muster

@@ -55,6 +55,9 @@ ROWS = {
     "kill-scheduler": ("SIGKILL to musterd with submissions and ends in flight", [sys.executable, "bench/kills.py", "scheduler"], 3600),
     "kill-agent": ("SIGKILL to agents while their processes run", [sys.executable, "bench/kills.py", "agent"], 1800),
     "kill-shim": ("SIGKILL to a shim of a gang over two hosts", [sys.executable, "bench/kills.py", "shim"], 900),
+    "partitions": ("an agent cut off in every way, shorter and longer than the lease, with a task of each when_unreachable; 60 % of the agents at once", [sys.executable, "bench/partitions.py"], 1800),
+    "store-faults": ("each call of the store's disk fails once, with and without the power; full disks under a real musterd", [sys.executable, "bench/store_faults.py"], 1200),
+    "replay": ("the journals of the demo and of simulated runs, decided again", [sys.executable, "bench/replay.py"], 3600),
     "ledger": ("the ledger's classes sum to capacity after each step", [sys.executable, "bench/sched_fuzz.py", "ledger"], 3600),
 }
 

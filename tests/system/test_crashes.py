@@ -5,8 +5,9 @@ import subprocess
 import threading
 from collections import Counter
 
+from full_disk import fill_and_recover
 from local_system import job_processes, processes_of, wait_for
-from small_system import ENDED, let_go, marks, submit_waiting, wait_ended, wait_started
+from small_system import ENDED, configure, let_go, marks, submit_waiting, wait_ended, wait_started
 
 JOBS = 30
 KILLS = 5
@@ -130,3 +131,10 @@ def test_daemons_that_are_told_to_end_do_so_at_once_and_leave_the_processes_runn
         system.start_agent("lab", host)
     let_go(system, "stays")
     assert wait_ended(system, number)["state"] == "SUCCEEDED" and len(marks(system, "stays")) == 2
+
+
+def test_a_daemon_whose_disk_is_full_ends_and_what_it_acknowledged_is_there_afterwards(bare):
+    configure(bare)
+    outcome = fill_and_recover(bare, room_bytes=60_000)
+    assert outcome.ended and "commit failed" in outcome.said, outcome.said
+    assert outcome.acknowledged > 0 and not outcome.lost

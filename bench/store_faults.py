@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Row `store-faults`: the store on a disk that fails at each call once; and a real musterd whose disk is full.
+
+    store_faults.py [--quick]
+
+The calls are those that SQLite makes of its files over two starts, fourteen commits and the upkeep between them. Each fails once in every
+way it can (an error, half a write, no room), with and without the power going afterwards. The full disk is a limit of the size of files, set
+while submissions are in flight; musterd has to end, and what it acknowledged has to be there after a start with room.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
+
+import small_system  # noqa: E402
+from figures import figure  # noqa: E402
+from full_disk import fill_and_recover  # noqa: E402
+from local_system import Failed, LocalSystem, kill_all  # noqa: E402
+
+BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
+
+
+def each_call() -> dict:
+    done = subprocess.run([BIN.parent / "tests" / "store_faults_test"], capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        sys.exit(f"store_faults_test: {done.stdout[-500:]} {done.stderr[-500:]} (exit {done.returncode})")
+    if done.returncode != 0:
+        print(done.stdout[-3000:])
+    return {**json.loads(lines[-1]), "passed": done.returncode == 0}
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    calls = each_call()
+    ok = figure("calls of the store, each made to fail once", calls["calls"], "", "-", True)
+    ok &= figure("faults, with and without loss of power", 2 * calls["faults"], "", "-", True)
+    ok &= figure("stores that went on after an error, lost what was acknowledged, or did not open again", calls["wrong"], "", "0", calls["passed"] and calls["wrong"] == 0)
+    rounds, lost, acknowledged, went_on = (2 if quick else 10), 0, 0, 0
+    for index in range(rounds):
+        folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))     # short: Unix sockets lie below it
+        system = LocalSystem(folder, BIN)
+        try:
+            small_system.configure(system)
+            outcome = fill_and_recover(system, room_bytes=8192 + 24_000 * index)
+            lost += len(outcome.lost)
+            acknowledged += outcome.acknowledged
+            went_on += not outcome.ended
+            system.stop()
+        except Failed as error:
+            print(json.dumps({"error": str(error)[:2000]}))
+            return 1
+        finally:
+            kill_all(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+    ok &= figure("full disks under a real musterd that it did not end at", went_on, f"of {rounds}", "0", went_on == 0)
+    ok &= figure("acknowledged submissions lost", lost, f"of {acknowledged}", "0", lost == 0 and acknowledged > 0)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

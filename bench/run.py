@@ -58,6 +58,7 @@ ROWS = {
     "partitions": ("an agent cut off in every way, shorter and longer than the lease, with a task of each when_unreachable; 60 % of the agents at once", [sys.executable, "bench/partitions.py"], 1800),
     "store-faults": ("each call of the store's disk fails once, with and without the power; full disks under a real musterd", [sys.executable, "bench/store_faults.py"], 1200),
     "replay": ("the journals of the demo and of simulated runs, decided again", [sys.executable, "bench/replay.py"], 3600),
+    "classify": ("why processes ended, told from 200 log tails and more that weren't seen when the rules were written", [f"{BIN}/bench-classify", "bench/failures/held-out.jsonl"], 60),
     "ledger": ("the ledger's classes sum to capacity after each step", [sys.executable, "bench/sched_fuzz.py", "ledger"], 3600),
 }
 

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <map>
 
+#include "agent/host/causes.h"
 #include "agent/host/environment.h"
 #include "agent/host/inventory.h"
 #include "agent/host/logs.h"
@@ -306,6 +307,37 @@ TEST_F(HostTest, ReadingLogsAcrossRotation) {
   EXPECT_EQ(dropped, 21);  // lines 1 to 3
   EXPECT_EQ(rest.substr(0, 7), "line 4\n");
   EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");
+}
+
+TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
+  {
+    shim::LogWriter log(directory_, 3, 1 << 20, 2);
+    for (const char* line : {"step 1 loss 2.5\n", "KeyError: 'labels'\n"}) log.Append(line);
+  }
+  const struct {
+    const char* what;
+    int rank, exit_code, signal;
+    const char* detail;
+    v1::Cause cause;
+    const char* told;
+  } kCases[] = {
+      {"its log says it", 3, 1, 0, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
+      {"a signal, and its log", 3, 0, 6, "", v1::PROGRAM_ERROR, "signal 6: KeyError: 'labels'"},
+      {"success needs no cause", 3, 0, 0, "", v1::CAUSE_UNSPECIFIED, ""},
+      {"what is known stays", 3, 1, 0, "setup: exit 1", v1::CAUSE_UNSPECIFIED, "setup: exit 1"},
+      {"a rank that wrote nothing", 4, 1, 0, "", v1::PROGRAM_ERROR, ""},
+      {"killed without a word", 4, 0, 9, "", v1::KILLED, ""},
+  };
+  for (const auto& c : kCases) {
+    std::vector<v1::WorkerExit> exits(1);
+    exits[0].set_rank(c.rank);
+    exits[0].set_exit_code(c.exit_code);
+    exits[0].set_signal(c.signal);
+    exits[0].set_detail(c.detail);
+    TellCauses(directory_, &exits);
+    EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
+    EXPECT_EQ(exits[0].detail(), c.told) << c.what;
+  }
 }
 
 }  // namespace

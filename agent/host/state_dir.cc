@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "agent/host/causes.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "common/base/files.h"
@@ -368,6 +369,8 @@ absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, S
     news->exits.clear();
     for (const shim::Exit& exit : exits.exits) news->exits.push_back(ToProto(exit));
   }
+  // What Muster ended itself needs no cause; before the last has ended, who was stopped isn't known.
+  if (!news->stop_sent) TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), &news->exits);
   if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 && !text.empty()) {
     const std::optional<Line> line = shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
     if (line.has_value()) {

@@ -41,6 +41,7 @@ absl::Status CheckReport(const pb::AttemptReport& report) {
         exit.detail().size() > kMaxText) {
       return Wrong("report.exits", "rank, signal, exit code or detail out of range");
     }
+    if (!pb::Cause_IsValid(exit.cause())) return Wrong("report.exits.cause", "is none of this protocol");
   }
   return absl::OkStatus();
 }

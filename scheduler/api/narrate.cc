@@ -41,6 +41,10 @@ std::string CauseText(pb::Cause cause) {
     case pb::LAUNCH_FAILED: return "it could not be launched";
     case pb::RENDEZVOUS: return "its rendezvous port was taken";
     case pb::SETUP_FAILED: return "setup failed";
+    case pb::DEVICE_FAILURE: return "a device failed";
+    case pb::HOST_FAILURE: return "its host failed";
+    case pb::NETWORK_FAILURE: return "the network failed";
+    case pb::STORAGE_FAILURE: return "the storage failed";
     case pb::EXPORT_FAILED: return "its export could not be published";
     default: return "";
   }

@@ -12,7 +12,11 @@ namespace {
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
 constexpr size_t kMaxDetailBytes = 4096;   // of what an attempt refused to load
 
-bool Infrastructure(pb::Cause cause) { return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED; }
+// What costs the job's budget nothing. So many in a row without progress are the program's matter all the same (kInfraFailuresInRow).
+bool Infrastructure(pb::Cause cause) {
+  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::DEVICE_FAILURE || cause == pb::HOST_FAILURE ||
+         cause == pb::NETWORK_FAILURE || cause == pb::STORAGE_FAILURE;
+}
 bool Moved(pb::Cause cause) { return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN; }
 // What only the scheduler decides: a host repeats it of an attempt that it was told to stop.
 bool Ordered(pb::Cause cause) {
@@ -290,6 +294,11 @@ void Applier::EndAttempt(const Found& found) {
                                           : "";
   } else if (stopping) {
     cause = attempt->cause;
+    // Stopped because one lost a peer: the peer may have told its own end meanwhile.
+    if (const std::optional<Failure> failure = cause == pb::NETWORK_FAILURE ? FirstFailure(*attempt) : std::nullopt) {
+      cause = failure->cause;
+      detail = failure->detail;
+    }
   } else if (const std::optional<Failure> failure = FirstFailure(*attempt)) {
     cause = failure->cause;
     detail = failure->detail;

@@ -1,5 +1,6 @@
 // Small readings of State that engine, decide and ask share.
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/job_defaults.h"
@@ -29,13 +30,34 @@ bool AllPrepared(const AttemptRow& attempt) {
                      [](const PartRow& part) { return part.phase == pb::PREPARED && !part.lost; });
 }
 
+namespace {
+
+// Why a process failed, as its host told it from its log. What only the scheduler gives isn't believed.
+pb::Cause CauseOf(const pb::WorkerExit& exit) {
+  switch (exit.cause()) {
+    case pb::PROGRAM_ERROR:
+    case pb::KILLED:
+    case pb::OUT_OF_MEMORY:
+    case pb::HANG:
+    case pb::DEVICE_FAILURE:
+    case pb::HOST_FAILURE:
+    case pb::NETWORK_FAILURE:
+    case pb::STORAGE_FAILURE: return exit.cause();
+    default: return exit.oom() ? pb::OUT_OF_MEMORY : exit.signal() > 0 ? pb::KILLED : pb::PROGRAM_ERROR;
+  }
+}
+
+}  // namespace
+
 std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   const pb::WorkerExit* first = nullptr;
   const PartRow* where = nullptr;
   for (const PartRow& part : attempt.parts) {
     for (const pb::WorkerExit& exit : part.exits) {
       if (part.stop_sent || (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom())) continue;
-      if (first == nullptr || std::make_pair(exit.at_ns(), exit.rank()) < std::make_pair(first->at_ns(), first->rank())) {
+      // Who lost a peer says so; another that ended by itself knows more, even if its host's clock is late.
+      const auto order = [](const pb::WorkerExit& e) { return std::make_tuple(CauseOf(e) == pb::NETWORK_FAILURE, e.at_ns(), e.rank()); };
+      if (first == nullptr || order(exit) < order(*first)) {
         first = &exit;
         where = &part;
       }
@@ -53,10 +75,8 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   }
   if (where->cause != pb::CAUSE_UNSPECIFIED && where->cause != pb::DONE) {
     failure.cause = where->cause;
-  } else if (first->oom()) {
-    failure.cause = pb::OUT_OF_MEMORY;
   } else {
-    failure.cause = first->signal() > 0 ? pb::KILLED : pb::PROGRAM_ERROR;
+    failure.cause = CauseOf(*first);
   }
   failure.detail = !first->detail().empty() ? absl::StrCat("rank ", first->rank(), ": ", first->detail())
                    : first->signal() > 0    ? absl::StrCat("rank ", first->rank(), ": signal ", first->signal())

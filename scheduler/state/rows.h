@@ -103,7 +103,7 @@ struct TaskRow {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;  // why it failed or was cancelled
   std::string detail;
   int32_t restarts_used = 0;
-  int32_t infra_failures = 0;          // launch and rendezvous failures in a row
+  int32_t infra_failures = 0;          // failures of the infrastructure in a row, without progress between them
   int32_t next_attempt = 1;
   int64_t backoff_until_ns = 0;
   int64_t waiting_since_ns = 0;

@@ -36,7 +36,7 @@ struct RowChange {
 // Finished jobs stay in State, for lists and for idempotency keys, until one of these is exceeded; history is the store's.
 inline constexpr int64_t kFinishedJobsKept = 10'000;
 inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
-inline constexpr int32_t kInfraFailuresInRow = 5;    // launch or rendezvous failures in a row after which a task fails
+inline constexpr int32_t kInfraFailuresInRow = 5;    // failures of the infrastructure in a row after which a task fails
 inline constexpr int32_t kExportTries = 5;           // to publish an export, after which its task fails
 // Where a restored store goes on, attempts are numbered from the seconds since 2026 (CONTRACTS 19): no earlier history, nor an earlier
 // restore of the same backup, came as far, at less than one attempt a second.

@@ -171,6 +171,7 @@ struct Say {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   int signal = 0;
   bool oom = false;
+  pb::Cause told = pb::CAUSE_UNSPECIFIED;   // of the exit, from its log
 };
 
 TEST(Ends, OfAGangOfTwo) {
@@ -218,6 +219,21 @@ TEST(Ends, OfAGangOfTwo) {
        pb::TASK_WAITING, pb::RESIZE, 0, ""},
       {"a program that isn't there spends the budget", pb::CAUSE_UNSPECIFIED,
        {{0, pb::GONE, 127, false, pb::PROGRAM_ERROR}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, "exit 127"},
+      {"its log told of memory", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::OUT_OF_MEMORY}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING, pb::OUT_OF_MEMORY, 1, ""},
+      {"its log told of a full disk: no budget", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::STORAGE_FAILURE}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING, pb::STORAGE_FAILURE, 0, ""},
+      {"a device's fault: no budget", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::DEVICE_FAILURE}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING, pb::DEVICE_FAILURE, 0, ""},
+      {"one lost its peer, the peer told its own end", pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::NETWORK_FAILURE}, {1, pb::GONE, 2, false, {}, 0, false, pb::PROGRAM_ERROR}}, pb::TASK_WAITING,
+       pb::PROGRAM_ERROR, 1, "rank 1: exit 2"},
+      {"stopped for a lost peer, which tells its own end after that", pb::NETWORK_FAILURE,
+       {{0, pb::GONE, 143, true}, {1, pb::GONE, 2, false, {}, 0, false, pb::PROGRAM_ERROR}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, "rank 1: exit 2"},
+      {"stopped for a lost peer, and nobody knows more: no budget", pb::NETWORK_FAILURE, {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING, pb::NETWORK_FAILURE, 0, ""},
+      {"an exit can't claim what only the scheduler gives", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::PREEMPTION}, {1, pb::GONE, 0}},
+       pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, ""},
       {"both say gone without a word: no success", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE}, {1, pb::GONE}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
   };
   for (const auto& c : kCases) {
@@ -233,6 +249,7 @@ TEST(Ends, OfAGangOfTwo) {
       for (pb::WorkerExit& exit : *report->mutable_exits()) {
         exit.set_signal(say.signal);
         exit.set_oom(say.oom);
+        exit.set_cause(say.told);
       }
       s.Do(event);
     }

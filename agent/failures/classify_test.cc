@@ -1,0 +1,110 @@
+#include "agent/failures/classify.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "agent/failures/rules.h"
+#include "agent/failures/tails.h"
+
+namespace muster {
+namespace {
+
+using enum FailureClass;
+
+struct Case {
+  const char* what;
+  EndFacts facts;
+  FailureClass cls;
+  const char* because;  // a part of it
+};
+
+TEST(Classify, LetsWhatMusterAndTheKernelKnowComeBeforeTheLog) {
+  const std::vector<std::string_view> error = {"Traceback (most recent call last):", "ValueError: too many values"};
+  const std::vector<std::string_view> oom = {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."};
+  const std::vector<std::string_view> reset = {"[rank3] RuntimeError: Connection reset by peer"};
+  const Case cases[] = {
+      {"nothing is known, an exit", {.exit_code = 1}, kUserError, ""},
+      {"nothing is known, killed", {.signal = 9}, kKilled, ""},
+      {"killed, told by a shell", {.exit_code = 137}, kKilled, ""},
+      {"a crash of its own", {.signal = 11}, kUserError, ""},
+      {"the cgroup", {.signal = 9, .cgroup_oom = true, .tail = error}, kOom, "memory limit"},
+      {"its place was taken", {.signal = 15, .preempted = true, .tail = error}, kPreempted, "taken"},
+      {"its host was lost", {.signal = 9, .host_lost = true, .tail = oom}, kHost, "host"},
+      {"stood still", {.signal = 9, .silent = true}, kHang, "no progress"},
+      {"stood still because of what its log names", {.signal = 9, .silent = true, .tail = oom}, kOom, "OutOfMemory"},
+      {"stood still, and its peers left when it was stopped", {.signal = 9, .silent = true, .tail = reset}, kHang, "no progress"},
+      {"the driver said more", {.exit_code = 1, .events = {"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU has fallen off the bus."}, .tail = error}, kDevice, "Xid"},
+      {"an Xid of the program's own", {.exit_code = 1, .events = {"NVRM: Xid (PCI:0000:4e:00): 31, pid=1, name=python, MMU Fault"}, .tail = error}, kUserError, "ValueError"},
+      {"an Xid in few words", {.signal = 6, .events = {"XID 48 on GPU 3"}}, kDevice, "XID 48"},
+  };
+  for (const Case& c : cases) {
+    const Failure failure = Classify(c.facts);
+    EXPECT_EQ(FailureName(failure.cls), FailureName(c.cls)) << c.what;
+    EXPECT_NE(failure.because.find(c.because), std::string::npos) << c.what << ": " << failure.because;
+  }
+}
+
+TEST(Classify, BelievesCausesBeforeConsequencesAndTheFirstOfTheSameWeight) {
+  const Case cases[] = {
+      {"a peer's way out behind the cause",
+       {.exit_code = 1, .tail = {"RuntimeError: CUDA error: uncorrectable ECC error encountered", "Exception: NCCL error: remote process exited or there was a network error"}},
+       kDevice, "ECC"},
+      {"only the consequence is known", {.exit_code = 1, .tail = {"Exception: NCCL error: remote process exited or there was a network error"}}, kNetwork, "remote process"},
+      {"an error in writing a checkpoint, then what that led to",
+       {.exit_code = 1, .tail = {"OSError: [Errno 28] No space left on device", "During handling of the above exception, another exception occurred:", "ValueError: no checkpoint"}},
+       kStorage, "Errno 28"},
+      {"an error that training went on after",
+       {.exit_code = 1, .tail = {"warning: CUDA out of memory, trying again with half the batch", "step 120 loss 2.31", "step 130 loss 2.30", "KeyError: 'labels'"}}, kUserError, "KeyError"},
+      {"another rank's step behind the cause", {.exit_code = 1, .tail = {"torch.OutOfMemoryError: CUDA out of memory.", "[rank1] step 12 loss 2.3"}}, kOom, "out of memory"},
+      {"part of a word is no word", {.exit_code = 1, .tail = {"MyTypeErrorCounter = 3 KeyErrors", "RuntimeError: x"}}, kUserError, "RuntimeError"},
+  };
+  for (const Case& c : cases) {
+    const Failure failure = Classify(c.facts);
+    EXPECT_EQ(FailureName(failure.cls), FailureName(c.cls)) << c.what;
+    EXPECT_NE(failure.because.find(c.because), std::string::npos) << c.what << ": " << failure.because;
+  }
+}
+
+TEST(Classify, SaysLinesInPrintableCharactersCutAtOne) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"KeyError: " + std::string(189, 'x') + "ä and much more", "KeyError: " + std::string(189, 'x') + "…"},
+      {"\x1b[31mKeyError: 'a'\x1b[0m\r", "KeyError: 'a'"},
+      {"\t KeyError: \xff\xc3(\xed\xa0\x80 ä €", "KeyError: ?\?(?\?? ä €"},
+      {std::string("KeyError\0: x", 12), "KeyError: x"},
+  };
+  for (const auto& [line, said] : cases) EXPECT_EQ(Classify({.exit_code = 1, .tail = {line}}).because, said);
+}
+
+TEST(Classify, TellsEachOfTheCollectedEnds) {
+  const std::vector<LabelledEnd> ends = ReadLabelledEnds("agent/failures/testdata/develop.jsonl");
+  ASSERT_GE(ends.size(), 60u);
+  for (const LabelledEnd& end : ends) {
+    const Failure failure = Classify(FactsOf(end));
+    EXPECT_EQ(FailureName(failure.cls), end.label) << end.id << ": " << failure.because;
+  }
+}
+
+TEST(FailureRules, AreLowerCaseAndReachable) {
+  for (const Rule& rule : FailureRules()) {
+    EXPECT_FALSE(rule.pattern.empty());
+    for (const char c : rule.pattern) EXPECT_FALSE(c >= 'A' && c <= 'Z') << rule.pattern;
+  }
+}
+
+TEST(FailureRules, OnlyInfrastructureCostsNoBudget) {
+  EXPECT_FALSE(OfInfrastructure(kUserError));
+  EXPECT_FALSE(OfInfrastructure(kOom));
+  EXPECT_FALSE(OfInfrastructure(kHang));
+  EXPECT_TRUE(OfInfrastructure(kDevice));
+  EXPECT_TRUE(OfInfrastructure(kHost));
+  EXPECT_TRUE(OfInfrastructure(kNetwork));
+  EXPECT_TRUE(OfInfrastructure(kStorage));
+  EXPECT_TRUE(OfInfrastructure(kPreempted));
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,51 @@
+#include "agent/host/causes.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "agent/failures/classify.h"
+#include "agent/host/logs.h"
+
+namespace muster::agent {
+namespace {
+
+constexpr int64_t kLines = 80;
+constexpr int64_t kBytes = 64 << 10;
+
+v1::Cause CauseOf(FailureClass cls) {
+  switch (cls) {
+    case FailureClass::kUserError: return v1::PROGRAM_ERROR;
+    case FailureClass::kOom: return v1::OUT_OF_MEMORY;
+    case FailureClass::kHang: return v1::HANG;
+    case FailureClass::kKilled: return v1::KILLED;
+    case FailureClass::kDevice: return v1::DEVICE_FAILURE;
+    case FailureClass::kHost: return v1::HOST_FAILURE;
+    case FailureClass::kNetwork: return v1::NETWORK_FAILURE;
+    case FailureClass::kStorage: return v1::STORAGE_FAILURE;
+    case FailureClass::kPreempted: return v1::HOST_FAILURE;  // somebody else took the host: Muster's own preemptions are no failures
+  }
+  return v1::CAUSE_UNSPECIFIED;
+}
+
+}  // namespace
+
+void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits) {
+  for (v1::WorkerExit& exit : *exits) {
+    if ((exit.exit_code() == 0 && exit.signal() == 0) || !exit.detail().empty() || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
+    int64_t dropped = 0;
+    const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped);
+    EndFacts facts{.exit_code = exit.exit_code(), .signal = exit.signal(), .cgroup_oom = exit.oom(), .events = {}, .tail = {}};
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      facts.tail.push_back(std::string_view(text).substr(at, end - at));
+      at = end + 1;
+    }
+    const Failure failure = Classify(facts);
+    exit.set_cause(CauseOf(failure.cls));
+    if (failure.because.empty()) continue;
+    exit.set_detail(exit.signal() > 0 ? absl::StrCat("signal ", exit.signal(), ": ", failure.because) : absl::StrCat("exit ", exit.exit_code(), ": ", failure.because));
+  }
+}
+
+}  // namespace muster::agent

@@ -78,6 +78,7 @@ struct Fake : pb::JobService::Service {
   std::function<grpc::Status(const pb::SimulateRequest&, pb::SimulateResponse*)> simulate;
   grpc::Status get_status;
   std::vector<std::string> logs;
+  std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;   // of each of them
   std::atomic<int> cancels{0};
 
   grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request, pb::PreviewResponse* response) override {
@@ -113,6 +114,10 @@ struct Fake : pb::JobService::Service {
     for (const std::string& data : logs) {
       pb::LogsResponse chunk;
       chunk.set_data(data);
+      for (const auto& [begin, end] : logs_from_stderr) {
+        chunk.add_from_stderr()->set_begin(begin);
+        chunk.mutable_from_stderr(chunk.from_stderr_size() - 1)->set_end(end);
+      }
       writer->Write(chunk);
     }
     return grpc::Status::OK;
@@ -663,6 +668,20 @@ TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {
   EXPECT_THAT(err_, HasSubstr("Job 7 hello succeeded"));
   EXPECT_THAT(spec.tasks(0).run().exec(), ::testing::ElementsAre("echo", "-n", "--gpus", "x y"));
   EXPECT_THAT(spec.tasks(0).resources().gpu_types(), ::testing::ElementsAre("cpu-slot"));
+}
+
+TEST_F(CliTest, RunKeepsTheStreamsApartAndLogsKeepsThemTogether) {
+  jobs_.logs = {"out 1\nerr 1\nout 2\nerr 2\n"};
+  jobs_.logs_from_stderr = {{6, 12}, {18, 24}};
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  EXPECT_EQ(Run({"run", "--", "true"}), 0) << err_;
+  EXPECT_EQ(out_, "out 1\nout 2\n");
+  EXPECT_THAT(err_, HasSubstr("err 1\nerr 2\n"));
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(out_, "out 1\nerr 1\nout 2\nerr 2\n");
+  jobs_.logs_from_stderr = {{6, 12}, {3, 99}};        // nonsense from a server harms nobody
+  EXPECT_EQ(Run({"run", "--", "true"}), 0) << err_;
+  EXPECT_EQ(out_, "out 1\n");
 }
 
 TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {

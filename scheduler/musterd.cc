@@ -218,6 +218,13 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   session_options.lease_ns = config.lease_ns;
   session_options.heartbeat_ns = config.heartbeat_ns;
   session_options.adopts = adopt_restored;
+  pb::ClusterFile clusters = state->cluster_file();
+  for (const pb::Event& event : first) {
+    if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
+  }
+  session_options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](const std::string& cluster, const std::string& host, const pb::Inventory& inventory) {
+    return skus->HowDiffers(cluster, host, inventory);
+  };
   Sessions sessions(session_options, clock);
   EngineOptions engine_options;
   engine_options.scheduling = OptionsOf(config);

@@ -239,6 +239,7 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
       next_heartbeat_ns_ = heard_ns_ + heartbeat_ns_;
       last_reason_.clear();
       LogInfo("connected", {{"server", options_.server}, {"epoch", message.session().epoch()}});
+      if (!message.welcome().differs().empty()) LogWarn("this host contradicts its SKU in the clusters file", {{"how", message.welcome().differs()}});
       break;
     default: break;
   }
@@ -414,7 +415,13 @@ void Agent::PumpLogs() {
         v1::AgentMessage message;
         v1::LogChunk* chunk = message.mutable_log_chunk();
         int64_t dropped = 0;
-        chunk->set_data(cursor.Read(kLogChunkBytes, &dropped));
+        LogCursor::Piece piece = cursor.Read(kLogChunkBytes, &dropped);
+        chunk->set_data(std::move(piece.data));
+        for (const auto& [begin, end] : piece.from_stderr) {
+          v1::ByteRange* range = chunk->add_from_stderr();
+          range->set_begin(begin);
+          range->set_end(end);
+        }
         if (chunk->data().empty() && dropped == 0) break;
         *message.mutable_session() = reconciler_->session();
         chunk->set_request(it->first);

@@ -34,7 +34,7 @@ void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits) {
   for (v1::WorkerExit& exit : *exits) {
     if ((exit.exit_code() == 0 && exit.signal() == 0) || !exit.detail().empty() || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
     int64_t dropped = 0;
-    const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped);
+    const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
     EndFacts facts{.exit_code = exit.exit_code(), .signal = exit.signal(), .cgroup_oom = exit.oom(), .events = {}, .tail = {}};
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find('\n', at), text.size());

@@ -291,19 +291,47 @@ TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {
   EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
 }
 
+TEST_F(HostTest, ReadingLogsTellsStandardErrorApartAndGivesWhatWasWritten) {
+  shim::LogWriter log(directory_, 0, 1 << 20, 2);
+  shim::LineBuffer out(64, /*is_error=*/false), err(64, /*is_error=*/true);
+  out.Add("one\n\x02 not a mark\n", &log);
+  err.Add("two\n\x03\n", &log);
+  out.Add("\x03three\nunfin", &log);
+  err.Add("\n", &log);
+  out.Finish(&log);
+  int64_t dropped = 0;
+  const LogCursor::Piece piece = LogCursor(directory_, 0, 0).Read(1000, &dropped);
+  EXPECT_EQ(piece.data, "one\n\x02 not a mark\ntwo\n\x03\n\x03three\n\nunfin\n");
+  const auto text = [&](size_t i) { return piece.data.substr(piece.from_stderr[i].first, piece.from_stderr[i].second - piece.from_stderr[i].first); };
+  ASSERT_EQ(piece.from_stderr.size(), 2u);
+  EXPECT_EQ(text(0), "two\n\x03\n");
+  EXPECT_EQ(text(1), "\n");
+}
+
+TEST_F(HostTest, ReadingLogsWaitsForTheRestOfALine) {
+  shim::LogWriter log(directory_, 0, 1 << 20, 2);
+  int64_t dropped = 0;
+  LogCursor cursor(directory_, 0, 0);
+  log.Append("one\nhalf ");                      // as a reader may see it while it is written
+  EXPECT_EQ(cursor.Read(1000, &dropped).data, "one\n");
+  EXPECT_EQ(cursor.Read(1000, &dropped).data, "");
+  log.Append("a line\n");
+  EXPECT_EQ(cursor.Read(1000, &dropped).data, "half a line\n");
+}
+
 TEST_F(HostTest, ReadingLogsAcrossRotation) {
   int64_t dropped = 0;
   shim::LogWriter log(directory_, 3, 32, 2);
   for (int i = 0; i < 4; ++i) log.Append("line " + std::to_string(i) + "\n");  // 7 bytes each, one file
   LogCursor all(directory_, 3, 0);
   LogCursor tail(directory_, 3, 2);
-  EXPECT_EQ(tail.Read(1000, &dropped), "line 2\nline 3\n");
-  EXPECT_EQ(all.Read(7, &dropped), "line 0\n");
+  EXPECT_EQ(tail.Read(1000, &dropped).data, "line 2\nline 3\n");
+  EXPECT_EQ(all.Read(7, &dropped).data, "line 0\n");
   for (int i = 4; i < 12; ++i) log.Append("line " + std::to_string(i) + "\n");
-  EXPECT_EQ(LogCursor(directory_, 3, 5).Read(1000, &dropped), "line 7\n");  // the first of two files
+  EXPECT_EQ(LogCursor(directory_, 3, 5).Read(1000, &dropped).data, "line 7\n");  // the first of two files
   EXPECT_EQ(dropped, 0);
   std::string rest;
-  for (std::string part = all.Read(1000, &dropped); !part.empty(); part = all.Read(1000, &dropped)) rest += part;
+  for (std::string part = all.Read(1000, &dropped).data; !part.empty(); part = all.Read(1000, &dropped).data) rest += part;
   EXPECT_EQ(dropped, 21);  // lines 1 to 3
   EXPECT_EQ(rest.substr(0, 7), "line 4\n");
   EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");

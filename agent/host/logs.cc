@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include "agent/shim/log_writer.h"
@@ -25,6 +26,27 @@ std::string ReadAt(const std::string& path, int64_t offset, int64_t max_bytes) {
 int64_t SizeOf(const std::string& path) {
   struct stat info{};
   return ::stat(path.c_str(), &info) == 0 ? int64_t{info.st_size} : 0;
+}
+
+// Takes the marks off lines as the shim wrote them.
+LogCursor::Piece Unmarked(std::string_view marked) {
+  LogCursor::Piece piece;
+  piece.data.reserve(marked.size());
+  while (!marked.empty()) {
+    const std::string_view line = marked.substr(0, marked.find('\n') == std::string_view::npos ? marked.size() : marked.find('\n') + 1);
+    marked.remove_prefix(line.size());
+    const bool is_error = line.front() == shim::kErrorMark;
+    const int64_t begin = static_cast<int64_t>(piece.data.size());
+    piece.data.append(line.substr(is_error || line.front() == shim::kOutputMark ? 1 : 0));
+    if (!is_error) continue;
+    const int64_t end = static_cast<int64_t>(piece.data.size());
+    if (!piece.from_stderr.empty() && piece.from_stderr.back().second == begin) {
+      piece.from_stderr.back().second = end;
+    } else {
+      piece.from_stderr.emplace_back(begin, end);
+    }
+  }
+  return piece;
 }
 
 }  // namespace
@@ -54,9 +76,9 @@ LogCursor::LogCursor(std::string directory, int32_t rank, int64_t tail_lines) : 
   }
 }
 
-std::string LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
+LogCursor::Piece LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
   const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
-  if (starts.empty()) return "";
+  if (starts.empty()) return {};
   if (starts.front() > offset_) {
     *dropped += starts.front() - offset_;
     offset_ = starts.front();
@@ -65,10 +87,14 @@ std::string LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
     const int64_t end = i + 1 < starts.size() ? starts[i + 1] : INT64_MAX;
     if (offset_ < starts[i] || offset_ >= end) continue;
     std::string data = ReadAt(directory_ + "/" + shim::LogFileName(rank_, starts[i]), offset_ - starts[i], max_bytes);
+    // A line may be half written: it comes whole with the next Read, unless nothing will be added to this file any more.
+    const size_t lines = data.rfind('\n') + 1;                   // npos + 1 = 0
+    const bool full = static_cast<int64_t>(data.size()) == max_bytes || offset_ + static_cast<int64_t>(data.size()) == end;
+    if (lines > 0 || !full) data.resize(lines);
     offset_ += static_cast<int64_t>(data.size());
-    return data;
+    return Unmarked(data);
   }
-  return "";
+  return {};
 }
 
 }  // namespace muster::agent

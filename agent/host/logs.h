@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace muster::agent {
 
@@ -15,8 +17,14 @@ class LogCursor {
   int32_t rank() const { return rank_; }
   // The logs of a forgotten attempt lie elsewhere under the same names.
   void MoveTo(std::string directory) { directory_ = std::move(directory); }
-  // Up to `max_bytes` more; empty at the present end. `*dropped` grows by what was deleted before it could be read.
-  std::string Read(int64_t max_bytes, int64_t* dropped);
+  // What the processes wrote, in whole lines, the shim's marks taken off.
+  struct Piece {
+    std::string data;
+    std::vector<std::pair<int64_t, int64_t>> from_stderr;   // begin and end in `data`, ascending; the rest is standard output's
+  };
+  // Up to `max_bytes` more of the log (more than its longest line); empty at the present end. `*dropped` grows by what was
+  // deleted before it could be read.
+  Piece Read(int64_t max_bytes, int64_t* dropped);
 
  private:
   std::string directory_;

@@ -99,6 +99,12 @@ void LogWriter::Append(std::string_view lines) {
   size_ += static_cast<int64_t>(lines.size());
 }
 
+std::string MarkedLine(std::string_view line, bool is_error) {
+  const bool ambiguous = !line.empty() && (line.front() == kErrorMark || line.front() == kOutputMark);
+  std::string marked = is_error ? std::string(1, kErrorMark) : ambiguous ? std::string(1, kOutputMark) : std::string();
+  return marked.append(line);
+}
+
 void LineBuffer::Add(std::string_view bytes, LogWriter* log) {
   std::string out;
   while (!bytes.empty()) {
@@ -110,7 +116,7 @@ void LineBuffer::Add(std::string_view bytes, LogWriter* log) {
     const bool ended = !bytes.empty() && bytes.front() == '\n';
     if (ended) bytes.remove_prefix(1);
     if (ended || (partial_.size() == static_cast<size_t>(line_bytes_) && !bytes.empty())) {
-      out += partial_;
+      out += MarkedLine(partial_, is_error_);
       out.push_back('\n');
       partial_.clear();
     }
@@ -120,7 +126,7 @@ void LineBuffer::Add(std::string_view bytes, LogWriter* log) {
 
 void LineBuffer::Finish(LogWriter* log) {
   if (partial_.empty()) return;
-  log->Append(partial_ + "\n");
+  log->Append(MarkedLine(partial_, is_error_) + "\n");
   partial_.clear();
 }
 

@@ -37,15 +37,22 @@ class LogWriter {
   int64_t size_ = 0;    // bytes in it
 };
 
-// Collects a stream into lines of at most `line_bytes` (the newline not counted).
+// Which stream a line of a log came on: one of standard error begins with kErrorMark; one of standard output that begins with
+// either byte itself has kOutputMark before it.
+constexpr char kErrorMark = '\x02', kOutputMark = '\x03';
+// The line as it stands in a log.
+std::string MarkedLine(std::string_view line, bool is_error);
+
+// Collects a stream, standard error or output, into lines of at most `line_bytes` (mark and newline not counted).
 class LineBuffer {
  public:
-  explicit LineBuffer(int64_t line_bytes) : line_bytes_(line_bytes) {}
+  LineBuffer(int64_t line_bytes, bool is_error) : line_bytes_(line_bytes), is_error_(is_error) {}
   void Add(std::string_view bytes, LogWriter* log);
   void Finish(LogWriter* log);   // what is left, as a line
 
  private:
   const int64_t line_bytes_;
+  const bool is_error_;
   std::string partial_;
 };
 

@@ -278,7 +278,7 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
     ::close(out[0]);
     ::close(err[0]);
     if (setup) ::close(back[0]);
-    Log(rank)->Append("muster: " + problem.substr(problem.find(": ") + 2) + "\n");
+    Log(rank)->Append(MarkedLine("muster: " + problem.substr(problem.find(": ") + 2), /*is_error=*/true) + "\n");
     RecordExit(rank, 127, 0, problem);
     if (pid < 0) return;
     // One that hangs on its way to exec may not even die of SIGKILL: it counts as running until it is reaped.
@@ -290,7 +290,7 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   for (const int fd : {out[0], err[0], back[0]}) {
     if (fd < 0) continue;
     ::fcntl(fd, F_SETFL, O_NONBLOCK);
-    Stream stream{fd, rank, fd == back[0], worker, std::make_unique<LineBuffer>(spec_.log_line_bytes)};
+    Stream stream{fd, rank, fd == back[0], worker, std::make_unique<LineBuffer>(spec_.log_line_bytes, fd == err[0])};
     streams_.push_back(std::move(stream));
   }
   children_[pid] = Child{worker, rank, setup, true};

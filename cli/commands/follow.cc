@@ -72,7 +72,7 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   if (!client.ok()) return session.Fail(client.status());
   absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
   if (!job.ok()) return session.Fail(job.status());
-  LogWriter writer(session, *job, request);
+  LogWriter writer(session, *job, request, LogWriter::kTogether);
   absl::Status status = (*client)->Logs(request, &interrupt, [&](const pb::LogsResponse& chunk) {
     writer.Write(chunk);
     return true;

@@ -1,5 +1,7 @@
 #include "cli/commands/log_writer.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "cli/render/json.h"
 
@@ -16,8 +18,8 @@ bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
 
 }  // namespace
 
-LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request)
-    : session_(session), with_rank_(request.rank() < 0 && HasSeveralRanks(job, request.task())) {}
+LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request, Streams streams)
+    : session_(session), with_rank_(request.rank() < 0 && HasSeveralRanks(job, request.task())), streams_(streams) {}
 
 void LogWriter::Write(const pb::LogsResponse& chunk) {
   if (session_.format() == Format::kJson || session_.format() == Format::kJsonLines) {
@@ -27,23 +29,39 @@ void LogWriter::Write(const pb::LogsResponse& chunk) {
   if (chunk.dropped_bytes() > 0) {
     session_.Err(absl::StrCat("muster: ", chunk.dropped_bytes(), " bytes of rank ", chunk.rank(), " were rotated away before they were read\n"));
   }
-  if (!with_rank_) {
-    session_.Out(chunk.data());
-    return;
+  const std::string_view data = chunk.data();
+  size_t at = 0;
+  for (const pb::ByteRange& range : chunk.from_stderr()) {
+    const size_t begin = std::clamp(static_cast<size_t>(range.begin()), at, data.size()), end = std::clamp(static_cast<size_t>(range.end()), begin, data.size());
+    WritePart(chunk.rank(), false, data.substr(at, begin - at));
+    WritePart(chunk.rank(), streams_ == kApart, data.substr(begin, end - begin));
+    at = end;
   }
-  std::string& line = unfinished_[chunk.rank()];
-  line += chunk.data();
-  std::string out;
-  size_t begin = 0;
-  for (size_t end; (end = line.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    absl::StrAppend(&out, "[", chunk.rank(), "] ", line.substr(begin, end + 1 - begin));
+  WritePart(chunk.rank(), false, data.substr(at));
+}
+
+void LogWriter::WritePart(int rank, bool is_error, std::string_view data) {
+  if (data.empty()) return;
+  std::string out(data);
+  if (with_rank_) {
+    std::string& line = unfinished_[{rank, is_error}];
+    line += data;
+    out.clear();
+    size_t begin = 0;
+    for (size_t end; (end = line.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      absl::StrAppend(&out, "[", rank, "] ", line.substr(begin, end + 1 - begin));
+    }
+    line.erase(0, begin);
   }
-  line.erase(0, begin);
-  session_.Out(out);
+  is_error ? session_.Err(out) : session_.Out(out);
 }
 
 void LogWriter::End() {
-  for (const auto& [rank, line] : unfinished_) if (!line.empty()) session_.Out(absl::StrCat("[", rank, "] ", line, "\n"));
+  for (const auto& [from, line] : unfinished_) {
+    if (line.empty()) continue;
+    const std::string text = absl::StrCat("[", from.first, "] ", line, "\n");
+    from.second ? session_.Err(text) : session_.Out(text);
+  }
   unfinished_.clear();
 }
 

@@ -1,8 +1,9 @@
-// Puts the chunks of a log stream on stdout: whole lines, with their rank in front when there are several.
+// Puts the chunks of a log stream on the screen: whole lines, with their rank in front when there are several.
 #pragma once
 
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "cli/session.h"
 
@@ -10,14 +11,20 @@ namespace muster {
 
 class LogWriter {
  public:
-  LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request);
+  // A log is data: all of it goes to stdout. Apart: what the processes wrote to standard error goes to stderr.
+  enum Streams { kTogether, kApart };
+
+  LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request, Streams streams);
   void Write(const pb::LogsResponse& chunk);
   void End();  // what is left of unfinished lines
 
  private:
+  void WritePart(int rank, bool is_error, std::string_view data);
+
   Session& session_;
-  bool with_rank_;
-  std::map<int, std::string> unfinished_;  // by rank
+  const bool with_rank_;
+  const Streams streams_;
+  std::map<std::pair<int, bool>, std::string> unfinished_;  // by rank and whether it is of standard error
 };
 
 }  // namespace muster

@@ -78,7 +78,7 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
   return spec;
 }
 
-// Reads each attempt's output as the attempts start, one after the other, onto stdout.
+// Reads each attempt's output as the attempts start, one after the other: stdout onto stdout, stderr onto stderr.
 class OutputReader {
  public:
   OutputReader(Session& session, Client& client, const Interrupt& interrupt) : session_(session), client_(client), interrupt_(interrupt) {}
@@ -105,7 +105,7 @@ class OutputReader {
 
  private:
   void Read(const pb::Job& job, const pb::LogsRequest& request) {
-    LogWriter writer(session_, job, request);
+    LogWriter writer(session_, job, request, LogWriter::kApart);
     absl::Status status = client_.Logs(request, &interrupt_, [&](const pb::LogsResponse& chunk) {
       writer.Write(chunk);
       return true;

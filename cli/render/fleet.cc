@@ -34,7 +34,7 @@ Table QueuesTable(const std::vector<pb::Queue>& queues) {
     if (queue.use_size() == 0) table.AddRow({queue.path(), "", "", "", "", "", "", running, waiting, submit, held});
     bool first = true;
     for (const pb::QueueUse& use : queue.use()) {
-      table.AddRow({queue.path(), FlavourName(use.flavour(), false), FormatMilli(use.guarantee_milli()), FormatMilli(use.entitled_milli()),
+      table.AddRow({queue.path(), FlavourName(use.flavour(), use.declared()), FormatMilli(use.guarantee_milli()), FormatMilli(use.entitled_milli()),
                     FormatMilli(use.used_milli()), use.limit_milli() < 0 ? "none" : FormatMilli(use.limit_milli()), absl::StrCat(use.weight()),
                     first ? running : "", first ? waiting : "", submit, held});
       first = false;
@@ -74,10 +74,12 @@ Table HostsTable(const std::vector<pb::Host>& hosts, int64_t now_ns) {
     const pb::Inventory& inventory = host.inventory();
     std::string devices = inventory.devices_size() == 0 ? "" : absl::StrCat(inventory.devices_size(), " x ", FlavourName(inventory.flavour(), inventory.declared()));
     std::string name = host.name().find('/') == std::string::npos ? absl::StrCat(host.cluster(), "/", host.name()) : host.name();
+    const char* both = host.differs().empty() || host.drain_reason().empty() ? "" : "; ";
+    const std::string why = absl::StrCat(host.drain_reason(), both, host.differs().empty() ? "" : absl::StrCat("not as its SKU: ", host.differs()));
     table.AddRow({name, HostStateName(host), devices, FormatMilli(used_milli), FormatMilli(host.cpus_free_milli()),
                   FormatSize(host.memory_free_bytes()), absl::StrJoin(jobs, ","),
                   host.last_heard_ns() > 0 ? absl::StrCat(FormatSpan(now_ns - host.last_heard_ns()), " ago") : "", host.block(), host.rack(),
-                  inventory.address(), inventory.agent_version(), host.drain_reason()});
+                  inventory.address(), inventory.agent_version(), why});
   }
   return table;
 }

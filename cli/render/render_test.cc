@@ -447,6 +447,9 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   EXPECT_EQ(QueuesTable({queue}).Render(Screen()),
             "QUEUE     FLAVOUR              GUARANTEE  ENTITLED  IN USE  LIMIT  WEIGHT  RUNNING  WAITING\n"
             "research  cpu-slot (declared)          2         4     3.5   none       1        1        0\n");
+  use->set_flavour("h100-80g");
+  use->set_declared(true);
+  EXPECT_THAT(QueuesTable({queue}).Render(Screen()), HasSubstr("h100-80g (declared)"));
   pb::Host host;
   host.set_name("lab/h1");
   host.set_state(pb::HOST_UP);
@@ -461,6 +464,10 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   EXPECT_EQ(HostsTable({host}, kNow).Render(Screen()),
             "HOST    STATE        DEVICES                  IN USE  CPUS FREE  MEMORY FREE  JOBS      HEARD  WHY\n"
             "lab/h1  up, drained  1 x cpu-slot (declared)       1          0           0B  3     1.0 s ago  new disk\n");
+  host.set_differs("1 device instead of 2");
+  EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()), HasSubstr("new disk; not as its SKU: 1 device instead of 2\n"));
+  host.clear_drain_reason();
+  EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()), HasSubstr("ago  not as its SKU: 1 device instead of 2\n"));
 }
 
 TEST(FleetTest, LedgerSharesAreOfTheCapacity) {
@@ -537,7 +544,8 @@ TEST(JsonTest, AnyProtoJsonParserReadsItBack) {
   }
   EXPECT_THAT(ToJson(job, false), HasSubstr("\"submit_ns\":9223372036854775807,"));
   EXPECT_THAT(ToJson(job, false), HasSubstr("\"loss\":0.1,"));
-  EXPECT_EQ(ToJson(pb::Workers(), true), "{\n \"min\": 0,\n \"max\": 0\n}\n");
+  pb::ByteRange range;
+  EXPECT_EQ(ToJson(range, true), "{\n \"begin\": 0,\n \"end\": 0\n}\n");
   pb::QueueTree tree;
   tree.add_queues()->set_name("a");
   EXPECT_THAT(ToJson(tree, true), HasSubstr("{\n \"queues\": [\n  {\n   \"name\": \"a\",\n"));

@@ -5,7 +5,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/base/ids.h"
+#include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "common/spec/reader.h"
 
@@ -288,6 +290,37 @@ void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* ou
   out->set_memory_bytes(sku.memory_bytes());
   out->set_disk_bytes(sku.disk_bytes());
   out->set_declared(sku.declared());
+}
+
+std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory) {
+  std::vector<std::string> how;
+  const auto flavour = [](const std::string& name) { return name.empty() ? std::string("no flavour") : name; };
+  if (sku.flavour() != inventory.flavour()) how.push_back(absl::StrCat(flavour(inventory.flavour()), " instead of ", flavour(sku.flavour())));
+  if (sku.gpus() != inventory.devices_size()) how.push_back(absl::StrCat(inventory.devices_size(), inventory.devices_size() == 1 ? " device" : " devices", " instead of ", sku.gpus()));
+  if (sku.declared() != inventory.declared()) how.push_back(inventory.declared() ? "declared stand-ins instead of devices" : "devices instead of declared stand-ins");
+  const auto less = [](int64_t has, int64_t wanted) { return has < wanted - wanted / 10; };
+  if (inventory.cpus_milli() < sku.cpus_milli()) how.push_back(absl::StrCat(FormatMilli(inventory.cpus_milli()), " cpus instead of ", FormatMilli(sku.cpus_milli())));
+  if (less(inventory.memory_bytes(), sku.memory_bytes())) how.push_back(absl::StrCat(FormatSize(inventory.memory_bytes()), " memory instead of ", FormatSize(sku.memory_bytes())));
+  if (less(inventory.disk_bytes(), sku.disk_bytes())) how.push_back(absl::StrCat(FormatSize(inventory.disk_bytes()), " disk instead of ", FormatSize(sku.disk_bytes())));
+  return absl::StrJoin(how, ", ");
+}
+
+HostSkus::HostSkus(pb::ClusterFile file) : file_(std::move(file)) {
+  for (const pb::ClusterSpec& spec : file_.clusters()) {
+    Cluster& cluster = clusters_[spec.name()];
+    cluster.sku = SkuOf(file_, spec, pb::HostSpec::default_instance());
+    for (const pb::HostSpec& host : spec.hosts()) {
+      if (!host.sku().empty()) cluster.others[host.name()] = SkuOf(file_, spec, host);
+    }
+  }
+}
+
+std::string HostSkus::HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const {
+  const auto found = clusters_.find(cluster);
+  if (found == clusters_.end()) return "";
+  const auto other = found->second.others.find(host);
+  const pb::Sku* sku = other == found->second.others.end() ? found->second.sku : other->second;
+  return sku == nullptr ? "" : muster::HowDiffers(*sku, inventory);
 }
 
 bool ParseHostInventory(std::string_view text, std::string_view filename, pb::Inventory* out, std::vector<Problem>* problems) {

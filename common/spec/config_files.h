@@ -26,6 +26,27 @@ bool ParseClusterFile(std::string_view text, std::string_view filename, pb::Clus
 const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster, const pb::HostSpec& host);
 // What a host of this SKU has: healthy devices with indexes from 0 and uuids UUIDS0, UUIDS1, … (none if `uuids` is empty).
 void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* out);
+// How an inventory contradicts the SKU, such as "5 devices instead of 2"; empty if it doesn't. Less than a tenth less memory or
+// disk is none: firmware and file systems take their part.
+std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory);
+// Which SKU each host of a clusters file is of. Thread-safe.
+class HostSkus {
+ public:
+  explicit HostSkus(pb::ClusterFile file);
+  HostSkus(const HostSkus&) = delete;
+  HostSkus& operator=(const HostSkus&) = delete;
+
+  // As above, of the host's SKU; empty if the file says none. A host that joined an open cluster is of the cluster's.
+  std::string HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const;
+
+ private:
+  struct Cluster {
+    const pb::Sku* sku = nullptr;
+    std::map<std::string, const pb::Sku*> others;   // of hosts that name one of their own
+  };
+  const pb::ClusterFile file_;
+  std::map<std::string, Cluster> clusters_;         // their SKUs are file_'s
+};
 
 // queues.yaml. A quota's guarantee is a number of devices, or a map with one per cluster (then guarantee_milli is their sum).
 // Refused: guarantee above limit, children's guarantees above their parent's (in total, and per cluster where both say it),

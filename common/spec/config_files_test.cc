@@ -82,6 +82,38 @@ constexpr char kQueues[] = R"(queues:
     max_time_limit: 1d
 )";
 
+TEST(HostSkusTest, AnInventoryThatContradictsTheHostsSkuIsToldHow) {
+  pb::ClusterFile file;
+  std::vector<Problem> problems;
+  ASSERT_TRUE(ParseClusterFile(R"(
+skus:
+  a100x8: {flavour: a100-80g, gpus: 8, cpus: 96, memory: 1000GiB, disk: 2000GiB, nvlink_island: 8}
+  slots2: {flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB, declared: true}
+clusters:
+  - {name: phx, sku: a100x8, topology: {b: {r: [h1, {host: h2, sku: slots2}]}}}
+  - {name: home, open: true}
+)", "clusters.yaml", &file, &problems)) << FormatProblems(problems, "clusters.yaml", {});
+  const HostSkus skus(file);
+  pb::Inventory eight, two;
+  FillInventory(file.skus().at("a100x8"), "u", &eight);
+  FillInventory(file.skus().at("slots2"), "u", &two);
+  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight), "");
+  EXPECT_EQ(skus.HowDiffers("phx", "h2", two), "");
+  EXPECT_EQ(skus.HowDiffers("home", "box", two), "") << "nothing is known of it";
+  EXPECT_EQ(skus.HowDiffers("nowhere", "h1", two), "");
+  eight.set_memory_bytes(eight.memory_bytes() * 95 / 100);
+  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight), "") << "firmware takes some";
+  eight.mutable_devices()->RemoveLast();
+  eight.set_cpus_milli(64000);
+  eight.set_memory_bytes(int64_t{512} << 30);
+  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight), "7 devices instead of 8, 64 cpus instead of 96, 512GiB memory instead of 1000GiB");
+  two.set_flavour("");
+  two.clear_devices();
+  two.set_declared(false);
+  two.set_disk_bytes(0);
+  EXPECT_EQ(skus.HowDiffers("phx", "h2", two), "no flavour instead of cpu-slot, 0 devices instead of 2, devices instead of declared stand-ins, 0B disk instead of 10GiB");
+}
+
 TEST(ClusterFile, RangesTopologyAndOtherSkusAreRead) {
   pb::ClusterFile file;
   std::vector<Problem> problems;

@@ -73,6 +73,17 @@ absl::Status CheckProgress(const pb::ProgressReport& report) {
   return CheckKey(report.key());
 }
 
+absl::Status CheckRanges(const pb::LogChunk& chunk) {
+  int64_t at = 0;
+  for (const pb::ByteRange& range : chunk.from_stderr()) {
+    if (range.begin() < at || range.end() <= range.begin() || range.end() > static_cast<int64_t>(chunk.data().size())) {
+      return Wrong("log_chunk.from_stderr", "must be ranges of data, ascending");
+    }
+    at = range.end();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckInventory(const pb::Inventory& inventory) {
   if (inventory.devices_size() > kMaxDevices) return Wrong("inventory.devices", "more than 1024");
   if (inventory.cpus_milli() < 0 || inventory.memory_bytes() < 0 || inventory.disk_bytes() < 0) {
@@ -116,7 +127,7 @@ absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
       if (message.log_chunk().data().size() > kMaxChunk) return Wrong("log_chunk.data", "longer than 1 MiB");
       if (message.log_chunk().error().size() > kMaxText) return Wrong("log_chunk.error", "longer than 16 KiB");
       if (message.log_chunk().dropped_bytes() < 0) return Wrong("log_chunk.dropped_bytes", "must not be negative");
-      return absl::OkStatus();
+      return CheckRanges(message.log_chunk());
     case pb::AgentMessage::kReport:
       return CheckReport(message.report());
     case pb::AgentMessage::kProgress:

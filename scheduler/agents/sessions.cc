@@ -224,10 +224,15 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
   }
   LogInfo("agent connected", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"session", session->id.substr(0, 8)},
                               {"attempts", hello.attempts_size()}, {"declared", hello.inventory().declared()}});
+  const std::string differs = HowDiffers(hello.cluster(), hello.host(), hello.inventory());
+  if (!differs.empty()) {
+    LogWarn("a host contradicts its SKU in the clusters file; what it has is what counts",
+            {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", differs}});
+  }
   engine_->Call([events = std::move(events)](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return events; },
-                [this, session, mentioned](absl::Status status) {
+                [this, session, mentioned, differs](absl::Status status) {
                   if (status.ok()) {
-                    Welcome(session, mentioned);
+                    Welcome(session, mentioned, differs);
                   } else {
                     session->stream->End(status);
                   }
@@ -235,7 +240,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
   return absl::OkStatus();
 }
 
-void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned) {
+void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned, const std::string& differs) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   std::lock_guard lock(mutex_);
   if (hosts_[Name(session->cluster, session->host)].session != session) return;
@@ -244,6 +249,7 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
   pb::SchedulerMessage message;
   message.mutable_welcome()->set_lease_ns(options_.lease_ns);
   message.mutable_welcome()->set_heartbeat_ns(options_.heartbeat_ns);
+  message.mutable_welcome()->set_differs(differs);
   SendOn(session.get(), std::move(message));
   const int64_t now_ns = clock_->BootNs();
   for (pb::SchedulerMessage& command : CommandsFor(view->state, session->cluster, session->host)) {

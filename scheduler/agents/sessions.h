@@ -45,6 +45,8 @@ struct SessionOptions {
   // agent's thread, each time they rise; the engine serves nobody any more.
   std::function<void(uint64_t epoch, uint64_t commit)> on_restored;
   std::function<std::string()> new_id = RandomId;   // of a session; the fault simulation draws them from its seed
+  // How the host's inventory contradicts what the clusters file says of it (HostSkus); empty: it doesn't. From any thread. Null: nobody knows.
+  std::function<std::string(const std::string& cluster, const std::string& host, const pb::Inventory& inventory)> how_differs;
 };
 
 inline constexpr int32_t kAgentProtocolVersion = 1;
@@ -76,6 +78,10 @@ class Sessions : public AgentLink {
   uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink);
   void CancelLogs(uint64_t request);
 
+  // SessionOptions::how_differs.
+  std::string HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const {
+    return options_.how_differs ? options_.how_differs(cluster, host, inventory) : "";
+  }
   // Unix time of the newest message; 0 = not heard since this process started.
   int64_t LastHeardNs(const std::string& cluster, const std::string& host) const;
 
@@ -106,7 +112,7 @@ class Sessions : public AgentLink {
 
   absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
   std::string WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const;   // under mutex_
-  void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned);
+  void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned, const std::string& differs);
   void Heard(HostEntry* entry, const Session& session);                                  // under mutex_
   void Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
   void Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);

@@ -109,6 +109,7 @@ class SessionsTest : public ::testing::Test {
     SessionOptions options;
     options.store_id = kStore;
     options.epoch = kEpoch;
+    options.how_differs = how_differs_;
     sessions_ = std::make_unique<Sessions>(options, &clock_);
     EngineOptions engine_options;
     engine_options.last_commit = commit_;
@@ -174,6 +175,7 @@ class SessionsTest : public ::testing::Test {
   std::vector<std::string> log_;
   RecordingStore store_{&log_};
   uint64_t commit_ = 0;
+  decltype(SessionOptions::how_differs) how_differs_;
   std::shared_ptr<const View> view_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Engine> engine_;
@@ -240,6 +242,17 @@ TEST_F(SessionsTest, WelcomesOnceTheHelloIsDurableAndNamesTheSession) {
   EXPECT_THAT(welcome.session().session(), SizeIs(32));
   EXPECT_EQ(welcome.commit(), 2u);
   EXPECT_EQ(welcome.welcome().lease_ns(), 45 * kSecond);
+}
+
+TEST_F(SessionsTest, AHostThatContradictsItsSkuIsWelcomeAndToldSo) {
+  how_differs_ = [](const std::string& cluster, const std::string& host, const pb::Inventory& inventory) {
+    return host == "h1" ? absl::StrCat(cluster, " has ", inventory.devices_size()) : "";
+  };
+  Start(state());
+  EXPECT_EQ(Connect("h1", kStateA)->sent.at(0).welcome().differs(), "lab has 2");
+  EXPECT_EQ(Connect("h2", kStateB)->sent.at(0).welcome().differs(), "");
+  EXPECT_EQ(StateOf("h1"), pb::HOST_UP);
+  EXPECT_EQ(sessions_->HowDiffers("lab", "h1", TwoSlots()), "lab has 2");
 }
 
 TEST_F(SessionsTest, TheNewestStreamOfTheSameStateIdReplacesTheOther) {
@@ -397,6 +410,16 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
          for (int i = 0; i < 3; ++i) m->mutable_loaded()->add_refused(std::string(100 << 10, 'x'));
        }},
       {"log_chunk.data", [](pb::AgentMessage* m) { m->mutable_log_chunk()->set_data(std::string((1 << 20) + 1, 'x')); }},
+      {"log_chunk.from_stderr", [](pb::AgentMessage* m) {
+         m->mutable_log_chunk()->set_data("12345");
+         m->mutable_log_chunk()->add_from_stderr()->set_end(6);
+       }},
+      {"log_chunk.from_stderr", [](pb::AgentMessage* m) {
+         m->mutable_log_chunk()->set_data("12345");
+         m->mutable_log_chunk()->add_from_stderr()->set_end(3);
+         m->mutable_log_chunk()->add_from_stderr()->set_begin(2);
+         m->mutable_log_chunk()->mutable_from_stderr(1)->set_end(5);
+       }},
       {"log_chunk.error", [](pb::AgentMessage* m) { m->mutable_log_chunk()->set_error(std::string((16 << 10) + 1, 'x')); }},
       {"loaded.refused",
        [](pb::AgentMessage* m) {

@@ -27,6 +27,7 @@ pb::Host ClusterServiceImpl::Describe(const View& view, HostId id) const {
   if (const int64_t heard_ns = context_->sessions->LastHeardNs(view.state.clusters()[row.cluster].name, row.name); heard_ns != 0) {
     host.set_last_heard_ns(heard_ns);
   }
+  if (row.state != pb::HOST_NEVER_SEEN) host.set_differs(context_->sessions->HowDiffers(host.cluster(), row.name, row.inventory));
   host.mutable_inventory()->clear_trainer_schema_json();
   return host;
 }

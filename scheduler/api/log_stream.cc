@@ -152,6 +152,7 @@ void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChu
       response.set_attempt(attempt);
       response.set_rank(chunk.rank());
       response.set_data(chunk.data());
+      *response.mutable_from_stderr() = chunk.from_stderr();
       response.set_dropped_bytes(std::exchange(dropped_bytes_, 0));
     }
     if (chunk.end()) {

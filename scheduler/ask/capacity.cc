@@ -37,6 +37,19 @@ std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& f
   return capacity;
 }
 
+std::set<std::string> DeclaredFlavours(const State& state) {
+  std::set<std::string> declared;
+  for (const auto& [name, sku] : state.cluster_file().skus()) {
+    if (sku.declared()) declared.insert(sku.flavour());
+  }
+  for (const HostId id : state.hosts()) {
+    const pb::Inventory& inventory = state.host(id).inventory;
+    if (inventory.declared()) declared.insert(inventory.flavour());
+  }
+  declared.erase("");
+  return declared;
+}
+
 int64_t HeldMilli(const JobRow& job, int32_t task, const AttemptRow& attempt) {
   const pb::Resources& wants = job.task_spec(task).resources();
   return attempt.workers * (attempt.flavour.empty() ? wants.cpus_milli() : wants.gpus_milli());

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "scheduler/state/state.h"
@@ -16,6 +17,9 @@ const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Invent
 
 // Thousandths of devices by cluster (index) of one flavour, of all hosts that are listed or were seen; "cpu": of cores.
 std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour);
+
+// Flavours of which some are stand-ins, on hosts that were seen or by the clusters file.
+std::set<std::string> DeclaredFlavours(const State& state);
 
 // Thousandths that the attempt holds of its flavour, or of cores without GPUs.
 int64_t HeldMilli(const JobRow& job, int32_t task, const AttemptRow& attempt);

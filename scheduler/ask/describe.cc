@@ -57,7 +57,7 @@ void AddCheckpoints(const TaskRow& row, const pb::TaskSpec& spec, pb::Task* task
 }
 
 pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
-                       const std::vector<std::map<std::string, int64_t>>& use) {
+                       const std::vector<std::map<std::string, int64_t>>& use, const std::set<std::string>& declared) {
   const QueueNode& row = state.queues().nodes[node];
   pb::Queue queue;
   queue.set_path(row.path);
@@ -82,6 +82,7 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
       line->set_entitled_milli(entitled->second);
     }
     if (const auto held = use[node].find(flavour); held != use[node].end()) line->set_used_milli(held->second);
+    line->set_declared(declared.contains(flavour));
   }
   const std::string below = row.path + "/";
   for (uint64_t number : state.active_jobs()) {
@@ -98,10 +99,10 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
 }
 
 void AppendBelow(const State& state, const Plan& plan, int32_t node, const std::vector<std::map<std::string, int64_t>>& use,
-                 std::vector<pb::Queue>* queues) {
+                 const std::set<std::string>& declared, std::vector<pb::Queue>* queues) {
   for (int32_t child : state.queues().nodes[node].children) {
-    queues->push_back(DescribeNode(state, plan, child, use));
-    AppendBelow(state, plan, child, use, queues);
+    queues->push_back(DescribeNode(state, plan, child, use, declared));
+    AppendBelow(state, plan, child, use, declared, queues);
   }
 }
 
@@ -154,12 +155,12 @@ absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan, co
     }
     return absl::NotFoundError(absl::StrCat("no queue \"", path, "\"; there are ", known));
   }
-  return DescribeNode(state, plan, node, UseByQueue(state));
+  return DescribeNode(state, plan, node, UseByQueue(state), DeclaredFlavours(state));
 }
 
 std::vector<pb::Queue> DescribeQueues(const State& state, const Plan& plan) {
   std::vector<pb::Queue> queues;
-  AppendBelow(state, plan, 0, UseByQueue(state), &queues);
+  AppendBelow(state, plan, 0, UseByQueue(state), DeclaredFlavours(state), &queues);
   return queues;
 }
 

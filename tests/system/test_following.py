@@ -46,6 +46,15 @@ def test_logs_of_several_ranks_say_whose_they_are(system):
     assert re.findall(r"I am (\d)", system.run(["logs", number, "--rank", "1"]).stdout) == ["1"]
 
 
+def test_run_keeps_the_streams_apart_and_logs_has_both(system):
+    done = system.run(["run", "--queue", "research", "--", "bash", "-c", "echo out 1; echo err 1 >&2; echo out 2; echo err 2 >&2"])
+    assert done.stdout == "out 1\nout 2\n"
+    assert "err 1\n" in done.stderr and "err 2\n" in done.stderr and "out" not in done.stderr.replace("output", "")
+    assert sorted(system.run(["logs", system.jobs()[0]["number"]]).stdout.splitlines()) == ["err 1", "err 2", "out 1", "out 2"]
+    missing = system.run(["run", "--queue", "research", "--", "no-such-program"], check=False)
+    assert missing.returncode == 1 and missing.stdout == "" and "no-such-program" in missing.stderr
+
+
 def test_ctrl_c_stops_following_and_never_the_job(system):
     number = submit_waiting(system, "long")
     wait_started(system, "long", 1)

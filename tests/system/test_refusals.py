@@ -154,6 +154,20 @@ def test_a_second_agent_of_the_same_name_is_refused(system):
     assert {host["name"] for host in system.hosts() if host["state"] == "HOST_UP"} == {"lab/h01", "lab/h02"}
 
 
+def test_a_host_that_contradicts_its_sku_is_told_in_both_logs_and_shown(bare):
+    configure(bare)
+    inventory = bare.folder / "etc" / "host.yaml"
+    inventory.write_text(inventory.read_text().replace("gpus: 2", "gpus: 5"))
+    bare.start_musterd()
+    bare.start_agent("lab", "h01")
+    bare.wait_hosts_up({"lab/h01"})
+    how = "5 devices instead of 2"
+    host = bare.json("host", "show", "lab/h01")
+    assert host["differs"] == how and len(host["inventory"]["devices"]) == 5
+    assert how in bare.run(["host", "list"]).stdout
+    wait_for("both logs to say so", lambda: how in bare.log_tail("musterd") and how in bare.log_tail("agent-lab-h01"), 10)
+
+
 def test_an_agent_of_an_unlisted_name_is_refused(system):
     system.start_agent("lab", "h99")
     wait_for("the refusal", lambda: "h99" in system.log_tail("agent-lab-h99") and "refused" in system.log_tail("agent-lab-h99").lower(), 20)

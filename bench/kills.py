@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 import small_system  # noqa: E402
 from figures import figure, quantile  # noqa: E402
 from local_system import Failed, LocalSystem, job_processes, kill_all, processes_of, wait_for  # noqa: E402
-from small_system import ENDED, let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
+from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 NOT_THERE_NOW = 6                              # exit code of `muster` without a daemon

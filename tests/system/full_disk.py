@@ -37,5 +37,5 @@ def fill_and_recover(system: LocalSystem, room_bytes: int) -> Outcome:
         process.wait(10)
     said = system.log_tail("musterd", 5)
     system.start_musterd()
-    known = {found["number"] for found in system.json("jobs", "--all", "--limit", "100000")["jobs"]}
+    known = {str(found["number"]) for found in system.json("jobs", "--all", "--limit", "100000")["jobs"]}
     return Outcome(len(acknowledged), [number for number in acknowledged if number not in known], ended, said)

@@ -23,6 +23,18 @@ int64_t HeldBelow(const State& state, int32_t node, const std::string& flavour) 
   return milli;
 }
 
+// A host of it can't be reached, and it may start elsewhere: its rule says so, or those hosts are known to run nothing of it.
+bool Replaceable(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {
+  bool unreachable = false, known_off = true;
+  for (const PartRow& part : attempt.parts) {
+    const HostRow& host = state.host(part.host);
+    if (part.over() || host.state != pb::HOST_UNREACHABLE) continue;
+    unreachable = true;
+    known_off = known_off && KnownOff(host, spec);
+  }
+  return unreachable && (known_off || UnreachableRule(spec, attempt) == pb::REPLACE);
+}
+
 // Of that, what can't be reached and may be replaced: it holds nothing of a limit, Decide gives it to others.
 int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& flavour) {
   int64_t milli = 0;
@@ -36,11 +48,7 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
       if (attempt == nullptr || attempt->released()) continue;
       const pb::TaskSpec& spec = job.task_spec(static_cast<int32_t>(t));
       const bool gpus = spec.resources().gpus_milli() > 0;
-      if ((gpus ? attempt->flavour : "cpu") != flavour || UnreachableRule(spec, *attempt) != pb::REPLACE) continue;
-      if (std::none_of(attempt->parts.begin(), attempt->parts.end(),
-                       [&](const PartRow& part) { return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE; })) {
-        continue;
-      }
+      if ((gpus ? attempt->flavour : "cpu") != flavour || !Replaceable(state, spec, *attempt)) continue;
       milli += (gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli())) * attempt->workers;
     }
   }
@@ -167,10 +175,7 @@ absl::Status CheckStopping(const State& state, const pb::AttemptStopping& e) {
   // It waits, or restarts larger, or can't be reached and may start elsewhere.
   const AttemptRow* runs = claimant->tasks[c].current();
   const bool resizes = runs != nullptr && runs->state == pb::TASK_STOPPING && runs->cause == pb::RESIZE && runs->next_workers > runs->workers;
-  const bool replaced = runs != nullptr && UnreachableRule(claimant->task_spec(c), *runs) == pb::REPLACE &&
-                        std::any_of(runs->parts.begin(), runs->parts.end(), [&](const PartRow& part) {
-                          return !part.over() && state.host(part.host).state == pb::HOST_UNREACHABLE;
-                        });
+  const bool replaced = runs != nullptr && Replaceable(state, claimant->task_spec(c), *runs);
   if (!claimant->tasks[c].waiting() && !resizes && !replaced) return Broken("preempts for a task that doesn't wait");
   return absl::OkStatus();
 }

@@ -57,8 +57,9 @@ std::optional<int> XidOf(std::string_view line) {
 
 // A line of information or a warning, by how logging libraries mark them; one that says that it is tried again.
 bool IsWarning(std::string_view line) {
-  static constexpr std::array<std::string_view, 15> kMarks = {"[info]", ": i external", "[w ", " info ", "- info", "info:", "<warning>", "futurewarning", "userwarning", "deprecationwarning",
-                                                              ": w tensorflow", ": w external", "<retrying>", "<retry>", "will retry"};
+  static constexpr std::array<std::string_view, 15> kMarks = {
+      "[info]", ": i external", "[w ", " info ", "- info", "info:", "<warning>", "futurewarning",
+      "userwarning", "deprecationwarning", ": w tensorflow", ": w external", "<retrying>", "<retry>", "will retry"};
   if (std::any_of(kMarks.begin(), kMarks.end(), [&](std::string_view mark) { return Find(line, mark, 0) != std::string_view::npos; })) return true;
   // glog's and c10's: "W0404 20:34", "[W105 01:36", "[rank4]:[W105 01:36"
   for (size_t at = 0; at + 4 < line.size() && at < 24; ++at) {
@@ -67,6 +68,13 @@ bool IsWarning(std::string_view line) {
     if (begins && (line[at] == 'w' || line[at] == 'i') && is_digit(line[at + 1]) && is_digit(line[at + 2]) && is_digit(line[at + 3])) return true;
   }
   return false;
+}
+
+// A warning of Python's own, or a sentence of what could happen.
+bool IsAdvice(std::string_view line) {
+  static constexpr std::array<std::string_view, 10> kMarks = {"userwarning: ", "runtimewarning: ", "futurewarning: ", "deprecationwarning: ", "resourcewarning: ",
+                                                              "<likely lead", "<may lead", "<might lead", "<could lead", "<can lead"};
+  return std::any_of(kMarks.begin(), kMarks.end(), [&](std::string_view mark) { return Find(line, mark, 0) != std::string_view::npos; });
 }
 
 struct Evidence {
@@ -86,9 +94,9 @@ std::optional<Evidence> EvidenceOf(std::string_view line) {
   for (const Rule& rule : FailureRules()) {
     if ((!best || rule.weight > best->weight) && Matches(line, rule.pattern)) best = Evidence{rule.cls, rule.weight};
   }
-  // Notices of a stop and watchdogs speak in such lines; whatever else does was got over, or says the same again as an error.
+  // Notices of a stop and watchdogs speak as loggers' warnings do; whatever else does was got over, or says the same again as an error.
   const bool notice = best && (best->cls == FailureClass::kPreempted || best->cls == FailureClass::kKilled || best->cls == FailureClass::kHang);
-  if (best && !notice && best->weight > Weight::kWarned && IsWarning(line)) best->weight = Weight::kWarned;
+  if (best && best->weight > Weight::kWarned && ((!notice && IsWarning(line)) || IsAdvice(line))) best->weight = Weight::kWarned;
   return best;
 }
 
@@ -167,7 +175,8 @@ Failure Classify(const EndFacts& facts) {
   if (facts.host_lost) {
     // A provider that takes a host back says so before.
     for (const auto* said : {&events, &lines}) {
-      if (const auto told = Strongest(*said, 0, said->size()); told && told->first.cls == kPreempted) return {kPreempted, Cut((said == &events ? facts.events : facts.tail)[told->second])};
+      const auto told = Strongest(*said, 0, said->size());
+      if (told && told->first.cls == kPreempted) return {kPreempted, Cut((said == &events ? facts.events : facts.tail)[told->second])};
     }
     return {kHost, "its host was lost"};
   }
@@ -183,9 +192,14 @@ Failure Classify(const EndFacts& facts) {
     // Other ranks may have got one more line out after the one that failed.
     if (const auto before = Strongest(lines, 0, begin); before && before->first.weight == Weight::kCause) told = before;
   }
-  if (facts.silent && (!told || told->first.weight != Weight::kCause)) return {kHang, "no progress for its hang_timeout"};
+  const bool stuck_there = told && (told->first.weight == Weight::kCause || (told->first.cls == kStorage && told->first.weight == Weight::kConsequence));
+  if (facts.silent && !stuck_there) return {kHang, "no progress for its hang_timeout"};
   const int signal = facts.signal > 0 ? facts.signal : facts.exit_code > 128 && facts.exit_code < 160 ? facts.exit_code - 128 : 0;
   constexpr int kSigInt = 2, kSigKill = 9, kSigTerm = 15;
+  // Who was ended by a signal that somebody sent, and lost its peers or its output with that.
+  if (event && event->first.cls == kKilled && told && told->first.weight == Weight::kConsequence && (told->first.cls == kNetwork || told->first.cls == kUserError)) {
+    return {kKilled, Cut(facts.events[event->second])};
+  }
   if (told && told->first.weight > Weight::kWarned) return {told->first.cls, Cut(facts.tail[told->second])};
   if (told && told->first.weight == Weight::kWarned) return {told->first.cls, Cut(facts.tail[told->second])};
   if (signal == kSigKill || signal == kSigTerm || signal == kSigInt) return {kKilled, ""};
@@ -195,8 +209,9 @@ Failure Classify(const EndFacts& facts) {
 }
 
 std::string_view FailureText(FailureClass cls) {
-  static constexpr std::array<std::string_view, kFailureClasses> kTexts = {"error of the program", "out of memory",    "stood still",       "killed from outside", "failure of a device",
-                                                                           "failure of a host",    "network failure", "storage failure", "preempted"};
+  static constexpr std::array<std::string_view, kFailureClasses> kTexts = {
+      "error of the program", "out of memory",   "stood still",     "killed from outside", "failure of a device",
+      "failure of a host",    "network failure", "storage failure", "preempted"};
   return kTexts[static_cast<size_t>(cls)];
 }
 

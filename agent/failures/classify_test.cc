@@ -79,13 +79,19 @@ TEST(Classify, SaysLinesInPrintableCharactersCutAtOne) {
   for (const auto& [line, said] : cases) EXPECT_EQ(Classify({.exit_code = 1, .tail = {line}}).because, said);
 }
 
-TEST(Classify, TellsEachOfTheCollectedEnds) {
+// Those that the rules were written on. What they do on others is the row `classify` (bench/run.sh).
+TEST(Classify, TellsTheCollectedEnds) {
   const std::vector<LabelledEnd> ends = ReadLabelledEnds("agent/failures/testdata/develop.jsonl");
-  ASSERT_GE(ends.size(), 60u);
+  ASSERT_GE(ends.size(), 600u);
+  size_t wrong = 0;
+  std::string which;
   for (const LabelledEnd& end : ends) {
     const Failure failure = Classify(FactsOf(end));
-    EXPECT_EQ(FailureName(failure.cls), end.label) << end.id << ": " << failure.because;
+    if (FailureName(failure.cls) == end.label) continue;
+    ++wrong;
+    which += end.id + ": " + end.label + ", told " + std::string(FailureName(failure.cls)) + " by: " + failure.because + "\n";
   }
+  EXPECT_LE(wrong * 100, ends.size()) << which;
 }
 
 TEST(FailureRules, AreLowerCaseAndReachable) {

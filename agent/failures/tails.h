@@ -43,7 +43,8 @@ inline std::vector<LabelledEnd> ReadLabelledEnds(const std::string& path) {
     if (line.empty()) continue;
     const nlohmann::json j = nlohmann::json::parse(line);
     const auto exit_code = j.contains("exit_code") && j["exit_code"].is_number() ? j["exit_code"].get<int>() : 0;
-    LabelledEnd end{.id = j.at("id"), .label = j.at("label"), .exit_code = exit_code, .signal = j.contains("signal") && j["signal"].is_string() ? SignalNumber(j["signal"].get<std::string>()) : 0, .events = {}, .tail = {}};
+    const int signal = j.contains("signal") && j["signal"].is_string() ? SignalNumber(j["signal"].get<std::string>()) : 0;
+    LabelledEnd end{.id = j.at("id"), .label = j.at("label"), .exit_code = exit_code, .signal = signal, .events = {}, .tail = {}};
     if (j.contains("events") && j["events"].is_array()) end.events = j["events"].get<std::vector<std::string>>();
     end.tail = j.at("tail").get<std::vector<std::string>>();
     ends.push_back(std::move(end));

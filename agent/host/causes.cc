@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "agent/failures/classify.h"
 #include "agent/host/logs.h"
@@ -32,7 +33,9 @@ v1::Cause CauseOf(FailureClass cls) {
 
 void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits) {
   for (v1::WorkerExit& exit : *exits) {
-    if ((exit.exit_code() == 0 && exit.signal() == 0) || !exit.detail().empty() || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
+    if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
+    const bool died_of_signal = exit.signal() > 0 && absl::StartsWith(exit.detail(), "killed by SIG");  // the shim's words for it
+    if (!exit.detail().empty() && !died_of_signal) continue;
     int64_t dropped = 0;
     const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
     EndFacts facts{.exit_code = exit.exit_code(), .signal = exit.signal(), .cgroup_oom = exit.oom(), .events = {}, .tail = {}};
@@ -44,7 +47,8 @@ void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits) {
     const Failure failure = Classify(facts);
     exit.set_cause(CauseOf(failure.cls));
     if (failure.because.empty()) continue;
-    exit.set_detail(exit.signal() > 0 ? absl::StrCat("signal ", exit.signal(), ": ", failure.because) : absl::StrCat("exit ", exit.exit_code(), ": ", failure.because));
+    const std::string how = died_of_signal ? exit.detail() : absl::StrCat("exit ", exit.exit_code());
+    exit.set_detail(absl::StrCat(how, ": ", failure.because));
   }
 }
 

@@ -8,8 +8,8 @@
 
 namespace muster::agent {
 
-// Sets cause and detail of each exit that is a failure and has neither yet. `logs`: the folder of its logs (agent/host/logs.h); one
-// that is missing says nothing.
+// Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the folder of its logs
+// (agent/host/logs.h); one that is missing says nothing.
 void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits);
 
 }  // namespace muster::agent

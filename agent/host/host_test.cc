@@ -350,11 +350,11 @@ TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     const char* told;
   } kCases[] = {
       {"its log says it", 3, 1, 0, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
-      {"a signal, and its log", 3, 0, 6, "", v1::PROGRAM_ERROR, "signal 6: KeyError: 'labels'"},
+      {"a signal, and its log", 3, 0, 6, "killed by SIGABRT", v1::PROGRAM_ERROR, "killed by SIGABRT: KeyError: 'labels'"},
       {"success needs no cause", 3, 0, 0, "", v1::CAUSE_UNSPECIFIED, ""},
       {"what is known stays", 3, 1, 0, "setup: exit 1", v1::CAUSE_UNSPECIFIED, "setup: exit 1"},
       {"a rank that wrote nothing", 4, 1, 0, "", v1::PROGRAM_ERROR, ""},
-      {"killed without a word", 4, 0, 9, "", v1::KILLED, ""},
+      {"killed without a word", 4, 0, 9, "killed by SIGKILL", v1::KILLED, "killed by SIGKILL"},
   };
   for (const auto& c : kCases) {
     std::vector<v1::WorkerExit> exits(1);

@@ -89,9 +89,10 @@ TEST(HostSkusTest, AnInventoryThatContradictsTheHostsSkuIsToldHow) {
 skus:
   a100x8: {flavour: a100-80g, gpus: 8, cpus: 96, memory: 1000GiB, disk: 2000GiB, nvlink_island: 8}
   slots2: {flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB, declared: true}
+storages: {nfs: {path: /nfs, clusters: [phx, home]}}
 clusters:
-  - {name: phx, sku: a100x8, topology: {b: {r: [h1, {host: h2, sku: slots2}]}}}
-  - {name: home, open: true}
+  - {name: phx, sku: a100x8, job_storage: nfs, topology: {b: {r: [h1, {host: h2, sku: slots2}]}}}
+  - {name: home, job_storage: nfs, open: true}
 )", "clusters.yaml", &file, &problems)) << FormatProblems(problems, "clusters.yaml", {});
   const HostSkus skus(file);
   pb::Inventory eight, two;

@@ -239,11 +239,10 @@ class RandomEvents {
         exit->set_exit_code(Chance(85) ? 0 : 1);
         exit->set_signal(Chance(95) ? 0 : 9);
         exit->set_oom(Chance(2));
-        if (Chance(30)) exit->set_cause(static_cast<pb::Cause>(Below(20)));
         exit->set_at_ns(Below(100));
       }
     }
-    if (Chance(10)) report->set_cause(static_cast<pb::Cause>(Below(20)));
+    if (Chance(10)) report->set_cause(static_cast<pb::Cause>(Below(15)));
     if (Chance(15)) report->set_stop_sent(true);
     return event;
   }

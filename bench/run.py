@@ -34,6 +34,7 @@ ROWS = {
     "trainer-memory": ("peak memory of a run of 17 M parameters against transformers', and against `muster-trainer estimate`", [sys.executable, "trainer/tests/bench_memory.py"], 900),
     "trainer-speed": ("tokens a second against transformers eager, compiled and autocast; AdamW against ATen's fused kernel", [sys.executable, "trainer/tests/bench_speed.py"], 2400),
     "trainer-start": ("start of 2 ranks to the end of their first step, resumed from a checkpoint of 1 GiB", [sys.executable, "trainer/tests/bench_start_checkpoint.py"], 600),
+    "gpu": ("where a GPU is: 7 billion parameters against transformers compiled, offload, LoRA", [sys.executable, "trainer/tests/bench_gpu.py"], 3600),
     "prepare": ("muster-trainer prepare against tokenizers alone on all cores; the same output for 1, 2 and 7 processes", [sys.executable, "trainer/tests/bench_prepare.py"], 900),
     "wlb": ("rows of like work against rows of like length (WLB-LLM), predicted", [os.environ.get("MUSTER_BIN_DIR", "build/release/bin") + "/muster-bench-wlb"], 600),
     "gang-32k": ("one gang of 32,000 workers on 1,000 hosts of 32 CPUs, Decide and Validate", [f"{BIN}/bench_place", "gang-32k"], 300),

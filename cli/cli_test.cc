@@ -4,6 +4,7 @@
 #include <pty.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <fstream>
 #include <functional>
 #include <mutex>
+#include <sstream>
 
 #include <grpcpp/grpcpp.h>
 
@@ -207,7 +209,7 @@ class Process {
   }
   void Type(const std::string& keys) { EXPECT_EQ(write(fds_[0], keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
 
-  Process(std::vector<std::string> arguments, const std::string& home, const std::string& server) {
+  Process(std::vector<std::string> arguments, const std::string& home, const std::string& server, const std::vector<std::string>& environment = {}) {
     int out[2], err[2];
     EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(err, O_CLOEXEC), 0);
@@ -221,6 +223,7 @@ class Process {
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
     std::vector<std::string> variables = {"HOME=" + home, "TZ=UTC", "PATH=/usr/bin:/bin", "MUSTER_SERVER=" + server};
+    variables.insert(variables.end(), environment.begin(), environment.end());
     std::vector<char*> envp;
     for (std::string& variable : variables) envp.push_back(variable.data());
     envp.push_back(nullptr);
@@ -303,7 +306,7 @@ class CliTest : public ::testing::Test {
     server_.reset();
   }
   int Run(std::vector<std::string> arguments) {
-    Process process(std::move(arguments), home_, server_name_);
+    Process process(std::move(arguments), home_, server_name_, environment_);
     int code = process.Wait();
     out_ = process.out;
     err_ = process.err;
@@ -328,6 +331,7 @@ class CliTest : public ::testing::Test {
   }
 
   std::string home_, server_name_, out_, err_;
+  std::vector<std::string> environment_;  // of what Run starts, beside the usual
   Fake jobs_;
   FakeQueues queues_;
   FakeClusters clusters_;
@@ -653,6 +657,52 @@ TEST_F(CliTest, PreviewOnlySubmitsNothingAndTellsOfEvictions) {
   EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0);
   EXPECT_THAT(out_, HasSubstr("TAKES FROM"));
   EXPECT_EQ(Run({"submit", path, "--preview-only", "--detailed-exitcode"}), 7);
+}
+
+TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
+  const std::string trainer = Write("muster-trainer",
+                                    "#!/bin/sh\ncat \"$3\" > " + home_ + "/asked\necho \"$4 $5 $6 $7 $8 $9\" >> " + home_ +
+                                        "/asked\necho '{\"memory_bytes\": 96636764160, \"fits_with\": \"zero_stage: 3\", \"fits_with_bytes\": 64424509440}'\n");
+  ASSERT_EQ(chmod(trainer.c_str(), 0755), 0);
+  environment_ = {"MUSTER_BIN_DIR=" + home_};
+  std::string flavour;
+  jobs_.preview = [&](const pb::PreviewRequest& request, pb::PreviewResponse* response) {
+    *response->mutable_resolved() = request.spec();
+    response->mutable_resolved()->mutable_tasks(0)->set_trainer_json("{\"max_steps\": 3}");
+    response->mutable_resolved()->mutable_tasks(0)->set_processes_per_worker(2);
+    response->mutable_resolved()->mutable_tasks(0)->mutable_resources()->set_gpus_milli(2000);
+    response->set_task(response->resolved().tasks(0).name());
+    auto* candidate = response->add_candidates();
+    candidate->set_cluster("lab");
+    candidate->set_flavour(flavour);
+    candidate->set_declared(flavour == "cpu-slot");
+    candidate->set_workers(4);
+    return grpc::Status::OK;
+  };
+  struct Case {
+    const char *flavour, *said;
+  };
+  const Case cases[] = {
+      {"h100-80g", "h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. With zero_stage: 3 it needs about 60.0.\n"},
+      {"h200-141g", "h200-141g: a rank needs about 90.0 of a GPU's 141 GiB.\n"},
+      {"cpu-slot", ""},
+      {"mystery", ""},
+  };
+  const std::string path = Write("hello.yaml", kHello);
+  for (const Case& one : cases) {
+    flavour = one.flavour;
+    EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
+    if (*one.said != '\0') EXPECT_THAT(out_, HasSubstr(one.said));
+    else EXPECT_THAT(out_, Not(HasSubstr("a rank needs")));
+  }
+  std::stringstream asked;
+  asked << std::ifstream(home_ + "/asked").rdbuf();
+  EXPECT_EQ(asked.str(), "{\"max_steps\": 3}--ranks 8 --device h200-141g --device-memory " + std::to_string(int64_t{141} << 30) + "\n");
+  // Without a trainer, or with one that can't tell, the preview stands alone.
+  Write("muster-trainer", "#!/bin/sh\nexit 2\n");
+  flavour = "h100-80g";
+  EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
+  EXPECT_THAT(out_, ::testing::AllOf(HasSubstr("h100-80g"), Not(HasSubstr("a rank needs"))));
 }
 
 TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {

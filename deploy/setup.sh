@@ -9,6 +9,8 @@
 #   --fuzz        also clang and its sanitizer runtimes, for the fuzzers
 #   --check       install nothing; exit 1 and say what is missing
 #
+# With the environment comes nvcc (deploy/requirements-cuda.txt, 264 MB); where it can't be had the trainer is built without its GPU kernels.
+#
 # The environment lies in ${MUSTER_CACHE:-${XDG_CACHE_HOME:-~/.cache}/muster}/py-HASH, HASH being of deploy/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -27,7 +29,7 @@ for argument in "$@"; do
     --no-trainer) trainer=0 ;;
     --fuzz) PACKAGES+=("${FUZZ_PACKAGES[@]}") ;;
     --check) check=1 ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) die "$argument: no such option (see deploy/setup.sh --help)" ;;
   esac
 done
@@ -111,6 +113,27 @@ if ((make_env)) && [[ ! -e $env_dir/.complete ]]; then
     die "pip could not install deploy/requirements.txt; its last lines are above"
   fi
   touch "$env_dir/.complete"
+fi
+
+# The compiler of the trainer's GPU kernels. Without it everything builds but those.
+if ((trainer)); then
+  nvcc_mark=$env_dir/nvcc/.complete-$(sha256sum deploy/requirements-cuda.txt | cut -c1-12)
+  if [[ ! -e $nvcc_mark && -w $env_dir ]]; then
+    exec 8> "$MUSTER_CACHE_DIR/.setup.lock"
+    flock -w 1800 8 || die "another setup has held $MUSTER_CACHE_DIR/.setup.lock for 30 minutes"
+  fi
+  if [[ ! -e $nvcc_mark && -w $env_dir ]]; then
+    log=$(mktemp)
+    rm -rf "$env_dir/nvcc"
+    if timed "installing nvcc into $env_dir/nvcc" 600 "$log" \
+        "$env_dir/bin/pip" install --no-input --no-cache-dir --no-deps --retries 1 --timeout 10 --progress-bar off --target "$env_dir/nvcc" -r deploy/requirements-cuda.txt; then
+      touch "$nvcc_mark"
+    else
+      tail -3 "$log" >&2
+      say "nvcc can't be had: the trainer is built without its GPU kernels"
+    fi
+    rm -f "$log"
+  fi
 fi
 
 if ((trainer)); then echo "$env_dir"; fi

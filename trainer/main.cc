@@ -25,7 +25,7 @@ constexpr char kUsage[] =
     "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
     "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
     "       muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
-    "       muster-trainer estimate --config FILE.json [--ranks N] [--device GPU] [--json true]\n"
+    "       muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory BYTES]] [--json true]\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
     "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
@@ -33,7 +33,8 @@ constexpr char kUsage[] =
     "         (int32) there. --profile STEPS: after the first two steps, every rank writes a Chrome trace of that many to\n"
     "         profile/ in the job's directory.\n"
     "estimate says what that would need of each of N ranks: memory by class, bytes sent and products a step; with a GPU's name\n"
-    "         (\"H100\"), as if each rank had one, and how long a step would take.\n"
+    "         (\"H100\"), as if each rank had one, and how long a step would take;\n"
+    "         with its memory, also which fields would make a rank that needs more fit.\n"
     "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
     "export   writes a checkpoint as a Hugging Face directory; that of a LoRA run merged with the weights it started from (--init\n"
     "         where they have moved), and the adapter beside it.\n"
@@ -104,7 +105,7 @@ int Main(int argc, char** argv) {
   if (command == "estimate") {
     EstimateOptions options;
     const std::string wrong =
-        ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--ranks", &options.ranks}, {"--device", &options.device}, {"--json", &options.json}});
+        ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--ranks", &options.ranks}, {"--device", &options.device}, {"--json", &options.json}, {"--device-memory", &options.device_memory}});
     if (!wrong.empty()) return Usage(wrong);
     if (options.config_path.empty()) return Usage("estimate needs --config FILE.json");
     return RunEstimate(options);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/fit.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
@@ -44,10 +45,14 @@ int Submit(Session& session, const SubmitOptions& options) {
   absl::StatusOr<pb::PreviewResponse> preview = (*client)->Preview(preview_request);
   if (!preview.ok()) return FailRefused(session, preview.status(), &*file);
   if (options.preview_only) {
-    int code = session.ShowOne(RenderPreview(*preview, session.out_screen(), session.now_ns()), *preview, preview->task());
+    const std::string text = session.for_people() ? RenderPreview(*preview, session.out_screen(), session.now_ns()) + FitText(*preview) : "";
+    int code = session.ShowOne(text, *preview, preview->task());
     return code == kExitOk && options.detailed_exitcode && WouldEvict(*preview) ? kExitWouldEvict : code;
   }
-  if (session.for_people()) session.Err(RenderPreview(*preview, session.err_screen(), session.now_ns()));
+  if (session.for_people()) {
+    session.Err(RenderPreview(*preview, session.err_screen(), session.now_ns()));
+    session.Err(FitText(*preview));
+  }
   if (session.asks() && !options.yes && options.file != "-" && !session.Confirms("Submit? [Y/n] ", interrupt)) {
     session.Err("Nothing was submitted.\n");
     return interrupt.pending() ? kExitInterrupted : kExitOk;

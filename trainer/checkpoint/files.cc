@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 
 absl::Status Errno(const std::string& what, const std::string& path) {
   const int error = errno;
-  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(error));
+  const bool full = error == ENOSPC || error == EDQUOT;
+  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(error), full ? "; free some, or name a place that has more" : "");
   if (error == ENOENT) return absl::NotFoundError(text);
   return absl::UnavailableError(text);
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -47,7 +48,7 @@ std::vector<std::string> WeightFiles(const std::string& directory, const std::st
       else problems.push_back({path, absl::StrCat(directory, "/", kIndex, ": weight_map.", tensor, " is no file name")});
     }
   }
-  if (names.empty()) problems.push_back({path, absl::StrCat(directory, "/", kIndex, " has no weight_map")});
+  if (names.empty()) problems.push_back({path, absl::StrCat(directory, "/", kIndex, " has no weight_map; download it again")});
   return {names.begin(), names.end()};
 }
 
@@ -61,7 +62,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory, const 
     if (problems.size() > before) return weights;
     absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(directory + "/" + name);
     if (!file.ok()) {
-      problems.push_back({path, std::string(file.status().message())});
+      problems.push_back({path, absl::StrCat(std::string(file.status().message()), absl::IsNotFound(file.status()) ? "; download it, too" : "")});
       continue;
     }
     weights.files_.push_back(std::make_unique<SafetensorsFile>(*std::move(file)));

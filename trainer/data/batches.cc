@@ -66,6 +66,11 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
     meta.targets = targets.to(device_);
     meta.weights = weights.to(device_);
     if (documents) meta.positions = positions.to(device_);
+    if (documents && device_.is_cuda()) {
+      const std::vector<int32_t> bounds = ops::SequenceBounds(meta.documents, n, length);
+      for (size_t i = 0; i + 1 < bounds.size(); ++i) meta.sequences.longest = std::max<int64_t>(meta.sequences.longest, bounds[i + 1] - bounds[i]);
+      meta.sequences.bounds = at::tensor(bounds, at::kInt).to(device_);
+    }
     step.micro.push_back(std::move(meta));
   }
   return step;

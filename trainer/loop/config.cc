@@ -70,6 +70,7 @@ const std::vector<Key>& Keys() {
       {"lora", &C::lora, "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, target_modules. The export has them merged, and in adapter/ for peft."},
       {"export", &C::export_dir, "Hugging Face directory that is written after the last step; relative to the job's directory."},
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
+      {"reference_ops", &C::reference_ops, "On GPUs, compute with ATen's plain operations instead of our kernels and FlashAttention: slower, to tell whether those are at fault."},
       {"poison", &C::poison, "For tests: memory that sharded weights and gradients have left is filled with NaN."},
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
       {"profile_steps", &C::profile_steps, "Steps, after the first two, of which every rank writes a Chrome trace to profile/ in the job's directory (chrome://tracing, Perfetto); 0: none.", false, 0, 1000},
@@ -362,7 +363,7 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   return config;
 }
 
-void CheckLayout(const TrainConfig& config, int ranks, bool gpus, Problems& problems) {
+void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels, Problems& problems) {
   if (config.shard_size > 0 && ranks % config.shard_size != 0) {
     std::string divisors;
     for (int n = 1; n <= ranks; ++n) {
@@ -370,9 +371,10 @@ void CheckLayout(const TrainConfig& config, int ranks, bool gpus, Problems& prob
     }
     problems.push_back({"trainer.shard_size", absl::StrCat(config.shard_size, " doesn't divide the ", ranks, " ranks; use one of ", divisors, ", or leave it out: all ranks share one copy")});
   }
-  if (gpus && config.offload == "none") {
-    if (config.masters == "split") problems.push_back({"trainer.masters", "split is not supported on GPUs yet; leave it out"});
-    if (config.moments == "bf16") problems.push_back({"trainer.moments", "bf16 is not supported on GPUs yet but with offload: optimizer; leave it out"});
+  if (gpus && config.offload == "none" && (!gpu_kernels || config.reference_ops)) {
+    const char* remedy = gpu_kernels ? "leave out reference_ops" : "build with nvcc (deploy/setup.sh), use offload: optimizer, or leave it out";
+    if (config.masters == "split") problems.push_back({"trainer.masters", absl::StrCat("split needs our own kernels on GPUs; ", remedy)});
+    if (config.moments == "bf16") problems.push_back({"trainer.moments", absl::StrCat("bf16 needs our own kernels on GPUs; ", remedy)});
   }
 }
 

@@ -53,6 +53,7 @@ struct TrainConfig {
   double spike_factor = 0;             // 0: off
   int64_t skip_limit = 0;
   bool poison = false;
+  bool reference_ops = false;
   LoraConfig lora;  // rank 0: everything is trained
   std::string export_dir;  // key `export`; empty: none
   bool deterministic = false;
@@ -78,7 +79,8 @@ struct TrainConfig {
 nlohmann::ordered_json TrainConfigSchema();
 
 // What is wrong with the configuration for this many ranks.
-void CheckLayout(const TrainConfig& config, int ranks, bool gpus, Problems& problems);
+// `gpu_kernels`: whether this program has kernels for them.
+void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels, Problems& problems);
 
 // Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No file is touched.
 TrainConfig ParseTrainConfig(const nlohmann::json& value, Problems& problems);

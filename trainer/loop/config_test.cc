@@ -93,16 +93,18 @@ TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {
     int ranks;
     bool gpus;
     const char* wanted;
+    bool kernels = false;
   };
   for (const Case& c : {Case{{{"shard_size", 4}}, 6, false, "trainer.shard_size: 4 doesn't divide the 6 ranks; use one of 1, 2, 3, 6"}, {{{"shard_size", 3}}, 6, false, ""},
-                        {{{"shard_size", 8}}, 4, false, "use one of 1, 2, 4"}, {{{"moments", "bf16"}}, 1, true, "trainer.moments: bf16 is not supported on GPUs"},
-                        {{{"moments", "bf16"}, {"offload", "optimizer"}}, 1, true, ""}, {{{"dtype", "bf16"}, {"masters", "split"}}, 1, true, "trainer.masters: split is not"},
+                        {{{"shard_size", 8}}, 4, false, "use one of 1, 2, 4"}, {{{"moments", "bf16"}}, 1, true, "trainer.moments: bf16 needs our own kernels on GPUs; build with nvcc"},
+                        {{{"moments", "bf16"}, {"offload", "optimizer"}}, 1, true, ""}, {{{"dtype", "bf16"}, {"masters", "split"}}, 1, true, "trainer.masters: split needs our own kernels"},
+                        {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, true, "", true}, {{{"moments", "bf16"}, {"reference_ops", true}}, 1, true, "leave out reference_ops", true},
                         {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, false, ""}}) {
     json value = GoodConfig();
     value.merge_patch(c.change);
     Problems problems;
     const TrainConfig config = ParseTrainConfig(value, problems);
-    CheckLayout(config, c.ranks, c.gpus, problems);
+    CheckLayout(config, c.ranks, c.gpus, c.kernels, problems);
     EXPECT_NE(ToText(problems).find(c.wanted), std::string::npos) << ToText(problems);
     EXPECT_EQ(problems.empty(), *c.wanted == '\0') << ToText(problems);
   }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "trainer/checkpoint/files.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/engine_options.h"
@@ -21,10 +22,11 @@ using nlohmann::ordered_json;
 
 // On a CPU, measured with glibc's allocator (bench/run.sh trainer-memory): what the libraries and their products' buffers take once
 // training runs, beyond a process that only has them loaded; what kept bf16 activations leave unused between them, as their
-// operations' fp32 temporaries stood there; the gathers' copies, which Gloo makes in threads of its own, and its connections.
+// operations' fp32 temporaries stood there; the copies of gathers and sums that run while activations are there, which Gloo makes in
+// threads of its own, and its connections. (A stage that gathers and sums once a step does so before and after them.)
 constexpr int64_t kProductBuffers = int64_t{88} << 20, kBf16ProductBuffers = int64_t{100} << 20;
 constexpr int64_t kHolesShare = 4;
-constexpr int64_t kGatherCopies = 4, kConnections = int64_t{16} << 20;
+constexpr int64_t kGatherCopies = 4, kReduceCopies = 3, kConnections = int64_t{16} << 20;
 
 // Share of a GPU's peak that training reaches, for predictions.
 constexpr double kUsualShareOfPeak = 0.5;
@@ -102,18 +104,21 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
 
   const int64_t length = config.packing == "balanced" ? config.max_row_length : config.max_length;
   const int64_t tokens = e.micro_batch * length;
+  // On GPUs our kernels and FlashAttention keep a sum a head instead of a row of probabilities, and turn logits into their gradients in place.
+  const bool kernels = gpus && !config.reference_ops, flash = kernels && element == 2 && model.head_dim <= 256 && model.head_dim % 8 == 0;
   const LayerShape layer{model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.intermediate_size,
-                         model.num_heads * length, model.qk_norm};
+                         flash ? 2 * model.num_heads : model.num_heads * length, model.qk_norm};
   const int64_t kept = layer.Saved(options.recompute), whole = layer.Saved(Recompute::kNone);
-  const int64_t chunk = std::min<int64_t>(tokens, std::max<int64_t>(1, ops::kLogitsChunk / model.vocab_size));
+  const int64_t chunk = std::min<int64_t>(tokens, std::max<int64_t>(1, (gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
   // Of the layer whose backward runs all is there, restored or not.
   const int64_t layer_work = tokens * element * (whole - kept + layer.Backward());
-  const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (8 + (element == 2 ? 4 : 0));
+  const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0));
 
   int64_t collectives = 0, holes = 0;
   if (!gpus) {
     holes = element == 2 ? tokens * element * model.num_layers * kept / kHolesShare : 0;
-    if (ranks > 1) collectives = kConnections + kGatherCopies * element * *std::max_element(padded.begin(), padded.end());
+    const int64_t widest = *std::max_element(padded.begin(), padded.end());
+    if (ranks > 1) collectives = kConnections + widest * ((needs.weights_in_slot ? kGatherCopies * element : 0) + (needs.reduce_each_micro_batch ? kReduceCopies * 4 : 0));
     runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
   }
   e.memory = {{gpus ? "runtime (CUDA context and libraries, about)" : "runtime (libraries and their buffers)", gpus ? int64_t{1} << 30 : runtime_bytes},
@@ -127,7 +132,7 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
               {"work of the widest block", std::max(layer_work, head_work)},
               {"unused between activations", holes},
               {"collectives' buffers", collectives},
-              {"tables (rotary, mask)", length * model.head_dim * 4 + length * length * (model.num_heads / model.num_kv_heads) * element}};
+              {"tables (rotary, mask)", length * model.head_dim * 4 + (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element)}};
   e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(), [](const MemoryClass& one) { return one.bytes == 0; }), e.memory.end());
 
   for (const Action& action : MakeSchedule(blocks, needs, static_cast<int>(e.micro_batches))) {
@@ -156,6 +161,34 @@ double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks, co
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace
+
+std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks, int64_t device_bytes) {
+  struct Change {
+    const char* text;
+    bool (*make)(TrainConfig&, int);  // false: it is so already, or can't be
+  };
+  // Each beside those before it, the cheapest first.
+  static constexpr Change kChanges[] = {
+      {"recompute: keep_attention", [](TrainConfig& c, int) { return c.recompute == "none" && (c.recompute = "keep_attention", true); }},
+      {"recompute: full", [](TrainConfig& c, int) { return c.recompute != "full" && (c.recompute = "full", true); }},
+      {"zero_stage: 3", [](TrainConfig& c, int ranks) { return c.zero_stage < 3 && ranks > 1 && (c.zero_stage = 3, true); }},
+      {"micro_batch_size: 1", [](TrainConfig& c, int) { return c.micro_batch_size != 1 && (c.micro_batch_size = 1, true); }},
+      {"offload: optimizer", [](TrainConfig& c, int) { return c.offload == "none" && c.masters == "fp32" && (c.offload = "optimizer", true); }},
+      {"offload: parameters", [](TrainConfig& c, int) { return c.zero_stage == 3 && c.offload == "optimizer" && (c.offload = "parameters", true); }},
+  };
+  const auto needed = [&](const TrainConfig& c) { return MakeEstimate(c, model, ranks, /*gpus=*/true, 0).DeviceBytes(); };
+  if (needed(config) <= device_bytes) return std::nullopt;
+  TrainConfig changed = config;
+  std::vector<std::string> fields;
+  for (const Change& change : kChanges) {
+    if (!change.make(changed, ranks)) continue;
+    const std::string key(change.text, std::string_view(change.text).find(':'));
+    fields.erase(std::remove_if(fields.begin(), fields.end(), [&](const std::string& field) { return field.starts_with(key + ":"); }), fields.end());
+    fields.push_back(change.text);
+    if (const int64_t bytes = needed(changed); bytes <= device_bytes) return Remedy{absl::StrJoin(fields, ", "), bytes};
+  }
+  return std::nullopt;
+}
 
 ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
   ordered_json out = {{"ranks", ranks}, {"parameters", e.parameters}, {"trained_parameters", e.trained_parameters}, {"micro_batch_size", e.micro_batch},
@@ -213,16 +246,31 @@ int RunEstimate(const EstimateOptions& options) {
       if (parsed.is_object()) model = ParseModelConfig(parsed, "trainer.init/config.json", /*strict=*/false, problems);
       else problems.push_back({"trainer.init", absl::StrCat(config.init, "/config.json is missing or no JSON object; give a Hugging Face directory")});
     }
-    if (problems.empty()) CheckLayout(config, ranks, !options.device.empty(), problems);
+    if (problems.empty()) CheckLayout(config, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
     if (problems.empty() && config.lora.on()) TargetModules(model, config.lora, "trainer.lora", problems);
+  }
+  int64_t device_bytes = 0;
+  if (!options.device_memory.empty() && (!absl::SimpleAtoi(options.device_memory, &device_bytes) || device_bytes < 1 || options.device.empty())) {
+    problems.push_back({"--device-memory", absl::StrCat("must be a number of bytes, beside --device; got ", options.device_memory)});
   }
   if (!problems.empty()) {
     std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(), problems.size() == 1 ? "" : "s", ToText(problems).c_str());
     return 2;
   }
   const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(), ReadMemoryUse(at::kCPU).now_bytes);
-  if (options.json == "true") std::printf("%s\n", ToJson(estimate, config, ranks, options.device).dump().c_str());
-  else std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
+  const std::optional<Remedy> remedy = device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
+  if (options.json == "true") {
+    ordered_json out = ToJson(estimate, config, ranks, options.device);
+    if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
+    std::printf("%s\n", out.dump().c_str());
+    return 0;
+  }
+  std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
+  if (device_bytes > 0 && estimate.DeviceBytes() > device_bytes) {
+    std::printf("does not fit: %s has %.1f MiB", options.device.c_str(), MiB(device_bytes));
+    if (remedy) std::printf("; with %s it needs %.1f MiB", remedy->fields.c_str(), MiB(remedy->bytes));
+    std::printf("\n");
+  }
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,12 +34,21 @@ struct Estimate {
 // `gpus`: of ranks that have one each; otherwise on CPUs, where `runtime_bytes` is what the process takes before it trains.
 Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus, int64_t runtime_bytes);
 
+// The fewest changes, of those that cost nothing but time, with which a rank fits into `device_bytes` of a GPU: fields of `trainer:` as
+// in a job file, and what it needs then. Nothing if it fits as it is, or with none of them.
+struct Remedy {
+  std::string fields;
+  int64_t bytes = 0;
+};
+std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks, int64_t device_bytes);
+
 // `device`: a GPU's name for the predicted step time, or "".
 nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config, int ranks, const std::string& device);
 std::string ToText(const Estimate& estimate, const TrainConfig& config, int ranks, const std::string& device);
 
 struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;
+  std::string device_memory;  // bytes of a GPU: also tells what would make a rank that needs more fit
 };
 // `muster-trainer estimate`. Exit code 0, or 2 with all problems on stderr.
 int RunEstimate(const EstimateOptions& options);

@@ -17,7 +17,7 @@ struct FlopsPerToken {
 };
 FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length, int64_t adapter_parameters = 0);
 
-// Dense peak FLOP/s of a GPU by its CUDA name, for bf16 tensor cores or plain fp32, from the makers' data sheets; 0 when
+// Dense peak FLOP/s of a GPU by its CUDA name or its flavour ("h100-80g"), for bf16 tensor cores or plain fp32, from the makers' data sheets; 0 when
 // unknown (and for CPUs, whose peak depends on too much): MFU is left out then.
 double PeakFlops(const std::string& device_name, bool bf16);
 

@@ -37,6 +37,7 @@
 #include "trainer/loop/progress.h"
 #include "trainer/model/init.h"
 #include "trainer/model/lora.h"
+#include "trainer/ops/fused.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/parallel/engine.h"
@@ -49,6 +50,9 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 using nlohmann::ordered_json;
+
+// NCCL may take this long to end its kernels; then the process ends with them.
+constexpr unsigned kAbortLimitS = 5;
 
 volatile std::sig_atomic_t stop_requested = 0;
 void RequestStop(int) { stop_requested = 1; }
@@ -669,13 +673,14 @@ int Train(const TrainOptions& options) {
   if (!info.ok()) problems.push_back({"environment", std::string(info.status().message())});
   Setup setup = ReadSetup(options.config_path, problems);
   const at::Device device = info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
-  if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), problems);
+  if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), ops::fused::Compiled(), problems);
   if (!options.profile.empty() && (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) || setup.config.profile_steps < 1)) {
     problems.push_back({"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
   }
   if (!problems.empty()) return Refuse(options.config_path, problems);
 
   at::NoGradGuard no_grad;
+  ops::fused::Allow(!setup.config.reference_ops);
   ChooseThreads(setup.config.threads, info->local_size);
   if (setup.config.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   std::unique_ptr<World> world;
@@ -689,8 +694,18 @@ int Train(const TrainOptions& options) {
                   info->size == 1 ? "none" : world->device().is_cuda() ? "nccl" : "gloo");
       std::fflush(stdout);
     }
+    if (device.is_cuda()) {
+      world->WatchFailures([&](const std::string& why) {
+        std::fprintf(stderr, "rank %d gives up waiting for others, because of %s\n", info->rank, why.c_str());
+        std::fflush(nullptr);
+        ::alarm(kAbortLimitS);
+        world->Abort();
+        ::_exit(1);
+      });
+    }
     run = std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens);
     const int code = run->Go();
+    world->StopWatching();
     if (code != 0) world->AnnounceFailure("failed after its last step");
     // Rank 0 hosts the store and may not leave while others still look for it.
     world->GatherRows({0});
@@ -702,6 +717,10 @@ int Train(const TrainOptions& options) {
     std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank, static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
                  blamed.empty() ? "" : "\n  because of ", blamed.c_str());
     std::fflush(nullptr);
+    if (world != nullptr && device.is_cuda()) {
+      ::alarm(kAbortLimitS);
+      world->Abort();
+    }
     ::_exit(1);  // destructors of a broken process group may wait for peers that are gone
   }
 }

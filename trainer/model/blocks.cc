@@ -121,8 +121,8 @@ class EmbeddingBlock : public Block {
 // x + attention(norm(x)), then + mlp(norm(that)). q, k, v are one matrix, and so are gate and up.
 class LayerBlock : public Block {
  public:
-  LayerBlock(const ModelConfig& config, int64_t layer, const FlatParam& flat, const Adapters& adapters, ops::RopeTables rope, at::Tensor mask)
-      : config_(config), rope_(std::move(rope)), mask_(std::move(mask)) {
+  LayerBlock(const ModelConfig& config, int64_t layer, const FlatParam& flat, const Adapters& adapters, ops::RopeTables rope, at::Tensor mask, int64_t window)
+      : config_(config), rope_(std::move(rope)), mask_(std::move(mask)), window_(window) {
     const std::string prefix = absl::StrCat("model.layers.", layer, "."), attention = prefix + "self_attn.", mlp = prefix + "mlp.";
     input_norm_ = Parameter(flat, prefix + "input_layernorm.weight");
     post_norm_ = Parameter(flat, prefix + "post_attention_layernorm.weight");
@@ -148,20 +148,23 @@ class LayerBlock : public Block {
     d_act.reset();
     at::Tensor d_norm2 = gate_up_.Backward(d_gate_up, take(kNorm2), meta);
     d_gate_up.reset();
-    const at::Tensor d_middle = ops::RmsNormBackward(d_norm2, take(kMiddle), post_norm_.w, take(kRstd2), post_norm_.d).add_(dy);
+    const at::Tensor d_middle = ops::RmsNormBackward(d_norm2, take(kMiddle), post_norm_.w, take(kRstd2), post_norm_.d, dy);
     d_norm2.reset();
-    const at::Tensor d_attention = out_.Backward(d_middle, take(kAttention), meta);
+    ops::FlashResult attention{take(kAttention), take(kProbabilities), take(kRandomState)};
+    const at::Tensor d_attention = out_.Backward(d_middle, attention.out, meta);
     const ops::Heads heads{take(kHeadQ), take(kHeadK), take(kHeadV)};
-    const at::Tensor probabilities = take(kProbabilities);
-    const ops::Heads d_heads = meta.positions.defined() ? ops::DocumentAttentionBackward(d_attention, heads, probabilities, meta.documents)
-                                                        : ops::AttentionBackward(d_attention, heads, probabilities);
+    if (!Flash()) attention.out.reset();
+    const ops::Heads d_heads = Flash()                    ? ops::FlashAttentionBackward(d_attention, heads, attention, meta.sequences, window_)
+                               : meta.positions.defined() ? ops::DocumentAttentionBackward(d_attention, heads, attention.log_sum, meta.documents)
+                                                          : ops::AttentionBackward(d_attention, heads, attention.log_sum);
+    attention = {};
     const at::Tensor d_qkv = ops::SplitAndRotateBackward(d_heads, config_, rope_, meta.positions);
     if (config_.qk_norm) {
       ops::NormHeadsBackward(d_qkv, 0, {take(kQ), take(kRstdQ)}, q_norm_.w, q_norm_.d);
       ops::NormHeadsBackward(d_qkv, KeyColumns(), {take(kK), take(kRstdK)}, k_norm_.w, k_norm_.d);
     }
     const at::Tensor d_norm1 = qkv_.Backward(d_qkv, take(kNorm1), meta);
-    return ops::RmsNormBackward(d_norm1, take(kX), input_norm_.w, take(kRstd1), input_norm_.d).add_(d_middle);
+    return ops::RmsNormBackward(d_norm1, take(kX), input_norm_.w, take(kRstd1), input_norm_.d, d_middle);
   }
 
   void Thin(Saved& saved, Recompute recompute) const override {
@@ -186,28 +189,35 @@ class LayerBlock : public Block {
         saved[kQ] = q.x, saved[kRstdQ] = q.rstd, saved[kK] = k.x, saved[kRstdK] = k.rstd;
       }
       const ops::Heads heads = ops::SplitAndRotate(qkv, meta.batch, config_, rope_, meta.positions);
-      const ops::AttentionResult attention = meta.positions.defined() ? ops::DocumentAttention(heads, mask_, meta.documents) : ops::Attention(heads, mask_);
       saved[kHeadQ] = heads.q, saved[kHeadK] = heads.k, saved[kHeadV] = heads.v;
-      saved[kProbabilities] = attention.probabilities, saved[kAttention] = attention.out;
+      if (Flash()) {
+        const ops::FlashResult attention = ops::FlashAttention(heads, meta.sequences, window_);
+        saved[kProbabilities] = attention.log_sum, saved[kRandomState] = attention.random_state, saved[kAttention] = attention.out;
+      } else {
+        const ops::AttentionResult attention = meta.positions.defined() ? ops::DocumentAttention(heads, mask_, meta.documents) : ops::Attention(heads, mask_);
+        saved[kProbabilities] = attention.probabilities, saved[kAttention] = attention.out;
+      }
     }
     if (saved[kAct].defined()) return;
-    saved[kMiddle] = out_.Forward(saved[kAttention], meta).add_(saved[kX]);
-    ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], post_norm_.w, config_.rms_norm_eps);
-    saved[kNorm2] = norm.y, saved[kRstd2] = norm.rstd;
+    ops::ResidualNormResult norm = ops::ResidualRmsNorm(out_.Forward(saved[kAttention], meta), saved[kX], post_norm_.w, config_.rms_norm_eps);
+    saved[kMiddle] = norm.sum, saved[kNorm2] = norm.y, saved[kRstd2] = norm.rstd;
     saved[kGateUp] = gate_up_.Forward(norm.y, meta);
     saved[kAct] = ops::SwiGlu(saved[kGateUp]);
   }
 
  private:
   // What a layer saves; from kHeadQ to kAttention: attention's. q, k and their norms' statistics before those norms, where the model has them.
-  enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kQ, kRstdQ, kK, kRstdK, kProbabilities, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct, kSavedCount };
+  enum { kX, kNorm1, kRstd1, kHeadQ, kHeadK, kHeadV, kQ, kRstdQ, kK, kRstdK, kProbabilities, kRandomState, kAttention, kMiddle, kNorm2, kRstd2, kGateUp, kAct, kSavedCount };
 
+  // There is no mask where FlashAttention is used, and its log-sums and state stand for the probabilities.
+  bool Flash() const { return !mask_.defined(); }
   // Where the columns of k begin in those of q, k and v.
   int64_t KeyColumns() const { return config_.num_heads * config_.head_dim; }
 
   const ModelConfig config_;
   const ops::RopeTables rope_;
   const at::Tensor mask_;
+  const int64_t window_;  // 0: none
   Parameter input_norm_, post_norm_, q_norm_, k_norm_;
   Projection qkv_, out_, gate_up_, down_;
 };
@@ -311,14 +321,16 @@ std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, s
   const at::ScalarType dtype = flats[0]->Weight(0).scalar_type();
   const ops::RopeTables rope = ops::MakeRopeTables(config, max_length, device);
   std::map<int64_t, at::Tensor> masks;  // by window
+  const auto window_of = [&](int64_t layer) { return config.Window(layer) < max_length ? config.Window(layer) : 0; };
+  const bool flash = ops::UsesFlashAttention(at::TensorOptions().dtype(dtype).device(device), config.head_dim);
   const auto mask_of = [&](int64_t layer) {
-    const int64_t window = config.Window(layer) < max_length ? config.Window(layer) : 0;
+    const int64_t window = window_of(layer);
     at::Tensor& mask = masks[window];
-    if (!mask.defined()) mask = ops::MakeCausalMask(config, max_length, at::TensorOptions().dtype(dtype).device(device), window);
+    if (!mask.defined() && !flash) mask = ops::MakeCausalMask(config, max_length, at::TensorOptions().dtype(dtype).device(device), window);
     return mask;
   };
   blocks.push_back(std::make_unique<EmbeddingBlock>(*flats[0]));
-  for (int64_t i = 0; i < config.num_layers; ++i) blocks.push_back(std::make_unique<LayerBlock>(config, i, *flats[i + 1], adapters, rope, mask_of(i)));
+  for (int64_t i = 0; i < config.num_layers; ++i) blocks.push_back(std::make_unique<LayerBlock>(config, i, *flats[i + 1], adapters, rope, mask_of(i), window_of(i)));
   FlatParam& head = *flats.back();
   blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(head, 0), config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1), adapters, z_loss));
   return blocks;

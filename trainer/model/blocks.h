@@ -25,6 +25,7 @@ struct BatchMeta {
   // of all are padding. Undefined and empty: every row is one sequence.
   at::Tensor positions = {};
   std::vector<ops::DocumentSpan> documents = {};
+  ops::FlashSequences sequences = {};  // the same, where FlashAttention may be used
   bool loss_only = false;  // no backward follows
   std::vector<int64_t> rows = {};  // each row's number in the data's order: what dropout depends on
 };

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "trainer/ops/fused.h"
 #include "trainer/ops/ops.h"
 
 namespace muster::trainer::ops {
@@ -74,6 +76,7 @@ RopeTables AtPositions(const RopeTables& rope, const at::Tensor& positions, int6
 }  // namespace
 
 Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions) {
+  if (const auto done = fused::SplitAndRotate(qkv, batch, config, rope, positions)) return *done;
   const int64_t h = config.num_heads, hkv = config.num_kv_heads, d = config.head_dim;
   const int64_t length = qkv.size(0) / batch;
   const at::Tensor all = qkv.view({batch, length, h + 2 * hkv, d}).transpose(1, 2);  // [B, H + 2·Hkv, S, D]
@@ -86,6 +89,7 @@ Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& co
 }
 
 at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions) {
+  if (const auto done = fused::SplitAndRotateBackward(d_heads, config, rope, positions)) return *done;
   const int64_t h = config.num_heads, hkv = config.num_kv_heads, d = config.head_dim;
   const int64_t batch = d_heads.q.size(0), length = d_heads.q.size(2);
   at::Tensor d_qkv = at::empty({batch * length, (h + 2 * hkv) * d}, d_heads.q.options());
@@ -185,6 +189,56 @@ Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads, con
     at += ProbabilityCount(heads, span);
   }
   return d_heads;
+}
+
+bool UsesFlashAttention(const at::TensorOptions& options, int64_t head_dim) {
+  return options.device().is_cuda() && fused::Allowed() && options.dtype() == at::kBFloat16 && head_dim <= 256 && head_dim % 8 == 0;
+}
+
+std::vector<int32_t> SequenceBounds(const std::vector<DocumentSpan>& documents, int64_t batch, int64_t length) {
+  std::vector<int64_t> cuts = {0, batch * length};
+  for (int64_t row = 1; row < batch; ++row) cuts.push_back(row * length);
+  for (const DocumentSpan& span : documents) cuts.push_back(span.row * length + span.begin), cuts.push_back(span.row * length + span.end);
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  return {cuts.begin(), cuts.end()};
+}
+
+namespace {
+
+// As FlashAttention wants them: [B, S, H, D], or [B·S, H, D] for sequences of their own lengths.
+at::Tensor ForFlash(const at::Tensor& heads, bool packed) {
+  const at::Tensor rows = heads.transpose(1, 2);
+  return packed ? rows.reshape({-1, heads.size(1), heads.size(3)}) : rows;
+}
+
+std::optional<int64_t> Before(int64_t window) { return window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt; }
+std::optional<int64_t> After(int64_t window) { return window > 0 ? std::optional<int64_t>(0) : std::nullopt; }
+
+}  // namespace
+
+FlashResult FlashAttention(const Heads& heads, const FlashSequences& sequences, int64_t window) {
+  const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3);
+  const bool packed = sequences.bounds.defined();
+  const std::optional<at::Tensor> bounds = packed ? std::optional<at::Tensor>(sequences.bounds) : std::nullopt;
+  const int64_t longest = packed ? sequences.longest : s;
+  auto [out, log_sum, random_state, unused, debug] =
+      at::_flash_attention_forward(ForFlash(heads.q, packed), ForFlash(heads.k, packed), ForFlash(heads.v, packed), bounds, bounds, longest, longest, /*dropout_p=*/0.0,
+                                   /*is_causal=*/true, /*return_debug_mask=*/false, 1.0 / std::sqrt(static_cast<double>(d)), Before(window), After(window));
+  return {out.reshape({b * s, h * d}), log_sum, random_state};
+}
+
+Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const FlashResult& result, const FlashSequences& sequences, int64_t window) {
+  const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3);
+  const bool packed = sequences.bounds.defined();
+  const std::vector<int64_t> shape = packed ? std::vector<int64_t>{b * s, h, d} : std::vector<int64_t>{b, s, h, d};
+  const int64_t longest = packed ? sequences.longest : s;
+  const at::Tensor unused = at::empty({0}, heads.q.options().dtype(at::kLong));
+  auto [d_q, d_k, d_v] = at::_flash_attention_backward(d_out.view(shape), ForFlash(heads.q, packed), ForFlash(heads.k, packed), ForFlash(heads.v, packed), result.out.view(shape),
+                                                       result.log_sum, sequences.bounds, sequences.bounds, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                                       result.random_state, unused, 1.0 / std::sqrt(static_cast<double>(d)), Before(window), After(window));
+  const auto back = [&](const at::Tensor& x) { return x.reshape({b, s, -1, d}).transpose(1, 2).contiguous(); };
+  return {back(d_q), back(d_k), back(d_v)};
 }
 
 }  // namespace muster::trainer::ops

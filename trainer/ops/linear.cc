@@ -1,3 +1,4 @@
+#include "trainer/ops/fused.h"
 #include "trainer/ops/ops.h"
 
 namespace muster::trainer::ops {
@@ -36,7 +37,7 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
                               const at::Tensor& d_w, bool loss_only, double z_loss, const LossDetour* detour) {
   const int64_t tokens = x.size(0);
-  const int64_t chunk = std::max<int64_t>(1, std::min(tokens, kLogitsChunk / w.size(0)));
+  const int64_t chunk = std::max<int64_t>(1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
   LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)), loss_only ? at::Tensor() : at::empty_like(x)};
   const at::Tensor loss = result.loss[0], z_sum = result.loss[1];
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
@@ -47,22 +48,30 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     at::Tensor logits = at::mm(x_part, w.t());                                 // [n, V]
     const at::Tensor inner = detour != nullptr ? detour->inner.narrow(0, begin, length) : at::Tensor();
     if (inner.defined()) logits.addmm_(inner, detour->b.t());
-    if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
-    at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
-    const at::Tensor log_p_target = log_p.gather(1, target);                   // [n, 1]
-    loss.sub_((log_p_target.to(at::kDouble) * weight).sum());
-    at::Tensor scale = weight;                                                 // of the softmax in d logits
-    if (z_loss > 0) {
-      const at::Tensor log_sum = logits.gather(1, target).sub_(log_p_target);  // [n, 1]: log Σ exp logits
-      z_sum.add_((log_sum.to(at::kDouble).square() * weight).sum(), z_loss);
-      scale = weight * (log_sum * (2 * z_loss) + 1);
+    at::Tensor d_logits;
+    if (const auto sums = fused::CrossEntropy(logits, target, weight, loss_only, z_loss)) {
+      result.loss.add_(*sums);
+      d_logits = logits;
+    } else {
+      if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
+      at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
+      const at::Tensor log_p_target = log_p.gather(1, target);                   // [n, 1]
+      loss.sub_((log_p_target.to(at::kDouble) * weight).sum());
+      at::Tensor scale = weight;                                                 // of the softmax in d logits
+      if (z_loss > 0) {
+        const at::Tensor log_sum = logits.gather(1, target).sub_(log_p_target);  // [n, 1]: log Σ exp logits
+        z_sum.add_((log_sum.to(at::kDouble).square() * weight).sum(), z_loss);
+        scale = weight * (log_sum * (2 * z_loss) + 1);
+      }
+      logits.reset();
+      if (!loss_only) {
+        // softmax * scale - onehot * weight, in the place of log_p
+        log_p.exp_().mul_(scale);
+        log_p.scatter_add_(1, target, weight.neg());
+        d_logits = log_p.to(x.scalar_type());
+      }
     }
-    logits.reset();
     if (loss_only) continue;
-    // d logits = softmax * scale - onehot * weight, in the place of log_p
-    log_p.exp_().mul_(scale);
-    log_p.scatter_add_(1, target, weight.neg());
-    const at::Tensor d_logits = log_p.to(x.scalar_type());
     if (d_w.defined()) AddOuter(d_w, d_logits, x_part);
     at::Tensor dx = result.dx.narrow(0, begin, length);
     at::mm_out(dx, d_logits, w);

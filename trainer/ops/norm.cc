@@ -1,22 +1,33 @@
+#include "trainer/ops/fused.h"
 #include "trainer/ops/ops.h"
 
 namespace muster::trainer::ops {
 
 RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps) {
+  if (const auto done = fused::ResidualRmsNorm(x, {}, w, eps)) return {done->y, done->rstd};
   const at::Tensor xf = x.to(at::kFloat);
   at::Tensor rstd = xf.square().mean({1}, /*keepdim=*/true).add_(eps).rsqrt_();  // [T, 1]
   if (x.scalar_type() == at::kFloat) return {(xf * rstd).mul_(w), rstd};
   return {(xf * rstd).to(x.scalar_type()).mul_(w), rstd};
 }
 
-at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w) {
+ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w, double eps) {
+  if (const auto done = fused::ResidualRmsNorm(x, residual, w, eps)) return *done;
+  x.add_(residual);
+  const RmsNormResult norm = RmsNorm(x, w, eps);
+  return {x, norm.y, norm.rstd};
+}
+
+at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w, const at::Tensor& residual) {
+  if (const auto done = fused::RmsNormBackward(dy, x, w, rstd, d_w, residual)) return *done;
   const at::Tensor dyf = dy.to(at::kFloat);
   const at::Tensor normed = x.to(at::kFloat) * rstd;            // [T, d]
   if (d_w.defined()) d_w.add_((dyf * normed).sum({0}));
   at::Tensor dn = dyf * w;                                      // d normed
   const at::Tensor mean = (dn * normed).mean({1}, /*keepdim=*/true);
   // dx = rstd * (dn - normed * mean(dn * normed))
-  return dn.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type());
+  at::Tensor dx = dn.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type());
+  return residual.defined() ? dx.add_(residual) : dx;
 }
 
 HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w, double eps) {
@@ -35,11 +46,13 @@ void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormRes
 }
 
 at::Tensor SwiGlu(const at::Tensor& gate_up) {
+  if (const auto done = fused::SwiGlu(gate_up)) return *done;
   const int64_t f = gate_up.size(1) / 2;
   return at::silu(gate_up.narrow(1, 0, f)).mul_(gate_up.narrow(1, f, f));
 }
 
 at::Tensor SwiGluBackward(const at::Tensor& d_y, const at::Tensor& gate_up) {
+  if (const auto done = fused::SwiGluBackward(d_y, gate_up)) return *done;
   const int64_t f = gate_up.size(1) / 2;
   const at::Tensor gate = gate_up.narrow(1, 0, f), up = gate_up.narrow(1, f, f);
   at::Tensor d = at::empty_like(gate_up);

@@ -1,5 +1,6 @@
-// The model's operations, each with an explicit forward and backward, on any device that ATen knows. This is the plain
-// reference; autograd is what the tests compare it with. Shapes: T = tokens (batch * sequence), d = hidden size.
+// The model's operations, each with an explicit forward and backward, on any device that ATen knows: on GPUs by our kernels and
+// FlashAttention where they can (fused.h), else by ATen's plain operations, which are the kernels' reference; autograd is what the
+// tests compare those with. Shapes: T = tokens (batch * sequence), d = hidden size.
 // All functions are stateless; gradients of weights are added into the fp32 tensors given (`d_…`, accumulated in place);
 // an undefined one is of a frozen weight, and its gradient isn't computed.
 // To be called without autograd (at::NoGradGuard or InferenceMode).
@@ -25,7 +26,13 @@ struct RmsNormResult {
   at::Tensor y, rstd;
 };
 RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps);
-at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w);
+// The same of x + residual, which is `sum`; x may be taken for that.
+struct ResidualNormResult {
+  at::Tensor sum, y, rstd;
+};
+ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w, double eps);
+// d x, with the gradient `residual` [T, d] that goes past the norm added to it where it is given; of a sum, both its parts'.
+at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w, const at::Tensor& residual = {});
 
 // Norms each of `heads` heads of qkv [T, …] from column `begin` on, in place: Qwen3's q_norm and k_norm.  w [D]
 // Returns what stood there, as [T·heads, D], and rstd [T·heads, 1]: the backward needs them.
@@ -63,6 +70,10 @@ at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::T
 AttentionResult Attention(const Heads& heads, const at::Tensor& mask);
 Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities);
 
+// Whether attention of these heads' shape and memory goes to FlashAttention (GPU, bf16, heads of at most 256 elements), which needs
+// neither masks nor room for the probabilities.
+bool UsesFlashAttention(const at::TensorOptions& options, int64_t head_dim);
+
 // Tokens [begin, end) of a row.
 struct DocumentSpan {
   int64_t row = 0, begin = 0, end = 0;
@@ -72,6 +83,20 @@ struct DocumentSpan {
 // one behind the other, flat.
 AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask, const std::vector<DocumentSpan>& documents);
 Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities, const std::vector<DocumentSpan>& documents);
+
+// The same by FlashAttention-2 (Dao, arXiv 2307.08691), as ATen has it: of whole rows, or of the sequences between `bounds`
+// ([n + 1], int32, on the device; made by SequenceBounds), the longest of which has `longest` tokens.
+struct FlashResult {
+  at::Tensor out, log_sum, random_state;  // [B·S, H·D]; what the backward needs
+};
+struct FlashSequences {
+  at::Tensor bounds = {};
+  int64_t longest = 0;
+};
+// Where the documents of `batch` rows begin and end in B·S tokens; what stands between them (padding) counts as more documents.
+std::vector<int32_t> SequenceBounds(const std::vector<DocumentSpan>& documents, int64_t batch, int64_t length);
+FlashResult FlashAttention(const Heads& heads, const FlashSequences& sequences, int64_t window);
+Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const FlashResult& result, const FlashSequences& sequences, int64_t window);
 
 // silu(gate) · up of gate_up [T, 2·F] → [T, F]
 at::Tensor SwiGlu(const at::Tensor& gate_up);
@@ -87,6 +112,7 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 // weights [T] fp32: what each token's loss counts, already divided by the global number of target tokens.
 // Logits of one chunk stay below this many elements: few of them exist at once, and on a CPU they stay in its cache.
 inline constexpr int64_t kLogitsChunk = int64_t{1} << 22;
+inline constexpr int64_t kLogitsChunkOnGpu = int64_t{1} << 27;  // fewer would not fill it
 // `z_loss` > 0 adds, to the gradients, those of z_loss · Σ weight · (log Σ exp logits)² (PaLM, arXiv 2204.02311, section 5).
 // Returns the weighted loss and that sum times z_loss (in double, [2] on x's device) and dx [T, d]; adds to d_w [V, d].
 // loss_only: neither.

@@ -5,6 +5,8 @@
 
 #include <ATen/Parallel.h>
 
+#include "trainer/ops/fused.h"
+
 namespace muster::trainer {
 namespace {
 
@@ -44,8 +46,9 @@ AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& 
 
 void AdamW::Step(int64_t step, double learning_rate, double clip) {
   if (flats_.empty()) return;
-  if (flats_[0]->exp_avg().is_cuda()) {
-    StepOnDevice(step, learning_rate, clip);
+  const at::Tensor& state = flats_[0]->exp_avg();
+  if (state.is_cuda() && ops::fused::KernelsFor(state) == nullptr) {
+    StepByAten(step, learning_rate, clip);
   } else {
     const auto n = static_cast<double>(step);
     AdamWStep numbers;
@@ -56,7 +59,8 @@ void AdamW::Step(int64_t step, double learning_rate, double clip) {
     numbers.epsilon = static_cast<float>(config_.epsilon);
     numbers.clip = static_cast<float>(clip);
     numbers.noise = static_cast<uint32_t>(step) * 0x9E3779B9u;
-    StepOnHost(numbers, learning_rate);
+    if (state.is_cuda()) StepOnDevice(numbers, learning_rate);
+    else StepOnHost(numbers, learning_rate);
   }
   for (const std::unique_ptr<FlatParam>& flat : flats_) flat->MarkStale();
 }
@@ -99,7 +103,33 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
   }
 }
 
-void AdamW::StepOnDevice(int64_t step, double learning_rate, double clip) {
+void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {
+  kernels::AdamWArguments a;
+  a.step = numbers;
+  a.step.keep = static_cast<float>(1 - learning_rate * config_.weight_decay);
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    FlatParam& flat = *flats_[f];
+    const at::Tensor gradient = flat.OwnedGradient();
+    const at::Tensor& kept = flat.owned_weights();
+    AdamWSpan& span = a.span;
+    span = {};
+    if (flat.masters().defined()) span.masters = flat.masters().data_ptr<float>();
+    if (kept.scalar_type() == at::kBFloat16) span.weights = static_cast<uint16_t*>(kept.data_ptr());
+    if (flat.rest().defined()) span.rest = static_cast<uint16_t*>(flat.rest().data_ptr());
+    span.gradient = gradient.data_ptr(), span.gradient_bf16 = gradient.scalar_type() == at::kBFloat16;
+    span.exp_avg = flat.exp_avg().data_ptr(), span.exp_avg_sq = flat.exp_avg_sq().data_ptr(), span.moments_bf16 = flat.exp_avg().scalar_type() == at::kBFloat16;
+    span.first_element = static_cast<uint32_t>(flat.owned_begin()) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
+    for (size_t first = 0; first < runs_[f].size(); first += kernels::AdamWArguments::kMostRuns) {
+      a.runs = static_cast<int>(std::min<size_t>(kernels::AdamWArguments::kMostRuns, runs_[f].size() - first));
+      for (int r = 0; r < a.runs; ++r) a.run[r] = {runs_[f][first + r].begin, runs_[f][first + r].numel, runs_[f][first + r].decay};
+      ops::fused::KernelsFor(gradient)->adamw(a, ops::fused::StreamOf(gradient));
+      ops::fused::CheckLaunch(gradient);
+    }
+    if (kept.scalar_type() == at::kFloat && !kept.is_same(flat.masters())) kept.copy_(flat.masters());
+  }
+}
+
+void AdamW::StepByAten(int64_t step, double learning_rate, double clip) {
   for (const bool decayed : {true, false}) {
     std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
     for (size_t f = 0; f < flats_.size(); ++f) {

@@ -1,6 +1,6 @@
 // AdamW (Loshchilov & Hutter 2019) on what a rank owns, equal to torch.optim.AdamW; and the clipping of
 // torch.nn.utils.clip_grad_norm_. State in the host's memory is updated by our own kernel (adamw_kernel.h), state on a GPU by
-// ATen's fused one.
+// the same as a CUDA kernel (trainer/ops/cuda), or, where this program was built without nvcc, by ATen's fused one.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ class AdamW {
     bool decay = false;
   };
   void StepOnHost(const AdamWStep& numbers, double learning_rate);
-  void StepOnDevice(int64_t step, double learning_rate, double clip);
+  void StepOnDevice(const AdamWStep& numbers, double learning_rate);
+  void StepByAten(int64_t step, double learning_rate, double clip);
 
   std::vector<std::unique_ptr<FlatParam>>& flats_;
   const AdamWConfig config_;

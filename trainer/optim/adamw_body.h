@@ -6,26 +6,32 @@
 
 #include "trainer/optim/adamw_kernel.h"
 
+#if defined(__CUDACC__)
+#define MUSTER_LANE_FUNCTION __device__
+#else
+#define MUSTER_LANE_FUNCTION
+#endif
+
 namespace muster::trainer {
 namespace {
 
 // bf16 lanes in the low halves.
 template <class V>
-typename V::F FromBf16(typename V::I bits) { return V::AsF(V::template ShiftLeft<16>(bits)); }
+MUSTER_LANE_FUNCTION typename V::F FromBf16(typename V::I bits) { return V::AsF(V::template ShiftLeft<16>(bits)); }
 
 // Half away from zero: then the 16 bits below are a signed distance that always fits.
 template <class V>
-typename V::I ToBf16(typename V::F value) { return V::template ShiftRight<16>(V::AddI(V::AsI(value), V::SetI(0x8000))); }
+MUSTER_LANE_FUNCTION typename V::I ToBf16(typename V::F value) { return V::template ShiftRight<16>(V::AddI(V::AsI(value), V::SetI(0x8000))); }
 
 // Rounded up as often as the distance says, by 16 bits of noise.
 template <class V>
-typename V::I ToBf16(typename V::F value, typename V::I noise) {
+MUSTER_LANE_FUNCTION typename V::I ToBf16(typename V::F value, typename V::I noise) {
   return V::template ShiftRight<16>(V::AddI(V::AsI(value), V::AndI(noise, V::SetI(0xFFFF))));
 }
 
 // A mixer of 32 bits after MurmurHash3's.
 template <class V>
-typename V::I Noise(typename V::I element, uint32_t key) {
+MUSTER_LANE_FUNCTION typename V::I Noise(typename V::I element, uint32_t key) {
   typename V::I h = V::MulI(V::AddI(element, V::SetI(key)), V::SetI(0x9E3779B1u));
   h = V::MulI(V::Xor(h, V::template ShiftRight<15>(h)), V::SetI(0x85EBCA77u));
   h = V::MulI(V::Xor(h, V::template ShiftRight<13>(h)), V::SetI(0xC2B2AE3Du));
@@ -41,7 +47,7 @@ struct Pointers {
 
 // One group of V::kLanes elements.
 template <class V, bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
-inline void UpdateLanes(const AdamWStep& s, const Pointers& at, uint32_t element) {
+MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers& at, uint32_t element) {
   using F = typename V::F;
   using I = typename V::I;
   F g;

@@ -7,6 +7,9 @@
 #include <limits>
 #include <utility>
 
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
 #include "trainer/optim/adamw_kernel.h"
 
 namespace muster::trainer {
@@ -117,6 +120,7 @@ void FlatParam::Bind(at::Tensor& tensor, void* memory) {
 at::Tensor FlatParam::Owned(State which) const {
   if (which != kMaster) return (which == kExpAvg ? exp_avg_ : exp_avg_sq_).to(at::kFloat);
   if (masters_.defined()) return masters_;
+  if (owned_weights_.is_cuda()) return JoinByAten(owned_weights_, rest_);
   const at::Tensor joined = at::empty({owned_numel_}, rest_.options().dtype(at::kFloat));
   JoinMasters(Bits(owned_weights_), Bits(rest_), joined.data_ptr<float>(), owned_numel_);
   return joined;
@@ -141,11 +145,24 @@ void FlatParam::SetOwned(State which, const at::Tensor& values) {
 // As the optimizer rounds them: a resumed run has the weights of the one that wrote the checkpoint.
 void FlatParam::MakeWeights(const at::Tensor& masters) {
   if (owned_weights_.is_same(masters_)) return;
-  if (frozen() || owned_weights_.scalar_type() == at::kFloat || owned_weights_.is_cuda() || masters.is_cuda()) {
+  if (frozen() || owned_weights_.scalar_type() == at::kFloat) {
     owned_weights_.copy_(masters);
+  } else if (owned_weights_.is_cuda() || masters.is_cuda()) {
+    SplitByAten(masters.to(owned_weights_.device()), owned_weights_, rest_);
   } else {
     SplitMasters(masters.contiguous().data_ptr<float>(), Bits(owned_weights_), rest_.defined() ? Bits(rest_) : nullptr, owned_numel_);
   }
+}
+
+void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& rest) {
+  const at::Tensor bits = masters.contiguous().view(at::kInt);
+  weights.view(at::kShort).copy_(bits.add(0x8000).bitwise_right_shift(16));
+  if (rest.defined()) rest.copy_(bits.bitwise_left_shift(16).bitwise_right_shift(16));
+}
+
+at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& rest) {
+  // `rest` is a signed distance.
+  return weights.view(at::kShort).to(at::kInt).bitwise_left_shift(16).add_(rest.to(at::kInt)).view(at::kFloat);
 }
 
 int64_t FlatParam::shard_begin(int rank) const {
@@ -170,7 +187,8 @@ void FlatParam::StartGather() {
   if (weights_in_slot_) {
     if (gathered_) return;
     gathered_ = true;
-    staging_ = owned_weights_.to(params_.device(), /*non_blocking=*/true);
+    if (options_.host_weights && params_.is_cuda()) return GatherFromHost();
+    staging_ = owned_weights_;
     if (world_->shard().size == 1) params_.copy_(staging_);
     else gather_ = world_->shard().backend->_allgather_base(params_, staging_, {});
     return;
@@ -181,7 +199,31 @@ void FlatParam::StartGather() {
   gather_ = world_->shard().backend->_allgather_base(params_, staging_ = owned_weights_, {});
 }
 
+// The copy from the host runs on a stream of its own, beside what is computed until FinishGather, and so does what follows from it.
+void FlatParam::GatherFromHost() {
+  static const c10::cuda::CUDAStream copies = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, params_.device().index());
+  // Whoever had the slot before is done with it where the computing stream stands now.
+  c10::Event free(at::kCUDA);
+  free.record(c10::cuda::getCurrentCUDAStream().unwrap());
+  const c10::cuda::CUDAStreamGuard guard(copies);
+  free.block(copies.unwrap());
+  if (world_->shard().size == 1) {
+    params_.copy_(owned_weights_, /*non_blocking=*/true);
+  } else {
+    staging_ = owned_weights_.to(params_.device(), /*non_blocking=*/true);
+    gather_ = world_->shard().backend->_allgather_base(params_, staging_, {});
+  }
+  copied_.emplace(at::kCUDA);
+  copied_->record(copies.unwrap());
+}
+
 void FlatParam::FinishGather() {
+  if (copied_) {
+    const c10::cuda::CUDAStream computing = c10::cuda::getCurrentCUDAStream();
+    copied_->block(computing.unwrap());
+    copied_.reset();
+    if (staging_.defined()) staging_.record_stream(computing.unwrap());
+  }
   Wait(gather_);
   staging_ = at::Tensor();
 }
@@ -240,11 +282,27 @@ void FlatParam::FinishReduce() {
 void FlatParam::Wait(c10::intrusive_ptr<c10d::Work>& work) {
   if (!work) return;
   const auto begin = std::chrono::steady_clock::now();
-  work->wait();
+  if (params_.is_cuda()) {
+    // The host goes on; what stands still is the stream.
+    auto& [before, after] = stalls_.emplace_back(c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT));
+    const c10::Stream computing = c10::cuda::getCurrentCUDAStream().unwrap();
+    before.record(computing);
+    work->wait();
+    after.record(computing);
+  } else {
+    work->wait();
+    waited_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
   work.reset();
-  if (!params_.is_cuda()) waited_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-double FlatParam::TakeWaited() { return std::exchange(waited_s_, 0); }
+double FlatParam::TakeWaited() {
+  for (const auto& [before, after] : stalls_) {
+    after.synchronize();
+    waited_s_ += before.elapsedTime(after) / 1e3;
+  }
+  stalls_.clear();
+  return std::exchange(waited_s_, 0);
+}
 
 }  // namespace muster::trainer

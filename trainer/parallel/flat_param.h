@@ -13,10 +13,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "trainer/parallel/groups.h"
@@ -72,6 +75,11 @@ struct FlatOptions {
   bool host_weights = false;            // stage 3: the owned weights as well
   bool poison = false;                  // what is left behind in a slot becomes NaN
 };
+
+// SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into bf16 weights and, unless undefined,
+// int16 `rest`; and back.
+void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& rest);
+at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& rest);
 
 // Bytes that a flat takes on a rank, its slots aside, by what they hold; and which are in slots.
 struct FlatMemory {
@@ -161,7 +169,7 @@ class FlatParam {
   // What it really takes.
   FlatMemory Memory() const;
 
-  // Seconds that FinishGather and FinishReduce waited since the last call. On GPUs waiting happens on streams, unseen: 0.
+  // Seconds that FinishGather and FinishReduce waited since the last call; on GPUs, that the stream which computes stood still there.
   double TakeWaited();
 
  private:
@@ -169,6 +177,7 @@ class FlatParam {
   at::Tensor View(const at::Tensor& flat, int segment, int count) const;
   void MakeWeights(const at::Tensor& masters);
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
+  void GatherFromHost();
 
   FlatLayout layout_;
   World* world_;
@@ -184,6 +193,8 @@ class FlatParam {
   at::Tensor staging_;                // owned weights on their way from the host
   bool stale_ = true, gathered_ = false;
   double waited_s_ = 0;
+  std::vector<std::pair<c10::Event, c10::Event>> stalls_;  // on a GPU's stream, before and after it waited
+  std::optional<c10::Event> copied_;                       // staging_ is there (on its way from a GPU's host)
   c10::intrusive_ptr<c10d::Work> gather_, reduce_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr size_t kTextBytes = 1000;
 constexpr char kFailureKey[] = "muster/failure";
+constexpr std::chrono::milliseconds kWatchInterval{500};
 
 const char* Env(const char* name) {
   const char* value = std::getenv(name);
@@ -75,20 +77,24 @@ std::string DeviceName(at::Device device) {
   return cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess ? properties.name : "";
 }
 
+c10::intrusive_ptr<c10d::Store> World::MeetStore(bool serve) const {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(info_.master_port);
+  options.isServer = serve;
+  options.waitWorkers = false;
+  options.timeout = kStartTimeout;
+  auto tcp = c10::make_intrusive<c10d::TCPStore>(info_.master_addr, options);
+  // A restart under torchrun meets the launcher's old store again: its keys are another generation's.
+  const char* restart = Env("TORCHELASTIC_RESTART_COUNT");
+  return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("muster/", restart == nullptr ? "0" : restart), tcp);
+}
+
 std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) {
   std::unique_ptr<World> world(new World(info, device));
   if (info.size == 1) return world;
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(info.master_port);
   // Under torchrun the launcher may host the store itself.
   const char* launcher_store = Env("TORCHELASTIC_USE_AGENT_STORE");
-  options.isServer = info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0);
-  options.waitWorkers = false;
-  options.timeout = kStartTimeout;
-  auto tcp = c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
-  // A restart under torchrun meets the launcher's old store again: its keys are another generation's.
-  const char* restart = Env("TORCHELASTIC_RESTART_COUNT");
-  world->store_ = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("muster/", restart == nullptr ? "0" : restart), tcp);
+  world->store_ = world->MeetStore(info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0));
   world->backend_ = world->MakeBackend("all", info.rank, info.size);
   world->shard_ = {info.rank, info.size, world->backend_};
   return world;
@@ -118,7 +124,54 @@ void World::MakeShardGroups(int size) {
   replicate_ = {group, groups, MakeBackend(absl::StrCat("replicate", place), group, groups)};
 }
 
-World::~World() = default;
+World::~World() { StopWatching(); }
+
+void World::WatchFailures(std::function<void(const std::string&)> on_failure) {
+  if (!store_) return;
+  watching_ = true;
+  watch_ = std::thread([this, on_failure = std::move(on_failure)] {
+    std::string found;
+    try {
+      const c10::intrusive_ptr<c10d::Store> store = MeetStore(/*serve=*/false);
+      std::unique_lock lock(watch_mutex_);
+      while (watching_ && !watch_stops_.wait_for(lock, kWatchInterval, [&] { return !watching_; })) {
+        lock.unlock();
+        if (store->check({kFailureKey})) {
+          const std::vector<uint8_t> text = store->get(kFailureKey);
+          found.assign(text.begin(), text.end());
+        }
+        lock.lock();
+        if (!found.empty()) break;
+      }
+    } catch (const std::exception& e) {
+      found = "rank 0, which holds the store, is gone";
+    }
+    {
+      const std::lock_guard lock(watch_mutex_);
+      if (!watching_) return;
+    }
+    if (!found.empty()) on_failure(found);
+  });
+}
+
+void World::StopWatching() {
+  {
+    const std::lock_guard lock(watch_mutex_);
+    watching_ = false;
+  }
+  watch_stops_.notify_all();
+  if (watch_.joinable()) watch_.join();
+}
+
+void World::Abort() noexcept {
+  for (const c10::intrusive_ptr<c10d::Backend>* backend : {&replicate_.backend, &shard_.backend, &backend_}) {
+    try {
+      if (*backend && !(backend == &shard_.backend && *backend == backend_)) (*backend)->abort();
+    } catch (const std::exception&) {
+      // The process ends all the same.
+    }
+  }
+}
 
 std::vector<std::vector<double>> World::GatherRows(const std::vector<double>& row) {
   if (size() == 1) return {row};

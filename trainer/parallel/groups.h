@@ -3,8 +3,12 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -70,8 +74,18 @@ class World {
   // What another rank announced ("rank 3: …"), or "". Waits briefly. Never throws.
   std::string AnnouncedFailure() noexcept;
 
+  // Until StopWatching, looks twice a second, over a connection of its own, for what other ranks announce, and calls `on_failure` with
+  // it once, from a thread of its own. Gloo tells of a lost peer by itself; a rank whose GPU waits in an NCCL kernel for one that
+  // has failed learns of it only so, or at the timeout.
+  void WatchFailures(std::function<void(const std::string&)> on_failure);
+  // Before the last collective: a rank 0 that has ended is no failure then.
+  void StopWatching();
+  // Gives up the collectives that are under way: NCCL's kernels end. From any thread; may block for seconds.
+  void Abort() noexcept;
+
  private:
   World(const WorldInfo& info, at::Device device) : info_(info), device_(device) {}
+  c10::intrusive_ptr<c10d::Store> MeetStore(bool serve) const;
   c10::intrusive_ptr<c10d::Backend> MakeBackend(const std::string& name, int rank, int size) const;
 
   WorldInfo info_;
@@ -79,6 +93,10 @@ class World {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   Group shard_, replicate_;
+  std::mutex watch_mutex_;
+  std::condition_variable watch_stops_;
+  bool watching_ = false;
+  std::thread watch_;
 };
 
 // The device of this rank: its GPU where the machine has one, the CPU otherwise. Looks at /dev before it touches CUDA, so

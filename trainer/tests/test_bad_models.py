@@ -26,10 +26,30 @@ def retensor(folder, change) -> None:
     save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
 
 
+def shard(folder, change=lambda index: index) -> None:
+    """Into two files and an index, as save_pretrained does with big models."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for part, own in parts.items():
+        save_file({name: tensors[name] for name in own}, folder / part, {"format": "pt"})
+    index = change({"metadata": {}, "weight_map": {name: part for part, own in parts.items() for name in own}})
+    (folder / "model.safetensors.index.json").write_text(index if isinstance(index, str) else json.dumps(index))
+
+
 CASES = {  # name: (family, what is done to the directory, what the message must hold)
     "truncated weights": ("llama2", lambda f: truncate(f / "model.safetensors", 50_000), ["model.safetensors: not a valid safetensors file", "bytes too few", "download it again"]),
     "cut in the header": ("llama2", lambda f: truncate(f / "model.safetensors", 100), ["model.safetensors: not a valid safetensors file: its header reaches past the end"]),
     "no weights": ("llama2", lambda f: (f / "model.safetensors").unlink(), ["holds neither model.safetensors nor", "download the weights"]),
+    "a part is missing": ("llama2", lambda f: (shard(f), (f / "model-00002-of-00002.safetensors").unlink()), ["model-00002-of-00002.safetensors: No such file or directory; download it, too"]),
+    "a part is cut": ("llama2", lambda f: (shard(f), truncate(f / "model-00001-of-00002.safetensors", 9_000)),
+                      ["model-00001-of-00002.safetensors: not a valid safetensors file", "download it again"]),
+    "a broken index": ("llama2", lambda f: shard(f, lambda index: json.dumps(index)[:60]), ["model.safetensors.index.json has no weight_map; download it again"]),
+    "an index without its map": ("llama2", lambda f: shard(f, lambda index: {"metadata": {}}), ["model.safetensors.index.json has no weight_map"]),
+    "an index that leads elsewhere": ("llama2", lambda f: shard(f, lambda index: {"weight_map": {"a": "../../etc/passwd"}}), ["model.safetensors.index.json: weight_map.a is no file name"]),
     "pickled weights": ("llama2", lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), ["save_pretrained()"]),
     "a tensor is missing": ("qwen2", lambda f: retensor(f, lambda t: {k: v for k, v in t.items() if "layers.1.self_attn.k_proj.bias" not in k}),
                             ["has no model.layers.1.self_attn.k_proj.bias, which config.json's model has"]),

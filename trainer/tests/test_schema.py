@@ -15,7 +15,7 @@ CONTRACT_KEYS = {
     "lr_scheduler_type", "warmup_steps", "min_lr_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
     "max_grad_norm", "seed", "zero_stage", "dtype", "export", "deterministic", "log_interval", "save_steps", "threads",
     "shard_size", "masters", "moments", "gradient_dtype", "recompute", "offload", "z_loss", "decay_steps", "decay_type",
-    "spike_factor", "skip_limit", "poison", "profile_steps", "peak_tflops",
+    "spike_factor", "skip_limit", "poison", "profile_steps", "peak_tflops", "reference_ops",
     "mixture", "packing", "document_mask", "max_row_length", "eval_interval", "eval_sequences", "eval_data", "lora",
     "save_in_background", "step_timeout_s", "checkpoints"}
 

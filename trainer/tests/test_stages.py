@@ -109,3 +109,25 @@ def test_estimate_of_a_gpu_predicts_a_step_and_bad_layouts_are_refused(trainer_b
     assert done.returncode == 2 and "trainer.shard_size: 3 doesn't divide the 8 ranks" in done.stderr
     done = estimate(trainer_bin, tmp_path, settings, "--ranks", "many")
     assert done.returncode == 2 and "--ranks" in done.stderr
+
+
+BIG = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+       "max_position_embeddings": 32768}  # 7.6 billion parameters
+
+
+def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
+    """As `muster submit` asks it: a GPU by its flavour, with its memory."""
+    settings = resume.config(tmp_path, save_steps=0, dtype="bf16", max_length=1024) | {"model": resume.TINY_MODEL | BIG}
+    ask = lambda ranks, gib, **more: json.loads(estimate(  # noqa: E731
+        trainer_bin, tmp_path, settings | more, "--ranks", str(ranks), "--device", "h100-80g", "--device-memory", str(gib << 30), "--json", "true").stdout)
+    told = ask(8, 80)
+    assert told["memory_bytes"] <= 80 << 30 and "fits_with" not in told and told["step_time_s"] > 0
+    alone = ask(1, 80)  # 18 bytes a parameter: more than any recompute saves
+    assert alone["memory_bytes"] > 120 << 30 and "offload: optimizer" in alone["fits_with"] and alone["fits_with_bytes"] <= 80 << 30
+    tight = ask(8, 40)
+    assert "zero_stage: 3" in tight["fits_with"] and tight["fits_with_bytes"] <= 40 << 30
+    assert "fits_with" not in ask(1, 4)
+    done = estimate(trainer_bin, tmp_path, settings, "--device", "h100-80g", "--device-memory", str(80 << 30))
+    assert done.returncode == 0 and "does not fit: h100-80g has 81920.0 MiB; with " in done.stdout
+    done = estimate(trainer_bin, tmp_path, settings, "--device-memory", "many")
+    assert done.returncode == 2 and "--device-memory: must be a number of bytes" in done.stderr

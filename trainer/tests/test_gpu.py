@@ -1,0 +1,46 @@
+"""Training on a GPU (tests/gpu.sh): one rank, as there is one; against the same run by plain operations, and against the CPU."""
+
+import os
+
+import pytest
+
+import gpu
+import resume
+from harness import Gang, relative
+
+STEPS = 20
+pytestmark = pytest.mark.skipif(not gpu.name(), reason="no GPU here")
+
+RUNS = {  # name: (settings, farthest that losses may be from those by reference_ops)
+    "fp32": ({}, 1e-5),
+    "bf16": ({"dtype": "bf16"}, 2e-3),
+    "bf16, split masters, bf16 moments": ({"dtype": "bf16", "masters": "split", "moments": "bf16"}, 5e-3),
+    "recompute": ({"dtype": "bf16", "recompute": "full"}, 2e-3),
+    "packed": ({"dtype": "bf16", "packing": "bfd"}, 2e-3),
+    "offload": ({"dtype": "bf16", "offload": "optimizer"}, 2e-3),
+    "offload parameters": ({"dtype": "bf16", "zero_stage": 3, "offload": "parameters", "poison": True}, 2e-3),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_kernels_train_as_plain_operations_do(name, trainer_bin, tokens, tmp_path):
+    settings, farthest = RUNS[name]
+    losses = []
+    for reference in (False, True):
+        more = {key: value for key, value in settings.items() if not reference or key not in ("masters", "moments")}
+        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False, reference_ops=reference) | more
+        with Gang(trainer_bin, config, 1, tmp_path / str(reference)) as gang:
+            gang.finish()
+        losses.append(gang.metric("loss"))
+    assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= farthest
+
+
+def test_a_gpu_trains_as_the_cpu_does(trainer_bin, tokens, tmp_path):
+    losses = []
+    for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
+        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False)
+        with Gang(trainer_bin, config, 1, tmp_path / str(len(losses)), **hidden) as gang:
+            gang.finish()
+        losses.append(gang.metric("loss"))
+    assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= 1e-5
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != ""

@@ -38,4 +38,6 @@ target_link_libraries(muster_torch INTERFACE stdc++)
 foreach(_lib torch torch_cpu torch_cuda c10 c10_cuda)
   target_link_libraries(muster_torch INTERFACE ${_torch}/lib/lib${_lib}.so)
 endforeach()
-target_link_libraries(muster_torch INTERFACE ${_nvidia}/cu13/lib/libcudart.so.13 Threads::Threads)
+# Its OpenMP, for what is compiled with -fopenmp: at::parallel_for is serial without, and a second runtime would bring threads of its own.
+file(GLOB _openmp ${_torch}/lib/libgomp*.so*)
+target_link_libraries(muster_torch INTERFACE ${_nvidia}/cu13/lib/libcudart.so.13 ${_openmp} Threads::Threads)

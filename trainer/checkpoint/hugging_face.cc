@@ -172,12 +172,9 @@ absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayou
   return writer->Finish().status();
 }
 
-}  // namespace
-
-absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
+absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
                          const std::string& source, const std::string& staging, const AdapterExport* adapters) {
   std::error_code error;
-  RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
   if (absl::Status s = WriteWeights(read, MakeLlamaLayout(config).flats, dtype, staging + "/" + kSingle, adapters); !s.ok()) return s;
   if (adapters != nullptr) {
@@ -200,6 +197,16 @@ absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, c
     if (error) return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ", error.message()));
   }
   return SyncTree(staging);
+}
+
+}  // namespace
+
+absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
+                         const std::string& source, const std::string& staging, const AdapterExport* adapters) {
+  RemoveTree(staging);
+  const absl::Status status = WriteExport(read, config, dtype, tokenizer, source, staging, adapters);
+  if (!status.ok()) RemoveTree(staging);  // a full disk stays full otherwise
+  return status;
 }
 
 absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& staging) {

@@ -70,7 +70,7 @@ const std::vector<Key>& Keys() {
       {"lora", &C::lora, "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, target_modules. The export has them merged, and in adapter/ for peft."},
       {"export", &C::export_dir, "Hugging Face directory that is written after the last step; relative to the job's directory."},
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
-      {"reference_ops", &C::reference_ops, "On GPUs, compute with ATen's plain operations instead of our kernels and FlashAttention: slower, to tell whether those are at fault."},
+      {"reference_ops", &C::reference_ops, "Compute with ATen's plain operations instead of our kernels and, on GPUs, FlashAttention: slower, to tell whether those are at fault."},
       {"poison", &C::poison, "For tests: memory that sharded weights and gradients have left is filled with NaN."},
       {"log_interval", &C::log_interval, "Steps between progress lines.", false, 1, 1e9},
       {"profile_steps", &C::profile_steps, "Steps, after the first two, of which every rank writes a Chrome trace to profile/ in the job's directory (chrome://tracing, Perfetto); 0: none.", false, 0, 1000},

@@ -104,8 +104,8 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
 
   const int64_t length = config.packing == "balanced" ? config.max_row_length : config.max_length;
   const int64_t tokens = e.micro_batch * length;
-  // On GPUs our kernels and FlashAttention keep a sum a head instead of a row of probabilities, and turn logits into their gradients in place.
-  const bool kernels = gpus && !config.reference_ops, flash = kernels && element == 2 && model.head_dim <= 256 && model.head_dim % 8 == 0;
+  // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits into their gradients in place.
+  const bool kernels = !config.reference_ops, flash = gpus && kernels && element == 2 && model.head_dim <= 256 && model.head_dim % 8 == 0;
   const LayerShape layer{model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.intermediate_size,
                          flash ? 2 * model.num_heads : model.num_heads * length, model.qk_norm};
   const int64_t kept = layer.Saved(options.recompute), whole = layer.Saved(Recompute::kNone);

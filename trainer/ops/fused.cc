@@ -3,11 +3,13 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "trainer/ops/host_kernels.h"
+
 namespace muster::trainer::ops::fused {
 namespace {
 
 bool allowed = true;
-const kernels::Kernels* on_cpu = nullptr;
+const kernels::Kernels* on_cpu = &kernels::HostKernels();
 
 // What a kernel may be given: contiguous, of one of the two types, rows of whole 16-byte packs.
 bool Suits(const at::Tensor& x, int64_t width) {

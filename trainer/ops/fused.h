@@ -1,4 +1,5 @@
-// The operations of ops.h by our GPU kernels (trainer/ops/cuda/kernels.h): same arguments, same meaning, results within rounding.
+// The operations of ops.h by our kernels, a GPU's (trainer/ops/cuda/kernels.h) or the CPU's (trainer/ops/host_kernels.h): same
+// arguments, same meaning, results within rounding.
 // ops.cc's functions come here by themselves where a kernel may be used. Memory that isn't contiguous, and widths that a kernel
 // can't do, stay with ATen.
 #pragma once
@@ -15,7 +16,7 @@ void Allow(bool allowed);
 bool Allowed();
 // Was this program built with nvcc?
 bool Compiled();
-// Tests: kernels for tensors in the CPU's memory; null: none, as it is from the start.
+// Tests: other kernels for tensors in the CPU's memory.
 void UseOnCpu(const kernels::Kernels* table);
 
 // Those that may work on x's memory; null: none. x is fp32 or bf16.

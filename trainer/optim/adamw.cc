@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 
 #include "trainer/ops/fused.h"
+#include "trainer/ops/host_kernels.h"
 
 namespace muster::trainer {
 namespace {
@@ -20,6 +21,10 @@ double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     // In double from the first addition on: the norm may not depend on how the shards lie.
     const at::Tensor gradient = flat->ShardGradient();
+    if (!gradient.is_cuda() && gradient.scalar_type() == at::kFloat) {
+      sum += kernels::SumOfSquares(gradient.data_ptr<float>(), gradient.numel());
+      continue;
+    }
     constexpr int64_t kChunk = 1 << 18;
     for (int64_t begin = 0; begin < gradient.numel(); begin += kChunk) {
       const at::Tensor part = gradient.narrow(0, begin, std::min(kChunk, gradient.numel() - begin)).to(at::kDouble);

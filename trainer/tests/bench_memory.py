@@ -35,11 +35,13 @@ def main() -> int:
         for case, (settings, bar, dtype) in CASES.items():
             peak, said, _ = memory.measure(trainer_bin, tokens, folder / case, **settings)
             estimates[case] = (peak, said)
+            print(f"{case}: {peak / GIB:.3f} GiB, said {said / GIB:.3f}", flush=True)
             peer = f"transformers {peers[dtype] / GIB:.3f} GiB" if dtype in peers else None
             figures.append(harness.figure(f"trainer-memory.{case}", round(peak / GIB, 3), "GiB", bar, peer=peer))
         for case, settings in ({} if quick else SHARDED).items():
             peak, said, classes = memory.measure(trainer_bin, tokens, folder / case, ranks=2, **settings)
             estimates[case] = (peak, said)
+            print(f"{case}, 2 ranks: {peak / GIB:.3f} GiB, said {said / GIB:.3f}", flush=True)
             if settings.get("zero_stage") == 3:
                 figures.append(harness.figure("trainer-memory.gathered at most", round(classes["gathered weights (slots)"] / 2**20, 2), "MiB, two layers and the larger of head and embedding",
                                               round(memory.largest_gathered() / 2**20, 2)))

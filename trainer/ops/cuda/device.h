@@ -8,6 +8,7 @@
 struct CUstream_st;
 
 #if !defined(__CUDACC__)
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -30,7 +31,7 @@ struct Dim3 {
 };
 inline Dim3 blockIdx, gridDim, threadIdx, blockDim;
 
-// A block's threads as fibers of this one.
+// A block's threads as fibers of this one. Contexts make their stacks; switching is by jumps, which need no system call.
 class Block {
  public:
   static constexpr size_t kStackBytes = 1 << 16;
@@ -40,11 +41,10 @@ class Block {
     current_ = this;
     for (unsigned t = 0; t < threads; ++t) {
       Fiber& fiber = fibers_[t];
-      fiber.stack = std::make_unique<char[]>(kStackBytes);
+      if (t == stacks_.size()) stacks_.emplace_back(new char[kStackBytes]);
       getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_sp = stacks_[t].get();
       fiber.context.uc_stack.ss_size = kStackBytes;
-      fiber.context.uc_link = &scheduler_;
       makecontext(&fiber.context, &Block::Enter, 0);
     }
     for (bool any = true; any;) {
@@ -53,7 +53,7 @@ class Block {
         if (fibers_[t].done) continue;
         any = true;
         threadIdx.x = t;
-        swapcontext(&scheduler_, &fibers_[t].context);
+        Resume(fibers_[t]);
       }
     }
   }
@@ -73,8 +73,8 @@ class Block {
  private:
   struct Fiber {
     ucontext_t context;
-    std::unique_ptr<char[]> stack;
-    bool done = false;
+    jmp_buf place;
+    bool begun = false, done = false;
   };
   struct Barrier {
     unsigned count = 0;
@@ -85,6 +85,17 @@ class Block {
     const unsigned thread = threadIdx.x;
     block.body_();
     block.fibers_[thread].done = true;
+    _longjmp(block.scheduler_, 1);
+  }
+  // Nothing but the jumps: no local may change between them.
+  [[gnu::noinline]] void Resume(Fiber& fiber) {
+    if (_setjmp(scheduler_) != 0) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+  }
+  [[gnu::noinline]] void Yield(Fiber& fiber) {
+    if (_setjmp(fiber.place) == 0) _longjmp(scheduler_, 1);
   }
   void Wait(Barrier& barrier, unsigned expected) {
     const unsigned thread = threadIdx.x;
@@ -95,13 +106,14 @@ class Block {
       return;
     }
     while (barrier.generation == generation) {
-      swapcontext(&fibers_[thread].context, &scheduler_);
+      Yield(fibers_[thread]);
     }
   }
 
   static inline Block* current_ = nullptr;
+  static inline std::vector<std::unique_ptr<char[]>> stacks_;  // one block after another uses them
   const std::function<void()> body_;
-  ucontext_t scheduler_;
+  jmp_buf scheduler_;
   std::vector<Fiber> fibers_;
   Barrier all_;
   std::vector<Barrier> warps_;

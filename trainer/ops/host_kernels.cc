@@ -1,0 +1,61 @@
+#include "trainer/ops/host_kernels.h"
+
+#define MUSTER_KERNELS_FORM plain
+#include "trainer/ops/host_kernels_body.h"
+
+namespace muster::trainer::kernels {
+
+const Kernels& HostKernelsAvx2();
+const Kernels& HostKernelsAvx512();
+
+const Kernels& HostKernels(CpuForm form) {
+#if defined(__x86_64__)
+  if (form == CpuForm::kAvx512) return HostKernelsAvx512();
+  if (form == CpuForm::kAvx2) return HostKernelsAvx2();
+#endif
+  return plain::kAll;
+}
+
+const Kernels& HostKernels() {
+  static const Kernels& best = HostKernels(BestCpuForm());
+  return best;
+}
+
+double SumOfSquares(const float* values, int64_t numel) {
+  constexpr int64_t kChunk = 1 << 16, kMost = 64;  // elements of a chunk; chunks at a time
+  double sum = 0;
+  for (int64_t first = 0; first < numel; first += kChunk * kMost) {
+    double chunks[kMost] = {};
+    const int64_t count = (numel - first + kChunk - 1) / kChunk < kMost ? (numel - first + kChunk - 1) / kChunk : kMost;
+#pragma omp parallel for schedule(static)
+    for (int64_t c = 0; c < count; ++c) {
+      const int64_t begin = first + c * kChunk, end = begin + kChunk < numel ? begin + kChunk : numel;
+      double lanes[8] = {};
+      int64_t i = begin;
+      for (; i + 8 <= end; i += 8) {
+        for (int k = 0; k < 8; ++k) lanes[k] += static_cast<double>(values[i + k]) * values[i + k];
+      }
+      for (; i < end; ++i) lanes[0] += static_cast<double>(values[i]) * values[i];
+      for (const double lane : lanes) chunks[c] += lane;
+    }
+    for (int64_t c = 0; c < count; ++c) sum += chunks[c];
+  }
+  return sum;
+}
+
+void AdamWOnHost(const AdamWArguments& a, Stream) {
+  for (int r = 0; r < a.runs; ++r) {
+    AdamWStep step = a.step;
+    if (!a.run[r].decay) step.keep = 1;
+    const int64_t at = a.run[r].begin;
+    const auto forward = [at](auto* p, int64_t size) { return p == nullptr ? p : reinterpret_cast<decltype(p)>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(at * size)); };
+    AdamWSpan span = a.span;
+    span.masters = forward(span.masters, 4), span.weights = forward(span.weights, 2), span.rest = forward(span.rest, 2);
+    span.gradient = forward(span.gradient, span.gradient_bf16 ? 2 : 4);
+    span.exp_avg = forward(span.exp_avg, span.moments_bf16 ? 2 : 4), span.exp_avg_sq = forward(span.exp_avg_sq, span.moments_bf16 ? 2 : 4);
+    span.first_element += static_cast<uint32_t>(at), span.numel = a.run[r].numel;
+    UpdateAdamW(BestCpuForm(), step, span);
+  }
+}
+
+}  // namespace muster::trainer::kernels

@@ -180,6 +180,7 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.state = host.state;
   share.cluster = host.cluster;
   share.drained = host.drained;
+  share.usable = host.usable();
   share.state_id = host.state_id;
   share.flavour = host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
   if (host.state == pb::HOST_NEVER_SEEN) return share;
@@ -542,7 +543,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     if (is) unreachable_.insert(id);
     const bool other = hosts_.size() > static_cast<size_t>(id) &&
                        (hosts_[id].drained != state.host(id).drained || hosts_[id].state != state.host(id).state ||
-                        hosts_[id].state_id != state.host(id).state_id);
+                        hosts_[id].usable != state.host(id).usable() || hosts_[id].state_id != state.host(id).state_id);
     if (was || is || other) again(id);
     if (!FollowHost(state, id)) return false;
   }

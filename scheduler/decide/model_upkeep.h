@@ -41,7 +41,7 @@ class ModelUpkeep {
     int32_t cpu_cell = -1, gpu_cell = -1;
     int64_t cpus_known_milli = 0, gpus_known_milli = 0;
     int64_t cpus_milli = 0, gpus_milli = 0;    // capacity
-    bool drained = false;
+    bool drained = false, usable = false;
     std::string state_id;
     int64_t silent_since_ns = 0, spoke_ns = 0;
   };

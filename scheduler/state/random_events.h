@@ -240,6 +240,7 @@ class RandomEvents {
         exit->set_signal(Chance(95) ? 0 : 9);
         exit->set_oom(Chance(2));
         exit->set_at_ns(Below(100));
+        if (Chance(30)) exit->set_cause(static_cast<pb::Cause>(Below(20)));
       }
     }
     if (Chance(10)) report->set_cause(static_cast<pb::Cause>(Below(15)));

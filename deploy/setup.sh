@@ -116,7 +116,7 @@ if ((make_env)) && [[ ! -e $env_dir/.complete ]]; then
 fi
 
 # The compiler of the trainer's GPU kernels. Without it everything builds but those.
-if ((trainer)); then
+if ((trainer && check == 0)); then
   nvcc_mark=$env_dir/nvcc/.complete-$(sha256sum deploy/requirements-cuda.txt | cut -c1-12)
   if [[ ! -e $nvcc_mark && -w $env_dir ]]; then
     exec 8> "$MUSTER_CACHE_DIR/.setup.lock"

@@ -130,6 +130,7 @@ void Checker::OnStateLost(const std::string& host) {
 void Checker::OnEpoch(int64_t now_ns, uint64_t epoch) {
   if (epoch <= epoch_) Violate(now_ns, absl::StrCat("contract 1: a scheduler starts with epoch ", epoch, " after ", epoch_));
   epoch_ = std::max(epoch_, epoch);
+  epoch_ns_ = now_ns;
 }
 
 void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
@@ -163,6 +164,9 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       if (restoring_ && !meta.restoring()) {
         for (const auto& [name, host] : hosts_) {
           // It did not answer in time, or was cut off before it could stop what it was told to.
+          if (answered_.count(name) == 0 && host.state() != pb::HOST_NEVER_SEEN && now_ns - epoch_ns_ < lease_ns_) {
+            Violate(now_ns, absl::StrCat("contract 19: what was restored is settled before a lease has passed, and nothing was heard of ", name));
+          }
           if (answered_.count(name) == 0 || host.state() == pb::HOST_UNREACHABLE) unheard_.insert(name);
         }
       }

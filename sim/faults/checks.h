@@ -101,6 +101,7 @@ class Checker {
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
   bool restoring_ = false;
   uint64_t epoch_ = 0;
+  int64_t epoch_ns_ = 0;                     // when its scheduler started
   uint64_t commit_ = 0;
 };
 

@@ -28,6 +28,11 @@ const char* Env(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
+// torch's flight recorder keeps the state of groups in a map that it changes without its lock (torch 2.11, FlightRecorderDetail.hpp,
+// recordWithResetEnabled): two groups whose first collectives begin at once, in two threads, corrupt it. It stays off unless somebody
+// asks for it. Before main, because threads may read the environment after that.
+[[maybe_unused]] const int kNoFlightRecorder = Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr ? ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0) : 0;
+
 absl::Status ReadInt(const char* name, int minimum, int maximum, bool required, int& out) {
   const char* text = Env(name);
   if (text == nullptr) {

@@ -275,15 +275,16 @@ TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
   Launch("main", "echo $$ > $MUSTER_JOB_DIR/pid; exec sleep 1000");
   ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
   const std::string lost = scheduler_->hello().state_id();
-  const std::string ours = "/proc/" + [&] {   // as we see it: its own number may be one of a namespace
+  std::string ours;                           // as we see it: its own number may be one of a namespace
+  const auto found = [&] {                    // not in the moment of its exec, when it has no environment
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       std::ifstream environment(entry.path() / "environ");
       const std::string text((std::istreambuf_iterator<char>(environment)), std::istreambuf_iterator<char>());
-      if (text.find("MUSTER_JOB_DIR=" + directory_) != std::string::npos) return entry.path().filename().string();
+      if (text.find("MUSTER_JOB_DIR=" + directory_) != std::string::npos) ours = entry.path();
     }
-    return std::string("none");
-  }();
-  ASSERT_TRUE(std::filesystem::exists(ours));
+    return !ours.empty();
+  };
+  ASSERT_TRUE(Eventually(found));
   KillAgent(SIGKILL);
   std::filesystem::remove_all(directory_ + "/state");
   StartAgent();

@@ -4,11 +4,13 @@
 #include <array>
 #include <charconv>
 #include <optional>
-#include <utility>
+#include <span>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "agent/failures/rules.h"
+#include "common/base/utf8.h"
 
 namespace muster {
 namespace {
@@ -28,6 +30,10 @@ size_t Find(std::string_view line, std::string_view piece, size_t from) {
     if ((!left || at == 0 || !IsWord(line[at - 1])) && (!right || end == line.size() || !IsWord(line[end]))) return end;
     from = at + 1;
   }
+}
+
+bool HasAny(std::string_view line, std::span<const std::string_view> pieces) {
+  return std::any_of(pieces.begin(), pieces.end(), [&](std::string_view piece) { return Find(line, piece, 0) != std::string_view::npos; });
 }
 
 bool Matches(std::string_view line, std::string_view pattern) {
@@ -60,7 +66,7 @@ bool IsWarning(std::string_view line) {
   static constexpr std::array<std::string_view, 15> kMarks = {
       "[info]", ": i external", "[w ", " info ", "- info", "info:", "<warning>", "futurewarning",
       "userwarning", "deprecationwarning", ": w tensorflow", ": w external", "<retrying>", "<retry>", "will retry"};
-  if (std::any_of(kMarks.begin(), kMarks.end(), [&](std::string_view mark) { return Find(line, mark, 0) != std::string_view::npos; })) return true;
+  if (HasAny(line, kMarks)) return true;
   // glog's and c10's: "W0404 20:34", "[W105 01:36", "[rank4]:[W105 01:36"
   for (size_t at = 0; at + 4 < line.size() && at < 24; ++at) {
     const bool begins = at == 0 || line[at - 1] == '[';
@@ -74,7 +80,7 @@ bool IsWarning(std::string_view line) {
 bool IsAdvice(std::string_view line) {
   static constexpr std::array<std::string_view, 10> kMarks = {"userwarning: ", "runtimewarning: ", "futurewarning: ", "deprecationwarning: ", "resourcewarning: ",
                                                               "<likely lead", "<may lead", "<might lead", "<could lead", "<can lead"};
-  return std::any_of(kMarks.begin(), kMarks.end(), [&](std::string_view mark) { return Find(line, mark, 0) != std::string_view::npos; });
+  return HasAny(line, kMarks);
 }
 
 struct Evidence {
@@ -100,17 +106,6 @@ std::optional<Evidence> EvidenceOf(std::string_view line) {
   return best;
 }
 
-// Bytes of the UTF-8 character that `text` begins with; 0: it begins with none.
-size_t CharacterBytes(std::string_view text) {
-  const auto at = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
-  const auto follows = [&](size_t i) { return (at(i) & 0xC0) == 0x80; };
-  if (at(0) < 0x80) return 1;
-  if (at(0) >= 0xC2 && at(0) < 0xE0 && follows(1)) return 2;
-  if (at(0) >= 0xE0 && at(0) < 0xF0 && follows(1) && follows(2) && (at(0) != 0xE0 || at(1) >= 0xA0) && (at(0) != 0xED || at(1) < 0xA0)) return 3;
-  if (at(0) >= 0xF0 && at(0) < 0xF5 && follows(1) && follows(2) && follows(3) && (at(0) != 0xF0 || at(1) >= 0x90) && (at(0) != 0xF4 || at(1) < 0x90)) return 4;
-  return 0;
-}
-
 // A line of somebody's log as a sentence of ours: without terminal control sequences, valid UTF-8, 200 bytes at most.
 std::string Cut(std::string_view line) {
   constexpr size_t kLongest = 200;
@@ -121,7 +116,7 @@ std::string Cut(std::string_view line) {
       line.remove_prefix(end == std::string_view::npos ? line.size() : end + 1);
       continue;
     }
-    const size_t bytes = CharacterBytes(line);
+    const size_t bytes = CharacterSize(line, 0);
     const unsigned char first = static_cast<unsigned char>(line.front());
     if (bytes == 0) {
       cut += '?';
@@ -142,25 +137,35 @@ std::string Cut(std::string_view line) {
 bool IsProgress(std::string_view line) {
   static constexpr std::array<std::string_view, 5> kCounters = {"<step", "<iter", "<epoch", "it/s", "s/it"};
   static constexpr std::array<std::string_view, 8> kFigures = {"loss", "tokens/s", "tok/s", "it/s]", "s/it]", "samples/s", "throughput", "tflop"};
-  const auto in = [&](std::string_view piece) { return Find(line, piece, 0) != std::string_view::npos; };
-  return std::any_of(kCounters.begin(), kCounters.end(), in) && std::any_of(kFigures.begin(), kFigures.end(), in) && !EvidenceOf(line);
+  return HasAny(line, kCounters) && HasAny(line, kFigures) && !EvidenceOf(line);
 }
 
-// The strongest evidence of lines[begin, end): of equal weight the first, because what follows a cause are its consequences.
-std::optional<std::pair<Evidence, size_t>> Strongest(const std::vector<std::string>& lines, size_t begin, size_t end) {
-  std::optional<std::pair<Evidence, size_t>> best;
+struct Text {
+  explicit Text(const std::vector<std::string_view>& all) : lines(all) {
+    lower.reserve(all.size());
+    for (const std::string_view line : all) absl::AsciiStrToLower(&lower.emplace_back(line));
+  }
+
+  const std::vector<std::string_view>& lines;
+  std::vector<std::string> lower;
+};
+
+struct Told {
+  FailureClass cls;
+  Weight weight;
+  std::string_view line;
+
+  Failure AsFailure() const { return {cls, Cut(line)}; }
+};
+
+// The strongest evidence of lines [begin, end): of equal weight the first, because what follows a cause are its consequences.
+std::optional<Told> Strongest(const Text& text, size_t begin, size_t end) {
+  std::optional<Told> best;
   for (size_t i = begin; i < end; ++i) {
-    const std::optional<Evidence> evidence = EvidenceOf(lines[i]);
-    if (evidence && (!best || evidence->weight > best->first.weight)) best = {*evidence, i};
+    const std::optional<Evidence> evidence = EvidenceOf(text.lower[i]);
+    if (evidence && (!best || evidence->weight > best->weight)) best = {evidence->cls, evidence->weight, text.lines[i]};
   }
   return best;
-}
-
-std::vector<std::string> Lower(const std::vector<std::string_view>& lines) {
-  std::vector<std::string> lower;
-  lower.reserve(lines.size());
-  for (const std::string_view line : lines) absl::AsciiStrToLower(&lower.emplace_back(line));
-  return lower;
 }
 
 }  // namespace
@@ -170,59 +175,42 @@ Failure Classify(const EndFacts& facts) {
   if (facts.preempted) return {kPreempted, "its place was taken"};
   if (facts.cgroup_oom) return {kOom, "the kernel killed it: its memory limit was reached"};
 
-  const std::vector<std::string> events = Lower(facts.events);
-  const std::vector<std::string> lines = Lower(facts.tail);
+  const Text events(facts.events), tail(facts.tail);
+  const std::optional<Told> event = Strongest(events, 0, events.lines.size());
   if (facts.host_lost) {
     // A provider that takes a host back says so before.
-    for (const auto* said : {&events, &lines}) {
-      const auto told = Strongest(*said, 0, said->size());
-      if (told && told->first.cls == kPreempted) return {kPreempted, Cut((said == &events ? facts.events : facts.tail)[told->second])};
+    for (const std::optional<Told>& told : {event, Strongest(tail, 0, tail.lines.size())}) {
+      if (told && told->cls == kPreempted) return told->AsFailure();
     }
     return {kHost, "its host was lost"};
   }
-  const auto event = Strongest(events, 0, events.size());
-  if (event && event->first.weight == Weight::kCause) return {event->first.cls, Cut(facts.events[event->second])};
+  if (event && event->weight == Weight::kCause) return event->AsFailure();
 
-  size_t begin = 0;  // behind the last line of progress
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (IsProgress(lines[i])) begin = i + 1;
-  }
-  auto told = Strongest(lines, begin, lines.size());
-  if (!told || told->first.weight <= Weight::kWarned) {
+  size_t behind_progress = tail.lines.size();
+  while (behind_progress > 0 && !IsProgress(tail.lower[behind_progress - 1])) --behind_progress;
+  std::optional<Told> told = Strongest(tail, behind_progress, tail.lines.size());
+  if (!told || told->weight <= Weight::kWarned) {
     // Other ranks may have got one more line out after the one that failed.
-    if (const auto before = Strongest(lines, 0, begin); before && before->first.weight == Weight::kCause) told = before;
+    if (const std::optional<Told> before = Strongest(tail, 0, behind_progress); before && before->weight == Weight::kCause) told = before;
   }
-  const bool stuck_there = told && (told->first.weight == Weight::kCause || (told->first.cls == kStorage && told->first.weight == Weight::kConsequence));
+  const bool stuck_there = told && (told->weight == Weight::kCause || (told->cls == kStorage && told->weight == Weight::kConsequence));
   if (facts.silent && !stuck_there) return {kHang, "no progress for its hang_timeout"};
+  // Who was ended by a signal that somebody sent, and lost its peers or its output with that.
+  if (event && event->cls == kKilled && told && told->weight == Weight::kConsequence && (told->cls == kNetwork || told->cls == kUserError)) {
+    return event->AsFailure();
+  }
+  if (told && told->weight >= Weight::kWarned) return told->AsFailure();
   const int signal = facts.signal > 0 ? facts.signal : facts.exit_code > 128 && facts.exit_code < 160 ? facts.exit_code - 128 : 0;
   constexpr int kSigInt = 2, kSigKill = 9, kSigTerm = 15;
-  // Who was ended by a signal that somebody sent, and lost its peers or its output with that.
-  if (event && event->first.cls == kKilled && told && told->first.weight == Weight::kConsequence && (told->first.cls == kNetwork || told->first.cls == kUserError)) {
-    return {kKilled, Cut(facts.events[event->second])};
-  }
-  if (told && told->first.weight > Weight::kWarned) return {told->first.cls, Cut(facts.tail[told->second])};
-  if (told && told->first.weight == Weight::kWarned) return {told->first.cls, Cut(facts.tail[told->second])};
   if (signal == kSigKill || signal == kSigTerm || signal == kSigInt) return {kKilled, ""};
-  if (event) return {event->first.cls, Cut(facts.events[event->second])};
-  if (told) return {told->first.cls, Cut(facts.tail[told->second])};
+  if (event) return event->AsFailure();
+  if (told) return told->AsFailure();
   return {kUserError, ""};
-}
-
-std::string_view FailureText(FailureClass cls) {
-  static constexpr std::array<std::string_view, kFailureClasses> kTexts = {
-      "error of the program", "out of memory",   "stood still",     "killed from outside", "failure of a device",
-      "failure of a host",    "network failure", "storage failure", "preempted"};
-  return kTexts[static_cast<size_t>(cls)];
 }
 
 std::string_view FailureName(FailureClass cls) {
   static constexpr std::array<std::string_view, kFailureClasses> kNames = {"user_error", "oom", "hang", "killed", "device", "host", "network", "storage", "preempted"};
   return kNames[static_cast<size_t>(cls)];
-}
-
-bool OfInfrastructure(FailureClass cls) {
-  using enum FailureClass;
-  return cls == kDevice || cls == kHost || cls == kNetwork || cls == kStorage || cls == kPreempted;
 }
 
 }  // namespace muster

@@ -49,12 +49,7 @@ struct Failure {
 // Never fails: what says nothing is the program's error if it exited and killed from outside if a signal ended it.
 Failure Classify(const EndFacts& facts);
 
-// "user error", "out of memory", …
-std::string_view FailureText(FailureClass cls);
 // "user_error", "oom", …: as in files and metrics.
 std::string_view FailureName(FailureClass cls);
-
-// Whether a restart after it is the infrastructure's matter, so that it costs none of the job's budget.
-bool OfInfrastructure(FailureClass cls);
 
 }  // namespace muster

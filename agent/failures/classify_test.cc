@@ -101,16 +101,5 @@ TEST(FailureRules, AreLowerCaseAndReachable) {
   }
 }
 
-TEST(FailureRules, OnlyInfrastructureCostsNoBudget) {
-  EXPECT_FALSE(OfInfrastructure(kUserError));
-  EXPECT_FALSE(OfInfrastructure(kOom));
-  EXPECT_FALSE(OfInfrastructure(kHang));
-  EXPECT_TRUE(OfInfrastructure(kDevice));
-  EXPECT_TRUE(OfInfrastructure(kHost));
-  EXPECT_TRUE(OfInfrastructure(kNetwork));
-  EXPECT_TRUE(OfInfrastructure(kStorage));
-  EXPECT_TRUE(OfInfrastructure(kPreempted));
-}
-
 }  // namespace
 }  // namespace muster

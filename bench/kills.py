@@ -9,14 +9,11 @@ killed. shim: one host's shim of a gang over two.
 """
 
 import bisect
-import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
 import small_system  # noqa: E402
-from figures import figure, quantile  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, kill_all, processes_of, wait_for  # noqa: E402
+from figures import figure, quantile, say_failed  # noqa: E402
+from local_system import Failed, LocalSystem, job_processes, processes_of, system_folder, wait_for  # noqa: E402
 from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
@@ -217,18 +214,14 @@ def state_of(pid: int) -> str:
 
 
 def main() -> int:
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))     # short: Unix sockets lie below it
-    system = LocalSystem(folder, BIN)
     try:
-        ok = {"scheduler": scheduler, "agent": agent, "shim": shim}[sys.argv[1]](system, "--quick" in sys.argv)
-        system.stop()
-        return 0 if ok else 1
+        with system_folder() as folder:
+            system = LocalSystem(folder, BIN)
+            ok = {"scheduler": scheduler, "agent": agent, "shim": shim}[sys.argv[1]](system, "--quick" in sys.argv)
+            system.stop()
     except Failed as error:
-        print(json.dumps({"error": str(error)[:2000]}))
-        return 1
-    finally:
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        return say_failed(error)
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

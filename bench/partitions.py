@@ -7,7 +7,6 @@ On the host that is cut off run three tasks, one for each `when_unreachable`; th
 known. Then 60 % of the agents vanish together. --quick: three of the cuts.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
-from figures import figure  # noqa: E402
+from figures import figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, wait_for  # noqa: E402
 from relay import CLIENT, DOWN, SERVER, UP, Relay  # noqa: E402
 from small_system import submit, task, wait_ended  # noqa: E402
@@ -214,8 +213,7 @@ def main() -> int:
         fleet.system.stop()
         return 0 if ok else 1
     except Failed as error:
-        print(json.dumps({"error": str(error)[:2000]}))
-        return 1
+        return say_failed(error)
     finally:
         for relay in fleet.relays.values() if fleet else ():
             relay.close()

@@ -10,7 +10,6 @@ and decided again. --quick: a small system whose daemon is killed twice, in plac
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
 import small_system  # noqa: E402
-from figures import figure  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all  # noqa: E402
+from figures import figure, say_failed  # noqa: E402
+from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 
@@ -78,16 +77,12 @@ def simulated(seeds: int) -> dict:
 
 def main() -> int:
     quick = "--quick" in sys.argv
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))     # short: Unix sockets lie below it
     try:
-        (small if quick else demo)(folder)
-        commits, plans = decided_again(folder)
+        with system_folder() as folder:
+            (small if quick else demo)(folder)
+            commits, plans = decided_again(folder)
     except Failed as error:
-        print(json.dumps({"error": str(error)[:2000]}))
-        return 1
-    finally:
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        return say_failed(error)
     what = "a small system's" if quick else "the demo's"
     ok = figure(f"commits of {what} journal decided again the same, tables identical", commits, "", "> 0", commits > 0)
     ok &= figure(f"plans in {what} journal", plans, "", "> 0", plans > 0)

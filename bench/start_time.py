@@ -1,33 +1,29 @@
 """Row `start-time`: the trainer to the end of its first collective, and musterd with an empty store to its first answer."""
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
 from figures import figure  # noqa: E402
-from local_system import LocalSystem, kill_all  # noqa: E402
+from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import configure  # noqa: E402
 
 BAR_S = 0.3
 
 
 def musterd_start_s() -> float:
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-    system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
-    try:
-        configure(system)
-        return system.start_musterd()
-    finally:
-        system.stop()
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    with system_folder() as folder:
+        system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+        try:
+            configure(system)
+            return system.start_musterd()
+        finally:
+            system.stop()
 
 
 def main() -> int:

@@ -10,19 +10,17 @@ while submissions are in flight; musterd has to end, and what it acknowledged ha
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
 import small_system  # noqa: E402
-from figures import figure  # noqa: E402
+from figures import figure, say_failed  # noqa: E402
 from full_disk import fill_and_recover  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 
@@ -45,21 +43,17 @@ def main() -> int:
     ok &= figure("stores that went on after an error, lost what was acknowledged, or did not open again", calls["wrong"], "", "0", calls["passed"] and calls["wrong"] == 0)
     rounds, lost, acknowledged, went_on = (2 if quick else 10), 0, 0, 0
     for index in range(rounds):
-        folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))     # short: Unix sockets lie below it
-        system = LocalSystem(folder, BIN)
         try:
-            small_system.configure(system)
-            outcome = fill_and_recover(system, room_bytes=8192 + 24_000 * index)
-            lost += len(outcome.lost)
-            acknowledged += outcome.acknowledged
-            went_on += not outcome.ended
-            system.stop()
+            with system_folder() as folder:
+                system = LocalSystem(folder, BIN)
+                small_system.configure(system)
+                outcome = fill_and_recover(system, room_bytes=8192 + 24_000 * index)
+                system.stop()
         except Failed as error:
-            print(json.dumps({"error": str(error)[:2000]}))
-            return 1
-        finally:
-            kill_all(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            return say_failed(error)
+        lost += len(outcome.lost)
+        acknowledged += outcome.acknowledged
+        went_on += not outcome.ended
     ok &= figure("full disks under a real musterd that it did not end at", went_on, f"of {rounds}", "0", went_on == 0)
     ok &= figure("acknowledged submissions lost", lost, f"of {acknowledged}", "0", lost == 0 and acknowledged > 0)
     return 0 if ok else 1

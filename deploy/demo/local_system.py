@@ -7,9 +7,12 @@ so it works after any crash, from any process.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 PROGRAMS = ("musterd", "muster-agent", "muster-shim", "muster-trainer", "muster")
@@ -204,6 +207,17 @@ def job_processes(folder: Path) -> dict[int, dict[str, str]]:
         if "MUSTER_ATTEMPT" in environment and "RANK" in environment:
             found[pid] = environment
     return {pid: environment for pid, environment in found.items() if parents[pid] not in found}
+
+
+@contextmanager
+def system_folder():
+    """A new folder for a LocalSystem, short because Unix sockets lie below it; at the end all that runs there is killed and it goes."""
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        kill_all(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_all(folder: Path, timeout_s: float = 10) -> int:

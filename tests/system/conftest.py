@@ -4,9 +4,7 @@
 """
 
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(Path(__file__).parent)]
 
-from local_system import LocalSystem, kill_all  # noqa: E402
+from local_system import LocalSystem, kill_all, system_folder  # noqa: E402
 from small_system import start  # noqa: E402
 
 
@@ -29,10 +27,8 @@ def bin_dir() -> Path:
 
 @pytest.fixture
 def folder():
-    path = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))  # short: Unix sockets lie below it
-    yield path
-    kill_all(path)
-    shutil.rmtree(path, ignore_errors=True)
+    with system_folder() as path:
+        yield path
 
 
 @pytest.fixture

@@ -181,7 +181,8 @@ def shim(system: LocalSystem, quick: bool) -> bool:
         number = submit_waiting(system, name, workers="4")
         wait_started(system, name, 4)
         shims = [pid for pid, program in processes_of(system.folder).items() if program == "muster-shim"]
-        victim = rng.choice([pid for pid in shims if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"muster-shim\0")])
+        # Not what a shim forked and has not become another program: that is a worker's.
+        victim = rng.choice([pid for pid in shims if parent_of(pid) not in shims and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"muster-shim\0")])
         children = {int(p) for p in os.listdir("/proc") if p.isdigit() and parent_of(int(p)) == victim}
         workers = {pid for pid in job_processes(system.folder) if pid in children or parent_of(pid) in children}
         began = time.monotonic()

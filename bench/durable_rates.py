@@ -9,10 +9,8 @@ and the rate is that of committed starts from the first submission on. Best of t
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +18,7 @@ sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), s
 
 import slurm  # noqa: E402
 from figures import figure  # noqa: E402
-from local_system import LocalSystem, kill_all  # noqa: E402
+from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import configure  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
@@ -28,27 +26,20 @@ BIN = Path(os.environ["MUSTER_BIN_DIR"])
 
 def run(*words) -> dict:
     """The JSON line that a measuring program prints last; its store lies in a folder that goes."""
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-    try:
+    with system_folder() as folder:
         done = subprocess.run([BIN / words[0], folder / "store", *map(str, words[1:])], stdout=subprocess.PIPE, text=True, check=True)
         print(f"{' '.join(map(str, words))}: {done.stdout.strip()}", flush=True)
         return json.loads(done.stdout.strip().splitlines()[-1])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def over_grpc(jobs: int) -> float:
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-    system = LocalSystem(folder, BIN)
-    try:
+    with system_folder() as folder:
+        system = LocalSystem(folder, BIN)
         configure(system)
         system.start_musterd()
         done = subprocess.run([BIN / "bench_submit_load", system.server, "--jobs", str(jobs), "--outstanding", "4096"], stdout=subprocess.PIPE, text=True, check=True)
         print(f"over gRPC: {done.stdout.strip()}", flush=True)
         return json.loads(done.stdout)["submissions_per_s"]
-    finally:
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def peer(jobs: int) -> dict | None:

@@ -36,13 +36,6 @@ queues:
   - {name: default, submit: ['*']}
   - {name: stored, quota: {cpu-slot: {limit: 1}}, submit: ['*']}
 """
-SLOTS32 = "slots32: {{flavour: cpu-slot, gpus: 32, cpus: 32, memory: 64GiB, disk: 100GiB, declared: true}}"
-CLUSTERS32 = f"""\
-skus: {{{{{SLOTS32}}}}}
-storages: {{{{shared: {{{{path: {{folder}}/storage, clusters: [lab]}}}}}}}}
-clusters:
-  - {{{{name: lab, sku: slots32, job_storage: shared, topology: {{{{b1: {{{{r1: [h01]}}}}}}}}}}}}
-"""
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -52,12 +45,7 @@ def kill(process: subprocess.Popen) -> None:
 
 def scheduler(system: LocalSystem, quick: bool) -> bool:
     kills = 20 if quick else 1000
-    values = {"server": system.server, "folder": system.folder}
-    system.configure({"musterd.yaml": small_system.MUSTERD.format(**values), "clusters.yaml": CLUSTERS32.format(**values),
-                      "queues.yaml": QUEUES32, "host.yaml": "{flavour: cpu-slot, gpus: 32, cpus: 32, memory: 64GiB, disk: 100GiB}\n"})
-    system.start_musterd()
-    system.start_agent("lab", "h01")
-    system.wait_hosts_up({"lab/h01"})
+    small_system.start(system, QUEUES32, hosts=("h01",), slots=32)
     first = small_system.submit(system, "name: first\nqueue: stored\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: sleep 100000\n", "first")
     wait_for("the one that holds the limit to run", lambda: system.job(first)["state"] == "RUNNING", 20)
     subprocess.run([BIN / "bench_submit_load", system.server, "--queue", "stored", "--jobs", str(STORED)], check=True, stdout=subprocess.DEVNULL)

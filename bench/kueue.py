@@ -8,7 +8,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,12 +44,9 @@ def main() -> int:
     name, quick = sys.argv[1], "--quick" in sys.argv
     least_usage, longest = ranges(name)
     wall_bar, kueue_s, part = BARS[name]
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-    try:
-        command = [Path(os.environ["MUSTER_BIN_DIR"]) / "bench_kueue", DATA / f"{name}.generator.yaml", folder / "store"]
+    with tempfile.TemporaryDirectory(prefix="mst-", dir="/tmp") as folder:
+        command = [Path(os.environ["MUSTER_BIN_DIR"]) / "bench_kueue", DATA / f"{name}.generator.yaml", Path(folder) / "store"]
         done = subprocess.run([*command, *(["--divide", "10"] if quick else [])], stdout=subprocess.PIPE, text=True, check=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print(done.stdout.strip(), flush=True)
     measured = json.loads(done.stdout.strip().splitlines()[-1])
     row = f"kueue-{name}"

@@ -8,41 +8,24 @@ known. Then 60 % of the agents vanish together. --quick: three of the cuts.
 """
 
 import os
-import shutil
 import sys
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, wait_for  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from relay import CLIENT, DOWN, SERVER, UP, Relay  # noqa: E402
-from small_system import submit, task, wait_ended  # noqa: E402
+from small_system import configure, submit, task, wait_ended  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 HOSTS = [f"h0{i}" for i in range(1, 6)]
 LEASE_S, FENCE_AFTER_S, GRACE_S, KILL_S = 4, 10, 1, 5
 FENCED_S = FENCE_AFTER_S + GRACE_S + KILL_S + 1    # what the scheduler waits for a fence, with its tick
-MUSTERD = """\
-listen: {server}
-data_dir: {folder}/store
-clusters: {folder}/etc/clusters.yaml
-queues: {folder}/etc/queues.yaml
-single_user: true
-scheduling: {{grow_interval: 1s, min_runtime: 0s, lease: 4s, heartbeat: 1s, restart_backoff: 200ms}}
-"""
-CLUSTERS = """\
-skus: {{slots4: {{flavour: cpu-slot, gpus: 4, cpus: 4, memory: 4GiB, disk: 10GiB, declared: true}}}}
-storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}}}
-clusters:
-  - name: lab
-    sku: slots4
-    job_storage: shared
-    topology: {{b1: {{r1: [{hosts}]}}}}
-"""
+SCHEDULING = f"grow_interval: 1s, min_runtime: 0s, lease: {LEASE_S}s, heartbeat: 1s, restart_backoff: 200ms"
 RULES = ("replace", "wait", "fence")
 CUTS = {
     "client side": lambda relay: relay.break_off(CLIENT),
@@ -95,10 +78,7 @@ def overlap(attempts: dict[int, tuple[float, float, set[int]]]) -> bool:
 class Fleet:
     def __init__(self, folder: Path):
         self.system = LocalSystem(folder, BIN)
-        values = {"server": self.system.server, "folder": folder, "hosts": ", ".join(HOSTS)}
-        self.system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values),
-                               "queues.yaml": "queues: [{name: default, submit: ['*']}]\n",
-                               "host.yaml": "{flavour: cpu-slot, gpus: 4, cpus: 4, memory: 4GiB, disk: 10GiB}\n"})
+        configure(self.system, "queues: [{name: default, submit: ['*']}]\n", hosts=HOSTS, slots=4, scheduling=SCHEDULING)
         self.system.start_musterd()
         self.relays = {host: Relay(folder / f"{host}.sock", self.system.socket) for host in HOSTS}
         direct = self.system.server
@@ -196,12 +176,11 @@ def mass_loss(fleet: Fleet) -> int:
     return evicted
 
 
-def main() -> int:
-    quick = "--quick" in sys.argv
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))     # short: Unix sockets lie below it
-    fleet = None
-    try:
+def measure(folder: Path, quick: bool) -> int:
+    with ExitStack() as stack:
         fleet = Fleet(folder)
+        for relay in fleet.relays.values():
+            stack.callback(relay.close)
         cells = QUICK if quick else [(cut, length) for cut in CUTS for length in ("short", "long")]
         wrong = [f"{cut}, {length}: {what}" for index, (cut, length) in enumerate(cells) for what in partition(fleet, cut, length, f"p{index}")]
         for what in wrong:
@@ -212,13 +191,14 @@ def main() -> int:
         ok &= figure("tasks evicted when 60 % of the agents vanish together", evicted, "of 12", "0", evicted == 0)
         fleet.system.stop()
         return 0 if ok else 1
+
+
+def main() -> int:
+    try:
+        with system_folder() as folder:
+            return measure(folder, "--quick" in sys.argv)
     except Failed as error:
         return say_failed(error)
-    finally:
-        for relay in fleet.relays.values() if fleet else ():
-            relay.close()
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ nothing on disk. Rates are from the first submission to the last end. Muster and
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,48 +18,27 @@ sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), s
 import hyperqueue  # noqa: E402
 import slurm  # noqa: E402
 from figures import figure  # noqa: E402
-from local_system import LocalSystem, kill_all  # noqa: E402
+from local_system import LocalSystem, system_folder  # noqa: E402
+from small_system import start  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
 SLOTS = 64
-MUSTERD = """\
-listen: {server}
-data_dir: {folder}/store
-clusters: {folder}/etc/clusters.yaml
-queues: {folder}/etc/queues.yaml
-single_user: true
-"""
-CLUSTERS = """\
-skus: {{slots64: {{flavour: cpu-slot, gpus: 64, cpus: 64, memory: 64GiB, disk: 10GiB, declared: true}}}}
-storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}}}
-clusters:
-  - name: lab
-    sku: slots64
-    job_storage: shared
-    topology: {{b1: {{r1: [h01]}}}}
-"""
 QUEUES = "queues: [{name: research, submit: ['*']}]\n"
-HOST = "{flavour: cpu-slot, gpus: 64, cpus: 64, memory: 64GiB, disk: 10GiB}\n"
 
 
 class Running:
     """A musterd and an agent, warm: one job has run."""
 
     def __enter__(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-        self.system = LocalSystem(self.folder, BIN)
-        values = {"server": self.system.server, "folder": self.folder}
-        self.system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": QUEUES,
-                               "host.yaml": HOST})
-        self.system.start_musterd()
-        self.system.start_agent("lab", "h01")
-        self.system.wait_hosts_up({"lab/h01"})
-        self.measure(SLOTS)
+        with ExitStack() as stack:
+            self.system = LocalSystem(stack.enter_context(system_folder()), BIN)
+            start(self.system, QUEUES, hosts=("h01",), slots=SLOTS, scheduling="")
+            self.measure(SLOTS)
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_):
-        kill_all(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def __exit__(self, *error):
+        return self._stack.__exit__(*error)
 
     def measure(self, jobs: int) -> float:
         done = subprocess.run([BIN / "bench_submit_load", self.system.server, "--jobs", str(jobs), "--wait"], stdout=subprocess.PIPE, text=True, check=True)

@@ -6,9 +6,7 @@ daemon stored the job (`stored`), which is what a program that talks gRPC sees. 
 """
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
 
 from figures import figure, quantile  # noqa: E402
-from local_system import LocalSystem, kill_all, wait_for  # noqa: E402
+from local_system import LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import start  # noqa: E402
 
 JOB = """\
@@ -27,28 +25,28 @@ run: [/bin/sh, -c, "date +%s%N > {mark}"]
 """
 
 
-def main() -> int:
-    jobs = 40 if "--quick" in sys.argv else 200
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-    system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+def measure(system: LocalSystem, jobs: int) -> tuple[list[float], list[float]]:
+    """Milliseconds from the command's start, and from the job's commit, to its process."""
     command_ms, stored_ms = [], []
-    try:
-        start(system)
-        for number in range(jobs):
-            mark, path = folder / f"mark{number}", folder / "job.yaml"
-            path.write_text(JOB.format(mark=mark))
-            began_ns = time.time_ns()
-            job = system.submit(path)
-            wait_for(f"job {job['number']} to run", lambda: mark.exists() and mark.read_text().endswith("\n"), 20, 0.002)
-            ran_ns = int(mark.read_text())
-            stored_ns = int(job["submit_ns"])
-            command_ms.append((ran_ns - began_ns) / 1e6)
-            stored_ms.append((ran_ns - stored_ns) / 1e6)
-            wait_for(f"job {job['number']} to end", lambda: system.job(job["number"])["state"] == "SUCCEEDED", 20, 0.01)
-        system.stop()
-    finally:
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    start(system)
+    for number in range(jobs):
+        mark, path = system.folder / f"mark{number}", system.folder / "job.yaml"
+        path.write_text(JOB.format(mark=mark))
+        began_ns = time.time_ns()
+        job = system.submit(path)
+        wait_for(f"job {job['number']} to run", lambda: mark.exists() and mark.read_text().endswith("\n"), 20, 0.002)
+        ran_ns = int(mark.read_text())
+        stored_ns = int(job["submit_ns"])
+        command_ms.append((ran_ns - began_ns) / 1e6)
+        stored_ms.append((ran_ns - stored_ns) / 1e6)
+        wait_for(f"job {job['number']} to end", lambda: system.job(job["number"])["state"] == "SUCCEEDED", 20, 0.01)
+    system.stop()
+    return command_ms, stored_ms
+
+
+def main() -> int:
+    with system_folder() as folder:
+        command_ms, stored_ms = measure(LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"])), 40 if "--quick" in sys.argv else 200)
     held = []
     for name, values in (("command", command_ms), ("stored", stored_ms)):
         for label, share, bar_ms in (("p50", 0.5, 50), ("p99", 0.99, 200)):

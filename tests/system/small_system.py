@@ -1,4 +1,4 @@
-"""The small Muster that the tests and benchmarks run: cluster lab with hosts h01 and h02, two declared slots each."""
+"""The small Muster that the tests and benchmarks run: cluster lab with a few hosts in one rack, declared slots on each (two hosts of two)."""
 
 from pathlib import Path
 
@@ -10,37 +10,39 @@ data_dir: {folder}/store
 clusters: {folder}/etc/clusters.yaml
 queues: {folder}/etc/queues.yaml
 single_user: true
-scheduling: {{grow_interval: 1s, starve_after: 30s, min_runtime: 0s, spill_cost: 1s, lease: 6s, heartbeat: 1s, restart_backoff: 200ms}}
+scheduling: {{{scheduling}}}
 """
+SCHEDULING = "grow_interval: 1s, starve_after: 30s, min_runtime: 0s, spill_cost: 1s, lease: 6s, heartbeat: 1s, restart_backoff: 200ms"
 CLUSTERS = """\
-skus: {{slots2: {{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB, declared: true}}}}
+skus: {{slots: {{{devices}, declared: true}}}}
 storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}}}
 clusters:
   - name: lab
-    sku: slots2
+    sku: slots
     job_storage: shared
-    topology: {{b1: {{r1: [h01, h02]}}}}
+    topology: {{b1: {{r1: [{hosts}]}}}}
 """
 QUEUES = """\
 queues:
   - {name: research, quota: {cpu-slot: {guarantee: 2}}, submit: ["*"]}
   - {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ["*"]}
 """
-HOST = "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB}\n"
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def configure(system: LocalSystem, queues: str = QUEUES) -> None:
-    values = {"server": system.server, "folder": system.folder}
-    system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": queues, "host.yaml": HOST})
+def configure(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), slots: int = 2, scheduling: str = SCHEDULING) -> None:
+    devices = f"flavour: cpu-slot, gpus: {slots}, cpus: {slots}, memory: {2 * slots}GiB, disk: 100GiB"
+    values = {"server": system.server, "folder": system.folder, "scheduling": scheduling, "devices": devices, "hosts": ", ".join(hosts)}
+    system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": queues,
+                      "host.yaml": f"{{{devices}}}\n"})
 
 
-def start(system: LocalSystem, queues: str = QUEUES) -> None:
-    configure(system, queues)
+def start(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), **shape) -> None:
+    configure(system, queues, hosts=hosts, **shape)
     system.start_musterd()
-    for host in ("h01", "h02"):
+    for host in hosts:
         system.start_agent("lab", host)
-    system.wait_hosts_up({"lab/h01", "lab/h02"})
+    system.wait_hosts_up({f"lab/{host}" for host in hosts})
 
 
 def waiting_job(system: LocalSystem, name: str, *, workers="1", queue: str = "research", exit_code: int = 0, more: str = "") -> str:

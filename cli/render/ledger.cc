@@ -45,13 +45,14 @@ Table LedgerRowsTable(const pb::LedgerResponse& ledger, pb::GetLedgerRequest::By
   std::vector<Table::Column> columns;
   if (job) columns = {{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER"}};
   else columns = {{by == pb::GetLedgerRequest::USER ? "USER" : "QUEUE"}};
-  constexpr int kHeld = 4;               // productive, restart, preemption, reserved; idle and down are nobody's
-  for (int c = 0; c < kHeld && c < ledger.entries_size(); ++c) columns.push_back({absl::AsciiStrToUpper(ledger.entries(c).class_()), Table::kRight});
+  // What attempts held, and of queues what was kept for them or lacked by them; idle and down are nobody's.
+  const int kinds = by == pb::GetLedgerRequest::QUEUE ? 5 : 3;
+  for (int c = 0; c < kinds && c < ledger.entries_size(); ++c) columns.push_back({absl::AsciiStrToUpper(ledger.entries(c).class_()), Table::kRight});
   columns.push_back({"ALL", Table::kRight});
   int64_t largest_us = 0;
   for (const auto& row : ledger.rows()) {
     int64_t sum_us = 0;
-    for (int c = 0; c < kHeld && c < row.device_us_size(); ++c) sum_us += row.device_us(c);
+    for (int c = 0; c < kinds && c < row.device_us_size(); ++c) sum_us += row.device_us(c);
     largest_us = std::max(largest_us, sum_us);
   }
   const Unit unit = UnitFor(largest_us);
@@ -61,7 +62,7 @@ Table LedgerRowsTable(const pb::LedgerResponse& ledger, pb::GetLedgerRequest::By
     if (job) cells = {absl::StrCat(row.job()), row.name(), row.queue(), row.owner()};
     else cells = {row.name()};
     int64_t sum_us = 0;
-    for (int c = 0; c < kHeld && c < ledger.entries_size(); ++c) {
+    for (int c = 0; c < kinds && c < ledger.entries_size(); ++c) {
       const int64_t device_us = c < row.device_us_size() ? row.device_us(c) : 0;
       sum_us += device_us;
       cells.push_back(WithUnit(unit, device_us));
@@ -76,9 +77,9 @@ std::string LedgerLine(const pb::LedgerResponse& ledger) {
   if (ledger.since_ns() == 0) return "Nothing has been booked yet.\n";
   std::string text = absl::StrCat("From ", FormatDateTime(ledger.since_ns()), " to ", FormatDateTime(ledger.until_ns()), ": time of devices of every flavour, stand-ins included.\n");
   const pb::Fragmentation& lost = ledger.fragmentation();
-  if (lost.since_ns() > 0) {
-    absl::StrAppend(&text, "Fragmentation: ", WithUnit(UnitFor(lost.device_us()), lost.device_us()), " of devices free but in the wrong shape since ", FormatDateTime(lost.since_ns()));
-    absl::StrAppend(&text, lost.now_tasks() > 0 ? absl::StrCat("; now ", FormatMilli(lost.now_milli()), " devices, ", lost.now_tasks(), " tasks wait for them") : "", ".\n");
+  if (lost.now_tasks() > 0) {
+    absl::StrAppend(&text, "Fragmentation: ", FormatMilli(lost.now_milli()), " devices are free now, but in the wrong shape for ",
+                    lost.now_tasks(), lost.now_tasks() == 1 ? " task that waits.\n" : " tasks that wait.\n");
   }
   return text;
 }

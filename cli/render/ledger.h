@@ -11,6 +11,6 @@ namespace muster {
 Table LedgerTable(const pb::LedgerResponse& ledger);
 // By queue, user or job: a column a class; a row's devices are all that it held.
 Table LedgerRowsTable(const pb::LedgerResponse& ledger, pb::GetLedgerRequest::By by);
-std::string LedgerLine(const pb::LedgerResponse& ledger);  // since when, and what fragmentation cost
+std::string LedgerLine(const pb::LedgerResponse& ledger);  // since when, and what is free in the wrong shape now
 
 }  // namespace muster

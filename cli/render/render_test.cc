@@ -498,12 +498,15 @@ TEST(FleetTest, TheLedgersUnitFitsWhatItSays) {
 
 TEST(FleetTest, LedgerRowsGiveEachClassAndTheirSum) {
   pb::LedgerResponse ledger;
-  for (const char* name : {"productive", "restart", "preemption", "reserved", "idle", "down"}) ledger.add_entries()->set_class_(name);
+  for (const char* name : {"productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"}) ledger.add_entries()->set_class_(name);
   auto* row = ledger.add_rows();
   row->set_name("research");
-  for (int64_t hours : {3, 1, 0, 0, 0, 0}) row->add_device_us(hours * 3'600'000'000);
+  for (int64_t hours : {3, 1, 0, 0, 2, 0, 0}) row->add_device_us(hours * 3'600'000'000);
   EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::QUEUE).Render(Screen()),
-            "QUEUE     PRODUCTIVE  RESTART  PREEMPTION  RESERVED      ALL\nresearch     3.000 h  1.000 h     0.000 h   0.000 h  4.000 h\n");
+            "QUEUE     PRODUCTIVE  RESTART  PREEMPTION  RESERVED  FRAGMENTED      ALL\n"
+            "research     3.000 h  1.000 h     0.000 h   0.000 h     2.000 h  6.000 h\n");
+  row->set_device_us(4, 0);
+  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::USER).Render(Screen()), "USER      PRODUCTIVE  RESTART  PREEMPTION      ALL\nresearch     3.000 h  1.000 h     0.000 h  4.000 h\n");
 }
 
 TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {

@@ -141,7 +141,9 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerCont
   *response = DescribeLedger(view->state);
   const Sees sees = [this](const JobRow& job) { return MaySee(who_, job); };
   for (pb::LedgerResponse::Row& row : LedgerRows(view->state, request->by(), sees)) *response->add_rows() = std::move(row);
-  *response->mutable_fragmentation() = context_->outlook->fragmentation();
+  const Stranded stranded = StrandedNow(view->state, *view->plan);
+  response->mutable_fragmentation()->set_now_milli(stranded.milli);
+  response->mutable_fragmentation()->set_now_tasks(stranded.tasks);
   return Reply(call, grpc::Status::OK);
 }
 

@@ -1,17 +1,14 @@
 #include "scheduler/api/outlook.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "common/base/units.h"
-#include "scheduler/ask/top.h"
 
 namespace muster {
 namespace {
 
 constexpr int64_t kForecastBudgetNs = 2 * kSecond;
 constexpr int64_t kForecastKeptNs = 3 * kSecond;    // and ten times as long as it took: a tenth of a core at most
-constexpr int64_t kSampleNs = kSecond;
 constexpr size_t kQuestions = 16;
 
 }  // namespace
@@ -56,11 +53,6 @@ bool Outlook::Ask(std::function<void()> question) {
   return true;
 }
 
-pb::Fragmentation Outlook::fragmentation() const {
-  std::lock_guard lock(mutex_);
-  return fragmentation_;
-}
-
 void Outlook::Answer() {
   while (true) {
     std::function<void()> question;
@@ -77,17 +69,13 @@ void Outlook::Answer() {
 
 void Outlook::Look() {
   while (true) {
-    bool wanted = false;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, std::chrono::nanoseconds(kSampleNs), [this] { return stopping_ || wanted_; });
+      wake_.wait(lock, [this] { return stopping_ || wanted_; });
       if (stopping_) return;
-      wanted = wanted_;
     }
     const std::shared_ptr<const View> view = engine_->Snapshot();
     const int64_t now_ns = clock_->WallNs();
-    Sample(*view, now_ns);
-    if (!wanted) continue;
     const int64_t begin_ns = clock_->MonotonicNs();
     FutureOptions options;
     options.expired = [this, spent = SpentOf(clock_, kForecastBudgetNs)] {
@@ -103,24 +91,6 @@ void Outlook::Look() {
     not_before_ns_ = end_ns + std::max(kForecastKeptNs, 10 * (end_ns - begin_ns));
     wanted_ = false;
   }
-}
-
-// What was stranded at the last look counts for the time since then.
-void Outlook::Sample(const View& view, int64_t now_ns) {
-  {
-    std::lock_guard lock(mutex_);
-    if (fragmentation_.since_ns() == 0) fragmentation_.set_since_ns(now_ns);
-    if (sampled_ns_ != 0 && now_ns > sampled_ns_) {
-      fragmentation_.set_device_us(fragmentation_.device_us() + fragmentation_.now_milli() * ((now_ns - sampled_ns_) / kMillisecond));
-    }
-    sampled_ns_ = now_ns;
-    if (view.commit == sampled_commit_) return;
-    sampled_commit_ = view.commit;
-  }
-  const Stranded stranded = StrandedNow(view.state, *view.plan);
-  std::lock_guard lock(mutex_);
-  fragmentation_.set_now_milli(stranded.milli);
-  fragmentation_.set_now_tasks(stranded.tasks);
 }
 
 }  // namespace muster

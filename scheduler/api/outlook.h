@@ -1,5 +1,5 @@
-// Looks ahead beside the engine: the forecast of what waits, kept for a few seconds; what fragmentation costs; and a thread for
-// questions that take a while. Nothing here runs on the engine's thread or changes anything.
+// Looks ahead beside the engine: the forecast of what waits, kept for a few seconds; and a thread for questions that take a
+// while. Nothing here runs on the engine's thread or changes anything.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "common/base/clock.h"
-#include "muster/v1/cluster_service.pb.h"
 #include "scheduler/ask/forecast.h"
 #include "scheduler/engine/engine.h"
 
@@ -31,14 +30,12 @@ class Outlook {
   std::shared_ptr<const Forecast> Newest();
   // Runs the question on a thread of its own, in turn. False: too many wait already.
   bool Ask(std::function<void()> question);
-  pb::Fragmentation fragmentation() const;
   // Ends the threads; questions that wait are asked first. Idempotent.
   void Stop();
 
  private:
   void Look();
   void Answer();
-  void Sample(const View& view, int64_t now_ns);
 
   const Engine* const engine_;
   Clock* const clock_;
@@ -50,9 +47,6 @@ class Outlook {
   int64_t not_before_ns_ = 0;           // monotonic: no new forecast before this
   bool wanted_ = false, stopping_ = false;
   std::deque<std::function<void()>> questions_;
-  pb::Fragmentation fragmentation_;
-  uint64_t sampled_commit_ = 0;         // the looking thread's own
-  int64_t sampled_ns_ = 0;
   std::thread looking_, answering_;
 };
 

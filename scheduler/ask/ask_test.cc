@@ -435,7 +435,7 @@ TEST(Describe, TheLedgerNamesAllClasses) {
     classes.push_back(entry.class_());
     sum += entry.device_us();
   }
-  EXPECT_THAT(classes, ElementsAre("productive", "restart", "preemption", "reserved", "idle", "down"));
+  EXPECT_THAT(classes, ElementsAre("productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"));
   EXPECT_EQ(sum, ledger.capacity_device_us());
 }
 

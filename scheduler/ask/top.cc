@@ -227,7 +227,7 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
   };
   if (by == pb::GetLedgerRequest::QUEUE) {
     for (const auto& [key, device_us] : state.ledger()) {
-      if (key.first.empty()) continue;               // idle and down: nobody's
+      if (key.first.empty()) continue;               // idle and down, nobody's
       pb::LedgerResponse::Row& row = row_of(key.first);
       row.set_device_us(key.second, row.device_us(key.second) + device_us);
     }

@@ -549,7 +549,7 @@ TEST(Ledger, RowsOfJobsSumToTheBooksOfTheirQueues) {
     for (const auto& row : LedgerRows(s.state, by, [](const JobRow&) { return true; })) {
       for (int c = 0; c < row.device_us_size(); ++c) sums[c] += row.device_us(c);
     }
-    for (int c = 0; c < 6; ++c) books[c] = 0;
+    for (size_t c = 0; c < std::size(kLedgerClasses); ++c) books[static_cast<int>(c)] = 0;
     for (const auto& [key, device_us] : s.state.ledger()) {
       if (!key.first.empty()) books[key.second] += device_us;
     }

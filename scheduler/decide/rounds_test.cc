@@ -73,6 +73,23 @@ TEST(Reserve, TheFirstUnitThatDoesntFitGetsTheTimeWhenExpectedEndsLetItIn) {
   EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kIdle), 300);
 }
 
+TEST(Reserve, WhatItLacksAndIsIdleInAnotherShapeIsBookedAsFragmented) {
+  HeadOfLine at;
+  const auto booked = [&](LedgerClass ledger_class) {
+    const auto row = at.system.state.ledger().find({ledger_class == LedgerClass::kIdle ? "" : "q", static_cast<int>(ledger_class)});
+    return row == at.system.state.ledger().end() ? 0 : row->second;
+  };
+  const int64_t before_us = booked(LedgerClass::kIdle);
+  at.system.Step(10);
+  EXPECT_EQ(booked(LedgerClass::kFragmented), 300 * 10'000) << "0.3 on the second device, for ten seconds: the head lacks as much of the first";
+  EXPECT_EQ(booked(LedgerClass::kReserved), 600 * 10'000);
+  EXPECT_EQ(booked(LedgerClass::kIdle), before_us);
+  at.system.Cancel(at.head);
+  at.system.Step(20);
+  EXPECT_EQ(booked(LedgerClass::kFragmented), 300 * 10'000);
+  EXPECT_EQ(booked(LedgerClass::kIdle) - before_us, 900 * 10'000);
+}
+
 TEST(Reserve, ItDiesWhenItsGangLeavesS) {
   HeadOfLine at;
   at.system.Cancel(at.head);

@@ -89,6 +89,7 @@ class Applier {
   void On(const pb::ReservationChanged& e);
 
   void BookLedger(int64_t now_ns);
+  std::map<std::string, int64_t> FragmentedMilli() const;
   void TickHistory();
   void ForgetOldJobs();
   void KeepStray(HostId id, const pb::AttemptReported& e);

@@ -1,4 +1,4 @@
-// Apply: what users, operators and plans say. What hosts say is in apply_reports.cc.
+// Apply: what users, operators and plans say. What hosts say is in apply_reports.cc; the ledger's time in ledger.cc.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -335,12 +335,20 @@ void Applier::RefreshStagedExport(const JobRow& job, int32_t task) {
   s_.staged_exports_ = std::make_shared<const std::set<AttemptRef>>(std::move(refs));
 }
 
-// ---- derived use and the ledger ----
+// ---- derived use, and what devices are booked to ----
 
 void Applier::RefreshHost(HostId id) {
   HostRow* host = s_.hosts_.Mutable(static_cast<size_t>(id));
   std::map<std::pair<std::string, int>, int64_t>* rates = Own(&s_.ledger_rate_);
+  const auto book_idle = [&](const LedgerShare& share, int64_t sign) {
+    if (share.ledger_class != static_cast<int>(LedgerClass::kIdle)) return;
+    auto& idle = *Own(&s_.idle_);
+    const auto at = idle.emplace(std::make_pair((*s_.clusters_)[host->cluster].name, host->booked_flavour), 0).first;
+    at->second += sign * share.milli;
+    if (at->second == 0) idle.erase(at);
+  };
   for (const LedgerShare& share : host->shares) {
+    book_idle(share, -1);
     const auto it = rates->find({share.queue, share.ledger_class});
     it->second -= share.milli;
     if (it->second == 0) rates->erase(it);
@@ -392,95 +400,41 @@ void Applier::RefreshHost(HostId id) {
   }
   const bool up = (host->state == pb::HOST_UP || host->state == pb::HOST_SILENT) && !host->drained &&
                   !(*s_.clusters_)[host->cluster].drained;
-  std::vector<int64_t> kept(host->reserved.empty() ? 0 : static_cast<size_t>(devices), 0);
+  std::vector<int64_t> rest(static_cast<size_t>(devices), 0);
+  for (int d = 0; d < devices; ++d) {
+    const int64_t rest_milli = std::max<int64_t>(0, 1000 - host->device_used_milli[d]);
+    if (up && host->inventory.devices(d).healthy()) {
+      rest[d] = rest_milli;
+    } else {
+      booked[{"", static_cast<int>(LedgerClass::kDown)}] += rest_milli;
+    }
+  }
   for (const TaskRef& ref : host->reserved) {
-    for (const HostSlice& part : s_.FindJob(ref.job)->tasks[ref.task].reservation->parts) {
+    const JobRow& job = *s_.FindJob(ref.job);
+    for (const HostSlice& part : job.tasks[ref.task].reservation->parts) {
       if (part.host != id) continue;
       for (size_t d = 0; d < part.devices.size(); ++d) {
         if (part.devices[d] < 0 || part.devices[d] >= devices) continue;
-        kept[part.devices[d]] += d < part.device_milli.size() ? part.device_milli[d] : 1000;
+        int64_t& rest_milli = rest[part.devices[d]];
+        const int64_t kept_milli = std::min(rest_milli, d < part.device_milli.size() ? part.device_milli[d] : int64_t{1000});
+        rest_milli -= kept_milli;
+        booked[{job.spec->queue(), static_cast<int>(LedgerClass::kReserved)}] += kept_milli;
       }
     }
   }
-  for (int d = 0; d < devices; ++d) {
-    const int64_t rest = 1000 - host->device_used_milli[d];
-    if (rest <= 0) continue;
-    const bool idle = up && host->inventory.devices(d).healthy();
-    const int64_t reserved = idle && !kept.empty() ? std::min(rest, kept[d]) : 0;
-    booked[{"", static_cast<int>(LedgerClass::kReserved)}] += reserved;
-    booked[{"", static_cast<int>(idle ? LedgerClass::kIdle : LedgerClass::kDown)}] += rest - reserved;
-  }
+  for (const int64_t rest_milli : rest) booked[{"", static_cast<int>(LedgerClass::kIdle)}] += rest_milli;
   host->shares.clear();
+  host->booked_flavour = host->inventory.flavour();
   int64_t sum_milli = 0;
   for (const auto& [key, milli] : booked) {
     if (milli == 0) continue;
     host->shares.push_back({key.first, key.second, milli});
+    book_idle(host->shares.back(), 1);
     (*rates)[key] += milli;
     sum_milli += milli;
   }
   MUSTER_CHECK(sum_milli == 1000 * static_cast<int64_t>(devices));
   s_.capacity_milli_ += sum_milli;
-}
-
-// Whole milliseconds, so that a device's thousandth for a millisecond is one unit; the rest stays for the next step.
-void Applier::BookLedger(int64_t now_ns) {
-  if (s_.ledger_since_ns_ == 0) {
-    s_.ledger_since_ns_ = s_.ledger_until_ns_ = now_ns;
-    return;
-  }
-  const int64_t elapsed_ms = (now_ns - s_.ledger_until_ns_) / kMillisecond;
-  if (elapsed_ms <= 0) return;
-  s_.ledger_until_ns_ += elapsed_ms * kMillisecond;
-  if (s_.capacity_milli_ == 0) return;
-  std::map<std::pair<std::string, int>, int64_t> ledger = *s_.ledger_;
-  int64_t booked = 0;
-  for (const auto& [key, milli] : *s_.ledger_rate_) {
-    ledger[key] += milli * elapsed_ms;
-    booked += milli * elapsed_ms;
-  }
-  s_.ledger_capacity_device_us_ += s_.capacity_milli_ * elapsed_ms;
-  MUSTER_CHECK(booked == s_.capacity_milli_ * elapsed_ms);
-  s_.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
-}
-
-void Applier::TickHistory() {
-  const int64_t tick = s_.now_ns_ / kHistoryTickNs;
-  if (tick <= s_.history_tick_) return;
-  const int64_t ticks = s_.history_tick_ == 0 ? 0 : tick - s_.history_tick_;
-  s_.history_tick_ = tick;
-  if (ticks > 0) NewRound();
-  std::map<std::string, int64_t> booked;
-  for (const auto& [key, device_us] : *s_.ledger_) {
-    if (!key.first.empty() && key.second <= static_cast<int>(LedgerClass::kPreemption)) booked[key.first] += device_us;
-  }
-  std::map<std::string, QueueHistory> history = *s_.history_;
-  for (const auto& [queue, device_us] : booked) history.try_emplace(queue);
-  for (auto& [queue, row] : history) {
-    // What is less than a tick's part stays for ever, and orders queues that were quiet for long.
-    for (int64_t t = 0; t < ticks && row.decayed_device_us >= kHistoryDecay; ++t) row.decayed_device_us -= row.decayed_device_us / kHistoryDecay;
-    const int64_t device_us = booked[queue];
-    if (ticks > 0) row.decayed_device_us += std::max<int64_t>(0, device_us - row.booked_device_us);
-    row.booked_device_us = device_us;
-  }
-  s_.history_ = std::make_shared<const std::map<std::string, QueueHistory>>(std::move(history));
-}
-
-void Applier::BookLoss(const Found& found, pb::Cause cause) {
-  const AttemptRow& attempt = *found.attempt;
-  if (attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::EXPORT_FAILED) return;
-  const int64_t from_ns = std::max(attempt.start_ns, attempt.last_checkpoint_ns);
-  const int64_t to_ns = attempt.stop_ns != 0 ? attempt.stop_ns : s_.now_ns_;
-  if (to_ns <= from_ns) return;
-  std::map<std::pair<std::string, int>, int64_t> ledger = *s_.ledger_;
-  int64_t& productive = ledger[{found.job->spec->queue(), static_cast<int>(LedgerClass::kProductive)}];
-  const int64_t lost =
-      std::min(productive, DevicesMilli(attempt, found.job->task_spec(found.index)) * ((to_ns - from_ns) / kMillisecond));
-  const bool preempted = cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
-  productive -= lost;
-  ledger[{found.job->spec->queue(), static_cast<int>(preempted ? LedgerClass::kPreemption : LedgerClass::kRestart)}] += lost;
-  std::erase_if(ledger, [](const auto& row) { return row.second == 0; });
-  s_.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
-  s_.meta_changed_ = true;
 }
 
 // ---- steps and users ----

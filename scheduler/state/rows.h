@@ -180,7 +180,7 @@ struct Demand {
 
 // Devices' thousandths of a host that are booked to one class now.
 struct LedgerShare {
-  std::string queue;                   // empty where no attempt holds the device
+  std::string queue;                   // of the attempt that holds the device, or the task it is kept for; else empty
   int ledger_class = 0;                // index into kLedgerClasses
   int64_t milli = 0;
   bool operator==(const LedgerShare&) const = default;
@@ -210,6 +210,7 @@ struct HostRow {
   std::vector<int64_t> device_used_milli;   // parallel to inventory.devices()
   int64_t cpus_used_milli = 0, memory_used_bytes = 0, disk_used_bytes = 0;
   std::vector<LedgerShare> shares;          // what its devices are booked to; sums to 1000 a device
+  std::string booked_flavour;               // theirs, as they were booked
 
   // Speaks, or was silent for less than a lease: it may get work only when UP.
   bool usable() const {
@@ -259,7 +260,7 @@ inline constexpr int64_t kHistoryTickNs = 600'000'000'000;
 inline constexpr int64_t kHistoryDecay = 208;   // a tick takes one part in so many: half of it in a day
 
 // Classes of slot-time (DESIGN.md, scheduling rule 8), in the order they are shown.
-inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved", "idle", "down"};
-enum class LedgerClass { kProductive, kRestart, kPreemption, kReserved, kIdle, kDown };
+inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"};
+enum class LedgerClass { kProductive, kRestart, kPreemption, kReserved, kFragmented, kIdle, kDown };
 
 }  // namespace muster

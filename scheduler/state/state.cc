@@ -35,6 +35,7 @@ State::State()
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
       ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
+      idle_(std::make_shared<std::map<std::pair<std::string, std::string>, int64_t>>()),
       history_(std::make_shared<std::map<std::string, QueueHistory>>()),
       configuration_changed_(true) {}   // it has no row yet
 

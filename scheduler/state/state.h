@@ -105,7 +105,7 @@ class State {
   // Outside events so far (SCHEDULING.md §2): arrivals, ends, failures, capacity, configuration, opened clusters. Within a round
   // the entitled set and its charges are constant.
   uint64_t round() const { return round_; }
-  // Booked slot-time in device-microseconds by (queue path, class); "" where no attempt held the device.
+  // Booked slot-time in device-microseconds by (queue path, class); "" for idle and down, which are nobody's.
   const std::map<std::pair<std::string, int>, int64_t>& ledger() const { return *ledger_; }
   int64_t ledger_since_ns() const { return ledger_since_ns_; }
   int64_t ledger_until_ns() const { return ledger_until_ns_; }
@@ -158,6 +158,7 @@ class State {
   std::shared_ptr<std::map<std::pair<std::string, int>, int64_t>> ledger_rate_;  // derived: devices' thousandths by (queue, class) now
   std::shared_ptr<const std::map<std::string, QueueHistory>> history_;
   int64_t history_tick_ = 0;                                     // now / kHistoryTickNs of the newest tick; 0: none yet
+  std::shared_ptr<std::map<std::pair<std::string, std::string>, int64_t>> idle_;   // derived: booked as idle now, by cluster and flavour
   int64_t capacity_milli_ = 0;                                   // derived: devices' thousandths of all known hosts
   uint64_t next_job_number_ = 1;
   uint64_t queue_version_ = 0;

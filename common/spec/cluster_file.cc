@@ -152,6 +152,10 @@ class ClusterReader {
         document_.AddAtPath(fields.PathOf("bandwidth"), absl::StrCat("\"", text.substr(0, 70), "\" is no bandwidth; write whole bits a second with their unit, such as 10Gbit/s or 400Mbit/s"));
       }
     }
+    if (std::optional<Fields> rule = fields.Map("quarantine")) ReadQuarantine(*rule, cluster->mutable_quarantine());
+    fields.TextList("fence_command", [&](std::string word) { cluster->add_fence_command(std::move(word)); });
+    int64_t timeout_ns = 0;
+    if (ReadSpan(fields, "fence_timeout", kSecond, kHour, &timeout_ns)) cluster->set_fence_timeout_ns(timeout_ns);
     fields.ForEachEntry("topology", [&](const YamlNode& block, const YamlNode& racks, const std::string& path) {
       if (!MapAndLabel(block, racks, path)) return;
       for (size_t i = 0; i < racks.items.size(); ++i) {
@@ -172,9 +176,36 @@ class ClusterReader {
     if (cluster->name().empty()) document_.AddAtPath(fields.PathOf("name"), "is missing; a cluster has a name");
     if (!cluster->name().empty() && !IsLabel(cluster->name())) document_.AddAtPath(fields.PathOf("name"), kLabelRule);
     if (cluster->job_storage().empty()) document_.AddAtPath(fields.PathOf("job_storage"), "is missing; name the storage where its jobs' directories live");
+    const auto names_host = [](const std::string& word) { return word.find("{host}") != std::string::npos; };
+    const auto& command = cluster->fence_command();
+    if (!command.empty() && (command[0].empty() || command[0][0] != '/')) {
+      document_.AddAtPath(IndexPath(fields.PathOf("fence_command"), 0), "must be the absolute path of a program; it is run without a shell");
+    } else if (!command.empty() && std::none_of(command.begin() + 1, command.end(), names_host)) {
+      document_.AddAtPath(fields.PathOf("fence_command"), "doesn't say which host: write {host} where its name belongs");
+    }
     if (!fields.Has("topology") && !cluster->open()) {
       document_.AddAtPath(fields.PathOf("topology"), "is missing; list the hosts, or write open: true to let any host join");
     }
+  }
+
+  bool ReadSpan(Fields& fields, std::string_view name, int64_t least_ns, int64_t most_ns, int64_t* out) {
+    if (!fields.Duration(name, out)) return false;
+    if (*out >= least_ns && *out <= most_ns) return true;
+    document_.AddAtPath(fields.PathOf(name), absl::StrCat("must be from ", FormatDuration(least_ns), " to ", FormatDuration(most_ns), "; got ", FormatDuration(*out)));
+    return false;
+  }
+
+  void ReadQuarantine(Fields fields, pb::QuarantineRule* rule) {
+    bool off = false;
+    int32_t number = 0;
+    int64_t span_ns = 0;
+    if (fields.Bool("off", &off)) rule->set_off(off);
+    if (fields.Int("device_blames", 1, 1000, &number)) rule->set_device_blames(number);
+    if (fields.Int("host_blames", 1, 1000, &number)) rule->set_host_blames(number);
+    if (ReadSpan(fields, "window", kMinute, 365 * kDay, &span_ns)) rule->set_window_ns(span_ns);
+    if (fields.Int("max_percent", 0, 100, &number)) rule->set_max_percent(number);
+    if (ReadSpan(fields, "release_after", kMinute, 365 * kDay, &span_ns)) rule->set_release_after_ns(span_ns);
+    fields.Finish();
   }
 
   // A host or range; or {host: "h[05-06]", sku: a100x4}.

@@ -66,7 +66,13 @@ absl::Status CheckLoaded(const pb::LoadedReport& report) {
   return CheckKey(report.key());
 }
 
+constexpr int kMaxTimes = 1024;
+
 absl::Status CheckProgress(const pb::ProgressReport& report) {
+  if (report.times_size() > kMaxTimes) return Wrong("progress.times", "more than 1024");
+  for (const pb::RankTime& time : report.times()) {
+    if (time.rank() < 0 || time.step() < 0 || time.steps() < 0 || time.own_us() < 0) return Wrong("progress.times", "must not be negative");
+  }
   const pb::Progress& progress = report.progress();
   if (progress.step() < 0 || progress.total_steps() < -1) return Wrong("progress.step", "must not be negative");
   if (progress.at_ns() < 0 || progress.expected_end_ns() < 0) return Wrong("progress.at_ns", "must not be negative");
@@ -142,6 +148,11 @@ absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
       return CheckKey(message.export_report().key());
     case pb::AgentMessage::kLoaded:
       return CheckLoaded(message.loaded());
+    case pb::AgentMessage::kFault:
+      if (message.fault().device() < -1 || message.fault().device() >= kMaxDevices) return Wrong("fault.device", "must be -1..1023");
+      if (message.fault().detail().size() > kMaxText) return Wrong("fault.detail", "longer than 16 KiB");
+      if (message.fault().at_ns() <= 0) return Wrong("fault.at_ns", "must be positive");
+      return absl::OkStatus();
     case pb::AgentMessage::BODY_NOT_SET:
       return Wrong("body", "missing, or of a newer protocol");
   }

@@ -119,6 +119,14 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
     case pb::AgentMessage::kLogChunk:
       Deliver(*session, message.log_chunk());
       break;
+    case pb::AgentMessage::kFault: {
+      pb::Event event;
+      event.mutable_host_fault()->set_cluster(session->cluster);
+      event.mutable_host_fault()->set_host(session->host);
+      *event.mutable_host_fault()->mutable_fault() = message.fault();
+      PostOnce(session, key_of(), std::move(event));
+      break;
+    }
     case pb::AgentMessage::kHello:
     case pb::AgentMessage::BODY_NOT_SET:
       break;

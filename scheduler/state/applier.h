@@ -74,6 +74,10 @@ class Applier {
   void On(const pb::HostStateChanged& e);
   void On(const pb::HostConfirmedOff& e);
   void On(const pb::StoreAdopted& e);
+  void On(const pb::HostFenceFailed& e);
+  void On(const pb::HostFaultSeen& e);
+  void On(const pb::StragglerSeen& e);
+  void On(const pb::QuarantineReleased& e);
   void On(const pb::AttemptReported& e);
   void On(const pb::GangPrepared& e);
   void On(const pb::CheckpointSeen& e);
@@ -87,6 +91,16 @@ class Applier {
   void On(const pb::ClusterOpened& e);
   void On(const pb::TaskFailed& e);
   void On(const pb::ReservationChanged& e);
+
+  // Quarantine (apply_quarantine.cc).
+  void BlameEnd(const Found& found);
+  void BlameHolder(HostId id, int32_t device, const std::string& detail);
+  void Blame(HostId id, pb::Blame blame);
+  void Judge(HostId id);
+  void TakeOut(HostId id, int32_t device, std::string reason, std::vector<pb::Blame> evidence);
+  void KeepQuarantines(HostId id, const pb::Inventory& said);
+  void ShowQuarantines(HostRow* host);
+  bool MayTakeOut(HostId id, int32_t device) const;
 
   void BookLedger(int64_t now_ns);
   std::map<std::string, int64_t> FragmentedMilli() const;

@@ -89,6 +89,10 @@ void Applier::Carry(const pb::Event& event) {
     case pb::Event::kClusterOpened: return On(event.cluster_opened());
     case pb::Event::kTaskFailed: return On(event.task_failed());
     case pb::Event::kReservation: return On(event.reservation());
+    case pb::Event::kHostFault: return On(event.host_fault());
+    case pb::Event::kStraggler: return On(event.straggler());
+    case pb::Event::kQuarantineReleased: return On(event.quarantine_released());
+    case pb::Event::kHostFenceFailed: return On(event.host_fence_failed());
     case pb::Event::kTimer:
     case pb::Event::BODY_NOT_SET: return;
   }

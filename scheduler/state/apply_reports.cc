@@ -51,6 +51,7 @@ void Applier::SetHostState(HostRow* host, pb::HostState state) {
     host->silent_since_ns = 0;
     host->quiet_ns = 0;                // whatever was proved of its processes holds no more
     host->confirmed_off_by.clear();
+    host->fence_detail.clear();
   } else if (host->silent_since_ns == 0) {
     host->silent_since_ns = s_.now_ns_;
   }
@@ -65,7 +66,7 @@ void Applier::On(const pb::HostHello& e) {
   HostRow* host = Host(id);
   host->state_id = e.state_id();
   host->boot_id = e.boot_id();
-  host->inventory = e.inventory();
+  KeepQuarantines(id, e.inventory());
   SetHostState(host, pb::HOST_UP);
   NewRound();
   if (!known) OrderHost(id);
@@ -88,8 +89,15 @@ void Applier::On(const pb::HostConfirmedOff& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
   if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE || !s_.host(id).confirmed_off_by.empty()) return;
   Host(id)->confirmed_off_by = e.by().empty() ? "somebody" : e.by();
+  Host(id)->fence_detail.clear();
   NewRound();
   RefreshHost(id);
+}
+
+void Applier::On(const pb::HostFenceFailed& e) {
+  const HostId id = s_.FindHost(e.cluster(), e.host());
+  if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE || !s_.host(id).confirmed_off_by.empty()) return;
+  Host(id)->fence_detail = e.detail();
 }
 
 // ---- attempts ----
@@ -322,6 +330,7 @@ void Applier::EndAttempt(const Found& found) {
   attempt->cause = cause;
   attempt->detail = detail;
   attempt->end_ns = s_.now_ns_;
+  BlameEnd(found);
   const int64_t devices_milli = DevicesMilli(*attempt, found.job->task_spec(found.index));
   task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(devices_milli) * (attempt->end_ns - attempt->place_ns) / kSecond);
   if (attempt->start_ns != 0) task->ran_ns += attempt->end_ns - attempt->start_ns;

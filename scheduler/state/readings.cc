@@ -69,6 +69,7 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
       if (part.cause == pb::CAUSE_UNSPECIFIED || part.cause == pb::DONE || part.stop_sent) continue;
       failure.cause = part.cause;
       failure.detail = part.detail;
+      failure.host = part.host;
       return failure;
     }
     return std::nullopt;
@@ -78,10 +79,31 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   } else {
     failure.cause = CauseOf(*first);
   }
+  failure.host = where->host;
+  failure.rank = first->rank();
   failure.detail = !first->detail().empty() ? absl::StrCat("rank ", first->rank(), ": ", first->detail())
                    : first->signal() > 0    ? absl::StrCat("rank ", first->rank(), ": signal ", first->signal())
                                             : absl::StrCat("rank ", first->rank(), ": exit ", first->exit_code());
   return failure;
+}
+
+std::vector<int32_t> DevicesOfRank(const pb::TaskSpec& task, const PartRow& part, int32_t rank) {
+  const int32_t processes = std::max(1, task.processes_per_worker());
+  const int32_t worker = rank / processes - part.first_group_rank;
+  if (rank < 0 || worker < 0 || worker >= part.workers || part.devices.empty()) return {};
+  const auto each = static_cast<ptrdiff_t>(part.devices.size()) / part.workers;
+  const auto first = part.devices.begin() + worker * each;
+  if (each == processes) return {first[rank % processes]};
+  return {first, first + each};
+}
+
+pb::QuarantineRule QuarantineRuleOf(const State& state, int32_t cluster) {
+  pb::QuarantineRule rule = state.clusters()[cluster].spec.quarantine();
+  if (rule.device_blames() == 0) rule.set_device_blames(2);
+  if (rule.host_blames() == 0) rule.set_host_blames(3);
+  if (rule.window_ns() == 0) rule.set_window_ns(kDay);
+  if (!rule.has_max_percent()) rule.set_max_percent(10);
+  return rule;
 }
 
 Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory) {

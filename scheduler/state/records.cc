@@ -50,6 +50,7 @@ pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
   r.set_grace_ns(row.grace_ns);
   r.set_last_checkpoint_ns(row.last_checkpoint_ns);
   r.set_place_round(row.place_round);
+  *r.mutable_stragglers() = {row.stragglers.begin(), row.stragglers.end()};
   return r;
 }
 
@@ -95,6 +96,7 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
   row->grace_ns = r.grace_ns();
   row->last_checkpoint_ns = r.last_checkpoint_ns();
   row->place_round = r.place_round();
+  row->stragglers.assign(r.stragglers().begin(), r.stragglers().end());
   return absl::OkStatus();
 }
 
@@ -163,6 +165,9 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   r.set_claimed_attempt(row.claimed_attempt);
   r.set_evicted_round(row.evicted_round);
   r.set_expected_run_ns(row.expected_run_ns);
+  if (row.blamed_host != kNoHost) r.set_blamed_host(state.HostName(row.blamed_host));
+  r.set_blamed_ns(row.blamed_ns);
+  r.set_blames_itself(row.blames_itself);
   if (row.reservation != nullptr) {
     *r.mutable_reservation() = ToRecord(state, *row.reservation);
     r.set_reserved_since_ns(row.reservation->since_ns);
@@ -200,6 +205,11 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->claimed_attempt = r.claimed_attempt();
   row->evicted_round = r.evicted_round();
   row->expected_run_ns = r.expected_run_ns();
+  if (const size_t slash = r.blamed_host().find('/'); slash != std::string::npos) {
+    row->blamed_host = state.FindHost(r.blamed_host().substr(0, slash), r.blamed_host().substr(slash + 1));
+  }
+  row->blamed_ns = r.blamed_ns();
+  row->blames_itself = r.blames_itself();
   if (r.has_reservation()) {
     auto reservation = std::make_shared<Reservation>();
     if (absl::Status status = FromRecord(state, r.reservation(), reservation.get()); !status.ok()) return status;
@@ -271,6 +281,11 @@ pb::HostRecord ToRecord(const State& state, const HostRow& row) {
   r.set_spoke_ns(row.spoke_ns);
   r.set_quiet_ns(row.quiet_ns);
   r.set_confirmed_off_by(row.confirmed_off_by);
+  r.set_fence_detail(row.fence_detail);
+  r.set_fault_ns(row.fault_ns);
+  *r.mutable_quarantines() = {row.quarantines.begin(), row.quarantines.end()};
+  *r.mutable_blames() = {row.blames.begin(), row.blames.end()};
+  *r.mutable_unhealthy() = {row.unhealthy.begin(), row.unhealthy.end()};
   for (const LostRow& lost : row.lost) {
     pb::LostAttempt* l = r.add_lost();
     *l->mutable_key() = lost.key;
@@ -292,6 +307,11 @@ void FromRecord(const pb::HostRecord& r, HostRow* row) {
   row->spoke_ns = r.spoke_ns();
   row->quiet_ns = r.quiet_ns();
   row->confirmed_off_by = r.confirmed_off_by();
+  row->fence_detail = r.fence_detail();
+  row->fault_ns = r.fault_ns();
+  row->quarantines.assign(r.quarantines().begin(), r.quarantines().end());
+  row->blames.assign(r.blames().begin(), r.blames().end());
+  row->unhealthy.assign(r.unhealthy().begin(), r.unhealthy().end());
   for (const pb::LostAttempt& l : r.lost()) row->lost.push_back({l.key(), l.placement(), l.state_id()});
 }
 

@@ -87,6 +87,7 @@ struct AttemptRow {
   int64_t grace_ns = 0;
   int64_t last_checkpoint_ns = 0;
   uint64_t place_round = 0;            // State::round() when it was placed
+  std::vector<pb::Straggler> stragglers;   // by rank
 
   bool ended() const { return end_ns != 0; }
   // No part has processes (or they are lost): its devices are not its own any more. It may wait for its export nevertheless.
@@ -128,6 +129,9 @@ struct TaskRow {
   uint64_t evicted_round = 0;          // State::round() when it was stopped for a claim; 0 = never
   std::shared_ptr<const Reservation> reservation;  // nullptr: nothing is kept for it
   int64_t expected_run_ns = 0;         // from history, when it was submitted or placed; 0 = unknown
+  HostId blamed_host = kNoHost;        // that its ends blamed last
+  int64_t blamed_ns = 0;
+  bool blames_itself = false;          // its ends blamed several hosts: what its program says speaks against none (apply_quarantine.cc)
 
   // The unfinished attempt, or nullptr.
   const AttemptRow* current() const {
@@ -202,6 +206,11 @@ struct HostRow {
   int64_t spoke_ns = 0;
   int64_t quiet_ns = 0;                // unreachable: nothing was heard of it for so long at least, by the boot clock
   std::string confirmed_off_by;        // unreachable: who said that nothing runs there; empty: nobody
+  std::string fence_detail;            // unreachable: how fence_command failed last
+  std::vector<pb::Quarantine> quarantines;  // by device, the host's own first; devices in force are not healthy in `inventory`
+  std::vector<pb::Blame> blames;       // oldest first; of the window and no more than kBlamesKept
+  int64_t fault_ns = 0;                // HostFault.at_ns of the newest that counted
+  std::vector<int32_t> unhealthy;      // with quarantines: devices that the host itself calls so, ascending
   std::vector<LostRow> lost;
 
   // Derived from the attempts placed here and from `lost`:
@@ -212,12 +221,14 @@ struct HostRow {
   std::vector<LedgerShare> shares;          // what its devices are booked to; sums to 1000 a device
   std::string booked_flavour;               // theirs, as they were booked
 
-  // Speaks, or was silent for less than a lease: it may get work only when UP.
+  // In quarantine as a whole: like a drained one it gets nothing new, but what runs there goes on.
+  bool quarantined() const { return !quarantines.empty() && quarantines.front().device() < 0 && !quarantines.front().withheld(); }
+  // May get work: it speaks, and nobody took it out.
   bool usable() const {
     for (const LostRow& row : lost) {
       if (row.stray()) return false;
     }
-    return state == pb::HOST_UP && !drained;
+    return state == pb::HOST_UP && !drained && !quarantined();
   }
 };
 

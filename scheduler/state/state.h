@@ -44,6 +44,7 @@ inline constexpr int64_t kAttemptsSinceS = 1'767'225'600;
 inline constexpr int kStraysKept = 1000;             // a host
 inline constexpr int kFinishedAttemptsKept = 20;     // of a task
 inline constexpr int kCheckpointsKept = 20;          // records of a task
+inline constexpr int kBlamesKept = 64;               // a host
 
 // What one State has otherwise than another.
 struct Touched {
@@ -195,6 +196,8 @@ bool AllPrepared(const AttemptRow& attempt);
 struct Failure {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;
+  HostId host = kNoHost;               // where it failed
+  int32_t rank = -1;                   // -1: no process of it did
 };
 std::optional<Failure> FirstFailure(const AttemptRow& attempt);
 // One worker of the task on a host with this inventory.
@@ -208,6 +211,11 @@ pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& 
 int64_t FenceWaitNs(const pb::TaskSpec& task);
 // No process of the task runs on this host, although it can't be reached: it was fenced, or somebody said so.
 bool KnownOff(const HostRow& host, const pb::TaskSpec& task);
+// The devices (indexes on the host) that the process of this rank may use: one, where a worker runs as many processes as it has whole
+// GPUs; else its worker's. Empty: it is none of the part's, or uses no devices.
+std::vector<int32_t> DevicesOfRank(const pb::TaskSpec& task, const PartRow& part, int32_t rank);
+// The cluster's rule with every default filled in.
+pb::QuarantineRule QuarantineRuleOf(const State& state, int32_t cluster);
 // The storage that holds the job's directory: job_storage of the cluster it is bound to; empty: not bound, or none configured.
 std::string JobStorage(const State& state, const JobRow& job);
 // Clusters (indexes, in order of preference) that the task may be placed in now, spill apart: its job's list, or all; once the

@@ -97,6 +97,7 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     const HostRow& host = state.host(id);
     if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
     if (host.drained) return Broken(where + "is drained");
+    if (host.quarantined()) return Broken(where + "is in quarantine");
     if (placement.workers() <= 0 || placement.first_group_rank() != rank) return Broken(where + "ranks aren't contiguous");
     rank += placement.workers();
     const bool whole = gpus_milli % 1000 == 0;

@@ -189,7 +189,8 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.spoke_ns = host.spoke_ns;
   share.cpu_cell = model_.CellOf(host.cluster, model_.cpu);
   if (share.flavour >= 0) share.gpu_cell = model_.CellOf(host.cluster, share.flavour);
-  const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !state.clusters()[host.cluster].drained;
+  const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !host.quarantined() &&
+                      !state.clusters()[host.cluster].drained;
   share.cpus_known_milli = host.inventory.cpus_milli();
   if (counts) share.cpus_milli = host.inventory.cpus_milli();
   for (int d = 0; share.flavour >= 0 && d < host.inventory.devices_size(); ++d) {

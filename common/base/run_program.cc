@@ -1,0 +1,134 @@
+#include "common/base/run_program.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/files.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kErrorBytes = 500;        // of standard error, its end
+constexpr int64_t kCancelIntervalNs = 100 * kMillisecond;
+
+// Both ends are closed in programs.
+struct Pipe {
+  int read = -1, write = -1;
+  ~Pipe() {
+    for (const int fd : {read, write}) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
+  bool Open() {
+    int fds[2];
+    if (::pipe2(fds, O_CLOEXEC) != 0) return false;
+    read = fds[0];
+    write = fds[1];
+    return ::fcntl(read, F_SETFL, O_NONBLOCK) == 0;
+  }
+  void CloseWrite() {
+    ::close(write);
+    write = -1;
+  }
+  // What is there now; closes at the end.
+  void Drain(size_t most, bool keep_end, std::string* out) {
+    char buffer[16384];
+    while (read >= 0) {
+      const ssize_t got = ::read(read, buffer, sizeof buffer);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0) {
+        ::close(read);
+        read = -1;
+        return;
+      }
+      const size_t room = keep_end ? static_cast<size_t>(got) : std::min(static_cast<size_t>(got), most - out->size());
+      out->append(buffer, room);
+      if (keep_end && out->size() > most) out->erase(0, out->size() - most);
+    }
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
+  Pipe out, err;
+  if (!out.Open() || !err.Open()) return ErrnoStatus(errno, "pipe");
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, out.write, 1);
+  ::posix_spawn_file_actions_adddup2(&actions, err.write, 2);
+  ::posix_spawnattr_init(&attributes);
+  sigset_t none, all;
+  ::sigemptyset(&none);
+  ::sigfillset(&all);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setsigdefault(&attributes, &all);
+  ::posix_spawnattr_setpgroup(&attributes, 0);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  std::vector<char*> words, variables;
+  for (const std::string& word : options.argv) words.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& variable : options.environment) variables.push_back(const_cast<char*>(variable.c_str()));
+  words.push_back(nullptr);
+  variables.push_back(nullptr);
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, words[0], &actions, &attributes, words.data(), options.environment.empty() ? environ : variables.data());
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) return ErrnoStatus(error, options.argv[0]);
+  out.CloseWrite();
+  err.CloseWrite();
+  const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+
+  ProgramEnd end;
+  std::string said;
+  const int64_t until_ns = RealClock()->MonotonicNs() + options.time_limit_ns;
+  bool ended = false, late = false, cancelled = false;
+  while (!ended && !late && !cancelled) {
+    int64_t wait_ns = until_ns - RealClock()->MonotonicNs();
+    late = options.time_limit_ns > 0 && wait_ns <= 0;
+    cancelled = options.cancel != nullptr && *options.cancel;
+    if (late || cancelled) break;
+    if (options.time_limit_ns == 0 || options.cancel != nullptr || pidfd < 0) wait_ns = kCancelIntervalNs;
+    pollfd ready[3] = {{pidfd, POLLIN, 0}, {out.read, POLLIN, 0}, {err.read, POLLIN, 0}};
+    ::poll(ready, 3, static_cast<int>(std::min<int64_t>(wait_ns, kMinute) / kMillisecond) + 1);
+    siginfo_t info{};
+    ended = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+    out.Drain(options.most_bytes, /*keep_end=*/false, &end.output);
+    err.Drain(kErrorBytes, /*keep_end=*/true, &said);
+  }
+  if (!ended) ::kill(-pid, SIGKILL);       // not reaped yet: the group's number is still its own
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (pidfd >= 0) ::close(pidfd);
+  end.exit_code = ended && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  if (late) {
+    end.why = absl::StrCat("no end within ", FormatDuration(options.time_limit_ns));
+  } else if (cancelled) {
+    end.why = "given up";
+  } else if (end.exit_code < 0) {
+    end.why = absl::StrCat("killed by signal ", WTERMSIG(status));
+  } else if (end.exit_code > 0) {
+    end.why = absl::StrCat("exit ", end.exit_code);
+  }
+  const std::string words_said(absl::StripAsciiWhitespace(said));
+  if (!end.why.empty() && !words_said.empty()) absl::StrAppend(&end.why, ": ", words_said);
+  return end;
+}
+
+}  // namespace muster

@@ -1,0 +1,68 @@
+#include "common/base/run_program.h"
+
+#include <gtest/gtest.h>
+
+#include "common/base/clock.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+ProgramEnd End(std::vector<std::string> argv, int64_t limit_ns = 20 * kSecond) {
+  ProgramOptions options;
+  options.argv = std::move(argv);
+  options.time_limit_ns = limit_ns;
+  const absl::StatusOr<ProgramEnd> end = RunProgram(options);
+  EXPECT_TRUE(end.ok()) << end.status();
+  return end.value_or(ProgramEnd());
+}
+
+TEST(RunProgram, SaysHowItEndedAndWhatItSaid) {
+  const struct {
+    const char* script;
+    int exit_code;
+    const char* output;
+    const char* why;
+  } cases[] = {
+      {"echo done", 0, "done\n", ""},
+      {"echo no chassis >&2; exit 3", 3, "", "exit 3: no chassis"},
+      {"kill -9 $$", -1, "", "killed by signal 9"},
+      {"sleep 60 & echo left", 0, "left\n", ""},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.script);
+    const ProgramEnd end = End({"/bin/sh", "-c", c.script});
+    EXPECT_EQ(end.exit_code, c.exit_code);
+    EXPECT_EQ(end.output, c.output);
+    EXPECT_EQ(end.why, c.why);
+  }
+}
+
+TEST(RunProgram, GivesItsWordsAsTheyAre) { EXPECT_EQ(End({"/bin/echo", "$(id); 'a b'", "*"}).output, "$(id); 'a b' *\n"); }
+
+TEST(RunProgram, KillsWhatTakesTooLongWithWhatItStarted) {
+  const int64_t began_ns = RealClock()->MonotonicNs();
+  const ProgramEnd end = End({"/bin/sh", "-c", "echo waits >&2; sleep 60; true"}, 200 * kMillisecond);
+  EXPECT_EQ(end.exit_code, -1);
+  EXPECT_EQ(end.why, "no end within 200ms: waits");
+  EXPECT_LT(RealClock()->MonotonicNs() - began_ns, 20 * kSecond);
+}
+
+TEST(RunProgram, KeepsNoMoreThanItWasTold) {
+  ProgramOptions options;
+  options.argv = {"/bin/sh", "-c", "yes | head -c 1000000; echo over >&2"};
+  options.most_bytes = 10;
+  const absl::StatusOr<ProgramEnd> end = RunProgram(options);
+  ASSERT_TRUE(end.ok());
+  EXPECT_EQ(end->output.size(), 10u);
+  EXPECT_EQ(end->exit_code, 0);
+}
+
+TEST(RunProgram, SaysWhatCannotBeStarted) {
+  ProgramOptions options;
+  options.argv = {"/nonexistent/ipmi"};
+  EXPECT_FALSE(RunProgram(options).ok());
+}
+
+}  // namespace
+}  // namespace muster

@@ -83,10 +83,7 @@ std::optional<PlannedGang> Round::PlaceNow(int32_t b, int32_t cell, int32_t work
 void Round::Start(int32_t b, int32_t cell, int32_t workers, PlannedGang gang) {
   const Base& base = m_.bases[b];
   if (base.may_be_lost && !base.wants_place()) {
-    const bool all_over = std::all_of(base.current->parts.begin(), base.current->parts.end(), [&](const PartRow& part) {
-      return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
-    });
-    if (!all_over) {
+    if (!AllOver(*base.current)) {
       if (base.running()) Stop(base, pb::HOST_LOST, "a host of the gang can't be reached; it starts elsewhere", 0);
       return Hold(b, cell, workers, std::move(gang));
     }
@@ -137,9 +134,18 @@ void Round::KeepHeld() {
     const int32_t workers = std::min(held.workers, base.entitled_workers());
     if (workers < base.min_workers) continue;
     PlannedGang gang = workers == held.workers ? held.parts : Shortened(*base.spec, held.parts, workers);
-    if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) continue;
+    // What a gang with lost members still has it gives up only for its next attempt: nobody else's meanwhile.
+    const size_t future_mark = future_.Mark(), mark = now_.Mark();
+    const bool own = !base.wants_place() && base.may_be_lost;
+    if (own) future_.Release(*base.job, base.ref.task, *base.current);
+    if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) {
+      future_.UndoTo(future_mark);
+      continue;
+    }
+    if (own && AllOver(*base.current)) now_.Release(*base.job, base.ref.task, *base.current);
     const bool starts = (base.wants_place() ? base.backoff_until_ns <= now_ns_ : base.may_be_lost) && now_.Fits(*base.spec, gang) &&
                         WithinLimits(base, base.charge, workers, use_now_);
+    if (!starts) now_.UndoTo(mark);
     if (starts) {
       Start(b, base.charge, workers, std::move(gang));
     } else {
@@ -238,6 +244,7 @@ void Round::PlaceOne(int32_t b) {
     from_future(std::clamp(base.current->next_workers, base.min_workers, base.entitled_workers()));
     return;
   }
+  if (base.may_be_lost && !base.wants_place() && StartWithSpares(b)) return;
   if (base.backoff_until_ns > now_ns_) {
     LookAt(base.backoff_until_ns);
     ReserveFrom(b, base.backoff_until_ns, /*drain=*/false);
@@ -261,6 +268,82 @@ void Round::PlaceOne(int32_t b) {
     LookAt(base.row->waiting_since_ns + options_.min_runtime_ns);
   }
   ReserveFrom(b, now_ns_, claim == Claim::kTooMany);
+}
+
+bool Round::AllOver(const AttemptRow& attempt) const {
+  return std::all_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
+    return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
+  });
+}
+
+bool Round::StartWithSpares(int32_t b) {
+  const Base& base = m_.bases[b];
+  const int32_t workers = std::min(base.workers, base.entitled_workers());
+  if (base.current->parts.size() < 2 || base.charge != base.bound_cell || workers < base.min_workers) return false;
+  if (!WithinLimits(base, base.charge, workers, use_future_)) return false;
+  std::optional<PlannedGang> gang = PlaceWithSpares(base, workers);
+  if (!gang.has_value()) return false;
+  if (base.stopping) future_.Release(*base.job, base.ref.task, *base.current);   // of what runs Stop does it
+  if (AllOver(*base.current)) {
+    const size_t mark = now_.Mark();
+    now_.Release(*base.job, base.ref.task, *base.current);
+    if (!now_.Fits(*base.spec, *gang) || !WithinLimits(base, base.charge, workers, use_now_)) {
+      now_.UndoTo(mark);
+      Hold(b, base.charge, workers, *std::move(gang));
+      return true;
+    }
+    if (base.running()) future_.Release(*base.job, base.ref.task, *base.current);
+  }
+  Start(b, base.charge, workers, *std::move(gang));
+  return true;
+}
+
+// The other members stay where they are: what their hosts have cached is of use, and nobody else can take their devices meanwhile. Where
+// the task has to be together and no spare is near, the gang's whole place is looked for anew, its own devices among what is free.
+std::optional<PlannedGang> Round::PlaceWithSpares(const Base& base, int32_t workers) {
+  const Cell& cell = m_.cells[base.charge];
+  const size_t mark = future_.Mark();
+  BlockUnlent(&future_, base.charge, base, EndIfStarted(base));
+  future_.Release(*base.job, base.ref.task, *base.current);
+  PlannedGang stays;
+  int32_t missing = 0;
+  size_t at = 0;                       // where the first missing part was
+  for (const PartRow& part : base.current->parts) {
+    HostSlice slice{part.host, part.workers, part.devices, part.device_milli};
+    if (future_.Fits(*base.spec, {slice})) {
+      future_.Take(*base.spec, {slice});
+      stays.push_back(std::move(slice));
+    } else {
+      if (missing == 0) at = stays.size();
+      missing += part.workers;
+    }
+  }
+  std::optional<PlannedGang> gang;
+  if (!stays.empty()) {
+    const std::vector<HostId> avoid = HostsToAvoid(*base.job);
+    const pb::TopologyLevel required = base.spec->topology().required();
+    const bool anywhere = required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER;
+    if (missing > 0 && anywhere && workers == base.workers) {
+      std::vector<HostId> others = avoid;
+      for (const HostSlice& part : stays) others.push_back(part.host);
+      std::sort(others.begin(), others.end());
+      others.erase(std::unique(others.begin(), others.end()), others.end());
+      std::optional<PlannedGang> spares = future_.Place(*base.spec, missing, cell, others);
+      const auto apart = [&](const HostSlice& spare) {
+        return std::none_of(stays.begin(), stays.end(), [&](const HostSlice& part) { return part.host == spare.host; });
+      };
+      if (spares.has_value() && std::all_of(spares->begin(), spares->end(), apart)) {
+        gang = stays;
+        gang->insert(gang->begin() + static_cast<ptrdiff_t>(at), spares->begin(), spares->end());
+      }
+    }
+    if (!gang.has_value()) {
+      future_.GiveBack(*base.spec, stays);
+      gang = future_.Place(*base.spec, workers, cell, avoid);
+    }
+  }
+  future_.UndoTo(mark);
+  return gang;
 }
 
 // Elastic gangs start at what fits: once every base has its place, the new ones take what S grants them and is free.
@@ -426,10 +509,7 @@ Plan Round::Run() {
   for (const int32_t b : m_.stopping) {
     const Base& base = m_.bases[b];
     if (!base.ends || !base.may_be_lost) continue;
-    const bool all_over = std::all_of(base.current->parts.begin(), base.current->parts.end(), [&](const PartRow& part) {
-      return part.over() || s_.host(part.host).state == pb::HOST_UNREACHABLE;
-    });
-    if (!all_over) continue;
+    if (!AllOver(*base.current)) continue;
     Lose(base, "the job ends without it");
     std::erase_if(placed_, [&](const Placed& placed) { return m_.bases[placed.base].job == base.job; });
   }

@@ -296,6 +296,71 @@ TEST(Decide, LosesWhatWaitsForItsHostOnceSomebodySaysThatItIsOff) {
   EXPECT_TRUE(system.state.host(first).confirmed_off_by.empty()) << "it speaks: the word no longer holds";
 }
 
+// A gang over three of four hosts, of which one can't be reached any more, beside a job that waits for two of them.
+TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
+  for (const bool fails : {false, true}) {
+    SCOPED_TRACE(fails ? "its members fail for it" : "its members notice nothing");
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+    JobBuilder builder("q");
+    builder.Workers(3).Gpus(2);
+    builder.task()->set_trainer_json("{}");
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    const auto hosts = [&] {
+      std::vector<HostId> found;
+      for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts) found.push_back(part.host);
+      return found;
+    };
+    const std::vector<HostId> first = hosts();
+    ASSERT_EQ(first.size(), 3u);
+    JobBuilder other("q");
+    const uint64_t waits = other.Workers(2).Gpus(2).SubmitTo(&system);
+    Go(&system);
+    system.Step(60);
+    system.HostState("c", system.state.host(first[1]).name, pb::HOST_UNREACHABLE);
+    if (fails) {
+      for (const size_t part : {0, 2}) system.Do(Report(system.state, job, 0, 1, part, pb::EXITED, 1));
+      Go(&system);
+    }
+    Go(&system);
+    EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+    ASSERT_NE(TaskOf(system.state, job).reservation, nullptr) << "what its next attempt gets is nobody else's";
+    for (const size_t part : {0, 2}) {
+      EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 1u);
+      EXPECT_EQ(TaskOf(system.state, waits).state, pb::TASK_WAITING);
+      system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
+      Go(&system);
+    }
+    ASSERT_EQ(TaskOf(system.state, job).attempts.size(), 2u);
+    EXPECT_EQ(TaskOf(system.state, job).attempts[0].cause, pb::HOST_LOST);
+    const std::vector<HostId> second = hosts();
+    ASSERT_EQ(second.size(), 3u);
+    EXPECT_EQ(second[0], first[0]);
+    EXPECT_EQ(second[2], first[2]);
+    EXPECT_EQ(std::count(first.begin(), first.end(), second[1]), 0);
+    EXPECT_EQ(TaskOf(system.state, job).restarts_used, 0);
+    EXPECT_EQ(TaskOf(system.state, waits).state, pb::TASK_WAITING);
+  }
+}
+
+// Without a spare it keeps running where it is: its devices are not given up for a place that doesn't exist.
+TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.Workers(3).Gpus(2);
+  builder.task()->set_trainer_json("{}");
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  system.Step(60);
+  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[1].host).name, pb::HOST_UNREACHABLE);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+}
+
 TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 5, 1).Queue("q");

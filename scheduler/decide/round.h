@@ -83,6 +83,12 @@ class Round {
   void StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held);
   void PlaceEntitled();
   void PlaceOne(int32_t b);
+  // Of a gang whose members may be lost, some of them: a place for it from what is free, is being given back, and its own. True: it
+  // starts there or holds it.
+  bool StartWithSpares(int32_t b);
+  std::optional<PlannedGang> PlaceWithSpares(const Base& base, int32_t workers);
+  // Its reachable members have left: what it held is free once the others are declared lost.
+  bool AllOver(const AttemptRow& attempt) const;
   void Start(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);
   void Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);
   void ExtendPlaced();

@@ -119,6 +119,10 @@ class FakeScheduler final : public pb::AgentService::Service {
     refusals_ = hellos;
     if (context_ != nullptr) context_->TryCancel();
   }
+  int hellos() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return hellos_;
+  }
   pb::Hello hello() {
     std::lock_guard<std::mutex> lock(mutex_);
     return hello_;
@@ -158,7 +162,9 @@ class AgentTest : public ::testing::Test {
   void StartAgent() {
     const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-agent";
     std::vector<std::string> words = {"muster-agent", "--server", "unix://" + directory_ + "/s.sock", "--cluster", "lab", "--host", "a", "--state-dir",
-                                      directory_ + "/state", "--inventory", directory_ + "/host.yaml", "--single-user"};
+                                      directory_ + "/state", "--single-user"};
+    if (declared_) words.insert(words.end(), {"--inventory", directory_ + "/host.yaml"});
+    words.insert(words.end(), flags_.begin(), flags_.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -213,6 +219,8 @@ class AgentTest : public ::testing::Test {
   std::string directory_;
   std::unique_ptr<FakeScheduler> scheduler_;
   pid_t agent_ = -1;
+  std::vector<std::string> flags_;
+  bool declared_ = true;
   std::vector<pb::AttemptKey> started_;
 };
 
@@ -291,6 +299,91 @@ TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
   ASSERT_TRUE(scheduler_->WaitForHello(2));
   EXPECT_NE(scheduler_->hello().state_id(), lost);
   EXPECT_FALSE(std::filesystem::exists(ours)) << "it runs, and nobody knows of it";
+}
+
+// The shim of the one attempt that runs; 0: none.
+pid_t ShimOf(const std::string& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string words = ReadFile(entry.path().string() + "/cmdline").value_or("");
+    if (words.rfind("muster-shim", 0) == 0 && words.find(directory) != std::string::npos) return static_cast<pid_t>(std::stol(entry.path().filename()));
+  }
+  return 0;
+}
+
+TEST_F(AgentTest, WhatGotAwayFromItsShimIsKilledBeforeTheAttemptIsGone) {
+  flags_ = {"--no-pid-namespace"};
+  KillAgent(SIGKILL);
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  if (scheduler_->hello().inventory().isolation().find("no control groups") != std::string::npos) GTEST_SKIP() << scheduler_->hello().inventory().isolation();
+  // Neither its group, nor its session, nor its environment says whose it is.
+  const pb::AttemptKey key = Launch("main", "env -i setsid sleep 1000 & echo $! > $MUSTER_JOB_DIR/pid; wait");
+  ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
+  const pid_t stray = static_cast<pid_t>(std::stol(Read("job/pid")));
+  ASSERT_EQ(::kill(stray, 0), 0);
+  const pid_t shim = ShimOf(directory_);
+  ASSERT_GT(shim, 0);
+  ::kill(shim, SIGKILL);
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  EXPECT_NE(::kill(stray, 0), 0) << "it has the attempt's devices, and nobody knows of it";
+}
+
+TEST_F(AgentTest, AProgramThatTakesMoreMemoryThanItsTaskStatesIsKilledAndThatIsToldForCertain) {
+  if (scheduler_->hello().inventory().isolation().find("memory limits") == std::string::npos ||
+      scheduler_->hello().inventory().isolation().find("no memory limits") != std::string::npos) {
+    GTEST_SKIP() << scheduler_->hello().inventory().isolation();
+  }
+  pb::SchedulerMessage message = PrepareMessage("main", "echo begins; head -c 400000000 /dev/zero | tail -c 399999999 > /dev/null; echo never", true);
+  message.mutable_prepare()->mutable_task()->mutable_resources()->set_memory_bytes(int64_t{64} << 20);
+  started_.push_back(message.prepare().key());
+  scheduler_->Send(message);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(started_.back(), pb::GONE, &report));
+  ASSERT_EQ(report.exits_size(), 1);
+  EXPECT_TRUE(report.exits(0).oom());
+  EXPECT_EQ(report.exits(0).cause(), pb::OUT_OF_MEMORY);
+  EXPECT_NE(report.exits(0).detail().find("memory limit"), std::string::npos) << report.exits(0).detail();
+}
+
+TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
+  KillAgent(SIGKILL);
+  std::filesystem::create_directory(directory_ + "/nvml");
+  std::ofstream(directory_ + "/nvml/devices") << "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n";
+  ::setenv("FAKE_NVML", (directory_ + "/nvml").c_str(), 1);
+  ::setenv("LD_LIBRARY_PATH", MUSTER_FAKE_NVML_DIR, 1);
+  declared_ = false;
+  StartAgent();
+  ::unsetenv("FAKE_NVML");
+  ::unsetenv("LD_LIBRARY_PATH");
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  ASSERT_EQ(scheduler_->hello().inventory().flavour(), "h100-80g");
+  pb::SchedulerMessage message = PrepareMessage("main", "while [ ! -e $MUSTER_JOB_DIR/go$RANK ]; do sleep 0.02; done; exit 1", true);
+  message.mutable_prepare()->mutable_here()->add_devices(0);
+  message.mutable_prepare()->mutable_here()->add_devices(1);
+  message.mutable_prepare()->set_processes_per_worker(2);
+  const pb::AttemptKey key = message.prepare().key();
+  started_.push_back(key);
+  scheduler_->Send(message);
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::STARTED));
+  const auto tell = [&](const char* line) { std::ofstream(directory_ + "/nvml/events", std::ios::app) << line << "\n"; };
+  tell("0|8|31");                               // the program's own
+  tell("1|8|94");                               // of the device, which goes on
+  pb::AgentMessage told;
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_fault(); }, &told));
+  EXPECT_EQ(told.fault().device(), 1);
+  EXPECT_EQ(told.fault().code(), 94);
+  EXPECT_EQ(scheduler_->hellos(), 2);
+  tell("1|8|79");                               // it has to be reset
+  ASSERT_TRUE(scheduler_->WaitForHello(3));
+  EXPECT_FALSE(scheduler_->hello().inventory().devices(1).healthy());
+  EXPECT_EQ(scheduler_->hello().inventory().devices(1).fault(), "Xid 79 on GPU 1");
+  EXPECT_TRUE(scheduler_->hello().inventory().devices(0).healthy());
+  std::ofstream(directory_ + "/job/go1") << "go";
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  ASSERT_EQ(report.exits_size(), 2);
+  EXPECT_EQ(report.exits(1).cause(), pb::DEVICE_FAILURE);
+  EXPECT_NE(report.exits(1).detail().find("Xid"), std::string::npos);
 }
 
 TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {

@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -21,6 +23,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/daemon/connection.h"
+#include "agent/failures/rules.h"
 #include "agent/host/inventory.h"
 #include "agent/host/logs.h"
 #include "agent/reconcile/reconciler.h"
@@ -30,6 +33,7 @@
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
+#include "common/base/rank_devices.h"
 #include "common/base/units.h"
 
 namespace muster::agent {
@@ -40,6 +44,8 @@ constexpr int64_t kSweepWithoutInotify = 20 * kMillisecond;
 constexpr int64_t kStrayCheck = 20 * kMillisecond;
 constexpr int64_t kLogInterval = 30 * kMillisecond;    // of followed logs
 constexpr int64_t kPruneInterval = kHour;
+constexpr int64_t kDeviceInterval = 200 * kMillisecond; // the driver is waited for so long at once
+constexpr size_t kDeviceEventsKept = 256;
 constexpr int64_t kLogChunkBytes = 256 << 10;
 constexpr size_t kLogQueueBytes = 4 << 20;
 constexpr size_t kLogRequests = 256;
@@ -53,6 +59,13 @@ struct LogReader {
   std::map<int32_t, LogCursor> cursors;
 };
 
+// A critical error that the driver told of.
+struct DeviceEvent {
+  int32_t device = 0;
+  std::string text;
+  int64_t at_ns = 0;                                 // Unix time
+};
+
 // One attempt whose shim is, or may be, alive.
 struct Watched {
   int directory_watch = -1;
@@ -64,7 +77,7 @@ struct Watched {
 
 class Agent final : public Sender {
  public:
-  Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, int signals);
+  Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, HostCgroups cgroups, int signals);
   ~Agent() override;
 
   absl::Status Run();
@@ -76,6 +89,8 @@ class Agent final : public Sender {
   void OnIncoming(Incoming incoming);
   void OnMessage(const v1::SchedulerMessage& message);
   void Heartbeat();
+  void OnDeviceEvent(const Nvml::Event& event);
+  DeviceEvents EventsOf(const AttemptRecord& record) const;
   void WatchAttempts();
   void WatchCommanded(const AttemptId& id);
   void Watch(const AttemptId& id);
@@ -98,7 +113,12 @@ class Agent final : public Sender {
   std::mutex mutex_;
   std::deque<Incoming> inbox_;                       // guarded by mutex_
   std::unique_ptr<v1::Inventory> new_inventory_;     // guarded by mutex_
+  std::deque<Nvml::Event> device_events_;            // guarded by mutex_
   std::thread schema_;
+  std::thread devices_;                              // waits for device_events_
+  std::atomic<bool> stopping_ = false;
+  std::vector<DeviceEvent> told_;                    // by the driver; the newest last
+  std::map<int32_t, std::string> broken_;            // devices that have to be reset, and why
   uint64_t generation_ = 0;
   bool open_ = false;                                // a stream is there, welcomed or not
   std::string last_reason_;
@@ -131,6 +151,12 @@ const v1::AttemptKey* CommandedKey(const v1::SchedulerMessage& message) {
   }
 }
 
+void MarkBroken(int32_t device, const std::string& why, v1::Inventory* inventory) {
+  if (device >= inventory->devices_size()) return;
+  inventory->mutable_devices(device)->set_healthy(false);
+  inventory->mutable_devices(device)->set_fault(why);
+}
+
 void AddToEpoll(int epoll, int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
@@ -142,8 +168,8 @@ Identity IdentityOf(const AgentOptions& options, const StateDirectory& state) {
   return Identity{options.cluster, options.host, state.state_id(), options.launch.boot_id};
 }
 
-Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, int signals)
-    : options_(options), state_(std::move(state)), inventory_(options.inventory), processes_(state_.get(), options.launch, options.ports), signals_(signals) {
+Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, HostCgroups cgroups, int signals)
+    : options_(options), state_(std::move(state)), inventory_(options.inventory), processes_(state_.get(), options.launch, options.ports, std::move(cgroups)), signals_(signals) {
   for (const AttemptRecord& record : records) {
     if (record.port > 0 && !record.gone()) processes_.TakePort(record.id, record.port);
   }
@@ -158,8 +184,11 @@ Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
 }
 
 Agent::~Agent() {
+  stopping_ = true;
   connection_.reset();
-  if (schema_.joinable()) schema_.join();
+  for (std::thread* thread : {&schema_, &devices_}) {
+    if (thread->joinable()) thread->join();
+  }
   for (const int fd : {epoll_, inbox_ready_, inotify_}) {
     if (fd >= 0) ::close(fd);
   }
@@ -181,13 +210,17 @@ void Agent::TakeIncoming() {
   uint64_t count = 0;
   if (::read(inbox_ready_, &count, sizeof count) < 0) return;
   std::deque<Incoming> taken;
+  std::deque<Nvml::Event> events;
   std::unique_ptr<v1::Inventory> inventory;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     taken.swap(inbox_);
+    events.swap(device_events_);
     inventory = std::move(new_inventory_);
   }
+  for (const Nvml::Event& event : events) OnDeviceEvent(event);
   if (inventory != nullptr) {
+    for (const auto& [device, why] : broken_) MarkBroken(device, why, inventory.get());
     const bool changed = inventory->SerializeAsString() != inventory_.SerializeAsString();
     inventory_ = *inventory;
     if (changed) connection_->Restart();  // the next Hello tells of it
@@ -249,6 +282,37 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
     return;
   }
   if (const v1::AttemptKey* key = CommandedKey(message); key != nullptr) WatchCommanded(IdOf(*key));
+}
+
+// A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and say nothing of the device.
+void Agent::OnDeviceEvent(const Nvml::Event& event) {
+  const std::string text = absl::StrCat("Xid ", event.xid, " on GPU ", event.device);
+  const int64_t now_ns = RealClock()->WallNs();
+  LogWarn("critical error of a device", {{"device", event.device}, {"xid", event.xid}});
+  told_.push_back({event.device, text, now_ns});
+  if (told_.size() > kDeviceEventsKept) told_.erase(told_.begin());
+  if (!XidBlamesDevice(event.xid)) return;
+  reconciler_->OnFault(event.device, event.xid, text, now_ns);
+  if (!XidNeedsReset(event.xid)) return;
+  // It serves nobody before it was reset: then this agent is started anew, and looks.
+  if (!broken_.emplace(event.device, text).second) return;
+  MarkBroken(event.device, text, &inventory_);
+  if (connection_ != nullptr) connection_->Restart();
+}
+
+// By rank what the driver said of its devices since the attempt began.
+DeviceEvents Agent::EventsOf(const AttemptRecord& record) const {
+  DeviceEvents events;
+  const v1::Placement& here = record.prepare.here();
+  const int32_t processes = std::max(1, record.prepare.processes_per_worker());
+  for (int32_t rank = here.first_group_rank() * processes; !told_.empty() && rank < (here.first_group_rank() + here.workers()) * processes; ++rank) {
+    const auto [first, last] = RankDevices(rank, processes, here.first_group_rank(), here.workers(), here.devices_size());
+    for (const DeviceEvent& event : told_) {
+      if (event.at_ns < record.start_ns || record.start_ns == 0) continue;
+      if (std::find(here.devices().begin() + first, here.devices().begin() + last, event.device) != here.devices().begin() + last) events[rank].push_back(event.text);
+    }
+  }
+  return events;
 }
 
 // A command may have begun or ended what it is about.
@@ -336,22 +400,27 @@ void Agent::Refresh(const AttemptId& id) {
       AddToEpoll(epoll_, watched.pidfd);
     }
   }
-  if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), &watched.events_read, &watched.news); !status.ok()) {
+  if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), EventsOf(*record), &watched.events_read, &watched.news); !status.ok()) {
     LogError("shim's files", {{"error", std::string(status.message())}});
     return;
   }
   watched.news.alive = pid > 0;
   strays_.erase(id);
-  if (pid == 0 && watched.news.claim == Claim::kStarted && !watched.news.final && !record->gone() && record->boot_id == options_.launch.boot_id &&
-      processes_.KillStrays(id)) {
-    watched.news.alive = true;  // not gone before they are
-    strays_.insert(id);
-  }
   const bool was_gone = record->gone();
-  reconciler_->OnShim(id, watched.news, RealClock()->WallNs());
+  if (pid == 0 && watched.news.claim == Claim::kStarted && !was_gone && record->boot_id == options_.launch.boot_id &&
+      processes_.KillStrays(id, /*ended=*/watched.news.final)) {
+    ShimNews news = watched.news;   // not gone before they are
+    news.alive = true;
+    news.final = false;
+    strays_.insert(id);
+    reconciler_->OnShim(id, news, RealClock()->WallNs());
+  } else {
+    reconciler_->OnShim(id, watched.news, RealClock()->WallNs());
+  }
   record = reconciler_->Find(id);
   if (!was_gone && record != nullptr && record->gone()) {
     processes_.ReleasePort(id);
+    processes_.RemoveCgroup(id);
     LogInfo("attempt ended", {{"job", id.job_uid}, {"task", id.task}, {"attempt", id.attempt}, {"detail", record->detail}});
   }
 }
@@ -466,6 +535,20 @@ absl::Status Agent::Run() {
     const uint64_t one = 1;
     if (::write(inbox_ready_, &one, sizeof one) < 0) return;
   });
+  if (options_.nvml != nullptr && options_.nvml->Watch()) {
+    devices_ = std::thread([this] {
+      while (!stopping_) {
+        const std::optional<Nvml::Event> event = options_.nvml->Next(kDeviceInterval);
+        if (!event.has_value()) continue;
+        {
+          std::lock_guard<std::mutex> lock(mutex_);
+          device_events_.push_back(*event);
+        }
+        const uint64_t one = 1;
+        if (::write(inbox_ready_, &one, sizeof one) < 0) continue;   // full: it is ready anyway
+      }
+    });
+  }
   connection_ = std::make_unique<Connection>(options_.server, options_.single_user, [this](Incoming incoming) { Post(std::move(incoming)); });
   while (refused_.empty()) {
     const int64_t wait_ns = std::max<int64_t>(0, NextWakeNs() - RealClock()->BootNs());
@@ -522,13 +605,20 @@ absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirector
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   const int signals = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  HostCgroups cgroups(options.cgroup, state->path());
+  AgentOptions with = options;
+  with.inventory.set_isolation(absl::StrCat(options.launch.pid_namespace && ::geteuid() == 0 ? "PID namespaces, " : "process groups, ", cgroups.described()));
+  LogInfo("attempts are kept apart", {{"by", with.inventory.isolation()}});
   // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the first Hello it is no more.
   if (state->fresh()) {
     if (const int ended = EndForgottenShims(state->path()); ended > 0) LogWarn("ended shims of a lost state directory", {{"shims", ended}});
   }
   absl::StatusOr<std::vector<AttemptRecord>> records = state->Load();
   if (!records.ok()) return records.status();
-  const absl::Status status = Agent(options, std::move(state), *std::move(records), signals).Run();
+  std::vector<std::string> known;
+  for (const AttemptRecord& record : *records) known.push_back(DirectoryName(record.id));
+  if (const int ended = cgroups.EndAllBut(known); ended > 0) LogWarn("ended what ran in control groups of attempts that nobody knows", {{"groups", ended}});
+  const absl::Status status = Agent(with, std::move(state), *std::move(records), std::move(cgroups), signals).Run();
   ::close(signals);
   return status;
 }

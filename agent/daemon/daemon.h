@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "agent/host/nvml.h"
 #include "agent/host/processes.h"
 #include "agent/host/state_dir.h"
 #include "muster/v1/cluster.pb.h"
@@ -19,6 +20,8 @@ struct AgentOptions {
   v1::Inventory inventory;
   LaunchHost launch;
   PortRange ports;
+  std::string cgroup;          // HostCgroups
+  std::shared_ptr<Nvml> nvml;  // what tells of the devices' errors; nullptr: nothing
   Retention retention;
 };
 

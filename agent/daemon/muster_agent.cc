@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
   app.add_option("--log-files", options.launch.log_files, "Files kept of a running rank's log")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--keep-attempts", options.retention.attempts, "Finished attempts whose logs are kept")->check(CLI::Range(0, 1000000))->capture_default_str();
   app.add_option("--keep-logs", keep_logs, "How long logs of finished attempts are kept")->capture_default_str();
+  app.add_option("--cgroup", options.cgroup, "Version 2 control group below which attempts get their own: a directory, or none. Default: the agent's own group");
   app.add_flag("--no-pid-namespace", no_pid_namespace, "Do without a PID namespace even where there is the right to make one");
   app.add_option("--log-level", log_level, "debug, info, warn or error")->capture_default_str();
   app.set_version_flag("--version", kVersion);
@@ -87,7 +88,8 @@ int main(int argc, char** argv) {
   state_directory = std::filesystem::absolute(state_directory).lexically_normal().string();
   auto state = muster::agent::StateDirectory::Open(state_directory);
   if (!state.ok()) return Fail(std::string(state.status().message()));
-  auto found = muster::agent::FindInventory(inventory, state_directory);
+  if (inventory.empty()) options.nvml = muster::agent::Nvml::Load();
+  auto found = muster::agent::FindInventory(inventory, state_directory, options.nvml.get());
   if (!found.ok()) return Fail(std::string(found.status().message()));
   options.inventory = *found;
   if (options.inventory.address().empty()) options.inventory.set_address(address);

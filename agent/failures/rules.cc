@@ -275,4 +275,10 @@ bool XidBlamesDevice(int xid) {
   return std::find(kOfDevice.begin(), kOfDevice.end(), xid) != kOfDevice.end();
 }
 
+bool XidNeedsReset(int xid) {
+  // Uncorrectable ECC, halted microcontroller, failed row remapping, fallen off the bus, uncontained ECC, GSP, failed initialization, fatal.
+  static constexpr std::array kReset = {48, 61, 62, 64, 79, 95, 119, 120, 140, 143, 158};
+  return std::find(kReset.begin(), kReset.end(), xid) != kReset.end();
+}
+
 }  // namespace muster

@@ -31,5 +31,7 @@ std::span<const Rule> FailureRules();
 
 // What an NVIDIA driver's Xid means for who is to blame (NVIDIA, "XID Errors", table of causes): false = the program's own.
 bool XidBlamesDevice(int xid);
+// After it the device serves nobody until it, or its host, was reset (the same document, "immediate action": reset, reboot, or RMA).
+bool XidNeedsReset(int xid);
 
 }  // namespace muster

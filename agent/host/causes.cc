@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "agent/failures/classify.h"
 #include "agent/host/logs.h"
@@ -31,14 +30,14 @@ v1::Cause CauseOf(FailureClass cls) {
 
 }  // namespace
 
-void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits) {
+void TellCauses(const std::string& logs, const DeviceEvents& events, std::vector<v1::WorkerExit>* exits) {
   for (v1::WorkerExit& exit : *exits) {
     if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
-    const bool died_of_signal = exit.signal() > 0 && absl::StartsWith(exit.detail(), "killed by SIG");  // the shim's words for it
-    if (!exit.detail().empty() && !died_of_signal) continue;
+    if (!exit.own() && !exit.detail().empty()) continue;   // the shim said why; one of the release before says nothing else of a program's own end
     int64_t dropped = 0;
     const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
     EndFacts facts{.exit_code = exit.exit_code(), .signal = exit.signal(), .cgroup_oom = exit.oom(), .events = {}, .tail = {}};
+    if (const auto told = events.find(exit.rank()); told != events.end()) facts.events.assign(told->second.begin(), told->second.end());
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find('\n', at), text.size());
       facts.tail.push_back(std::string_view(text).substr(at, end - at));
@@ -47,7 +46,7 @@ void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits) {
     const Failure failure = Classify(facts);
     exit.set_cause(CauseOf(failure.cls));
     if (failure.because.empty()) continue;
-    const std::string how = died_of_signal ? exit.detail() : absl::StrCat("exit ", exit.exit_code());
+    const std::string how = exit.signal() > 0 && !exit.detail().empty() ? exit.detail() : absl::StrCat("exit ", exit.exit_code());
     exit.set_detail(absl::StrCat(how, ": ", failure.because));
   }
 }

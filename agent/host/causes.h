@@ -1,6 +1,8 @@
 // What ended the processes of an attempt that failed, told from the last lines of their logs (agent/failures).
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,8 +10,11 @@
 
 namespace muster::agent {
 
+// What the driver said of the devices that a rank may use, since the attempt began: lines such as "Xid 79 on GPU 3".
+using DeviceEvents = std::map<int32_t, std::vector<std::string>>;   // by rank
+
 // Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the folder of its logs
 // (agent/host/logs.h); one that is missing says nothing.
-void TellCauses(const std::string& logs, std::vector<v1::WorkerExit>* exits);
+void TellCauses(const std::string& logs, const DeviceEvents& events, std::vector<v1::WorkerExit>* exits);
 
 }  // namespace muster::agent

@@ -20,6 +20,7 @@
 #include "agent/shim/log_writer.h"
 #include "common/base/eventually.h"
 #include "common/base/files.h"
+#include "common/base/units.h"
 
 namespace muster::agent {
 namespace {
@@ -127,7 +128,7 @@ TEST(Environment, ATrainerTaskRunsMusterTrainer) {
 
 TEST_F(HostTest, DeclaredInventory) {
   Write("good.yaml", "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 4GiB, disk: 10GiB}\n");
-  const auto inventory = FindInventory(directory_ + "/good.yaml", directory_);
+  const auto inventory = FindInventory(directory_ + "/good.yaml", directory_, nullptr);
   ASSERT_TRUE(inventory.ok()) << inventory.status();
   EXPECT_TRUE(inventory->declared());
   EXPECT_EQ(inventory->devices_size(), 2);
@@ -149,19 +150,45 @@ TEST_F(HostTest, MalformedInventoriesAreRefusedWithTheirPlace) {
   };
   for (const auto& c : cases) {
     Write("bad.yaml", c.text);
-    const auto inventory = FindInventory(directory_ + "/bad.yaml", directory_);
+    const auto inventory = FindInventory(directory_ + "/bad.yaml", directory_, nullptr);
     ASSERT_FALSE(inventory.ok()) << c.text;
     EXPECT_NE(inventory.status().message().find(c.says), absl::string_view::npos) << inventory.status();
   }
-  EXPECT_FALSE(FindInventory(directory_ + "/missing.yaml", directory_).ok());
+  EXPECT_FALSE(FindInventory(directory_ + "/missing.yaml", directory_, nullptr).ok());
 }
 
 TEST_F(HostTest, AProbedMachineHasDevices) {
-  const auto inventory = FindInventory("", directory_);
+  const auto inventory = FindInventory("", directory_, nullptr);
   ASSERT_TRUE(inventory.ok());
   EXPECT_GT(inventory->devices_size(), 0);
   EXPECT_GT(inventory->cpus_milli(), 0);
   EXPECT_GT(inventory->memory_bytes(), 0);
+}
+
+TEST_F(HostTest, NvmlTellsOfDevicesAndOfTheirCriticalErrors) {
+  EXPECT_EQ(Nvml::Load("libnvidia-ml-that-is-not-there.so"), nullptr);
+  ::setenv("FAKE_NVML", directory_.c_str(), 1);
+  Write("devices", "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n");
+  Write("events", "0|8|13\n");                // before anybody watched
+  const std::unique_ptr<Nvml> nvml = Nvml::Load(MUSTER_FAKE_NVML);
+  ASSERT_NE(nvml, nullptr);
+  const auto inventory = FindInventory("", directory_, nvml.get());
+  ASSERT_TRUE(inventory.ok());
+  EXPECT_EQ(inventory->flavour(), "h100-80g");
+  ASSERT_EQ(inventory->devices_size(), 2);
+  EXPECT_EQ(inventory->devices(1).uuid(), "GPU-b");
+  EXPECT_TRUE(inventory->devices(1).healthy());
+  EXPECT_FALSE(inventory->declared());
+  ASSERT_TRUE(nvml->Watch());
+  EXPECT_FALSE(nvml->Next(20'000'000).has_value());
+  Write("events", "0|8|13\n1|8|79\n0|2|0\n");
+  const std::optional<Nvml::Event> off = nvml->Next(kSecond), ecc = nvml->Next(kSecond);
+  ASSERT_TRUE(off.has_value() && ecc.has_value());
+  EXPECT_EQ(off->device, 1);
+  EXPECT_EQ(off->xid, 79);
+  EXPECT_EQ(ecc->device, 0);
+  EXPECT_EQ(ecc->xid, 48);
+  ::unsetenv("FAKE_NVML");
 }
 
 TEST(Ports, RangesAndBusyPorts) {
@@ -345,16 +372,21 @@ TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
   const struct {
     const char* what;
     int rank, exit_code, signal;
+    bool own, oom;
     const char* detail;
     v1::Cause cause;
     const char* told;
   } kCases[] = {
-      {"its log says it", 3, 1, 0, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
-      {"a signal, and its log", 3, 0, 6, "killed by SIGABRT", v1::PROGRAM_ERROR, "killed by SIGABRT: KeyError: 'labels'"},
-      {"success needs no cause", 3, 0, 0, "", v1::CAUSE_UNSPECIFIED, ""},
-      {"what is known stays", 3, 1, 0, "setup: exit 1", v1::CAUSE_UNSPECIFIED, "setup: exit 1"},
-      {"a rank that wrote nothing", 4, 1, 0, "", v1::PROGRAM_ERROR, ""},
-      {"killed without a word", 4, 0, 9, "killed by SIGKILL", v1::KILLED, "killed by SIGKILL"},
+      {"its log says it", 3, 1, 0, true, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
+      {"a signal, and its log", 3, 0, 6, true, false, "killed by SIGABRT", v1::PROGRAM_ERROR, "killed by SIGABRT: KeyError: 'labels'"},
+      {"success needs no cause", 3, 0, 0, true, false, "", v1::CAUSE_UNSPECIFIED, ""},
+      {"what is known stays", 3, 1, 0, false, false, "setup: exit 1", v1::CAUSE_UNSPECIFIED, "setup: exit 1"},
+      {"a signal that was sent", 3, 0, 15, false, false, "stopped: another process had failed", v1::CAUSE_UNSPECIFIED, "stopped: another process had failed"},
+      {"of a shim of the release before", 3, 1, 0, false, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
+      {"a rank that wrote nothing", 4, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
+      {"the driver says it", 5, 1, 0, true, false, "", v1::DEVICE_FAILURE, "exit 1: Xid 79 on GPU 3"},
+      {"killed without a word", 4, 0, 9, true, false, "killed by SIGKILL", v1::KILLED, "killed by SIGKILL"},
+      {"killed by the kernel", 3, 0, 9, true, true, "killed by SIGKILL", v1::OUT_OF_MEMORY, "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
   };
   for (const auto& c : kCases) {
     std::vector<v1::WorkerExit> exits(1);
@@ -362,7 +394,9 @@ TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     exits[0].set_exit_code(c.exit_code);
     exits[0].set_signal(c.signal);
     exits[0].set_detail(c.detail);
-    TellCauses(directory_, &exits);
+    exits[0].set_own(c.own);
+    exits[0].set_oom(c.oom);
+    TellCauses(directory_, {{5, {"Xid 79 on GPU 3"}}}, &exits);
     EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
     EXPECT_EQ(exits[0].detail(), c.told) << c.what;
   }

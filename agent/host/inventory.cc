@@ -1,16 +1,9 @@
 #include "agent/host/inventory.h"
 
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysinfo.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,9 +11,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
+#include "common/base/run_program.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 
@@ -52,40 +45,18 @@ std::string FlavourOf(std::string name, int64_t memory_bytes) {
   return absl::StrCat(model, "-", (memory_bytes + (int64_t{1} << 29)) >> 30, "g");
 }
 
-// NVML's stable C interface, by name: the library comes with the driver, and only where there is one.
-struct NvmlMemory {
-  unsigned long long total, free, used;
-};
-bool ProbeGpus(v1::Inventory* inventory) {
-  void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return false;
-  using Device = void*;
-  const auto init = reinterpret_cast<int (*)()>(::dlsym(library, "nvmlInit_v2"));
-  const auto count = reinterpret_cast<int (*)(unsigned*)>(::dlsym(library, "nvmlDeviceGetCount_v2"));
-  const auto handle = reinterpret_cast<int (*)(unsigned, Device*)>(::dlsym(library, "nvmlDeviceGetHandleByIndex_v2"));
-  const auto name = reinterpret_cast<int (*)(Device, char*, unsigned)>(::dlsym(library, "nvmlDeviceGetName"));
-  const auto uuid = reinterpret_cast<int (*)(Device, char*, unsigned)>(::dlsym(library, "nvmlDeviceGetUUID"));
-  const auto memory = reinterpret_cast<int (*)(Device, NvmlMemory*)>(::dlsym(library, "nvmlDeviceGetMemoryInfo"));
-  unsigned devices = 0;
-  if (init == nullptr || count == nullptr || handle == nullptr || name == nullptr || uuid == nullptr || memory == nullptr || init() != 0 ||
-      count(&devices) != 0) {
-    return false;
-  }
-  for (unsigned i = 0; i < devices; ++i) {
-    Device device = nullptr;
-    char device_name[96] = "", device_uuid[96] = "";
-    NvmlMemory bytes{};
+bool ProbeGpus(Nvml* nvml, v1::Inventory* inventory) {
+  if (nvml == nullptr) return false;
+  for (const Nvml::Device& device : nvml->Devices()) {
     v1::Device* found = inventory->add_devices();
-    found->set_index(static_cast<int32_t>(i));
-    const bool healthy = handle(i, &device) == 0 && name(device, device_name, sizeof device_name) == 0 &&
-                         uuid(device, device_uuid, sizeof device_uuid) == 0 && memory(device, &bytes) == 0;
-    found->set_healthy(healthy);
-    if (!healthy) continue;
-    found->set_uuid(device_uuid);
-    found->set_memory_bytes(static_cast<int64_t>(bytes.total));
-    if (inventory->flavour().empty()) inventory->set_flavour(FlavourOf(device_name, found->memory_bytes()));
+    found->set_index(inventory->devices_size() - 1);
+    found->set_healthy(device.healthy);
+    if (!device.healthy) found->set_fault("it doesn't answer its driver");
+    found->set_uuid(device.uuid);
+    found->set_memory_bytes(device.memory_bytes);
+    if (device.healthy && inventory->flavour().empty()) inventory->set_flavour(FlavourOf(device.name, device.memory_bytes));
   }
-  return devices > 0;
+  return inventory->devices_size() > 0;
 }
 
 void DeclareCpuSlots(v1::Inventory* inventory) {
@@ -101,59 +72,20 @@ void DeclareCpuSlots(v1::Inventory* inventory) {
 
 // The output of a program of ours, or an error after the time limit.
 absl::StatusOr<std::string> Output(const std::string& program, const char* argument) {
-  int out[2];
-  if (::pipe2(out, O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-  const int errors = ::memfd_create("errors", MFD_CLOEXEC);
-  if (errors >= 0) ::posix_spawn_file_actions_adddup2(&actions, errors, 2);
-  char* const argv[] = {const_cast<char*>(program.c_str()), const_cast<char*>(argument), nullptr};
-  char path[] = "PATH=/usr/local/bin:/usr/bin:/bin";
-  char* const environment[] = {path, nullptr};
-  pid_t pid = -1;
-  const int error = ::posix_spawn(&pid, program.c_str(), &actions, nullptr, argv, environment);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(out[1]);
-  if (error != 0) {
-    ::close(out[0]);
-    ::close(errors);
-    return ErrnoStatus(error, program);
-  }
-  std::string text;
-  const int64_t deadline_ns = RealClock()->MonotonicNs() + kSchemaTimeLimit;
-  bool complete = false;
-  while (text.size() < kSchemaBytes) {
-    const int64_t left_ns = deadline_ns - RealClock()->MonotonicNs();
-    pollfd ready{out[0], POLLIN, 0};
-    if (left_ns <= 0 || ::poll(&ready, 1, static_cast<int>(left_ns / kMillisecond) + 1) <= 0) break;
-    char buffer[65536];
-    const ssize_t got = ::read(out[0], buffer, sizeof buffer);
-    if (got <= 0) {
-      complete = got == 0;
-      break;
-    }
-    text.append(buffer, static_cast<size_t>(got));
-  }
-  ::close(out[0]);
-  if (!complete) ::kill(pid, SIGKILL);
-  int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  char words[512];
-  const ssize_t length = errors < 0 ? 0 : ::pread(errors, words, sizeof words, 0);
-  ::close(errors);
-  if (!complete || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    const absl::string_view said = absl::StripAsciiWhitespace(absl::string_view(words, static_cast<size_t>(std::max<ssize_t>(0, length))));
-    return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed", said.empty() ? "" : ": ", said));
-  }
-  return text;
+  ProgramOptions options;
+  options.argv = {program, argument};
+  options.environment = {"PATH=/usr/local/bin:/usr/bin:/bin"};
+  options.time_limit_ns = kSchemaTimeLimit;
+  options.most_bytes = kSchemaBytes;
+  absl::StatusOr<ProgramEnd> end = RunProgram(options);
+  if (!end.ok()) return end.status();
+  if (!end->why.empty() || end->output.size() == kSchemaBytes) return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed: ", end->why));
+  return std::move(end->output);
 }
 
 }  // namespace
 
-absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, const std::string& directory) {
+absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, const std::string& directory, Nvml* nvml) {
   v1::Inventory inventory;
   if (!inventory_file.empty()) {
     absl::StatusOr<std::string> text = ReadFile(inventory_file, 256 << 10);
@@ -166,7 +98,7 @@ absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, c
     }
     inventory.set_declared(true);
   } else {
-    if (!ProbeGpus(&inventory)) {
+    if (!ProbeGpus(nvml, &inventory)) {
       inventory.clear_devices();
       DeclareCpuSlots(&inventory);
     }

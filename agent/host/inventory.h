@@ -4,13 +4,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "agent/host/nvml.h"
 #include "muster/v1/cluster.pb.h"
 
 namespace muster::agent {
 
 // Fills in the machine's CPU, memory and disk (of `directory`) where `inventory_file` leaves them out.
-// `inventory_file` empty: probes. INVALID_ARGUMENT lists every problem of the file with its place.
-absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, const std::string& directory);
+// `inventory_file` empty: probes; `nvml` (nullptr: none) says which GPUs there are. INVALID_ARGUMENT lists every problem of the file with its place.
+absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, const std::string& directory, Nvml* nvml);
 
 // Runs `muster-trainer --schema` (with a time limit) unless `cache_directory` has its answer for this very binary.
 // Fills trainer_schema_hash and trainer_schema_json; leaves them empty if there is no trainer beside us. May block for seconds.

@@ -139,7 +139,8 @@ int EndForgottenShims(const std::string& state_path) {
   return static_cast<int>(shims.size());
 }
 
-HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports) : state_(state), host_(std::move(host)), range_(ports) {}
+HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups)
+    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)) {}
 
 absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   // What can be told to be impossible is told now, before anything is durable.
@@ -174,6 +175,9 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   }
   absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(socket_directory, "/", RandomId().substr(0, 12)));
   if (!spec.ok()) return spec.status();
+  const shim::Cgroups groups = cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() * record.prepare.here().workers());
+  spec->cgroup = groups.unified;
+  spec->memory_cgroup = groups.memory;
   const std::string directory = state_->AttemptDirectory(record.id);
   // In memory: nobody else reads it, and a file costs more than the rest of this.
   const int told = ::memfd_create("spec", MFD_CLOEXEC);
@@ -253,11 +257,17 @@ void HostProcesses::ReapEnded() {
   for (auto it = spawned_.begin(); it != spawned_.end();) it = ::waitpid(it->second, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
 }
 
-bool HostProcesses::KillStrays(const AttemptId& id) {
+bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
+  const shim::Cgroups groups = cgroups_.Of(DirectoryName(id));
+  const bool populated = shim::CgroupPopulated(groups);
+  if (populated) shim::KillCgroup(groups);
+  if (populated || ended) return populated;
   std::string text, error;
   shim::Spec spec;
   const bool older = shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) == 0 && shim::ParseSpec(text, &spec, &error);
   return shim::KillByToken(older ? spec.token : Token(id)) > 0;
 }
+
+void HostProcesses::RemoveCgroup(const AttemptId& id) { shim::RemoveCgroups(cgroups_.Of(DirectoryName(id))); }
 
 }  // namespace muster::agent

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/host/cgroups.h"
 #include "agent/host/environment.h"
 #include "agent/host/state_dir.h"
 #include "agent/reconcile/ports.h"
@@ -29,7 +30,7 @@ int EndForgottenShims(const std::string& state_path);
 
 class HostProcesses final : public Processes {
  public:
-  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports);
+  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups = HostCgroups());
 
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
   absl::Status SpawnShim(const AttemptRecord& record) override;
@@ -42,8 +43,11 @@ class HostProcesses final : public Processes {
   void Reap(pid_t pid);
   // All of ours that ended: an attempt may be forgotten while its shim is still on its way out.
   void ReapEnded();
-  // Kills what a dead shim may have left behind; true if there still was something, so look again.
-  bool KillStrays(const AttemptId& id);
+  // Kills what a dead shim may have left behind; true if there still was something, so look again. `ended`: it said that nothing is
+  // left, and only its control group is asked.
+  bool KillStrays(const AttemptId& id, bool ended);
+  // Of an attempt that is gone.
+  void RemoveCgroup(const AttemptId& id);
   // An ended attempt's port is free again.
   void ReleasePort(const AttemptId& id) { ports_taken_.erase(id); }
   void TakePort(const AttemptId& id, int32_t port) { ports_taken_[id] = port; }
@@ -53,6 +57,7 @@ class HostProcesses final : public Processes {
   StateDirectory* const state_;
   const LaunchHost host_;
   const PortRange range_;
+  const HostCgroups cgroups_;
   std::map<AttemptId, int32_t> ports_taken_;
   std::map<AttemptId, pid_t> spawned_;   // children of ours, until reaped
 };

@@ -18,6 +18,7 @@
 #include "agent/host/causes.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
+#include "agent/shim/progress.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
@@ -70,6 +71,8 @@ v1::WorkerExit ToProto(const shim::Exit& exit) {
   out.set_signal(exit.signal);
   out.set_detail(exit.detail);
   out.set_at_ns(exit.at_ns);
+  out.set_own(exit.own);
+  out.set_oom(exit.oom);
   return out;
 }
 
@@ -320,7 +323,7 @@ void StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns) {
   }
 }
 
-absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, ShimNews* news) {
+absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events, int64_t* events_read, ShimNews* news) {
   shim::Claim claim = shim::Claim::kNone;
   // The exits first: whatever else is read later is then complete.
   std::string text, error;
@@ -370,12 +373,23 @@ absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, S
     for (const shim::Exit& exit : exits.exits) news->exits.push_back(ToProto(exit));
   }
   // What Muster ended itself needs no cause; before the last has ended, who was stopped isn't known.
-  if (!news->stop_sent) TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), &news->exits);
+  if (!news->stop_sent) TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events, &news->exits);
   if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 && !text.empty()) {
     const std::optional<Line> line = shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
     if (line.has_value()) {
       news->metrics = line->Get("json");
       ReadNumber(*line, "at_ns", &news->metrics_at_ns);
+    }
+  }
+  std::vector<shim::StepTimes::Row> rows;
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kTimesFile), &text) == 0 && shim::ParseTimes(text, &rows, &error)) {
+    news->times.clear();
+    for (const shim::StepTimes::Row& row : rows) {
+      v1::RankTime& time = news->times.emplace_back();
+      time.set_rank(row.rank);
+      time.set_step(row.step);
+      time.set_steps(row.steps);
+      time.set_own_us(row.own_us);
     }
   }
   return absl::OkStatus();

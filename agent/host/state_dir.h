@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "agent/host/causes.h"
 #include "agent/reconcile/ports.h"
 
 namespace muster::agent {
@@ -69,6 +70,6 @@ bool ParseDirectoryName(const std::string& name, AttemptId* id);
 
 // Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of DIR/events taken in before are
 // kept in `news` and not read again. `alive` is the caller's to fill.
-absl::Status ReadShimFiles(const std::string& directory, int64_t* events_read, ShimNews* news);
+absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events, int64_t* events_read, ShimNews* news);
 
 }  // namespace muster::agent

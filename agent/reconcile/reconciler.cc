@@ -41,6 +41,8 @@ void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns)
 }
 
 // How the shim says whose fault it is that a process did not get as far as its program (agent/shim/exec_status.h).
+constexpr int kFaultRepeats = 60;          // heartbeats
+constexpr size_t kFaultsKept = 64;
 constexpr char kProgramMark[] = "program: ";
 constexpr char kLaunchMark[] = "launch: ";
 
@@ -223,6 +225,7 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command, const v1:
       records_.erase(id);
       lines_read_.erase(id);
       metrics_sent_.erase(id);
+      times_sent_.erase(id);
       forgotten_.insert(id);
       return;
     }
@@ -401,6 +404,15 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
       Send(std::move(message));
     }
   }
+  if (!news.times.empty()) {
+    v1::AgentMessage message;
+    *message.mutable_progress()->mutable_key() = KeyOf(id);
+    *message.mutable_progress()->mutable_times() = {news.times.begin(), news.times.end()};
+    if (std::string said = message.SerializeAsString(); times_sent_[id] != said) {
+      times_sent_[id] = std::move(said);
+      Send(std::move(message));
+    }
+  }
   if (record.gone()) return;
   bool changed = false;
   if (record.claim == Claim::kNone && news.claim != Claim::kNone) {
@@ -471,7 +483,28 @@ void Reconciler::Send(v1::AgentMessage message) {
   sender_->Send(std::move(message));
 }
 
+void Reconciler::OnFault(int32_t device, int32_t code, const std::string& detail, int64_t at_ns) {
+  fault_ns_ = std::max(at_ns, fault_ns_ + 1);
+  v1::HostFault fault;
+  fault.set_device(device);
+  fault.set_code(code);
+  fault.set_detail(Shortened(detail));
+  fault.set_at_ns(fault_ns_);
+  faults_.emplace_back(fault, kFaultRepeats);
+  if (faults_.size() > kFaultsKept) faults_.erase(faults_.begin());
+  v1::AgentMessage message;
+  *message.mutable_fault() = std::move(fault);
+  Send(std::move(message));
+}
+
 void Reconciler::RepeatReports() {
+  for (auto& [fault, left] : faults_) {
+    v1::AgentMessage message;
+    *message.mutable_fault() = fault;
+    Send(std::move(message));
+    --left;
+  }
+  std::erase_if(faults_, [](const auto& told) { return told.second <= 0; });
   for (const auto& [id, record] : records_) {
     for (const v1::CheckpointReport& checkpoint : record.checkpoints) {
       if (checkpoint.sequence() <= record.checkpoint_acked) continue;

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/reconcile/decide.h"
@@ -40,6 +41,9 @@ class Reconciler {
   // What a shim's files say now. Any order, any number of times.
   void OnShim(const AttemptId& id, const ShimNews& news, int64_t now_ns);
 
+  // Something of the host failed: told now and with the next heartbeats, as nobody acknowledges it. at_ns is Unix time.
+  void OnFault(int32_t device, int32_t code, const std::string& detail, int64_t at_ns);
+
   // Says again what is not yet acknowledged: ends, checkpoints, exports. For each heartbeat.
   void RepeatReports();
 
@@ -70,6 +74,9 @@ class Reconciler {
   std::set<AttemptId> forgotten_;                 // in this session
   std::map<AttemptId, size_t> lines_read_;        // durable lines of its shim taken in
   std::map<AttemptId, std::string> metrics_sent_;
+  std::map<AttemptId, std::string> times_sent_;
+  std::vector<std::pair<v1::HostFault, int>> faults_;   // and how often they are still repeated
+  int64_t fault_ns_ = 0;             // at_ns of the newest
   Seen seen_;
   Seen seen_kept_;                                // as the state directory has it
   int64_t hello_ns_ = 0;                          // CLOCK_BOOTTIME, when the newest Hello was sent

@@ -82,6 +82,7 @@ struct ShimNews {
   std::vector<int64_t> lines_at_ns;          // parallel
   std::string metrics;                       // the newest progress line; empty: none
   int64_t metrics_at_ns = 0;
+  std::vector<v1::RankTime> times;           // of ranks that tell how long their steps take, by rank
 };
 
 }  // namespace muster::agent

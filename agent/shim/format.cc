@@ -209,6 +209,7 @@ std::string FormatSpec(const Spec& spec) {
                       .Add("line_bytes", spec.log_line_bytes));
   if (spec.fence_after_ns > 0) lines.push_back(Line{"fence"}.Add("after_ns", spec.fence_after_ns).Add("renewed_ns", spec.renewed_ns));
   if (!spec.progress_socket.empty()) lines.push_back(Line{"progress"}.Add("socket", spec.progress_socket));
+  if (!spec.cgroup.empty() || !spec.memory_cgroup.empty()) lines.push_back(Line{"cgroup"}.Add("unified", spec.cgroup).Add("memory", spec.memory_cgroup));
   lines.push_back(Line{"isolation"}.Add("pid_namespace", int64_t{spec.pid_namespace}));
   return FormatFile("muster-shim-spec", lines);
 }
@@ -254,6 +255,8 @@ bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
     } else if (line.kind == "fence") {
       ok = Read(line, "after_ns", &spec->fence_after_ns) && Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&
            spec->renewed_ns >= 0;
+    } else if (line.kind == "cgroup") {
+      ok = Read(line, "unified", &spec->cgroup) && Read(line, "memory", &spec->memory_cgroup);
     } else if (line.kind == "isolation") {
       ok = Read(line, "pid_namespace", &spec->pid_namespace);
     } else {
@@ -285,15 +288,16 @@ bool ParseStop(std::string_view content, StopOrder* stop, std::string* error) {
 }
 
 Line ExitLine(const Exit& exit) {
-  return Line{"exit"}
-      .Add("rank", exit.rank)
-      .Add("code", exit.exit_code)
-      .Add("signal", exit.signal)
-      .Add("at_ns", exit.at_ns)
-      .Add("detail", exit.detail);
+  Line line{"exit"};
+  line.Add("rank", exit.rank).Add("code", exit.exit_code).Add("signal", exit.signal).Add("at_ns", exit.at_ns).Add("detail", exit.detail);
+  if (exit.own) line.Add("own", int64_t{1});
+  if (exit.oom) line.Add("oom", int64_t{1});
+  return line;
 }
 
 bool ReadExitLine(const Line& line, Exit* exit) {
+  Read(line, "own", &exit->own);       // missing where it isn't so, and of a shim of the release before
+  Read(line, "oom", &exit->oom);
   return line.kind == "exit" && Read(line, "rank", &exit->rank) && Read(line, "code", &exit->exit_code) &&
          Read(line, "signal", &exit->signal) && Read(line, "at_ns", &exit->at_ns) && Read(line, "detail", &exit->detail);
 }

@@ -69,6 +69,7 @@ struct Spec {
   std::string progress_socket;       // at most 107 bytes; empty: none
   int64_t fence_after_ns = 0;        // 0: no fence
   int64_t renewed_ns = 0;            // CLOCK_BOOTTIME: when the fence was put off last, before the start
+  std::string cgroup, memory_cgroup; // directories of its own control groups (cgroup.h); empty: none
   bool pid_namespace = true;         // try one; without the right to, process groups and the token do
 };
 
@@ -98,6 +99,8 @@ struct Exit {
   int32_t signal = 0;
   int64_t at_ns = 0;                 // Unix time
   std::string detail;
+  bool own = false;                  // the program ended by itself: no failed launch, no setup, no stop
+  bool oom = false;                  // since the end before it the kernel killed a process of the attempt for memory
 };
 
 struct Exits {
@@ -121,6 +124,7 @@ inline constexpr char kRenewedFile[] = "renewed";
 inline constexpr char kClaimFile[] = "claim";
 inline constexpr char kEventsFile[] = "events";
 inline constexpr char kProgressFile[] = "progress";
+inline constexpr char kTimesFile[] = "times";         // of steps, by rank (progress.h)
 inline constexpr char kExitsFile[] = "exits";
 inline constexpr char kLockFile[] = "shim.lock";      // until release 0.1 the shim held a lock of this
 inline constexpr char kLogsDirectory[] = "logs";

@@ -1,5 +1,11 @@
 #include "agent/shim/progress.h"
 
+#include <stdlib.h>
+
+#include <algorithm>
+
+#include "agent/shim/format.h"
+
 namespace muster::shim {
 namespace {
 
@@ -82,6 +88,79 @@ LineKind ClassifyProgress(std::string_view text) {
     if (key == "rank" && value != "0" && kind == LineKind::kMetrics) kind = LineKind::kOther;
   }
   return scanner.AtEnd() ? kind : LineKind::kBad;
+}
+
+bool ReadStepTime(std::string_view text, StepTime* time) {
+  Scanner scanner(text);
+  if (!scanner.Take('{')) return false;
+  *time = StepTime();
+  double own_s = -1;
+  bool stepped = false, first = true;
+  while (!scanner.Take('}')) {
+    std::string_view key, value;
+    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') || !scanner.Value(&value)) return false;
+    first = false;
+    if (value.size() > 40) continue;
+    const std::string number(value);
+    if (key == "rank") time->rank = static_cast<int32_t>(::strtol(number.c_str(), nullptr, 10));
+    if (key == "step") {
+      time->step = ::strtoll(number.c_str(), nullptr, 10);
+      stepped = true;
+    }
+    if (key == "own_time_s") own_s = ::strtod(number.c_str(), nullptr);
+  }
+  if (!stepped || time->rank < 0 || time->step < 0 || !(own_s > 0 && own_s < 1e6)) return false;
+  time->own_us = static_cast<int64_t>(own_s * 1e6);
+  return true;
+}
+
+bool StepTimes::Add(const StepTime& time) {
+  if (ranks_.size() >= kRanks && !ranks_.contains(time.rank)) return false;
+  Rank& rank = ranks_[time.rank];
+  if (time.step <= rank.step) return false;
+  rank.step = time.step;
+  if (rank.own_us.size() < kSteps) {
+    rank.own_us.push_back(time.own_us);
+  } else {
+    rank.own_us[rank.next] = time.own_us;
+    rank.next = (rank.next + 1) % kSteps;
+  }
+  return true;
+}
+
+std::vector<StepTimes::Row> StepTimes::Rows() const {
+  std::vector<Row> rows;
+  for (const auto& [number, rank] : ranks_) {
+    std::vector<int64_t> sorted = rank.own_us;
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2), sorted.end());
+    rows.push_back({number, rank.step, static_cast<int32_t>(sorted.size()), sorted[sorted.size() / 2]});
+  }
+  return rows;
+}
+
+std::string FormatTimes(const std::vector<StepTimes::Row>& rows) {
+  std::vector<Line> lines;
+  for (const StepTimes::Row& row : rows) lines.push_back(Line{"time"}.Add("rank", row.rank).Add("step", row.step).Add("steps", row.steps).Add("own_us", row.own_us));
+  return FormatFile("muster-shim-times", lines);
+}
+
+bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std::string* error) {
+  std::vector<Line> lines;
+  if (!ParseFile(content, "muster-shim-times", &lines, error)) return false;
+  rows->clear();
+  for (const Line& line : lines) {
+    int64_t rank = 0, steps = 0;
+    StepTimes::Row row;
+    if (line.kind != "time" || !line.GetInt("rank", &rank) || !line.GetInt("step", &row.step) || !line.GetInt("steps", &steps) || !line.GetInt("own_us", &row.own_us) ||
+        rank < 0 || rank > INT32_MAX || row.step < 0 || steps < 0 || steps > INT32_MAX || row.own_us < 0) {
+      *error = "muster-shim-times: bad line " + line.kind;
+      return false;
+    }
+    row.rank = static_cast<int32_t>(rank);
+    row.steps = static_cast<int32_t>(steps);
+    rows->push_back(row);
+  }
+  return true;
 }
 
 bool RateLimit::Allow(int64_t now_ns) {

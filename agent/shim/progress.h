@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace muster::shim {
 
@@ -18,6 +21,44 @@ enum class LineKind {
 
 // Looks at the top-level keys alone.
 LineKind ClassifyProgress(std::string_view text);
+
+// How long a rank's own part of a step took, if the line says so: "own_time_s", its time before it waits for other ranks. The time of a
+// whole step says nothing, as in a gang all take the slowest one's. The rank is "rank", 0 where that is missing. False: it doesn't.
+struct StepTime {
+  int32_t rank = 0;
+  int64_t step = 0;
+  int64_t own_us = 0;
+};
+bool ReadStepTime(std::string_view text, StepTime* time);
+
+// The newest steps of each rank, and their median: one slow step changes nothing. Not thread-safe.
+class StepTimes {
+ public:
+  struct Row {
+    int32_t rank = 0;
+    int64_t step = 0;                  // the newest
+    int32_t steps = 0;                 // that the median is of
+    int64_t own_us = 0;                // the median
+  };
+  static constexpr size_t kSteps = 32;
+  static constexpr size_t kRanks = 1024;
+
+  // A step counts once; false: nothing is new.
+  bool Add(const StepTime& time);
+  std::vector<Row> Rows() const;       // by rank
+
+ private:
+  struct Rank {
+    int64_t step = -1;
+    std::vector<int64_t> own_us;       // of the newest kSteps, in a ring
+    size_t next = 0;
+  };
+  std::map<int32_t, Rank> ranks_;
+};
+
+// DIR/times.
+std::string FormatTimes(const std::vector<StepTimes::Row>& rows);
+bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std::string* error);
 
 // At most `limit` a second, in fixed windows. Not thread-safe.
 class RateLimit {

@@ -44,7 +44,7 @@ class Rules {
   // An order to stop, however often; repeated orders only ever shorten the time. True: SIGTERM is to be sent now.
   bool Stop(int64_t grace_ns, int64_t now_ns);
   // A process ended. The first outcome of a rank wins: false, and nothing changes, if there is one.
-  bool Exited(int32_t rank, int exit_code, int signal, std::string detail, int64_t wall_ns, int64_t now_ns);
+  bool Exited(int32_t rank, int exit_code, int signal, std::string detail, int64_t wall_ns, int64_t now_ns, bool own = false, bool oom = false);
   // True once, when the time to SIGKILL has come.
   bool KillNow(int64_t now_ns);
 

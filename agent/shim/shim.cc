@@ -21,6 +21,7 @@
 #include <optional>
 #include <vector>
 
+#include "agent/shim/cgroup.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/exec_status.h"
 #include "agent/shim/format.h"
@@ -35,6 +36,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
+constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 50 * kMillisecond;       // what ends sooner says all in its exit records
 constexpr int64_t kFenceInterval = 1'000 * kMillisecond;  // poll's clock stands still while the machine sleeps, the fence's doesn't
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
@@ -91,10 +93,12 @@ class Shim {
   void ReadSignals();
   void ReadProgress();
   void WriteProgress();
+  void WriteTimes();
   void ReadStream(Stream* stream);
   void Reap();
   void ChildEnded(pid_t pid, int status);
-  void RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once = true);
+  void RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once = true, bool own = false);
+  bool KilledForMemory();
   void ReadStop();
   bool Fenced();
   bool Late() { return Fenced() && !InTime(fence_, SteadyNs()); }
@@ -125,10 +129,15 @@ class Shim {
   int64_t start_ns_ = 0;
   int64_t events_due_ns_ = 0;                        // when what is pending is written
   bool exec_hangs_ = false;                          // a child did not get as far as its exec in time
+  const Cgroups cgroups_{spec_.cgroup, spec_.memory_cgroup};
+  int64_t oom_kills_ = 0;
   RateLimit metrics_limit_;
   RateLimit durable_limit_;
   std::string newest_metrics_;
   int64_t metrics_written_ns_ = 0;
+  StepTimes times_;
+  bool times_new_ = false;                           // since they were written
+  int64_t times_written_ns_ = 0;
   int64_t lines_dropped_ = 0;
 };
 
@@ -243,6 +252,7 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
       ::_exit(127);
     };
     if (!isolation_->EnterChild(self_)) ::_exit(127);
+    if (errno = EnterCgroups(cgroups_); errno != 0) fail("launch: its control group");
     ::setpgid(0, 0);
     sigset_t none;
     ::sigemptyset(&none);
@@ -299,8 +309,17 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   if (rules_.stop_sent() || rules_.killed()) ::kill(-pid, rules_.killed() ? SIGKILL : SIGTERM);
 }
 
-void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once) {
-  if (!rules_.Exited(rank, exit_code, signal, std::move(detail), WallNs(), SteadyNs()) || !at_once) return;
+// The kernel has killed a process since this was asked last: of a process that ends badly now, that is why.
+bool Shim::KilledForMemory() {
+  const int64_t kills = OomKills(cgroups_);
+  const bool more = kills > oom_kills_;
+  oom_kills_ = kills;
+  return more;
+}
+
+void Shim::RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once, bool own) {
+  const bool oom = own && (exit_code != 0 || signal != 0) && KilledForMemory();
+  if (!rules_.Exited(rank, exit_code, signal, std::move(detail), WallNs(), SteadyNs(), own, oom) || !at_once) return;
   // Durable now: the scheduler stops the gang as soon as it hears of a failure.
   Line line = ExitLine(rules_.exits().at(rank));
   line.Add("stop_sent", int64_t{rules_.stop_sent()});
@@ -327,7 +346,7 @@ void Shim::ChildEnded(pid_t pid, int status) {
     // After the last process nothing is waited for but the exit records themselves, which say the same a moment later; unless it
     // left others behind, which may take their time to die.
     const bool last = running_ == 0 && !rules_.stop_sent() && std::none_of(children_.begin(), children_.end(), [](const auto& c) { return c.second.group; });
-    RecordExit(child.rank, code, signal, std::move(detail), !last);
+    RecordExit(child.rank, code, signal, std::move(detail), !last, /*own=*/!rules_.stop_sent() && !rules_.killed());
     return;
   }
   const size_t index = child.worker;
@@ -405,6 +424,8 @@ void Shim::ReadProgress() {
     if (got < 0) break;
     const std::string_view line(buffer, std::min(static_cast<size_t>(got), sizeof buffer));
     const LineKind kind = got > kProgressLineBytes ? LineKind::kBad : ClassifyProgress(line);
+    StepTime time;
+    if ((kind == LineKind::kMetrics || kind == LineKind::kOther) && ReadStepTime(line, &time)) times_new_ = times_.Add(time) || times_new_;
     RateLimit& limit = kind == LineKind::kDurable ? durable_limit_ : metrics_limit_;
     if (kind == LineKind::kBad || !limit.Allow(SteadyNs())) {
       ++lines_dropped_;
@@ -416,6 +437,12 @@ void Shim::ReadProgress() {
     }
   }
   if (durable) WriteEvents(/*durable=*/true);
+}
+
+void Shim::WriteTimes() {
+  ReplaceFile(directory_, kTimesFile, FormatTimes(times_.Rows()), /*sync=*/false);
+  times_new_ = false;
+  times_written_ns_ = SteadyNs();
 }
 
 void Shim::WriteProgress() {
@@ -485,6 +512,13 @@ void Shim::Loop() {
         wake = std::min(wake, metrics_written_ns_ + kProgressInterval);
       }
     }
+    if (times_new_) {
+      if (now - times_written_ns_ >= kTimesInterval) {
+        WriteTimes();
+      } else {
+        wake = std::min(wake, times_written_ns_ + kTimesInterval);
+      }
+    }
     std::vector<pollfd> ready;
     ready.push_back({signals_, POLLIN, 0});
     if (progress_ >= 0) ready.push_back({progress_, POLLIN, 0});
@@ -509,6 +543,13 @@ void Shim::Loop() {
 
 void Shim::Finish() {
   isolation_->KillAll();
+  // What got away from that is still of its control group; its devices are not free before it is empty.
+  while (CgroupPopulated(cgroups_)) {
+    KillCgroup(cgroups_);
+    const timespec pause{0, 2'000'000};
+    ::nanosleep(&pause, nullptr);
+  }
+  RemoveCgroups(cgroups_);
   if (progress_ >= 0) ReadProgress();
   WriteProgress();
   for (Stream& stream : streams_) {

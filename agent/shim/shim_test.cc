@@ -434,6 +434,47 @@ TEST(Format, RefusesWhatIsCutOffOrUnknown) {
   }
 }
 
+TEST(Progress, OwnTimesOfStepsByRankAndTheirMedian) {
+  const struct {
+    const char* line;
+    bool told;
+    int32_t rank;
+    int64_t step, own_us;
+  } cases[] = {
+      {R"({"rank": 3, "step": 12, "own_time_s": 0.25})", true, 3, 12, 250'000},
+      {R"({"step": 1, "loss": 2.5, "own_time_s": 1e-3, "step_time_s": 9})", true, 0, 1, 1000},
+      {R"({"rank": 3, "step": 12, "step_time_s": 0.25})", false, 0, 0, 0},
+      {R"({"rank": 3, "own_time_s": 0.25})", false, 0, 0, 0},
+      {R"({"rank": -1, "step": 1, "own_time_s": 0.25})", false, 0, 0, 0},
+      {R"({"rank": 1, "step": 1, "own_time_s": "nan"})", false, 0, 0, 0},
+      {R"({"rank": 1, "step": 1, "own_time_s": -4})", false, 0, 0, 0},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.line);
+    StepTime time;
+    ASSERT_EQ(ReadStepTime(c.line, &time), c.told);
+    if (!c.told) continue;
+    EXPECT_EQ(time.rank, c.rank);
+    EXPECT_EQ(time.step, c.step);
+    EXPECT_EQ(time.own_us, c.own_us);
+  }
+  StepTimes times;
+  for (int64_t step = 1; step <= 40; ++step) {
+    EXPECT_TRUE(times.Add({5, step, step == 30 ? 60'000'000 : 1000 + step}));
+    EXPECT_FALSE(times.Add({5, step, 1})) << "told again";
+  }
+  times.Add({7, 1, 99});
+  std::vector<StepTimes::Row> rows;
+  std::string error;
+  ASSERT_TRUE(ParseTimes(FormatTimes(times.Rows()), &rows, &error)) << error;
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].rank, 5);
+  EXPECT_EQ(rows[0].step, 40);
+  EXPECT_EQ(rows[0].steps, 32);
+  EXPECT_NEAR(static_cast<double>(rows[0].own_us), 1025, 2) << "one slow step changes nothing";
+  EXPECT_EQ(rows[1].own_us, 99);
+}
+
 TEST(Progress, KindsOfLines) {
   const struct {
     const char* text;

@@ -188,7 +188,7 @@ void SimAgent::Refresh(const agent::AttemptId& id) {
   if (found == watched_.end() || reconciler_->Find(id) == nullptr) return;
   Watched& watched = found->second;
   const bool alive = machine_->ShimLives(id);
-  if (!agent::ReadShimFiles(state_->AttemptDirectory(id), &watched.events_read, &watched.news).ok()) return;
+  if (!agent::ReadShimFiles(state_->AttemptDirectory(id), {}, &watched.events_read, &watched.news).ok()) return;
   watched.news.alive = alive;
   reconciler_->OnShim(id, watched.news, machine_->WallNs());
 }

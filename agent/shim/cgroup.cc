@@ -1,0 +1,85 @@
+#include "agent/shim/cgroup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "agent/shim/durable.h"
+
+namespace muster::shim {
+namespace {
+
+int WriteTo(const std::string& path, std::string_view text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  const int error = ::write(fd, text.data(), text.size()) < 0 ? errno : 0;
+  ::close(fd);
+  return error;
+}
+
+// "name 12" in a file of such lines; 0 if it isn't there.
+int64_t Number(const std::string& path, std::string_view name) {
+  std::string text;
+  if (ReadSmallFile(path, &text) != 0) return 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    if (line.size() > name.size() && line.substr(0, name.size()) == name && line[name.size()] == ' ') return ::strtoll(text.c_str() + at + name.size(), nullptr, 10);
+    at = end + 1;
+  }
+  return 0;
+}
+
+bool AnyMember(const std::string& directory) {
+  std::string text;
+  return !directory.empty() && ReadSmallFile(directory + "/cgroup.procs", &text) == 0 && !text.empty();
+}
+
+void KillMembers(const std::string& directory) {
+  std::string text;
+  if (directory.empty() || ReadSmallFile(directory + "/cgroup.procs", &text) != 0) return;
+  for (size_t at = 0; at < text.size(); at = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at) + 1) {
+    const long pid = ::strtol(text.c_str() + at, nullptr, 10);
+    if (pid > 1) ::kill(static_cast<pid_t>(pid), SIGKILL);
+  }
+}
+
+}  // namespace
+
+int EnterCgroups(const Cgroups& cgroups) {
+  for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
+    if (directory->empty()) continue;
+    if (const int error = WriteTo(*directory + "/cgroup.procs", "0"); error != 0) return error;
+  }
+  return 0;
+}
+
+int64_t OomKills(const Cgroups& cgroups) {
+  if (!cgroups.memory.empty()) return Number(cgroups.memory + "/memory.oom_control", "oom_kill");
+  return cgroups.unified.empty() ? 0 : Number(cgroups.unified + "/memory.events", "oom_kill");
+}
+
+bool CgroupPopulated(const Cgroups& cgroups) {
+  return (!cgroups.unified.empty() && Number(cgroups.unified + "/cgroup.events", "populated") != 0) || AnyMember(cgroups.memory);
+}
+
+void KillCgroup(const Cgroups& cgroups) {
+  // One word where the kernel knows it (5.14); else whoever is there now, again and again.
+  if (!cgroups.unified.empty() && WriteTo(cgroups.unified + "/cgroup.kill", "1") != 0) KillMembers(cgroups.unified);
+  KillMembers(cgroups.memory);
+}
+
+bool RemoveCgroups(const Cgroups& cgroups) {
+  bool gone = true;
+  for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
+    if (!directory->empty() && ::rmdir(directory->c_str()) != 0 && errno != ENOENT) gone = false;
+  }
+  return gone;
+}
+
+}  // namespace muster::shim

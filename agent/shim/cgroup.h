@@ -1,0 +1,29 @@
+// An attempt's own control groups, where the agent could make them: they name its processes for certain, whatever those forked, and say
+// when the kernel killed one for memory (CONTRACTS 14). Part of the shim: no dependencies beyond the standard library.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace muster::shim {
+
+// Directories; empty: there is none.
+struct Cgroups {
+  std::string unified;                 // version 2: membership, cgroup.kill, populated, memory where it has that controller
+  std::string memory;                  // version 1, of the memory controller
+
+  bool any() const { return !unified.empty() || !memory.empty(); }
+};
+
+// Moves the calling process there; 0, or an errno.
+int EnterCgroups(const Cgroups& cgroups);
+// How many processes the kernel has killed there because a limit of its memory was reached.
+int64_t OomKills(const Cgroups& cgroups);
+// A process is there, zombies apart.
+bool CgroupPopulated(const Cgroups& cgroups);
+// Kills every process there once; they may take a moment to go.
+void KillCgroup(const Cgroups& cgroups);
+// Removes the groups if they are empty. True: they are gone.
+bool RemoveCgroups(const Cgroups& cgroups);
+
+}  // namespace muster::shim

@@ -232,7 +232,7 @@ void Agents::BeginWork(Gang* gang) {
   After(std::max<int64_t>(0, gang->work - gang->done_at_start) / gang->workers, [this, key = gang->key] {
     Gang* done = Find(key);
     if (done == nullptr || done->over) return;
-    done->over = true;
+    done->over = done->last = true;
     for (auto& [host, part] : done->parts) End(host, done, 0);
   });
   if (gang->checkpoint_ns > 0) After(gang->checkpoint_ns, *gang, &Agents::Checkpoint);
@@ -294,6 +294,7 @@ void Agents::OnStop(size_t host, const pb::Stop& stop) {
   }
   if (part.stop_sent) return;
   part.stop_sent = true;
+  gang.last = gang.last || stop.cause() == pb::CANCEL;
   if (part.phase != pb::STARTED) {
     End(host, &gang, 0);
     return;
@@ -358,7 +359,9 @@ void Agents::OnForget(size_t host, const pb::AttemptKey& key) {
   if (gang == nullptr) return;
   if (host == gang->first_host) EndFollowers(gang);
   gang->parts.erase(host);
-  if (gang->parts.empty()) gangs_.erase(AttemptText(key));
+  if (!gang->parts.empty()) return;
+  if (gang->last) work_.erase(absl::StrCat(key.job_uid(), "/", key.task()));
+  gangs_.erase(AttemptText(key));
 }
 
 void Agents::FlushProgress() {

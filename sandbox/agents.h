@@ -79,6 +79,7 @@ class Agents {
     int32_t ranks = 1, ranks_started = 0;
     bool working = false;
     bool over = false;                  // finished, stopped or killed
+    bool last = false;                  // finished or cancelled: no other attempt of its task comes
     uint64_t checkpoints = 0;
     std::deque<std::string> lines;      // its output, the newest
     std::map<uint64_t, size_t> followers;   // log requests that go on, and their hosts

@@ -230,6 +230,13 @@ absl::StatusOr<pb::ConfirmOffResponse> Client::ConfirmOff(const std::string& hos
   return Call(stubs_->clusters, &pb::ClusterService::Stub::ConfirmOff, request);
 }
 
+absl::StatusOr<pb::ReleaseQuarantineResponse> Client::ReleaseQuarantine(const std::string& host, std::optional<int32_t> device) {
+  pb::ReleaseQuarantineRequest request;
+  request.set_host(host);
+  if (device.has_value()) request.set_device(*device);
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::ReleaseQuarantine, request);
+}
+
 absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema, pb::GetTrainerSchemaRequest()); }
 absl::StatusOr<pb::LedgerResponse> Client::Ledger(const pb::GetLedgerRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, request); }
 absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::Top, request); }

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -56,6 +57,7 @@ class Client {
   absl::StatusOr<pb::DrainResponse> Drain(const std::string& target, const std::string& reason);
   absl::Status Resume(const std::string& target);
   absl::StatusOr<pb::ConfirmOffResponse> ConfirmOff(const std::string& host);
+  absl::StatusOr<pb::ReleaseQuarantineResponse> ReleaseQuarantine(const std::string& host, std::optional<int32_t> device);
   absl::StatusOr<pb::GetTrainerSchemaResponse> TrainerSchema();
   absl::StatusOr<pb::LedgerResponse> Ledger(const pb::GetLedgerRequest& request = {});
   absl::StatusOr<pb::TopResponse> Top(const pb::TopRequest& request);

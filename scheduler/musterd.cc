@@ -21,6 +21,7 @@
 #include "common/base/parse_flags.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
+#include "scheduler/agents/fencer.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/server.h"
@@ -177,9 +178,12 @@ int Administer(const std::string& what, const std::string& file, const MusterdCo
 }
 
 // Until SIGTERM or SIGINT; ticks the leases meanwhile.
-void WaitForSignal(int signals, Sessions* sessions, int64_t tick_ns) {
+void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, int64_t tick_ns) {
   pollfd fd{signals, POLLIN, 0};
-  while (poll(&fd, 1, static_cast<int>(tick_ns / kMillisecond)) <= 0) sessions->Tick();
+  while (poll(&fd, 1, static_cast<int>(tick_ns / kMillisecond)) <= 0) {
+    sessions->Tick();
+    fencer->Look();
+  }
 }
 
 int Run(const MusterdConfig& config, bool adopt_restored) {
@@ -240,6 +244,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   WatchHub hub(&engine);
   engine.Observe(hub.observer());
 
+  Fencer fencer(&engine, &sessions, clock, config.lease_ns);
   Outlook outlook(&engine, clock, engine_options.scheduling);
 
   ApiContext context;
@@ -270,8 +275,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
         LogError("the store is damaged: stop musterd and restore a backup", {{"error", std::string(status.message())}});
       }
     });
-    WaitForSignal(signals, &sessions, std::min<int64_t>(kSecond, config.heartbeat_ns / 2));
+    WaitForSignal(signals, &sessions, &fencer, std::min<int64_t>(kSecond, config.heartbeat_ns / 2));
     LogInfo("stopping", {});
+    fencer.Stop();
     stop_check = true;
     check.join();
   }

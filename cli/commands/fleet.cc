@@ -53,7 +53,7 @@ int ShowHost(Session& session, const std::string& name) {
   if (!client.ok()) return session.Fail(client.status());
   absl::StatusOr<pb::Host> host = (*client)->GetHost(name);
   if (!host.ok()) return session.Fail(host.status());
-  std::string text = absl::StrCat(HostsTable({*host}, session.now_ns()).Render(session.out_screen()), "\n", DevicesTable(*host).Render(session.out_screen()));
+  std::string text = absl::StrCat(HostsTable({*host}, session.now_ns()).Render(session.out_screen()), "\n", DevicesTable(*host).Render(session.out_screen()), HostNotes(*host, session.now_ns()));
   return session.ShowOne(text, *host, host->name());
 }
 
@@ -98,6 +98,16 @@ int ConfirmOff(Session& session, const std::string& host) {
   return session.ShowOne(text + "\n", *response, host);
 }
 
+int Release(Session& session, const std::string& host, std::optional<int32_t> device) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::ReleaseQuarantineResponse> response = (*client)->ReleaseQuarantine(host, device);
+  if (!response.ok()) return session.Fail(response.status());
+  std::vector<std::string> what;
+  for (const pb::Quarantine& row : response->released()) what.push_back(row.device() < 0 ? "the host" : absl::StrCat("device ", row.device()));
+  return session.ShowOne(absl::StrCat(host, ": ", absl::StrJoin(what, ", "), " may get work again; what spoke against it counts no more.\n"), *response, host);
+}
+
 // `cluster` and `host` have the same four verbs.
 void AddVerbs(CLI::App* noun, Session& session, const std::string& what, std::function<int(const std::string&)> show) {
   auto target = std::make_shared<std::string>();
@@ -127,7 +137,7 @@ void AddFleet(CLI::App& root, Session& session) {
   list->callback([&session] { session.command = [&session] { return ListClusters(session); }; });
   AddVerbs(cluster, session, "cluster", [&session](const std::string& name) { return ShowCluster(session, name); });
 
-  CLI::App* host = root.add_subcommand("host", "Hosts: list, show, drain, resume, confirm-off");
+  CLI::App* host = root.add_subcommand("host", "Hosts: list, show, drain, resume, release, confirm-off");
   host->require_subcommand(1);
   auto of = std::make_shared<std::string>();
   CLI::App* hosts = host->add_subcommand("list", "All of them, with what runs there");
@@ -139,6 +149,13 @@ void AddFleet(CLI::App& root, Session& session) {
   confirm->fallthrough();
   confirm->add_option("cluster/host", *off)->required();
   confirm->callback([&session, off] { session.command = [&session, off] { return ConfirmOff(session, *off); }; });
+  auto kept = std::make_shared<std::string>();
+  auto device = std::make_shared<std::optional<int32_t>>();
+  CLI::App* release = host->add_subcommand("release", "End a quarantine: work may be placed there again");
+  release->fallthrough();
+  release->add_option("cluster/host", *kept)->required();
+  release->add_option("device", *device, "Only this device, by its index");
+  release->callback([&session, kept, device] { session.command = [&session, kept, device] { return Release(session, *kept, *device); }; });
   AddVerbs(host, session, "cluster/host", [&session](const std::string& name) { return ShowHost(session, name); });
 }
 

@@ -19,10 +19,46 @@ std::string HostStateName(const pb::Host& host) {
     default: text = "unknown";
   }
   if (host.drained()) absl::StrAppend(&text, ", drained");
+  for (const pb::Quarantine& row : host.quarantines()) {
+    if (row.device() < 0 && !row.withheld()) absl::StrAppend(&text, ", quarantined");
+  }
   return text;
 }
 
+// "device 3 in quarantine: blamed 2 times in 24h, last: …"
+std::string QuarantineLine(const pb::Quarantine& row) {
+  return absl::StrCat(row.device() < 0 ? "" : absl::StrCat("device ", row.device(), " "), row.withheld() ? "would be in quarantine, but too much of the cluster is already" : "in quarantine", ": ", row.reason());
+}
+
+std::string WhyNotHealthy(const pb::Host& host, const pb::Device& device) {
+  for (const pb::Quarantine& row : host.quarantines()) {
+    if (!row.withheld() && (row.device() < 0 || row.device() == device.index())) return "NO, in quarantine";
+  }
+  return device.fault().empty() ? "NO" : absl::StrCat("NO: ", device.fault());
+}
+
+std::string BlameLine(const pb::Blame& blame, int64_t now_ns) {
+  const std::string who = blame.job() == 0 ? "its host" : absl::StrCat("job ", blame.job(), " ", blame.task(), " attempt ", blame.attempt());
+  const char* how = blame.kind() == pb::BLAME_CERTAIN ? "certain" : blame.kind() == pb::BLAME_SLOW ? "slow" : "by its log";
+  return absl::StrCat("  ", FormatSpan(now_ns - blame.at_ns()), " ago  ", blame.device() < 0 ? "" : absl::StrCat("device ", blame.device(), "  "), who, " (", how, "): ", blame.detail(), "\n");
+}
+
 }  // namespace
+
+std::string HostNotes(const pb::Host& host, int64_t now_ns) {
+  std::string text;
+  for (const pb::Quarantine& row : host.quarantines()) {
+    absl::StrAppend(&text, QuarantineLine(row), "\n  since ", FormatSpan(now_ns - row.since_ns()), row.release_ns() > 0 ? absl::StrCat(", released by itself in ", FormatSpan(row.release_ns() - now_ns)) : "",
+                    "; muster host release ", host.name(), row.device() < 0 ? "" : absl::StrCat(" ", row.device()), " ends it\n");
+    for (const pb::Blame& blame : row.evidence()) absl::StrAppend(&text, BlameLine(blame, now_ns));
+  }
+  if (host.blames_size() > 0) absl::StrAppend(&text, "Blamed, not often enough for a quarantine:\n");
+  for (const pb::Blame& blame : host.blames()) absl::StrAppend(&text, BlameLine(blame, now_ns));
+  if (!host.confirmed_off_by().empty()) absl::StrAppend(&text, "Counts as off: said by ", host.confirmed_off_by(), "\n");
+  if (!host.fence_detail().empty()) absl::StrAppend(&text, "fence_command failed: ", host.fence_detail(), "\n");
+  if (!host.inventory().isolation().empty()) absl::StrAppend(&text, "Attempts are kept apart by ", host.inventory().isolation(), "\n");
+  return text.empty() ? text : absl::StrCat("\n", text);
+}
 
 Table QueuesTable(const std::vector<pb::Queue>& queues) {
   Table table({{"QUEUE"}, {"FLAVOUR"}, {"GUARANTEE", Table::kRight}, {"ENTITLED", Table::kRight}, {"IN USE", Table::kRight},
@@ -74,8 +110,11 @@ Table HostsTable(const std::vector<pb::Host>& hosts, int64_t now_ns) {
     const pb::Inventory& inventory = host.inventory();
     std::string devices = inventory.devices_size() == 0 ? "" : absl::StrCat(inventory.devices_size(), " x ", FlavourName(inventory.flavour(), inventory.declared()));
     std::string name = host.name().find('/') == std::string::npos ? absl::StrCat(host.cluster(), "/", host.name()) : host.name();
-    const char* both = host.differs().empty() || host.drain_reason().empty() ? "" : "; ";
-    const std::string why = absl::StrCat(host.drain_reason(), both, host.differs().empty() ? "" : absl::StrCat("not as its SKU: ", host.differs()));
+    std::vector<std::string> whys;
+    if (!host.drain_reason().empty()) whys.push_back(host.drain_reason());
+    if (!host.differs().empty()) whys.push_back(absl::StrCat("not as its SKU: ", host.differs()));
+    for (const pb::Quarantine& row : host.quarantines()) whys.push_back(QuarantineLine(row));
+    const std::string why = absl::StrJoin(whys, "; ");
     table.AddRow({name, HostStateName(host), devices, FormatMilli(used_milli), FormatMilli(host.cpus_free_milli()),
                   FormatSize(host.memory_free_bytes()), absl::StrJoin(jobs, ","),
                   host.last_heard_ns() > 0 ? absl::StrCat(FormatSpan(now_ns - host.last_heard_ns()), " ago") : "", host.block(), host.rack(),
@@ -96,7 +135,7 @@ Table DevicesTable(const pb::Host& host) {
     }
     table.AddRow({absl::StrCat(device.index()), FlavourName(host.inventory().flavour(), host.inventory().declared()), device.uuid(),
                   absl::StrCat(device.island()), device.memory_bytes() > 0 ? FormatSize(device.memory_bytes()) : "",
-                  device.healthy() ? "yes" : "NO", FormatMilli(used_milli), jobs});
+                  device.healthy() ? "yes" : WhyNotHealthy(host, device), FormatMilli(used_milli), jobs});
   }
   return table;
 }

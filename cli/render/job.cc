@@ -54,7 +54,7 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
       return attempt == nullptr ? "" : absl::StrCat("stopping: ", CauseName(attempt->cause()));
     }
     default:
-      if (task.verdict().code() == pb::V_EXPORT) return task.verdict().text();
+      if (task.verdict().code() == pb::V_EXPORT || task.verdict().code() == pb::V_UNREACHABLE) return task.verdict().text();
       if (task.progress().expected_end_ns() > now_ns) return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       return "";
   }
@@ -68,6 +68,10 @@ std::string AttemptOutcome(const pb::Attempt& attempt) {
   else if (moved && attempt.cause() == pb::DRAIN) text = "moved for a drain";
   else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE) absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
   if (!attempt.detail().empty()) absl::StrAppend(&text, ": ", attempt.detail());
+  for (const pb::Straggler& row : attempt.stragglers()) {
+    absl::StrAppend(&text, " (rank ", row.rank(), " on ", row.host(), row.device() < 0 ? "" : absl::StrCat(" device ", row.device()), " is ", row.permille() / 1000, ".",
+                    row.permille() % 1000 / 100, " times as slow as the others)");
+  }
   if (attempt.lost_may_run()) text += " (its processes may still run)";
   return text;
 }

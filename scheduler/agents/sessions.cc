@@ -75,7 +75,10 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
       Report(session, message.report());
       break;
     case pb::AgentMessage::kProgress: {
-      if (!IsOn(engine_->Snapshot()->state, message.progress().key(), session->cluster, session->host)) break;
+      const std::shared_ptr<const View> view = engine_->Snapshot();
+      if (!IsOn(view->state, message.progress().key(), session->cluster, session->host)) break;
+      if (message.progress().times_size() > 0) Timed(*view, message.progress());
+      if (!message.progress().has_progress()) break;
       pb::ProgressSeen seen;
       *seen.mutable_key() = message.progress().key();
       *seen.mutable_progress() = message.progress().progress();
@@ -425,6 +428,23 @@ void Sessions::PostOnce(const std::shared_ptr<Session>& session, const std::stri
   engine_->Post(std::move(event));
 }
 
+void Sessions::Timed(const View& view, const pb::ProgressReport& report) {
+  const AttemptRow* attempt = view.state.FindAttempt(report.key());
+  if (attempt == nullptr || attempt->state != pb::TASK_RUNNING) return;
+  std::vector<pb::StragglerSeen> news;
+  {
+    std::lock_guard lock(mutex_);
+    news = stragglers_.Told(report.key(), *attempt, report.times());
+  }
+  for (pb::StragglerSeen& seen : news) {
+    LogWarn(seen.permille() == 0 ? "a rank is no longer slower than its gang" : "a rank is slower than its gang",
+            {{"job", seen.key().job_uid()}, {"task", seen.key().task()}, {"attempt", seen.key().attempt()}, {"rank", seen.rank()}, {"permille", seen.permille()}});
+    pb::Event event;
+    *event.mutable_straggler() = std::move(seen);
+    engine_->Post(std::move(event));
+  }
+}
+
 void Sessions::Closed(const AgentStream* stream) {
   std::vector<std::pair<uint64_t, LogSink>> broken;
   {
@@ -483,8 +503,10 @@ void Sessions::Tick() {
   const int64_t now_ns = clock_->BootNs();
   const int64_t silent_ns = options_.heartbeat_ns * 5 / 2;   // two missed, and half of one for its way
   std::lock_guard lock(mutex_);
+  stragglers_.Forget(view->state);
   for (const HostId id : view->state.hosts()) {
     const HostRow& row = view->state.host(id);
+    if (!row.quarantines.empty() || told_quarantines_.contains(id)) LookAtQuarantines(view->state, id);
     if (row.state == pb::HOST_NEVER_SEEN || row.state == pb::HOST_STATE_UNSPECIFIED) continue;
     const std::string& cluster = view->state.clusters()[row.cluster].name;
     HostEntry& entry = hosts_[Name(cluster, row.name)];
@@ -522,6 +544,34 @@ void Sessions::Tick() {
     event.mutable_host_state()->set_host(row.name);
     event.mutable_host_state()->set_state(now);
     engine_->Post(std::move(event));
+  }
+}
+
+// Says each once, and ends those whose time is over.
+void Sessions::LookAtQuarantines(const State& state, HostId id) {
+  const HostRow& row = state.host(id);
+  const std::string& cluster = state.clusters()[row.cluster].name;
+  std::set<std::string> now;
+  for (const pb::Quarantine& q : row.quarantines) {
+    const std::string key = absl::StrCat(q.device(), q.withheld() ? " withheld " : " ", q.since_ns());
+    now.insert(key);
+    if (!told_quarantines_[id].contains(key)) {
+      LogWarn(q.withheld() ? "too much of the cluster is in quarantine: an operator has to look" : "taken out of placement", {{"cluster", cluster},
+              {"host", row.name}, {"device", q.device()}, {"why", q.reason()}});
+    }
+    if (q.release_ns() == 0 || q.release_ns() > clock_->WallNs()) continue;
+    LogInfo("released from quarantine", {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"by", "time"}});
+    pb::Event event;
+    event.mutable_quarantine_released()->set_cluster(cluster);
+    event.mutable_quarantine_released()->set_host(row.name);
+    event.mutable_quarantine_released()->set_device(q.device());
+    event.mutable_quarantine_released()->set_by("time");
+    engine_->Post(std::move(event));
+  }
+  if (now.empty()) {
+    told_quarantines_.erase(id);
+  } else {
+    told_quarantines_[id] = std::move(now);
   }
 }
 
@@ -580,6 +630,12 @@ void Sessions::Deliver(const Session& session, const pb::LogChunk& chunk) {
     if (chunk.end()) logs_.erase(it);
   }
   sink(chunk);
+}
+
+bool Sessions::Speaks(const std::string& cluster, const std::string& host) const {
+  std::lock_guard lock(mutex_);
+  const auto it = hosts_.find(Name(cluster, host));
+  return it != hosts_.end() && it->second.heard_ns != 0 && clock_->BootNs() - it->second.heard_ns < options_.lease_ns;
 }
 
 int64_t Sessions::LastHeardNs(const std::string& cluster, const std::string& host) const {

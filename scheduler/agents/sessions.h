@@ -21,6 +21,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "muster/v1/agent.pb.h"
+#include "scheduler/agents/stragglers.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
 
@@ -82,6 +83,8 @@ class Sessions : public AgentLink {
   std::string HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const {
     return options_.how_differs ? options_.how_differs(cluster, host, inventory) : "";
   }
+  // Something was heard of it for less than a lease ago, by this process.
+  bool Speaks(const std::string& cluster, const std::string& host) const;
   // Unix time of the newest message; 0 = not heard since this process started.
   int64_t LastHeardNs(const std::string& cluster, const std::string& host) const;
 
@@ -118,6 +121,8 @@ class Sessions : public AgentLink {
   void Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
   void SawLater(const pb::Hello& hello);                                                 // under mutex_
   void ProveOwnership();
+  void Timed(const View& view, const pb::ProgressReport& report);
+  void LookAtQuarantines(const State& state, HostId id);                                  // under mutex_
   void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
   void PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event);
@@ -138,6 +143,8 @@ class Sessions : public AgentLink {
   std::map<uint64_t, LogStream> logs_;
   uint64_t next_log_ = 1;
   int64_t proved_ns_ = started_ns_;               // BootNs of the newest commit that was made to prove it
+  Stragglers stragglers_;
+  std::map<HostId, std::set<std::string>> told_quarantines_;   // in the log
   uint64_t seen_epoch_ = 0, seen_commit_ = 0;     // by agents, of what this store doesn't have; 0: nothing
 };
 

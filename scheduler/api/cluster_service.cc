@@ -122,6 +122,39 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerCon
   return reactor;
 }
 
+grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(grpc::CallbackServerContext* call, const pb::ReleaseQuarantineRequest* request,
+                                                                pb::ReleaseQuarantineResponse* response) {
+  if (grpc::Status status = OperatorOnly(who_, "releasing from quarantine"); !status.ok()) return Reply(call, status);
+  const std::string name = request->host();
+  const int32_t device = request->has_device() ? request->device() : -1;
+  if (request->has_device() && device < 0) return Reply(call, BadRequest("the request is wrong", {{"device", "must not be negative"}}));
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  if (FindHostByName(view->state, name) == kNoHost) return Reply(call, NotFound("host (cluster/host)", name));
+  LogWarn("an operator releases from quarantine", {{"host", name}, {"device", device}, {"by", who_.user}});
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_->engine->Call(
+      [name, device, by = who_.user, response](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        const HostId id = FindHostByName(state, name);
+        for (size_t i = 0; id != kNoHost && i < state.host(id).quarantines.size(); ++i) {
+          const pb::Quarantine& row = state.host(id).quarantines[i];
+          if (device < 0 || row.device() == device) *response->add_released() = row;
+        }
+        if (response->released_size() == 0) {
+          const std::string what = device < 0 ? name : absl::StrCat("device ", device, " of ", name);
+          return absl::FailedPreconditionError(absl::StrCat(what, " is not in quarantine: muster host show ", name));
+        }
+        std::vector<pb::Event> events(1);
+        pb::QuarantineReleased& released = *events[0].mutable_quarantine_released();
+        released.set_cluster(name.substr(0, name.find('/')));
+        released.set_host(name.substr(name.find('/') + 1));
+        released.set_device(device);
+        released.set_by(by);
+        return events;
+      },
+      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
                                                                pb::GetTrainerSchemaResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();

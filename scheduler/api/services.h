@@ -54,6 +54,8 @@ class ClusterServiceImpl : public pb::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call, const pb::DrainRequest* request, pb::DrainResponse* response) override;
   grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* call, const pb::ResumeRequest* request, pb::ResumeResponse* response) override;
   grpc::ServerUnaryReactor* ConfirmOff(grpc::CallbackServerContext* call, const pb::ConfirmOffRequest* request, pb::ConfirmOffResponse* response) override;
+  grpc::ServerUnaryReactor* ReleaseQuarantine(grpc::CallbackServerContext* call, const pb::ReleaseQuarantineRequest* request,
+                                              pb::ReleaseQuarantineResponse* response) override;
   grpc::ServerUnaryReactor* GetTrainerSchema(grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest* request, pb::GetTrainerSchemaResponse* response) override;
   grpc::ServerUnaryReactor* GetLedger(grpc::CallbackServerContext* call, const pb::GetLedgerRequest* request, pb::LedgerResponse* response) override;
   grpc::ServerUnaryReactor* Top(grpc::CallbackServerContext* call, const pb::TopRequest* request, pb::TopResponse* response) override;

@@ -36,6 +36,7 @@ pb::Attempt DescribeAttempt(const State& state, const AttemptRow& row) {
   attempt.set_end_ns(row.end_ns);
   attempt.set_stop_ns(row.stop_ns);
   attempt.set_resumed_step(row.resumed_step);
+  *attempt.mutable_stragglers() = {row.stragglers.begin(), row.stragglers.end()};
   attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(), [](const PartRow& part) { return part.lost; }));
   return attempt;
 }
@@ -128,7 +129,10 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Cel
     pb::Task* task = job.add_tasks();
     task->set_name(row.task_spec(static_cast<int32_t>(t)).name());
     task->set_state(task_row.state);
-    if (task_row.state == pb::TASK_WAITING || task_row.state == pb::TASK_BLOCKED) {
+    // What runs on a host that can't be reached has one, too: what it waits for.
+    const Verdict* told = plan.verdicts.Find({row.number, static_cast<int32_t>(t)});
+    const bool unreachable = told != nullptr && told->code == pb::V_UNREACHABLE;
+    if (task_row.state == pb::TASK_WAITING || task_row.state == pb::TASK_BLOCKED || unreachable) {
       pb::Verdict verdict = DescribeVerdict(state, plan, row, static_cast<int32_t>(t), holders);
       if (verdict.code() != pb::VERDICT_UNSPECIFIED) *task->mutable_verdict() = std::move(verdict);
     }
@@ -193,6 +197,10 @@ pb::Host DescribeHost(const State& state, HostId id) {
   }
   host.set_cpus_free_milli(host.inventory().cpus_milli() - row.cpus_used_milli);
   host.set_memory_free_bytes(host.inventory().memory_bytes() - row.memory_used_bytes);
+  *host.mutable_quarantines() = {row.quarantines.begin(), row.quarantines.end()};
+  *host.mutable_blames() = {row.blames.begin(), row.blames.end()};
+  host.set_confirmed_off_by(row.confirmed_off_by);
+  host.set_fence_detail(row.fence_detail);
   return host;
 }
 
@@ -209,6 +217,14 @@ pb::Cluster DescribeCluster(const State& state, int32_t index) {
     if (host.cluster != index) continue;
     cluster.set_hosts_known(cluster.hosts_known() + 1);
     if (host.state == pb::HOST_UP) cluster.set_hosts_up(cluster.hosts_up() + 1);
+    if (host.quarantined()) cluster.set_hosts_quarantined(cluster.hosts_quarantined() + 1);
+    for (const pb::Quarantine& row : host.quarantines) {
+      if (row.withheld()) {
+        cluster.set_quarantines_withheld(cluster.quarantines_withheld() + 1);
+      } else if (row.device() >= 0 && !host.quarantined()) {
+        cluster.set_devices_quarantined(cluster.devices_quarantined() + 1);
+      }
+    }
     if (host.inventory.flavour().empty()) continue;
     pb::Capacity& line = capacity[host.inventory.flavour()];
     line.set_flavour(host.inventory.flavour());

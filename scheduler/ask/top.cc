@@ -51,6 +51,10 @@ std::vector<Top::Total> Totals(const State& state) {
       const int64_t used_milli = d < static_cast<int>(host.device_used_milli.size()) ? host.device_used_milli[d] : 0;
       total.set_total_milli(total.total_milli() + 1000);
       total.set_used_milli(total.used_milli() + used_milli);
+      const bool out = host.quarantined() || std::any_of(host.quarantines.begin(), host.quarantines.end(), [&](const pb::Quarantine& row) {
+                         return row.device() == d && !row.withheld();
+                       });
+      if (out) total.set_quarantined_milli(total.quarantined_milli() + 1000 - used_milli);
       if (!up || !shape.devices(d).healthy()) total.set_down_milli(total.down_milli() + 1000 - used_milli);
     }
   }

@@ -146,10 +146,13 @@ std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
 std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   const AttemptRow* attempt = job.tasks[task].current();
   std::string host;
+  HostId waits_for = kNoHost;
   for (size_t p = 0; attempt != nullptr && p < attempt->parts.size(); ++p) {
     const PartRow& part = attempt->parts[p];
     if (part.over() || state.host(part.host).state != pb::HOST_UNREACHABLE) continue;
-    if (host.empty() || !KnownOff(state.host(part.host), job.task_spec(task))) host = state.HostName(part.host);
+    if (!host.empty() && KnownOff(state.host(part.host), job.task_spec(task))) continue;
+    host = state.HostName(part.host);
+    waits_for = part.host;
   }
   if (host.empty()) return "its last attempt's host can't be reached, so it may still run there";
   std::string text = absl::StrCat(host, " can't be reached, so it may still run there");
@@ -158,7 +161,16 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
       absl::StrAppend(&text, "; it starts elsewhere once its fence has stopped it there for certain, after ",
                       FormatDuration((FenceWaitNs(job.task_spec(task)) + kSecond - 1) / kSecond * kSecond), " of silence");
       break;
-    case pb::WAIT: absl::StrAppend(&text, "; it waits for that host, unless somebody who switched it off says so: muster host confirm-off ", host); break;
+    case pb::WAIT: {
+      const HostRow& row = state.host(waits_for);
+      absl::StrAppend(&text, "; it waits for that host, unless somebody who switched it off says so: muster host confirm-off ", host);
+      if (!row.fence_detail.empty()) {
+        absl::StrAppend(&text, ". fence_command was run to switch it off and failed, it is tried again: ", row.fence_detail);
+      } else if (state.clusters()[row.cluster].spec.fence_command_size() > 0) {
+        absl::StrAppend(&text, ". fence_command is run to switch it off");
+      }
+      break;
+    }
     default: absl::StrAppend(&text, "; it starts elsewhere once one of its workers has failed and there is room");
   }
   return text;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "scheduler/state/mass_loss.h"
 
 namespace muster {
 namespace {
@@ -272,17 +273,9 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
 bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const {
   const int32_t cell = model_.CellOf(cluster, model_.cpu);
   if (cell < 0) return false;
-  int64_t newest_ns = 0;
-  for (const HostId id : model_.cells[cell].hosts) newest_ns = std::max(newest_ns, hosts_[id].silent_since_ns);
-  int64_t silent = 0, all = 0;
-  for (const HostId id : model_.cells[cell].hosts) {
-    const HostShare& host = hosts_[id];
-    // Long gone when the others fell silent: counts in neither number.
-    if (host.state == pb::HOST_UNREACHABLE && host.silent_since_ns + 3 * options.lease_ns < newest_ns) continue;
-    ++all;
-    if (host.state != pb::HOST_UP || (host.spoke_ns != 0 && host.spoke_ns + options.lease_ns > now_ns)) ++silent;
-  }
-  return silent >= 3 && 2 * silent > all;
+  return MostAreSilent(now_ns, options.lease_ns, [&](const auto& look) {
+    for (const HostId id : model_.cells[cell].hosts) look(hosts_[id]);
+  });
 }
 
 bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const {

@@ -1,4 +1,4 @@
-// Apply: what speaks against a device or host, and when that takes it out of placement (docs/decisions: quarantine).
+// Apply: what speaks against a device or host, and when that takes it out of placement (docs/decisions/033-quarantine.md).
 //
 // An end that was classified as the device's or host's, a fault that the driver told, a rank that is slower than its gang: each is a
 // blame. Enough of them within a window are a quarantine; placement then sees a device that isn't healthy, or a host that isn't usable,
@@ -289,12 +289,16 @@ void Applier::On(const pb::StragglerSeen& e) {
 void Applier::On(const pb::QuarantineReleased& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
   if (id == kNoHost) return;
-  const auto named = [&](int32_t device) { return e.device() < 0 || device == e.device(); };
+  // Time ends only what is due.
+  const auto named = [&](const pb::Quarantine& row) {
+    const bool due = row.release_ns() != 0 && row.release_ns() <= s_.now_ns_;
+    return (e.device() < 0 || row.device() == e.device()) && (e.by() != "time" || due);
+  };
   const auto& rows = s_.host(id).quarantines;
-  if (std::none_of(rows.begin(), rows.end(), [&](const pb::Quarantine& row) { return named(row.device()); })) return;
+  if (std::none_of(rows.begin(), rows.end(), named)) return;
   HostRow* host = Host(id);
-  std::erase_if(host->quarantines, [&](const pb::Quarantine& row) { return named(row.device()); });
-  std::erase_if(host->blames, [&](const pb::Blame& blame) { return named(blame.device()); });
+  std::erase_if(host->quarantines, named);
+  std::erase_if(host->blames, [&](const pb::Blame& blame) { return e.device() < 0 || blame.device() == e.device(); });
   ShowQuarantines(host);
   NewRound();
   RefreshHost(id);

@@ -108,6 +108,12 @@ class SystemBuilder {
     event.mutable_job_cancel()->set_number(job);
     Do(event);
   }
+  SystemBuilder& Rule(const std::string& cluster, const pb::QuarantineRule& rule) {
+    for (pb::ClusterSpec& spec : *file_.mutable_clusters()) {
+      if (spec.name() == cluster) *spec.mutable_quarantine() = rule;
+    }
+    return Configure();
+  }
   void HostState(const std::string& cluster, const std::string& host, pb::HostState to) {
     pb::Event event;
     event.mutable_host_state()->set_cluster(cluster);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/job_defaults.h"
+#include "common/base/rank_devices.h"
 #include "common/base/units.h"
 #include "scheduler/state/state.h"
 
@@ -88,13 +89,8 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
 }
 
 std::vector<int32_t> DevicesOfRank(const pb::TaskSpec& task, const PartRow& part, int32_t rank) {
-  const int32_t processes = std::max(1, task.processes_per_worker());
-  const int32_t worker = rank / processes - part.first_group_rank;
-  if (rank < 0 || worker < 0 || worker >= part.workers || part.devices.empty()) return {};
-  const auto each = static_cast<ptrdiff_t>(part.devices.size()) / part.workers;
-  const auto first = part.devices.begin() + worker * each;
-  if (each == processes) return {first[rank % processes]};
-  return {first, first + each};
+  const auto [first, last] = RankDevices(rank, task.processes_per_worker(), part.first_group_rank, part.workers, static_cast<int32_t>(part.devices.size()));
+  return {part.devices.begin() + first, part.devices.begin() + last};
 }
 
 pb::QuarantineRule QuarantineRuleOf(const State& state, int32_t cluster) {

@@ -21,7 +21,7 @@ clusters:
     sku: slots
     job_storage: shared
     topology: {{b1: {{r1: [{hosts}]}}}}
-"""
+{cluster}"""
 QUEUES = """\
 queues:
   - {name: research, quota: {cpu-slot: {guarantee: 2}}, submit: ["*"]}
@@ -30,9 +30,12 @@ queues:
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def configure(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), slots: int = 2, scheduling: str = SCHEDULING) -> None:
+def configure(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), slots: int = 2, scheduling: str = SCHEDULING,
+              cluster: str = "") -> None:
+    """`cluster`: more fields of cluster lab, a line each."""
     devices = f"flavour: cpu-slot, gpus: {slots}, cpus: {slots}, memory: {2 * slots}GiB, disk: 100GiB"
-    values = {"server": system.server, "folder": system.folder, "scheduling": scheduling, "devices": devices, "hosts": ", ".join(hosts)}
+    values = {"server": system.server, "folder": system.folder, "scheduling": scheduling, "devices": devices, "hosts": ", ".join(hosts),
+              "cluster": "".join(f"    {line}\n" for line in cluster.splitlines())}
     system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": queues,
                       "host.yaml": f"{{{devices}}}\n"})
 

@@ -1,0 +1,61 @@
+// Runs the cluster's fence_command for hosts that can't be reached and that work waits for (CONTRACTS 9, `wait`).
+//
+// Its success is a word like an operator's: the host is off, committed as HostConfirmedOff by "fence_command". Its failure is told in
+// the verdict of what waits, and it is tried again, later each time. One run a host at a time; never for a host that speaks, nor while
+// most of its cluster is silent (CONTRACTS 11): that is the network, and what runs there is left alone.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/clock.h"
+#include "common/base/run_program.h"
+#include "scheduler/agents/sessions.h"
+#include "scheduler/engine/engine.h"
+
+namespace muster {
+
+// The words of a command with a host's names in place of {host} and {cluster}.
+std::vector<std::string> FenceWords(const pb::ClusterSpec& cluster, const std::string& host);
+// An unfinished attempt there waits for the host: somebody has to say that it is off.
+bool AwaitsFence(const State& state, const HostRow& host);
+
+class Fencer {
+ public:
+  using Run = std::function<absl::StatusOr<ProgramEnd>(const ProgramOptions&)>;
+
+  // All must outlive Stop. `run` is called on a thread of its own for each host.
+  Fencer(Engine* engine, const Sessions* sessions, Clock* clock, int64_t lease_ns, Run run = RunProgram);
+  ~Fencer() { Stop(); }
+
+  // Starts what is due. Call it once a second or so, from one thread; it never blocks for long.
+  void Look();
+  // Ends what runs. Nothing is started any more.
+  void Stop();
+
+ private:
+  struct Entry {
+    std::thread thread;
+    std::atomic<bool> done = true;         // the thread may be joined
+    int failures = 0;
+    int64_t next_ns = 0;                   // BootNs
+  };
+
+  void Fence(const std::string& cluster, const std::string& host, const ProgramOptions& options, Entry* entry);
+
+  Engine* const engine_;
+  const Sessions* const sessions_;
+  Clock* const clock_;
+  const int64_t lease_ns_;
+  const Run run_;
+  std::atomic<bool> stopping_ = false;
+  std::map<std::string, Entry> entries_;   // by cluster/host; of Look's thread, but for what a running one's own thread writes
+};
+
+}  // namespace muster

@@ -1,0 +1,178 @@
+// When fence_command is run, with what words, and what comes of it.
+#include "scheduler/agents/fencer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/strings/str_join.h"
+#include "common/base/eventually.h"
+#include "scheduler/engine/fixture.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class DeafLink : public AgentLink {
+ public:
+  void Send(const std::string&, const std::string&, const pb::SchedulerMessage&) override {}
+};
+
+// A job runs on lab/h1, whose host can't be reached; three other hosts can.
+class FencerTest : public ::testing::Test {
+ protected:
+  FencerTest() {
+    EngineOptions options;
+    engine_ = std::make_unique<Engine>(options, &clock_, &store_, &link_, State());
+    sessions_ = std::make_unique<Sessions>(SessionOptions(), &clock_);
+    sessions_->Attach(engine_.get());
+    pb::Event clusters = LabConfigured();
+    pb::ClusterSpec* lab = clusters.mutable_clusters_configured()->mutable_file()->mutable_clusters(0);
+    for (const char* word : {"/sbin/power", "off", "{host}.mgmt.{cluster}"}) lab->add_fence_command(word);
+    engine_->Post(clusters);
+    engine_->Post(HostJoins("h1"));
+    Submit();
+    Settle();
+    for (const char* host : {"h2", "h3", "h4"}) engine_->Post(HostJoins(host));
+    Settle();
+    fencer_ = std::make_unique<Fencer>(engine_.get(), sessions_.get(), &clock_, 45 * kSecond, [this](const ProgramOptions& options) -> absl::StatusOr<ProgramEnd> {
+      std::unique_lock lock(mutex_);
+      runs_.push_back(absl::StrJoin(options.argv, " "));
+      changed_.wait(lock, [&] { return !answers_.empty(); });
+      ProgramEnd end;
+      end.why = answers_.front();
+      answers_.erase(answers_.begin());
+      return end;
+    });
+  }
+  ~FencerTest() override {
+    Answer("");
+    fencer_->Stop();
+  }
+
+  void Submit(pb::WhenUnreachable rule = pb::WAIT) {
+    pb::Event event;
+    pb::JobSubmitted& job = *event.mutable_job_submitted();
+    job.set_number(1);
+    job.set_uid(std::string(32, '1'));
+    *job.mutable_spec() = OneSlotSpec();
+    job.mutable_spec()->mutable_tasks(0)->set_when_unreachable(rule);
+    engine_->Post(event);
+  }
+  void Settle() {
+    clock_.now_ns += kSecond;
+    while (engine_->Step()) {
+    }
+  }
+  void Tell(const std::string& host, pb::HostState state) {
+    pb::Event event;
+    event.mutable_host_state()->set_cluster("lab");
+    event.mutable_host_state()->set_host(host);
+    event.mutable_host_state()->set_state(state);
+    engine_->Post(event);
+    Settle();
+  }
+  void Answer(const std::string& why) {
+    std::lock_guard lock(mutex_);
+    answers_.push_back(why);
+    changed_.notify_all();
+  }
+  std::vector<std::string> Runs() {
+    std::lock_guard lock(mutex_);
+    return runs_;
+  }
+  // Looks until the command has been run so often.
+  void AwaitRuns(size_t count) {
+    EXPECT_TRUE(Eventually([&] {
+      clock_.now_ns += kSecond;
+      fencer_->Look();
+      return Runs().size() >= count;
+    }));
+  }
+  HostRow Host() {
+    while (engine_->Step()) {
+    }
+    const std::shared_ptr<const View> view = engine_->Snapshot();
+    return view->state.host(view->state.FindHost("lab", "h1"));
+  }
+
+  ManualClock clock_;
+  RecordingStore store_{nullptr};
+  DeafLink link_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Sessions> sessions_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> runs_, answers_;
+  std::unique_ptr<Fencer> fencer_;
+};
+
+TEST_F(FencerTest, SwitchesOffWhatCannotBeReachedAndSaysSoOnce) {
+  fencer_->Look();
+  Tell("h1", pb::HOST_SILENT);
+  fencer_->Look();
+  EXPECT_THAT(Runs(), IsEmpty()) << "a lease has not passed";
+  Tell("h1", pb::HOST_UNREACHABLE);
+  AwaitRuns(1);
+  clock_.now_ns += kHour;
+  fencer_->Look();
+  EXPECT_THAT(Runs(), ElementsAre("/sbin/power off h1.mgmt.lab")) << "one at a time";
+  EXPECT_EQ(Host().confirmed_off_by, "") << "it has not ended";
+  Answer("");
+  EXPECT_TRUE(Eventually([&] { return Host().confirmed_off_by == "fence_command"; }));
+  clock_.now_ns += kHour;
+  fencer_->Look();
+  EXPECT_EQ(Runs().size(), 1u);
+}
+
+TEST_F(FencerTest, TriesAgainLaterEachTimeAndTellsWhy) {
+  Tell("h1", pb::HOST_UNREACHABLE);
+  AwaitRuns(1);
+  Answer("exit 1: no chassis");
+  EXPECT_TRUE(Eventually([&] { return Host().fence_detail == "exit 1: no chassis"; }));
+  fencer_->Look();
+  EXPECT_EQ(Runs().size(), 1u) << "not at once";
+  AwaitRuns(2);
+  Answer("exit 1: no chassis");
+  AwaitRuns(3);
+  Answer("");
+  EXPECT_TRUE(Eventually([&] { return Host().confirmed_off_by == "fence_command"; }));
+  EXPECT_EQ(Host().fence_detail, "");
+}
+
+TEST_F(FencerTest, DoesNothingWhileMostOfTheClusterIsSilent) {
+  for (const char* host : {"h1", "h2", "h3"}) Tell(host, pb::HOST_UNREACHABLE);
+  fencer_->Look();
+  EXPECT_THAT(Runs(), IsEmpty());
+}
+
+TEST_F(FencerTest, ItsSuccessCountsForNothingOnceTheHostHasSpoken) {
+  Tell("h1", pb::HOST_UNREACHABLE);
+  AwaitRuns(1);
+  Tell("h1", pb::HOST_UP);
+  const uint64_t before = engine_->Snapshot()->commit;
+  Answer("");
+  EXPECT_TRUE(Eventually([&] {
+    while (engine_->Step()) {
+    }
+    return engine_->Snapshot()->commit > before;
+  })) << "its word reached the engine";
+  EXPECT_EQ(Host().confirmed_off_by, "");
+}
+
+TEST_F(FencerTest, RunsNothingForAHostThatNothingWaitsFor) {
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(1);
+  engine_->Post(cancel);
+  Tell("h2", pb::HOST_UNREACHABLE);
+  fencer_->Look();
+  EXPECT_THAT(Runs(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace muster

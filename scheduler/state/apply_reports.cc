@@ -10,6 +10,7 @@ namespace muster {
 namespace {
 
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
+constexpr int64_t kSoundRunNs = 10 * kMinute;
 constexpr size_t kMaxDetailBytes = 4096;   // of what an attempt refused to load
 
 // What costs the job's budget nothing. So many in a row without progress are the program's matter all the same (kInfraFailuresInRow).
@@ -367,7 +368,9 @@ void Applier::EndAttempt(const Found& found) {
         FailTask(found.job, found.index, cause, detail);
       } else {
         ++task->restarts_used;
-        task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->restarts_used);
+        // A program that ran for long is not one that fails at its start: it need not be kept from trying.
+        const bool ran = attempt->start_ns != 0 && attempt->end_ns - attempt->start_ns >= kSoundRunNs;
+        task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, ran ? 1 : task->restarts_used);
       }
     }
   }

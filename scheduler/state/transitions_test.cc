@@ -348,6 +348,22 @@ TEST(Restarts, TheBackoffStartsAsConfiguredAndStopsAtFiveMinutes) {
   EXPECT_THAT(backoffs_s, ElementsAre(40, 80, 160, 300, 300, 300));
 }
 
+TEST(Restarts, WaitNoLongerThanTheFirstTimeAfterARunOfTenMinutes) {
+  Story s;
+  testing::JobBuilder builder("research");
+  builder.task()->set_max_restarts(100);
+  const uint64_t job = builder.SubmitTo(&s);
+  for (int i = 0; i < 5; ++i) {
+    s.Again(job);
+    s.AllSay(job, pb::GONE, 1);
+  }
+  EXPECT_EQ(s.Task(job).backoff_until_ns, s.state.now_ns() + 16 * kSecond);
+  s.Again(job);
+  s.Step(1200);
+  s.AllSay(job, pb::GONE, 1);
+  EXPECT_EQ(s.Task(job).backoff_until_ns, s.state.now_ns() + kSecond);
+}
+
 TEST(Restarts, LaunchFailuresInARowEndTheTaskButProgressForgivesThem) {
   Story s;
   const uint64_t job = s.Job();

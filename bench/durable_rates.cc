@@ -1,4 +1,4 @@
-// durable_rates DATA_DIR [--jobs N] [--outstanding N] [--hosts N] [--runtime-ms N] [--wait-ends]: how many one-slot jobs a second
+// durable_rates DATA_DIR [--jobs N] [--outstanding N] [--hosts N] [--runtime-ms N] [--wait-ends] [--unchecked]: how many one-slot jobs a second
 // the real engine with a real store takes, and how many it starts on simulated agents. Prints one JSON line.
 //
 // Each submission goes the way of an RPC behind gRPC: idempotency key, resolution, event, commit with synchronous=FULL, answer.
@@ -97,7 +97,7 @@ int Main(int argc, char** argv) {
   std::string data_dir;
   int jobs = 40'000, outstanding = 1024, hosts = 100, submitters = 4;
   int64_t runtime_ms = 3'600'000;
-  bool wait_ends = false;
+  bool wait_ends = false, unchecked = false;
   app.add_option("data-dir", data_dir)->required();
   app.add_option("--jobs", jobs);
   app.add_option("--outstanding", outstanding, "Submissions that wait for their answer at any time");
@@ -105,11 +105,12 @@ int Main(int argc, char** argv) {
   app.add_option("--hosts", hosts, "Simulated hosts of 8 slots");
   app.add_option("--runtime-ms", runtime_ms, "Of each job");
   app.add_flag("--wait-ends", wait_ends, "Go on until every job has ended");
+  app.add_flag("--unchecked", unchecked, "Without Validate: what the check costs");
   CLI11_PARSE(app, argc, argv);
   SetLogLevel(LogLevel::kError);
 
   Counts counts;
-  LiveSystem system(data_dir, SchedulingOptions());
+  LiveSystem system(data_dir, SchedulingOptions(), !unchecked);
   const pb::ClusterFile clusters = Clusters(hosts);
   pb::QueueTree queues;
   queues.add_queues()->set_name("research");

@@ -18,7 +18,7 @@ void Die(const std::string& why) {
 
 double SecondsSince(int64_t then_ns) { return static_cast<double>(RealClock()->WallNs() - then_ns) / 1e9; }
 
-LiveSystem::LiveSystem(const std::string& directory, const SchedulingOptions& scheduling) {
+LiveSystem::LiveSystem(const std::string& directory, const SchedulingOptions& scheduling, bool check_plans) {
   StoreOptions store_options;
   store_options.directory = directory;
   Recovered recovered;
@@ -32,6 +32,7 @@ LiveSystem::LiveSystem(const std::string& directory, const SchedulingOptions& sc
   sessions_ = std::make_unique<Sessions>(session_options, RealClock());
   EngineOptions options;
   options.scheduling = scheduling;
+  options.check_plans = check_plans;
   options.epoch = recovered.epoch;
   options.last_commit = recovered.last_commit;
   options.refused_plans_directory = directory + "/refused-plans";

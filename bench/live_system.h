@@ -20,8 +20,9 @@ namespace pb = ::muster::v1;
 
 class LiveSystem {
  public:
-  // A fresh store in `directory`, synchronous=FULL as always. Ends the process, saying why, where that can't be.
-  LiveSystem(const std::string& directory, const SchedulingOptions& scheduling);
+  // A fresh store in `directory`, synchronous=FULL as always. Ends the process, saying why, where that can't be. `check_plans`: as
+  // EngineOptions has it.
+  LiveSystem(const std::string& directory, const SchedulingOptions& scheduling, bool check_plans = true);
   ~LiveSystem();
 
   // Clusters and queues, durable when it returns. Before Run.

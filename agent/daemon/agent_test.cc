@@ -53,6 +53,10 @@ class FakeScheduler final : public pb::AgentService::Service {
           stream->Write(refused);
           return grpc::Status::OK;
         }
+        if (ignored_ > 0) {
+          --ignored_;
+          continue;
+        }
         hello_ = message.hello();
         stream_ = stream;
         context_ = context;
@@ -61,7 +65,7 @@ class FakeScheduler final : public pb::AgentService::Service {
         key_.set_session(RandomId());
         key_.set_state_id(hello_.state_id());
         pb::SchedulerMessage welcome;
-        welcome.mutable_welcome()->set_lease_ns(int64_t{10} * 1'000'000'000);
+        welcome.mutable_welcome()->set_lease_ns(lease_ns_);
         welcome.mutable_welcome()->set_heartbeat_ns(200'000'000);
         *welcome.mutable_session() = key_;
         stream->Write(welcome);
@@ -123,6 +127,16 @@ class FakeScheduler final : public pb::AgentService::Service {
     std::lock_guard<std::mutex> lock(mutex_);
     return hellos_;
   }
+  // So many Hellos get no answer from now on. How many were welcomed before.
+  int Ignore(int hellos) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ignored_ = hellos;
+    return hellos_;
+  }
+  void Lease(milliseconds lease) {             // of sessions that begin from now on
+    std::lock_guard<std::mutex> lock(mutex_);
+    lease_ns_ = std::chrono::nanoseconds(lease).count();
+  }
   pb::Hello hello() {
     std::lock_guard<std::mutex> lock(mutex_);
     return hello_;
@@ -136,7 +150,8 @@ class FakeScheduler final : public pb::AgentService::Service {
   pb::SessionKey key_;
   pb::Hello hello_;
   int hellos_ = 0;
-  int refusals_ = 0;
+  int refusals_ = 0, ignored_ = 0;
+  int64_t lease_ns_ = int64_t{10} * 1'000'000'000;
   grpc::ServerContext* context_ = nullptr;   // of stream_
   std::unique_ptr<grpc::Server> server_;
 };
@@ -254,6 +269,15 @@ TEST_F(AgentTest, OneThatIsRefusedComesBackMoreAndMoreSlowly) {
   scheduler_->Refuse(5);
   ASSERT_TRUE(scheduler_->WaitForHello(2));
   EXPECT_GE(steady_clock::now() - begin, milliseconds(20 + 40 + 80 + 160 + 320));
+}
+
+TEST_F(AgentTest, ASessionEndsWithItsLeaseAndSoDoesAHelloThatNobodyAnswers) {
+  scheduler_->Lease(milliseconds(300));
+  scheduler_->Refuse(1);
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  ASSERT_TRUE(scheduler_->WaitForHello(3)) << "nothing came for a lease";
+  const int before = scheduler_->Ignore(2);
+  ASSERT_TRUE(scheduler_->WaitForHello(before + 1)) << "two Hellos had no answer";
 }
 
 TEST_F(AgentTest, ProcessesOutliveTheAgentAndTheirExitCodeIsKept) {

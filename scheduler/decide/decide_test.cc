@@ -377,6 +377,34 @@ TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   EXPECT_EQ(ActsOf(Go(&system)), 0);
 }
 
+TEST(Decide, HostsThatWereLongUnreachableCountNeitherAmongTheSilentNorAmongAll) {
+  struct Case {
+    int hosts, long_gone, silent;
+    bool lost;
+  };
+  for (const Case& c : {Case{5, 2, 1, true}, Case{8, 3, 3, false}, Case{8, 0, 3, true}}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", c.hosts, 1).Queue("q");
+    JobBuilder builder("q");
+    builder.task()->set_when_unreachable(pb::REPLACE);
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
+    int gone = 0, silent = 0;
+    for (const HostId id : system.state.hosts()) {
+      if (id != first && gone++ < c.long_gone) system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
+    }
+    system.Step(4 * SchedulingOptions().lease_ns / kSecond);
+    system.HostState("c", system.state.host(first).name, pb::HOST_UNREACHABLE);
+    for (const HostId id : system.state.hosts()) {
+      if (system.state.host(id).state == pb::HOST_UP && ++silent < c.silent) system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
+    }
+    const Plan plan = Go(&system);
+    EXPECT_EQ(ActsOf(plan) > 0, c.lost) << c.silent << " of " << c.hosts << " are silent, and " << c.long_gone << " have been for long";
+  }
+}
+
 TEST(Decide, DrainsWithACheckpointAndPlacesElsewhere) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 1).Queue("q");

@@ -94,6 +94,45 @@ TEST_F(StoreTest, WhatWasCommittedIsThereAfterReopening) {
   EXPECT_EQ(CheckStore(options_.directory, &stop).code(), absl::StatusCode::kCancelled);
 }
 
+std::vector<sqlite3*>* g_writers = nullptr;      // connections that may write the store
+
+TEST_F(StoreTest, OneConnectionWritesAndItHasTheSettingsThatKeepItSafe) {
+  std::vector<sqlite3*> writers;
+  g_writers = &writers;
+  const auto opened = +[](sqlite3* db, const char**, const sqlite3_api_routines*) -> int {
+    const char* file = sqlite3_db_filename(db, "main");
+    if (file != nullptr && std::string_view(file).ends_with(kStoreFile) && sqlite3_db_readonly(db, "main") == 0) g_writers->push_back(db);
+    return SQLITE_OK;
+  };
+  pb::Event step;
+  step.mutable_step()->set_now_ns(kDay);
+  State state;
+  Apply(&state, step);
+  ASSERT_EQ(sqlite3_auto_extension(reinterpret_cast<void (*)()>(opened)), SQLITE_OK);
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {step.SerializeAsString()}, state.AllRows()).ok());
+  EXPECT_EQ(Journal(1, 1).size(), 1u);
+  EXPECT_TRUE(CheckStore(options_.directory).ok());
+  EXPECT_TRUE(BackupStore(options_.directory, directory_ + "/backup.sqlite").ok());
+  store_->Idle();
+  sqlite3_cancel_auto_extension(reinterpret_cast<void (*)()>(opened));
+  ASSERT_EQ(writers.size(), 1u);
+  const std::pair<const char*, const char*> settings[] = {
+      {"journal_mode", "wal"}, {"synchronous", "2"}, {"foreign_keys", "1"}, {"trusted_schema", "0"}, {"cell_size_check", "1"}, {"mmap_size", "0"}, {"wal_autocheckpoint", "0"}};
+  for (const auto& [name, value] : settings) EXPECT_EQ(QueryText(writers[0], std::string("PRAGMA ") + name).value_or("error"), value) << name;
+}
+
+TEST_F(StoreTest, TheWriteAheadLogIsCopiedAtAThousandPagesAndEmptiedWhenThereIsTime) {
+  ASSERT_TRUE(Open().ok());
+  const std::string log = options_.directory + "/" + kStoreFile + "-wal";
+  for (uint64_t commit = 1; commit <= 20; ++commit) {
+    ASSERT_TRUE(Commit(commit, {"a"}, {{"host", "lab/h1", std::string(1 << 20, static_cast<char>('a' + commit))}}).ok());
+    ASSERT_LT(std::filesystem::file_size(log), 8u << 20) << commit;
+  }
+  store_->Idle();
+  EXPECT_EQ(std::filesystem::file_size(log), 0u);
+}
+
 TEST_F(StoreTest, ASecondDaemonIsRefused) {
   ASSERT_TRUE(Open().ok());
   Recovered other;

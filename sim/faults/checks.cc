@@ -8,6 +8,8 @@
 namespace muster::sim::faults {
 namespace {
 
+constexpr int64_t kDrift = 500;              // more than any host's clock drifts: one part of so many
+
 bool Over(const pb::HostPart& part) { return part.lost() || part.phase() == pb::GONE; }
 
 }  // namespace
@@ -54,6 +56,12 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
   ++counters_["processes started"];
   if (!started_.insert({name, host}).second) violate("S0 an attempt's processes are started a second time");
   if (boot_id != prepared_boot_id) violate("contract 4: what was prepared in an earlier boot is started");
+  // Its fence counts from the sending of a heartbeat that was acknowledged, so at the latest from the newest message that came.
+  if (prepare.task().when_unreachable() == pb::FENCE) {
+    const int64_t fence_ns = prepare.task().fence_after_ns(), quiet_ns = now_ns - agent_heard_ns_[host];
+    if (quiet_ns > fence_ns / 2) ++counters_["fenced tasks started after half of their fence"];
+    if (quiet_ns > fence_ns + fence_ns / kDrift) violate("contract 9: a fenced task is started after its fence");
+  }
   const Known known = Find(key, host);
   const bool abandoned = abandoned_.count(name) > 0;
   if (abandoned) {

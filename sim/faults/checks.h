@@ -36,7 +36,11 @@ class Checker {
   // ---- what really happens on hosts (cluster/host) ----
   void OnStart(int64_t now_ns, const std::string& host, const std::string& boot_id, const std::string& prepared_boot_id,
                const pb::Prepare& prepare);
-  // No process of it is left there.
+  // A message of the scheduler has reached the host's agent.
+  void OnAgentHeard(int64_t now_ns, const std::string& host) { agent_heard_ns_[host] = now_ns; }
+  // No process of it is left there; its shim may go on until it could write how they ended.
+  void OnProcessesGone(const std::string& host, const pb::AttemptKey& key) { live_.erase({Text(key), host}); }
+  // Nor its shim.
   void OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end);
   // Everything that the host knew of its attempts is gone.
   void OnStateLost(const std::string& host);
@@ -94,7 +98,7 @@ class Checker {
   std::map<std::string, uint64_t> number_of_key_;                   // acknowledged
   std::map<std::string, uint64_t> committed_key_;                   // in the store
   std::set<uint64_t> cancelled_;                                    // acknowledged
-  std::map<std::string, int64_t> heard_ns_;                         // by host
+  std::map<std::string, int64_t> heard_ns_, agent_heard_ns_;        // by host: by the scheduler of it, by it of the scheduler
   std::map<std::string, pb::HostRecord> hosts_;
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
   std::set<std::string> answered_;                                  // hosts, since the newest restore

@@ -28,7 +28,8 @@ constexpr Duration kDurations[] = {{"duration", &Config::duration_ns}, {"patienc
 constexpr const char* kKindNames[] = {
     "cut",        "cut-up",     "cut-down",         "reset",    "lossy",           "slow",        "mass-cut", "crash-before-commit", "crash-after-commit",
     "commit-fails", "commit-fails-done", "store-full", "pause-scheduler", "takeover", "scheduler-clock", "crash-agent", "disk-full", "kill-shim", "reboot",
-    "reboot-many", "lose-state", "host-clock",       "launch-fails", "late-shims",  "drain", "restore", "power-off"};
+    "reboot-many", "lose-state", "host-clock",       "launch-fails", "late-shims",  "drain", "restore", "power-off",
+    "agent-away", "old-streams"};
 static_assert(std::size(kKindNames) == static_cast<size_t>(FaultKind::kLast) + 1);
 
 }  // namespace
@@ -87,11 +88,16 @@ std::vector<Fault> DrawFaults(const Config& config, uint64_t seed) {
     fault.at_ns = static_cast<int64_t>(random.Below(static_cast<uint64_t>(config.duration_ns)));
     fault.kind = kinds[random.Below(kinds.size())];
     fault.host = static_cast<int32_t>(random.Below(static_cast<uint64_t>(config.hosts)));
+    if (i > 0 && random.OneIn(4)) {
+      fault.at_ns = std::min(config.duration_ns - 1, faults.back().at_ns + random.Between(0, config.lease_ns));
+      fault.host = faults.back().host;
+    }
     // Half of them shorter than a lease, half longer.
     fault.duration_ns = random.OneIn(2) ? random.Between(1, config.lease_ns) : random.Between(config.lease_ns, 6 * config.lease_ns);
     switch (fault.kind) {
       case FaultKind::kSlow: fault.value = random.Between(config.latency_ns, config.lease_ns); break;
-      case FaultKind::kLateShims: fault.value = random.Between(kSecond, 3 * config.lease_ns); break;
+      case FaultKind::kLateShims: fault.value = random.Between(kSecond, 5 * config.lease_ns); break;
+      case FaultKind::kOldStreams: fault.value = random.Between(kSecond, 3 * config.lease_ns); break;
       case FaultKind::kSchedulerClock:
       case FaultKind::kHostClock: fault.value = random.Between(-kHour, kHour); break;
       case FaultKind::kCrashBeforeCommit:

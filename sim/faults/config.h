@@ -55,7 +55,9 @@ enum class FaultKind {
   kDrain,
   kRestore,              // the store is as it was `duration` ago: a backup, adopted
   kPowerOff,             // as reboot, and somebody says that the host is off
-  kLast = kPowerOff,
+  kAgentAway,            // the agent dies, and nobody starts it again for a time
+  kOldStreams,           // what the scheduler sends on the host's streams takes up to `value`, while the agent opens new ones, and again
+  kLast = kOldStreams,
 };
 
 struct Fault {
@@ -67,7 +69,8 @@ struct Fault {
 };
 std::string FaultText(const Fault& fault);
 
-// In order of time. Each seed uses some of the kinds only, so that rare meetings of two of them become frequent.
+// In order of time. Each seed uses some of the kinds only, and a quarter of the faults meet the one before on its host, within a lease: so
+// rare meetings of two of them become frequent.
 std::vector<Fault> DrawFaults(const Config& config, uint64_t seed);
 
 }  // namespace muster::sim::faults

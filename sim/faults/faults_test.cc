@@ -45,7 +45,8 @@ TEST_F(FaultsTest, AHundredAndFiftySeedsBreakNoContract) {
   for (const char* rare : {"schedulers killed before a commit", "schedulers killed after a commit", "commits that failed with effect", "takeovers",
                            "commits of a stale scheduler refused", "agents killed before a file was written", "agents killed after a file was written",
                            "shims killed", "reboots", "state directories lost", "lost", "mass cuts", "messages lost", "messages held up",
-                           "submissions repeated", "cancels", "fenced", "lost by a fence", "backups restored", "commits replayed"}) {
+                           "submissions repeated", "cancels", "fenced", "lost by a fence", "backups restored", "commits replayed", "agents that stay away",
+                           "commands of another session", "fenced tasks started after half of their fence"}) {
     EXPECT_GT(counters[rare], 0) << rare;
   }
 }

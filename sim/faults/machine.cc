@@ -211,8 +211,12 @@ void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal
     Append(shim, line, true);
     Tell(shim->id);
   }
-  if (--shim->running == 0) return Later(random_.Between(kMillisecond / 10, 10 * kMillisecond), shim, &Machine::Finish);
-  if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) Later(0, shim, &Machine::Kill);
+  if (--shim->running > 0) {
+    if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) Later(0, shim, &Machine::Kill);
+    return;
+  }
+  shared_->checker.OnProcessesGone(full_name(), shim->prepare.key());
+  Later(random_.Between(kMillisecond / 10, 10 * kMillisecond), shim, &Machine::Finish);
 }
 
 void Machine::Finish(const ShimPtr& shim) {

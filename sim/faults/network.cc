@@ -27,7 +27,8 @@ Network::Wire* Network::Find(uint64_t id) {
 
 void Network::Drop(uint64_t id) {
   const Wire* wire = Find(id);
-  if (wire != nullptr && wire->agent == nullptr && wire->scheduler == nullptr) wires_.erase(id);
+  if (wire == nullptr || wire->agent != nullptr || wire->scheduler != nullptr) return;
+  if (wire->late == nullptr || (wire->under_way == 0 && wire->down.empty())) wires_.erase(id);
 }
 
 int64_t Network::Delay(Link* link) {
@@ -113,8 +114,14 @@ void Network::SendDown(uint64_t id, const pb::SchedulerMessage& message) {
     if (times != 1) ++shared_->counters[times == 0 ? "messages lost" : "messages doubled"];
   }
   for (int i = 0; i < times; ++i) {
-    wire->down_ns = std::max(wire->down_ns, shared_->heap.now_ns() + Delay(&link));
-    shared_->heap.At(wire->down_ns, [this, id, message] { Down(id, message); });
+    const int64_t lag_ns = wire->lag_ns > 0 ? link.random.Between(0, wire->lag_ns) : 0;
+    wire->down_ns = std::max(wire->down_ns, shared_->heap.now_ns() + Delay(&link) + lag_ns);
+    ++wire->under_way;
+    shared_->heap.At(wire->down_ns, [this, id, message] {
+      if (Wire* const arrived = Find(id); arrived != nullptr) --arrived->under_way;
+      Down(id, message);
+      Drop(id);
+    });
   }
 }
 
@@ -174,6 +181,7 @@ void Network::Flush(int32_t host) {
       const bool end = std::exchange(wire->down_end, false);
       for (const pb::SchedulerMessage& message : held) Down(id, message);
       if (end) DownEnd(id);
+      Drop(id);
     }
     wire = Find(id);
     if (wire == nullptr || UpCut(host)) continue;
@@ -213,12 +221,19 @@ void Network::Reset(int32_t host) {
   }
 }
 
+void Network::Age(int32_t host, int64_t by_ns) {
+  for (auto& [id, wire] : wires_) {
+    if (wire.host == host) wire.lag_ns = by_ns;
+  }
+}
+
 void Network::Heal() {
   for (size_t host = 0; host < links_.size(); ++host) {
     Link& link = links_[host];
     link.up_cut_until_ns = link.down_cut_until_ns = link.lossy_until_ns = link.slow_until_ns = 0;
     Flush(static_cast<int32_t>(host));
   }
+  for (auto& [id, wire] : wires_) wire.lag_ns = 0;
 }
 
 }  // namespace muster::sim::faults

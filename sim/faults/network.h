@@ -46,6 +46,7 @@ class Network {
   void Lossy(int32_t host, int64_t until_ns) { links_[host].lossy_until_ns = until_ns; }
   void Slow(int32_t host, int64_t until_ns, int64_t by_ns);
   void Reset(int32_t host);
+  void Age(int32_t host, int64_t by_ns);     // of its streams that are open now; those that it opens later are as fast as ever
   void Heal();
 
  private:
@@ -62,6 +63,8 @@ class Network {
     SchedulerEnd* scheduler = nullptr;
     std::shared_ptr<AgentStream> stream;
     int64_t up_ns = 0, down_ns = 0;          // when the newest parcel arrives
+    int64_t lag_ns = 0;                      // what the scheduler sends on it takes up to so much longer
+    int under_way = 0;                       // parcels to the agent
     std::deque<pb::AgentMessage> up;         // held up by a cut
     std::deque<pb::SchedulerMessage> down;
     bool up_end = false, down_end = false;   // the close is held up
@@ -78,7 +81,7 @@ class Network {
   void Flush(int32_t host);
   bool UpCut(int32_t host) const { return shared_->heap.now_ns() < links_[host].up_cut_until_ns; }
   bool DownCut(int32_t host) const { return shared_->heap.now_ns() < links_[host].down_cut_until_ns; }
-  void Drop(uint64_t id);
+  void Drop(uint64_t id);                    // once both ends have left it and nothing is under way to an agent that might still read it
 
   Shared* const shared_;
   SchedulerEnd* listener_ = nullptr;

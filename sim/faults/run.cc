@@ -127,6 +127,7 @@ void World::MakeHosts() {
   setup_.scheduling.lease_ns = config.lease_ns;
   setup_.scheduling.min_runtime_ns = 20 * kSecond;
   setup_.scheduling.grow_interval_ns = 30 * kSecond;
+  setup_.refused_plans = workplace_.path() + "/refused-plans";
   pb::Inventory inventory;
   inventory.set_flavour(kFlavour);
   for (int32_t d = 0; d < config.gpus; ++d) {
@@ -172,7 +173,7 @@ pb::JobSpec World::DrawSpec() {
     task->set_hang_timeout_ns(0);
     task->set_grace_ns(random_.Between(0, 10 * kSecond));
     if (random_.OneIn(4)) task->set_time_limit_ns(random_.Between(30 * kSecond, 10 * kMinute));
-    constexpr pb::WhenUnreachable kRules[] = {pb::WHEN_UNREACHABLE_UNSPECIFIED, pb::REPLACE, pb::WAIT, pb::FENCE, pb::FENCE};
+    constexpr pb::WhenUnreachable kRules[] = {pb::WHEN_UNREACHABLE_UNSPECIFIED, pb::REPLACE, pb::REPLACE, pb::WAIT, pb::FENCE, pb::FENCE};
     task->set_when_unreachable(kRules[random_.Below(std::size(kRules))]);
     if (task->when_unreachable() == pb::FENCE) task->set_fence_after_ns(random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns));
   }
@@ -389,6 +390,16 @@ void World::Inject(const Fault& fault) {
       if (scheduler != nullptr) scheduler->JumpClock(fault.value);
       return;
     case FaultKind::kCrashAgent: return agents_[fault.host]->DieAtUse(fault.value);
+    case FaultKind::kAgentAway:
+      if (!agents_[fault.host]->runs()) return;
+      ++shared_.counters["agents that stay away"];
+      agents_[fault.host]->Die(/*silently=*/false);
+      shared_.heap.At(until_ns, [this, host = fault.host] { agents_[host]->Start(); });
+      return;
+    case FaultKind::kOldStreams:
+      network_.Age(fault.host, fault.value);
+      for (int times = 0; times < 2; ++times) shared_.heap.After(random_.Between(0, fault.value), [this, host = fault.host] { agents_[host]->Reconnect(); });
+      return;
     case FaultKind::kDiskFull: machine.disk_full_until_ns = until_ns; return;
     case FaultKind::kKillShim: return machine.KillAnyShim();
     case FaultKind::kReboot: return Reboot(fault.host, fault.duration_ns, false);

@@ -1,10 +1,12 @@
 #include "sim/faults/scheduler.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
+#include "common/base/files.h"
 #include "scheduler/ask/ask.h"
 
 namespace muster::sim::faults {
@@ -86,7 +88,7 @@ class Scheduler::FaultyStore final : public Store {
 };
 
 Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed, std::function<void(Scheduler*)> died)
-    : shared_(shared), database_(database), network_(network), died_(std::move(died)), random_(seed) {
+    : shared_(shared), database_(database), network_(network), refused_plans_(setup.refused_plans), died_(std::move(died)), random_(seed) {
   const bool adopts = database_->adopt;
   std::unique_ptr<SqliteStore> real = Open();
   database_->instance = NewId(&random_);
@@ -110,6 +112,7 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   options.epoch = database_->epoch;
   options.last_commit = database_->last_commit;
   options.awaits_hosts = [this](const State& now) { return sessions_->AwaitsHosts(now); };
+  options.refused_plans_directory = refused_plans_;
   options.end_process = [] { throw SchedulerDies(); };
   const bool first = state->queue_version() == 0;
   State after = *state;
@@ -246,6 +249,11 @@ void Scheduler::Step() {
     }
   });
   if (alive()) Look();
+  std::error_code error;
+  for (const auto& reproducer : std::filesystem::directory_iterator(refused_plans_, error)) {
+    const std::string text = ReadFile(reproducer.path().string() + "/plan.txt").value_or("");
+    shared_->checker.Violate(shared_->heap.now_ns(), absl::StrCat("contract 20: a plan was ", text.substr(0, text.find('\n'))));
+  }
 }
 
 // Wakes it when it wants to look although nothing happens.

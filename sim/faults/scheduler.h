@@ -41,6 +41,7 @@ class Scheduler final : public Network::SchedulerEnd {
     pb::ClusterFile clusters;
     pb::QueueTree queues;
     SchedulingOptions scheduling;
+    std::string refused_plans;               // directory of reproducers, which is to stay empty (CONTRACTS 20)
   };
 
   // Opens the store as musterd does. `died` is called (from the heap) once it has ended; the object may be destroyed then.
@@ -78,6 +79,7 @@ class Scheduler final : public Network::SchedulerEnd {
   Shared* const shared_;
   Database* const database_;
   Network* const network_;
+  const std::string refused_plans_;
   const std::function<void(Scheduler*)> died_;
   Random random_;
   int64_t wall_offset_ns_ = 0;

@@ -107,6 +107,12 @@ void SimAgent::Disconnected() {
   Retry();
 }
 
+void SimAgent::Reconnect() {
+  if (!runs() || stream_ == 0) return;
+  network_->Leave(stream_, /*silently=*/false);
+  Disconnected();
+}
+
 void SimAgent::Closed(uint64_t stream) {
   if (runs() && stream == stream_) Disconnected();
 }
@@ -122,6 +128,7 @@ void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
 
 void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   heard_ns_ = shared_->heap.now_ns();
+  shared_->checker.OnAgentHeard(heard_ns_, machine_->full_name());
   if (message.has_refused()) {
     ++shared_->counters[message.refused().final() ? "agents refused for good" : "agents refused"];
     return;
@@ -161,8 +168,7 @@ void SimAgent::WatchLease(uint64_t stream) {
     if (!runs() || stream != stream_) return;
     if (shared_->heap.now_ns() < heard_ns_ + lease_ns_) return WatchLease(stream);
     ++shared_->counters["sessions ended by the agent's lease"];
-    network_->Leave(stream, /*silently=*/false);
-    Disconnected();
+    Reconnect();
   });
 }
 

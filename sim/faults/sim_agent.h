@@ -64,6 +64,7 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   void Start();                               // no effect if it runs or the machine is off
   void Die(bool silently);                    // killed; its files and its shims stay
   void DieAtUse(int64_t uses) { dies_in_ = uses; }
+  void Reconnect();                           // it gives up its stream, what is under way on it included, and opens another
   bool runs() const { return reconciler_ != nullptr; }
 
   void Received(uint64_t stream, const pb::SchedulerMessage& message) override;

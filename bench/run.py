@@ -61,6 +61,7 @@ ROWS = {
     "replay": ("the journals of the demo and of simulated runs, decided again", [sys.executable, "bench/replay.py"], 3600),
     "classify": ("why processes ended, told from 200 log tails and more that weren't seen when the rules were written", [f"{BIN}/bench-classify", "bench/failures/held-out.jsonl"], 60),
     "llama3-failures": ("Llama 3's 419 interruptions in 54 days on 2,048 hosts of 8 GPUs, replayed under the real engine", [f"{BIN}/bench_llama3"], 3600),
+    "fuzzers": ("what is read from outside, with libFuzzer, ASAN and UBSAN", [sys.executable, "bench/fuzzers.py"], 86400),
     "safety-cost": ("durable starts with the check of every plan and without", [sys.executable, "bench/safety_cost.py"], 1200),
     "ledger": ("the ledger's classes sum to capacity after each step", [sys.executable, "bench/sched_fuzz.py", "ledger"], 3600),
 }

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Fuzzes what Muster reads from outside: builds the targets of tests/fuzz with clang, libFuzzer, ASAN and UBSAN, and runs them.
+#
+#   bench/fuzz.sh [--runs 10000000] [--seconds N] [TARGET…]
+#
+# Ends with one line of JSON a target: executions, the most memory it held, whether it crashed or leaked. New inputs that reach new branches
+# lie in build/fuzz/corpus/TARGET; an input that crashes in build/fuzz/crashes/TARGET.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+source deploy/common.sh
+
+runs=10000000 seconds=0 targets=()
+while (($#)); do
+  case "$1" in
+    --runs) runs=$2; shift ;;
+    --seconds) seconds=$2; shift ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -*) die "$1: no such option (see bench/fuzz.sh --help)" ;;
+    *) targets+=("$1") ;;
+  esac
+  shift
+done
+if ((${#targets[@]} == 0)); then mapfile -t targets < <(cd tests/fuzz/corpus && ls); fi
+command -v clang++-14 > /dev/null || deploy/setup.sh --no-trainer --fuzz > /dev/null
+cmake --preset fuzz > /dev/null
+ninja -C build/fuzz -j "${MUSTER_BUILD_JOBS:-$(nproc)}" "${targets[@]/#/fuzz_}" >&2
+
+code=0
+for target in "${targets[@]}"; do
+  mkdir -p "build/fuzz/corpus/$target" "build/fuzz/crashes/$target"
+  log=build/fuzz/$target.log crashed=false
+  limits=(-runs="$runs" -max_len=4096 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -verbosity=0)
+  if ((seconds)); then limits+=(-max_total_time="$seconds"); fi
+  "build/fuzz/tests/fuzz_$target" "${limits[@]}" -artifact_prefix="build/fuzz/crashes/$target/" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true code=1
+  if [[ $crashed == true ]]; then tail -40 "$log" >&2; fi
+  printf '{"target": "%s", "runs": %s, "peak_rss_mb": %s, "crashed": %s}\n' "$target" \
+    "$(awk '/number_of_executed_units/ {n = $2} END {print n + 0}' "$log")" "$(awk '/peak_rss_mb/ {n = $2} END {print n + 0}' "$log")" "$crashed"
+done
+exit $code

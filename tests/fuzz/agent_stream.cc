@@ -1,0 +1,85 @@
+// What agents send, to the real sessions and engine: four streams, each with the session that it was given. Whatever comes, the engine goes
+// on, and its State is what its rows make.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/check.h"
+#include "common/base/quiet_log.h"
+#include "scheduler/agents/sessions.h"
+#include "scheduler/engine/fixture.h"
+#include "tests/fuzz/messages.h"
+
+namespace muster {
+namespace {
+
+class Stream : public AgentStream {
+ public:
+  void Send(const pb::SchedulerMessage& message) override {
+    if (message.has_welcome()) session = message.session();
+  }
+  void End(const absl::Status&) override { ended = true; }
+  pb::SessionKey session;
+  bool ended = false;
+};
+
+pb::Event Submitted() {
+  pb::Event event;
+  event.mutable_job_submitted()->set_uid(std::string(32, '1'));
+  event.mutable_job_submitted()->set_number(1);
+  event.mutable_job_submitted()->set_owner("somebody");
+  *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+  return event;
+}
+
+}  // namespace
+}  // namespace muster
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace muster;
+  static const bool quiet = (SilenceLog(), true);
+  (void)quiet;
+  ManualClock clock;
+  RecordingStore store(nullptr);
+  SessionOptions options;
+  options.store_id = std::string(32, '5');
+  options.epoch = 7;
+  int id = 0;
+  options.new_id = [&id] { return absl::StrCat("session-", ++id); };
+  Sessions sessions(options, &clock);
+  Engine engine(EngineOptions(), &clock, &store, &sessions, State());
+  sessions.Attach(&engine);
+  const auto settle = [&] {
+    for (int steps = 0; engine.Step(); ++steps) MUSTER_CHECK(steps < 1000);
+  };
+  engine.Post(LabConfigured());
+  settle();
+  pb::Event queues;
+  queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("research");
+  queues.mutable_queues_applied()->set_version(1);
+  engine.Post(queues);
+  engine.Post(Submitted());
+  settle();
+  std::shared_ptr<Stream> streams[4];
+  for (fuzz::Input<pb::AgentMessage>& input : fuzz::Read<pb::AgentMessage>(data, size)) {
+    std::shared_ptr<Stream>& stream = streams[input.stream];
+    if (stream == nullptr) stream = std::make_shared<Stream>();
+    if (!input.message.has_session()) *input.message.mutable_session() = stream->session;
+    const bool accepted = sessions.Receive(stream, input.message).ok();
+    settle();
+    if (!accepted || stream->ended) {
+      sessions.Closed(stream.get());
+      stream = nullptr;
+    }
+    clock.now_ns += 2 * kSecond;
+    sessions.Tick();
+    settle();
+  }
+  const State state = engine.Snapshot()->state;
+  MUSTER_CHECK(State::Difference(state, state.Rebuilt()).empty());
+  for (const std::shared_ptr<Stream>& stream : streams) {
+    if (stream != nullptr) sessions.Closed(stream.get());
+  }
+  return 0;
+}

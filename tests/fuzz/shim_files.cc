@@ -1,0 +1,21 @@
+// The files between agent and shim, which outlive releases of both: what is read is written alike.
+#include <cstdint>
+#include <string>
+
+#include "agent/shim/format.h"
+#include "common/base/check.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace muster::shim;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  std::string error;
+  Spec spec;
+  if (ParseSpec(text, &spec, &error)) MUSTER_CHECK(ParseSpec(FormatSpec(spec), &spec, &error));
+  StopOrder stop;
+  if (ParseStop(text, &stop, &error)) MUSTER_CHECK(ParseStop(FormatStop(stop), &stop, &error));
+  Exits exits;
+  if (ParseExits(text, &exits, &error)) MUSTER_CHECK(ParseExits(FormatExits(exits), &exits, &error));
+  int64_t renewed_ns = 0;
+  if (ParseRenewal(text, &renewed_ns, &error)) MUSTER_CHECK(ParseRenewal(FormatRenewal(renewed_ns), &renewed_ns, &error));
+  return 0;
+}

@@ -145,7 +145,7 @@ int64_t Engine::NextLookNs() const {
 
 bool Engine::Step() {
   std::vector<Queued> queue;
-  std::vector<pb::Event> progress;
+  std::vector<pb::Event> progress, last_progress;
   std::string why_not;
   {
     std::lock_guard lock(mutex_);
@@ -161,6 +161,15 @@ bool Engine::Step() {
   {
     std::lock_guard lock(mutex_);
     const int64_t now_ns = NowNs();
+    for (const Queued& queued : queue_) {            // the last lines of attempts that a host reports gone, due or not
+      if (queued.operation || !queued.event.has_attempt_reported() || queued.event.attempt_reported().report().phase() != pb::GONE) continue;
+      const auto it = progress_.find(AttemptText(queued.event.attempt_reported().report().key()));
+      if (it == progress_.end() || !it->second.waiting) continue;
+      progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
+      it->second.waiting = false;
+      it->second.journalled_ns = now_ns;
+      *last_progress.emplace_back().mutable_progress_seen() = it->second.newest;
+    }
     progress = TakeDueProgress(now_ns);
     if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
     queue.swap(queue_);
@@ -174,6 +183,7 @@ bool Engine::Step() {
   start.mutable_step()->set_epoch(options_.epoch);
   start.mutable_step()->set_restart_backoff_ns(options_.scheduling.restart_backoff_ns);
   ApplyEvent(std::move(start));
+  for (pb::Event& event : last_progress) ApplyEvent(std::move(event));       // before the ends that come after them
   std::vector<absl::Status> answers(queue.size());
   for (size_t i = 0; i < queue.size(); ++i) {
     if (!queue[i].operation) {

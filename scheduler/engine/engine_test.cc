@@ -210,10 +210,12 @@ TEST_F(EngineTest, KeepsNoProgressOfAnAttemptThatHasEnded) {
   seen.mutable_progress()->set_step(1);
   engine_->PostProgress(seen);
   engine_->Step();
+  seen.mutable_progress()->set_step(2);
   engine_->PostProgress(seen);                      // waits for its interval
   engine_->Post(Reported(pb::STARTED));
   engine_->Post(Reported(pb::GONE));
   engine_->Step();
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->tasks[0].progress.step(), 2) << "the last line goes with the end";
   engine_->PostProgress(seen);                      // was still under way
   EXPECT_FALSE(engine_->LiveProgress(Key()).has_value());
   EXPECT_GT(engine_->NextLookNs(), clock_.now_ns + kSecond) << "nothing of it waits to be journalled";

@@ -184,4 +184,29 @@ absl::StatusOr<KueueSetup> ParseKueueGenerator(std::string_view text, std::strin
   return setup;
 }
 
+bool LooksLikeKueueGenerator(std::string_view text) {
+  constexpr std::string_view kKey = "cohorts:";
+  return text.substr(0, kKey.size()) == kKey || text.find("\ncohorts:") != std::string_view::npos;
+}
+
+Trace TraceOf(const KueueSetup& setup) {
+  Trace trace;
+  for (const KueueJob& job : setup.jobs) {
+    const pb::TaskSpec& task = job.spec.tasks(0);
+    TraceJob& made = trace.jobs.emplace_back();
+    made.submit_ns = job.submit_ns;
+    made.duration_ns = job.runtime_ns;
+    made.queue = job.spec.queue();
+    made.name = job.spec.name();
+    made.priority = job.spec.priority();
+    made.workers = made.max_workers = task.workers().min();
+    made.gpus_milli = 0;
+    made.cpus_milli = task.resources().cpus_milli();
+    made.required = task.topology().required();
+    made.preferred = task.topology().preferred();
+    made.checkpoint_ns = 0;
+  }
+  return trace;
+}
+
 }  // namespace muster::sim

@@ -17,6 +17,7 @@
 #include "muster/v1/cluster.pb.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/queue.pb.h"
+#include "sim/trace.h"
 
 namespace muster::sim {
 
@@ -44,5 +45,9 @@ struct KueueOptions {
 
 // INVALID_ARGUMENT with file:line for what is missing or has another form.
 absl::StatusOr<KueueSetup> ParseKueueGenerator(std::string_view text, std::string_view filename, const KueueOptions& options);
+// Whether a file looks like one: it has a top-level key `cohorts`.
+bool LooksLikeKueueGenerator(std::string_view text);
+// Its jobs as muster-sim runs them: they end when their time is over, and keep no checkpoints but when they are stopped.
+Trace TraceOf(const KueueSetup& setup);
 
 }  // namespace muster::sim

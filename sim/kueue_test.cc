@@ -71,6 +71,24 @@ TEST(KueueTest, WorkloadsAreCreatedAtTheirIntervals) {
   EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {.divide = 3})->jobs.size(), 2u * 3 * (3 + 1));
 }
 
+TEST(KueueTest, ItsJobsAreATraceForMusterSim) {
+  EXPECT_TRUE(LooksLikeKueueGenerator(kGenerator));
+  EXPECT_TRUE(LooksLikeKueueGenerator("# a comment\ncohorts: []\n"));
+  EXPECT_FALSE(LooksLikeKueueGenerator("submit_s,duration_s\n0,1\n"));
+  const KueueSetup setup = *ParseKueueGenerator(kGenerator, "g.yaml", {});
+  const Trace trace = TraceOf(setup);
+  ASSERT_EQ(trace.jobs.size(), setup.jobs.size());
+  const TraceJob& last = trace.jobs.back();
+  EXPECT_EQ(last.submit_ns, 1'200'000'000);
+  EXPECT_EQ(last.duration_ns, 1'000'000'000);
+  EXPECT_EQ(last.queue, "cohort-1/cq-2");
+  EXPECT_EQ(last.workers, 8);
+  EXPECT_EQ(last.gpus_milli, 0);
+  EXPECT_EQ(last.cpus_milli, 2500);
+  EXPECT_EQ(last.priority, 100);
+  EXPECT_EQ(last.required, pb::RACK);
+}
+
 TEST(KueueTest, ATopologyMakesTheHosts) {
   const std::string text = std::string(kGenerator) + R"(topology:
   levels:

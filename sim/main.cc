@@ -4,13 +4,16 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
@@ -18,6 +21,7 @@
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "sim/faults/command.h"
+#include "sim/kueue.h"
 #include "sim/policies.h"
 #include "sim/readers.h"
 #include "sim/report.h"
@@ -109,16 +113,73 @@ void PrintJobs(const WorldResult& result) {
   }
 }
 
+// Why jobs were refused, each reason once, the most frequent first: reasons that differ in numbers only are one.
+void PrintRefused(const WorldResult& result) {
+  struct Reason {
+    int jobs = 0;
+    const JobResult* first = nullptr;
+  };
+  std::map<std::string, Reason> reasons;
+  int refused = 0;
+  for (const JobResult& job : result.jobs) {
+    if (job.refused.empty()) continue;
+    ++refused;
+    std::string kind;
+    for (const char c : job.refused) {
+      if (c < '0' || c > '9') kind += c;
+    }
+    Reason& reason = reasons[kind];
+    if (reason.jobs++ == 0) reason.first = &job;
+  }
+  if (refused == 0) return;
+  std::vector<Reason> sorted;
+  for (const auto& [kind, reason] : reasons) sorted.push_back(reason);
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Reason& a, const Reason& b) { return a.jobs > b.jobs; });
+  const size_t percent = static_cast<size_t>(refused) * 100 / result.jobs.size();
+  std::fprintf(stderr, "%s%d of %zu jobs (%zu %%) can never run here and were left out%s\n", percent > 5 ? "WARNING: " : "", refused, result.jobs.size(), percent,
+               percent > 5 ? ": the figures are those of the others" : "");
+  constexpr size_t kShown = 8;
+  for (size_t i = 0; i < sorted.size() && i < kShown; ++i) {
+    std::fprintf(stderr, "  %d, such as %s: %s\n", sorted[i].jobs, sorted[i].first->name.c_str(),
+                 absl::StrReplaceAll(sorted[i].first->refused, {{"\n", " "}}).c_str());
+  }
+  if (sorted.size() > kShown) std::fprintf(stderr, "  and %zu more reasons\n", sorted.size() - kShown);
+}
+
+// A generator brings its hosts and queues along; what the arguments name comes before them.
+absl::StatusOr<std::optional<KueueSetup>> ReadGenerator(const Arguments& args) {
+  const bool named = args.read.format == "kueue";
+  const bool yaml = absl::EndsWith(args.trace, ".yaml") || absl::EndsWith(args.trace, ".yml") || absl::EndsWith(args.trace, ".yaml.gz");
+  if (args.trace.empty() || (!named && (!args.read.format.empty() || !yaml))) return std::nullopt;
+  const absl::StatusOr<std::string> text = ReadMaybeCompressed(args.trace);
+  if (!text.ok()) return text.status();
+  if (!named && !LooksLikeKueueGenerator(*text)) return std::nullopt;
+  absl::StatusOr<KueueSetup> setup = ParseKueueGenerator(*text, args.trace, KueueOptions());
+  if (!setup.ok()) return setup.status();
+  return std::optional<KueueSetup>(*std::move(setup));
+}
+
 int Run(const Arguments& args, bool compare) {
   if (args.trace.empty() == (args.random_jobs == 0)) return Fail("give a TRACE or --random N, one of them");
   const ProblemFormat kFormat{.outcome = "nothing was run"};
   std::vector<Problem> problems;
-  const auto cluster_text = ReadMaybeCompressed(args.cluster);
-  if (!cluster_text.ok()) return Fail(std::string(cluster_text.status().message()));
+  const absl::StatusOr<std::optional<KueueSetup>> generator = ReadGenerator(args);
+  if (!generator.ok()) return Fail(std::string(generator.status().message()));
+  const bool generated = generator->has_value();
   pb::ClusterFile clusters;
-  if (!ParseClusterFile(*cluster_text, args.cluster, &clusters, &problems)) return Fail(FormatProblems(problems, args.cluster, kFormat));
+  if (!args.cluster.empty()) {
+    const auto cluster_text = ReadMaybeCompressed(args.cluster);
+    if (!cluster_text.ok()) return Fail(std::string(cluster_text.status().message()));
+    if (!ParseClusterFile(*cluster_text, args.cluster, &clusters, &problems)) return Fail(FormatProblems(problems, args.cluster, kFormat));
+  } else if (generated) {
+    clusters = (*generator)->clusters;
+  } else {
+    return Fail("--cluster FILE is missing: the clusters to simulate, as musterd reads them");
+  }
   pb::QueueTree queues;
-  if (args.queues.empty()) {
+  if (args.queues.empty() && generated) {
+    queues = (*generator)->queues;
+  } else if (args.queues.empty()) {
     queues.add_queues()->set_name(kDefaultQueue);
   } else {
     const auto queue_text = ReadMaybeCompressed(args.queues);
@@ -128,19 +189,21 @@ int Run(const Arguments& args, bool compare) {
   WorldOptions options;
   PolicyOptions policy_options;
   int64_t from_ns = 0, until_ns = 0;
+  if (generated) options.fleet.launch_ns = options.fleet.stop_ns = 0;      // its workloads take the time that it says
   if (absl::Status status = SetDurations(args, &options, &policy_options, &from_ns, &until_ns); !status.ok()) return Fail(std::string(status.message()));
   options.fleet.tells_end = !args.unknown_ends;
 
-  absl::StatusOr<Trace> trace = args.random_jobs > 0 ? DrawTrace(args, clusters, queues) : ReadTrace(args.trace, args.read);
+  absl::StatusOr<Trace> trace = args.random_jobs > 0 ? DrawTrace(args, clusters, queues) : generated ? TraceOf(**generator) : ReadTrace(args.trace, args.read);
   if (!trace.ok()) return Fail(std::string(trace.status().message()));
-  for (const std::string& line : trace->broken) std::fprintf(stderr, "left out: %s\n", line.c_str());
+  constexpr size_t kBrokenShown = 20;
+  for (size_t i = 0; i < trace->broken.size() && i < kBrokenShown; ++i) std::fprintf(stderr, "left out: %s\n", trace->broken[i].c_str());
   if (!trace->broken.empty()) std::fprintf(stderr, "%zu broken lines left out (--strict stops at the first)\n", trace->broken.size());
   FitToFleet(clusters, !args.own_cluster, &*trace);
   if (args.by_size) QueueBySize(&*trace);
   Cut(from_ns, until_ns, &*trace);
   if (args.load > 0) ScaleToLoad(DevicesOf(clusters, ""), args.load, &*trace);
   if (trace->jobs.empty()) return Fail("the trace holds no job");
-  if (args.queues.empty()) {
+  if (args.queues.empty() && !generated) {
     if (const std::string why = WhyNoQueue(*trace); !why.empty()) return Fail(why);
   }
 
@@ -154,13 +217,7 @@ int Run(const Arguments& args, bool compare) {
     options.check_plans = !args.unchecked && policy == "muster";
     absl::StatusOr<WorldResult> result = RunWorld(clusters, queues, *trace, options);
     if (!result.ok()) return Fail(std::string(result.status().message()));
-    int refused = 0;
-    for (const JobResult& job : result->jobs) {
-      if (job.refused.empty()) continue;
-      if (refused++ < 20) std::fprintf(stderr, "refused: %s: %s\n", job.name.c_str(), job.refused.c_str());
-    }
-    if (refused > 0) std::fprintf(stderr, "%d of %zu jobs can never run here and were refused\n", refused, result->jobs.size());
-    nothing_ran = nothing_ran || refused == static_cast<int>(result->jobs.size());
+    nothing_ran = nothing_ran || std::none_of(result->jobs.begin(), result->jobs.end(), [](const JobResult& job) { return job.refused.empty(); });
     for (size_t i = 0; i < result->stuck.size() && i < 20; ++i) std::fprintf(stderr, "did not end: %s\n", result->stuck[i].c_str());
     if (result->stuck.size() > 20) std::fprintf(stderr, "and %zu more did not end\n", result->stuck.size() - 20);
     stuck = stuck || !result->stuck.empty();
@@ -173,6 +230,9 @@ int Run(const Arguments& args, bool compare) {
     const int64_t load = LoadPerMille(DevicesOf(clusters, ""), *trace);
     absl::PrintF("%d jobs in %s, %d GPUs, load %d.%d %%\n", trace->jobs.size(), FormatDuration(trace->jobs.back().submit_ns / kSecond * kSecond),
                  DevicesOf(clusters, ""), load / 10, load % 10);
+    if (const int64_t late = LateWorkPerMille(*trace); late >= 200) {
+      absl::PrintF("%d.%d %% of that work is of jobs that can't end before the last submission: UTIL stays below the load\n", late / 10, late % 10);
+    }
     std::fputs(PolicyTable(runs, options.patience_ns).c_str(), stdout);
   } else {
     for (const auto& [policy, result] : runs) {
@@ -180,6 +240,8 @@ int Run(const Arguments& args, bool compare) {
       std::fputs(QueueTable(result, options.patience_ns).c_str(), stdout);
     }
   }
+  std::fflush(stdout);
+  PrintRefused(runs.front().second);       // the same under every policy
   return stuck || nothing_ran ? 1 : 0;
 }
 
@@ -198,14 +260,14 @@ int Main(int argc, char** argv) {
       "muster-sim"};
   Arguments args;
   if (compare) args.policies = absl::StrJoin(PolicyNames(), ",");
-  app.add_option("trace", args.trace, "Trace: our CSV, Philly, Kalos, Shockwave, openb; may be gzipped (columns: docs/simulating.md)");
-  app.add_option("--cluster", args.cluster, "Clusters file, as musterd reads it")->required();
+  app.add_option("trace", args.trace, "Trace: our CSV, Philly, Kalos, Shockwave, openb, a Kueue generator; may be gzipped (columns: docs/simulating.md)");
+  app.add_option("--cluster", args.cluster, "Clusters file, as musterd reads it; a Kueue generator brings its own");
   app.add_option("--queues", args.queues, "Queues file; default: one queue `default` without limits");
   app.add_option("--policy,--policies", args.policies, absl::StrCat("Who decides, joined by commas: ", absl::StrJoin(PolicyNames(), ", ")))
       ->capture_default_str();
   app.add_option("-o,--output", args.output, "table or json")->check(CLI::IsMember({"table", "json"}));
   app.add_flag("--jobs", args.with_jobs, "With -o json: every job with the times at which it held devices, for sim/plot.py");
-  app.add_option("--format", args.read.format, "Trace format; default: by its first line")->check(CLI::IsMember({"csv", "philly", "shockwave", "openb"}));
+  app.add_option("--format", args.read.format, "Trace format; default: by its first line")->check(CLI::IsMember({"csv", "philly", "shockwave", "openb", "kueue"}));
   app.add_option("--throughputs", args.read.throughputs, "Shockwave: measured steps a second; durations then follow the batch sizes");
   app.add_flag("--strict", args.read.strict, "Stop at the first broken line of the trace");
   app.add_option("--random", args.random_jobs, "Instead of a trace: so many jobs drawn from --seed")->check(CLI::Range(1, 10'000'000));

@@ -52,7 +52,7 @@ def draw_allocation(plt, data: dict, run: dict, path: Path) -> None:
     axes.stackplot([t / unit for t in times], *held.values(), labels=list(held), step="post", linewidth=0)
     axes.axhline(data["devices"], color="black", linewidth=0.8, linestyle="--")
     axes.set(xlabel=f"time ({name})", ylabel="GPUs held", title=f"{run['policy']}: GPUs held by queue", xlim=(0, run["end_s"] / unit), ylim=(0, None))
-    axes.legend(loc="upper right", fontsize="small")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, fontsize="small")
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
 
@@ -69,20 +69,30 @@ def draw_waits(plt, data: dict, path: Path) -> None:
     plt.close(figure)
 
 
+def waits_of(job: dict) -> list[tuple[float, float]]:
+    """The times in which the job held nothing: before its first start, and after each stop that wasn't its end."""
+    starts = [segment[0] for segment in job["segments"]]
+    ends = [job["submit_s"]] + [segment[1] for segment in job["segments"]]
+    return [(end, start) for end, start in zip(ends, starts) if start > end]
+
+
 def draw_gantt(plt, data: dict, run: dict, most: int, path: Path) -> None:
     jobs = [job for job in run["jobs"] if job["segments"]][:most]
-    unit, name = scale(max((job["segments"][-1][1] for job in jobs), default=1))
+    last_s = max((job["segments"][-1][1] for job in jobs), default=1)
+    unit, name = scale(last_s)
+    least_s = last_s / 500                # so that what ran for a moment can be seen: about a pixel
     colours = plt.get_cmap("tab10")
     figure, axes = plt.subplots(figsize=(10, max(2.0, 0.09 * len(jobs) + 1)))
     for row, job in enumerate(jobs):
-        axes.plot([job["submit_s"] / unit, job["segments"][0][0] / unit], [row, row], color="0.6", linewidth=0.6)
+        for begin, end in waits_of(job):
+            axes.plot([begin / unit, end / unit], [row, row], color="0.6", linewidth=0.6, zorder=1)
         for begin, end, cluster, _ in job["segments"]:
-            axes.barh(row, (end - begin) / unit, left=begin / unit, height=0.8, color=colours(cluster % 10), linewidth=0)
+            axes.barh(row, max(end - begin, least_s) / unit, left=begin / unit, height=0.8, color=colours(cluster % 10), linewidth=0, zorder=2)
     for index, cluster in enumerate(data["clusters"][:10]):
         axes.barh(0, 0, color=colours(index), label=cluster)
     axes.set(xlabel=f"time ({name})", ylabel="jobs by submission", title=f"{run['policy']}: the first {len(jobs)} jobs; grey: waiting")
     axes.invert_yaxis()
-    axes.legend(loc="upper right", fontsize="small")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, fontsize="small")
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
 

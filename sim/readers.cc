@@ -144,7 +144,7 @@ absl::StatusOr<TraceJob> OpenbPod(const Cells& cells) {
   job.cpus_milli = *cpus_milli;
   job.memory_bytes = *memory_mib << 20;
   job.gpus_milli = *gpus * *gpu_milli;
-  job.gpu_type = absl::AsciiStrToLower(absl::StrReplaceAll(cells[5], {{"|", ";"}}));
+  job.gpu_type = absl::StrReplaceAll(cells[5], {{"|", ";"}});
   job.submit_ns = *created_ns;
   job.duration_ns = *deleted_ns - *created_ns;
   job.checkpoint_ns = 0;
@@ -224,8 +224,15 @@ void FitToFleet(const pb::ClusterFile& clusters, bool spill, Trace* trace) {
     if (!sku.flavour().empty() && std::find(flavours.begin(), flavours.end(), sku.flavour()) == flavours.end()) flavours.push_back(sku.flavour());
   }
   const std::string all = absl::StrJoin(flavours, ";");
+  std::map<std::string, std::string> written;           // in small letters -> as the file writes it
+  for (const std::string& flavour : flavours) written[absl::AsciiStrToLower(flavour)] = flavour;
   for (TraceJob& job : trace->jobs) {
     if (job.gpu_type.empty()) job.gpu_type = all;
+    std::vector<std::string> types = absl::StrSplit(job.gpu_type, ';');
+    for (std::string& type : types) {
+      if (const auto found = written.find(absl::AsciiStrToLower(type)); found != written.end()) type = found->second;
+    }
+    job.gpu_type = absl::StrJoin(types, ";");
     std::erase_if(job.clusters, [&](const std::string& name) { return std::find(names.begin(), names.end(), name) == names.end(); });
     if (!spill || job.clusters.empty()) continue;
     for (const std::string& name : names) {
@@ -247,6 +254,17 @@ int64_t LoadPerMille(int64_t devices, const Trace& trace) {
   const int64_t span_ns = trace.jobs.empty() ? 0 : trace.jobs.back().submit_ns;
   if (devices <= 0 || span_ns <= 0) return 0;
   return static_cast<int64_t>(WorkOf(trace) / devices / span_ns);
+}
+
+int64_t LateWorkPerMille(const Trace& trace) {
+  const __int128 all = WorkOf(trace);
+  if (all == 0) return 0;
+  __int128 late = 0;
+  for (const TraceJob& job : trace.jobs) {
+    const int64_t beyond_ns = std::max<int64_t>(0, job.submit_ns + job.duration_ns - trace.jobs.back().submit_ns);
+    late += static_cast<__int128>(job.gpus_milli) * job.workers * std::min(beyond_ns, job.duration_ns);
+  }
+  return static_cast<int64_t>(late * 1000 / all);
 }
 
 void ScaleToLoad(int64_t devices, int percent, Trace* trace) {

@@ -36,7 +36,8 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path, const ReadOptions& opti
 
 // ---- changes to a trace, before it is run ----
 
-// Fits a trace to a fleet: jobs without GPU types may run on all flavours of the file; clusters that it lacks are dropped from
+// Fits a trace to a fleet: jobs without GPU types may run on all flavours of the file; types are the file's, whatever the case of
+// their letters; clusters that it lacks are dropped from
 // the jobs' lists; where `spill` is set, the other clusters follow a job's own, in file order.
 void FitToFleet(const pb::ClusterFile& clusters, bool spill, Trace* trace);
 // Puts each job into the queue of its size, `g16` for 16 GPUs: for traces that name no tenants.
@@ -48,5 +49,7 @@ void Cut(int64_t from_ns, int64_t until_ns, Trace* trace);
 void ScaleToLoad(int64_t devices, int percent, Trace* trace);
 // Work that arrives over what `devices` can do until the last submission, in per mille.
 int64_t LoadPerMille(int64_t devices, const Trace& trace);
+// How much of that work is later than the last submission even if every job starts at once, in per mille of all work.
+int64_t LateWorkPerMille(const Trace& trace);
 
 }  // namespace muster::sim

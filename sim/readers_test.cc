@@ -116,7 +116,7 @@ TEST(Readers, OpenbPodsKeepTheirShareMemoryAndModels) {
   EXPECT_EQ(trace->jobs[1].gpus_milli, 8000);
   const TraceJob& pod = trace->jobs[2];
   EXPECT_EQ(pod.gpus_milli, 460);
-  EXPECT_EQ(pod.gpu_type, "v100m16;v100m32");
+  EXPECT_EQ(pod.gpu_type, "V100M16;V100M32");
   EXPECT_EQ(pod.cpus_milli, 6000);
   EXPECT_EQ(pod.memory_bytes, int64_t{12288} << 20);
   EXPECT_EQ(pod.duration_ns, 100 * kSecond);
@@ -155,6 +155,20 @@ TEST(Readers, AFleetDropsUnknownClustersAndAppendsTheOthers) {
   EXPECT_THAT(own.jobs[0].clusters, ElementsAre("b"));
 }
 
+TEST(Readers, GpuTypesAreTheFleetsWhateverTheCaseOfTheirLetters) {
+  for (const char* flavour : {"t4", "T4"}) {
+    pb::ClusterFile clusters;
+    (*clusters.mutable_skus())["s"].set_flavour(flavour);
+    Trace trace;
+    trace.jobs.resize(2);
+    trace.jobs[0].gpu_type = "T4;G2";
+    trace.jobs[1].gpu_type = "t4";
+    FitToFleet(clusters, true, &trace);
+    EXPECT_EQ(trace.jobs[0].gpu_type, std::string(flavour) + ";G2");
+    EXPECT_EQ(trace.jobs[1].gpu_type, flavour);
+  }
+}
+
 TEST(Readers, QueuesBySizeAreNamedAfterTheGpusOfTheGang) {
   Trace trace;
   trace.jobs.resize(2);
@@ -164,6 +178,18 @@ TEST(Readers, QueuesBySizeAreNamedAfterTheGpusOfTheGang) {
   QueueBySize(&trace);
   EXPECT_EQ(trace.jobs[0].queue, "g24");
   EXPECT_EQ(trace.jobs[1].queue, "g1");
+}
+
+TEST(Readers, WorkAfterTheLastSubmissionIsLate) {
+  Trace trace;
+  trace.jobs.resize(3);
+  trace.jobs[0].duration_ns = 100 * kSecond;
+  trace.jobs[1].submit_ns = 50 * kSecond;
+  trace.jobs[1].duration_ns = 200 * kSecond;          // 150 s of it are after the last submission
+  trace.jobs[2].submit_ns = 100 * kSecond;
+  trace.jobs[2].duration_ns = 100 * kSecond;
+  EXPECT_EQ(LateWorkPerMille(trace), 625);
+  EXPECT_EQ(LateWorkPerMille(Trace()), 0);
 }
 
 TEST(Readers, ScalingReachesTheLoadAndKeepsTheOrder) {

@@ -34,6 +34,7 @@ struct TraceJob {
   std::vector<std::string> clusters;
   int32_t priority = 0;
   int64_t checkpoint_ns = 600'000'000'000;
+  int32_t required = 0, preferred = 0;      // topology: a pb::TopologyLevel; 0 = none. Not in our CSV
 };
 
 struct Trace {

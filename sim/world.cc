@@ -77,6 +77,8 @@ pb::JobSpec SpecOf(const TraceJob& job) {
   }
   task->mutable_resources()->set_cpus_milli(job.cpus_milli);
   task->mutable_resources()->set_memory_bytes(job.memory_bytes);
+  if (job.required != 0) task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(job.required));
+  if (job.preferred != 0) task->mutable_topology()->set_preferred(static_cast<pb::TopologyLevel>(job.preferred));
   task->mutable_run()->add_exec("simulated");
   task->mutable_checkpoint()->set_interval_ns(job.checkpoint_ns);
   task->set_hang_timeout_ns(0);               // a gang here tells its end once and is then silent
@@ -102,7 +104,7 @@ class Resolver {
     if (!plain) return Anew(job);
     const std::string key = absl::StrCat(job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n", job.workers, "/",
                                          job.max_workers, "/", job.gpus_milli, "/", job.cpus_milli, "/", job.memory_bytes, "/",
-                                         job.priority, "/", job.checkpoint_ns);
+                                         job.priority, "/", job.checkpoint_ns, "/", job.required, "/", job.preferred);
     auto known = known_.find(key);
     if (known == known_.end()) known = known_.emplace(key, Anew(job)).first;
     if (!known->second.ok()) return known->second.status();

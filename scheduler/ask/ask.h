@@ -33,6 +33,9 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
 // A sentence for people: "waits for 2 more h100-80g in phx to become free; held by job 318". When it starts is not in it: that is
 // expected_start_ns, which a forecast may know better (AddForecast).
 std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict);
+// "the rest of research/nlp's share is for job 174, whose turn comes first": why a queue that uses less than it is entitled to starts
+// another only where that takes nothing from anybody. `ahead`: those jobs, as far as they are known.
+std::string ShareLeftText(const JobRow& job, const std::vector<uint64_t>& ahead);
 // Why its present attempt, or the one that it waits for, may be in another cluster than its first, and when that was so; "" if it isn't.
 std::string SpillText(const State& state, const JobRow& job, int32_t task);
 // NOT_FOUND if there is no such queue.

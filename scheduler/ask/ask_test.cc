@@ -4,6 +4,7 @@
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/explain.h"
 #include "scheduler/ask/forecast.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/builders.h"
@@ -216,6 +217,8 @@ TEST(ResolveQueues, GuaranteesThatExceedWhatThereIsAreRefusedWithTheirPlace) {
       {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 5000 guarantee_per_cluster { key: "lab" value: 5000 } } } })",
        "queues[0].quota.cpu-slot.guarantee", "in lab exceed what the clusters have there by 1"},
       {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 1000 guarantee_per_cluster { key: "mars" value: 1000 } } } })", "", "mars"},
+      {R"(queues { name: "a" quota { key: "h200" value { guarantee_milli: 1000 guarantee_per_cluster { key: "lab" value: 1000 } } } })",
+       "queues[0].quota.h200.guarantee", "no cluster has any h200. What there is: muster cluster list"},
   };
   for (const auto& c : kCases) {
     const QueueResolution resolution = ResolveQueues(state, Parse<pb::QueueTree>(c.tree));
@@ -223,6 +226,39 @@ TEST(ResolveQueues, GuaranteesThatExceedWhatThereIsAreRefusedWithTheirPlace) {
     if (*c.path != '\0') { EXPECT_EQ(resolution.problems[0].path, c.path); }
     EXPECT_THAT(resolution.problems[0].path + " " + resolution.problems[0].message, HasSubstr(c.message));
   }
+}
+
+TEST(ResolveQueues, ChangesSayWhatDiffersAndNothingElse) {
+  State state = TwoClusters();
+  const char* const kTree = R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 weight: 1 } } })";
+  ApplyQueues(&state, Parse<pb::QueueTree>(kTree));
+  const struct {
+    const char* tree;
+    std::vector<std::string> changes;
+  } kCases[] = {
+      {kTree, {}},
+      {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 } } })", {}},
+      {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 weight: 2 } } })",
+       {"~ a: cpu-slot guarantee 2 limit 4 -> cpu-slot guarantee 2 limit 4 weight 2"}},
+      {R"(queues { name: "a" submit: "ann" held: true quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 } } })",
+       {"~ a: submit [*] -> [ann]; held no -> yes"}},
+      {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 guarantee_per_cluster { key: "cloud" value: 2000 } } } })",
+       {"~ a: cpu-slot guarantee 2 limit 4 (2 in lab) -> cpu-slot guarantee 2 limit 4 (2 in cloud)"}},
+  };
+  for (const auto& c : kCases) EXPECT_EQ(ResolveQueues(state, Parse<pb::QueueTree>(c.tree)).changes, c.changes) << c.tree;
+}
+
+TEST(ResolveQueues, EveryQueueThatWouldLoseItsUnfinishedJobsIsNamed) {
+  testing::SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 2).Queue("a").Queue("b").Queue("c");
+  const uint64_t first = testing::JobBuilder("a").SubmitTo(&s);
+  testing::JobBuilder("a").SubmitTo(&s);
+  const uint64_t other = testing::JobBuilder("b").SubmitTo(&s);
+  const QueueResolution resolution = ResolveQueues(s.state, Parse<pb::QueueTree>("queues { name: \"c\" }"));
+  ASSERT_EQ(resolution.problems.size(), 2u);
+  EXPECT_EQ(resolution.problems[0].path, "a");
+  EXPECT_THAT(resolution.problems[0].message, HasSubstr(absl::StrCat("has 2 unfinished jobs (job ", first, " among them)")));
+  EXPECT_THAT(resolution.problems[1].message, HasSubstr(absl::StrCat("has 1 unfinished job (job ", other, ")")));
 }
 
 TEST(Describe, ListedHostsAreShownBeforeTheirAgentsCame) {
@@ -296,6 +332,29 @@ TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
   EXPECT_EQ(Text(job, pb::V_SHARE), "waits for gpu in lab to become free; research has its share, so nobody is stopped for it");
 }
 
+// Two run, one each host; a job for all four devices comes first and gets a reservation, so the two that are free are kept for it.
+TEST_F(Sentences, NameWhoseTurnComesFirst) {
+  s_.Queue("prod");
+  for (int i = 0; i < 2; ++i) s_.Do(testing::Placed(s_.state, testing::JobBuilder("research").TimeLimit(3600).SubmitTo(&s_), "lab", {{absl::StrCat("h0", i), {0}}}));
+  s_.Step(60);
+  const uint64_t big = testing::JobBuilder("research").Workers(2).Gpus(2).Priority(9).SubmitTo(&s_);
+  const uint64_t pair = testing::JobBuilder("research").Workers(2).SubmitTo(&s_);
+  const uint64_t three = testing::JobBuilder("research").Workers(3).SubmitTo(&s_);
+  const uint64_t wide = testing::JobBuilder("research").Gpus(2).SubmitTo(&s_);
+  const Plan plan = Decide(s_.state, s_.now_ns, SchedulingOptions{});
+  for (const pb::Event& event : plan.events) s_.Do(event);
+  const auto told = [&](uint64_t job) { return DescribeVerdict(s_.state, plan, *s_.state.FindJob(job), 0); };
+  EXPECT_THAT(told(pair).text(), ::testing::MatchesRegex(absl::StrCat("behind job ", big, " .research., for which the free gpu in lab is kept.*")));
+  EXPECT_EQ(told(pair).code(), pb::V_SHARE);
+  EXPECT_THAT(told(pair).held_by(), ElementsAre(big));
+  EXPECT_EQ(told(pair).text().find("has its share"), std::string::npos) << "it uses 2 of 4";
+  EXPECT_THAT(told(three).text(), HasSubstr(absl::StrCat("gpu in lab to become free; the rest of research's share is for job ", big, ", whose turn comes first")));
+  EXPECT_EQ(told(wide).code(), pb::V_PLACEMENT) << "what is free isn't in its shape";
+  EXPECT_THAT(told(wide).text(), HasSubstr("enough gpu in lab is free by number, but each of its workers takes 2 gpu of one host"));
+  const pb::ExplainResponse explained = Explain(s_.state, plan, pair, s_.now_ns, SchedulingOptions{});
+  EXPECT_THAT(explained.why(0).text(), ::testing::MatchesRegex(absl::StrCat("behind job ", big, " .*; research is entitled to 4 gpu now .guarantee 4., and uses 2.*")));
+}
+
 TEST_F(Sentences, ASpillIsOfItsTimeAndOfItsAttempt) {
   s_.Cluster("cloud").Hosts("cloud", 1, 2);
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
@@ -308,8 +367,8 @@ TEST_F(Sentences, ASpillIsOfItsTimeAndOfItsAttempt) {
   s_.Do(opened);
   s_.Step(7200);
   const auto said = [&] { return SpillText(s_.state, *s_.state.FindJob(job), 0); };
-  EXPECT_THAT(said(), ::testing::MatchesRegex("may start elsewhere since ..:..:.. UTC: lab is full; cloud has room now"));
-  EXPECT_THAT(Text(job, pb::V_CAPACITY), HasSubstr("; may start elsewhere since "));
+  EXPECT_THAT(said(), ::testing::MatchesRegex("may start in cloud, too, since ..:..:.. UTC, when it was said: lab is full; cloud has room now"));
+  EXPECT_THAT(Text(job, pb::V_CAPACITY), HasSubstr("; may start in cloud, too, since "));
   s_.Do(testing::Placed(s_.state, job, "cloud", {{"h02", {0}}}));
   testing::StartAll(&s_, job);
   EXPECT_THAT(said(), ::testing::MatchesRegex("at ..:..:.. UTC: lab is full; cloud has room now"));

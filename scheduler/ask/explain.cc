@@ -21,6 +21,7 @@ using Response = pb::ExplainResponse;
 
 constexpr size_t kHolders = 8;          // told of a reason, and tried as "if this one ended"
 constexpr int64_t kSoonNs = kMinute;    // a start within this counts as "at once"
+constexpr int64_t kGainNs = kMinute;    // what is told must gain this, or a tenth of the wait where that is less
 constexpr int kShareAsIs = 40;          // percent of the time that the future without changes may take
 constexpr int kTrialSteps = 150;        // decisions of one trial
 
@@ -50,6 +51,11 @@ class Explainer {
       response->set_start_ns(placed->at_ns);
       response->set_place(PlaceText(state_, placed->hosts));
       response->set_forecast(placed->at_ns > now_ns_);
+      if (!response->why().empty() && !response->why(0).cluster().empty() && placed->cluster != response->why(0).cluster()) {
+        Response::Why* why = response->mutable_why(0);
+        why->set_text(absl::StrCat(why->text(), why->text().empty() ? "" : "; ", "by the forecast there is room in ", placed->cluster,
+                                   " before that, and it starts there"));
+      }
     }
     if (as_is.cut()) response->set_complete(false);
     FillHolders(as_is, response);
@@ -141,7 +147,8 @@ class Explainer {
     State changed = trial.state;
     Future future(std::move(trial.state), now_ns_, scheduling_, options);
     const Turn* placed = future.RunUntilPlaced(Ref());
-    if (placed == nullptr || (start_ns_ != 0 && placed->at_ns + kSecond >= start_ns_)) return false;
+    const int64_t gain_ns = std::max(kSecond, std::min(kGainNs, (start_ns_ - now_ns_) / 10));
+    if (placed == nullptr || (start_ns_ != 0 && placed->at_ns + gain_ns > start_ns_)) return false;
     if (!flavour.empty() && placed->flavour != flavour) return false;
     const Turn start = *placed;
     future.Step();
@@ -439,7 +446,15 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     why->set_text(verdict.text());
     const std::optional<pb::QueueUse> share = ShareOf(state, plan, *job, verdict.flavour());
     if (!share.has_value()) continue;
-    if (verdict.code() == pb::V_SHARE || verdict.code() == pb::V_LIMIT) why->set_text(ShareText(*job, *share));
+    if (verdict.code() == pb::V_SHARE || verdict.code() == pb::V_LIMIT) {
+      std::string text = ShareText(*job, *share);
+      if (verdict.code() == pb::V_SHARE && verdict.missing_milli() == 0) {
+        text = absl::StrCat(verdict.text(), "; ", text);           // enough is free: its share isn't what it lacks
+      } else if (verdict.code() == pb::V_SHARE && share->used_milli() < share->entitled_milli()) {
+        absl::StrAppend(&text, "; ", ShareLeftText(*job, CellHolders(state).Entitled(plan, job->spec->queue(), verdict.flavour())));
+      }
+      why->set_text(text);
+    }
     if (verdict.code() == pb::V_CAPACITY && share->used_milli() >= share->entitled_milli()) {
       why->set_text(absl::StrCat(why->text(), "; ", BeyondText(*job, *share)));
     }

@@ -1,6 +1,9 @@
 #include "scheduler/ask/holders.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "scheduler/ask/capacity.h"
 
 namespace muster {
 namespace {
@@ -32,6 +35,46 @@ const std::vector<uint64_t>& CellHolders::Of(int32_t cluster, const std::string&
   std::sort(sorted.begin(), sorted.end());
   for (size_t i = 0; i < sorted.size() && i < kNamed; ++i) known->second.push_back(sorted[i].second);
   return known->second;
+}
+
+const std::vector<KeptFor>& CellHolders::KeptIn(int32_t cluster, const std::string& flavour) {
+  if (!kept_known_) {
+    kept_known_ = true;
+    for (const uint64_t number : state_.active_jobs()) {
+      for (const TaskRow& task : state_.FindJob(number)->tasks) {
+        if (task.reservation == nullptr) continue;
+        kept_[{task.reservation->cluster, task.reservation->flavour.empty() ? "cpu" : task.reservation->flavour}].push_back(
+            {number, task.reservation->start_ns});
+      }
+    }
+    const auto when = [](const KeptFor& kept) { return kept.start_ns == 0 ? std::numeric_limits<int64_t>::max() : kept.start_ns; };
+    for (auto& [cell, kept] : kept_) {
+      std::stable_sort(kept.begin(), kept.end(), [&](const KeptFor& a, const KeptFor& b) { return when(a) < when(b); });
+    }
+  }
+  return kept_[{cluster, flavour}];
+}
+
+int64_t CellHolders::UsedMilli(int32_t queue, const std::string& flavour) {
+  if (use_.empty()) use_ = UseByQueue(state_);
+  if (queue < 0 || queue >= static_cast<int32_t>(use_.size())) return 0;
+  const auto used = use_[queue].find(flavour);
+  return used == use_[queue].end() ? 0 : used->second;
+}
+
+const std::vector<uint64_t>& CellHolders::Entitled(const Plan& plan, const std::string& queue, const std::string& flavour) {
+  if (!entitled_known_) {
+    entitled_known_ = true;
+    for (const Verdict& verdict : plan.verdicts) {
+      const bool entitled = verdict.code == pb::V_CAPACITY || verdict.code == pb::V_PLACEMENT || verdict.code == pb::V_RECLAIMING ||
+                            verdict.code == pb::V_ENTITLED_CELL || verdict.code == pb::V_STARTING_NOW;
+      const JobRow* job = entitled ? state_.FindJob(verdict.task.job) : nullptr;
+      if (job == nullptr || job->finished()) continue;
+      std::vector<uint64_t>& jobs = entitled_[{job->spec->queue(), plan.verdicts.FlavourOf(verdict)}];
+      if (jobs.empty() || jobs.back() != job->number) jobs.push_back(job->number);
+    }
+  }
+  return entitled_[{queue, flavour}];
 }
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// Whom the devices of a cell are with. Pure.
+// Whom the devices of a cell are with, for whom they are kept, and who stands before whom. Pure.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,18 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
 
-// Works a cell out when it is asked for the first time, so that the descriptions of many tasks of one State share it. One thread.
+// A task that starts later, and for which devices are kept until then.
+struct KeptFor {
+  uint64_t job = 0;                     // its number
+  int64_t start_ns = 0;                 // Unix time; 0 = unknown
+};
+
+// Works each answer out when it is asked for the first time, so that the descriptions of many tasks of one State share it. One thread.
 class CellHolders {
  public:
   // `state` must outlive it, unchanged.
@@ -19,10 +26,22 @@ class CellHolders {
 
   // The jobs that hold most of the flavour ("cpu": cores, whatever holds them) in the cluster, largest first, at most nine.
   const std::vector<uint64_t>& Of(int32_t cluster, const std::string& flavour);
+  // For whom devices of the flavour ("cpu": hosts' cores) are kept in the cluster, soonest first, unknown starts last.
+  const std::vector<KeptFor>& KeptIn(int32_t cluster, const std::string& flavour);
+  // Thousandths that the queue's jobs hold now, with those of the queues below it. `queue` is an index of State::queues().
+  int64_t UsedMilli(int32_t queue, const std::string& flavour);
+  // Jobs of the queue that wait for the flavour, and that `plan`, the same at each call, counts among what the queue is entitled to run.
+  const std::vector<uint64_t>& Entitled(const Plan& plan, const std::string& queue, const std::string& flavour);
 
  private:
+  using Cell = std::pair<int32_t, std::string>;
+
   const State& state_;
-  std::map<std::pair<int32_t, std::string>, std::vector<uint64_t>> cells_;
+  std::map<Cell, std::vector<uint64_t>> cells_;
+  bool kept_known_ = false, entitled_known_ = false;
+  std::map<Cell, std::vector<KeptFor>> kept_;
+  std::vector<std::map<std::string, int64_t>> use_;            // by queue; empty: not known yet
+  std::map<std::pair<std::string, std::string>, std::vector<uint64_t>> entitled_;
 };
 
 }  // namespace muster

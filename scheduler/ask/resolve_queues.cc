@@ -2,6 +2,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "scheduler/ask/ask.h"
@@ -32,6 +33,8 @@ class GuaranteeSplitter {
   }
 
  private:
+  std::string NoneAnywhere() const { return absl::StrCat("no cluster has any ", flavour_, ". What there is: muster cluster list"); }
+
   const pb::Quota* QuotaOf(const pb::QueueSpec& queue) const {
     const auto found = queue.quota().find(flavour_);
     return found == queue.quota().end() ? nullptr : &found->second;
@@ -56,6 +59,7 @@ class GuaranteeSplitter {
     std::vector<Cells> needs;
     for (const pb::QueueSpec& queue : *level) {
       needs.push_back(Need(queue));
+      if (total_milli_ == 0) continue;                  // said once, of each queue's own guarantee
       for (const auto& [cluster, milli] : needs.back()) {
         if (!capacity_.contains(cluster)) continue;  // an unknown cluster is reported where it is named
         available[cluster] -= milli;
@@ -91,7 +95,7 @@ class GuaranteeSplitter {
           if (rest > 0) {
             problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee"),
                                   total_milli_ == 0
-                                      ? absl::StrCat("no cluster has any ", flavour_, ". What there is: muster cluster list")
+                                      ? NoneAnywhere()
                                       : absl::StrCat(FormatMilli(rest), " of ", FormatMilli(quota.guarantee_milli()), " ", flavour_,
                                                      " are more than what ", who_has, " left")});
           }
@@ -99,6 +103,7 @@ class GuaranteeSplitter {
             if (milli > 0) (*quota.mutable_guarantee_per_cluster())[cluster] = milli;
           }
         } else {
+          if (total_milli_ == 0) problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee"), NoneAnywhere()});
           for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) {
             if (!capacity_.contains(cluster)) {
               problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee.", cluster), "no such cluster"});
@@ -135,15 +140,43 @@ void Flatten(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& level, con
   }
 }
 
-std::string QuotaText(const pb::QueueSpec& queue) {
+int64_t WeightOf(const pb::Quota& quota) { return quota.has_weight() ? quota.weight() : 1; }
+
+// All of a quota that counts; a weight of 1 is what none means. `cells`: with the guarantee's split over clusters.
+std::string QuotaText(const pb::QueueSpec& queue, bool cells) {
   std::string text;
   std::map<std::string, pb::Quota> sorted(queue.quota().begin(), queue.quota().end());
   for (const auto& [flavour, quota] : sorted) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", flavour, " guarantee ", FormatMilli(quota.guarantee_milli()));
     if (quota.has_limit_milli()) absl::StrAppend(&text, " limit ", FormatMilli(quota.limit_milli()));
-    if (quota.has_weight()) absl::StrAppend(&text, " weight ", quota.weight());
+    if (WeightOf(quota) != 1) absl::StrAppend(&text, " weight ", WeightOf(quota));
+    const std::map<std::string, int64_t> split(quota.guarantee_per_cluster().begin(), quota.guarantee_per_cluster().end());
+    if (cells && !split.empty()) {
+      absl::StrAppend(&text, " (", absl::StrJoin(split, ", ", [](std::string* out, const auto& cell) { absl::StrAppend(out, FormatMilli(cell.second), " in ", cell.first); }), ")");
+    }
   }
   return text.empty() ? "no quota" : text;
+}
+
+std::string NamesText(const google::protobuf::RepeatedPtrField<std::string>& names) {
+  return names.empty() ? "as the queue above it" : absl::StrCat("[", absl::StrJoin(names, ", "), "]");
+}
+
+// Each setting beside the quota that differs, with both sides.
+std::string SettingsText(const pb::QueueSpec& before, const pb::QueueSpec& after) {
+  std::vector<std::string> said;
+  const auto say = [&](const char* name, const std::string& from, const std::string& to) {
+    if (from != to) said.push_back(absl::StrCat(name, " ", from, " -> ", to));
+  };
+  const auto duration = [](int64_t ns, const char* none) { return ns == 0 ? std::string(none) : FormatDuration(ns); };
+  say("submit", NamesText(before.submit()), NamesText(after.submit()));
+  say("admin", NamesText(before.admin()), NamesText(after.admin()));
+  say("min_runtime", duration(before.min_runtime_ns(), "as musterd.yaml says"), duration(after.min_runtime_ns(), "as musterd.yaml says"));
+  say("max_time_limit", duration(before.max_time_limit_ns(), "none"), duration(after.max_time_limit_ns(), "none"));
+  const auto gpus = [](int64_t milli) { return milli == 0 ? std::string("without bound") : FormatMilli(milli); };
+  say("max_gpus_per_job", gpus(before.max_gpus_per_job_milli()), gpus(after.max_gpus_per_job_milli()));
+  say("held", before.held() ? "yes" : "no", after.held() ? "yes" : "no");
+  return absl::StrJoin(said, "; ");
 }
 
 std::vector<std::string> Changes(const pb::QueueTree& before, const pb::QueueTree& after) {
@@ -154,12 +187,14 @@ std::vector<std::string> Changes(const pb::QueueTree& before, const pb::QueueTre
   for (const auto& [path, queue] : new_queues) {
     const auto old = old_queues.find(path);
     if (old == old_queues.end()) {
-      changes.push_back(absl::StrCat("+ ", path, ": ", QuotaText(queue)));
-    } else if (QuotaText(old->second) != QuotaText(queue)) {
-      changes.push_back(absl::StrCat("~ ", path, ": ", QuotaText(old->second), " -> ", QuotaText(queue)));
-    } else if (old->second.DebugString() != queue.DebugString()) {
-      changes.push_back(absl::StrCat("~ ", path, ": other settings"));
+      changes.push_back(absl::StrCat("+ ", path, ": ", QuotaText(queue, false)));
+    } else if (QuotaText(old->second, true) != QuotaText(queue, true)) {
+      const bool cells = QuotaText(old->second, false) == QuotaText(queue, false);     // else the split is what follows
+      changes.push_back(absl::StrCat("~ ", path, ": ", QuotaText(old->second, cells), " -> ", QuotaText(queue, cells)));
     }
+    if (old == old_queues.end()) continue;
+    const std::string settings = SettingsText(old->second, queue);
+    if (!settings.empty()) changes.push_back(absl::StrCat("~ ", path, ": ", settings));
   }
   for (const auto& [path, queue] : old_queues) {
     if (!new_queues.contains(path)) changes.push_back(absl::StrCat("- ", path));
@@ -181,15 +216,17 @@ QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree) {
   for (const std::string& flavour : flavours) GuaranteeSplitter(state, flavour, &resolution.problems).Split(resolution.resolved.mutable_queues());
   std::map<std::string, pb::QueueSpec> queues;
   Flatten(tree.queues(), "", &queues);
+  std::map<std::string, std::vector<uint64_t>> homeless;      // unfinished jobs by a queue that would no longer hold any
   for (uint64_t number : state.active_jobs()) {
     const std::string& path = state.FindJob(number)->spec->queue();
     const bool kept = queues.contains(path);
     const auto below = queues.upper_bound(path + "/");
     const bool inner = below != queues.end() && below->first.compare(0, path.size() + 1, path + "/") == 0;
-    if (tree.queues().empty() ? path != "default" : (!kept || inner)) {
-      resolution.problems.push_back({path, absl::StrCat("has unfinished jobs (", number, " among them); it must stay a queue that holds jobs")});
-      break;
-    }
+    if (tree.queues().empty() ? path != "default" : (!kept || inner)) homeless[path].push_back(number);
+  }
+  for (const auto& [path, jobs] : homeless) {
+    resolution.problems.push_back({path, absl::StrCat("has ", jobs.size(), jobs.size() == 1 ? " unfinished job (job " : " unfinished jobs (job ", jobs.front(),
+                                                      jobs.size() == 1 ? "" : " among them", "); it must stay a queue that holds jobs")});
   }
   if (resolution.ok()) resolution.changes = Changes(state.queue_tree(), resolution.resolved);
   return resolution;

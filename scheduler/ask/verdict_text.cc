@@ -125,7 +125,30 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name, ", as topology.required says");
   }
-  return absl::StrCat("enough ", Where(verdict), " is free, but kept for others, whose turn comes first");
+  return "";
+}
+
+// How a task that its queue isn't entitled to run, or that finds enough free and doesn't start, stands to others.
+struct Standing {
+  bool enough = false;                 // what it needs is free, in its shape
+  std::vector<KeptFor> kept;           // whom that is kept for; may be unknown
+  bool share_left = false;             // its queue uses less than it is entitled to: for others of its jobs
+  std::vector<uint64_t> ahead;         // which those are; may be unknown
+};
+
+// "job 174 (research/nlp)", and how many more.
+std::string First(const State& state, const std::vector<KeptFor>& kept) {
+  const JobRow* first = state.FindJob(kept[0].job);
+  return absl::StrCat("job ", kept[0].job, first == nullptr ? "" : absl::StrCat(" (", first->spec->queue(), ")"),
+                      kept.size() == 1 ? "" : absl::StrCat(" and ", kept.size() - 1, kept.size() == 2 ? " other" : " others"));
+}
+
+// It would fit now, but isn't its turn.
+std::string NotItsTurn(const State& state, const pb::Verdict& verdict, const Standing& standing) {
+  if (standing.kept.empty()) return absl::StrCat("enough ", Where(verdict), " is free, but kept for others, whose turn comes first");
+  const int64_t until_ns = standing.kept[0].start_ns;
+  return absl::StrCat("behind ", First(state, standing.kept), ", for which the free ", Where(verdict), " is kept",
+                      until_ns > state.now_ns() ? absl::StrCat(" until ", ClockTime(until_ns, state.now_ns())) : "");
 }
 
 std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
@@ -176,7 +199,8 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   return text;
 }
 
-std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
+std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict, const Standing& standing) {
+  if (standing.enough) return NotItsTurn(state, verdict, standing);
   const std::string missing = verdict.missing_milli() > 0 ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ") : "";
   switch (verdict.code()) {
     case pb::V_AFTER: {
@@ -192,12 +216,16 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return absl::StrCat("its turn has come, and it waits for ", missing, Where(verdict), " to become free");
     case pb::V_SHARE: {
       const auto leaves = std::count_if(state.queues().nodes.begin(), state.queues().nodes.end(), [](const QueueNode& node) { return node.children.empty(); });
-      return absl::StrCat("waits for ", missing, Where(verdict), " to become free",
-                          leaves > 1 ? absl::StrCat("; ", job.spec->queue(), " has its share, so nobody is stopped for it") : "");
+      const std::string waits = absl::StrCat("waits for ", missing, Where(verdict), " to become free");
+      if (standing.share_left) return absl::StrCat(waits, "; ", ShareLeftText(job, standing.ahead));
+      return absl::StrCat(waits, leaves > 1 ? absl::StrCat("; ", job.spec->queue(), " has its share, so nobody is stopped for it") : "");
     }
     case pb::V_LIMIT: return absl::StrCat("a limit on the way to ", job.spec->queue(), " is reached", missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict)));
     case pb::V_RECLAIMING: return absl::StrCat("is entitled to ", Where(verdict), "; others are being stopped for it");
-    case pb::V_PLACEMENT: return Lacks(state, job, task, verdict);
+    case pb::V_PLACEMENT: {
+      const std::string lacks = Lacks(state, job, task, verdict);
+      return lacks.empty() ? NotItsTurn(state, verdict, standing) : lacks;
+    }
     case pb::V_BACKOFF:
       return absl::StrCat("failed before; starts again at ", ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
     case pb::V_UNREACHABLE: return Unreachable(state, job, task);
@@ -219,7 +247,67 @@ bool WaitsForOthers(pb::VerdictCode code) {
          code == pb::V_ENTITLED_CELL;
 }
 
+// As many devices are free in the cell as the task wants, those that are kept for others among them: the plan counts only the rest.
+bool EnoughFree(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
+  const pb::TaskSpec& spec = job.task_spec(task);
+  const int32_t cluster = state.FindCluster(verdict.cluster());
+  int64_t free_milli = 0;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.cluster != cluster || !host.usable() || host.inventory.flavour() != verdict.flavour()) continue;
+    for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
+      if (host.inventory.devices(static_cast<int>(d)).healthy()) free_milli += 1000 - host.device_used_milli[d];
+    }
+  }
+  return spec.resources().gpus_milli() > 0 && free_milli >= spec.workers().min() * spec.resources().gpus_milli();
+}
+
+// The verdict's code, held_by and missing_milli as they are told: a task that isn't entitled to more may still find enough free, and then it waits
+// for its shape, or for its turn.
+Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* in, pb::Verdict* told) {
+  Standing standing;
+  const int32_t cluster = state.FindCluster(told->cluster());
+  const bool enough = told->missing_milli() == 0 || (told->code() == pb::V_SHARE && EnoughFree(state, job, task, *told));
+  if (enough && (told->code() == pb::V_SHARE || told->code() == pb::V_PLACEMENT)) {
+    told->set_missing_milli(0);
+    standing.enough = Lacks(state, job, task, *told).empty();
+    if (!standing.enough) {
+      told->set_code(pb::V_PLACEMENT);
+      return standing;
+    }
+    told->clear_held_by();
+    for (const KeptFor& kept : in->KeptIn(cluster, told->flavour())) {
+      if (kept.job == job.number) continue;
+      standing.kept.push_back(kept);
+      if (told->held_by_size() < kHoldersTold) told->add_held_by(kept.job);
+    }
+  } else if (told->code() == pb::V_SHARE) {
+    const auto entitled = plan.entitled_milli.find({job.spec->queue(), told->flavour()});
+    standing.share_left = entitled != plan.entitled_milli.end() && in->UsedMilli(state.queues().Find(job.spec->queue()), told->flavour()) < entitled->second;
+    if (standing.share_left) standing.ahead = in->Entitled(plan, job.spec->queue(), told->flavour());
+  }
+  return standing;
+}
+
+std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict, const Standing& standing) {
+  std::string text = Reason(state, job, task, verdict, standing);
+  if (verdict.held_by_size() > 0 && !standing.enough) absl::StrAppend(&text, "; held by ", Jobs(verdict));
+  const int32_t cluster = state.FindCluster(verdict.cluster());
+  if (verdict.code() != pb::V_HELD && verdict.code() != pb::V_STARTING_NOW && cluster >= 0) {
+    if (const std::string drains = Drains(state, {cluster}); !drains.empty()) absl::StrAppend(&text, "; ", drains);
+  }
+  if (const std::string spilled = SpillText(state, job, task); !spilled.empty()) absl::StrAppend(&text, "; ", spilled);
+  return text;
+}
+
 }  // namespace
+
+std::string ShareLeftText(const JobRow& job, const std::vector<uint64_t>& ahead) {
+  const std::string rest = absl::StrCat("the rest of ", job.spec->queue(), "'s share is for ");
+  if (ahead.empty()) return absl::StrCat(rest, "others of its jobs, whose turn comes first");
+  return absl::StrCat(rest, ahead.size() == 1 ? "job " : "jobs ", absl::StrJoin(ahead.begin(), ahead.begin() + std::min<ptrdiff_t>(3, ahead.size()), ", "),
+                      ahead.size() > 3 ? absl::StrCat(" and ", ahead.size() - 3, " more") : "", ", whose turn comes first");
+}
 
 pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* holders) {
   pb::Verdict told;
@@ -232,25 +320,21 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
   told.set_flavour(plan.verdicts.FlavourOf(*verdict));
   told.set_missing_milli(verdict->missing_milli);
   told.set_expected_start_ns(verdict->expected_start_ns);
+  Standing standing;
   if (known && WaitsForOthers(verdict->code)) {
     CellHolders mine(state);
-    for (const uint64_t number : (holders != nullptr ? *holders : mine).Of(verdict->cluster, told.flavour())) {
+    CellHolders* in = holders != nullptr ? holders : &mine;
+    for (const uint64_t number : in->Of(verdict->cluster, told.flavour())) {
       if (number != job.number && told.held_by_size() < kHoldersTold) told.add_held_by(number);
     }
+    standing = StandingOf(state, plan, job, task, in, &told);
   }
-  told.set_text(VerdictText(state, job, task, told));
+  told.set_text(TextOf(state, job, task, told, standing));
   return told;
 }
 
 std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
-  std::string text = Reason(state, job, task, verdict);
-  if (verdict.held_by_size() > 0) absl::StrAppend(&text, "; held by ", Jobs(verdict));
-  const int32_t cluster = state.FindCluster(verdict.cluster());
-  if (verdict.code() != pb::V_HELD && verdict.code() != pb::V_STARTING_NOW && cluster >= 0) {
-    if (const std::string drains = Drains(state, {cluster}); !drains.empty()) absl::StrAppend(&text, "; ", drains);
-  }
-  if (const std::string spilled = SpillText(state, job, task); !spilled.empty()) absl::StrAppend(&text, "; ", spilled);
-  return text;
+  return TextOf(state, job, task, verdict, Standing());
 }
 
 std::string SpillText(const State& state, const JobRow& job, int32_t task) {
@@ -258,7 +342,9 @@ std::string SpillText(const State& state, const JobRow& job, int32_t task) {
   const AttemptRow* attempt = row.current();
   if (row.spill_reason.empty() || row.opened_attempt != (attempt != nullptr ? attempt->number : row.next_attempt)) return "";
   if (attempt != nullptr && std::count(row.opened.begin(), row.opened.end(), state.clusters()[attempt->cluster].name) == 0) return "";
-  return absl::StrCat(attempt != nullptr ? "at " : "may start elsewhere since ", ClockTime(row.opened_ns, state.now_ns()), ": ", row.spill_reason);
+  const std::string at = ClockTime(row.opened_ns, state.now_ns());
+  if (attempt != nullptr) return absl::StrCat("at ", at, ": ", row.spill_reason);
+  return absl::StrCat("may start in ", row.opened.back(), ", too, since ", at, ", when it was said: ", row.spill_reason);
 }
 
 }  // namespace muster

@@ -259,6 +259,32 @@ TEST(Explain, FewerWorkersStartAtOnceAndThatIsTrue) {
   EXPECT_EQ(s.state.FindJobByUid("changed")->state, pb::RUNNING);
 }
 
+TEST(Explain, WhatGainsSecondsIsNotTold) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  JobBuilder("research").Workers(2).TimeLimit(3600).SubmitTo(&s);
+  JobBuilder("research").Workers(2).TimeLimit(3630).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(4).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  EXPECT_THAT(response.start_ns(), About(3630));
+  for (const auto& relaxation : response.relaxations()) EXPECT_LE(relaxation.start_ns() + kMinute, response.start_ns()) << relaxation.change();
+}
+
+// It is charged to lab, and cloud has room first.
+TEST(Explain, WhereTheForecastNamesAnotherClusterThatIsSaid) {
+  SystemBuilder s;
+  s.Cluster("lab", "disk").Hosts("lab", 1, 2).Cluster("cloud").Hosts("cloud", 1, 2).Queue("research").Queue("prod");
+  JobBuilder("research").Workers(2).In({"lab"}).TimeLimit(7200).SubmitTo(&s);
+  JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(2).In({"lab", "cloud"}).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, waits);
+  ASSERT_EQ(response.why(0).cluster(), "lab");
+  ASSERT_THAT(response.place(), HasSubstr("cloud"));
+  EXPECT_THAT(response.why(0).text(), HasSubstr("; by the forecast there is room in cloud before that, and it starts there"));
+}
+
 TEST(Explain, ListsWhatWouldHelpCheapestFirst) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 1, 4).Cluster("cloud").Hosts("cloud", 1, 4).Hosts("cloud", 1, 4, "a100").Queue("research");

@@ -78,6 +78,7 @@ struct Fake : pb::JobService::Service {
   std::function<grpc::Status(grpc::ServerContext*, grpc::ServerWriter<pb::WatchJobResponse>*)> watch;
   std::function<grpc::Status(const pb::ExplainRequest&, pb::ExplainResponse*)> explain;
   std::function<grpc::Status(const pb::SimulateRequest&, pb::SimulateResponse*)> simulate;
+  pb::Job got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
   grpc::Status get_status;
   std::vector<std::string> logs;
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;   // of each of them
@@ -94,7 +95,7 @@ struct Fake : pb::JobService::Service {
     return submit ? submit(*request, response) : grpc::Status::OK;
   }
   grpc::Status Get(grpc::ServerContext*, const pb::GetJobRequest*, pb::Job* job) override {
-    *job = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+    *job = got;
     return get_status;
   }
   grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request, pb::ListJobsResponse* response) override {
@@ -128,14 +129,23 @@ struct Fake : pb::JobService::Service {
 
 struct FakeQueues : pb::QueueService::Service {
   bool evicts = false;
+  bool nested = false;                 // research has a queue of its own
+  pb::QueueTree applied;
   grpc::Status List(grpc::ServerContext*, const pb::ListQueuesRequest*, pb::ListQueuesResponse* response) override {
     response->add_queues()->set_path("research");
     response->mutable_queues(0)->mutable_spec()->set_name("research");
+    if (nested) {
+      pb::Queue* leaf = response->add_queues();
+      leaf->set_path("research/nlp");
+      leaf->mutable_spec()->set_name("nlp");
+      (*leaf->mutable_spec()->mutable_quota())["h100"].set_guarantee_milli(2000);
+    }
     response->set_version(4);
     return grpc::Status::OK;
   }
   grpc::Status Apply(grpc::ServerContext*, const pb::ApplyQueuesRequest* request, pb::ApplyQueuesResponse* response) override {
     if (request->if_version() != 0 && request->if_version() != 4) return {grpc::ABORTED, "the queues are at version 4, not 3"};
+    applied = request->tree();
     response->set_version(5);
     response->add_changes("research: weight 1 -> 2");
     if (request->dry_run() && evicts) {
@@ -565,9 +575,9 @@ TEST_F(CliTest, OnATerminalADrainShowsWhomItStopsAndAsks) {
     return grpc::Status::OK;
   };
   Process no(Process::OnTerminal(), {"host", "drain", "lab/h1"}, home_, server_name_);
-  ASSERT_TRUE(no.ReadUntil("Drain lab/h1? [Y/n] ")) << no.out;
+  ASSERT_TRUE(no.ReadUntil("Drain lab/h1? [y/N] ")) << no.out;
   EXPECT_THAT(no.out, HasSubstr("368"));
-  no.Type("n\n");
+  no.Type("\n");
   EXPECT_EQ(no.Wait(), 0);
   EXPECT_THAT(no.out, HasSubstr("Nothing was drained."));
   EXPECT_EQ(simulated, "lab/h1");
@@ -575,7 +585,7 @@ TEST_F(CliTest, OnATerminalADrainShowsWhomItStopsAndAsks) {
   Process yes(Process::OnTerminal(), {"host", "drain", "lab/h1", "--yes"}, home_, server_name_);
   yes.Wait();
   EXPECT_EQ(simulated, "") << "it doesn't ask";
-  EXPECT_EQ(yes.out.find("[Y/n]"), std::string::npos);
+  EXPECT_EQ(yes.out.find("[y/N]"), std::string::npos);
 }
 
 TEST_F(CliTest, TheHelpOfEveryCommandNamesTheFlagsThatAllTake) {
@@ -738,6 +748,46 @@ TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
   jobs_.logs = {"no newline at the end", "\x01 and on"};
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(out_, "no newline at the end\x01 and on");
+}
+
+TEST_F(CliTest, LogsWithoutOutputSaySoWhereNoneCanCome) {
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(err_, "") << "it runs: some may come";
+  jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(out_, "");
+  EXPECT_EQ(err_, "muster: job 7 left no output: its processes wrote none, or its hosts no longer keep it\n");
+  jobs_.got.mutable_tasks(0)->clear_attempts();
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(err_, "muster: job 7 never ran, so it left no output\n");
+}
+
+TEST_F(CliTest, TheQueuesAreExportedAsApplyReadsThem) {
+  queues_.nested = true;
+  EXPECT_EQ(Run({"queue", "export"}), 0) << err_;
+  const std::string path = Write("queues.yaml", out_);
+  EXPECT_EQ(Run({"queue", "export", "-o", "name"}), 0);
+  EXPECT_EQ(Run({"queue", "apply", path}), 0) << err_;
+  pb::QueueTree tree;
+  tree.add_queues()->set_name("research");
+  pb::QueueSpec* leaf = tree.mutable_queues(0)->add_queues();
+  leaf->set_name("nlp");
+  (*leaf->mutable_quota())["h100"].set_guarantee_milli(2000);
+  EXPECT_EQ(queues_.applied.DebugString(), tree.DebugString());
+}
+
+TEST_F(CliTest, VersionAndFieldsTakeAnOutputFormat) {
+  EXPECT_EQ(Run({"version", "-o", "json"}), 0);
+  EXPECT_THAT(out_, ::testing::MatchesRegex("\\{\"version\": \"[^\"]+\"\\}\n"));
+  EXPECT_EQ(Run({"fields", "resources.gpus", "-o", "json"}), 0);
+  EXPECT_THAT(out_, HasSubstr("\"path\": \"resources.gpus\""));
+  EXPECT_EQ(Run({"fields", "nosuch", "-o", "json"}), kExitNotFound) << err_;
+}
+
+TEST_F(CliTest, AQueueWithQueuesOfItsOwnIsNamedWithThem) {
+  queues_.nested = true;
+  EXPECT_EQ(Run({"run", "--queue", "research", "--", "true"}), 2);
+  EXPECT_THAT(err_, HasSubstr("\"research\" has queues of its own and takes no jobs itself; name one of them: research/nlp"));
 }
 
 TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {

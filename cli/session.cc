@@ -43,7 +43,7 @@ Session::Session() : out_screen_(ScreenOf(STDOUT_FILENO)), err_screen_(ScreenOf(
 
 bool Session::asks() const { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
 
-bool Session::Confirms(const std::string& question, const Interrupt& interrupt) const {
+bool Session::Confirms(const std::string& question, const Interrupt& interrupt, bool enter) const {
   Err(question);
   std::string answer;
   char c;
@@ -53,7 +53,7 @@ bool Session::Confirms(const std::string& question, const Interrupt& interrupt) 
     Err("\n");
     return false;
   }
-  return answer.empty() || answer == "y" || answer == "Y" || answer == "yes";
+  return answer.empty() ? enter : answer == "y" || answer == "Y" || answer == "yes";
 }
 
 int64_t Session::now_ns() const { return RealClock()->WallNs(); }

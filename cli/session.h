@@ -35,8 +35,8 @@ class Session {
   const Screen& out_screen() const { return out_screen_; }
   const Screen& err_screen() const { return err_screen_; }
   bool asks() const;  // both stdin and stderr are terminals: a question makes sense
-  // Asks on stderr; Enter means yes. False: no, end of input, or Ctrl+C.
-  bool Confirms(const std::string& question, const Interrupt& interrupt) const;
+  // Asks on stderr; Enter means `enter`. False: no, end of input, or Ctrl+C.
+  bool Confirms(const std::string& question, const Interrupt& interrupt, bool enter = true) const;
   Format format() const;
   bool for_people() const { return format() == Format::kTable || format() == Format::kWide; }
   int64_t now_ns() const;

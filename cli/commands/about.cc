@@ -20,7 +20,7 @@ int Fields(Session& session, const std::string& path) {
       if (auto response = (*client)->TrainerSchema(); response.ok()) schema = response->json();
     }
   }
-  std::string text = FieldsText(path, schema);
+  std::string text = session.for_people() ? FieldsText(path, schema) : FieldsJson(path, schema);    // JSON is YAML, too
   if (text.empty()) {
     session.Err(absl::StrCat("muster: no field ", Plain(path), ".", FieldSuggestion(path), "  All: muster fields\n"));
     return kExitNotFound;
@@ -59,7 +59,10 @@ void AddAbout(CLI::App& root, Session& session) {
   CLI::App* version = root.add_subcommand("version", "Version of this program");
   version->callback([&session] {
     session.command = [&session] {
-      session.Out(absl::StrCat("muster ", MUSTER_VERSION, "\n"));
+      session.Out(session.for_people()                    ? absl::StrCat("muster ", MUSTER_VERSION, "\n")
+                  : session.format() == Format::kName ? absl::StrCat(MUSTER_VERSION, "\n")
+                  : session.format() == Format::kYaml ? absl::StrCat("version: \"", MUSTER_VERSION, "\"\n")
+                                                      : absl::StrCat("{\"version\": \"", MUSTER_VERSION, "\"}\n"));
       return static_cast<int>(kExitOk);
     };
   });

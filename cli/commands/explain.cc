@@ -44,35 +44,6 @@ struct SimulateOptions {
   bool detailed_exitcode = false;
 };
 
-// The queue of that path; nullptr if there is none.
-pb::QueueSpec* FindQueue(pb::QueueTree* tree, const std::string& path) {
-  google::protobuf::RepeatedPtrField<pb::QueueSpec>* level = tree->mutable_queues();
-  std::string rest = path;
-  while (true) {
-    const size_t slash = rest.find('/');
-    pb::QueueSpec* found = nullptr;
-    for (pb::QueueSpec& queue : *level) {
-      if (queue.name() == rest.substr(0, slash)) found = &queue;
-    }
-    if (found == nullptr || slash == std::string::npos) return found;
-    level = found->mutable_queues();
-    rest = rest.substr(slash + 1);
-  }
-}
-
-// The tree that the server has now, put together from its flat list.
-absl::StatusOr<pb::QueueTree> PresentTree(Client& client) {
-  absl::StatusOr<pb::ListQueuesResponse> response = client.ListQueues();
-  if (!response.ok()) return response.status();
-  pb::QueueTree tree;
-  for (const pb::Queue& queue : response->queues()) {      // parents come before their children
-    const size_t slash = queue.path().rfind('/');
-    pb::QueueSpec* parent = slash == std::string::npos ? nullptr : FindQueue(&tree, queue.path().substr(0, slash));
-    *(parent == nullptr ? tree.add_queues() : parent->add_queues()) = queue.spec();
-  }
-  return tree;
-}
-
 // "prod:h100-80g=40": its guarantee.
 absl::Status SetQuota(const std::string& text, pb::QueueTree* tree) {
   const size_t colon = text.find(':'), equals = text.find('=', colon == std::string::npos ? 0 : colon);

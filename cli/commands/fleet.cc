@@ -68,7 +68,7 @@ int Drain(Session& session, const std::string& target, const std::string& reason
     absl::StatusOr<pb::SimulateResponse> simulated = (*client)->Simulate(request);
     if (!simulated.ok()) return session.Fail(simulated.status());
     session.Err(RenderSimulation(*simulated, session.err_screen()));
-    if (!session.Confirms(absl::StrCat("Drain ", target, "? [Y/n] "), interrupt)) {
+    if (!session.Confirms(absl::StrCat("Drain ", target, "? [y/N] "), interrupt, /*enter=*/false)) {
       session.Err("Nothing was drained.\n");
       return interrupt.pending() ? kExitInterrupted : kExitOk;
     }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 
 #include <CLI/CLI.hpp>
@@ -79,6 +80,10 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   });
   writer.End();
   if (interrupt.pending()) return kExitInterrupted;
+  if (status.ok() && !writer.wrote() && HasEnded(job->state()) && session.for_people()) {
+    const bool ran = std::any_of(job->tasks().begin(), job->tasks().end(), [](const pb::Task& task) { return task.attempts_size() > 0; });
+    session.Err(absl::StrCat("muster: job ", job->number(), ran ? " left no output: its processes wrote none, or its hosts no longer keep it\n" : " never ran, so it left no output\n"));
+  }
   return status.ok() ? kExitOk : session.Fail(status);
 }
 
@@ -101,7 +106,9 @@ void AddFollow(CLI::App& root, Session& session) {
   CLI::App* cancel = root.add_subcommand("cancel", "Stop jobs for good (scancel)");
   cancel->add_option("jobs", *ids, "Numbers or uids")->required();
   cancel->add_flag("--wait", *until_gone, "Until their processes are gone");
-  cancel->callback([&session, ids, until_gone] { session.command = [&session, ids, until_gone] { return Cancel(session, *ids, *until_gone); }; });
+  auto yes = std::make_shared<bool>(false);
+  cancel->add_flag("-y,--yes", *yes, "Don't ask: it never does; for scripts that say so everywhere");
+  cancel->callback([&session, ids, until_gone, yes] { session.command = [&session, ids, until_gone] { return Cancel(session, *ids, *until_gone); }; });
 
   auto request = std::make_shared<pb::LogsRequest>();
   struct LogOptions {

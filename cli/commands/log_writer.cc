@@ -22,6 +22,7 @@ LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest
     : session_(session), with_rank_(request.rank() < 0 && HasSeveralRanks(job, request.task())), streams_(streams) {}
 
 void LogWriter::Write(const pb::LogsResponse& chunk) {
+  wrote_ = wrote_ || !chunk.data().empty() || chunk.dropped_bytes() > 0;
   if (session_.format() == Format::kJson || session_.format() == Format::kJsonLines) {
     session_.Out(ToJson(chunk, false));
     return;

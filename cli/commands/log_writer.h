@@ -17,6 +17,7 @@ class LogWriter {
   LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request, Streams streams);
   void Write(const pb::LogsResponse& chunk);
   void End();  // what is left of unfinished lines
+  bool wrote() const { return wrote_; }   // anything at all
 
  private:
   void WritePart(int rank, bool is_error, std::string_view data);
@@ -24,6 +25,7 @@ class LogWriter {
   Session& session_;
   const bool with_rank_;
   const Streams streams_;
+  bool wrote_ = false;
   std::map<std::pair<int, bool>, std::string> unfinished_;  // by rank and whether it is of standard error
 };
 

@@ -41,6 +41,15 @@ int List(Session& session, const std::string& below) {
   return code;
 }
 
+// The tree as `apply` reads it.
+int Export(Session& session) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<pb::QueueTree> tree = PresentTree(**client);
+  if (!tree.ok()) return session.Fail(tree.status());
+  return session.ShowOne(QueueTreeToYaml(*tree), *tree, "queues");
+}
+
 int ShowQueue(Session& session, const std::string& path) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
@@ -76,7 +85,8 @@ int Apply(Session& session, const ApplyOptions& options) {
   for (const std::string& change : response->changes()) absl::StrAppend(&text, Plain(change), "\n");
   if (response->changes_size() == 0) text = "The queues are like this already.\n";
   for (const pb::PreviewResponse::Taken& taken : response->evicted()) {
-    absl::StrAppend(&text, "Takes from ", Plain(taken.queue()), " ", taken.job(), ": ", FormatMilli(taken.gpus_milli()), " GPUs; it ", Plain(taken.outcome()), "\n");
+    absl::StrAppend(&text, "Takes from ", Plain(taken.queue()), " ", taken.job(), taken.gpus_milli() > 0 ? absl::StrCat(": ", FormatMilli(taken.gpus_milli()), " GPUs") : "", "; it ",
+                    Plain(taken.outcome()), "\n");
   }
   int code = session.ShowOne(text, *response, absl::StrCat(response->version()));
   if (code == kExitOk && options.detailed_exitcode && response->evicted_size() > 0) code = kExitWouldEvict;
@@ -94,7 +104,7 @@ int Apply(Session& session, const ApplyOptions& options) {
 }  // namespace
 
 void AddQueue(CLI::App& root, Session& session) {
-  CLI::App* queue = root.add_subcommand("queue", "The quota tree: list, show, apply, diff");
+  CLI::App* queue = root.add_subcommand("queue", "The quota tree: list, show, export, apply, diff");
   queue->require_subcommand(1);
   queue->fallthrough();
 
@@ -105,6 +115,9 @@ void AddQueue(CLI::App& root, Session& session) {
   CLI::App* show = queue->add_subcommand("show", "One queue");
   show->add_option("queue", *path, "Path such as research/nlp")->required();
   show->callback([&session, path] { session.command = [&session, path] { return ShowQueue(session, *path); }; });
+
+  CLI::App* exported = queue->add_subcommand("export", "The tree as a file that apply reads:  muster queue export > queues.yaml");
+  exported->callback([&session] { session.command = [&session] { return Export(session); }; });
 
   auto options = std::make_shared<ApplyOptions>();
   CLI::App* apply = queue->add_subcommand("apply", "Replace the tree by a file's (sacctmgr modify)");
@@ -120,7 +133,7 @@ void AddQueue(CLI::App& root, Session& session) {
     options->dry_run = true;
     session.command = [&session, options] { return Apply(session, *options); };
   });
-  for (CLI::App* command : {list, show, apply, diff}) command->fallthrough();
+  for (CLI::App* command : {list, show, exported, apply, diff}) command->fallthrough();
 }
 
 }  // namespace muster

@@ -62,6 +62,33 @@ SpecContext ContextOf(Client& client) {
   return context;
 }
 
+pb::QueueSpec* FindQueue(pb::QueueTree* tree, const std::string& path) {
+  google::protobuf::RepeatedPtrField<pb::QueueSpec>* level = tree->mutable_queues();
+  std::string rest = path;
+  while (true) {
+    const size_t slash = rest.find('/');
+    pb::QueueSpec* found = nullptr;
+    for (pb::QueueSpec& queue : *level) {
+      if (queue.name() == rest.substr(0, slash)) found = &queue;
+    }
+    if (found == nullptr || slash == std::string::npos) return found;
+    level = found->mutable_queues();
+    rest = rest.substr(slash + 1);
+  }
+}
+
+absl::StatusOr<pb::QueueTree> PresentTree(Client& client) {
+  absl::StatusOr<pb::ListQueuesResponse> response = client.ListQueues();
+  if (!response.ok()) return response.status();
+  pb::QueueTree tree;
+  for (const pb::Queue& queue : response->queues()) {      // parents come before their children
+    const size_t slash = queue.path().rfind('/');
+    pb::QueueSpec* parent = slash == std::string::npos ? nullptr : FindQueue(&tree, queue.path().substr(0, slash));
+    *(parent == nullptr ? tree.add_queues() : parent->add_queues()) = queue.spec();
+  }
+  return tree;
+}
+
 std::string DefaultQueue(const Settings& settings, const SpecContext& context) {
   if (!settings.queue.empty()) return settings.queue;
   return context.queues.size() == 1 ? context.queues[0] : "";

@@ -20,6 +20,10 @@ absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* in
 
 // What the server can tell a checker: queues, clusters, flavours, the trainer's schema. What it doesn't answer stays unknown.
 SpecContext ContextOf(Client& client);
+// The queue of that path; nullptr if there is none.
+pb::QueueSpec* FindQueue(pb::QueueTree* tree, const std::string& path);
+// The tree that the server has now, put together from its flat list.
+absl::StatusOr<pb::QueueTree> PresentTree(Client& client);
 // The queue for a job that names none: the settings' one, else the server's only leaf; empty: the user must say.
 std::string DefaultQueue(const Settings& settings, const SpecContext& context);
 

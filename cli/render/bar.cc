@@ -47,6 +47,15 @@ std::vector<std::string> Figures(const pb::Task& task, int64_t now_ns) {
   return out;
 }
 
+// Its progress as far as anything tells: a checkpoint may be known before the line that reports its step.
+pb::Progress Newest(const pb::Task& task) {
+  pb::Progress progress = task.progress();
+  for (const pb::Checkpoint& c : task.checkpoints()) {
+    if (c.attempt() == progress.attempt()) progress.set_step(std::max(progress.step(), c.step()));
+  }
+  return progress;
+}
+
 bool Reported(const pb::Task& task) { return task.has_progress() && (task.progress().step() > 0 || task.progress().at_ns() > 0); }
 
 std::string Steps(const pb::Progress& progress) {
@@ -73,7 +82,7 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
     std::string where = attempt != nullptr ? absl::StrCat(" on ", PlaceName(*attempt)) : "";
     return Truncated(absl::StrCat(name, " ", what, where), screen.width, screen.utf8);
   }
-  const pb::Progress& progress = task.progress();
+  const pb::Progress progress = Newest(task);
   std::string text = name;
   int width = DisplayWidth(name);
   if (progress.total_steps() > 0) {
@@ -106,8 +115,9 @@ std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int
 std::string PlainProgress(const pb::Task& task, int64_t now_ns) {
   if (!Reported(task)) return "";
   std::string text = absl::StrCat(FormatClockSeconds(now_ns), "  ", Plain(task.name()));
-  if (task.progress().total_steps() > 0) absl::StrAppend(&text, "  ", Percent(task.progress()), "%");
-  absl::StrAppend(&text, "  ", Steps(task.progress()));
+  const pb::Progress progress = Newest(task);
+  if (progress.total_steps() > 0) absl::StrAppend(&text, "  ", Percent(progress), "%");
+  absl::StrAppend(&text, "  ", Steps(progress));
   for (const std::string& figure : Figures(task, now_ns)) absl::StrAppend(&text, "  ", figure);
   return text;
 }
@@ -115,9 +125,10 @@ std::string PlainProgress(const pb::Task& task, int64_t now_ns) {
 std::string ShortProgress(const pb::Task& task) {
   if (!Reported(task)) return "";
   // The last line of a task that ran for a moment may never have been told.
-  if (task.state() == pb::TASK_SUCCEEDED && task.progress().step() < task.progress().total_steps()) return "done";
-  if (task.progress().total_steps() <= 0) return Steps(task.progress());
-  return absl::StrCat(Percent(task.progress()), "% ", Steps(task.progress()));
+  const pb::Progress progress = Newest(task);
+  if (task.state() == pb::TASK_SUCCEEDED && progress.step() < progress.total_steps()) return "done";
+  if (progress.total_steps() <= 0) return Steps(progress);
+  return absl::StrCat(Percent(progress), "% ", Steps(progress));
 }
 
 }  // namespace muster

@@ -16,8 +16,12 @@ namespace {
 using Explained = pb::ExplainResponse;
 using Simulated = pb::SimulateResponse;
 
-std::string CodeText(pb::VerdictCode code) {
-  std::string text = pb::VerdictCode_Name(code);
+// A task that lacks no devices but isn't entitled to more waits for its turn rather than for its share.
+bool WaitsForItsTurn(const Explained::Why& why) { return why.code() == pb::V_SHARE && why.missing_milli() == 0; }
+
+std::string CodeText(const Explained::Why& why) {
+  if (WaitsForItsTurn(why)) return "order";
+  std::string text = pb::VerdictCode_Name(why.code());
   text = text.rfind("V_", 0) == 0 ? absl::AsciiStrToLower(text.substr(2)) : "unknown";
   std::replace(text.begin(), text.end(), '_', ' ');
   return text;
@@ -53,9 +57,23 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
   return text;
 }
 
-std::string RelaxationLines(const Explained& explained, const Screen& screen) {
+// How to follow a "with": nothing changes a job that waits.
+std::string AnewText(const Explained& explained) {
+  const auto& found = explained.relaxations();
+  if (std::none_of(found.begin(), found.end(), [](const auto& relaxation) { return relaxation.own(); })) return "";
+  const pb::Job& job = explained.job();
+  std::string text = absl::StrCat("\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n  muster show ", job.number(),
+                                  " --spec > job.yaml    # change it there\n  muster submit -d job.yaml && muster cancel ", job.number(),
+                                  "\nThe new job stands behind those of its queue and priority that wait already");
+  const bool saved = std::any_of(job.tasks().begin(), job.tasks().end(), [](const pb::Task& task) { return task.checkpoints_size() > 0; });
+  return absl::StrCat(text, saved ? ", and starts without the checkpoints of this one.\n" : ".\n");
+}
+
+std::string RelaxationLines(Explained explained, const Screen& screen) {
   std::vector<std::string> starts, changes;
   size_t start_width = 0, change_width = 0;
+  std::stable_sort(explained.mutable_relaxations()->begin(), explained.mutable_relaxations()->end(),
+                   [](const auto& a, const auto& b) { return a.start_ns() < b.start_ns(); });
   for (const auto& relaxation : explained.relaxations()) {
     starts.push_back(FormatStart(relaxation.start_ns(), explained.now_ns()));
     changes.push_back(absl::StrCat(relaxation.own() ? "with " : "if ", Plain(relaxation.change())));
@@ -88,7 +106,8 @@ std::string When(int64_t at_ns, const Simulated& simulated) {
 std::string TakenText(const google::protobuf::RepeatedPtrField<pb::PreviewResponse::Taken>& taken) {
   std::string text;
   for (const auto& one : taken) {
-    absl::StrAppend(&text, text.empty() ? "" : "; ", Plain(one.queue()), " ", one.job(), ": ", FormatMilli(one.gpus_milli()));
+    absl::StrAppend(&text, text.empty() ? "" : "; ", Plain(one.queue()), " ", one.job());
+    if (one.gpus_milli() > 0) absl::StrAppend(&text, ": ", FormatMilli(one.gpus_milli()));   // else it only moves
     if (!one.outcome().empty()) absl::StrAppend(&text, ", ", Plain(one.outcome()));
   }
   return text;
@@ -118,10 +137,12 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
   const bool several = job.tasks_size() > 1;
   for (const auto& why : explained.why()) {
     std::vector<std::string> held;
-    for (const auto& holder : why.holders()) held.push_back(HolderText(holder, now_ns));
+    for (const auto& holder : why.holders()) {
+      if (!WaitsForItsTurn(why)) held.push_back(HolderText(holder, now_ns));
+    }
     std::string missing = why.missing_milli() > 0 ? Devices(why.missing_milli(), why.flavour()) : "";
     if (!missing.empty() && !why.cluster().empty()) absl::StrAppend(&missing, " in ", Plain(why.cluster()));
-    table.AddRow({why.task(), CodeText(why.code()), missing, absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
+    table.AddRow({why.task(), CodeText(why), missing, absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
     if (!why.text().empty()) absl::StrAppend(&sentences, "  ", several ? absl::StrCat(Plain(why.task()), ": ") : "", Plain(why.text()), "\n");
   }
   if (!table.empty()) {
@@ -131,7 +152,7 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
   }
   absl::StrAppend(&out, sentences, OtherTasks(job, now_ns));
   if (explained.relaxations_size() > 0) {
-    absl::StrAppend(&out, "It would start\n", RelaxationLines(explained, screen));
+    absl::StrAppend(&out, "It would start\n", RelaxationLines(explained, screen), AnewText(explained));
   } else if (explained.why_size() > 0 && explained.tried() > 0 && explained.complete()) {
     absl::StrAppend(&out, "None of the ", explained.tried(), " changes that were tried would start it sooner.\n");
   }

@@ -62,7 +62,7 @@ std::string HostNotes(const pb::Host& host, int64_t now_ns) {
 
 Table QueuesTable(const std::vector<pb::Queue>& queues) {
   Table table({{"QUEUE"}, {"FLAVOUR"}, {"GUARANTEE", Table::kRight}, {"ENTITLED", Table::kRight}, {"IN USE", Table::kRight},
-               {"LIMIT", Table::kRight}, {"WEIGHT", Table::kRight}, {"RUNNING", Table::kRight}, {"WAITING", Table::kRight},
+               {"LIMIT", Table::kRight, false, 1}, {"WEIGHT", Table::kRight, false, 2}, {"RUNNING", Table::kRight}, {"WAITING", Table::kRight},
                {"SUBMIT", Table::kLeft, true}, {"HELD", Table::kLeft, true}});
   for (const pb::Queue& queue : queues) {
     std::string running = absl::StrCat(queue.running_jobs()), waiting = absl::StrCat(queue.waiting_jobs());
@@ -81,14 +81,15 @@ Table QueuesTable(const std::vector<pb::Queue>& queues) {
 
 Table ClustersTable(const std::vector<pb::Cluster>& clusters) {
   Table table({{"CLUSTER"}, {"STATE"}, {"HOSTS UP", Table::kRight}, {"FLAVOUR"}, {"DEVICES", Table::kRight}, {"IN USE", Table::kRight},
-               {"FREE", Table::kRight}, {"WHY"}});
+               {"FREE", Table::kRight}, {"DRAINED", Table::kRight}, {"WHY"}});
   for (const pb::Cluster& cluster : clusters) {
     std::string state = cluster.drained() ? "drained" : "open";
     std::string hosts = absl::StrCat(cluster.hosts_up(), " of ", cluster.hosts_known());
-    if (cluster.capacity_size() == 0) table.AddRow({cluster.name(), state, hosts, "", "", "", "", cluster.drain_reason()});
+    if (cluster.capacity_size() == 0) table.AddRow({cluster.name(), state, hosts, "", "", "", "", "", cluster.drain_reason()});
     for (const pb::Capacity& c : cluster.capacity()) {
-      table.AddRow({cluster.name(), state, hosts, FlavourName(c.flavour(), c.declared()), FormatMilli(c.total_milli()),
-                    FormatMilli(c.used_milli()), FormatMilli(std::max<int64_t>(0, c.total_milli() - c.used_milli())), cluster.drain_reason()});
+      const int64_t idle_milli = std::max<int64_t>(0, c.total_milli() - c.used_milli());     // nothing starts on what is drained
+      table.AddRow({cluster.name(), state, hosts, FlavourName(c.flavour(), c.declared()), FormatMilli(c.total_milli()), FormatMilli(c.used_milli()),
+                    FormatMilli(cluster.drained() ? 0 : idle_milli), cluster.drained() ? FormatMilli(idle_milli) : "", cluster.drain_reason()});
     }
   }
   return table;

@@ -42,6 +42,17 @@ int64_t WaitingSince(const pb::Job& job) {
   return since_ns;
 }
 
+// Since when a job that runs has done so: the earliest start of what runs now, or its first one while nothing has started anew.
+int64_t RunningSince(const pb::Job& job) {
+  int64_t since_ns = 0;
+  for (const pb::Task& task : job.tasks()) {
+    const pb::Attempt* attempt = NewestAttempt(task);
+    if (attempt == nullptr || attempt->end_ns() > 0 || attempt->start_ns() == 0) continue;
+    since_ns = since_ns == 0 ? attempt->start_ns() : std::min(since_ns, attempt->start_ns());
+  }
+  return since_ns == 0 ? job.start_ns() : since_ns;
+}
+
 std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
   switch (task.state()) {
     case pb::TASK_WAITING: {
@@ -95,7 +106,10 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns) {
   if (lead != nullptr) absl::StrAppend(&text, ", ", DevicesOf(job, *lead));
   absl::StrAppend(&text, ": ", StateName(job.state()));
   if (job.state() == pb::WAITING) absl::StrAppend(&text, " since ", FormatClock(WaitingSince(job), now_ns));
-  if (job.state() == pb::RUNNING && job.start_ns() > 0) absl::StrAppend(&text, " since ", FormatClock(job.start_ns(), now_ns));
+  if (job.state() == pb::RUNNING && job.start_ns() > 0) {
+    const std::string since = FormatClock(RunningSince(job), now_ns), first = FormatClock(job.start_ns(), now_ns);
+    absl::StrAppend(&text, " since ", since, since == first ? "" : absl::StrCat(", first started ", first));
+  }
   if (HasEnded(job.state()) && job.end_ns() > 0) absl::StrAppend(&text, " at ", FormatClock(job.end_ns(), now_ns));
   return text;
 }
@@ -115,8 +129,9 @@ std::string OutcomeReason(const pb::Job& job) {
 }
 
 Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
-  Table table({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"TASK"}, {"DEVICES"}, {"WHERE"},
-               {"PROGRESS"}, {"ATTEMPT", Table::kRight, true}, {"RESTARTS", Table::kRight, true}, {"AGE", Table::kRight}, {"WHY"}});
+  Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 2}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"TASK", Table::kLeft, false, 4},
+               {"DEVICES"}, {"WHERE", Table::kLeft, false, 1}, {"PROGRESS", Table::kLeft, false, 3}, {"ATTEMPT", Table::kRight, true},
+               {"RESTARTS", Table::kRight, true}, {"AGE", Table::kRight}, {"WHY"}});
   for (const pb::Job& job : jobs) {
     const pb::Task* task = LeadTask(job);
     const pb::Attempt* attempt = task == nullptr ? nullptr : NewestAttempt(*task);
@@ -132,8 +147,9 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
 }
 
 Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
-  Table table({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"SUBMITTED"}, {"WAITED", Table::kRight},
-               {"RAN", Table::kRight}, {"ENDED"}, {"WHERE"}, {"WHY"}});
+  Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 1}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"},
+               {"SUBMITTED", Table::kLeft, false, 3}, {"WAITED", Table::kRight}, {"RAN", Table::kRight}, {"ENDED", Table::kLeft, false, 2},
+               {"WHERE", Table::kLeft, false, 4}, {"WHY"}});
   for (const pb::Job& job : jobs) {
     table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
                   FormatClock(job.submit_ns(), now_ns),
@@ -160,7 +176,7 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   }
   AppendLine(&out, "directory", job.directory());
 
-  Table tasks({{"TASK"}, {"STATE"}, {"DEVICES"}, {"WHERE"}, {"PROGRESS"}, {"RESTARTS", Table::kRight}, {"WHY"}});
+  Table tasks({{"TASK"}, {"STATE"}, {"DEVICES", Table::kLeft, false, 2}, {"WHERE"}, {"PROGRESS", Table::kLeft, false, 1}, {"RESTARTS", Table::kRight, false, 3}, {"WHY"}});
   for (const pb::Task& task : job.tasks()) {
     const pb::Attempt* attempt = NewestAttempt(task);
     bool placed = attempt != nullptr && UnderWay(task.state());
@@ -171,7 +187,8 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   }
   if (!tasks.empty()) absl::StrAppend(&out, "\n", tasks.Render(screen));
 
-  Table attempts({{"TASK"}, {"ATTEMPT", Table::kRight}, {"STARTED"}, {"RAN", Table::kRight}, {"WHERE"}, {"WORKERS", Table::kRight}, {"FROM STEP", Table::kRight}, {"OUTCOME"}});
+  Table attempts({{"TASK", Table::kLeft, false, 2}, {"ATTEMPT", Table::kRight}, {"STARTED"}, {"RAN", Table::kRight}, {"WHERE", Table::kLeft, false, 1},
+                  {"WORKERS", Table::kRight, false, 3}, {"FROM STEP", Table::kRight}, {"OUTCOME"}});
   for (const pb::Task& task : job.tasks()) {
     for (const pb::Attempt& attempt : task.attempts()) {
       std::string from = attempt.resumed_step() > 0 ? absl::StrCat(attempt.resumed_step()) : "";

@@ -251,6 +251,11 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
   taken->set_job(311);
   taken->set_gpus_milli(16000);
   taken->set_outcome("goes on in dal");
+  auto* moved = quota->add_takes_from();
+  moved->set_queue("rl");
+  moved->set_job(312);
+  moved->set_outcome("goes on with other devices");
+  explained.mutable_relaxations()->SwapElements(0, 1);       // told by their time
   explained.set_tried(9);
   EXPECT_EQ(RenderExplain(explained, Screen()),
             "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58, starts about 16:10 (forecast: phx/r3,r4)\n"
@@ -259,7 +264,11 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
             "  its turn has come, and it waits for 16 more h100-80g in phx to become free\n"
             "It would start\n"
             " now    with workers: 1                            on phx/r4/h07\n"
-            " ~10 s  if guarantee of research/nlp raised to 32  on phx/r1, from scratch 311: 16, goes on in dal\n"
+            " ~10 s  if guarantee of research/nlp raised to 32  on phx/r1, from scratch 311: 16, goes on in dal; rl 312, goes on with other devices\n"
+            "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n"
+            "  muster show 318 --spec > job.yaml    # change it there\n"
+            "  muster submit -d job.yaml && muster cancel 318\n"
+            "The new job stands behind those of its queue and priority that wait already, and starts without the checkpoints of this one.\n"
             "Ends come from reported progress and time limits; the forecast moves with them.\n");
   pb::ExplainResponse running;
   running.set_now_ns(kNow);
@@ -268,6 +277,20 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
             "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on phx/h07,h08, ends 15:40\n");
   running.mutable_job()->mutable_tasks(0)->set_spill_reason("dal is full for about 9m; phx has room now");
   EXPECT_THAT(RenderExplain(running, Screen()), HasSubstr("main running on phx/h07,h08, ends 15:40: dal is full for about 9m; phx has room now\n"));
+}
+
+TEST(ExplainTest, WhatLacksNoDevicesWaitsForItsTurn) {
+  pb::ExplainResponse explained;
+  explained.set_now_ns(kNow);
+  *explained.mutable_job() = Job318();
+  explained.mutable_job()->mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  auto* why = explained.add_why();
+  why->set_code(pb::V_SHARE);
+  why->set_text("behind job 174");
+  why->add_holders()->set_job(305);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("WHY    MISSING  HELD BY\norder  -        -\n  behind job 174\n"));
+  why->set_missing_milli(1000);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("\nshare  "));
 }
 
 TEST(ExplainTest, SaysWhenNothingHelpsAndWhenTimeRanOut) {
@@ -334,7 +357,7 @@ TEST(TopTest, HeadAndRowsByQueueAndByJob) {
   total->set_used_milli(20000);
   total->set_down_milli(4000);
   total->set_waiting_milli(16000);
-  EXPECT_EQ(TopHead(top, Screen()), "14:00:00  2 of 3 hosts up, 1 jobs run, 0 wait\n h100-80g  ##########........xx  20 of 40 in use, 50 %; 4 down; 16 waited for\n");
+  EXPECT_EQ(TopHead(top, Screen()), "14:00:00  2 of 3 hosts up, 1 jobs run, 0 wait\n h100-80g  ##########........xx  20 of 40 in use, 50 %; 4 drained or down; 16 waited for\n");
   auto* row = top.add_rows();
   row->set_name("research");
   row->set_flavour("h100-80g");
@@ -363,6 +386,27 @@ TEST(JobTest, ListShowsPlaceProgressAndEnd) {
   EXPECT_EQ(JobsTable({Job318()}, kNow).Render(Screen()),
             "JOB  NAME    QUEUE         STATE    TASK  DEVICES         WHERE        PROGRESS      AGE  WHY\n"
             "318  sft-8b  research/nlp  running  main  2 x 8 h100-80g  phx/h07,h08  41% 246/600  93 s  ends 15:40\n");
+}
+
+TEST(JobTest, AJobThatStartedAgainRunsSinceThen) {
+  pb::Job job = Job318();
+  job.set_start_ns(kNow - kMinute);
+  EXPECT_THAT(HeadLine(job, kNow), ::testing::EndsWith("running since 13:59"));
+  job.set_start_ns(kNow - 30 * kMinute);
+  EXPECT_THAT(HeadLine(job, kNow), ::testing::EndsWith("running since 13:59, first started 13:30"));
+  job.mutable_tasks(0)->mutable_attempts(0)->set_start_ns(0);
+  EXPECT_THAT(HeadLine(job, kNow), ::testing::EndsWith("running since 13:30")) << "the new attempt has not started yet";
+}
+
+TEST(JobTest, ProgressIsNeverOlderThanTheCheckpointBesideIt) {
+  pb::Job job = Job318();
+  pb::Checkpoint* newest = job.mutable_tasks(0)->add_checkpoints();
+  newest->set_attempt(1);
+  newest->set_step(300);
+  EXPECT_THAT(PlainProgress(job.tasks(0), kNow), HasSubstr("50%  300/600"));
+  EXPECT_EQ(ShortProgress(job.tasks(0)), "50% 300/600");
+  newest->set_attempt(2);
+  EXPECT_EQ(ShortProgress(job.tasks(0)), "41% 246/600") << "of another attempt";
 }
 
 TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
@@ -421,6 +465,28 @@ TEST(TableTest, OnANarrowScreenWideColumnsGiveWayToTheLast) {
   EXPECT_EQ(table.Render(Terminal(100)), table.Render(Screen())) << "wide enough";
 }
 
+TEST(TableTest, OnANarrowScreenSpareColumnsAreLeftOutForTheLast) {
+  Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 1}, {"STATE"}, {"TASK", Table::kLeft, false, 2}, {"WHY"}});
+  table.AddRow({"318", "sft-8b-long", "waiting", "main", "waits for 16 more h100-80g in phx"});
+  EXPECT_EQ(table.Render(Terminal(56)), "JOB  NAME         STATE    WHY\n318  sft-8b-long  waiting  waits for 16 more h100-80g i…\n");
+  EXPECT_EQ(table.Render(Terminal(44)), "JOB  STATE    WHY\n318  waiting  waits for 16 more h100-80g in…\n");
+  EXPECT_EQ(table.Render(Terminal(100)), table.Render(Screen())) << "wide enough";
+}
+
+TEST(JobTest, OnEightyColumnsAllTablesSayWhy) {
+  pb::Job job = Job318();
+  job.set_state(pb::WAITING);
+  job.mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  job.mutable_tasks(0)->mutable_verdict()->set_text("waits for 16 more h100-80g in phx to become free");
+  EXPECT_THAT(JobsTable({job}, kNow).Render(Terminal(80)), HasSubstr("waits for 16 more h100-"));
+  pb::TopResponse top;
+  auto* row = top.add_rows();
+  row->set_name("research/vision");
+  row->set_flavour("h100-80g");
+  row->set_oldest_wait_ns(23 * kMinute);
+  EXPECT_THAT(TopTable(top, pb::TopRequest::QUEUE).Render(Terminal(80)), HasSubstr("LONGEST WAIT\n"));
+}
+
 TEST(JobTest, OutcomeNamesTheTaskThatFailed) {
   pb::Job job = Job318();
   job.set_state(pb::SUCCEEDED);
@@ -468,6 +534,18 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()), HasSubstr("new disk; not as its SKU: 1 device instead of 2\n"));
   host.clear_drain_reason();
   EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()), HasSubstr("ago  not as its SKU: 1 device instead of 2\n"));
+}
+
+TEST(FleetTest, NothingOfADrainedClusterIsFree) {
+  pb::Cluster cluster;
+  cluster.set_name("fra");
+  pb::Capacity* capacity = cluster.add_capacity();
+  capacity->set_flavour("h100-80g");
+  capacity->set_total_milli(768'000);
+  capacity->set_used_milli(8'000);
+  EXPECT_THAT(ClustersTable({cluster}).Render(Screen()), HasSubstr("768       8   760        -"));
+  cluster.set_drained(true);
+  EXPECT_THAT(ClustersTable({cluster}).Render(Screen()), HasSubstr("768       8     0      760"));
 }
 
 TEST(FleetTest, LedgerSharesAreOfTheCapacity) {

@@ -15,18 +15,25 @@ std::string Key(const std::string& title) {
   return absl::StrReplaceAll(absl::AsciiStrToLower(title), {{" ", "-"}, {"_", "-"}});
 }
 
+constexpr int kWords = 24, kLeast = 12;
+
+// Room for every column, the last, which says why, with some words of it.
+int Wanted(const std::vector<int>& widths) {
+  int wanted = std::min(widths.back(), kWords) + 2 * static_cast<int>(widths.size() - 1);
+  for (size_t i = 0; i + 1 < widths.size(); ++i) wanted += widths[i];
+  return wanted;
+}
+
 // Where the lines are wider than the screen, the widest columns but the first and the last give way until the last, which says
-// why, has room for some words.
-void MakeRoom(int screen_width, std::vector<int>* widths) {
-  constexpr int kWords = 24, kLeast = 12;
-  if (widths->size() < 3) return;
-  int wanted = std::min(widths->back(), kWords) + 2 * static_cast<int>(widths->size() - 1);
-  for (size_t i = 0; i + 1 < widths->size(); ++i) wanted += (*widths)[i];
-  for (; wanted > screen_width; --wanted) {
+// why, has room for some words. False: they are as narrow as they may be, and it has not.
+bool MakeRoom(int screen_width, std::vector<int>* widths) {
+  if (widths->size() < 3) return true;
+  for (int wanted = Wanted(*widths); wanted > screen_width; --wanted) {
     const auto widest = std::max_element(widths->begin() + 1, widths->end() - 1);
-    if (*widest <= kLeast) return;
+    if (*widest <= kLeast) return false;
     --*widest;
   }
+  return true;
 }
 
 }  // namespace
@@ -39,12 +46,18 @@ void Table::AddRow(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::RenderColumns(const Screen& screen, const std::vector<size_t>& chosen, bool header) const {
-  std::vector<int> widths;
+std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chosen, bool header) const {
+  std::vector<int> widths, whole_widths;
   for (size_t c : chosen) {
     int width = header ? DisplayWidth(columns_[c].title) : 0;
     for (const auto& row : rows_) width = std::max(width, DisplayWidth(row[c]));
-    widths.push_back(width);
+    whole_widths.push_back(width);
+  }
+  for (widths = whole_widths; screen.live && !MakeRoom(screen.width, &widths); widths = whole_widths) {
+    const auto spare = std::max_element(chosen.begin(), chosen.end(), [this](size_t a, size_t b) { return columns_[a].spare < columns_[b].spare; });
+    if (columns_[*spare].spare == 0) break;
+    whole_widths.erase(whole_widths.begin() + (spare - chosen.begin()));
+    chosen.erase(spare);
   }
   if (screen.live) MakeRoom(screen.width, &widths);
   auto line = [&](auto cell_of) {

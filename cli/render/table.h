@@ -16,6 +16,7 @@ class Table {
     std::string title;      // upper case; --columns takes it in any case, blanks as '-'
     Align align = kLeft;
     bool wide_only = false;
+    int spare = 0;          // above 0: left out on a live screen that is too narrow for the last column's sake, the highest first
   };
 
   explicit Table(std::vector<Column> columns);
@@ -29,12 +30,12 @@ class Table {
     bool header = true;
   };
   // INVALID_ARGUMENT: an unknown column name; the message lists those there are. On a live screen lines are
-  // cut at the screen's width, and wide columns are cut for the last one's sake.
+  // cut at the screen's width; for the last column's sake wide ones are cut, and spare ones left out.
   absl::StatusOr<std::string> Render(const Screen& screen, const Shape& shape) const;
   std::string Render(const Screen& screen) const;  // all columns but the wide ones
 
  private:
-  std::string RenderColumns(const Screen& screen, const std::vector<size_t>& chosen, bool header) const;
+  std::string RenderColumns(const Screen& screen, std::vector<size_t> chosen, bool header) const;
 
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;

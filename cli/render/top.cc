@@ -47,7 +47,7 @@ std::string TopHead(const pb::TopResponse& top, const Screen& screen) {
     name.resize(static_cast<size_t>(width), ' ');
     absl::StrAppend(&out, " ", name, "  ", UseBar(total, screen), "  ", FormatMilli(total.used_milli()), " of ", FormatMilli(total.total_milli()), " in use, ",
                     Share(total.used_milli(), total.total_milli()));
-    if (total.down_milli() > 0) absl::StrAppend(&out, "; ", FormatMilli(total.down_milli()), " down");
+    if (total.down_milli() > 0) absl::StrAppend(&out, "; ", FormatMilli(total.down_milli()), " drained or down");
     if (total.waiting_milli() > 0) absl::StrAppend(&out, "; ", FormatMilli(total.waiting_milli()), " waited for");
     out += "\n";
   }
@@ -56,8 +56,9 @@ std::string TopHead(const pb::TopResponse& top, const Screen& screen) {
 
 Table TopTable(const pb::TopResponse& top, pb::TopRequest::By by) {
   if (by == pb::TopRequest::JOB) {
-    Table table({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"OWNER"}, {"FLAVOUR"}, {"IN USE", Table::kRight}, {"WAITS FOR", Table::kRight}, {"WHERE"},
-                 {"PROGRESS"}, {"TOKENS/S", Table::kRight}, {"MFU", Table::kRight}, {"SINCE"}});
+    Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 2}, {"QUEUE"}, {"OWNER", Table::kLeft, false, 4}, {"FLAVOUR"}, {"IN USE", Table::kRight},
+                 {"WAITS FOR", Table::kRight}, {"WHERE", Table::kLeft, false, 1}, {"PROGRESS"}, {"TOKENS/S", Table::kRight, false, 3},
+                 {"MFU", Table::kRight, false, 5}, {"SINCE"}});
     for (const auto& row : top.rows()) {
       pb::Task task;
       *task.mutable_progress() = row.progress();
@@ -70,12 +71,12 @@ Table TopTable(const pb::TopResponse& top, pb::TopRequest::By by) {
   }
   const bool queue = by == pb::TopRequest::QUEUE, cluster = by == pb::TopRequest::CLUSTER;
   std::vector<Table::Column> columns = {{queue ? "QUEUE" : cluster ? "CLUSTER" : "USER"}, {"FLAVOUR"}};
-  if (queue) columns.insert(columns.end(), {{"GUARANTEE", Table::kRight}, {"ENTITLED", Table::kRight}});
+  if (queue) columns.insert(columns.end(), {{"GUARANTEE", Table::kRight, false, 2}, {"ENTITLED", Table::kRight}});
   if (cluster) columns.push_back({"DEVICES", Table::kRight});
   columns.push_back({"IN USE", Table::kRight});
   if (cluster) columns.push_back({"SHARE", Table::kRight});
-  columns.insert(columns.end(), {{"WAITS FOR", Table::kRight}, {"RUNNING", Table::kRight}, {"WAITING", Table::kRight}, {"LONGEST WAIT", Table::kRight},
-                                 {"TOKENS/S", Table::kRight}});
+  columns.insert(columns.end(), {{"WAITS FOR", Table::kRight}, {"RUNNING", Table::kRight, false, 3}, {"WAITING", Table::kRight}, {"LONGEST WAIT", Table::kRight},
+                                 {"TOKENS/S", Table::kRight, false, 4}});
   Table table(columns);
   for (const auto& row : top.rows()) {
     std::vector<std::string> cells = {row.name(), FlavourOrCpus(top, row.flavour())};

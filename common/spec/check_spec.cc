@@ -109,6 +109,13 @@ class JobChecker {
     if (spec_.queue().size() > 512 || parts.size() > 8 || !std::all_of(parts.begin(), parts.end(), [](const std::string& p) { return IsLabel(p); })) {
       return Emit("queue", absl::StrCat(Quoted(spec_.queue()), " is no queue path; write names with '/' between, such as research/nlp"));
     }
+    std::vector<std::string> below;
+    for (const std::string& leaf : context_.queues) {
+      if (leaf.compare(0, spec_.queue().size() + 1, spec_.queue() + "/") == 0) below.push_back(leaf);
+    }
+    if (!below.empty()) {
+      return Emit("queue", absl::StrCat(Quoted(spec_.queue()), " has queues of its own and takes no jobs itself; name one of them: ", absl::StrJoin(below, ", ")));
+    }
     CheckKnown(spec_.queue(), context_.queues, "queue", "queue");
   }
 

@@ -59,28 +59,47 @@ void AppendTrainerField(const std::string& path, const nlohmann::json& property,
   AppendField(path, type, doc, out);
 }
 
-// What stands below `path` of the trainer's schema: trainer itself has all its keys, a key that is a map has its own.
-std::string TrainerText(std::string_view path, std::string_view schema_json) {
-  nlohmann::json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
-  const auto properties = [](const nlohmann::json& of) -> const nlohmann::json* {
-    const auto found = of.is_object() ? of.find("properties") : of.end();
-    return found != of.end() && found->is_object() ? &*found : nullptr;
-  };
+const nlohmann::json* Properties(const nlohmann::json& of) {
+  const auto found = of.is_object() ? of.find("properties") : of.end();
+  return found != of.end() && found->is_object() ? &*found : nullptr;
+}
+
+// What the schema says at "trainer" or "trainer.max_steps"; nullptr: nothing.
+const nlohmann::json* At(const nlohmann::json& schema, std::string_view path) {
   const std::vector<std::string> names = absl::StrSplit(View(path), '.');
   const nlohmann::json* at = &schema;
   for (size_t i = 1; i < names.size(); ++i) {
-    const nlohmann::json* keys = properties(*at);
-    if (keys == nullptr || !keys->contains(names[i])) return "";
+    const nlohmann::json* keys = Properties(*at);
+    if (keys == nullptr || !keys->contains(names[i])) return nullptr;
     at = &(*keys)[names[i]];
   }
+  return at;
+}
+
+bool OfTrainer(std::string_view path) { return path == "trainer" || path.substr(0, 8) == "trainer."; }
+
+// What stands below `path` of the trainer's schema: trainer itself has all its keys, a key that is a map has its own.
+std::string TrainerText(std::string_view path, std::string_view schema_json) {
+  const nlohmann::json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
+  const nlohmann::json* at = At(schema, path);
+  if (at == nullptr) return "";
   std::string out;
-  if (names.size() > 1 && at->is_object()) AppendTrainerField(std::string(path), *at, &out);
-  if (const nlohmann::json* keys = properties(*at); keys != nullptr) {
+  if (absl::StrContains(View(path), ".") && at->is_object()) AppendTrainerField(std::string(path), *at, &out);
+  if (const nlohmann::json* keys = Properties(*at); keys != nullptr) {
     for (const auto& [key, property] : keys->items()) {
       if (property.is_object()) AppendTrainerField(absl::StrCat(View(path), ".", key), property, &out);
     }
   }
   return out;
+}
+
+std::string_view BelowTask(std::string_view path) {
+  if (path.substr(0, 6) == "tasks." || path.substr(0, 8) == "tasks[].") path.remove_prefix(path.find('.') + 1);
+  return path;
+}
+
+bool IsAtOrBelow(std::string_view name, std::string_view path) {
+  return name == path || (name.size() > path.size() && name.substr(0, path.size()) == path && name[path.size()] == '.');
 }
 
 }  // namespace
@@ -107,14 +126,27 @@ std::string FieldsText(std::string_view path, std::string_view trainer_schema_js
     }
     return out;
   }
-  if (path.substr(0, 6) == "tasks." || path.substr(0, 8) == "tasks[].") path.remove_prefix(path.find('.') + 1);
+  path = BelowTask(path);
   for (const FieldDoc& field : JobFields()) {
-    const std::string_view name = field.path;
-    const bool below = name.size() > path.size() && name.substr(0, path.size()) == path && name[path.size()] == '.';
-    if (name == path || below) AppendField(name, field.type, field.doc, &out);
+    if (IsAtOrBelow(field.path, path)) AppendField(field.path, field.type, field.doc, &out);
   }
-  if (path == "trainer" || path.substr(0, 8) == "trainer.") absl::StrAppend(&out, TrainerText(path, trainer_schema_json));
+  if (OfTrainer(path)) absl::StrAppend(&out, TrainerText(path, trainer_schema_json));
   return out;
+}
+
+std::string FieldsJson(std::string_view path, std::string_view trainer_schema_json) {
+  path = BelowTask(path);
+  nlohmann::ordered_json fields = nlohmann::ordered_json::array();
+  for (const FieldDoc& field : JobFields()) {
+    if (path.empty() || IsAtOrBelow(field.path, path)) fields.push_back({{"path", field.path}, {"type", field.type}, {"doc", field.doc}, {"task", field.task}});
+  }
+  if (OfTrainer(path)) {
+    const nlohmann::json schema = ParseBoundedJson(trainer_schema_json, size_t{1} << 20);
+    if (const nlohmann::json* at = At(schema, path); at != nullptr && at->is_object()) {
+      fields.push_back({{"path", std::string(path)}, {"schema", nlohmann::ordered_json(*at)}});
+    }
+  }
+  return fields.empty() ? "" : fields.dump(2) + "\n";
 }
 
 std::string FieldSuggestion(std::string_view path) {

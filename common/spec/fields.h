@@ -20,6 +20,8 @@ const std::vector<FieldDoc>& JobFields();
 // Text for `muster fields [PATH]`; PATH "" lists the top, "resources" that field and what is below it. With a schema,
 // "trainer" and "trainer.max_steps" are answered from it. Empty: no such field (suggest with FieldSuggestion).
 std::string FieldsText(std::string_view path, std::string_view trainer_schema_json = {});
+// The same for programs: a JSON list of {path, type, doc, task}; below "trainer" what its schema says there. Empty: no such field.
+std::string FieldsJson(std::string_view path, std::string_view trainer_schema_json = {});
 std::string FieldSuggestion(std::string_view path);  // " Did you mean resources.gpus?" or empty
 
 // docs/job-reference.md, whole. muster-docgen writes it; a test compares it with the committed file.

@@ -19,8 +19,11 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Bytes of a file that are read, checked or copied at once, so that mapping big files takes little memory.
+// Bytes of a file that are mapped and checked at once.
 constexpr size_t kChunkBytes = size_t{4} << 20;
+
+// Of each file, at most so much is read ahead: the page cache belongs to others as well.
+constexpr size_t kReadAheadBytes = size_t{4} << 30;
 
 int64_t StepOf(const std::string& path) {
   int64_t step = -1;
@@ -31,6 +34,7 @@ uint32_t ChecksumOf(const MappedFile& file) {
   uint32_t crc = 0;
   for (size_t at = 0; at < file.bytes().size(); at += kChunkBytes) {
     const std::span<const uint8_t> part = file.bytes().subspan(at, std::min(kChunkBytes, file.bytes().size() - at));
+    file.Fetch(part);
     crc = Crc32c(part.data(), part.size(), crc);
     file.Release(part);
   }
@@ -170,10 +174,8 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
       return absl::DataLossError(absl::StrCat(files_[have.file].name, " lacks a part of ", segment.name));
     }
     const std::span<const uint8_t> bytes = (*file)->Data(entry->second).subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
-    for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
-      const std::span<const uint8_t> part = bytes.subspan(at, std::min(kChunkBytes, bytes.size() - at));
-      std::memcpy(reinterpret_cast<uint8_t*>(out + from - begin) + at, part.data(), part.size());
-      (*file)->file().Release(part);
+    if (absl::Status s = (*file)->file().Copy(bytes, reinterpret_cast<uint8_t*>(out + from - begin)); !s.ok()) {
+      return absl::DataLossError(absl::StrCat(files_[have.file].name, ": ", std::string(s.message())));
     }
     filled += to - from;
   }
@@ -191,6 +193,17 @@ absl::Status Checkpoint::Read(FlatParam& flat) const {
     flat.SetOwned(static_cast<FlatParam::State>(kind), host);
   }
   return absl::OkStatus();
+}
+
+void ReadAheadOf(const std::string& path, int rank, int size) {
+  if (IsObject(path)) return;
+  std::error_code error;
+  std::vector<std::string> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());  // in the order of the index
+  for (size_t i = static_cast<size_t>(rank); i < files.size(); i += static_cast<size_t>(size)) ReadAhead(files[i], kReadAheadBytes);
 }
 
 LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates) {

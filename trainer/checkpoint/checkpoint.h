@@ -64,6 +64,10 @@ class Checkpoint {
   mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;
 };
 
+// Has the kernel begin to read the files that VerifyFiles(rank, size) of the checkpoint at `path` will; whether it is a good one shows
+// then. It takes a while, but waits for no disk.
+void ReadAheadOf(const std::string& path, int rank, int size);
+
 struct SkippedCheckpoint {
   std::string path, why;
 };

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -87,11 +88,18 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   if (data == MAP_FAILED) return Errno("cannot map", path);
   mapped.data_ = static_cast<const uint8_t*>(data);
   mapped.size_bytes_ = static_cast<size_t>(info.st_size);
+  mapped.fd_ = std::exchange(file.fd, -1);
   return mapped;
 }
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_bytes_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void MappedFile::Fetch(std::span<const uint8_t> part) const {
+  const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE)), from = reinterpret_cast<uintptr_t>(part.data()) / page * page;
+  ::madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(part.data()) + part.size() - from, MADV_POPULATE_READ);  // a kernel before 5.14 refuses
 }
 
 void MappedFile::Release(std::span<const uint8_t> part) const {
@@ -100,6 +108,27 @@ void MappedFile::Release(std::span<const uint8_t> part) const {
   const uintptr_t from = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
   const uintptr_t to = (reinterpret_cast<uintptr_t>(part.data()) + part.size()) / page * page;
   if (from < to) ::madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+}
+
+absl::Status MappedFile::Copy(std::span<const uint8_t> part, uint8_t* out) const {
+  off_t at = part.data() - data_;
+  for (size_t left = part.size(); left > 0;) {
+    const ssize_t n = ::pread(fd_, out, left, at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return absl::DataLossError(n < 0 ? absl::StrCat("cannot read: ", std::strerror(errno)) : "became shorter while it was read");
+    out += n, at += n, left -= static_cast<size_t>(n);
+  }
+  return absl::OkStatus();
+}
+
+void ReadAhead(const std::string& path, size_t most_bytes) {
+  if (IsObject(path)) return;
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  struct stat info{};
+  if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return;
+  constexpr off_t kAtOnce = 128 << 10;  // Linux does no more of one request than a device's read-ahead
+  const off_t end = std::min(info.st_size, static_cast<off_t>(most_bytes));
+  for (off_t at = 0; at < end; at += kAtOnce) ::posix_fadvise(file.fd, at, kAtOnce, POSIX_FADV_WILLNEED);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes) {

@@ -90,6 +90,13 @@ TEST(Safetensors, WhatIsWrittenIsReadBack) {
 TEST(Checksum, AgreesWithPublishedValues) {
   EXPECT_EQ(Crc32c("123456789", 9), 0xE3069283u);  // RFC 3720 B.4's check value
   EXPECT_EQ(Crc32c("6789", 4, Crc32c("12345", 5)), 0xE3069283u);
+  std::vector<uint8_t> many(40'000);  // long enough to be summed in several stretches, which must give what byte after byte gives
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<uint8_t>(i * i >> 3);
+  uint32_t one_by_one = 0;
+  for (size_t n = 0; n < many.size(); ++n) {
+    if (n % 4093 == 0 || n == 12'288 || n == 24'577) EXPECT_EQ(Crc32c(many.data(), n), one_by_one) << n;
+    one_by_one = Crc32c(many.data() + n, 1, one_by_one);
+  }
   EXPECT_EQ(Sha256Hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(Sha256Hex(std::string(1000000, 'a')), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
   EXPECT_EQ(Sha256Hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");

@@ -679,6 +679,11 @@ int Train(const TrainOptions& options) {
   }
   if (!problems.empty()) return Refuse(options.config_path, problems);
 
+  // The disk works while ranks meet and memory is made.
+  std::thread read_ahead;
+  if (!setup.surroundings.resume_from.empty()) {
+    read_ahead = std::thread([path = setup.surroundings.resume_from.front(), rank = info->rank, size = info->size] { ReadAheadOf(path, rank, size); });
+  }
   at::NoGradGuard no_grad;
   ops::fused::Allow(!setup.config.reference_ops);
   ChooseThreads(setup.config.threads, info->local_size);
@@ -704,6 +709,7 @@ int Train(const TrainOptions& options) {
       });
     }
     run = std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens);
+    if (read_ahead.joinable()) read_ahead.join();
     const int code = run->Go();
     world->StopWatching();
     if (code != 0) world->AnnounceFailure("failed after its last step");
@@ -717,6 +723,7 @@ int Train(const TrainOptions& options) {
     std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank, static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
                  blamed.empty() ? "" : "\n  because of ", blamed.c_str());
     std::fflush(nullptr);
+    if (read_ahead.joinable()) read_ahead.detach();
     if (world != nullptr && device.is_cuda()) {
       ::alarm(kAbortLimitS);
       world->Abort();

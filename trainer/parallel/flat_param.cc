@@ -241,7 +241,9 @@ void FlatParam::LeaveSlot() {
   gathered_ = false;
 }
 
-void FlatParam::ZeroGradients() { sums_.zero_(); }
+void FlatParam::ZeroGradients() {
+  if (!std::exchange(zero_, false)) sums_.zero_();
+}
 
 void FlatParam::OpenGradient() {
   if (gradients_in_slot_) grads_.zero_();

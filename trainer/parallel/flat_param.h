@@ -192,6 +192,7 @@ class FlatParam {
   at::Tensor exp_avg_, exp_avg_sq_;   // [owned], fp32 or bf16
   at::Tensor staging_;                // owned weights on their way from the host
   bool stale_ = true, gathered_ = false;
+  bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;
   std::vector<std::pair<c10::Event, c10::Event>> stalls_;  // on a GPU's stream, before and after it waited
   std::optional<c10::Event> copied_;                       // staging_ is there (on its way from a GPU's host)

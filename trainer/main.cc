@@ -130,6 +130,8 @@ int main(int argc, char** argv) {
   // Activations come and go every step: keep their memory instead of giving it back and faulting it in again.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // Threads that copy for collectives take what activations left, instead of keeping heaps of their own.
+  mallopt(M_ARENA_MAX, 1);
   const int code = muster::trainer::Main(argc, argv);
   muster::trainer::CloseObjects();
   return code;

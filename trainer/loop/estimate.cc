@@ -22,11 +22,11 @@ using nlohmann::ordered_json;
 
 // On a CPU, measured with glibc's allocator (bench/run.sh trainer-memory): what the libraries and their products' buffers take once
 // training runs, beyond a process that only has them loaded; what kept activations leave unused between them (in bf16 more, as
-// fp32 temporaries stood there); the copies of gathers and sums that run while activations are there, which Gloo makes in
-// threads of its own, and its connections. (A stage that gathers and sums once a step does so before and after them.)
-constexpr int64_t kProductBuffers = int64_t{88} << 20, kBf16ProductBuffers = int64_t{100} << 20;
+// fp32 temporaries stood there); the copy of the gather that runs while activations are there, which Gloo makes, and
+// its connections. (A stage that gathers once a step does so before them; sums run in place.)
+constexpr int64_t kProductBuffers = int64_t{88} << 20, kBf16ProductBuffers = int64_t{80} << 20;
 constexpr int64_t kHolesShare = 8, kBf16HolesShare = 4;
-constexpr int64_t kGatherCopies = 4, kReduceCopies = 2, kConnections = int64_t{16} << 20;
+constexpr int64_t kGatherCopies = 1, kConnections = int64_t{16} << 20;
 
 // Share of a GPU's peak that training reaches, for predictions.
 constexpr double kUsualShareOfPeak = 0.5;
@@ -118,7 +118,7 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   if (!gpus) {
     holes = tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
     const int64_t widest = *std::max_element(padded.begin(), padded.end());
-    if (ranks > 1) collectives = kConnections + widest * ((needs.weights_in_slot ? kGatherCopies * element : 0) + (needs.reduce_each_micro_batch ? kReduceCopies * 4 : 0));
+    if (ranks > 1) collectives = kConnections + (needs.weights_in_slot ? kGatherCopies * element * widest : 0);
     runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
   }
   e.memory = {{gpus ? "runtime (CUDA context and libraries, about)" : "runtime (libraries and their buffers)", gpus ? int64_t{1} << 30 : runtime_bytes},

@@ -56,6 +56,7 @@ struct TrainConfig {
   bool reference_ops = false;
   LoraConfig lora;  // rank 0: everything is trained
   std::string export_dir;  // key `export`; empty: none
+  bool cuda_graphs = false;
   bool deterministic = false;
   int64_t log_interval = 1;
   int64_t profile_steps = 0;  // 0: no profile

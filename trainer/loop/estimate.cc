@@ -129,7 +129,8 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
               {"masters", sum.masters, gpus && options.flats.host_state},
               {"moments", sum.moments, gpus && options.flats.host_state},
               {"activations kept", tokens * element * (model.num_layers * kept + model.hidden_size)},
-              {"work of the widest block", std::max(layer_work, head_work)},
+              // CUDA graphs' memory is theirs alone.
+              {"work of the widest block", gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work)},
               {"unused between activations", holes},
               {"collectives' buffers", collectives},
               {"tables (rotary, mask)", length * model.head_dim * 4 + (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element)}};

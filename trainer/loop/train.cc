@@ -288,12 +288,18 @@ StepExchange Exchange(World& world, const StepExchange& mine, const CheckpointWr
   return all;
 }
 
+EngineOptions OptionsFor(const TrainConfig& config, at::Device device) {
+  EngineOptions options = MakeEngineOptions(config);
+  if (config.cuda_graphs && device.is_cuda()) options.graphs = CudaGraphs(device);
+  return options;
+}
+
 // One training run on one rank.
 class Run {
  public:
   Run(Setup setup, World* world, std::string dump_tokens)
       : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")),
-        engine_(setup_.model, world, MakeEngineOptions(config_)), guard_(config_.spike_factor, config_.skip_limit),
+        engine_(setup_.model, world, OptionsFor(config_, world->device())), guard_(config_.spike_factor, config_.skip_limit),
         optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
     if (config_.lora.on()) {
       for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) adapter_parameters_ += flat->layout().numel();

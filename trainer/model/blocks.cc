@@ -45,6 +45,7 @@ class Dropout {
     }
     return (keep > share_).to(at::kFloat).div_(1 - share_).view_as(x).to(x.options());
   }
+  bool on() const { return share_ > 0; }
 
  private:
   double share_ = 0;
@@ -91,6 +92,9 @@ class Projection {
     }
     return dx;
   }
+
+  // Whether anything in it is drawn on the host.
+  bool Draws() const { return dropout_.on() && !detours_.empty(); }
 
  private:
   struct Detour {
@@ -173,6 +177,10 @@ class LayerBlock : public Block {
       const bool attention = i >= kHeadQ && i <= kAttention;
       if (i != kX && !(attention && recompute == Recompute::kKeepAttention)) saved[i] = at::Tensor();
     }
+  }
+
+  bool Recordable(const BatchMeta& meta) const override {
+    return (Flash() || !meta.positions.defined()) && !qkv_.Draws() && !out_.Draws() && !gate_up_.Draws() && !down_.Draws();
   }
 
   // Computes whatever isn't there.

@@ -49,6 +49,8 @@ class Block {
   // Drops from `saved` what Restore, called before the backward, computes once more.
   virtual void Thin(Saved& saved, Recompute recompute) const {}
   virtual void Restore(const BatchMeta& meta, Saved& saved) {}
+  // Whether what it starts on a GPU depends on the micro-batch's shape alone, not on the host's view of what is in it.
+  virtual bool Recordable(const BatchMeta& meta) const { return false; }
 };
 
 // The model: its flats' layouts (independent of ranks) and its blocks.

@@ -27,6 +27,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   Adapters adapters;
   if (frozen_) adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
   blocks_ = MakeLlamaBlocks(config, model_, adapters, options.max_length, world->device(), options.z_loss);
+  if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
 // "forward layer 3", "gather embedding", with the micro-batch where there are several.
@@ -104,6 +105,11 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
         await(action.index);
         at::Tensor& x = passing[action.micro];
         Saved& kept = saved[action.micro][action.index];
+        if (graphs_ && action.index == 0) graphs_->Begin(batches[action.micro]);
+        if (graphs_ && graphs_->Runs(action.index)) {
+          x = graphs_->Forward(action.index, x, kept);
+          break;
+        }
         x = blocks_[action.index]->Forward(x, batches[action.micro], kept);
         if (batches[action.micro].loss_only) kept.clear();
         else blocks_[action.index]->Thin(kept, options_.recompute);
@@ -115,11 +121,16 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
       }
       case Action::kRestore:
         if (action.index > 0) await(action.index);
+        if (graphs_ && graphs_->Runs(action.index)) break;
         blocks_[action.index]->Restore(batches[action.micro], saved[action.micro][action.index]);
         break;
       case Action::kBackward: {
         if (action.index > 0) await(action.index);  // the first reads no weights
         at::Tensor& d = passing[action.micro];
+        if (graphs_ && graphs_->Runs(action.index)) {
+          d = graphs_->Backward(action.index, d, saved[action.micro][action.index]);
+          break;
+        }
         d = blocks_[action.index]->Backward(d, batches[action.micro], saved[action.micro][action.index]);
         saved[action.micro][action.index].clear();
         break;
@@ -148,6 +159,7 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
   if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()));
+  if (graphs_) graphs_->BeginStep();
   EngineLoss loss;
   Carry(schedule, batches, loss);
   return loss;

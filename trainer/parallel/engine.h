@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "trainer/model/blocks.h"
 #include "trainer/model/lora_config.h"
 #include "trainer/parallel/flat_param.h"
+#include "trainer/parallel/graphs.h"
 #include "trainer/parallel/schedule.h"
 
 namespace muster::trainer {
@@ -20,6 +22,7 @@ struct EngineOptions {
   Recompute recompute = Recompute::kNone;
   LoraConfig lora;         // on: the model's own flats are frozen and the adapters' are what is trained
   uint64_t seed = 0;       // decides what dropout drops
+  MakeGraph graphs = {};   // layers run by them; null: by plain launches
   double z_loss = 0;       // coefficient of the mean square of the logits' log-sum-exp, added to the loss
 };
 
@@ -67,6 +70,7 @@ class Engine {
   std::vector<at::Tensor> slots_;
   int64_t weight_slot_bytes_ = 0, gradient_slot_bytes_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;
+  std::optional<BlockGraphs> graphs_;
   std::vector<std::vector<Action>> schedules_;  // by number of micro-batches, as they are met
 };
 

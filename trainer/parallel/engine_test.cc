@@ -1,7 +1,9 @@
 // A model trained for some steps in every way that may not change its numbers, or only their last digits.
 #include "trainer/parallel/engine.h"
 
+#include <atomic>
 #include <mutex>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -161,6 +163,76 @@ TEST(Engine, WhatSavesMemoryChangesNoBit) {
       ExpectSame(Train(way, true), wanted);
     }
   }
+}
+
+// A graph of the CPU's work: done when it is recorded, and again by each Replay but the first, into the same memory.
+class HostGraph : public Graph {
+ public:
+  std::vector<at::Tensor> Record(const Work& work) override {
+    work_ = work;  // a copy, with what the original uses up
+    return results_ = work();
+  }
+  void Replay() override {
+    if (std::exchange(fresh_, false)) return;
+    const Work again = work_;
+    const std::vector<at::Tensor> results = again();
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (results[i].defined() && !results[i].is_same(results_[i])) results_[i].copy_(results[i]);
+    }
+    ++replays;
+  }
+  static inline std::atomic<int> replays = 0;
+
+ private:
+  Work work_;
+  std::vector<at::Tensor> results_;
+  bool fresh_ = true;
+};
+
+TEST(Engine, LayersRunAsGraphsToTheSameBits) {
+  const FlatOptions three = Stage(3, {.dtype = at::kBFloat16, .poison = true});
+  for (const Way& way : {Way{"plain", 1, 1}, {"micro-batches", 1, 4}, {"stage 3", 2, 2, {.flats = three}}, {"recompute all", 2, 2, {.flats = three, .recompute = Recompute::kFull}},
+                         {"recompute all but attention", 1, 2, {.recompute = Recompute::kKeepAttention}}}) {
+    SCOPED_TRACE(way.name);
+    const Outcome wanted = Train(way);
+    Way graphs = way;
+    graphs.options.graphs = [] { return std::make_unique<HostGraph>(); };
+    HostGraph::replays = 0;
+    ExpectSame(Train(graphs), wanted);
+    // 3 layers, forward and backward, in all steps but the first; a recorded one runs without a replay.
+    EXPECT_EQ(HostGraph::replays, way.ranks * 3 * 2 * (way.micro_batches * (kSteps - 1) - 1));
+  }
+}
+
+TEST(Engine, WhatCantBeRecordedRunsByPlainLaunches) {
+  struct Refusing : HostGraph {
+    std::vector<at::Tensor> Record(const Work&) override { TORCH_CHECK(false, "operation not permitted when stream is capturing"); }
+  };
+  const Way plain{"plain", 1, 2, {.recompute = Recompute::kFull}};
+  Way second = plain;  // the second layer's forward is the first that can't be
+  second.options.graphs = [made = 0]() mutable -> std::unique_ptr<Graph> { return ++made == 1 ? std::make_unique<HostGraph>() : std::make_unique<Refusing>(); };
+  ExpectSame(Train(second), Train(plain));
+}
+
+TEST(Engine, MicroBatchesOfAnotherShapeRunByPlainLaunches) {
+  const auto train = [](MakeGraph graphs) {
+    std::vector<double> losses;
+    OnRanks(1, [&](World& world) {
+      Engine engine(Tiny(false), &world, {.max_length = kLength, .graphs = graphs});
+      for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+      AdamW optimizer(engine.flats(), {});
+      for (int step = 0; step < 5; ++step) {
+        // Three rows, then two, then three.
+        std::vector<BatchMeta> batches = {Rows(step, 0, 3), Rows(step, 3, 5), Rows(step, 5, 8)};
+        losses.push_back(engine.Run(batches).loss);
+        optimizer.Step(step + 1, 1e-2, 1);
+      }
+    });
+    return losses;
+  };
+  HostGraph::replays = 0;
+  EXPECT_EQ(train([] { return std::make_unique<HostGraph>(); }), train({}));
+  EXPECT_EQ(HostGraph::replays, 3 * 2 * (2 * 4 - 1));
 }
 
 TEST(Engine, OneRankWithItsWeightsOnTheHostUsesSlotsToo) {

@@ -16,6 +16,7 @@ LENGTH, BATCH, STEPS = 1024, 8, 12
 FULL = {"dtype": "bf16", "masters": "split", "moments": "bf16"}  # 7 billion parameters with AdamW in the memory of one H200
 CASES = {  # name: (model, settings, tokens of a row, rows)
     "7B": (gpu.QWEN_7B, FULL, LENGTH, BATCH),
+    "7B, CUDA graphs": (gpu.QWEN_7B, FULL | {"cuda_graphs": True}, LENGTH, BATCH),
     "7B, recompute": (gpu.QWEN_7B, FULL | {"recompute": "full"}, LENGTH, BATCH),
     "7B, offload optimizer": (gpu.QWEN_7B, {"dtype": "bf16", "offload": "optimizer"}, LENGTH, BATCH),
     "7B, offload parameters": (gpu.QWEN_7B, {"dtype": "bf16", "zero_stage": 3, "offload": "parameters", "recompute": "full"}, LENGTH, BATCH),

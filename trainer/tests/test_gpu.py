@@ -16,6 +16,7 @@ RUNS = {  # name: (settings, farthest that losses may be from those by reference
     "bf16": ({"dtype": "bf16"}, 2e-3),
     "bf16, split masters, bf16 moments": ({"dtype": "bf16", "masters": "split", "moments": "bf16"}, 5e-3),
     "recompute": ({"dtype": "bf16", "recompute": "full"}, 2e-3),
+    "CUDA graphs": ({"dtype": "bf16", "cuda_graphs": True}, 2e-3),
     "packed": ({"dtype": "bf16", "packing": "bfd"}, 2e-3),
     "offload": ({"dtype": "bf16", "offload": "optimizer"}, 2e-3),
     "offload parameters": ({"dtype": "bf16", "zero_stage": 3, "offload": "parameters", "poison": True}, 2e-3),
@@ -33,6 +34,18 @@ def test_kernels_train_as_plain_operations_do(name, trainer_bin, tokens, tmp_pat
             gang.finish()
         losses.append(gang.metric("loss"))
     assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= farthest
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "recompute", "packed", "offload parameters"])
+def test_cuda_graphs_change_no_bit(name, trainer_bin, tokens, tmp_path):
+    losses = []
+    for graphs in (False, True):
+        config = resume.config(tokens, max_steps=STEPS, save_steps=0, cuda_graphs=graphs) | RUNS[name][0]
+        with Gang(trainer_bin, config, 1, tmp_path / str(graphs)) as gang:
+            gang.finish()
+        assert "cuda_graphs is off" not in gang.stderr()
+        losses.append([gang.metric("loss"), gang.metric("grad_norm")])
+    assert losses[0] == losses[1]
 
 
 def test_a_gpu_trains_as_the_cpu_does(trainer_bin, tokens, tmp_path):

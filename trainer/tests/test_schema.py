@@ -17,7 +17,7 @@ CONTRACT_KEYS = {
     "shard_size", "masters", "moments", "gradient_dtype", "recompute", "offload", "z_loss", "decay_steps", "decay_type",
     "spike_factor", "skip_limit", "poison", "profile_steps", "peak_tflops", "reference_ops",
     "mixture", "packing", "document_mask", "max_row_length", "eval_interval", "eval_sequences", "eval_data", "lora",
-    "save_in_background", "step_timeout_s", "checkpoints"}
+    "save_in_background", "step_timeout_s", "checkpoints", "cuda_graphs"}
 
 
 @pytest.fixture(scope="module")

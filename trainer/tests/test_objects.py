@@ -1,11 +1,14 @@
 """Checkpoints on an S3-compatible store: written, pruned, resumed from, exported, and refused when damaged."""
 
+import signal
 import subprocess
+import time
 
 import pytest
 
+import kills
 import resume
-from harness import Gang, clean_environment, relative, s3_server
+from harness import START_TIMEOUT_S, Gang, clean_environment, relative, s3_server
 
 ATTEMPT = {"MUSTER_JOB": "7", "MUSTER_TASK": "train", "MUSTER_ATTEMPT": "2"}
 PARENT = "s3://acme/runs/7/train/2"
@@ -62,6 +65,33 @@ def test_a_damaged_one_is_refused_and_the_one_before_taken(trainer_bin, tokens, 
     assert done.returncode == 0, done.stderr
     assert "checkpoint refused: s3://acme/damaged/step-00000004: rank-00001-of-00002.safetensors doesn't match its checksum" in done.stderr
     assert "resumed from s3://acme/damaged/step-00000002 at step 2" in done.stderr
+
+
+def test_a_kill_while_it_uploads_leaves_the_one_before(trainer_bin, tokens, store, tmp_path):
+    client, environment = store
+    # 17 MB a rank: an upload in two parts.
+    settings = resume.config(tokens, model=kills.MODEL | {"num_hidden_layers": 4}, micro_batch_size=1, global_batch_size=2, max_steps=1_000_000, save_steps=2,
+                             checkpoints="s3://acme/killed")
+
+    def newest_step() -> int:
+        return max((int(key.split("/")[1].removeprefix("step-")) for key in keys(client) if key.startswith("killed/") and key.endswith("/index.json")), default=0)
+
+    def uploads() -> list[str]:
+        return [one["Key"] for one in client.list_multipart_uploads(Bucket="acme").get("Uploads", [])]
+
+    with Gang(trainer_bin, settings, 2, tmp_path / "killed", keep=2, **environment) as gang:
+        gang.wait_for_step(3)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not newest_step() or not uploads():
+            assert time.monotonic() < deadline, gang.stderr()
+        gang.signal(signal.SIGKILL)
+        gang.wait()
+    left, published = uploads(), newest_step()
+    assert left and all(key.startswith("killed/step-") for key in left), "no upload was cut off"
+    with Gang(trainer_bin, settings | {"max_steps": published + 1}, 2, tmp_path / "again", resume_from=[f"s3://acme/killed/step-{published:08d}"], **environment) as again:
+        again.finish()
+    assert again.event("loaded") == {"step": published, "path": f"s3://acme/killed/step-{published:08d}", "skipped": []}
+    assert newest_step() == published + 1
 
 
 def test_a_bucket_that_isnt_there_fails_the_checkpoint_and_is_named(trainer_bin, tokens, store, tmp_path):

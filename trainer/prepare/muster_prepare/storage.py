@@ -215,6 +215,9 @@ def _connect(scheme: str, parts):
             region = fs.resolve_s3_region(parts.netloc)
         return ArrowFSWrapper(fs.S3FileSystem(endpoint_override=endpoint, region=region), skip_instance_cache=True)
     if scheme == "gs":
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # where Google's own clients look for another server, too
+            kind, _, host = emulator.rpartition("://")
+            return ArrowFSWrapper(fs.GcsFileSystem(anonymous=True, scheme=kind or "http", endpoint_override=host), skip_instance_cache=True)
         return ArrowFSWrapper(fs.GcsFileSystem(), skip_instance_cache=True)
     return ArrowFSWrapper(fs.HadoopFileSystem(parts.hostname or "default", parts.port or 0), skip_instance_cache=True)
 

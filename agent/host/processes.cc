@@ -149,6 +149,7 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   record.prepare = prepare;
   if (const auto spec = MakeShimSpec(record, host_, "token", ""); !spec.ok()) return spec.status();
   for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
+    if (absl::StrContains(*directory, "://")) continue;  // checkpoints in an object store, which has no directories
     if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok()) return status;
   }
   if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;

@@ -123,7 +123,7 @@ class ClusterReader {
   void ReadStorage(Fields fields, pb::Storage* storage) {
     std::string text;
     if (fields.Text("path", &text)) storage->set_path(text);
-    fields.NotYet("url", "object stores. Give path: a directory that the clusters' hosts see");
+    if (fields.Text("url", &text)) storage->set_url(text);
     fields.TextList("clusters", [&](std::string name) { storage->add_clusters(std::move(name)); });
     if (fields.Text("home", &text)) storage->set_home(text);
     fields.Finish();
@@ -135,8 +135,21 @@ class ClusterReader {
     if (!storage->path().empty() && storage->path()[0] != '/') {
       document_.AddAtPath(fields.PathOf("path"), absl::StrCat("\"", storage->path(), "\" is not absolute; start it with /"));
     }
-    if (!fields.Has("path") && !fields.Has("url")) document_.AddAtPath(fields.PathOf("path"), "is missing; a storage is a directory that its clusters' hosts see");
+    if (fields.Has("url")) CheckUrl(fields, storage);
+    if (!fields.Has("path") && !fields.Has("url")) document_.AddAtPath(fields.PathOf("path"), "is missing; a storage is a directory that its clusters' hosts see, or an object store (url)");
     if (storage->clusters().empty()) document_.AddAtPath(fields.PathOf("clusters"), "is missing; list the clusters whose hosts see it");
+  }
+
+  // s3://BUCKET, s3://BUCKET/PREFIX; slashes at the end don't count.
+  void CheckUrl(const Fields& fields, pb::Storage* storage) {
+    constexpr std::string_view kScheme = "s3://";
+    const std::string& url = storage->url();
+    if (!url.starts_with(kScheme) || url.size() == kScheme.size() || url[kScheme.size()] == '/') {
+      document_.AddAtPath(fields.PathOf("url"), absl::StrCat("\"", storage->url(), "\" is no object store that is known here; give s3://BUCKET/PREFIX (AWS's, or any that speaks its protocol)"));
+    } else if (!storage->path().empty()) {
+      document_.AddAtPath(fields.PathOf("url"), "a storage has a path or a url, not both; make two of it");
+    }
+    while (!storage->url().empty() && storage->url().back() == '/') storage->mutable_url()->pop_back();
   }
 
   void ReadCluster(Fields fields, pb::ClusterSpec* cluster) {
@@ -264,6 +277,8 @@ class ClusterReader {
       const auto storage = out_.storages().find(cluster.job_storage());
       if (storage == out_.storages().end()) {
         document_.AddAtPath(path + ".job_storage", absl::StrCat("no storage \"", cluster.job_storage(), "\" under storages.", DidYouMean(cluster.job_storage(), storages)));
+      } else if (!storage->second.url().empty()) {
+        document_.AddAtPath(path + ".job_storage", absl::StrCat("storage ", cluster.job_storage(), " is an object store, and jobs' directories need a path; it can be a job's checkpoint.storage"));
       } else if (std::find(storage->second.clusters().begin(), storage->second.clusters().end(), cluster.name()) == storage->second.clusters().end() &&
                  !storage->second.clusters().empty()) {
         document_.AddAtPath(path + ".job_storage", absl::StrCat("storage ", cluster.job_storage(), " doesn't list ", cluster.name(), " under clusters"));

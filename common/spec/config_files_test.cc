@@ -51,6 +51,7 @@ constexpr char kClusters[] = R"(skus:
 storages:
   lustre-phx: {path: /mnt/lustre/muster, clusters: [phx]}
   local: {path: /tmp/x, clusters: [up]}
+  s3-shared: {url: "s3://acme/muster/", clusters: [phx, up]}
 clusters:
   - name: phx
     sku: h100x8
@@ -127,6 +128,7 @@ TEST(ClusterFile, RangesTopologyAndOtherSkusAreRead) {
   EXPECT_TRUE(file.skus().at("slots").declared());
   EXPECT_TRUE(file.clusters(1).open());
   EXPECT_EQ(file.storages().at("lustre-phx").path(), "/mnt/lustre/muster");
+  EXPECT_EQ(file.storages().at("s3-shared").url(), "s3://acme/muster");
 }
 
 TEST(QueueFile, TheTreeIsReadAndWrittenBack) {

@@ -6,8 +6,10 @@ namespace muster {
 
 std::string DirectoryIn(const State& state, const std::string& storage, const JobRow& job) {
   const auto it = state.cluster_file().storages().find(storage);
-  if (it == state.cluster_file().storages().end() || it->second.path().empty()) return "";
-  return absl::StrCat(it->second.path(), "/jobs/", job.number, "-", job.uid.substr(0, 8));
+  if (it == state.cluster_file().storages().end()) return "";
+  const std::string& base = it->second.url().empty() ? it->second.path() : it->second.url();
+  if (base.empty()) return "";
+  return absl::StrCat(base, "/jobs/", job.number, "-", job.uid.substr(0, 8));
 }
 
 std::string JobDirectory(const State& state, const JobRow& job) { return DirectoryIn(state, JobStorage(state, job), job); }

@@ -15,7 +15,7 @@ scheduling: {{{scheduling}}}
 SCHEDULING = "grow_interval: 1s, starve_after: 30s, min_runtime: 0s, spill_cost: 1s, lease: 6s, heartbeat: 1s, restart_backoff: 200ms"
 CLUSTERS = """\
 skus: {{slots: {{{devices}, declared: true}}}}
-storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}}}
+storages: {{shared: {{path: {folder}/storage, clusters: [lab]}}, objects: {{url: "s3://acme/muster/", clusters: [lab]}}}}
 clusters:
   - name: lab
     sku: slots

@@ -41,6 +41,15 @@ def test_every_process_has_torchruns_whole_environment(system):
     assert 20000 <= int(found[0]["MASTER_PORT"]) <= 29999
 
 
+def test_checkpoints_in_an_object_store_are_named_and_resumed_from_as_others(system):
+    tells = ("import json, os, socket, sys; path = os.environ['MUSTER_CHECKPOINT_DIR'] + '/step-1'; "
+             "open(os.environ['MUSTER_JOB_DIR'] + '/resumed', 'w').write(os.environ['MUSTER_RESUME_FROM']); "
+             "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(json.dumps({'checkpoint': {'step': 1, 'path': path}}).encode(), os.environ['MUSTER_PROGRESS_SOCKET']); "
+             "sys.exit(os.environ['MUSTER_ATTEMPT'] == '1')")
+    job = succeeded(system, f"name: stored\nqueue: research\nmax_restarts: 1\ncheckpoint: {{storage: objects}}\n{SLOT}run: [/usr/bin/python3, -c, {json.dumps(tells)}]\n")
+    assert (Path(job["directory"]) / "resumed").read_text() == f"s3://acme/muster/jobs/{Path(job['directory']).name}/main/attempt-1/checkpoints/step-1"
+
+
 def test_setup_env_and_workdir_reach_the_processes(system):
     (system.folder / "code").mkdir()
     job = succeeded(system, f"name: set\nqueue: research\nworkers: 2\nworkdir: {system.folder}/code\nenv: {{COLOUR: green, NUMBER: 1e3}}\n"

@@ -1,0 +1,190 @@
+// What the commands that look and ask say: logs, queues, completion, explain, simulate, top.
+#include "cli/fixture.h"
+
+namespace muster {
+namespace {
+
+TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
+  jobs_.logs = {"no newline at the end", "\x01 and on"};
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(out_, "no newline at the end\x01 and on");
+}
+
+TEST_F(CliTest, LogsWithoutOutputSaySoWhereNoneCanCome) {
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(err_, "") << "it runs: some may come";
+  jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(out_, "");
+  EXPECT_EQ(err_, "muster: job 7 left no output: its processes wrote none, or its hosts no longer keep it\n");
+  jobs_.got.mutable_tasks(0)->clear_attempts();
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(err_, "muster: job 7 never ran, so it left no output\n");
+}
+
+TEST_F(CliTest, TheQueuesAreExportedAsApplyReadsThem) {
+  queues_.nested = true;
+  EXPECT_EQ(Run({"queue", "export"}), 0) << err_;
+  const std::string path = Write("queues.yaml", out_);
+  EXPECT_EQ(Run({"queue", "export", "-o", "name"}), 0);
+  EXPECT_EQ(Run({"queue", "apply", path}), 0) << err_;
+  pb::QueueTree tree;
+  tree.add_queues()->set_name("research");
+  pb::QueueSpec* leaf = tree.mutable_queues(0)->add_queues();
+  leaf->set_name("nlp");
+  (*leaf->mutable_quota())["h100"].set_guarantee_milli(2000);
+  EXPECT_EQ(queues_.applied.DebugString(), tree.DebugString());
+}
+
+TEST_F(CliTest, VersionAndFieldsTakeAnOutputFormat) {
+  EXPECT_EQ(Run({"version", "-o", "json"}), 0);
+  EXPECT_THAT(out_, ::testing::MatchesRegex("\\{\"version\": \"[^\"]+\"\\}\n"));
+  EXPECT_EQ(Run({"fields", "resources.gpus", "-o", "json"}), 0);
+  EXPECT_THAT(out_, HasSubstr("\"path\": \"resources.gpus\""));
+  EXPECT_EQ(Run({"fields", "nosuch", "-o", "json"}), kExitNotFound) << err_;
+}
+
+TEST_F(CliTest, AQueueWithQueuesOfItsOwnIsNamedWithThem) {
+  queues_.nested = true;
+  EXPECT_EQ(Run({"run", "--queue", "research", "--", "true"}), 2);
+  EXPECT_THAT(err_, HasSubstr("\"research\" has queues of its own and takes no jobs itself; name one of them: research/nlp"));
+}
+
+TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {
+  const struct {
+    std::vector<std::string> words;
+    const char* lines;
+  } kCases[] = {
+      {{"jo"}, "jobs\tList unfinished jobs"},
+      {{"host", "dr"}, "drain\t"},
+      {{"top", "--b"}, "--by\tqueue, cluster, user or job\n"},
+      {{"top", "--by", ""}, "queue\ncluster\nuser\njob\n"},
+      {{"jobs", "-o", "js"}, "json\njsonl\n"},
+      {{"show", ""}, "10\n9\n"},
+      {{"cancel", "10", "9"}, "9\n"},
+      {{"show", "10", ""}, ""},
+      {{"run", "--queue", "re"}, "research\n"},
+      {{"run", "--gpu-type", ""}, "cpu-slot\n"},
+      {{"--server", server_name_, "cluster", "show", ""}, "lab\n"},
+      {{"submit", ""}, ":files\n"},
+      {{"run", "--", "pyt"}, ":files\n"},
+      {{"completion", "z"}, "zsh\n"},
+      {{"nonsense", "--by", ""}, ""},
+  };
+  for (const auto& c : kCases) {
+    std::vector<std::string> arguments = {"__complete"};
+    arguments.insert(arguments.end(), c.words.begin(), c.words.end());
+    EXPECT_EQ(Run(arguments), 0);
+    if (*c.lines == '\0') {
+      EXPECT_EQ(out_, "") << absl::StrJoin(c.words, " ");
+    } else {
+      EXPECT_EQ(out_.substr(0, std::string(c.lines).size()), c.lines) << absl::StrJoin(c.words, " ");
+    }
+    EXPECT_EQ(err_, "");
+  }
+  StopServing();
+  EXPECT_EQ(Run({"__complete", "show", ""}), 0);
+  EXPECT_EQ(out_ + err_, "") << "no server, no names, no noise";
+}
+
+TEST_F(CliTest, TheBashScriptAsksAndShowsTheWords) {
+  const std::string script = absl::StrCat("PATH=$(dirname ", MUSTER_BINARY, "):$PATH; export MUSTER_SERVER=", server_name_,
+                                          "; source <(muster completion bash); COMP_WORDS=(muster top --by ''); COMP_CWORD=3; _muster; echo \"${COMPREPLY[*]}\" > ", home_,
+                                          "/words; complete -p muster >> ", home_, "/words");
+  ASSERT_EQ(system(absl::StrCat("bash -c '", absl::StrReplaceAll(script, {{"'", "'\\''"}}), "'").c_str()), 0);
+  std::ifstream words(home_ + "/words");
+  std::string line;
+  std::getline(words, line);
+  EXPECT_EQ(line, "queue cluster user job");
+  std::getline(words, line);
+  EXPECT_EQ(line, "complete -F _muster muster");
+  for (const char* shell : {"zsh", "fish"}) {
+    EXPECT_EQ(Run({"completion", shell}), 0);
+    EXPECT_THAT(out_, HasSubstr("muster __complete"));
+  }
+}
+
+TEST_F(CliTest, ExplainAsksForItsBudgetAndItsJsonIsTheWholeAnswer) {
+  int64_t budget_ms = -1;
+  jobs_.explain = [&](const pb::ExplainRequest& request, pb::ExplainResponse* response) {
+    budget_ms = request.budget_ms();
+    if (request.id() == "9") return grpc::Status(grpc::NOT_FOUND, "there is no job \"9\"");
+    *response->mutable_job() = JobIn(pb::WAITING, pb::TASK_WAITING);
+    response->add_why()->set_text("is entitled, and waits");
+    response->add_relaxations()->set_change("workers: 6");
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"explain", "7"}), 0) << err_;
+  EXPECT_EQ(budget_ms, 0);
+  EXPECT_THAT(out_, HasSubstr("is entitled, and waits"));
+  EXPECT_THAT(out_, HasSubstr("workers: 6"));
+  EXPECT_EQ(Run({"explain", "7", "--budget", "5s", "-o", "json"}), 0);
+  EXPECT_EQ(budget_ms, 5000);
+  EXPECT_THAT(out_, HasSubstr("\"relaxations\": ["));
+  EXPECT_EQ(Run({"explain", "9"}), 3);
+  EXPECT_EQ(Run({"explain", "7", "--budget", "1h"}), 2);
+}
+
+TEST_F(CliTest, SimulateSendsJobsDrainsAndQuotas) {
+  pb::SimulateRequest seen;
+  grpc::Status answer;
+  jobs_.simulate = [&](const pb::SimulateRequest& request, pb::SimulateResponse* response) {
+    seen = request;
+    response->set_complete(true);
+    response->add_effects()->set_stopped_ns(1);
+    return answer;
+  };
+  const std::string file = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"simulate", file, "--drain", "lab/h1", "--drain", "lab/h2", "--quota", "research:cpu-slot=2", "--at", "10m", "--for", "2h"}), 0) << err_;
+  ASSERT_EQ(seen.jobs_size(), 1);
+  EXPECT_EQ(seen.jobs(0).name(), "hello");
+  EXPECT_THAT(seen.drain(), ::testing::ElementsAre("lab/h1", "lab/h2"));
+  EXPECT_TRUE(seen.change_queues());
+  EXPECT_EQ(seen.queues().queues(0).quota().at("cpu-slot").guarantee_milli(), 2000);
+  EXPECT_EQ(seen.delay_ns(), int64_t{600} * 1'000'000'000);
+  EXPECT_EQ(seen.horizon_ns(), int64_t{7200} * 1'000'000'000);
+  EXPECT_EQ(Run({"simulate", file, "--detailed-exitcode"}), 7);
+  EXPECT_FALSE(seen.change_queues());
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
+           {"simulate"}, {"simulate", "--quota", "nonsense"}, {"simulate", "--quota", "nowhere:cpu-slot=1"}, {"simulate", "--drain", "h", "--at", "soon"}}) {
+    EXPECT_EQ(Run(wrong), 2) << absl::StrJoin(wrong, " ");
+  }
+  answer = BadRequest("jobs[0].resources.gpu_types[0]", "no such flavour");
+  EXPECT_EQ(Run({"simulate", file}), 2);
+  EXPECT_THAT(err_, HasSubstr("2:34"));
+  EXPECT_THAT(err_, HasSubstr("nothing was simulated"));
+}
+
+TEST_F(CliTest, TopIsOneLookInAPipeAndLiveOnATerminal) {
+  EXPECT_EQ(Run({"top"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("1 of 0 hosts up"));
+  EXPECT_THAT(out_, HasSubstr("QUEUE"));
+  EXPECT_EQ(Run({"top", "--by", "job", "-o", "name"}), 0);
+  EXPECT_EQ(out_, "7\n");
+  Process live(Process::OnTerminal(), {"top", "--by", "cluster"}, home_, server_name_);
+  ASSERT_TRUE(live.ReadUntil("CLUSTER"));
+  live.out.clear();
+  ASSERT_TRUE(live.ReadUntil("CLUSTER")) << "it looks again";
+  live.Type("\x03");
+  EXPECT_EQ(live.Wait(), 130);
+  EXPECT_EQ(Run({"ledger", "--by", "user"}), 0);
+  EXPECT_THAT(out_, HasSubstr("ann"));
+}
+
+TEST_F(CliTest, DeclaredDevicesAreMarkedInClusterList) {
+  EXPECT_EQ(Run({"cluster", "list"}), 0);
+  EXPECT_THAT(out_, HasSubstr("cpu-slot (declared)"));
+}
+
+TEST_F(CliTest, ContextsNameTheServerAndUnknownOnesAreRefused) {
+  ASSERT_EQ(system(("mkdir -p " + home_ + "/.config/muster").c_str()), 0);
+  Write(".config/muster/config.yaml", "current_context: demo\ncontexts:\n  demo: {server: \"unix:///nowhere/demo.sock\"}\n");
+  Process process({"jobs"}, home_, "");
+  EXPECT_EQ(process.Wait(), 6);
+  EXPECT_THAT(process.err, HasSubstr("unix:///nowhere/demo.sock"));
+  EXPECT_EQ(Run({"jobs", "--context", "other"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no context \"other\""));
+}
+
+}  // namespace
+}  // namespace muster

@@ -64,8 +64,9 @@ def clang_build() -> Path | None:
     if not names:
         return None
     folder = ROOT / "build" / "clang"
+    cache = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", folder, "-DMUSTER_TRAINER=OFF", "-DMUSTER_DAEMONS=OFF", "-DCMAKE_BUILD_TYPE=None",
-                    "-DCMAKE_CXX_FLAGS=-O2 -g1", f"-DCMAKE_CXX_COMPILER={names[0]}", f"-DCMAKE_C_COMPILER={names[0].replace('clang++', 'clang')}"],
+                    "-DCMAKE_CXX_FLAGS=-O2 -g1", f"-DCMAKE_CXX_COMPILER={names[0]}", *cache],
                    check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["ninja", "-C", folder, "-j1", "sched-fuzz"], check=True, stdout=subprocess.DEVNULL)
     return folder / "bin" / "sched-fuzz"
@@ -87,7 +88,7 @@ def determinism(quick: bool) -> bool:
     if not quick:
         clang = clang_build()
         if clang is None:
-            print("no clang here: not compared")
+            print("no clang here (`deploy/setup.sh --fuzz` installs one): not compared")
             return figure("same plans built by clang", "not compared", "", base["digest"], False)
         digest = fuzz(*words, binary=clang)["digest"]
         ok &= figure("same plans built by clang", digest, "", base["digest"], digest == base["digest"])

@@ -91,7 +91,8 @@ def main() -> int:
             figure(f"{name}.times_shorter", times["split by tenant"], "x", ">= 3", times["split by tenant"] >= 3),
             figure(f"{name}.times_shorter_than_in_turn", times["split in turn"], "x", ">= 3", times["split in turn"] >= 3),
             figure(f"{name}.late", one["summary"]["late"], "jobs", "0", one["summary"]["late"] == 0,
-                   {"split by tenant": split["summary"]["late"], "split in turn": in_turn["summary"]["late"]})]
+                   {"split by tenant": split["summary"]["late"], "split in turn": in_turn["summary"]["late"]}),
+            figure(f"{name}.late_outside_the_entitled_set", one["summary"]["left_out"], "jobs", "0", one["summary"]["left_out"] == 0)]
     return 0 if all(held) else 1
 
 

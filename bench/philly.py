@@ -39,6 +39,7 @@ def compare(name: str, runs: dict[str, dict]) -> list[bool]:
         figure(f"philly.{name}.utilisation", mine_used, "%", f">= {max(used.values())}", mine_used >= max(used.values()), used),
         figure(f"philly.{name}.late", mine["summary"]["late"], "jobs", "0", mine["summary"]["late"] == 0,
                {peer: run["summary"]["late"] for peer, run in peers.items()}),
+        figure(f"philly.{name}.late_outside_the_entitled_set", mine["summary"]["left_out"], "jobs", "0", mine["summary"]["left_out"] == 0),
         figure(f"philly.{name}.unfinished", mine["summary"]["unfinished"], "jobs", "0", mine["summary"]["unfinished"] == 0),
     ]
 

@@ -112,8 +112,10 @@ TEST(Policies, AJobThatItsGuaranteeCoversIsLateOnlyWhereNobodyCares) {
   trace.jobs.push_back(Job("b", 1000, 60, 1, 4, {}));
   const WorldResult peer = fixture.Run("fifo-backfill", trace), muster = fixture.Run("muster", trace);
   EXPECT_EQ(peer.late, 1);
+  EXPECT_EQ(peer.left_out, 1) << "and nobody promises it a place";
   EXPECT_GT(peer.jobs[4].late_ns, 6000 * kSecond);
   EXPECT_EQ(muster.late, 0);
+  EXPECT_EQ(muster.left_out, 0);
 }
 
 TEST(Policies, AnUnknownOneIsRefusedWithTheNames) {

@@ -53,7 +53,8 @@ std::string SummaryJson(const Summary& s) {
                       ",\"wait_mean_s\":", Seconds(s.wait_mean_ns), ",\"wait_p50_s\":", Seconds(s.wait_p50_ns),
                       ",\"wait_p99_s\":", Seconds(s.wait_p99_ns), ",\"wait_max_s\":", Seconds(s.wait_max_ns),
                       ",\"delay_mean_s\":", Seconds(s.delay_mean_ns), ",\"jct_mean_s\":", Seconds(s.jct_mean_ns),
-                      ",\"evictions\":", s.evictions, ",\"late\":", s.late, ",\"late_max_s\":", Seconds(s.late_max_ns), "}");
+                      ",\"evictions\":", s.evictions, ",\"late\":", s.late, ",\"late_max_s\":", Seconds(s.late_max_ns), ",\"left_out\":",
+                      s.left_out, "}");
 }
 
 }  // namespace
@@ -77,6 +78,7 @@ Summary Summarize(const WorldResult& result, const std::string& queue, int64_t p
     }
     s.evictions += job.evictions;
     s.late += job.late_ns > patience_ns;
+    s.left_out += job.left_out_ns > patience_ns;
     s.late_max_ns = std::max(s.late_max_ns, job.late_ns);
   }
   std::sort(waits.begin(), waits.end());
@@ -148,6 +150,7 @@ std::string Json(const pb::ClusterFile& clusters, const std::vector<std::pair<st
                         ",\"gpus\":", FormatMilli(job.gpus_milli), ",\"submit_s\":", Seconds(job.submit_ns),
                         ",\"start_s\":", job.start_ns < 0 ? "null" : Seconds(job.start_ns), ",\"end_s\":",
                         job.end_ns < 0 ? "null" : Seconds(job.end_ns), ",\"evictions\":", job.evictions, ",\"late_s\":", Seconds(job.late_ns),
+                        ",\"left_out_s\":", Seconds(job.left_out_ns),
                         ",\"segments\":[");
         for (size_t i = 0; i < job.segments.size(); ++i) {
           const Segment& segment = job.segments[i];

@@ -19,6 +19,7 @@ struct Summary {
   int evictions = 0;
   int late = 0;                               // covered by their queue's guarantee for longer than the patience, not started
   int64_t late_max_ns = 0;
+  int left_out = 0;                           // of them, for longer than that outside the entitled set
 };
 
 // Of all jobs of `queue`; empty: of all.

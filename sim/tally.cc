@@ -59,9 +59,9 @@ void Tally::Start(size_t index, int32_t cluster, int64_t gpus_milli) {
   if (leaf == nullptr || leaf->guarantee_milli == 0) return;
   leaf->used_milli += gpus_milli;
   leaf->waiting.erase({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
-  if (const auto since = leaf->covered_since_ns.find(index); since != leaf->covered_since_ns.end()) {
-    job.late_ns = std::max(job.late_ns, now_ns_ - since->second);
-    leaf->covered_since_ns.erase(since);
+  if (const auto covered = leaf->covered.find(index); covered != leaf->covered.end()) {
+    EndWait(index, covered->second);
+    leaf->covered.erase(covered);
   }
   if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
 }
@@ -90,21 +90,44 @@ void Tally::SeeGuarantees() {
   for (Leaf* const leaf : changed_) {
     leaf->changed = false;
     int64_t left_milli = leaf->guarantee_milli - leaf->used_milli;
-    std::map<size_t, int64_t> covered;
+    std::map<size_t, Covered> covered;
     for (const auto& [priority, submit_ns, index] : leaf->waiting) {
       if (left_milli <= 0) break;
       const int64_t demand_milli = result_->jobs[index].gpus_milli;
       if (demand_milli > left_milli) continue;
       left_milli -= demand_milli;
-      const auto before = leaf->covered_since_ns.find(index);
-      covered[index] = before == leaf->covered_since_ns.end() ? now_ns_ : before->second;
+      const auto before = leaf->covered.find(index);
+      covered[index] = before == leaf->covered.end() ? Covered{now_ns_, -1} : before->second;
     }
-    for (const auto& [index, since_ns] : leaf->covered_since_ns) {
-      if (!covered.contains(index)) result_->jobs[index].late_ns = std::max(result_->jobs[index].late_ns, now_ns_ - since_ns);
+    for (const auto& [index, was] : leaf->covered) {
+      if (!covered.contains(index)) EndWait(index, was);
     }
-    leaf->covered_since_ns = std::move(covered);
+    leaf->covered = std::move(covered);
   }
   changed_.clear();
+}
+
+void Tally::EndWait(size_t index, const Covered& covered) {
+  JobResult& job = result_->jobs[index];
+  job.late_ns = std::max(job.late_ns, now_ns_ - covered.since_ns);
+  if (covered.out_since_ns >= 0) job.left_out_ns = std::max(job.left_out_ns, now_ns_ - covered.out_since_ns);
+}
+
+// The promise is a place in the entitled set (SCHEDULING.md §1): who has it and waits lacks devices in its shape, or waits for those
+// that stop for it. A policy that gives no verdicts promises nothing.
+void Tally::SeeEntitled(const Plan& plan) {
+  for (auto& [path, leaf] : leaves_) {
+    for (auto& [index, covered] : leaf.covered) {
+      JobResult& job = result_->jobs[index];
+      const Verdict* const verdict = plan.verdicts.Find({job.number, 0});
+      if (verdict == nullptr || verdict->code == pb::V_SHARE || verdict->code == pb::V_LIMIT) {
+        if (covered.out_since_ns < 0) covered.out_since_ns = now_ns_;
+      } else if (covered.out_since_ns >= 0) {
+        job.left_out_ns = std::max(job.left_out_ns, now_ns_ - covered.out_since_ns);
+        covered.out_since_ns = -1;
+      }
+    }
+  }
 }
 
 void Tally::OnStep(const StepRecord& step) {
@@ -155,16 +178,18 @@ void Tally::OnStep(const StepRecord& step) {
     }
   }
   SeeGuarantees();
+  SeeEntitled(*step.view->plan);
 }
 
 void Tally::Finish(int64_t now_ns) {
   now_ns_ = now_ns - epoch_ns_;
   for (auto& [path, leaf] : leaves_) {
-    for (const auto& [index, since_ns] : leaf.covered_since_ns) {
-      result_->jobs[index].late_ns = std::max(result_->jobs[index].late_ns, now_ns_ - since_ns);
-    }
+    for (const auto& [index, covered] : leaf.covered) EndWait(index, covered);
   }
-  for (const JobResult& job : result_->jobs) result_->late += job.late_ns > patience_ns_;
+  for (const JobResult& job : result_->jobs) {
+    result_->late += job.late_ns > patience_ns_;
+    result_->left_out += job.left_out_ns > patience_ns_;
+  }
 }
 
 }  // namespace muster::sim

@@ -30,12 +30,17 @@ class Tally {
   bool AllOver() const { return over_ == result_->jobs.size(); }
 
  private:
-  // A leaf of the tree: who waits in it, and since when its guarantee covers them.
+  // Somebody who waits although its guarantee covers it.
+  struct Covered {
+    int64_t since_ns = 0;
+    int64_t out_since_ns = -1;                // not in the entitled set since then; -1: in it
+  };
+  // A leaf of the tree: who waits in it, and whom of them its guarantee covers.
   struct Leaf {
     int64_t guarantee_milli = 0;
     int64_t used_milli = 0;
     std::set<std::tuple<int32_t, int64_t, size_t>> waiting;   // -priority, submit, index
-    std::map<size_t, int64_t> covered_since_ns;               // by index
+    std::map<size_t, Covered> covered;                        // by index
     bool changed = false;
   };
 
@@ -44,6 +49,8 @@ class Tally {
   void Release(size_t index);
   void End(size_t index);
   void SeeGuarantees();
+  void SeeEntitled(const Plan& plan);
+  void EndWait(size_t index, const Covered& covered);
 
   const Trace& trace_;
   const int64_t epoch_ns_;

@@ -55,6 +55,7 @@ struct JobResult {
   int evictions = 0;                          // stops by preemption
   int resizes = 0;
   int64_t late_ns = 0;                        // longest time that its queue's guarantee covered it and it didn't start
+  int64_t left_out_ns = 0;                    // longest of it without a place in the entitled set
   std::vector<Segment> segments;
   std::string refused;                        // why it was not accepted
 };
@@ -70,6 +71,7 @@ struct WorldResult {
   int64_t capacity_device_us = 0;             // until then
   int evictions = 0;
   int late = 0;                               // jobs with late_ns above patience_ns
+  int left_out = 0;                           // jobs with left_out_ns above patience_ns
   uint64_t digest = 0;                        // FNV-1a over every journalled event, in order: equal runs, equal digests
   std::vector<std::string> stuck;             // jobs that had not ended when nothing was left to happen
 };

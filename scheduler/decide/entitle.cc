@@ -16,6 +16,11 @@ bool Before(const Model& model, int32_t a, int32_t b) {
   return std::make_tuple(x.submit_ns, a) < std::make_tuple(y.submit_ns, b);
 }
 
+// The cell where it runs; -1 also if that isn't one of its list.
+int32_t BoundIn(const Base& base) {
+  return std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end() ? base.bound_cell : -1;
+}
+
 }  // namespace
 
 QuotaTree ReadQuotas(const State& state, const Model& model) {
@@ -48,6 +53,8 @@ QuotaTree ReadQuotas(const State& state, const Model& model) {
 
 // ---- what is kept ----
 
+int32_t Entitlement::EndOf(const Leaf& leaf) { return static_cast<int32_t>(leaf.units.size() + leaf.growing.size()); }
+
 void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   quotas_ = std::move(quotas);
   flavours_ = static_cast<int32_t>(model.flavours.size());
@@ -68,6 +75,12 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   need_.clear();
   cell_need_.clear();
   dirty_.clear();
+  changed_.clear();
+  turns_.clear();
+  unit_at_.clear();
+  ahead_ = false;
+  nests_ = Nests(model);
+  promised_.assign(quotas_.size(), {});
   AddBranch(0, -1, 0, false);
   for (size_t b = 0; b < model.bases.size(); ++b) {
     if (model.bases[b].leaf >= 0 && !model.bases[b].cells.empty()) leaves_[model.bases[b].leaf].members.push_back(static_cast<int32_t>(b));
@@ -100,18 +113,36 @@ void Entitlement::Add(const Model& model, int32_t base) {
 
 void Entitlement::Rebind(const Model& model, int32_t base) {
   const Base& row = model.bases[base];
-  if (row.leaf >= 0 && !row.cells.empty()) leaves_[row.leaf].stale = true;
+  if (row.leaf < 0 || row.cells.empty() || leaves_[row.leaf].stale) return;
+  Unit& unit = leaves_[row.leaf].units[unit_at_[base]];
+  unit.bound = BoundIn(row);
+  // Of the guaranteed part a binding only changes the charge of a unit that is in it.
+  const bool stays = !unit.alone.taken || unit.bound == unit.alone.charge || (unit.bound < 0 && !unit.alone.charged_as_bound);
+  leaves_[row.leaf].stale = !stays;
 }
 
 void Entitlement::Renumber(const std::vector<int32_t>& to) {
   for (Leaf& leaf : leaves_) {
     for (int32_t& base : leaf.members) base = to[base];
     for (Unit& unit : leaf.units) unit.base = to[unit.base];
+    for (Step& step : leaf.alone) {
+      step.base = to[step.base];
+      step.most.base = to[step.most.base];
+    }
+  }
+  for (Promised& promised : promised_) {
+    for (Promised::One& one : promised.steps) one.most.base = to[one.most.base];
+  }
+  for (Turn& turn : turns_) turn.base = to[turn.base];
+  for (size_t b = 0; b < unit_at_.size(); ++b) {
+    if (to[b] >= 0) unit_at_[to[b]] = unit_at_[b];
   }
 }
 
 void Entitlement::Read(const Model& model, Leaf* leaf) {
   leaf->stale = false;
+  leaf->fresh = true;
+  leaf->merged = false;
   leaf->units.clear();
   leaf->cells.clear();
   leaf->growing.clear();
@@ -122,6 +153,8 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     const int32_t index = static_cast<int32_t>(leaf->units.size());
     Unit& unit = leaf->units.emplace_back();
     unit.base = b;
+    unit_at_[b] = index;
+    unit.told = {base.entitled, base.guaranteed, base.charged_as_bound, base.charge, base.growth};
     unit.demand_milli = base.worker_milli * base.min_workers;
     unit.worker_milli = base.worker_milli;
     unit.cpus_milli = base.worker_cpus_milli * base.min_workers;
@@ -129,7 +162,7 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     leaf->counts_cpus = leaf->counts_cpus || base.worker_cpus_milli > 0;
     unit.submit_ns = base.submit_ns;
     unit.extra = base.max_workers - base.min_workers;
-    if (std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end()) unit.bound = base.bound_cell;
+    unit.bound = BoundIn(base);
     unit.cells_at = static_cast<int32_t>(leaf->cells.size());
     unit.cells = static_cast<int32_t>(base.cells.size());
     leaf->cells.insert(leaf->cells.end(), base.cells.begin(), base.cells.end());
@@ -161,6 +194,8 @@ int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool
   branch.depth = parent < 0 ? 0 : branches_[parent].depth + 1;
   branch.guaranteed = guaranteed;
   branch.leaf = node != 0 && quotas_[node].children.empty();
+  branch.within = parent < 0 || (guaranteed && branches_[parent].within);
+  if (branch.leaf && branch.within && ahead_) branch.position = EndOf(leaves_[node]);
   if (!branch.leaf) {
     branch.need_at = static_cast<int32_t>(need_.size());
     need_.resize(need_.size() + static_cast<size_t>(flavours_), 0);
@@ -179,15 +214,42 @@ int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool
 
 void Entitlement::StartRun(const Model& model) {
   m_ = &model;
-  for (Leaf& leaf : leaves_) {
-    if (leaf.stale) Read(model, &leaf);
-    leaf.taken.assign(leaf.units.size(), 0);
+  unit_at_.resize(model.bases.size(), -1);
+  for (size_t n = 0; n < leaves_.size(); ++n) {
+    Leaf& leaf = leaves_[n];
+    leaf.fresh = false;
+    if (!leaf.stale) continue;
+    Read(model, &leaf);
+    if (nests_) RunAlone(static_cast<int32_t>(n));
   }
+  const bool was_ahead = ahead_;
+  ahead_ = CanBeginAhead(model);
+  for (Leaf& leaf : leaves_) {
+    if (ahead_) {
+      leaf.taken = leaf.alone_taken;
+    } else {
+      if (leaf.stale) {                // its guaranteed part bound tasks of jobs
+        Read(model, &leaf);
+        leaf.stale = true;
+      }
+      leaf.taken.assign(leaf.units.size(), 0);
+    }
+    if (was_ahead && ahead_ && !leaf.fresh) continue;    // what the last run changed is put back below
+    for (Unit& unit : leaf.units) StartUnit(&unit);
+  }
+  if (was_ahead && ahead_) {
+    for (const auto& [node, u] : changed_) {
+      if (!leaves_[node].fresh) StartUnit(&leaves_[node].units[u]);
+    }
+  }
+  turns_.clear();
+  latest_.assign(quotas_.size(), {});
   for (Branch& branch : branches_) {
     branch.open = branch.dirty = false;
     branch.pass[0].built = branch.pass[1].built = false;
     branch.best = branch.unit = branch.cell = branch.listed_at = -1;
-    branch.position = branch.choice = 0;
+    branch.position = branch.leaf && branch.within && ahead_ ? EndOf(leaves_[branch.node]) : 0;
+    branch.choice = 0;
   }
   std::fill(keys_.begin(), keys_.end(), Key());
   std::fill(need_.begin(), need_.end(), 0);
@@ -210,6 +272,15 @@ void Entitlement::StartRun(const Model& model) {
   listed_.resize(model.cells.size());
   for (std::vector<int32_t>& list : listed_) list.clear();
   listed_need_.assign(model.cells.size(), 0);
+  if (ahead_) ChargeAlone();
+}
+
+// As the run begins.
+void Entitlement::StartUnit(Unit* unit) const {
+  unit->part = ahead_ ? unit->alone : Unit::Part();
+  unit->order = 0;
+  unit->turn = -1;
+  unit->group_cluster = ahead_ ? unit->group_cluster : -1;
 }
 
 // What the queues of the branch's path may still take, and the cell has, holds the demand. CPUs beside devices are held against
@@ -552,6 +623,10 @@ void Entitlement::Accept(int32_t order) {
     cell = unit.bound;
   }
   const int32_t f = m_->cells[cell].flavour;
+  if (ahead_) {
+    changed_.emplace_back(node, branches_[b].unit);
+    KeepTurn(b, growth ? nullptr : &unit);
+  }
   if (growth) {
     ++unit.part.growth;
   } else {
@@ -612,36 +687,37 @@ void Entitlement::Accept(int32_t order) {
 }
 
 std::vector<int32_t> Entitlement::Run(Model* model) {
+  const bool kept_ahead = ahead_;
+  const size_t changed_before = changed_.size();
   StartRun(*model);
   Evaluate(0);
   for (int32_t order = 0; branches_[0].best >= 0; ++order) Accept(order);
-  // Bases that are no units were never given anything. The units are left as the next run begins.
+  // Bases that are no units were never given anything.
   std::vector<int32_t> changed;
-  model->order.resize(model->bases.size());
+  const auto tell = [&](Unit* unit) {
+    if (unit->told == unit->part) return;
+    Base& base = model->bases[unit->base];
+    base.entitled = unit->part.taken;
+    base.guaranteed = unit->part.guaranteed;
+    base.charged_as_bound = unit->part.charged_as_bound;
+    base.charge = unit->part.charge;
+    base.growth = unit->part.growth;
+    unit->told = unit->part;
+    changed.push_back(unit->base);
+  };
   for (Leaf& leaf : leaves_) {
-    for (Unit& unit : leaf.units) {
-      model->order[unit.base] = unit.order;
-      if (!unit.has_told || unit.told != unit.part) {
-        Base& base = model->bases[unit.base];
-        base.entitled = unit.part.taken;
-        base.guaranteed = unit.part.guaranteed;
-        base.charged_as_bound = unit.part.charged_as_bound;
-        base.charge = unit.part.charge;
-        base.growth = unit.part.growth;
-        unit.told = unit.part;
-        unit.has_told = true;
-        changed.push_back(unit.base);
-      }
-      unit.part = {};
-      unit.group_cluster = -1;
-      unit.order = 0;
-    }
+    if (ahead_ && kept_ahead && !leaf.fresh) continue;
+    for (Unit& unit : leaf.units) tell(&unit);
+  }
+  for (const auto& [node, u] : changed_) {
+    if (u < static_cast<int32_t>(leaves_[node].units.size())) tell(&leaves_[node].units[u]);
   }
   for (size_t c = 0; c < model->cells.size(); ++c) model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];
   model->entitled.resize(quotas_.size());
   for (size_t n = 0; n < quotas_.size(); ++n) {
     model->entitled[n].assign(used_.begin() + static_cast<int64_t>(n) * flavours_, used_.begin() + static_cast<int64_t>(n + 1) * flavours_);
   }
+  changed_.erase(changed_.begin(), changed_.begin() + static_cast<int64_t>(changed_before));
   m_ = nullptr;
   return changed;
 }

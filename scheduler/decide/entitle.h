@@ -9,10 +9,16 @@
 // keeps a cursor. Candidates are cached; a turn looks again at the accepted unit's path, and at the candidates whose demand the
 // room of the cell, a limit or a guarantee on that path fell below (docs/decisions/013-what-a-decider-keeps.md).
 //
+// While every guarantee can be kept at once (children's sums within their parents', the root's within what is healthy), what a
+// leaf gets within its guarantee follows from that leaf alone. That part is kept from run to run, and worked out again for leaves
+// that something happened to: a run begins where all of it is charged, and only has to accept what is borrowed
+// (docs/decisions/037-guaranteed-parts-are-kept.md).
+//
 // Inside of scheduler/decide.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "scheduler/decide/model.h"
@@ -44,9 +50,14 @@ class Entitlement {
   // Base b is base to[b] now; their order is the same.
   void Renumber(const std::vector<int32_t>& to);
 
-  // Fills the bases' part of the entitled set, `order`, `charged_milli` of the cells and `entitled` of the queues. Returns the
-  // bases whose part of the set is another one than it was.
+  // Fills the bases' part of the entitled set, `charged_milli` of the cells and `entitled` of the queues. Returns the bases whose
+  // part of the set is another one than it was.
   std::vector<int32_t> Run(Model* model);
+  // Puts bases of S in order of their acceptance in the last run.
+  void Sort(const Model& model, std::vector<int32_t>* bases);
+
+  // The last run began with the leaves' guaranteed parts. For tests.
+  bool began_ahead() const { return ahead_; }
 
  private:
   // A base of a leaf with its growth.
@@ -67,13 +78,28 @@ class Entitlement {
       int32_t charge = -1, growth = 0;
       bool operator==(const Part&) const = default;
     };
+    Part alone;                        // what it has when the leaf got its guaranteed part, and nothing else
+    int32_t step = -1;                 // of Leaf::alone that took it
     // Of the run:
     Part part;
     int32_t order = 0;
+    int32_t turn = -1;                 // in turns_
     int32_t group_cluster = -1;
-    // What the base was told last, if it was.
-    Part told;
-    bool has_told = false;
+    Part told;                         // what the base was told last
+  };
+  // Of what competes, the largest key so far, history apart: with it came the turn of those after it.
+  struct Turn {
+    int64_t numerator = 0, denominator = 1, submit_ns = 0;
+    int32_t base = 0;
+    bool growth = false;
+  };
+  // An acceptance within a leaf's guarantee, when nobody else is there.
+  struct Step {
+    Turn most;                         // of the leaf's keys up to this
+    int64_t milli = 0, submit_ns = 0;
+    int32_t base = 0;
+    int16_t flavour = 0, charged = 0;  // of the candidate's cell; of the one that it is charged to
+    bool growth = false;
   };
   struct Leaf {
     std::vector<int32_t> members;      // bases, by priority, submission, id
@@ -84,6 +110,21 @@ class Entitlement {
     std::vector<int32_t> growing;      // units that can grow, in order
     int64_t least_milli = 0;           // smallest demand of a unit
     bool counts_cpus = false;          // some unit takes CPUs beside devices
+    std::vector<Step> alone;           // its guaranteed part, in order
+    std::vector<uint8_t> alone_taken;  // as `taken` after it
+    std::vector<int64_t> alone_used;   // by flavour
+    std::vector<std::pair<int32_t, int64_t>> alone_cells;   // charged to each
+    bool fresh = false;                // read in this run
+    bool merged = false;               // the steps are in Promised::steps of the queue above
+  };
+  // The guaranteed part of a queue below the root, in order: its leaves' steps.
+  struct Promised {
+    struct One {
+      Turn most;
+      int32_t leaf = 0, step = 0;
+    };
+    std::vector<One> steps;
+    std::vector<int64_t> history;      // of its leaves, by which equal turns are ordered here
   };
   // Branches below an interior branch: those within their guarantees, or all; one a child, in the tree's order.
   struct Pass {
@@ -94,6 +135,7 @@ class Entitlement {
   struct Branch {
     int32_t node = 0, parent = -1, index = 0, depth = 0;
     bool guaranteed = false, leaf = false;
+    bool within = false;               // it and all above it are guaranteed ones
     Pass pass[2];                      // interior: 0 = within guarantees
     int32_t need_at = -1;              // interior: in need_, by flavour
     int32_t cell_need_at = -1;         // interior, guaranteed per cell: in cell_need_, by cell
@@ -119,6 +161,8 @@ class Entitlement {
 
   void Read(const Model& model, Leaf* leaf);
   void StartRun(const Model& model);
+  void StartUnit(Unit* unit) const;
+  static int32_t EndOf(const Leaf& leaf);   // a cursor that has been everywhere
   int32_t AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed);
   bool Fits(int32_t branch, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const;
   bool GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const;
@@ -144,6 +188,15 @@ class Entitlement {
   int64_t CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli);
   int64_t CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_milli);
 
+  // entitle_alone.cc
+  bool Nests(const Model& model);
+  bool CanBeginAhead(const Model& model) const;
+  void RunAlone(int32_t node);
+  void ChargeAlone();
+  void KeepTurn(int32_t b, Unit* unit);
+  static bool Earlier(const Turn& a, int64_t a_history, const Turn& b, int64_t b_history);
+  const Promised& PromisedTo(const Model& model, int32_t node);
+
   QuotaTree quotas_;
   std::vector<Leaf> leaves_;           // by queue node
   std::vector<Branch> branches_;       // [0] is the root's; others are made when they are first needed
@@ -154,6 +207,14 @@ class Entitlement {
   int32_t flavours_ = 0, cells_ = 0;
 
   std::vector<FlavourQuota> quota_;    // [node * flavours_ + flavour]: of quotas_
+  bool nests_ = false;                 // guarantees nest, two levels of them: leaves' guaranteed parts are kept
+  std::vector<int64_t> promised_milli_;                  // by cell: to the root's children together
+  std::vector<Promised> promised_;     // by queue node; of the root's children that are no leaves
+  std::vector<int32_t> unit_at_;       // by base: index in its leaf
+  bool ahead_ = false;                 // the last run began with these parts
+  std::vector<std::pair<int32_t, int32_t>> changed_;     // leaf and unit: what it gave beside them, some of them twice
+  std::vector<Turn> turns_;            // of the bases that it accepted within a guarantee of a child of the root
+  std::vector<Turn> latest_;           // by queue node: of these children, in the run
 
   // Of the run.
   const Model* m_ = nullptr;

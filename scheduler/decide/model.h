@@ -113,7 +113,7 @@ struct Model {
   std::vector<std::string> flavours;    // sorted; kCpuFlavour among them
   std::vector<Cell> cells;              // by cluster and flavour
   std::vector<Base> bases;              // by job number and task
-  std::vector<int32_t> order;           // [base] of those in S: of acceptance
+  std::vector<int32_t> order;           // [base] of those in S that wait, are being stopped or may be lost: of acceptance among them
   std::vector<int64_t> flavour_milli;   // capacity of each flavour
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
   std::vector<int64_t> history;         // [queue node] decayed device-microseconds: orders equal shares

@@ -64,7 +64,23 @@ const Model& ModelUpkeep::Update(const State& state, int64_t now_ns, const Sched
     for (const int32_t b : entitlement_.Run(&model_)) ListTakeable(b);
   }
   stale_ = false;
+  OrderClaims();
   return model_;
+}
+
+// Only what Round places of S is asked for its turn.
+void ModelUpkeep::OrderClaims() {
+  std::vector<int32_t> claims;
+  for (const std::vector<int32_t>* list : {&model_.told, &model_.stopping}) {
+    for (const int32_t b : *list) {
+      if (model_.bases[b].entitled) claims.push_back(b);
+    }
+  }
+  std::sort(claims.begin(), claims.end());
+  claims.erase(std::unique(claims.begin(), claims.end()), claims.end());
+  entitlement_.Sort(model_, &claims);
+  model_.order.resize(model_.bases.size());
+  for (size_t i = 0; i < claims.size(); ++i) model_.order[claims[i]] = static_cast<int32_t>(i);
 }
 
 void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOptions& options) {
@@ -407,8 +423,8 @@ void ModelUpkeep::Replace(size_t b, Base fresh) {
     stale_ = true;
     return List(index, true);
   }
-  if (base.bound_cell != fresh.bound_cell) {
-    entitlement_.Rebind(model_, index);
+  const bool rebound = base.bound_cell != fresh.bound_cell;
+  if (rebound) {
     // Where it starts in its charged cell, or leaves what isn't, the set and its charges stay as they are.
     const bool follows = !base.charged_as_bound && (fresh.bound_cell < 0 || fresh.bound_cell == base.charge);
     stale_ = stale_ || (base.entitled && !follows);
@@ -419,6 +435,7 @@ void ModelUpkeep::Replace(size_t b, Base fresh) {
   fresh.charge = base.charge;
   fresh.growth = base.growth;
   base = std::move(fresh);
+  if (rebound) entitlement_.Rebind(model_, index);
   List(index, true);
 }
 
@@ -500,7 +517,6 @@ void ModelUpkeep::Compact() {
     if (over != over_.end() && *over == model_.bases[b].ref.job) continue;
     to[b] = static_cast<int32_t>(kept);
     if (kept != b) model_.bases[kept] = std::move(model_.bases[b]);
-    if (b < model_.order.size()) model_.order[kept] = model_.order[b];
     ++kept;
   }
   model_.bases.resize(kept);

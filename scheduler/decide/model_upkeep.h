@@ -63,6 +63,7 @@ class ModelUpkeep {
   // Puts the base into the model's lists and sums, or takes it out of them.
   void List(int32_t b, bool there);
   void ListTakeable(int32_t b);
+  void OrderClaims();
   void Compact();
 
   // Of each cell's first host: what a worker that names no CPUs gets beside its devices.

@@ -42,7 +42,7 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
     const Base& base = m_.bases[b];
     if (base.ComesBack()) insert(base.entitled ? &entitled_ : &outside_, b);
     if (base.bound_cell < 0 || base.may_be_lost) continue;
-    future_.Release(*base.job, base.ref.task, *base.current);
+    future_.Release(base.wants, *base.current);
     AddUse(&use_future_, base, base.bound_cell, -base.workers);
   }
 }
@@ -137,12 +137,12 @@ void Round::KeepHeld() {
     // What a gang with lost members still has it gives up only for its next attempt: nobody else's meanwhile.
     const size_t future_mark = future_.Mark(), mark = now_.Mark();
     const bool own = !base.wants_place() && base.may_be_lost;
-    if (own) future_.Release(*base.job, base.ref.task, *base.current);
+    if (own) future_.Release(base.wants, *base.current);
     if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) {
       future_.UndoTo(future_mark);
       continue;
     }
-    if (own && AllOver(*base.current)) now_.Release(*base.job, base.ref.task, *base.current);
+    if (own && AllOver(*base.current)) now_.Release(base.wants, *base.current);
     const bool starts = (base.wants_place() ? base.backoff_until_ns <= now_ns_ : base.may_be_lost) && now_.Fits(*base.spec, gang) &&
                         WithinLimits(base, base.charge, workers, use_now_);
     if (!starts) now_.UndoTo(mark);
@@ -283,16 +283,16 @@ bool Round::StartWithSpares(int32_t b) {
   if (!WithinLimits(base, base.charge, workers, use_future_)) return false;
   std::optional<PlannedGang> gang = PlaceWithSpares(base, workers);
   if (!gang.has_value()) return false;
-  if (base.stopping) future_.Release(*base.job, base.ref.task, *base.current);   // of what runs Stop does it
+  if (base.stopping) future_.Release(base.wants, *base.current);   // of what runs Stop does it
   if (AllOver(*base.current)) {
     const size_t mark = now_.Mark();
-    now_.Release(*base.job, base.ref.task, *base.current);
+    now_.Release(base.wants, *base.current);
     if (!now_.Fits(*base.spec, *gang) || !WithinLimits(base, base.charge, workers, use_now_)) {
       now_.UndoTo(mark);
       Hold(b, base.charge, workers, *std::move(gang));
       return true;
     }
-    if (base.running()) future_.Release(*base.job, base.ref.task, *base.current);
+    if (base.running()) future_.Release(base.wants, *base.current);
   }
   Start(b, base.charge, workers, *std::move(gang));
   return true;
@@ -304,7 +304,7 @@ std::optional<PlannedGang> Round::PlaceWithSpares(const Base& base, int32_t work
   const Cell& cell = m_.cells[base.charge];
   const size_t mark = future_.Mark();
   BlockUnlent(&future_, base.charge, base, EndIfStarted(base));
-  future_.Release(*base.job, base.ref.task, *base.current);
+  future_.Release(base.wants, *base.current);
   PlannedGang stays;
   int32_t missing = 0;
   size_t at = 0;                       // where the first missing part was
@@ -398,7 +398,7 @@ void Round::Grow() {
       if (now_.FreeMilli(m_.cells[base.charge], base.gpus) < base.worker_milli * (workers - has)) continue;
       const size_t mark = now_.Mark();
       BlockUnlent(&now_, base.charge, base, end_ns);
-      now_.Release(*base.job, base.ref.task, *base.current);
+      now_.Release(base.wants, *base.current);
       std::optional<PlannedGang> gang = now_.Place(*base.spec, workers, m_.cells[base.charge], HostsToAvoid(*base.job));
       now_.UndoTo(mark);
       if (!gang.has_value()) continue;

@@ -228,8 +228,7 @@ void FreeMap::ChangePart(const Demand& wants, HostId id, int32_t workers, const 
   }
 }
 
-void FreeMap::Release(const JobRow& job, int32_t task, const AttemptRow& attempt) {
-  const Demand wants = WantsOf(job.task_spec(task));
+void FreeMap::Release(const Demand& wants, const AttemptRow& attempt) {
   for (const PartRow& part : attempt.parts) {
     if (!part.lost) ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, 1);
   }

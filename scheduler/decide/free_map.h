@@ -47,8 +47,8 @@ class FreeMap {
   void Refresh(const State& state, HostId id);
   void Rebuild(const State& state);
 
-  // Gives back what the attempt holds on usable hosts, or takes it again.
-  void Release(const JobRow& job, int32_t task, const AttemptRow& attempt);
+  // Gives back what the attempt holds, its workers as they want it, on usable hosts; or takes it again.
+  void Release(const Demand& wants, const AttemptRow& attempt);
   void Take(const pb::TaskSpec& spec, const PlannedGang& gang);
   void GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang);
   // Nothing that the other map doesn't have either.
@@ -84,6 +84,9 @@ class FreeMap {
   // few hosts in each. Hosts in `avoid` (ascending) are used only if there is no place without them. Equal places in State's order
   // of hosts. Parts follow that order.
   std::optional<PlannedGang> Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell, const std::vector<HostId>& avoid = {});
+
+  // No more workers than this find a place on the cell's hosts: by counting whole devices, or CPUs.
+  int64_t AtMost(const Demand& wants, const Cell& cell);
 
   // Devices (CPUs for work without GPUs) free on the cell's hosts, in thousandths.
   int64_t FreeMilli(const Cell& cell, bool gpus);

@@ -54,6 +54,7 @@ struct Base {
   int32_t leaf = -1;                    // queue node
   int32_t min_workers = 1, max_workers = 1;
   int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
+  Demand wants;                         // of a worker, as its spec has it
   int64_t worker_cpus_milli = 0;        // beside its devices, if a queue above it lists cpu; else 0
   int32_t shape = 0;                    // equal where one place serves as well as the other: size, demand, topology; has no order
   int32_t priority = 0;

@@ -86,6 +86,17 @@ int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, c
   return workers;
 }
 
+int64_t FreeMap::AtMost(const Demand& wants, const Cell& cell) {
+  Pool* pool = PoolOf(cell, wants.gpus_milli > 0);
+  if (pool == nullptr) return 0;
+  Wanted wanted;
+  wanted.wish.worker = wants;
+  wanted.devices = wants.gpus_milli / 1000;
+  if (wants.gpus_milli == 0) wanted.demand = ShareOfHost(wants, 0, 0, 0);
+  SettleSums(pool);
+  return AtMost(pool->whole, pool->milli, wanted);
+}
+
 int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid, std::vector<Fit>* fits) const {
   int64_t workers = 0;
   for (const HostId id : pool.racks[rack].hosts) {

@@ -164,7 +164,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   for (auto& [v, workers_left] : left) workers_left = m_.bases[v].workers;
   const size_t start_mark = future_.Mark();
   if (grows) {
-    future_.Release(*claimant.job, claimant.ref.task, *claimant.current);
+    future_.Release(claimant.wants, *claimant.current);
     AddUse(&use, claimant, cell, -has);
   }
   const auto set_left = [&](int32_t v, int32_t to) {

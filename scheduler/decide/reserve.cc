@@ -45,6 +45,7 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
   }
   std::vector<End> ends;
+  ends.reserve(EndsIn(cell).size());
   for (const End& known : EndsIn(cell)) {
     if (stopped_[known.base] || &m_.bases[known.base] == &base) continue;
     ends.push_back(known);
@@ -71,7 +72,7 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     while (marks.size() < count) {
       const Base& other = m_.bases[ends[marks.size()].base];
       marks.push_back(future_.Mark());
-      future_.Release(*other.job, other.ref.task, *other.current);
+      future_.Release(other.wants, *other.current);
       AddUse(&use, other, cell, -other.workers);
     }
   };
@@ -99,6 +100,12 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     future_.UndoTo(mark);
     return gang.has_value();
   };
+  // One end after the other while limits or what is whole say no; then by doubling and halving.
+  const auto may_fit = [&](size_t count) {
+    set_ends(count);
+    return WithinLimits(base, cell, workers, use) && future_.AtMost(base.wants, m_.cells[cell]) >= workers;
+  };
+  while (least < ends.size() && !may_fit(least)) ++least;
   // The newest slot is that of the fewest ends tried that let it fit.
   size_t low = least, high = least;    // it doesn't fit after `low` ends, it does after `high`
   bool found = fits(least);

@@ -23,7 +23,7 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
   if (claimant != nullptr) *stopping->mutable_claimant() = *claimant;
   stopped_[IndexOf(base)] = true;
   failed_.clear();
-  future_.Release(*base.job, base.ref.task, *base.current);
+  future_.Release(base.wants, *base.current);
   if (base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
 }
 

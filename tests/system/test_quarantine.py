@@ -54,7 +54,8 @@ def test_a_device_that_two_jobs_blame_gets_no_work_until_it_is_released(bare):
     assert wait_ended(bare, second)["state"] == "SUCCEEDED" and quarantined(bare, "lab/h01") == []
     let_go(bare, "beside")
     assert wait_ended(bare, beside)["state"] == "SUCCEEDED"
-    bare.run(["admin", "verify", "--data-dir", f"{bare.folder}/store"])
+    for check in ("verify", "replay"):
+        bare.run(["admin", check, "--config", bare.folder / "etc" / "musterd.yaml"])
 
 
 def test_one_broken_job_takes_no_device_out(bare):

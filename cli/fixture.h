@@ -136,6 +136,7 @@ struct FakeQueues : pb::QueueService::Service {
     response->add_queues()->set_path("research");
     response->mutable_queues(0)->mutable_spec()->set_name("research");
     if (nested) {
+      (*response->mutable_queues(0)->mutable_spec()->mutable_quota())["h100"].set_guarantee_milli(4000);
       pb::Queue* leaf = response->add_queues();
       leaf->set_path("research/nlp");
       leaf->mutable_spec()->set_name("nlp");

@@ -29,8 +29,10 @@ TEST_F(CliTest, TheQueuesAreExportedAsApplyReadsThem) {
   EXPECT_EQ(Run({"queue", "export", "-o", "name"}), 0);
   EXPECT_EQ(Run({"queue", "apply", path}), 0) << err_;
   pb::QueueTree tree;
-  tree.add_queues()->set_name("research");
-  pb::QueueSpec* leaf = tree.mutable_queues(0)->add_queues();
+  pb::QueueSpec* research = tree.add_queues();
+  research->set_name("research");
+  (*research->mutable_quota())["h100"].set_guarantee_milli(4000);
+  pb::QueueSpec* leaf = research->add_queues();
   leaf->set_name("nlp");
   (*leaf->mutable_quota())["h100"].set_guarantee_milli(2000);
   EXPECT_EQ(queues_.applied.DebugString(), tree.DebugString());
@@ -46,7 +48,7 @@ TEST_F(CliTest, VersionAndFieldsTakeAnOutputFormat) {
 
 TEST_F(CliTest, AQueueWithQueuesOfItsOwnIsNamedWithThem) {
   queues_.nested = true;
-  EXPECT_EQ(Run({"run", "--queue", "research", "--", "true"}), 2);
+  EXPECT_EQ(Run({"submit", Write("job.yaml", "queue: research\nrun: \"true\"\n"), "-y"}), 2);
   EXPECT_THAT(err_, HasSubstr("\"research\" has queues of its own and takes no jobs itself; name one of them: research/nlp"));
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <tuple>
 
 #include "common/base/units.h"
 #include "muster/v1/record.pb.h"
@@ -207,6 +208,31 @@ TEST_F(StoreTest, VersionOneIsMigrated) {
   EXPECT_EQ(*QueryInt(before, "SELECT epoch FROM meta"), 7);
   EXPECT_EQ(*QueryInt(before, "SELECT count(*) FROM rows"), 1);
   sqlite3_close(before);
+}
+
+TEST_F(StoreTest, VersionTwoIsMigratedAndItsJournalNotAppliedByNewRules) {
+  // A store as version 2 wrote it, with the tables of now; its rows are not what these events make now.
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 1; i <= 3; ++i) {
+    pb::Event step;
+    step.mutable_step()->set_now_ns(static_cast<int64_t>(i) * kDay);
+    ASSERT_TRUE(Commit(i, {step.SerializeAsString()}).ok());
+  }
+  Damage("PRAGMA user_version = 2");
+  EXPECT_EQ(VerifyStore(options_.directory + "/" + kStoreFile).status().code(), absl::StatusCode::kDataLoss) << "as long as the journal is whole";
+  ASSERT_TRUE(Open().ok());
+  pb::Event step;
+  step.mutable_step()->set_now_ns(4 * kDay);
+  ASSERT_TRUE(Commit(4, {step.SerializeAsString()}).ok());
+  EXPECT_TRUE(BackupStore(options_.directory, directory_ + "/copy").ok());
+  store_.reset();
+  for (const auto& [file, version, first] : {std::tuple{kStoreFile, 3, 2}, std::tuple{"muster.db.version-2", 2, 1}}) {
+    sqlite3* db = nullptr;
+    ASSERT_EQ(sqlite3_open((options_.directory + "/" + file).c_str(), &db), SQLITE_OK);
+    EXPECT_EQ(*QueryInt(db, "PRAGMA user_version"), version) << file;
+    EXPECT_EQ(*QueryInt(db, "SELECT min(commit_number) FROM journal"), first) << file;
+    sqlite3_close(db);
+  }
 }
 
 TEST_F(StoreTest, FinishedJobsGoToTheHistory) {

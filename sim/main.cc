@@ -141,7 +141,7 @@ void PrintRefused(const WorldResult& result) {
   constexpr size_t kShown = 8;
   for (size_t i = 0; i < sorted.size() && i < kShown; ++i) {
     std::fprintf(stderr, "  %d, such as %s: %s\n", sorted[i].jobs, sorted[i].first->name.c_str(),
-                 absl::StrReplaceAll(sorted[i].first->refused, {{"\n", " "}}).c_str());
+                 absl::StrReplaceAll(sorted[i].first->refused, {{"\n", "; "}, {"  ", " "}}).c_str());
   }
   if (sorted.size() > kShown) std::fprintf(stderr, "  and %zu more reasons\n", sorted.size() - kShown);
 }

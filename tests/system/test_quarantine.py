@@ -68,20 +68,20 @@ def test_one_broken_job_takes_no_device_out(bare):
 def test_a_rank_that_is_slower_than_its_gang_is_named(bare):
     start(bare)
     (bare.folder / "steps.py").write_text("""
-import json, os, socket
+import json, os, socket, time
 line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-rank = int(os.environ["RANK"])
-for step in range(30):   # all take as long; one computes for most of it
+rank, step = int(os.environ["RANK"]), 0
+while not os.path.exists("GO"):   # all take as long; one computes for most of it
     line.sendto(json.dumps({"rank": rank, "step": step, "step_time_s": 0.2, "own_time_s": 0.16 if rank == 2 else 0.1}).encode(), os.environ["MUSTER_PROGRESS_SOCKET"])
-""")
+    step += 1
+    time.sleep(0.05)
+""".replace("GO", str(bare.folder / "slow.go")))
     text = f"""name: slow
 queue: research
 workers: 4
 resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 1s
-run: |
-  python3 {bare.folder}/steps.py
-  while [ ! -e {bare.folder}/slow.go ]; do sleep 0.05; done
+run: python3 {bare.folder}/steps.py
 """
     number = submit(bare, text, "slow")
     row = wait_for("the slow rank to be named", lambda: task(bare.job(number))["attempts"][0].get("stragglers"), 30)

@@ -24,7 +24,7 @@ using nlohmann::ordered_json;
 // training runs, beyond a process that only has them loaded; what kept activations leave unused between them (in bf16 more, as
 // fp32 temporaries stood there); the copy of the gather that runs while activations are there, which Gloo makes, and
 // its connections. (A stage that gathers once a step does so before them; sums run in place.)
-constexpr int64_t kProductBuffers = int64_t{88} << 20, kBf16ProductBuffers = int64_t{80} << 20;
+constexpr int64_t kProductBuffers = int64_t{78} << 20, kBf16ProductBuffers = int64_t{70} << 20;
 constexpr int64_t kHolesShare = 8, kBf16HolesShare = 4;
 constexpr int64_t kGatherCopies = 1, kConnections = int64_t{16} << 20;
 

@@ -25,9 +25,11 @@ bool MostAreSilentIn(const State& state, int32_t cluster, int64_t lease_ns) {
   });
 }
 
-bool MayBeFenced(const State& state, const std::string& cluster, const std::string& host) {
+// nullptr: it can be reached, or somebody has said that it is off.
+const HostRow* FindFenceable(const State& state, const std::string& cluster, const std::string& host) {
   const HostId id = state.FindHost(cluster, host);
-  return id != kNoHost && state.host(id).state == pb::HOST_UNREACHABLE && state.host(id).confirmed_off_by.empty();
+  if (id == kNoHost || state.host(id).state != pb::HOST_UNREACHABLE || !state.host(id).confirmed_off_by.empty()) return nullptr;
+  return &state.host(id);
 }
 
 }  // namespace
@@ -40,7 +42,9 @@ std::vector<std::string> FenceWords(const pb::ClusterSpec& cluster, const std::s
 
 bool AwaitsFence(const State& state, const HostRow& host) {
   return std::any_of(host.attempts.begin(), host.attempts.end(), [&](const AttemptRef& ref) {
-    return UnreachableRule(state.FindJob(ref.job)->task_spec(ref.task), *state.FindAttempt(ref)) == pb::WAIT;
+    const AttemptRow& attempt = *state.FindAttempt(ref);
+    if (UnreachableRule(state.FindJob(ref.job)->task_spec(ref.task), attempt) != pb::WAIT) return false;
+    return std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) { return part.host == host.id && !part.over(); });
   });
 }
 
@@ -48,26 +52,34 @@ Fencer::Fencer(Engine* engine, const Sessions* sessions, Clock* clock, int64_t l
     : engine_(engine), sessions_(sessions), clock_(clock), lease_ns_(lease_ns), run_(std::move(run)) {}
 
 void Fencer::Look() {
-  if (stopping_) return;
+  if (stopped_) return;
   const std::shared_ptr<const View> view = engine_->Snapshot();
   const State& state = view->state;
-  int running = 0;
+  int busy = 0;
   for (auto it = entries_.begin(); it != entries_.end();) {
     Entry& entry = it->second;
-    if (!entry.done) {
-      ++running;
+    const size_t slash = it->first.find('/');
+    const std::string cluster = it->first.substr(0, slash), host = it->first.substr(slash + 1);
+    const HostRow* row = FindFenceable(state, cluster, host);
+    // What was granted for another time of being unreachable is void.
+    const bool granted = entry.leave != nullptr && entry.leave->answer == Leave::kYes;
+    const bool holds = row != nullptr && !sessions_->Speaks(cluster, host) &&
+                       (!granted || (row->state_since_ns == entry.leave->since_ns && row->state_id == entry.leave->state_id));
+    if (entry.running) {
+      if (!holds) entry.cancel = true;
+      ++busy;
       ++it;
       continue;
     }
     if (entry.thread.joinable()) {
       entry.thread.join();
+      entry.leave = nullptr;
       // After a success, too: until it is committed, it is not run again.
       int64_t retry_ns = kFirstRetryNs;
       for (int i = 1; i < entry.failures && retry_ns < kLastRetryNs; ++i) retry_ns *= 2;
       entry.next_ns = clock_->BootNs() + std::min(retry_ns, kLastRetryNs);
     }
-    const size_t slash = it->first.find('/');
-    it = MayBeFenced(state, it->first.substr(0, slash), it->first.substr(slash + 1)) ? std::next(it) : entries_.erase(it);
+    it = holds ? std::next(it) : entries_.erase(it);
   }
   if (state.restoring()) return;
   std::map<int32_t, bool> most_silent;
@@ -78,53 +90,87 @@ void Fencer::Look() {
     if (sessions_->Speaks(cluster.name(), row.name)) continue;     // on its way back, whatever is committed
     const auto [silent, first] = most_silent.try_emplace(row.cluster, false);
     if (first) silent->second = MostAreSilentIn(state, row.cluster, lease_ns_);
-    if (silent->second || running >= kMostAtOnce) continue;
+    if (silent->second || busy >= kMostAtOnce) continue;
     Entry& entry = entries_[state.HostName(id)];
-    if (!entry.done || clock_->BootNs() < entry.next_ns) continue;
-    ProgramOptions options;
-    options.argv = FenceWords(cluster, row.name);
-    options.time_limit_ns = cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kDefaultTimeoutNs;
-    options.cancel = &stopping_;
-    entry.done = false;
-    ++running;
-    LogWarn("running fence_command", {{"cluster", cluster.name()}, {"host", row.name}, {"try", entry.failures + 1}});
-    entry.thread = std::thread([this, cluster = cluster.name(), host = row.name, options, &entry] {
-      Fence(cluster, host, options, &entry);
-      entry.done = true;
-    });
+    if (entry.running || clock_->BootNs() < entry.next_ns) continue;
+    if (entry.leave == nullptr) {
+      Ask(cluster.name(), row.name, &entry);
+    } else if (entry.leave->answer == Leave::kYes) {
+      Begin(cluster, row.name, &entry);
+      ++busy;
+    } else if (entry.leave->answer == Leave::kNo) {
+      entry.leave = nullptr;
+      entry.next_ns = clock_->BootNs() + kFirstRetryNs;
+    }
   }
+}
+
+void Fencer::Ask(const std::string& cluster, const std::string& host, Entry* entry) {
+  auto leave = std::make_shared<Leave>();
+  entry->leave = leave;
+  engine_->Call(
+      [cluster, host, leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        const HostRow* row = FindFenceable(state, cluster, host);
+        if (row == nullptr || state.restoring() || !AwaitsFence(state, *row)) return absl::FailedPreconditionError("nobody waits for it any more");
+        leave->since_ns = row->state_since_ns;
+        leave->state_id = row->state_id;
+        return std::vector<pb::Event>();
+      },
+      [leave](const absl::Status& status) { leave->answer = status.ok() ? Leave::kYes : Leave::kNo; });
+}
+
+void Fencer::Begin(const pb::ClusterSpec& cluster, const std::string& host, Entry* entry) {
+  ProgramOptions options;
+  options.argv = FenceWords(cluster, host);
+  options.time_limit_ns = cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kDefaultTimeoutNs;
+  options.cancel = &entry->cancel;
+  entry->cancel = false;
+  entry->running = true;
+  ++started_;
+  LogWarn("running fence_command", {{"cluster", cluster.name()}, {"host", host}, {"try", entry->failures + 1}});
+  entry->thread = std::thread([this, cluster = cluster.name(), host, options, entry] {
+    Fence(cluster, host, options, entry);
+    entry->running = false;
+  });
 }
 
 void Fencer::Fence(const std::string& cluster, const std::string& host, const ProgramOptions& options, Entry* entry) {
   const absl::StatusOr<ProgramEnd> end = run_(options);
-  if (stopping_) return;
+  if (entry->cancel) {
+    LogWarn("fence_command was given up", {{"cluster", cluster}, {"host", host}});
+    return;
+  }
   const std::string why = end.ok() ? end->why : std::string(end.status().message());
   if (why.empty()) {
     LogWarn("fence_command says that a host is off", {{"cluster", cluster}, {"host", host}});
-    engine_->Call(
-        [cluster, host](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-          std::vector<pb::Event> events;
-          if (!MayBeFenced(state, cluster, host)) return events;   // it has spoken meanwhile
+  } else {
+    LogError("fence_command failed", {{"cluster", cluster}, {"host", host}, {"why", why}});
+    ++entry->failures;
+  }
+  engine_->Call(
+      [cluster, host, why, leave = entry->leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        std::vector<pb::Event> events;
+        const HostRow* row = FindFenceable(state, cluster, host);
+        if (row == nullptr || row->state_since_ns != leave->since_ns || row->state_id != leave->state_id) return events;   // it has spoken since
+        if (why.empty()) {
           pb::HostConfirmedOff& off = *events.emplace_back().mutable_host_confirmed_off();
           off.set_cluster(cluster);
           off.set_host(host);
           off.set_by("fence_command");
-          return events;
-        },
-        nullptr);
-  } else {
-    LogError("fence_command failed", {{"cluster", cluster}, {"host", host}, {"why", why}});
-    pb::Event event;
-    event.mutable_host_fence_failed()->set_cluster(cluster);
-    event.mutable_host_fence_failed()->set_host(host);
-    event.mutable_host_fence_failed()->set_detail(why);
-    engine_->Post(std::move(event));
-    ++entry->failures;
-  }
+        } else {
+          pb::HostFenceFailed& failed = *events.emplace_back().mutable_host_fence_failed();
+          failed.set_cluster(cluster);
+          failed.set_host(host);
+          failed.set_detail(why);
+        }
+        return events;
+      },
+      nullptr);
 }
 
 void Fencer::Stop() {
-  stopping_ = true;
+  stopped_ = true;
+  for (auto& [name, entry] : entries_) entry.cancel = true;
   for (auto& [name, entry] : entries_) {
     if (entry.thread.joinable()) entry.thread.join();
   }

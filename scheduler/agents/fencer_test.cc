@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/eventually.h"
 #include "scheduler/engine/fixture.h"
+#include "scheduler/state/builders.h"
 
 namespace muster {
 namespace {
@@ -86,13 +87,22 @@ class FencerTest : public ::testing::Test {
     std::lock_guard lock(mutex_);
     return runs_;
   }
-  // Looks until the command has been run so often.
-  void AwaitRuns(size_t count) {
-    EXPECT_TRUE(Eventually([&] {
+  // As the daemon does: asks, has the engine answer, starts.
+  void Look(int times = 1) {
+    for (int i = 0; i < times; ++i) {
       clock_.now_ns += kSecond;
       fencer_->Look();
+      while (engine_->Step()) {
+      }
+    }
+  }
+  // Looks until the command was run so often.
+  void AwaitRuns(size_t count) {
+    EXPECT_TRUE(Eventually([&] {
+      Look();
       return Runs().size() >= count;
     }));
+    EXPECT_EQ(fencer_->started(), static_cast<int64_t>(count));
   }
   HostRow Host() {
     while (engine_->Step()) {
@@ -113,21 +123,22 @@ class FencerTest : public ::testing::Test {
 };
 
 TEST_F(FencerTest, SwitchesOffWhatCannotBeReachedAndSaysSoOnce) {
-  fencer_->Look();
+  Look(3);
   Tell("h1", pb::HOST_SILENT);
-  fencer_->Look();
-  EXPECT_THAT(Runs(), IsEmpty()) << "a lease has not passed";
+  Look(3);
+  EXPECT_EQ(fencer_->started(), 0) << "a lease has not passed";
   Tell("h1", pb::HOST_UNREACHABLE);
   AwaitRuns(1);
   clock_.now_ns += kHour;
-  fencer_->Look();
-  EXPECT_THAT(Runs(), ElementsAre("/sbin/power off h1.mgmt.lab")) << "one at a time";
+  Look(3);
+  EXPECT_EQ(fencer_->started(), 1) << "one at a time";
+  EXPECT_THAT(Runs(), ElementsAre("/sbin/power off h1.mgmt.lab"));
   EXPECT_EQ(Host().confirmed_off_by, "") << "it has not ended";
   Answer("");
   EXPECT_TRUE(Eventually([&] { return Host().confirmed_off_by == "fence_command"; }));
   clock_.now_ns += kHour;
-  fencer_->Look();
-  EXPECT_EQ(Runs().size(), 1u);
+  Look(3);
+  EXPECT_EQ(fencer_->started(), 1);
 }
 
 TEST_F(FencerTest, TriesAgainLaterEachTimeAndTellsWhy) {
@@ -135,8 +146,8 @@ TEST_F(FencerTest, TriesAgainLaterEachTimeAndTellsWhy) {
   AwaitRuns(1);
   Answer("exit 1: no chassis");
   EXPECT_TRUE(Eventually([&] { return Host().fence_detail == "exit 1: no chassis"; }));
-  fencer_->Look();
-  EXPECT_EQ(Runs().size(), 1u) << "not at once";
+  Look(2);
+  EXPECT_EQ(fencer_->started(), 1) << "not at once";
   AwaitRuns(2);
   Answer("exit 1: no chassis");
   AwaitRuns(3);
@@ -147,31 +158,60 @@ TEST_F(FencerTest, TriesAgainLaterEachTimeAndTellsWhy) {
 
 TEST_F(FencerTest, DoesNothingWhileMostOfTheClusterIsSilent) {
   for (const char* host : {"h1", "h2", "h3"}) Tell(host, pb::HOST_UNREACHABLE);
-  fencer_->Look();
-  EXPECT_THAT(Runs(), IsEmpty());
+  Look(5);
+  EXPECT_EQ(fencer_->started(), 0);
 }
 
-TEST_F(FencerTest, ItsSuccessCountsForNothingOnceTheHostHasSpoken) {
+// The host speaks while the command runs, and is unreachable anew before it ends: what it switched off has been on since.
+class FencerOfAHostThatSpeaks : public FencerTest, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Looked, FencerOfAHostThatSpeaks, ::testing::Bool());
+
+TEST_P(FencerOfAHostThatSpeaks, CountsItsSuccessForNoLaterTimeOfBeingUnreachable) {
   Tell("h1", pb::HOST_UNREACHABLE);
   AwaitRuns(1);
   Tell("h1", pb::HOST_UP);
-  const uint64_t before = engine_->Snapshot()->commit;
+  if (GetParam()) Look();                      // it sees the host speak, or it doesn't
+  Tell("h1", pb::HOST_UNREACHABLE);
   Answer("");
-  EXPECT_TRUE(Eventually([&] {
-    while (engine_->Step()) {
-    }
-    return engine_->Snapshot()->commit > before;
-  })) << "its word reached the engine";
+  EXPECT_TRUE(Eventually([&] {                 // its thread has ended: the next begins
+    Look();
+    return fencer_->started() == 2;
+  }));
   EXPECT_EQ(Host().confirmed_off_by, "");
+  EXPECT_EQ(Host().fence_detail, "") << "given up is not failed";
+  Answer("");                                  // of the run for the second time
+  EXPECT_TRUE(Eventually([&] { return Host().confirmed_off_by == "fence_command"; }));
+}
+
+// An agent has seen more than this store has: another scheduler may serve it, and its hosts run.
+TEST_F(FencerTest, RunsNothingOnceNothingIsServed) {
+  Tell("h1", pb::HOST_UNREACHABLE);
+  engine_->StopServing("an agent has seen more");
+  Look(10);
+  EXPECT_EQ(fencer_->started(), 0);
 }
 
 TEST_F(FencerTest, RunsNothingForAHostThatNothingWaitsFor) {
-  pb::Event cancel;
-  cancel.mutable_job_cancel()->set_number(1);
-  engine_->Post(cancel);
   Tell("h2", pb::HOST_UNREACHABLE);
-  fencer_->Look();
-  EXPECT_THAT(Runs(), IsEmpty());
+  Look(5);
+  EXPECT_EQ(fencer_->started(), 0) << "nothing runs there";
+}
+
+TEST(AwaitsFence, AHostWhosePartIsNotOverYet) {
+  testing::SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  testing::JobBuilder builder("q");
+  builder.Workers(2);
+  builder.task()->set_when_unreachable(pb::WAIT);
+  const uint64_t job = builder.SubmitTo(&system);
+  const auto awaits = [&](const char* host) { return AwaitsFence(system.state, system.state.host(system.state.FindHost("c", host))); };
+  EXPECT_FALSE(awaits("h00"));
+  system.Do(testing::Placed(system.state, job, "c", {{"h00", {0}}, {"h01", {0}}}));
+  testing::StartAll(&system, job);
+  EXPECT_TRUE(awaits("h00"));
+  system.Do(testing::Report(system.state, job, 0, 1, 0, pb::GONE, 0));
+  EXPECT_FALSE(awaits("h00")) << "its devices are free already";
+  EXPECT_TRUE(awaits("h01"));
 }
 
 }  // namespace

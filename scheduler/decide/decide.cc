@@ -137,19 +137,24 @@ void Round::KeepHeld() {
     // What a gang with lost members still has it gives up only for its next attempt: nobody else's meanwhile.
     const size_t future_mark = future_.Mark(), mark = now_.Mark();
     const bool own = !base.wants_place() && base.may_be_lost;
-    if (own) future_.Release(base.wants, *base.current);
+    if (own) {
+      future_.Release(base.wants, *base.current);
+      now_.Release(base.wants, *base.current);
+    }
     if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) {
       future_.UndoTo(future_mark);
+      now_.UndoTo(mark);
       continue;
     }
-    if (own && AllOver(*base.current)) now_.Release(base.wants, *base.current);
     const bool starts = (base.wants_place() ? base.backoff_until_ns <= now_ns_ : base.may_be_lost) && now_.Fits(*base.spec, gang) &&
                         WithinLimits(base, base.charge, workers, use_now_);
-    if (!starts) now_.UndoTo(mark);
+    if (!starts || (own && !AllOver(*base.current))) now_.UndoTo(mark);
     if (starts) {
+      if (own && !AllOver(*base.current) && base.running()) future_.UndoTo(future_mark);   // Stop releases it
       Start(b, base.charge, workers, std::move(gang));
     } else {
       future_.Take(*base.spec, gang);
+      if (own) CloseBeside(base, gang);
       AddUse(&use_future_, base, base.charge, workers);
       waiting.emplace_back(b, std::move(gang));
     }
@@ -283,19 +288,33 @@ bool Round::StartWithSpares(int32_t b) {
   if (!WithinLimits(base, base.charge, workers, use_future_)) return false;
   std::optional<PlannedGang> gang = PlaceWithSpares(base, workers);
   if (!gang.has_value()) return false;
-  if (base.stopping) future_.Release(base.wants, *base.current);   // of what runs Stop does it
-  if (AllOver(*base.current)) {
-    const size_t mark = now_.Mark();
-    now_.Release(base.wants, *base.current);
-    if (!now_.Fits(*base.spec, *gang) || !WithinLimits(base, base.charge, workers, use_now_)) {
-      now_.UndoTo(mark);
-      Hold(b, base.charge, workers, *std::move(gang));
-      return true;
-    }
-    if (base.running()) future_.Release(base.wants, *base.current);
+  // Its reachable members stop only for a place that is there: its own devices apart, nothing is still to be given back (CONTRACTS 9).
+  const size_t mark = now_.Mark();
+  now_.Release(base.wants, *base.current);
+  const bool there = now_.Fits(*base.spec, *gang) && WithinLimits(base, base.charge, workers, use_now_);
+  const bool over = AllOver(*base.current);
+  if (!there || !over) now_.UndoTo(mark);
+  if (there && !over && base.running()) {
+    Start(b, base.charge, workers, *std::move(gang));              // Stop releases it in future_
+    return true;
   }
-  Start(b, base.charge, workers, *std::move(gang));
+  future_.Release(base.wants, *base.current);
+  if (there && over) {
+    Start(b, base.charge, workers, *std::move(gang));
+    return true;
+  }
+  const PlannedGang held = *gang;
+  Hold(b, base.charge, workers, *std::move(gang));
+  CloseBeside(base, held);
   return true;
+}
+
+// What it still has and will not need is free only once it has left: nothing of those hosts is anybody's until then.
+void Round::CloseBeside(const Base& base, const PlannedGang& gang) {
+  for (const PartRow& part : base.current->parts) {
+    const HostSlice own{part.host, part.workers, part.devices, part.device_milli};
+    if (std::find(gang.begin(), gang.end(), own) == gang.end()) future_.Close(part.host);
+  }
 }
 
 // The other members stay where they are: what their hosts have cached is of use, and nobody else can take their devices meanwhile. Where

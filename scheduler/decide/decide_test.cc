@@ -345,6 +345,38 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
   }
 }
 
+// The only spare is still another job's, which is being stopped: until it has left the gang runs on.
+TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.Workers(3).Gpus(2);
+  builder.task()->set_trainer_json("{}");
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  const uint64_t leaves = JobBuilder("q").Gpus(2).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, leaves);
+  ASSERT_EQ(TaskOf(system.state, leaves).state, pb::TASK_RUNNING);
+  system.Cancel(leaves);
+  Go(&system);
+  ASSERT_EQ(TaskOf(system.state, leaves).state, pb::TASK_STOPPING);
+  system.Step(60);
+  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[1].host).name, pb::HOST_UNREACHABLE);
+  for (int round = 0; round < 3; ++round) {
+    Go(&system);
+    EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING) << "round " << round;
+  }
+  EXPECT_NE(TaskOf(system.state, job).reservation, nullptr) << "it is the next to have that host";
+  ReportAll(&system, leaves, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  for (const size_t part : {0, 2}) system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 2u);
+}
+
 // Without a spare it keeps running where it is: its devices are not given up for a place that doesn't exist.
 TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
   SystemBuilder system;

@@ -87,6 +87,7 @@ class Round {
   // starts there or holds it.
   bool StartWithSpares(int32_t b);
   std::optional<PlannedGang> PlaceWithSpares(const Base& base, int32_t workers);
+  void CloseBeside(const Base& base, const PlannedGang& gang);
   // Its reachable members have left: what it held is free once the others are declared lost.
   bool AllOver(const AttemptRow& attempt) const;
   void Start(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);

@@ -89,7 +89,9 @@ void Entitlement::RunAlone(int32_t node) {
       leaf.alone_cells.emplace_back(charge, milli);
     }
   };
-  for (size_t u = 0; u < leaf.units.size(); ++u) {
+  // What is left of the time before a queue got queues of its own is in nobody's part.
+  const size_t units = quotas_[node].children.empty() ? leaf.units.size() : 0;
+  for (size_t u = 0; u < units; ++u) {
     if (*std::max_element(left.begin(), left.end()) < leaf.least_milli) break;
     Unit& unit = leaf.units[u];
     for (int32_t i = 0; i < unit.cells; ++i) {

@@ -46,6 +46,7 @@ constexpr int64_t kLogInterval = 30 * kMillisecond;    // of followed logs
 constexpr int64_t kPruneInterval = kHour;
 constexpr int64_t kDeviceInterval = 200 * kMillisecond; // the driver is waited for so long at once
 constexpr size_t kDeviceEventsKept = 256;
+constexpr int64_t kSameEventNs = kMinute;              // the same error of a device is told once in so long
 constexpr int64_t kLogChunkBytes = 256 << 10;
 constexpr size_t kLogQueueBytes = 4 << 20;
 constexpr size_t kLogRequests = 256;
@@ -118,6 +119,7 @@ class Agent final : public Sender {
   std::thread devices_;                              // waits for device_events_
   std::atomic<bool> stopping_ = false;
   std::vector<DeviceEvent> told_;                    // by the driver; the newest last
+  std::map<std::pair<int32_t, int32_t>, int64_t> newest_event_ns_;   // BootNs, by device and Xid: of those that were told
   std::map<int32_t, std::string> broken_;            // devices that have to be reset, and why
   uint64_t generation_ = 0;
   bool open_ = false;                                // a stream is there, welcomed or not
@@ -287,7 +289,10 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
 // A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and say nothing of the device.
 void Agent::OnDeviceEvent(const Nvml::Event& event) {
   const std::string text = absl::StrCat("Xid ", event.xid, " on GPU ", event.device);
-  const int64_t now_ns = RealClock()->WallNs();
+  const int64_t now_ns = RealClock()->WallNs(), boot_ns = RealClock()->BootNs();
+  const auto [newest, first] = newest_event_ns_.try_emplace({event.device, event.xid}, boot_ns);
+  if (!first && boot_ns - newest->second < kSameEventNs) return;   // a storm says no more than its first
+  newest->second = boot_ns;
   LogWarn("critical error of a device", {{"device", event.device}, {"xid", event.xid}});
   told_.push_back({event.device, text, now_ns});
   if (told_.size() > kDeviceEventsKept) told_.erase(told_.begin());
@@ -300,7 +305,7 @@ void Agent::OnDeviceEvent(const Nvml::Event& event) {
   if (connection_ != nullptr) connection_->Restart();
 }
 
-// By rank what the driver said of its devices since the attempt began.
+// By rank what the driver said of its devices.
 DeviceEvents Agent::EventsOf(const AttemptRecord& record) const {
   DeviceEvents events;
   const v1::Placement& here = record.prepare.here();
@@ -308,8 +313,7 @@ DeviceEvents Agent::EventsOf(const AttemptRecord& record) const {
   for (int32_t rank = here.first_group_rank() * processes; !told_.empty() && rank < (here.first_group_rank() + here.workers()) * processes; ++rank) {
     const auto [first, last] = RankDevices(rank, processes, here.first_group_rank(), here.workers(), here.devices_size());
     for (const DeviceEvent& event : told_) {
-      if (event.at_ns < record.start_ns || record.start_ns == 0) continue;
-      if (std::find(here.devices().begin() + first, here.devices().begin() + last, event.device) != here.devices().begin() + last) events[rank].push_back(event.text);
+      if (std::find(here.devices().begin() + first, here.devices().begin() + last, event.device) != here.devices().begin() + last) events[rank].emplace_back(event.at_ns, event.text);
     }
   }
   return events;
@@ -321,6 +325,7 @@ void Agent::WatchCommanded(const AttemptId& id) {
   const auto known = watched_.find(id);
   if (record == nullptr) {
     Unwatch(id);
+    processes_.RemoveCgroup(id);
   } else if (record->gone()) {
     processes_.ReleasePort(id);
   } else if (known == watched_.end() || known->second.pid == 0) {
@@ -346,7 +351,9 @@ void Agent::WatchAttempts() {
     if (!record.gone()) live.push_back(id);
     // After our restart: progress lines of attempts that ended meanwhile are still to be told.
     if (record.gone() && record.claim == Claim::kStarted && known == watched_.end()) live.push_back(id);
-    if (record.gone()) processes_.ReleasePort(id);
+    if (!record.gone()) continue;
+    processes_.ReleasePort(id);
+    processes_.RemoveCgroup(id);       // a shim that came too late, or a stop that came first, may have left it
   }
   for (const auto& [id, watched] : watched_) {
     if (reconciler_->Find(id) == nullptr) over.push_back(id);

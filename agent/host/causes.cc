@@ -30,14 +30,18 @@ v1::Cause CauseOf(FailureClass cls) {
 
 }  // namespace
 
-void TellCauses(const std::string& logs, const DeviceEvents& events, std::vector<v1::WorkerExit>* exits) {
+void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns, std::vector<v1::WorkerExit>* exits) {
   for (v1::WorkerExit& exit : *exits) {
     if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
     if (!exit.own() && !exit.detail().empty()) continue;   // the shim said why; one of the release before says nothing else of a program's own end
     int64_t dropped = 0;
     const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
     EndFacts facts{.exit_code = exit.exit_code(), .signal = exit.signal(), .cgroup_oom = exit.oom(), .events = {}, .tail = {}};
-    if (const auto told = events.find(exit.rank()); told != events.end()) facts.events.assign(told->second.begin(), told->second.end());
+    if (const auto told = events.find(exit.rank()); told != events.end()) {
+      for (const auto& [at_ns, words] : told->second) {
+        if (at_ns >= start_ns) facts.events.push_back(words);
+      }
+    }
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find('\n', at), text.size());
       facts.tail.push_back(std::string_view(text).substr(at, end - at));

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "agent/shim/durable.h"
+#include "agent/shim/format.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
@@ -25,6 +27,7 @@ namespace muster::agent {
 namespace {
 
 constexpr char kNone[] = "none";
+constexpr char kBasesFile[] = "cgroups", kBasesName[] = "muster-agent-cgroups";
 
 std::string Hash(std::string_view text) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
@@ -77,9 +80,14 @@ int WriteTo(const std::string& path, const std::string& text) {
 int Probe(const std::string& directory, const std::string& name) {
   const std::string path = absl::StrCat(directory, "/", name);
   if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return errno;
-  const int error = ::access((path + "/cgroup.procs").c_str(), W_OK) == 0 ? 0 : errno;
+  // Whether a process may be moved there depends on both groups: one tries.
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(shim::EnterCgroups({path, ""}));
+  int status = 0;
+  while (pid > 0 && ::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
   ::rmdir(path.c_str());
-  return error;
+  return pid < 0 ? EAGAIN : WIFEXITED(status) ? WEXITSTATUS(status) : EIO;
 }
 
 bool HasWord(const std::string& path, absl::string_view word) {
@@ -92,6 +100,28 @@ bool HasWord(const std::string& path, absl::string_view word) {
 }  // namespace
 
 HostCgroups::HostCgroups(const std::string& directory, const std::string& owner) : prefix_(absl::StrCat("muster-", Hash(owner), "-")) {
+  Find(directory);
+  RememberBases(owner);
+}
+
+void HostCgroups::RememberBases(const std::string& owner) {
+  const std::string file = owner + "/" + kBasesFile;
+  std::string text, error;
+  std::vector<shim::Line> lines;
+  if (shim::ReadSmallFile(file, &text) == 0 && shim::ParseFile(text, kBasesName, &lines, &error)) {
+    for (const shim::Line& line : lines) bases_.push_back({line.Get("unified"), line.Get("memory")});
+  }
+  const shim::Cgroups here{unified_, memory_};
+  const auto same = [&](const shim::Cgroups& base) { return base.unified == here.unified && base.memory == here.memory; };
+  if (!here.any() || std::any_of(bases_.begin(), bases_.end(), same)) return;
+  bases_.push_back(here);
+  lines.push_back(shim::Line{"base"}.Add("unified", here.unified).Add("memory", here.memory));
+  if (const int failed = shim::ReplaceFile(owner, kBasesFile, shim::FormatFile(kBasesName, lines)); failed != 0) {
+    LogWarn("an agent that is started elsewhere won't find this one's control groups", {{"file", file}, {"error", strerror(failed)}});
+  }
+}
+
+void HostCgroups::Find(const std::string& directory) {
   if (directory == kNone) {
     described_ = "no control groups, as told";
     return;
@@ -114,15 +144,30 @@ HostCgroups::HostCgroups(const std::string& directory, const std::string& owner)
   described_ = absl::StrCat("control groups (version 2)", unified_memory_ ? ", with memory limits" : !memory_.empty() ? ", memory limits by version 1" : ", no memory limits");
 }
 
-shim::Cgroups HostCgroups::Of(const std::string& attempt) const {
+shim::Cgroups HostCgroups::Below(const shim::Cgroups& base, const std::string& attempt) const {
   shim::Cgroups groups;
-  if (!unified_.empty()) groups.unified = absl::StrCat(unified_, "/", prefix_, attempt);
-  if (!memory_.empty()) groups.memory = absl::StrCat(memory_, "/", prefix_, attempt);
+  if (!base.unified.empty()) groups.unified = absl::StrCat(base.unified, "/", prefix_, attempt);
+  if (!base.memory.empty()) groups.memory = absl::StrCat(base.memory, "/", prefix_, attempt);
   return groups;
 }
 
+bool HostCgroups::Kill(const std::string& attempt) const {
+  bool any = false;
+  for (const shim::Cgroups& base : bases_) {
+    const shim::Cgroups groups = Below(base, attempt);
+    if (!shim::CgroupPopulated(groups)) continue;
+    shim::KillCgroup(groups);
+    any = true;
+  }
+  return any;
+}
+
+void HostCgroups::Remove(const std::string& attempt) const {
+  for (const shim::Cgroups& base : bases_) shim::RemoveCgroups(Below(base, attempt));
+}
+
 shim::Cgroups HostCgroups::Make(const std::string& attempt, int64_t memory_bytes) const {
-  shim::Cgroups groups = Of(attempt);
+  shim::Cgroups groups = Below({unified_, memory_}, attempt);
   if (memory_bytes == 0) groups.memory.clear();
   for (std::string* directory : {&groups.unified, &groups.memory}) {
     if (directory->empty() || ::mkdir(directory->c_str(), 0755) == 0 || errno == EEXIST) continue;
@@ -144,26 +189,26 @@ shim::Cgroups HostCgroups::Make(const std::string& attempt, int64_t memory_bytes
 
 int HostCgroups::EndAllBut(const std::vector<std::string>& attempts) const {
   std::set<std::string> names;
-  for (const std::string* base : {&unified_, &memory_}) {
-    DIR* directory = base->empty() ? nullptr : ::opendir(base->c_str());
-    if (directory == nullptr) continue;
-    while (const dirent* entry = ::readdir(directory)) {
-      absl::string_view name = entry->d_name;
-      if (absl::ConsumePrefix(&name, prefix_) && std::find(attempts.begin(), attempts.end(), name) == attempts.end()) names.insert(std::string(name));
+  for (const shim::Cgroups& made : bases_) {
+    for (const std::string* base : {&made.unified, &made.memory}) {
+      DIR* directory = base->empty() ? nullptr : ::opendir(base->c_str());
+      if (directory == nullptr) continue;
+      while (const dirent* entry = ::readdir(directory)) {
+        absl::string_view name = entry->d_name;
+        if (absl::ConsumePrefix(&name, prefix_) && std::find(attempts.begin(), attempts.end(), name) == attempts.end()) names.insert(std::string(name));
+      }
+      ::closedir(directory);
     }
-    ::closedir(directory);
   }
   int lived = 0;
   const int64_t until_ns = RealClock()->MonotonicNs() + 10 * kSecond;
   for (const std::string& name : names) {
-    const shim::Cgroups groups = Of(name);
-    if (shim::CgroupPopulated(groups)) ++lived;
-    while (shim::CgroupPopulated(groups) && RealClock()->MonotonicNs() < until_ns) {
-      shim::KillCgroup(groups);
+    if (Kill(name)) ++lived;
+    while (Kill(name) && RealClock()->MonotonicNs() < until_ns) {
       const timespec pause{0, 2'000'000};
       ::nanosleep(&pause, nullptr);
     }
-    shim::RemoveCgroups(groups);
+    Remove(name);
   }
   return lived;
 }

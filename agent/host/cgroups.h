@@ -18,13 +18,16 @@ class HostCgroups {
   // No groups.
   HostCgroups() = default;
   // `directory`: of version 2, below which groups are made; empty: the agent's own group; "none": no groups. `owner` (the state
-  // directory's path) tells this agent's groups from others' on the same machine.
+  // directory's path) tells this agent's groups from others' on the same machine. Where groups were made before, as the agent may be
+  // started below another one each time, stands in the state directory.
   HostCgroups(const std::string& directory, const std::string& owner);
 
-  // The attempt's groups, by the name of its directory; nothing is made.
-  shim::Cgroups Of(const std::string& attempt) const;
   // Makes them. memory_bytes 0: no limit. What can't be made is left out, and said in the log.
   shim::Cgroups Make(const std::string& attempt, int64_t memory_bytes) const;
+  // Kills what is in the attempt's groups, wherever they were made; true: something was, so look again.
+  bool Kill(const std::string& attempt) const;
+  // Removes them, if they are empty.
+  void Remove(const std::string& attempt) const;
   // Kills and removes this agent's groups but those of `attempts`, at most for 10 s. How many had processes.
   int EndAllBut(const std::vector<std::string>& attempts) const;
 
@@ -32,7 +35,12 @@ class HostCgroups {
   const std::string& described() const { return described_; }
 
  private:
+  shim::Cgroups Below(const shim::Cgroups& base, const std::string& attempt) const;
+  void Find(const std::string& directory);
+  void RememberBases(const std::string& owner);
+
   std::string unified_, memory_;       // directories below which groups are made; empty: none
+  std::vector<shim::Cgroups> bases_;   // where they were made, now and before
   bool unified_memory_ = false;        // version 2 has the memory controller there
   std::string prefix_;                 // of their names
   std::string described_ = "no control groups";

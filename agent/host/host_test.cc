@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -189,6 +190,49 @@ TEST_F(HostTest, NvmlTellsOfDevicesAndOfTheirCriticalErrors) {
   EXPECT_EQ(ecc->device, 0);
   EXPECT_EQ(ecc->xid, 48);
   ::unsetenv("FAKE_NVML");
+}
+
+// An agent that is started elsewhere, without groups of its own, finds those of the one before, and what they hold below them.
+TEST_F(HostTest, ControlGroupsAreEmptiedWhereverTheyWereMade) {
+  const HostCgroups first("", directory_);
+  if (first.described().rfind("no control groups", 0) == 0) GTEST_SKIP() << first.described();
+  const shim::Cgroups groups = first.Make("attempt", 0);
+  ASSERT_FALSE(groups.unified.empty());
+  const std::string below = groups.unified + "/below";
+  ASSERT_EQ(::mkdir(below.c_str(), 0755), 0);
+  std::vector<pid_t> members;
+  for (const std::string& group : {groups.unified, below}) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      if (shim::EnterCgroups({group, ""}) != 0) ::_exit(1);
+      while (true) ::pause();
+    }
+    members.push_back(pid);
+    EXPECT_TRUE(Eventually([&] { return ReadFile(group + "/cgroup.procs").value_or("").find(absl::StrCat(pid)) != std::string::npos; }));
+  }
+  const HostCgroups second("none", directory_);
+  EXPECT_EQ(second.described(), "no control groups, as told");
+  EXPECT_TRUE(second.Kill("attempt"));
+  EXPECT_FALSE(second.Kill("another"));
+  for (const pid_t pid : members) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  }
+  EXPECT_TRUE(Eventually([&] { return !second.Kill("attempt"); }));
+  second.Remove("attempt");
+  EXPECT_FALSE(std::filesystem::exists(groups.unified));
+  first.Make("known", 0);
+  first.Make("forgotten", 0);
+  second.EndAllBut({"known"});
+  const auto left = [&](const char* attempt) {
+    std::string path = groups.unified;
+    return std::filesystem::exists(path.replace(path.size() - 7, 7, attempt));
+  };
+  EXPECT_TRUE(left("known"));
+  EXPECT_FALSE(left("forgotten"));
+  second.EndAllBut({});
+  EXPECT_FALSE(left("known"));
 }
 
 TEST(Ports, RangesAndBusyPorts) {
@@ -385,6 +429,7 @@ TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
       {"of a shim of the release before", 3, 1, 0, false, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
       {"a rank that wrote nothing", 4, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
       {"the driver says it", 5, 1, 0, true, false, "", v1::DEVICE_FAILURE, "exit 1: Xid 79 on GPU 3"},
+      {"the driver said it of the attempt before", 6, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
       {"killed without a word", 4, 0, 9, true, false, "killed by SIGKILL", v1::KILLED, "killed by SIGKILL"},
       {"killed by the kernel", 3, 0, 9, true, true, "killed by SIGKILL", v1::OUT_OF_MEMORY, "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
   };
@@ -396,7 +441,7 @@ TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     exits[0].set_detail(c.detail);
     exits[0].set_own(c.own);
     exits[0].set_oom(c.oom);
-    TellCauses(directory_, {{5, {"Xid 79 on GPU 3"}}}, &exits);
+    TellCauses(directory_, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}, /*start_ns=*/20, &exits);
     EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
     EXPECT_EQ(exits[0].detail(), c.told) << c.what;
   }

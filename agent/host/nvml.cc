@@ -1,7 +1,9 @@
 #include "agent/host/nvml.h"
 
 #include <dlfcn.h>
+#include <time.h>
 
+#include "common/base/log.h"
 #include "common/base/units.h"
 
 namespace muster::agent {
@@ -18,6 +20,7 @@ struct EventData {                     // nvmlEventData_t
 };
 constexpr unsigned long long kDoubleBitEcc = 2, kXidCritical = 8;   // nvmlEventType…
 constexpr int32_t kXidDoubleBit = 48;
+constexpr int kTimeout = 10;           // NVML_ERROR_TIMEOUT
 
 }  // namespace
 
@@ -109,7 +112,16 @@ bool Nvml::Watch() {
 
 std::optional<Nvml::Event> Nvml::Next(int64_t timeout_ns) {
   EventData data{};
-  if (set_ == nullptr || calls_->event_wait(set_, &data, static_cast<unsigned>(timeout_ns / kMillisecond)) != 0) return std::nullopt;
+  if (set_ == nullptr) return std::nullopt;
+  if (const int error = calls_->event_wait(set_, &data, static_cast<unsigned>(timeout_ns / kMillisecond)); error != 0) {
+    if (error == kTimeout) return std::nullopt;
+    // It returns at once: a device was lost, or the driver is gone.
+    if (!failed_) LogWarn("the driver can't tell of errors", {{"nvml", error}});
+    failed_ = true;
+    const timespec pause{timeout_ns / kSecond, timeout_ns % kSecond};
+    ::nanosleep(&pause, nullptr);
+    return std::nullopt;
+  }
   for (size_t i = 0; i < handles_.size(); ++i) {
     if (handles_[i] != data.device) continue;
     return Event{static_cast<int32_t>(i), data.type == kXidCritical ? static_cast<int32_t>(data.data) : kXidDoubleBit};

@@ -41,6 +41,7 @@ class Nvml {
   std::unique_ptr<Calls> calls_;
   std::vector<void*> handles_;         // by index; nullptr: it doesn't answer
   void* set_ = nullptr;                // of events
+  bool failed_ = false;                // that was said
 };
 
 }  // namespace muster::agent

@@ -212,7 +212,10 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
   ::close(told);
-  if (error != 0) return ErrnoStatus(error, program);
+  if (error != 0) {
+    shim::RemoveCgroups(groups);
+    return ErrnoStatus(error, program);
+  }
   spawned_[record.id] = pid;
   return absl::OkStatus();
 }
@@ -259,16 +262,13 @@ void HostProcesses::ReapEnded() {
 }
 
 bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
-  const shim::Cgroups groups = cgroups_.Of(DirectoryName(id));
-  const bool populated = shim::CgroupPopulated(groups);
-  if (populated) shim::KillCgroup(groups);
-  if (populated || ended) return populated;
+  if (const bool populated = cgroups_.Kill(DirectoryName(id)); populated || ended) return populated;
   std::string text, error;
   shim::Spec spec;
   const bool older = shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) == 0 && shim::ParseSpec(text, &spec, &error);
   return shim::KillByToken(older ? spec.token : Token(id)) > 0;
 }
 
-void HostProcesses::RemoveCgroup(const AttemptId& id) { shim::RemoveCgroups(cgroups_.Of(DirectoryName(id))); }
+void HostProcesses::RemoveCgroup(const AttemptId& id) { cgroups_.Remove(DirectoryName(id)); }
 
 }  // namespace muster::agent

@@ -373,7 +373,7 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
     for (const shim::Exit& exit : exits.exits) news->exits.push_back(ToProto(exit));
   }
   // What Muster ended itself needs no cause; before the last has ended, who was stopped isn't known.
-  if (!news->stop_sent) TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events, &news->exits);
+  if (!news->stop_sent) TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events, news->start_ns.value_or(0), &news->exits);
   if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 && !text.empty()) {
     const std::optional<Line> line = shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
     if (line.has_value()) {

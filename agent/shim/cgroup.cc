@@ -1,5 +1,6 @@
 #include "agent/shim/cgroup.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -35,18 +36,47 @@ int64_t Number(const std::string& path, std::string_view name) {
   return 0;
 }
 
+bool Gone(int error) { return error == ENOENT || error == ENODEV; }
+
+// Calls `f` with every group below the directory, deepest first, and with itself.
+template <typename F>
+void ForEachGroup(const std::string& directory, F f) {
+  if (directory.empty()) return;
+  if (DIR* open = ::opendir(directory.c_str()); open != nullptr) {
+    while (const dirent* entry = ::readdir(open)) {
+      if (entry->d_type == DT_DIR && entry->d_name[0] != '.') ForEachGroup(directory + "/" + entry->d_name, f);
+    }
+    ::closedir(open);
+  }
+  f(directory);
+}
+
+// What can't be read counts as there: devices must not be called free on a guess.
 bool AnyMember(const std::string& directory) {
-  std::string text;
-  return !directory.empty() && ReadSmallFile(directory + "/cgroup.procs", &text) == 0 && !text.empty();
+  bool any = false;
+  ForEachGroup(directory, [&](const std::string& group) {
+    std::string text;
+    const int error = ReadSmallFile(group + "/cgroup.procs", &text);
+    any = any || (error == 0 ? !text.empty() : !Gone(error));
+  });
+  return any;
 }
 
 void KillMembers(const std::string& directory) {
+  ForEachGroup(directory, [](const std::string& group) {
+    std::string text;
+    if (ReadSmallFile(group + "/cgroup.procs", &text) != 0) return;
+    for (size_t at = 0; at < text.size(); at = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at) + 1) {
+      const long pid = ::strtol(text.c_str() + at, nullptr, 10);
+      if (pid > 1) ::kill(static_cast<pid_t>(pid), SIGKILL);
+    }
+  });
+}
+
+bool Populated(const std::string& unified) {
   std::string text;
-  if (directory.empty() || ReadSmallFile(directory + "/cgroup.procs", &text) != 0) return;
-  for (size_t at = 0; at < text.size(); at = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at) + 1) {
-    const long pid = ::strtol(text.c_str() + at, nullptr, 10);
-    if (pid > 1) ::kill(static_cast<pid_t>(pid), SIGKILL);
-  }
+  const int error = ReadSmallFile(unified + "/cgroup.events", &text);
+  return error == 0 ? text.find("populated 0") == std::string::npos : !Gone(error);
 }
 
 }  // namespace
@@ -65,7 +95,7 @@ int64_t OomKills(const Cgroups& cgroups) {
 }
 
 bool CgroupPopulated(const Cgroups& cgroups) {
-  return (!cgroups.unified.empty() && Number(cgroups.unified + "/cgroup.events", "populated") != 0) || AnyMember(cgroups.memory);
+  return (!cgroups.unified.empty() && Populated(cgroups.unified)) || AnyMember(cgroups.memory);
 }
 
 void KillCgroup(const Cgroups& cgroups) {
@@ -77,7 +107,8 @@ void KillCgroup(const Cgroups& cgroups) {
 bool RemoveCgroups(const Cgroups& cgroups) {
   bool gone = true;
   for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
-    if (!directory->empty() && ::rmdir(directory->c_str()) != 0 && errno != ENOENT) gone = false;
+    if (directory->empty() || ::rmdir(directory->c_str()) == 0 || errno == ENOENT) continue;
+    ForEachGroup(*directory, [&](const std::string& group) { gone = ::rmdir(group.c_str()) == 0 && gone; });
   }
   return gone;
 }

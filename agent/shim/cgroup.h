@@ -19,7 +19,7 @@ struct Cgroups {
 int EnterCgroups(const Cgroups& cgroups);
 // How many processes the kernel has killed there because a limit of its memory was reached.
 int64_t OomKills(const Cgroups& cgroups);
-// A process is there, zombies apart.
+// A process is there, in it or in a group below it, zombies apart; or that can't be told.
 bool CgroupPopulated(const Cgroups& cgroups);
 // Kills every process there once; they may take a moment to go.
 void KillCgroup(const Cgroups& cgroups);

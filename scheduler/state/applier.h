@@ -98,7 +98,8 @@ class Applier {
   void Blame(HostId id, pb::Blame blame);
   void Judge(HostId id);
   void TakeOut(HostId id, int32_t device, std::string reason, std::vector<pb::Blame> evidence);
-  void KeepQuarantines(HostId id, const pb::Inventory& said);
+  void KeepQuarantines(HostId id, const pb::Inventory& told);
+  void Reconsider(int32_t cluster);
   void ShowQuarantines(HostRow* host);
   bool MayTakeOut(HostId id, int32_t device) const;
 

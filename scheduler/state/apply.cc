@@ -70,6 +70,7 @@ void Applier::Carry(const pb::Event& event) {
     case pb::Event::kClustersConfigured:
       SetClusters(event.clusters_configured().file());
       NewRound();
+      for (int32_t c = 0; c < static_cast<int32_t>(s_.clusters_->size()); ++c) Reconsider(c);
       return;
     case pb::Event::kDrainChanged: return On(event.drain_changed());
     case pb::Event::kHostConfirmedOff: return On(event.host_confirmed_off());

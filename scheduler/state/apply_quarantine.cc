@@ -206,8 +206,13 @@ void Applier::ShowQuarantines(HostRow* host) {
 }
 
 // A host tells anew what it has: what is in quarantine stays so, unless it was replaced by another device.
-void Applier::KeepQuarantines(HostId id, const pb::Inventory& said) {
+void Applier::KeepQuarantines(HostId id, const pb::Inventory& told) {
   HostRow* host = Host(id);
+  // A device that doesn't answer has no name: it is the one that was there.
+  pb::Inventory said = told;
+  for (int32_t d = 0; d < said.devices_size() && d < host->inventory.devices_size(); ++d) {
+    if (said.devices(d).uuid().empty()) said.mutable_devices(d)->set_uuid(host->inventory.devices(d).uuid());
+  }
   std::vector<std::pair<int32_t, std::string>> fell;   // that were healthy by its own word
   for (int32_t d = 0; d < said.devices_size() && d < host->inventory.devices_size(); ++d) {
     const pb::Device& before = host->inventory.devices(d);
@@ -216,10 +221,11 @@ void Applier::KeepQuarantines(HostId id, const pb::Inventory& said) {
     fell.emplace_back(d, said.devices(d).fault().empty() ? "its host calls it unhealthy" : said.devices(d).fault());
   }
   host->inventory = said;
+  size_t gone = 0;
   if (!host->quarantines.empty()) {
-    std::erase_if(host->quarantines, [&](pb::Quarantine& row) {
+    gone = std::erase_if(host->quarantines, [&](pb::Quarantine& row) {
       if (row.device() < 0) return false;
-      if (row.device() < said.devices_size() && said.devices(row.device()).uuid() == row.uuid()) return false;
+      if (row.device() < said.devices_size() && (row.uuid().empty() || said.devices(row.device()).uuid() == row.uuid())) return false;
       for (int32_t d = 0; d < said.devices_size() && !row.uuid().empty(); ++d) {
         if (said.devices(d).uuid() != row.uuid()) continue;
         row.set_device(d);
@@ -235,11 +241,34 @@ void Applier::KeepQuarantines(HostId id, const pb::Inventory& said) {
     ShowQuarantines(host);
   }
   for (const auto& [device, why] : fell) BlameHolder(id, device, why);
+  if (gone > 0) Reconsider(s_.host(id).cluster);
+}
+
+// What would have been too much may not be any more; and where quarantine is off there is none.
+void Applier::Reconsider(int32_t cluster) {
+  const bool off = QuarantineRuleOf(s_, cluster).off();
+  for (const HostId id : *s_.host_order_) {
+    if (s_.host(id).cluster != cluster || s_.host(id).quarantines.empty()) continue;
+    bool changed = off;
+    if (off) Host(id)->quarantines.clear();
+    for (size_t i = 0; i < s_.host(id).quarantines.size(); ++i) {
+      if (!s_.host(id).quarantines[i].withheld() || !MayTakeOut(id, s_.host(id).quarantines[i].device())) continue;
+      Host(id)->quarantines[i].set_withheld(false);
+      changed = true;
+    }
+    if (!changed) continue;
+    ShowQuarantines(Host(id));
+    NewRound();
+    RefreshHost(id);
+  }
 }
 
 void Applier::On(const pb::HostFaultSeen& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
-  if (id == kNoHost || e.fault().at_ns() <= s_.host(id).fault_ns) return;
+  if (id == kNoHost) return;
+  // Repetitions are not counted again. A clock that was set back by more than they last begins anew.
+  const int64_t newest_ns = s_.host(id).fault_ns;
+  if (e.fault().at_ns() <= newest_ns && e.fault().at_ns() > newest_ns - kDay) return;
   if (e.fault().device() < -1 || e.fault().device() >= s_.host(id).inventory.devices_size()) return;
   Host(id)->fault_ns = e.fault().at_ns();
   BlameHolder(id, e.fault().device(), e.fault().detail());
@@ -302,16 +331,7 @@ void Applier::On(const pb::QuarantineReleased& e) {
   ShowQuarantines(host);
   NewRound();
   RefreshHost(id);
-  // What would have been too much may not be any more.
-  for (const HostId other : *s_.host_order_) {
-    if (s_.host(other).cluster != s_.host(id).cluster) continue;
-    for (size_t i = 0; i < s_.host(other).quarantines.size(); ++i) {
-      if (!s_.host(other).quarantines[i].withheld() || !MayTakeOut(other, s_.host(other).quarantines[i].device())) continue;
-      Host(other)->quarantines[i].set_withheld(false);
-      ShowQuarantines(Host(other));
-      RefreshHost(other);
-    }
-  }
+  Reconsider(s_.host(id).cluster);
 }
 
 }  // namespace muster

@@ -66,6 +66,7 @@ void Applier::On(const pb::HostHello& e) {
   if (id == kNoHost) return;
   HostRow* host = Host(id);
   host->state_id = e.state_id();
+  if (host->boot_id != e.boot_id()) host->fault_ns = 0;   // its clock may have been set
   host->boot_id = e.boot_id();
   KeepQuarantines(id, e.inventory());
   SetHostState(host, pb::HOST_UP);

@@ -260,6 +260,32 @@ TEST_F(Quarantine, ADeviceThatFallsIllAgainAndAgainIsTakenOutAlthoughItRecovers)
   EXPECT_FALSE(Out("h00", 2));
 }
 
+TEST_F(Quarantine, FollowsTheRuleOfTheClustersFile) {
+  for (int h = 0; h < 3; ++h) {
+    for (int i = 0; i < 3; ++i) Ends(Submit(), absl::StrCat("h0", h), 0, pb::HOST_FAILURE);
+  }
+  EXPECT_FALSE(Host("h02").quarantined());
+  pb::QuarantineRule rule;
+  rule.set_max_percent(50);
+  system.Rule("c", rule);
+  EXPECT_TRUE(Host("h02").quarantined()) << "more may be taken out now";
+  rule.set_off(true);
+  system.Rule("c", rule);
+  for (int h = 0; h < 3; ++h) EXPECT_TRUE(Host(absl::StrCat("h0", h)).usable());
+  EXPECT_FALSE(Out("h00", 0));
+  EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
+}
+
+TEST_F(Quarantine, AFaultCountsAlthoughTheHostsClockWasSetBack) {
+  const int64_t ahead_ns = 400 * kDay;
+  Fault("h00", 2, ahead_ns);
+  Fault("h00", 2, ahead_ns - 1);
+  ASSERT_EQ(Host("h00").blames.size(), 1u);
+  second_ += 7200;                      // another incident, and the clock is right by now
+  Fault("h00", 2, kDay);
+  EXPECT_TRUE(Out("h00", 2));
+}
+
 TEST_F(Quarantine, OfADeviceEndsWithTheDevice) {
   const auto hello = [&](const std::string& uuid) {
     pb::Event event;
@@ -276,6 +302,9 @@ TEST_F(Quarantine, OfADeviceEndsWithTheDevice) {
   Ends(Submit(), "h00", 1);
   hello("GPU-old");
   EXPECT_TRUE(Out("h00", 1)) << "its host came back";
+  hello("");
+  EXPECT_TRUE(Out("h00", 1)) << "it doesn't even say its name";
+  EXPECT_EQ(Host("h00").inventory.devices(1).uuid(), "GPU-old");
   hello("GPU-new");
   EXPECT_FALSE(Out("h00", 1));
 }

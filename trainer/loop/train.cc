@@ -16,6 +16,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Logging.h>
 
 #include "absl/strings/numbers.h"
@@ -684,6 +685,7 @@ int Train(const TrainOptions& options) {
     problems.push_back({"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
   }
   if (!problems.empty()) return Refuse(options.config_path, problems);
+  if (device.is_cuda()) c10::cuda::set_device(device.index());  // what names no device means this rank's
 
   // The disk works while ranks meet and memory is made.
   std::thread read_ahead;

@@ -204,7 +204,7 @@ void FlatParam::GatherFromHost() {
   static const c10::cuda::CUDAStream copies = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, params_.device().index());
   // Whoever had the slot before is done with it where the computing stream stands now.
   c10::Event free(at::kCUDA);
-  free.record(c10::cuda::getCurrentCUDAStream().unwrap());
+  free.record(c10::cuda::getCurrentCUDAStream(params_.device().index()).unwrap());
   const c10::cuda::CUDAStreamGuard guard(copies);
   free.block(copies.unwrap());
   if (world_->shard().size == 1) {
@@ -219,7 +219,7 @@ void FlatParam::GatherFromHost() {
 
 void FlatParam::FinishGather() {
   if (copied_) {
-    const c10::cuda::CUDAStream computing = c10::cuda::getCurrentCUDAStream();
+    const c10::cuda::CUDAStream computing = c10::cuda::getCurrentCUDAStream(params_.device().index());
     copied_->block(computing.unwrap());
     copied_.reset();
     if (staging_.defined()) staging_.record_stream(computing.unwrap());
@@ -287,7 +287,7 @@ void FlatParam::Wait(c10::intrusive_ptr<c10d::Work>& work) {
   if (params_.is_cuda()) {
     // The host goes on; what stands still is the stream.
     auto& [before, after] = stalls_.emplace_back(c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT));
-    const c10::Stream computing = c10::cuda::getCurrentCUDAStream().unwrap();
+    const c10::Stream computing = c10::cuda::getCurrentCUDAStream(params_.device().index()).unwrap();
     before.record(computing);
     work->wait();
     after.record(computing);

@@ -137,6 +137,7 @@ void World::WatchFailures(std::function<void(const std::string&)> on_failure) {
   watch_ = std::thread([this, on_failure = std::move(on_failure)] {
     std::string found;
     try {
+      if (device_.is_cuda()) c10::cuda::set_device(device_.index());  // a failure gives up its kernels from this thread
       const c10::intrusive_ptr<c10d::Store> store = MeetStore(/*serve=*/false);
       std::unique_lock lock(watch_mutex_);
       while (watching_ && !watch_stops_.wait_for(lock, kWatchInterval, [&] { return !watching_; })) {

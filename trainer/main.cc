@@ -1,5 +1,6 @@
 // muster-trainer: trains Llama-like models. Subcommands train, estimate, prepare, export and convert; --schema, --schema-hash, --version.
 #include <malloc.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -78,6 +79,14 @@ int Prepare(int argc, char** argv) {
   return 1;
 }
 
+// A checkpoint of many ranks is read from as many files, and ranks have a connection each.
+void AllowManyFiles() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int Main(int argc, char** argv) {
   if (argc < 2) return Usage("say what to do");
   const std::string command = argv[1];
@@ -95,6 +104,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (command == "prepare") return Prepare(argc, argv);
+  AllowManyFiles();
   if (command == "train") {
     TrainOptions options;
     const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}, {"--profile", &options.profile}});

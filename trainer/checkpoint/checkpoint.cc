@@ -138,7 +138,7 @@ absl::StatusOr<const SafetensorsFile*> Checkpoint::OpenFile(int file) const {
 
 absl::Status Checkpoint::VerifyFiles(int rank, int size) const {
   for (size_t i = static_cast<size_t>(rank); i < files_.size(); i += static_cast<size_t>(size)) {
-    absl::StatusOr<MappedFile> file = MappedFile::Open(path_ + "/" + files_[i].name);
+    absl::StatusOr<MappedFile> file = MappedFile::Open(path_ + "/" + files_[i].name, /*for_copies=*/true);
     if (!file.ok()) return file.status();
     const std::span<const uint8_t> bytes = file->bytes();
     if (bytes.size() != files_[i].size_bytes) {

@@ -71,7 +71,7 @@ absl::Status FetchObject(const std::string& path, Descriptor& file) {
 
 }  // namespace
 
-absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
+absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path, bool for_copies) {
   Descriptor file;
   if (IsObject(path)) {
     if (absl::Status s = FetchObject(path, file); !s.ok()) return s;
@@ -88,7 +88,7 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   if (data == MAP_FAILED) return Errno("cannot map", path);
   mapped.data_ = static_cast<const uint8_t*>(data);
   mapped.size_bytes_ = static_cast<size_t>(info.st_size);
-  mapped.fd_ = std::exchange(file.fd, -1);
+  if (for_copies) mapped.fd_ = std::exchange(file.fd, -1);
   return mapped;
 }
 

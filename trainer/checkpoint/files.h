@@ -20,7 +20,8 @@ namespace muster::trainer {
 // A whole file mapped read-only. Movable; the bytes live as long as the object. An empty file maps to an empty span.
 class MappedFile {
  public:
-  static absl::StatusOr<MappedFile> Open(const std::string& path);
+  // `for_copies`: keeps the file open, as Copy needs it; otherwise it takes no descriptor, so that a corpus may have any number of files.
+  static absl::StatusOr<MappedFile> Open(const std::string& path, bool for_copies = false);
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
   MappedFile& operator=(MappedFile&& other) noexcept {
@@ -36,7 +37,8 @@ class MappedFile {
   void Fetch(std::span<const uint8_t> part) const;
   // Gives back the memory that reading `part` of bytes() took; it may be read again. For reading big files in little memory.
   void Release(std::span<const uint8_t> part) const;
-  // Copies `part` of bytes() to `out`, by a read: of much at once that is faster than touching mapped pages, and maps none.
+  // Copies `part` of bytes() to `out`, by a read: of much at once that is faster than touching mapped pages, and maps none; and
+  // a disk's error is a status, where it would end a process that touches the page.
   absl::Status Copy(std::span<const uint8_t> part, uint8_t* out) const;
 
  private:

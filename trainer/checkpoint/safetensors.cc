@@ -125,7 +125,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Of(MappedFile file) {
 }
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+  absl::StatusOr<MappedFile> file = MappedFile::Open(path, /*for_copies=*/true);
   if (!file.ok()) return file.status();
   constexpr std::string_view kPointer = "version https://git-lfs";
   const std::span<const uint8_t> bytes = file->bytes();

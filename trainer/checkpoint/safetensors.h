@@ -41,7 +41,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
-  // Takes over what is mapped already.
+  // Takes over what is mapped already, for copies if it is read by them.
   static absl::StatusOr<SafetensorsFile> Of(MappedFile file);
   const SafetensorsHeader& header() const { return header_; }
   const MappedFile& file() const { return file_; }

@@ -61,6 +61,14 @@ std::unique_ptr<Packer> Make(const TokenShards& shards, PackingOptions options) 
   return *std::move(packer);
 }
 
+TEST_F(Packing, OpenShardsTakeNoDescriptors) {
+  const auto descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  const auto before = descriptors();
+  const TokenShards shards = Write({4, 2, 5, 2}, /*masked=*/true);
+  EXPECT_EQ(descriptors(), before);
+  EXPECT_EQ(shards.num_documents(), 4);
+}
+
 TEST_F(Packing, EveryEpochHoldsEveryDocumentOnceInAnotherOrder) {
   const TokenShards shards = Write({4, 2, 5, 2, 6, 10, 3, 7});  // 39 tokens
   const auto packer = Make(shards, {.max_length = 1, .seed = 7});

@@ -97,11 +97,6 @@ MappedFile::~MappedFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void MappedFile::Fetch(std::span<const uint8_t> part) const {
-  const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE)), from = reinterpret_cast<uintptr_t>(part.data()) / page * page;
-  ::madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(part.data()) + part.size() - from, MADV_POPULATE_READ);  // a kernel before 5.14 refuses
-}
-
 void MappedFile::Release(std::span<const uint8_t> part) const {
   // Whole pages inside it; the neighbours' bytes stay.
   const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
@@ -132,13 +127,15 @@ void ReadAhead(const std::string& path, size_t most_bytes) {
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes) {
-  absl::StatusOr<MappedFile> mapped = MappedFile::Open(path);
+  absl::StatusOr<MappedFile> mapped = MappedFile::Open(path, /*for_copies=*/true);
   if (!mapped.ok()) return mapped.status();
   const std::span<const uint8_t> bytes = mapped->bytes();
   if (bytes.size() > limit_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes.size(), " bytes; at most ", limit_bytes, " are read"));
   }
-  return std::string(bytes.begin(), bytes.end());
+  std::string text(bytes.size(), '\0');
+  if (absl::Status s = mapped->Copy(bytes, reinterpret_cast<uint8_t*>(text.data())); !s.ok()) return absl::DataLossError(absl::StrCat(path, ": ", s.message()));
+  return text;
 }
 
 absl::StatusOr<DurableFile> DurableFile::Create(const std::string& path) {

@@ -33,8 +33,6 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const uint8_t> bytes() const { return {data_, size_bytes_}; }
-  // Maps the pages of `part` at once, which is faster than one by one as they are touched.
-  void Fetch(std::span<const uint8_t> part) const;
   // Gives back the memory that reading `part` of bytes() took; it may be read again. For reading big files in little memory.
   void Release(std::span<const uint8_t> part) const;
   // Copies `part` of bytes() to `out`, by a read: of much at once that is faster than touching mapped pages, and maps none; and

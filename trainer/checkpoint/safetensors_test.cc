@@ -23,6 +23,19 @@ std::vector<uint8_t> File(const std::string& header, size_t data_bytes, int64_t 
   return file;
 }
 
+TEST(MappedFile, WhatCantBeReadIsAStatus) {
+  const std::string path = std::filesystem::temp_directory_path() / ("mapped_test." + std::to_string(::getpid()));
+  ASSERT_TRUE(WriteFileDurably(path, std::string(10000, 'x')).ok());
+  const absl::StatusOr<MappedFile> file = MappedFile::Open(path, /*for_copies=*/true);
+  ASSERT_TRUE(file.ok());
+  std::vector<uint8_t> out(file->bytes().size());
+  EXPECT_TRUE(file->Copy(file->bytes(), out.data()).ok());
+  EXPECT_EQ(out, std::vector<uint8_t>(10000, 'x'));
+  std::filesystem::resize_file(path, 5000);  // touching the last page would end the process now, as a disk's error does
+  EXPECT_EQ(file->Copy(file->bytes(), out.data()).code(), absl::StatusCode::kDataLoss);
+  std::filesystem::remove(path);
+}
+
 TEST(Safetensors, MalformedFilesAreRefusedWithTheReason) {
   struct Case {
     const char* name;

@@ -101,7 +101,7 @@ int Export(const ConvertOptions& options) {
     Flats adapters;
     if (base != nullptr) {
       for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) {
-        adapters.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.dtype = dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
+        adapters.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.dtype = meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
         if (absl::Status s = checkpoint->Read(*adapters.back()); !s.ok()) return s;
         adapters.back()->StartGather();
       }
@@ -111,7 +111,7 @@ int Export(const ConvertOptions& options) {
       const Segment& wanted = layouts[flat].segments()[segment];
       if (base == nullptr) return checkpoint->ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
       base->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
-      if (dtype == "bf16") out.copy_(out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
+      if (meta.dtype == "bf16") out.copy_(out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
       return absl::OkStatus();
     };
     const std::string unfinished = options.output + ".unfinished";

@@ -112,6 +112,19 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(trainer_bi
     subprocess.run([trainer_bin, "export", "--checkpoint", one.checkpoint(STEPS), "--output", tmp_path / "found", "--init", tmp_path / "moved"], check=True)
 
 
+def test_convert_merges_what_was_trained_whatever_it_writes(trainer_bin, tokens, tmp_path):
+    init = make_init(tmp_path / "init")
+    for trained, other in (("bf16", "fp32"), ("fp32", "bf16")):
+        folder = tmp_path / trained
+        with Gang(trainer_bin, config(init, tokens, folder / "model", dtype=trained, max_steps=3, save_steps=3), 1, folder / "run") as gang:
+            gang.finish()
+        for dtype in (trained, other):
+            subprocess.run([trainer_bin, "convert", "--input", gang.checkpoint(3), "--output", folder / dtype, "--dtype", dtype], check=True, capture_output=True)
+        found = {dtype: load_file(folder / dtype / "model.safetensors") for dtype in (trained, other)}
+        for name, tensor in found["fp32"].items():
+            assert torch.equal(tensor.to(torch.bfloat16), found["bf16"][name]), (trained, name)
+
+
 def test_bad_adapters_are_refused(trainer_bin, tokens, tmp_path):
     init = make_init(tmp_path / "init")
     for lora, wanted in (({"rank": 4, "target_modules": ["norm"]}, "norm means no linear"), ({"r": 4}, "trainer.lora.r: use rank")):

@@ -22,9 +22,6 @@ using nlohmann::json;
 // Bytes of a file that are read and checked at once.
 constexpr size_t kChunkBytes = size_t{1} << 20;
 
-// Of each file, at most so much is read ahead: the page cache belongs to others as well.
-constexpr size_t kReadAheadBytes = size_t{4} << 30;
-
 int64_t StepOf(const std::string& path) {
   int64_t step = -1;
   return absl::SimpleAtoi(absl::StripPrefix(fs::path(path).filename().string(), "step-"), &step) ? step : -1;
@@ -198,15 +195,17 @@ absl::Status Checkpoint::Read(FlatParam& flat) const {
   return absl::OkStatus();
 }
 
-void ReadAheadOf(const std::string& path, int rank, int size) {
+void ReadAheadOf(const std::string& path, int rank, int size, size_t most_bytes) noexcept try {
   if (IsObject(path)) return;
   std::error_code error;
   std::vector<std::string> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
+  for (fs::directory_iterator it(path, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+    if (it->path().extension() == ".safetensors") files.push_back(it->path().string());
   }
   std::sort(files.begin(), files.end());  // in the order of the index
-  for (size_t i = static_cast<size_t>(rank); i < files.size(); i += static_cast<size_t>(size)) ReadAhead(files[i], kReadAheadBytes);
+  for (size_t i = static_cast<size_t>(rank); i < files.size() && most_bytes > 0; i += static_cast<size_t>(size)) most_bytes -= ReadAhead(files[i], most_bytes);
+} catch (const std::exception&) {
+  // A hint; what is wrong shows when it is read.
 }
 
 LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates) {

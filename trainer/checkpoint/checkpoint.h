@@ -64,9 +64,9 @@ class Checkpoint {
   mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;
 };
 
-// Has the kernel begin to read the files that VerifyFiles(rank, size) of the checkpoint at `path` will; whether it is a good one shows
-// then. It takes a while, but waits for no disk.
-void ReadAheadOf(const std::string& path, int rank, int size);
+// Has the kernel begin to read the files that VerifyFiles(rank, size) of the checkpoint at `path` will, at most `most_bytes` of them;
+// whether it is a good one shows then. It takes a while, but waits for no disk. Throws nothing.
+void ReadAheadOf(const std::string& path, int rank, int size, size_t most_bytes) noexcept;
 
 struct SkippedCheckpoint {
   std::string path, why;

@@ -116,14 +116,15 @@ absl::Status MappedFile::Copy(std::span<const uint8_t> part, uint8_t* out) const
   return absl::OkStatus();
 }
 
-void ReadAhead(const std::string& path, size_t most_bytes) {
-  if (IsObject(path)) return;
+size_t ReadAhead(const std::string& path, size_t most_bytes) {
+  if (IsObject(path)) return 0;
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   struct stat info{};
-  if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return;
+  if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return 0;
   constexpr off_t kAtOnce = 128 << 10;  // Linux does no more of one request than a device's read-ahead
-  const off_t end = std::min(info.st_size, static_cast<off_t>(most_bytes));
+  const off_t end = static_cast<off_t>(std::min<uint64_t>(static_cast<uint64_t>(info.st_size), most_bytes));
   for (off_t at = 0; at < end; at += kAtOnce) ::posix_fadvise(file.fd, at, kAtOnce, POSIX_FADV_WILLNEED);
+  return static_cast<size_t>(end);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes) {

@@ -45,9 +45,9 @@ class MappedFile {
   int fd_ = -1;
 };
 
-// Has the kernel begin to read the file into its cache, at most `most_bytes` of it, and waits for nothing. A hint: of an object, or
-// where it can't be done, nothing happens.
-void ReadAhead(const std::string& path, size_t most_bytes);
+// Has the kernel begin to read the file into its cache, at most `most_bytes` of it, and waits for nothing. Returns how many bytes it
+// asked for. A hint: of an object, or where it can't be done, nothing happens.
+size_t ReadAhead(const std::string& path, size_t most_bytes);
 
 // Reads a text file of at most `limit_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes = size_t{64} << 20);

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -22,6 +23,15 @@ MemoryUse ReadMemoryUse(at::Device device) {
     if (to != nullptr) *to = std::stoll(line.substr(line.find(':') + 1)) * 1024;
   }
   return use;
+}
+
+int64_t AvailableHostBytes() {
+  constexpr std::string_view kKey = "MemAvailable:";
+  std::ifstream all("/proc/meminfo");
+  for (std::string line; std::getline(all, line);) {
+    if (line.starts_with(kKey)) return std::stoll(line.substr(kKey.size())) * 1024;
+  }
+  return 0;
 }
 
 }  // namespace muster::trainer

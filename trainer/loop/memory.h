@@ -12,4 +12,7 @@ struct MemoryUse {
 };
 MemoryUse ReadMemoryUse(at::Device device);
 
+// What this host could give to new work without swapping; 0 if it doesn't say.
+int64_t AvailableHostBytes();
+
 }  // namespace muster::trainer

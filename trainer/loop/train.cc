@@ -690,7 +690,9 @@ int Train(const TrainOptions& options) {
   // The disk works while ranks meet and memory is made.
   std::thread read_ahead;
   if (!setup.surroundings.resume_from.empty()) {
-    read_ahead = std::thread([path = setup.surroundings.resume_from.front(), rank = info->rank, size = info->size] { ReadAheadOf(path, rank, size); });
+    // A quarter of what is free for all ranks of the host: the page cache belongs to others as well.
+    const auto most = static_cast<size_t>(AvailableHostBytes() / 4 / info->local_size);
+    read_ahead = std::thread([path = setup.surroundings.resume_from.front(), rank = info->rank, size = info->size, most] { ReadAheadOf(path, rank, size, most); });
   }
   at::NoGradGuard no_grad;
   ops::fused::Allow(!setup.config.reference_ops);

@@ -61,10 +61,12 @@ def s3_server(bucket: str):
 
 
 class Gang:
-    """The ranks of one attempt. Use as a context manager: none outlives it."""
+    """The ranks of one attempt. Use as a context manager: none outlives it.
+
+    `resume_from`: checkpoints, the best first; None: the run looks for them itself. Without `checkpoints` it has no place for them."""
 
     def __init__(self, trainer_bin: str, config: dict, ranks: int, folder: Path, *, resume_from=(), dump_tokens: Path | None = None,
-                 interval_s: float = 0, keep: int = 100, **environment: str):
+                 interval_s: float = 0, keep: int = 100, checkpoints: bool = True, **environment: str):
         folder.mkdir(parents=True)
         self.folder, self.ranks = folder, ranks
         self.checkpoints = folder / "checkpoints"
@@ -87,8 +89,8 @@ class Gang:
                 command += ["--dump-tokens", str(dump_tokens)]
             env = clean_environment(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), MUSTER_CHECKPOINT_DIR=str(self.checkpoints),
-                MUSTER_RESUME_FROM=",".join(map(str, resume_from)), MUSTER_CHECKPOINT_KEEP=str(keep),
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), MUSTER_CHECKPOINT_DIR=str(self.checkpoints) if checkpoints else "",
+                **({} if resume_from is None else {"MUSTER_RESUME_FROM": ",".join(map(str, resume_from))}), MUSTER_CHECKPOINT_KEEP=str(keep),
                 MUSTER_CHECKPOINT_INTERVAL_S=str(interval_s), MUSTER_PROGRESS_SOCKET=f"{self._socket_folder}/s", **environment)
             with open(folder / f"{rank}.err", "wb") as err, open(folder / f"{rank}.out", "wb") as out:
                 self.processes.append(subprocess.Popen(

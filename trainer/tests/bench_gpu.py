@@ -27,7 +27,7 @@ def measure(trainer_bin: str, tokens: Path, folder: Path, model: dict, settings:
     """Medians of tokens a second and mfu_causal, and the peak in GiB."""
     given = {"init": model} if isinstance(model, str) else {"model": model}
     config = given | {"data": str(tokens), "max_length": length, "global_batch_size": batch, "micro_batch_size": batch, "max_steps": STEPS, "learning_rate": 1e-5} | settings
-    with harness.Gang(trainer_bin, config, 1, folder) as gang:
+    with harness.Gang(trainer_bin, config, 1, folder, checkpoints=False) as gang:
         gang.finish()
     middle = lambda name: sorted(list(gang.metric(name).values())[2:])[(STEPS - 2) // 2]  # noqa: E731
     return {"rate": middle("tokens_per_s"), "mfu": middle("mfu_causal"), "gib": max(gang.metric("memory_peak_bytes").values()) / 2**30}

@@ -18,6 +18,7 @@ constexpr int64_t kGrain = 1 << 15;
 
 double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
   double sum = 0;
+  at::Tensor rest;  // of what isn't summed here, where it lies: asking a GPU for each part would wait for it each time
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     // In double from the first addition on: the norm may not depend on how the shards lie.
     const at::Tensor gradient = flat->ShardGradient();
@@ -25,13 +26,14 @@ double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
       sum += kernels::SumOfSquares(gradient.data_ptr<float>(), gradient.numel());
       continue;
     }
+    if (!rest.defined()) rest = at::zeros({}, gradient.options().dtype(at::kDouble));
     constexpr int64_t kChunk = 1 << 18;
     for (int64_t begin = 0; begin < gradient.numel(); begin += kChunk) {
       const at::Tensor part = gradient.narrow(0, begin, std::min(kChunk, gradient.numel() - begin)).to(at::kDouble);
-      sum += at::dot(part, part).item<double>();
+      rest.add_(at::dot(part, part));
     }
   }
-  return sum;
+  return rest.defined() ? sum + rest.item<double>() : sum;
 }
 
 double ClipCoefficient(double norm, double max_norm) {

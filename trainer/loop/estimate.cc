@@ -1,6 +1,7 @@
 #include "trainer/loop/estimate.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 
 #include "absl/strings/numbers.h"
@@ -77,11 +78,14 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   ScheduleNeeds needs;
   needs.restore = options.recompute != Recompute::kNone;
   std::vector<int64_t> weight_slots, gradient_slots, padded;
+  // A GPU's allocator of pinned memory gives out powers of two.
+  const auto pinned = [&](int64_t bytes, bool on_host) { return gpus && on_host && bytes > 0 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))) : bytes; };
   for (size_t f = 0; f < layout.flats.size(); ++f) {
     FlatOptions flat_options = options.flats;
     flat_options.frozen = config.lora.on() && f < own;
     const FlatMemory one = MemoryOf(layout.flats[f], ranks, group, flat_options);
-    sum.weights += one.weights, sum.gradients += one.gradients, sum.masters += one.masters, sum.moments += one.moments;
+    sum.weights += pinned(one.weights, options.flats.host_weights), sum.gradients += one.gradients;
+    sum.masters += pinned(one.masters, options.flats.host_state), sum.moments += 2 * pinned(one.moments / 2, options.flats.host_state);
     padded.push_back(layout.flats[f].PaddedNumel(ranks));
     weight_slots.push_back(one.weights_in_slot ? padded.back() : 0);
     gradient_slots.push_back(one.gradients_in_slot ? padded.back() : 0);
@@ -111,8 +115,11 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   const int64_t kept = layer.Saved(options.recompute), whole = layer.Saved(Recompute::kNone);
   const int64_t chunk = std::min<int64_t>(tokens, std::max<int64_t>(1, (gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
   // Of the layer whose backward runs all is there, restored or not.
-  const int64_t layer_work = tokens * element * (whole - kept + layer.Backward());
-  const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0));
+  // On a GPU a product of bf16 that goes into a gradient is there whole in fp32 before it is added: of the MLP's joined gate and up, and of the head.
+  const int64_t product = gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
+  const int64_t layer_work = tokens * element * (whole - kept + layer.Backward()) + product * 2 * model.intermediate_size;
+  const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
+                            product * model.vocab_size;
 
   int64_t collectives = 0, holes = 0;
   if (!gpus) {

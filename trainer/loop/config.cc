@@ -69,7 +69,7 @@ const std::vector<Key>& Keys() {
       {"offload", &C::offload, "What is kept in the host's memory instead of the GPU's: nothing; optimizer: masters and moments, updated there; parameters: with zero_stage: 3, the weights as well. The numbers don't change.", false, 0, 0, false, {"none", "optimizer", "parameters"}},
       {"lora", &C::lora, "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, target_modules. The export has them merged, and in adapter/ for peft."},
       {"export", &C::export_dir, "Hugging Face directory that is written after the last step; relative to the job's directory."},
-      {"cuda_graphs", &C::cuda_graphs, "On GPUs, layers are recorded as CUDA graphs and started whole, where micro-batches are of one shape. The numbers don't change."},
+      {"cuda_graphs", &C::cuda_graphs, "On GPUs, layers are recorded as CUDA graphs and started whole, where micro-batches are of one shape. The numbers don't change, but for rounding where documents are packed."},
       {"deterministic", &C::deterministic, "Refuse kernels whose result may differ from run to run."},
       {"reference_ops", &C::reference_ops, "Compute with ATen's plain operations instead of our kernels and, on GPUs, FlashAttention: slower, to tell whether those are at fault."},
       {"poison", &C::poison, "For tests: memory that sharded weights and gradients have left is filled with NaN."},

@@ -545,6 +545,10 @@ class Run {
       line["skipped"] = report.skipped;
       text += absl::StrCat(" skipped_steps=", guard_.skipped());
     }
+    if (config_.cuda_graphs && world_.device().is_cuda()) {
+      line["graph_replays"] = engine_.replayed_micro_batches();
+      text += absl::StrCat(" graph_replays=", engine_.replayed_micro_batches());
+    }
     if (report.eval_loss) {
       line["eval_loss"] = *report.eval_loss;
       std::snprintf(buffer, sizeof buffer, " eval_loss=%.17g", *report.eval_loss);

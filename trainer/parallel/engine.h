@@ -51,6 +51,9 @@ class Engine {
   // is trained afterwards.
   void GatherAll();
 
+  // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
+  int64_t replayed_micro_batches() const { return graphs_ ? graphs_->replayed() : 0; }
+
   // Bytes of the slots, for weights and for gradients.
   int64_t weight_slot_bytes() const { return weight_slot_bytes_; }
   int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }

@@ -214,6 +214,25 @@ TEST(Engine, WhatCantBeRecordedRunsByPlainLaunches) {
   ExpectSame(Train(second), Train(plain));
 }
 
+TEST(Engine, ARecorderThatIsStuckEndsTheRunNamingTheField) {
+  struct Stuck : HostGraph {
+    std::vector<at::Tensor> Record(const Work&) override { throw Graph::Stuck("operation not permitted when stream is capturing"); }
+  };
+  OnRanks(1, [&](World& world) {
+    Engine engine(Tiny(false), &world, {.max_length = kLength, .graphs = [] { return std::make_unique<Stuck>(); }});
+    for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+    const std::vector<BatchMeta> batches = {Rows(0, 0, 3)};
+    engine.Run(batches);
+    std::string why;
+    try {
+      engine.Run(batches);
+    } catch (const c10::Error& e) {
+      why = e.what();
+    }
+    EXPECT_NE(why.find("forward can't be recorded; set cuda_graphs: false (operation not permitted"), std::string::npos) << why;
+  });
+}
+
 TEST(Engine, MicroBatchesOfAnotherShapeRunByPlainLaunches) {
   const auto train = [](MakeGraph graphs) {
     std::vector<double> losses;
@@ -227,6 +246,7 @@ TEST(Engine, MicroBatchesOfAnotherShapeRunByPlainLaunches) {
         losses.push_back(engine.Run(batches).loss);
         optimizer.Step(step + 1, 1e-2, 1);
       }
+      EXPECT_EQ(engine.replayed_micro_batches(), graphs ? 2 * 4 - 1 : 0);
     });
     return losses;
   };

@@ -30,11 +30,12 @@ class CudaGraph : public Graph {
     std::vector<at::Tensor> results;
     try {
       results = work();
-    } catch (const std::exception&) {
+    } catch (const std::exception& e) {
       try {
         graph_.capture_end();
       } catch (const std::exception&) {
-        // It says that what was recorded is no use; the first reason is the one to tell.
+        // The stream may be out of it, but torch's allocators still take what follows for the graph's. The first reason is the one to tell.
+        throw Stuck(e.what());
       }
       static_cast<void>(cudaGetLastError());
       throw;
@@ -76,6 +77,7 @@ void BlockGraphs::Begin(const BatchMeta& meta) {
   if (!Fits(meta)) return;
   TakeOver(meta);
   way_ = recorded_ ? kReplay : kRecord;
+  if (way_ == kReplay) ++replayed_;
 }
 
 bool BlockGraphs::Fits(const BatchMeta& meta) const {
@@ -127,6 +129,8 @@ at::Tensor BlockGraphs::Forward(int block, const at::Tensor& x, Saved& saved) {
     saved.assign(made.begin() + 1, made.end());
     if (block == last()) y_ = made[0];
     return made[0];
+  } catch (const Graph::Stuck& e) {
+    TORCH_CHECK(false, "a layer's forward can't be recorded; set cuda_graphs: false (", e.what(), ")");
   } catch (const std::exception& e) {
     // The layers before it have run; their graphs stay, as what they made lies in their memory.
     const std::string what = e.what();

@@ -4,11 +4,13 @@
 //
 // What is recorded: the first shape of micro-batch that is met after a step by plain launches (which loads kernels and libraries'
 // buffers). Micro-batches of another shape, with more documents than were left room for, or with LoRA's dropout (drawn on the host) run
-// by plain launches, as do embedding, head and evaluations. The numbers are the same bits either way.
+// by plain launches, as do embedding, head and evaluations. The numbers are the same bits either way, but for
+// rounding where documents are packed: FlashAttention may cut its work by the longest document, which graphs take from the row.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,10 +23,13 @@ namespace muster::trainer {
 // Work of a device, recorded. The tests have one for the CPU.
 class Graph {
  public:
+  struct Stuck : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
   using Work = std::function<std::vector<at::Tensor>()>;
   virtual ~Graph() = default;
   // Calls `work` once; what it starts on the device is recorded and not done. Returns its tensors: each Replay fills them. Throws
-  // c10::Error if something can't be recorded; nothing was done then.
+  // if something can't be recorded; nothing was done then. If it is a Stuck, recording could not be ended either: nothing more can run.
   virtual std::vector<at::Tensor> Record(const Work& work) = 0;
   virtual void Replay() = 0;
 };
@@ -48,6 +53,8 @@ class BlockGraphs {
   // As Block's. What a layer hands to the next by graphs isn't returned once it is recorded.
   at::Tensor Forward(int block, const at::Tensor& x, Saved& saved);
   at::Tensor Backward(int block, const at::Tensor& dy, Saved& saved);
+  // Micro-batches so far whose layers were replayed.
+  int64_t replayed() const { return replayed_; }
 
  private:
   enum Way { kPlain, kRecord, kReplay };
@@ -65,6 +72,7 @@ class BlockGraphs {
   const MakeGraph make_;
   std::vector<Layer> layers_;  // by block
   int steps_ = 0;
+  int64_t replayed_ = 0;
   Way way_ = kPlain;
   bool recorded_ = false, off_ = false;
   BatchMeta meta_;                 // the recorded shape, with memory of its own for what differs between micro-batches

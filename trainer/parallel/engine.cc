@@ -174,11 +174,10 @@ double Engine::Evaluate(std::vector<BatchMeta>& batches) {
 
 void Engine::GatherAll() {
   for (FlatParam* flat : all_) {
-    if (world_->rank() == 0) flat->LeaveSlot();
     flat->StartGather();
     flat->FinishGather();
-    // Elsewhere another flat takes the slot next.
-    if (world_->rank() != 0) flat->Release();
+    if (world_->rank() == 0) flat->LeaveSlot();
+    else flat->Release();
   }
 }
 

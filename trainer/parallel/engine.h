@@ -47,7 +47,7 @@ class Engine {
   // This rank's loss of `batches`, without gradients; collective.
   double Evaluate(std::vector<BatchMeta>& batches);
 
-  // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in memory of their own. Collective; nothing
+  // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in the host's memory. Collective; nothing
   // is trained afterwards.
   void GatherAll();
 

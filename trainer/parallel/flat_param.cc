@@ -236,9 +236,7 @@ void FlatParam::Release() {
 }
 
 void FlatParam::LeaveSlot() {
-  if (!weights_in_slot_) return;
-  params_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::GetAllocator(params_.device().type())->allocate(params_.nbytes()));
-  gathered_ = false;
+  if (weights_in_slot_) params_ = params_.to(at::kCPU, params_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 void FlatParam::ZeroGradients() {

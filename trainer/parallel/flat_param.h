@@ -152,7 +152,7 @@ class FlatParam {
   void FinishGather();
   // Weights in a slot: another flat may take it.
   void Release();
-  // Gives the weights memory of their own for good.
+  // Gathered weights in a slot get memory of their own for good, on the host, and another flat may take the slot.
   void LeaveSlot();
 
   // A step begins.

@@ -17,19 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), str(ROOT / "bench" / "peers")]
 
 import slurm  # noqa: E402
-from figures import figure  # noqa: E402
+from figures import figure, measure  # noqa: E402
 from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import configure  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
-
-
-def run(*words) -> dict:
-    """The JSON line that a measuring program prints last; its store lies in a folder that goes."""
-    with system_folder() as folder:
-        done = subprocess.run([BIN / words[0], folder / "store", *map(str, words[1:])], stdout=subprocess.PIPE, text=True, check=True)
-        print(f"{' '.join(map(str, words))}: {done.stdout.strip()}", flush=True)
-        return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def over_grpc(jobs: int) -> float:
@@ -58,9 +50,9 @@ def main() -> int:
     times = 1 if quick else 3
     jobs = 10_000 if quick else 40_000
     other = peer(100 if quick else 500)
-    submissions = max(run("bench_durable_rates", "--jobs", jobs, "--outstanding", 4096)["submissions_per_s"] for _ in range(times))
+    submissions = max(measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096)["submissions_per_s"] for _ in range(times))
     grpc = max(over_grpc(jobs) for _ in range(times))
-    starts = max(run("bench_durable_rates", "--jobs", jobs, "--outstanding", 4096, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends")["starts_per_s"]
+    starts = max(measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends")["starts_per_s"]
                  for _ in range(times))
 
     def named(key):

@@ -5,18 +5,15 @@
 --quick divides the counts of workloads by ten; bars on wall time then scale with the work, times to admission are told only.
 """
 
-import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
-from figures import figure  # noqa: E402
+from figures import figure, measure  # noqa: E402
 
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kueue"
 # Seconds at most, Kueue's as published; and into what part of its rangespec's longest average time to admission we want to come:
@@ -44,11 +41,7 @@ def main() -> int:
     name, quick = sys.argv[1], "--quick" in sys.argv
     least_usage, longest = ranges(name)
     wall_bar, kueue_s, part = BARS[name]
-    with tempfile.TemporaryDirectory(prefix="mst-", dir="/tmp") as folder:
-        command = [Path(os.environ["MUSTER_BIN_DIR"]) / "bench_kueue", DATA / f"{name}.generator.yaml", Path(folder) / "store"]
-        done = subprocess.run([*command, *(["--divide", "10"] if quick else [])], stdout=subprocess.PIPE, text=True, check=True)
-    print(done.stdout.strip(), flush=True)
-    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    measured = measure("bench_kueue", DATA / f"{name}.generator.yaml", "STORE", *(["--divide", "10"] if quick else []))
     row = f"kueue-{name}"
     peer = None if quick else {"Kueue, published": f"{kueue_s} s"}
     bar = wall_bar if not quick else round(measured["work_s"] * wall_bar / 66, 1)

@@ -8,28 +8,14 @@ plans; commits that are conditional on epoch and instance, checksums and claims 
 work; the runs take turns, and the median of each kind counts.
 """
 
-import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
-from figures import figure
-
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
+from figures import figure, measure
 
 
 def run(jobs: int, *more: str) -> dict:
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
-    try:
-        words = [BIN / "bench_durable_rates", folder / "store", "--jobs", str(jobs), "--outstanding", "4096", "--hosts", "1000", "--runtime-ms", "100", "--wait-ends", *more]
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    result = measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends", *more)
     result["cpu_us"] = 1e6 * (result["cpu_user_s"] + result["cpu_system_s"]) / result["started"]
     print(" ".join(["with" if not more else "without", f"the check: {result['cpu_us']:.0f} us of CPU a start, {result['starts_per_s']} starts/s"]), flush=True)
     return result

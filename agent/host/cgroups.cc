@@ -68,14 +68,6 @@ std::string OwnGroup(std::string_view controller) {
   return "";
 }
 
-int WriteTo(const std::string& path, const std::string& text) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd < 0) return errno;
-  const int error = ::write(fd, text.data(), text.size()) < 0 ? errno : 0;
-  ::close(fd);
-  return error;
-}
-
 // 0 if a group can be made below the directory.
 int Probe(const std::string& directory, const std::string& name) {
   const std::string path = absl::StrCat(directory, "/", name);
@@ -136,7 +128,7 @@ void HostCgroups::Find(const std::string& directory) {
   unified_ = unified;
   // Where the group has processes of its own, the kernel refuses to give its children controllers.
   const bool offers = HasWord(unified_ + "/cgroup.controllers", "memory");
-  unified_memory_ = offers && (HasWord(unified_ + "/cgroup.subtree_control", "memory") || WriteTo(unified_ + "/cgroup.subtree_control", "+memory") == 0);
+  unified_memory_ = offers && (HasWord(unified_ + "/cgroup.subtree_control", "memory") || shim::WriteControl(unified_ + "/cgroup.subtree_control", "+memory") == 0);
   if (!unified_memory_ && !offers) {
     const std::string memory = OwnGroup("memory");
     if (!memory.empty() && Probe(memory, probe) == 0) memory_ = memory;
@@ -183,7 +175,7 @@ shim::Cgroups HostCgroups::Make(const std::string& attempt, int64_t memory_bytes
     file = groups.unified + "/memory.max";
   }
   if (file.empty()) return groups;
-  if (const int error = WriteTo(file, limit); error != 0) LogWarn("an attempt's memory is not limited", {{"file", file}, {"error", strerror(error)}});
+  if (const int error = shim::WriteControl(file, limit); error != 0) LogWarn("an attempt's memory is not limited", {{"file", file}, {"error", strerror(error)}});
   return groups;
 }
 

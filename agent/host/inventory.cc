@@ -79,7 +79,8 @@ absl::StatusOr<std::string> Output(const std::string& program, const char* argum
   options.most_bytes = kSchemaBytes;
   absl::StatusOr<ProgramEnd> end = RunProgram(options);
   if (!end.ok()) return end.status();
-  if (!end->why.empty() || end->output.size() == kSchemaBytes) return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed: ", end->why));
+  if (!end->why.empty()) return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed: ", end->why));
+  if (end->output.size() == kSchemaBytes) return absl::UnavailableError(absl::StrCat(program, " ", argument, " answers with ", kSchemaBytes, " bytes or more"));
   return std::move(end->output);
 }
 

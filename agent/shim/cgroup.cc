@@ -15,14 +15,6 @@
 namespace muster::shim {
 namespace {
 
-int WriteTo(const std::string& path, std::string_view text) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd < 0) return errno;
-  const int error = ::write(fd, text.data(), text.size()) < 0 ? errno : 0;
-  ::close(fd);
-  return error;
-}
-
 // "name 12" in a file of such lines; 0 if it isn't there.
 int64_t Number(const std::string& path, std::string_view name) {
   std::string text;
@@ -81,10 +73,18 @@ bool Populated(const std::string& unified) {
 
 }  // namespace
 
+int WriteControl(const std::string& file, std::string_view text) {
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  const int error = ::write(fd, text.data(), text.size()) < 0 ? errno : 0;
+  ::close(fd);
+  return error;
+}
+
 int EnterCgroups(const Cgroups& cgroups) {
   for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
     if (directory->empty()) continue;
-    if (const int error = WriteTo(*directory + "/cgroup.procs", "0"); error != 0) return error;
+    if (const int error = WriteControl(*directory + "/cgroup.procs", "0"); error != 0) return error;
   }
   return 0;
 }
@@ -100,7 +100,7 @@ bool CgroupPopulated(const Cgroups& cgroups) {
 
 void KillCgroup(const Cgroups& cgroups) {
   // One word where the kernel knows it (5.14); else whoever is there now, again and again.
-  if (!cgroups.unified.empty() && WriteTo(cgroups.unified + "/cgroup.kill", "1") != 0) KillMembers(cgroups.unified);
+  if (!cgroups.unified.empty() && WriteControl(cgroups.unified + "/cgroup.kill", "1") != 0) KillMembers(cgroups.unified);
   KillMembers(cgroups.memory);
 }
 

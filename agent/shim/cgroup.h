@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace muster::shim {
 
@@ -15,6 +16,8 @@ struct Cgroups {
   bool any() const { return !unified.empty() || !memory.empty(); }
 };
 
+// Writes to a file that exists already, such as cgroup.procs; 0, or an errno.
+int WriteControl(const std::string& file, std::string_view text);
 // Moves the calling process there; 0, or an errno.
 int EnterCgroups(const Cgroups& cgroups);
 // How many processes the kernel has killed there because a limit of its memory was reached.

@@ -140,7 +140,9 @@ TEST(BarTest, ShowsAllFiguresAndDropsTheRightmostWhenNarrow) {
   EXPECT_EQ(TaskBar(job.tasks(0), ascii, kNow), "main [#########-------------]  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240");
   for (int width = 20; width < 160; ++width) {
     std::string bar = TaskBar(job.tasks(0), Terminal(width), kNow);
-    if (width >= 40) EXPECT_LE(DisplayWidth(bar), width) << bar;
+    if (width >= 40) {
+      EXPECT_LE(DisplayWidth(bar), width) << bar;
+    }
   }
 }
 

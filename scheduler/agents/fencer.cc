@@ -25,11 +25,13 @@ bool MostAreSilentIn(const State& state, int32_t cluster, int64_t lease_ns) {
   });
 }
 
-// nullptr: it can be reached, or somebody has said that it is off.
+// It can't be reached, and nobody has said that it is off.
+bool Fenceable(const HostRow& host) { return host.state == pb::HOST_UNREACHABLE && host.confirmed_off_by.empty(); }
+
+// nullptr: it is not fenceable, or there is none of that name.
 const HostRow* FindFenceable(const State& state, const std::string& cluster, const std::string& host) {
   const HostId id = state.FindHost(cluster, host);
-  if (id == kNoHost || state.host(id).state != pb::HOST_UNREACHABLE || !state.host(id).confirmed_off_by.empty()) return nullptr;
-  return &state.host(id);
+  return id == kNoHost || !Fenceable(state.host(id)) ? nullptr : &state.host(id);
 }
 
 }  // namespace
@@ -86,7 +88,7 @@ void Fencer::Look() {
   for (const HostId id : state.hosts()) {
     const HostRow& row = state.host(id);
     const pb::ClusterSpec& cluster = state.clusters()[row.cluster].spec;
-    if (row.state != pb::HOST_UNREACHABLE || !row.confirmed_off_by.empty() || cluster.fence_command().empty() || !AwaitsFence(state, row)) continue;
+    if (!Fenceable(row) || cluster.fence_command().empty() || !AwaitsFence(state, row)) continue;
     if (sessions_->Speaks(cluster.name(), row.name)) continue;     // on its way back, whatever is committed
     const auto [silent, first] = most_silent.try_emplace(row.cluster, false);
     if (first) silent->second = MostAreSilentIn(state, row.cluster, lease_ns_);

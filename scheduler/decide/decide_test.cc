@@ -296,18 +296,29 @@ TEST(Decide, LosesWhatWaitsForItsHostOnceSomebodySaysThatItIsOff) {
   EXPECT_TRUE(system.state.host(first).confirmed_off_by.empty()) << "it speaks: the word no longer holds";
 }
 
+// A trainer's gang of three workers with two GPUs each, running.
+uint64_t StartTrainer(SystemBuilder* system) {
+  JobBuilder builder("q");
+  builder.Workers(3).Gpus(2);
+  builder.task()->set_trainer_json("{}");
+  const uint64_t job = builder.SubmitTo(system);
+  Go(system);
+  StartAll(system, job);
+  return job;
+}
+
+void LoseItsSecondHost(SystemBuilder* system, uint64_t job) {
+  system->Step(60);
+  system->HostState("c", system->state.host(TaskOf(system->state, job).attempts.back().parts[1].host).name, pb::HOST_UNREACHABLE);
+}
+
 // A gang over three of four hosts, of which one can't be reached any more, beside a job that waits for two of them.
 TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
   for (const bool fails : {false, true}) {
     SCOPED_TRACE(fails ? "its members fail for it" : "its members notice nothing");
     SystemBuilder system;
     system.Cluster("c").Hosts("c", 4, 2).Queue("q");
-    JobBuilder builder("q");
-    builder.Workers(3).Gpus(2);
-    builder.task()->set_trainer_json("{}");
-    const uint64_t job = builder.SubmitTo(&system);
-    Go(&system);
-    StartAll(&system, job);
+    const uint64_t job = StartTrainer(&system);
     const auto hosts = [&] {
       std::vector<HostId> found;
       for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts) found.push_back(part.host);
@@ -318,8 +329,7 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
     JobBuilder other("q");
     const uint64_t waits = other.Workers(2).Gpus(2).SubmitTo(&system);
     Go(&system);
-    system.Step(60);
-    system.HostState("c", system.state.host(first[1]).name, pb::HOST_UNREACHABLE);
+    LoseItsSecondHost(&system, job);
     if (fails) {
       for (const size_t part : {0, 2}) system.Do(Report(system.state, job, 0, 1, part, pb::EXITED, 1));
       Go(&system);
@@ -349,12 +359,7 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
 TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 2).Queue("q");
-  JobBuilder builder("q");
-  builder.Workers(3).Gpus(2);
-  builder.task()->set_trainer_json("{}");
-  const uint64_t job = builder.SubmitTo(&system);
-  Go(&system);
-  StartAll(&system, job);
+  const uint64_t job = StartTrainer(&system);
   const uint64_t leaves = JobBuilder("q").Gpus(2).SubmitTo(&system);
   Go(&system);
   StartAll(&system, leaves);
@@ -362,8 +367,7 @@ TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
   system.Cancel(leaves);
   Go(&system);
   ASSERT_EQ(TaskOf(system.state, leaves).state, pb::TASK_STOPPING);
-  system.Step(60);
-  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[1].host).name, pb::HOST_UNREACHABLE);
+  LoseItsSecondHost(&system, job);
   for (int round = 0; round < 3; ++round) {
     Go(&system);
     EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING) << "round " << round;
@@ -381,14 +385,8 @@ TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
 TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 3, 2).Queue("q");
-  JobBuilder builder("q");
-  builder.Workers(3).Gpus(2);
-  builder.task()->set_trainer_json("{}");
-  const uint64_t job = builder.SubmitTo(&system);
-  Go(&system);
-  StartAll(&system, job);
-  system.Step(60);
-  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[1].host).name, pb::HOST_UNREACHABLE);
+  const uint64_t job = StartTrainer(&system);
+  LoseItsSecondHost(&system, job);
   EXPECT_EQ(ActsOf(Go(&system)), 0);
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
 }

@@ -13,11 +13,6 @@ namespace {
 constexpr size_t kTypicalTasks = 32;   // the most frequent ones that a scorer knows
 constexpr int64_t kFewTasks = 16;      // fewer that run say nothing about what comes
 
-Demand WantsOf(const pb::TaskSpec& spec) {
-  const pb::Resources& wants = spec.resources();
-  return {wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()};
-}
-
 }  // namespace
 
 std::vector<HostId> HostsToAvoid(const JobRow& job) {

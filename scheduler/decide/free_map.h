@@ -185,6 +185,7 @@ class FreeMap {
   std::optional<PlannedGang> PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers, const std::vector<HostId>& avoid);
   std::optional<PlannedPart> PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers, bool one_island, const std::vector<HostId>& avoid);
   std::optional<HostId> HostWithoutDevices(Pool* pool, const Demand& demand, const std::vector<HostId>& avoid);
+  static Wanted WantedOf(const Demand& wants);
   const Demand& DemandAt(Wanted* wanted, const Host& host) const;
   int64_t Capacity(Wanted* wanted, HostId id) const;
   int64_t AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const;

@@ -37,6 +37,11 @@ int32_t Model::CellOf(int32_t cluster, int32_t flavour) const {
   return it == cells.end() || it->cluster != cluster || it->flavour != flavour ? -1 : static_cast<int32_t>(it - cells.begin());
 }
 
+Demand WantsOf(const pb::TaskSpec& spec) {
+  const pb::Resources& wants = spec.resources();
+  return {wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()};
+}
+
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {
   bool unreachable = false, member_failed = false, known_off = true;
   for (const PartRow& part : attempt.parts) {

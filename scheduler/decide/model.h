@@ -140,6 +140,8 @@ struct Model {
   bool Reaches(int32_t cluster, int32_t from) const { return cluster == from || reaches[cluster][from]; }
 };
 
+// What the spec says of a worker; 0: left out, a share of its host (ShareOfHost).
+Demand WantsOf(const pb::TaskSpec& spec);
 // Every member of the attempt is Gone or may be declared lost, or will be once reachable members are stopped (CONTRACTS 9), its
 // cluster's mass loss apart.
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);

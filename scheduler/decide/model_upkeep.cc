@@ -336,7 +336,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
   const pb::Resources& wants = base.spec->resources();
   base.gpus = wants.gpus_milli() > 0;
-  base.wants = {wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()};
+  base.wants = WantsOf(*base.spec);
   base.shape = shapes_.try_emplace({base.min_workers, wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes(),
                                     base.spec->topology().preferred(), base.spec->topology().required()},
                                    static_cast<int32_t>(shapes_.size())).first->second;

@@ -75,6 +75,14 @@ int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
   return std::max<int64_t>(0, workers);
 }
 
+FreeMap::Wanted FreeMap::WantedOf(const Demand& wants) {
+  Wanted wanted;
+  wanted.wish.worker = wants;
+  wanted.devices = wants.gpus_milli / 1000;
+  if (wants.gpus_milli == 0) wanted.demand = ShareOfHost(wants, 0, 0, 0);
+  return wanted;
+}
+
 // No more workers than this, by the sums of a pool or rack alone.
 int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const {
   if (wanted.wish.worker.gpus_milli == 0) return cpus_milli / wanted.demand.cpus_milli;
@@ -89,12 +97,8 @@ int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, c
 int64_t FreeMap::AtMost(const Demand& wants, const Cell& cell) {
   Pool* pool = PoolOf(cell, wants.gpus_milli > 0);
   if (pool == nullptr) return 0;
-  Wanted wanted;
-  wanted.wish.worker = wants;
-  wanted.devices = wants.gpus_milli / 1000;
-  if (wants.gpus_milli == 0) wanted.demand = ShareOfHost(wants, 0, 0, 0);
   SettleSums(pool);
-  return AtMost(pool->whole, pool->milli, wanted);
+  return AtMost(pool->whole, pool->milli, WantedOf(wants));
 }
 
 int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid, std::vector<Fit>* fits) const {
@@ -222,11 +226,7 @@ void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted,
 }
 
 std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers, const std::vector<HostId>& avoid) {
-  const pb::Resources& resources = spec.resources();
-  Wanted wanted;
-  wanted.wish.worker = {resources.gpus_milli(), resources.cpus_milli(), resources.memory_bytes(), resources.disk_bytes()};
-  wanted.devices = resources.gpus_milli() / 1000;
-  if (resources.gpus_milli() == 0) wanted.demand = ShareOfHost(wanted.wish.worker, 0, 0, 0);
+  Wanted wanted = WantedOf(WantsOf(spec));
   SettleSums(pool);
   if (AtMost(pool->whole, pool->milli, wanted) < workers) return std::nullopt;
 

@@ -6,6 +6,7 @@ import json
 import lzma
 import re
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -252,19 +253,35 @@ class Files(BaseHTTPRequestHandler):
         if send:
             self.wfile.write(data[begin:end])
 
+    def answer_json(self, value) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
     def log_message(self, *_):
         pass
 
 
-@pytest.fixture
-def server():
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Files,), {"files": {}}))
+@contextmanager
+def serving(kind: type[Files], files: dict[str, bytes]):
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (kind,), {"files": files}))
     thread = threading.Thread(target=httpd.serve_forever)
     thread.start()
-    yield httpd
-    httpd.shutdown()
-    thread.join()
-    httpd.server_close()
+    try:
+        yield httpd
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
+
+
+@pytest.fixture
+def server():
+    with serving(Files, {}) as httpd:
+        yield httpd
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -294,25 +311,39 @@ def test_a_remote_read_that_fails_is_tried_again(server, tmp_path):
     assert read_documents(tmp_path / "out") == [[*b"all of it", 257]]
 
 
-def test_s3_folders_globs_and_parquet(tmp_path):
+def write_tree(folder: Path) -> list[str]:
+    """a.jsonl and deep/b.parquet, which has the first 500 of the texts that are returned."""
     import pyarrow
     import pyarrow.parquet
 
     wanted = texts(6000)
-    write_lines(tmp_path / "a.jsonl", [{"text": text} for text in wanted])
-    pyarrow.parquet.write_table(pyarrow.table({"text": wanted[:500]}), tmp_path / "b.parquet", row_group_size=100)
+    (folder / "deep").mkdir(parents=True)
+    write_lines(folder / "a.jsonl", [{"text": text} for text in wanted])
+    pyarrow.parquet.write_table(pyarrow.table({"text": wanted[:500]}), folder / "deep" / "b.parquet", row_group_size=100)
+    return wanted
+
+
+def check_storage(url: str, wanted: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """`prepare` of a tree as write_tree writes it, where `url` is: the whole folder, a glob, the glob again, and what isn't there."""
+    base = ("--tokenizer", "bytes", "--processes", 2, "--output")
+    index = prepared("--input", url, *base, folder / "whole", environment=environment)
+    assert read_documents(folder / "whole") == [[*text.encode(), 257] for text in [*wanted, *wanted[:500]]]
+    assert len(index["shards"]) > 3
+    prepared("--input", f"{url}/*/*.parquet", *base, folder / "glob", environment=environment)
+    assert len(read_documents(folder / "glob")) == 500
+    again = prepare("--input", f"{url}/*/*.parquet", *base, folder / "glob", environment=environment)
+    assert again.returncode == 0 and "already prepared" in again.stderr
+    for name, message in (("none.jsonl", "no such file"), ("*.txt", "no file matches")):
+        refused = prepare("--input", f"{url}/{name}", *base, folder / "none", environment=environment)
+        assert refused.returncode == 2 and f"{url}/{name}: {message}" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_s3_folders_globs_and_parquet(tmp_path):
+    wanted = write_tree(tmp_path / "sft")
     with s3_server("acme") as (client, environment):
-        for name in ("a.jsonl", "b.parquet"):
-            client.upload_file(str(tmp_path / name), "acme", f"sft/{name}")
-        base = ("--tokenizer", "bytes", "--processes", 2, "--output")
-        index = prepared("--input", "s3://acme/sft", *base, tmp_path / "folder", environment=environment)
-        assert read_documents(tmp_path / "folder") == [[*text.encode(), 257] for text in [*wanted, *wanted[:500]]]
-        assert len(index["shards"]) > 3
-        prepared("--input", "s3://acme/sft/*.parquet", *base, tmp_path / "glob", environment=environment)
-        assert len(read_documents(tmp_path / "glob")) == 500
-        for url, message in (("s3://acme/none.jsonl", "s3://acme/none.jsonl: no such file"), ("s3://acme/sft/*.txt", "s3://acme/sft/*.txt: no file matches")):
-            refused = prepare("--input", url, *base, tmp_path / "none", environment=environment)
-            assert refused.returncode == 2 and message in refused.stderr and "Traceback" not in refused.stderr
+        for name in ("a.jsonl", "deep/b.parquet"):
+            client.upload_file(str(tmp_path / "sft" / name), "acme", f"sft/{name}")
+        check_storage("s3://acme/sft", wanted, tmp_path, environment)
 
 
 class Hub(Files):
@@ -344,14 +375,6 @@ class Hub(Files):
         return [{"type": "file", "oid": "1" * 40, "size": len(data), "path": name.removeprefix(repository + "/")}
                 for name, data in self.files.items() if name.startswith(repository + "/")]
 
-    def answer_json(self, value) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def end_headers(self) -> None:
         self.send_header("X-Repo-Commit", "0" * 40)
         super().end_headers()
@@ -362,17 +385,10 @@ def test_the_hubs_datasets_and_tokenizers(bpe, tmp_path):
     write_lines(tmp_path / "x.jsonl", [{"text": text} for text in wanted])
     files = {"/datasets/acme/sums/data/x.jsonl": (tmp_path / "x.jsonl").read_bytes(), "/datasets/acme/sums/README.md": b"not it"}
     files |= {f"/acme/model/{path.name}": path.read_bytes() for path in bpe.iterdir()}
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Hub,), {"files": files}))
-    thread = threading.Thread(target=httpd.serve_forever)
-    thread.start()
-    try:
+    with serving(Hub, files) as httpd:
         environment = {"HF_ENDPOINT": f"http://127.0.0.1:{httpd.server_port}", "HF_HOME": str(tmp_path / "home")}
         prepared("--input", "hf://datasets/acme/sums/data/*.jsonl", "--tokenizer", "acme/model", "--output", tmp_path / "hub", environment=environment)
         prepared("--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "local")
         assert read_documents(tmp_path / "hub") == read_documents(tmp_path / "local")
         refused = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", "acme/other", "--output", tmp_path / "none", environment=environment)
         assert refused.returncode == 2 and "--tokenizer acme/other: no such folder, and the hub says: " in refused.stderr
-    finally:
-        httpd.shutdown()
-        thread.join()
-        httpd.server_close()

@@ -5,17 +5,13 @@ it through Hadoop's libhdfs, which needs Java; here a libhdfs of the same functi
 Hadoop's own libraries add, such as credentials, isn't shown.
 """
 
-import json
 import subprocess
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from test_prepare import prepare, prepared, read_documents
-from test_prepare_inputs import Files, texts, write_lines
+from test_prepare_inputs import Files, check_storage, serving, write_tree
 
 
 class Gcs(Files):
@@ -41,41 +37,12 @@ class Gcs(Files):
         return {"kind": "storage#object", "id": f"{key}/1", "bucket": bucket, "name": name, "generation": "1", "metageneration": "1",
                 "size": str(len(self.files[key])), "timeCreated": "2026-01-01T00:00:00Z", "updated": "2026-01-01T00:00:00Z"}
 
-    def answer_json(self, value) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
 
 def test_gcs_folders_globs_and_parquet(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    wanted = texts(6000)
-    write_lines(tmp_path / "a.jsonl", [{"text": text} for text in wanted])
-    pyarrow.parquet.write_table(pyarrow.table({"text": wanted[:500]}), tmp_path / "b.parquet", row_group_size=100)
-    files = {f"acme/sft/{name}": (tmp_path / name).read_bytes() for name in ("a.jsonl", "b.parquet")}
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Gcs,), {"files": files}))
-    thread = threading.Thread(target=httpd.serve_forever)
-    thread.start()
-    try:
-        environment = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{httpd.server_port}"}
-        base = ("--tokenizer", "bytes", "--processes", 2, "--output")
-        index = prepared("--input", "gs://acme/sft", *base, tmp_path / "folder", environment=environment)
-        assert read_documents(tmp_path / "folder") == [[*text.encode(), 257] for text in [*wanted, *wanted[:500]]]
-        assert len(index["shards"]) > 3
-        prepared("--input", "gs://acme/sft/*.parquet", *base, tmp_path / "glob", environment=environment)
-        assert len(read_documents(tmp_path / "glob")) == 500
-        for url, message in (("gs://acme/none.jsonl", "gs://acme/none.jsonl: no such file"), ("gs://acme/sft/*.txt", "gs://acme/sft/*.txt: no file matches")):
-            refused = prepare("--input", url, *base, tmp_path / "none", environment=environment)
-            assert refused.returncode == 2 and message in refused.stderr and "Traceback" not in refused.stderr
-    finally:
-        httpd.shutdown()
-        thread.join()
-        httpd.server_close()
+    wanted = write_tree(tmp_path / "sft")
+    files = {f"acme/sft/{name}": (tmp_path / "sft" / name).read_bytes() for name in ("a.jsonl", "deep/b.parquet")}
+    with serving(Gcs, files) as httpd:
+        check_storage("gs://acme/sft", wanted, tmp_path, {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{httpd.server_port}"})
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +59,5 @@ def hdfs(tmp_path_factory):
 
 
 def test_hdfs_folders_globs_and_parquet(hdfs, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
     root, environment = hdfs
-    wanted = texts(6000)
-    (root / "sft" / "deep").mkdir(parents=True)
-    write_lines(root / "sft" / "a.jsonl", [{"text": text} for text in wanted])
-    pyarrow.parquet.write_table(pyarrow.table({"text": wanted[:500]}), root / "sft" / "deep" / "b.parquet", row_group_size=100)
-    base = ("--tokenizer", "bytes", "--processes", 2, "--output")
-    index = prepared("--input", "hdfs://nn1:8020/sft", *base, tmp_path / "folder", environment=environment)
-    assert read_documents(tmp_path / "folder") == [[*text.encode(), 257] for text in [*wanted, *wanted[:500]]]
-    assert len(index["shards"]) > 3
-    prepared("--input", "hdfs://nn1:8020/sft/*/*.parquet", *base, tmp_path / "glob", environment=environment)
-    assert len(read_documents(tmp_path / "glob")) == 500
-    again = prepare("--input", "hdfs://nn1:8020/sft/*/*.parquet", *base, tmp_path / "glob", environment=environment)
-    assert again.returncode == 0 and "already prepared" in again.stderr
-    refused = prepare("--input", "hdfs://nn1:8020/none.jsonl", *base, tmp_path / "none", environment=environment)
-    assert refused.returncode == 2 and "hdfs://nn1:8020/none.jsonl: no such file" in refused.stderr and "Traceback" not in refused.stderr
+    check_storage("hdfs://nn1:8020/sft", write_tree(root / "sft"), tmp_path, environment)

@@ -430,8 +430,9 @@ void Round::Grow() {
   }
 }
 
-// Says what is kept for whom now where that differs from what State knows. An expected start that moves a little is no news.
-void Round::EmitReservations() {
+// Says what is kept for whom now where that differs from what State knows. An expected start that moves a little is no news. `ending`:
+// jobs that this plan brings to their end, and with it their tasks' reservations.
+void Round::EmitReservations(const std::set<const JobRow*>& ending) {
   std::map<int32_t, const Kept*> kept_of;
   for (const Kept& kept : kept_) kept_of[kept.base] = &kept;
   for (const std::vector<Kept>& cell : reserved_) {
@@ -442,10 +443,12 @@ void Round::EmitReservations() {
     const auto found = m_.base_of.find(ref);
     if (found != m_.base_of.end() && (kept_of.contains(found->second) || served_[found->second])) continue;
     const JobRow& job = *s_.FindJob(ref.job);
+    if (ending.contains(&job)) continue;
     *plan_.events.emplace_back().mutable_reservation()->mutable_key() = KeyOf(job, ref.task, job.tasks[ref.task].next_attempt);
   }
   for (const auto& [b, kept] : kept_of) {
     const Base& base = m_.bases[b];
+    if (ending.contains(base.job)) continue;
     const Reservation* known = base.row->reservation.get();
     if (known != nullptr) {
       const int64_t moved_ns = std::abs(kept->start_ns - known->start_ns);
@@ -525,13 +528,19 @@ Plan Round::Run() {
   Backfill();
   Spill();
   // A cancelled or failed task's unreachable members are declared lost, where its rule allows that, so that it can end.
+  std::set<const JobRow*> ending;
   for (const int32_t b : m_.stopping) {
     const Base& base = m_.bases[b];
     if (!base.ends || !base.may_be_lost) continue;
     if (!AllOver(*base.current)) continue;
     Lose(base, "the job ends without it");
-    std::erase_if(placed_, [&](const Placed& placed) { return m_.bases[placed.base].job == base.job; });
+    ending.insert(base.job);
   }
+  // Its other tasks wait no more, then.
+  std::erase_if(placed_, [&](const Placed& placed) { return ending.contains(m_.bases[placed.base].job); });
+  std::erase_if(opened_, [&](const pb::Event& event) {
+    return std::any_of(ending.begin(), ending.end(), [&](const JobRow* job) { return job->uid == event.cluster_opened().job_uid(); });
+  });
   // The first task that is placed binds its job to a cluster: the others look again from there.
   std::map<const JobRow*, int32_t> bound;
   std::erase_if(placed_, [&](const Placed& placed) {
@@ -546,7 +555,7 @@ Plan Round::Run() {
     return std::any_of(bound.begin(), bound.end(), [&](const auto& one) { return one.first->uid == event.cluster_opened().job_uid(); });
   });
   for (const Placed& placed : placed_) Emit(placed);
-  EmitReservations();
+  EmitReservations(ending);
   std::vector<pb::Event> events = std::move(stops_);
   for (std::vector<pb::Event>* more : {&lost_, &plan_.events, &opened_}) {
     for (pb::Event& event : *more) events.push_back(std::move(event));

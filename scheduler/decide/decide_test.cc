@@ -391,6 +391,36 @@ TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
 }
 
+// Its first task is over its time limit, on a host that can't be reached: the plan that declares it lost ends the job, and reserves
+// nothing for the second, though another job leaves the devices that this waits for.
+TEST(Decide, AJobThatEndsByALossIsKeptNoDevices) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.Task("first").Gpus(2).TimeLimit(30);
+  builder.task()->set_trainer_json("{}");
+  builder.Task("second").Gpus(2);
+  const uint64_t leaves = JobBuilder("q").Gpus(2).SubmitTo(&system);
+  const uint64_t stays = JobBuilder("q").Workers(2).Gpus(2).SubmitTo(&system);
+  Go(&system);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, leaves);
+  StartAll(&system, stays);
+  system.Do(Report(system.state, job, 0, 1, 0, pb::STARTED));
+  ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+  ASSERT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_WAITING);
+  system.Step(60);
+  Go(&system);
+  ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+  system.Cancel(leaves);
+  const Plan plan = Go(&system);
+  for (const pb::Event& event : plan.events) EXPECT_FALSE(event.has_reservation()) << event.ShortDebugString();
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_FAILED);
+  EXPECT_TRUE(TaskOf(system.state, job, 1).finished());
+}
+
 TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 5, 1).Queue("q");

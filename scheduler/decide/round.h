@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -95,7 +96,7 @@ class Round {
   void ExtendPlaced();
   void Grow();
   void Emit(const Placed& placed);
-  void EmitReservations();
+  void EmitReservations(const std::set<const JobRow*>& ending);
   void Lose(const Base& base, const std::string& outcome);
   int32_t IndexOf(const Base& base) const { return static_cast<int32_t>(&base - m_.bases.data()); }
   bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;

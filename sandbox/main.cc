@@ -1,11 +1,9 @@
 // muster-sandbox: a live musterd over simulated hosts. The engine, the sessions and the API are the real ones; hosts are
 // simulated (agents.h), the store keeps nothing. Started by `muster sandbox`, which says how to reach it.
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <thread>
@@ -20,6 +18,7 @@
 #include "common/base/ids.h"
 #include "common/base/log.h"
 #include "common/base/parse_flags.h"
+#include "common/base/signals.h"
 #include "common/base/units.h"
 #include "sandbox/agents.h"
 #include "sandbox/scenario.h"
@@ -152,12 +151,7 @@ int Fail(const std::string& message) {
 }
 
 int Run(const std::string& directory, uint64_t seed) {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);     // before any thread
-  std::signal(SIGPIPE, SIG_IGN);
-  const int signals = signalfd(-1, &set, SFD_CLOEXEC);
+  const int signals = ReadEndSignals();
   umask(077);
 
   SandboxClock clock(RealClock()->WallNs() - kHistoryNs);

@@ -1,10 +1,8 @@
 // musterd: the scheduler's daemon. Wiring, nothing else.
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -19,6 +17,7 @@
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "common/base/parse_flags.h"
+#include "common/base/signals.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "scheduler/agents/fencer.h"
@@ -191,12 +190,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   if (config.listen.empty()) return Fail("nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
   if (const std::string why = WhyNotListen(config.listen); !why.empty()) return Fail(why);
 
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);          // before any thread
-  std::signal(SIGPIPE, SIG_IGN);
-  const int signals = signalfd(-1, &set, SFD_CLOEXEC);
+  const int signals = ReadEndSignals();
   umask(077);
 
   Clock* const clock = RealClock();

@@ -1,12 +1,10 @@
 #include "agent/daemon/daemon.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
-#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,6 +32,7 @@
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "common/base/rank_devices.h"
+#include "common/base/signals.h"
 #include "common/base/units.h"
 
 namespace muster::agent {
@@ -605,13 +604,7 @@ absl::Status Agent::Run() {
 }  // namespace
 
 absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirectory> state) {
-  sigset_t set;
-  ::sigemptyset(&set);
-  ::sigaddset(&set, SIGTERM);
-  ::sigaddset(&set, SIGINT);
-  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-  const int signals = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  const int signals = ReadEndSignals();
   HostCgroups cgroups(options.cgroup, state->path());
   AgentOptions with = options;
   with.inventory.set_isolation(absl::StrCat(options.launch.pid_namespace && ::geteuid() == 0 ? "PID namespaces, " : "process groups, ", cgroups.described()));

@@ -14,6 +14,19 @@ class NoLink : public AgentLink {
   void Send(const std::string&, const std::string&, const pb::SchedulerMessage&) override {}
 };
 
+// An engine that knows cluster `lab` and its host h1.
+struct LabWithOneHost {
+  explicit LabWithOneHost(const EngineOptions& options = {}) : engine(options, &clock, &store, &link, State()) {
+    engine.Post(LabConfigured());
+    engine.Post(HostJoins("h1"));
+    engine.Step();
+  }
+  ManualClock clock;
+  RecordingStore store{nullptr};
+  NoLink link;
+  Engine engine;
+};
+
 TEST(Sha256Test, KnownValue) {
   std::string hex;
   for (const char c : Sha256("abc")) absl::StrAppend(&hex, absl::Hex(static_cast<uint8_t>(c), absl::kZeroPad2));
@@ -34,13 +47,8 @@ struct SubmitCase {
 class SubmitKeyTest : public ::testing::TestWithParam<SubmitCase> {};
 
 TEST_P(SubmitKeyTest, AgainstAKnownKey) {
-  ManualClock clock;
-  RecordingStore store(nullptr);
-  NoLink link;
-  Engine engine(EngineOptions(), &clock, &store, &link, State());
-  engine.Post(LabConfigured());
-  engine.Post(HostJoins("h1"));
-  engine.Step();
+  LabWithOneHost lab;
+  Engine& engine = lab.engine;
   SubmitOutcome outcome;
   const auto submit = [&](const std::string& owner, const std::string& key, const std::string& shell) {
     pb::SubmitRequest request;
@@ -59,13 +67,8 @@ TEST_P(SubmitKeyTest, AgainstAKnownKey) {
 }
 
 TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
-  ManualClock clock;
-  RecordingStore store(nullptr);
-  NoLink link;
-  Engine engine(EngineOptions(), &clock, &store, &link, State());
-  engine.Post(LabConfigured());
-  engine.Post(HostJoins("h1"));
-  engine.Step();
+  LabWithOneHost lab;
+  Engine& engine = lab.engine;
   std::vector<absl::StatusCode> answers;
   const auto submit = [&](const std::string& queue) {
     pb::SubmitRequest request;
@@ -84,15 +87,10 @@ TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
 }
 
 TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {
-  ManualClock clock;
-  RecordingStore store(nullptr);
-  NoLink link;
   EngineOptions options;
   options.most_queued = 2;
-  Engine engine(options, &clock, &store, &link, State());
-  engine.Post(LabConfigured());
-  engine.Post(HostJoins("h1"));
-  engine.Step();
+  LabWithOneHost lab(options);
+  Engine& engine = lab.engine;
   std::vector<absl::StatusCode> answers;
   const auto submit = [&](const std::string& key) {
     pb::SubmitRequest request;
@@ -122,13 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(Submit, TheUmaskIsTheSubmittersAlsoWhenItIsZeroAndElseTheUsualOne) {
-  ManualClock clock;
-  RecordingStore store(nullptr);
-  NoLink link;
-  Engine engine(EngineOptions(), &clock, &store, &link, State());
-  engine.Post(LabConfigured());
-  engine.Post(HostJoins("h1"));
-  engine.Step();
+  LabWithOneHost lab;
+  Engine& engine = lab.engine;
   uint64_t number = 0;
   for (const auto& [given, want] : {std::pair(0, 0u), std::pair(077, 077u), std::pair(-1, 022u)}) {
     pb::SubmitRequest request;

@@ -98,6 +98,9 @@ class Story:
             system.start_agent(cluster, host)
         system.wait_hosts_up({"lab/h01", "lab/h02", "cloud/c01"})
         system.run(["queue", "apply", system.folder / "etc" / "queues.yaml"])
+        # The first start of a new trainer takes seconds, on a busy machine many; until then its jobs can't be checked.
+        wait_for("a host to tell its trainer's schema",
+                 lambda: system.run(["submit", system.folder / "etc" / "tiny-llama.yaml", "--preview-only"], check=False).returncode == 0, 60, 0.2)
         hosts = system.hosts()
         assert_that(all(host["inventory"]["declared"] for host in hosts), "a host's slots aren't shown as declared")
         self.screen.event(f"musterd answered after {ready_s:.2f} s; {len(hosts)} agents are up, queues research and prod applied")

@@ -151,6 +151,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
     MUSTER_CHECK(host.ParseFromString(*row.bytes));
     hosts_[row.id] = std::move(host);
   }
+  placed_.clear();
   for (const RowChange& row : transaction.rows) {
     if (row.kind == "job") {
       if (!row.bytes.has_value()) {
@@ -179,6 +180,38 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
         }
       }
       restoring_ = meta.restoring();
+    }
+  }
+  for (const pb::AttemptKey& key : placed_) CheckDevices(now_ns, key);
+}
+
+// S3, contract 14, of an attempt that this commit has placed: nobody holds its devices, and no Lost attempt whose host hasn't answered Gone.
+void Checker::CheckDevices(int64_t now_ns, const pb::AttemptKey& placed) {
+  const Known known = Find(placed, "");
+  for (const pb::Placement& mine : known.attempt->placements()) {
+    const std::string host = absl::StrCat(known.attempt->cluster(), "/", mine.host());
+    std::map<int32_t, int64_t> used;             // in thousandths
+    const auto take = [&](const pb::Placement& placement) {
+      for (int d = 0; d < placement.devices_size(); ++d) used[placement.devices(d)] += d < placement.device_milli_size() ? placement.device_milli(d) : 1000;
+    };
+    const auto row = hosts_.find(host);
+    MUSTER_CHECK(row != hosts_.end());
+    for (const pb::LostAttempt& lost : row->second.lost()) {
+      take(lost.placement());
+      if (lost.placement().devices_size() > 0) ++counters_["placed beside a Lost attempt that its host has not answered Gone for"];
+    }
+    for (const auto& [uid, job] : jobs_) {
+      for (const pb::TaskRecord& task : job.tasks()) {
+        for (const pb::AttemptRecord& attempt : task.attempts()) {
+          if (attempt.end_ns() != 0 || attempt.cluster() != known.attempt->cluster()) continue;
+          for (int p = 0; p < attempt.placements_size(); ++p) {
+            if (attempt.placements(p).host() == mine.host() && !Over(attempt.parts(p))) take(attempt.placements(p));
+          }
+        }
+      }
+    }
+    for (const int32_t device : mine.devices()) {
+      if (used[device] > 1000) Violate(now_ns, absl::StrCat("S3 device ", device, " of ", host, " is given to ", Text(placed), " while another holds it"));
     }
   }
 }
@@ -235,6 +268,7 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, cons
   key.set_attempt(after.number());
   const std::string name = Text(key);
   const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat(what, ": ", name)); };
+  if (before == nullptr && after.end_ns() == 0) placed_.push_back(key);
   bool ends_with_loss = false;
   for (int p = 0; p < after.parts_size(); ++p) {
     const pb::HostPart& part = after.parts(p);
@@ -307,6 +341,12 @@ void Checker::OnPlan(int64_t now_ns, const Plan& plan) {
   }
 }
 
+bool Checker::AnyTaskWaits() const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
+    return std::any_of(job.second.tasks().begin(), job.second.tasks().end(), [](const pb::TaskRecord& task) { return task.state() == pb::TASK_WAITING; });
+  });
+}
+
 void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message) {
   const auto violate = [&](const std::string& what, const pb::AttemptKey& key) {
     Violate(now_ns, absl::StrCat("dispatched is not committed: ", what, ": ", Text(key), " on ", host));
@@ -332,6 +372,7 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
       if (row != hosts_.end() && std::any_of(row->second.lost().begin(), row->second.lost().end(), [&](const pb::LostAttempt& lost) {
             return Text(lost.key()) == Text(message.stop().key());
           })) {
+        if (Lives(Text(message.stop().key()), host) && AnyTaskWaits()) ++counters_["stops of a Lost attempt that runs, while others wait for devices"];
         return;
       }
       const Known known = Find(message.stop().key(), host);

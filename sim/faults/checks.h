@@ -83,7 +83,9 @@ class Checker {
   void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after);
   void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
+  void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
   void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
+  bool AnyTaskWaits() const;
   bool Lives(const std::string& attempt, const std::string& host) const { return live_.count({attempt, host}) > 0; }
 
   Counters& counters_;
@@ -100,6 +102,7 @@ class Checker {
   std::set<uint64_t> cancelled_;                                    // acknowledged
   std::map<std::string, int64_t> heard_ns_, agent_heard_ns_;        // by host: by the scheduler of it, by it of the scheduler
   std::map<std::string, pb::HostRecord> hosts_;
+  std::vector<pb::AttemptKey> placed_;                              // by the newest commit
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more

@@ -15,6 +15,11 @@
 #include "common/base/check.h"
 
 namespace muster::sim::faults {
+namespace {
+
+constexpr int64_t kSlowestDeathNs = 3 * kSecond;   // from SIGKILL to a process's end; a fence allows for 5 s
+
+}  // namespace
 
 struct Machine::Shim {
   agent::AttemptId id;
@@ -186,16 +191,26 @@ void Machine::ReadStop(const ShimPtr& shim) {
   Kill(shim);
 }
 
-// SIGKILL if it is time; else when it will be.
+// SIGKILL if it is time; else when it will be. Nothing of a killed process runs any more, but it is there, and holds its devices, until
+// the kernel has taken it down: mostly at once, sometimes not for seconds, as when a driver frees a GPU's memory.
 void Machine::Kill(const ShimPtr& shim) {
   const int64_t now_ns = shared_->heap.now_ns();
   if (shim->rules.KillNow(now_ns)) {
-    const std::map<int32_t, bool> ranks = shim->ranks;
-    for (const auto& [rank, runs] : ranks) {
-      if (runs) Ended(shim, rank, 0, 9);
+    for (const auto& [rank, runs] : shim->ranks) {
+      if (runs) shared_->programs.Dead(shim->prepare.key(), rank);
     }
+    const bool slow = random_.OneIn(4);
+    if (slow) ++shared_->counters["killed processes that are there for longer"];
+    Later(slow ? random_.Between(0, kSlowestDeathNs) : random_.Between(kMillisecond / 10, 20 * kMillisecond), shim, &Machine::Reap);
   } else if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) {
     Later(shim->rules.kill_at_ns() - now_ns, shim, &Machine::Kill);
+  }
+}
+
+void Machine::Reap(const ShimPtr& shim) {
+  const std::map<int32_t, bool> ranks = shim->ranks;
+  for (const auto& [rank, runs] : ranks) {
+    if (runs) Ended(shim, rank, 0, 9);
   }
 }
 

@@ -90,6 +90,7 @@ class Machine final : public agent::Processes {
   void WatchFence(const ShimPtr& shim);
   int64_t BootAt(int64_t true_ns) const { return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_; }
   void Kill(const ShimPtr& shim);
+  void Reap(const ShimPtr& shim);
   void Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal);
   void Finish(const ShimPtr& shim);
   void Remove(const ShimPtr& shim, bool recorded);

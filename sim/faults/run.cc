@@ -169,6 +169,10 @@ pb::JobSpec World::DrawSpec() {
     task->mutable_resources()->set_gpus_milli(gpus * 1000);
     task->mutable_resources()->add_gpu_types(kFlavour);
     task->set_processes_per_worker(random_.OneIn(4) ? 2 : 1);
+    if (shape == 0) {                            // a part of a GPU: one worker, one process
+      task->mutable_resources()->set_gpus_milli(random_.Between(1, 9) * 100);
+      task->set_processes_per_worker(1);
+    }
     task->mutable_run()->set_shell("train");
     task->set_hang_timeout_ns(0);
     task->set_grace_ns(random_.Between(0, 10 * kSecond));
@@ -180,14 +184,16 @@ pb::JobSpec World::DrawSpec() {
   return spec;
 }
 
+// In half of the seeds all come at once: while many wait, what is free is taken at once.
 void World::MakeUsers() {
+  const int64_t until_ns = random_.OneIn(2) ? shared_.config.duration_ns * 3 / 4 : shared_.config.duration_ns / 8;
   for (int32_t i = 0; i < shared_.config.jobs; ++i) {
     User user;
     user.spec = DrawSpec();
     user.key = absl::StrCat("key-", i);
     user.wants_cancel = random_.OneIn(8);
     users_.push_back(std::move(user));
-    const int64_t at_ns = random_.Between(0, shared_.config.duration_ns * 3 / 4);
+    const int64_t at_ns = random_.Between(0, until_ns);
     shared_.heap.After(at_ns, [this, i] { Submit(static_cast<size_t>(i)); });
     if (random_.OneIn(8)) shared_.heap.After(at_ns + random_.Between(0, kMinute), [this, i] { Submit(static_cast<size_t>(i)); });
     if (users_.back().wants_cancel) shared_.heap.After(at_ns + random_.Between(kSecond, shared_.config.work_ns), [this, i] { Cancel(static_cast<size_t>(i)); });
@@ -421,6 +427,12 @@ void World::Inject(const Fault& fault) {
     case FaultKind::kLateShims:
       machine.late_shims_until_ns = until_ns;
       machine.late_shims_ns = fault.value;
+      // What is too busy to run its shims is often not heard of either, for about as long as a fence.
+      for (int times = 0; times < 2; ++times) {
+        shared_.heap.After(random_.Between(0, fault.duration_ns), [this, host = fault.host, for_ns = random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns)] {
+          if (!healed_) network_.Cut(host, true, true, shared_.heap.now_ns() + for_ns);
+        });
+      }
       return;
     case FaultKind::kDrain:
       Drain(machine.full_name(), true);

@@ -2,8 +2,9 @@
 
     tests/mutants/run.py [--seeds 2000] [--replay] [NAME…]
 
-Prints one line of JSON a bug: the first seed that found it, what it said, and how long that took. --replay runs only the seeds of
-found.json. Exit 1 if one wasn't found, or if the tree without any bug is called broken by the same seeds.
+Prints one line of JSON a bug: the first seed that found it, what it said, and how long that took; found.json keeps both. --replay runs
+the seeds of found.json, and looks from seed 1 on only for what its seed no longer finds, as the code has changed since. Exit 1 if a bug
+wasn't found, or if the tree without any bug is called broken by the kept seeds.
 """
 
 import argparse
@@ -57,6 +58,16 @@ def look(seed: int, seeds: int) -> dict:
     return {"seed": int(lines[first].split()[1].rstrip(",")), "says": lines[first + 1].strip()}
 
 
+def kept_seeds() -> dict:
+    return json.loads(FOUND.read_text()) if FOUND.exists() else {}
+
+
+def keep(name: str, result: dict) -> None:
+    """Read anew: another run, with another MUSTER_MUTANTS_DIR, may keep its own meanwhile."""
+    found = {**kept_seeds(), name: {"seed": result["seed"], "says": result["says"]}}
+    FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/mutants/run.py")
     parser.add_argument("names", nargs="*")
@@ -64,7 +75,7 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true")
     args = parser.parse_args()
     patches = sorted(p for p in HERE.glob("*.patch") if not args.names or p.stem in args.names)
-    found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    found = kept_seeds()
     copy_tree()
     build()
     sound = {seed: look(seed, 1) for seed in sorted({f["seed"] for f in found.values()})} if args.replay else {}
@@ -76,18 +87,15 @@ def main() -> int:
             build()
             built_s = time.time() - began
             began = time.time()
-            if args.replay:
-                known = found.get(patch.stem)
-                result = look(known["seed"], 1) if known else {}
-            else:
-                result = look(1, args.seeds)
+            kept = found.get(patch.stem) if args.replay else None
+            result = look(kept["seed"], 1) if kept else {}
+            result = result or look(1, args.seeds)
         finally:
             subprocess.run(["patch", "-p1", "-s", "-R", "-i", patch], cwd=TREE, check=True)
         print(json.dumps({"bug": patch.stem, **result, "found": bool(result), "build_s": round(built_s, 1), "look_s": round(time.time() - began, 1)}), flush=True)
         ok = ok and bool(result)
-        if result and not args.replay:
-            found[patch.stem] = {"seed": result["seed"], "says": result["says"]}
-            FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        if result:
+            keep(patch.stem, result)
     return 0 if ok else 1
 
 

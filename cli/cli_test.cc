@@ -367,6 +367,10 @@ TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
   flavour = "h100-80g";
   EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
   EXPECT_THAT(out_, ::testing::AllOf(HasSubstr("h100-80g"), Not(HasSubstr("a rank needs"))));
+  // Its exit code is 3 where a rank doesn't fit: an answer, too.
+  Write("muster-trainer", "#!/bin/sh\necho '{\"memory_bytes\": 96636764160}'\nexit 3\n");
+  EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. Take more workers"));
 }
 
 TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {

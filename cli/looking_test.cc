@@ -1,5 +1,6 @@
 // What the commands that look and ask say: logs, queues, completion, explain, simulate, top.
 #include "cli/fixture.h"
+#include "common/spec/test_schema.h"
 
 namespace muster {
 namespace {
@@ -44,6 +45,34 @@ TEST_F(CliTest, VersionAndFieldsTakeAnOutputFormat) {
   EXPECT_EQ(Run({"fields", "resources.gpus", "-o", "json"}), 0);
   EXPECT_THAT(out_, HasSubstr("\"path\": \"resources.gpus\""));
   EXPECT_EQ(Run({"fields", "nosuch", "-o", "json"}), kExitNotFound) << err_;
+}
+
+TEST_F(CliTest, FieldsAndValidateAskTheTrainerHereWhereNoServerKnowsOne) {
+  const std::string job = Write("job.yaml", "name: x\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\ntrainer: {max_step: 3}\n");
+  environment_ = {"MUSTER_BIN_DIR=" + home_};
+  for (const bool serves : {true, false}) {  // the one that serves here knows no trainer yet
+    if (!serves) StopServing();
+    ASSERT_TRUE(!std::ifstream(home_ + "/muster-trainer"));
+    EXPECT_EQ(Run({"fields", "trainer.max_steps"}), kExitUnreachable);
+    EXPECT_THAT(err_, HasSubstr("no muster-trainer lies beside muster"));
+    EXPECT_EQ(Run({"validate", job}), 0) << err_;
+    EXPECT_THAT(out_, HasSubstr("trainer: unchecked, as what it takes isn't known: --schema FILE, which `muster-trainer --schema` prints"));
+
+    const std::string schema = Write("schema.json", kTestTrainerSchema);
+    const std::string trainer = Write("muster-trainer", absl::StrCat("#!/bin/sh\n[ \"$*\" = --schema ] && cat ", schema, "\n"));
+    ASSERT_EQ(chmod(trainer.c_str(), 0755), 0);
+    EXPECT_EQ(Run({"fields", "trainer.max_steps"}), 0) << err_;
+    EXPECT_THAT(out_, HasSubstr("trainer.max_steps  (whole number)"));
+    EXPECT_EQ(Run({"fields", "trainer"}), 0) << err_;
+    EXPECT_THAT(out_, HasSubstr("trainer.model"));
+    EXPECT_EQ(Run({"fields", "trainer.max_step"}), kExitNotFound);
+    EXPECT_THAT(err_, HasSubstr("Did you mean trainer.max_steps?  All: muster fields trainer"));
+    EXPECT_EQ(Run({"validate", job}), 2);
+    EXPECT_THAT(err_, HasSubstr("trainer.max_step: no such field. Did you mean max_steps?"));
+    EXPECT_EQ(Run({"validate", "--offline", job, "--set", "trainer={init: i, data: d, max_length: 1, global_batch_size: 1, max_steps: 3, learning_rate: 1e-3}"}), 0) << err_;
+    EXPECT_THAT(out_, HasSubstr("trainer: as the muster-trainer beside muster takes it"));
+    EXPECT_EQ(unlink(trainer.c_str()), 0);
+  }
 }
 
 TEST_F(CliTest, AQueueWithQueuesOfItsOwnIsNamedWithThem) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/completion.h"
+#include "cli/commands/local_trainer.h"
 #include "common/base/clock.h"
 #include "common/spec/fields.h"
 
@@ -14,15 +15,21 @@ namespace {
 
 int Fields(Session& session, const std::string& path) {
   std::string schema;
-  if (path.rfind("trainer", 0) == 0) {  // only the server knows what the trainer takes
+  const bool trainers = IsTrainersField(path);
+  if (trainers) {  // what the trainer takes: the server's, or that of the one here
     absl::StatusOr<Client*> client = session.client();
     if (client.ok()) {
       if (auto response = (*client)->TrainerSchema(); response.ok()) schema = response->json();
     }
+    if (schema.empty()) schema = LocalTrainerSchema();
   }
   std::string text = session.for_people() ? FieldsText(path, schema) : FieldsJson(path, schema);    // JSON is YAML, too
+  if (trainers && schema.empty()) {
+    session.Err("muster: what trainer takes isn't known here: no server that knows it answers, and no muster-trainer lies beside muster. All of it is in docs/trainer.md\n");
+    if (text.empty()) return kExitUnreachable;
+  }
   if (text.empty()) {
-    session.Err(absl::StrCat("muster: no field ", Plain(path), ".", FieldSuggestion(path), "  All: muster fields\n"));
+    session.Err(absl::StrCat("muster: no field ", Plain(path), ".", FieldSuggestion(path, schema), "  All: muster fields", trainers ? " trainer" : "", "\n"));
     return kExitNotFound;
   }
   session.Out(text);

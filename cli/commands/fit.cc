@@ -1,79 +1,29 @@
 #include "cli/commands/fit.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <map>
-#include <vector>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/base/files.h"
-
-extern char** environ;
+#include "cli/commands/local_trainer.h"
 
 namespace muster {
 namespace {
 
-constexpr auto kTimeLimit = std::chrono::seconds(10);
 constexpr size_t kMostFlavours = 4;
-constexpr int kConfigFd = 3;
+constexpr int kDoesNotFit = 3;  // estimate's exit code then
 constexpr double kGiB = 1 << 30;
 
 // What `muster-trainer estimate` answers; not an object if it doesn't.
-nlohmann::json Ask(const std::string& trainer, const std::string& config, int64_t ranks, const std::string& flavour, int64_t memory_bytes) {
-  const int file = ::memfd_create("trainer.json", MFD_CLOEXEC);
-  int out[2];
-  if (file < 0 || ::pipe2(out, O_CLOEXEC) != 0) {
-    if (file >= 0) ::close(file);
-    return {};
-  }
-  const bool written = ::write(file, config.data(), config.size()) == static_cast<ssize_t>(config.size()) && ::lseek(file, 0, SEEK_SET) == 0;
-  const std::string path = absl::StrCat("/dev/fd/", kConfigFd), count = absl::StrCat(ranks), memory = absl::StrCat(memory_bytes);
-  const std::vector<const char*> argv = {trainer.c_str(), "estimate", "--config", path.c_str(), "--ranks", count.c_str(), "--device", flavour.c_str(),
-                                         "--device-memory", memory.c_str(), "--json", "true", nullptr};
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-  ::posix_spawn_file_actions_adddup2(&actions, file, kConfigFd);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid = -1;
-  const bool started = written && ::posix_spawn(&pid, trainer.c_str(), &actions, nullptr, const_cast<char* const*>(argv.data()), environ) == 0;
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(out[1]);
-  ::close(file);
-  std::string text;
-  const auto deadline = std::chrono::steady_clock::now() + kTimeLimit;
-  while (started) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    pollfd ready{out[0], POLLIN, 0};
-    char buffer[4096];
-    ssize_t got = -1;
-    if (left.count() > 0 && ::poll(&ready, 1, static_cast<int>(left.count())) > 0) got = ::read(out[0], buffer, sizeof buffer);
-    if (got > 0) {
-      text.append(buffer, static_cast<size_t>(got));
-      continue;
-    }
-    if (got < 0) ::kill(pid, SIGKILL);  // too slow, or Ctrl+C
-    break;
-  }
-  ::close(out[0]);
-  int status = -1;
-  while (started && ::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return started && status == 0 ? nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();
+nlohmann::json Ask(const std::string& config, int64_t ranks, const std::string& flavour, int64_t memory_bytes) {
+  const std::optional<std::string> text = AskLocalTrainer({"estimate", "--config", TrainerConfigFile(), "--ranks", absl::StrCat(ranks), "--device", flavour,
+                                                           "--device-memory", absl::StrCat(memory_bytes), "--json", "true"},
+                                                          config, {0, kDoesNotFit});
+  return text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();
 }
 
 std::string Line(const std::string& flavour, int64_t memory_bytes, const nlohmann::json& told) {
@@ -100,8 +50,7 @@ int64_t FlavourMemoryBytes(const std::string& flavour) {
 std::string FitText(const pb::PreviewResponse& preview) {
   const auto task = std::find_if(preview.resolved().tasks().begin(), preview.resolved().tasks().end(), [&](const pb::TaskSpec& t) { return t.name() == preview.task(); });
   if (task == preview.resolved().tasks().end() || task->trainer_json().empty() || task->resources().gpus_milli() < 1000) return "";
-  const std::string trainer = ExecutableDirectory() + "/muster-trainer";
-  if (::access(trainer.c_str(), X_OK) != 0) return "";
+  if (LocalTrainer().empty()) return "";
   std::map<std::string, int64_t> workers;  // of each flavour, the fewest that it would start with: they hold the most
   for (const pb::PreviewResponse::Candidate& candidate : preview.candidates()) {
     if (candidate.start_ns() < 0 || candidate.declared() || FlavourMemoryBytes(candidate.flavour()) == 0) continue;
@@ -114,7 +63,7 @@ std::string FitText(const pb::PreviewResponse& preview) {
     if (++asked > kMostFlavours) break;
     const int64_t ranks = std::max<int64_t>(1, count) * std::max(1, task->processes_per_worker());
     const int64_t memory_bytes = FlavourMemoryBytes(flavour);
-    const nlohmann::json told = Ask(trainer, task->trainer_json(), ranks, flavour, memory_bytes);
+    const nlohmann::json told = Ask(task->trainer_json(), ranks, flavour, memory_bytes);
     if (told.is_object()) text += Line(flavour, memory_bytes, told);
   }
   return text;

@@ -2,9 +2,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/fit.h"
+#include "cli/commands/local_trainer.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
@@ -93,11 +95,16 @@ int Validate(Session& session, const std::vector<std::string>& paths, const std:
   if (absl::StatusOr<Settings> settings = session.settings(); settings.ok()) context.default_queue = DefaultQueue(*settings, context);
   if (context.default_queue.empty() && context.queues.empty()) context.default_queue = "default";  // unknown here: not the file's fault
   int result = kExitOk;
+  bool here = false;  // the trainer's schema is that of the one beside this program
   for (const std::string& path : paths) {
     absl::StatusOr<JobFile> file = ReadJobFile(path);
     if (!file.ok()) {
       result = session.Fail(file.status());
       continue;
+    }
+    if (context.trainer_schema_json.empty() && absl::StrContains(file->text, "trainer")) {
+      context.trainer_schema_json = LocalTrainerSchema();
+      here = !context.trainer_schema_json.empty();
     }
     pb::JobSpec spec;
     std::vector<Problem> problems;
@@ -105,10 +112,12 @@ int Validate(Session& session, const std::vector<std::string>& paths, const std:
       result = FailWithProblems(session, problems, file->name, "not valid");
       continue;
     }
-    const bool unchecked = context.trainer_schema_json.empty() &&
-                           std::any_of(spec.tasks().begin(), spec.tasks().end(), [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); });
-    std::string text = absl::StrCat(path, ": valid (", spec.tasks_size(), spec.tasks_size() == 1 ? " task" : " tasks", ", checked ", checked,
-                                    unchecked ? "; trainer: unchecked, its schema isn't known: --schema FILE" : "", ")\n");
+    const bool trains = std::any_of(spec.tasks().begin(), spec.tasks().end(), [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); });
+    const char* of_trainer = !trains                               ? ""
+                             : context.trainer_schema_json.empty() ? "; trainer: unchecked, as what it takes isn't known: --schema FILE, which `muster-trainer --schema` prints"
+                             : here                                ? "; trainer: as the muster-trainer beside muster takes it"
+                                                                   : "";
+    std::string text = absl::StrCat(path, ": valid (", spec.tasks_size(), spec.tasks_size() == 1 ? " task" : " tasks", ", checked ", checked, of_trainer, ")\n");
     session.ShowOne(text, spec, spec.name());
   }
   return result;
@@ -136,7 +145,7 @@ void AddSubmit(CLI::App& root, Session& session) {
   auto offline = std::make_shared<bool>(false);
   CLI::App* validate = root.add_subcommand("validate", "Check job files; knows more when a server is reachable");
   validate->add_option("files", *files, "Job files")->required();
-  validate->add_option("--schema", *schema, "The trainer's schema (muster-trainer --schema) instead of the server's");
+  validate->add_option("--schema", *schema, "What `muster-trainer --schema` printed, instead of what the server or the muster-trainer here says");
   validate->add_flag("--offline", *offline, "Ask no server");
   auto settings = std::make_shared<std::vector<std::string>>();
   validate->add_option("--set", *settings, "FIELD=VALUE over what the files say; may be repeated")->allow_extra_args(false);

@@ -78,9 +78,11 @@ const nlohmann::json* At(const nlohmann::json& schema, std::string_view path) {
 
 bool OfTrainer(std::string_view path) { return path == "trainer" || path.substr(0, 8) == "trainer."; }
 
+constexpr size_t kSchemaBytes = size_t{1} << 20;
+
 // What stands below `path` of the trainer's schema: trainer itself has all its keys, a key that is a map has its own.
 std::string TrainerText(std::string_view path, std::string_view schema_json) {
-  const nlohmann::json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
+  const nlohmann::json schema = ParseBoundedJson(schema_json, kSchemaBytes);
   const nlohmann::json* at = At(schema, path);
   if (at == nullptr) return "";
   std::string out;
@@ -141,7 +143,7 @@ std::string FieldsJson(std::string_view path, std::string_view trainer_schema_js
     if (path.empty() || IsAtOrBelow(field.path, path)) fields.push_back({{"path", field.path}, {"type", field.type}, {"doc", field.doc}, {"task", field.task}});
   }
   if (OfTrainer(path)) {
-    const nlohmann::json schema = ParseBoundedJson(trainer_schema_json, size_t{1} << 20);
+    const nlohmann::json schema = ParseBoundedJson(trainer_schema_json, kSchemaBytes);
     if (const nlohmann::json* at = At(schema, path); at != nullptr && at->is_object()) {
       fields.push_back({{"path", std::string(path)}, {"schema", nlohmann::ordered_json(*at)}});
     }
@@ -149,8 +151,19 @@ std::string FieldsJson(std::string_view path, std::string_view trainer_schema_js
   return fields.empty() ? "" : fields.dump(2) + "\n";
 }
 
-std::string FieldSuggestion(std::string_view path) {
+bool IsTrainersField(std::string_view path) { return OfTrainer(BelowTask(path)); }
+
+std::string FieldSuggestion(std::string_view path, std::string_view trainer_schema_json) {
   std::vector<std::string> names;
+  if (IsTrainersField(path) && path.find('.') != std::string_view::npos) {  // below the map that it would be in
+    const std::string parent(BelowTask(path).substr(0, BelowTask(path).rfind('.')));
+    const nlohmann::json schema = ParseBoundedJson(trainer_schema_json, kSchemaBytes);
+    const nlohmann::json* at = At(schema, parent);
+    if (const nlohmann::json* keys = at == nullptr ? nullptr : Properties(*at); keys != nullptr) {
+      for (const auto& [key, property] : keys->items()) names.push_back(absl::StrCat(parent, ".", key));
+    }
+    return DidYouMean(BelowTask(path), names);
+  }
   for (const FieldDoc& field : JobFields()) names.emplace_back(field.path);
   for (const std::string& name : names) {
     if (absl::EndsWith(name, absl::StrCat(".", View(path)))) return absl::StrCat(" Did you mean ", name, "?");

@@ -22,7 +22,9 @@ const std::vector<FieldDoc>& JobFields();
 std::string FieldsText(std::string_view path, std::string_view trainer_schema_json = {});
 // The same for programs: a JSON list of {path, type, doc, task}; below "trainer" what its schema says there. Empty: no such field.
 std::string FieldsJson(std::string_view path, std::string_view trainer_schema_json = {});
-std::string FieldSuggestion(std::string_view path);  // " Did you mean resources.gpus?" or empty
+// Whether `path` is trainer, or a field below it.
+bool IsTrainersField(std::string_view path);
+std::string FieldSuggestion(std::string_view path, std::string_view trainer_schema_json = {});  // " Did you mean resources.gpus?" or empty
 
 // docs/job-reference.md, whole. muster-docgen writes it; a test compares it with the committed file.
 std::string JobReferenceMarkdown();

@@ -53,6 +53,9 @@ TEST(Fields, TextIsFoundByPathAndTheTrainersFromItsSchema) {
   EXPECT_EQ(FieldsText("resource"), "");
   EXPECT_EQ(FieldSuggestion("resource"), " Did you mean resources?");
   EXPECT_EQ(FieldSuggestion("gpus"), " Did you mean resources.gpus?");
+  EXPECT_EQ(FieldSuggestion("tasks[].trainer.max_step", kTestTrainerSchema), " Did you mean trainer.max_steps?");
+  EXPECT_EQ(FieldSuggestion("trainer.model.hidden_cat", kTestTrainerSchema), " Did you mean trainer.model.hidden_act?");
+  EXPECT_TRUE(IsTrainersField("tasks[].trainer.lora") && IsTrainersField("trainer") && !IsTrainersField("trainers"));
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ def test_bad_jobs_are_refused_with_place_path_and_remedy(system):
     assert len(BAD_JOBS) >= 30
     wrong = []
     (system.folder / "trainer.yaml").write_text("queue: research\n" + BAD_JOBS["trainer key"][0])
-    wait_for("the agents to tell the trainer's schema", lambda: system.run(["validate", system.folder / "trainer.yaml"], check=False).returncode == 2, 30)
+    wait_for("the agents to tell the trainer's schema", lambda: system.run(["submit", system.folder / "trainer.yaml", "--preview-only"], check=False).returncode == 2, 30)
     for name, (text, wanted) in BAD_JOBS.items():
         path = system.folder / "bad.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

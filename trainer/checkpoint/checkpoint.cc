@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/objects.h"
@@ -19,24 +20,25 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Bytes of a file that are read and checked at once.
-constexpr size_t kChunkBytes = size_t{1} << 20;
+// Bytes of a file that are read and checked at once: so few that they are still in the CPU's cache when they are checked.
+constexpr size_t kChunkBytes = size_t{256} << 10;
 
 int64_t StepOf(const std::string& path) {
   int64_t step = -1;
   return absl::SimpleAtoi(absl::StripPrefix(fs::path(path).filename().string(), "step-"), &step) ? step : -1;
 }
 
-// By reads: a disk's error passes the checkpoint over, where touching a mapped page would end the process.
-absl::StatusOr<uint32_t> ChecksumOf(const MappedFile& file) {
-  uint32_t crc = 0;
-  std::vector<uint8_t> buffer(std::min(kChunkBytes, file.bytes().size()));
-  for (size_t at = 0; at < file.bytes().size(); at += kChunkBytes) {
-    const std::span<const uint8_t> part = file.bytes().subspan(at, std::min(kChunkBytes, file.bytes().size() - at));
-    if (absl::Status s = file.Copy(part, buffer.data()); !s.ok()) return s;
-    crc = Crc32c(buffer.data(), part.size(), crc);
+// Reads `part` of the file's bytes to `to`, or to nowhere, and continues `crc` over them. By reads: a disk's error passes the checkpoint
+// over, where touching a mapped page would end the process.
+absl::Status ReadAndCheck(const MappedFile& file, std::span<const uint8_t> part, uint8_t* to, uint32_t& crc) {
+  std::vector<uint8_t> scratch(to == nullptr ? std::min(kChunkBytes, part.size()) : 0);
+  for (size_t at = 0; at < part.size(); at += kChunkBytes) {
+    const std::span<const uint8_t> chunk = part.subspan(at, std::min(kChunkBytes, part.size() - at));
+    uint8_t* out = to == nullptr ? scratch.data() : to + at;
+    if (absl::Status s = file.Copy(chunk, out); !s.ok()) return s;
+    crc = Crc32c(out, chunk.size(), crc);
   }
-  return crc;
+  return absl::OkStatus();
 }
 
 // The directories step-… in `parent`, all or those with an index.
@@ -101,6 +103,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std:
     c.meta_.optimizer = index.value("optimizer", true);
     c.meta_.model = index.at("model");
     c.meta_.trainer = index.at("trainer");
+    c.meta_.source = index.value("source", "");  // since 2026-11-22
+    c.meta_.tokenizer = index.value("tokenizer", "");
     for (const json& file : index.at("files")) {
       c.files_.push_back({file.at("name").get<std::string>(), file.at("size_bytes").get<uint64_t>(), file.at("crc32c").get<uint32_t>()});
       if (c.files_.back().name.find('/') != std::string::npos) return absl::DataLossError("index.json names a file outside the checkpoint");
@@ -119,6 +123,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std:
       c.tensors_.emplace(name, std::move(tensor));
     }
     c.open_.resize(c.files_.size());
+    c.read_.resize(c.files_.size());
     return c;
   } catch (const json::exception& e) {
     return absl::DataLossError(absl::StrCat("index.json is incomplete: ", e.what()));
@@ -134,28 +139,81 @@ absl::StatusOr<const SafetensorsFile*> Checkpoint::OpenFile(int file) const {
   return open_[file].get();
 }
 
-absl::Status Checkpoint::VerifyFiles(int rank, int size) const {
+std::vector<Checkpoint::Want> Checkpoint::WantsIn(int file, const SafetensorsHeader& header, const Flats& flats) const {
+  std::vector<Want> wants;
+  for (const std::unique_ptr<FlatParam>& flat : flats) {
+    const std::vector<SegmentPiece> pieces = PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end());
+    for (int kind = 0; kind < (meta_.optimizer ? 3 : 1); ++kind) {
+      const at::Tensor kept = flat->InPlace(static_cast<FlatParam::State>(kind));
+      if (!kept.defined()) continue;
+      for (const SegmentPiece& want : pieces) {
+        const Segment& segment = flat->layout().segments()[want.segment];
+        const auto tensor = tensors_.find(segment.name);
+        if (tensor == tensors_.end() || tensor->second.shape != segment.shape) continue;  // Read says so
+        for (const Piece& have : tensor->second.pieces) {
+          const int64_t from = std::max(want.segment_begin, have.tensor_begin), to = std::min(want.segment_begin + want.numel, have.tensor_begin + have.numel);
+          if (have.file != file || from >= to) continue;
+          const auto entry = header.tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
+          const uint64_t begin = static_cast<uint64_t>(have.file_begin + from - have.tensor_begin) * 4, bytes = static_cast<uint64_t>(to - from) * 4;
+          if (entry == header.tensors.end() || entry->second.dtype != "F32" || begin + bytes > entry->second.end - entry->second.begin) continue;
+          wants.push_back({header.data_offset + entry->second.begin + begin, bytes,
+                           reinterpret_cast<uint8_t*>(kept.data_ptr<float>() + want.range_begin + from - want.segment_begin)});
+        }
+      }
+    }
+  }
+  std::sort(wants.begin(), wants.end(), [](const Want& a, const Want& b) { return a.begin < b.begin; });
+  return wants;
+}
+
+absl::Status Checkpoint::VerifyFiles(int rank, int size, const Flats& flats) {
   for (size_t i = static_cast<size_t>(rank); i < files_.size(); i += static_cast<size_t>(size)) {
     absl::StatusOr<MappedFile> file = MappedFile::Open(path_ + "/" + files_[i].name, /*for_copies=*/true);
     if (!file.ok()) return file.status();
     const std::span<const uint8_t> bytes = file->bytes();
     if (bytes.size() != files_[i].size_bytes) {
-      return absl::DataLossError(absl::StrCat(files_[i].name, " has ", bytes.size(), " bytes where index.json means ", files_[i].size_bytes));
+      const bool cut = bytes.size() < files_[i].size_bytes;
+      return absl::DataLossError(absl::StrCat(files_[i].name, " has ", bytes.size(), " bytes where index.json means ", files_[i].size_bytes, ": ",
+                                              cut ? files_[i].size_bytes - bytes.size() : bytes.size() - files_[i].size_bytes, cut ? " are lacking" : " too many"));
     }
-    const absl::StatusOr<uint32_t> found = ChecksumOf(*file);
-    if (!found.ok()) return absl::DataLossError(absl::StrCat(files_[i].name, ": ", found.status().message()));
-    if (*found != files_[i].crc32c) return absl::DataLossError(absl::StrCat(files_[i].name, " doesn't match its checksum"));
-    absl::StatusOr<SafetensorsFile> opened = SafetensorsFile::Of(*std::move(file));
-    if (!opened.ok()) return opened.status();
-    if (IsObject(path_)) open_[i] = std::make_unique<SafetensorsFile>(*std::move(opened));  // it has been fetched
+    const auto with_name = [&](const absl::Status& s) { return absl::DataLossError(absl::StrCat(files_[i].name, ": ", std::string(s.message()))); };
+    absl::StatusOr<SafetensorsHeader> header = ReadSafetensorsHeader(*file);
+    std::vector<Want> wants;
+    if (header.ok()) wants = WantsIn(static_cast<int>(i), *header, flats);
+    uint32_t crc = 0;
+    size_t at = 0;
+    for (const Want& want : wants) {
+      if (want.begin < at) {  // an index that has a piece twice
+        if (absl::Status s = file->Copy(bytes.subspan(want.begin, want.bytes), want.to); !s.ok()) return with_name(s);
+        continue;
+      }
+      if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at, want.begin - at), nullptr, crc); !s.ok()) return with_name(s);
+      if (absl::Status s = ReadAndCheck(*file, bytes.subspan(want.begin, want.bytes), want.to, crc); !s.ok()) return with_name(s);
+      at = want.begin + want.bytes;
+    }
+    if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at), nullptr, crc); !s.ok()) return with_name(s);
+    if (crc != files_[i].crc32c) return absl::DataLossError(absl::StrCat(files_[i].name, " doesn't match its checksum"));
+    if (!header.ok()) return with_name(header.status());
+    for (const std::unique_ptr<FlatParam>& flat : flats) {
+      for (int kind = 0; kind < 3; ++kind) {
+        if (flat->InPlace(static_cast<FlatParam::State>(kind)).defined()) read_[i].insert({flat.get(), kind});
+      }
+    }
+    if (IsObject(path_)) open_[i] = std::make_unique<SafetensorsFile>(*std::move(file), *std::move(header));  // it has been fetched
   }
   return absl::OkStatus();
 }
 
 absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out) const {
+  return ReadRange(segment, kind, begin, n, out, nullptr);
+}
+
+absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out, const FlatParam* flat) const {
   const auto tensor = tensors_.find(segment.name);
-  if (tensor == tensors_.end() || tensor->second.shape != segment.shape) {
-    return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, " of this model's shape"));
+  if (tensor == tensors_.end()) return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, ", which this run trains"));
+  if (tensor->second.shape != segment.shape) {
+    return absl::FailedPreconditionError(absl::StrCat(segment.name, " is [", absl::StrJoin(tensor->second.shape, ", "), "] there and [",
+                                                      absl::StrJoin(segment.shape, ", "), "] here"));
   }
   if (kind > 0 && !meta_.optimizer) {
     std::fill_n(out, n, 0.0f);
@@ -173,11 +231,12 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
         static_cast<uint64_t>(file_from + to - from) * 4 > entry->second.end - entry->second.begin) {
       return absl::DataLossError(absl::StrCat(files_[have.file].name, " lacks a part of ", segment.name));
     }
+    filled += to - from;
+    if (read_[have.file].contains({flat, kind})) continue;
     const std::span<const uint8_t> bytes = (*file)->Data(entry->second).subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
     if (absl::Status s = (*file)->file().Copy(bytes, reinterpret_cast<uint8_t*>(out + from - begin)); !s.ok()) {
       return absl::DataLossError(absl::StrCat(files_[have.file].name, ": ", std::string(s.message())));
     }
-    filled += to - from;
   }
   if (filled != n) return absl::DataLossError(absl::StrCat("index.json covers ", segment.name, " in part only, or twice"));
   return absl::OkStatus();
@@ -188,7 +247,7 @@ absl::Status Checkpoint::Read(FlatParam& flat) const {
     const at::Tensor host = flat.Landing(static_cast<FlatParam::State>(kind));
     for (const SegmentPiece& want : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
       const Segment& segment = flat.layout().segments()[want.segment];
-      if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel, host.data_ptr<float>() + want.range_begin); !s.ok()) return s;
+      if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel, host.data_ptr<float>() + want.range_begin, &flat); !s.ok()) return s;
     }
     flat.SetOwned(static_cast<FlatParam::State>(kind), host);
   }
@@ -208,7 +267,7 @@ void ReadAheadOf(const std::string& path, int rank, int size, size_t most_bytes)
   // A hint; what is wrong shows when it is read.
 }
 
-LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates) {
+LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates, const Flats& flats) {
   LoadOutcome outcome;
   for (const std::string& path : candidates) {
     // Rank 0's view of the index counts, so that all ranks judge the same bytes.
@@ -225,7 +284,7 @@ LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates)
       absl::Status status = parsed.status();
       if (status.ok()) {
         checkpoint = std::make_unique<Checkpoint>(*std::move(parsed));
-        status = checkpoint->VerifyFiles(world.rank(), world.size());
+        status = checkpoint->VerifyFiles(world.rank(), world.size(), flats);
       }
       if (!status.ok()) mine = std::string(status.message());
     }

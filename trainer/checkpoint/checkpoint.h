@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,7 +37,9 @@ class Checkpoint {
   const std::string& path() const { return path_; }
   const CheckpointMeta& meta() const { return meta_; }
   // Checks size, checksum and header of the files number rank, rank + size, …
-  absl::Status VerifyFiles(int rank, int size) const;
+  // What those have for `flats` is read on the way into the memory where it is kept, if it is kept as it is in the files: each byte once.
+  // A checkpoint that is refused may leave there what it has.
+  absl::Status VerifyFiles(int rank, int size, const Flats& flats = {});
   // Fills the owned ranges of a flat; its tensors must be in the checkpoint with the same shapes.
   absl::Status Read(FlatParam& flat) const;
   // Copies elements [begin, begin + n) of a parameter's masters or moments (kCheckpointKinds) to `out`.
@@ -55,12 +59,22 @@ class Checkpoint {
     std::vector<int64_t> shape;
     std::vector<Piece> pieces;
   };
+  // Bytes of a file that belong into memory.
+  struct Want {
+    uint64_t begin = 0, bytes = 0;
+    uint8_t* to = nullptr;
+  };
   absl::StatusOr<const SafetensorsFile*> OpenFile(int file) const;
+  // What file `file`, whose header is `header`, has for `flats`, in its order.
+  std::vector<Want> WantsIn(int file, const SafetensorsHeader& header, const Flats& flats) const;
+  // ReadRange, but for what VerifyFiles has read into `flat` already.
+  absl::Status ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out, const FlatParam* flat) const;
 
   std::string path_;
   CheckpointMeta meta_;
   std::vector<File> files_;
   std::map<std::string, Tensor> tensors_;
+  std::vector<std::set<std::pair<const FlatParam*, int>>> read_;  // of each file, the flats and kinds that VerifyFiles has read it into
   mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;
 };
 
@@ -76,7 +90,8 @@ struct LoadOutcome {
   std::vector<SkippedCheckpoint> skipped;
 };
 
-// Opens the first good one of `candidates` (newest first); collective, with the same outcome on every rank.
-LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates);
+// Opens the first good one of `candidates` (newest first); collective, with the same outcome on every rank. `flats`: those that Read will
+// be called for, as VerifyFiles takes them.
+LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates, const Flats& flats = {});
 
 }  // namespace muster::trainer

@@ -149,13 +149,16 @@ TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
     });
     for (const auto& [readers, read_stage] : {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}, {2, 3}}) {
       OnRanks(readers, [&, stage = read_stage](World& world) {
-        LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"});
-        ASSERT_NE(outcome.checkpoint, nullptr);
-        EXPECT_EQ(outcome.checkpoint->meta().step, 41);
-        EXPECT_EQ(outcome.checkpoint->meta().next_sequence, 8 * 41);
-        Flats flats = MakeFlats(world, stage, false);
-        for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
-        ExpectFilled(world, flats, stage);
+        const Flats none;
+        for (const bool while_checking : {false, true}) {
+          Flats flats = MakeFlats(world, stage, false);
+          LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"}, while_checking ? flats : none);
+          ASSERT_NE(outcome.checkpoint, nullptr);
+          EXPECT_EQ(outcome.checkpoint->meta().step, 41);
+          EXPECT_EQ(outcome.checkpoint->meta().next_sequence, 8 * 41);
+          for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
+          ExpectFilled(world, flats, stage);
+        }
       });
     }
     RemoveTree(parent_ + "/step-00000041");
@@ -170,9 +173,9 @@ TEST_F(Checkpoints, ShardGroupsWriteEachPartOnceAndReadAnyOthers) {
   }, /*shard_size=*/2);
   for (const auto& [readers, shard_size] : {std::pair<int, int>{1, 0}, {4, 1}, {6, 3}, {4, 2}}) {
     OnRanks(readers, [&](World& world) {
-      LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"});
-      ASSERT_NE(outcome.checkpoint, nullptr);
       Flats flats = MakeFlats(world, 1, false);
+      LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"}, flats);
+      ASSERT_NE(outcome.checkpoint, nullptr);
       for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
       ExpectFilled(world, flats, 1);
     }, shard_size);

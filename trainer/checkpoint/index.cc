@@ -45,7 +45,7 @@ std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>
   json index = {{"format", kCheckpointFormat}, {"step", meta.step}, {"next_sequence", meta.next_sequence}, {"world_size", ranks},
                 {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"optimizer", meta.optimizer}, {"seed", meta.seed}, {"recent_losses", meta.recent_losses},
                 {"packing_version", meta.packing_version}, {"data_fingerprint", meta.data_fingerprint}, {"model", meta.model},
-                {"trainer", meta.trainer}, {"tensors", std::move(tensors)}};
+                {"trainer", meta.trainer}, {"source", meta.source}, {"tokenizer", meta.tokenizer}, {"tensors", std::move(tensors)}};
   for (int rank = 0; rank < ranks; ++rank) {
     index["files"].push_back({{"name", RankFileName(rank, ranks)}, {"size_bytes", files[rank].size_bytes}, {"crc32c", files[rank].crc32c}});
   }

@@ -31,6 +31,9 @@ struct CheckpointMeta {
   bool optimizer = true;      // false: the moments are zero and not in the files
   nlohmann::json model;       // config.json content
   nlohmann::json trainer;     // the `trainer:` map; null for a converted model
+  // Directories that an export takes more than weights from, as they were called then; empty: none.
+  std::string source;         // the Hugging Face directory that training started from, or that was converted
+  std::string tokenizer;      // the tokenizer's files
 };
 
 // "step-00000041"

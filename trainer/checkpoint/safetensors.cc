@@ -60,7 +60,7 @@ absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& name, const json&
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
   if (entry.begin > entry.end) return bad("data_offsets reach outside the file");
-  if (entry.end > data_bytes) return bad(absl::StrCat("data_offsets reach outside the file, which has ", entry.end - data_bytes, " bytes too few for it"));
+  if (entry.end > data_bytes) return bad("data_offsets reach outside the file");
   if (entry.end - entry.begin != bytes) return bad("data_offsets don't match dtype and shape");
   return entry;
 }
@@ -77,18 +77,55 @@ int SafetensorsElementBytes(std::string_view dtype) {
   return 0;
 }
 
-absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file) {
-  if (file.size() < 8) return Malformed("shorter than 8 bytes");
+namespace {
+
+// Bytes of the header's JSON, which follows the first eight.
+absl::StatusOr<uint64_t> HeaderBytes(std::span<const uint8_t> begin, uint64_t file_bytes) {
+  if (file_bytes < 8 || begin.size() < 8) return Malformed("shorter than 8 bytes");
   uint64_t header_bytes = 0;
-  for (int i = 0; i < 8; ++i) header_bytes |= uint64_t{file[i]} << (8 * i);
+  for (int i = 0; i < 8; ++i) header_bytes |= uint64_t{begin[i]} << (8 * i);
   if (header_bytes > kSafetensorsHeaderLimitBytes) return Malformed(absl::StrCat("a header of ", header_bytes, " bytes"));
-  if (header_bytes > file.size() - 8) return Malformed("its header reaches past the end of the file");
-  absl::StatusOr<json> parsed = ParseHeaderJson({reinterpret_cast<const char*>(file.data()) + 8, static_cast<size_t>(header_bytes)});
+  if (header_bytes > file_bytes - 8) return Malformed("its header reaches past the end of the file");
+  return header_bytes;
+}
+
+// The tensor that would end last, and how many bytes the file lacks for it: a file that was cut lacks that many.
+absl::Status CheckLength(const json& header, uint64_t data_bytes) {
+  uint64_t end = data_bytes;
+  std::string last;
+  for (const auto& [name, value] : header.items()) {
+    if (!value.is_object() || !value.contains("data_offsets") || !value["data_offsets"].is_array() || value["data_offsets"].size() != 2) continue;
+    const json& to = value["data_offsets"][1];
+    if (to.is_number_unsigned() && to.get<uint64_t>() > end) end = to.get<uint64_t>(), last = name;
+  }
+  if (end == data_bytes) return absl::OkStatus();
+  return Malformed(absl::StrCat("tensor \"", last, "\": data_offsets reach outside the file, which has ", end - data_bytes, " bytes too few for all of them"));
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file) { return ParseSafetensors(file, file.size()); }
+
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const MappedFile& file) {
+  std::vector<uint8_t> begin(std::min<size_t>(8, file.bytes().size()));
+  if (absl::Status s = file.Copy(file.bytes().first(begin.size()), begin.data()); !s.ok()) return s;
+  const absl::StatusOr<uint64_t> header_bytes = HeaderBytes(begin, file.bytes().size());
+  if (!header_bytes.ok()) return header_bytes.status();
+  begin.resize(8 + *header_bytes);
+  if (absl::Status s = file.Copy(file.bytes().first(begin.size()), begin.data()); !s.ok()) return s;
+  return ParseSafetensors(begin, file.bytes().size());
+}
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> begin, uint64_t file_bytes) {
+  const absl::StatusOr<uint64_t> header_bytes = HeaderBytes(begin, file_bytes);
+  if (!header_bytes.ok()) return header_bytes.status();
+  absl::StatusOr<json> parsed = ParseHeaderJson({reinterpret_cast<const char*>(begin.data()) + 8, static_cast<size_t>(*header_bytes)});
   if (!parsed.ok()) return parsed.status();
 
   SafetensorsHeader header;
-  header.data_offset = 8 + header_bytes;
-  const uint64_t data_bytes = file.size() - header.data_offset;
+  header.data_offset = 8 + *header_bytes;
+  const uint64_t data_bytes = file_bytes - header.data_offset;
+  if (absl::Status s = CheckLength(*parsed, data_bytes); !s.ok()) return s;
   for (const auto& [name, value] : parsed->items()) {
     if (name == "__metadata__") {
       if (!value.is_object()) return Malformed("__metadata__ is not an object");
@@ -118,10 +155,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Of(MappedFile file) {
   absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(file.bytes());
   if (!header.ok()) return header.status();
-  SafetensorsFile result;
-  result.file_ = std::move(file);
-  result.header_ = *std::move(header);
-  return result;
+  return SafetensorsFile(std::move(file), *std::move(header));
 }
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {

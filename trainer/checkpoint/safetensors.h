@@ -36,6 +36,10 @@ struct SafetensorsHeader {
 
 // Checks and reads the header of a whole file's bytes.
 absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file);
+// The same of a file of `file_bytes` whose first bytes, at least all of its header, are `begin`.
+absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> begin, uint64_t file_bytes);
+// Reads as much of the file as its header takes, and that.
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const MappedFile& file);
 
 // A mapped file with its header. Movable, thread-safe for reading.
 class SafetensorsFile {
@@ -43,6 +47,7 @@ class SafetensorsFile {
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   // Takes over what is mapped already, for copies if it is read by them.
   static absl::StatusOr<SafetensorsFile> Of(MappedFile file);
+  SafetensorsFile(MappedFile file, SafetensorsHeader header) : file_(std::move(file)), header_(std::move(header)) {}
   const SafetensorsHeader& header() const { return header_; }
   const MappedFile& file() const { return file_; }
   // The tensor's bytes; `entry` must be of this file's header.

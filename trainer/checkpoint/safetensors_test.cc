@@ -60,6 +60,8 @@ TEST(Safetensors, MalformedFilesAreRefusedWithTheReason) {
       {"overflowing shape", File(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8), "overflows"},
       {"offsets past the end", File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 8), "outside"},
       {"truncated", File(good, 5), "tensor \"a\": data_offsets reach outside the file, which has 3 bytes too few"},
+      {"truncated before its last tensors", File(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})", 3),
+       "tensor \"b\": data_offsets reach outside the file, which has 3 bytes too few for all of them"},
       {"offsets backwards", File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8), "outside"},
       {"offsets of another size", File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 8), "don't match"},
       {"three offsets", File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8,8]}})", 8), "data_offsets"},

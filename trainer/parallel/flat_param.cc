@@ -1,6 +1,7 @@
 #include "trainer/parallel/flat_param.h"
 
 #include <sys/mman.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,15 +27,50 @@ at::Tensor Unbound(int64_t numel, const at::TensorOptions& options) {
   return tensor.set_(c10::Storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr(nullptr, options.device())), 0, {numel}, {1});
 }
 
+double ThreadSeconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Takes the pages of fresh memory, which starts at a multiple of kHugePage, all at once. A huge one takes a quarter of the time that as many small
+// ones do, where the kernel has it at hand; where it must compact memory first, or a hypervisor must find it, several times as long. Each tells by
+// its time whether the next is worth it: after a slow one come small ones, for longer each time.
+void TakePages(uint8_t* memory, size_t bytes) {
+  constexpr int kPause = 16, kLongestPause = 128;  // small ones, in the room of so many huge ones
+  thread_local double small_s = 0;                 // the last kHugePage in small ones; 0: not known yet
+  thread_local int left = 1, pause = kPause;
+  for (size_t at = 0; at < bytes; at += kHugePage) {
+    const size_t size = std::min(kHugePage, bytes - at);
+    const bool huge = size == kHugePage && left == 0;
+    if (huge) ::madvise(memory + at, size, MADV_HUGEPAGE);
+    const double begin_s = ThreadSeconds();
+    if (::madvise(memory + at, size, MADV_POPULATE_WRITE) != 0) return;  // a kernel before 5.14: the pages come at their first touch
+    const double taken_s = ThreadSeconds() - begin_s;
+    if (!huge) {
+      if (size == kHugePage) small_s = taken_s, left = std::max(0, left - 1);
+    } else if (taken_s > small_s) {
+      left = pause;
+      pause = std::min(2 * pause, kLongestPause);
+    } else {
+      pause = kPause;
+    }
+  }
+}
+
 // Zeros. On the host large ones are fresh pages, taken all at once: they are zero already, and touching them one by one would be
-// a good part of a start. (Huge pages halve that again, or make it three times as long where the kernel must compact memory first.)
+// a good part of a start.
 at::Tensor Zeros(int64_t numel, const at::TensorOptions& options) {
   const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   if (!options.device().is_cpu() || options.pinned_memory() || bytes < (size_t{1} << 20)) return at::zeros({numel}, options);
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const size_t mapped = bytes + kHugePage;
+  void* memory = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   TORCH_CHECK(memory != MAP_FAILED, "no memory for ", bytes, " bytes");
-  ::madvise(memory, bytes, MADV_POPULATE_WRITE);  // a kernel before 5.14 refuses; the pages come at their first touch then
-  return at::from_blob(memory, {numel}, [bytes](void* given) { ::munmap(given, bytes); }, options);
+  uint8_t* begin = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
+  TakePages(begin, bytes);
+  return at::from_blob(begin, {numel}, [memory, mapped](void*) { ::munmap(memory, mapped); }, options);
 }
 
 uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
@@ -126,10 +162,14 @@ at::Tensor FlatParam::Owned(State which) const {
   return joined;
 }
 
-at::Tensor FlatParam::Landing(State which) const {
+at::Tensor FlatParam::InPlace(State which) const {
   const at::Tensor& kept = which == kExpAvg ? exp_avg_ : which == kExpAvgSq ? exp_avg_sq_ : frozen() ? owned_weights_ : masters_;
-  if (kept.defined() && kept.is_cpu() && kept.scalar_type() == at::kFloat) return kept;
-  return at::zeros({owned_numel_}, at::kFloat);
+  return kept.defined() && kept.is_cpu() && kept.scalar_type() == at::kFloat ? kept : at::Tensor();
+}
+
+at::Tensor FlatParam::Landing(State which) const {
+  const at::Tensor kept = InPlace(which);
+  return kept.defined() ? kept : at::zeros({owned_numel_}, at::kFloat);
 }
 
 void FlatParam::SetOwned(State which, const at::Tensor& values) {
@@ -188,15 +228,29 @@ void FlatParam::StartGather() {
     if (gathered_) return;
     gathered_ = true;
     if (options_.host_weights && params_.is_cuda()) return GatherFromHost();
-    staging_ = owned_weights_;
-    if (world_->shard().size == 1) params_.copy_(staging_);
-    else gather_ = world_->shard().backend->_allgather_base(params_, staging_, {});
+    if (world_->shard().size == 1) params_.copy_(owned_weights_);
+    else GatherOwned();
     return;
   }
   if (!stale_) return;
   stale_ = false;
-  if (owned_numel_ == params_.numel()) return;
-  gather_ = world_->shard().backend->_allgather_base(params_, staging_ = owned_weights_, {});
+  if (owned_numel_ < params_.numel()) GatherOwned();
+}
+
+// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the same bytes go straight to their place.
+void FlatParam::GatherOwned() {
+  const Group& group = world_->shard();
+  if (!world_->prefers_all_reduce()) {
+    gathers_.push_back(group.backend->_allgather_base(params_, staging_ = owned_weights_, {}));
+    return;
+  }
+  if (weights_in_slot_) params_.narrow(0, owned_begin_, owned_numel_).copy_(owned_weights_);
+  for (int rank = 0; rank < group.size; ++rank) {
+    std::vector<at::Tensor> part = {params_.narrow(0, rank * owned_numel_, owned_numel_)};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    gathers_.push_back(group.backend->broadcast(part, options));
+  }
 }
 
 // The copy from the host runs on a stream of its own, beside what is computed until FinishGather, and so does what follows from it.
@@ -211,7 +265,7 @@ void FlatParam::GatherFromHost() {
     params_.copy_(owned_weights_, /*non_blocking=*/true);
   } else {
     staging_ = owned_weights_.to(params_.device(), /*non_blocking=*/true);
-    gather_ = world_->shard().backend->_allgather_base(params_, staging_, {});
+    gathers_.push_back(world_->shard().backend->_allgather_base(params_, staging_, {}));
   }
   copied_.emplace(at::kCUDA);
   copied_->record(copies.unwrap());
@@ -224,13 +278,14 @@ void FlatParam::FinishGather() {
     copied_.reset();
     if (staging_.defined()) staging_.record_stream(computing.unwrap());
   }
-  Wait(gather_);
+  for (c10::intrusive_ptr<c10d::Work>& gather : gathers_) Wait(gather);
+  gathers_.clear();
   staging_ = at::Tensor();
 }
 
 void FlatParam::Release() {
   if (!weights_in_slot_) return;
-  TORCH_CHECK(!gather_, "released while it is gathered");
+  TORCH_CHECK(gathers_.empty(), "released while it is gathered");
   gathered_ = false;
   if (options_.poison) params_.fill_(std::numeric_limits<double>::quiet_NaN());
 }

@@ -122,6 +122,8 @@ class FlatParam {
   at::Tensor Owned(State which) const;
   // Takes over `values`, fp32 [owned]. kMaster makes the weights and marks them stale; of a frozen flat it is the weights.
   void SetOwned(State which, const at::Tensor& values);
+  // Where `which` is kept, if it is kept as fp32 [owned] on the host; undefined otherwise.
+  at::Tensor InPlace(State which) const;
   // Memory to read `which` into before it is given to SetOwned, fp32 [owned] on the host, zero where nothing was set: the place
   // where it is kept, if it is kept so, which spares a copy.
   at::Tensor Landing(State which) const;
@@ -178,6 +180,7 @@ class FlatParam {
   void MakeWeights(const at::Tensor& masters);
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
   void GatherFromHost();
+  void GatherOwned();
 
   FlatLayout layout_;
   World* world_;
@@ -196,7 +199,8 @@ class FlatParam {
   double waited_s_ = 0;
   std::vector<std::pair<c10::Event, c10::Event>> stalls_;  // on a GPU's stream, before and after it waited
   std::optional<c10::Event> copied_;                       // staging_ is there (on its way from a GPU's host)
-  c10::intrusive_ptr<c10d::Work> gather_, reduce_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> gathers_;  // under way
+  c10::intrusive_ptr<c10d::Work> reduce_;
 };
 
 }  // namespace muster::trainer

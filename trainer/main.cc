@@ -22,28 +22,74 @@ namespace muster::trainer {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: muster-trainer train --config FILE.json [--profile STEPS]\n"
+    "usage: muster-trainer train --config FILE.json\n"
     "       muster-trainer prepare --input PATH... --tokenizer DIR|FILE|NAME|bytes --output DIR\n"
-    "       muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
-    "       muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
-    "       muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory BYTES]] [--json true]\n"
+    "       muster-trainer export --checkpoint DIR --output DIR\n"
+    "       muster-trainer convert --input DIR --output DIR\n"
+    "       muster-trainer estimate --config FILE.json\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
-    "train    trains what FILE.json (the trainer: map of a job, as JSON) says; rank and world come from torchrun's\n"
-    "         environment, without RANK it is a single process. --dump-tokens FILE: rank 0 writes every step's token ids\n"
-    "         (int32) there. --profile STEPS: after the first two steps, every rank writes a Chrome trace of that many to\n"
-    "         profile/ in the job's directory.\n"
-    "estimate says what that would need of each of N ranks: memory by class, bytes sent and products a step; with a GPU's name\n"
-    "         (\"H100\"), as if each rank had one, and how long a step would take;\n"
-    "         with its memory, also which fields would make a rank that needs more fit.\n"
-    "prepare  turns text, JSON lines and Parquet into token shards (prepare --help).\n"
-    "export   writes a checkpoint as a Hugging Face directory; that of a LoRA run merged with the weights it started from (--init\n"
-    "         where they have moved), and the adapter beside it.\n"
-    "convert  turns a checkpoint into a Hugging Face directory, as export does, or a Hugging Face directory into a checkpoint that\n"
-    "         training resumes from at step 0; in little memory, whatever the model's size.\n";
+    "Each of them has more: muster-trainer COMMAND --help. What FILE.json takes: --schema, `muster fields trainer`, docs/trainer.md.\n";
 
-int Usage(const std::string& what) {
-  std::fprintf(stderr, "muster-trainer: %s\n\n%s", what.c_str(), kUsage);
+struct CommandHelp {
+  const char *name, *text;
+};
+constexpr CommandHelp kHelp[] = {
+    {"train",
+     "usage: muster-trainer train --config FILE.json [--metrics FILE] [--dump-tokens FILE] [--profile STEPS]\n"
+     "\n"
+     "Trains what FILE.json (the trainer: map of a job, as JSON) says. Rank and world come from torchrun's environment (RANK, WORLD_SIZE,\n"
+     "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without RANK it is a single process. Checkpoints go to and come from the\n"
+     "directory MUSTER_CHECKPOINT_DIR. SIGTERM and Ctrl+C end it after a checkpoint.\n"
+     "\n"
+     "  --config FILE        the configuration\n"
+     "  --metrics FILE       append every progress line to FILE, as JSON\n"
+     "  --dump-tokens FILE   append every step's token ids (int32) to FILE\n"
+     "  --profile STEPS      after the first two steps, every rank writes a Chrome trace of so many to profile/ in the job's directory\n"
+     "\n"
+     "Exit codes: 0 done, or stopped after a checkpoint; 1 failed; 2 the configuration is wrong, and nothing was started.\n"},
+    {"estimate",
+     "usage: muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory SIZE]] [--json true]\n"
+     "\n"
+     "Says what a run would need of each rank: memory by class, bytes sent and products a step.\n"
+     "\n"
+     "  --config FILE          the configuration, as train takes it\n"
+     "  --ranks N              how many ranks (default 1)\n"
+     "  --device GPU           as if each rank had one, \"H100\" or a flavour such as h100-80g: also how long a step would take\n"
+     "  --device-memory SIZE   what such a GPU has, 80GiB (default: what a flavour's name ends with): also whether a rank fits, and if not,\n"
+     "                         which fields would make it fit\n"
+     "  --json true            for programs\n"
+     "\n"
+     "Exit codes: 0; 3 a rank doesn't fit; 2 the configuration is wrong.\n"},
+    {"export",
+     "usage: muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
+     "\n"
+     "Writes a checkpoint as a Hugging Face directory, with the tokenizer that the run had; that of a LoRA run merged with the weights it\n"
+     "started from, and the adapter beside it.\n"
+     "\n"
+     "  --checkpoint DIR   one checkpoint, step-NNNNNNNN, or s3://BUCKET/…/step-NNNNNNNN\n"
+     "  --output DIR       new, or an earlier export, which it replaces\n"
+     "  --tokenizer DIR    take the tokenizer's files from there\n"
+     "  --init DIR         where the weights are that a LoRA run started from, if they have moved\n"},
+    {"convert",
+     "usage: muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
+     "\n"
+     "Turns a checkpoint into a Hugging Face directory, as export does, or a Hugging Face directory into a checkpoint that training resumes\n"
+     "from at step 0; in little memory, whatever the model's size.\n"
+     "\n"
+     "  --input DIR       a checkpoint (step-NNNNNNNN, also s3://…), or a Hugging Face directory\n"
+     "  --output DIR      becomes the other; new, or an earlier result, which it replaces\n"
+     "  --dtype TYPE      of the Hugging Face directory's weights (default: that of the run)\n"
+     "  --tokenizer DIR   take the tokenizer's files from there (default: from where the checkpoint says they were)\n"
+     "  --init DIR        where the weights are that a LoRA run started from, if they have moved\n"},
+};
+
+int Usage(const std::string& what, const std::string& command = "") {
+  std::string usage = kUsage;
+  for (const CommandHelp& help : kHelp) {
+    if (command == help.name) usage = std::string(help.text, std::strchr(help.text, '\n') + 1) + "       More: muster-trainer " + command + " --help\n";
+  }
+  std::fprintf(stderr, "muster-trainer: %s\n\n%s", what.c_str(), usage.c_str());
   return 2;
 }
 
@@ -104,30 +150,39 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (command == "prepare") return Prepare(argc, argv);
+  for (const CommandHelp& help : kHelp) {
+    if (command != help.name) continue;
+    for (int i = 2; i < argc; ++i) {
+      if (std::strcmp(argv[i], "--help") != 0 && std::strcmp(argv[i], "-h") != 0) continue;
+      std::fputs(help.text, stdout);
+      return 0;
+    }
+  }
   AllowManyFiles();
   if (command == "train") {
     TrainOptions options;
-    const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}, {"--profile", &options.profile}});
-    if (!wrong.empty()) return Usage(wrong);
-    if (options.config_path.empty()) return Usage("train needs --config FILE.json");
+    const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}, {"--metrics", &options.metrics}, {"--profile", &options.profile}});
+    if (!wrong.empty()) return Usage(wrong, command);
+    if (options.config_path.empty()) return Usage("train needs --config FILE.json", command);
     return Train(options);
   }
   if (command == "estimate") {
     EstimateOptions options;
     const std::string wrong =
         ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--ranks", &options.ranks}, {"--device", &options.device}, {"--json", &options.json}, {"--device-memory", &options.device_memory}});
-    if (!wrong.empty()) return Usage(wrong);
-    if (options.config_path.empty()) return Usage("estimate needs --config FILE.json");
+    if (!wrong.empty()) return Usage(wrong, command);
+    if (options.config_path.empty()) return Usage("estimate needs --config FILE.json", command);
     return RunEstimate(options);
   }
   if (command == "export" || command == "convert") {
     const bool exports = command == "export";
     ConvertOptions options;
+    if (exports) options.flag = "--checkpoint";
     std::map<std::string, std::string*> flags = {{exports ? "--checkpoint" : "--input", &options.input}, {"--output", &options.output},
                                                  {"--tokenizer", &options.tokenizer}, {"--init", &options.init}};
     if (!exports) flags["--dtype"] = &options.dtype;
-    if (const std::string wrong = ReadFlags(argc, argv, 2, flags); !wrong.empty()) return Usage(wrong);
-    if (options.input.empty() || options.output.empty()) return Usage(command + " needs " + (exports ? "--checkpoint" : "--input") + " DIR and --output DIR");
+    if (const std::string wrong = ReadFlags(argc, argv, 2, flags); !wrong.empty()) return Usage(wrong, command);
+    if (options.input.empty() || options.output.empty()) return Usage(command + " needs " + (exports ? "--checkpoint" : "--input") + " DIR and --output DIR", command);
     return exports ? Export(options) : Convert(options);
   }
   return Usage("no such command: " + command);

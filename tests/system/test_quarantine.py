@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import threading
+import time
 
 from local_system import wait_for
 from small_system import configure, let_go, marks, rank_pid, start, submit, submit_waiting, task, wait_ended, wait_started
@@ -92,6 +95,52 @@ run: python3 {bare.folder}/steps.py
     assert [(b["kind"], b["job"]) for b in blames] == [("BLAME_SLOW", str(number))] or [(b["kind"], int(b["job"])) for b in blames] == [("BLAME_SLOW", number)]
     let_go(bare, "slow")
     assert wait_ended(bare, number)["state"] == "SUCCEEDED"
+
+
+def test_a_trainers_rank_that_is_slowed_is_named(bare):
+    """muster-trainer's ranks tell their own time; SIGSTOP slows one of them down."""
+    prepare = [bare.bin_dir / "muster-trainer", "prepare", "--input", __file__, "--tokenizer", "bytes", "--max-length", "32", "--output", bare.folder / "tokens"]
+    subprocess.run(prepare, check=True, capture_output=True)
+    start(bare)
+    path = bare.folder / "slowed.yaml"
+    path.write_text(f"""name: slowed
+queue: research
+workers: 3
+resources: {{gpus: 1, gpu_types: [cpu-slot]}}
+grace: 5s
+trainer:
+  model: {{model_type: llama, vocab_size: 259, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2, num_attention_heads: 4,
+          num_key_value_heads: 2, max_position_embeddings: 64}}
+  data: {bare.folder}/tokens
+  max_length: 32
+  global_batch_size: 12
+  max_steps: 1000000
+  learning_rate: 1e-4
+  threads: 1
+""")
+    wait_for("the agents to tell the trainer's schema", lambda: bare.run(["submit", path, "--preview-only"], check=False).returncode == 0, 30)
+    number = bare.submit(path)["number"]
+    wait_for("its first steps", lambda: int((task(bare.job(number)).get("progress") or {}).get("step", 0)) > 10, 60)
+    victim = rank_pid(bare, number, 2)
+    named = threading.Event()
+
+    def slow_it_down():
+        while not named.is_set():
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(0.1)  # how slow it is, not a condition
+            os.kill(victim, signal.SIGCONT)
+            time.sleep(0.03)
+
+    slowing = threading.Thread(target=slow_it_down)
+    slowing.start()
+    try:
+        row = wait_for("the slow rank to be named", lambda: task(bare.job(number))["attempts"][0].get("stragglers"), 60)
+    finally:
+        named.set()
+        slowing.join()
+    assert [r["rank"] for r in row] == [2] and row[0]["permille"] >= 1300
+    bare.run(["cancel", number])
+    assert wait_ended(bare, number)["state"] == "CANCELLED"
 
 
 def test_fence_command_switches_an_unreachable_host_off_and_its_work_starts_elsewhere(bare):

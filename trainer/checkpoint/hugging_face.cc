@@ -142,6 +142,16 @@ namespace {
 const char* TorchName(const std::string& dtype) { return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32"; }
 const char* FileType(const std::string& dtype) { return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32"; }
 
+// Files of a Hugging Face directory that an export takes along: the tokenizer's, a licence, a card; not weights of any kind.
+bool GoesAlong(const fs::directory_entry& entry) {
+  constexpr uintmax_t kLargest = uintmax_t{64} << 20;
+  static constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json"};
+  const std::string name = entry.path().filename().string();
+  std::error_code error;
+  return entry.is_regular_file(error) && name[0] != '.' && entry.file_size(error) <= kLargest &&
+         std::none_of(std::begin(kWeights), std::end(kWeights), [&](const char* end) { return absl::EndsWith(name, end); });
+}
+
 // Writes model.safetensors, a chunk of rows at a time.
 absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayout>& layouts, const std::string& dtype, const std::string& path,
                           const AdapterExport* adapters) {
@@ -192,7 +202,7 @@ absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config, c
   if (absl::Status s = WriteFileDurably(staging + "/generation_config.json", *generation); !s.ok()) return s;
   if (!tokenizer.empty()) {
     for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer, error)) {
-      if (entry.is_regular_file() && !error) fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(), fs::copy_options::skip_existing, error);
+      if (!error && GoesAlong(entry)) fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(), fs::copy_options::skip_existing, error);
     }
     if (error) return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ", error.message()));
   }
@@ -209,7 +219,14 @@ absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, c
   return status;
 }
 
-absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& staging) {
+bool HasTokenizer(const std::string& directory) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"}) {
+    if (std::error_code error; fs::exists(directory + "/" + name, error)) return true;
+  }
+  return false;
+}
+
+absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& source, const std::string& staging) {
   RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
   const std::vector<FlatLayout> layouts = MakeLlamaLayout(config).flats;
@@ -236,6 +253,8 @@ absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfi
   CheckpointMeta meta;
   meta.dtype = weights.Dtype();
   meta.optimizer = false;
+  meta.source = fs::absolute(source).lexically_normal().string();
+  if (HasTokenizer(source)) meta.tokenizer = meta.source;
   meta.model = ToHuggingFace(config, TorchName(meta.dtype));
   const Shares all = [&](int flat, int) { return std::pair<int64_t, int64_t>(0, layouts[flat].PaddedNumel(1)); };
   if (absl::Status s = WriteFileDurably(staging + "/index.json", IndexText(meta, {*written}, TensorMap(pointers, 1, all))); !s.ok()) return s;

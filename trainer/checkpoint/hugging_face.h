@@ -46,13 +46,16 @@ struct AdapterExport {
 using ReadParameter = std::function<absl::Status(int flat, int segment, int64_t begin, at::Tensor out)>;
 
 // Writes a model whole into the directory `staging` (removed first), fsynced; the caller moves it. Takes little memory beside
-// what `read` takes. dtype: fp32, bf16 or fp16. `tokenizer`: directory whose files are copied, or "". `source`: directory the
+// what `read` takes. dtype: fp32, bf16 or fp16. `tokenizer`: directory whose files are copied, weights and large ones aside, or "". `source`: directory the
 // training started from, whose generation_config.json is kept, or "".
 absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
                          const std::string& source, const std::string& staging, const AdapterExport* adapters = nullptr);
 
-// Writes the weights of `config`'s model as a checkpoint of step 0 without an optimizer, in little memory, to `staging`
-// (removed first), fsynced; the caller moves it.
-absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& staging);
+// Whether a tokenizer of the kinds that transformers knows lies in `directory`.
+bool HasTokenizer(const std::string& directory);
+
+// Writes the weights of `config`'s model, those of the directory `source`, as a checkpoint of step 0 without an optimizer, in little
+// memory, to `staging` (removed first), fsynced; the caller moves it. It remembers `source`, for what an export of it takes along.
+absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& source, const std::string& staging);
 
 }  // namespace muster::trainer

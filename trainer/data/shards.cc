@@ -79,7 +79,8 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
       const json digest = entry.value(absl::StrCat("sha256_", key), json());
       shard.files.push_back({path, digest.is_string() ? digest.get<std::string>() : ""});
       if (static_cast<int64_t>(file.bytes().size()) != want_bytes) {
-        return Bad(path, absl::StrCat(file.bytes().size(), " bytes where index.json means ", want_bytes));
+        const int64_t has = static_cast<int64_t>(file.bytes().size());
+        return Bad(path, absl::StrCat(has, " bytes where index.json means ", want_bytes, ": ", std::abs(has - want_bytes), has < want_bytes ? " are lacking" : " too many"));
       }
       return absl::OkStatus();
     };

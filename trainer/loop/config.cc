@@ -365,7 +365,9 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
 }
 
 void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels, Problems& problems) {
-  if (config.shard_size > 0 && ranks % config.shard_size != 0) {
+  if (config.shard_size > 1 && ranks == 1) {
+    problems.push_back({"trainer.shard_size", absl::StrCat("needs ", config.shard_size, " ranks, or a multiple of them, and this run has one; leave it out")});
+  } else if (config.shard_size > 0 && ranks % config.shard_size != 0) {
     std::string divisors;
     for (int n = 1; n <= ranks; ++n) {
       if (ranks % n == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", n);
@@ -377,6 +379,20 @@ void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kerne
     if (config.masters == "split") problems.push_back({"trainer.masters", absl::StrCat("split needs our own kernels on GPUs; ", remedy)});
     if (config.moments == "bf16") problems.push_back({"trainer.moments", absl::StrCat("bf16 needs our own kernels on GPUs; ", remedy)});
   }
+}
+
+std::vector<std::string> ChangedFields(const json& before, const json& now) {
+  constexpr size_t kLongestText = 60;
+  const ordered_json schema = TrainConfigSchema();
+  std::vector<std::string> changed;
+  for (const auto& [key, property] : schema["properties"].items()) {
+    const json otherwise = property.value("default", ordered_json());
+    const json was = before.value(key, otherwise), is = now.value(key, otherwise);
+    if (was == is) continue;
+    const std::string from = was.is_null() ? "none" : was.dump(), to = is.is_null() ? "none" : is.dump();
+    changed.push_back(from.size() + to.size() > kLongestText ? key : absl::StrCat(key, ": ", from, " -> ", to));
+  }
+  return changed;
 }
 
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {

@@ -86,6 +86,9 @@ void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kerne
 // Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No file is touched.
 TrainConfig ParseTrainConfig(const nlohmann::json& value, Problems& problems);
 
+// "learning_rate: 0.0001 -> 5e-05" for each key whose value, given or default, isn't the same in two such maps.
+std::vector<std::string> ChangedFields(const nlohmann::json& before, const nlohmann::json& now);
+
 // Sequences per rank and forward when the user gave none: as many as make about 8,192 tokens, at most `share`.
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share);
 

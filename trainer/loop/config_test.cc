@@ -311,6 +311,27 @@ TEST(ModelConfig, OldAndNewKeysMeanTheSameAndSurviveTheRoundTrip) {
   EXPECT_EQ(a.rope.type, "llama3");
 }
 
+TEST(ChangedFields, TellsWhatIsNotTheSameGivenOrByDefault) {
+  const json before = {{"max_steps", 40}, {"learning_rate", 1e-4}, {"seed", 42}, {"data", "a"}};
+  EXPECT_EQ(ChangedFields(before, before), std::vector<std::string>{});
+  EXPECT_EQ(ChangedFields(before, {{"max_steps", 40.0}, {"learning_rate", 1e-4}, {"zero_stage", 1}, {"data", "a"}}), std::vector<std::string>{}) << "42 and 1 are the defaults";
+  EXPECT_EQ(ChangedFields(before, {{"max_steps", 60}, {"learning_rate", 1e-4}, {"data", std::string(80, 'x')}, {"export", "m"}}),
+            (std::vector<std::string>{"data", "max_steps: 40 -> 60", "export: none -> \"m\""}));
+}
+
+TEST(ParseJson, SaysWhereItIsNotJson) {
+  const struct {
+    const char *text, *place;
+  } kCases[] = {{"", "f.json:1:1: not JSON: "}, {"{\"a\": ", "f.json:1:7: not JSON: "}, {"{\n \"a\": 1,\n \"b\" 2}", "f.json:3:6: not JSON: "}, {"[1]]", "f.json:1:4: not JSON: "}};
+  for (const auto& one : kCases) {
+    const auto parsed = ParseJson(one.text, "f.json");
+    ASSERT_FALSE(parsed.ok()) << one.text;
+    EXPECT_EQ(std::string(parsed.status().message()).substr(0, std::string(one.place).size()), one.place);
+    EXPECT_EQ(std::string(parsed.status().message()).find("json.exception"), std::string::npos);
+  }
+  EXPECT_EQ(*ParseJson("[1]", "f.json"), json::array({1}));
+}
+
 TEST(LrSchedule, FollowsTransformersFormulas) {
   const LrSchedule cosine{"cosine", 2.0, 10, 110, 0}, linear{"linear", 2.0, 10, 110, 0}, constant{"constant", 2.0, 10, 110, 0};
   const LrSchedule floored{"cosine", 2.0, 0, 100, 0.1};

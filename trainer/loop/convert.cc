@@ -25,6 +25,18 @@ void CheckOutput(const std::string& output, const char* marker, const char* what
   problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what, "; name a new directory")});
 }
 
+// What the last line says of a directory that was there before.
+const char* InPlace(const std::string& output) { return fs::exists(output) && !fs::is_empty(output) ? ", in place of what was there" : ""; }
+
+// What is wrong with an input that has no index.json.
+std::string WhyNoCheckpoint(const std::string& input) {
+  const std::vector<std::string> inside = ListCheckpoints(input);
+  if (!inside.empty()) return absl::StrCat(input, " is a directory of checkpoints; did you mean ", inside.front(),
+                                            inside.size() == 1 ? ", the only one?" : absl::StrCat(", the newest of its ", inside.size(), "?"));
+  if (!IsObject(input) && !fs::exists(input)) return absl::StrCat(input, ": there is no such directory; a run's are step-… in its MUSTER_CHECKPOINT_DIR");
+  return "";
+}
+
 // Carries out `work`; says what goes wrong. `done` is printed when nothing does.
 template <typename Work>
 int Carry(const char* command, const std::string& done, Work work) {
@@ -46,8 +58,10 @@ int Carry(const char* command, const std::string& done, Work work) {
 int ImportCheckpoint(const ConvertOptions& options) {
   Problems problems;
   absl::StatusOr<std::string> text = ReadFile(options.input + "/config.json");
-  const json content = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json();
-  if (!content.is_object()) problems.push_back({"--input", absl::StrCat(options.input, "/config.json is no JSON object; give a Hugging Face directory or a checkpoint")});
+  const absl::StatusOr<json> parsed = text.ok() ? ParseJson(*text, options.input + "/config.json") : text.status();
+  const json content = parsed.ok() ? *parsed : json();
+  if (!parsed.ok()) problems.push_back({"--input", std::string(parsed.status().message())});
+  else if (!content.is_object()) problems.push_back({"--input", absl::StrCat(options.input, "/config.json is no JSON object; give a Hugging Face directory or a checkpoint")});
   for (const auto& [flag, given] : {std::pair("--dtype", &options.dtype), std::pair("--tokenizer", &options.tokenizer), std::pair("--init", &options.init)}) {
     if (!given->empty()) problems.push_back({flag, "is for turning a checkpoint into a Hugging Face directory; leave it out"});
   }
@@ -57,9 +71,10 @@ int ImportCheckpoint(const ConvertOptions& options) {
   if (!problems.empty()) return Refuse("convert", problems);
   const HuggingFaceWeights weights = HuggingFaceWeights::Open(options.input, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--input", problems);
   if (!problems.empty()) return Refuse("convert", problems);
-  return Carry("convert", absl::StrCat("converted ", options.input, " to a checkpoint of step 0, ", options.output), [&]() -> absl::Status {
+  const std::string told = HasTokenizer(options.input) ? "" : "\nnote: no tokenizer lies there; an export of it will want --tokenizer DIR";
+  return Carry("convert", absl::StrCat("converted ", options.input, " to a checkpoint of step 0, ", options.output, InPlace(options.output), told), [&]() -> absl::Status {
     const std::string unfinished = options.output + ".unfinished";
-    if (absl::Status s = StageCheckpoint(weights, model, unfinished); !s.ok()) return s;
+    if (absl::Status s = StageCheckpoint(weights, model, options.input, unfinished); !s.ok()) return s;
     return ReplaceDirectory(unfinished, options.output);
   });
 }
@@ -72,7 +87,8 @@ int Export(const ConvertOptions& options) {
   absl::Status status = checkpoint.ok() ? checkpoint->VerifyFiles(0, 1) : checkpoint.status();
   Problems problems;
   if (!status.ok()) {
-    problems.push_back({"--checkpoint", absl::StrCat(options.input, ": ", std::string(status.message()), "; take another checkpoint of the run")});
+    const std::string why = text.ok() ? "" : WhyNoCheckpoint(options.input);
+    problems.push_back({options.flag, !why.empty() ? why : absl::StrCat(options.input, ": ", std::string(status.message()), "; take another checkpoint of the run")});
     return Refuse("export", problems);
   }
   const CheckpointMeta& meta = checkpoint->meta();
@@ -96,7 +112,13 @@ int Export(const ConvertOptions& options) {
     }
   }
   if (!problems.empty()) return Refuse("export", problems);
-  return Carry("export", absl::StrCat("exported step=", meta.step, " to ", options.output), [&]() -> absl::Status {
+  const std::string source = !init.empty() ? init : !options.init.empty() ? options.init : fs::is_directory(meta.source) ? meta.source : "";
+  const std::string& remembered = meta.tokenizer;
+  const std::string tokenizer = !options.tokenizer.empty() ? options.tokenizer : !remembered.empty() && HasTokenizer(remembered) ? remembered : "";
+  const std::string told = !tokenizer.empty() ? absl::StrCat(", with the tokenizer of ", tokenizer)
+                           : remembered.empty() ? "\nnote: it has no tokenizer, as the checkpoint names none: --tokenizer DIR puts one beside it"
+                                                : absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint isn't in ", remembered, " any more: --tokenizer DIR puts one beside it");
+  return Carry("export", absl::StrCat("exported step=", meta.step, " to ", options.output, InPlace(options.output), told), [&]() -> absl::Status {
     std::unique_ptr<World> world = World::Connect({}, at::kCPU);
     Flats adapters;
     if (base != nullptr) {
@@ -116,7 +138,7 @@ int Export(const ConvertOptions& options) {
     };
     const std::string unfinished = options.output + ".unfinished";
     const AdapterExport merged{&adapters, lora, init};
-    if (absl::Status s = StageExport(read, model, dtype, options.tokenizer, init, unfinished, base != nullptr ? &merged : nullptr); !s.ok()) return s;
+    if (absl::Status s = StageExport(read, model, dtype, tokenizer, source, unfinished, base != nullptr ? &merged : nullptr); !s.ok()) return s;
     return ReplaceDirectory(unfinished, options.output);
   });
 }
@@ -124,6 +146,7 @@ int Export(const ConvertOptions& options) {
 int Convert(const ConvertOptions& options) {
   if (IsObject(options.input) || fs::exists(options.input + "/index.json")) return Export(options);
   if (fs::exists(options.input + "/config.json")) return ImportCheckpoint(options);
+  if (const std::string why = WhyNoCheckpoint(options.input); !why.empty()) return Refuse("convert", {{"--input", why}});
   return Refuse("convert", {{"--input", absl::StrCat(options.input, " has neither index.json, as a checkpoint has, nor config.json, as a Hugging Face directory has")}});
 }
 

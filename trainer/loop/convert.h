@@ -7,10 +7,11 @@
 namespace muster::trainer {
 
 struct ConvertOptions {
+  const char* flag = "--input";  // that `input` was given with
   std::string input;      // a checkpoint, or a Hugging Face directory
   std::string output;     // becomes the other
   std::string dtype;      // of the Hugging Face directory's weights: fp32, bf16, fp16; empty: what the checkpoint's are
-  std::string tokenizer;  // directory whose files go into the Hugging Face directory; may be empty
+  std::string tokenizer;  // directory whose files go into the Hugging Face directory; empty: that of the checkpoint, if it is still there
   std::string init;       // of a LoRA run: where its frozen weights are now; empty: where they were
 };
 

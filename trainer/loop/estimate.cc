@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdio>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -23,11 +24,11 @@ using nlohmann::ordered_json;
 
 // On a CPU, measured with glibc's allocator (bench/run.sh trainer-memory): what the libraries and their products' buffers take once
 // training runs, beyond a process that only has them loaded; what kept activations leave unused between them (in bf16 more, as
-// fp32 temporaries stood there); the copy of the gather that runs while activations are there, which Gloo makes, and
-// its connections. (A stage that gathers once a step does so before them; sums run in place.)
+// fp32 temporaries stood there). Gathers and sums run in place, and Gloo's connections take next to nothing.
 constexpr int64_t kProductBuffers = int64_t{78} << 20, kBf16ProductBuffers = int64_t{70} << 20;
 constexpr int64_t kHolesShare = 8, kBf16HolesShare = 4;
-constexpr int64_t kGatherCopies = 1, kConnections = int64_t{16} << 20;
+
+constexpr int kDoesNotFit = 3;  // exit code
 
 // Share of a GPU's peak that training reaches, for predictions.
 constexpr double kUsualShareOfPeak = 0.5;
@@ -121,11 +122,9 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
                             product * model.vocab_size;
 
-  int64_t collectives = 0, holes = 0;
+  int64_t holes = 0;
   if (!gpus) {
     holes = tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
-    const int64_t widest = *std::max_element(padded.begin(), padded.end());
-    if (ranks > 1) collectives = kConnections + (needs.weights_in_slot ? kGatherCopies * element * widest : 0);
     runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
   }
   e.memory = {{gpus ? "runtime (CUDA context and libraries, about)" : "runtime (libraries and their buffers)", gpus ? int64_t{1} << 30 : runtime_bytes},
@@ -139,7 +138,6 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
               // CUDA graphs' memory is theirs alone.
               {"work of the widest block", gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work)},
               {"unused between activations", holes},
-              {"collectives' buffers", collectives},
               {"tables (rotary, mask)", length * model.head_dim * 4 + (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element)}};
   e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(), [](const MemoryClass& one) { return one.bytes == 0; }), e.memory.end());
 
@@ -166,9 +164,42 @@ double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks, co
   return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks) : 0;
 }
 
-double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+// "8.0 KiB", "812.3 MiB", "79.25 GiB", right-aligned to `width`.
+std::string SizeText(int64_t bytes, int width = 0) {
+  char text[40];
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  if (mib < 1) std::snprintf(text, sizeof text, "%*.1f KiB", width, mib * 1024);
+  else if (mib < 1024) std::snprintf(text, sizeof text, "%*.1f MiB", width, mib);
+  else std::snprintf(text, sizeof text, "%*.2f GiB", width, mib / 1024);
+  return text;
+}
 
 }  // namespace
+
+int64_t ParseBytes(const std::string& text) {
+  const size_t digits = text.find_first_not_of("0123456789.");
+  double number = 0;
+  if (!absl::SimpleAtod(text.substr(0, digits), &number) || !(number > 0)) return 0;
+  std::string unit = digits == std::string::npos ? "" : absl::AsciiStrToUpper(absl::StripAsciiWhitespace(text.substr(digits)));
+  int power = 0;
+  if (!unit.empty() && unit != "B") {
+    constexpr std::string_view kLetters = "KMGT";
+    const size_t letter = kLetters.find(unit[0]);
+    if (letter == std::string_view::npos) return 0;
+    power = static_cast<int>(letter) + 1;
+    unit.erase(0, 1);
+    if (unit != "" && unit != "IB" && unit != "B") return 0;
+  } else {
+    unit.clear();
+  }
+  for (; power > 0; --power) number *= unit == "B" ? 1000 : 1024;
+  return number < 1 || number > 1e18 ? 0 : static_cast<int64_t>(number);
+}
+
+int64_t MemoryInName(const std::string& device) {
+  const size_t dash = device.rfind('-');
+  return dash == std::string::npos || !(device.ends_with('g') || device.ends_with('G')) ? 0 : ParseBytes(device.substr(dash + 1));
+}
 
 std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks, int64_t device_bytes) {
   struct Change {
@@ -211,23 +242,23 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks, cons
   std::string text = absl::StrCat(e.parameters, " parameters", e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained") : "", ", ", ranks,
                                   ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch, " sequences of ", config.max_length, " tokens a rank and step\n");
   char line[160];
-  const auto row = [&](const std::string& name, double mib, const char* note) {
-    std::snprintf(line, sizeof line, "  %-44s %10.1f MiB%s\n", name.c_str(), mib, note);
+  const auto row = [&](const std::string& name, int64_t bytes, const char* note) {
+    std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(), note);
     text += line;
   };
   text += "memory of a rank:\n";
-  for (const MemoryClass& one : e.memory) row(one.name, MiB(one.bytes), one.on_host ? "  on the host" : "");
-  row("together", MiB(e.DeviceBytes()), "");
+  for (const MemoryClass& one : e.memory) row(one.name, one.bytes, one.on_host ? "  on the host" : "");
+  row("together", e.DeviceBytes(), "");
   text += "sent by a rank a step:\n";
-  row("weights gathered", MiB(e.gather_bytes), "");
-  row("gradients summed", MiB(e.reduce_bytes), "");
+  row("weights gathered", e.gather_bytes, "");
+  row("gradients summed", e.reduce_bytes, "");
   std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
   text += line;
   if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {
     std::snprintf(line, sizeof line, "step time: about %.3g s (%s at %.0f %% of its peak, communication hidden)\n", step_s, device.c_str(), 100 * kUsualShareOfPeak);
     text += line;
   } else if (!device.empty()) {
-    text += absl::StrCat("step time: unknown, as the peak of ", device, " is\n");
+    text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ", KnownDevices(), ", and peak_tflops tells another's\n");
   }
   return text;
 }
@@ -241,25 +272,26 @@ int RunEstimate(const EstimateOptions& options) {
   }
   const absl::StatusOr<std::string> text = ReadFile(options.config_path);
   if (!text.ok()) problems.push_back({"--config", std::string(text.status().message())});
-  const json value = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json::object();
+  const absl::StatusOr<json> parsed = text.ok() ? ParseJson(*text, options.config_path) : json::object();
+  if (!parsed.ok()) problems.push_back({"--config", std::string(parsed.status().message())});
   TrainConfig config;
   ModelConfig model;
-  if (text.ok()) {
-    config = ParseTrainConfig(value, problems);
+  if (text.ok() && parsed.ok()) {
+    config = ParseTrainConfig(*parsed, problems);
     if (config.model) {
       model = ParseModelConfig(*config.model, "trainer.model", /*strict=*/true, problems);
     } else if (!config.init.empty()) {
       const absl::StatusOr<std::string> content = ReadFile(config.init + "/config.json");
-      const json parsed = content.ok() ? json::parse(*content, nullptr, false) : json();
-      if (parsed.is_object()) model = ParseModelConfig(parsed, "trainer.init/config.json", /*strict=*/false, problems);
-      else problems.push_back({"trainer.init", absl::StrCat(config.init, "/config.json is missing or no JSON object; give a Hugging Face directory")});
+      const absl::StatusOr<json> its = content.ok() ? ParseJson(*content, config.init + "/config.json") : content.status();
+      if (!its.ok()) problems.push_back({"trainer.init", absl::StrCat(std::string(its.status().message()), "; give a Hugging Face directory")});
+      else model = ParseModelConfig(*its, "trainer.init/config.json", /*strict=*/false, problems);
     }
-    if (problems.empty()) CheckLayout(config, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
-    if (problems.empty() && config.lora.on()) TargetModules(model, config.lora, "trainer.lora", problems);
+    CheckLayout(config, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
+    if (!config.lora.target_modules.empty() && model.num_layers > 0) TargetModules(model, config.lora, "trainer.lora", problems);
   }
-  int64_t device_bytes = 0;
-  if (!options.device_memory.empty() && (!absl::SimpleAtoi(options.device_memory, &device_bytes) || device_bytes < 1 || options.device.empty())) {
-    problems.push_back({"--device-memory", absl::StrCat("must be a number of bytes, beside --device; got ", options.device_memory)});
+  const int64_t device_bytes = options.device_memory.empty() ? MemoryInName(options.device) : ParseBytes(options.device_memory);
+  if (!options.device_memory.empty() && (device_bytes == 0 || options.device.empty())) {
+    problems.push_back({"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ", options.device_memory)});
   }
   if (!problems.empty()) {
     std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(), problems.size() == 1 ? "" : "s", ToText(problems).c_str());
@@ -267,19 +299,23 @@ int RunEstimate(const EstimateOptions& options) {
   }
   const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(), ReadMemoryUse(at::kCPU).now_bytes);
   const std::optional<Remedy> remedy = device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
+  const bool fits = device_bytes == 0 || estimate.DeviceBytes() <= device_bytes;
   if (options.json == "true") {
     ordered_json out = ToJson(estimate, config, ranks, options.device);
     if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
     std::printf("%s\n", out.dump().c_str());
-    return 0;
+    return fits ? 0 : kDoesNotFit;
   }
   std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
-  if (device_bytes > 0 && estimate.DeviceBytes() > device_bytes) {
-    std::printf("does not fit: %s has %.1f MiB", options.device.c_str(), MiB(device_bytes));
-    if (remedy) std::printf("; with %s it needs %.1f MiB", remedy->fields.c_str(), MiB(remedy->bytes));
-    std::printf("\n");
+  if (fits) {
+    if (device_bytes > 0) std::printf("fits: %s has %s\n", options.device.c_str(), SizeText(device_bytes).c_str());
+    return 0;
   }
-  return 0;
+  std::printf("does not fit: %s has %s", options.device.c_str(), SizeText(device_bytes).c_str());
+  if (remedy) std::printf("; with %s it needs %s", remedy->fields.c_str(), SizeText(remedy->bytes).c_str());
+  else std::printf("; take more ranks, or a GPU with more memory");
+  std::printf("\n");
+  return kDoesNotFit;
 }
 
 }  // namespace muster::trainer

@@ -48,9 +48,13 @@ std::string ToText(const Estimate& estimate, const TrainConfig& config, int rank
 
 struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;
-  std::string device_memory;  // bytes of a GPU: also tells what would make a rank that needs more fit
+  std::string device_memory;  // of a GPU ("80GiB"): also tells what would make a rank that needs more fit; empty: as the device's name says
 };
-// `muster-trainer estimate`. Exit code 0, or 2 with all problems on stderr.
+// Bytes of "80GiB", "80g", "85.9GB" or a plain number; 0: it is none. A letter alone is binary, as in a flavour's name.
+int64_t ParseBytes(const std::string& text);
+// The memory that a device's name ends with, "h100-80g"; 0: it doesn't say.
+int64_t MemoryInName(const std::string& device);
+// `muster-trainer estimate`. Exit code 0, 3 where a rank doesn't fit, or 2 with all problems on stderr.
 int RunEstimate(const EstimateOptions& options);
 
 }  // namespace muster::trainer

@@ -20,5 +20,7 @@ FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length, int64
 // Dense peak FLOP/s of a GPU by its CUDA name or its flavour ("h100-80g"), for bf16 tensor cores or plain fp32, from the makers' data sheets; 0 when
 // unknown (and for CPUs, whose peak depends on too much): MFU is left out then.
 double PeakFlops(const std::string& device_name, bool bf16);
+// The names it knows, "H100 PCIE, H100 NVL, …".
+std::string KnownDevices();
 
 }  // namespace muster::trainer

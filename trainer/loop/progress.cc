@@ -1,11 +1,14 @@
 #include "trainer/loop/progress.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 namespace muster::trainer {
@@ -26,6 +29,7 @@ Progress::~Progress() {
 void Progress::Send(const nlohmann::ordered_json& line) {
   const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   if (path_.empty()) {
+    if (::isatty(STDOUT_FILENO) == 1) return;
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
     return;
@@ -36,6 +40,22 @@ void Progress::Send(const nlohmann::ordered_json& line) {
   std::memcpy(address.sun_path, path_.c_str(), path_.size() + 1);
   // Unconnected, so that a reader that was restarted is found again.
   ::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), sizeof address);
+}
+
+MetricsFile::MetricsFile(const std::string& path) {
+  if (path.empty()) return;
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd_ < 0) throw std::runtime_error("cannot open " + path + ": " + std::strerror(errno));
+}
+
+MetricsFile::~MetricsFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void MetricsFile::Send(const nlohmann::ordered_json& line) {
+  if (fd_ < 0) return;
+  const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (::write(fd_, text.data(), text.size()) < 0) return;
 }
 
 }  // namespace muster::trainer

@@ -1,5 +1,5 @@
-// Progress lines: JSON objects to the datagram socket MUSTER_PROGRESS_SOCKET, or to stdout when there is none. Sending
-// never blocks and never fails the training: a line that can't be delivered is dropped.
+// Progress lines: JSON objects to the datagram socket MUSTER_PROGRESS_SOCKET, or to stdout when there is none and nobody looks (it is no
+// terminal). Sending never blocks and never fails the training: a line that can't be delivered is dropped.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace muster::trainer {
 
 class Progress {
  public:
-  // `socket_path`: "" for stdout.
+  // `socket_path`: "" for stdout, unless that is a terminal.
   explicit Progress(std::string socket_path);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -20,6 +20,22 @@ class Progress {
 
  private:
   std::string path_;
+  int fd_ = -1;
+};
+
+// A file that gets each step's metrics as a line of JSON, all digits: for plots, and for comparing runs.
+class MetricsFile {
+ public:
+  // Appends to `path`, "" for none; throws std::runtime_error if that can't be opened.
+  explicit MetricsFile(const std::string& path);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  // What can't be written is dropped.
+  void Send(const nlohmann::ordered_json& line);
+
+ private:
   int fd_ = -1;
 };
 

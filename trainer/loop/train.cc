@@ -21,6 +21,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checksum.h"
@@ -52,8 +53,14 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+// Exit code where what was asked for can't be done.
+constexpr int kRefused = 2;
+
 // NCCL may take this long to end its kernels; then the process ends with them.
 constexpr unsigned kAbortLimitS = 5;
+
+// Between two words of a rank's own time. (A host's shim takes a hundred lines a second of all its ranks.)
+constexpr auto kOwnTimeInterval = std::chrono::milliseconds(250);
 
 volatile std::sig_atomic_t stop_requested = 0;
 void RequestStop(int) { stop_requested = 1; }
@@ -152,11 +159,14 @@ void CheckInit(Setup& setup, Problems& problems) {
     return;
   }
   absl::StatusOr<std::string> text = ReadFile(directory + "/config.json");
-  const json content = text.ok() ? json::parse(*text, nullptr, /*allow_exceptions=*/false) : json();
-  if (!content.is_object()) {
-    problems.push_back({"trainer.init", absl::StrCat(directory, "/config.json is ", text.ok() ? "no JSON object; copy or download it again" : "missing; give a Hugging Face directory")});
+  const absl::StatusOr<json> parsed = text.ok() ? ParseJson(*text, directory + "/config.json") : text.status();
+  if (!parsed.ok() || !parsed->is_object()) {
+    problems.push_back({"trainer.init", !text.ok()     ? absl::StrCat(directory, "/config.json is missing; give a Hugging Face directory")
+                                        : !parsed.ok() ? absl::StrCat(std::string(parsed.status().message()), "; copy or download it again")
+                                                       : absl::StrCat(directory, "/config.json is no JSON object; copy or download it again")});
     return;
   }
+  const json& content = *parsed;
   const size_t before = problems.size();
   std::vector<std::string> ignored;
   setup.model = ParseModelConfig(content, "trainer.init/config.json", /*strict=*/false, problems, &ignored);
@@ -212,7 +222,8 @@ void CheckData(Setup& setup, Problems& problems) {
   if (packers.size() == 1) setup.packer = std::move(packers[0]);
   if (packers.size() > 1 && problems.empty()) setup.packer = MixPackers(std::move(packers), weights);
   if (setup.model.vocab_size > 1 && config.max_length > setup.model.max_position_embeddings) {
-    problems.push_back({"trainer.max_length", absl::StrCat(config.max_length, " is above the model's max_position_embeddings, ", setup.model.max_position_embeddings)});
+    problems.push_back({"trainer.max_length", absl::StrCat(config.max_length, " is above the model's max_position_embeddings, ", setup.model.max_position_embeddings, "; use at most that",
+                                                          config.model ? ", or raise it in trainer.model" : ", or lengthen the model's context by a RoPE scaling in its config.json")});
   }
   if (config.eval_interval == 0) return;
   // Every evaluation takes the same rows in the same order.
@@ -249,7 +260,12 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
     problems.push_back({"--config", std::string(text.status().message())});
     return setup;
   }
-  setup.trainer = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  absl::StatusOr<json> parsed = ParseJson(*text, config_path);
+  if (!parsed.ok()) {
+    problems.push_back({"--config", std::string(parsed.status().message())});
+    return setup;
+  }
+  setup.trainer = *std::move(parsed);
   if (!setup.trainer.is_object()) {
     problems.push_back({"--config", absl::StrCat(config_path, " is not a JSON object; it holds the trainer: map as JSON")});
     return setup;
@@ -259,7 +275,7 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
   FindCheckpoints(setup.config, setup.surroundings, problems);
   if (setup.config.model) setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
   if (!setup.config.init.empty()) CheckInit(setup, problems);
-  if (setup.config.lora.on() && setup.model.num_layers > 0) TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);
+  if (!setup.config.lora.target_modules.empty() && setup.model.num_layers > 0) TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);
   if (!setup.config.Parts().empty()) CheckData(setup, problems);
   CheckExport(setup, problems);
   if (setup.config.save_steps > 0 && setup.surroundings.checkpoint_directory.empty()) {
@@ -298,8 +314,9 @@ EngineOptions OptionsFor(const TrainConfig& config, at::Device device) {
 // One training run on one rank.
 class Run {
  public:
-  Run(Setup setup, World* world, std::string dump_tokens)
-      : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")),
+  // `dump_tokens`, `metrics`: files that rank 0 appends to, or "".
+  Run(Setup setup, World* world, std::string dump_tokens, const std::string& metrics)
+      : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")), metrics_(world->rank() == 0 ? metrics : ""),
         engine_(setup_.model, world, OptionsFor(config_, world->device())), guard_(config_.spike_factor, config_.skip_limit),
         optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
     if (config_.lora.on()) {
@@ -332,7 +349,14 @@ class Run {
   }
 
   int Go() {
-    Load();
+    if (const Problems problems = Load(); !problems.empty()) {
+      if (Leads()) Refuse("resume", problems);
+      return kRefused;
+    }
+    if (Leads() && step_ == config_.max_steps) {
+      std::fprintf(stderr, "note: %s is of step %lld, and max_steps is %lld: there is nothing left to train\n", loaded_path_.c_str(), static_cast<long long>(step_),
+                   static_cast<long long>(config_.max_steps));
+    }
     const bool stopped = Steps();
     const bool finished = step_ >= config_.max_steps;
     if (data_check_ && finished) {
@@ -354,9 +378,10 @@ class Run {
   std::chrono::milliseconds StepTimeout() const { return std::chrono::milliseconds(static_cast<int64_t>(config_.step_timeout_s * 1000)); }
   int64_t RowsToEvaluate(int64_t all) const { return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all; }
 
-  // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn.
-  void Load() {
-    LoadOutcome outcome = OpenNewest(world_, setup_.surroundings.resume_from);
+  // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn. Returns why the checkpoint isn't one
+  // of this run, the same on every rank.
+  Problems Load() {
+    LoadOutcome outcome = OpenNewest(world_, setup_.surroundings.resume_from, engine_.flats());
     for (const SkippedCheckpoint& skipped : outcome.skipped) {
       if (Leads()) std::fprintf(stderr, "checkpoint refused: %s: %s\n", skipped.path.c_str(), skipped.why.c_str());
     }
@@ -372,13 +397,28 @@ class Run {
         else if (setup_.init_weights != nullptr) setup_.init_weights->Read(*flat);
         else InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed), setup_.model.initializer_range);
       }
-      return;
+      return {};
     }
     const Checkpoint& checkpoint = *outcome.checkpoint;
     const CheckpointMeta& meta = checkpoint.meta();
     Problems problems;
-    TORCH_CHECK(ParseModelConfig(meta.model, "model", false, problems).SameModel(setup_.model), "the checkpoint ", checkpoint.path(), " is of another model than trainer.",
-                config_.model ? "model" : "init");
+    const std::vector<std::string> other = ParseModelConfig(meta.model, "model", false, problems).DifferencesFrom(setup_.model);
+    problems.clear();
+    if (!other.empty()) {
+      problems.push_back({config_.model ? "trainer.model" : "trainer.init",
+                          absl::StrCat("is another model than that of ", checkpoint.path(), ", whose ", absl::StrJoin(other, "; "),
+                                       "; give the model that was trained, or a new place for this one's checkpoints")});
+    }
+    if (meta.step > config_.max_steps) {
+      problems.push_back({"trainer.max_steps", absl::StrCat(config_.max_steps, " is below the step of ", checkpoint.path(), ", ", meta.step,
+                                                            "; raise it, or resume from an earlier checkpoint. `muster-trainer export` writes this one's model as it is")});
+    }
+    if (!problems.empty()) return problems;
+    if (Leads() && meta.trainer.is_object()) {
+      if (const std::vector<std::string> changed = ChangedFields(meta.trainer, setup_.trainer); !changed.empty()) {
+        std::fprintf(stderr, "note: changed since %s: %s\n", checkpoint.path().c_str(), absl::StrJoin(changed, ", ").c_str());
+      }
+    }
     if (Leads() && meta.step > 0) {
       if (meta.data_fingerprint != setup_.DataFingerprint()) std::fprintf(stderr, "note: the data is not what %s was trained on\n", checkpoint.path().c_str());
       if (meta.seed != config_.seed) std::fprintf(stderr, "note: seed changed since %s: the data's order is another\n", checkpoint.path().c_str());
@@ -398,11 +438,12 @@ class Run {
     guard_.Restore(meta.recent_losses);
     last_checkpoint_step_ = loaded_step_ = step_;
     loaded_path_ = checkpoint.path();
-    if (!Leads()) return;
+    if (!Leads()) return {};
     std::fprintf(stderr, "resumed from %s at step %lld\n", loaded_path_.c_str(), static_cast<long long>(step_));
     ordered_json loaded = {{"step", step_}, {"path", loaded_path_}, {"skipped", ordered_json::array()}};
     for (const SkippedCheckpoint& skipped : outcome.skipped) loaded["skipped"].push_back({{"path", skipped.path}, {"why", skipped.why}});
     progress_.Send({{"loaded", loaded}});
+    return {};
   }
 
   // Runs to the last step or to a stop. Returns whether it was stopped.
@@ -521,6 +562,7 @@ class Run {
   };
 
   void Report(const StepReport& report, const StepBatches& batches) {
+    ReportOwnTime(report);
     if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps && !report.eval_loss && report.skipped.empty())) return;
     const double tokens_per_s = static_cast<double>(batches.tokens) / report.step_s;
     const MemoryUse memory = ReadMemoryUse(world_.device());
@@ -528,13 +570,15 @@ class Run {
                          {"tokens_per_s", tokens_per_s}, {"step_time_s", report.step_s}, {"target_tokens", batches.target_tokens}, {"rank", 0},
                          {"memory_bytes", memory.now_bytes}, {"memory_peak_bytes", memory.peak_bytes},
                          {"exposed_communication_s", report.exposed_communication_s}, {"data_wait_s", report.data_wait_s}};
+    if (mean_own_s_ > 0) line["own_time_s"] = mean_own_s_;
     std::string text;
     char buffer[512];
+    constexpr double kMiB = 1 << 20;
     std::snprintf(buffer, sizeof buffer,
-                  "step=%lld total_steps=%lld loss=%.17g grad_norm=%.17g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4f memory_bytes=%lld memory_peak_bytes=%lld "
-                  "exposed_communication_s=%.4f data_wait_s=%.4f",
+                  "step=%lld total_steps=%lld loss=%.9g grad_norm=%.9g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4g memory_mib=%.0f memory_peak_mib=%.0f "
+                  "exposed_communication_s=%.3g data_wait_s=%.3g",
                   static_cast<long long>(step_), static_cast<long long>(config_.max_steps), report.loss, report.norm, report.learning_rate, tokens_per_s, report.step_s,
-                  static_cast<long long>(memory.now_bytes), static_cast<long long>(memory.peak_bytes), report.exposed_communication_s, report.data_wait_s);
+                  static_cast<double>(memory.now_bytes) / kMiB, static_cast<double>(memory.peak_bytes) / kMiB, report.exposed_communication_s, report.data_wait_s);
     text = buffer;
     if (config_.z_loss > 0) {
       line["z_loss"] = report.z_loss;
@@ -551,7 +595,7 @@ class Run {
     }
     if (report.eval_loss) {
       line["eval_loss"] = *report.eval_loss;
-      std::snprintf(buffer, sizeof buffer, " eval_loss=%.17g", *report.eval_loss);
+      std::snprintf(buffer, sizeof buffer, " eval_loss=%.9g", *report.eval_loss);
       text += buffer;
     }
     if (peak_flops_ < 0) {
@@ -565,9 +609,24 @@ class Run {
       std::snprintf(buffer, sizeof buffer, " mfu_causal=%.4f mfu_full=%.4f", flops.causal * tokens_per_peak, flops.full * tokens_per_peak);
       text += buffer;
     }
+    metrics_.Send(line);
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
     progress_.Send(line);
+  }
+
+  // Every rank tells how long its own part of the steps took, at most a few times a second, as the mean of those since: what is slower
+  // than its gang shows there, while whole steps all take as long as the slowest.
+  void ReportOwnTime(const StepReport& report) {
+    own_s_ += std::max(0.0, report.step_s - report.exposed_communication_s);
+    ++own_steps_;
+    const Clock::time_point now = Clock::now();
+    if (world_.size() == 1 || now - own_told_ < kOwnTimeInterval) return;
+    own_told_ = now;
+    mean_own_s_ = own_s_ / static_cast<double>(std::exchange(own_steps_, 0));
+    own_s_ = 0;
+    // Rank 0 tells it in its line of metrics: a line without those would take that one's place.
+    if (!Leads() && !Env("MUSTER_PROGRESS_SOCKET").empty()) progress_.Send({{"rank", world_.rank()}, {"step", step_}, {"own_time_s", mean_own_s_}});
   }
 
   // Copies the state of the current step and has it written beside the next ones; ends what is still being written first.
@@ -584,6 +643,8 @@ class Run {
     meta.dtype = config_.dtype;
     meta.model = ToHuggingFace(setup_.model, config_.dtype == "bf16" ? "bfloat16" : "float32");
     meta.trainer = setup_.trainer;
+    meta.source = setup_.init_directory;
+    meta.tokenizer = setup_.TokenizerDirectory();
     last_checkpoint_time_ = Clock::now();
     writer_->Start(meta);
     if (!config_.save_in_background) Tell(FinishSaving());
@@ -631,6 +692,7 @@ class Run {
       out.copy_(engine_.model_flats()[flat]->Weight(segment).view(-1).narrow(0, first, out.numel()));
       return absl::OkStatus();
     };
+    const bool replaces = fs::exists(setup_.export_target + "/config.json");
     absl::Status status = StageExport(read, setup_.model, config_.dtype, setup_.TokenizerDirectory(), setup_.init_directory, unfinished,
                                       config_.lora.on() ? &adapters : nullptr);
     if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup_.export_target);
@@ -638,7 +700,8 @@ class Run {
       std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
       return 1;
     }
-    std::printf("export staged=%s target=%s\n", managed ? staged.c_str() : setup_.export_target.c_str(), setup_.export_target.c_str());
+    if (managed) std::printf("export staged=%s target=%s\n", staged.c_str(), setup_.export_target.c_str());
+    else std::printf("exported to %s%s\n", setup_.export_target.c_str(), replaces ? ", in place of the export that was there" : "");
     std::fflush(stdout);
     progress_.Send({{"export", {{"staged", managed ? staged : setup_.export_target}, {"target", setup_.export_target}}}});
     return 0;
@@ -648,6 +711,7 @@ class Run {
   const TrainConfig& config_;
   World& world_;
   Progress progress_;
+  MetricsFile metrics_;
   Engine engine_;
   Guard guard_;
   AdamW optimizer_;
@@ -661,6 +725,9 @@ class Run {
   Clock::time_point last_checkpoint_time_;
   int64_t adapter_parameters_ = 0;
   double peak_flops_ = -1;  // not looked up yet
+  double own_s_ = 0, mean_own_s_ = 0;  // since it was told last, and as it was told
+  int64_t own_steps_ = 0;
+  Clock::time_point own_told_;
   int dump_fd_ = -1;
 };
 
@@ -722,11 +789,11 @@ int Train(const TrainOptions& options) {
         ::_exit(1);
       });
     }
-    run = std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens);
+    run = std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens, options.metrics);
     if (read_ahead.joinable()) read_ahead.join();
     const int code = run->Go();
     world->StopWatching();
-    if (code != 0) world->AnnounceFailure("failed after its last step");
+    if (code != 0 && code != kRefused) world->AnnounceFailure("failed after its last step");
     // Rank 0 hosts the store and may not leave while others still look for it.
     world->GatherRows({0});
     return code;

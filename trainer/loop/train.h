@@ -8,6 +8,7 @@ namespace muster::trainer {
 struct TrainOptions {
   std::string config_path;  // JSON: the `trainer:` map
   std::string dump_tokens;  // rank 0 appends every step's ids (int32, little-endian) to this file; empty: not
+  std::string metrics;      // rank 0 appends every progress line to this file, as JSON; empty: not
   std::string profile;      // steps to profile, instead of profile_steps; empty: as that says
 };
 

@@ -151,6 +151,20 @@ std::string ToText(const Problems& problems) {
   return text;
 }
 
+absl::StatusOr<json> ParseJson(const std::string& text, const std::string& path) {
+  try {
+    return json::parse(text);
+  } catch (const json::parse_error& e) {
+    const size_t at = std::min(text.size(), e.byte > 0 ? e.byte - 1 : 0);
+    const size_t line_begin = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+    const size_t line = 1 + static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+    // The library's own words for what it wants, without its numbers.
+    std::string what = e.what();
+    if (const size_t colon = what.find(": "); colon != std::string::npos) what.erase(0, colon + 2);
+    return absl::InvalidArgumentError(absl::StrCat(path, ":", line, ":", at - (line_begin == std::string::npos ? 0 : line_begin + 1) + 1, ": not JSON: ", what));
+  }
+}
+
 std::string DidYouMean(const std::string& name, const std::vector<std::string>& known) {
   std::string best;
   size_t best_distance = std::max<size_t>(2, name.size() / 3) + 1;
@@ -178,13 +192,29 @@ double RopeScaling::AttentionFactor() const {
   return mscale > 0 && mscale_all_dim > 0 ? scale(mscale) / scale(mscale_all_dim) : scale(1);
 }
 
-bool ModelConfig::SameModel(const ModelConfig& o) const {
-  for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer) {
-    if (Window(layer) != o.Window(layer)) return false;
-  }
-  return family == o.family && qkv_bias == o.qkv_bias && out_bias == o.out_bias && mlp_bias == o.mlp_bias && qk_norm == o.qk_norm && vocab_size == o.vocab_size && hidden_size == o.hidden_size && intermediate_size == o.intermediate_size &&
-         num_layers == o.num_layers && num_heads == o.num_heads && num_kv_heads == o.num_kv_heads && head_dim == o.head_dim &&
-         rms_norm_eps == o.rms_norm_eps && rope_theta == o.rope_theta && rope == o.rope && tie_word_embeddings == o.tie_word_embeddings;
+std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) const {
+  std::vector<std::string> found;
+  const auto compare = [&](const char* name, const auto& mine, const auto& other) {
+    if (mine != other) found.push_back(absl::StrCat(name, " is ", json(mine).dump(), ", not ", json(other).dump()));
+  };
+  compare("model_type", family, o.family);
+  compare("vocab_size", vocab_size, o.vocab_size);
+  compare("hidden_size", hidden_size, o.hidden_size);
+  compare("intermediate_size", intermediate_size, o.intermediate_size);
+  compare("num_hidden_layers", num_layers, o.num_layers);
+  compare("num_attention_heads", num_heads, o.num_heads);
+  compare("num_key_value_heads", num_kv_heads, o.num_kv_heads);
+  compare("head_dim", head_dim, o.head_dim);
+  compare("rms_norm_eps", rms_norm_eps, o.rms_norm_eps);
+  compare("rope_theta", rope_theta, o.rope_theta);
+  if (rope != o.rope) found.push_back("the scaling of RoPE differs");
+  compare("tie_word_embeddings", tie_word_embeddings, o.tie_word_embeddings);
+  if (qkv_bias != o.qkv_bias || out_bias != o.out_bias || mlp_bias != o.mlp_bias) found.push_back("other linears have biases");
+  if (family == o.family) compare("the norms of q and k", qk_norm, o.qk_norm);
+  bool windows = false;
+  for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer) windows |= Window(layer) != o.Window(layer);
+  if (windows) found.push_back("the sliding windows differ");
+  return found;
 }
 
 int64_t ModelConfig::NumParameters() const {

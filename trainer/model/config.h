@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/status/statusor.h"
+
 namespace muster::trainer {
 
 // Something wrong in a user's configuration: the key's path and what would be right.
@@ -21,6 +23,9 @@ using Problems = std::vector<Problem>;
 
 // "path: text" lines.
 std::string ToText(const Problems& problems);
+
+// Reads JSON. Where `text`, of the file `path`, isn't JSON the error says so with file, line and column.
+absl::StatusOr<nlohmann::json> ParseJson(const std::string& text, const std::string& path);
 
 // ", did you mean X?" for the closest of `known`, or "".
 std::string DidYouMean(const std::string& name, const std::vector<std::string>& known);
@@ -62,8 +67,10 @@ struct ModelConfig {
   std::vector<bool> sliding_layers;    // a flag a layer; empty: no layer has a window
   nlohmann::json token_ids = nlohmann::json::object();  // bos_token_id, eos_token_id, pad_token_id as given
 
-  // Same weights, same function: everything but token ids and the initialisation.
-  bool SameModel(const ModelConfig& other) const;
+  // What makes it another model than `other`, "hidden_size is 64, not 128": other weights or another function. Empty if only token ids and the
+  // initialisation differ.
+  std::vector<std::string> DifferencesFrom(const ModelConfig& other) const;
+  bool SameModel(const ModelConfig& other) const { return DifferencesFrom(other).empty(); }
   // The window of a layer; 0: none.
   int64_t Window(int64_t layer) const { return sliding_layers.empty() || !sliding_layers[layer] ? 0 : sliding_window; }
   int64_t NumParameters() const;

@@ -71,8 +71,9 @@ class Gang:
         self.folder, self.ranks = folder, ranks
         self.checkpoints = folder / "checkpoints"
         self.checkpoints.mkdir()
-        self.lines: list[dict[str, str]] = []  # rank 0's step lines so far
-        self.events: list[dict] = []           # datagrams so far
+        self.steps: list[int] = []     # that rank 0 has told of so far
+        self.events: list[dict] = []   # datagrams so far, but for
+        self.own_times: dict[int, list[float]] = {}  # what ranks beside 0 said of their own time
         config_file = folder / "trainer.json"
         config_file.write_text(json.dumps(config))
         self._socket_folder = tempfile.mkdtemp(prefix="mt")  # short: a socket's path has at most 107 bytes
@@ -84,7 +85,7 @@ class Gang:
         self.started = time.monotonic()
         self.processes: list[subprocess.Popen] = []
         for rank in range(ranks):
-            command = [trainer_bin, "train", "--config", str(config_file)]
+            command = [trainer_bin, "train", "--config", str(config_file), "--metrics", str(folder / "metrics.jsonl")]
             if dump_tokens is not None:
                 command += ["--dump-tokens", str(dump_tokens)]
             env = clean_environment(
@@ -111,8 +112,8 @@ class Gang:
 
     def wait_for_step(self, step: int) -> None:
         """Returns as soon as rank 0 has told of `step`."""
-        self._read(lambda: any(int(line["step"]) >= step for line in self.lines))
-        assert any(int(line["step"]) >= step for line in self.lines), f"ended before step {step}\n{self.stderr()}"
+        self._read(lambda: any(told >= step for told in self.steps))
+        assert any(told >= step for told in self.steps), f"ended before step {step}\n{self.stderr()}"
 
     def wait_for_line(self, start: bytes) -> float:
         """The monotonic time at which rank 0 said a line that begins with `start`."""
@@ -126,7 +127,7 @@ class Gang:
         """Exit codes of all ranks, once all have ended."""
         self._read(lambda: False)
         codes = [process.wait(timeout=START_TIMEOUT_S) for process in self.processes]
-        self._take_datagrams()
+        self.take_datagrams()
         return codes
 
     def finish(self) -> "Gang":
@@ -146,9 +147,15 @@ class Gang:
         return "".join(f"[rank {rank}] {line}\n" for rank in range(self.ranks)
                        for line in (self.folder / f"{rank}.err").read_text(errors="replace").splitlines()[-20:])
 
+    @property
+    def lines(self) -> list[dict]:
+        """Rank 0's metrics of each step so far, exactly."""
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
     def metric(self, name: str) -> dict[int, float]:
-        """{step: value} as the lines told it, exactly."""
-        return {int(line["step"]): float(line[name]) for line in self.lines}
+        """{step: value} as rank 0 told it, exactly."""
+        return {line["step"]: float(line[name]) for line in self.lines}
 
     def event(self, kind: str) -> dict:
         found = [event[kind] for event in self.events if kind in event]
@@ -172,7 +179,7 @@ class Gang:
             assert ready, f"nothing was said for {START_TIMEOUT_S} s\n{self.stderr()}"
             deadline = time.monotonic() + START_TIMEOUT_S
             if self._socket in ready:
-                self._take_datagrams()
+                self.take_datagrams()
             if out in ready:
                 data = os.read(out.fileno(), 1 << 16)
                 with open(self.folder / "0.out", "ab") as copy:
@@ -182,12 +189,16 @@ class Gang:
                 *whole, self._buffer = (self._buffer + data).split(b"\n")
                 for line in whole:
                     if line.startswith(b"step="):
-                        self.lines.append(dict(item.split("=", 1) for item in line.decode().split() if "=" in item))
+                        self.steps.append(int(line[5:].split()[0]))
 
-    def _take_datagrams(self) -> None:
+    def take_datagrams(self) -> None:
         while True:
             try:
-                self.events.append(json.loads(self._socket.recv(1 << 16, socket.MSG_DONTWAIT)))
+                event = json.loads(self._socket.recv(1 << 16, socket.MSG_DONTWAIT))
+                if event.get("rank"):
+                    self.own_times.setdefault(event["rank"], []).append(event["own_time_s"])
+                else:
+                    self.events.append(event)
             except BlockingIOError:
                 return
 

@@ -41,7 +41,8 @@ def shard(folder, change=lambda index: index) -> None:
 
 
 CASES = {  # name: (family, what is done to the directory, what the message must hold)
-    "truncated weights": ("llama2", lambda f: truncate(f / "model.safetensors", 50_000), ["model.safetensors: not a valid safetensors file", "bytes too few", "download it again"]),
+    "truncated weights": ("llama2", lambda f: truncate(f / "model.safetensors", (f / "model.safetensors").stat().st_size - 50_001),
+                          ["model.safetensors: not a valid safetensors file", "has 50001 bytes too few for all of them", "download it again"]),
     "cut in the header": ("llama2", lambda f: truncate(f / "model.safetensors", 100), ["model.safetensors: not a valid safetensors file: its header reaches past the end"]),
     "no weights": ("llama2", lambda f: (f / "model.safetensors").unlink(), ["holds neither model.safetensors nor", "download the weights"]),
     "a part is missing": ("llama2", lambda f: (shard(f), (f / "model-00002-of-00002.safetensors").unlink()), ["model-00002-of-00002.safetensors: No such file or directory; download it, too"]),
@@ -60,7 +61,7 @@ CASES = {  # name: (family, what is done to the directory, what the message must
                       ["is of dtype I8; F32, BF16, F16 and F64 can be read", "more tensors that don't fit"]),
     "without its head": ("llama3", lambda f: retensor(f, lambda t: {k.removeprefix("model."): v for k, v in t.items()}), ['its names lack "model."']),
     "no config": ("llama2", lambda f: (f / "config.json").unlink(), ["config.json is missing; give a Hugging Face directory"]),
-    "broken config": ("llama2", lambda f: truncate(f / "config.json", 50), ["config.json is no JSON object"]),
+    "broken config": ("llama2", lambda f: truncate(f / "config.json", 50), ["config.json:4:5: not JSON", "copy or download it again"]),
     "another architecture": ("llama2", lambda f: rewrite(f, model_type="mixtral"), ['model_type: "mixtral" can\'t be trained; can be: llama, mistral, qwen2, qwen3']),
     "contradicting thetas": ("llama2", lambda f: rewrite(f, rope_theta=5e5), ["rope_theta: contradicts rope_parameters.rope_theta"]),
     "contradicting types": ("llama2", lambda f: rewrite(f, torch_dtype="bfloat16"), ["torch_dtype: contradicts dtype"]),

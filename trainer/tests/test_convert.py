@@ -7,6 +7,7 @@ import torch
 
 import families
 import parity
+import resume
 import roundtrip
 from harness import Gang
 
@@ -17,6 +18,49 @@ def test_in_and_out_again_gives_the_same_bytes(family, dtype, max_shard_size, tr
     assert (tmp_path / "source" / "model.safetensors.index.json").exists() == (max_shard_size == "100KB")
     assert found["tensors"] > 15 and found["tensors_differ"] == 0
     assert found["logits"] <= 1e-5
+
+
+TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ messages }}", "LICENSE": "free",
+             "generation_config.json": '{"temperature": 0.25}\n', "tokenizer.model": "\0pieces"}
+
+
+def run(trainer_bin, *arguments) -> subprocess.CompletedProcess:
+    return subprocess.run([trainer_bin, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_the_tokenizer_goes_along_or_is_asked_for(trainer_bin, tmp_path):
+    source = families.make(tmp_path / "source", "llama2")
+    bare = run(trainer_bin, "convert", "--input", source, "--output", tmp_path / "bare")
+    assert bare.returncode == 0 and "no tokenizer lies there; an export of it will want --tokenizer DIR" in bare.stdout
+    asked = run(trainer_bin, "export", "--checkpoint", tmp_path / "bare", "--output", tmp_path / "without")
+    assert asked.returncode == 0 and "it has no tokenizer, as the checkpoint names none: --tokenizer DIR" in asked.stdout
+    for name, text in (TOKENIZER | {"pytorch_model.bin": "weights", "model.onnx": "weights", ".gitattributes": "x"}).items():
+        (source / name).write_text(text)
+    assert run(trainer_bin, "convert", "--input", source, "--output", tmp_path / "checkpoint").stdout.count("\n") == 1
+    done = run(trainer_bin, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "again")
+    assert done.returncode == 0 and f"with the tokenizer of {source}" in done.stdout and "in place of" not in done.stdout
+    again = {path.name for path in (tmp_path / "again").iterdir()}
+    assert again == {*TOKENIZER, "config.json", "model.safetensors"}, again
+    assert all((tmp_path / "again" / name).read_text() == text for name, text in TOKENIZER.items())
+    assert "in place of what was there" in run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "again").stdout
+    source.rename(tmp_path / "moved")
+    done = run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later")
+    assert done.returncode == 0 and f"isn't in {source} any more: --tokenizer DIR puts one beside it" in done.stdout
+    done = run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later", "--tokenizer", tmp_path / "moved")
+    assert f"with the tokenizer of {tmp_path}/moved" in done.stdout and (tmp_path / "later" / "tokenizer.json").exists()
+
+
+def test_a_runs_checkpoint_is_exported_with_its_tokenizer(trainer_bin, tokens, tmp_path):
+    with Gang(trainer_bin, resume.config(tokens, max_steps=2, save_steps=1), 1, tmp_path / "run") as gang:
+        gang.finish()
+    done = run(trainer_bin, "export", "--checkpoint", gang.checkpoint(2), "--output", tmp_path / "model")
+    assert f"exported step=2 to {tmp_path}/model, with the tokenizer of {tokens}/tokenizer" in done.stdout
+    assert (tmp_path / "model" / "tokenizer.json").read_bytes() == (tokens / "tokenizer" / "tokenizer.json").read_bytes()
+    for command, flag in (("export", "--checkpoint"), ("convert", "--input")):
+        done = run(trainer_bin, command, flag, gang.checkpoints, "--output", tmp_path / "other")
+        assert done.returncode == 2 and f"{flag}: {gang.checkpoints} is a directory of checkpoints; did you mean {gang.checkpoint(2)}, the newest of its 2?" in done.stderr
+        done = run(trainer_bin, command, flag, tmp_path / "nowhere", "--output", tmp_path / "other")
+        assert done.returncode == 2 and f"{flag}: {tmp_path}/nowhere: there is no such directory" in done.stderr
 
 
 def test_training_resumes_from_what_was_converted(trainer_bin, tokens, tmp_path):

@@ -154,19 +154,19 @@ def test_a_lone_tokenizer_file_needs_its_eos_named(bpe, tmp_path):
 
 
 BROKEN = {  # name: (file name, content, arguments, what the message must say)
-    "not JSON": ("x.jsonl", b'{"text": "a"}\n\n{"text": oops}\n', (), "x.jsonl:3: not JSON: Expecting value at column 10"),
+    "not JSON": ("x.jsonl", b'{"text": "a"}\n\n{"text": oops}\n', (), "x.jsonl:3: not JSON: Expecting value at column 10; a line holds one JSON object (--format text reads a file as one document)"),
     "cut off": ("x.jsonl", b'{"text": "a"}\n{"text": "b', (), "x.jsonl:2: not JSON"),
-    "not an object": ("x.jsonl", b'["text"]\n', (), "x.jsonl:1: a JSON object is wanted, this is an array"),
+    "not an object": ("x.jsonl", b'["text"]\n', (), "x.jsonl:1: a JSON object is wanted, such as {\"text\": \"…\"}; this is an array"),
     "no such field": ("x.jsonl", b'{"content": "a"}\n', (), 'x.jsonl:1: no field "text", "messages", or "prompt" and "completion" (there are: "content"); --text-field'),
     "no such named field": ("x.jsonl", b'{"text": "a"}\n', ("--text-field", "body"), 'x.jsonl:1: no field "body" (there are: "text"); --text-field'),
     "no such completion": ("x.jsonl", b'{"question": "a"}\n', ("--prompt-field", "question", "--completion-field", "answer"), 'no field "answer" (there are: "question"); --completion-field'),
     "empty completion": ("x.jsonl", b'{"prompt": "a", "completion": ""}\n', (), 'x.jsonl:1: field "completion" is empty'),
     "chat without template": ("x.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}\n', (), "the tokenizer has no chat template; --chat-template FILE"),
     "two kinds": ("x.jsonl", b"{}\n", ("--text-field", "a", "--messages-field", "b"), "--text-field and --messages-field exclude each other"),
-    "not a string": ("x.jsonl", b'{"text": 5}\n', (), 'x.jsonl:1: field "text" is a number, not a string'),
+    "not a string": ("x.jsonl", b'{"text": 5}\n', (), 'x.jsonl:1: field "text" is a number, not a string; put it in quotes, or name another field'),
     "surrogate": ("x.jsonl", b'{"text": "a\\ud800"}\n', (), "x.jsonl:1:"),
     "deep": ("x.jsonl", b"[" * 200_000 + b"\n", (), "x.jsonl:1: not JSON"),
-    "not UTF-8 line": ("x.jsonl", b'{"text": "\xe9"}\n', (), "x.jsonl:1: not UTF-8 (byte 0xe9"),
+    "not UTF-8 line": ("x.jsonl", b'{"text": "\xe9"}\n', (), "x.jsonl:1: not UTF-8 (byte 0xe9 at column 11); convert the file, with iconv for one"),
     "not UTF-8 text": ("x.txt", b"abc\ndef \xe9\n", (), "x.txt:2: not UTF-8 (byte 0xe9 at offset 8)"),
     "empty file": ("x.txt", b"", (), "x.txt: empty"),
     "only empty documents": ("x.jsonl", b'{"text": ""}\n', (), "the inputs hold no text"),

@@ -206,6 +206,13 @@ def test_validation_documents_are_kept_apart_by_content(tmp_path):
         prepared("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", output, "--validation-share", 0.1, "--processes", processes)
         sides.append(digests(output))
     assert sides[0] == sides[1]
+    few = prepare("--input", write_lines(tmp_path / "z.jsonl", [{"text": "alone"}]), "--tokenizer", "bytes", "--output", tmp_path / "z", "--validation-share", 0.001)
+    assert few.returncode == 0 and "note: no document went into the validation split: 0.001 of 1 document is too few; raise --validation-share" in few.stderr
+    assert "1 document from 1 file in 1 shard" in few.stderr and "18 B of 18 B" in few.stderr, few.stderr
+    some = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "some", "--validation-share", 0.1)
+    told = re.search(r"/some/validation: (\d+) tokens of (\d+) documents kept apart for evaluation", some.stderr)
+    index = json.loads((tmp_path / "some" / "validation" / "index.json").read_text())
+    assert [int(number) for number in told.groups()] == [index["num_tokens"], index["num_documents"]]
     prepared("--input", tmp_path / "y.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "y", "--validation-share", 0.1)
 
     def side(folder):

@@ -1,6 +1,10 @@
 """What a run tells of itself: model FLOP/s utilisation, profiles."""
 
 import json
+import os
+import signal
+import statistics
+import time
 
 import pytest
 
@@ -35,6 +39,26 @@ def test_both_mfus_are_the_models_flops_by_the_peak_of_all_ranks(gang):
         assert line["mfu_causal"] == pytest.approx(line["tokens_per_s"] * causal / (2 * PEAK_TFLOPS * 1e12), rel=1e-9)
         assert line["mfu_full"] == pytest.approx(line["tokens_per_s"] * full / (2 * PEAK_TFLOPS * 1e12), rel=1e-9)
     assert all("mfu_causal" in line and "mfu_full" in line for line in gang.lines)
+
+
+def test_every_rank_tells_its_own_time_and_one_that_is_slowed_shows(trainer_bin, tokens, tmp_path):
+    """Stopped for most of the time by SIGSTOP: whole steps take as long for all ranks, their own part of them doesn't."""
+    settings = resume.config(tokens, save_steps=0, max_steps=1_000_000, log_interval=50)
+    with Gang(trainer_bin, settings, 3, tmp_path / "run") as gang:
+        gang.wait_for_step(50)
+        victim = gang.processes[2].pid
+        end = time.monotonic() + 60
+        while min(len(gang.own_times.get(rank, [])) for rank in (1, 2)) < 12:
+            assert time.monotonic() < end, gang.own_times
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(0.1)  # how slow it is, not a condition
+            os.kill(victim, signal.SIGCONT)
+            time.sleep(0.03)
+            gang.take_datagrams()
+        gang.signal(signal.SIGKILL)
+    slow, other = (statistics.median(gang.own_times[rank][2:]) for rank in (2, 1))
+    assert slow > 1.3 * other > 0, (slow, other)
+    assert [event for event in gang.events if event.get("own_time_s", 0) > 0], "rank 0's is in its own lines"
 
 
 def test_a_profile_is_a_chrome_trace_with_named_ranges_from_every_rank(gang):

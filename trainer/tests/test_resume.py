@@ -85,6 +85,39 @@ def test_any_number_of_ranks_and_either_stage_reads_a_checkpoint(zero_stage, ran
     assert all(found[step] == pytest.approx(undisturbed[step], rel=1e-6) for step in found)
 
 
+def test_a_checkpoint_beyond_the_last_step_is_refused_and_one_of_it_is_told(trainer_bin, tokens, two_checkpoints, tmp_path):
+    beyond = resume.config(tokens, max_steps=7, save_steps=0, export=str(tmp_path / "beyond"))
+    with Gang(trainer_bin, beyond, 2, tmp_path / "first", resume_from=[two_checkpoints.checkpoint(10)]) as gang:
+        assert gang.wait() == [2, 2]
+    assert f"max_steps: 7 is below the step of {two_checkpoints.checkpoint(10)}, 10; raise it" in gang.stderr() and not (tmp_path / "beyond").exists()
+    last = resume.config(tokens, max_steps=10, save_steps=0, export=str(tmp_path / "last"))
+    with Gang(trainer_bin, last, 2, tmp_path / "second", resume_from=[two_checkpoints.checkpoint(10)]) as gang:
+        gang.finish()
+    assert "is of step 10, and max_steps is 10: there is nothing left to train" in gang.stderr() and (tmp_path / "last" / "config.json").exists()
+    assert f"exported to {tmp_path}/last\n" in (gang.folder / "0.out").read_text() or "export staged=" not in (gang.folder / "0.out").read_text()
+
+
+def test_what_changed_since_the_checkpoint_is_told(trainer_bin, tokens, two_checkpoints, tmp_path):
+    settings = resume.config(tokens, max_steps=11, save_steps=0, learning_rate=2e-4, warmup_steps=0, zero_stage=2)
+    with Gang(trainer_bin, settings, 2, tmp_path / "run", resume_from=[two_checkpoints.checkpoint(5)]) as gang:
+        gang.finish()
+    note = [line for line in gang.stderr().splitlines() if "note: changed since" in line]
+    told = dict(one.split(": ") for one in note[0].split("step-00000005: ")[1].split(", "))
+    assert told.pop("save_steps").endswith("-> 0") and told.pop("max_steps").endswith("-> 11")
+    assert told == {"learning_rate": "0.0001 -> 0.0002", "zero_stage": "1 -> 2"} and len(note) == 1
+    with Gang(trainer_bin, json.loads((two_checkpoints.folder / "trainer.json").read_text()), 2, tmp_path / "same", resume_from=[two_checkpoints.checkpoint(5)]) as gang:
+        gang.finish()
+    assert "note: changed" not in gang.stderr()
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_what_differs(trainer_bin, tokens, two_checkpoints, tmp_path):
+    model = resume.TINY_MODEL | {"hidden_size": 32, "rms_norm_eps": 1e-6}
+    with Gang(trainer_bin, resume.config(tokens, max_steps=12, model=model), 2, tmp_path / "run", resume_from=[two_checkpoints.checkpoint(5)]) as gang:
+        assert gang.wait() == [2, 2]
+    for words in ("trainer.model: is another model than that of", "whose hidden_size is 64, not 32; head_dim is 16, not 8; rms_norm_eps is 1e-05, not 1e-06"):
+        assert words in gang.stderr(), gang.stderr()
+
+
 def test_sigterm_to_one_rank_stops_all_at_one_checkpoint(trainer_bin, tokens, tmp_path):
     with Gang(trainer_bin, resume.config(tokens, **LONG), 3, tmp_path / "run") as gang:
         gang.wait_for_step(3)

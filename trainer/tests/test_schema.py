@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+import options_table
 import resume
 from harness import clean_environment
 
@@ -52,6 +53,20 @@ def test_schema_hash_is_the_schemas_sha256(trainer_bin, schema_text):
     assert told in [hashlib.sha256(text.encode()).hexdigest() for text in (schema_text, schema_text.rstrip("\n"))]
 
 
+def test_the_table_of_all_fields_in_the_docs_is_that_of_the_schema(schema_text):
+    page = options_table.PAGE.read_text()
+    assert options_table.page_with(page, json.loads(schema_text)) == page, "run trainer/tests/options_table.py"
+
+
+@pytest.mark.parametrize("command", ["train", "estimate", "export", "convert"])
+def test_each_command_explains_itself(command, trainer_bin):
+    for arguments in (["--help"], ["-h"], ["--output", "x", "--help"]):
+        done = subprocess.run([trainer_bin, command, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.startswith(f"usage: muster-trainer {command} --") and not done.stderr
+    wrong = subprocess.run([trainer_bin, command, "--nope", "1"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "no such argument: --nope" in wrong.stderr and f"muster-trainer {command} --help" in wrong.stderr
+
+
 def train(trainer_bin, tmp_path, config) -> subprocess.CompletedProcess:
     (tmp_path / "trainer.json").write_text(config if isinstance(config, str) else json.dumps(config))
     return subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=clean_environment(), cwd=tmp_path,
@@ -68,6 +83,8 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
     "init and model": ({"init": "/nowhere"}, ["init", "model"]),
     "no such data": ({"data": "/nowhere"}, ["/nowhere"]),
     "data and mixture": ({"mixture": [{"data": "/nowhere", "weight": 1}]}, ["data and mixture exclude each other"]),
+    "too long": ({"max_length": 4096}, ["4096 is above the model's max_position_embeddings, 128; use at most that, or raise it in trainer.model"]),
+    "shards for one rank": ({"shard_size": 4}, ["shard_size: needs 4 ranks, or a multiple of them, and this run has one; leave it out"]),
     "no such part": ({"packing": "bfd", "mixture": [{"data": "/nowhere", "weight": -1}]}, ["mixture[0].weight", "above 0"]),
     "heads don't divide": ({"model": resume.TINY_MODEL | {"num_key_value_heads": 3}}, ["num_key_value_heads"]),
     "small vocabulary": ({"model": resume.TINY_MODEL | {"vocab_size": 100, "bos_token_id": None, "eos_token_id": None}}, ["vocab_size", "259"]),
@@ -84,6 +101,10 @@ def test_bad_configuration_is_refused_with_what_would_be_right(case, trainer_bin
     assert "step=" not in done.stdout
 
 
-def test_broken_json_is_refused(trainer_bin, tmp_path):
+def test_broken_json_is_refused_with_its_line_and_column(trainer_bin, tmp_path):
     done = train(trainer_bin, tmp_path, '{"data": ')
-    assert done.returncode == 2 and "trainer.json" in done.stderr
+    assert done.returncode == 2 and "trainer.json:1:10: not JSON" in done.stderr
+    done = train(trainer_bin, tmp_path, '{"data": "x",\n  "max_steps" 3}')
+    assert done.returncode == 2 and "trainer.json:2:15: not JSON" in done.stderr, done.stderr
+    done = subprocess.run([trainer_bin, "estimate", "--config", tmp_path / "trainer.json"], capture_output=True, text=True)
+    assert done.returncode == 2 and "trainer.json:2:15: not JSON" in done.stderr, done.stderr

@@ -128,6 +128,18 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
     assert "zero_stage: 3" in tight["fits_with"] and tight["fits_with_bytes"] <= 40 << 30
     assert "fits_with" not in ask(1, 4)
     done = estimate(trainer_bin, tmp_path, settings, "--device", "h100-80g", "--device-memory", str(80 << 30))
-    assert done.returncode == 0 and "does not fit: h100-80g has 81920.0 MiB; with " in done.stdout
-    done = estimate(trainer_bin, tmp_path, settings, "--device-memory", "many")
-    assert done.returncode == 2 and "--device-memory: must be a number of bytes" in done.stderr
+    assert done.returncode == 3 and "does not fit: h100-80g has 80.00 GiB; with " in done.stdout and " GiB\n" in done.stdout.split("together")[1]
+    for memory in ("80GiB", "80g", "85.9GB", "80 GiB"):
+        assert estimate(trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory).returncode == 3
+    done = estimate(trainer_bin, tmp_path, settings, "--device", "h100-80g")  # by its name
+    assert done.returncode == 3 and "does not fit: h100-80g has 80.00 GiB" in done.stdout
+    done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", "--device", "h100-80g")
+    assert done.returncode == 0 and done.stdout.endswith("fits: h100-80g has 80.00 GiB\n")
+    done = estimate(trainer_bin, tmp_path, settings, "--device", "z9000")
+    assert done.returncode == 0 and "unknown, as the peak of z9000 is; known are H100 PCIE, H100 NVL, H100, " in done.stdout
+    for memory in ("many", "80GiBs", "-1", "0"):
+        done = estimate(trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory)
+        assert done.returncode == 2 and "--device-memory: must be a size such as 80GiB" in done.stderr
+    bad = settings | {"shard_size": 3, "lora": {"rank": 0, "target_modules": ["nope"]}}
+    done = estimate(trainer_bin, tmp_path, bad, "--ranks", "8")
+    assert done.returncode == 2 and all(what in done.stderr for what in ("lora.rank", "nope means no linear", "shard_size: 3 doesn't divide"))

@@ -149,10 +149,20 @@ def _prepare(options: argparse.Namespace) -> None:
         for problem in problems:
             print(f"  {problem}", file=sys.stderr)
     masked = index["num_tokens"] - index["num_target_tokens"]
-    print(f"{folder}: {index['num_tokens']} tokens of {index['num_documents']} documents from {len(sources)} files "
-          f"in {len(plan)} shards" + (f"; {masked} tokens don't count in the loss" if masked else ""), file=sys.stderr)
+    print(f"{folder}: {index['num_tokens']} tokens of {_counted(index['num_documents'], 'document')} from {_counted(len(sources), 'file')} "
+          f"in {_counted(len(plan), 'shard')}" + (f"; {masked} tokens don't count in the loss" if masked else ""), file=sys.stderr)
+    if options.validation_share:
+        apart = [one["validation"] for one in done.values()]
+        documents, apart_tokens = (sum(entry[key] for entry in apart) for key in ("num_documents", "num_tokens"))
+        print(f"{folder}/{shards.VALIDATION}: {apart_tokens} tokens of {_counted(documents, 'document')} kept apart for evaluation (eval_interval)" if documents else
+              f"note: no document went into the validation split: {options.validation_share:g} of {_counted(index['num_documents'], 'document')} is too few; "
+              "raise --validation-share, or evaluate on other data (eval_data)", file=sys.stderr)
     if index["longest_document"] > options.max_length:
         print(f"note: the longest document has {index['longest_document']} tokens, above --max-length {options.max_length}", file=sys.stderr)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _fields(options: argparse.Namespace, words: vocabulary.Vocabulary) -> tuple[examples.Fields, str | None]:

@@ -51,7 +51,7 @@ class Fields:
             try:
                 example.text.encode()
             except UnicodeEncodeError as error:
-                raise Broken(f"its text holds half of a surrogate pair at character {error.start + 1}") from None
+                raise Broken(f"its text holds half of a surrogate pair at character {error.start + 1}; write the whole character") from None
         return example
 
     def _example(self, value: dict | str) -> Example:
@@ -65,7 +65,7 @@ class Fields:
                                   completion_name)
             prompt, completion = _text(prompt, prompt_name), _text(completion, completion_name)
             if not completion:
-                raise Broken(f'field "{completion_name}" is empty: nothing would count in the loss')
+                raise Broken(f'field "{completion_name}" is empty: nothing would count in the loss; fill it, or leave the record out')
             return Example(prompt + completion, ((len(prompt), len(prompt) + len(completion)),) if self._mask else None, True)
         if self._messages or (not self._named and "messages" in value):
             name = self._messages or "messages"
@@ -91,10 +91,10 @@ class Fields:
             try:
                 tools = json.loads(tools)
             except ValueError:
-                raise Broken('field "tools" is a string that is not JSON') from None
+                raise Broken('field "tools" is a string that is not JSON; give the list itself, or its JSON') from None
         text, spans = self._template.render(messages, tools, first)
         if self._mask and not spans:
-            raise Broken(f'field "{name}" holds no assistant message: nothing would count in the loss')
+            raise Broken(f'field "{name}" holds no assistant message: nothing would count in the loss; add one, or --loss all')
         return Example(text, spans if self._mask else None, False)
 
 
@@ -141,7 +141,7 @@ class ChatTemplate:
         except InputError:
             raise
         except Exception as error:  # templates raise what they like
-            raise Broken(f"the chat template refuses it: {' '.join(str(error).split())[:200]}") from None
+            raise Broken(f"the chat template refuses it: {' '.join(str(error).split())[:200]}; mend the chat, or give another template (--chat-template)") from None
         return texts[0], spans[0] if marks else None
 
     def _load(self) -> None:
@@ -179,19 +179,19 @@ class ChatTemplate:
 
 def _messages(value, name: str) -> list[dict]:
     if not isinstance(value, list):
-        raise Broken(f'field "{name}" is {json_type(value)}, not a list of messages')
+        raise Broken(f'field "{name}" is {json_type(value)}, not a list of messages; write [{{"role": "user", "content": "…"}}, …], or name another field')
     for number, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             hint = '; "from" and "value" are to be "role" and "content"' if isinstance(message, dict) and "from" in message else ""
             raise Broken(f'{name}[{number}] is no message: {{"role": …, "content": …}} is wanted{hint}')
         if "content" not in message and "tool_calls" not in message:
-            raise Broken(f'{name}[{number}] has no "content"')
+            raise Broken(f'{name}[{number}] has no "content"; give what is said, or "tool_calls"')
     return value
 
 
 def _text(value, name: str) -> str:
     if not isinstance(value, str):
-        raise Broken(f'field "{name}" is {json_type(value)}, not a string')
+        raise Broken(f'field "{name}" is {json_type(value)}, not a string; put it in quotes, or name another field')
     return value
 
 

@@ -227,7 +227,7 @@ def _read_text(piece: Piece, _columns: list[str]) -> Iterator[Record]:
         yield Record(1, data.decode("utf-8-sig"), piece.size)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        yield Record(line, None, piece.size, f"not UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start})")
+        yield Record(line, None, piece.size, f"not UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}); convert the file, with iconv for one")
 
 
 def _read_lines(piece: Piece, _columns: list[str]) -> Iterator[Record]:
@@ -329,13 +329,13 @@ def _parse(line: bytes) -> tuple[dict | None, str | None]:
     try:
         value = json.loads(line)
     except UnicodeDecodeError as error:
-        return None, f"not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1})"
+        return None, f"not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); convert the file, with iconv for one"
     except json.JSONDecodeError as error:
-        return None, f"not JSON: {error.msg} at column {error.colno}"
+        return None, f"not JSON: {error.msg} at column {error.colno}; a line holds one JSON object (--format text reads a file as one document)"
     except RecursionError:
-        return None, "not JSON that can be read: nested too deeply"
+        return None, "not JSON that can be read: nested too deeply; a line holds one record"
     if not isinstance(value, dict):
-        return None, f"a JSON object is wanted, this is {json_type(value)}"
+        return None, f'a JSON object is wanted, such as {{"text": "…"}}; this is {json_type(value)}'
     return value, None
 
 

@@ -10,6 +10,11 @@ STEP_BYTES = 64 << 10
 INTERVAL_S = 0.5
 
 
+def size_text(size: int) -> str:
+    """812 B, 45.1 kB, 2.3 MB."""
+    return f"{size} B" if size < 1000 else f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"
+
+
 class Progress:
     """report() often; it is told at most twice a second, and always at the start and the end."""
 
@@ -49,7 +54,8 @@ class Progress:
         elif self._json_stdout:
             print(line, flush=True)
         share = 100 if last else 100 * done_bytes // max(self._total_bytes, 1)
-        text = f"prepare {share:3d}%  {done_bytes / 1e6:.1f}/{self._total_bytes / 1e6:.1f} MB  {tokens_per_s / 1e3:.0f}k tok/s"
+        rate = f"{tokens_per_s / 1e3:.0f}k" if tokens_per_s >= 10_000 else f"{tokens_per_s:.0f}"
+        text = f"prepare {share:3d}%  {size_text(done_bytes)} of {size_text(self._total_bytes)}  {rate} tok/s"
         if self._tty:
             print("\r" + text + ("\n" if last else ""), end="", file=sys.stderr, flush=True)
         else:

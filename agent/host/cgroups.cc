@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "agent/host/fnv.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "common/base/clock.h"
@@ -28,12 +29,6 @@ namespace {
 
 constexpr char kNone[] = "none";
 constexpr char kBasesFile[] = "cgroups", kBasesName[] = "muster-agent-cgroups";
-
-std::string Hash(std::string_view text) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return absl::StrFormat("%016x", hash);
-}
 
 // Where this process is in the hierarchy of version 2 (`controller` empty) or of a controller of version 1; "" if there is none.
 std::string OwnGroup(std::string_view controller) {
@@ -91,7 +86,7 @@ bool HasWord(const std::string& path, absl::string_view word) {
 
 }  // namespace
 
-HostCgroups::HostCgroups(const std::string& directory, const std::string& owner) : prefix_(absl::StrCat("muster-", Hash(owner), "-")) {
+HostCgroups::HostCgroups(const std::string& directory, const std::string& owner) : prefix_(absl::StrCat("muster-", absl::StrFormat("%016x", Fnv1a(owner)), "-")) {
   Find(directory);
   RememberBases(owner);
 }

@@ -1,4 +1,5 @@
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -17,7 +18,11 @@
 #include "agent/host/inventory.h"
 #include "agent/host/logs.h"
 #include "agent/host/processes.h"
+#include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+#include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
 #include "common/base/eventually.h"
 #include "common/base/files.h"
@@ -343,6 +348,203 @@ TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
     processes.ReapEnded();
     return ::kill(shim, 0) != 0;   // a zombie still has its number
   }));
+}
+
+// What its short attempt left serves the next one, and nothing of it is taken for the next one's.
+TEST_F(HostTest, ADirectoryThatServesAgainTellsNothingOfTheAttemptBefore) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  AttemptRecord first = Record(), second = Record();
+  second.id.attempt = 3;
+  *second.prepare.mutable_key() = KeyOf(second.id);
+  second.prepare.mutable_task()->mutable_run()->set_shell("true");   // a shorter record
+  const std::string before = (*state)->AttemptDirectory(first.id), after = (*state)->AttemptDirectory(second.id);
+  shim::Exits exits;
+  exits.attempt = DirectoryName(first.id);
+  exits.exits.push_back({4, 0, 0, 1, ""});
+  const auto end = [&](const AttemptRecord& record) {
+    shim::Claim winner = shim::Claim::kNone;
+    ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
+    ASSERT_EQ(shim::MakeClaim((*state)->AttemptDirectory(record.id), shim::Claim::kStarted, &winner), 0);
+    ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(record.id), shim::kExitsFile, shim::FormatExits(exits)), 0);
+  };
+  const auto inode = [](const std::string& path) {
+    struct stat info{};
+    return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+  };
+  const auto news = [&](const std::string& directory) {
+    ShimNews read;
+    int64_t events_read = 0;
+    EXPECT_TRUE(ReadShimFiles(directory, {}, &events_read, &read).ok());
+    return read;
+  };
+  end(first);
+  EXPECT_TRUE(news(before).final);
+  const ino_t directory = inode(before), record = inode(before + "/prepared");
+  ASSERT_TRUE((*state)->Forget(first.id).ok());
+  (*state)->CollectForgotten();
+  EXPECT_FALSE(std::filesystem::exists(before));
+  ASSERT_TRUE((*state)->PersistPrepared(second, false).ok());
+  EXPECT_EQ(inode(after), directory);
+  EXPECT_EQ(inode(after + "/prepared"), record);
+  EXPECT_FALSE(news(after).final);
+  EXPECT_EQ(news(after).claim, Claim::kNone);
+  const auto known = (*state)->Load();
+  ASSERT_TRUE(known.ok());
+  ASSERT_EQ(known->size(), 1u);
+  EXPECT_TRUE(known->at(0).prepared);
+  EXPECT_EQ(known->at(0).prepare.SerializeAsString(), second.prepare.SerializeAsString());
+  EXPECT_EQ(known->at(0).claim, Claim::kNone);
+  // A record of which a part is another's counts as none.
+  const std::string whole = ReadFile(after + "/prepared").value();
+  std::string torn = whole;
+  torn[torn.find("true")] = 'd';
+  ASSERT_EQ(shim::ReplaceFile(after, shim::kPreparedFile, torn, false), 0);
+  EXPECT_FALSE((*state)->Load()->at(0).prepared);
+  ASSERT_EQ(shim::ReplaceFile(after, shim::kPreparedFile, whole, false), 0);
+  EXPECT_TRUE((*state)->Load()->at(0).prepared);
+  exits.attempt = DirectoryName(second.id);
+  end(second);
+  EXPECT_TRUE(news(after).final);
+  // The worst that power loss can bring back: all names of the attempt before, with what they named.
+  AttemptRecord third = Record();
+  third.id.attempt = 4;
+  const std::string stale = (*state)->AttemptDirectory(third.id);
+  ASSERT_EQ(::rename(after.c_str(), stale.c_str()), 0);
+  EXPECT_EQ(news(stale).claim, Claim::kStarted);   // of an earlier boot: gone by HOST_LOST
+  EXPECT_FALSE(news(stale).final) << "the exits of another attempt were taken for its own";
+  EXPECT_FALSE((*state)->Load()->at(0).prepared) << "the record of another attempt was taken for its own";
+  EXPECT_EQ((*state)->Load()->at(0).boot_id, "");
+  ASSERT_EQ(::rename(stale.c_str(), after.c_str()), 0);
+  exits.attempt = DirectoryName(first.id);
+  end(second);
+  // Whose exits aren't its own, or aren't there, goes.
+  ASSERT_TRUE((*state)->Forget(second.id).ok());
+  (*state)->CollectForgotten();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/s/attempts"));
+}
+
+TEST_F(HostTest, ADirectoryWhoseShimStillHoldsItsLockServesNobodyElse) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const AttemptRecord record = Record();
+  const std::string directory = (*state)->AttemptDirectory(record.id);
+  shim::Exits exits;
+  exits.attempt = DirectoryName(record.id);
+  shim::Claim winner = shim::Claim::kNone;
+  ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
+  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);
+  ASSERT_EQ(shim::ReplaceFile(directory, shim::kExitsFile, shim::FormatExits(exits)), 0);
+  int held[2];
+  ASSERT_EQ(::pipe(held), 0);
+  const pid_t holder = ::fork();
+  if (holder == 0) {
+    const int fd = ::open((directory + "/prepared").c_str(), O_RDWR);
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    if (::fcntl(fd, F_SETLK, &lock) != 0 || ::write(held[1], "x", 1) != 1) ::_exit(1);
+    while (true) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(held[0], &byte, 1), 1);
+  EXPECT_EQ(shim::LockHolder(directory + "/prepared"), holder);
+  ASSERT_TRUE((*state)->Forget(record.id).ok());
+  (*state)->CollectForgotten();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/s/attempts"));
+  ::kill(holder, SIGKILL);
+  ::waitpid(holder, nullptr, 0);
+  ::close(held[0]);
+  ::close(held[1]);
+}
+
+// A shim is our child whoever made it, and goes on when its maker is gone.
+TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
+  std::filesystem::create_directories(directory_ + "/root/attempts");
+  shim::Spec spec;
+  spec.job_uid = std::string(32, 'a');
+  spec.task = "main";
+  spec.attempt = 1;
+  spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
+  spec.boot_id.pop_back();
+  spec.token = "token-" + directory_;
+  spec.argv = {"sleep", "1000"};
+  spec.env = {{"PATH", "/usr/bin:/bin"}};
+  spec.workers.push_back({0, {{0, {}}}});
+  ShimServer server(std::string(MUSTER_TEST_BIN) + "/muster-shim", directory_ + "/shim.log");
+  const auto start = [&](const std::string& name) {
+    const std::string directory = directory_ + "/root/attempts/" + name;
+    std::filesystem::create_directories(directory);
+    EXPECT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
+    EXPECT_EQ(shim::ReplaceFile(directory_, name, shim::FormatSpec(spec), false), 0);
+    const int told = ::open((directory_ + "/" + name).c_str(), O_RDONLY | O_CLOEXEC);
+    const absl::StatusOr<pid_t> pid = server.Start(directory, told);
+    ::close(told);
+    EXPECT_TRUE(pid.ok()) << pid.status();
+    EXPECT_TRUE(Eventually([&] { return std::filesystem::exists(directory + "/events"); })) << name;
+    EXPECT_EQ(shim::LockHolder(directory + "/prepared"), *pid);
+    EXPECT_EQ(ReadFile(absl::StrCat("/proc/", *pid, "/cmdline")).value().substr(0, 13 + directory.size()), std::string("muster-shim\0", 12) + directory + std::string(1, '\0'));
+    siginfo_t info{};
+    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(*pid), &info, WEXITED | WNOHANG | WNOWAIT), 0) << "not our child";
+    EXPECT_EQ(info.si_pid, 0);
+    return *pid;
+  };
+  std::vector<pid_t> shims = {start("a")};
+  const pid_t first = server.server();
+  ASSERT_GT(first, 0);
+  shims.push_back(start("b"));
+  EXPECT_EQ(server.server(), first);
+  ::kill(first, SIGKILL);
+  shims.push_back(start("c"));
+  EXPECT_GT(server.server(), 0);
+  EXPECT_NE(server.server(), first);
+  for (const pid_t pid : shims) EXPECT_EQ(::kill(pid, 0), 0);
+  shims.push_back(start(std::string(200, 'd')));   // still fits
+  for (const pid_t pid : shims) {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+  EXPECT_TRUE(Eventually([&] { return shim::KillByToken(spec.token) == 0; }));
+}
+
+// Nothing of the server is found in a job: the same descriptors, signals, limits, environment, group and session as without it.
+TEST_F(HostTest, AProgramFindsTheSameWhetherItsShimWasForkedOrSpawned) {
+  std::filesystem::create_directories(directory_ + "/root/attempts");
+  const std::string real = std::string(MUSTER_TEST_BIN) + "/muster-shim";
+  Write("spawning", absl::StrCat("#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\nexec ", real, " \"$@\"\n"));
+  std::filesystem::permissions(directory_ + "/spawning", std::filesystem::perms(0755));
+  shim::Spec spec;
+  spec.job_uid = std::string(32, 'a');
+  spec.task = "main";
+  spec.attempt = 1;
+  spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
+  spec.boot_id.pop_back();
+  spec.token = "token-" + directory_;
+  spec.workdir = directory_;
+  spec.env = {{"PATH", "/usr/bin:/bin"}};
+  spec.workers.push_back({0, {{0, {}}}});
+  const int leaked = ::open("/dev/null", O_RDONLY);   // without close-on-exec
+  const mode_t mask = ::umask(0);
+  std::vector<std::string> found;
+  for (const std::string& program : {real, directory_ + "/spawning"}) {
+    const std::string name = absl::StrCat("m", found.size()), directory = directory_ + "/root/attempts/" + name, out = directory_ + "/out-" + name;
+    spec.argv = {"bash", "-c", absl::StrCat("exec > ", out, "; for fd in /proc/$$/fd/*; do [ -e $fd ] && echo ${fd##*/}; done; ulimit -a; umask; env | sort; nice; pwd; "
+                                            "cat /proc/self/cgroup /proc/self/oom_score_adj; grep -E '^(Sig(Blk|Ign|Cgt)|Groups|[UG]id|Cap|Seccomp|NoNewPrivs|Cpus_allowed_list)' /proc/self/status")};
+    std::filesystem::create_directories(directory);
+    EXPECT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
+    EXPECT_EQ(shim::ReplaceFile(directory_, name, shim::FormatSpec(spec), false), 0);
+    ShimServer server(program, directory_ + "/shim.log");
+    const int told = ::open((directory_ + "/" + name).c_str(), O_RDONLY | O_CLOEXEC);
+    const absl::StatusOr<pid_t> pid = server.Start(directory, told);
+    ::close(told);
+    ASSERT_TRUE(pid.ok()) << pid.status();
+    EXPECT_EQ(server.server() > 0, program == real);
+    int status = 0;
+    ::waitpid(*pid, &status, 0);
+    EXPECT_EQ(status, 0);
+    found.push_back(ReadFile(out).value_or("nothing was written"));
+  }
+  ::umask(mask);
+  ::close(leaked);
+  EXPECT_EQ(found[0], found[1]);
+  EXPECT_EQ(found[0].rfind("0\n1\n2\nreal-time", 0), 0u) << found[0];
 }
 
 TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {

@@ -3,14 +3,17 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +25,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "agent/host/fnv.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
 #include "common/base/clock.h"
@@ -59,6 +63,18 @@ absl::Status MakeJobDirectory(const std::string& path, uint32_t umask_bits) {
   return MakeDirectories(path, 0777 & ~umask_bits);
 }
 
+// Jobs have nothing to do with each other: their directories shall be spread over the disk as users' are (ext2 to ext4; others ignore it).
+// Where all lie together each new one is looked for among those that were deleted lately (decision 040).
+void SpreadBelow(const std::string& directory) {
+  const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int flags = 0;
+  if (fd >= 0 && ::ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 && (flags & FS_TOPDIR_FL) == 0) {
+    flags |= FS_TOPDIR_FL;
+    ::ioctl(fd, FS_IOC_SETFLAGS, &flags);
+  }
+  if (fd >= 0) ::close(fd);
+}
+
 absl::Status CheckWorkdir(const std::string& workdir) {
   struct stat info{};
   if (workdir.empty()) return absl::OkStatus();
@@ -68,6 +84,13 @@ absl::Status CheckWorkdir(const std::string& workdir) {
   }
   if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": Not a directory"));
   return absl::OkStatus();
+}
+
+// Sockets come and go with each attempt: in memory where there is such a directory for everybody.
+std::string SocketDirectory() {
+  struct statfs info{};
+  const bool in_memory = ::statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS_MAGIC && ::access("/dev/shm", W_OK | X_OK) == 0;
+  return absl::StrCat(in_memory ? "/dev/shm" : "/tmp", "/muster-", ::geteuid());
 }
 
 template <typename F>
@@ -94,8 +117,7 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
 }
 
 absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : seed) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  const uint64_t hash = Fnv1a(seed);
   const int count = range.last - range.first + 1;
   for (int i = 0; i < count; ++i) {
     const int port = range.first + static_cast<int>((hash + static_cast<uint64_t>(i)) % static_cast<uint64_t>(count));
@@ -140,7 +162,10 @@ int EndForgottenShims(const std::string& state_path) {
 }
 
 HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups)
-    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)) {}
+    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)), shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory()) {}
+
+// Attempts that go on have their sockets there, and it stays.
+HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }
 
 absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   // What can be told to be impossible is told now, before anything is durable.
@@ -148,6 +173,8 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   record.id = IdOf(prepare.key());
   record.prepare = prepare;
   if (const auto spec = MakeShimSpec(record, host_, "token", ""); !spec.ok()) return spec.status();
+  const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
+  if (!jobs.empty() && spread_.insert(jobs).second && MakeJobDirectory(jobs, UmaskOf(prepare)).ok()) SpreadBelow(jobs);
   for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
     if (absl::StrContains(*directory, "://")) continue;  // checkpoints in an object store, which has no directories
     if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok()) return status;
@@ -168,13 +195,12 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
-  const std::string socket_directory = absl::StrCat("/tmp/muster-", ::geteuid());
-  if (::mkdir(socket_directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, socket_directory);
+  if (::mkdir(sockets_.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, sockets_);
   struct stat info{};
-  if (::lstat(socket_directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    return absl::PermissionDeniedError(absl::StrCat(socket_directory, ": must be a directory of mode 0700 that belongs to this user"));
+  if (::lstat(sockets_.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(sockets_, ": must be a directory of mode 0700 that belongs to this user"));
   }
-  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(socket_directory, "/", RandomId().substr(0, 12)));
+  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(sockets_, "/", RandomId().substr(0, 12)));
   if (!spec.ok()) return spec.status();
   const shim::Cgroups groups = cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() * record.prepare.here().workers());
   spec->cgroup = groups.unified;
@@ -188,35 +214,13 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
     return ErrnoStatus(unwritten, "spec");
   }
 
-  const std::string program = host_.bin_directory + "/muster-shim";
-  const std::string log = state_->path() + "/shim.log";
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, told, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-  ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-  ::posix_spawnattr_init(&attributes);
-  // Everything blocked until the shim listens: a SIGUSR1 that comes at once must wait, not kill.
-  sigset_t blocked, defaults;
-  ::sigfillset(&blocked);
-  ::sigfillset(&defaults);
-  ::posix_spawnattr_setsigmask(&attributes, &blocked);
-  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(directory.c_str()), nullptr};
-  char* const environment[] = {nullptr};
-  pid_t pid = -1;
-  const int error = ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv, environment);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
+  const absl::StatusOr<pid_t> pid = shims_.Start(directory, told);
   ::close(told);
-  if (error != 0) {
+  if (!pid.ok()) {
     shim::RemoveCgroups(groups);
-    return ErrnoStatus(error, program);
+    return pid.status();
   }
-  spawned_[record.id] = pid;
+  spawned_[record.id] = *pid;
   return absl::OkStatus();
 }
 
@@ -225,14 +229,7 @@ std::string HostProcesses::Token(const AttemptId& id) const { return absl::StrCa
 
 pid_t HostProcesses::ShimPid(const AttemptId& id) {
   for (const char* name : {shim::kPreparedFile, shim::kLockFile}) {
-    const int fd = ::open(absl::StrCat(state_->AttemptDirectory(id), "/", name).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) continue;
-    struct flock lock{};
-    lock.l_type = F_WRLCK;
-    lock.l_whence = SEEK_SET;
-    const bool held = ::fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-    ::close(fd);
-    if (held) return lock.l_pid;
+    if (const pid_t holder = shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name)); holder != 0) return holder;
   }
   const auto found = spawned_.find(id);
   if (found == spawned_.end()) return 0;

@@ -4,11 +4,13 @@
 #include <sys/types.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "agent/host/cgroups.h"
 #include "agent/host/environment.h"
+#include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
 #include "agent/reconcile/ports.h"
 
@@ -31,6 +33,7 @@ int EndForgottenShims(const std::string& state_path);
 class HostProcesses final : public Processes {
  public:
   HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups = HostCgroups());
+  ~HostProcesses() override;
 
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
   absl::Status SpawnShim(const AttemptRecord& record) override;
@@ -58,6 +61,9 @@ class HostProcesses final : public Processes {
   const LaunchHost host_;
   const PortRange range_;
   const HostCgroups cgroups_;
+  ShimServer shims_;
+  const std::string sockets_;            // the directory of attempts' progress sockets
+  std::set<std::string> spread_;         // directories of jobs that were looked at
   std::map<AttemptId, int32_t> ports_taken_;
   std::map<AttemptId, pid_t> spawned_;   // children of ours, until reaped
 };

@@ -12,10 +12,12 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "agent/host/causes.h"
+#include "agent/host/fnv.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "agent/shim/progress.h"
@@ -33,6 +35,7 @@ constexpr int64_t kShimLogBytes = 1 << 20;    // begun anew by an agent that fin
 constexpr char kOutcomeFile[] = "outcome";
 constexpr char kSeenFile[] = "seen";
 constexpr char kForgottenPrefix[] = ".forgotten-";
+constexpr size_t kMostSpares = 256;
 constexpr char kSilentFile[] = "/logs/.silent";        // linked in the place of logs of an attempt that wrote nothing
 
 absl::Status Errno(int error, const std::string& what) { return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what); }
@@ -62,6 +65,13 @@ template <typename Number>
 void ReadNumber(const Line& line, const char* key, Number* out) {
   int64_t value = 0;
   if (line.GetInt(key, &value)) *out = static_cast<Number>(value);
+}
+
+int64_t SumOf(std::string_view message) { return static_cast<int64_t>(Fnv1a(message) >> 1); }
+
+bool SumFits(const Line& line, std::string_view message) {
+  int64_t sum = 0;
+  return !line.GetInt("sum", &sum) || sum == SumOf(message);   // missing: of an agent of the release before
 }
 
 v1::WorkerExit ToProto(const shim::Exit& exit) {
@@ -142,6 +152,13 @@ std::string StateDirectory::LogDirectory(const AttemptId& id) const {
 // Its name becomes durable with the claim or the marker.
 absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
+  if (!spares_.empty()) {
+    const bool moved = ::renameat2(AT_FDCWD, spares_.back().c_str(), AT_FDCWD, directory.c_str(), RENAME_NOREPLACE) == 0;
+    if (!moved && errno == EEXIST) return absl::OkStatus();
+    if (!moved) forgotten_.push_back(spares_.back());
+    spares_.pop_back();
+    if (moved) return absl::OkStatus();
+  }
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, directory);
   return absl::OkStatus();
 }
@@ -151,8 +168,8 @@ absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool d
   if (durable) {
     if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
   }
-  const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port),
-                                   Line{"prepare"}.Add("message", record.prepare.SerializeAsString())};
+  const std::string message = record.prepare.SerializeAsString();
+  const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port).Add("sum", SumOf(message)), Line{"prepare"}.Add("message", message)};
   const std::string text = shim::FormatFile("muster-agent-attempt", lines), name = absl::StrCat(AttemptDirectory(record.id), "/", shim::kPreparedFile);
   std::string there;
   if (durable && shim::ReadSmallFile(name, &there) == 0 && there == text) return Errno(shim::SyncFile(name), "prepared");   // a shim may hold its lock
@@ -233,8 +250,9 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
     absl::StatusOr<std::string> text = ReadFile(absl::StrCat(directory, "/", shim::kPreparedFile));
     std::vector<Line> lines;
     std::string error;
-    if (text.ok() && shim::ParseFile(*text, "muster-agent-attempt", &lines, &error) && lines.size() == 2 &&
-        record.prepare.ParseFromString(lines[1].Get("message"))) {
+    // After power loss a directory may hold what it held for the attempt before, or the file some of both.
+    if (text.ok() && shim::ParseFile(*text, "muster-agent-attempt", &lines, &error) && lines.size() == 2 && SumFits(lines[0], lines[1].Get("message")) &&
+        record.prepare.ParseFromString(lines[1].Get("message")) && IdOf(record.prepare.key()) == record.id) {
       record.prepared = true;
       record.durable = !record.prepare.start_at_once();
       record.boot_id = lines[0].Get("boot_id");
@@ -280,8 +298,37 @@ void StateDirectory::CollectForgotten() {
     return;
   }
   std::error_code error;
-  for (const std::string& directory : forgotten_) std::filesystem::remove_all(directory, error);
+  for (const std::string& directory : forgotten_) {
+    if (!KeepSpare(directory)) std::filesystem::remove_all(directory, error);
+  }
   forgotten_.clear();
+}
+
+// To make and delete files costs more than all else that is done for a short attempt, on some file systems by far (decision 018). What
+// comes back of this directory after power loss says whose it was: its exits and its record name their attempt.
+bool StateDirectory::KeepSpare(const std::string& directory) {
+  if (spares_.size() >= kMostSpares) return false;
+  std::vector<std::string> names;
+  if (DIR* dir = ::opendir(directory.c_str()); dir != nullptr) {
+    while (const dirent* entry = ::readdir(dir)) {
+      if (const std::string_view name = entry->d_name; name != "." && name != "..") names.emplace_back(name);
+    }
+    ::closedir(dir);
+  }
+  std::sort(names.begin(), names.end());
+  if (names != std::vector<std::string>{shim::kClaimFile, shim::kExitsFile, shim::kPreparedFile}) return false;
+  std::string text, error;
+  shim::Exits exits;
+  const std::string attempt = directory.substr(directory.rfind('/') + 1 + sizeof kForgottenPrefix - 1);
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text) != 0 || !shim::ParseExits(text, &exits, &error) || exits.attempt != attempt) return false;
+  // A shim on its way out still has its lock, of the file.
+  if (shim::LockHolder(absl::StrCat(directory, "/", shim::kPreparedFile)) != 0) return false;
+  if (::unlink(absl::StrCat(directory, "/", shim::kClaimFile).c_str()) != 0) return false;
+  for (const char* name : {shim::kPreparedFile, shim::kExitsFile}) {
+    if (::rename(absl::StrCat(directory, "/", name).c_str(), shim::SpareName(directory, name).c_str()) != 0) return false;
+  }
+  spares_.push_back(directory);
+  return true;
 }
 
 absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged, const std::string& wanted) {
@@ -329,7 +376,7 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
   std::string text, error;
   int failed = shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text);
   shim::Exits exits;
-  if (failed == 0 && shim::ParseExits(text, &exits, &error)) {
+  if (failed == 0 && shim::ParseExits(text, &exits, &error) && (exits.attempt.empty() || absl::EndsWith(directory, absl::StrCat("/", exits.attempt)))) {
     news->final = true;
     news->start_ns = exits.start_ns;
     news->end_ns = exits.end_ns;

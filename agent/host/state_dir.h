@@ -2,6 +2,7 @@
 //
 //   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)  outcome  claim  stop  events  progress  exits  logs/
+//                                .prepared.spare .exits.spare (files of an attempt before, to be written over)
 //   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it wrote nothing
 //
 // Not thread-safe, but for LogDirectory.
@@ -48,13 +49,15 @@ class StateDirectory final : public Files {
   absl::Status PersistSeen(const Seen& seen) override;
   // Its files go with the next CollectForgotten.
   absl::Status Forget(const AttemptId& id) override;
-  // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves an attempt whole or nothing.
+  // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves an attempt whole or nothing. Directories
+  // that hold a record, a claim and exits and no more are kept for attempts to come, with the two files (decision 040).
   void CollectForgotten();
   absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) override;
 
  private:
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}
   absl::Status MakeAttemptDirectory(const AttemptId& id);
+  bool KeepSpare(const std::string& directory);
   void LoadOutcome(AttemptRecord* record) const;
 
   const std::string path_;
@@ -62,6 +65,7 @@ class StateDirectory final : public Files {
   std::string state_id_;
   Seen seen_;
   std::vector<std::string> forgotten_;   // directories to remove
+  std::vector<std::string> spares_;      // directories for attempts to come
   bool fresh_ = false;
 };
 

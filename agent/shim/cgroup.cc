@@ -3,8 +3,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -79,6 +81,24 @@ int WriteControl(const std::string& file, std::string_view text) {
   const int error = ::write(fd, text.data(), text.size()) < 0 ? errno : 0;
   ::close(fd);
   return error;
+}
+
+pid_t ForkInto(const Cgroups& cgroups, Cgroups* left) {
+  *left = cgroups;
+  const int directory = kPlainForks || cgroups.unified.empty() ? -1 : ::open(cgroups.unified.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return ::fork();
+  clone_args arguments{};
+  arguments.flags = CLONE_INTO_CGROUP;
+  arguments.exit_signal = SIGCHLD;
+  arguments.cgroup = static_cast<uint64_t>(directory);
+  left->unified.clear();
+  pid_t pid = static_cast<pid_t>(::syscall(SYS_clone3, &arguments, sizeof arguments));
+  if (pid < 0) {
+    left->unified = cgroups.unified;
+    pid = ::fork();
+  }
+  ::close(directory);
+  return pid;
 }
 
 int EnterCgroups(const Cgroups& cgroups) {

@@ -2,6 +2,8 @@
 // when the kernel killed one for memory (CONTRACTS 14). Part of the shim: no dependencies beyond the standard library.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,8 +18,18 @@ struct Cgroups {
   bool any() const { return !unified.empty() || !memory.empty(); }
 };
 
+// Sanitizers follow fork and nothing else.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kPlainForks = true;
+#else
+inline constexpr bool kPlainForks = false;
+#endif
+
 // Writes to a file that exists already, such as cgroup.procs; 0, or an errno.
 int WriteControl(const std::string& file, std::string_view text);
+// As fork, but where the kernel can (5.7) the child begins in the group of version 2: to move it there afterwards would stop every fork
+// of the machine for a moment. It still has to call EnterCgroups with what `left` says.
+pid_t ForkInto(const Cgroups& cgroups, Cgroups* left);
 // Moves the calling process there; 0, or an errno.
 int EnterCgroups(const Cgroups& cgroups);
 // How many processes the kernel has killed there because a limit of its memory was reached.

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "agent/shim/format.h"
@@ -28,6 +29,14 @@ std::string TemporaryName(const std::string& directory, std::string_view name) {
   return directory + "/." + std::string(name) + "." + std::to_string(::getpid()) + ".tmp";
 }
 
+// The content of a file that lies there, of whatever length.
+int Overwrite(int fd, std::string_view content, bool sync) {
+  struct stat info{};
+  if (const int error = WriteAll(fd, content); error != 0) return error;
+  if (::fstat(fd, &info) != 0 || (info.st_size > static_cast<off_t>(content.size()) && ::ftruncate(fd, static_cast<off_t>(content.size())) != 0)) return errno;
+  return sync && ::fsync(fd) != 0 ? errno : 0;
+}
+
 int WriteTemporary(const std::string& path, std::string_view content, bool sync) {
   Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (fd.get() < 0) return errno;
@@ -46,6 +55,16 @@ const char* ClaimTextName(Claim claim) { return claim == Claim::kStarted ? "clai
 
 bool NamesNothing(int error) {
   return error == ENOENT || error == EACCES || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG || error == ENOEXEC || error == E2BIG;
+}
+
+std::string SpareName(const std::string& directory, std::string_view name) { return directory + "/." + std::string(name) + ".spare"; }
+
+pid_t LockHolder(const std::string& path) {
+  Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fd.get() >= 0 && ::fcntl(fd.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : 0;
 }
 
 int WriteAll(int fd, std::string_view content) {
@@ -73,8 +92,15 @@ int SyncFile(const std::string& path) {
 }
 
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync) {
-  const std::string temporary = TemporaryName(directory, name);
-  int error = WriteTemporary(temporary, content, sync);
+  std::string temporary = SpareName(directory, name);
+  Descriptor spare(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  int error = 0;
+  if (spare.get() >= 0) {
+    error = Overwrite(spare.get(), content, sync);
+  } else {
+    temporary = TemporaryName(directory, name);
+    error = WriteTemporary(temporary, content, sync);
+  }
   if (error == 0 && ::rename(temporary.c_str(), (directory + "/" + name).c_str()) != 0) error = errno;
   if (error != 0) {
     ::unlink(temporary.c_str());

@@ -2,18 +2,24 @@
 // All return 0 or an errno. Thread-safe as far as the paths differ.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <string_view>
 
 namespace muster::shim {
 
-// temporary file beside it, fsync, rename, fsync of the directory. With `sync` false only atomic, not durable.
+// temporary file beside it, fsync, rename, fsync of the directory. With `sync` false only atomic, not durable. A file that lies ready under
+// SpareName is written over and renamed instead.
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync = true);
 int ReadSmallFile(const std::string& path, std::string* content);   // at most 64 MiB, else EFBIG
 int ReadAll(int fd, std::string* content);                          // likewise, to its end
 int SyncDirectory(const std::string& directory);
 int SyncFile(const std::string& path);                              // with its name
 int WriteAll(int fd, std::string_view content);
+std::string SpareName(const std::string& directory, std::string_view name);
+// Who holds an fcntl lock of the file; 0: nobody, or there is no such file.
+pid_t LockHolder(const std::string& path);
 // ENOENT, EACCES and their like: a path given by somebody names nothing that can be used. Not a fault of the machine.
 bool NamesNothing(int error);
 

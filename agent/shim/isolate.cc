@@ -13,7 +13,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
+#include "agent/shim/cgroup.h"
 #include "agent/shim/durable.h"
 
 namespace muster::shim {
@@ -99,44 +101,57 @@ Isolation::Isolation(std::string token, bool want_namespace) : token_(std::move(
   StartKeeper();
 }
 
+// The keeper's life.
+int Isolation::Keep(Pipes pipes) const {
+  ::close(pipes.end[1]);
+  ::close(pipes.ready[0]);
+  ::signal(SIGCHLD, SIG_IGN);  // orphans that become ours are reaped by the kernel
+  BlockEverySignal();
+  if (has_namespace_) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    // A view of /proc that agrees with getpid(). Not every container allows it; then /proc shows the host's numbers.
+    ::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
+  } else {
+    ::setsid();
+  }
+  const char byte = 1;
+  if (::write(pipes.ready[1], &byte, 1) != 1) return 70;
+  ::close(pipes.ready[1]);
+  WaitForEnd(pipes.end[0]);
+  // The shim is dead. In a namespace our end is everybody's end.
+  if (!has_namespace_) {
+    for (int quiet = 0; quiet < 3;) {
+      quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
+      Pause(10'000'000);
+    }
+  }
+  return 0;
+}
+
 void Isolation::StartKeeper() {
-  int end[2];    // shim -> keeper, never written: its closing is the message
-  int ready[2];  // keeper -> shim
-  if (::pipe2(end, O_CLOEXEC) != 0 || ::pipe2(ready, O_CLOEXEC) != 0) ::_exit(70);
-  keeper_ = ::fork();
+  Pipes pipes;
+  if (::pipe2(pipes.end, O_CLOEXEC) != 0 || ::pipe2(pipes.ready, O_CLOEXEC) != 0) ::_exit(70);
+  // In a namespace it makes a few calls of the kernel and waits, so it may share the shim's memory: a copy would cost both of them a fault
+  // for each page they write to. Without one it has work to do when the shim is dead, and needs memory of its own.
+  if (has_namespace_ && !kPlainForks) {
+    alignas(16) static char stack[32 << 10];
+    std::pair<const Isolation*, Pipes> given{this, pipes};   // read before the keeper says that it is ready
+    const auto keep = [](void* argument) -> int {
+      const auto [self, own] = *static_cast<const std::pair<const Isolation*, Pipes>*>(argument);
+      ::_exit(self->Keep(own));
+    };
+    keeper_ = ::clone(keep, stack + sizeof stack, CLONE_VM | SIGCHLD, &given);
+  }
+  if (keeper_ < 0) keeper_ = ::fork();
   if (keeper_ < 0) ::_exit(70);
-  if (keeper_ == 0) {
-    ::close(end[1]);
-    ::close(ready[0]);
-    ::signal(SIGCHLD, SIG_IGN);  // orphans that become ours are reaped by the kernel
-    BlockEverySignal();
-    if (has_namespace_) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-      // A view of /proc that agrees with getpid(). Not every container allows it; then /proc shows the host's numbers.
-      ::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
-    } else {
-      ::setsid();
-    }
-    const char byte = 1;
-    if (::write(ready[1], &byte, 1) != 1) ::_exit(70);
-    ::close(ready[1]);
-    WaitForEnd(end[0]);
-    // The shim is dead. In a namespace our end is everybody's end.
-    if (!has_namespace_) {
-      for (int quiet = 0; quiet < 3;) {
-        quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
-        Pause(10'000'000);
-      }
-    }
-    ::_exit(0);
-  }
-  ::close(end[0]);
-  ::close(ready[1]);
-  keeper_pipe_ = end[1];
+  if (keeper_ == 0) ::_exit(Keep(pipes));
+  ::close(pipes.end[0]);
+  ::close(pipes.ready[1]);
+  keeper_pipe_ = pipes.end[1];
   char byte;
-  while (::read(ready[0], &byte, 1) < 0 && errno == EINTR) {
+  while (::read(pipes.ready[0], &byte, 1) < 0 && errno == EINTR) {
   }
-  ::close(ready[0]);
+  ::close(pipes.ready[0]);
 }
 
 bool Isolation::EnterChild(pid_t shim) const {

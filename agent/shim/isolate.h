@@ -33,6 +33,11 @@ class Isolation {
 
  private:
   void StartKeeper();
+  struct Pipes {
+    int end[2];    // shim -> keeper, never written: its closing is the message
+    int ready[2];  // keeper -> shim
+  };
+  int Keep(Pipes pipes) const;
 
   const std::string token_;
   bool has_namespace_ = false;

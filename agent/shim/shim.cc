@@ -245,14 +245,15 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   for (const std::string& variable : variables) entries.push_back(const_cast<char*>(variable.c_str()));
   entries.push_back(nullptr);
 
-  const pid_t pid = ::fork();
+  Cgroups left;
+  const pid_t pid = ForkInto(cgroups_, &left);
   if (pid == 0) {
     const auto fail = [&](const std::string& what) {
       TellLaunchFailure(status[1], what, errno);
       ::_exit(127);
     };
     if (!isolation_->EnterChild(self_)) ::_exit(127);
-    if (errno = EnterCgroups(cgroups_); errno != 0) fail("launch: its control group");
+    if (errno = EnterCgroups(left); errno != 0) fail("launch: its control group");
     ::setpgid(0, 0);
     sigset_t none;
     ::sigemptyset(&none);
@@ -565,6 +566,7 @@ void Shim::Finish() {
   }
   Exits exits = rules_.Final(start_ns_, WallNs());
   exits.fenced = fenced_;
+  exits.attempt = directory_.substr(directory_.rfind('/') + 1);
   for (int attempt = 0;; ++attempt) {
     const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
     if (error == 0) break;

@@ -9,10 +9,12 @@
 
 #include <CLI/CLI.hpp>
 #include <google/protobuf/util/message_differencer.h>
+#include <mimalloc.h>
 #include <poll.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
@@ -285,6 +287,14 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   return result;
 }
 
+// What a submission costs less by it, of 110 us (decision 026).
+void TuneLibraries() {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);   // 2 us: Debian's looks for cycles at every lock, gRPC's own included
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  mi_option_set(mi_option_decommit_delay, 1000);                        // 6 us: what a burst gives back is asked for again within the second
+#endif
+}
+
 }  // namespace
 }  // namespace muster
 
@@ -316,5 +326,6 @@ int main(int argc, char** argv) {
   muster::MusterdConfig config;
   if (!muster::ReadConfig(flags, &config)) return 2;
   if (!app.get_subcommands().empty()) return muster::Administer(app.get_subcommands().front()->get_name(), file, config);
+  muster::TuneLibraries();
   return muster::Run(config, flags.adopt_restored);
 }

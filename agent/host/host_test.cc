@@ -20,6 +20,7 @@
 #include "agent/host/processes.h"
 #include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
+#include "agent/shim/cgroup.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "agent/shim/isolate.h"
@@ -457,6 +458,7 @@ TEST_F(HostTest, ADirectoryWhoseShimStillHoldsItsLockServesNobodyElse) {
 
 // A shim is our child whoever made it, and goes on when its maker is gone.
 TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
+  if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
   std::filesystem::create_directories(directory_ + "/root/attempts");
   shim::Spec spec;
   spec.job_uid = std::string(32, 'a');
@@ -506,6 +508,7 @@ TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
 
 // Nothing of the server is found in a job: the same descriptors, signals, limits, environment, group and session as without it.
 TEST_F(HostTest, AProgramFindsTheSameWhetherItsShimWasForkedOrSpawned) {
+  if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
   std::filesystem::create_directories(directory_ + "/root/attempts");
   const std::string real = std::string(MUSTER_TEST_BIN) + "/muster-shim";
   Write("spawning", absl::StrCat("#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\nexec ", real, " \"$@\"\n"));

@@ -134,6 +134,35 @@ TEST(Submit, TheUmaskIsTheSubmittersAlsoWhenItIsZeroAndElseTheUsualOne) {
   }
 }
 
+TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
+  LabWithOneHost lab;
+  for (const char* key : {"a", "b", "c"}) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key(key);
+    Submit(&lab.engine, SpecDefaults(), "ada", request, [](const SubmitOutcome&) {});
+    lab.engine.Step();
+  }
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(3);          // it waits
+  lab.engine.Post(cancel);
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  const auto listed = [&](const std::vector<pb::JobState>& states) {
+    pb::ListJobsRequest request;
+    for (const pb::JobState state : states) request.add_states(state);
+    std::vector<uint64_t> numbers;
+    const absl::StatusOr<JobPage> page = ListJobs(view->state, request, [](const JobRow&) { return true; });
+    for (const JobRow* job : page.value().jobs) numbers.push_back(job->number);
+    return numbers;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(listed({}), ElementsAre(3, 2, 1));
+  EXPECT_THAT(listed({pb::WAITING, pb::RUNNING}), ElementsAre(2, 1));
+  EXPECT_THAT(listed({pb::WAITING, pb::RUNNING, pb::CANCELLED}), ElementsAre(3, 2, 1));
+  EXPECT_THAT(listed({pb::CANCELLED}), ElementsAre(3));
+}
+
 TEST(List, OfAQueueThatNeverWasIsNotFound) {
   State state;
   pb::ListJobsRequest request;

@@ -24,7 +24,7 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const s
 
 // $XDG_RUNTIME_DIR/muster/musterd.sock, else /tmp/muster-<uid>/musterd.sock: what `muster up` serves.
 std::string LocalSocketPath(const Environment& environment);
-// /tmp/muster-<uid>; where a machine has no /dev/shm shims have their sockets there, too.
+// /tmp/muster-<uid>, where the shims of people have their sockets, too.
 std::string TemporarySocketDirectory();
 // ~/.local/share/muster/up, or below $XDG_DATA_HOME. Empty: no home directory.
 std::string DefaultDataDirectory(const Environment& environment);

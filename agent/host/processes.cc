@@ -86,11 +86,13 @@ absl::Status CheckWorkdir(const std::string& workdir) {
   return absl::OkStatus();
 }
 
-// Sockets come and go with each attempt: in memory where there is such a directory for everybody.
+// Sockets come and go with each attempt: in memory where that can be. Not those of people, whose files there go when they log out
+// (logind's RemoveIPC); and under a name that `rm /dev/shm/*` leaves alone.
 std::string SocketDirectory() {
+  constexpr uid_t kFirstPerson = 1000;
   struct statfs info{};
-  const bool in_memory = ::statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS_MAGIC && ::access("/dev/shm", W_OK | X_OK) == 0;
-  return absl::StrCat(in_memory ? "/dev/shm" : "/tmp", "/muster-", ::geteuid());
+  const bool in_memory = ::geteuid() < kFirstPerson && ::statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS_MAGIC && ::access("/dev/shm", W_OK | X_OK) == 0;
+  return absl::StrCat(in_memory ? "/dev/shm/." : "/tmp/", "muster-", ::geteuid());
 }
 
 template <typename F>

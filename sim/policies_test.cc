@@ -26,13 +26,19 @@ queues:
   - {name: b, quota: {h100: {guarantee: 8}}}
 )";
 
+constexpr char kHomes[] = R"(
+queues:
+  - {name: a, quota: {h100: {guarantee: {phx: 8}}}}
+  - {name: b, quota: {h100: {guarantee: {dal: 8}}}}
+)";
+
 struct Fixture {
   pb::ClusterFile clusters;
   pb::QueueTree queues;
-  Fixture() {
+  explicit Fixture(const char* tree = kQueues) {
     std::vector<Problem> problems;
     EXPECT_TRUE(ParseClusterFile(kClusters, "clusters.yaml", &clusters, &problems)) << FormatProblems(problems, "clusters.yaml");
-    EXPECT_TRUE(ParseQueueFile(kQueues, "queues.yaml", {}, &queues, &problems)) << FormatProblems(problems, "queues.yaml");
+    EXPECT_TRUE(ParseQueueFile(tree, "queues.yaml", {}, &queues, &problems)) << FormatProblems(problems, "queues.yaml");
   }
   WorldResult Run(const std::string& policy, const Trace& trace) const {
     WorldOptions options;
@@ -116,6 +122,30 @@ TEST(Policies, AJobThatItsGuaranteeCoversIsLateOnlyWhereNobodyCares) {
   EXPECT_GT(peer.jobs[4].late_ns, 6000 * kSecond);
   EXPECT_EQ(muster.late, 0);
   EXPECT_EQ(muster.left_out, 0);
+}
+
+TEST(Policies, WhoIsLateFollowsFromTheQueuesOrderAndFromWhatItHoldsWhereItIsPromisedIt) {
+  const Fixture fixture(kHomes);
+  struct Case {
+    std::string name;
+    std::vector<TraceJob> jobs;        // none of them starts before the first one ends, where they wait
+    std::vector<bool> late;
+  };
+  const TraceJob of_b = Job("b", 0, 7200, 1, 4);          // on half of what is a's
+  const std::vector<Case> cases = {
+      {"nobody of its queue is in its way", {of_b, Job("a", 1, 60, 2, 4)}, {false, true}},
+      {"what it could start on is its own queue's, of younger jobs", {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4)}, {false, false, false}},
+      {"the older gang has all of the guarantee", {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4), Job("a", 3, 60, 1, 1)}, {false, false, false, false}},
+      {"what an older one leaves is enough for it", {of_b, Job("a", 1, 7200, 1, 4), Job("a", 2, 60, 1, 4)}, {false, false, true}},
+      {"what its queue holds elsewhere doesn't count", {of_b, Job("a", 1, 7200, 2, 4, {"dal"}), Job("a", 2, 60, 2, 4)}, {false, false, true}},
+      {"it isn't promised anything where it may run", {of_b, Job("b", 1, 7200, 1, 4), Job("b", 2, 60, 1, 4)}, {false, false, false}},
+  };
+  for (const Case& each : cases) {
+    Trace trace;
+    trace.jobs = each.jobs;
+    const WorldResult result = fixture.Run("fifo-backfill", trace);
+    for (size_t i = 0; i < each.late.size(); ++i) EXPECT_EQ(result.jobs[i].late_ns > 600 * kSecond, each.late[i]) << each.name << ": " << i;
+  }
 }
 
 TEST(Policies, AnUnknownOneIsRefusedWithTheNames) {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_split.h"
+
 namespace muster::sim {
 
 Tally::Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldResult* result)
     : trace_(trace), epoch_ns_(epoch_ns), patience_ns_(patience_ns), result_(result), leaf_of_(trace.jobs.size()),
-      held_milli_(trace.jobs.size()) {
+      promises_of_(trace.jobs.size()), runs_in_(trace.jobs.size(), -1), held_milli_(trace.jobs.size()) {
   for (const TraceJob& job : trace.jobs) {
     JobResult row;
     row.name = job.name;
@@ -26,12 +28,33 @@ void Tally::Begin(const State& state) {
     if (!queues.leaf(static_cast<int32_t>(n))) continue;
     Leaf& leaf = leaves_[queues.nodes[n].path];
     for (const auto& [flavour, quota] : queues.nodes[n].spec.quota()) {
-      if (flavour != "cpu") leaf.guarantee_milli += quota.guarantee_milli();
+      if (flavour == "cpu") continue;
+      for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) {
+        if (milli > 0) leaf.promises.push_back({state.FindCluster(cluster), flavour, milli, 0});
+      }
     }
+    std::sort(leaf.promises.begin(), leaf.promises.end(), [](const Promise& a, const Promise& b) {
+      return std::tie(a.cluster, a.flavour) < std::tie(b.cluster, b.flavour);
+    });
   }
   for (size_t i = 0; i < trace_.jobs.size(); ++i) {
-    const auto leaf = leaves_.find(trace_.jobs[i].queue);
-    leaf_of_[i] = leaf == leaves_.end() ? nullptr : &leaf->second;
+    const TraceJob& job = trace_.jobs[i];
+    const auto found = leaves_.find(job.queue);
+    if (found == leaves_.end() || found->second.promises.empty() || job.gpus_milli == 0) continue;
+    const Leaf& leaf = found->second;
+    leaf_of_[i] = &found->second;
+    const std::vector<std::string> types = absl::StrSplit(job.gpu_type, ';', absl::SkipEmpty());
+    const auto add = [&](const auto& is_there) {
+      for (const std::string& type : types) {
+        for (size_t p = 0; p < leaf.promises.size(); ++p) {
+          if (leaf.promises[p].flavour == type && is_there(leaf.promises[p])) promises_of_[i].push_back(static_cast<int32_t>(p));
+        }
+      }
+    };
+    for (const std::string& name : job.clusters) {
+      add([&, cluster = state.FindCluster(name)](const Promise& promise) { return promise.cluster == cluster; });
+    }
+    if (job.clusters.empty()) add([](const Promise&) { return true; });
   }
 }
 
@@ -42,39 +65,39 @@ void Tally::OnRefused(size_t index, std::string why) {
   ++over_;
 }
 
-void Tally::Wait(size_t index) {
+Tally::Leaf* Tally::Changed(size_t index) {
   Leaf* const leaf = leaf_of_[index];
-  if (leaf == nullptr || leaf->guarantee_milli == 0) return;
-  leaf->waiting.insert({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
-  if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
+  if (leaf != nullptr && !std::exchange(leaf->changed, true)) changed_.push_back(leaf);
+  return leaf;
 }
 
-void Tally::Start(size_t index, int32_t cluster, int64_t gpus_milli) {
+void Tally::Submit(size_t index) {
+  if (Leaf* const leaf = Changed(index); leaf != nullptr) {
+    leaf->unfinished.insert({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
+  }
+}
+
+void Tally::Start(size_t index, int32_t cluster, const std::string& flavour, int64_t gpus_milli) {
   JobResult& job = result_->jobs[index];
   if (job.start_ns < 0) job.start_ns = now_ns_;
   job.segments.push_back({now_ns_, -1, cluster, gpus_milli});
   held_milli_[index] = gpus_milli;
   used_milli_ += gpus_milli;
-  Leaf* const leaf = leaf_of_[index];
-  if (leaf == nullptr || leaf->guarantee_milli == 0) return;
-  leaf->used_milli += gpus_milli;
-  leaf->waiting.erase({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
-  if (const auto covered = leaf->covered.find(index); covered != leaf->covered.end()) {
-    EndWait(index, covered->second);
-    leaf->covered.erase(covered);
+  Leaf* const leaf = Changed(index);
+  for (size_t p = 0; leaf != nullptr && p < leaf->promises.size(); ++p) {
+    Promise& promise = leaf->promises[p];
+    if (promise.cluster != cluster || promise.flavour != flavour) continue;
+    promise.used_milli += gpus_milli;
+    runs_in_[index] = static_cast<int32_t>(p);
   }
-  if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
 }
 
 void Tally::Release(size_t index) {
   if (held_milli_[index] == 0) return;
   result_->jobs[index].segments.back().until_ns = now_ns_;
   used_milli_ -= held_milli_[index];
-  Leaf* const leaf = leaf_of_[index];
-  if (leaf != nullptr && leaf->guarantee_milli > 0) {
-    leaf->used_milli -= held_milli_[index];
-    if (!std::exchange(leaf->changed, true)) changed_.push_back(leaf);
-  }
+  Leaf* const leaf = Changed(index);
+  if (const int32_t p = std::exchange(runs_in_[index], -1); p >= 0) leaf->promises[p].used_milli -= held_milli_[index];
   held_milli_[index] = 0;
 }
 
@@ -82,20 +105,38 @@ void Tally::End(size_t index) {
   result_->jobs[index].end_ns = now_ns_;
   result_->end_ns = std::max(result_->end_ns, now_ns_);
   ++over_;
+  if (Leaf* const leaf = Changed(index); leaf != nullptr) {
+    leaf->unfinished.erase({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
+  }
 }
 
-// A guarantee covers what, in leaf order, fits what the leaf's share still leaves (SCHEDULING.md §1). Who waits although it
-// does is late from the moment at which it began to.
+// A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed cells still leaves, whether it runs or
+// waits (SCHEDULING.md §1). Who waits although it is covered, and although its queue holds less there than it is promised, is late
+// from the moment at which it began to: jobs of its own queue that came later, but run, are not stopped for it (§2).
 void Tally::SeeGuarantees() {
   for (Leaf* const leaf : changed_) {
     leaf->changed = false;
-    int64_t left_milli = leaf->guarantee_milli - leaf->used_milli;
+    std::vector<int64_t> left_milli, unused_milli;       // by promise: of the order's, and of what the queue holds
+    int64_t any_milli = 0;
+    for (const Promise& promise : leaf->promises) {
+      left_milli.push_back(promise.milli);
+      unused_milli.push_back(promise.milli - promise.used_milli);
+      any_milli += promise.milli;
+    }
     std::map<size_t, Covered> covered;
-    for (const auto& [priority, submit_ns, index] : leaf->waiting) {
-      if (left_milli <= 0) break;
+    for (const auto& [priority, submit_ns, index] : leaf->unfinished) {
+      if (any_milli == 0) break;
       const int64_t demand_milli = result_->jobs[index].gpus_milli;
-      if (demand_milli > left_milli) continue;
-      left_milli -= demand_milli;
+      int32_t at = -1;
+      for (const int32_t p : promises_of_[index]) {
+        if (left_milli[p] < demand_milli) continue;
+        if (at < 0 || p == runs_in_[index]) at = p;      // where it runs comes first
+      }
+      if (at < 0) continue;
+      left_milli[at] -= demand_milli;
+      any_milli -= demand_milli;
+      if (held_milli_[index] > 0 || unused_milli[at] < demand_milli) continue;
+      unused_milli[at] -= demand_milli;
       const auto before = leaf->covered.find(index);
       covered[index] = before == leaf->covered.end() ? Covered{now_ns_, -1} : before->second;
     }
@@ -141,10 +182,11 @@ void Tally::OnStep(const StepRecord& step) {
   const State& state = step.view->state;
   for (const pb::Event& event : step.events) {
     switch (event.body_case()) {
-      case pb::Event::kJobSubmitted: Wait(static_cast<size_t>(TraceIndex(event.job_submitted().uid()))); break;
+      case pb::Event::kJobSubmitted: Submit(static_cast<size_t>(TraceIndex(event.job_submitted().uid()))); break;
       case pb::Event::kAttemptPlaced: {
         const auto index = static_cast<size_t>(TraceIndex(event.attempt_placed().key().job_uid()));
-        Start(index, state.FindCluster(event.attempt_placed().cluster()), event.attempt_placed().workers() * trace_.jobs[index].gpus_milli);
+        Start(index, state.FindCluster(event.attempt_placed().cluster()), event.attempt_placed().flavour(),
+              event.attempt_placed().workers() * trace_.jobs[index].gpus_milli);
         break;
       }
       case pb::Event::kAttemptStopping: {
@@ -167,11 +209,7 @@ void Tally::OnStep(const StepRecord& step) {
         const AttemptRow* attempt = state.FindAttempt(event.attempt_reported().report().key());
         if (attempt != nullptr && !attempt->released()) break;
         Release(index);
-        if (row == nullptr || row->finished()) {
-          End(index);
-        } else {
-          Wait(index);
-        }
+        if (row == nullptr || row->finished()) End(index);
         break;
       }
       default: break;

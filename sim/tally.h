@@ -35,17 +35,25 @@ class Tally {
     int64_t since_ns = 0;
     int64_t out_since_ns = -1;                // not in the entitled set since then; -1: in it
   };
-  // A leaf of the tree: who waits in it, and whom of them its guarantee covers.
+  // What a leaf is guaranteed in one cell.
+  struct Promise {
+    int32_t cluster = 0;
+    std::string flavour;
+    int64_t milli = 0;
+    int64_t used_milli = 0;            // held there by jobs of the leaf
+  };
+  // A leaf of the tree: who of it is unfinished, in leaf order, and whom of those that wait its guarantee covers.
   struct Leaf {
-    int64_t guarantee_milli = 0;
-    int64_t used_milli = 0;
-    std::set<std::tuple<int32_t, int64_t, size_t>> waiting;   // -priority, submit, index
-    std::map<size_t, Covered> covered;                        // by index
+    std::vector<Promise> promises;
+    std::set<std::tuple<int32_t, int64_t, size_t>> unfinished;   // -priority, submit, index
+    std::map<size_t, Covered> covered;                           // by index
     bool changed = false;
   };
 
-  void Wait(size_t index);
-  void Start(size_t index, int32_t cluster, int64_t gpus_milli);
+  void Submit(size_t index);
+  // The leaf, if it is guaranteed anything, will be looked at; else nullptr.
+  Leaf* Changed(size_t index);
+  void Start(size_t index, int32_t cluster, const std::string& flavour, int64_t gpus_milli);
   void Release(size_t index);
   void End(size_t index);
   void SeeGuarantees();
@@ -59,6 +67,8 @@ class Tally {
   std::map<std::string, Leaf> leaves_;
   std::vector<Leaf*> leaf_of_;                // by index
   std::vector<Leaf*> changed_;
+  std::vector<std::vector<int32_t>> promises_of_;        // by index: those of its leaf that it may use, the preferred first
+  std::vector<int32_t> runs_in_;              // by index: the promise whose cell it runs in; -1: none's
   std::vector<int64_t> held_milli_;           // by index
   size_t over_ = 0;
   int64_t used_milli_ = 0;

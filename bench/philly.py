@@ -8,7 +8,8 @@ refused, whoever decides.) Kalos' jobs are short; its times are compressed to 85
 cluster, its own first. Muster's tree guarantees each virtual cluster its own hosts; DRF weighs the queues by the same
 guarantees. Kalos names no tenants: a queue for each size of gang, with guarantees for the
 largest (bench/fleets/kalos-by-size.queues.yaml). `late` counts jobs that waited for more than ten minutes although their queue's
-guarantee covered them. Waits run to the first start; `delay` is all of a job's time in which it could have worked and didn't.
+guarantee covered them, in the queue's order and beside what the queue held (docs/decisions/041). Waits run to the first start;
+`delay` is all of a job's time in which it could have worked and didn't.
 """
 
 import sys

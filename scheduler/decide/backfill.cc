@@ -117,10 +117,11 @@ void Round::Backfill() {
   if (waiting.empty()) return;
   CountClaims();
 
-  // By queue in leaf order; the queues in turns, the one with the lowest levels along its path first.
+  // The queues in turns, the one with the lowest levels along its path first. In each by priority, then what has run the least so
+  // far: who isn't entitled to devices yet gets them in turns, and short work is through before its turn in S comes (decision 041).
   std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) {
     const Base &a = m_.bases[x], &b = m_.bases[y];
-    return std::make_tuple(a.leaf, -a.priority, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.submit_ns, y);
+    return std::make_tuple(a.leaf, -a.priority, a.row->ran_ns, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.row->ran_ns, b.submit_ns, y);
   });
   struct Turn {
     std::vector<Level> levels;         // from below the root down to the leaf

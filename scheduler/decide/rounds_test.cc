@@ -163,6 +163,25 @@ TEST(Backfill, StartsOutsideSAndLeavesWhenSWantsThePlace) {
   EXPECT_FALSE(Runs(at.system, outside)) << "0.1 and 0.3 are free";
 }
 
+TEST(Backfill, OfAQueueItStartsFirstWhatHasRunTheLeast) {
+  for (const int priority : {0, 1}) {
+    HeadOfLine at;                     // 0.6 and 0.3 are free: a place for one of the two
+    JobBuilder builder("other");
+    builder.GpusMilli(500).Priority(priority).task()->set_max_restarts(1);
+    const uint64_t older = builder.SubmitTo(&at.system);
+    Go(&at.system);
+    ASSERT_TRUE(Runs(at.system, older));
+    StartAll(&at.system, older);
+    at.system.Step(20);
+    ReportAll(&at.system, older, pb::GONE, 1);
+    const uint64_t fresh = JobBuilder("other").GpusMilli(500).SubmitTo(&at.system);
+    at.system.Step(40);
+    Go(&at.system);
+    EXPECT_EQ(Runs(at.system, fresh), priority == 0) << "priority " << priority;
+    EXPECT_EQ(Runs(at.system, older), priority == 1) << "priority " << priority;
+  }
+}
+
 TEST(Backfill, FreedDevicesBelongToTheClaimantWhoeverComesMeanwhile) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");

@@ -6,8 +6,10 @@
 // events, and no more of them per attempt than its list is long. Expected starts further ahead are counted: what runs in a cell
 // gives back its devices in the order of the expected ends, and what waits before a task takes them.
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
@@ -115,27 +117,38 @@ void Round::Spill() {
     if (due_ns > now_ns_) LookAt(due_ns);
     return due_ns <= now_ns_;
   };
-  std::vector<std::pair<int32_t, bool>> order;           // what waits in S first; and whether it looks
-  size_t looking = 0;
+  struct Look {
+    int32_t base = 0;
+    bool now = false, counts = false;
+  };
+  std::vector<Look> order;
+  size_t looking = 0, of_s = 0;
   for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
     for (const int32_t b : *list) {
       if (served_[b] || !m_.bases[b].wants_place()) continue;
       const bool looks_now = looks(m_.bases[b]);
-      if (looks_now || order.size() < kQueueCounted) order.emplace_back(b, looks_now);
+      const bool counts = order.size() < kQueueCounted;
+      if (looks_now || counts) order.push_back({b, looks_now, counts});
       looking += looks_now;
     }
+    if (list == &unserved_) of_s = order.size();
   }
   if (looking == 0) return;
+  // What waits in S first, in order of acceptance; then as Backfill takes it: it is what will start on devices that are free.
+  std::sort(order.begin() + static_cast<std::ptrdiff_t>(of_s), order.end(), [&](const Look& x, const Look& y) {
+    const Base &a = m_.bases[x.base], &b = m_.bases[y.base];
+    return std::make_tuple(-a.priority, a.row->ran_ns, x.base) < std::make_tuple(-b.priority, b.row->ran_ns, y.base);
+  });
   for (std::vector<int32_t>& at : outlook_at_) at.assign(m_.cells.size(), -1);
 
   CountClaims();
   const size_t mark = now_.Mark();
   Failed failed = failed_;
-  for (size_t turn = 0; turn < order.size(); ++turn) {
-    const auto [b, looks_now] = order[turn];
+  for (const Look& look : order) {
+    const int32_t b = look.base;
+    const bool looks_now = look.now, counts = look.counts;
     const Base& base = m_.bases[b];
-    const bool counts = turn < kQueueCounted;
-      const int64_t demand = base.worker_milli * base.min_workers;
+    const int64_t demand = base.worker_milli * base.min_workers;
     const bool fronts = !base.binds_others;
     // Where it could go by number: started now, or later as one of the first of the line.
     const auto later = [&](size_t i) { return counts && !base.entitled && !base.opened[i] && WithinLimits(base, base.cells[i], base.min_workers, use_future_); };

@@ -64,6 +64,28 @@ TEST(Spill, OpensTheListAsFarAsTheFirstClusterThatPays) {
   }
 }
 
+TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {
+  for (const int priority : {0, 1}) {
+    ThreeClusters at({0, 5000, 5000});
+    JobBuilder builder("q");
+    builder.In({"a", "b", "c"}).Priority(priority).task()->set_max_restarts(1);
+    const uint64_t older = builder.SubmitTo(&at.system);
+    Go(&at.system);
+    StartAll(&at.system, older);
+    at.system.Step(20);
+    ReportAll(&at.system, older, pb::GONE, 1);
+    const uint64_t first = JobBuilder("q").In({"a"}).Priority(2).TimeLimit(1000).SubmitTo(&at.system);
+    Go(&at.system);
+    StartAll(&at.system, first);
+    const uint64_t fresh = JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system);
+    at.system.Step(40);
+    ReportAll(&at.system, at.holder[1], pb::GONE, 0);
+    Go(&at.system);
+    EXPECT_EQ(TaskOf(at.system.state, fresh).current() != nullptr, priority == 0) << "priority " << priority;
+    EXPECT_EQ(TaskOf(at.system.state, older).current() != nullptr, priority == 1) << "priority " << priority;
+  }
+}
+
 TEST(Spill, ABurstTakesEachFreeDeviceOnce) {
   ThreeClusters at({1000, 0, 0});
   std::vector<uint64_t> jobs;

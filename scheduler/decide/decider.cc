@@ -14,12 +14,14 @@ void Decider::Follow(const State& state, const SchedulingOptions& options) {
     future_.emplace(state, policy_);
   } else {
     const Touched touched = state.Since(*seen_);
-    for (FreeMap* map : {&*now_, &*future_}) {
-      if (touched.clusters || touched.host_order) {      // a cluster's drain, too
-        map->Rebuild(state);
-        continue;
+    if (touched.clusters || touched.host_order) {        // a cluster's drain, too
+      now_->Rebuild(state);
+      future_->Rebuild(state);
+    } else {
+      for (const HostId host : touched.hosts) {
+        now_->Refresh(state, host);
+        future_->RefreshAs(*now_, state, host);
       }
-      for (const HostId host : touched.hosts) map->Refresh(state, host);
     }
   }
   seen_ = state;

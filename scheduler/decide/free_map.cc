@@ -33,6 +33,7 @@ FreeMap::FreeMap(const State& state, PlacementPolicy policy) : policy_(policy) {
 
 void FreeMap::Rebuild(const State& state) {
   MUSTER_CHECK(log_.empty());
+  ++built_;
   kinds_.clear();
   kind_of_.clear();
   last_kind_ = 0;
@@ -140,18 +141,22 @@ void FreeMap::Read(const State& state, HostId id) {
         wants.disk_bytes = 0;
         tasks.push_back({wants, attempt->workers});
       }
-      if (tasks != host.tasks) {
-        for (const SliceWish& task : host.tasks) {
-          const auto it = pool.running.find(task);
-          if (--it->second == 0) pool.running.erase(it);
-        }
-        for (const SliceWish& task : tasks) ++pool.running[task];
-        host.tasks = std::move(tasks);
-        pool.running_changed = true;
-      }
+      SetTasks(&host, std::move(tasks));
     }
   }
   MarkDirty(id);
+}
+
+void FreeMap::SetTasks(Host* host, std::vector<SliceWish> tasks) {
+  if (tasks == host->tasks) return;
+  Pool& pool = pools_[host->pool];
+  for (const SliceWish& task : host->tasks) {
+    const auto it = pool.running.find(task);
+    if (--it->second == 0) pool.running.erase(it);
+  }
+  for (const SliceWish& task : tasks) ++pool.running[task];
+  host->tasks = std::move(tasks);
+  pool.running_changed = true;
 }
 
 void FreeMap::Refresh(const State& state, HostId id) {
@@ -163,6 +168,29 @@ void FreeMap::Refresh(const State& state, HostId id) {
   const bool same_pool = host.pool < 0 ? row.inventory.flavour().empty() : pools_[host.pool].flavour == row.inventory.flavour();
   if (row.cluster != host.cluster || row.inventory.devices_size() != host.devices || rack.name != row.rack || rack.block != row.block || !same_pool) return Rebuild(state);
   Read(state, id);
+}
+
+void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
+  MUSTER_CHECK(log_.empty() && twin.log_.empty());
+  if (twin.built_ != built_) return Refresh(state, id);
+  const Host& read = twin.hosts_[id];
+  Host& host = hosts_[id];
+  for (size_t k = kinds_.size(); k < twin.kinds_.size(); ++k) {
+    kind_of_.emplace(twin.kinds_[k], static_cast<int32_t>(k));
+    kinds_.push_back(twin.kinds_[k]);
+  }
+  host.usable = read.usable;
+  host.kind = read.kind;
+  host.cpus_milli = read.cpus_milli;
+  host.memory_bytes = read.memory_bytes;
+  host.disk_bytes = read.disk_bytes;
+  std::copy_n(twin.device_milli_.begin() + read.first_device, read.devices, device_milli_.begin() + host.first_device);
+  std::copy_n(twin.device_island_.begin() + read.first_device, read.devices, device_island_.begin() + host.first_device);
+  if (host.pool >= 0) {
+    pools_[host.pool].islands = twin.pools_[read.pool].islands;
+    SetTasks(&host, read.tasks);
+  }
+  MarkDirty(id);
 }
 
 int64_t FreeMap::Value(const Host& host, int32_t field) const {

@@ -45,6 +45,8 @@ class FreeMap {
   // cluster, flavour, rack or number of devices, makes the map build itself anew. Nothing may be left to undo. After ClustersConfigured, which may
   // move all of them, Rebuild instead.
   void Refresh(const State& state, HostId id);
+  // As Refresh, from another map that has just done so: it has read, and was made of, what this one has. Nothing may be left to undo there either.
+  void RefreshAs(const FreeMap& twin, const State& state, HostId id);
   void Rebuild(const State& state);
 
   // Gives back what the attempt holds, its workers as they want it, on usable hosts; or takes it again.
@@ -166,6 +168,7 @@ class FreeMap {
   };
 
   void Read(const State& state, HostId id);
+  void SetTasks(Host* host, std::vector<SliceWish> tasks);
   void JoinPools(const State& state, HostId id, std::map<std::pair<int32_t, std::string>, int32_t>* pool_of);
   int32_t KindOf(HostKind kind);
   int64_t Value(const Host& host, int32_t field) const;
@@ -194,6 +197,7 @@ class FreeMap {
   PlannedPart PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const;
 
   PlacementPolicy policy_;
+  uint64_t built_ = 0;                 // how often
   std::vector<HostKind> kinds_;
   std::map<HostKind, int32_t> kind_of_;
   int32_t last_kind_ = 0;

@@ -41,62 +41,66 @@ struct FlavourQuota {
 
 // The rows that it names belong to the State that the model was last brought up to. A base that is no unit (blocked, finished,
 // held in the queue without devices) has empty rows, no leaf and no cells: it neither wants a place nor holds anything.
-struct Base {
+struct alignas(64) Base {
   Base();
 
+  // Some tens of thousands wait or run, and a decision goes through many of them: what it asks of each stands together.
   TaskRef ref;
+  int32_t leaf = -1;                    // queue node
+  int32_t min_workers = 1;
+  int32_t shape = 0;                    // equal where one place serves as well as the other: size, demand, topology; has no order
+  int32_t charge = -1;                  // cell of the entitled set (Entitlement fills it, and what follows to charged_as_bound)
+  bool entitled = false;
+  bool guaranteed = false;              // accepted within its leaf's guarantee
+  bool charged_as_bound = false;        // to the cell where it runs, not to the first of its list with room
   bool unit = false;
   bool gpus = false;                    // its workers want devices
-  const JobRow* job;
-  const TaskRow* row;
-  const pb::TaskSpec* spec;
-  const AttemptRow* current = nullptr;  // that holds devices, stopping ones too; nullptr: it waits
-  int32_t leaf = -1;                    // queue node
-  int32_t min_workers = 1, max_workers = 1;
-  int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
-  Demand wants;                         // of a worker, as its spec has it
-  int64_t worker_cpus_milli = 0;        // beside its devices, if a queue above it lists cpu; else 0
-  int32_t shape = 0;                    // equal where one place serves as well as the other: size, demand, topology; has no order
-  int32_t priority = 0;
-  int64_t submit_ns = 0;
-  std::vector<int32_t> cells;           // in order of preference
-  std::vector<uint8_t> opened;          // parallel to cells
-  bool all_opened = true;               // every one of them
-  int32_t bound_cell = -1;              // where it runs
-  // Of what runs, so that no row is read for it (ReadRun):
-  int32_t workers = 0;
-  int64_t place_ns = 0, start_ns = 0;   // start_ns 0: not yet
-  int64_t last_checkpoint_ns = 0;
-  uint64_t place_round = 0;             // State::round() when it was placed
-  bool hosts_up = false;                // all that may have processes of it: one that doesn't answer wouldn't carry out a stop
-  bool may_resize = false;              // it runs on all its hosts, and they may get work
-  int64_t resize_ns = 0;                // its start or its last growth
-  int64_t told_end_ns = 0;              // its program's word; 0: none
-  int64_t steps = 0, steps_left = 0;    // since its start, by its progress; steps 0: unknown
-  bool knows_steps = false;             // its progress has a number of steps in all
   bool waiting = false;                 // wants a placement, its backoff apart
   bool blocked = false;                 // of what is no unit: it waits for other tasks
   bool held = false;                    // of what is no unit: it waits, and its queue or its job's end keeps it from being one
   bool unreachable = false;             // a host of what it runs as can't be reached
-  int64_t backoff_until_ns = 0;         // of what waits
-  int64_t limit_left_ns = kUnbounded;   // how long it may run, what ran before taken off; kUnbounded: as long as it likes
-  int64_t history_left_ns = kUnbounded; // and how long it would by history; kUnbounded: unknown
-  uint64_t evicted_round = 0;           // as TaskRow's
-  int64_t spill_ns = 0;                 // when it was last opened a cluster for the attempt that waits; 0: not yet
   bool reserved = false;                // devices are kept for it
   bool stopping = false;                // what it runs as is being stopped
-  int64_t look_ns = kUnbounded;         // no earlier may it have to be stopped for a cause of its own (StopWhatMust); 0: now
   bool ends = false;                    // cancelled, failed or out of time: it won't start again
   bool may_be_lost = false;             // its hosts can't be reached and it may be replaced
   bool binds_others = false;            // its job has other tasks, and where the first of them is placed binds them all
-
-  // The entitled set: filled by Entitlement.
-  bool entitled = false;
-  bool guaranteed = false;              // accepted within its leaf's guarantee
-  bool charged_as_bound = false;        // to the cell where it runs, not to the first of its list with room
-  int32_t charge = -1;                  // cell
-  int32_t growth = 0;                   // growth workers entitled
+  bool all_opened = true;               // every one of its cells
   bool takeable = false;                // it is in Model::takeable
+  int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
+  int64_t backoff_until_ns = 0;         // of what waits
+
+  std::vector<int32_t> cells;           // in order of preference
+  std::vector<uint8_t> opened;          // parallel to cells
+  int64_t spill_ns = 0;                 // when it was last opened a cluster for the attempt that waits; 0: not yet
+  uint64_t evicted_round = 0;           // as TaskRow's
+
+  const JobRow* job;
+  const TaskRow* row;
+  const pb::TaskSpec* spec;
+  const AttemptRow* current = nullptr;  // that holds devices, stopping ones too; nullptr: it waits
+  int64_t limit_left_ns = kUnbounded;   // how long it may run, what ran before taken off; kUnbounded: as long as it likes
+  int64_t history_left_ns = kUnbounded; // and how long it would by history; kUnbounded: unknown
+  int64_t submit_ns = 0;
+  int32_t priority = 0;
+  int32_t bound_cell = -1;              // where it runs
+
+  // Of what runs, so that no row is read for it (ReadRun):
+  int32_t workers = 0;
+  int32_t max_workers = 1;              // that it may have
+  int64_t place_ns = 0, start_ns = 0;   // start_ns 0: not yet
+  int64_t told_end_ns = 0;              // its program's word; 0: none
+  int64_t steps = 0, steps_left = 0;    // since its start, by its progress; steps 0: unknown
+  int64_t last_checkpoint_ns = 0;
+  uint64_t place_round = 0;             // State::round() when it was placed
+
+  int64_t resize_ns = 0;                // its start or its last growth
+  int64_t look_ns = kUnbounded;         // no earlier may it have to be stopped for a cause of its own (StopWhatMust); 0: now
+  bool knows_steps = false;             // its progress has a number of steps in all
+  bool hosts_up = false;                // all that may have processes of it: one that doesn't answer wouldn't carry out a stop
+  bool may_resize = false;              // it runs on all its hosts, and they may get work
+  int32_t growth = 0;                   // growth workers entitled (Entitlement)
+  Demand wants;                         // of a worker, as its spec has it
+  int64_t worker_cpus_milli = 0;        // beside its devices, if a queue above it lists cpu; else 0
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }

@@ -22,6 +22,7 @@ const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
   std::optional<std::vector<End>>& known = ends_[cell];
   if (known.has_value()) return *known;
   std::vector<End>& ends = known.emplace();
+  ends.reserve(m_.holding[cell].size());
   for (const int32_t v : m_.holding[cell]) {
     const Base& base = m_.bases[v];
     if (!base.running()) continue;

@@ -291,7 +291,12 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
 void TuneLibraries() {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);   // 2 us: Debian's looks for cycles at every lock, gRPC's own included
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  mi_option_set(mi_option_decommit_delay, 1000);                        // 6 us: what a burst gives back is asked for again within the second
+  // 6 us: what a burst gives back is asked for again within the second.
+#if MI_MALLOC_VERSION < 210
+  mi_option_set(mi_option_decommit_delay, 1000);
+#else
+  mi_option_set(mi_option_purge_delay, 1000);
+#endif
 #endif
 }
 

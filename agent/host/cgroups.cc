@@ -86,7 +86,7 @@ bool HasWord(const std::string& path, absl::string_view word) {
 
 }  // namespace
 
-HostCgroups::HostCgroups(const std::string& directory, const std::string& owner) : prefix_(absl::StrCat("muster-", absl::StrFormat("%016x", Fnv1a(owner)), "-")) {
+HostCgroups::HostCgroups(const std::string& directory, const std::string& owner) : prefix_(absl::StrFormat("muster-%016x-", Fnv1a(owner))) {
   Find(directory);
   RememberBases(owner);
 }

@@ -320,16 +320,40 @@ TEST_F(HostTest, OfWhatWroteNothingThatIsKnownUntilRetentionTakesIt) {
 }
 
 // A shim holds a lock of it, which a new file of the same name would not have.
+// Its shim holds a lock of the file: another in its place, and the agent would take it for dead.
 TEST_F(HostTest, ARecordThatIsMadeDurableLaterStaysTheSameFile) {
+  AttemptRecord record = Record();
+  for (int i = 0; i < 20; ++i) (*record.prepare.mutable_job_env())[absl::StrCat("NAME", i)] = "value";   // a map's bytes differ from time to time
   auto state = StateDirectory::Open(directory_ + "/s");
-  const AttemptRecord record = Record();
   const std::string name = (*state)->AttemptDirectory(record.id) + "/prepared";
-  struct stat before{}, after{};
+  const auto inode = [&] {
+    struct stat info{};
+    return ::stat(name.c_str(), &info) == 0 ? info.st_ino : 0;
+  };
   ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
-  ASSERT_EQ(::stat(name.c_str(), &before), 0);
+  const ino_t before = inode();
   ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
-  ASSERT_EQ(::stat(name.c_str(), &after), 0);
-  EXPECT_EQ(before.st_ino, after.st_ino);
+  EXPECT_EQ(inode(), before);
+  for (int restart = 0; restart < 3; ++restart) {
+    state->reset();
+    state = StateDirectory::Open(directory_ + "/s");
+    const auto known = (*state)->Load();
+    ASSERT_EQ(known->size(), 1u);
+    ASSERT_TRUE((*state)->PersistPrepared(known->at(0), true).ok());
+    EXPECT_EQ(inode(), before) << "after an agent's restart";
+    // As an agent of the release before wrote it.
+    std::string text = ReadFile(name).value();
+    const size_t sum = text.find(" sum=");
+    if (sum == std::string::npos) break;
+    text.erase(sum, text.find('\n', sum) - sum);
+    const int fd = ::open(name.c_str(), O_WRONLY | O_TRUNC);
+    EXPECT_EQ(shim::WriteAll(fd, text), 0);
+    ::close(fd);
+  }
+  AttemptRecord another = record;
+  another.port = record.port + 1;
+  ASSERT_TRUE((*state)->PersistPrepared(another, true).ok());
+  EXPECT_NE(inode(), before) << "what isn't the same record is replaced";
 }
 
 TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
@@ -424,6 +448,31 @@ TEST_F(HostTest, ADirectoryThatServesAgainTellsNothingOfTheAttemptBefore) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/s/attempts"));
 }
 
+// An attempt may be told of again after it was forgotten (a query, a stop), and be forgotten again.
+TEST_F(HostTest, WhatIsForgottenASecondTimeIsNoSpareAnyMore) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  AttemptRecord first = Record(), second = Record();
+  second.id.attempt = 3;
+  *second.prepare.mutable_key() = KeyOf(second.id);
+  shim::Claim winner = shim::Claim::kNone;
+  shim::Exits exits;
+  exits.attempt = DirectoryName(first.id);
+  ASSERT_TRUE((*state)->PersistPrepared(first, false).ok());
+  ASSERT_EQ(shim::MakeClaim((*state)->AttemptDirectory(first.id), shim::Claim::kStarted, &winner), 0);
+  ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(first.id), shim::kExitsFile, shim::FormatExits(exits)), 0);
+  ASSERT_TRUE((*state)->Forget(first.id).ok());
+  (*state)->CollectForgotten();
+  ASSERT_EQ(::mkdir((*state)->AttemptDirectory(first.id).c_str(), 0700), 0);   // its spare stays
+  ASSERT_TRUE((*state)->ClaimStopped(first).ok());
+  ASSERT_TRUE((*state)->PersistOutcome(first).ok());
+  ASSERT_TRUE((*state)->Forget(first.id).ok());
+  ASSERT_TRUE((*state)->PersistPrepared(second, false).ok());                   // before the forgotten are collected
+  shim::Claim claim = shim::Claim::kStopped;
+  EXPECT_EQ(shim::ReadClaim((*state)->AttemptDirectory(second.id), &claim), 0);
+  EXPECT_EQ(claim, shim::Claim::kNone) << "the claim of another attempt";
+  EXPECT_FALSE(std::filesystem::exists((*state)->AttemptDirectory(second.id) + "/outcome"));
+}
+
 TEST_F(HostTest, ADirectoryWhoseShimStillHoldsItsLockServesNobodyElse) {
   auto state = StateDirectory::Open(directory_ + "/s");
   const AttemptRecord record = Record();
@@ -456,20 +505,26 @@ TEST_F(HostTest, ADirectoryWhoseShimStillHoldsItsLockServesNobodyElse) {
   ::close(held[1]);
 }
 
-// A shim is our child whoever made it, and goes on when its maker is gone.
-TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
-  if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
-  std::filesystem::create_directories(directory_ + "/root/attempts");
+// A shim's spec of one worker, for the real one.
+shim::Spec SpecOf(const std::string& directory, std::vector<std::string> argv) {
   shim::Spec spec;
   spec.job_uid = std::string(32, 'a');
   spec.task = "main";
   spec.attempt = 1;
   spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
   spec.boot_id.pop_back();
-  spec.token = "token-" + directory_;
-  spec.argv = {"sleep", "1000"};
+  spec.token = "token-" + directory;
+  spec.argv = std::move(argv);
   spec.env = {{"PATH", "/usr/bin:/bin"}};
   spec.workers.push_back({0, {{0, {}}}});
+  return spec;
+}
+
+// A shim is our child whoever made it, and goes on when its maker is gone.
+TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
+  if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
+  std::filesystem::create_directories(directory_ + "/root/attempts");
+  const shim::Spec spec = SpecOf(directory_, {"sleep", "1000"});
   ShimServer server(std::string(MUSTER_TEST_BIN) + "/muster-shim", directory_ + "/shim.log");
   const auto start = [&](const std::string& name) {
     const std::string directory = directory_ + "/root/attempts/" + name;
@@ -513,23 +568,16 @@ TEST_F(HostTest, AProgramFindsTheSameWhetherItsShimWasForkedOrSpawned) {
   const std::string real = std::string(MUSTER_TEST_BIN) + "/muster-shim";
   Write("spawning", absl::StrCat("#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\nexec ", real, " \"$@\"\n"));
   std::filesystem::permissions(directory_ + "/spawning", std::filesystem::perms(0755));
-  shim::Spec spec;
-  spec.job_uid = std::string(32, 'a');
-  spec.task = "main";
-  spec.attempt = 1;
-  spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
-  spec.boot_id.pop_back();
-  spec.token = "token-" + directory_;
+  shim::Spec spec = SpecOf(directory_, {});
   spec.workdir = directory_;
-  spec.env = {{"PATH", "/usr/bin:/bin"}};
-  spec.workers.push_back({0, {{0, {}}}});
   const int leaked = ::open("/dev/null", O_RDONLY);   // without close-on-exec
   const mode_t mask = ::umask(0);
   std::vector<std::string> found;
   for (const std::string& program : {real, directory_ + "/spawning"}) {
     const std::string name = absl::StrCat("m", found.size()), directory = directory_ + "/root/attempts/" + name, out = directory_ + "/out-" + name;
     spec.argv = {"bash", "-c", absl::StrCat("exec > ", out, "; for fd in /proc/$$/fd/*; do [ -e $fd ] && echo ${fd##*/}; done; ulimit -a; umask; env | sort; nice; pwd; "
-                                            "cat /proc/self/cgroup /proc/self/oom_score_adj; grep -E '^(Sig(Blk|Ign|Cgt)|Groups|[UG]id|Cap|Seccomp|NoNewPrivs|Cpus_allowed_list)' /proc/self/status")};
+                                            "cat /proc/self/cgroup /proc/self/oom_score_adj; "
+                                            "grep -E '^(Sig(Blk|Ign|Cgt)|Groups|[UG]id|Cap|Seccomp|NoNewPrivs|Cpus_allowed_list)' /proc/self/status")};
     std::filesystem::create_directories(directory);
     EXPECT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
     EXPECT_EQ(shim::ReplaceFile(directory_, name, shim::FormatSpec(spec), false), 0);

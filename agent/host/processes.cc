@@ -88,11 +88,19 @@ absl::Status CheckWorkdir(const std::string& workdir) {
 
 // Sockets come and go with each attempt: in memory where that can be. Not those of people, whose files there go when they log out
 // (logind's RemoveIPC); and under a name that `rm /dev/shm/*` leaves alone.
-std::string SocketDirectory() {
+bool InMemory() {
   constexpr uid_t kFirstPerson = 1000;
   struct statfs info{};
-  const bool in_memory = ::geteuid() < kFirstPerson && ::statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS_MAGIC && ::access("/dev/shm", W_OK | X_OK) == 0;
-  return absl::StrCat(in_memory ? "/dev/shm/." : "/tmp/", "muster-", ::geteuid());
+  return ::geteuid() < kFirstPerson && ::statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS_MAGIC && ::access("/dev/shm", W_OK | X_OK) == 0;
+}
+std::string SocketDirectory(bool in_memory) { return absl::StrCat(in_memory ? "/dev/shm/." : "/tmp/", "muster-", ::geteuid()); }
+
+// A directory in one where anybody may make some.
+absl::Status MakeOurs(const std::string& directory) {
+  struct stat info{};
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, directory);
+  if (::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(directory, ": must be a directory of mode 0700 that belongs to this user"));
 }
 
 template <typename F>
@@ -164,7 +172,8 @@ int EndForgottenShims(const std::string& state_path) {
 }
 
 HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups)
-    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)), shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory()) {}
+    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)),
+      shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory(InMemory())) {}
 
 // Attempts that go on have their sockets there, and it stays.
 HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }
@@ -197,11 +206,12 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
-  if (::mkdir(sockets_.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, sockets_);
-  struct stat info{};
-  if (::lstat(sockets_.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    return absl::PermissionDeniedError(absl::StrCat(sockets_, ": must be a directory of mode 0700 that belongs to this user"));
+  absl::Status ours = MakeOurs(sockets_);
+  if (const std::string elsewhere = SocketDirectory(/*in_memory=*/false); !ours.ok() && elsewhere != sockets_) {   // anybody may have taken the name
+    sockets_ = elsewhere;
+    ours = MakeOurs(sockets_);
   }
+  if (!ours.ok()) return ours;
   absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(sockets_, "/", RandomId().substr(0, 12)));
   if (!spec.ok()) return spec.status();
   const shim::Cgroups groups = cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() * record.prepare.here().workers());
@@ -231,7 +241,7 @@ std::string HostProcesses::Token(const AttemptId& id) const { return absl::StrCa
 
 pid_t HostProcesses::ShimPid(const AttemptId& id) {
   for (const char* name : {shim::kPreparedFile, shim::kLockFile}) {
-    if (const pid_t holder = shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name)); holder != 0) return holder;
+    if (const pid_t holder = shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name)); holder > 0) return holder;
   }
   const auto found = spawned_.find(id);
   if (found == spawned_.end()) return 0;
@@ -250,10 +260,10 @@ void HostProcesses::SignalShim(const AttemptId& id) {
   ::close(fd);
 }
 
+// Also one that isn't known by this number: of two that were made of one attempt the other may have got its lock.
 void HostProcesses::Reap(pid_t pid) {
-  for (auto it = spawned_.begin(); it != spawned_.end();) {
-    it = it->second == pid && ::waitpid(pid, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
-  }
+  if (pid <= 0 || ::waitpid(pid, nullptr, WNOHANG) == 0) return;
+  std::erase_if(spawned_, [pid](const auto& spawned) { return spawned.second == pid; });
 }
 
 void HostProcesses::ReapEnded() {

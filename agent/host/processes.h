@@ -62,7 +62,7 @@ class HostProcesses final : public Processes {
   const PortRange range_;
   const HostCgroups cgroups_;
   ShimServer shims_;
-  const std::string sockets_;            // the directory of attempts' progress sockets
+  std::string sockets_;                  // the directory of attempts' progress sockets
   std::set<std::string> spread_;         // directories of jobs that were looked at
   std::map<AttemptId, int32_t> ports_taken_;
   std::map<AttemptId, pid_t> spawned_;   // children of ours, until reaped

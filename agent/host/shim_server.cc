@@ -11,14 +11,16 @@
 #include <unistd.h>
 
 #include "agent/shim/serve.h"
+#include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
+#include "common/base/units.h"
 
 namespace muster::agent {
 namespace {
 
-constexpr int kMostFailures = 6;       // then each shim is spawned
-constexpr int kPatienceSeconds = 10;   // for an answer; the server has nothing else to do
+constexpr int kMostFailures = 6;      // in a row; then it isn't asked for a minute
+constexpr int kPatienceSeconds = 2;   // for an answer; the server has nothing else to do
 
 }  // namespace
 
@@ -42,7 +44,8 @@ absl::StatusOr<pid_t> ShimServer::Spawn(const std::string& first, const std::str
   ::posix_spawnattr_setsigmask(&attributes, &blocked);
   ::posix_spawnattr_setsigdefault(&attributes, &defaults);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(first.c_str()), second.empty() ? nullptr : const_cast<char*>(second.c_str()), nullptr};
+  char* const last = second.empty() ? nullptr : const_cast<char*>(second.c_str());
+  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(first.c_str()), last, nullptr};
   char* const environment[] = {nullptr};
   pid_t pid = -1;
   const int error = ::posix_spawn(&pid, program_.c_str(), &actions, &attributes, argv, environment);
@@ -79,7 +82,7 @@ void ShimServer::End() {
   server_ = -1;
 }
 
-pid_t ShimServer::Ask(const std::string& directory, int spec) const {
+bool ShimServer::Ask(const std::string& directory, int spec, int32_t* answer) const {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   iovec part{const_cast<char*>(directory.data()), directory.size()};
   msghdr message{};
@@ -92,29 +95,33 @@ pid_t ShimServer::Ask(const std::string& directory, int spec) const {
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   memcpy(CMSG_DATA(header), &spec, sizeof spec);
-  int32_t answer = 0;
   ssize_t done = 0;
   while ((done = ::sendmsg(socket_, &message, MSG_NOSIGNAL)) < 0 && errno == EINTR) {
   }
-  if (done < 0) return -errno;
-  while ((done = ::recv(socket_, &answer, sizeof answer, 0)) < 0 && errno == EINTR) {
+  if (done < 0) return false;
+  while ((done = ::recv(socket_, answer, sizeof *answer, 0)) < 0 && errno == EINTR) {
   }
-  return done < 0 ? -errno : done != sizeof answer ? -ECONNRESET : answer;
+  return done == sizeof *answer;
 }
 
 // A server that died after it had made a shim and before it said so may leave two of one attempt: the lock lets one of them begin.
 absl::StatusOr<pid_t> ShimServer::Start(const std::string& directory, int spec) {
-  for (int tries = 0; tries < 2 && failures_ < kMostFailures; ++tries) {
-    pid_t pid = -ECONNREFUSED;
-    if (socket_ >= 0 || Begin()) pid = Ask(directory, spec);
-    if (pid > 0) {
+  for (int tries = 0; tries < 2 && RealClock()->MonotonicNs() >= rests_until_ns_; ++tries) {
+    int32_t answer = 0;
+    ::lseek(spec, 0, SEEK_SET);   // a shim that has read it may have died of it
+    if ((socket_ >= 0 || Begin()) && Ask(directory, spec, &answer)) {
       failures_ = 0;
-      return pid;
+      if (answer > 0) return answer;
+      LogWarn("the server of shims couldn't make one", {{"error", strerror(-answer)}});
+      break;
     }
-    LogWarn("no shim from the server of shims", {{"error", strerror(-pid)}});
-    ++failures_;
     End();
+    if (++failures_ < kMostFailures) continue;
+    failures_ = 0;
+    rests_until_ns_ = RealClock()->MonotonicNs() + kMinute;
+    LogWarn("the server of shims doesn't answer: for a minute each is spawned");
   }
+  ::lseek(spec, 0, SEEK_SET);
   return Spawn(directory, "", spec);
 }
 

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -27,13 +28,14 @@ class ShimServer {
   absl::StatusOr<pid_t> Spawn(const std::string& first, const std::string& second, int in) const;
   bool Begin();
   void End();
-  // The pid, or an errno, negative.
-  pid_t Ask(const std::string& directory, int spec) const;
+  // False: no answer. It is the pid, or an errno, negative.
+  bool Ask(const std::string& directory, int spec, int32_t* answer) const;
 
   const std::string program_, log_;
   pid_t server_ = -1;
   int socket_ = -1;
-  int failures_ = 0;     // in a row
+  int failures_ = 0;            // in a row
+  int64_t rests_until_ns_ = 0;  // monotonic
 };
 
 }  // namespace muster::agent

@@ -74,6 +74,21 @@ bool SumFits(const Line& line, std::string_view message) {
   return !line.GetInt("sum", &sum) || sum == SumOf(message);   // missing: of an agent of the release before
 }
 
+// Takes in what `prepared` says of this attempt; false: it is damaged, or another's. After power loss a directory may hold what it held
+// for the attempt before, or a file some of both.
+bool ParsePrepared(const std::string& text, AttemptRecord* record) {
+  std::vector<Line> lines;
+  std::string error;
+  if (!shim::ParseFile(text, "muster-agent-attempt", &lines, &error) || lines.size() != 2) return false;
+  const std::string message = lines[1].Get("message");
+  v1::Prepare prepare;
+  if (!SumFits(lines[0], message) || !prepare.ParseFromString(message) || IdOf(prepare.key()) != record->id) return false;
+  record->prepare = std::move(prepare);
+  record->boot_id = lines[0].Get("boot_id");
+  ReadNumber(lines[0], "port", &record->port);
+  return true;
+}
+
 v1::WorkerExit ToProto(const shim::Exit& exit) {
   v1::WorkerExit out;
   out.set_rank(exit.rank);
@@ -168,12 +183,18 @@ absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool d
   if (durable) {
     if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
   }
+  const std::string name = absl::StrCat(AttemptDirectory(record.id), "/", shim::kPreparedFile);
+  // A shim may hold a lock of the file that is there: it stays, whatever bytes the same record would be written as now.
+  AttemptRecord there;
+  there.id = record.id;
+  std::string text;
+  if (durable && shim::ReadSmallFile(name, &text) == 0 && ParsePrepared(text, &there) && there.boot_id == record.boot_id && there.port == record.port) {
+    return Errno(shim::SyncFile(name), "prepared");
+  }
   const std::string message = record.prepare.SerializeAsString();
-  const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port).Add("sum", SumOf(message)), Line{"prepare"}.Add("message", message)};
-  const std::string text = shim::FormatFile("muster-agent-attempt", lines), name = absl::StrCat(AttemptDirectory(record.id), "/", shim::kPreparedFile);
-  std::string there;
-  if (durable && shim::ReadSmallFile(name, &there) == 0 && there == text) return Errno(shim::SyncFile(name), "prepared");   // a shim may hold its lock
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kPreparedFile, text, durable), "prepared");
+  const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port).Add("sum", SumOf(message)),
+                                   Line{"prepare"}.Add("message", message)};
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kPreparedFile, shim::FormatFile("muster-agent-attempt", lines), durable), "prepared");
 }
 
 absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) {
@@ -248,15 +269,10 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
     }
     const std::string directory = AttemptDirectory(record.id);
     absl::StatusOr<std::string> text = ReadFile(absl::StrCat(directory, "/", shim::kPreparedFile));
-    std::vector<Line> lines;
     std::string error;
-    // After power loss a directory may hold what it held for the attempt before, or the file some of both.
-    if (text.ok() && shim::ParseFile(*text, "muster-agent-attempt", &lines, &error) && lines.size() == 2 && SumFits(lines[0], lines[1].Get("message")) &&
-        record.prepare.ParseFromString(lines[1].Get("message")) && IdOf(record.prepare.key()) == record.id) {
+    if (text.ok() && ParsePrepared(*text, &record)) {
       record.prepared = true;
       record.durable = !record.prepare.start_at_once();
-      record.boot_id = lines[0].Get("boot_id");
-      ReadNumber(lines[0], "port", &record.port);
       if (record.prepare.start_at_once()) {
         record.master_address = "127.0.0.1";
         record.master_port = record.port;
@@ -285,6 +301,7 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   std::error_code error;
   // Not a mixture after a crash: the directory leaves its name first.
   std::string doomed = absl::StrCat(path_, "/attempts/", kForgottenPrefix, DirectoryName(id));
+  std::erase(spares_, doomed);   // it may have been forgotten before
   std::filesystem::remove_all(doomed, error);
   if (::rename(directory.c_str(), doomed.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, directory);
   forgotten_.push_back(std::move(doomed));
@@ -320,7 +337,8 @@ bool StateDirectory::KeepSpare(const std::string& directory) {
   std::string text, error;
   shim::Exits exits;
   const std::string attempt = directory.substr(directory.rfind('/') + 1 + sizeof kForgottenPrefix - 1);
-  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text) != 0 || !shim::ParseExits(text, &exits, &error) || exits.attempt != attempt) return false;
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text) != 0) return false;
+  if (!shim::ParseExits(text, &exits, &error) || exits.attempt != attempt) return false;
   // A shim on its way out still has its lock, of the file.
   if (shim::LockHolder(absl::StrCat(directory, "/", shim::kPreparedFile)) != 0) return false;
   if (::unlink(absl::StrCat(directory, "/", shim::kClaimFile).c_str()) != 0) return false;
@@ -376,7 +394,8 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
   std::string text, error;
   int failed = shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text);
   shim::Exits exits;
-  if (failed == 0 && shim::ParseExits(text, &exits, &error) && (exits.attempt.empty() || absl::EndsWith(directory, absl::StrCat("/", exits.attempt)))) {
+  const bool read = failed == 0 && shim::ParseExits(text, &exits, &error);
+  if (read && (exits.attempt.empty() || absl::EndsWith(directory, absl::StrCat("/", exits.attempt)))) {
     news->final = true;
     news->start_ns = exits.start_ns;
     news->end_ns = exits.end_ns;

@@ -21,6 +21,8 @@ struct Cgroups {
 // Sanitizers follow fork and nothing else.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kPlainForks = true;
+#elif defined(__has_feature)
+inline constexpr bool kPlainForks = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
 #else
 inline constexpr bool kPlainForks = false;
 #endif

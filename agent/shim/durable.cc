@@ -64,7 +64,8 @@ pid_t LockHolder(const std::string& path) {
   struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
-  return fd.get() >= 0 && ::fcntl(fd.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : 0;
+  if (fd.get() < 0 || ::fcntl(fd.get(), F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) return 0;
+  return lock.l_pid > 0 ? lock.l_pid : -1;
 }
 
 int WriteAll(int fd, std::string_view content) {

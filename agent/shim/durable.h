@@ -18,7 +18,7 @@ int SyncDirectory(const std::string& directory);
 int SyncFile(const std::string& path);                              // with its name
 int WriteAll(int fd, std::string_view content);
 std::string SpareName(const std::string& directory, std::string_view name);
-// Who holds an fcntl lock of the file; 0: nobody, or there is no such file.
+// Who holds an fcntl lock of the file; 0: nobody, or there is no such file; -1: somebody whose number isn't known here.
 pid_t LockHolder(const std::string& path);
 // ENOENT, EACCES and their like: a path given by somebody names nothing that can be used. Not a fault of the machine.
 bool NamesNothing(int error);

@@ -158,7 +158,7 @@ bool Shim::OpenProgressSocket() {
   memcpy(address.sun_path, spec_.progress_socket.data(), spec_.progress_socket.size());
   ::unlink(spec_.progress_socket.c_str());
   const auto bound = [&] { return ::bind(progress_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0; };
-  // The agent has made the directory; who ends a scheduler of this user removes it when it is empty.
+  // The agent has made the directory; when one of this user ends it is removed if it is empty.
   const std::string directory = spec_.progress_socket.substr(0, spec_.progress_socket.rfind('/'));
   if (progress_ < 0 || !(bound() || (errno == ENOENT && ::mkdir(directory.c_str(), 0700) == 0 && bound()))) {
     Say(spec_.progress_socket + ": " + strerror(errno));
@@ -613,12 +613,16 @@ int Shim::Run() {
 
 // Held for the shim's life. A lock by fcntl: the agent asks with F_GETLK and learns the holder's pid; children don't inherit it. Of
 // the agent's record, which nothing here opens again: to close it a second time would give the lock up.
+// And of the file that still has the name: it may have become another attempt's.
 bool LockAttempt(const std::string& directory) {
-  const int fd = ::open((directory + "/" + kPreparedFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  const std::string name = directory + "/" + kPreparedFile;
+  const int fd = ::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  struct stat held{}, named{};
   struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
-  return fd >= 0 && ::fcntl(fd, F_SETLK, &lock) == 0;
+  if (fd < 0 || ::fcntl(fd, F_SETLK, &lock) != 0) return false;
+  return ::fstat(fd, &held) == 0 && ::lstat(name.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
 std::string BootId() {

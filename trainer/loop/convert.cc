@@ -21,6 +21,7 @@ using nlohmann::json;
 
 // Nothing, an empty directory, or one that holds `marker` and so is an earlier result.
 void CheckOutput(const std::string& output, const char* marker, const char* what, Problems& problems) {
+  if (IsObject(output)) return problems.push_back({"--output", absl::StrCat(output, ": a directory is wanted, which is put in place whole; copy it from there to the store")});
   if (!fs::exists(output) || (fs::is_directory(output) && (fs::is_empty(output) || fs::exists(output + "/" + marker)))) return;
   problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what, "; name a new directory")});
 }

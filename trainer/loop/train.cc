@@ -152,7 +152,16 @@ struct Setup {
   const std::string& TokenizerDirectory() const { return shards[0]->tokenizer_directory(); }
 };
 
+// Whether `given`, under `path`, is a URL; says then what to do instead.
+bool RefuseUrl(const std::string& given, const std::string& path, Problems& problems) {
+  if (given.find("://") == std::string::npos) return false;
+  problems.push_back({path, absl::StrCat(given, ": a directory is wanted, as every rank maps its files; fetch it to one that all hosts of the job have, "
+                                         "such as in a first task of the job")});
+  return true;
+}
+
 void CheckInit(Setup& setup, Problems& problems) {
+  if (RefuseUrl(setup.config.init, "trainer.init", problems)) return;
   const std::string directory = setup.surroundings.Resolve(setup.config.init);
   if (!fs::is_directory(directory)) {
     problems.push_back({"trainer.init", absl::StrCat(directory, " is no directory. Names on a hub are not supported yet: give a Hugging Face directory")});
@@ -215,6 +224,7 @@ void CheckData(Setup& setup, Problems& problems) {
   std::vector<double> weights;
   for (const MixturePart& part : config.Parts()) {
     const std::string path = config.mixture.empty() ? "trainer.data" : absl::StrCat("trainer.mixture[", packers.size(), "].data");
+    if (RefuseUrl(part.data, path, problems)) return;
     setup.shards.push_back(OpenData(setup, setup.surroundings.Resolve(part.data), options, path, packers.emplace_back(), problems));
     weights.push_back(part.weight);
     options.seed += 0x9E3779B97F4A7C15ull;  // each part in an order of its own
@@ -233,6 +243,7 @@ void CheckData(Setup& setup, Problems& problems) {
     Setup::Evaluation& one = setup.evaluations.emplace_back();
     one.shards = OpenData(setup, directory, options, path, one.packer, problems);
   };
+  if (RefuseUrl(config.eval_data, "trainer.eval_data", problems)) return;
   if (!config.eval_data.empty()) return evaluate_on(setup.surroundings.Resolve(config.eval_data), "trainer.eval_data");
   for (const MixturePart& part : config.Parts()) {
     const std::string directory = setup.surroundings.Resolve(part.data) + "/validation";
@@ -247,7 +258,7 @@ void CheckExport(Setup& setup, Problems& problems) {
   if (setup.config.export_dir.empty()) return;
   setup.export_target = setup.surroundings.Resolve(setup.config.export_dir);
   if (setup.config.export_dir.find("://") != std::string::npos) {
-    problems.push_back({"trainer.export", "URLs are not supported yet; give a directory"});
+    problems.push_back({"trainer.export", absl::StrCat(setup.config.export_dir, ": a directory is wanted, which is put in place whole; copy it from there to a store")});
   } else if (fs::exists(setup.export_target) && !(fs::is_directory(setup.export_target) && (fs::is_empty(setup.export_target) || fs::exists(setup.export_target + "/config.json")))) {
     problems.push_back({"trainer.export", absl::StrCat(setup.export_target, " exists and is no earlier export; name a new directory")});
   }

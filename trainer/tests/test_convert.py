@@ -93,6 +93,7 @@ def test_what_is_neither_is_refused(trainer_bin, tmp_path):
     init = families.make(tmp_path / "init", "llama2")
     for arguments, wanted in (((tmp_path / "empty", tmp_path / "out"), "neither index.json, as a checkpoint has, nor config.json"),
                               ((init, tmp_path / "out", "--dtype", "bf16"), "--dtype: is for turning a checkpoint into"),
+                              ((init, "s3://acme/out"), "--output: s3://acme/out: a directory is wanted"),
                               ((init, init), "is no earlier checkpoint; name a new directory")):
         source, target, *more = arguments
         done = subprocess.run([trainer_bin, "convert", "--input", source, "--output", target, *more], capture_output=True, text=True)

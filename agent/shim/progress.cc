@@ -78,7 +78,7 @@ LineKind ClassifyProgress(std::string_view text) {
   Scanner scanner(text);
   if (!scanner.Take('{')) return LineKind::kBad;
   LineKind kind = LineKind::kMetrics;
-  bool first = true;
+  bool first = true, own_time = false, more = false;
   while (!scanner.Take('}')) {
     std::string_view key;
     std::string_view value;
@@ -86,7 +86,10 @@ LineKind ClassifyProgress(std::string_view text) {
     first = false;
     if (key == "checkpoint" || key == "export" || key == "loaded") kind = LineKind::kDurable;
     if (key == "rank" && value != "0" && kind == LineKind::kMetrics) kind = LineKind::kOther;
+    if (key == "own_time_s") own_time = true;
+    else if (key != "rank" && key != "step") more = true;
   }
+  if (kind == LineKind::kMetrics && own_time && !more) kind = LineKind::kOther;  // it would take the place of rank 0's metrics
   return scanner.AtEnd() ? kind : LineKind::kBad;
 }
 

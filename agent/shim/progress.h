@@ -15,7 +15,7 @@ inline constexpr int kProgressLinesPerSecond = 100;
 enum class LineKind {
   kBad,      // not one JSON object, or too long
   kMetrics,  // only the newest matters
-  kOther,    // metrics of a rank other than 0
+  kOther,    // metrics of a rank other than 0, or a rank's own time alone
   kDurable,  // checkpoint, export or loaded: never lost
 };
 

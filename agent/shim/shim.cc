@@ -428,6 +428,7 @@ void Shim::ReadProgress() {
     StepTime time;
     if ((kind == LineKind::kMetrics || kind == LineKind::kOther) && ReadStepTime(line, &time)) times_new_ = times_.Add(time) || times_new_;
     RateLimit& limit = kind == LineKind::kDurable ? durable_limit_ : metrics_limit_;
+    if (kind == LineKind::kOther) continue;  // nothing is kept of it: it takes nothing from rank 0's either
     if (kind == LineKind::kBad || !limit.Allow(SteadyNs())) {
       ++lines_dropped_;
     } else if (kind == LineKind::kDurable) {

@@ -25,7 +25,9 @@ int Fields(Session& session, const std::string& path) {
   }
   std::string text = session.for_people() ? FieldsText(path, schema) : FieldsJson(path, schema);    // JSON is YAML, too
   if (trainers && schema.empty()) {
-    session.Err("muster: what trainer takes isn't known here: no server that knows it answers, and no muster-trainer lies beside muster. All of it is in docs/trainer.md\n");
+    session.Err(absl::StrCat("muster: what trainer takes isn't known here: no server that knows it answers, and ",
+                             LocalTrainer().empty() ? "no muster-trainer lies beside muster" : "the muster-trainer beside muster doesn't say it (muster-trainer --schema)",
+                             ". All of it is in docs/trainer.md\n"));
     if (text.empty()) return kExitUnreachable;
   }
   if (text.empty()) {

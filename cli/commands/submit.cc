@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -95,14 +96,14 @@ int Validate(Session& session, const std::vector<std::string>& paths, const std:
   if (absl::StatusOr<Settings> settings = session.settings(); settings.ok()) context.default_queue = DefaultQueue(*settings, context);
   if (context.default_queue.empty() && context.queues.empty()) context.default_queue = "default";  // unknown here: not the file's fault
   int result = kExitOk;
-  bool here = false;  // the trainer's schema is that of the one beside this program
+  bool here = false, asked = false;  // the trainer's schema is that of the one beside this program, which was asked once
   for (const std::string& path : paths) {
     absl::StatusOr<JobFile> file = ReadJobFile(path);
     if (!file.ok()) {
       result = session.Fail(file.status());
       continue;
     }
-    if (context.trainer_schema_json.empty() && absl::StrContains(file->text, "trainer")) {
+    if (context.trainer_schema_json.empty() && absl::StrContains(file->text, "trainer") && !std::exchange(asked, true)) {
       context.trainer_schema_json = LocalTrainerSchema();
       here = !context.trainer_schema_json.empty();
     }

@@ -117,6 +117,7 @@ trainer:
   max_steps: 1000000
   learning_rate: 1e-4
   threads: 1
+  log_interval: 50
 """)
     wait_for("the agents to tell the trainer's schema", lambda: bare.run(["submit", path, "--preview-only"], check=False).returncode == 0, 30)
     number = bare.submit(path)["number"]

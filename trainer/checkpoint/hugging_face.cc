@@ -1,6 +1,9 @@
 #include "trainer/checkpoint/hugging_face.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <set>
 
@@ -142,13 +145,15 @@ namespace {
 const char* TorchName(const std::string& dtype) { return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32"; }
 const char* FileType(const std::string& dtype) { return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32"; }
 
-// Files of a Hugging Face directory that an export takes along: the tokenizer's, a licence, a card; not weights of any kind.
+constexpr uintmax_t kLargestAlong = uintmax_t{64} << 20;
+
+// Files of a Hugging Face directory that an export takes along, if they aren't larger than kLargestAlong: the tokenizer's, a licence, a card;
+// not weights of any kind, nor what belongs to those or to the run that made them.
 bool GoesAlong(const fs::directory_entry& entry) {
-  constexpr uintmax_t kLargest = uintmax_t{64} << 20;
-  static constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json"};
+  static constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz", ".index.json"};
   const std::string name = entry.path().filename().string();
   std::error_code error;
-  return entry.is_regular_file(error) && name[0] != '.' && entry.file_size(error) <= kLargest &&
+  return entry.is_regular_file(error) && name[0] != '.' && name != "adapter_config.json" && name != "trainer_state.json" && !absl::StartsWith(name, "events.out.") &&
          std::none_of(std::begin(kWeights), std::end(kWeights), [&](const char* end) { return absl::EndsWith(name, end); });
 }
 
@@ -202,9 +207,14 @@ absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config, c
   if (absl::Status s = WriteFileDurably(staging + "/generation_config.json", *generation); !s.ok()) return s;
   if (!tokenizer.empty()) {
     for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer, error)) {
-      if (!error && GoesAlong(entry)) fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(), fs::copy_options::skip_existing, error);
+      if (error || !GoesAlong(entry)) continue;
+      if (entry.file_size(error) > kLargestAlong) {
+        std::fprintf(stderr, "note: %s is left out of the export, as it is larger than %d MiB\n", entry.path().c_str(), static_cast<int>(kLargestAlong >> 20));
+        continue;
+      }
+      fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(), fs::copy_options::skip_existing, error);
     }
-    if (error) return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ", error.message()));
+    if (error) return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ", error.message(), "; name another by --tokenizer DIR"));
   }
   return SyncTree(staging);
 }
@@ -220,10 +230,14 @@ absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, c
 }
 
 bool HasTokenizer(const std::string& directory) {
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"}) {
-    if (std::error_code error; fs::exists(directory + "/" + name, error)) return true;
+  static constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"};
+  bool found = false;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+    if (GoesAlong(*it) && ::access(it->path().c_str(), R_OK) != 0) return false;
+    found |= std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return it->path().filename() == name; });
   }
-  return false;
+  return found && !error;
 }
 
 absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& source, const std::string& staging) {

@@ -51,7 +51,7 @@ using ReadParameter = std::function<absl::Status(int flat, int segment, int64_t 
 absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
                          const std::string& source, const std::string& staging, const AdapterExport* adapters = nullptr);
 
-// Whether a tokenizer of the kinds that transformers knows lies in `directory`.
+// Whether a tokenizer of the kinds that transformers knows lies in `directory`, and all that goes along with it can be read.
 bool HasTokenizer(const std::string& directory);
 
 // Writes the weights of `config`'s model, those of the directory `source`, as a checkpoint of step 0 without an optimizer, in little

@@ -40,12 +40,26 @@ json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const S
   return map;
 }
 
+namespace {
+
+// JSON has no place for bytes that aren't UTF-8: a path with such isn't remembered.
+std::string IfText(const std::string& path) {
+  try {
+    const std::string text = json(path).dump();
+    return text.empty() ? "" : path;
+  } catch (const json::type_error&) {
+    return "";
+  }
+}
+
+}  // namespace
+
 std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files, json tensors) {
   const int ranks = static_cast<int>(files.size());
   json index = {{"format", kCheckpointFormat}, {"step", meta.step}, {"next_sequence", meta.next_sequence}, {"world_size", ranks},
                 {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"optimizer", meta.optimizer}, {"seed", meta.seed}, {"recent_losses", meta.recent_losses},
                 {"packing_version", meta.packing_version}, {"data_fingerprint", meta.data_fingerprint}, {"model", meta.model},
-                {"trainer", meta.trainer}, {"source", meta.source}, {"tokenizer", meta.tokenizer}, {"tensors", std::move(tensors)}};
+                {"trainer", meta.trainer}, {"source", IfText(meta.source)}, {"tokenizer", IfText(meta.tokenizer)}, {"tensors", std::move(tensors)}};
   for (int rank = 0; rank < ranks; ++rank) {
     index["files"].push_back({{"name", RankFileName(rank, ranks)}, {"size_bytes", files[rank].size_bytes}, {"crc32c", files[rank].crc32c}});
   }

@@ -387,7 +387,13 @@ std::vector<std::string> ChangedFields(const json& before, const json& now) {
   std::vector<std::string> changed;
   for (const auto& [key, property] : schema["properties"].items()) {
     const json otherwise = property.value("default", ordered_json());
-    const json was = before.value(key, otherwise), is = now.value(key, otherwise);
+    json was = before.value(key, otherwise), is = now.value(key, otherwise);
+    for (json* map : {&was, &is}) {  // with the defaults of its own keys
+      if (!map->is_object() || !property.contains("properties")) continue;
+      for (const auto& [inner, of] : property["properties"].items()) {
+        if (of.contains("default") && !map->contains(inner)) (*map)[inner] = of["default"];
+      }
+    }
     if (was == is) continue;
     const std::string from = was.is_null() ? "none" : was.dump(), to = is.is_null() ? "none" : is.dump();
     changed.push_back(from.size() + to.size() > kLongestText ? key : absl::StrCat(key, ": ", from, " -> ", to));

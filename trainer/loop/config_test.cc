@@ -315,6 +315,8 @@ TEST(ChangedFields, TellsWhatIsNotTheSameGivenOrByDefault) {
   const json before = {{"max_steps", 40}, {"learning_rate", 1e-4}, {"seed", 42}, {"data", "a"}};
   EXPECT_EQ(ChangedFields(before, before), std::vector<std::string>{});
   EXPECT_EQ(ChangedFields(before, {{"max_steps", 40.0}, {"learning_rate", 1e-4}, {"zero_stage", 1}, {"data", "a"}}), std::vector<std::string>{}) << "42 and 1 are the defaults";
+  EXPECT_EQ(ChangedFields({{"lora", {{"rank", 8}}}}, {{"lora", {{"rank", 8}, {"dropout", 0}}}}), std::vector<std::string>{});
+  EXPECT_EQ(ChangedFields({{"lora", {{"rank", 8}}}}, {{"lora", {{"rank", 4}}}}).size(), 1u);
   EXPECT_EQ(ChangedFields(before, {{"max_steps", 60}, {"learning_rate", 1e-4}, {"data", std::string(80, 'x')}, {"export", "m"}}),
             (std::vector<std::string>{"data", "max_steps: 40 -> 60", "export: none -> \"m\""}));
 }

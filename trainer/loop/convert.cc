@@ -34,7 +34,8 @@ std::string WhyNoCheckpoint(const std::string& input) {
   const std::vector<std::string> inside = ListCheckpoints(input);
   if (!inside.empty()) return absl::StrCat(input, " is a directory of checkpoints; did you mean ", inside.front(),
                                             inside.size() == 1 ? ", the only one?" : absl::StrCat(", the newest of its ", inside.size(), "?"));
-  if (!IsObject(input) && !fs::exists(input)) return absl::StrCat(input, ": there is no such directory; a run's are step-… in its MUSTER_CHECKPOINT_DIR");
+  std::error_code error;
+  if (!IsObject(input) && !fs::exists(input, error) && !error) return absl::StrCat(input, ": there is no such directory; a run's are step-… in its MUSTER_CHECKPOINT_DIR");
   return "";
 }
 
@@ -113,12 +114,13 @@ int Export(const ConvertOptions& options) {
     }
   }
   if (!problems.empty()) return Refuse("export", problems);
-  const std::string source = !init.empty() ? init : !options.init.empty() ? options.init : fs::is_directory(meta.source) ? meta.source : "";
+  std::error_code error;  // a place that can't be looked at is no place to take from
+  const std::string source = !init.empty() ? init : !options.init.empty() ? options.init : fs::is_directory(meta.source, error) ? meta.source : "";
   const std::string& remembered = meta.tokenizer;
   const std::string tokenizer = !options.tokenizer.empty() ? options.tokenizer : !remembered.empty() && HasTokenizer(remembered) ? remembered : "";
   const std::string told = !tokenizer.empty() ? absl::StrCat(", with the tokenizer of ", tokenizer)
                            : remembered.empty() ? "\nnote: it has no tokenizer, as the checkpoint names none: --tokenizer DIR puts one beside it"
-                                                : absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint isn't in ", remembered, " any more: --tokenizer DIR puts one beside it");
+                                                : absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint can't be read in ", remembered, " any more: --tokenizer DIR puts one beside it");
   return Carry("export", absl::StrCat("exported step=", meta.step, " to ", options.output, InPlace(options.output), told), [&]() -> absl::Status {
     std::unique_ptr<World> world = World::Connect({}, at::kCPU);
     Flats adapters;

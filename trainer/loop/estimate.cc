@@ -198,7 +198,9 @@ int64_t ParseBytes(const std::string& text) {
 
 int64_t MemoryInName(const std::string& device) {
   const size_t dash = device.rfind('-');
-  return dash == std::string::npos || !(device.ends_with('g') || device.ends_with('G')) ? 0 : ParseBytes(device.substr(dash + 1));
+  std::string size = dash == std::string::npos ? "" : absl::AsciiStrToUpper(device.substr(dash + 1));
+  if (size.ends_with('B')) size.pop_back();  // "A100-SXM4-80GB" has 80 GiB
+  return size.ends_with('G') ? ParseBytes(size) : 0;
 }
 
 std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks, int64_t device_bytes) {
@@ -290,7 +292,7 @@ int RunEstimate(const EstimateOptions& options) {
     if (!config.lora.target_modules.empty() && model.num_layers > 0) TargetModules(model, config.lora, "trainer.lora", problems);
   }
   const int64_t device_bytes = options.device_memory.empty() ? MemoryInName(options.device) : ParseBytes(options.device_memory);
-  if (!options.device_memory.empty() && (device_bytes == 0 || options.device.empty())) {
+  if (!options.device_memory.empty() && (device_bytes < 1 << 20 || options.device.empty())) {
     problems.push_back({"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ", options.device_memory)});
   }
   if (!problems.empty()) {
@@ -308,6 +310,7 @@ int RunEstimate(const EstimateOptions& options) {
   }
   std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
   if (fits) {
+    if (device_bytes == 0 && !options.device.empty()) std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n", options.device.c_str());
     if (device_bytes > 0) std::printf("fits: %s has %s\n", options.device.c_str(), SizeText(device_bytes).c_str());
     return 0;
   }

@@ -52,7 +52,7 @@ struct EstimateOptions {
 };
 // Bytes of "80GiB", "80g", "85.9GB" or a plain number; 0: it is none. A letter alone is binary, as in a flavour's name.
 int64_t ParseBytes(const std::string& text);
-// The memory that a device's name ends with, "h100-80g"; 0: it doesn't say.
+// The memory that a device's name ends with, "h100-80g" or "A100-SXM4-80GB"; 0: it doesn't say.
 int64_t MemoryInName(const std::string& device);
 // `muster-trainer estimate`. Exit code 0, 3 where a rank doesn't fit, or 2 with all problems on stderr.
 int RunEstimate(const EstimateOptions& options);

@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 namespace muster::trainer {
@@ -26,7 +28,7 @@ Progress::~Progress() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void Progress::Send(const nlohmann::ordered_json& line) {
+void Progress::Send(const nlohmann::ordered_json& line, Kind kind) {
   const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   if (path_.empty()) {
     if (::isatty(STDOUT_FILENO) == 1) return;
@@ -39,7 +41,12 @@ void Progress::Send(const nlohmann::ordered_json& line) {
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path_.c_str(), path_.size() + 1);
   // Unconnected, so that a reader that was restarted is found again.
-  ::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  constexpr int kTries = 100;
+  for (int i = 0; i < (kind == kDurable ? kTries : 1); ++i) {
+    if (::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), sizeof address) >= 0) return;
+    if (errno != EAGAIN && errno != ENOBUFS && errno != EINTR) return;
+    if (kind == kDurable) std::this_thread::sleep_for(std::chrono::milliseconds(10));  // an unconnected socket can't be waited for
+  }
 }
 
 MetricsFile::MetricsFile(const std::string& path) {
@@ -54,8 +61,12 @@ MetricsFile::~MetricsFile() {
 
 void MetricsFile::Send(const nlohmann::ordered_json& line) {
   if (fd_ < 0) return;
-  const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  if (::write(fd_, text.data(), text.size()) < 0) return;
+  const std::string text = (cut_ ? "\n" : "") + line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  ssize_t written;
+  do {
+    written = ::write(fd_, text.data(), text.size());
+  } while (written < 0 && errno == EINTR);
+  if (written > 0) cut_ = written < static_cast<ssize_t>(text.size());
 }
 
 }  // namespace muster::trainer

@@ -1,5 +1,5 @@
 // Progress lines: JSON objects to the datagram socket MUSTER_PROGRESS_SOCKET, or to stdout when there is none and nobody looks (it is no
-// terminal). Sending never blocks and never fails the training: a line that can't be delivered is dropped.
+// terminal). Sending never fails the training: a line that can't be delivered is dropped.
 #pragma once
 
 #include <string>
@@ -16,7 +16,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void Send(const nlohmann::ordered_json& line);
+  // What is told once, such as a checkpoint, is tried again for a second where the reader's queue is full.
+  enum Kind { kNewest, kDurable };
+  void Send(const nlohmann::ordered_json& line, Kind kind = kNewest);
 
  private:
   std::string path_;
@@ -37,6 +39,7 @@ class MetricsFile {
 
  private:
   int fd_ = -1;
+  bool cut_ = false;  // the last line was written in part
 };
 
 }  // namespace muster::trainer

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -427,16 +429,17 @@ class Run {
     if (!problems.empty()) return problems;
     if (Leads() && meta.trainer.is_object()) {
       if (const std::vector<std::string> changed = ChangedFields(meta.trainer, setup_.trainer); !changed.empty()) {
-        std::fprintf(stderr, "note: changed since %s: %s\n", checkpoint.path().c_str(), absl::StrJoin(changed, ", ").c_str());
+        // Those that say which rows a step takes.
+        const bool other_rows = meta.step > 0 && std::any_of(changed.begin(), changed.end(), [](const std::string& one) {
+          const std::string key = one.substr(0, one.find(':'));
+          return key == "seed" || key == "packing" || key == "document_mask" || key == "max_length" || key == "max_row_length" || key == "global_batch_size";
+        });
+        std::fprintf(stderr, "note: changed since %s: %s%s\n", checkpoint.path().c_str(), absl::StrJoin(changed, ", ").c_str(),
+                     other_rows ? " (the rows that steps take are others)" : "");
       }
     }
     if (Leads() && meta.step > 0) {
       if (meta.data_fingerprint != setup_.DataFingerprint()) std::fprintf(stderr, "note: the data is not what %s was trained on\n", checkpoint.path().c_str());
-      if (meta.seed != config_.seed) std::fprintf(stderr, "note: seed changed since %s: the data's order is another\n", checkpoint.path().c_str());
-      const auto text = [](const json& map, const char* key, const json& otherwise) { return map.is_object() ? map.value(key, otherwise) : otherwise; };
-      for (const auto& [key, otherwise] : {std::pair<const char*, json>{"packing", "wrapped"}, {"document_mask", false}, {"max_length", 0}}) {
-        if (text(meta.trainer, key, otherwise) != text(setup_.trainer, key, otherwise)) std::fprintf(stderr, "note: %s changed since %s: the sequences are others\n", key, checkpoint.path().c_str());
-      }
       if (meta.packing_version != kPackingVersion) std::fprintf(stderr, "note: %s was packed by version %d: the data's order is another\n", checkpoint.path().c_str(), meta.packing_version);
     }
     std::string error;
@@ -453,7 +456,7 @@ class Run {
     std::fprintf(stderr, "resumed from %s at step %lld\n", loaded_path_.c_str(), static_cast<long long>(step_));
     ordered_json loaded = {{"step", step_}, {"path", loaded_path_}, {"skipped", ordered_json::array()}};
     for (const SkippedCheckpoint& skipped : outcome.skipped) loaded["skipped"].push_back({{"path", skipped.path}, {"why", skipped.why}});
-    progress_.Send({{"loaded", loaded}});
+    progress_.Send({{"loaded", loaded}}, Progress::kDurable);
     return {};
   }
 
@@ -485,9 +488,7 @@ class Run {
       const Clock::time_point exchange_begin = Clock::now();
       const StepExchange all = Exchange(world_, mine, writer_ ? writer_->Mine() : CheckpointWriter::Report{});
       if (world_.size() > 1) report.exposed_communication_s = Seconds(Clock::now() - exchange_begin);
-      for (const auto* flats : {&engine_.flats(), &engine_.model_flats()}) {
-        for (const std::unique_ptr<FlatParam>& flat : *flats) report.exposed_communication_s += flat->TakeWaited();
-      }
+      report.exposed_communication_s += TakeWaited();
       if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
       if (writer_) {
         if (const auto outcome = writer_->Take(all.writers)) Tell(*outcome);
@@ -530,6 +531,15 @@ class Run {
 
   bool EvaluationIsDue() const { return config_.eval_interval > 0 && (step_ % config_.eval_interval == 0 || step_ == config_.max_steps); }
 
+  // Seconds that gathers and sums were waited for since the last call.
+  double TakeWaited() {
+    double waited_s = 0;
+    for (const auto* flats : {&engine_.flats(), &engine_.model_flats()}) {
+      for (const std::unique_ptr<FlatParam>& flat : *flats) waited_s += flat->TakeWaited();
+    }
+    return waited_s;
+  }
+
   // Mean loss over the targets of the rows to evaluate on; collective, the same on every rank.
   double Evaluate() {
     double loss = 0;
@@ -544,6 +554,7 @@ class Run {
     }
     double sum = 0;
     for (const std::vector<double>& row : world_.GatherRows({loss})) sum += row[0];
+    TakeWaited();  // it is no step's
     return sum / static_cast<double>(std::max<int64_t>(1, targets));
   }
 
@@ -581,7 +592,6 @@ class Run {
                          {"tokens_per_s", tokens_per_s}, {"step_time_s", report.step_s}, {"target_tokens", batches.target_tokens}, {"rank", 0},
                          {"memory_bytes", memory.now_bytes}, {"memory_peak_bytes", memory.peak_bytes},
                          {"exposed_communication_s", report.exposed_communication_s}, {"data_wait_s", report.data_wait_s}};
-    if (mean_own_s_ > 0) line["own_time_s"] = mean_own_s_;
     std::string text;
     char buffer[512];
     constexpr double kMiB = 1 << 20;
@@ -629,15 +639,18 @@ class Run {
   // Every rank tells how long its own part of the steps took, at most a few times a second, as the mean of those since: what is slower
   // than its gang shows there, while whole steps all take as long as the slowest.
   void ReportOwnTime(const StepReport& report) {
+    if (world_.size() == 1 || Env("MUSTER_PROGRESS_SOCKET").empty()) return;
+    const Clock::time_point now = Clock::now();
+    if (!std::exchange(own_begun_, true)) {  // the first step warms up; a host's ranks don't speak all at once
+      own_told_ = now - kOwnTimeInterval * world_.info().local_rank / world_.info().local_size;
+      return;
+    }
     own_s_ += std::max(0.0, report.step_s - report.exposed_communication_s);
     ++own_steps_;
-    const Clock::time_point now = Clock::now();
-    if (world_.size() == 1 || now - own_told_ < kOwnTimeInterval) return;
+    if (now - own_told_ < kOwnTimeInterval) return;
     own_told_ = now;
-    mean_own_s_ = own_s_ / static_cast<double>(std::exchange(own_steps_, 0));
-    own_s_ = 0;
-    // Rank 0 tells it in its line of metrics: a line without those would take that one's place.
-    if (!Leads() && !Env("MUSTER_PROGRESS_SOCKET").empty()) progress_.Send({{"rank", world_.rank()}, {"step", step_}, {"own_time_s", mean_own_s_}});
+    const double mean_s = std::exchange(own_s_, 0) / static_cast<double>(std::exchange(own_steps_, 0));
+    progress_.Send({{"rank", world_.rank()}, {"step", step_}, {"own_time_s", mean_s}});
   }
 
   // Copies the state of the current step and has it written beside the next ones; ends what is still being written first.
@@ -688,7 +701,7 @@ class Run {
     std::fflush(stdout);
     ordered_json told = {{"step", outcome.step}, {"path", outcome.path}};
     if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
-    progress_.Send({{"checkpoint", told}});
+    progress_.Send({{"checkpoint", told}}, Progress::kDurable);
   }
 
   int ExportModel() {
@@ -714,7 +727,7 @@ class Run {
     if (managed) std::printf("export staged=%s target=%s\n", staged.c_str(), setup_.export_target.c_str());
     else std::printf("exported to %s%s\n", setup_.export_target.c_str(), replaces ? ", in place of the export that was there" : "");
     std::fflush(stdout);
-    progress_.Send({{"export", {{"staged", managed ? staged : setup_.export_target}, {"target", setup_.export_target}}}});
+    progress_.Send({{"export", {{"staged", managed ? staged : setup_.export_target}, {"target", setup_.export_target}}}}, Progress::kDurable);
     return 0;
   }
 
@@ -736,8 +749,9 @@ class Run {
   Clock::time_point last_checkpoint_time_;
   int64_t adapter_parameters_ = 0;
   double peak_flops_ = -1;  // not looked up yet
-  double own_s_ = 0, mean_own_s_ = 0;  // since it was told last, and as it was told
+  double own_s_ = 0;  // of own_steps_, since it was told last
   int64_t own_steps_ = 0;
+  bool own_begun_ = false;
   Clock::time_point own_told_;
   int dump_fd_ = -1;
 };
@@ -765,6 +779,12 @@ int Train(const TrainOptions& options) {
   if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), ops::fused::Compiled(), problems);
   if (!options.profile.empty() && (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) || setup.config.profile_steps < 1)) {
     problems.push_back({"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
+  }
+  if (!options.metrics.empty() && info.ok() && info->rank == 0) {
+    const std::string folder = fs::path(options.metrics).parent_path().string();
+    if (::access(options.metrics.c_str(), W_OK) != 0 && (errno != ENOENT || ::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)) {
+      problems.push_back({"--metrics", absl::StrCat(options.metrics, " can't be written: ", std::strerror(errno), "; name a file in a folder that is there")});
+    }
   }
   if (!problems.empty()) return Refuse(options.config_path, problems);
   if (device.is_cuda()) c10::cuda::set_device(device.index());  // what names no device means this rank's

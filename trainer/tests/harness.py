@@ -73,7 +73,7 @@ class Gang:
         self.checkpoints.mkdir()
         self.steps: list[int] = []     # that rank 0 has told of so far
         self.events: list[dict] = []   # datagrams so far, but for
-        self.own_times: dict[int, list[float]] = {}  # what ranks beside 0 said of their own time
+        self.own_times: dict[int, list[float]] = {}  # what each rank said of its own
         config_file = folder / "trainer.json"
         config_file.write_text(json.dumps(config))
         self._socket_folder = tempfile.mkdtemp(prefix="mt")  # short: a socket's path has at most 107 bytes
@@ -195,7 +195,7 @@ class Gang:
         while True:
             try:
                 event = json.loads(self._socket.recv(1 << 16, socket.MSG_DONTWAIT))
-                if event.get("rank"):
+                if "own_time_s" in event:
                     self.own_times.setdefault(event["rank"], []).append(event["own_time_s"])
                 else:
                     self.events.append(event)

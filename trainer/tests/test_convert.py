@@ -34,7 +34,7 @@ def test_the_tokenizer_goes_along_or_is_asked_for(trainer_bin, tmp_path):
     assert bare.returncode == 0 and "no tokenizer lies there; an export of it will want --tokenizer DIR" in bare.stdout
     asked = run(trainer_bin, "export", "--checkpoint", tmp_path / "bare", "--output", tmp_path / "without")
     assert asked.returncode == 0 and "it has no tokenizer, as the checkpoint names none: --tokenizer DIR" in asked.stdout
-    for name, text in (TOKENIZER | {"pytorch_model.bin": "weights", "model.onnx": "weights", ".gitattributes": "x"}).items():
+    for name, text in (TOKENIZER | {"pytorch_model.bin": "weights", "adapter_config.json": "{}", "model.onnx": "weights", ".gitattributes": "x"}).items():
         (source / name).write_text(text)
     assert run(trainer_bin, "convert", "--input", source, "--output", tmp_path / "checkpoint").stdout.count("\n") == 1
     done = run(trainer_bin, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "again")
@@ -45,7 +45,8 @@ def test_the_tokenizer_goes_along_or_is_asked_for(trainer_bin, tmp_path):
     assert "in place of what was there" in run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "again").stdout
     source.rename(tmp_path / "moved")
     done = run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later")
-    assert done.returncode == 0 and f"isn't in {source} any more: --tokenizer DIR puts one beside it" in done.stdout
+    assert done.returncode == 0 and f"{source} any more: --tokenizer DIR puts one beside it" in done.stdout
+    assert f"can't be read in {source}" in done.stdout
     done = run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later", "--tokenizer", tmp_path / "moved")
     assert f"with the tokenizer of {tmp_path}/moved" in done.stdout and (tmp_path / "later" / "tokenizer.json").exists()
 

@@ -67,6 +67,12 @@ def test_each_command_explains_itself(command, trainer_bin):
     assert wrong.returncode == 2 and "no such argument: --nope" in wrong.stderr and f"muster-trainer {command} --help" in wrong.stderr
 
 
+def test_metrics_that_cant_be_written_are_refused(trainer_bin, tmp_path):
+    (tmp_path / "trainer.json").write_text("{}")
+    done = subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json", "--metrics", tmp_path / "none" / "m"], env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 2 and f"--metrics: {tmp_path}/none/m can't be written: No such file or directory; name a file" in done.stderr
+
+
 def train(trainer_bin, tmp_path, config) -> subprocess.CompletedProcess:
     (tmp_path / "trainer.json").write_text(config if isinstance(config, str) else json.dumps(config))
     return subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=clean_environment(), cwd=tmp_path,

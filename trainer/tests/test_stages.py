@@ -137,7 +137,10 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("fits: h100-80g has 80.00 GiB\n")
     done = estimate(trainer_bin, tmp_path, settings, "--device", "z9000")
     assert done.returncode == 0 and "unknown, as the peak of z9000 is; known are H100 PCIE, H100 NVL, H100, " in done.stdout
-    for memory in ("many", "80GiBs", "-1", "0"):
+    assert estimate(trainer_bin, tmp_path, settings, "--device", "NVIDIA A100-SXM4-80GB").returncode == 3
+    done = estimate(trainer_bin, tmp_path, settings, "--device", "H100")
+    assert done.returncode == 0 and "whether it fits isn't known, as the memory of H100 isn't: --device-memory SIZE" in done.stdout
+    for memory in ("many", "80GiBs", "-1", "0", "80"):
         done = estimate(trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory)
         assert done.returncode == 2 and "--device-memory: must be a size such as 80GiB" in done.stderr
     bad = settings | {"shard_size": 3, "lora": {"rank": 0, "target_modules": ["nope"]}}

@@ -37,7 +37,7 @@ int64_t Network::Delay(Link* link) {
 }
 
 uint64_t Network::Connect(int32_t host, AgentEnd* agent) {
-  if (listener_ == nullptr || UpCut(host) || DownCut(host)) return 0;
+  if (listener_ == nullptr || UpCut(host) || DownCut(host) || shared_->heap.now_ns() < links_[host].no_new_until_ns) return 0;
   const uint64_t id = next_++;
   Wire& wire = wires_[id];
   wire.id = id;
@@ -230,7 +230,7 @@ void Network::Age(int32_t host, int64_t by_ns) {
 void Network::Heal() {
   for (size_t host = 0; host < links_.size(); ++host) {
     Link& link = links_[host];
-    link.up_cut_until_ns = link.down_cut_until_ns = link.lossy_until_ns = link.slow_until_ns = 0;
+    link.up_cut_until_ns = link.down_cut_until_ns = link.lossy_until_ns = link.slow_until_ns = link.no_new_until_ns = 0;
     Flush(static_cast<int32_t>(host));
   }
   for (auto& [id, wire] : wires_) wire.lag_ns = 0;

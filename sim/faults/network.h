@@ -47,11 +47,12 @@ class Network {
   void Slow(int32_t host, int64_t until_ns, int64_t by_ns);
   void Reset(int32_t host);
   void Age(int32_t host, int64_t by_ns);     // of its streams that are open now; those that it opens later are as fast as ever
+  void KeepFromNew(int32_t host, int64_t until_ns) { links_[host].no_new_until_ns = until_ns; }   // streams: those that it has go on
   void Heal();
 
  private:
   struct Link {
-    int64_t up_cut_until_ns = 0, down_cut_until_ns = 0, lossy_until_ns = 0, slow_until_ns = 0, slow_ns = 0;
+    int64_t up_cut_until_ns = 0, down_cut_until_ns = 0, lossy_until_ns = 0, slow_until_ns = 0, slow_ns = 0, no_new_until_ns = 0;
     Random random{0};
   };
   class Stream;

@@ -390,6 +390,10 @@ void World::Inject(const Fault& fault) {
       if (scheduler != nullptr && database_.sqlite.empty()) {   // its lock lets no second one in
         ++shared_.counters["takeovers"];
         StartScheduler();
+        // Some hosts reach only the old one's machine: it goes on with them until it sees that it is replaced.
+        for (int32_t h = 0; h < shared_.config.hosts; ++h) {
+          if (random_.OneIn(4)) network_.KeepFromNew(h, shared_.heap.now_ns() + random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
+        }
       }
       return;
     case FaultKind::kSchedulerClock:

@@ -103,8 +103,8 @@ void SimAgent::Retry() {
 
 void SimAgent::Disconnected() {
   stream_ = 0;
-  reconciler_->OnDisconnected();
-  Retry();
+  Guard([&] { reconciler_->OnDisconnected(); });
+  if (runs()) Retry();
 }
 
 void SimAgent::Reconnect() {

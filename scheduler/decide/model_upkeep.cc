@@ -333,6 +333,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.max_workers = std::max(base.min_workers, base.spec->workers().max());
   base.priority = job.spec->priority();
   base.submit_ns = job.submit_ns;
+  base.ran_ns = row.ran_ns;
   base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
   const pb::Resources& wants = base.spec->resources();
   base.gpus = wants.gpus_milli() > 0;

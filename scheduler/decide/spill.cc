@@ -7,9 +7,9 @@
 // gives back its devices in the order of the expected ends, and what waits before a task takes them.
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <set>
-#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
@@ -119,34 +119,43 @@ void Round::Spill() {
   };
   struct Look {
     int32_t base = 0;
-    bool now = false, counts = false;
+    bool now = false;
   };
   std::vector<Look> order;
-  size_t looking = 0, of_s = 0;
+  std::vector<int32_t> outside;
+  std::vector<bool> looking(m_.bases.size());
+  bool any_looks = false;
   for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
     for (const int32_t b : *list) {
       if (served_[b] || !m_.bases[b].wants_place()) continue;
       const bool looks_now = looks(m_.bases[b]);
-      const bool counts = order.size() < kQueueCounted;
-      if (looks_now || counts) order.push_back({b, looks_now, counts});
-      looking += looks_now;
+      looking[b] = looks_now;
+      any_looks = any_looks || looks_now;
+      if (!looks_now && order.size() + outside.size() >= kQueueCounted) continue;
+      if (list == &unserved_) {
+        order.push_back({b, looks_now});
+      } else {
+        outside.push_back(b);
+      }
     }
-    if (list == &unserved_) of_s = order.size();
   }
-  if (looking == 0) return;
-  // What waits in S first, in order of acceptance; then as Backfill takes it: it is what will start on devices that are free.
-  std::sort(order.begin() + static_cast<std::ptrdiff_t>(of_s), order.end(), [&](const Look& x, const Look& y) {
-    const Base &a = m_.bases[x.base], &b = m_.bases[y.base];
-    return std::make_tuple(-a.priority, a.row->ran_ns, x.base) < std::make_tuple(-b.priority, b.row->ran_ns, y.base);
+  if (!any_looks) return;
+  // What waits in S first, in order of acceptance; then as Backfill would take it if there were room for all.
+  Use counted = use_now_;
+  TakeInTurns(std::move(outside), counted, [&](int32_t b) {
+    const Base& base = m_.bases[b];
+    order.push_back({b, looking[b]});
+    if (const int32_t cell = FirstOpened(base); cell >= 0) AddUse(&counted, base, cell, base.min_workers);
+    return true;
   });
   for (std::vector<int32_t>& at : outlook_at_) at.assign(m_.cells.size(), -1);
 
   CountClaims();
   const size_t mark = now_.Mark();
   Failed failed = failed_;
-  for (const Look& look : order) {
-    const int32_t b = look.base;
-    const bool looks_now = look.now, counts = look.counts;
+  for (size_t place = 0; place < order.size(); ++place) {
+    const int32_t b = order[place].base;
+    const bool looks_now = order[place].now, counts = place < kQueueCounted;
     const Base& base = m_.bases[b];
     const int64_t demand = base.worker_milli * base.min_workers;
     const bool fronts = !base.binds_others;

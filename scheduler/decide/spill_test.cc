@@ -86,6 +86,24 @@ TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {
   }
 }
 
+// Priority orders one queue: the other, which holds nothing yet, comes first.
+TEST(Spill, OutsideSItLooksFirstForTheQueueWithTheLowestLevel) {
+  ThreeClusters at({0, 5000, 0});
+  at.system.Queue("holds", 0, -1, 0).Queue("new", 0, -1, 0);
+  const uint64_t held = JobBuilder("holds").In({"c"}).TimeLimit(5000).SubmitTo(&at.system);
+  const uint64_t first = JobBuilder("q").In({"a"}).TimeLimit(1000).SubmitTo(&at.system);
+  Go(&at.system);
+  StartAll(&at.system, held);
+  StartAll(&at.system, first);
+  const uint64_t older = JobBuilder("holds").In({"a", "b", "c"}).Priority(5).SubmitTo(&at.system);
+  const uint64_t younger = JobBuilder("new").In({"a", "b", "c"}).SubmitTo(&at.system);
+  at.system.Step(40);
+  ReportAll(&at.system, at.holder[1], pb::GONE, 0);
+  Go(&at.system);
+  EXPECT_NE(TaskOf(at.system.state, younger).current(), nullptr);
+  EXPECT_EQ(TaskOf(at.system.state, older).current(), nullptr);
+}
+
 TEST(Spill, ABurstTakesEachFreeDeviceOnce) {
   ThreeClusters at({1000, 0, 0});
   std::vector<uint64_t> jobs;

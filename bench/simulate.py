@@ -6,6 +6,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from figures import figure
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data"))
 FLEETS = ROOT / "bench" / "fleets"
@@ -21,6 +23,12 @@ def simulate(trace: Path, fleet: str | Path, policies: list[str], *options: str,
     if not run.stdout.startswith("{"):
         raise SystemExit(f"muster-sim ended with {run.returncode}: {' '.join(map(str, command))}")
     return {each["policy"]: each for each in json.loads(run.stdout)["runs"]}
+
+
+def overtaken(name: str, run: dict) -> list[bool]:
+    """Told beside what is late: whom younger jobs of their own queue kept from what it is promised. Nobody promises otherwise: no bar."""
+    return [figure(f"{name}.overtaken", run["summary"]["overtaken"], "jobs", None, True),
+            figure(f"{name}.overtaken_longest", round(run["summary"]["overtaken_max_s"] / 3600, 1), "h", None, True)]
 
 
 def at_once(*calls) -> list[dict]:

@@ -32,6 +32,12 @@ queues:
   - {name: b, quota: {h100: {guarantee: {dal: 8}}}}
 )";
 
+constexpr char kTwoHomes[] = R"(
+queues:
+  - {name: a, quota: {h100: {guarantee: {phx: 8, dal: 8}}}}
+  - {name: b, quota: {h100: {weight: 1}}}
+)";
+
 struct Fixture {
   pb::ClusterFile clusters;
   pb::QueueTree queues;
@@ -40,8 +46,7 @@ struct Fixture {
     EXPECT_TRUE(ParseClusterFile(kClusters, "clusters.yaml", &clusters, &problems)) << FormatProblems(problems, "clusters.yaml");
     EXPECT_TRUE(ParseQueueFile(tree, "queues.yaml", {}, &queues, &problems)) << FormatProblems(problems, "queues.yaml");
   }
-  WorldResult Run(const std::string& policy, const Trace& trace) const {
-    WorldOptions options;
+  WorldResult Run(const std::string& policy, const Trace& trace, WorldOptions options = {}) const {
     options.check_plans = policy == "muster";
     options.decide = *MakePolicy(policy, &trace, PolicyOptions{});
     auto result = RunWorld(clusters, queues, trace, options);
@@ -124,28 +129,70 @@ TEST(Policies, AJobThatItsGuaranteeCoversIsLateOnlyWhereNobodyCares) {
   EXPECT_EQ(muster.left_out, 0);
 }
 
+TraceJob Important(TraceJob job) {
+  job.priority = 1;
+  return job;
+}
+
 TEST(Policies, WhoIsLateFollowsFromTheQueuesOrderAndFromWhatItHoldsWhereItIsPromisedIt) {
-  const Fixture fixture(kHomes);
+  const Fixture one(kHomes), two(kTwoHomes);
   struct Case {
     std::string name;
+    const Fixture* fixture;
     std::vector<TraceJob> jobs;        // none of them starts before the first one ends, where they wait
-    std::vector<bool> late;
+    std::vector<bool> late, overtaken;
   };
-  const TraceJob of_b = Job("b", 0, 7200, 1, 4);          // on half of what is a's
+  const TraceJob of_b = Job("b", 0, 7200, 1, 4), of_b_in_dal = Job("b", 0, 7200, 1, 4, {"dal"});          // on half of what is a's
+  const std::vector<std::string> both = {"phx", "dal"};
   const std::vector<Case> cases = {
-      {"nobody of its queue is in its way", {of_b, Job("a", 1, 60, 2, 4)}, {false, true}},
-      {"what it could start on is its own queue's, of younger jobs", {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4)}, {false, false, false}},
-      {"the older gang has all of the guarantee", {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4), Job("a", 3, 60, 1, 1)}, {false, false, false, false}},
-      {"what an older one leaves is enough for it", {of_b, Job("a", 1, 7200, 1, 4), Job("a", 2, 60, 1, 4)}, {false, false, true}},
-      {"what its queue holds elsewhere doesn't count", {of_b, Job("a", 1, 7200, 2, 4, {"dal"}), Job("a", 2, 60, 2, 4)}, {false, false, true}},
-      {"it isn't promised anything where it may run", {of_b, Job("b", 1, 7200, 1, 4), Job("b", 2, 60, 1, 4)}, {false, false, false}},
+      {"nobody of its queue is in its way", &one, {of_b, Job("a", 1, 60, 2, 4)}, {false, true}, {false, false}},
+      {"what it could start on is its own queue's, of younger jobs", &one, {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4)},
+       {false, false, false}, {false, true, false}},
+      {"they come and go", &one, {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 300, 1, 4), Job("a", 400, 300, 1, 4), Job("a", 800, 300, 1, 4),
+       Job("a", 1200, 7200, 1, 1)}, {false, false, false, false, false, false}, {false, true, false, false, false, false}},
+      {"what it could start on is its own queue's, of a lower priority", &one, {of_b, Job("a", 1, 7200, 1, 4), Important(Job("a", 2, 60, 2, 4))},
+       {false, false, true}, {false, false, false}},
+      {"a higher one has it", &one, {of_b, Job("a", 1, 60, 2, 4), Important(Job("a", 2, 7200, 1, 4))}, {false, false, false}, {false, false, false}},
+      {"the older gang has all of the guarantee", &one, {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4), Job("a", 3, 60, 1, 1)},
+       {false, false, false, false}, {false, true, false, false}},
+      {"what an older one leaves is enough for it", &one, {of_b, Job("a", 1, 7200, 1, 4), Job("a", 2, 60, 1, 4)}, {false, false, true}, {false, false, false}},
+      {"what its queue holds elsewhere doesn't count", &one, {of_b, Job("a", 1, 7200, 2, 4, {"dal"}), Job("a", 2, 60, 2, 4)},
+       {false, false, true}, {false, false, false}},
+      {"it isn't promised anything where it may run", &one, {of_b, Job("b", 1, 7200, 1, 4), Job("b", 2, 60, 1, 4)}, {false, false, false}, {false, false, false}},
+      {"younger ones have one of its two promises, others the second", &two, {of_b, of_b_in_dal, Job("a", 1, 60, 2, 4, both), Job("a", 2, 7200, 1, 4)},
+       {false, false, true, false}, {false, false, false, false}},
+      {"younger ones have both of them", &two, {of_b, of_b_in_dal, Job("a", 1, 60, 2, 4, both), Job("a", 2, 7200, 1, 4), Job("a", 3, 7200, 1, 4, {"dal"})},
+       {false, false, false, false, false}, {false, false, true, false, false}},
+      {"an older one runs where its second promise is", &two, {of_b, Job("a", 1, 7200, 2, 4, both), Job("a", 2, 60, 2, 4)},
+       {false, false, true}, {false, false, false}},
   };
   for (const Case& each : cases) {
     Trace trace;
     trace.jobs = each.jobs;
-    const WorldResult result = fixture.Run("fifo-backfill", trace);
-    for (size_t i = 0; i < each.late.size(); ++i) EXPECT_EQ(result.jobs[i].late_ns > 600 * kSecond, each.late[i]) << each.name << ": " << i;
+    const WorldResult result = each.fixture->Run("fifo-backfill", trace);
+    int left_out = 0;
+    for (size_t i = 0; i < each.late.size(); ++i) {
+      EXPECT_EQ(result.jobs[i].late_ns > 600 * kSecond, each.late[i]) << each.name << ": " << i;
+      EXPECT_EQ(result.jobs[i].overtaken_ns > 600 * kSecond, each.overtaken[i]) << each.name << ": " << i;
+      left_out += each.late[i] || each.overtaken[i];
+    }
+    // This policy has no entitled set: whoever the order covers is outside it, for all of the wait.
+    EXPECT_EQ(result.left_out, left_out) << each.name;
   }
+}
+
+// It may be taken back for the waiting one, and that takes too long here.
+TEST(Policies, WhatItsQueueGrewByDoesntCountAsHeldWhereSomebodyOfItWaits) {
+  const Fixture fixture(kHomes);
+  Trace trace;
+  trace.jobs = {Job("a", 0, 20000, 1, 4), Job("a", 5000, 60, 1, 4)};
+  trace.jobs[0].max_workers = 2;
+  WorldOptions options;
+  options.fleet.stop_ns = 1200 * kSecond;
+  const WorldResult result = fixture.Run("muster", trace, options);
+  EXPECT_GT(result.jobs[1].late_ns, 1100 * kSecond);
+  EXPECT_EQ(result.jobs[1].overtaken_ns, 0);
+  EXPECT_EQ(result.left_out, 0);
 }
 
 TEST(Policies, AnUnknownOneIsRefusedWithTheNames) {

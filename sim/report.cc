@@ -54,7 +54,7 @@ std::string SummaryJson(const Summary& s) {
                       ",\"wait_p99_s\":", Seconds(s.wait_p99_ns), ",\"wait_max_s\":", Seconds(s.wait_max_ns),
                       ",\"delay_mean_s\":", Seconds(s.delay_mean_ns), ",\"jct_mean_s\":", Seconds(s.jct_mean_ns),
                       ",\"evictions\":", s.evictions, ",\"late\":", s.late, ",\"late_max_s\":", Seconds(s.late_max_ns), ",\"left_out\":",
-                      s.left_out, "}");
+                      s.left_out, ",\"overtaken\":", s.overtaken, ",\"overtaken_max_s\":", Seconds(s.overtaken_max_ns), "}");
 }
 
 }  // namespace
@@ -80,6 +80,8 @@ Summary Summarize(const WorldResult& result, const std::string& queue, int64_t p
     s.late += job.late_ns > patience_ns;
     s.left_out += job.left_out_ns > patience_ns;
     s.late_max_ns = std::max(s.late_max_ns, job.late_ns);
+    s.overtaken += job.overtaken_ns > patience_ns;
+    s.overtaken_max_ns = std::max(s.overtaken_max_ns, job.overtaken_ns);
   }
   std::sort(waits.begin(), waits.end());
   s.started = static_cast<int>(waits.size());
@@ -150,7 +152,7 @@ std::string Json(const pb::ClusterFile& clusters, const std::vector<std::pair<st
                         ",\"gpus\":", FormatMilli(job.gpus_milli), ",\"submit_s\":", Seconds(job.submit_ns),
                         ",\"start_s\":", job.start_ns < 0 ? "null" : Seconds(job.start_ns), ",\"end_s\":",
                         job.end_ns < 0 ? "null" : Seconds(job.end_ns), ",\"evictions\":", job.evictions, ",\"late_s\":", Seconds(job.late_ns),
-                        ",\"left_out_s\":", Seconds(job.left_out_ns),
+                        ",\"left_out_s\":", Seconds(job.left_out_ns), ",\"overtaken_s\":", Seconds(job.overtaken_ns),
                         ",\"segments\":[");
         for (size_t i = 0; i < job.segments.size(); ++i) {
           const Segment& segment = job.segments[i];

@@ -17,9 +17,12 @@ struct Summary {
   int64_t delay_mean_ns = 0;                  // all of a finished job's time in which its work could have run and didn't
   int64_t jct_mean_ns = 0;                    // submission to end, of finished jobs
   int evictions = 0;
-  int late = 0;                               // covered by their queue's guarantee for longer than the patience, not started
+  // For longer than the patience, though in their queue's order its guarantee covered them (JobResult):
+  int late = 0;                               // waiting for what the queue didn't hold
   int64_t late_max_ns = 0;
-  int left_out = 0;                           // of them, for longer than that outside the entitled set
+  int left_out = 0;                           // outside the entitled set
+  int overtaken = 0;                          // waiting for what younger ones of the queue held
+  int64_t overtaken_max_ns = 0;
 };
 
 // Of all jobs of `queue`; empty: of all.

@@ -30,7 +30,7 @@ void Tally::Begin(const State& state) {
     for (const auto& [flavour, quota] : queues.nodes[n].spec.quota()) {
       if (flavour == "cpu") continue;
       for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) {
-        if (milli > 0) leaf.promises.push_back({state.FindCluster(cluster), flavour, milli, 0});
+        if (milli > 0) leaf.promises.push_back({state.FindCluster(cluster), flavour, milli, {}});
       }
     }
     std::sort(leaf.promises.begin(), leaf.promises.end(), [](const Promise& a, const Promise& b) {
@@ -85,19 +85,24 @@ void Tally::Start(size_t index, int32_t cluster, const std::string& flavour, int
   used_milli_ += gpus_milli;
   Leaf* const leaf = Changed(index);
   for (size_t p = 0; leaf != nullptr && p < leaf->promises.size(); ++p) {
-    Promise& promise = leaf->promises[p];
-    if (promise.cluster != cluster || promise.flavour != flavour) continue;
-    promise.used_milli += gpus_milli;
-    runs_in_[index] = static_cast<int32_t>(p);
+    if (leaf->promises[p].cluster == cluster && leaf->promises[p].flavour == flavour) runs_in_[index] = static_cast<int32_t>(p);
   }
+  Keep(index, 1);
+}
+
+void Tally::Keep(size_t index, int64_t sign) {
+  if (runs_in_[index] < 0) return;
+  int64_t& kept_milli = leaf_of_[index]->promises[runs_in_[index]].kept_milli[-trace_.jobs[index].priority];
+  kept_milli += sign * std::min(held_milli_[index], result_->jobs[index].gpus_milli);
 }
 
 void Tally::Release(size_t index) {
   if (held_milli_[index] == 0) return;
   result_->jobs[index].segments.back().until_ns = now_ns_;
   used_milli_ -= held_milli_[index];
-  Leaf* const leaf = Changed(index);
-  if (const int32_t p = std::exchange(runs_in_[index], -1); p >= 0) leaf->promises[p].used_milli -= held_milli_[index];
+  Changed(index);
+  Keep(index, -1);
+  runs_in_[index] = -1;
   held_milli_[index] = 0;
 }
 
@@ -111,34 +116,39 @@ void Tally::End(size_t index) {
 }
 
 // A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed cells still leaves, whether it runs or
-// waits (SCHEDULING.md §1). Who waits although it is covered, and although its queue holds less there than it is promised, is late
-// from the moment at which it began to: jobs of its own queue that came later, but run, are not stopped for it (§2).
+// waits: that is a place in the entitled set (SCHEDULING.md §1). Who waits although it is covered is late where, in one of the cells
+// in which it is covered, its queue's jobs hold less than what is promised: counted are those that are not stopped for it (§2),
+// which are of its priority or a higher one, at their least size. Elsewhere its own queue's younger jobs have what it is promised.
 void Tally::SeeGuarantees() {
   for (Leaf* const leaf : changed_) {
     leaf->changed = false;
-    std::vector<int64_t> left_milli, unused_milli;       // by promise: of the order's, and of what the queue holds
+    const size_t promises = leaf->promises.size();
+    std::vector<int64_t> left_milli(promises), unused_milli(promises);       // by promise: of the order's, and of what is held
+    std::vector<std::map<int32_t, int64_t>::const_iterator> kept(promises);  // by promise: the next lower priority
     int64_t any_milli = 0;
-    for (const Promise& promise : leaf->promises) {
-      left_milli.push_back(promise.milli);
-      unused_milli.push_back(promise.milli - promise.used_milli);
-      any_milli += promise.milli;
+    for (size_t p = 0; p < promises; ++p) {
+      left_milli[p] = unused_milli[p] = leaf->promises[p].milli;
+      kept[p] = leaf->promises[p].kept_milli.begin();
+      any_milli += left_milli[p];
     }
     std::map<size_t, Covered> covered;
     for (const auto& [priority, submit_ns, index] : leaf->unfinished) {
       if (any_milli == 0) break;
       const int64_t demand_milli = result_->jobs[index].gpus_milli;
-      int32_t at = -1;
+      int32_t at = -1, unused = -1;
       for (const int32_t p : promises_of_[index]) {
+        for (; kept[p] != leaf->promises[p].kept_milli.end() && kept[p]->first <= priority; ++kept[p]) unused_milli[p] -= kept[p]->second;
         if (left_milli[p] < demand_milli) continue;
         if (at < 0 || p == runs_in_[index]) at = p;      // where it runs comes first
+        if (unused < 0 && unused_milli[p] >= demand_milli) unused = p;
       }
       if (at < 0) continue;
       left_milli[at] -= demand_milli;
       any_milli -= demand_milli;
-      if (held_milli_[index] > 0 || unused_milli[at] < demand_milli) continue;
-      unused_milli[at] -= demand_milli;
+      if (held_milli_[index] > 0) continue;
+      if (unused >= 0) unused_milli[unused] -= demand_milli;
       const auto before = leaf->covered.find(index);
-      covered[index] = before == leaf->covered.end() ? Covered{now_ns_, -1} : before->second;
+      SeeCovered(index, unused >= 0, &(covered[index] = before == leaf->covered.end() ? Covered{} : before->second));
     }
     for (const auto& [index, was] : leaf->covered) {
       if (!covered.contains(index)) EndWait(index, was);
@@ -148,9 +158,22 @@ void Tally::SeeGuarantees() {
   changed_.clear();
 }
 
-void Tally::EndWait(size_t index, const Covered& covered) {
+void Tally::SeeCovered(size_t index, bool unused, Covered* covered) {
   JobResult& job = result_->jobs[index];
-  job.late_ns = std::max(job.late_ns, now_ns_ - covered.since_ns);
+  if (unused) {
+    if (covered->unused_since_ns < 0) covered->unused_since_ns = now_ns_;
+    if (covered->overtaken_since_ns >= 0) covered->overtaken_ns += now_ns_ - std::exchange(covered->overtaken_since_ns, -1);
+  } else {
+    if (covered->overtaken_since_ns < 0) covered->overtaken_since_ns = now_ns_;
+    if (covered->unused_since_ns >= 0) job.late_ns = std::max(job.late_ns, now_ns_ - std::exchange(covered->unused_since_ns, -1));
+  }
+}
+
+void Tally::EndWait(size_t index, Covered covered) {
+  JobResult& job = result_->jobs[index];
+  if (covered.unused_since_ns >= 0) job.late_ns = std::max(job.late_ns, now_ns_ - covered.unused_since_ns);
+  if (covered.overtaken_since_ns >= 0) covered.overtaken_ns += now_ns_ - covered.overtaken_since_ns;
+  job.overtaken_ns = std::max(job.overtaken_ns, covered.overtaken_ns);
   if (covered.out_since_ns >= 0) job.left_out_ns = std::max(job.left_out_ns, now_ns_ - covered.out_since_ns);
 }
 
@@ -227,6 +250,7 @@ void Tally::Finish(int64_t now_ns) {
   for (const JobResult& job : result_->jobs) {
     result_->late += job.late_ns > patience_ns_;
     result_->left_out += job.left_out_ns > patience_ns_;
+    result_->overtaken += job.overtaken_ns > patience_ns_;
   }
 }
 

@@ -30,17 +30,20 @@ class Tally {
   bool AllOver() const { return over_ == result_->jobs.size(); }
 
  private:
-  // Somebody who waits although its guarantee covers it.
+  // Somebody who waits although, in its queue's order, the guarantee covers it.
   struct Covered {
-    int64_t since_ns = 0;
+    int64_t unused_since_ns = -1;             // what it is promised has been there, or could be had back, since then; -1: it isn't
     int64_t out_since_ns = -1;                // not in the entitled set since then; -1: in it
+    int64_t overtaken_since_ns = -1;          // its own queue has held what it is promised since then; -1: it doesn't
+    int64_t overtaken_ns = 0;                 // all of that before
   };
   // What a leaf is guaranteed in one cell.
   struct Promise {
     int32_t cluster = 0;
     std::string flavour;
     int64_t milli = 0;
-    int64_t used_milli = 0;            // held there by jobs of the leaf
+    // By -priority: what jobs of the leaf hold there, at their least size. More than that can be taken back for others of the leaf.
+    std::map<int32_t, int64_t> kept_milli;
   };
   // A leaf of the tree: who of it is unfinished, in leaf order, and whom of those that wait its guarantee covers.
   struct Leaf {
@@ -58,7 +61,9 @@ class Tally {
   void End(size_t index);
   void SeeGuarantees();
   void SeeEntitled(const Plan& plan);
-  void EndWait(size_t index, const Covered& covered);
+  void Keep(size_t index, int64_t sign);
+  void SeeCovered(size_t index, bool unused, Covered* covered);
+  void EndWait(size_t index, Covered covered);
 
   const Trace& trace_;
   const int64_t epoch_ns_;

@@ -191,7 +191,6 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
   FleetLink link;
   EngineOptions engine_options;
   engine_options.scheduling = options.scheduling;
-  engine_options.scheduling.estimates = 0;     // nobody here asks when something would start; no decision depends on it
   engine_options.decide = options.decide;
   engine_options.check_plans = options.check_plans;
   Engine engine(engine_options, &clock, &store, &link, State());

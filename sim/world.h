@@ -25,7 +25,8 @@ namespace muster::sim {
 using DecideFunction = std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)>;
 
 struct WorldOptions {
-  SchedulingOptions scheduling;
+  // Nobody asks here when something would start, and no decision depends on it: a decision is cheaper than musterd's by these.
+  SchedulingOptions scheduling = {.estimates = 0};
   FleetOptions fleet;
   DecideFunction decide;                      // empty: Muster's
   bool check_plans = true;                    // Validate each plan; peers' give no verdicts and need it off
@@ -54,8 +55,10 @@ struct JobResult {
   int64_t end_ns = -1;
   int evictions = 0;                          // stops by preemption
   int resizes = 0;
-  int64_t late_ns = 0;                        // longest time that its queue's guarantee covered it and it didn't start
-  int64_t left_out_ns = 0;                    // longest of it without a place in the entitled set
+  // While it waited although, in its queue's order, it fit what the queue is promised (sim/tally.cc):
+  int64_t late_ns = 0;                        // longest time in which the queue held less there than that
+  int64_t overtaken_ns = 0;                   // time in which younger ones of the queue held it: of one such wait, the longest
+  int64_t left_out_ns = 0;                    // longest time without a place in the entitled set
   std::vector<Segment> segments;
   std::string refused;                        // why it was not accepted
 };
@@ -72,6 +75,7 @@ struct WorldResult {
   int evictions = 0;
   int late = 0;                               // jobs with late_ns above patience_ns
   int left_out = 0;                           // jobs with left_out_ns above patience_ns
+  int overtaken = 0;                          // jobs with overtaken_ns above patience_ns
   uint64_t digest = 0;                        // FNV-1a over every journalled event, in order: equal runs, equal digests
   std::vector<std::string> stuck;             // jobs that had not ended when nothing was left to happen
 };

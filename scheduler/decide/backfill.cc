@@ -117,12 +117,8 @@ void Round::Backfill() {
   if (waiting.empty()) return;
   CountClaims();
 
-  TakeInTurns(std::move(waiting), use_now_, [&](int32_t b) { return BackfillOne(b); });
-}
-
-// The queues in turns, the one with the lowest levels along its path first. In each by priority, then what has run the least so
-// far: who isn't entitled to devices yet gets them in turns, and short work is through before its turn in S comes (decision 041).
-void Round::TakeInTurns(std::vector<int32_t> waiting, const Use& use, const std::function<bool(int32_t)>& take) {
+  // The queues in turns, the one with the lowest levels along its path first. In each by priority, then what has run the least so
+  // far: who isn't entitled to devices yet gets them in turns, and short work is through before its turn in S comes (decision 041).
   std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) {
     const Base &a = m_.bases[x], &b = m_.bases[y];
     return std::make_tuple(a.leaf, -a.priority, a.ran_ns, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.ran_ns, b.submit_ns, y);
@@ -133,11 +129,14 @@ void Round::TakeInTurns(std::vector<int32_t> waiting, const Use& use, const std:
   };
   const auto levels_of = [&](int32_t b) {
     const Base& base = m_.bases[b];
-    const int32_t cell = FirstOpened(base);
+    int32_t cell = -1;
+    for (size_t i = 0; i < base.cells.size() && cell < 0; ++i) {
+      if (base.opened[i]) cell = base.cells[i];
+    }
     std::vector<Level> levels;
     for (int32_t n = base.leaf; cell >= 0 && n > 0; n = m_.parent[n]) {
       const int32_t f = m_.cells[cell].flavour;
-      levels.insert(levels.begin(), LevelOf(n, f, UseAt(use, n, f)));
+      levels.insert(levels.begin(), LevelOf(n, f, UseAt(use_now_, n, f)));
     }
     return levels;
   };
@@ -167,21 +166,13 @@ void Round::TakeInTurns(std::vector<int32_t> waiting, const Use& use, const std:
       std::push_heap(heap.begin(), heap.end(), later);
       continue;
     }
-    while (turn.next < turn.end && !take(waiting[turn.next++])) {
+    while (turn.next < turn.end && !BackfillOne(waiting[turn.next++])) {
     }
     if (turn.next == turn.end) continue;
     turn.levels = levels_of(waiting[turn.next]);
     heap.push_back(std::move(turn));
     std::push_heap(heap.begin(), heap.end(), later);
   }
-}
-
-// The first of its list that is open to it; -1: none.
-int32_t Round::FirstOpened(const Base& base) const {
-  for (size_t i = 0; i < base.cells.size(); ++i) {
-    if (base.opened[i]) return base.cells[i];
-  }
-  return -1;
 }
 
 }  // namespace muster

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -149,9 +148,6 @@ class Round {
   void Backfill();
   void CountClaims();
   bool BackfillOne(int32_t b);
-  // Tries what waits outside S one after the other: who is first follows from levels by `use`, which rises as `take` returns true.
-  void TakeInTurns(std::vector<int32_t> waiting, const Use& use, const std::function<bool(int32_t)>& take);
-  int32_t FirstOpened(const Base& base) const;
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 

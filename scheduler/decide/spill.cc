@@ -7,9 +7,9 @@
 // gives back its devices in the order of the expected ends, and what waits before a task takes them.
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <set>
-#include <utility>
-#include <vector>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
@@ -121,33 +121,35 @@ void Round::Spill() {
     int32_t base = 0;
     bool now = false;
   };
-  std::vector<Look> order;
-  std::vector<int32_t> outside;
-  std::vector<bool> looking(m_.bases.size());
-  bool any_looks = false;
+  std::vector<Look> order, outside;
+  size_t looking = 0;
   for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
     for (const int32_t b : *list) {
       if (served_[b] || !m_.bases[b].wants_place()) continue;
       const bool looks_now = looks(m_.bases[b]);
-      looking[b] = looks_now;
-      any_looks = any_looks || looks_now;
-      if (!looks_now && order.size() + outside.size() >= kQueueCounted) continue;
-      if (list == &unserved_) {
-        order.push_back({b, looks_now});
-      } else {
-        outside.push_back(b);
-      }
+      if (looks_now || order.size() + outside.size() < kQueueCounted) (list == &unserved_ ? order : outside).push_back({b, looks_now});
+      looking += looks_now;
     }
   }
-  if (!any_looks) return;
-  // What waits in S first, in order of acceptance; then as Backfill would take it if there were room for all.
-  Use counted = use_now_;
-  TakeInTurns(std::move(outside), counted, [&](int32_t b) {
-    const Base& base = m_.bases[b];
-    order.push_back({b, looking[b]});
-    if (const int32_t cell = FirstOpened(base); cell >= 0) AddUse(&counted, base, cell, base.min_workers);
-    return true;
+  if (looking == 0) return;
+  // What waits in S first, in order of acceptance. Of the rest each queue's in Backfill's order, and of the queues that whose next
+  // task has run the least: priority orders one queue, not all of them.
+  std::sort(outside.begin(), outside.end(), [&](const Look& x, const Look& y) {
+    const Base &a = m_.bases[x.base], &b = m_.bases[y.base];
+    return std::make_tuple(a.leaf, -a.priority, a.ran_ns, x.base) < std::make_tuple(b.leaf, -b.priority, b.ran_ns, y.base);
   });
+  std::set<std::tuple<int64_t, int32_t, size_t>> next;     // by queue: ran_ns, base, place in `outside`
+  const auto add = [&](size_t i) { next.emplace(m_.bases[outside[i].base].ran_ns, outside[i].base, i); };
+  const auto leaf_of = [&](size_t i) { return m_.bases[outside[i].base].leaf; };
+  for (size_t i = 0; i < outside.size(); ++i) {
+    if (i == 0 || leaf_of(i) != leaf_of(i - 1)) add(i);
+  }
+  while (!next.empty()) {
+    const size_t i = std::get<2>(*next.begin());
+    next.erase(next.begin());
+    order.push_back(outside[i]);
+    if (i + 1 < outside.size() && leaf_of(i + 1) == leaf_of(i)) add(i + 1);
+  }
   for (std::vector<int32_t>& at : outlook_at_) at.assign(m_.cells.size(), -1);
 
   CountClaims();

@@ -86,22 +86,21 @@ TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {
   }
 }
 
-// Priority orders one queue: the other, which holds nothing yet, comes first.
-TEST(Spill, OutsideSItLooksFirstForTheQueueWithTheLowestLevel) {
-  ThreeClusters at({0, 5000, 0});
-  at.system.Queue("holds", 0, -1, 0).Queue("new", 0, -1, 0);
-  const uint64_t held = JobBuilder("holds").In({"c"}).TimeLimit(5000).SubmitTo(&at.system);
-  const uint64_t first = JobBuilder("q").In({"a"}).TimeLimit(1000).SubmitTo(&at.system);
-  Go(&at.system);
-  StartAll(&at.system, held);
-  StartAll(&at.system, first);
-  const uint64_t older = JobBuilder("holds").In({"a", "b", "c"}).Priority(5).SubmitTo(&at.system);
-  const uint64_t younger = JobBuilder("new").In({"a", "b", "c"}).SubmitTo(&at.system);
-  at.system.Step(40);
-  ReportAll(&at.system, at.holder[1], pb::GONE, 0);
-  Go(&at.system);
-  EXPECT_NE(TaskOf(at.system.state, younger).current(), nullptr);
-  EXPECT_EQ(TaskOf(at.system.state, older).current(), nullptr);
+TEST(Spill, PriorityOrdersOneQueueAndNotAnothersTasksBehindIt) {
+  for (const bool one_queue : {false, true}) {
+    ThreeClusters at({0, 5000, 5000});
+    at.system.Queue("lent", 0, -1, 0).Queue("also", 0, -1, 0);
+    const uint64_t first = JobBuilder("q").In({"a"}).TimeLimit(1000).SubmitTo(&at.system);
+    Go(&at.system);
+    StartAll(&at.system, first);
+    const uint64_t older = JobBuilder("lent").In({"a", "b", "c"}).SubmitTo(&at.system);
+    const uint64_t younger = JobBuilder(one_queue ? "lent" : "also").In({"a", "b", "c"}).Priority(5).SubmitTo(&at.system);
+    at.system.Step(40);
+    ReportAll(&at.system, at.holder[1], pb::GONE, 0);
+    Go(&at.system);
+    EXPECT_EQ(TaskOf(at.system.state, older).current() != nullptr, !one_queue) << one_queue;
+    EXPECT_EQ(TaskOf(at.system.state, younger).current() != nullptr, one_queue) << one_queue;
+  }
 }
 
 TEST(Spill, ABurstTakesEachFreeDeviceOnce) {

@@ -79,6 +79,11 @@ void Round::CountClaims() {
   }
 }
 
+bool Round::ComesFirst(int32_t x, int32_t y) const {
+  const Base &a = m_.bases[x], &b = m_.bases[y];
+  return std::make_tuple(a.leaf, -a.priority, a.ran_ns, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.ran_ns, b.submit_ns, y);
+}
+
 void Round::Backfill() {
   // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
   std::vector<int32_t> waiting;
@@ -119,10 +124,7 @@ void Round::Backfill() {
 
   // The queues in turns, the one with the lowest levels along its path first. In each by priority, then what has run the least so
   // far: who isn't entitled to devices yet gets them in turns, and short work is through before its turn in S comes (decision 041).
-  std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) {
-    const Base &a = m_.bases[x], &b = m_.bases[y];
-    return std::make_tuple(a.leaf, -a.priority, a.ran_ns, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.ran_ns, b.submit_ns, y);
-  });
+  std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) { return ComesFirst(x, y); });
   struct Turn {
     std::vector<Level> levels;         // from below the root down to the leaf
     size_t next = 0, end = 0;          // in `waiting`

@@ -148,6 +148,8 @@ class Round {
   void Backfill();
   void CountClaims();
   bool BackfillOne(int32_t b);
+  // Of what waits outside S, queue by queue: in each by priority, then the least run so far, then submission (decision 041).
+  bool ComesFirst(int32_t x, int32_t y) const;
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 

@@ -134,10 +134,7 @@ void Round::Spill() {
   if (looking == 0) return;
   // What waits in S first, in order of acceptance. Of the rest each queue's in Backfill's order, and of the queues that whose next
   // task has run the least: priority orders one queue, not all of them.
-  std::sort(outside.begin(), outside.end(), [&](const Look& x, const Look& y) {
-    const Base &a = m_.bases[x.base], &b = m_.bases[y.base];
-    return std::make_tuple(a.leaf, -a.priority, a.ran_ns, x.base) < std::make_tuple(b.leaf, -b.priority, b.ran_ns, y.base);
-  });
+  std::sort(outside.begin(), outside.end(), [&](const Look& x, const Look& y) { return ComesFirst(x.base, y.base); });
   std::set<std::tuple<int64_t, int32_t, size_t>> next;     // by queue: ran_ns, base, place in `outside`
   const auto add = [&](size_t i) { next.emplace(m_.bases[outside[i].base].ran_ns, outside[i].base, i); };
   const auto leaf_of = [&](size_t i) { return m_.bases[outside[i].base].leaf; };

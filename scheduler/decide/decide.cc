@@ -398,7 +398,7 @@ void Round::Grow() {
   for (const int32_t b : m_.growing) {
     const Base& base = m_.bases[b];
     if (base.bound_cell < 0 || base.workers >= base.entitled_workers()) continue;
-    if (base.charge != base.bound_cell || !base.may_resize || stopped_[b] || base.may_be_lost) continue;
+    if (base.charge != base.bound_cell || !base.may_resize || stopped_[b] || base.may_be_lost || ending_.contains(base.job)) continue;
     const int32_t has = base.workers;
     const int32_t most = base.entitled_workers();
     const int64_t due_ns = base.resize_ns + options_.grow_interval_ns;
@@ -430,9 +430,9 @@ void Round::Grow() {
   }
 }
 
-// Says what is kept for whom now where that differs from what State knows. An expected start that moves a little is no news. `ending`:
-// jobs that this plan brings to their end, and with it their tasks' reservations.
-void Round::EmitReservations(const std::set<const JobRow*>& ending) {
+// Says what is kept for whom now where that differs from what State knows. An expected start that moves a little is no news. Jobs
+// that this plan brings to their end lose what was kept for their tasks with it.
+void Round::EmitReservations() {
   std::map<int32_t, const Kept*> kept_of;
   for (const Kept& kept : kept_) kept_of[kept.base] = &kept;
   for (const std::vector<Kept>& cell : reserved_) {
@@ -443,12 +443,12 @@ void Round::EmitReservations(const std::set<const JobRow*>& ending) {
     const auto found = m_.base_of.find(ref);
     if (found != m_.base_of.end() && (kept_of.contains(found->second) || served_[found->second])) continue;
     const JobRow& job = *s_.FindJob(ref.job);
-    if (ending.contains(&job)) continue;
+    if (ending_.contains(&job)) continue;
     *plan_.events.emplace_back().mutable_reservation()->mutable_key() = KeyOf(job, ref.task, job.tasks[ref.task].next_attempt);
   }
   for (const auto& [b, kept] : kept_of) {
     const Base& base = m_.bases[b];
-    if (ending.contains(base.job)) continue;
+    if (ending_.contains(base.job)) continue;
     const Reservation* known = base.row->reservation.get();
     if (known != nullptr) {
       const int64_t moved_ns = std::abs(kept->start_ns - known->start_ns);
@@ -521,26 +521,13 @@ void Round::Emit(const Placed& placed) {
 
 Plan Round::Run() {
   StopWhatMust();
+  EndWhatIsOver();
   KeepHeld();
   PlaceEntitled();
   ExtendPlaced();
   Grow();
   Backfill();
   Spill();
-  // A cancelled or failed task's unreachable members are declared lost, where its rule allows that, so that it can end.
-  std::set<const JobRow*> ending;
-  for (const int32_t b : m_.stopping) {
-    const Base& base = m_.bases[b];
-    if (!base.ends || !base.may_be_lost) continue;
-    if (!AllOver(*base.current)) continue;
-    Lose(base, "the job ends without it");
-    ending.insert(base.job);
-  }
-  // Its other tasks wait no more, then.
-  std::erase_if(placed_, [&](const Placed& placed) { return ending.contains(m_.bases[placed.base].job); });
-  std::erase_if(opened_, [&](const pb::Event& event) {
-    return std::any_of(ending.begin(), ending.end(), [&](const JobRow* job) { return job->uid == event.cluster_opened().job_uid(); });
-  });
   // The first task that is placed binds its job to a cluster: the others look again from there.
   std::map<const JobRow*, int32_t> bound;
   std::erase_if(placed_, [&](const Placed& placed) {
@@ -555,7 +542,7 @@ Plan Round::Run() {
     return std::any_of(bound.begin(), bound.end(), [&](const auto& one) { return one.first->uid == event.cluster_opened().job_uid(); });
   });
   for (const Placed& placed : placed_) Emit(placed);
-  EmitReservations(ending);
+  EmitReservations();
   std::vector<pb::Event> events = std::move(stops_);
   for (std::vector<pb::Event>* more : {&lost_, &plan_.events, &opened_}) {
     for (pb::Event& event : *more) events.push_back(std::move(event));

@@ -421,6 +421,37 @@ TEST(Decide, AJobThatEndsByALossIsKeptNoDevices) {
   EXPECT_TRUE(TaskOf(system.state, job, 1).finished());
 }
 
+// As above, where others' tasks have the devices that the second is entitled to: none of them is stopped for it.
+TEST(Decide, NobodyIsStoppedForAJobThatEndsByALoss) {
+  for (const bool ends : {false, true}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 4, 2).Queue("q").Queue("other");
+    JobBuilder builder("q");
+    builder.Task("first").Gpus(2).TimeLimit(ends ? 3 : 1000);
+    builder.task()->set_trainer_json("{}");
+    builder.Task("second").Gpus(2);
+    std::vector<uint64_t> others;
+    for (int i = 0; i < 3; ++i) others.push_back(JobBuilder("other").Gpus(2).SubmitTo(&system));
+    Go(&system);
+    for (const uint64_t other : others) StartAll(&system, other);
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    ASSERT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_WAITING);
+    system.Step(4);
+    Go(&system);
+    ASSERT_EQ(TaskOf(system.state, job).state, ends ? pb::TASK_STOPPING : pb::TASK_RUNNING);
+    for (const uint64_t other : others) ASSERT_EQ(TaskOf(system.state, other).state, pb::TASK_RUNNING) << "within its min_runtime";
+    system.Step(6);
+    const std::string& host = system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name;
+    if (ends) system.HostState("c", host, pb::HOST_UNREACHABLE);
+    const Plan plan = Go(&system);
+    const auto claims = [](const pb::Event& event) { return event.has_attempt_stopping() && event.attempt_stopping().has_claimant(); };
+    EXPECT_EQ(std::count_if(plan.events.begin(), plan.events.end(), claims), ends ? 0 : 1);
+    EXPECT_EQ(TaskOf(system.state, job).state == pb::TASK_FAILED, ends);
+  }
+}
+
 TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 5, 1).Queue("q");

@@ -74,6 +74,9 @@ class Round {
 
   // stops.cc
   void StopWhatMust();
+  // A cancelled or failed task's unreachable members are declared lost, where its rule allows that, so that it can end. What else its
+  // job waits for is over with it: this plan places it nowhere, and stops and keeps nothing for it.
+  void EndWhatIsOver();
   void Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns, int32_t next_workers = 0,
             const pb::AttemptKey* claimant = nullptr);
   void LookAt(int64_t at_ns);
@@ -96,7 +99,7 @@ class Round {
   void ExtendPlaced();
   void Grow();
   void Emit(const Placed& placed);
-  void EmitReservations(const std::set<const JobRow*>& ending);
+  void EmitReservations();
   void Lose(const Base& base, const std::string& outcome);
   int32_t IndexOf(const Base& base) const { return static_cast<int32_t>(&base - m_.bases.data()); }
   bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;
@@ -194,6 +197,7 @@ class Round {
   Use use_claims_;                     // use_now_ and what waits in S; for backfill
   std::vector<int32_t> entitled_;      // bases of S that want a place, or come back, or may have to start elsewhere; ascending
   std::vector<int32_t> outside_;       // bases outside S that want a place or come back; ascending
+  std::set<const JobRow*> ending_;     // jobs that this plan brings to their end
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
   std::vector<Kept> kept_;             // held

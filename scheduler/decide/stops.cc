@@ -107,4 +107,17 @@ void Round::StopWhatMust() {
   }
 }
 
+void Round::EndWhatIsOver() {
+  for (const int32_t b : m_.stopping) {
+    const Base& base = m_.bases[b];
+    if (!base.ends || !base.may_be_lost || !AllOver(*base.current)) continue;
+    Lose(base, "the job ends without it");
+    ending_.insert(base.job);
+  }
+  if (ending_.empty()) return;
+  for (std::vector<int32_t>* bases : {&entitled_, &outside_}) {
+    std::erase_if(*bases, [&](int32_t b) { return ending_.contains(m_.bases[b].job); });
+  }
+}
+
 }  // namespace muster

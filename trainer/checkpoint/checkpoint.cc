@@ -18,7 +18,6 @@ namespace muster::trainer {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 // Bytes of a file that are read and checked at once: so few that they are still in the CPU's cache when they are checked.
 constexpr size_t kChunkBytes = size_t{256} << 10;
@@ -82,57 +81,19 @@ void PruneCheckpoints(const std::string& parent, int keep, int64_t newest) {
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std::string& index_text) {
-  json index = json::parse(index_text, nullptr, /*allow_exceptions=*/false);
-  if (!index.is_object()) return absl::DataLossError("index.json is not a JSON object");
-  try {
-    if (index.at("format") != kCheckpointFormat) return absl::DataLossError(absl::StrCat("index.json's format is not ", kCheckpointFormat));
-    const uint32_t told = index.at("crc32c").get<uint32_t>();
-    index.erase("crc32c");
-    const std::string body = index.dump();
-    if (Crc32c(body.data(), body.size()) != told) return absl::DataLossError("index.json doesn't match its checksum");
-    Checkpoint c;
-    c.path_ = path;
-    c.meta_.step = index.at("step").get<int64_t>();
-    c.meta_.next_sequence = index.at("next_sequence").get<int64_t>();
-    c.meta_.seed = index.at("seed").get<int64_t>();
-    c.meta_.recent_losses = index.value("recent_losses", std::vector<double>{});
-    c.meta_.packing_version = index.at("packing_version").get<int>();
-    c.meta_.data_fingerprint = index.at("data_fingerprint").get<std::string>();
-    c.meta_.zero_stage = index.at("zero_stage").get<int>();
-    c.meta_.dtype = index.at("dtype").get<std::string>();
-    c.meta_.optimizer = index.value("optimizer", true);
-    c.meta_.model = index.at("model");
-    c.meta_.trainer = index.at("trainer");
-    c.meta_.source = index.value("source", "");  // since 2026-11-22
-    c.meta_.tokenizer = index.value("tokenizer", "");
-    for (const json& file : index.at("files")) {
-      c.files_.push_back({file.at("name").get<std::string>(), file.at("size_bytes").get<uint64_t>(), file.at("crc32c").get<uint32_t>()});
-      if (c.files_.back().name.find('/') != std::string::npos) return absl::DataLossError("index.json names a file outside the checkpoint");
-    }
-    for (const auto& [name, value] : index.at("tensors").items()) {
-      Tensor tensor;
-      tensor.shape = value.at("shape").get<std::vector<int64_t>>();
-      for (const json& p : value.at("pieces")) {
-        const Piece piece{p.at("file").get<int>(), p.at("flat").get<int>(), p.at("tensor_begin").get<int64_t>(),
-                          p.at("file_begin").get<int64_t>(), p.at("numel").get<int64_t>()};
-        if (piece.file < 0 || piece.file >= static_cast<int>(c.files_.size()) || piece.tensor_begin < 0 || piece.file_begin < 0 || piece.numel < 1) {
-          return absl::DataLossError(absl::StrCat("index.json has a bad piece of ", name));
-        }
-        tensor.pieces.push_back(piece);
-      }
-      c.tensors_.emplace(name, std::move(tensor));
-    }
-    c.open_.resize(c.files_.size());
-    c.read_.resize(c.files_.size());
-    return c;
-  } catch (const json::exception& e) {
-    return absl::DataLossError(absl::StrCat("index.json is incomplete: ", e.what()));
-  }
+  absl::StatusOr<CheckpointIndex> index = ReadIndex(index_text);
+  if (!index.ok()) return index.status();
+  Checkpoint c;
+  c.path_ = path;
+  c.index_ = *std::move(index);
+  c.open_.resize(c.index_.files.size());
+  c.read_.resize(c.index_.files.size());
+  return c;
 }
 
 absl::StatusOr<const SafetensorsFile*> Checkpoint::OpenFile(int file) const {
   if (open_[file] == nullptr) {
-    absl::StatusOr<SafetensorsFile> opened = SafetensorsFile::Open(path_ + "/" + files_[file].name);
+    absl::StatusOr<SafetensorsFile> opened = SafetensorsFile::Open(path_ + "/" + index_.files[file].name);
     if (!opened.ok()) return opened.status();
     open_[file] = std::make_unique<SafetensorsFile>(*std::move(opened));
   }
@@ -143,13 +104,13 @@ std::vector<Checkpoint::Want> Checkpoint::WantsIn(int file, const SafetensorsHea
   std::vector<Want> wants;
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     const std::vector<SegmentPiece> pieces = PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end());
-    for (int kind = 0; kind < (meta_.optimizer ? 3 : 1); ++kind) {
+    for (int kind = 0; kind < (index_.meta.optimizer ? 3 : 1); ++kind) {
       const at::Tensor kept = flat->InPlace(static_cast<FlatParam::State>(kind));
       if (!kept.defined()) continue;
       for (const SegmentPiece& want : pieces) {
         const Segment& segment = flat->layout().segments()[want.segment];
-        const auto tensor = tensors_.find(segment.name);
-        if (tensor == tensors_.end() || tensor->second.shape != segment.shape) continue;  // Read says so
+        const auto tensor = index_.tensors.find(segment.name);
+        if (tensor == index_.tensors.end() || tensor->second.shape != segment.shape) continue;  // Read says so
         for (const Piece& have : tensor->second.pieces) {
           const int64_t from = std::max(want.segment_begin, have.tensor_begin), to = std::min(want.segment_begin + want.numel, have.tensor_begin + have.numel);
           if (have.file != file || from >= to) continue;
@@ -167,32 +128,28 @@ std::vector<Checkpoint::Want> Checkpoint::WantsIn(int file, const SafetensorsHea
 }
 
 absl::Status Checkpoint::VerifyFiles(int rank, int size, const Flats& flats) {
-  for (size_t i = static_cast<size_t>(rank); i < files_.size(); i += static_cast<size_t>(size)) {
-    absl::StatusOr<MappedFile> file = MappedFile::Open(path_ + "/" + files_[i].name, /*for_copies=*/true);
+  for (size_t i = static_cast<size_t>(rank); i < index_.files.size(); i += static_cast<size_t>(size)) {
+    absl::StatusOr<MappedFile> file = MappedFile::Open(path_ + "/" + index_.files[i].name, /*for_copies=*/true);
     if (!file.ok()) return file.status();
     const std::span<const uint8_t> bytes = file->bytes();
-    if (bytes.size() != files_[i].size_bytes) {
-      const bool cut = bytes.size() < files_[i].size_bytes;
-      return absl::DataLossError(absl::StrCat(files_[i].name, " has ", bytes.size(), " bytes where index.json means ", files_[i].size_bytes, ": ",
-                                              cut ? files_[i].size_bytes - bytes.size() : bytes.size() - files_[i].size_bytes, cut ? " are lacking" : " too many"));
+    if (bytes.size() != index_.files[i].size_bytes) {
+      const bool cut = bytes.size() < index_.files[i].size_bytes;
+      return absl::DataLossError(absl::StrCat(index_.files[i].name, " has ", bytes.size(), " bytes where index.json means ", index_.files[i].size_bytes, ": ",
+                                              cut ? index_.files[i].size_bytes - bytes.size() : bytes.size() - index_.files[i].size_bytes, cut ? " are lacking" : " too many"));
     }
-    const auto with_name = [&](const absl::Status& s) { return absl::DataLossError(absl::StrCat(files_[i].name, ": ", std::string(s.message()))); };
+    const auto with_name = [&](const absl::Status& s) { return absl::DataLossError(absl::StrCat(index_.files[i].name, ": ", std::string(s.message()))); };
     absl::StatusOr<SafetensorsHeader> header = ReadSafetensorsHeader(*file);
     std::vector<Want> wants;
     if (header.ok()) wants = WantsIn(static_cast<int>(i), *header, flats);
     uint32_t crc = 0;
     size_t at = 0;
-    for (const Want& want : wants) {
-      if (want.begin < at) {  // an index that has a piece twice
-        if (absl::Status s = file->Copy(bytes.subspan(want.begin, want.bytes), want.to); !s.ok()) return with_name(s);
-        continue;
-      }
+    for (const Want& want : wants) {  // apart from each other, as the pieces are
       if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at, want.begin - at), nullptr, crc); !s.ok()) return with_name(s);
       if (absl::Status s = ReadAndCheck(*file, bytes.subspan(want.begin, want.bytes), want.to, crc); !s.ok()) return with_name(s);
       at = want.begin + want.bytes;
     }
     if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at), nullptr, crc); !s.ok()) return with_name(s);
-    if (crc != files_[i].crc32c) return absl::DataLossError(absl::StrCat(files_[i].name, " doesn't match its checksum"));
+    if (crc != index_.files[i].crc32c) return absl::DataLossError(absl::StrCat(index_.files[i].name, " doesn't match its checksum"));
     if (!header.ok()) return with_name(header.status());
     for (const std::unique_ptr<FlatParam>& flat : flats) {
       for (int kind = 0; kind < 3; ++kind) {
@@ -209,13 +166,13 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
 }
 
 absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out, const FlatParam* flat) const {
-  const auto tensor = tensors_.find(segment.name);
-  if (tensor == tensors_.end()) return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, ", which this run trains"));
+  const auto tensor = index_.tensors.find(segment.name);
+  if (tensor == index_.tensors.end()) return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, ", which this run trains"));
   if (tensor->second.shape != segment.shape) {
     return absl::FailedPreconditionError(absl::StrCat(segment.name, " is [", absl::StrJoin(tensor->second.shape, ", "), "] there and [",
                                                       absl::StrJoin(segment.shape, ", "), "] here"));
   }
-  if (kind > 0 && !meta_.optimizer) {
+  if (kind > 0 && !index_.meta.optimizer) {
     std::fill_n(out, n, 0.0f);
     return absl::OkStatus();
   }
@@ -229,13 +186,13 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
     const int64_t file_from = have.file_begin + from - have.tensor_begin;
     if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
         static_cast<uint64_t>(file_from + to - from) * 4 > entry->second.end - entry->second.begin) {
-      return absl::DataLossError(absl::StrCat(files_[have.file].name, " lacks a part of ", segment.name));
+      return absl::DataLossError(absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
     }
     filled += to - from;
     if (read_[have.file].contains({flat, kind})) continue;
     const std::span<const uint8_t> bytes = (*file)->Data(entry->second).subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
     if (absl::Status s = (*file)->file().Copy(bytes, reinterpret_cast<uint8_t*>(out + from - begin)); !s.ok()) {
-      return absl::DataLossError(absl::StrCat(files_[have.file].name, ": ", std::string(s.message())));
+      return absl::DataLossError(absl::StrCat(index_.files[have.file].name, ": ", std::string(s.message())));
     }
   }
   if (filled != n) return absl::DataLossError(absl::StrCat("index.json covers ", segment.name, " in part only, or twice"));

@@ -31,11 +31,11 @@ std::vector<std::string> ListCheckpoints(const std::string& parent, absl::Status
 // An opened checkpoint. Movable; not thread-safe.
 class Checkpoint {
  public:
-  // Reads the index given as text, of the checkpoint at `path`; checks its checksum and form. Touches no other file.
+  // Reads the index given as text (ReadIndex), of the checkpoint at `path`. Touches no other file.
   static absl::StatusOr<Checkpoint> Parse(const std::string& path, const std::string& index_text);
 
   const std::string& path() const { return path_; }
-  const CheckpointMeta& meta() const { return meta_; }
+  const CheckpointMeta& meta() const { return index_.meta; }
   // Checks size, checksum and header of the files number rank, rank + size, …
   // What those have for `flats` is read on the way into the memory where it is kept, if it is kept as it is in the files: each byte once.
   // A checkpoint that is refused may leave there what it has.
@@ -46,19 +46,7 @@ class Checkpoint {
   absl::Status ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out) const;
 
  private:
-  struct File {
-    std::string name;
-    uint64_t size_bytes = 0;
-    uint32_t crc32c = 0;
-  };
-  struct Piece {  // numel elements from `tensor_begin` of the tensor are at `file_begin` of flat `flat` in file `file`
-    int file = 0, flat = 0;
-    int64_t tensor_begin = 0, file_begin = 0, numel = 0;
-  };
-  struct Tensor {
-    std::vector<int64_t> shape;
-    std::vector<Piece> pieces;
-  };
+  using Piece = CheckpointIndex::Piece;
   // Bytes of a file that belong into memory.
   struct Want {
     uint64_t begin = 0, bytes = 0;
@@ -71,9 +59,7 @@ class Checkpoint {
   absl::Status ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out, const FlatParam* flat) const;
 
   std::string path_;
-  CheckpointMeta meta_;
-  std::vector<File> files_;
-  std::map<std::string, Tensor> tensors_;
+  CheckpointIndex index_;
   std::vector<std::set<std::pair<const FlatParam*, int>>> read_;  // of each file, the flats and kinds that VerifyFiles has read it into
   mutable std::vector<std::unique_ptr<SafetensorsFile>> open_;
 };

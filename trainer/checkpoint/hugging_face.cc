@@ -43,15 +43,9 @@ std::vector<std::string> WeightFiles(const std::string& directory, const std::st
     return {kSingle};
   }
   absl::StatusOr<std::string> text = ReadFile(directory + "/" + kIndex);
-  const json index = text.ok() ? json::parse(*text, nullptr, false) : json();
-  std::set<std::string> names;
-  if (index.is_object() && index.contains("weight_map") && index["weight_map"].is_object()) {
-    for (const auto& [tensor, file] : index["weight_map"].items()) {
-      if (file.is_string() && file.get<std::string>().find('/') == std::string::npos) names.insert(file.get<std::string>());
-      else problems.push_back({path, absl::StrCat(directory, "/", kIndex, ": weight_map.", tensor, " is no file name")});
-    }
-  }
-  if (names.empty()) problems.push_back({path, absl::StrCat(directory, "/", kIndex, " has no weight_map; download it again")});
+  std::vector<std::string> wrong;
+  const std::set<std::string> names = WeightFilesIn(text.ok() ? *text : "", wrong);
+  for (const std::string& what : wrong) problems.push_back({path, absl::StrCat(directory, "/", kIndex, what)});
   return {names.begin(), names.end()};
 }
 

@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/checkpoint/checksum.h"
 
 namespace muster::trainer {
 
@@ -63,9 +62,7 @@ std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>
   for (int rank = 0; rank < ranks; ++rank) {
     index["files"].push_back({{"name", RankFileName(rank, ranks)}, {"size_bytes", files[rank].size_bytes}, {"crc32c", files[rank].crc32c}});
   }
-  const std::string body = index.dump();
-  index["crc32c"] = Crc32c(body.data(), body.size());
-  return index.dump(1) + "\n";
+  return SealedIndex(std::move(index));
 }
 
 }  // namespace muster::trainer

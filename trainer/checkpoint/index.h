@@ -1,4 +1,4 @@
-// How a checkpoint's files are named and what its index says; for those who write checkpoints and those who read them.
+// How a checkpoint's files are named, and its index as it is written; index_reader.h reads it.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trainer/checkpoint/index_reader.h"
 #include "trainer/checkpoint/safetensors.h"
 #include "trainer/parallel/flat_param.h"
 
 namespace muster::trainer {
 
-inline constexpr char kCheckpointFormat[] = "muster-checkpoint-1";
 // What a rank's file has of each flat, in this order; the last two only where `CheckpointMeta::optimizer`.
 inline constexpr const char* kCheckpointKinds[] = {"master", "exp_avg", "exp_avg_sq"};
-
-// What a checkpoint says beside its tensors.
-struct CheckpointMeta {
-  int64_t step = 0;           // optimizer steps done
-  int64_t next_sequence = 0;  // data cursor: the first sequence not trained on yet
-  int64_t seed = 0;
-  std::vector<double> recent_losses;  // trainer/loop/guard.h
-  int packing_version = 0;
-  std::string data_fingerprint;
-  int zero_stage = 0;
-  std::string dtype;          // of the weights: fp32, bf16 or fp16
-  bool optimizer = true;      // false: the moments are zero and not in the files
-  nlohmann::json model;       // config.json content
-  nlohmann::json trainer;     // the `trainer:` map; null for a converted model
-  // Directories that an export takes more than weights from, as they were called then; empty: none.
-  std::string source;         // the Hugging Face directory that training started from, or that was converted
-  std::string tokenizer;      // the tokenizer's files
-};
 
 // "step-00000041"
 std::string CheckpointName(int64_t step);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/checksum.h"
+#include "trainer/checkpoint/json_text.h"
 
 namespace muster::trainer {
 namespace {
@@ -16,25 +17,6 @@ namespace {
 using nlohmann::json;
 
 absl::Status Malformed(const std::string& what) { return absl::InvalidArgumentError("not a valid safetensors file: " + what); }
-
-// Parses the header; nlohmann keeps the last of two equal keys, so duplicates are caught while parsing.
-absl::StatusOr<json> ParseHeaderJson(std::string_view text) {
-  std::string duplicate;
-  bool too_deep = false;
-  std::vector<std::set<std::string>> keys;
-  json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > 8) too_deep = true;
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) duplicate = parsed.get<std::string>();
-    return !too_deep;
-  };
-  json header = json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (too_deep) return Malformed("its header nests too deeply");
-  if (header.is_discarded() || !header.is_object()) return Malformed("its header is not a JSON object");
-  if (!duplicate.empty()) return Malformed(absl::StrCat("\"", duplicate, "\" stands twice in its header"));
-  return header;
-}
 
 absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& name, const json& value, uint64_t data_bytes) {
   const auto bad = [&](const std::string& what) { return Malformed(absl::StrCat("tensor \"", name, "\": ", what)); };
@@ -119,8 +101,9 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const MappedFile& file) 
 absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> begin, uint64_t file_bytes) {
   const absl::StatusOr<uint64_t> header_bytes = HeaderBytes(begin, file_bytes);
   if (!header_bytes.ok()) return header_bytes.status();
-  absl::StatusOr<json> parsed = ParseHeaderJson({reinterpret_cast<const char*>(begin.data()) + 8, static_cast<size_t>(*header_bytes)});
-  if (!parsed.ok()) return parsed.status();
+  const absl::StatusOr<json> parsed =
+      ParseJsonObject({reinterpret_cast<const char*>(begin.data()) + 8, static_cast<size_t>(*header_bytes)}, /*deepest=*/8);
+  if (!parsed.ok()) return Malformed(absl::StrCat("its header ", std::string(parsed.status().message())));
 
   SafetensorsHeader header;
   header.data_offset = 8 + *header_bytes;

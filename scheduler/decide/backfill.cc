@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <tuple>
 
+#include "common/base/units.h"
 #include "scheduler/decide/round.h"
 
 namespace muster {
+namespace {
+
+constexpr int64_t kPassedOverNs = 14 * kDay;   // who waits for so long is passed over no more by what has run less
+
+}  // namespace
 
 // Tasks of a job share a directory: starting this one may not put a sibling's charged cluster out of reach.
 bool Round::SiblingsReach(const Base& base, int32_t cell) const {
@@ -79,14 +85,15 @@ void Round::CountClaims() {
   }
 }
 
-bool Round::ComesFirst(int32_t x, int32_t y) const {
-  const Base &a = m_.bases[x], &b = m_.bases[y];
-  return std::make_tuple(a.leaf, -a.priority, a.ran_ns, a.submit_ns, x) < std::make_tuple(b.leaf, -b.priority, b.ran_ns, b.submit_ns, y);
+Round::InLine Round::PlaceInLine(int32_t b) const {
+  const Base& base = m_.bases[b];
+  const bool long_enough = base.waiting_since_ns <= now_ns_ - kPassedOverNs;
+  return {base.leaf, -base.priority, long_enough ? 0 : base.ran_ns, base.submit_ns, b};
 }
 
 void Round::Backfill() {
   // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
-  std::vector<int32_t> waiting;
+  std::vector<InLine> waiting;
   std::vector<CellView> cells(m_.cells.size());            // what is free when this begins
   const auto has_room = [&](const Base& base) {
     for (size_t i = 0; i < base.cells.size(); ++i) {
@@ -117,14 +124,14 @@ void Round::Backfill() {
       LookAt(base.backoff_until_ns);
       continue;
     }
-    if (has_room(base)) waiting.push_back(b);
+    if (has_room(base)) waiting.push_back(PlaceInLine(b));
   }
   if (waiting.empty()) return;
   CountClaims();
 
   // The queues in turns, the one with the lowest levels along its path first. In each by priority, then what has run the least so
   // far: who isn't entitled to devices yet gets them in turns, and short work is through before its turn in S comes (decision 041).
-  std::sort(waiting.begin(), waiting.end(), [&](int32_t x, int32_t y) { return ComesFirst(x, y); });
+  std::sort(waiting.begin(), waiting.end());
   struct Turn {
     std::vector<Level> levels;         // from below the root down to the leaf
     size_t next = 0, end = 0;          // in `waiting`
@@ -146,14 +153,14 @@ void Round::Backfill() {
     for (size_t i = 0; i < a.levels.size() && i < b.levels.size(); ++i) {
       if (const int order = Compare(a.levels[i], b.levels[i]); order != 0) return order > 0;
     }
-    const Base &x = m_.bases[waiting[a.next]], &y = m_.bases[waiting[b.next]];
+    const Base &x = m_.bases[waiting[a.next].base], &y = m_.bases[waiting[b.next].base];
     return std::make_tuple(x.submit_ns, x.ref) > std::make_tuple(y.submit_ns, y.ref);
   };
   std::vector<Turn> heap;
   for (size_t i = 0; i < waiting.size();) {
     size_t end = i;
-    while (end < waiting.size() && m_.bases[waiting[end]].leaf == m_.bases[waiting[i]].leaf) ++end;
-    heap.push_back({levels_of(waiting[i]), i, end});
+    while (end < waiting.size() && waiting[end].leaf == waiting[i].leaf) ++end;
+    heap.push_back({levels_of(waiting[i].base), i, end});
     i = end;
   }
   std::make_heap(heap.begin(), heap.end(), later);
@@ -162,16 +169,16 @@ void Round::Backfill() {
     Turn turn = std::move(heap.back());
     heap.pop_back();
     // Levels only rise: a turn that is still the lowest with its levels of now is the lowest.
-    turn.levels = levels_of(waiting[turn.next]);
+    turn.levels = levels_of(waiting[turn.next].base);
     if (!heap.empty() && later(turn, heap.front())) {
       heap.push_back(std::move(turn));
       std::push_heap(heap.begin(), heap.end(), later);
       continue;
     }
-    while (turn.next < turn.end && !BackfillOne(waiting[turn.next++])) {
+    while (turn.next < turn.end && !BackfillOne(waiting[turn.next++].base)) {
     }
     if (turn.next == turn.end) continue;
-    turn.levels = levels_of(waiting[turn.next]);
+    turn.levels = levels_of(waiting[turn.next].base);
     heap.push_back(std::move(turn));
     std::push_heap(heap.begin(), heap.end(), later);
   }

@@ -82,6 +82,7 @@ struct alignas(64) Base {
   int64_t history_left_ns = kUnbounded; // and how long it would by history; kUnbounded: unknown
   int64_t submit_ns = 0;
   int64_t ran_ns = 0;                   // so far, in attempts that have ended
+  int64_t waiting_since_ns = 0;
   int32_t priority = 0;
   int32_t bound_cell = -1;              // where it runs
 

@@ -334,6 +334,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.priority = job.spec->priority();
   base.submit_ns = job.submit_ns;
   base.ran_ns = row.ran_ns;
+  base.waiting_since_ns = row.waiting_since_ns;
   base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
   const pb::Resources& wants = base.spec->resources();
   base.gpus = wants.gpus_milli() > 0;

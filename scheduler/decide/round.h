@@ -151,8 +151,18 @@ class Round {
   void Backfill();
   void CountClaims();
   bool BackfillOne(int32_t b);
-  // Of what waits outside S, queue by queue: in each by priority, then the least run so far, then submission (decision 041).
-  bool ComesFirst(int32_t x, int32_t y) const;
+  // What waits outside S, queue by queue: in each by priority, then the least run so far, then submission; what has waited for very
+  // long counts as never having run, so that it isn't passed over for ever (decision 041).
+  struct InLine {
+    int32_t leaf = 0, behind = 0;      // the priority's negative
+    int64_t ran_ns = 0, submit_ns = 0;
+    int32_t base = 0;
+    bool looks = false;                // for other clusters, now; beside the order
+    bool operator<(const InLine& other) const {
+      return std::tie(leaf, behind, ran_ns, submit_ns, base) < std::tie(other.leaf, other.behind, other.ran_ns, other.submit_ns, other.base);
+    }
+  };
+  InLine PlaceInLine(int32_t b) const;
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 

@@ -182,6 +182,37 @@ TEST(Backfill, OfAQueueItStartsFirstWhatHasRunTheLeast) {
   }
 }
 
+// Its queue is promised nothing, and of S all is another's, which has no such place. Each day one of its own that never ran comes.
+TEST(Backfill, WhatWasEvictedIsPassedOverForTwoWeeksAtMost) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("own", 2).Queue("lent", 0, -1, 0);
+  JobBuilder("own").Gpus(2).SubmitTo(&system);
+  const auto starts = [&](const char* queue, int priority) {
+    const uint64_t job = JobBuilder(queue).Priority(priority).SubmitTo(&system);
+    Go(&system);
+    return job;
+  };
+  const uint64_t longer = starts("lent", 0);
+  StartAll(&system, longer);
+  system.Step(50);
+  const uint64_t evicted = starts("lent", 0);
+  StartAll(&system, evicted);
+  system.Step(100);
+  uint64_t other = starts("own", 1);
+  ReportAll(&system, evicted, pb::GONE, 0, true);
+  Go(&system);
+  ASSERT_TRUE(Runs(system, other) && Runs(system, longer) && !Runs(system, evicted));
+  int day = 0;
+  while (!Runs(system, evicted) && day < 30) {
+    StartAll(&system, other);
+    system.Step(++day * 24 * 3600);
+    ReportAll(&system, other, pb::GONE, 0);
+    other = starts("lent", 0);
+    ASSERT_NE(Runs(system, other), Runs(system, evicted)) << "day " << day;
+  }
+  EXPECT_EQ(day, 15) << "the first time after fourteen of its days";
+}
+
 TEST(Backfill, FreedDevicesBelongToTheClaimantWhoeverComesMeanwhile) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");

@@ -121,31 +121,37 @@ void Round::Spill() {
     int32_t base = 0;
     bool now = false;
   };
-  std::vector<Look> order, outside;
+  std::vector<Look> order;
+  std::vector<InLine> outside;
   size_t looking = 0;
   for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
     for (const int32_t b : *list) {
       if (served_[b] || !m_.bases[b].wants_place()) continue;
       const bool looks_now = looks(m_.bases[b]);
-      if (looks_now || order.size() + outside.size() < kQueueCounted) (list == &unserved_ ? order : outside).push_back({b, looks_now});
       looking += looks_now;
+      if (!looks_now && order.size() + outside.size() >= kQueueCounted) continue;
+      if (list == &unserved_) {
+        order.push_back({b, looks_now});
+      } else {
+        outside.push_back(PlaceInLine(b));
+        outside.back().looks = looks_now;
+      }
     }
   }
   if (looking == 0) return;
   // What waits in S first, in order of acceptance. Of the rest each queue's in Backfill's order, and of the queues that whose next
   // task has run the least: priority orders one queue, not all of them.
-  std::sort(outside.begin(), outside.end(), [&](const Look& x, const Look& y) { return ComesFirst(x.base, y.base); });
+  std::sort(outside.begin(), outside.end());
   std::set<std::tuple<int64_t, int32_t, size_t>> next;     // by queue: ran_ns, base, place in `outside`
-  const auto add = [&](size_t i) { next.emplace(m_.bases[outside[i].base].ran_ns, outside[i].base, i); };
-  const auto leaf_of = [&](size_t i) { return m_.bases[outside[i].base].leaf; };
+  const auto add = [&](size_t i) { next.emplace(outside[i].ran_ns, outside[i].base, i); };
   for (size_t i = 0; i < outside.size(); ++i) {
-    if (i == 0 || leaf_of(i) != leaf_of(i - 1)) add(i);
+    if (i == 0 || outside[i].leaf != outside[i - 1].leaf) add(i);
   }
   while (!next.empty()) {
     const size_t i = std::get<2>(*next.begin());
     next.erase(next.begin());
-    order.push_back(outside[i]);
-    if (i + 1 < outside.size() && leaf_of(i + 1) == leaf_of(i)) add(i + 1);
+    order.push_back({outside[i].base, outside[i].looks});
+    if (i + 1 < outside.size() && outside[i + 1].leaf == outside[i].leaf) add(i + 1);
   }
   for (std::vector<int32_t>& at : outlook_at_) at.assign(m_.cells.size(), -1);
 

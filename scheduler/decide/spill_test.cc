@@ -65,24 +65,34 @@ TEST(Spill, OpensTheListAsFarAsTheFirstClusterThatPays) {
 }
 
 TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {
-  for (const int priority : {0, 1}) {
-    ThreeClusters at({0, 5000, 5000});
+  const struct {
+    const char* why;
+    int priority;                      // of what has run
+    int64_t now_s;                     // when b has room; the time since 20 s it waits
+    bool goes;
+  } kCases[] = {
+      {"another never ran", 0, 40, false},
+      {"it has the higher priority", 1, 40, true},
+      {"it has been passed over for two weeks", 0, 15 * 24 * 3600, true},
+  };
+  for (const auto& c : kCases) {
+    ThreeClusters at({0, 2'000'000, 2'000'000});
     JobBuilder builder("q");
-    builder.In({"a", "b", "c"}).Priority(priority).task()->set_max_restarts(1);
+    builder.In({"a", "b", "c"}).Priority(c.priority).task()->set_max_restarts(1);
     const uint64_t older = builder.SubmitTo(&at.system);
     Go(&at.system);
     StartAll(&at.system, older);
     at.system.Step(20);
     ReportAll(&at.system, older, pb::GONE, 1);
-    const uint64_t first = JobBuilder("q").In({"a"}).Priority(2).TimeLimit(1000).SubmitTo(&at.system);
+    const uint64_t first = JobBuilder("q").In({"a"}).Priority(2).TimeLimit(1'900'000).SubmitTo(&at.system);
     Go(&at.system);
     StartAll(&at.system, first);
     const uint64_t fresh = JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system);
-    at.system.Step(40);
+    at.system.Step(c.now_s);
     ReportAll(&at.system, at.holder[1], pb::GONE, 0);
     Go(&at.system);
-    EXPECT_EQ(TaskOf(at.system.state, fresh).current() != nullptr, priority == 0) << "priority " << priority;
-    EXPECT_EQ(TaskOf(at.system.state, older).current() != nullptr, priority == 1) << "priority " << priority;
+    EXPECT_EQ(TaskOf(at.system.state, fresh).current() != nullptr, !c.goes) << c.why;
+    EXPECT_EQ(TaskOf(at.system.state, older).current() != nullptr, c.goes) << c.why;
   }
 }
 

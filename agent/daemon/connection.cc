@@ -15,9 +15,6 @@
 namespace muster::agent {
 namespace {
 
-constexpr auto kFirstRetry = std::chrono::milliseconds(20);
-constexpr auto kLastRetry = std::chrono::milliseconds(2000);
-constexpr auto kLastRetryRefused = std::chrono::milliseconds(10000);
 constexpr size_t kScheme = 7;  // "unix://"
 
 }  // namespace
@@ -70,7 +67,7 @@ std::string Connection::WhyNotServed() const {
 }
 
 void Connection::Run() {
-  auto wait = kFirstRetry;
+  auto spoke = std::chrono::steady_clock::now();
   while (true) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -87,9 +84,9 @@ void Connection::Run() {
       post_(std::move(closed));
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    if (spoke_) wait = kFirstRetry;
-    changed_.wait_for(lock, wait, [this] { return stopping_; });
-    wait = std::min(wait * 2, refused_ ? kLastRetryRefused : kLastRetry);
+    const auto now = std::chrono::steady_clock::now();
+    if (spoke_) spoke = now;
+    changed_.wait_for(lock, RetryAfter(std::chrono::duration_cast<std::chrono::milliseconds>(now - spoke), refused_), [this] { return stopping_; });
   }
 }
 

@@ -50,6 +50,10 @@ int Ping(Session& session) {
     absl::StrAppend(&text, steps.steps(), " steps with ", steps.events(), " events since its start; 99 of 100 took at most ", steps.step_ns_p99() / 1000,
                     " us, their commits ", steps.commit_ns_p99() / 1000, " us\n");
   }
+  if (response->steps().refused_plans() > 0) {
+    absl::StrAppend(&text, response->steps().refused_plans(), " plans were wrong and refused before anything was started or stopped by them. Please report them with what lies in "
+                    "refused-plans/ of its data_dir.\n");
+  }
   if (!response->accepts_submissions()) absl::StrAppend(&text, "It takes no submissions: ", Plain(response->why_not()), "\n");
   return session.ShowOne(text, *response, response->version());
 }

@@ -208,6 +208,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* 
   steps->set_commit_ns_p99(stats.commit.PerMilleNs(990));
   steps->set_commit_ns_longest(stats.commit.longest_ns());
   steps->set_most_queued(stats.most_queued);
+  steps->set_refused_plans(stats.refused_plans);
   return Reply(call, grpc::Status::OK);
 }
 

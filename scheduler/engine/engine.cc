@@ -332,6 +332,7 @@ void Engine::DecideAndApply() {
   }
   if (refused) look_ns = accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
   std::lock_guard lock(mutex_);
+  stats_.refused_plans += refused;
   next_look_ns_ = std::max(look_ns, now_ns_ + kMillisecond);
 }
 

@@ -57,6 +57,7 @@ struct EngineStats {
   Durations commit;                     // the store's part
   Durations step;                       // all of it
   size_t most_queued = 0;               // at the beginning of a step
+  uint64_t refused_plans = 0;           // by Validate (CONTRACTS 20); each is to be reported
 };
 
 // What readers see: the newest durable State with what the last step said about it. Immutable.

@@ -177,6 +177,7 @@ TEST_F(EngineTest, ConfinesARefusalToTheJobThatItIsAbout) {
   ASSERT_NE(verdict, nullptr);
   EXPECT_EQ(verdict->code, pb::V_REFUSED);
   EXPECT_TRUE(std::filesystem::exists(options.refused_plans_directory + "/1-2/plan.txt"));
+  EXPECT_EQ(engine_->Stats().refused_plans, 1u);
   wrong = false;
   clock_.now_ns = engine_->NextLookNs();
   EXPECT_LE(clock_.now_ns, view->now_ns + 10 * kSecond);

@@ -188,6 +188,7 @@ void Scheduler::Guard(F f) {
 void Scheduler::Die() {
   if (!alive()) return;
   *life_ = false;
+  CheckRefusedPlans();
   network_->Died(this);
   // Not while it answers those who wait: a dead process answers nobody.
   std::unique_ptr<Engine> engine = std::move(engine_);
@@ -249,6 +250,10 @@ void Scheduler::Step() {
     }
   });
   if (alive()) Look();
+  if (alive() && engine_->Stats().refused_plans > 0) CheckRefusedPlans();
+}
+
+void Scheduler::CheckRefusedPlans() {
   std::error_code error;
   for (const auto& reproducer : std::filesystem::directory_iterator(refused_plans_, error)) {
     const std::string text = ReadFile(reproducer.path().string() + "/plan.txt").value_or("");

@@ -72,6 +72,7 @@ class Scheduler final : public Network::SchedulerEnd {
   void Defer(std::function<void()> f);               // while it is paused
   void Step();
   void Look();
+  void CheckRefusedPlans();
   void Tick();
   void Compare();
   std::unique_ptr<SqliteStore> Open();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/fnv.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "scheduler/ask/ask.h"
@@ -39,7 +40,7 @@ class DigestStore : public Store {
   absl::Status Commit(const Transaction& transaction) override {
     MUSTER_CHECK(transaction.commit == last_ + 1);
     last_ = transaction.commit;
-    for (const std::string& event : transaction.events) digest_ = Fnv1a(digest_, event);
+    for (const std::string& event : transaction.events) digest_ = Fnv1a(event, digest_);
     return absl::OkStatus();
   }
   bool WantsRows() const override { return false; }
@@ -47,7 +48,7 @@ class DigestStore : public Store {
 
  private:
   uint64_t last_ = 0;
-  uint64_t digest_ = 0xcbf29ce484222325ull;
+  uint64_t digest_ = kFnv1aBegin;
 };
 
 class FleetLink : public AgentLink {
@@ -160,11 +161,6 @@ absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& que
 }
 
 }  // namespace
-
-uint64_t Fnv1a(uint64_t digest, const std::string& bytes) {
-  for (unsigned char c : bytes) digest = (digest ^ c) * 0x100000001b3ull;
-  return digest;
-}
 
 int64_t DevicesOf(const pb::ClusterFile& clusters, const std::string& flavour) {
   int64_t devices = 0;

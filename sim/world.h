@@ -80,9 +80,6 @@ struct WorldResult {
   std::vector<std::string> stuck;             // jobs that had not ended when nothing was left to happen
 };
 
-// FNV-1a, 64 bit (Fowler, Noll, Vo).
-uint64_t Fnv1a(uint64_t digest, const std::string& bytes);
-
 // Devices of a flavour in the whole file; flavour empty: of all.
 int64_t DevicesOf(const pb::ClusterFile& clusters, const std::string& flavour);
 

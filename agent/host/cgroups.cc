@@ -17,10 +17,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "agent/host/fnv.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "common/base/clock.h"
+#include "common/base/fnv.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 

@@ -17,11 +17,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "agent/host/causes.h"
-#include "agent/host/fnv.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "agent/shim/progress.h"
 #include "common/base/files.h"
+#include "common/base/fnv.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/fnv.h"
 #include "common/base/units.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
@@ -35,12 +36,6 @@ class Dice {
  private:
   uint64_t state_;
 };
-
-uint64_t Fnv(uint64_t digest, const std::string& bytes) {
-  if (digest == 0) digest = 0xcbf29ce484222325ull;
-  for (const char c : bytes) digest = (digest ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
-  return digest;
-}
 
 class Case {
  public:
@@ -471,7 +466,7 @@ class Case {
     round_ = s_.round();
     bool opened = false;
     for (const pb::Event& event : plan.events) {
-      totals_.digest = Fnv(totals_.digest, event.SerializeAsString());
+      totals_.digest = Fnv1a(event.SerializeAsString(), totals_.digest);
       if (event.has_cluster_opened() && !opened) CheckAfter(before, plan);   // these stand last, and make the set another one
       opened = opened || event.has_cluster_opened();
       if (opened && !event.has_cluster_opened()) Fail("acts after it has opened a cluster");
@@ -794,7 +789,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   settled += o.settled;
   entitled_waiting += o.entitled_waiting;
   entitled += o.entitled;
-  digest = Fnv(digest, absl::StrCat(o.digest));
+  digest = Fnv1a(absl::StrCat(o.digest), digest);
 }
 
 std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace) {

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <string>
 
+#include "common/base/fnv.h"
+
 namespace muster {
 
 struct FuzzTotals {
@@ -21,7 +23,7 @@ struct FuzzTotals {
   int64_t steps_to_settle_max = 0;     // decisions with an effect in a quiet time
   int64_t settled = 0;                 // quiet times that ended
   int64_t entitled_waiting = 0, entitled = 0;  // units of S without and with a place, when settled
-  uint64_t digest = 0;                 // over all plans' events, in order
+  uint64_t digest = kFnv1aBegin;                 // over all plans' events, in order
 
   void Add(const FuzzTotals& other);
 };

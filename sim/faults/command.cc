@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/base/files.h"
+#include "common/base/fnv.h"
 #include "common/base/quiet_log.h"
 #include "common/base/units.h"
 #include "sim/faults/run.h"
@@ -105,7 +106,7 @@ int Main(int argc, char** argv) {
     for (const auto& [name, count] : result.counters) counters[name] += count;
     virtual_ns += result.virtual_ns;
     real_ns += result.real_ns;
-    digest = digest * 0x100000001b3ull ^ result.digest;
+    digest = Fnv1a(absl::StrCat(result.digest), digest);
     if (result.violations.empty()) continue;
     if (failed++ == 0) first_failed = seed;
     if (!args.json) Tell(args, config, seed, all, faults, result);

@@ -11,6 +11,7 @@
 
 #include "agent/reconcile/ports.h"
 #include "agent/shim/rules.h"
+#include "common/base/fnv.h"
 #include "sim/faults/checks.h"
 #include "sim/faults/config.h"
 #include "sim/faults/heap.h"
@@ -25,12 +26,12 @@ struct Shared {
   Counters counters;
   Checker checker;
   Programs programs;
-  uint64_t digest = 0xcbf29ce484222325ull;   // of everything that was committed and everything that ran
+  uint64_t digest = kFnv1aBegin;   // of everything that was committed and everything that ran
 
   Shared(const Config& config, uint64_t seed)
       : config(config), heap(1'800'000'000 * kSecond, seed ^ 0x5bd1e995), checker(&counters), programs(config, seed, &heap) {}
   void Digest(const std::string& text) {
-    for (const unsigned char c : text) digest = (digest ^ c) * 0x100000001b3ull;
+    digest = Fnv1a(text, digest);
   }
 };
 

@@ -1,4 +1,5 @@
 #include "sim/faults/programs.h"
+#include "common/base/fnv.h"
 
 #include <algorithm>
 
@@ -21,9 +22,7 @@ std::string Name(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(),
 }  // namespace
 
 Random Programs::RandomOf(const pb::AttemptKey& key, int64_t what) const {
-  uint64_t hash = seed_ ^ 0xcbf29ce484222325ull;
-  for (const unsigned char c : Name(key)) hash = (hash ^ c) * 0x100000001b3ull;
-  return Random(hash ^ (static_cast<uint64_t>(what) * 0x9e3779b97f4a7c15ull));
+  return Random(Fnv1a(Name(key), seed_ ^ kFnv1aBegin) ^ (static_cast<uint64_t>(what) * 0x9e3779b97f4a7c15ull));
 }
 
 void Programs::Start(const pb::Prepare& prepare, int32_t rank, Rank acts) {
@@ -34,9 +33,7 @@ void Programs::Start(const pb::Prepare& prepare, int32_t rank, Rank acts) {
     gang.prepare = prepare;
     gang.size = prepare.gang_workers() * std::max(1, prepare.processes_per_worker());
     // The job's length does not depend on the attempt.
-    uint64_t hash = seed_;
-    for (const unsigned char c : absl::StrCat(prepare.key().job_uid(), "/", prepare.key().task())) hash = (hash ^ c) * 0x100000001b3ull;
-    Random length(hash);
+    Random length(Fnv1a(absl::StrCat(prepare.key().job_uid(), "/", prepare.key().task()), seed_));
     gang.steps = length.Between(1, std::max<int64_t>(1, config_.work_ns / kStepNs));
     Random random = RandomOf(prepare.key(), 0);
     for (const std::string& path : prepare.resume_from()) {

@@ -268,7 +268,7 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
   record.stop = StopRecord{v1::PREEMPTION, 7};
   ASSERT_TRUE((*state)->PersistStop(record).ok());
-  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 99}).ok());
+  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 99}, true).ok());
   AttemptRecord unknown;
   unknown.id = {std::string(32, 'd'), "x.y", 1};
   EXPECT_EQ((*state)->ClaimStopped(unknown).value(), Claim::kStopped);
@@ -287,6 +287,34 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   EXPECT_EQ((*records)[0].stop, record.stop);
   EXPECT_EQ((*records)[1].id, unknown.id);
   EXPECT_EQ((*records)[1].claim, Claim::kStopped);
+}
+
+// The newest commit number is a name among the attempts', which is durable with whatever is next made durable there.
+TEST_F(HostTest, TheCommitNumberIsExactAfterARestart) {
+  const std::string attempts = directory_ + "/s/attempts";
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(attempts)) found.push_back(entry.path().filename());
+    return found;
+  };
+  auto state = StateDirectory::Open(directory_ + "/s");
+  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 0}, true).ok());
+  for (const uint64_t commit : {1, 9, 10}) ASSERT_TRUE((*state)->PersistSeen({"store", 4, commit}, false).ok());
+  EXPECT_EQ(names(), std::vector<std::string>{".seen-4-10"});
+  state->reset();
+  Write("s/attempts/.seen-4-9", "");     // power loss may bring an old name back
+  Write("s/attempts/.seen-3-11", "");    // or one of an epoch before
+  state = StateDirectory::Open(directory_ + "/s");
+  EXPECT_EQ((*state)->seen(), (Seen{"store", 4, 10}));
+  EXPECT_TRUE((*state)->Load()->empty()) << "it is no attempt";
+  EXPECT_EQ(names(), std::vector<std::string>{".seen-4-10"});
+  // A new epoch counts from what it says.
+  ASSERT_TRUE((*state)->PersistSeen({"store", 5, 2}, true).ok());
+  state->reset();
+  state = StateDirectory::Open(directory_ + "/s");
+  EXPECT_EQ((*state)->seen(), (Seen{"store", 5, 2}));
+  ASSERT_TRUE((*state)->PersistSeen({"store", 5, 3}, false).ok());
+  EXPECT_EQ(names(), std::vector<std::string>{".seen-5-3"});
 }
 
 TEST_F(HostTest, AStateDirectoryOpenToOthersIsRefused) {

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "agent/host/causes.h"
 #include "agent/shim/durable.h"
@@ -34,6 +35,7 @@ constexpr int64_t kShimLogBytes = 1 << 20;    // begun anew by an agent that fin
 
 constexpr char kOutcomeFile[] = "outcome";
 constexpr char kSeenFile[] = "seen";
+constexpr char kSeenPrefix[] = ".seen-";
 constexpr char kForgottenPrefix[] = ".forgotten-";
 constexpr size_t kMostSpares = 256;
 constexpr char kSilentFile[] = "/logs/.silent";        // linked in the place of logs of an attempt that wrote nothing
@@ -142,15 +144,34 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   }
   directory->state_id_ = std::string(absl::StripSuffix(*id, "\n"));
   if (!IsId(directory->state_id_)) return absl::DataLossError(path + "/state_id: damaged; move the state directory away to begin afresh");
-  absl::StatusOr<std::string> seen = ReadFile(path + "/" + kSeenFile, 4096);
+  directory->LoadSeen();
+  return directory;
+}
+
+void StateDirectory::LoadSeen() {
+  absl::StatusOr<std::string> seen = ReadFile(absl::StrCat(path_, "/", kSeenFile), 4096);
   std::vector<Line> lines;
   std::string error;
   if (seen.ok() && shim::ParseFile(*seen, "muster-agent-seen", &lines, &error) && lines.size() == 1) {
-    directory->seen_.store_id = lines[0].Get("store_id");
-    ReadNumber(lines[0], "epoch", &directory->seen_.epoch);
-    ReadNumber(lines[0], "commit", &directory->seen_.commit);
+    seen_.store_id = lines[0].Get("store_id");
+    ReadNumber(lines[0], "epoch", &seen_.epoch);
+    ReadNumber(lines[0], "commit", &seen_.commit);
   }
-  return directory;
+  // A loss of power may leave more than one name.
+  for (const auto& entry : std::filesystem::directory_iterator(path_ + "/attempts")) {
+    const std::string name = entry.path().filename().string();
+    const std::vector<std::string> parts = absl::StrSplit(name, '-');
+    uint64_t epoch = 0, commit = 0;
+    if (parts.size() != 3 || absl::StrCat(parts[0], "-") != kSeenPrefix || !absl::SimpleAtoi(parts[1], &epoch) || !absl::SimpleAtoi(parts[2], &commit)) continue;
+    if (epoch < seen_.epoch || (epoch == seen_.epoch && commit < seen_.commit)) {
+      ::unlink(entry.path().c_str());
+      continue;
+    }
+    if (!seen_file_.empty()) ::unlink(seen_file_.c_str());
+    seen_.epoch = epoch;
+    seen_.commit = commit;
+    seen_file_ = entry.path().string();
+  }
 }
 
 StateDirectory::~StateDirectory() {
@@ -254,7 +275,17 @@ void StateDirectory::LoadOutcome(AttemptRecord* record) const {
   }
 }
 
-absl::Status StateDirectory::PersistSeen(const Seen& seen) {
+absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
+  if (!synced) {
+    std::string name = absl::StrCat(path_, "/attempts/", kSeenPrefix, seen.epoch, "-", seen.commit);
+    if (seen_file_.empty() || ::rename(seen_file_.c_str(), name.c_str()) != 0) {
+      const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+      if (fd < 0) return ErrnoStatus(errno, name);
+      ::close(fd);
+    }
+    seen_file_ = std::move(name);
+    return absl::OkStatus();
+  }
   const Line line = Line{"seen"}.Add("store_id", seen.store_id).Add("epoch", static_cast<int64_t>(seen.epoch)).Add("commit", static_cast<int64_t>(seen.commit));
   return Errno(shim::ReplaceFile(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line})), kSeenFile);
 }

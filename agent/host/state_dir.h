@@ -1,6 +1,7 @@
 // The agent's state directory (mode 0700): what survives its death and the machine's.
 //
 //   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
+//   attempts/.seen-<epoch>-<commit>   an empty file: the newest commit number, in its name, so that whatever syncs the names of attempts syncs it
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)  outcome  claim  stop  events  progress  exits  logs/
 //                                .prepared.spare .exits.spare (files of an attempt before, to be written over)
 //   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it wrote nothing
@@ -46,7 +47,7 @@ class StateDirectory final : public Files {
   absl::Status PersistStop(const AttemptRecord& record) override;
   absl::Status Renew(const AttemptRecord& record) override;
   absl::Status PersistOutcome(const AttemptRecord& record) override;
-  absl::Status PersistSeen(const Seen& seen) override;
+  absl::Status PersistSeen(const Seen& seen, bool synced) override;
   // Its files go with the next CollectForgotten.
   absl::Status Forget(const AttemptId& id) override;
   // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves an attempt whole or nothing. Directories
@@ -58,12 +59,14 @@ class StateDirectory final : public Files {
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}
   absl::Status MakeAttemptDirectory(const AttemptId& id);
   bool KeepSpare(const std::string& directory);
+  void LoadSeen();
   void LoadOutcome(AttemptRecord* record) const;
 
   const std::string path_;
   int lock_ = -1;
   std::string state_id_;
   Seen seen_;
+  std::string seen_file_;                // attempts/.seen-…; empty: none
   std::vector<std::string> forgotten_;   // directories to remove
   std::vector<std::string> spares_;      // directories for attempts to come
   bool fresh_ = false;

@@ -29,7 +29,8 @@ class Files {
   virtual absl::Status Renew(const AttemptRecord& record) = 0;
   // What Hello needs of an attempt that ended without exit records, acknowledged checkpoints, publishing.
   virtual absl::Status PersistOutcome(const AttemptRecord& record) = 0;
-  virtual absl::Status PersistSeen(const Seen& seen) = 0;
+  // Not `synced`: it outlives this process at once, and a loss of power as soon as an attempt is claimed, prepared durably or forgotten here.
+  virtual absl::Status PersistSeen(const Seen& seen, bool synced) = 0;
   // Removes all but the logs.
   virtual absl::Status Forget(const AttemptId& id) = 0;
   // Renames an export to its target; done before counts as done.

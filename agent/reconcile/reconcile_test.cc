@@ -82,7 +82,8 @@ struct World final : Files, Processes, Sender {
     return absl::OkStatus();
   }
   absl::Status PersistOutcome(const AttemptRecord& record) override { return absl::OkStatus(); }
-  absl::Status PersistSeen(const Seen& seen) override {
+  absl::Status PersistSeen(const Seen& seen, bool synced) override {
+    if (logs_seen) log.push_back(absl::StrCat(synced ? "seen, synced, " : "seen ", seen.epoch, ":", seen.commit));
     this->seen = seen;
     return absl::OkStatus();
   }
@@ -114,6 +115,7 @@ struct World final : Files, Processes, Sender {
   std::map<AttemptId, Claim> claims;
   std::set<AttemptId> live;
   Seen seen;
+  bool logs_seen = false;
   absl::Status prepared_error, prepare_error, publish_error;
 };
 
@@ -408,6 +410,7 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   AttemptRecord ended = Claimed(Claim::kStarted, true);
   AttemptRecord prepared = Prepared();
   prepared.id.attempt = 2;
+  world_.logs_seen = true;
   Begin({ended, prepared});
   const v1::Hello hello = agent_->Hello({}, 1).hello();
   ASSERT_EQ(hello.attempts_size(), 2);
@@ -416,7 +419,8 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   EXPECT_EQ(hello.epoch_seen(), 3u);
   EXPECT_EQ(world_.seen.epoch, 3u);
 
-  // The newest commit is told exactly, however seldom it is written down.
+  // The newest commit is told exactly, however seldom it is written down while nothing is done because of it.
+  EXPECT_EQ(world_.Take(), (Log{"seen, synced, 3:0"}));
   v1::SchedulerMessage later;
   later.mutable_heartbeat_ack();
   for (const uint64_t commit : {5, 7}) {
@@ -427,7 +431,24 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   EXPECT_EQ(world_.seen.commit, 0u);
   later.set_commit(64);
   Tell(later);
-  EXPECT_EQ(world_.seen.commit, 64u);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:64"}));
+}
+
+TEST_F(ReconcilerTest, TheCommitNumberOfACommandIsKeptBeforeItIsActedOn) {
+  v1::SchedulerMessage stop;
+  *stop.mutable_stop()->mutable_key() = KeyOf(kId);
+  stop.set_commit(5);
+  world_.logs_seen = true;
+  Tell(stop);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:5", "claim"}));
+  v1::SchedulerMessage forget;
+  *forget.mutable_forget()->mutable_key() = KeyOf(kId);
+  forget.set_commit(6);
+  Tell(forget);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:6", "forget"}));
+  forget.set_commit(6);
+  Tell(forget);
+  EXPECT_EQ(world_.Take(), Log{}) << "once a commit";
 }
 
 TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {

@@ -120,9 +120,12 @@ void Reconciler::See(const v1::SchedulerMessage& message) {
   }
   next.commit = std::max(next.commit, message.commit());
   seen_ = next;
-  // The epoch is worth a sync at once; the commit number every now and then: exact while this process lives.
-  if (seen_.epoch == seen_kept_.epoch && seen_.store_id == seen_kept_.store_id && seen_.commit < seen_kept_.commit + 64) return;
-  if (const absl::Status status = files_->PersistSeen(seen_); !status.ok()) {
+  // The epoch is worth a sync. Not so the commit number: it is kept before anything is done because of it, and of what else is heard every
+  // now and then.
+  const bool other = seen_.epoch != seen_kept_.epoch || seen_.store_id != seen_kept_.store_id;
+  const bool acts = !message.has_welcome() && !message.has_heartbeat_ack();
+  if (!other && seen_.commit < seen_kept_.commit + (acts ? 1 : 64)) return;
+  if (const absl::Status status = files_->PersistSeen(seen_, /*synced=*/other); !status.ok()) {
     LogError("agent failed", {{"doing", "remember the epoch"}, {"error", std::string(status.message())}});
     return;
   }

@@ -123,7 +123,13 @@ void Checker::OnEnd(const std::string& host, const pb::AttemptKey& key, const Tr
   ends_[{Text(key), host}] = end;
 }
 
+void Checker::OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit) {
+  if (std::pair(epoch, commit) >= acted_[host]) return;
+  Violate(now_ns, absl::StrCat("contract 2: ", host, " has seen epoch ", epoch, " and commit ", commit, " and has acted on ", acted_[host].first, " and ", acted_[host].second));
+}
+
 void Checker::OnStateLost(const std::string& host) {
+  acted_.erase(host);
   for (const auto& [uid, job] : jobs_) {
     for (int t = 0; t < job.tasks_size(); ++t) {
       for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {

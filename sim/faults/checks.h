@@ -2,6 +2,7 @@
 // really ran. Nothing here uses the engine's code. The rules are CONTRACTS' S0-S4 and R1, and single rules where it says so.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -38,6 +39,10 @@ class Checker {
                const pb::Prepare& prepare);
   // A message of the scheduler has reached the host's agent.
   void OnAgentHeard(int64_t now_ns, const std::string& host) { agent_heard_ns_[host] = now_ns; }
+  // Its agent has acted on a command of this epoch and commit.
+  void OnActed(const std::string& host, uint64_t epoch, uint64_t commit) { acted_[host] = std::max(acted_[host], {epoch, commit}); }
+  // What its agent says that it has seen.
+  void OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit);
   // No process of it is left there; its shim may go on until it could write how they ended.
   void OnProcessesGone(const std::string& host, const pb::AttemptKey& key) { live_.erase({Text(key), host}); }
   // Nor its shim.
@@ -101,6 +106,7 @@ class Checker {
   std::map<std::string, uint64_t> committed_key_;                   // in the store
   std::set<uint64_t> cancelled_;                                    // acknowledged
   std::map<std::string, int64_t> heard_ns_, agent_heard_ns_;        // by host: by the scheduler of it, by it of the scheduler
+  std::map<std::string, std::pair<uint64_t, uint64_t>> acted_;      // by host: epoch and commit
   std::map<std::string, pb::HostRecord> hosts_;
   std::vector<pb::AttemptKey> placed_;                              // by the newest commit
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows

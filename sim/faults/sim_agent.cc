@@ -88,7 +88,9 @@ void SimAgent::Connect() {
   lease_ns_ = shared_->config.lease_ns;
   Guard([&] {
     WatchAttempts(true);
-    network_->Send(stream_, reconciler_->Hello(inventory_, machine_->BootNs()));
+    v1::AgentMessage message = reconciler_->Hello(inventory_, machine_->BootNs());
+    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(), message.hello().epoch_seen(), message.hello().commit_seen());
+    network_->Send(stream_, std::move(message));
   });
   if (runs()) WatchLease(stream_);
 }
@@ -141,6 +143,9 @@ void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   }
   const bool had = reconciler_->has_session();
   MUSTER_CHECK(reconciler_->OnMessage(message, machine_->WallNs()));
+  // What a full disk kept from being written isn't acted on, or as good as not.
+  const bool acts = !message.has_welcome() && !message.has_heartbeat_ack() && message.session().session() == reconciler_->session().session();
+  if (acts && !machine_->DiskFull()) shared_->checker.OnActed(machine_->full_name(), message.session().epoch(), message.commit());
   if (!had && reconciler_->has_session()) {
     const uint64_t stream = stream_;
     shared_->heap.After(heartbeat_ns_, [this, stream] { Heartbeat(stream); });

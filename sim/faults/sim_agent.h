@@ -26,7 +26,7 @@ class FaultyFiles final : public agent::Files {
   absl::Status PersistStop(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistStop(record); }); }
   absl::Status Renew(const agent::AttemptRecord& record) override { return Do([&] { return files_->Renew(record); }); }
   absl::Status PersistOutcome(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistOutcome(record); }); }
-  absl::Status PersistSeen(const agent::Seen& seen) override { return Do([&] { return files_->PersistSeen(seen); }); }
+  absl::Status PersistSeen(const agent::Seen& seen, bool synced) override { return Do([&] { return files_->PersistSeen(seen, synced); }); }
   absl::Status Forget(const agent::AttemptId& id) override { return Do([&] { return files_->Forget(id); }); }
   absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) override {
     return Do([&] { return files_->Publish(record, staged, target); });

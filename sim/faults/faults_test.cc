@@ -46,7 +46,7 @@ TEST_F(FaultsTest, AHundredAndFiftySeedsBreakNoContract) {
                            "commits of a stale scheduler refused", "agents killed before a file was written", "agents killed after a file was written",
                            "shims killed", "reboots", "state directories lost", "lost", "mass cuts", "messages lost", "messages held up",
                            "submissions repeated", "cancels", "fenced", "lost by a fence", "backups restored", "commits replayed", "agents that stay away",
-                           "commands of another session", "fenced tasks started after half of their fence", "killed processes that are there for longer",
+                           "commands of another session", "fenced tasks started after half of their fence", "killed processes that are there for longer", "directories that serve again",
                            "stops of a Lost attempt that runs, while others wait for devices"}) {
     EXPECT_GT(counters[rare], 0) << rare;
   }

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@
 namespace muster::sim::faults {
 namespace {
 
+constexpr int64_t kEventsNs = 50 * kMillisecond;   // agent/shim: after which events are written that nobody waits for
 constexpr int64_t kSlowestDeathNs = 3 * kSecond;   // from SIGKILL to a process's end; a fence allows for 5 s
 
 }  // namespace
@@ -34,6 +37,7 @@ struct Machine::Shim {
   bool claimed = false, begun = false;
   bool over = false;                         // dead
   int64_t start_ns = 0;
+  std::string held;                          // events that are still to be written
   int64_t synced_bytes = 0;                  // of events
 };
 
@@ -55,6 +59,7 @@ void Machine::ForgetState() {
   std::filesystem::create_directories(directory_);
   std::filesystem::permissions(directory_, std::filesystem::perms::owner_all);
   std::ofstream(directory_ + "/state_id") << NewId() << "\n";
+  markers_.clear();
 }
 
 std::string Machine::DirectoryOf(const agent::AttemptId& id) const { return absl::StrCat(directory_, "/attempts/", agent::DirectoryName(id)); }
@@ -95,6 +100,12 @@ absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
   if (record.prepare.task().when_unreachable() == pb::FENCE) shim->fence = shim::Fence(record.prepare.task().fence_after_ns(), record.renewed_ns);
   if (!shims_.emplace(record.id, shim).second) return absl::OkStatus();   // it can't get the lock
   const bool late = shared_->heap.now_ns() < late_shims_until_ns;
+  if (late && record.prepare.task().when_unreachable() == pb::FENCE && begins_late) {
+    begins_late();
+    const int64_t fence_ns = record.prepare.task().fence_after_ns();
+    Later(random_.Between(fence_ns / 3, fence_ns * 5 / 4), shim, &Machine::Claim);
+    return absl::OkStatus();
+  }
   Later(late ? random_.Between(0, late_shims_ns) : random_.Between(kMillisecond, 30 * kMillisecond), shim, &Machine::Claim);
   return absl::OkStatus();
 }
@@ -236,6 +247,7 @@ void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal
 
 void Machine::Finish(const ShimPtr& shim) {
   shim::Exits exits = shim->rules.Final(shim->start_ns, WallNs());
+  exits.attempt = agent::DirectoryName(shim->id);
   exits.fenced = shim->fenced;
   if (DiskFull() || shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(exits)) != 0) {
     if (!std::filesystem::exists(DirectoryOf(shim->id))) return Remove(shim, false);
@@ -263,11 +275,24 @@ void Machine::Remove(const ShimPtr& shim, bool recorded) {
   Tell(shim->id);
 }
 
+// Of what ends before its events are written there are none: its exit record says it all.
 void Machine::Append(const ShimPtr& shim, const shim::Line& line, bool sync) {
-  if (DiskFull()) return;
+  if (!sync && shim->held.empty()) Later(kEventsNs, shim, &Machine::WriteHeld);
+  shim->held += shim::FormatLine(line);
+  if (sync) Write(shim, true);
+}
+
+void Machine::WriteHeld(const ShimPtr& shim) {
+  Write(shim, false);
+  Tell(shim->id);
+}
+
+void Machine::Write(const ShimPtr& shim, bool sync) {
+  const std::string held = std::exchange(shim->held, "");
+  if (held.empty() || DiskFull()) return;
   const int fd = ::open((DirectoryOf(shim->id) + "/" + shim::kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd < 0) return;
-  shim::WriteAll(fd, shim::FormatLine(line));
+  shim::WriteAll(fd, held);
   if (sync) shim->synced_bytes = ::lseek(fd, 0, SEEK_END);
   ::close(fd);
 }
@@ -298,6 +323,8 @@ void Machine::PowerOff() {
 }
 
 void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
+  shim::ReadSmallFile(DirectoryOf(id) + "/" + shim::kPreparedFile, &markers_[agent::DirectoryName(id)]);
+  if (std::error_code error; std::filesystem::exists(shim::SpareName(DirectoryOf(id), shim::kExitsFile), error)) ++shared_->counters["directories that serve again"];
   if (synced) {
     unsynced_.erase(id);
   } else {
@@ -305,7 +332,8 @@ void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
   }
 }
 
-// Of a marker that was not synced the old content is left, the new one, or a part of it; a directory's name is durable with its claim.
+// Of a marker that was not synced the old content is left, the new one, or a part of either; a directory's name, and those in it, are durable
+// with its claim. What a directory held for the attempt before it has in its spare files until it is written over (decision 040).
 void Machine::LoseUnsynced(const agent::AttemptId& id) {
   const std::string directory = DirectoryOf(id), marker = directory + "/prepared";
   std::error_code error;
@@ -314,10 +342,32 @@ void Machine::LoseUnsynced(const agent::AttemptId& id) {
   ++shared_->counters["markers that were not synced when the power went"];
   const uint64_t outcome = random_.Below(3);
   if (outcome == 0) return;
-  if (outcome == 1) std::filesystem::remove(marker, error);
-  if (outcome == 2) std::filesystem::resize_file(marker, size / 2, error);
+  const std::string spare = shim::SpareName(directory, shim::kExitsFile);
+  std::string text, why;
+  shim::Exits before;
+  const bool again = shim::ReadSmallFile(spare, &text) == 0 && shim::ParseExits(text, &before, &why);
+  const std::string old = again ? markers_[before.attempt] : "";
+  if (again) {
+    ++shared_->counters["markers lost in a directory that served before"];
+    shim::ReadSmallFile(marker, &text);
+    std::ofstream(marker, std::ios::trunc) << (outcome == 1 ? old : text.substr(0, size / 2) + old.substr(std::min<size_t>(old.size(), size / 2)));
+  } else if (outcome == 1) {
+    std::filesystem::remove(marker, error);
+  } else {
+    std::filesystem::resize_file(marker, size / 2, error);
+  }
   shim::Claim claim = shim::Claim::kNone;
-  if (shim::ReadClaim(directory, &claim) == 0 && claim == shim::Claim::kNone && random_.OneIn(2)) std::filesystem::remove_all(directory, error);
+  if (shim::ReadClaim(directory, &claim) != 0 || claim != shim::Claim::kNone || !random_.OneIn(2)) return;
+  if (!again) {
+    std::filesystem::remove_all(directory, error);
+  } else if (random_.OneIn(2)) {
+    std::filesystem::rename(directory, absl::StrCat(directory_, "/attempts/.forgotten-", before.attempt), error);
+  } else {
+    ++shared_->counters["claims and exits of the attempt before that come back"];
+    std::ofstream(marker, std::ios::trunc) << old;
+    std::filesystem::rename(spare, directory + "/" + shim::kExitsFile, error);
+    std::filesystem::create_hard_link(directory_ + "/claim-started", directory + "/" + shim::kClaimFile, error);
+  }
 }
 
 void Machine::PowerOn() {

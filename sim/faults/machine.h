@@ -54,6 +54,8 @@ class Machine final : public agent::Processes {
 
   // A shim's files may have changed: called a little later, if there is anybody to listen.
   std::function<void(const agent::AttemptId&)> changed;
+  // A shim of a task with a fence begins late.
+  std::function<void()> begins_late;
 
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
   absl::Status SpawnShim(const agent::AttemptRecord& record) override;
@@ -96,6 +98,8 @@ class Machine final : public agent::Processes {
   void Finish(const ShimPtr& shim);
   void Remove(const ShimPtr& shim, bool recorded);
   void Append(const ShimPtr& shim, const shim::Line& line, bool sync);
+  void WriteHeld(const ShimPtr& shim);
+  void Write(const ShimPtr& shim, bool sync);
   void Tell(const agent::AttemptId& id);
   void LoseUnsynced(const agent::AttemptId& id);
 
@@ -110,6 +114,7 @@ class Machine final : public agent::Processes {
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, ShimPtr> shims_;   // alive
   std::set<agent::AttemptId> unsynced_;         // their markers
+  std::map<std::string, std::string> markers_;  // what each attempt's said, by the name of its directory
 };
 
 }  // namespace muster::sim::faults

@@ -64,6 +64,18 @@ void Programs::Meet(const std::string& name) {
   Gang& gang = found->second;
   gang.met = true;
   gang.began_ns = heap_->now_ns();
+  // One in twelve ends at once, so soon that its shim writes nothing but how it ended.
+  if (Random brief = RandomOf(gang.prepare.key(), -1); brief.OneIn(12)) {
+    for (const auto& [rank, acts] : gang.ranks) {
+      heap_->After(brief.Between(0, 20 * kMillisecond), [this, name, rank = rank] {
+        const auto there = gangs_.find(name);
+        if (there == gangs_.end()) return;
+        const auto done = there->second.ranks.find(rank);
+        if (done != there->second.ranks.end()) Exit(done->second, 0);
+      });
+    }
+    return;
+  }
   Random random = RandomOf(gang.prepare.key(), 1);
   const int64_t work_ns = std::max<int64_t>(1, gang.steps - gang.from_step) * kStepNs;
   for (int64_t at_ns = 20 * kSecond; at_ns < work_ns; at_ns += 20 * kSecond) {

@@ -432,7 +432,11 @@ void World::Inject(const Fault& fault) {
     case FaultKind::kLateShims:
       machine.late_shims_until_ns = until_ns;
       machine.late_shims_ns = fault.value;
-      // What is too busy to run its shims is often not heard of either, for about as long as a fence.
+      // What is too busy to run its shims is often not heard of either, for about as long as a fence: some of them begin after half of theirs.
+      machine.begins_late = [this, host = fault.host] {
+        const int64_t for_ns = random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns);
+        if (!healed_) network_.Cut(host, true, true, shared_.heap.now_ns() + for_ns);
+      };
       for (int times = 0; times < 2; ++times) {
         shared_.heap.After(random_.Between(0, fault.duration_ns), [this, host = fault.host, for_ns = random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns)] {
           if (!healed_) network_.Cut(host, true, true, shared_.heap.now_ns() + for_ns);

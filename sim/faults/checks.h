@@ -110,6 +110,7 @@ class Checker {
   std::map<std::string, pb::HostRecord> hosts_;
   std::vector<pb::AttemptKey> placed_;                              // by the newest commit
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
+  std::set<std::string> begun_;                                     // attempts that were starting, or further, when a store was restored
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
   bool restoring_ = false;

@@ -30,7 +30,7 @@ from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_s
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 NOT_THERE_NOW = 6                              # exit code of `muster` without a daemon
 STORED = 10_000
-WAITING = 30                                   # jobs that nothing but room is missing for: what a start can place
+WAITING = 16                                   # jobs that nothing but room is missing for: what a start can place
 QUEUES32 = """\
 queues:
   - {name: default, submit: ['*']}
@@ -56,6 +56,9 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     def started() -> set[str]:
         return {line.split()[0] for line in lines_file.read_text().splitlines()}
 
+    def backlog() -> bool:
+        return len(acknowledged) - len(started()) >= WAITING
+
     def submit_all(lane: int) -> None:
         for index in range(1_000_000):
             name, rng = f"job{lane}-{index}", random.Random(lane * 1_000_003 + index)
@@ -63,7 +66,7 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
             path.write_text(f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
                             f"run: |\n  echo \"$MUSTER_JOB $MUSTER_ATTEMPT $RANK\" >> {lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n")
             while True:
-                while len(acknowledged) - len(started()) > WAITING and not stop.is_set():
+                while backlog() and not stop.is_set():
                     time.sleep(0.05)
                 if stop.is_set():
                     return
@@ -81,8 +84,9 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         lane.start()
     starts_s, began_ns, rng = [], [], random.Random(1)
     try:
-        wait_for("more jobs than there is room for", lambda: len(acknowledged) - len(started()) >= WAITING, 60)
         for index in range(kills):
+            if index % 2 == 0:                 # what this start is to place has to be there
+                wait_for("more jobs than there is room for", backlog, 60, 0.01)
             time.sleep(rng.uniform(0, 0.4))    # the moment is what is drawn
             kill(system.processes["musterd"])
             began_ns.append(time.time_ns())

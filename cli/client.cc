@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -86,16 +87,18 @@ absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(con
   return enough ? absl::OkStatus() : status;
 }
 
+// Long enough for a musterd that starts anew; the pauses short, as who submits waits for it.
+constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPause(400);
+
 // Again for some seconds while the server is away, or says that it can't answer yet. For calls that may be repeated.
 template <typename Response, typename Attempt>
 absl::StatusOr<Response> Repeated(Attempt call) {
-  absl::StatusOr<Response> response;
-  for (int attempt = 0; attempt < 5; ++attempt) {
-    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200 << attempt));  // backoff
-    response = call();
-    if (response.ok() || !absl::IsUnavailable(response.status())) break;
+  const auto last = std::chrono::steady_clock::now() + kRepeat;
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    absl::StatusOr<Response> response = call();
+    if (response.ok() || !absl::IsUnavailable(response.status()) || std::chrono::steady_clock::now() + pause > last) return response;
+    std::this_thread::sleep_for(pause);
   }
-  return response;
 }
 
 }  // namespace
@@ -133,7 +136,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
   auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);

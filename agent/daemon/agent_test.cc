@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -449,6 +451,29 @@ TEST_F(AgentTest, StartsAGangInTwoPhases) {
   scheduler_->Send(start);
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
   EXPECT_EQ(Read("job/master"), absl::StrCat("127.0.0.1:", report.rendezvous_port(), "\n"));
+}
+
+TEST_F(AgentTest, APortThatIsTakenBetweenPrepareAndStartIsTheInfrastructuresFault) {
+  pb::SchedulerMessage prepare = PrepareMessage("gang", "python3 -c 'import os, socket\nsocket.create_server((\"0.0.0.0\", int(os.environ[\"MASTER_PORT\"])))'", false);
+  const pb::AttemptKey key = prepare.prepare().key();
+  scheduler_->Send(prepare);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::PREPARED, &report));
+  const int taken = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(report.rendezvous_port()));
+  ASSERT_EQ(::bind(taken, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(taken, 1), 0);
+  pb::SchedulerMessage start;
+  *start.mutable_start()->mutable_key() = key;
+  start.mutable_start()->set_master_address("127.0.0.1");
+  start.mutable_start()->set_master_port(report.rendezvous_port());
+  scheduler_->Send(start);
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  ::close(taken);
+  ASSERT_EQ(report.exits_size(), 1);
+  EXPECT_EQ(report.exits(0).cause(), pb::RENDEZVOUS) << report.exits(0).detail();
 }
 
 TEST_F(AgentTest, RefusesReservedVariablesWithAReason) {

@@ -275,6 +275,44 @@ TEST_F(ReconcilerTest, AFailedRankIsToldWhileTheOthersRun) {
   EXPECT_EQ(world_.LastReport().exits(0).exit_code(), 9);
 }
 
+TEST_F(ReconcilerTest, ACollisionOfItsRendezvousPortIsToldAsSuch) {
+  const struct {
+    const char* what;
+    int rank;
+    v1::Cause told;       // by the log of the rank
+    const char* detail;
+    v1::Cause cause;
+  } cases[] = {
+      {"torch", 0, v1::NETWORK_FAILURE,
+       "exit 1: torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 20001, useIpv6: true, code: -98, name: "
+       "EADDRINUSE, message: address already in use", v1::RENDEZVOUS},
+      {"torch, old", 0, v1::NETWORK_FAILURE, "exit 1: RuntimeError: Address already in use", v1::RENDEZVOUS},
+      {"with its address", 0, v1::NETWORK_FAILURE, "exit 1: failed to bind to 0.0.0.0:20001 (errno: 98 - Address already in use).", v1::RENDEZVOUS},
+      {"of another rank that knows no port", 1, v1::NETWORK_FAILURE, "exit 1: OSError: [Errno 98] Address already in use", v1::NETWORK_FAILURE},
+      {"of another port", 0, v1::NETWORK_FAILURE, "exit 1: failed to bind to [::]:29500 (errno: 98 - Address already in use).", v1::NETWORK_FAILURE},
+      {"of a port that begins like it", 0, v1::NETWORK_FAILURE, "exit 1: [::]:200011 Address already in use", v1::NETWORK_FAILURE},
+      {"another failure", 0, v1::NETWORK_FAILURE, "exit 1: connection to 10.0.0.1:20001 reset", v1::NETWORK_FAILURE},
+      {"another cause", 0, v1::PROGRAM_ERROR, "exit 1: Address already in use", v1::PROGRAM_ERROR},
+  };
+  for (const auto& c : cases) {
+    for (const bool final : {false, true}) {
+      world_.claims.clear();
+      Begin({});
+      Prepare(true);      // World gives it port 20001
+      ShimNews news = Running();
+      news.exits = {Exit(c.rank, 1)};
+      news.exits[0].set_cause(c.told);
+      news.exits[0].set_detail(c.detail);
+      news.final = final;
+      for (int again = 0; again < 2; ++again) agent_->OnShim(kId, news, 2000);
+      const v1::WorkerExit& exit = world_.LastReport().exits(0);
+      EXPECT_EQ(exit.cause(), c.cause) << c.what;
+      const std::string wanted = c.cause == v1::RENDEZVOUS ? absl::StrCat("port 20001, which was free when it was prepared: ", c.detail) : c.detail;
+      EXPECT_EQ(exit.detail(), wanted) << c.what;
+    }
+  }
+}
+
 TEST_F(ReconcilerTest, TheEndIsRepeatedUntilForgottenAndForgottenForTheSession) {
   Prepare(true);
   ShimNews news = Running();

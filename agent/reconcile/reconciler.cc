@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "agent/reconcile/progress_line.h"
 #include "common/base/log.h"
@@ -64,6 +67,29 @@ v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits) {
     if (exit.detail().rfind(kLaunchMark, 0) == 0) return v1::LAUNCH_FAILED;
   }
   return v1::CAUSE_UNSPECIFIED;
+}
+
+// Somebody else has the port that this host found free for the attempt's rendezvous (CONTRACTS 15): the process that was to listen there says
+// so, and names that port or none.
+void TellCollision(int32_t port, std::vector<v1::WorkerExit>* exits) {
+  for (v1::WorkerExit& exit : *exits) {
+    if (port == 0 || exit.cause() != v1::NETWORK_FAILURE) continue;
+    const std::string said = absl::AsciiStrToLower(exit.detail());
+    if (!absl::StrContains(said, "address already in use") && !absl::StrContains(said, "eaddrinuse")) continue;
+    bool ours = false, others = false;
+    for (size_t at = 0; at < said.size();) {
+      const size_t length = std::min(said.find_first_not_of("0123456789", at), said.size()) - at;
+      int32_t number = 0;
+      if (length > 0 && absl::SimpleAtoi(said.substr(at, length), &number)) {
+        ours |= number == port;
+        others |= number >= 1024 && number != port;
+      }
+      at += std::max<size_t>(length, 1);
+    }
+    if (!ours && (others || exit.rank() != 0)) continue;
+    exit.set_cause(v1::RENDEZVOUS);
+    exit.set_detail(absl::StrCat("port ", port, ", which was free when it was prepared: ", exit.detail()));
+  }
 }
 
 }  // namespace
@@ -426,11 +452,13 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   if (record.claim == Claim::kStarted) {
     if (news.exits.size() > record.exits.size()) {
       record.exits = news.exits;
+      TellCollision(record.port, &record.exits);
       changed = true;
     }
     if (news.final) {
       record.ended = true;
       record.exits = news.exits;
+      TellCollision(record.port, &record.exits);
       record.stop_sent = news.stop_sent;
       record.end_ns = news.end_ns;
       if (news.fenced && !record.stop.has_value()) {

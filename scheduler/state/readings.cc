@@ -43,6 +43,7 @@ pb::Cause CauseOf(const pb::WorkerExit& exit) {
     case pb::DEVICE_FAILURE:
     case pb::HOST_FAILURE:
     case pb::NETWORK_FAILURE:
+    case pb::RENDEZVOUS:
     case pb::STORAGE_FAILURE: return exit.cause();
     default: return exit.oom() ? pb::OUT_OF_MEMORY : exit.signal() > 0 ? pb::KILLED : pb::PROGRAM_ERROR;
   }

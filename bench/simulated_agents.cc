@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/protocol.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster::bench {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/base/log.h"
+#include "common/base/protocol.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 #include "scheduler/engine/engine.h"

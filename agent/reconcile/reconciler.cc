@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/reconcile/progress_line.h"
 #include "common/base/log.h"
+#include "common/base/protocol.h"
 
 namespace muster::agent {
 namespace {
@@ -111,7 +112,7 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_
   hello_ns_ = boot_ns;
   v1::AgentMessage message;
   v1::Hello* hello = message.mutable_hello();
-  hello->set_protocol_version(1);
+  hello->set_protocol_version(kAgentProtocolVersion);
   hello->set_cluster(identity_.cluster);
   hello->set_host(identity_.host);
   hello->set_state_id(identity_.state_id);

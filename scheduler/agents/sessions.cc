@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/log.h"
+#include "common/base/protocol.h"
 #include "common/base/units.h"
 #include "scheduler/agents/check_message.h"
 #include "scheduler/engine/commands.h"
@@ -47,6 +48,14 @@ bool HasFences(const State& state, HostId id) {
 }
 
 }  // namespace
+
+std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
+  const int32_t oldest = std::max(1, ours - 1);
+  if (theirs >= oldest && theirs <= ours) return "";
+  return absl::StrCat("protocol version ", theirs, " is not spoken here; this musterd speaks ", oldest == ours ? "" : absl::StrCat(oldest, " and "), ours, ". ",
+                      theirs > ours ? "The agent is of a newer release: install that release of musterd first"
+                                    : "The agent is more than one release older: install musterd's release on its host, too; what runs there goes on");
+}
 
 Sessions::Sessions(SessionOptions options, Clock* clock)
     : options_(std::move(options)), clock_(clock), started_ns_(clock->BootNs()) {}
@@ -140,10 +149,7 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
 // Empty if the host may join now.
 std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const {
   *final = true;
-  if (hello.protocol_version() != kAgentProtocolVersion) {
-    return absl::StrCat("protocol version ", hello.protocol_version(), " is not spoken here; this musterd speaks ",
-                        kAgentProtocolVersion, ". Install the same release on both");
-  }
+  if (const std::string why = WhyNotSpoken(hello.protocol_version(), kAgentProtocolVersion); !why.empty()) return why;
   if (!hello.store_id_seen().empty() && hello.store_id_seen() != options_.store_id) {
     return absl::StrCat("the agent has served another store (", hello.store_id_seen(), ") and may run its attempts; this one is ",
                         options_.store_id, ". Stop what it runs and give it a fresh --state-dir");

@@ -50,7 +50,9 @@ struct SessionOptions {
   std::function<std::string(const std::string& cluster, const std::string& host, const pb::Inventory& inventory)> how_differs;
 };
 
-inline constexpr int32_t kAgentProtocolVersion = 1;
+// Why a musterd whose version is `ours` (common/base/protocol.h) serves no agent whose version is `theirs`, with the remedy; empty: it does.
+// Agents one release older work (CONTRACTS 1).
+std::string WhyNotSpoken(int32_t theirs, int32_t ours);
 
 class Sessions : public AgentLink {
  public:

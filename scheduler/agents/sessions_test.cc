@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "common/base/protocol.h"
 #include "scheduler/agents/check_message.h"
 #include "scheduler/engine/fixture.h"
 
@@ -209,8 +210,8 @@ TEST_P(HelloRefused, WithTheReason) {
 INSTANTIATE_TEST_SUITE_P(
     Rules, HelloRefused,
     ::testing::Values(
-        RefusalCase{"NewerProtocol", [](pb::Hello* h) { h->set_protocol_version(2); }, "protocol version 2 is not spoken here", true},
-        RefusalCase{"NoProtocol", [](pb::Hello* h) { h->clear_protocol_version(); }, "protocol version 0 is not spoken here", true},
+        RefusalCase{"NewerProtocol", [](pb::Hello* h) { h->set_protocol_version(kAgentProtocolVersion + 1); }, "install that release of musterd first", true},
+        RefusalCase{"NoProtocol", [](pb::Hello* h) { h->clear_protocol_version(); }, "install musterd's release on its host, too", true},
         RefusalCase{"UnknownCluster", [](pb::Hello* h) { h->set_cluster("moon"); }, "there is no cluster \"moon\"", true},
         RefusalCase{"UnknownHostOfAClosedCluster", [](pb::Hello* h) { h->set_cluster("shut"); }, "cluster shut has no host \"h2\"", true},
         RefusalCase{"AnotherStore", [](pb::Hello* h) { h->set_store_id_seen(std::string(32, 'e')); }, "has served another store", true},
@@ -223,6 +224,29 @@ INSTANTIATE_TEST_SUITE_P(
         RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, "restored from a backup", false},
         RefusalCase{"NameOfALiveAgent", [](pb::Hello* h) { h->set_host("h1"); }, "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
     [](const auto& info) { return info.param.name; });
+
+TEST(WhyNotSpoken, AgentsOneReleaseOlderWork) {
+  const struct {
+    int32_t theirs, ours;
+    const char* why;   // empty: served
+  } cases[] = {
+      {1, 1, ""}, {3, 3, ""}, {2, 3, ""}, {1, 2, ""},
+      {0, 1, "protocol version 0 is not spoken here; this musterd speaks 1. The agent is more than one release older: install musterd's release on its host, too"},
+      {0, 2, "speaks 1 and 2. The agent is more than one release older"},
+      {1, 3, "protocol version 1 is not spoken here; this musterd speaks 2 and 3. The agent is more than one release older: install musterd's release on its host, too"},
+      {4, 3, "protocol version 4 is not spoken here; this musterd speaks 2 and 3. The agent is of a newer release: install that release of musterd first"},
+      {2, 1, "this musterd speaks 1. The agent is of a newer release"},
+      {-1, 1, "more than one release older"},
+  };
+  for (const auto& c : cases) {
+    const std::string why = WhyNotSpoken(c.theirs, c.ours);
+    if (*c.why == '\0') {
+      EXPECT_EQ(why, "") << c.theirs << " at " << c.ours;
+    } else {
+      EXPECT_THAT(why, HasSubstr(c.why)) << c.theirs << " at " << c.ours;
+    }
+  }
+}
 
 TEST_F(SessionsTest, WelcomesOnceTheHelloIsDurableAndNamesTheSession) {
   pb::Hello hello = HelloOf("n1", kStateA);

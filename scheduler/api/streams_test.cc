@@ -9,6 +9,7 @@
 #include <functional>
 #include <thread>
 
+#include "common/base/protocol.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/services.h"

@@ -20,7 +20,7 @@ constexpr double kGiB = 1 << 30;
 
 // What `muster-trainer estimate` answers; not an object if it doesn't.
 nlohmann::json Ask(const std::string& config, int64_t ranks, const std::string& flavour, int64_t memory_bytes) {
-  const std::optional<std::string> text = AskLocalTrainer({"estimate", "--config", TrainerConfigFile(), "--ranks", absl::StrCat(ranks), "--device", flavour,
+  const std::optional<std::string> text = AskLocalTrainer({"estimate", "--config", "/dev/stdin", "--ranks", absl::StrCat(ranks), "--device", flavour,
                                                            "--device-memory", absl::StrCat(memory_bytes), "--json", "true"},
                                                           config, {0, kDoesNotFit});
   return text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +23,22 @@ namespace {
 
 constexpr size_t kErrorBytes = 500;        // of standard error, its end
 constexpr int64_t kCancelIntervalNs = 100 * kMillisecond;
+
+// A file in memory with these bytes, closed in programs; "" is /dev/null. -1: not to be had, errno says why.
+int OpenInput(const std::string& bytes) {
+  if (bytes.empty()) return ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int fd = ::memfd_create("input", MFD_CLOEXEC);
+  for (size_t at = 0; fd >= 0 && at < bytes.size();) {
+    const ssize_t put = ::write(fd, bytes.data() + at, bytes.size() - at);
+    if (put < 0) {
+      ::close(fd);
+      return -1;
+    }
+    at += static_cast<size_t>(put);
+  }
+  if (fd >= 0) ::lseek(fd, 0, SEEK_SET);
+  return fd;
+}
 
 // Both ends are closed in programs.
 struct Pipe {
@@ -66,10 +83,12 @@ struct Pipe {
 absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
   Pipe out, err;
   if (!out.Open() || !err.Open()) return ErrnoStatus(errno, "pipe");
+  const int input = OpenInput(options.input);
+  if (input < 0) return ErrnoStatus(errno, "its input");
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, input, 0);
   ::posix_spawn_file_actions_adddup2(&actions, out.write, 1);
   ::posix_spawn_file_actions_adddup2(&actions, err.write, 2);
   ::posix_spawnattr_init(&attributes);
@@ -89,6 +108,7 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
   const int error = ::posix_spawn(&pid, words[0], &actions, &attributes, words.data(), options.environment.empty() ? environ : variables.data());
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
+  ::close(input);
   if (error != 0) return ErrnoStatus(error, options.argv[0]);
   out.CloseWrite();
   err.CloseWrite();

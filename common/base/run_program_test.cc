@@ -40,6 +40,13 @@ TEST(RunProgram, SaysHowItEndedAndWhatItSaid) {
 
 TEST(RunProgram, GivesItsWordsAsTheyAre) { EXPECT_EQ(End({"/bin/echo", "$(id); 'a b'", "*"}).output, "$(id); 'a b' *\n"); }
 
+TEST(RunProgram, GivesItsInputAsAFileThatMayBeOpenedAgain) {
+  ProgramOptions options{.argv = {"/bin/sh", "-c", "cat /dev/stdin; cat"}, .input = std::string(100'000, 'x') + "\n"};
+  options.most_bytes = 1 << 20;
+  EXPECT_EQ(RunProgram(options)->output, options.input + options.input);
+  EXPECT_EQ(End({"/bin/cat"}).output, "");
+}
+
 TEST(RunProgram, KillsWhatTakesTooLongWithWhatItStarted) {
   const int64_t began_ns = RealClock()->MonotonicNs();
   const ProgramEnd end = End({"/bin/sh", "-c", "echo waits >&2; sleep 60; true"}, 200 * kMillisecond);

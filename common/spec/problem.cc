@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/utf8.h"
 
 namespace muster {
 namespace {
@@ -26,14 +27,10 @@ std::string Printable(std::string_view text) {
 std::vector<std::string> Characters(std::string_view text) {
   std::vector<std::string> out;
   for (size_t at = 0; at < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const size_t length = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : lead >= 0xe0 && lead < 0xf0 ? 3 : lead >= 0xf0 && lead < 0xf5 ? 4 : 0;
-    const std::string_view character = text.substr(at, length);
-    const bool whole = length > 0 && character.size() == length &&
-                       std::all_of(character.begin() + 1, character.end(), [](char c) { return (c & 0xc0) == 0x80; });
-    const bool control = whole && lead == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
-    out.emplace_back(whole && !control ? character : "?");
-    at += whole ? length : 1;
+    const size_t size = CharacterSize(text, at);
+    const bool control = size == 2 && text[at] == '\xc2' && static_cast<unsigned char>(text[at + 1]) < 0xa0;
+    out.emplace_back(size > 0 && !control ? text.substr(at, size) : "?");
+    at += std::max<size_t>(size, 1);
   }
   return out;
 }

@@ -101,9 +101,9 @@ void Round::Backfill() {
     }
     return false;
   };
-  for (const int32_t b : outside_) {
+  EachOf(m_.bases, outside_, [&](int32_t b) {
     const Base& base = m_.bases[b];
-    if (stopped_[b] || base.ends) continue;
+    if (stopped_[b] || base.ends) return;
     const Reservation* held = base.reserved ? base.row->reservation.get() : nullptr;
     if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.ComesBack() || base.wants_place()) &&
         base.leaf >= 0 && !s_.queues().nodes[base.leaf].held && future_.Fits(*base.spec, held->parts)) {
@@ -118,14 +118,14 @@ void Round::Backfill() {
         break;
       }
     }
-    if (served_[b] || !base.wants_place() || base.leaf < 0) continue;
-    if (base.evicted_round == s_.round()) continue;
+    if (served_[b] || !base.wants_place() || base.leaf < 0) return;
+    if (base.evicted_round == s_.round()) return;
     if (base.backoff_until_ns > now_ns_) {
       LookAt(base.backoff_until_ns);
-      continue;
+      return;
     }
     if (has_room(base)) waiting.push_back(PlaceInLine(b));
-  }
+  });
   if (waiting.empty()) return;
   CountClaims();
 

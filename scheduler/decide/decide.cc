@@ -32,11 +32,11 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
   stopped_.assign(m_.bases.size(), false);
   served_.assign(m_.bases.size(), false);
   ends_.resize(m_.cells.size());
-  for (const int32_t b : m_.told) {
+  EachOf(m_.bases, m_.told, [&](int32_t b) {
     const Base& base = m_.bases[b];
     if (base.wants_place()) (base.entitled ? entitled_ : outside_).push_back(b);
     if (base.entitled && base.may_be_lost && !base.ComesBack()) entitled_.push_back(b);
-  }
+  });
   const auto insert = [](std::vector<int32_t>* bases, int32_t b) { bases->insert(std::lower_bound(bases->begin(), bases->end(), b), b); };
   for (const int32_t b : m_.stopping) {
     const Base& base = m_.bases[b];

@@ -60,8 +60,8 @@ class Entitlement {
   bool began_ahead() const { return ahead_; }
 
  private:
-  // A base of a leaf with its growth.
-  struct Unit {
+  // A base of a leaf with its growth. What a cursor asks is in its first line.
+  struct alignas(64) Unit {
     int64_t demand_milli = 0;          // of the base
     int64_t worker_milli = 0;          // of each growth worker
     int64_t cpus_milli = 0, worker_cpus_milli = 0;   // beside devices, where a queue's quota counts them

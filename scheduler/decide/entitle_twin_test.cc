@@ -321,7 +321,8 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
       if (std::find(base.cells.begin(), base.cells.end(), cell) == base.cells.end()) base.cells.push_back(cell);
     }
     // CPUs beside devices are those of work on devices.
-    if (base.worker_cpus_milli > 0) std::erase_if(base.cells, [&](int32_t c) { return m.cells[c].flavour == m.cpu; });
+    const auto of_cpus = [&](int32_t c) { return m.cells[c].flavour == m.cpu; };
+    if (base.worker_cpus_milli > 0) base.cells.erase(std::remove_if(base.cells.begin(), base.cells.end(), of_cpus), base.cells.end());
     const int64_t opened = dice->Of(3);
     for (size_t i = 0; i < base.cells.size(); ++i) base.opened.push_back(static_cast<int64_t>(i) <= opened);
     if (dice->Chance(35)) base.bound_cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));

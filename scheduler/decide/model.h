@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 
@@ -69,8 +70,8 @@ struct alignas(64) Base {
   int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
   int64_t backoff_until_ns = 0;         // of what waits
 
-  std::vector<int32_t> cells;           // in order of preference
-  std::vector<uint8_t> opened;          // parallel to cells
+  absl::InlinedVector<int32_t, 4> cells;         // in order of preference
+  absl::InlinedVector<uint8_t, 16> opened;       // parallel to cells
   int64_t spill_ns = 0;                 // when it was last opened a cluster for the attempt that waits; 0: not yet
   uint64_t evicted_round = 0;           // as TaskRow's
 
@@ -115,6 +116,19 @@ struct alignas(64) Base {
   // It is being stopped to start again smaller or larger.
   bool ComesBack() const { return current != nullptr && stopping && current->next_workers > 0; }
 };
+
+// Calls f(b) for each base of the list. They lie far apart: what a look at one begins with is fetched some ahead.
+template <typename F>
+void EachOf(const std::vector<Base>& bases, const std::vector<int32_t>& list, F f) {
+  constexpr size_t kAhead = 12;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i + kAhead < list.size()) {
+      const char* line = reinterpret_cast<const char*>(&bases[list[i + kAhead]]);
+      for (int l = 0; l < 4; ++l) __builtin_prefetch(line + 64 * l);
+    }
+    f(list[i]);
+  }
+}
 
 struct Model {
   std::vector<std::string> flavours;    // sorted; kCpuFlavour among them

@@ -378,8 +378,8 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     first = first && !could;
   }
   if (!row.fronted.empty()) {          // spill found free devices there
-    std::vector<int32_t> cells;
-    std::vector<uint8_t> opened;
+    decltype(base.cells) cells;
+    decltype(base.opened) opened;
     for (const bool front : {true, false}) {
       for (size_t i = 0; i < base.cells.size(); ++i) {
         if ((state.clusters()[model_.cells[base.cells[i]].cluster].name == row.fronted.back()) != front) continue;

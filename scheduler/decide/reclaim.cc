@@ -119,13 +119,13 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     break;                             // a limit further up: what is below this one is below that, too, or doesn't help alone
   }
   std::vector<Victim> all;
-  for (const int32_t v : pool) {
+  EachOf(m_.bases, pool, [&](int32_t v) {
     const Base& base = m_.bases[v];
-    if (v == b || stopped_[v] || !MayTake(claimant, base)) continue;
+    if (v == b || stopped_[v] || !MayTake(claimant, base)) return;
     const int64_t protected_ns = ProtectedUntil(base);
     if (!guaranteed && protected_ns > now_ns_) {
       LookAt(protected_ns);
-      continue;
+      return;
     }
     const int64_t start_ns = base.since_ns();
     const int64_t since_ns = std::max(start_ns, base.last_checkpoint_ns);
@@ -135,7 +135,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     const int32_t keeps = mover ? 0 : std::max(base.entitled_workers(), base.min_workers);
     if (keeps > 0 && base.workers > keeps) all.push_back({v, keeps, lost, start_ns});
     if (mover || !base.entitled) all.push_back({v, 0, lost, start_ns});
-  }
+  });
   if (all.empty()) {
     failed_.insert(key);
     return Claim::kNobody;

@@ -23,13 +23,13 @@ const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
   if (known.has_value()) return *known;
   std::vector<End>& ends = known.emplace();
   ends.reserve(m_.holding[cell].size());
-  for (const int32_t v : m_.holding[cell]) {
+  EachOf(m_.bases, m_.holding[cell], [&](int32_t v) {
     const Base& base = m_.bases[v];
-    if (!base.running()) continue;
+    if (!base.running()) return;
     const int64_t end_ns = ExpectedEnd(base, now_ns_);
     ends.push_back({end_ns == 0 ? kUnbounded : std::max(end_ns, now_ns_), base.place_ns, v, base.gpus,
                     base.worker_milli * base.workers});
-  }
+  });
   std::sort(ends.begin(), ends.end());
   return ends;
 }
@@ -39,11 +39,13 @@ const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
 std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes) {
   const int64_t demand = base.worker_milli * workers;
   std::vector<std::pair<int32_t, int64_t>> stoppable;    // from when on; ascending
-  for (const int32_t v : m_.takeable[cell]) {
-    const Base& other = m_.bases[v];
-    if (!takes || stopped_[v] || other.worker_milli * other.workers > 4 * demand || !MayTake(base, other)) continue;
-    if (!LevelAllows(base, cell, demand, other, use_future_)) continue;
-    stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
+  if (takes) {
+    EachOf(m_.bases, m_.takeable[cell], [&](int32_t v) {
+      const Base& other = m_.bases[v];
+      if (stopped_[v] || other.worker_milli * other.workers > 4 * demand || !MayTake(base, other)) return;
+      if (!LevelAllows(base, cell, demand, other, use_future_)) return;
+      stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
+    });
   }
   std::vector<End> ends;
   ends.reserve(EndsIn(cell).size());
@@ -64,6 +66,14 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   Use use = use_future_;
   const size_t start_mark = future_.Mark();
   std::vector<size_t> marks;           // before each end that is applied
+  // What the ends behind one begin with: an attempt and its parts lie apart.
+  const auto fetch = [&](size_t i) {
+    if (i + 8 < ends.size()) __builtin_prefetch(&m_.bases[ends[i + 8].base].current->parts);
+    if (i + 4 >= ends.size()) return;
+    const PartRow* part = m_.bases[ends[i + 4].base].current->parts.data();
+    __builtin_prefetch(part);
+    __builtin_prefetch(reinterpret_cast<const char*>(part) + 64);
+  };
   const auto set_ends = [&](size_t count) {
     for (; marks.size() > count; marks.pop_back()) {
       const Base& other = m_.bases[ends[marks.size() - 1].base];
@@ -71,6 +81,7 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
       AddUse(&use, other, cell, other.workers);
     }
     while (marks.size() < count) {
+      fetch(marks.size());
       const Base& other = m_.bases[ends[marks.size()].base];
       marks.push_back(future_.Mark());
       future_.Release(other.wants, *other.current);

@@ -157,7 +157,8 @@ class Round {
     int32_t leaf = 0, behind = 0;      // the priority's negative
     int64_t ran_ns = 0, submit_ns = 0;
     int32_t base = 0;
-    bool looks = false;                // for other clusters, now; beside the order
+    // Beside the order, of Spill: it looks for other clusters now; one of them has devices free for it by number.
+    bool looks = false, may_start = false;
     bool operator<(const InLine& other) const {
       return std::tie(leaf, behind, ran_ns, submit_ns, base) < std::tie(other.leaf, other.behind, other.ran_ns, other.submit_ns, other.base);
     }

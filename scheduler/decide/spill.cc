@@ -117,6 +117,14 @@ void Round::Spill() {
     if (due_ns > now_ns_) LookAt(due_ns);
     return due_ns <= now_ns_;
   };
+  std::vector<CellView> cells(m_.cells.size());            // what is free when this begins: no more will be
+  const auto may_start = [&](const Base& base) {
+    const int64_t demand = base.worker_milli * base.min_workers;
+    for (size_t i = 0; i < base.cells.size(); ++i) {
+      if (!base.opened[i] && FreeMilli(base, base.cells[i], &cells) >= demand) return true;
+    }
+    return false;
+  };
   struct Look {
     int32_t base = 0;
     bool now = false;
@@ -125,34 +133,45 @@ void Round::Spill() {
   std::vector<InLine> outside;
   size_t looking = 0;
   for (const std::vector<int32_t>* list : {&unserved_, &outside_}) {
-    for (const int32_t b : *list) {
-      if (served_[b] || !m_.bases[b].wants_place()) continue;
-      const bool looks_now = looks(m_.bases[b]);
+    EachOf(m_.bases, *list, [&](int32_t b) {
+      const Base& base = m_.bases[b];
+      if (served_[b] || !base.wants_place()) return;
+      const bool looks_now = looks(base);
       looking += looks_now;
-      if (!looks_now && order.size() + outside.size() >= kQueueCounted) continue;
+      if (!looks_now && order.size() + outside.size() >= kQueueCounted) return;
       if (list == &unserved_) {
         order.push_back({b, looks_now});
       } else {
         outside.push_back(PlaceInLine(b));
         outside.back().looks = looks_now;
+        outside.back().may_start = looks_now && may_start(base);
       }
-    }
+    });
   }
   if (looking == 0) return;
   // What waits in S first, in order of acceptance. Of the rest each queue's in Backfill's order, and of the queues that whose next
-  // task has run the least: priority orders one queue, not all of them.
+  // task has run the least: priority orders one queue, not all of them. So a task's turn comes with the largest such figure of
+  // those of its queue up to it. Behind those that count only who may start at once has anything to look for.
   std::sort(outside.begin(), outside.end());
-  std::set<std::tuple<int64_t, int32_t, size_t>> next;     // by queue: ran_ns, base, place in `outside`
-  const auto add = [&](size_t i) { next.emplace(outside[i].ran_ns, outside[i].base, i); };
+  struct Turn {
+    int64_t ran_ns = 0;
+    int32_t base = 0;
+    size_t place = 0;                  // in `outside`
+    bool operator<(const Turn& other) const { return std::tie(ran_ns, base, place) < std::tie(other.ran_ns, other.base, other.place); }
+  };
+  std::vector<Turn> turns;
+  turns.reserve(outside.size());
   for (size_t i = 0; i < outside.size(); ++i) {
-    if (i == 0 || outside[i].leaf != outside[i - 1].leaf) add(i);
+    const Turn own{outside[i].ran_ns, outside[i].base, i};
+    const bool after = i > 0 && outside[i].leaf == outside[i - 1].leaf && !(turns.back() < own);
+    turns.push_back(after ? Turn{turns.back().ran_ns, turns.back().base, i} : own);
   }
-  while (!next.empty()) {
-    const size_t i = std::get<2>(*next.begin());
-    next.erase(next.begin());
-    order.push_back({outside[i].base, outside[i].looks});
-    if (i + 1 < outside.size() && outside[i + 1].leaf == outside[i].leaf) add(i + 1);
-  }
+  const size_t counted = order.size() < kQueueCounted ? std::min(kQueueCounted - order.size(), turns.size()) : 0;
+  const auto behind = turns.begin() + static_cast<std::ptrdiff_t>(counted);
+  if (behind != turns.end()) std::nth_element(turns.begin(), behind, turns.end());
+  turns.erase(std::remove_if(behind, turns.end(), [&](const Turn& turn) { return !outside[turn.place].may_start; }), turns.end());
+  std::sort(turns.begin(), turns.end());
+  for (const Turn& turn : turns) order.push_back({outside[turn.place].base, outside[turn.place].looks});
   for (std::vector<int32_t>& at : outlook_at_) at.assign(m_.cells.size(), -1);
 
   CountClaims();

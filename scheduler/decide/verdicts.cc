@@ -99,7 +99,7 @@ void Round::GiveVerdicts() {
   std::vector<Verdict> verdicts;
   verdicts.reserve(m_.told.size());
   auto next = placed.begin();
-  for (const int32_t b : m_.told) {
+  EachOf(m_.bases, m_.told, [&](int32_t b) {
     if (next != placed.end() && next->first == b) {
       Verdict& verdict = verdicts.emplace_back();
       verdict.task = m_.bases[b].ref;
@@ -111,7 +111,7 @@ void Round::GiveVerdicts() {
     } else {
       verdicts.push_back(VerdictOf(b, &cells));
     }
-  }
+  });
   MUSTER_CHECK(next == placed.end());  // what is placed waits, or its host can't be reached
   plan_.verdicts = Verdicts(std::move(verdicts), m_.flavours);
 }

@@ -134,6 +134,31 @@ TEST_F(StoreTest, TheWriteAheadLogIsCopiedAtAThousandPagesAndEmptiedWhenThereIsT
   EXPECT_EQ(std::filesystem::file_size(log), 0u);
 }
 
+// One open reader keeps the writer from using the write-ahead log anew (CONTRACTS 21).
+TEST_F(StoreTest, AReadersTransactionIsOfAThousandCommitsAtMost) {
+  // In memory, where there is such a place: it takes more commits than its syncs are worth.
+  if (char name[] = "/dev/shm/muster-store-XXXXXX"; mkdtemp(name) != nullptr) {
+    std::filesystem::remove_all(directory_);
+    directory_ = name;
+    options_.directory = directory_ + "/data";
+  }
+  options_.allow_any_file_system = true;
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t commit = 1; commit <= 1100; ++commit) ASSERT_TRUE(Commit(commit, {"a"}).ok());
+  store_.reset();
+  sqlite3* writer = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &writer), SQLITE_OK);
+  uint64_t read = 0;
+  const absl::Status status = ReadJournal(options_.directory, 1, 1100, [&](uint64_t commit, const std::string&) {
+    if (commit == 1) EXPECT_TRUE(Execute(writer, "UPDATE journal SET bytes = 'z' WHERE commit_number IN (900, 1050)").ok());
+    read = commit;
+  });
+  sqlite3_close(writer);
+  // What changed meanwhile isn't in the transaction of commit 1, which 900 is of; it is in that of 1050.
+  EXPECT_EQ(read, 1049u);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("checksum of commit 1050"));
+}
+
 TEST_F(StoreTest, ASecondDaemonIsRefused) {
   ASSERT_TRUE(Open().ok());
   Recovered other;

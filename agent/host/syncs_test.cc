@@ -1,0 +1,157 @@
+// In which order the agent and the shim write, sync, rename and link (CONTRACTS 3, 5, 13): this program's own fsync, rename and link tell,
+// and then do it. What a loss of power leaves is not tested by this, but that each step waits for what it relies on.
+#include <errno.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "agent/host/state_dir.h"
+#include "agent/shim/durable.h"
+#include "agent/shim/format.h"
+
+namespace {
+
+std::string g_root;                    // empty: nothing is told
+std::vector<std::string> g_log;
+
+// A path below the root, without what differs from run to run.
+std::string Short(const std::string& path) {
+  std::string name = std::filesystem::path(path).lexically_normal().string();
+  while (name.size() > 1 && name.back() == '/') name.pop_back();
+  name = name == g_root ? "." : name.substr(g_root.size() + 1);
+  return absl::StrReplaceAll(name, {{absl::StrCat(".", ::getpid(), ".tmp"), ".tmp"}});
+}
+
+void Tell(const std::string& what, const std::string& path, const std::string& to = "") {
+  if (g_root.empty() || !absl::StartsWith(path, g_root)) return;
+  g_log.push_back(absl::StrCat(what, " ", Short(path), to.empty() ? "" : absl::StrCat(" ", Short(to))));
+}
+
+std::string PathOf(int fd) { return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", fd)).string(); }
+
+}  // namespace
+
+extern "C" int fsync(int fd) {
+  Tell("sync", PathOf(fd));
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  Tell("rename", from, to);
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+extern "C" int link(const char* from, const char* to) noexcept {
+  Tell("link", from, to);
+  return static_cast<int>(::syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+
+namespace muster::agent {
+namespace {
+
+using Log = std::vector<std::string>;
+
+class Syncs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-syncs-test-XXXXXX";
+    root_ = std::filesystem::canonical(::mkdtemp(name)).string();
+  }
+  void TearDown() override {
+    g_root.clear();
+    std::filesystem::remove_all(root_);
+  }
+  // From now on.
+  void Listen() {
+    g_root = root_;
+    g_log.clear();
+  }
+  static Log Take() { return std::exchange(g_log, {}); }
+
+  std::string root_;
+};
+
+TEST_F(Syncs, AFileIsSyncedBeforeItsNameAndItsNameBeforeItCounts) {
+  Listen();
+  ASSERT_EQ(shim::ReplaceFile(root_, "exits", "x"), 0);
+  EXPECT_EQ(Take(), (Log{"sync .exits.tmp", "rename .exits.tmp exits", "sync ."}));
+  ASSERT_EQ(shim::ReplaceFile(root_, "renewed", "x", /*sync=*/false), 0);
+  EXPECT_EQ(Take(), (Log{"rename .renewed.tmp renewed"}));
+  std::ofstream(shim::SpareName(root_, "exits")) << "what was there before";
+  ASSERT_EQ(shim::ReplaceFile(root_, "exits", "y"), 0);
+  EXPECT_EQ(Take(), (Log{"sync .exits.spare", "rename .exits.spare exits", "sync ."}));
+}
+
+TEST_F(Syncs, AClaimItsDirectoryAndTheDirectorysNameAreDurableBeforeAnybodyActsOnIt) {
+  std::filesystem::create_directories(root_ + "/attempts/a");
+  const std::string directory = root_ + "/attempts/a";
+  shim::Claim winner = shim::Claim::kNone;
+  Listen();
+  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);   // no text lies ready
+  EXPECT_EQ(Take(), (Log{"link claim-started attempts/a/claim", "sync attempts/a/.claim-started.tmp", "link attempts/a/.claim-started.tmp attempts/a/claim", "sync attempts/a",
+                         "sync attempts"}));
+  // Who lost it acts on it as well.
+  ASSERT_EQ(shim::MakeClaimTexts(root_), 0);
+  Take();
+  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStopped, &winner), 0);
+  EXPECT_EQ(winner, shim::Claim::kStarted);
+  EXPECT_EQ(Take(), (Log{"link claim-stopped attempts/a/claim", "sync attempts/a", "sync attempts"}));
+}
+
+TEST_F(Syncs, OfAStateDirectory) {
+  ASSERT_TRUE(std::filesystem::create_directory(root_ + "/s"));
+  std::filesystem::permissions(root_ + "/s", std::filesystem::perms::owner_all);
+  Listen();
+  auto state = StateDirectory::Open(root_ + "/s");
+  ASSERT_TRUE(state.ok()) << state.status();
+  Take();
+  AttemptRecord record;
+  record.id = {std::string(32, 'c'), "t", 1};
+  *record.prepare.mutable_key() = KeyOf(record.id);
+  const std::string at = "s/attempts/" + DirectoryName(record.id);
+
+  // Durable: with its directory's name. Not so: only whole.
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  EXPECT_EQ(Take(), (Log{"sync s/attempts", "sync " + at + "/.prepared.tmp", absl::StrCat("rename ", at, "/.prepared.tmp ", at, "/prepared"), "sync " + at}));
+  AttemptRecord later = record;
+  later.id.attempt = 2;
+  *later.prepare.mutable_key() = KeyOf(later.id);
+  const std::string there = "s/attempts/" + DirectoryName(later.id);
+  ASSERT_TRUE((*state)->PersistPrepared(later, false).ok());
+  EXPECT_EQ(Take(), (Log{absl::StrCat("rename ", there, "/.prepared.tmp ", there, "/prepared")}));
+  ASSERT_TRUE((*state)->PersistPrepared(later, true).ok());
+  EXPECT_EQ(Take(), (Log{"sync s/attempts", "sync " + there + "/prepared", "sync " + there}));
+
+  record.stop = StopRecord{v1::CANCEL, 1};
+  ASSERT_TRUE((*state)->PersistStop(record).ok());
+  EXPECT_EQ(Take(), (Log{"sync " + at + "/.stop.tmp", absl::StrCat("rename ", at, "/.stop.tmp ", at, "/stop"), "sync " + at}));
+  ASSERT_TRUE((*state)->ClaimStopped(record).ok());
+  EXPECT_EQ(Take(), (Log{"link s/claim-stopped " + at + "/claim", "sync " + at, "sync s/attempts"}));
+
+  // The commit number of a Forget is synced with the name that goes, before what it names is removed.
+  ASSERT_TRUE((*state)->PersistSeen({"store", 1, 7}, false).ok());
+  ASSERT_TRUE((*state)->PersistSeen({"store", 1, 8}, false).ok());
+  Take();
+  ASSERT_TRUE((*state)->PersistSeen({"store", 1, 9}, false).ok());
+  ASSERT_TRUE((*state)->Forget(record.id).ok());
+  const std::string doomed = root_ + "/s/attempts/.forgotten-" + DirectoryName(record.id);
+  EXPECT_TRUE(std::filesystem::exists(doomed));
+  (*state)->CollectForgotten();
+  EXPECT_FALSE(std::filesystem::exists(doomed));
+  const Log log = Take();
+  ASSERT_FALSE(log.empty());
+  EXPECT_EQ(log.front(), "rename s/attempts/.seen-1-8 s/attempts/.seen-1-9");
+  EXPECT_EQ(log.back(), "sync s/attempts");
+}
+
+}  // namespace
+}  // namespace muster::agent

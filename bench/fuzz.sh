@@ -25,7 +25,7 @@ command -v clang++-14 > /dev/null || deploy/setup.sh --no-trainer --fuzz > /dev/
 cmake --preset fuzz > /dev/null
 ninja -C build/fuzz -j "${MUSTER_BUILD_JOBS:-$(nproc)}" "${targets[@]/#/fuzz_}" >&2
 
-# Stacks of allocations are the half of what ASAN costs here; an input that crashes is run again without this.
+# Stacks of allocations are the half of what ASAN costs here: an input that crashes is run again with them.
 export ASAN_OPTIONS=malloc_context_size=0:quarantine_size_mb=8
 code=0
 for target in "${targets[@]}"; do
@@ -35,7 +35,10 @@ for target in "${targets[@]}"; do
   limits=(-runs="$runs" -entropic=0 -max_len=4096 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -verbosity=0)
   if ((seconds)); then limits+=(-max_total_time="$seconds"); fi
   "build/fuzz/tests/fuzz_$target" "${limits[@]}" -artifact_prefix="build/fuzz/crashes/$target/" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true code=1
-  if [[ $crashed == true ]]; then tail -40 "$log" >&2; fi
+  if [[ $crashed == true ]]; then
+    for input in "build/fuzz/crashes/$target"/*; do env -u ASAN_OPTIONS "build/fuzz/tests/fuzz_$target" "$input" >> "$log" 2>&1 || true; done
+    tail -40 "$log" >&2
+  fi
   printf '{"target": "%s", "runs": %s, "peak_rss_mb": %s, "crashed": %s}\n' "$target" \
     "$(awk '/number_of_executed_units/ {n = $2} END {print n + 0}' "$log")" "$(awk '/peak_rss_mb/ {n = $2} END {print n + 0}' "$log")" "$crashed"
 done

@@ -59,6 +59,11 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     def backlog() -> bool:
         return len(acknowledged) - len(started()) >= WAITING
 
+    def something_to_place() -> bool:
+        if refused:
+            raise Failed(f"a submission was refused: {refused[0]}")
+        return backlog()
+
     def submit_all(lane: int) -> None:
         for index in range(1_000_000):
             name, rng = f"job{lane}-{index}", random.Random(lane * 1_000_003 + index)
@@ -77,7 +82,7 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
                     break
                 if done.returncode != NOT_THERE_NOW:
                     refused.append(done.stderr)
-                    return
+                    stop.set()
 
     lanes = [threading.Thread(target=submit_all, args=(lane,)) for lane in range(4)]
     for lane in lanes:
@@ -86,7 +91,7 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     try:
         for index in range(kills):
             if index % 2 == 0:                 # what this start is to place has to be there
-                wait_for("more jobs than there is room for", backlog, 60, 0.01)
+                wait_for("more jobs than there is room for", something_to_place, 60, 0.01)
             time.sleep(rng.uniform(0, 0.4))    # the moment is what is drawn
             kill(system.processes["musterd"])
             began_ns.append(time.time_ns())

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
+#include <random>
 #include <thread>
 
 #include <grpcpp/grpcpp.h>
@@ -87,17 +89,22 @@ absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(con
   return enough ? absl::OkStatus() : status;
 }
 
-// Long enough for a musterd that starts anew; the pauses short, as who submits waits for it.
-constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPause(400);
+constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPauseAway(400);
 
-// Again for some seconds while the server is away, or says that it can't answer yet. For calls that may be repeated.
+// Again for some seconds while the server is away, or says that it can't answer yet. For calls that may be repeated. One that is away, as when
+// it starts anew, is looked for at short intervals; one that says "later" gets more time after each try, and not from all at once.
 template <typename Response, typename Attempt>
-absl::StatusOr<Response> Repeated(Attempt call) {
-  const auto last = std::chrono::steady_clock::now() + kRepeat;
-  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+absl::StatusOr<Response> Repeated(const std::string& server, Attempt call) {
+  std::minstd_rand random{std::random_device()()};
+  std::optional<std::chrono::steady_clock::time_point> last;
+  for (auto pause = kFirstPause;;) {
     absl::StatusOr<Response> response = call();
-    if (response.ok() || !absl::IsUnavailable(response.status()) || std::chrono::steady_clock::now() + pause > last) return response;
-    std::this_thread::sleep_for(pause);
+    if (response.ok() || !absl::IsUnavailable(response.status())) return response;
+    const auto now = std::chrono::steady_clock::now();
+    if (!last) last = now + kRepeat;
+    if (now + pause > *last) return response;
+    std::this_thread::sleep_for(pause * std::uniform_int_distribution<int>(50, 100)(random) / 100);
+    pause = CheckReachable(server).ok() ? 2 * pause : std::min(2 * pause, kLongestPauseAway);
   }
 }
 
@@ -147,11 +154,11 @@ Client::Client(std::string server, std::unique_ptr<Stubs> stubs) : server_(std::
 Client::~Client() = default;
 
 absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) {
-  return Repeated<pb::PreviewResponse>([&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
+  return Repeated<pb::PreviewResponse>(server_, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
 }
 
 absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
-  return Repeated<pb::SubmitResponse>([&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
+  return Repeated<pb::SubmitResponse>(server_, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
 }
 
 absl::StatusOr<pb::Job> Client::Get(const std::string& id) {

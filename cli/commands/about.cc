@@ -51,7 +51,7 @@ int Ping(Session& session) {
                     " us, their commits ", steps.commit_ns_p99() / 1000, " us\n");
   }
   if (response->steps().refused_plans() > 0) {
-    absl::StrAppend(&text, response->steps().refused_plans(), " plans were wrong and refused before anything was started or stopped by them. Please report them with what lies in "
+    absl::StrAppend(&text, response->steps().refused_plans(), " times a plan was wrong, and it, or the one job's part that was, wasn't carried out. Please report that with what lies in "
                     "refused-plans/ of its data_dir.\n");
   }
   if (!response->accepts_submissions()) absl::StrAppend(&text, "It takes no submissions: ", Plain(response->why_not()), "\n");

@@ -15,15 +15,20 @@ constexpr int64_t kDefaultIntervalNs = int64_t{600} * 1'000'000'000;
 
 using Environment = std::map<std::string, std::string>;
 
-absl::Status AddJobVariables(const google::protobuf::Map<std::string, std::string>& from, Environment* to) {
+using Variables = google::protobuf::Map<std::string, std::string>;
+
+absl::Status CheckJobVariables(const Variables& from) {
   for (const auto& [name, value] : from) {
     if (IsReservedVariable(name)) return absl::InvalidArgumentError(absl::StrCat("env.", name, ": Muster sets this variable itself"));
     if (name.empty() || name.find('=') != std::string::npos || name.find('\0') != std::string::npos || value.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError(absl::StrCat("env.", name, ": not a variable that a process can have"));
     }
-    (*to)[name] = value;
   }
   return absl::OkStatus();
+}
+
+void AddJobVariables(const Variables& from, Environment* to) {
+  for (const auto& [name, value] : from) (*to)[name] = value;
 }
 
 void Put(std::vector<shim::EnvironmentVariable>* variables, const char* name, const std::string& value) { variables->push_back({name, value}); }
@@ -45,14 +50,26 @@ std::string TrainerConfigPath(const v1::Prepare& prepare) { return prepare.attem
 
 uint32_t UmaskOf(const v1::Prepare& prepare) { return prepare.umask() & 0777; }
 
+absl::Status CheckLaunch(const v1::Prepare& prepare) {
+  const v1::TaskSpec& task = prepare.task();
+  const v1::Placement& here = prepare.here();
+  if (here.workers() < 1) return absl::InvalidArgumentError("the placement has no worker for this host");
+  if (prepare.gang_workers() < here.first_group_rank() + here.workers()) return absl::InvalidArgumentError("the placement is larger than its gang");
+  if (!task.workdir().empty() && task.workdir()[0] != '/') return absl::InvalidArgumentError("workdir: a relative one is not yet supported");
+  if (task.trainer_json().empty() && task.run().exec().empty() && task.run().shell().empty()) {
+    return absl::InvalidArgumentError("the task has neither run nor trainer");
+  }
+  if (absl::Status status = CheckJobVariables(prepare.job_env()); !status.ok()) return status;
+  return CheckJobVariables(task.env());
+}
+
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
                                         const std::string& progress_socket) {
   const v1::Prepare& prepare = record.prepare;
   const v1::TaskSpec& task = prepare.task();
   const v1::Placement& here = prepare.here();
   const int32_t per_worker = std::max(1, prepare.processes_per_worker());
-  if (here.workers() < 1) return absl::InvalidArgumentError("the placement has no worker for this host");
-  if (prepare.gang_workers() < here.first_group_rank() + here.workers()) return absl::InvalidArgumentError("the placement is larger than its gang");
+  if (absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
   const int64_t devices_per_worker = here.devices_size() / here.workers();
 
   shim::Spec spec;
@@ -73,16 +90,13 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   spec.pid_namespace = host.pid_namespace;
   spec.progress_socket = progress_socket;
   spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
-  if (!task.workdir().empty() && task.workdir()[0] != '/') return absl::InvalidArgumentError("workdir: a relative one is not yet supported");
 
   if (!task.trainer_json().empty()) {
     spec.argv = {host.bin_directory + "/muster-trainer", "train", "--config", TrainerConfigPath(prepare)};
   } else if (!task.run().exec().empty()) {
     spec.argv.assign(task.run().exec().begin(), task.run().exec().end());
-  } else if (!task.run().shell().empty()) {
-    spec.argv = {"bash", "-euo", "pipefail", "-c", task.run().shell()};
   } else {
-    return absl::InvalidArgumentError("the task has neither run nor trainer");
+    spec.argv = {"bash", "-euo", "pipefail", "-c", task.run().shell()};
   }
 
   Environment common;
@@ -93,8 +107,8 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   common["SHELL"] = "/bin/bash";
   common["OMP_NUM_THREADS"] = "1";
   common["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-  if (absl::Status status = AddJobVariables(prepare.job_env(), &common); !status.ok()) return status;
-  if (absl::Status status = AddJobVariables(task.env(), &common); !status.ok()) return status;
+  AddJobVariables(prepare.job_env(), &common);
+  AddJobVariables(task.env(), &common);
   common["PATH"] = absl::StrCat(host.bin_directory, ":", common["PATH"]);
 
   common["MUSTER_JOB"] = absl::StrCat(prepare.job_number());

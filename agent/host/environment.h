@@ -27,6 +27,8 @@ struct LaunchHost {
 bool IsReservedVariable(std::string_view name);
 
 // Pure. INVALID_ARGUMENT names the variable or field that can't be had.
+absl::Status CheckLaunch(const v1::Prepare& prepare);
+// The same, and what its shim is told.
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
                                         const std::string& progress_socket);
 

@@ -37,8 +37,9 @@
 namespace muster::agent {
 namespace {
 
+// A socket of both families where there is IPv6: it meets whoever has the port in either.
 bool IsFree(int port) {
-  for (const int family : {AF_INET, AF_INET6}) {
+  for (const int family : {AF_INET6, AF_INET}) {
     const int fd = ::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) continue;  // no such family here
     sockaddr_in6 six{};
@@ -46,12 +47,13 @@ bool IsFree(int port) {
     six.sin6_family = AF_INET6;
     four.sin_family = AF_INET;
     six.sin6_port = four.sin_port = htons(static_cast<uint16_t>(port));
-    const int on = 1;
-    if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    const int off = 0;
+    if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     const int failed = family == AF_INET ? ::bind(fd, reinterpret_cast<sockaddr*>(&four), sizeof four)
                                          : ::bind(fd, reinterpret_cast<sockaddr*>(&six), sizeof six);
     const int error = failed != 0 ? errno : 0;
     ::close(fd);
+    if (error == 0) return true;
     if (error == EADDRINUSE || error == EACCES) return false;
   }
   return true;
@@ -180,10 +182,7 @@ HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }
 
 absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   // What can be told to be impossible is told now, before anything is durable.
-  AttemptRecord record;
-  record.id = IdOf(prepare.key());
-  record.prepare = prepare;
-  if (const auto spec = MakeShimSpec(record, host_, "token", ""); !spec.ok()) return spec.status();
+  if (const absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
   const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
   if (!jobs.empty() && spread_.insert(jobs).second && MakeJobDirectory(jobs, UmaskOf(prepare)).ok()) SpreadBelow(jobs);
   for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
@@ -201,7 +200,7 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   std::vector<int32_t> taken;
   for (const auto& [id, port] : ports_taken_) taken.push_back(port);
   absl::StatusOr<int32_t> port = FindPort(range_, absl::StrCat(state_->state_id(), RandomId()), taken);
-  if (port.ok()) ports_taken_[record.id] = *port;
+  if (port.ok()) ports_taken_[IdOf(prepare.key())] = *port;
   return port;
 }
 

@@ -333,8 +333,13 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   // Not a mixture after a crash: the directory leaves its name first.
   std::string doomed = absl::StrCat(path_, "/attempts/", kForgottenPrefix, DirectoryName(id));
   std::erase(spares_, doomed);   // it may have been forgotten before
-  std::filesystem::remove_all(doomed, error);
-  if (::rename(directory.c_str(), doomed.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, directory);
+  const auto leave = [&] { return ::rename(directory.c_str(), doomed.c_str()) == 0 || errno == ENOENT; };
+  bool left = leave();
+  if (!left && (errno == EEXIST || errno == ENOTEMPTY)) {
+    std::filesystem::remove_all(doomed, error);
+    left = leave();
+  }
+  if (!left) return ErrnoStatus(errno, directory);
   forgotten_.push_back(std::move(doomed));
   return absl::OkStatus();
 }

@@ -15,22 +15,28 @@ int HexValue(char c) {
   return -1;
 }
 
+size_t PlainLength(std::string_view text) {
+  size_t length = 0;
+  while (length < text.size() && IsPlain(static_cast<unsigned char>(text[length]))) ++length;
+  return length;
+}
+
 void AppendEscaped(std::string_view text, std::string* out) {
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (IsPlain(byte)) {
-      out->push_back(c);
-    } else {
-      out->push_back('%');
-      out->push_back(kHex[byte >> 4]);
-      out->push_back(kHex[byte & 15]);
-    }
+  while (true) {
+    const size_t plain = PlainLength(text);
+    out->append(text.substr(0, plain));
+    if (plain == text.size()) return;
+    const auto byte = static_cast<unsigned char>(text[plain]);
+    out->push_back('%');
+    out->push_back(kHex[byte >> 4]);
+    out->push_back(kHex[byte & 15]);
+    text.remove_prefix(plain + 1);
   }
 }
 
 std::optional<std::string> Unescape(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
+  std::string out(text.substr(0, PlainLength(text)));
+  for (size_t i = out.size(); i < text.size(); ++i) {
     if (text[i] != '%') {
       if (!IsPlain(static_cast<unsigned char>(text[i]))) return std::nullopt;
       out.push_back(text[i]);
@@ -89,6 +95,17 @@ Line VariableLine(const char* kind, const EnvironmentVariable& variable) {
   return Line{kind, {{"name", variable.name}, {"value", variable.value}}};
 }
 
+void AppendLine(const Line& line, std::string* out) {
+  AppendEscaped(line.kind, out);
+  for (const auto& [key, value] : line.fields) {
+    out->push_back(' ');
+    AppendEscaped(key, out);
+    out->push_back('=');
+    AppendEscaped(value, out);
+  }
+  out->push_back('\n');
+}
+
 }  // namespace
 
 const std::string* Line::Find(std::string_view key) const {
@@ -117,14 +134,7 @@ Line& Line::Add(std::string_view key, int64_t value) { return Add(key, std::to_s
 
 std::string FormatLine(const Line& line) {
   std::string out;
-  AppendEscaped(line.kind, &out);
-  for (const auto& [key, value] : line.fields) {
-    out.push_back(' ');
-    AppendEscaped(key, &out);
-    out.push_back('=');
-    AppendEscaped(value, &out);
-  }
-  out.push_back('\n');
+  AppendLine(line, &out);
   return out;
 }
 
@@ -158,15 +168,15 @@ bool ParseFile(std::string_view content, std::string_view name, std::vector<Line
   bool ended = false;
   for (int number = 1; !content.empty(); ++number) {
     const size_t newline = content.find('\n');
-    const std::string place = std::string(name) + ":" + std::to_string(number);
-    if (newline == std::string_view::npos) return Fail(error, place + ": the last line is cut off");
-    if (ended) return Fail(error, place + ": text after end");
+    const auto fail = [&](const std::string& how) { return Fail(error, std::string(name) + ":" + std::to_string(number) + ": " + how); };
+    if (newline == std::string_view::npos) return fail("the last line is cut off");
+    if (ended) return fail("text after end");
     std::optional<Line> line = ParseLine(content.substr(0, newline));
     content.remove_prefix(newline + 1);
-    if (!line.has_value()) return Fail(error, place + ": malformed line");
+    if (!line.has_value()) return fail("malformed line");
     if (number == 1) {
-      if (line->kind != name) return Fail(error, place + ": not a " + std::string(name) + " file");
-      if (line->Get("version") != "1") return Fail(error, place + ": version " + line->Get("version") + " is not known here");
+      if (line->kind != name) return fail("not a " + std::string(name) + " file");
+      if (line->Get("version") != "1") return fail("version " + line->Get("version") + " is not known here");
       continue;
     }
     if (line->kind == "end") {
@@ -181,7 +191,7 @@ bool ParseFile(std::string_view content, std::string_view name, std::vector<Line
 
 std::string FormatFile(std::string_view name, const std::vector<Line>& lines) {
   std::string out = FormatLine(Line{std::string(name), {{"version", "1"}}});
-  for (const Line& line : lines) out += FormatLine(line);
+  for (const Line& line : lines) AppendLine(line, &out);
   return out + "end\n";
 }
 

@@ -37,7 +37,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
-constexpr int64_t kEventsDelay = 50 * kMillisecond;       // what ends sooner says all in its exit records
+constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
 constexpr int64_t kFenceInterval = 1'000 * kMillisecond;  // poll's clock stands still while the machine sleeps, the fence's doesn't
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 

@@ -147,15 +147,17 @@ void Connection::RunStream() {
 void Connection::Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream) {
   while (true) {
     v1::AgentMessage message;
+    grpc::WriteOptions options;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return !open_ || stopping_ || !queue_.empty(); });
       if (!open_ || stopping_) return;
       message = std::move(queue_.front());
       queue_.pop_front();
+      if (!queue_.empty()) options.set_buffer_hint();   // what follows takes it along
     }
     const size_t bytes = message.ByteSizeLong();
-    const bool written = stream->Write(message);
+    const bool written = stream->Write(message, options);
     queued_bytes_ -= std::min<size_t>(bytes, queued_bytes_);
     if (!written) return;
   }

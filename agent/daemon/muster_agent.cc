@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "agent/daemon/daemon.h"
 #include "agent/host/inventory.h"
 #include "agent/shim/durable.h"
@@ -84,6 +85,7 @@ int main(int argc, char** argv) {
   if (!age.ok()) return Fail(absl::StrCat("--keep-logs: ", age.status().message()));
   options.retention.age_ns = *age;
 
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);   // Debian's looks for cycles at every lock, gRPC's own included
   ::umask(077);
   state_directory = std::filesystem::absolute(state_directory).lexically_normal().string();
   auto state = muster::agent::StateDirectory::Open(state_directory);

@@ -1,14 +1,37 @@
 #include "common/base/ids.h"
 
+#include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "common/base/check.h"
 
 namespace muster {
 
+namespace {
+
+// A call of the kernel for sixteen ids at once. A child has its parent's bytes and must not use them.
+void TakeRandom(unsigned char* bytes, size_t size) {
+  static thread_local struct {
+    unsigned char bytes[256];           // so many getrandom gives whole
+    size_t left = 0;
+    pid_t process = 0;
+  } pool;
+  if (pool.left < size || pool.process != getpid()) {
+    MUSTER_CHECK(getrandom(pool.bytes, sizeof pool.bytes, 0) == sizeof pool.bytes);
+    pool.left = sizeof pool.bytes;
+    pool.process = getpid();
+  }
+  pool.left -= size;
+  memcpy(bytes, pool.bytes + pool.left, size);
+  explicit_bzero(pool.bytes + pool.left, size);
+}
+
+}  // namespace
+
 std::string RandomId() {
   unsigned char bytes[16];
-  MUSTER_CHECK(getrandom(bytes, sizeof bytes, 0) == sizeof bytes);
+  TakeRandom(bytes, sizeof bytes);
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out;
   for (unsigned char b : bytes) {

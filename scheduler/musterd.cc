@@ -254,7 +254,8 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.epoch = recovered.epoch;
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
-  context.why_no_submissions = [directory = config.data_dir] { return WhyNoRoom(directory); };
+  RoomWatch room(config.data_dir, clock);
+  context.why_no_submissions = [&room] { return room.Why(); };
   ApiServer server(&context, &hub);
   std::thread stepping([&engine] { engine.Run(); });
   const std::string path(absl::StripPrefix(config.listen, "unix://"));

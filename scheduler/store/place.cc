@@ -51,6 +51,15 @@ std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes) {
                       ". What runs goes on");
 }
 
+std::string RoomWatch::Why() {
+  const int64_t now_ns = clock_->MonotonicNs();
+  std::lock_guard lock(mutex_);
+  if (asked_ && now_ns - asked_ns_ < kRoomAgeNs) return why_;
+  asked_ = true;
+  asked_ns_ = now_ns;
+  return why_ = WhyNoRoom(directory_, ballast_bytes_);
+}
+
 absl::Status SyncPath(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus(errno, path);

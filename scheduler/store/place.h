@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/clock.h"
 
 namespace muster {
 
@@ -20,6 +23,24 @@ inline constexpr int64_t kBallastBytes = int64_t{256} << 20;
 
 // Empty while `directory`'s file system has that much free for this user; else why submissions are refused, and the remedy.
 std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes = kBallastBytes);
+
+// WhyNoRoom as of at most kRoomAge ago: each submission asks. Thread-safe.
+inline constexpr int64_t kRoomAgeNs = 20'000'000;
+class RoomWatch {
+ public:
+  // The clock must outlive it.
+  RoomWatch(std::string directory, Clock* clock, int64_t ballast_bytes = kBallastBytes) : directory_(std::move(directory)), clock_(clock), ballast_bytes_(ballast_bytes) {}
+  std::string Why();
+
+ private:
+  const std::string directory_;
+  Clock* const clock_;
+  const int64_t ballast_bytes_;
+  std::mutex mutex_;
+  bool asked_ = false;
+  int64_t asked_ns_ = 0;
+  std::string why_;
+};
 
 // fsync of a file or a directory.
 absl::Status SyncPath(const std::string& path);

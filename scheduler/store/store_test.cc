@@ -3,13 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 #include "muster/v1/record.pb.h"
+#include "scheduler/engine/fixture.h"
 #include "scheduler/state/state.h"
 #include "scheduler/store/admin.h"
 #include "scheduler/store/crc.h"
@@ -71,7 +74,11 @@ class StoreTest : public ::testing::Test {
   std::unique_ptr<SqliteStore> store_;
 };
 
-TEST(Crc32cTest, KnownValue) { EXPECT_EQ(Crc32c("123456789"), 0xE3069283u); }
+TEST(Crc32cTest, KnownValues) {
+  EXPECT_EQ(Crc32c("123456789"), 0xE3069283u);
+  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AAu);            // RFC 3720 B.4
+  EXPECT_EQ(Crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
+}
 TEST(Crc32cTest, GoesOn) { EXPECT_EQ(Crc32c("6789", Crc32c("12345")), Crc32c("123456789")); }
 
 TEST_F(StoreTest, WhatWasCommittedIsThereAfterReopening) {
@@ -293,6 +300,18 @@ TEST(PlaceTest, SubmissionsNeedRoomOnTheDisk) {
   EXPECT_EQ(WhyNoRoom("/", 0), "");
   EXPECT_THAT(WhyNoRoom("/", int64_t{1} << 60), HasSubstr("MiB are free in /; new jobs are taken again once there are 1099511627776"));
   EXPECT_THAT(WhyNoRoom("/nowhere", 0), HasSubstr("No such file"));
+}
+
+TEST(PlaceTest, RoomIsAskedForNowAndThen) {
+  const std::string folder = std::filesystem::temp_directory_path() / absl::StrCat("room-", getpid());
+  ManualClock clock;
+  RoomWatch room(folder, &clock, 0);
+  EXPECT_THAT(room.Why(), HasSubstr("No such file"));
+  std::filesystem::create_directory(folder);
+  EXPECT_THAT(room.Why(), HasSubstr("No such file"));
+  clock.now_ns += kRoomAgeNs;
+  EXPECT_EQ(room.Why(), "");
+  std::filesystem::remove(folder);
 }
 
 TEST(PlaceTest, NetworkFileSystemsAreKnown) {

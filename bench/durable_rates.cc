@@ -150,9 +150,9 @@ int Main(int argc, char** argv) {
     threads.emplace_back([&] {
       for (int i = next++; i < jobs; i = next++) {
         room.acquire();
-        pb::SubmitRequest request;
-        *request.mutable_spec() = spec;
-        request.set_idempotency_key(absl::StrCat("rate-", i));
+        const auto request = std::make_shared<pb::SubmitRequest>();
+        *request->mutable_spec() = spec;
+        request->set_idempotency_key(absl::StrCat("rate-", i));
         Submit(&system.engine(), defaults, "bench", request, [&](const SubmitOutcome& outcome) {
           if (!outcome.status.ok()) Die(std::string(outcome.status.message()));
           last_answer_ns = RealClock()->WallNs();

@@ -134,15 +134,21 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* ca
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   if (const std::string why = WhyNoSubmissions(*context_); !why.empty()) return Reply(call, NotNow(why, "STORE_FULL"));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  muster::Submit(context_->engine, context_->defaults, who_.user, *request, [this, reactor, response](const SubmitOutcome& outcome) {
+  // The request is there until Finish.
+  const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);
+  muster::Submit(context_->engine, context_->defaults, who_.user, kept, [this, reactor, response](const SubmitOutcome& outcome) {
     if (!outcome.resolution.ok()) {
       reactor->Finish(RefusedSpec(outcome.resolution));
       return;
     }
     if (outcome.status.ok()) {
       const std::shared_ptr<const View> view = context_->engine->Snapshot();
+      if (answered_.lock() != view) {
+        answered_holders_.emplace(view->state);
+        answered_ = view;
+      }
       if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
-        *response->mutable_job() = TellJob(*context_, *view, *job);
+        *response->mutable_job() = TellJob(*context_, *view, *job, &*answered_holders_);
       }
       response->set_existed(outcome.existed);
     }

@@ -2,6 +2,9 @@
 // allowed to is known before its first byte is read.
 #pragma once
 
+#include <memory>
+#include <optional>
+
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
@@ -30,6 +33,9 @@ class JobServiceImpl : public pb::JobService::CallbackService {
   const ApiContext* const context_;
   WatchHub* const hub_;
   const Identity who_;
+  // Answers to submissions of one step describe one State. The engine's thread only; of a view that nobody has any more: void.
+  std::weak_ptr<const View> answered_;
+  std::optional<CellHolders> answered_holders_;
 };
 
 class QueueServiceImpl : public pb::QueueService::CallbackService {

@@ -24,7 +24,7 @@ struct Pending {
   SpecDefaults defaults;
   std::string owner, hash;
   std::string queue;                 // once it is known
-  pb::SubmitRequest request;
+  std::shared_ptr<const pb::SubmitRequest> request;
   // What the resolution was made against; another one by the time of the step: it is made again.
   std::shared_ptr<const View> view;
   std::function<void(const SubmitOutcome&)> done;
@@ -32,7 +32,7 @@ struct Pending {
 
 absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& state) {
   SubmitOutcome& outcome = pending->outcome;
-  const pb::SubmitRequest& request = pending->request;
+  const pb::SubmitRequest& request = *pending->request;
   if (const uint64_t known = state.FindByIdempotencyKey(pending->owner, request.idempotency_key()); known != 0) {
     outcome.resolution = Resolution();
     if (state.FindJob(known)->request_hash != pending->hash) {
@@ -67,10 +67,10 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
 
 }  // namespace
 
-void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, const pb::SubmitRequest& request,
+void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done) {
   auto pending = std::make_shared<Pending>();
-  const std::string& key = request.idempotency_key();
+  const std::string& key = request->idempotency_key();
   const bool printable = std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x20 && c < 0x7F; });
   if (key.empty() || key.size() > 128 || !printable) {
     pending->outcome.status = absl::InvalidArgumentError("the request is wrong");
@@ -86,13 +86,13 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
   }
   pending->defaults = defaults;
   pending->owner = owner;
-  pending->request = request;
-  pending->hash = RequestHash(request.spec());
+  pending->hash = RequestHash(request->spec());
   pending->done = std::move(done);
   // Resolved here, against the newest durable state, so that the engine's thread doesn't have to; it does so itself only where
   // that was refused (what is queued before it may be what was missing) or the configuration is another by then.
   pending->view = engine->Snapshot();
-  pending->outcome.resolution = ResolveSpec(pending->view->state, request.spec(), defaults, request.wait_for_capacity());
+  pending->outcome.resolution = ResolveSpec(pending->view->state, request->spec(), defaults, request->wait_for_capacity());
+  pending->request = std::move(request);
   engine->Call([pending](const State& state) { return EventsOf(pending.get(), state); },
                [pending](absl::Status status) {
                  SubmitOutcome& outcome = pending->outcome;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,8 +21,8 @@ struct SubmitOutcome {
 
 // `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION with problems;
 // ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18). UNAVAILABLE: it can't be checked yet (Resolution::not_now), or the engine is
-// full.
-void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, const pb::SubmitRequest& request,
+// full. `request` is not looked at any more once `done` is called.
+void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done);
 
 // Deterministic hash of a spec as submitted: SHA-256, 32 bytes.

@@ -55,7 +55,7 @@ TEST_P(SubmitKeyTest, AgainstAKnownKey) {
     *request.mutable_spec() = OneSlotSpec();
     request.mutable_spec()->mutable_tasks(0)->mutable_run()->set_shell(shell);
     request.set_idempotency_key(key);
-    Submit(&engine, SpecDefaults(), owner, request, [&](const SubmitOutcome& result) { outcome = result; });
+    Submit(&engine, SpecDefaults(), owner, std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& result) { outcome = result; });
     engine.Step();
   };
   submit("ada", "k", "true");
@@ -75,7 +75,7 @@ TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
     *request.mutable_spec() = OneSlotSpec();
     request.mutable_spec()->set_queue(queue);
     request.set_idempotency_key(queue);
-    Submit(&engine, SpecDefaults(), "ada", request, [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
+    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
   };
   pb::Event event;
   event.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("research");
@@ -96,7 +96,7 @@ TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {
     pb::SubmitRequest request;
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(key);
-    Submit(&engine, SpecDefaults(), "ada", request, [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
+    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
   };
   submit("a");
   submit("b");
@@ -128,7 +128,7 @@ TEST(Submit, TheUmaskIsTheSubmittersAlsoWhenItIsZeroAndElseTheUsualOne) {
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(absl::StrCat(given));
     if (given >= 0) request.set_umask(static_cast<uint32_t>(given));
-    Submit(&engine, SpecDefaults(), "ada", request, [&](const SubmitOutcome& outcome) { number = outcome.number; });
+    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& outcome) { number = outcome.number; });
     engine.Step();
     EXPECT_EQ(engine.Snapshot()->state.FindJob(number)->umask, want) << given;
   }
@@ -140,7 +140,7 @@ TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
     pb::SubmitRequest request;
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(key);
-    Submit(&lab.engine, SpecDefaults(), "ada", request, [](const SubmitOutcome&) {});
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [](const SubmitOutcome&) {});
     lab.engine.Step();
   }
   pb::Event cancel;

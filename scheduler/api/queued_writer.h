@@ -85,8 +85,10 @@ class QueuedWriter : public Base {
       current_ = std::move(queue_.front());
       queue_.pop_front();
       writing_ = true;
+      grpc::WriteOptions options;
+      if (!queue_.empty()) options.set_buffer_hint();   // what follows takes it along
       lock.unlock();
-      this->StartWrite(&current_);
+      this->StartWrite(&current_, options);
     } else if (end_.has_value()) {
       finished_ = true;
       const grpc::Status status = *end_;

@@ -333,12 +333,12 @@ TEST_F(StreamsTest, ASlowReaderGetsFewerMessagesButEverythingThatHappened) {
   const auto reader = Watch(&call, "1");
   pb::WatchJobResponse message;
   ASSERT_TRUE(reader->Read(&message));
-  constexpr int kChanges = 1500;
+  constexpr int kChanges = 500;            // of messages that are more together than what is under way
   for (int step = 1; step <= kChanges; ++step) {
     pb::Event event;
     *event.mutable_checkpoint_seen()->mutable_key() = key;
     event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(step);
-    event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/shared/", step));
+    event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/shared/", std::string(20'000, 'x'), step));
     event.mutable_checkpoint_seen()->set_loaded_step(-1);
     engine_->Post(event);
     AwaitState([&](const State& state) {

@@ -21,6 +21,8 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLookAfterRefusalNs = 10 * kSecond;
 constexpr int kReproducersKept = 20;
 constexpr int kJobsDroppedFromAPlan = 20;               // a plan that is wrong for more is dropped whole
+constexpr int64_t kGatherNs = 2 * kMillisecond;        // from one step's beginning to the next one's, but for the first after a rest
+constexpr size_t kGatherAtMost = 512;                  // a step that is worth it begins at once
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
 constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
@@ -73,13 +75,17 @@ void Engine::StopServing(const std::string& why) {
 void Engine::Post(pb::Event event, Done done) {
   std::lock_guard lock(mutex_);
   queue_.push_back({std::move(event), nullptr, std::move(done)});
-  work_.notify_one();
+  Wake();
 }
 
 void Engine::Call(Operation operation, Done done) {
   std::lock_guard lock(mutex_);
   queue_.push_back({pb::Event(), std::move(operation), std::move(done)});
-  work_.notify_one();
+  Wake();
+}
+
+void Engine::Wake() {
+  if (!gathering_ || queue_.size() >= kGatherAtMost) work_.notify_one();
 }
 
 bool Engine::Full() const {
@@ -103,7 +109,7 @@ void Engine::PostProgress(const pb::ProgressSeen& progress) {
   if (pending.waiting) return;
   pending.waiting = true;
   progress_due_.emplace(pending.journalled_ns + options_.progress_interval_ns, std::move(key));
-  work_.notify_one();
+  Wake();
 }
 
 std::optional<pb::Progress> Engine::LiveProgress(const pb::AttemptKey& key) const {
@@ -327,7 +333,8 @@ void Engine::DecideAndApply() {
     if (!confined) break;
   }
   if (accepted) {
-    for (const pb::Event& event : plan.events) ApplyEvent(event);
+    for (pb::Event& event : plan.events) ApplyEvent(std::move(event));
+    plan.events.clear();
     plan_ = std::make_shared<const Plan>(std::move(plan));
   }
   if (refused) look_ns = accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
@@ -409,11 +416,26 @@ void Engine::ForgetWhatEnded() {
   }
 }
 
+// A step costs as much for one event as for some, most of all its commit; what comes in quick succession shares it.
+void Engine::Gather(int64_t began_ns) {
+  if (began_ns == 0) return;
+  const int64_t left_ns = began_ns + kGatherNs - clock_->MonotonicNs();
+  std::unique_lock lock(mutex_);
+  if (left_ns <= 0) return;
+  gathering_ = true;
+  work_.wait_for(lock, std::chrono::nanoseconds(left_ns), [this] { return stopping_ || queue_.size() >= kGatherAtMost; });
+  gathering_ = false;
+}
+
 void Engine::Run() {
   bool dirty = true;                                  // commits since the last housekeeping
   int64_t idled_ns = clock_->MonotonicNs();
+  int64_t began_ns = 0;
   while (true) {
+    Gather(began_ns);
+    began_ns = clock_->MonotonicNs();
     const bool stepped = Step();
+    if (!stepped) began_ns = 0;
     dirty = dirty || stepped;
     bool quiet = false;
     {

@@ -132,6 +132,8 @@ class Engine {
     pb::ProgressSeen newest;
   };
 
+  void Wake();                                                // under mutex_
+  void Gather(int64_t began_ns);
   std::vector<pb::Event> TakeDueProgress(int64_t now_ns);     // under mutex_
   int64_t ProgressDueNs() const;                              // under mutex_
   void ForgetProgress(const pb::AttemptKey& key);             // under mutex_
@@ -173,6 +175,7 @@ class Engine {
   std::shared_ptr<const View> view_;
   EngineStats stats_;
   int64_t next_look_ns_ = 0;             // at once: recovery may have left work
+  bool gathering_ = false;               // Run waits for company of what is queued
   bool stopping_ = false;
   std::string why_not_;                  // not empty: nothing changes any more
 };

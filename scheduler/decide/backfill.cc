@@ -150,8 +150,9 @@ void Round::Backfill() {
     return levels;
   };
   const auto later = [&](const Turn& a, const Turn& b) {
-    for (size_t i = 0; i < a.levels.size() && i < b.levels.size(); ++i) {
-      if (const int order = Compare(a.levels[i], b.levels[i]); order != 0) return order > 0;
+    for (size_t i = 0; i < std::max(a.levels.size(), b.levels.size()); ++i) {   // a leaf nearer to the root has the lowest level below itself
+      const Level mine = i < a.levels.size() ? a.levels[i] : Level(), other = i < b.levels.size() ? b.levels[i] : Level();
+      if (const int order = Compare(mine, other); order != 0) return order > 0;
     }
     const Base &x = m_.bases[waiting[a.next].base], &y = m_.bases[waiting[b.next].base];
     return std::make_tuple(x.submit_ns, x.ref) > std::make_tuple(y.submit_ns, y.ref);

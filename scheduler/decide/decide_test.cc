@@ -452,6 +452,49 @@ TEST(Decide, NobodyIsStoppedForAJobThatEndsByALoss) {
   }
 }
 
+// On a quiet system nothing else would make it look again.
+TEST(Decide, WhatElseRunsOfAJobThatEndsByALossStopsInTheSamePlan) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.Task("first").Gpus(2).TimeLimit(3);
+  builder.task()->set_trainer_json("{}");
+  builder.Task("second").Gpus(2);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  StartAll(&system, job, 1);
+  ASSERT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_RUNNING);
+  system.Step(4);
+  Go(&system);
+  ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  ASSERT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_RUNNING);
+  system.Step(6);
+  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_FAILED);
+  EXPECT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_STOPPING);
+  EXPECT_EQ(TaskOf(system.state, job, 1).attempts.back().detail, "task first failed");
+  EXPECT_LE(plan.next_look_ns, system.state.now_ns()) << "what the job held up may start";
+}
+
+TEST(Decide, LooksAgainAtOnceAfterAStopThatNobodyWillAnswer) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.task()->set_trainer_json("{}");
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+  system.Cancel(job);
+  const Plan plan = Go(&system);
+  ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  EXPECT_LE(plan.next_look_ns, system.state.now_ns());
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_CANCELLED);
+}
+
 TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 5, 1).Queue("q");

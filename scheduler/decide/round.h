@@ -1,6 +1,6 @@
 // One decision in the making: the free devices, what was planned so far, and the steps that add to it.
 //
-// Inside of scheduler/decide. Order of the steps: stops that nobody's claim causes; devices held for claims; placing, reclaim and
+// Inside of scheduler/decide. Order of the steps: stops that nobody's claim causes; what is over with its job; devices held for claims; placing, reclaim and
 // reservations for waiting units of S; growth; backfill of what is outside S; spill; verdicts.
 #pragma once
 
@@ -208,7 +208,7 @@ class Round {
   Use use_claims_;                     // use_now_ and what waits in S; for backfill
   std::vector<int32_t> entitled_;      // bases of S that want a place, or come back, or may have to start elsewhere; ascending
   std::vector<int32_t> outside_;       // bases outside S that want a place or come back; ascending
-  std::set<const JobRow*> ending_;     // jobs that this plan brings to their end
+  std::set<const JobRow*> ending_;     // jobs that fail or are cancelled for good by what this plan loses
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
   std::vector<Kept> kept_;             // held

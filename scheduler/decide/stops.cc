@@ -22,6 +22,7 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
   stopping->set_next_workers(next_workers);
   if (claimant != nullptr) *stopping->mutable_claimant() = *claimant;
   stopped_[IndexOf(base)] = true;
+  if (AllOver(*base.current)) LookAt(now_ns_);   // nobody will answer: what follows is the next decision's
   failed_.clear();
   future_.Release(base.wants, *base.current);
   if (base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
@@ -112,7 +113,16 @@ void Round::EndWhatIsOver() {
     const Base& base = m_.bases[b];
     if (!base.ends || !base.may_be_lost || !AllOver(*base.current)) continue;
     Lose(base, "the job ends without it");
-    ending_.insert(base.job);
+    if (!ending_.insert(base.job).second) continue;
+    LookAt(now_ns_);   // S is another one without the job, and nothing else need happen
+    // What else runs of it ends with it, before anything is done for it; where it was cancelled, that was said already.
+    for (size_t t = 0; t < base.job->tasks.size(); ++t) {
+      const auto other = m_.base_of.find({base.job->number, static_cast<int32_t>(t)});
+      if (other == m_.base_of.end()) continue;
+      const Base& sibling = m_.bases[other->second];
+      if (!sibling.running() || stopped_[other->second]) continue;
+      Stop(sibling, pb::CANCEL, absl::StrCat("task ", base.spec->name(), " failed"), Grace(*sibling.spec));
+    }
   }
   if (ending_.empty()) return;
   for (std::vector<int32_t>* bases : {&entitled_, &outside_}) {

@@ -88,6 +88,16 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     for lane in lanes:
         lane.start()
     starts_s, began_ns, rng = [], [], random.Random(1)
+    jobs, placed = {}, set()                   # by number: its state; when attempts were placed
+
+    def ours(*more: str) -> list[dict]:
+        return system.json("jobs", *more, "--queue", "default", "--limit", "100000")["jobs"]
+
+    def collect() -> None:                     # musterd keeps the newest 10,000 finished jobs
+        for job in ours("--all"):
+            jobs[str(job["number"])] = job["state"]
+            placed.update(int(attempt["place_ns"]) for attempt in task(job)["attempts"])
+
     try:
         for index in range(kills):
             if index % 2 == 0:                 # what this start is to place has to be there
@@ -99,18 +109,16 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
             if index % 2 == 0:                 # the next kill comes after a placement; else it may come before one
                 size = lines_file.stat().st_size
                 wait_for("something to be placed", lambda: lines_file.stat().st_size > size, 30, 0.01)
+            if index % 200 == 0:
+                collect()
     finally:
         stop.set()
         for lane in lanes:
             lane.join(60)
 
-    def ours(*more: str) -> list[dict]:
-        return system.json("jobs", *more, "--queue", "default", "--limit", "100000")["jobs"]
-
     wait_for("all jobs to end", lambda: not ours(), 600, 0.5)
-    all_jobs = ours("--all")
-    jobs = {str(job["number"]): job["state"] for job in all_jobs}
-    placed_ns = sorted(int(attempt["place_ns"]) for job in all_jobs for attempt in task(job)["attempts"])
+    collect()
+    placed_ns = sorted(placed)
     # Of every second start, as the others' placements may have been cut off.
     first_s = [(placed_ns[min(bisect.bisect_left(placed_ns, start), len(placed_ns) - 1)] - start) / 1e9 for start in began_ns[::2]]
     lines = Counter(lines_file.read_text().splitlines())

@@ -41,6 +41,9 @@ def main() -> int:
     counters = {name: large["counters"].get(name, 0) + small["counters"].get(name, 0) for name in {**large["counters"], **small["counters"]}}
     for name, count in sorted(counters.items()):
         print(f"{count:>12,}  {name}")
+    for size, totals in (("full", large), ("small", small)):
+        if totals["failed"]:
+            print(f"the first of {totals['failed']} seeds of the {size} system that broke a rule: {totals['first_failed']}")
     seeds = large["seeds"] + small["seeds"]
     failed = large["failed"] + small["failed"]
     ok = figure("20 virtual minutes, 100 hosts, 200 jobs, against CPU time", round(speed), "x", "≥ 500", speed >= 500)

@@ -103,7 +103,8 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     const bool allowed = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost() &&
                          Replaceable(*older.job, older.task_index, *older.attempt);
     // A host that did not answer in time may run what a restored store doesn't know.
-    const bool unheard = (abandoned_.count(Text(other)) > 0 && unheard_.count(live.host) > 0) || (abandoned && unheard_.count(host) > 0);
+    const bool unheard = (abandoned_.count(Text(other)) > 0 && unheard_.count(live.host) > 0) || (abandoned && unheard_.count(host) > 0) ||
+                         (abandoned && unheard_before_.count({Text(other), live.host}) > 0);
     if (unheard) {
       ++counters_["replaced what a restored store didn't know, unheard"];
     } else if (allowed) {
@@ -436,6 +437,10 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   uid_of_row_.clear();
   committed_key_.clear();
   answered_.clear();
+  // What that time had ordered may still arrive, and nobody waited for these hosts then.
+  for (const auto& [where, live] : live_) {
+    if (abandoned_.count(where.first) > 0 && unheard_.count(where.second) > 0) unheard_before_.insert(where);
+  }
   unheard_.clear();
   std::set<std::string> known;
   for (const auto& [name, bytes] : rows) {

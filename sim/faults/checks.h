@@ -113,6 +113,7 @@ class Checker {
   std::set<std::string> begun_;                                     // attempts that were starting, or further, when a store was restored
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
+  std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more
   bool restoring_ = false;
   uint64_t epoch_ = 0;
   int64_t epoch_ns_ = 0;                     // when its scheduler started

@@ -19,7 +19,6 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "agent/daemon/connection.h"
 #include "common/base/eventually.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
@@ -265,16 +264,6 @@ TEST_F(AgentTest, ReportsItsDeclaredDevices) {
   EXPECT_TRUE(scheduler_->hello().inventory().declared());
   EXPECT_EQ(scheduler_->hello().inventory().devices_size(), 2);
   EXPECT_EQ(scheduler_->hello().inventory().flavour(), "cpu-slot");
-}
-
-TEST(RetryAfterTest, IsAQuarterOfTheTimeThatTheSchedulerHasBeenAway) {
-  struct {
-    int away_ms;
-    bool refused;
-    int expected_ms;
-  } const cases[] = {{0, false, 20},      {80, false, 20},      {1'000, false, 250},   {8'000, false, 2'000}, {3'600'000, false, 2'000},
-                     {0, true, 20},       {1'000, true, 1'000}, {10'000, true, 10'000}, {3'600'000, true, 10'000}};
-  for (const auto& c : cases) EXPECT_EQ(agent::RetryAfter(milliseconds(c.away_ms), c.refused), milliseconds(c.expected_ms)) << c.away_ms << c.refused;
 }
 
 TEST_F(AgentTest, OneThatIsRefusedComesBackMoreAndMoreSlowly) {

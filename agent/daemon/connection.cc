@@ -11,6 +11,8 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "agent/reconcile/retry.h"
+#include "common/base/clock.h"
 
 namespace muster::agent {
 namespace {
@@ -67,7 +69,7 @@ std::string Connection::WhyNotServed() const {
 }
 
 void Connection::Run() {
-  auto spoke = std::chrono::steady_clock::now();
+  Retry retry(RealClock()->MonotonicNs());
   while (true) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -84,9 +86,7 @@ void Connection::Run() {
       post_(std::move(closed));
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (spoke_) spoke = now;
-    changed_.wait_for(lock, RetryAfter(std::chrono::duration_cast<std::chrono::milliseconds>(now - spoke), refused_), [this] { return stopping_; });
+    changed_.wait_for(lock, std::chrono::nanoseconds(retry.After(RealClock()->MonotonicNs(), spoke_, refused_)), [this] { return stopping_; });
   }
 }
 

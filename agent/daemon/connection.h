@@ -1,9 +1,7 @@
 // The agent's stream to the scheduler: connects, comes back, hands messages over. No decisions.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -16,13 +14,6 @@
 #include "muster/v1/agent_service.grpc.pb.h"
 
 namespace muster::agent {
-
-// How long to wait before the next try, `away` after the scheduler last spoke: a quarter of that, so that one that was away for a second is
-// met within another quarter, however many times it came and went unheard; at least 20 ms, at most 2 s. If it refuses this agent, as long as
-// it has done so, at most 10 s.
-constexpr std::chrono::milliseconds RetryAfter(std::chrono::milliseconds away, bool refused) {
-  return std::clamp(refused ? away : away / 4, std::chrono::milliseconds(20), std::chrono::milliseconds(refused ? 10'000 : 2'000));
-}
 
 // Something happened on the stream; `generation` tells one stream's events from the next one's.
 struct Incoming {

@@ -107,6 +107,11 @@ v1::WorkerExit ToProto(const shim::Exit& exit) {
 
 std::string DirectoryName(const AttemptId& id) { return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt); }
 
+bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit) {
+  const std::vector<std::string> parts = absl::StrSplit(name, '-');
+  return parts.size() == 3 && absl::StrCat(parts[0], "-") == kSeenPrefix && absl::SimpleAtoi(parts[1], epoch) && absl::SimpleAtoi(parts[2], commit);
+}
+
 bool ParseDirectoryName(const std::string& name, AttemptId* id) {
   const size_t first = name.find('.');
   const size_t last = name.rfind('.');
@@ -157,21 +162,38 @@ void StateDirectory::LoadSeen() {
     ReadNumber(lines[0], "epoch", &seen_.epoch);
     ReadNumber(lines[0], "commit", &seen_.commit);
   }
-  // A loss of power may leave more than one name.
+  // The two newest of this epoch; more, and those of another, are of a loss of power.
+  std::vector<std::pair<uint64_t, std::string>> names;
   for (const auto& entry : std::filesystem::directory_iterator(path_ + "/attempts")) {
-    const std::string name = entry.path().filename().string();
-    const std::vector<std::string> parts = absl::StrSplit(name, '-');
     uint64_t epoch = 0, commit = 0;
-    if (parts.size() != 3 || absl::StrCat(parts[0], "-") != kSeenPrefix || !absl::SimpleAtoi(parts[1], &epoch) || !absl::SimpleAtoi(parts[2], &commit)) continue;
-    if (epoch < seen_.epoch || (epoch == seen_.epoch && commit < seen_.commit)) {
-      ::unlink(entry.path().c_str());
-      continue;
+    if (!ParseSeenName(entry.path().filename().string(), &epoch, &commit)) continue;
+    if (epoch > seen_.epoch) {
+      seen_.epoch = epoch;
+      seen_.commit = 0;
+      for (const auto& [number, path] : names) ::unlink(path.c_str());
+      names.clear();
     }
-    if (!seen_file_.empty()) ::unlink(seen_file_.c_str());
-    seen_.epoch = epoch;
-    seen_.commit = commit;
-    seen_file_ = entry.path().string();
+    if (epoch == seen_.epoch) {
+      names.emplace_back(commit, entry.path().string());
+    } else {
+      ::unlink(entry.path().c_str());
+    }
   }
+  std::sort(names.rbegin(), names.rend());
+  for (size_t i = 2; i < names.size(); ++i) ::unlink(names[i].second.c_str());
+  if (!names.empty()) seen_.commit = std::max(seen_.commit, names[0].first);
+  if (names.size() == 1) synced_seen_ = names[0].second;
+  if (names.size() > 1) {
+    synced_seen_ = names[1].second;
+    new_seen_ = names[0].second;
+  }
+}
+
+// What is in attempts/ is durable by its names.
+void StateDirectory::NamesSynced() {
+  if (new_seen_.empty()) return;
+  if (!synced_seen_.empty()) ::unlink(synced_seen_.c_str());
+  synced_seen_ = std::exchange(new_seen_, "");
 }
 
 StateDirectory::~StateDirectory() {
@@ -203,6 +225,7 @@ absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool d
   if (absl::Status status = MakeAttemptDirectory(record.id); !status.ok()) return status;
   if (durable) {
     if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
+    NamesSynced();
   }
   const std::string name = absl::StrCat(AttemptDirectory(record.id), "/", shim::kPreparedFile);
   // A shim may hold a lock of the file that is there: it stays, whatever bytes the same record would be written as now.
@@ -223,6 +246,7 @@ absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) 
   shim::Claim winner = shim::Claim::kNone;
   const int error = shim::MakeClaim(AttemptDirectory(record.id), shim::Claim::kStopped, &winner);
   if (error != 0) return ErrnoStatus(error, "claim");
+  NamesSynced();
   return winner == shim::Claim::kStarted ? Claim::kStarted : Claim::kStopped;
 }
 
@@ -278,12 +302,16 @@ void StateDirectory::LoadOutcome(AttemptRecord* record) const {
 absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
   if (!synced) {
     std::string name = absl::StrCat(path_, "/attempts/", kSeenPrefix, seen.epoch, "-", seen.commit);
-    if (seen_file_.empty() || ::rename(seen_file_.c_str(), name.c_str()) != 0) {
+    if (name == synced_seen_ || name == new_seen_) return absl::OkStatus();
+    const bool named = !new_seen_.empty()      ? ::rename(new_seen_.c_str(), name.c_str()) == 0
+                       : !synced_seen_.empty() ? ::link(synced_seen_.c_str(), name.c_str()) == 0
+                                               : false;
+    if (!named) {
       const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
       if (fd < 0) return ErrnoStatus(errno, name);
       ::close(fd);
     }
-    seen_file_ = std::move(name);
+    new_seen_ = std::move(name);
     return absl::OkStatus();
   }
   const Line line = Line{"seen"}.Add("store_id", seen.store_id).Add("epoch", static_cast<int64_t>(seen.epoch)).Add("commit", static_cast<int64_t>(seen.commit));
@@ -350,6 +378,7 @@ void StateDirectory::CollectForgotten() {
     LogWarn("forgotten attempts stay for now", {{"directory", path_ + "/attempts"}, {"error", strerror(failed)}});
     return;
   }
+  NamesSynced();
   std::error_code error;
   for (const std::string& directory : forgotten_) {
     if (!KeepSpare(directory)) std::filesystem::remove_all(directory, error);

@@ -1,7 +1,8 @@
 // The agent's state directory (mode 0700): what survives its death and the machine's.
 //
 //   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
-//   attempts/.seen-<epoch>-<commit>   an empty file: the newest commit number, in its name, so that whatever syncs the names of attempts syncs it
+//   attempts/.seen-<epoch>-<commit>   an empty file: a commit number as a name, so that whatever syncs the names of attempts syncs it. Two: the
+//                                last that is known to be synced, which stays until a younger one is, and the newest
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)  outcome  claim  stop  events  progress  exits  logs/
 //                                .prepared.spare .exits.spare (files of an attempt before, to be written over)
 //   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it wrote nothing
@@ -60,19 +61,22 @@ class StateDirectory final : public Files {
   absl::Status MakeAttemptDirectory(const AttemptId& id);
   bool KeepSpare(const std::string& directory);
   void LoadSeen();
+  void NamesSynced();
   void LoadOutcome(AttemptRecord* record) const;
 
   const std::string path_;
   int lock_ = -1;
   std::string state_id_;
   Seen seen_;
-  std::string seen_file_;                // attempts/.seen-…; empty: none
+  std::string synced_seen_, new_seen_;   // attempts/.seen-…; empty: none
   std::vector<std::string> forgotten_;   // directories to remove
   std::vector<std::string> spares_;      // directories for attempts to come
   bool fresh_ = false;
 };
 
 std::string DirectoryName(const AttemptId& id);                  // <uid>.<task>.<attempt>
+// Of a .seen-<epoch>-<commit>.
+bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit);
 bool ParseDirectoryName(const std::string& name, AttemptId* id);
 
 // Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of DIR/events taken in before are

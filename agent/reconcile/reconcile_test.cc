@@ -4,6 +4,8 @@
 
 #include "agent/reconcile/progress_line.h"
 #include "agent/reconcile/reconciler.h"
+#include "agent/reconcile/retry.h"
+#include "common/base/units.h"
 
 namespace muster::agent {
 namespace {
@@ -61,6 +63,29 @@ TEST(Decide, EveryStateAgainstEveryCommand) {
   }
 }
 
+// ---- when to try again ----
+
+TEST(Retry, IsAQuarterOfTheTimeThatTheSchedulerHasBeenAwayAndSlowerWhileItRefuses) {
+  struct Try {
+    int64_t at_ms;
+    bool spoke, refused;
+    int64_t wait_ms;
+  };
+  const std::vector<Try> lives[] = {
+      {{0, false, false, 20}, {80, false, false, 20}, {1'000, false, false, 250}, {8'000, false, false, 2'000}, {3'600'000, false, false, 2'000}},
+      // Away, met and gone again: counted from when it spoke.
+      {{5'000, true, false, 20}, {5'400, false, false, 100}, {6'000, true, false, 20}, {7'000, false, false, 250}},
+      // A refusal, however long nobody was there before it, is first met again soon, then more and more slowly.
+      {{3'600'000, false, true, 20}, {3'600'020, false, true, 20}, {3'600'100, false, true, 100}, {3'605'000, false, true, 5'000}, {3'700'000, false, true, 10'000}},
+      // In a row only.
+      {{1'000, false, true, 20}, {3'000, false, true, 2'000}, {4'000, false, false, 1'000}, {8'000, false, true, 20}},
+  };
+  for (const std::vector<Try>& life : lives) {
+    Retry retry(0);
+    for (const Try& t : life) EXPECT_EQ(retry.After(t.at_ms * kMillisecond, t.spoke, t.refused), t.wait_ms * kMillisecond) << t.at_ms;
+  }
+}
+
 // ---- Reconciler with effects that only remember ----
 
 struct World final : Files, Processes, Sender {
@@ -85,7 +110,7 @@ struct World final : Files, Processes, Sender {
   absl::Status PersistSeen(const Seen& seen, bool synced) override {
     if (logs_seen) log.push_back(absl::StrCat(synced ? "seen, synced, " : "seen ", seen.epoch, ":", seen.commit));
     this->seen = seen;
-    return absl::OkStatus();
+    return seen_error;
   }
   absl::Status Forget(const AttemptId& id) override {
     log.push_back("forget");
@@ -116,7 +141,7 @@ struct World final : Files, Processes, Sender {
   std::set<AttemptId> live;
   Seen seen;
   bool logs_seen = false;
-  absl::Status prepared_error, prepare_error, publish_error;
+  absl::Status seen_error, prepared_error, prepare_error, publish_error;
 };
 
 using Log = std::vector<std::string>;
@@ -487,6 +512,24 @@ TEST_F(ReconcilerTest, TheCommitNumberOfACommandIsKeptBeforeItIsActedOn) {
   forget.set_commit(6);
   Tell(forget);
   EXPECT_EQ(world_.Take(), Log{}) << "once a commit";
+  // So is that of a heartbeat that puts off a fence, and only of such a one.
+  v1::SchedulerMessage ack;
+  ack.mutable_heartbeat_ack();
+  ack.set_commit(7);
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), Log{});
+  *ack.mutable_heartbeat_ack()->add_renews() = KeyOf(kId);
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:7"}));
+  // What can't be kept isn't acted on; the scheduler repeats it.
+  world_.seen_error = absl::ResourceExhaustedError("No space left on device");
+  stop.mutable_stop()->mutable_key()->set_attempt(2);
+  stop.set_commit(8);
+  Tell(stop);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:8"}));
+  world_.seen_error = absl::OkStatus();
+  Tell(stop);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:8", "claim"}));
 }
 
 TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {

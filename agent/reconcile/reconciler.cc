@@ -137,7 +137,7 @@ void Reconciler::OnDisconnected() {
   forgotten_.clear();
 }
 
-void Reconciler::See(const v1::SchedulerMessage& message) {
+bool Reconciler::See(const v1::SchedulerMessage& message) {
   const v1::SessionKey& key = message.session();
   Seen next = seen_;
   if (key.epoch() > next.epoch || next.store_id.empty()) {
@@ -150,13 +150,14 @@ void Reconciler::See(const v1::SchedulerMessage& message) {
   // The epoch is worth a sync. Not so the commit number: it is kept before anything is done because of it, and of what else is heard every
   // now and then.
   const bool other = seen_.epoch != seen_kept_.epoch || seen_.store_id != seen_kept_.store_id;
-  const bool acts = !message.has_welcome() && !message.has_heartbeat_ack();
-  if (!other && seen_.commit < seen_kept_.commit + (acts ? 1 : 64)) return;
+  const bool acts = !message.has_welcome() && (!message.has_heartbeat_ack() || !message.heartbeat_ack().renews().empty());
+  if (!other && seen_.commit < seen_kept_.commit + (acts ? 1 : 64)) return true;
   if (const absl::Status status = files_->PersistSeen(seen_, /*synced=*/other); !status.ok()) {
-    LogError("agent failed", {{"doing", "remember the epoch"}, {"error", std::string(status.message())}});
-    return;
+    LogError("agent failed", {{"doing", other ? "remember the epoch" : "remember the commit number"}, {"error", std::string(status.message())}});
+    return !acts;
   }
   seen_kept_ = seen_;
+  return true;
 }
 
 bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) {
@@ -175,7 +176,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
     LogWarn("command dropped", {{"why", "not of this session"}, {"epoch", key.epoch()}});
     return true;
   }
-  See(message);
+  if (!See(message)) return true;   // as if it had never come: the scheduler repeats it
   switch (message.body_case()) {
     case v1::SchedulerMessage::kPrepare:
       OnCommand(message.prepare().key(), message.prepare().start_at_once() ? Command::kPrepareAndStart : Command::kPrepare, message, now_ns);

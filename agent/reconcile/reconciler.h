@@ -61,7 +61,8 @@ class Reconciler {
   void OnHeartbeatAck(const v1::HeartbeatAck& ack);
   void OnPublish(const v1::Publish& publish);
   void OnLine(AttemptRecord* record, const std::string& json, int64_t at_ns);
-  void See(const v1::SchedulerMessage& message);
+  // False: it is to be acted on and its commit number can't be kept.
+  bool See(const v1::SchedulerMessage& message);
   void Send(v1::AgentMessage message);
   void Report(const AttemptRecord& record);
   static v1::AttemptReport ReportOf(const AttemptRecord& record);

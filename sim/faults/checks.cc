@@ -83,8 +83,11 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     if (known.attempt->end_ns() != 0 && !part.lost()) violate("S2 processes start after the attempt has ended");
     if (known.attempt->placements_size() > 1 && known.attempt->state() == pb::TASK_PREPARING) {
       // By an order on its way since before a restore: that it is starting was committed, and is what the backup doesn't hold.
-      if (begun_.count(name) == 0) violate("contract 6: a gang is started before Starting was committed");
-      ++counters_["gangs started by an order that a restored store doesn't know"];
+      if (starts_sent_.count({name, host}) > 0) {
+        ++counters_["gangs started by an order that a restored store doesn't know"];
+      } else {
+        violate("contract 6: a gang is started before Starting was committed");
+      }
     }
   }
   // S1, S3: against everything that runs.
@@ -372,7 +375,11 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
     }
     case pb::SchedulerMessage::kStart: {
       const Known known = Find(message.start().key(), host);
-      if (known.part < 0 || known.attempt->end_ns() != 0 || known.attempt->state() == pb::TASK_PREPARING) violate("Start", message.start().key());
+      if (known.part < 0 || known.attempt->end_ns() != 0 || known.attempt->state() == pb::TASK_PREPARING) {
+        violate("Start", message.start().key());
+      } else {
+        starts_sent_.insert({Text(message.start().key()), host});
+      }
       return;
     }
     case pb::SchedulerMessage::kWelcome: answered_.insert(host); return;
@@ -424,14 +431,7 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
       }
     }
   };
-  for (const auto& [uid, job] : jobs_) {
-    add_attempts(job, &before);
-    for (int t = 0; t < job.tasks_size(); ++t) {
-      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
-        if (attempt.state() != pb::TASK_PREPARING) begun_.insert(absl::StrCat(uid, "/", job.spec().tasks(t).name(), "/", attempt.number()));
-      }
-    }
-  }
+  for (const auto& [uid, job] : jobs_) add_attempts(job, &before);
   jobs_.clear();
   hosts_.clear();
   uid_of_row_.clear();

@@ -41,6 +41,8 @@ class Checker {
   void OnAgentHeard(int64_t now_ns, const std::string& host) { agent_heard_ns_[host] = now_ns; }
   // Its agent has acted on a command of this epoch and commit.
   void OnActed(const std::string& host, uint64_t epoch, uint64_t commit) { acted_[host] = std::max(acted_[host], {epoch, commit}); }
+  // A loss of power has left what it acted on until then at the earliest.
+  void OnSeenLost(const std::string& host, std::pair<uint64_t, uint64_t> left) { acted_[host] = std::min(acted_[host], left); }
   // What its agent says that it has seen.
   void OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit);
   // No process of it is left there; its shim may go on until it could write how they ended.
@@ -110,7 +112,7 @@ class Checker {
   std::map<std::string, pb::HostRecord> hosts_;
   std::vector<pb::AttemptKey> placed_;                              // by the newest commit
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
-  std::set<std::string> begun_;                                     // attempts that were starting, or further, when a store was restored
+  std::set<std::pair<std::string, std::string>> starts_sent_;       // (attempt, host), when it was committed that the gang starts
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
   std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more

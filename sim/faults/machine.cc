@@ -99,6 +99,7 @@ absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
   shim->spawned_boot_id = boot_id_;
   if (record.prepare.task().when_unreachable() == pb::FENCE) shim->fence = shim::Fence(record.prepare.task().fence_after_ns(), record.renewed_ns);
   if (!shims_.emplace(record.id, shim).second) return absl::OkStatus();   // it can't get the lock
+  acted();
   const bool late = shared_->heap.now_ns() < late_shims_until_ns;
   if (late && record.prepare.task().when_unreachable() == pb::FENCE && begins_late) {
     begins_late();
@@ -320,6 +321,21 @@ void Machine::PowerOff() {
   KillAllShims();
   for (const agent::AttemptId& id : unsynced_) LoseUnsynced(id);
   unsynced_.clear();
+  if (random_.OneIn(2)) LoseSeen();
+}
+
+void Machine::LoseSeen() {
+  std::vector<std::pair<std::pair<uint64_t, uint64_t>, std::filesystem::path>> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/attempts", error)) {
+    std::pair<uint64_t, uint64_t> seen;
+    if (agent::ParseSeenName(entry.path().filename().string(), &seen.first, &seen.second)) names.emplace_back(seen, entry.path());
+  }
+  if (names.size() < 2) return;                  // the one there is was synced, or nothing ever was
+  std::sort(names.begin(), names.end());
+  std::filesystem::remove(names.back().second, error);
+  shared_->checker.OnSeenLost(full_name(), names[names.size() - 2].first);
+  ++shared_->counters["commit numbers that were not synced when the power went"];
 }
 
 void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {

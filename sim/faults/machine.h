@@ -54,6 +54,8 @@ class Machine final : public agent::Processes {
 
   // A shim's files may have changed: called a little later, if there is anybody to listen.
   std::function<void(const agent::AttemptId&)> changed;
+  // Something was done that a command of the scheduler wanted.
+  std::function<void()> acted;
   // A shim of a task with a fence begins late.
   std::function<void()> begins_late;
 
@@ -70,6 +72,8 @@ class Machine final : public agent::Processes {
   void MarkSynced(const agent::AttemptId& id, bool synced);
   // A fresh, empty state directory with an id of its own.
   void ForgetState();
+  // What is left of the names that an agent keeps commit numbers by when the power goes: not always the newest (agent/host/state_dir.h).
+  void LoseSeen();
 
   // Faults, until a time.
   int64_t disk_full_until_ns = 0;

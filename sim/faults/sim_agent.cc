@@ -9,8 +9,6 @@
 namespace muster::sim::faults {
 namespace {
 
-constexpr int64_t kFirstRetryNs = 20 * kMillisecond;
-constexpr int64_t kLastRetryNs = 2 * kSecond;
 constexpr int64_t kRestartNs = 3 * kSecond;   // until who started it starts it again
 
 }  // namespace
@@ -36,6 +34,9 @@ absl::StatusOr<agent::Claim> FaultyFiles::ClaimStopped(const agent::AttemptRecor
 
 SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host, pb::Inventory inventory)
     : shared_(shared), machine_(machine), network_(network), host_(host), inventory_(std::move(inventory)) {
+  machine_->acted = [this] {
+    if (acting_) shared_->checker.OnActed(machine_->full_name(), acting_->first, acting_->second);
+  };
   machine_->changed = [this](const agent::AttemptId& id) {
     if (runs()) Guard([&] { Refresh(id); });
   };
@@ -65,7 +66,8 @@ void SimAgent::Start() {
                                                     *std::move(records), state_->seen(), files_.get(), machine_, this);
   Guard([&] { WatchAttempts(true); });
   if (!runs()) return;
-  retry_ns_ = kFirstRetryNs;
+  retry_ = agent::Retry(shared_->heap.now_ns());
+  spoke_ = refused_ = false;
   Connect();
 }
 
@@ -73,6 +75,7 @@ void SimAgent::Die(bool silently) {
   if (!runs()) return;
   ++life_;
   dies_in_ = 0;
+  acting_.reset();
   reconciler_ = nullptr;
   files_ = nullptr;
   state_ = nullptr;
@@ -97,10 +100,9 @@ void SimAgent::Connect() {
 
 void SimAgent::Retry() {
   const uint64_t life = life_;
-  shared_->heap.After(machine_->random()->Between(retry_ns_ / 2, retry_ns_), [this, life] {
+  shared_->heap.After(retry_.After(shared_->heap.now_ns(), std::exchange(spoke_, false), std::exchange(refused_, false)), [this, life] {
     if (life == life_ && stream_ == 0) Connect();
   });
-  retry_ns_ = std::min(2 * retry_ns_, kLastRetryNs);
 }
 
 void SimAgent::Disconnected() {
@@ -131,6 +133,7 @@ void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
 void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   heard_ns_ = shared_->heap.now_ns();
   shared_->checker.OnAgentHeard(heard_ns_, machine_->full_name());
+  (message.has_refused() ? refused_ : spoke_) = true;
   if (message.has_refused()) {
     ++shared_->counters[message.refused().final() ? "agents refused for good" : "agents refused"];
     return;
@@ -138,14 +141,12 @@ void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   if (message.has_welcome()) {
     lease_ns_ = message.welcome().lease_ns();
     heartbeat_ns_ = message.welcome().heartbeat_ns();
-    retry_ns_ = kFirstRetryNs;
     ++shared_->counters["sessions"];
   }
   const bool had = reconciler_->has_session();
+  acting_ = {message.session().epoch(), message.commit()};
   MUSTER_CHECK(reconciler_->OnMessage(message, machine_->WallNs()));
-  // What a full disk kept from being written isn't acted on, or as good as not.
-  const bool acts = !message.has_welcome() && !message.has_heartbeat_ack() && message.session().session() == reconciler_->session().session();
-  if (acts && !machine_->DiskFull()) shared_->checker.OnActed(machine_->full_name(), message.session().epoch(), message.commit());
+  acting_.reset();
   if (!had && reconciler_->has_session()) {
     const uint64_t stream = stream_;
     shared_->heap.After(heartbeat_ns_, [this, stream] { Heartbeat(stream); });

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "agent/host/state_dir.h"
 #include "agent/reconcile/reconciler.h"
+#include "agent/reconcile/retry.h"
 #include "sim/faults/network.h"
 
 namespace muster::sim::faults {
@@ -26,15 +29,16 @@ class FaultyFiles final : public agent::Files {
   absl::Status PersistStop(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistStop(record); }); }
   absl::Status Renew(const agent::AttemptRecord& record) override { return Do([&] { return files_->Renew(record); }); }
   absl::Status PersistOutcome(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistOutcome(record); }); }
-  absl::Status PersistSeen(const agent::Seen& seen, bool synced) override { return Do([&] { return files_->PersistSeen(seen, synced); }); }
+  absl::Status PersistSeen(const agent::Seen& seen, bool synced) override { return Do([&] { return files_->PersistSeen(seen, synced); }, /*acts=*/false); }
   absl::Status Forget(const agent::AttemptId& id) override { return Do([&] { return files_->Forget(id); }); }
   absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) override {
     return Do([&] { return files_->Publish(record, staged, target); });
   }
 
  private:
+  // acts: it has an effect that a command wanted.
   template <typename F>
-  absl::Status Do(F f) {
+  absl::Status Do(F f, bool acts = true) {
     const bool dies = *dies_in_ > 0 && --*dies_in_ == 0;
     const bool after = dies && machine_->random()->OneIn(2);
     if (dies && !after) Die("agents killed before a file was written");
@@ -43,6 +47,7 @@ class FaultyFiles final : public agent::Files {
       return absl::ResourceExhaustedError("No space left on device");
     }
     absl::Status status = f();
+    if (status.ok() && acts) machine_->acted();
     if (after) Die("agents killed after a file was written");
     return status;
   }
@@ -101,7 +106,9 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   uint64_t stream_ = 0;
   int64_t heard_ns_ = 0;
   int64_t lease_ns_ = 0, heartbeat_ns_ = 0;
-  int64_t retry_ns_ = 0;
+  agent::Retry retry_{0};
+  bool spoke_ = false, refused_ = false;      // the scheduler, on the present stream
+  std::optional<std::pair<uint64_t, uint64_t>> acting_;   // epoch and commit of the message under way
   uint64_t beats_ = 0;
   int64_t dies_in_ = 0;
 };

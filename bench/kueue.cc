@@ -170,10 +170,10 @@ int Main(int argc, char** argv) {
   for (size_t i = 0; i < setup->jobs.size(); ++i) {
     const int64_t due_ns = start_ns + setup->jobs[i].submit_ns;
     if (const int64_t early_ns = due_ns - RealClock()->WallNs(); early_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(early_ns));
-    pb::SubmitRequest request;
-    *request.mutable_spec() = setup->jobs[i].spec;
-    (*request.mutable_spec()->mutable_labels())["index"] = absl::StrCat(i);
-    request.set_idempotency_key(absl::StrCat("workload-", i));
+    const auto request = std::make_shared<pb::SubmitRequest>();
+    *request->mutable_spec() = setup->jobs[i].spec;
+    (*request->mutable_spec()->mutable_labels())["index"] = absl::StrCat(i);
+    request->set_idempotency_key(absl::StrCat("workload-", i));
     Submit(&system.engine(), defaults, "kueue", request, [](const SubmitOutcome& outcome) {
       if (outcome.status.ok()) return;
       Die(absl::StrCat(std::string(outcome.status.message()), outcome.resolution.problems.empty() ? "" : ": " + outcome.resolution.problems[0].message));

@@ -10,7 +10,7 @@ namespace muster {
 
 namespace {
 
-// A call of the kernel for sixteen ids at once. A child has its parent's bytes and must not use them.
+// Random bytes for sixteen ids at once. A child has its parent's bytes and must not use them: getpid is the cheaper call of the kernel.
 void TakeRandom(unsigned char* bytes, size_t size) {
   static thread_local struct {
     unsigned char bytes[256];           // so many getrandom gives whole

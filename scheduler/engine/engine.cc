@@ -419,7 +419,7 @@ void Engine::ForgetWhatEnded() {
 // A step costs as much for one event as for some, most of all its commit; what comes in quick succession shares it.
 void Engine::Gather(int64_t began_ns) {
   if (began_ns == 0) return;
-  const int64_t left_ns = began_ns + kGatherNs - clock_->MonotonicNs();
+  const int64_t left_ns = std::min(began_ns + kGatherNs - clock_->MonotonicNs(), kGatherNs);   // a clock that was set back holds nobody up
   std::unique_lock lock(mutex_);
   if (left_ns <= 0) return;
   gathering_ = true;

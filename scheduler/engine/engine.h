@@ -2,7 +2,8 @@
 //
 // Step() takes everything that is queued, applies it, decides, validates the plan, applies the plan's events, commits all
 // of that as one transaction, and only then dispatches commands to agents and answers callers (CONTRACTS 17, 18, 20).
-// What arrives while a commit runs goes into the next step together: that is the group commit.
+// What arrives while a commit runs, and what comes within 2 ms of a step's beginning, goes into the next step together: that is the group commit.
+// The first after a rest waits for nobody; who asks one thing after the other gets at most 500 answers a second.
 //
 // Threads: Post, Call, Snapshot, WaitForChange may be called from any thread. Step, Run and the observers run on one thread,
 // the engine's; the simulator calls Step itself on its virtual clock.

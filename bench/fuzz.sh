@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Fuzzes what Muster reads from outside: builds the targets of tests/fuzz with clang, libFuzzer, ASAN and UBSAN, and runs them.
 #
-#   bench/fuzz.sh [--runs 10000000] [--seconds N] [TARGET…]
+#   bench/fuzz.sh [--runs 10000000] [--seconds N] [--jobs N] [TARGET…]
 #
-# Ends with one line of JSON a target: executions, the most memory it held, whether it crashed or leaked. New inputs that reach new branches
+# As many targets run at a time as the machine has cores, or --jobs says. Ends with one line of JSON a target: executions, the most memory it held, whether it crashed or leaked. New inputs that reach new branches
 # lie in build/fuzz/corpus/TARGET; an input that crashes in build/fuzz/crashes/TARGET.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
 
-runs=10000000 seconds=0 targets=()
+runs=10000000 seconds=0 jobs=$(nproc) targets=()
 while (($#)); do
   case "$1" in
     --runs) runs=$2; shift ;;
     --seconds) seconds=$2; shift ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --jobs) jobs=$2; shift ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     -*) die "$1: no such option (see bench/fuzz.sh --help)" ;;
     *) targets+=("$1") ;;
   esac
@@ -27,19 +28,30 @@ ninja -C build/fuzz -j "${MUSTER_BUILD_JOBS:-$(nproc)}" "${targets[@]/#/fuzz_}" 
 
 # Stacks of allocations are the half of what ASAN costs here: an input that crashes is run again with them.
 export ASAN_OPTIONS=malloc_context_size=0:quarantine_size_mb=8
-code=0
-for target in "${targets[@]}"; do
+
+# fuzz TARGET: runs it and prints its line; status 1 if it crashed, leaked, hung or held too much.
+fuzz() {
+  local target=$1 log=build/fuzz/$1.log crashed=false
   mkdir -p "build/fuzz/corpus/$target" "build/fuzz/crashes/$target"
-  log=build/fuzz/$target.log crashed=false
   # Weighing inputs by the rarity of their branches takes libFuzzer longer than most of these parsers take (agent_stream: 6 of 7 seconds).
-  limits=(-runs="$runs" -entropic=0 -max_len=4096 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -verbosity=0)
+  local limits=(-runs="$runs" -entropic=0 -max_len=4096 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -verbosity=0)
   if ((seconds)); then limits+=(-max_total_time="$seconds"); fi
-  "build/fuzz/tests/fuzz_$target" "${limits[@]}" -artifact_prefix="build/fuzz/crashes/$target/" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true code=1
+  "build/fuzz/tests/fuzz_$target" "${limits[@]}" -artifact_prefix="build/fuzz/crashes/$target/" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true
   if [[ $crashed == true ]]; then
     for input in "build/fuzz/crashes/$target"/*; do env -u ASAN_OPTIONS "build/fuzz/tests/fuzz_$target" "$input" >> "$log" 2>&1 || true; done
     tail -40 "$log" >&2
   fi
   printf '{"target": "%s", "runs": %s, "peak_rss_mb": %s, "crashed": %s}\n' "$target" \
     "$(awk '/number_of_executed_units/ {n = $2} END {print n + 0}' "$log")" "$(awk '/peak_rss_mb/ {n = $2} END {print n + 0}' "$log")" "$crashed"
+  [[ $crashed == false ]]
+}
+
+trap 'kill $(jobs -p) 2> /dev/null; exit 130' INT TERM
+code=0 running=0
+for target in "${targets[@]}"; do
+  if ((running == jobs)); then wait -n || code=1; running=$((running - 1)); fi
+  fuzz "$target" &
+  running=$((running + 1))
 done
+for ((; running > 0; --running)); do wait -n || code=1; done
 exit $code

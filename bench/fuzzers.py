@@ -3,6 +3,9 @@
 
     fuzzers.py [--quick]
 
+Executions are added up over runs in tests/fuzz/tally.json, each run beginning with the corpora that are kept: a run that was ended goes on
+where it was, but for the slice that it was in, and a target that has enough is not run. To begin anew: echo '{}' > tests/fuzz/tally.json
+
 --quick: the targets as they were built with the tests, which mutate their corpora without looking at branches, 20,000 runs each.
 """
 
@@ -16,7 +19,8 @@ from figures import figure
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
-RUNS = 10_000_000
+TALLY = ROOT / "tests/fuzz/tally.json"
+RUNS, SLICE_S = 10_000_000, 240
 
 
 def quick(targets: list[str]) -> list[dict]:
@@ -28,18 +32,32 @@ def quick(targets: list[str]) -> list[dict]:
     return results
 
 
-def long() -> list[dict]:
-    results = []
-    with subprocess.Popen([ROOT / "bench/fuzz.sh", "--runs", str(RUNS)], stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            results.append(json.loads(line))
-    return results
+def long(targets: list[str]) -> list[dict]:
+    """Adds to what tests/fuzz/tally.json says was executed before, a slice at a time, until each target has RUNS or crashed."""
+    tally = json.loads(TALLY.read_text())
+    crashed = set()
+    while True:
+        short = sorted((tally.get(target, {}).get("runs", 0), target) for target in targets if target not in crashed)
+        short = [target for runs, target in short if runs < RUNS][: os.cpu_count()]
+        if not short:
+            return [{"target": target, **tally[target], "crashed": target in crashed} for target in targets]
+        left = RUNS - min(tally.get(target, {}).get("runs", 0) for target in short)
+        run = subprocess.run([ROOT / "bench/fuzz.sh", "--runs", str(left), "--seconds", str(SLICE_S), *short], stdout=subprocess.PIPE, text=True)
+        if not run.stdout:
+            sys.exit("bench/fuzz.sh said nothing; its reason is above")
+        for line in run.stdout.splitlines():
+            print(line, flush=True)
+            result = json.loads(line)
+            before = tally.get(result["target"], {"runs": 0, "peak_rss_mb": 0})
+            tally[result["target"]] = {"runs": before["runs"] + result["runs"], "peak_rss_mb": max(before["peak_rss_mb"], result["peak_rss_mb"])}
+            if result["crashed"]:
+                crashed.add(result["target"])
+        TALLY.write_text(json.dumps(tally, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> int:
     targets = sorted(path.name for path in (ROOT / "tests/fuzz/corpus").iterdir())
-    results = quick(targets) if "--quick" in sys.argv else long()
+    results = quick(targets) if "--quick" in sys.argv else long(targets)
     fewest = min((result["runs"] for result in results), default=0)
     crashed = [result["target"] for result in results if result["crashed"]]
     ok = figure("fuzz targets", len(results), "", len(targets), len(results) == len(targets))

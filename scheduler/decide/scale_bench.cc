@@ -146,6 +146,11 @@ class Fleet {
     Do(event);
   }
 
+  // Submits until as many gangs wait as should.
+  void FillLine() {
+    for (int64_t missing = size_.waiting - Count(false); missing > 0; --missing) Submit();
+  }
+
   // Every host of the attempt says this.
   void AllReport(const JobRow& job, pb::AttemptPhase phase, bool exit_0) {
     const AttemptRow attempt = job.tasks[0].attempts.back();
@@ -191,15 +196,12 @@ class Fleet {
     }
   }
 
-  // A hundred events: what the last plan caused, gangs that end and as many that arrive, and reports of progress.
+  // A hundred events: what the last plan caused, gangs that end, as many that arrive as keep the line's length, and reports of progress.
   void Events(const std::vector<pb::Event>& plan) {
     events_ = 0;
     Follow(plan);
-    while (events_ < kEventsPerStep * 6 / 10) {
-      const JobRow* job = AnyRunning();
-      AllReport(*job, pb::GONE, true);
-      Submit();
-    }
+    FillLine();
+    while (events_ < kEventsPerStep * 6 / 10) AllReport(*AnyRunning(), pb::GONE, true);
     while (events_ < kEventsPerStep) {
       const JobRow* job = AnyRunning();
       pb::Event event;
@@ -385,7 +387,7 @@ int Main(bool tenth, int steps, bool model_only) {
     const std::vector<pb::Event> placed = fleet.Place(upkeep.Update(fleet.state, fleet.now_ns(), options), enough);
     for (const pb::Event& event : placed) fleet.Do(event);
     fleet.Follow(placed);
-    for (int64_t missing = size.waiting - fleet.Count(false); missing > 0; --missing) fleet.Submit();
+    fleet.FillLine();
     fleet.state.TakeChanges(/*bytes=*/false);
   }
   std::fprintf(stderr, "%lld GPUs, %lld of them held by %lld gangs, %lld wait\n", static_cast<long long>(fleet.Gpus()),

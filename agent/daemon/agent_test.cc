@@ -224,6 +224,20 @@ class AgentTest : public ::testing::Test {
     started_.push_back(key);
     return key;
   }
+  // Sends a gang's Prepare and waits until it is prepared. StartGang is its second phase.
+  pb::AttemptKey PrepareGang(const std::string& script, pb::AttemptReport* report) {
+    const pb::SchedulerMessage message = PrepareMessage("gang", script, false);
+    scheduler_->Send(message);
+    EXPECT_TRUE(scheduler_->WaitForPhase(message.prepare().key(), pb::PREPARED, report));
+    return message.prepare().key();
+  }
+  void StartGang(const pb::AttemptKey& key, int32_t port) {
+    pb::SchedulerMessage message;
+    *message.mutable_start()->mutable_key() = key;
+    message.mutable_start()->set_master_address("127.0.0.1");
+    message.mutable_start()->set_master_port(port);
+    scheduler_->Send(message);
+  }
   void Stop(const pb::AttemptKey& key, int64_t grace_ns) {
     pb::SchedulerMessage message;
     *message.mutable_stop()->mutable_key() = key;
@@ -427,38 +441,24 @@ TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {
 }
 
 TEST_F(AgentTest, StartsAGangInTwoPhases) {
-  pb::SchedulerMessage prepare = PrepareMessage("gang", "echo $MASTER_ADDR:$MASTER_PORT > $MUSTER_JOB_DIR/master", false);
-  const pb::AttemptKey key = prepare.prepare().key();
-  scheduler_->Send(prepare);
   pb::AttemptReport report;
-  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::PREPARED, &report));
+  const pb::AttemptKey key = PrepareGang("echo $MASTER_ADDR:$MASTER_PORT > $MUSTER_JOB_DIR/master", &report);
   EXPECT_GE(report.rendezvous_port(), 20000);
-  pb::SchedulerMessage start;
-  *start.mutable_start()->mutable_key() = key;
-  start.mutable_start()->set_master_address("127.0.0.1");
-  start.mutable_start()->set_master_port(report.rendezvous_port());
-  scheduler_->Send(start);
+  StartGang(key, report.rendezvous_port());
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
   EXPECT_EQ(Read("job/master"), absl::StrCat("127.0.0.1:", report.rendezvous_port(), "\n"));
 }
 
 TEST_F(AgentTest, APortThatIsTakenBetweenPrepareAndStartIsTheInfrastructuresFault) {
-  pb::SchedulerMessage prepare = PrepareMessage("gang", "python3 -c 'import os, socket\nsocket.create_server((\"0.0.0.0\", int(os.environ[\"MASTER_PORT\"])))'", false);
-  const pb::AttemptKey key = prepare.prepare().key();
-  scheduler_->Send(prepare);
   pb::AttemptReport report;
-  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::PREPARED, &report));
+  const pb::AttemptKey key = PrepareGang("python3 -c 'import os, socket\nsocket.create_server((\"0.0.0.0\", int(os.environ[\"MASTER_PORT\"])))'", &report);
   const int taken = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(report.rendezvous_port()));
   ASSERT_EQ(::bind(taken, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(::listen(taken, 1), 0);
-  pb::SchedulerMessage start;
-  *start.mutable_start()->mutable_key() = key;
-  start.mutable_start()->set_master_address("127.0.0.1");
-  start.mutable_start()->set_master_port(report.rendezvous_port());
-  scheduler_->Send(start);
+  StartGang(key, report.rendezvous_port());
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
   ::close(taken);
   ASSERT_EQ(report.exits_size(), 1);

@@ -7,7 +7,6 @@
 #include "common/base/check.h"
 
 namespace muster {
-
 namespace {
 
 // Random bytes for sixteen ids at once. A child has its parent's bytes and must not use them: getpid is the cheaper call of the kernel.

@@ -74,7 +74,7 @@ class QueuedWriter : public Base {
  protected:
   // The call is over or was given up: nothing will be read any more. May be called more than once.
   virtual void Gone() {}
-  // A message is out.
+  // A message was handed to the transport, which may keep it until one follows.
   virtual void Written() {}
 
  private:

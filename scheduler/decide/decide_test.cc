@@ -391,15 +391,21 @@ TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
 }
 
+// A trainer's task and another, of two devices each.
+JobBuilder TwoTasks(int64_t first_limit_s) {
+  JobBuilder builder("q");
+  builder.Task("first").Gpus(2).TimeLimit(first_limit_s);
+  builder.task()->set_trainer_json("{}");
+  builder.Task("second").Gpus(2);
+  return builder;
+}
+
 // Its first task is over its time limit, on a host that can't be reached: the plan that declares it lost ends the job, and reserves
 // nothing for the second, though another job leaves the devices that this waits for.
 TEST(Decide, AJobThatEndsByALossIsKeptNoDevices) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 2).Queue("q");
-  JobBuilder builder("q");
-  builder.Task("first").Gpus(2).TimeLimit(30);
-  builder.task()->set_trainer_json("{}");
-  builder.Task("second").Gpus(2);
+  JobBuilder builder = TwoTasks(30);
   const uint64_t leaves = JobBuilder("q").Gpus(2).SubmitTo(&system);
   const uint64_t stays = JobBuilder("q").Workers(2).Gpus(2).SubmitTo(&system);
   Go(&system);
@@ -426,10 +432,7 @@ TEST(Decide, NobodyIsStoppedForAJobThatEndsByALoss) {
   for (const bool ends : {false, true}) {
     SystemBuilder system;
     system.Cluster("c").Hosts("c", 4, 2).Queue("q").Queue("other");
-    JobBuilder builder("q");
-    builder.Task("first").Gpus(2).TimeLimit(ends ? 3 : 1000);
-    builder.task()->set_trainer_json("{}");
-    builder.Task("second").Gpus(2);
+    JobBuilder builder = TwoTasks(ends ? 3 : 1000);
     std::vector<uint64_t> others;
     for (int i = 0; i < 3; ++i) others.push_back(JobBuilder("other").Gpus(2).SubmitTo(&system));
     Go(&system);
@@ -456,10 +459,7 @@ TEST(Decide, NobodyIsStoppedForAJobThatEndsByALoss) {
 TEST(Decide, WhatElseRunsOfAJobThatEndsByALossStopsInTheSamePlan) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 2).Queue("q");
-  JobBuilder builder("q");
-  builder.Task("first").Gpus(2).TimeLimit(3);
-  builder.task()->set_trainer_json("{}");
-  builder.Task("second").Gpus(2);
+  JobBuilder builder = TwoTasks(3);
   const uint64_t job = builder.SubmitTo(&system);
   Go(&system);
   StartAll(&system, job);

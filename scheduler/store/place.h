@@ -24,7 +24,7 @@ inline constexpr int64_t kBallastBytes = int64_t{256} << 20;
 // Empty while `directory`'s file system has that much free for this user; else why submissions are refused, and the remedy.
 std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes = kBallastBytes);
 
-// WhyNoRoom as of at most kRoomAge ago: each submission asks. Thread-safe.
+// WhyNoRoom as of at most kRoomAgeNs ago: each submission asks. Thread-safe.
 inline constexpr int64_t kRoomAgeNs = 20'000'000;
 class RoomWatch {
  public:

@@ -1,9 +1,9 @@
 #include "sim/faults/programs.h"
-#include "common/base/fnv.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/fnv.h"
 
 namespace muster::sim::faults {
 namespace {

@@ -3,8 +3,9 @@
 #
 #   bench/fuzz.sh [--runs 10000000] [--seconds N] [--jobs N] [TARGET…]
 #
-# As many targets run at a time as the machine has cores, or --jobs says. Ends with one line of JSON a target: executions, the most memory it held, whether it crashed or leaked. New inputs that reach new branches
-# lie in build/fuzz/corpus/TARGET; an input that crashes in build/fuzz/crashes/TARGET.
+# As many run at a time as the machine has cores, or --jobs says. Tells one line of JSON a target: executions, the most memory it held,
+# whether it crashed or leaked. New inputs that reach new branches lie in build/fuzz/corpus/TARGET; an input that crashes in
+# build/fuzz/crashes/TARGET.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
@@ -15,7 +16,7 @@ while (($#)); do
     --runs) runs=$2; shift ;;
     --seconds) seconds=$2; shift ;;
     --jobs) jobs=$2; shift ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     -*) die "$1: no such option (see bench/fuzz.sh --help)" ;;
     *) targets+=("$1") ;;
   esac

@@ -5,10 +5,10 @@
 #include <charconv>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
 #include "agent/failures/rules.h"
 #include "common/base/utf8.h"
 
@@ -109,28 +109,24 @@ std::optional<Evidence> EvidenceOf(std::string_view line) {
 // A line of somebody's log as a sentence of ours: without terminal control sequences, valid UTF-8, 200 bytes at most.
 std::string Cut(std::string_view line) {
   constexpr size_t kLongest = 200;
-  std::string cut;
+  std::string text;
   while (!line.empty()) {
     if (line.starts_with("\x1b[")) {
       const size_t end = line.find_first_not_of("0123456789;?", 2);
       line.remove_prefix(end == std::string_view::npos ? line.size() : end + 1);
       continue;
     }
-    const size_t bytes = CharacterSize(line, 0);
-    const unsigned char first = static_cast<unsigned char>(line.front());
-    if (bytes == 0) {
-      cut += '?';
-    } else if (first == '\t' || first == '\r') {
-      cut += ' ';
-    } else if (bytes > 1 || (first >= 0x20 && first != 0x7F)) {
-      if (cut.size() + bytes > kLongest) return absl::StrCat(cut, "…");
-      cut += line.substr(0, bytes);
+    const unsigned char byte = static_cast<unsigned char>(line.front());
+    if (byte == '\t' || byte == '\r') {
+      text += ' ';
+    } else if (byte >= 0x20 && byte != 0x7F) {
+      text += line.front();
     }
-    line.remove_prefix(std::max<size_t>(bytes, 1));
-    if (cut.size() == 1 && cut[0] == ' ') cut.clear();
+    line.remove_prefix(1);
   }
-  absl::StripAsciiWhitespace(&cut);
-  return cut;
+  absl::StripAsciiWhitespace(&text);
+  text = ValidUtf8(text);
+  return text.size() <= kLongest ? text : std::string(CutUtf8(text, kLongest)) + "…";
 }
 
 // A line of training going on: a step or an iteration with its loss or its speed.

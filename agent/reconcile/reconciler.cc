@@ -10,18 +10,18 @@
 #include "agent/reconcile/progress_line.h"
 #include "common/base/log.h"
 #include "common/base/protocol.h"
+#include "common/base/utf8.h"
 
 namespace muster::agent {
 namespace {
 
 std::string Describe(const AttemptId& id) { return absl::StrCat(id.job_uid, "/", id.task, "/", id.attempt); }
 
-// The scheduler refuses a report whose texts exceed 16 KiB, and would again each time it is repeated.
+// The scheduler refuses a report whose texts exceed 16 KiB or are no UTF-8, and would again each time it is repeated.
 std::string Shortened(const std::string& text) {
-  size_t end = 4096;
-  if (text.size() <= end) return text;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a character
-  return text.substr(0, end) + " ...";
+  constexpr size_t kLongest = 4096;
+  const std::string valid = ValidUtf8(text);
+  return valid.size() <= kLongest ? valid : std::string(CutUtf8(valid, kLongest)) + " ...";
 }
 
 void LogFailure(const char* what, const AttemptId& id, const absl::Status& status) {

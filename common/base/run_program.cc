@@ -17,6 +17,7 @@
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/units.h"
+#include "common/base/utf8.h"
 
 namespace muster {
 namespace {
@@ -146,7 +147,7 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
   } else if (end.exit_code > 0) {
     end.why = absl::StrCat("exit ", end.exit_code);
   }
-  const std::string words_said(absl::StripAsciiWhitespace(said));
+  const std::string words_said = ValidUtf8(std::string(absl::StripAsciiWhitespace(said)));
   if (!end.why.empty() && !words_said.empty()) absl::StrAppend(&end.why, ": ", words_said);
   return end;
 }

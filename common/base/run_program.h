@@ -22,7 +22,7 @@ struct ProgramOptions {
 struct ProgramEnd {
   int exit_code = 0;                       // -1: it did not exit by itself
   std::string output;                      // standard output
-  std::string why;                         // "" = it exited 0; else what happened, with the end of what it said on standard error
+  std::string why;                         // "" = it exited 0; else what happened, with the end of what it said on standard error. UTF-8
 };
 
 // Blocks until it has ended. What it leaves running in the background is not waited for. An error: it could

@@ -27,6 +27,7 @@ TEST(RunProgram, SaysHowItEndedAndWhatItSaid) {
       {"echo done", 0, "done\n", ""},
       {"echo no chassis >&2; exit 3", 3, "", "exit 3: no chassis"},
       {"kill -9 $$", -1, "", "killed by signal 9"},
+      {"printf 'Ger\\344t fehlt' >&2; exit 1", 1, "", "exit 1: Ger?t fehlt"},
       {"sleep 60 & echo left", 0, "left\n", ""},
   };
   for (const auto& c : cases) {

@@ -1,7 +1,9 @@
 // UTF-8, character by character.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace muster {
@@ -24,6 +26,26 @@ inline size_t CharacterSize(std::string_view text, size_t i) {
     return 4;
   }
   return 0;
+}
+
+// The beginning of `text` in at most so many bytes, between two characters. Malformed text stays malformed.
+inline std::string_view CutUtf8(std::string_view text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  size_t end = bytes;
+  while (end > 0 && bytes - end < 3 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;
+  return text.substr(0, end);
+}
+
+// Each byte that belongs to no character as '?'. What protobuf has as a `string` must be UTF-8: it writes any bytes and refuses to read them again.
+inline std::string ValidUtf8(std::string_view text) {
+  std::string valid;
+  valid.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t bytes = CharacterSize(text, i);
+    valid += bytes == 0 ? "?" : text.substr(i, bytes);
+    i += std::max<size_t>(bytes, 1);
+  }
+  return valid;
 }
 
 }  // namespace muster

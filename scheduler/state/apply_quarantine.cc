@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/base/utf8.h"
 #include "scheduler/state/applier.h"
 
 namespace muster {
@@ -35,7 +36,7 @@ bool OfTask(const pb::Blame& blame, uint64_t job, const std::string& task) { ret
 
 void Applier::Blame(HostId id, pb::Blame blame) {
   blame.set_at_ns(s_.now_ns_);
-  if (blame.detail().size() > kMaxBlameBytes) blame.mutable_detail()->resize(kMaxBlameBytes);
+  blame.mutable_detail()->resize(CutUtf8(blame.detail(), kMaxBlameBytes).size());
   const pb::QuarantineRule rule = QuarantineRuleOf(s_, s_.host(id).cluster);
   if (blame.kind() == pb::BLAME_TOLD) {
     // A program that fails wherever it runs would blame one host after the other.

@@ -166,6 +166,31 @@ TEST_F(Quarantine, OfAHostThatThreeAttemptsBlameWhateverTheDevice) {
   EXPECT_FALSE(Host("h00").quarantined()) << "what spoke against it before counts no more";
 }
 
+// Protobuf writes a `string` that is no UTF-8 and doesn't read it again: musterd would not start.
+TEST_F(Quarantine, ABlameThatIsCutCanBeReadAgain) {
+  for (const char* letter : {"ä", "日", "😀"}) {
+    std::string why = "workdir /";
+    while (why.size() < 400) why += letter;
+    for (int i = 0; i < 4; ++i) {   // wherever in a character the cut falls
+      why.insert(0, "x");
+      system.Step(++second_);
+      pb::Event event;
+      pb::HostFaultSeen& seen = *event.mutable_host_fault();
+      seen.set_cluster("c");
+      seen.set_host("h03");
+      seen.mutable_fault()->set_device(i);
+      seen.mutable_fault()->set_at_ns(system.now_ns);
+      seen.mutable_fault()->set_detail(why);
+      system.Do(event);
+      ASSERT_FALSE(Host("h03").blames.empty());
+      EXPECT_GT(Host("h03").blames.back().detail().size(), 290u);
+      const absl::StatusOr<State> loaded = State::Load(system.state.AllRows());
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      EXPECT_EQ(State::Difference(system.state, *loaded), "");
+    }
+  }
+}
+
 TEST_F(Quarantine, NothingElseBlamesAHost) {
   for (const pb::Cause cause : {pb::PROGRAM_ERROR, pb::OUT_OF_MEMORY, pb::NETWORK_FAILURE, pb::STORAGE_FAILURE, pb::KILLED, pb::HANG}) Ends(Submit(), "h00", 0, cause);
   EXPECT_TRUE(Host("h00").blames.empty());

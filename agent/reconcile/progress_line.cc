@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/base/utf8.h"
+
 namespace muster::agent {
 namespace {
 
@@ -31,10 +33,13 @@ int64_t Whole(const Struct& object, const char* key, int64_t missing) {
   return value >= -1 && value <= 9e15 ? static_cast<int64_t>(value) : missing;
 }
 
+// JSON may name half a surrogate pair, which is no character.
 std::string Text(const Struct& object, const char* key) {
   const Value* value = Find(object, key);
-  return value != nullptr ? value->string_value() : std::string();
+  return value != nullptr ? ValidUtf8(value->string_value()) : std::string();
 }
+
+std::string Path(const Struct& object, const char* key) { return std::string(CutUtf8(Text(object, key), kMaxPath)); }
 
 const Struct* Object(const Struct& object, const char* key) {
   const Value* value = Find(object, key);
@@ -63,12 +68,12 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     report.mutable_checkpoint()->set_path(Text(*object, "path"));
     report.mutable_checkpoint()->set_size_bytes(std::max<int64_t>(0, Whole(*object, "bytes", 0)));
     report.set_loaded_step(Whole(*object, "loaded_step", -1));
-    report.set_loaded_path(Text(*object, "loaded_path").substr(0, kMaxPath));
+    report.set_loaded_path(Path(*object, "loaded_path"));
   }
   if (const Struct* object = Object(root, "loaded"); object != nullptr) {
     v1::LoadedReport& report = line.loaded.emplace();
     report.set_step(Whole(*object, "step", -1));
-    report.set_path(Text(*object, "path").substr(0, kMaxPath));
+    report.set_path(Path(*object, "path"));
     if (const Value* skipped = Find(*object, "skipped"); skipped != nullptr) {
       for (const Value& entry : skipped->list_value().values()) {
         if (report.refused_size() == kMaxRefused) break;

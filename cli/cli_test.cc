@@ -168,6 +168,15 @@ TEST_F(CliTest, WaitGivesUpAfterItsTimeout) {
   EXPECT_THAT(err_, HasSubstr("It goes on"));
 }
 
+TEST_F(CliTest, WaitHasOneTimeoutForAllJobs) {
+  jobs_.watch = [ends = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)})](grpc::ServerContext* context, grpc::ServerWriter<pb::WatchJobResponse>* writer) {
+    poll(nullptr, 0, 400);   // what each job takes
+    return ends(context, writer);
+  };
+  EXPECT_EQ(Run({"wait", "7", "8", "9", "--timeout", "1s"}), 124);
+  EXPECT_THAT(err_, HasSubstr("has not ended within 1.0 s"));
+}
+
 TEST_F(CliTest, SubmitSendsTheFilesSpecWithTheOnlyQueueAndOneKey) {
   std::mutex mutex;
   std::vector<pb::SubmitRequest> seen;

@@ -116,7 +116,8 @@ class Follower {
 
 int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt, const FollowOptions& options) {
   Follower follower(session, options);
-  int64_t deadline_ns = options.timeout_ns > 0 ? RealClock()->MonotonicNs() + options.timeout_ns : 0;
+  const int64_t since_ns = options.since_ns > 0 ? options.since_ns : RealClock()->MonotonicNs();
+  int64_t deadline_ns = options.timeout_ns > 0 ? since_ns + options.timeout_ns : 0;
   int64_t lost_ns = 0;
   int backoff_ms = 200;
   for (;;) {

@@ -14,6 +14,7 @@ struct FollowOptions {
   bool quiet = false;                 // neither events nor bars: `wait`
   bool events_to_stderr = false;      // stdout belongs to the job's own output: `run`
   int64_t timeout_ns = 0;             // 0: none; when it is over: kExitTimeout, as timeout(1) has it
+  int64_t since_ns = 0;               // when it began, by the monotonic clock; 0: now
   std::function<void(const pb::Job&)> on_job;  // each state seen
 };
 

@@ -7,6 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/log_writer.h"
 #include "cli/follow.h"
+#include "common/base/clock.h"
 #include "common/base/units.h"
 
 namespace muster {
@@ -19,7 +20,7 @@ int Attach(Session& session, const std::string& id) {
   return Follow(session, **client, id, interrupt);
 }
 
-// All of them; the exit code is that of the first that did not succeed.
+// All of them, within one timeout; the exit code is that of the first that did not succeed.
 int Wait(Session& session, const std::vector<std::string>& ids, const std::string& timeout) {
   FollowOptions options;
   options.quiet = true;
@@ -27,6 +28,7 @@ int Wait(Session& session, const std::vector<std::string>& ids, const std::strin
     absl::StatusOr<int64_t> parsed = ParseDuration(timeout);
     if (!parsed.ok()) return session.Fail(absl::InvalidArgumentError(absl::StrCat("--timeout ", timeout, ": ", std::string(parsed.status().message()))));
     options.timeout_ns = std::max<int64_t>(1, *parsed);
+    options.since_ns = RealClock()->MonotonicNs();
   }
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
@@ -99,7 +101,7 @@ void AddFollow(CLI::App& root, Session& session) {
   auto timeout = std::make_shared<std::string>();
   CLI::App* wait = root.add_subcommand("wait", "Block until jobs have ended; the exit code tells how");
   wait->add_option("jobs", *ids, "Numbers or uids")->required();
-  wait->add_option("--timeout", *timeout, "Give up after so long, such as 10m: exit 124");
+  wait->add_option("--timeout", *timeout, "Give up after so long, such as 10m, however many jobs: exit 124");
   wait->callback([&session, ids, timeout] { session.command = [&session, ids, timeout] { return Wait(session, *ids, *timeout); }; });
 
   auto until_gone = std::make_shared<bool>(false);

@@ -2,11 +2,11 @@
 
 #include <map>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/job_defaults.h"
+#include "common/spec/spec.h"
 
 namespace muster::agent {
 namespace {
@@ -34,17 +34,6 @@ void AddJobVariables(const Variables& from, Environment* to) {
 void Put(std::vector<shim::EnvironmentVariable>* variables, const char* name, const std::string& value) { variables->push_back({name, value}); }
 
 }  // namespace
-
-bool IsReservedVariable(std::string_view text) {
-  const absl::string_view name(text.data(), text.size());
-  static constexpr const char* kNames[] = {"RANK",       "LOCAL_RANK",       "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
-                                           "ROLE_RANK",  "ROLE_WORLD_SIZE",  "ROLE_NAME",  "MASTER_ADDR",      "MASTER_PORT",
-                                           "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"};
-  for (const char* reserved : kNames) {
-    if (name == reserved) return true;
-  }
-  return absl::StartsWith(name, "LD_") || absl::StartsWith(name, "MUSTER_") || absl::StartsWith(name, "TORCHELASTIC_");
-}
 
 std::string TrainerConfigPath(const v1::Prepare& prepare) { return prepare.attempt_directory() + "/trainer.json"; }
 

@@ -23,9 +23,6 @@ struct LaunchHost {
   bool pid_namespace = true;
 };
 
-// Names that a job may not set: LD_*, MUSTER_*, torchrun's own and CUDA's choice of devices (CONTRACTS, security 11).
-bool IsReservedVariable(std::string_view name);
-
 // Pure. INVALID_ARGUMENT names the variable or field that can't be had.
 absl::Status CheckLaunch(const v1::Prepare& prepare);
 // The same, and what its shim is told.

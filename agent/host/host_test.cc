@@ -29,6 +29,7 @@
 #include "common/base/eventually.h"
 #include "common/base/files.h"
 #include "common/base/units.h"
+#include "common/spec/spec.h"
 
 namespace muster::agent {
 namespace {
@@ -118,7 +119,8 @@ TEST(Environment, TheTasksVariablesWinOverTheJobsAndKeepTheirThreads) {
 }
 
 TEST(Environment, ReservedVariablesAreRefused) {
-  for (const char* name : {"LD_PRELOAD", "LD_LIBRARY_PATH", "MUSTER_JOB", "RANK", "WORLD_SIZE", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "A=B", ""}) {
+  for (const char* name : {"LD_PRELOAD", "LD_LIBRARY_PATH", "MUSTER_JOB", "RANK", "WORLD_SIZE", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+                           "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_MPS_PIPE_DIRECTORY", "TORCHELASTIC_RUN_ID", "A=B", ""}) {
     AttemptRecord record = Record();
     (*record.prepare.mutable_job_env())[name] = "x";
     EXPECT_FALSE(MakeShimSpec(record, Host(), "t", "").ok()) << name;

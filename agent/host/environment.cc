@@ -11,8 +11,6 @@
 namespace muster::agent {
 namespace {
 
-constexpr int64_t kDefaultIntervalNs = int64_t{600} * 1'000'000'000;
-
 using Environment = std::map<std::string, std::string>;
 
 using Variables = google::protobuf::Map<std::string, std::string>;
@@ -106,9 +104,9 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   common["MUSTER_JOB_DIR"] = prepare.job_directory();
   common["MUSTER_CHECKPOINT_DIR"] = prepare.checkpoint_directory();
   common["MUSTER_RESUME_FROM"] = absl::StrJoin(prepare.resume_from(), ",");
-  const int64_t interval_ns = task.checkpoint().has_interval_ns() ? task.checkpoint().interval_ns() : kDefaultIntervalNs;
+  const int64_t interval_ns = task.checkpoint().has_interval_ns() ? task.checkpoint().interval_ns() : kDefaultCheckpointIntervalNs;
   common["MUSTER_CHECKPOINT_INTERVAL_S"] = absl::StrFormat("%.9g", static_cast<double>(interval_ns) / 1e9);
-  common["MUSTER_CHECKPOINT_KEEP"] = absl::StrCat(task.checkpoint().has_keep() ? task.checkpoint().keep() : 2);
+  common["MUSTER_CHECKPOINT_KEEP"] = absl::StrCat(task.checkpoint().has_keep() ? task.checkpoint().keep() : kDefaultCheckpointsKept);
   common["MUSTER_EXPORT_STAGING"] = prepare.attempt_directory() + "/export-staging";
   if (!progress_socket.empty()) common["MUSTER_PROGRESS_SOCKET"] = progress_socket;
   for (const auto& [name, value] : common) spec.env.push_back({name, value});
@@ -137,7 +135,7 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
       Put(&process.env, "MASTER_PORT", absl::StrCat(record.master_port));
       Put(&process.env, "TORCHELASTIC_RUN_ID", absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
       Put(&process.env, "TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
-      Put(&process.env, "TORCHELASTIC_MAX_RESTARTS", absl::StrCat(task.has_max_restarts() ? task.max_restarts() : 3));
+      Put(&process.env, "TORCHELASTIC_MAX_RESTARTS", absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
       // Empty, not missing: without GPUs of its own a process must not see others'.
       Put(&process.env, "CUDA_VISIBLE_DEVICES", visible);
     }

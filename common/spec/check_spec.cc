@@ -445,8 +445,8 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
     if (topology->required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) topology->set_required(pb::CLUSTER);
     if (topology->preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) topology->set_preferred(pb::ISLAND);
     pb::CheckpointPolicy* checkpoint = task.mutable_checkpoint();
-    if (!checkpoint->has_interval_ns()) checkpoint->set_interval_ns(10 * kMinute);
-    if (!checkpoint->has_keep()) checkpoint->set_keep(2);
+    if (!checkpoint->has_interval_ns()) checkpoint->set_interval_ns(kDefaultCheckpointIntervalNs);
+    if (!checkpoint->has_keep()) checkpoint->set_keep(kDefaultCheckpointsKept);
     if (!task.has_max_restarts()) task.set_max_restarts(defaults.max_restarts);
     if (!task.has_hang_timeout_ns()) task.set_hang_timeout_ns(defaults.hang_timeout_ns);
     if (!task.has_grace_ns()) task.set_grace_ns(defaults.grace_ns);

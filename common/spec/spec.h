@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/job_defaults.h"
 #include "common/base/units.h"
 #include "common/spec/problem.h"
 #include "muster/v1/job.pb.h"
@@ -56,8 +57,8 @@ std::vector<Problem> PlaceProblems(std::string_view text, std::string_view filen
 
 // Fallbacks for what a job leaves out; musterd.yaml's defaults: section.
 struct SpecDefaults {
-  int32_t max_restarts = 3;
-  int64_t grace_ns = 2 * kMinute;
+  int32_t max_restarts = kDefaultMaxRestarts;
+  int64_t grace_ns = kDefaultGraceNs;
   int64_t hang_timeout_ns = 30 * kMinute;
   int64_t time_limit_ns = 0;  // 0: none. The queue's maximum bounds it, and goes first when the caller filled it in
 };

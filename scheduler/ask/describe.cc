@@ -3,14 +3,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/job_defaults.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {
 namespace {
-
-constexpr int32_t kDefaultCheckpointsKept = 2;   // where the spec doesn't say: ApplyDefaults fills it in
 
 bool AnyDeclared(const State& state, const AttemptRow& attempt) {
   return std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {

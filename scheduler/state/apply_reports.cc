@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/job_defaults.h"
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"
 
@@ -364,7 +365,7 @@ void Applier::EndAttempt(const Found& found) {
         FailTask(found.job, found.index, cause, absl::StrCat(task->infra_failures, " times in a row: ", detail));
       }
     } else if (cause != pb::HOST_LOST) {
-      const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : 3;
+      const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
       if (task->restarts_used >= budget) {
         FailTask(found.job, found.index, cause, detail);
       } else {

@@ -3,25 +3,14 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "agent/shim/durable.h"
+#include "agent/shim/times.h"
 
 namespace muster::shim {
-namespace {
-
-constexpr int64_t kMillisecond = 1'000'000;
-
-int64_t SteadyNs() {
-  timespec now{};
-  ::clock_gettime(CLOCK_BOOTTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
-}  // namespace
 
 void TellLaunchFailure(int fd, const std::string& what, int error) {
   WriteAll(fd, std::string(NamesNothing(error) ? "program: " : "launch: ") + what + ": " + strerror(error));

@@ -29,25 +29,17 @@
 #include "agent/shim/log_writer.h"
 #include "agent/shim/progress.h"
 #include "agent/shim/rules.h"
+#include "agent/shim/times.h"
 
 namespace muster::shim {
 namespace {
 
-constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
 constexpr int64_t kFenceInterval = 1'000 * kMillisecond;  // poll's clock stands still while the machine sleeps, the fence's doesn't
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
-
-int64_t ClockNs(clockid_t clock) {
-  timespec now{};
-  ::clock_gettime(clock, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-int64_t WallNs() { return ClockNs(CLOCK_REALTIME); }
-int64_t SteadyNs() { return ClockNs(CLOCK_BOOTTIME); }
 
 // All shims of a host share one log.
 std::string g_directory;

@@ -19,11 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class DeafLink : public AgentLink {
- public:
-  void Send(const std::string&, const std::string&, const pb::SchedulerMessage&) override {}
-};
-
 // A job runs on lab/h1, whose host can't be reached; three other hosts can.
 class FencerTest : public ::testing::Test {
  protected:

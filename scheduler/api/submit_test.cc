@@ -9,11 +9,6 @@
 namespace muster {
 namespace {
 
-class NoLink : public AgentLink {
- public:
-  void Send(const std::string&, const std::string&, const pb::SchedulerMessage&) override {}
-};
-
 // An engine that knows cluster `lab` and its host h1.
 struct LabWithOneHost {
   explicit LabWithOneHost(const EngineOptions& options = {}) : engine(options, &clock, &store, &link, State()) {
@@ -23,7 +18,7 @@ struct LabWithOneHost {
   }
   ManualClock clock;
   RecordingStore store{nullptr};
-  NoLink link;
+  DeafLink link;
   Engine engine;
 };
 

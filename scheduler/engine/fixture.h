@@ -1,4 +1,4 @@
-// For tests of the engine and of what stands around it: a clock to set, a store and a link that write down what they were told.
+// For tests of the engine and of what stands around it: a clock to set, a store that writes down what it was told, a link that drops it.
 #pragma once
 
 #include <functional>
@@ -36,6 +36,11 @@ class RecordingStore : public Store {
 
  private:
   std::vector<std::string>* log_;
+};
+
+class DeafLink : public AgentLink {
+ public:
+  void Send(const std::string&, const std::string&, const pb::SchedulerMessage&) override {}
 };
 
 // The events that make cluster `lab`, open to any host, with a storage.

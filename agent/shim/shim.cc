@@ -64,7 +64,6 @@ struct Stream {
 
 struct Worker {
   std::string environment;    // what setup printed
-  bool setup_running = false;
 };
 
 class Shim {
@@ -183,7 +182,6 @@ void Shim::StartWorker(size_t index) {
     StartProcesses(index);
     return;
   }
-  workers_[index].setup_running = true;
   // The environment comes back on descriptor 9, so that whatever setup prints stays a log.
   const std::string script = spec_.setup + "\nenv -0 >&9\n";
   std::vector<EnvironmentVariable> environment = spec_.env;
@@ -343,7 +341,6 @@ void Shim::ChildEnded(pid_t pid, int status) {
     return;
   }
   const size_t index = child.worker;
-  workers_[index].setup_running = false;
   for (Stream& stream : streams_) {
     if (stream.environment && stream.worker == index && stream.fd >= 0) ReadStream(&stream);
   }

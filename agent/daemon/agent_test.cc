@@ -3,8 +3,11 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <string.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +20,7 @@
 #include <functional>
 #include <iterator>
 #include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/eventually.h"
@@ -272,6 +276,49 @@ TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
   ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk(); }, &chunk));
   EXPECT_EQ(chunk.log_chunk().data(), "rank 0 of 1\n");
   ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk() && m.log_chunk().end(); }));
+}
+
+// A file system whose server says nothing: whoever asks it for anything waits. Seen by this thread and what it starts.
+class DeadMount {
+ public:
+  explicit DeadMount(const std::string& path) : path_(path), server_(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
+    const std::string options = absl::StrCat("fd=", server_, ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid());
+    there_ = server_ >= 0 && ::unshare(CLONE_NEWNS) == 0 && ::mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+             ::mount("dead", path.c_str(), "fuse", MS_NODEV | MS_NOSUID, options.c_str()) == 0;
+  }
+  ~DeadMount() {
+    Fail();
+    if (there_) ::umount2(path_.c_str(), MNT_DETACH);
+  }
+  bool there() const { return there_; }
+  void Fail() { ::close(std::exchange(server_, -1)); }   // whoever waits gets an error
+
+ private:
+  const std::string path_;
+  int server_;
+  bool there_ = false;
+};
+
+TEST_F(AgentTest, ADeadMountHoldsUpOnlyWhoNamesIt) {
+  std::filesystem::create_directory(directory_ + "/dead");
+  DeadMount dead(directory_ + "/dead");
+  if (!dead.there()) GTEST_SKIP() << "may not mount: " << strerror(errno);
+  KillAgent(SIGTERM);
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+
+  pb::SchedulerMessage lost = PrepareMessage("lost", "true", true);
+  lost.mutable_prepare()->mutable_task()->set_workdir(directory_ + "/dead/work");
+  scheduler_->Send(lost);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(Launch("main", "exit 3"), pb::GONE, &report)) << "the agent waits for the mount";
+  EXPECT_EQ(report.exits(0).exit_code(), 3);
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_heartbeat(); }));
+
+  dead.Fail();
+  ASSERT_TRUE(scheduler_->WaitForPhase(lost.prepare().key(), pb::GONE, &report));
+  EXPECT_EQ(report.cause(), pb::LAUNCH_FAILED);
+  EXPECT_NE(report.detail().find("/dead/work: "), std::string::npos) << report.detail();
 }
 
 TEST_F(AgentTest, ReportsItsDeclaredDevices) {

@@ -90,6 +90,8 @@ class Agent final : public Sender {
   void TakeIncoming();
   void OnIncoming(Incoming incoming);
   void OnMessage(const v1::SchedulerMessage& message);
+  void Tell(const v1::SchedulerMessage& message);
+  void TakeFromStorage();
   void Heartbeat();
   void OnDeviceEvent(const Nvml::Event& event);
   DeviceEvents EventsOf(const AttemptRecord& record) const;
@@ -107,6 +109,8 @@ class Agent final : public Sender {
   const AgentOptions options_;
   std::unique_ptr<StateDirectory> state_;
   v1::Inventory inventory_;
+  StorageThreads storage_;
+  std::map<StorageKey, v1::SchedulerMessage> held_;  // commands whose work on storage is under way
   HostProcesses processes_;
   std::unique_ptr<Reconciler> reconciler_;
   const int signals_;
@@ -156,6 +160,12 @@ const v1::AttemptKey* CommandedKey(const v1::SchedulerMessage& message) {
   }
 }
 
+std::optional<StorageKey> StorageKeyOf(const v1::SchedulerMessage& message) {
+  if (message.has_prepare()) return StorageKey{IdOf(message.prepare().key()), StorageUse::kPrepare};
+  if (message.has_publish()) return StorageKey{IdOf(message.publish().key()), StorageUse::kPublish};
+  return std::nullopt;
+}
+
 void MarkBroken(int32_t device, const std::string& why, v1::Inventory* inventory) {
   if (device >= inventory->devices_size()) return;
   inventory->mutable_devices(device)->set_healthy(false);
@@ -174,7 +184,7 @@ Identity IdentityOf(const AgentOptions& options, const StateDirectory& state) {
 }
 
 Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, HostCgroups cgroups, int signals)
-    : options_(options), state_(std::move(state)), inventory_(options.inventory), processes_(state_.get(), options.launch, options.ports, std::move(cgroups)), signals_(signals) {
+    : options_(options), state_(std::move(state)), inventory_(options.inventory), processes_(state_.get(), options.launch, options.ports, std::move(cgroups), &storage_), signals_(signals) {
   for (const AttemptRecord& record : records) {
     if (record.port > 0 && !record.gone()) processes_.TakePort(record.id, record.port);
   }
@@ -185,6 +195,8 @@ Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
   if (inotify_ < 0) LogWarn("no inotify, looking at files every 20 ms", {{"error", strerror(errno)}});
   AddToEpoll(epoll_, inbox_ready_);
   AddToEpoll(epoll_, signals_);
+  AddToEpoll(epoll_, storage_.ready());
+  state_->PublishBy(&storage_);
   if (inotify_ >= 0) AddToEpoll(epoll_, inotify_);
 }
 
@@ -281,12 +293,28 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
       break;
     default: break;
   }
+  Tell(message);
+}
+
+void Agent::Tell(const v1::SchedulerMessage& message) {
   if (!reconciler_->OnMessage(message, RealClock()->WallNs())) {
     LogError("message not understood, ending the stream", {{"kind", static_cast<int>(message.body_case())}});
     connection_->Restart();
     return;
   }
-  if (const v1::AttemptKey* key = CommandedKey(message); key != nullptr) WatchCommanded(IdOf(*key));
+  if (const std::optional<StorageKey> key = StorageKeyOf(message); key.has_value() && storage_.UnderWay(*key)) held_[*key] = message;
+  const v1::AttemptKey* key = CommandedKey(message);
+  if (key == nullptr) return;
+  if (!message.has_prepare()) held_.erase({IdOf(*key), StorageUse::kPrepare});   // whatever it says comes after it
+  WatchCommanded(IdOf(*key));
+}
+
+// Gives the commands once more whose storage has answered, or didn't in time.
+void Agent::TakeFromStorage() {
+  for (const StorageKey& key : storage_.TakeAnswered()) {
+    if (const auto held = held_.extract(key); !held.empty()) Tell(held.mapped());
+    storage_.Drop(key);
+  }
 }
 
 // A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and say nothing of the device.
@@ -548,6 +576,7 @@ int64_t Agent::NextWakeNs() const {
   if (reconciler_->has_session()) wake = std::min(wake, next_heartbeat_ns_);
   if (open_) wake = std::min(wake, heard_ns_ + lease_ns_);
   if (!logs_.empty()) wake = std::min(wake, next_log_ns_);
+  wake = std::min(wake, storage_.next_ns());
   if (!strays_.empty()) wake = std::min(wake, RealClock()->BootNs() + kStrayCheck);
   return wake;
 }
@@ -594,11 +623,14 @@ absl::Status Agent::Run() {
         TakeIncoming();
       } else if (fd == inotify_) {
         ReadInotify();
+      } else if (fd == storage_.ready()) {
+        TakeFromStorage();
       } else if (const auto ended = by_pidfd_.find(fd); ended != by_pidfd_.end()) {
         ShimEnded(AttemptId(ended->second));
       }
     }
     const int64_t now_ns = RealClock()->BootNs();
+    if (now_ns >= storage_.next_ns()) TakeFromStorage();
     // Contract 1: a session dies with its lease. A Hello that nobody answers, too.
     if (open_ && now_ns >= heard_ns_ + lease_ns_) {
       LogWarn("the scheduler is silent for a lease, ending the session");

@@ -24,6 +24,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
@@ -86,6 +87,19 @@ absl::Status CheckWorkdir(const std::string& workdir) {
   }
   if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": Not a directory"));
   return absl::OkStatus();
+}
+
+// What an attempt needs of its job's storage, and its workdir. `spread`: the directory of all jobs' is looked at, too.
+absl::Status MakeOnStorage(const v1::Prepare& prepare, const std::string& jobs, bool spread) {
+  if (spread && MakeJobDirectory(jobs, UmaskOf(prepare)).ok()) SpreadBelow(jobs);
+  for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
+    if (absl::StrContains(*directory, "://")) continue;  // checkpoints in an object store, which has no directories
+    if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;
+  if (prepare.task().trainer_json().empty()) return absl::OkStatus();
+  const int error = shim::ReplaceFile(prepare.attempt_directory(), "trainer.json", prepare.task().trainer_json());
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, TrainerConfigPath(prepare));
 }
 
 // Sockets come and go with each attempt: in memory where that can be. Not those of people, whose files there go when they log out
@@ -173,8 +187,8 @@ int EndForgottenShims(const std::string& state_path) {
   return static_cast<int>(shims.size());
 }
 
-HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups)
-    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)),
+HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups, StorageThreads* threads)
+    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)), threads_(threads),
       shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory(InMemory())) {}
 
 // Attempts that go on have their sockets there, and it stays.
@@ -183,25 +197,30 @@ HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }
 absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   // What can be told to be impossible is told now, before anything is durable.
   if (const absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
-  const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
-  if (!jobs.empty() && spread_.insert(jobs).second && MakeJobDirectory(jobs, UmaskOf(prepare)).ok()) SpreadBelow(jobs);
-  for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
-    if (absl::StrContains(*directory, "://")) continue;  // checkpoints in an object store, which has no directories
-    if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok()) return status;
-  }
-  if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;
   if (!prepare.task().trainer_json().empty()) {
     const std::string trainer = host_.bin_directory + "/muster-trainer";
     if (::access(trainer.c_str(), X_OK) != 0) return absl::FailedPreconditionError(trainer + ": this host has no muster-trainer");
-    const int error = shim::ReplaceFile(prepare.attempt_directory(), "trainer.json", prepare.task().trainer_json());
-    if (error != 0) return ErrnoStatus(error, TrainerConfigPath(prepare));
   }
+  if (const absl::Status status = PrepareStorage(prepare); !status.ok()) return status;
   if (!prepare.hosts_rendezvous() && !prepare.start_at_once()) return 0;
   std::vector<int32_t> taken;
   for (const auto& [id, port] : ports_taken_) taken.push_back(port);
   absl::StatusOr<int32_t> port = FindPort(range_, absl::StrCat(state_->state_id(), RandomId()), taken);
   if (port.ok()) ports_taken_[IdOf(prepare.key())] = *port;
   return port;
+}
+
+absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
+  const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
+  const bool spread = !jobs.empty() && spread_.insert(jobs).second;
+  std::set<std::string> served;
+  for (const std::string* path : {&prepare.attempt_directory(), &prepare.job_directory(), &prepare.checkpoint_directory(), &prepare.task().workdir()}) {
+    if (path->empty() || absl::StrContains(*path, "://")) continue;
+    if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty()) served.insert(std::move(mount));
+  }
+  if (served.empty() || threads_ == nullptr) return MakeOnStorage(prepare, jobs, spread);
+  return threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare},
+                      {.where = absl::StrJoin(served, ", "), .may_be_given_up = true, .run = [prepare, jobs, spread] { return MakeOnStorage(prepare, jobs, spread); }});
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {

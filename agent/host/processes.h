@@ -10,8 +10,10 @@
 
 #include "agent/host/cgroups.h"
 #include "agent/host/environment.h"
+#include "agent/host/mounts.h"
 #include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
+#include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
 
 namespace muster::agent {
@@ -32,7 +34,8 @@ int EndForgottenShims(const std::string& state_path);
 
 class HostProcesses final : public Processes {
  public:
-  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups = HostCgroups());
+  // `threads` do what needs storage that others serve; nullptr: the caller does. They outlive this object.
+  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups = HostCgroups(), StorageThreads* threads = nullptr);
   ~HostProcesses() override;
 
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
@@ -56,11 +59,14 @@ class HostProcesses final : public Processes {
   void TakePort(const AttemptId& id, int32_t port) { ports_taken_[id] = port; }
 
  private:
+  absl::Status PrepareStorage(const v1::Prepare& prepare);
   std::string Token(const AttemptId& id) const;
   StateDirectory* const state_;
   const LaunchHost host_;
   const PortRange range_;
   const HostCgroups cgroups_;
+  StorageThreads* const threads_;
+  Mounts mounts_;
   ShimServer shims_;
   std::string sockets_;                  // the directory of attempts' progress sockets
   std::set<std::string> spread_;         // directories of jobs that were looked at

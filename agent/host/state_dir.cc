@@ -103,6 +103,32 @@ v1::WorkerExit ToProto(const shim::Exit& exit) {
   return out;
 }
 
+// The export that lay at its target before leaves only once the new one is there for good.
+absl::Status PublishExport(const std::string& staged, const std::string& target) {
+  const std::string previous = staged + ".previous";
+  const std::string parent = target.substr(0, target.rfind('/'));
+  std::error_code error;
+  struct stat info{};
+  const bool done_before = ::lstat(staged.c_str(), &info) != 0;   // and only the word of it was lost
+  if (done_before && ::lstat(target.c_str(), &info) != 0) return absl::NotFoundError(staged + ": the staged export is gone");
+  if (!done_before) {
+    if (absl::Status status = MakeDirectories(parent.empty() ? "/" : parent, 0755); !status.ok()) return status;
+    if (::lstat(target.c_str(), &info) == 0) {
+      std::filesystem::remove_all(previous, error);
+      if (::rename(target.c_str(), previous.c_str()) != 0) return ErrnoStatus(errno, target);
+    }
+    if (::rename(staged.c_str(), target.c_str()) != 0) {
+      const int failed = errno;
+      ::rename(previous.c_str(), target.c_str());
+      if (failed == EXDEV) return absl::FailedPreconditionError(absl::StrCat(target, ": on another file system than ", staged, "; give an export under the job's storage"));
+      return ErrnoStatus(failed, target);
+    }
+  }
+  if (absl::Status status = Errno(shim::SyncDirectory(parent.empty() ? "/" : parent), parent); !status.ok()) return status;
+  std::filesystem::remove_all(previous, error);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string DirectoryName(const AttemptId& id) { return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt); }
@@ -416,27 +442,9 @@ bool StateDirectory::KeepSpare(const std::string& directory) {
 
 absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged, const std::string& wanted) {
   const std::string target = !wanted.empty() && wanted[0] == '/' ? wanted : absl::StrCat(record.prepare.job_directory(), "/", wanted);
-  const std::string previous = staged + ".previous";
-  std::error_code error;
-  struct stat info{};
-  if (::lstat(staged.c_str(), &info) != 0) {
-    // Done before, and only the word of it was lost.
-    return ::lstat(target.c_str(), &info) == 0 ? absl::OkStatus() : absl::NotFoundError(staged + ": the staged export is gone");
-  }
-  const std::string parent = target.substr(0, target.rfind('/'));
-  if (absl::Status status = MakeDirectories(parent.empty() ? "/" : parent, 0755); !status.ok()) return status;
-  if (::lstat(target.c_str(), &info) == 0) {
-    std::filesystem::remove_all(previous, error);
-    if (::rename(target.c_str(), previous.c_str()) != 0) return ErrnoStatus(errno, target);
-  }
-  if (::rename(staged.c_str(), target.c_str()) != 0) {
-    const int failed = errno;
-    ::rename(previous.c_str(), target.c_str());
-    if (failed == EXDEV) return absl::FailedPreconditionError(absl::StrCat(target, ": on another file system than ", staged, "; give an export under the job's storage"));
-    return ErrnoStatus(failed, target);
-  }
-  std::filesystem::remove_all(previous, error);
-  return Errno(shim::SyncDirectory(parent.empty() ? "/" : parent), parent);
+  if (threads_ == nullptr) return PublishExport(staged, target);
+  // Never given up: it would still happen, whatever was told.
+  return threads_->Do({record.id, StorageUse::kPublish}, {.where = target, .run = [staged, target] { return PublishExport(staged, target); }});
 }
 
 void StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns) {

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "agent/host/causes.h"
+#include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
 
 namespace muster::agent {
@@ -42,6 +43,8 @@ class StateDirectory final : public Files {
   std::string AttemptDirectory(const AttemptId& id) const;
   std::string LogDirectory(const AttemptId& id) const;  // wherever its logs are now; may not exist
   void PruneLogs(const Retention& retention, int64_t now_ns);
+  // From now on exports are published there; before, or without, by the caller.
+  void PublishBy(StorageThreads* threads) { threads_ = threads; }
 
   absl::Status PersistPrepared(const AttemptRecord& record, bool durable) override;
   absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override;
@@ -66,6 +69,7 @@ class StateDirectory final : public Files {
 
   const std::string path_;
   int lock_ = -1;
+  StorageThreads* threads_ = nullptr;
   std::string state_id_;
   Seen seen_;
   std::string synced_seen_, new_seen_;   // attempts/.seen-…; empty: none

@@ -1,5 +1,8 @@
 // Every effect of the agent's logic. muster-agent has the real ones (agent/host), the simulator its own.
 // Called from the one thread that owns the Reconciler. Nothing here may call back into it.
+//
+// What needs a job's storage may answer UNAVAILABLE, which says that it is under way. The command then counts as not yet received, and whoever drives the
+// Reconciler gives it once more when the work is done.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +36,7 @@ class Files {
   virtual absl::Status PersistSeen(const Seen& seen, bool synced) = 0;
   // Removes all but the logs.
   virtual absl::Status Forget(const AttemptId& id) = 0;
-  // Renames an export to its target; done before counts as done.
+  // Renames an export to its target; done before counts as done. UNAVAILABLE: it is under way.
   virtual absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) = 0;
 };
 
@@ -42,7 +45,7 @@ class Processes {
  public:
   virtual ~Processes() = default;
   // Directories and, on the host of rank 0, a rendezvous port (0 if none is wanted). An error is a failed launch;
-  // INVALID_ARGUMENT: the job asks for what isn't there (its workdir), so that a restart spends its budget.
+  // INVALID_ARGUMENT: the job asks for what isn't there (its workdir), so that a restart spends its budget. UNAVAILABLE: it is under way.
   virtual absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) = 0;
   // Starts the shim for a prepared attempt. The claim decides whether anything runs; what happens comes as ShimNews.
   virtual absl::Status SpawnShim(const AttemptRecord& record) = 0;

@@ -570,6 +570,48 @@ TEST_F(ReconcilerTest, PublishesOnceAndSaysSoEachTime) {
   EXPECT_TRUE(world_.sent.back().export_report().published());
 }
 
+TEST_F(ReconcilerTest, WhileItsStorageIsAskedACommandCountsAsNotYetReceived) {
+  for (const bool at_once : {false, true}) {
+    world_ = World();
+    world_.prepare_error = absl::UnavailableError("under way");
+    Begin({});
+    const size_t said = world_.sent.size();
+    Prepare(at_once);
+    Prepare(at_once);
+    EXPECT_EQ(world_.Take(), Log({}));
+    EXPECT_EQ(world_.sent.size(), said);
+    EXPECT_EQ(agent_->Find(kId), nullptr);
+    world_.prepare_error = absl::OkStatus();
+    Prepare(at_once);
+    EXPECT_EQ(world_.Take(), at_once ? Log({"prepared, not synced", "spawn"}) : Log({"prepared"}));
+  }
+  // Stopped meanwhile, it never starts.
+  world_ = World();
+  world_.prepare_error = absl::UnavailableError("under way");
+  Begin({});
+  Prepare(true);
+  Stop(0);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  world_.prepare_error = absl::OkStatus();
+  Prepare(true);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.Take(), Log({"claim"}));
+}
+
+TEST_F(ReconcilerTest, AnExportThatIsBeingPublishedIsToldWhenItIs) {
+  Prepare(true);
+  v1::SchedulerMessage publish;
+  *publish.mutable_publish()->mutable_key() = KeyOf(kId);
+  publish.mutable_publish()->set_staged("/s");
+  world_.publish_error = absl::UnavailableError("under way");
+  const size_t said = world_.sent.size();
+  Tell(publish);
+  EXPECT_EQ(world_.sent.size(), said) << "a failed try would be counted";
+  world_.publish_error = absl::OkStatus();
+  Tell(publish);
+  EXPECT_TRUE(world_.sent.back().export_report().published());
+}
+
 TEST_F(ReconcilerTest, APublishOfWhatItDoesNotKnowIsAnsweredWithAnError) {
   v1::SchedulerMessage publish;
   *publish.mutable_publish()->mutable_key() = KeyOf(kId);
@@ -589,6 +631,22 @@ TEST(ProgressLine, WhatTheSchedulerWouldRefuseIsShortened) {
   EXPECT_EQ(line->progress->total_steps(), 0);
   EXPECT_EQ(line->loaded->path().size(), 4096u);
   EXPECT_EQ(line->loaded->step(), -1);
+}
+
+// The scheduler can't read a message with a text that is no UTF-8: the stream would end, and again each time the line is repeated.
+TEST(ProgressLine, NoTextSplitsACharacterOrIsNoText) {
+  std::string path(1400, 'p');
+  for (int i = 0; i < 1000; ++i) path += "日";   // three bytes; the 4096th is within one
+  const auto line = ParseProgressLine("{\"checkpoint\":{\"path\":\"/c\",\"loaded_path\":\"" + path + "\"},\"loaded\":{\"path\":\"" + path + "\"}}");
+  ASSERT_TRUE(line.has_value());
+  for (const std::string& cut : {line->checkpoint->loaded_path(), line->loaded->path()}) EXPECT_EQ(cut, path.substr(0, 1400 + 898 * 3));
+
+  for (const char* half : {R"(\udc00)", R"(\ud800)"}) {
+    const auto odd = ParseProgressLine(absl::StrCat(R"({"loaded":{"path":"/c/)", half, R"("},"export":{"staged":"/s/)", half, R"("}})"));
+    if (!odd.has_value()) continue;   // which protobuf may say already
+    EXPECT_EQ(odd->loaded->path(), ValidUtf8(odd->loaded->path()));
+    EXPECT_EQ(odd->export_report->staged(), ValidUtf8(odd->export_report->staged()));
+  }
 }
 
 TEST(ProgressLine, WrongTypesCountAsMissing) {
@@ -633,22 +691,6 @@ TEST_F(ReconcilerTest, WhatItsFenceStoppedIsToldAsLost) {
   news.claim = Claim::kStarted;
   news.final = news.stop_sent = news.fenced = true;
   agent_->OnShim(kId, news, 2000);
-// The scheduler can't read a message with a text that is no UTF-8: the stream would end, and again each time the line is repeated.
-TEST(ProgressLine, NoTextSplitsACharacterOrIsNoText) {
-  std::string path(1400, 'p');
-  for (int i = 0; i < 1000; ++i) path += "日";   // three bytes; the 4096th is within one
-  const auto line = ParseProgressLine("{\"checkpoint\":{\"path\":\"/c\",\"loaded_path\":\"" + path + "\"},\"loaded\":{\"path\":\"" + path + "\"}}");
-  ASSERT_TRUE(line.has_value());
-  for (const std::string& cut : {line->checkpoint->loaded_path(), line->loaded->path()}) EXPECT_EQ(cut, path.substr(0, 1400 + 898 * 3));
-
-  for (const char* half : {R"(\udc00)", R"(\ud800)"}) {
-    const auto odd = ParseProgressLine(absl::StrCat(R"({"loaded":{"path":"/c/)", half, R"("},"export":{"staged":"/s/)", half, R"("}})"));
-    if (!odd.has_value()) continue;   // which protobuf may say already
-    EXPECT_EQ(odd->loaded->path(), ValidUtf8(odd->loaded->path()));
-    EXPECT_EQ(odd->export_report->staged(), ValidUtf8(odd->export_report->staged()));
-  }
-}
-
   EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
   EXPECT_EQ(world_.LastReport().cause(), v1::HOST_LOST);
   EXPECT_TRUE(world_.LastReport().stop_sent());

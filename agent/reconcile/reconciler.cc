@@ -270,6 +270,7 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
   record.boot_id = identity_.boot_id;
   absl::StatusOr<int32_t> port = processes_->Prepare(prepare);
   absl::Status status = port.status();
+  if (absl::IsUnavailable(status)) return false;   // under way: as if this had not come yet
   if (status.ok()) {
     record.port = *port;
     record.prepared = true;
@@ -357,6 +358,7 @@ void Reconciler::OnPublish(const v1::Publish& publish) {
   }
   AttemptRecord& record = found->second;
   const absl::Status status = record.published ? absl::OkStatus() : files_->Publish(record, publish.staged(), publish.target());
+  if (absl::IsUnavailable(status)) return;   // under way
   if (status.ok()) {
     report->set_published(true);
     record.published = true;

@@ -1,5 +1,6 @@
 // What may never happen, checked from outside: of the scheduler only what it committed and what it sent is read, of the hosts what
-// really ran. Nothing here uses the engine's code. The rules are CONTRACTS' S0-S4 and R1, and single rules where it says so.
+// really ran. Nothing here uses the engine's code. The rules are CONTRACTS' S0-S4, of R1 what checkpoints and ends show, and single rules where
+// it says so.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +15,9 @@
 #include "muster/v1/record.pb.h"
 #include "scheduler/engine/ports.h"
 #include "scheduler/state/plan.h"
+#include "sim/faults/counters.h"
 
 namespace muster::sim::faults {
-
-// How often something rare happened; printed at the end of a run.
-using Counters = std::map<std::string, int64_t>;
 
 // What a host's shim knows of the end of its part.
 struct TrueEnd {

@@ -103,7 +103,7 @@ int Main(int argc, char** argv) {
       }
     }
     const RunResult result = Run(config, seed, faults);
-    for (const auto& [name, count] : result.counters) counters[name] += count;
+    counters.Add(result.counters);
     virtual_ns += result.virtual_ns;
     real_ns += result.real_ns;
     digest = Fnv1a(absl::StrCat(result.digest), digest);
@@ -115,11 +115,11 @@ int Main(int argc, char** argv) {
   const double speed = real_ns > 0 ? static_cast<double>(virtual_ns) / static_cast<double>(real_ns) : 0;
   if (args.json) {
     std::string names;
-    for (const auto& [name, count] : counters) absl::StrAppend(&names, names.empty() ? "" : ",", "\"", name, "\":", count);
+    for (size_t i = 0; i < kCounterNames.size(); ++i) absl::StrAppend(&names, i == 0 ? "" : ",", "\"", kCounterNames[i], "\":", counters.at(i));
     absl::PrintF("{\"seeds\":%d,\"failed\":%d,\"first_failed\":%d,\"virtual_s\":%d,\"real_s\":%.3f,\"times_real_time\":%.1f,\"digest\":\"%016x\",\"counters\":{%s}}\n",
                  args.seeds, failed, first_failed, virtual_ns / kSecond, static_cast<double>(real_ns) / 1e9, speed, digest, names);
   } else {
-    for (const auto& [name, count] : counters) absl::PrintF("%10d  %s\n", count, name);
+    for (size_t i = 0; i < kCounterNames.size(); ++i) absl::PrintF("%10d  %s\n", counters.at(i), kCounterNames[i]);
     absl::PrintF("%d seeds from %d: %d failed; %s in %s, %.0f times real time; digest %016x\n", args.seeds, args.seed, failed, FormatDuration(virtual_ns / kSecond * kSecond),
                  FormatDuration(real_ns / kMillisecond * kMillisecond), speed, digest);
   }

@@ -1,6 +1,8 @@
 // The fault simulator over many seeds: nothing that may never happen happens, everything ends when the faults stop, and a seed replays.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_join.h"
 #include "common/base/quiet_log.h"
 #include "sim/faults/run.h"
@@ -33,22 +35,34 @@ TEST_F(FaultsTest, TheSameSeedGivesTheSameRunBitForBit) {
   EXPECT_NE(faults::Run(Small(), 1, DrawFaults(Small(), 1)).digest, faults::Run(Small(), 2, DrawFaults(Small(), 2)).digest);
 }
 
+// What so few seeds never meet, or only once or twice, so that any change of the code can take it away. bench/sim_seeds.py wants it of ten thousand.
+constexpr const char* kTooRare[] = {
+    "agents refused for good",
+    "claims and exits of the attempt before that come back",
+    "gangs started by an order that a restored store doesn't know",
+    "placed beside a Lost attempt that its host has not answered Gone for",
+    "replaced what a restored store didn't know, unheard",
+    "shims killed before the claim",
+    "shims killed between claim and start",
+    "shims that came after their fence",
+    "shims that came too late",
+    "started after a restore that doesn't know it",
+    "started late after Lost",
+    "stops that lost the claim",
+};
+
 TEST_F(FaultsTest, AHundredAndFiftySeedsBreakNoContract) {
   Counters counters;
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     Config config = Small();
     if (seed % 50 == 0) config = Config();
     const RunResult result = faults::Run(config, seed, DrawFaults(config, seed));
-    for (const auto& [name, count] : result.counters) counters[name] += count;
+    counters.Add(result.counters);
     ASSERT_TRUE(result.violations.empty()) << "seed " << seed << ": " << absl::StrJoin(result.violations, "\n");
   }
-  for (const char* rare : {"schedulers killed before a commit", "schedulers killed after a commit", "commits that failed with effect", "takeovers",
-                           "commits of a stale scheduler refused", "agents killed before a file was written", "agents killed after a file was written",
-                           "shims killed", "reboots", "state directories lost", "lost", "mass cuts", "messages lost", "messages held up",
-                           "submissions repeated", "cancels", "fenced", "lost by a fence", "backups restored", "commits replayed", "agents that stay away",
-                           "commands of another session", "fenced tasks started after half of their fence", "killed processes that are there for longer", "directories that serve again",
-                           "stops of a Lost attempt that runs, while others wait for devices"}) {
-    EXPECT_GT(counters[rare], 0) << rare;
+  for (size_t i = 0; i < kCounterNames.size(); ++i) {
+    const std::string name = kCounterNames[i];
+    if (std::find(std::begin(kTooRare), std::end(kTooRare), name) == std::end(kTooRare)) EXPECT_GT(counters.at(i), 0) << name;
   }
 }
 

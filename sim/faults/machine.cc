@@ -304,7 +304,8 @@ void Machine::KillAnyShim() {
   if (shims_.empty()) return;
   auto victim = shims_.begin();
   std::advance(victim, static_cast<int64_t>(random_.Below(shims_.size())));
-  ++shared_->counters[victim->second->begun ? "shims killed" : victim->second->claimed ? "shims killed between claim and start" : "shims killed before the claim"];
+  const Shim& shim = *victim->second;
+  ++shared_->counters[shim.begun ? Counter("shims killed") : shim.claimed ? Counter("shims killed between claim and start") : Counter("shims killed before the claim")];
   Remove(ShimPtr(victim->second), false);
 }
 

@@ -56,7 +56,7 @@ void Network::Send(uint64_t id, pb::AgentMessage message) {
   if (shared_->heap.now_ns() < link.lossy_until_ns && !message.has_hello()) {
     if (link.random.OneIn(8)) times = 0;
     if (link.random.OneIn(8)) ++times;
-    if (times != 1) ++shared_->counters[times == 0 ? "messages lost" : "messages doubled"];
+    if (times != 1) ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
   }
   for (int i = 0; i < times; ++i) {
     wire->up_ns = std::max(wire->up_ns, shared_->heap.now_ns() + Delay(&link));
@@ -111,7 +111,7 @@ void Network::SendDown(uint64_t id, const pb::SchedulerMessage& message) {
   if (shared_->heap.now_ns() < link.lossy_until_ns && !once) {
     if (link.random.OneIn(8)) times = 0;
     if (link.random.OneIn(8)) ++times;
-    if (times != 1) ++shared_->counters[times == 0 ? "messages lost" : "messages doubled"];
+    if (times != 1) ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
   }
   for (int i = 0; i < times; ++i) {
     const int64_t lag_ns = wire->lag_ns > 0 ? link.random.Between(0, wire->lag_ns) : 0;
@@ -197,7 +197,7 @@ void Network::Cut(int32_t host, bool up, bool down, int64_t until_ns) {
   Link& link = links_[host];
   if (up) link.up_cut_until_ns = std::max(link.up_cut_until_ns, until_ns);
   if (down) link.down_cut_until_ns = std::max(link.down_cut_until_ns, until_ns);
-  ++shared_->counters[up && down ? "cuts" : "cuts one way"];
+  ++shared_->counters[up && down ? Counter("cuts") : Counter("cuts one way")];
   shared_->heap.At(until_ns, [this, host] { Flush(host); });
 }
 

@@ -307,7 +307,7 @@ void World::Drain(const std::string& target, bool drained) {
 void World::Reboot(int32_t host, int64_t down_ns, bool forget) {
   Machine& machine = *machines_[host];
   if (!machine.on()) return;
-  ++shared_.counters[forget ? "state directories lost" : "reboots"];
+  ++shared_.counters[forget ? Counter("state directories lost") : Counter("reboots")];
   agents_[host]->Die(/*silently=*/true);
   machine.PowerOff();
   if (forget) {

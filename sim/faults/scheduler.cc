@@ -50,7 +50,11 @@ class Scheduler::FaultyStore final : public Store {
     if (!Owns()) return Fails("commits of a stale scheduler refused", absl::AbortedError("another musterd has taken over the store"));
     MUSTER_CHECK(transaction.commit == database_.last_commit + 1);
     if (real_ != nullptr) {
-      if (absl::Status status = real_->Commit(transaction); !status.ok()) return Fails("commits that the real store refused", status);
+      if (absl::Status status = real_->Commit(transaction); !status.ok()) {
+        shared_->checker.Violate(shared_->heap.now_ns(), "the real store refuses a commit: " + status.ToString());
+        failed_ = true;
+        return status;
+      }
     }
     database_.last_commit = transaction.commit;
     for (const RowChange& row : transaction.rows) {
@@ -69,12 +73,12 @@ class Scheduler::FaultyStore final : public Store {
   }
 
  private:
-  absl::Status Fails(const char* counter, absl::Status status) {
+  absl::Status Fails(Counter counter, absl::Status status) {
     ++shared_->counters[counter];
     failed_ = true;
     return status;
   }
-  [[noreturn]] void Die(const char* counter) {
+  [[noreturn]] void Die(Counter counter) {
     ++shared_->counters[counter];
     throw SchedulerDies();
   }

@@ -135,7 +135,7 @@ void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   shared_->checker.OnAgentHeard(heard_ns_, machine_->full_name());
   (message.has_refused() ? refused_ : spoke_) = true;
   if (message.has_refused()) {
-    ++shared_->counters[message.refused().final() ? "agents refused for good" : "agents refused"];
+    ++shared_->counters[message.refused().final() ? Counter("agents refused for good") : Counter("agents refused")];
     return;
   }
   if (message.has_welcome()) {

@@ -51,7 +51,7 @@ class FaultyFiles final : public agent::Files {
     if (after) Die("agents killed after a file was written");
     return status;
   }
-  [[noreturn]] void Die(const char* counter) {
+  [[noreturn]] void Die(Counter counter) {
     ++counters_[counter];
     throw AgentDies();
   }

@@ -1,0 +1,114 @@
+// How often a run met something rare: a check that nothing ever came near proves nothing. Each name stands in the list below, or what counts
+// it doesn't compile; so what never happened is printed, too, and bench/sim_seeds.py and faults_test.cc ask for it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace muster::sim::faults {
+
+inline constexpr auto kCounterNames = std::to_array<const char*>({
+    // What was done to it.
+    "faults",
+    "cuts",
+    "cuts one way",
+    "mass cuts",
+    "messages lost",
+    "messages doubled",
+    "messages held up",
+    "takeovers",
+    "schedulers paused",
+    "schedulers killed before a commit",
+    "schedulers killed after a commit",
+    "commits that failed without effect",
+    "commits that failed with effect",
+    "commits that failed: disk full",
+    "backups restored",
+    "hosts confirmed off",
+    "agents that stay away",
+    "agents killed before a file was written",
+    "agents killed after a file was written",
+    "files not written: disk full",
+    "exits written after a full disk",
+    "shims killed before the claim",
+    "shims killed between claim and start",
+    "shims killed",
+    "killed processes that are there for longer",
+    "prepares failed",
+    "spawns failed",
+    "reboots",
+    "state directories lost",
+    "commit numbers that were not synced when the power went",
+    "markers that were not synced when the power went",
+    "markers lost in a directory that served before",
+    "claims and exits of the attempt before that come back",
+    "submissions repeated",
+    "cancels",
+    // What it did.
+    "schedulers started",
+    "starts from the real store",
+    "commits",
+    "commits replayed",
+    "commits of a stale scheduler refused",
+    "compared with the store",
+    "sessions",
+    "sessions ended by the agent's lease",
+    "agents refused",
+    "agents refused for good",
+    "commands of another session",
+    "stops that lost the claim",
+    "directories that serve again",
+    "processes started",
+    "shims that came too late",
+    "fenced",
+    "shims that came after their fence",
+    "fenced tasks started after half of their fence",
+    "checkpoints recorded",
+    "attempts ended",
+    "attempts succeeded",
+    "lost",
+    "lost by a fence",
+    "lost by an operator's word",
+    "started late after Lost",
+    "replaced while it still runs",
+    "placed beside a Lost attempt that its host has not answered Gone for",
+    "stops of a Lost attempt that runs, while others wait for devices",
+    "started after a restore that doesn't know it",
+    "gangs started by an order that a restored store doesn't know",
+    "replaced what a restored store didn't know, unheard",
+});
+
+// One of them.
+class Counter {
+ public:
+  consteval Counter(const char* name) : index_(IndexOf(name)) {}  // NOLINT: counters["lost"]
+  size_t index() const { return index_; }
+
+ private:
+  static consteval size_t IndexOf(std::string_view name) {
+    for (size_t i = 0; i < kCounterNames.size(); ++i) {
+      if (name == kCounterNames[i]) return i;
+    }
+    throw "this name isn't in kCounterNames";  // no constant: it doesn't compile
+  }
+
+  size_t index_;
+};
+
+class Counters {
+ public:
+  int64_t& operator[](Counter counter) { return counts_[counter.index()]; }
+  void Add(const Counters& other) {
+    for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+  }
+  // Of kCounterNames[i].
+  int64_t at(size_t i) const { return counts_.at(i); }
+  bool operator==(const Counters&) const = default;
+
+ private:
+  std::array<int64_t, kCounterNames.size()> counts_{};
+};
+
+}  // namespace muster::sim::faults

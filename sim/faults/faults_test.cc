@@ -1,10 +1,19 @@
 // The fault simulator over many seeds: nothing that may never happen happens, everything ends when the faults stop, and a seed replays.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/quiet_log.h"
+#include "sim/faults/command.h"
 #include "sim/faults/run.h"
 
 namespace muster::sim::faults {
@@ -64,6 +73,113 @@ TEST_F(FaultsTest, AHundredAndFiftySeedsBreakNoContract) {
     const std::string name = kCounterNames[i];
     if (std::find(std::begin(kTooRare), std::end(kTooRare), name) == std::end(kTooRare)) EXPECT_GT(counters.at(i), 0) << name;
   }
+}
+
+// ---- a run that fails ----
+
+// Jobs that end long before the faults stop, if there are none, and hardly any time for what is left then.
+Config Impatient() {
+  Config config = Small();
+  config.hosts = 3;
+  config.jobs = 4;
+  config.faults = 12;
+  config.sqlite = 0;
+  config.duration_ns = 2 * kMinute;
+  config.patience_ns = 2 * kSecond;
+  config.work_ns = 5 * kSecond;
+  return config;
+}
+
+bool Fails(uint64_t seed, const std::vector<Fault>& faults) { return !faults::Run(Impatient(), seed, faults).violations.empty(); }
+
+// The first seed that fails, and only because of its faults.
+uint64_t SeedThatFails() {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    if (Fails(seed, DrawFaults(Impatient(), seed)) && !Fails(seed, {})) return seed;
+  }
+  ADD_FAILURE() << "no such seed";
+  return 0;
+}
+
+TEST_F(FaultsTest, ShrinkLeavesTheFaultThatARunFailsOf) {
+  uint64_t seed = 1;
+  while (Fails(seed, {})) ++seed;
+  std::vector<Fault> faults;
+  for (int32_t i = 0; i < 9; ++i) faults.push_back({(i + 1) * kSecond, FaultKind::kReset, i % 3, kSecond, 0});
+  ASSERT_FALSE(Fails(seed, faults));
+  faults.insert(faults.begin() + 5, {kSecond / 2, FaultKind::kStoreFull, 0, Impatient().duration_ns, 0});   // nobody is acknowledged before the end
+  ASSERT_TRUE(Fails(seed, faults));
+  const std::vector<Fault> fewer = Shrink(Impatient(), seed, faults, 100);
+  ASSERT_EQ(fewer.size(), 1u);
+  EXPECT_EQ(fewer[0].kind, FaultKind::kStoreFull);
+  EXPECT_EQ(Shrink(Impatient(), seed, faults, 0).size(), faults.size()) << "no runs to find out";
+}
+
+struct Said {
+  int code = 0;
+  std::string out, err;
+};
+
+Said RunCommand(std::vector<std::string> words) {
+  words.insert(words.begin(), "muster-sim");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  Said said;
+  said.code = Main(static_cast<int>(argv.size()), argv.data());
+  std::fflush(stdout);
+  said.out = ::testing::internal::GetCapturedStdout();
+  said.err = ::testing::internal::GetCapturedStderr();
+  return said;
+}
+
+// Its line that begins with this, without that; empty: there is none.
+std::string LineAfter(const std::string& text, const std::string& begin) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (absl::StartsWith(line, begin)) return std::string(line.substr(begin.size()));
+  }
+  return "";
+}
+
+TEST_F(FaultsTest, AFailingRunIsToldWithFewerFaultsThatFailAgainWhenReplayed) {
+  const uint64_t seed = SeedThatFails();
+  const std::string config = absl::StrCat(::testing::TempDir(), "/faults-test-", ::getpid(), ".config");
+  std::ofstream(config) << ConfigText(Impatient());
+  const std::string all = absl::StrCat(seed);
+  const Said said = RunCommand({"--seed", all, "--config", config});
+  EXPECT_EQ(said.code, 1);
+  EXPECT_TRUE(absl::StartsWith(said.err, absl::StrCat("seed ", seed, ", commit "))) << said.err;
+  EXPECT_THAT(said.err, ::testing::HasSubstr("ms: liveness: "));
+  size_t left = 0, drawn = 0;
+  ASSERT_EQ(std::sscanf(LineAfter(said.err, "it fails with ").c_str(), "%zu of its %zu faults:", &left, &drawn), 2) << said.err;
+  EXPECT_EQ(drawn, DrawFaults(Impatient(), seed).size());
+  EXPECT_GT(left, 0u);
+  EXPECT_LT(left, drawn);
+  EXPECT_THAT(said.err, ::testing::HasSubstr("which says\nhosts: 3\n"));
+  EXPECT_THAT(said.out, ::testing::HasSubstr("1 failed"));
+
+  // muster-sim --seed N --only 1,2 --config FILE, which says
+  std::vector<std::string> words = absl::StrSplit(LineAfter(said.err, "replay: muster-sim "), ' ');
+  ASSERT_GT(words.size(), 6u) << said.err;
+  words.resize(6);
+  EXPECT_EQ(words[5], absl::StrCat(config, ","));
+  words[5] = config;
+  ASSERT_EQ(words[2], "--only");
+  EXPECT_EQ(static_cast<size_t>(std::count(words[3].begin(), words[3].end(), ',')) + 1, left);
+  words.push_back("--no-shrink");
+  const Said again = RunCommand(words);
+  EXPECT_EQ(again.code, 1);
+  EXPECT_THAT(again.err, ::testing::HasSubstr(absl::StrCat("it fails with ", left, " of its ", drawn, " faults:")));
+  const std::string then = LineAfter(said.err, "  then: ");
+  ASSERT_NE(then, "") << said.err;
+  EXPECT_THAT(again.err, ::testing::HasSubstr(then));
+
+  EXPECT_EQ(RunCommand({"--seed", all, "--config", config, "--only", "none"}).code, 0);
+  const Said unknown = RunCommand({"--seed", all, "--config", config, "--only", "1000"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, ::testing::HasSubstr("there is no fault 1000"));
+  std::filesystem::remove(config);
 }
 
 }  // namespace

@@ -261,6 +261,30 @@ TEST(Ports, RangesAndBusyPorts) {
   EXPECT_FALSE(FindPort({busy, busy}, "seed", {busy}).ok());
 }
 
+TEST_F(HostTest, PortsThatTheKernelGivesToClientsAreWarnedOf) {
+  Write("ephemeral", "32768\t60999\n");
+  const std::string kernels = directory_ + "/ephemeral";
+  for (const PortRange& range : {PortRange{32768, 60999}, PortRange{20000, 32768}, PortRange{60999, 65535}, PortRange{40000, 40000}, PortRange{1024, 65535}}) {
+    EXPECT_NE(WhyPortsCollide(range, kernels), "") << range.first << "-" << range.last;
+  }
+  for (const PortRange& range : {PortRange(), PortRange{1024, 32767}, PortRange{61000, 65535}}) EXPECT_EQ(WhyPortsCollide(range, kernels), "") << range.first << "-" << range.last;
+  EXPECT_EQ(WhyPortsCollide({40000, 40000}, directory_ + "/nothing"), "");
+
+  // An agent says so, of this machine.
+  std::ifstream file("/proc/sys/net/ipv4/ip_local_port_range");
+  PortRange here;
+  ASSERT_TRUE(file >> here.first >> here.last);
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const auto log_of = [&](const PortRange& range) {
+    ::testing::internal::CaptureStderr();
+    HostProcesses(state->get(), Host(), range);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string log = log_of({here.last, here.last});
+  EXPECT_NE(log.find("badly chosen ports"), std::string::npos) << log;
+  EXPECT_EQ(log_of({here.first - 2, here.first - 1}), "");
+}
+
 TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   auto state = StateDirectory::Open(directory_ + "/s");
   ASSERT_TRUE(state.ok()) << state.status();

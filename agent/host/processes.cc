@@ -142,6 +142,15 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
   return range;
 }
 
+std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral) {
+  std::string text;
+  PortRange kernels;
+  if (shim::ReadSmallFile(ephemeral, &text) != 0 || ::sscanf(text.c_str(), "%d %d", &kernels.first, &kernels.last) != 2) return "";
+  if (range.last < kernels.first || range.first > kernels.last) return "";
+  return absl::StrCat("rendezvous ports ", range.first, "-", range.last, " overlap with those that the kernel gives to clients (net.ipv4.ip_local_port_range), ",
+                      kernels.first, "-", kernels.last, ": attempts will fail when a client has theirs. Give --port-range ports outside of it");
+}
+
 absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken) {
   const uint64_t hash = Fnv1a(seed);
   const int count = range.last - range.first + 1;
@@ -189,7 +198,9 @@ int EndForgottenShims(const std::string& state_path) {
 
 HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups, StorageThreads* threads)
     : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)), threads_(threads),
-      shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory(InMemory())) {}
+      shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory(InMemory())) {
+  if (const std::string why = WhyPortsCollide(range_); !why.empty()) LogWarn("badly chosen ports", {{"why", why}});
+}
 
 // Attempts that go on have their sockets there, and it stays.
 HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }

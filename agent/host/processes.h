@@ -24,6 +24,9 @@ struct PortRange {
 };
 // "20000-29999". INVALID_ARGUMENT says what would be right.
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
+// Why the range is a bad one; empty: it isn't, or the kernel doesn't say. In one that overlaps with the ephemeral ports a port that was found
+// free may be a client's by the time a program listens on it (CONTRACTS 15). `ephemeral`: the file with the kernel's range.
+std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral = "/proc/sys/net/ipv4/ip_local_port_range");
 // A port of the range on which nobody listens and that is not in `taken`. Where the search begins depends on `seed`, so that several
 // agents on one machine rarely meet. RESOURCE_EXHAUSTED if all are in use.
 absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken);
@@ -34,7 +37,7 @@ int EndForgottenShims(const std::string& state_path);
 
 class HostProcesses final : public Processes {
  public:
-  // `threads` do what needs storage that others serve; nullptr: the caller does. They outlive this object.
+  // Warns in the log if the ports are badly chosen. `threads` do what needs storage that others serve; nullptr: the caller does. They outlive this object.
   HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups = HostCgroups(), StorageThreads* threads = nullptr);
   ~HostProcesses() override;
 

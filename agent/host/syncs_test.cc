@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -24,6 +26,7 @@ namespace {
 
 std::string g_root;                    // empty: nothing is told
 std::vector<std::string> g_log;
+int64_t g_ends_at = -1;                // SIGTERM arrives before the call that would be g_log[g_ends_at]
 
 // A path below the root, without what differs from run to run.
 std::string Short(const std::string& path) {
@@ -35,6 +38,7 @@ std::string Short(const std::string& path) {
 
 void Tell(const std::string& what, const std::string& path, const std::string& to = "") {
   if (g_root.empty() || !absl::StartsWith(path, g_root)) return;
+  if (static_cast<int64_t>(g_log.size()) == g_ends_at) ::raise(SIGTERM);
   g_log.push_back(absl::StrCat(what, " ", Short(path), to.empty() ? "" : absl::StrCat(" ", Short(to))));
 }
 
@@ -151,6 +155,43 @@ TEST_F(Syncs, OfAStateDirectory) {
   ASSERT_FALSE(log.empty());
   EXPECT_EQ(log.front(), "rename s/attempts/.seen-1-8 s/attempts/.seen-1-9");
   EXPECT_EQ(log.back(), "sync s/attempts");
+}
+
+// The marker comes last, whole, and by its name: what ends before it is no preparation (CONTRACTS 5).
+TEST_F(Syncs, ASigtermDuringPrepareLeavesNoMarker) {
+  AttemptRecord record;
+  record.id = {std::string(32, 'c'), "t", 1};
+  record.boot_id = "boot";
+  *record.prepare.mutable_key() = KeyOf(record.id);
+  for (const bool durable : {true, false}) {
+    int64_t at = 0;
+    for (bool named = false; !named; ++at) {   // of the calls, which SIGTERM comes before; until it comes after the marker has its name
+      const std::string directory = absl::StrCat(root_, "/", durable ? "durable" : "loose", at);
+      ASSERT_TRUE(std::filesystem::create_directory(directory));
+      std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+      ASSERT_TRUE(StateDirectory::Open(directory).ok());
+      const pid_t agent = ::fork();
+      if (agent == 0) {
+        auto state = StateDirectory::Open(directory);
+        Listen();
+        g_ends_at = at;
+        if (state.ok()) (*state)->PersistPrepared(record, durable).IgnoreError();
+        ::raise(SIGTERM);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(agent, &status, 0), agent);
+      ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+      auto state = StateDirectory::Open(directory);
+      ASSERT_TRUE(state.ok()) << state.status();
+      const auto records = (*state)->Load();
+      ASSERT_TRUE(records.ok()) << records.status();
+      named = std::filesystem::exists((*state)->AttemptDirectory(record.id) + "/prepared");
+      const bool prepared = !records->empty() && records->front().prepared;
+      EXPECT_EQ(prepared, named) << at;
+    }
+    // Before: the names of attempts are synced, the marker's content is; then it gets its name.
+    EXPECT_EQ(at - 1, durable ? 3 : 1);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -29,6 +30,7 @@
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/engine/reproducer.h"
 #include "scheduler/store/admin.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/store.h"
@@ -152,6 +154,17 @@ std::string StoreFile(const MusterdConfig& config, const std::string& file) {
   return file.empty() ? absl::StrCat(config.data_dir, "/", kStoreFile) : file;
 }
 
+// A folder of refused-plans: 0 if the same is decided and refused.
+int ReplayRefused(const std::string& directory, const MusterdConfig& config) {
+  const absl::StatusOr<RefusedAgain> again = ReplayRefusedPlan(directory, OptionsOf(config));
+  if (!again.ok()) return Fail(std::string(again.status().message()));
+  const std::string decided = absl::StrCat(directory, ": what is decided now, ", again->events, " events, is ");
+  if (again->now.empty()) return Fail(absl::StrCat(decided, "not refused. Then it was: ", again->then, ". Another musterd, or other settings?"));
+  if (again->now != again->then) return Fail(absl::StrCat(decided, "refused for another reason: ", again->now, ". Then it was: ", again->then));
+  std::printf("%srefused as it was then: %s\n", decided.c_str(), again->now.c_str());
+  return 0;
+}
+
 // musterd backup, verify, replay: beside the daemon or without one.
 int Administer(const std::string& what, const std::string& file, const MusterdConfig& config) {
   if (config.data_dir.empty() && (file.empty() || what == "backup")) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
@@ -161,6 +174,7 @@ int Administer(const std::string& what, const std::string& file, const MusterdCo
     return 0;
   }
   const std::string store = StoreFile(config, file);
+  if (what == "replay" && std::filesystem::is_directory(store)) return ReplayRefused(store, config);
   if (what == "verify") {
     absl::StatusOr<StoreReport> report = VerifyStore(store);
     if (!report.ok()) return Fail(std::string(report.status().message()));
@@ -322,7 +336,7 @@ int main(int argc, char** argv) {
   CLI::App* const verify = app.add_subcommand("verify", "Check the store or a backup of it; musterd may run");
   verify->add_option("file", file, "A backup; else the store of data_dir");
   CLI::App* const replay = app.add_subcommand("replay", "Decide the whole journal again and compare each plan; musterd may run");
-  replay->add_option("file", file, "A backup; else the store of data_dir");
+  replay->add_option("file", file, "A backup, or a folder of refused-plans; else the store of data_dir");
   for (CLI::App* command : {backup, verify, replay}) command->fallthrough();
   app.require_subcommand(0, 1);
   if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;

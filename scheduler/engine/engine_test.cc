@@ -150,6 +150,19 @@ TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
   const absl::StatusOr<std::vector<RowChange>> rows = LoadRows(options.refused_plans_directory + "/1-2/rows");
   ASSERT_TRUE(rows.ok()) << rows.status();
   EXPECT_EQ(State::Difference(*State::Load(*rows), engine_->Snapshot()->state), "");
+
+  const auto replay = [&](const auto&... decide) { return ReplayRefusedPlan(options.refused_plans_directory + "/1-2", options.scheduling, decide...); };
+  const absl::StatusOr<RefusedAgain> again = replay(options.decide);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_THAT(again->now, ::testing::HasSubstr("event 0"));
+  EXPECT_EQ(again->then, again->now);
+  EXPECT_EQ(again->events, 1u);
+  const absl::StatusOr<RefusedAgain> right = replay();
+  ASSERT_TRUE(right.ok()) << right.status();
+  EXPECT_EQ(right->now, "") << "Decide's plan for the same is good";
+  EXPECT_GT(right->events, 0u);
+  std::filesystem::resize_file(options.refused_plans_directory + "/1-2/rows", 10);
+  EXPECT_EQ(replay().status().code(), absl::StatusCode::kDataLoss);
   std::filesystem::remove_all(directory);
 }
 

@@ -1,11 +1,17 @@
-// Rows of a State in a file of their own: what a refused plan (CONTRACTS 20) is reproduced from.
+// What a refused plan (CONTRACTS 20) is reproduced from: a folder with `rows`, of the State that it was decided for, and plan.txt, which begins
+// with why it was refused and when it was decided.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "scheduler/decide/decide.h"
+#include "scheduler/state/options.h"
+#include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
@@ -14,5 +20,14 @@ namespace muster {
 absl::Status SaveRows(const std::string& path, const std::vector<RowChange>& rows);
 // DATA_LOSS if the file ends inside a row.
 absl::StatusOr<std::vector<RowChange>> LoadRows(const std::string& path);
+
+struct RefusedAgain {
+  std::string then;        // why Validate refused the plan
+  std::string now;         // and why it refuses what is decided now; empty: it doesn't
+  size_t events = 0;       // of what is decided now
+};
+// Decides once more what the folder holds. DATA_LOSS if it isn't such a folder, or a damaged one.
+absl::StatusOr<RefusedAgain> ReplayRefusedPlan(const std::string& directory, const SchedulingOptions& options,
+                                               const std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)>& decide = Decide);
 
 }  // namespace muster

@@ -1,8 +1,11 @@
 #include "scheduler/store/store.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -19,6 +22,18 @@
 #include "scheduler/store/migrations.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/sql.h"
+
+namespace {
+
+long g_file_system = 0;                // what statfs says of every directory; 0: the truth
+
+}  // namespace
+
+extern "C" int statfs(const char* path, struct statfs* info) noexcept {
+  const int result = static_cast<int>(::syscall(SYS_statfs, path, info));
+  if (result == 0 && g_file_system != 0) info->f_type = g_file_system;
+  return result;
+}
 
 namespace muster {
 namespace {
@@ -174,18 +189,41 @@ TEST_F(StoreTest, ASecondDaemonIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("another musterd"));
 }
 
-TEST_F(StoreTest, CommitOfAnotherEpochIsRefusedAndLeavesNothing) {
+TEST_F(StoreTest, ANetworkFileSystemIsRefused) {
+  g_file_system = 0x6969;
+  const absl::Status status = Open();
+  g_file_system = 0;
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(options_.directory + " is on a network file system (nfs)"));
+  EXPECT_TRUE(std::filesystem::is_empty(options_.directory)) << "neither a lock nor a database was made there";
+  EXPECT_TRUE(Open().ok());
+}
+
+struct ThiefCase {
+  const char* name;
+  const char* sql;
+};
+
+class TakenStoreTest : public StoreTest, public ::testing::WithParamInterface<ThiefCase> {};
+
+TEST_P(TakenStoreTest, RefusesACommitAndLeavesNothingOfIt) {
   ASSERT_TRUE(Open().ok());
   ASSERT_TRUE(Commit(1, {"a"}).ok());
   sqlite3* thief = nullptr;    // a second writer, as after a lost lock
   ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &thief), SQLITE_OK);
-  ASSERT_TRUE(Execute(thief, "UPDATE meta SET epoch = epoch + 1").ok());
+  ASSERT_TRUE(Execute(thief, GetParam().sql).ok());
   EXPECT_EQ(Commit(2, {"b"}, {{"meta", "", "m"}}).code(), absl::StatusCode::kAborted);
   EXPECT_EQ(Commit(2, {"b"}).code(), absl::StatusCode::kFailedPrecondition) << "a store that failed refuses everything";
   EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM journal"), 1);
   EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM rows"), 0);
   sqlite3_close(thief);
 }
+
+INSTANTIATE_TEST_SUITE_P(Store, TakenStoreTest,
+                         ::testing::Values(ThiefCase{"AnotherEpoch", "UPDATE meta SET epoch = epoch + 1"},
+                                           // As where two copies of one store were opened, and their files changed places.
+                                           ThiefCase{"AnotherInstanceOfTheSameEpoch", "UPDATE meta SET instance = 'thief'"}),
+                         [](const auto& info) { return info.param.name; });
 
 struct DamageCase {
   const char* name;
@@ -216,17 +254,54 @@ INSTANTIATE_TEST_SUITE_P(
         DamageCase{"NewerVersion", "PRAGMA user_version = 99", absl::StatusCode::kFailedPrecondition, "newer than this musterd"}),
     [](const auto& info) { return info.param.name; });
 
+// What the thread that musterd starts for it finds: damage that opening the store doesn't meet.
+TEST_F(StoreTest, TheCheckOfTheWholeStoreFindsAChangedEvent) {
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 1; i <= 3; ++i) ASSERT_TRUE(Commit(i, {"x"}).ok());
+  EXPECT_TRUE(CheckStore(options_.directory).ok());
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
+  ASSERT_TRUE(Execute(db, "UPDATE journal SET bytes = 'z' WHERE commit_number = 2").ok());
+  sqlite3_close(db);
+  const absl::Status status = CheckStore(options_.directory);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("checksum of commit 2, event 0"));
+}
+
+TEST_F(StoreTest, TheCheckOfTheWholeStoreFindsADamagedPage) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {"x"}).ok());
+  store_.reset();                              // nothing is left in the write-ahead log
+  const std::string file = options_.directory + "/" + kStoreFile;
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(file.c_str(), &db), SQLITE_OK);
+  const int64_t page = *QueryInt(db, "SELECT rootpage FROM sqlite_master WHERE name = 'history_by_end'"), page_bytes = *QueryInt(db, "PRAGMA page_size");
+  sqlite3_close(db);
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(CheckStore(options_.directory).ok());
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(::pwrite(fd, "damaged.", 8, (page - 1) * page_bytes), 8);
+  ::close(fd);
+  const absl::Status status = CheckStore(options_.directory);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("quick_check"));
+  EXPECT_TRUE(Open().ok()) << "no index of the history is read then";
+}
+
+// A store as version 1 wrote it: without history.
+constexpr char kVersionOne[] =
+    "PRAGMA journal_mode=WAL;"
+    "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), store_id TEXT NOT NULL, epoch INTEGER NOT NULL,"
+    " instance TEXT NOT NULL, last_commit INTEGER NOT NULL);"
+    "CREATE TABLE journal (commit_number INTEGER NOT NULL, seq INTEGER NOT NULL, now_ns INTEGER NOT NULL, crc INTEGER NOT NULL,"
+    " bytes BLOB NOT NULL, PRIMARY KEY (commit_number, seq)) WITHOUT ROWID;"
+    "CREATE TABLE rows (kind TEXT NOT NULL, id TEXT NOT NULL, bytes BLOB NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;"
+    "INSERT INTO meta VALUES (1, '0123456789abcdef0123456789abcdef', 7, 'x', 0);"
+    "INSERT INTO rows VALUES ('meta', '', 'm'); PRAGMA user_version = 1";
+
 TEST_F(StoreTest, VersionOneIsMigrated) {
-  // A store as version 1 wrote it: without history.
   std::filesystem::create_directories(options_.directory);
-  Damage("PRAGMA journal_mode=WAL;"
-         "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), store_id TEXT NOT NULL, epoch INTEGER NOT NULL,"
-         " instance TEXT NOT NULL, last_commit INTEGER NOT NULL);"
-         "CREATE TABLE journal (commit_number INTEGER NOT NULL, seq INTEGER NOT NULL, now_ns INTEGER NOT NULL, crc INTEGER NOT NULL,"
-         " bytes BLOB NOT NULL, PRIMARY KEY (commit_number, seq)) WITHOUT ROWID;"
-         "CREATE TABLE rows (kind TEXT NOT NULL, id TEXT NOT NULL, bytes BLOB NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;"
-         "INSERT INTO meta VALUES (1, '0123456789abcdef0123456789abcdef', 7, 'x', 0);"
-         "INSERT INTO rows VALUES ('meta', '', 'm'); PRAGMA user_version = 1");
+  Damage(kVersionOne);
   ASSERT_TRUE(Open().ok());
   EXPECT_EQ(recovered_.epoch, 8u);
   EXPECT_EQ(recovered_.store_id, "0123456789abcdef0123456789abcdef");
@@ -240,6 +315,22 @@ TEST_F(StoreTest, VersionOneIsMigrated) {
   EXPECT_EQ(*QueryInt(before, "SELECT epoch FROM meta"), 7);
   EXPECT_EQ(*QueryInt(before, "SELECT count(*) FROM rows"), 1);
   sqlite3_close(before);
+}
+
+TEST_F(StoreTest, AMigrationThatFailsHalfwayLeavesTheStoreAsItWas) {
+  std::filesystem::create_directories(options_.directory);
+  Damage(std::string(kVersionOne) + "; CREATE TABLE history_by_owner (in_the_way)");   // of an index that the step makes after its table
+  const absl::Status status = Open();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("migration from version 1"));
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
+  EXPECT_EQ(*QueryInt(db, "PRAGMA user_version"), 1);
+  EXPECT_EQ(*QueryInt(db, "SELECT count(*) FROM sqlite_master WHERE name IN ('history', 'history_by_end')"), 0);
+  EXPECT_EQ(*QueryInt(db, "SELECT epoch FROM meta"), 7);
+  EXPECT_TRUE(Execute(db, "DROP TABLE history_by_owner").ok());
+  sqlite3_close(db);
+  EXPECT_TRUE(Open().ok()) << "and it is migrated once nothing is in the way";
 }
 
 TEST_F(StoreTest, VersionTwoIsMigratedAndItsJournalNotAppliedByNewRules) {

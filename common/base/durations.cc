@@ -24,6 +24,7 @@ void Durations::Add(int64_t ns) {
   ns = std::max<int64_t>(0, ns);
   ++buckets_[BucketOf(static_cast<uint64_t>(ns))];
   ++count_;
+  sum_ns_ += static_cast<uint64_t>(ns);
   longest_ns_ = std::max(longest_ns_, ns);
 }
 
@@ -35,6 +36,12 @@ int64_t Durations::PerMilleNs(int per_mille) const {
     if (seen >= wanted && buckets_[b] > 0) return std::min(LastOf(b), longest_ns_);
   }
   return 0;
+}
+
+uint64_t Durations::CountUpTo(int64_t ns) const {
+  uint64_t seen = 0;
+  for (size_t b = 0; b < buckets_.size() && LastOf(b) <= ns; ++b) seen += buckets_[b];
+  return seen;
 }
 
 }  // namespace muster

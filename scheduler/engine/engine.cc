@@ -40,6 +40,15 @@ std::string JobOf(const pb::Event& event) {
   }
 }
 
+void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
+  stats->events += events.size();
+  for (const pb::Event& event : events) {
+    stats->submissions += event.has_job_submitted();
+    stats->starts += event.has_attempt_placed();
+    stats->evictions += event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::PREEMPTION;
+  }
+}
+
 }  // namespace
 
 std::string AttemptText(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt()); }
@@ -252,7 +261,7 @@ bool Engine::Step() {
   }
   {
     std::lock_guard lock(mutex_);
-    stats_.events += step_events_.size();
+    Count(step_events_, &stats_);
     stats_.most_queued = std::max(stats_.most_queued, queue.size());
     stats_.decide.Add(decided_ns - decide_ns);
     stats_.commit.Add(committed_ns - commit_ns);
@@ -339,6 +348,7 @@ void Engine::DecideAndApply() {
   }
   if (refused) look_ns = accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
   std::lock_guard lock(mutex_);
+  stats_.plans += accepted;
   stats_.refused_plans += refused;
   next_look_ns_ = std::max(look_ns, now_ns_ + kMillisecond);
 }

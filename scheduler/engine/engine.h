@@ -58,7 +58,11 @@ struct EngineStats {
   Durations commit;                     // the store's part
   Durations step;                       // all of it
   size_t most_queued = 0;               // at the beginning of a step
+  uint64_t plans = 0;                   // that were accepted
   uint64_t refused_plans = 0;           // by Validate (CONTRACTS 20); each is to be reported
+  uint64_t submissions = 0;             // new jobs
+  uint64_t starts = 0;                  // attempts that were placed
+  uint64_t evictions = 0;               // attempts that were told to stop for somebody else's sake (PREEMPTION)
 };
 
 // What readers see: the newest durable State with what the last step said about it. Immutable.

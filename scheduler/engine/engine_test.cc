@@ -96,6 +96,9 @@ TEST_F(EngineTest, TellsHowManyWaitedAndWhatStepsCost) {
   const EngineStats stats = engine_->Stats();
   EXPECT_EQ(stats.step.count(), before + 1);
   EXPECT_EQ(stats.most_queued, 3u);
+  EXPECT_EQ(stats.submissions, 3u);
+  EXPECT_EQ(stats.starts, 2u) << "there are two slots";
+  EXPECT_EQ(stats.plans, before + 1);
   EXPECT_EQ(stats.commit.longest_ns(), 5 * kMillisecond);
   EXPECT_GE(stats.step.longest_ns(), 5 * kMillisecond);
 }
@@ -146,6 +149,8 @@ TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
   engine_->Step();
   EXPECT_THAT(log_, ElementsAre("commit 2", "submit ok"));
   EXPECT_EQ(engine_->Snapshot()->state.AllJobs().size(), 1u);
+  EXPECT_EQ(engine_->Stats().plans, 1u) << "the first step's";
+  EXPECT_EQ(engine_->Stats().refused_plans, 1u);
   EXPECT_FALSE(engine_->Step()) << "it looks again later, not at once";
   const absl::StatusOr<std::vector<RowChange>> rows = LoadRows(options.refused_plans_directory + "/1-2/rows");
   ASSERT_TRUE(rows.ok()) << rows.status();

@@ -39,24 +39,14 @@ std::string FirstWith(const State& state, const JobRow& job, const std::string& 
 
 std::vector<Top::Total> Totals(const State& state) {
   std::map<std::string, Top::Total> totals;
-  for (const HostId id : state.hosts()) {
-    const HostRow& host = state.host(id);
-    const pb::Inventory shape = ShapeOf(state, host);
-    if (shape.flavour().empty()) continue;
-    Top::Total& total = totals[shape.flavour()];
-    total.set_flavour(shape.flavour());
-    total.set_declared(total.declared() || shape.declared());
-    const bool up = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !state.clusters()[host.cluster].drained;
-    for (int d = 0; d < shape.devices_size(); ++d) {
-      const int64_t used_milli = d < static_cast<int>(host.device_used_milli.size()) ? host.device_used_milli[d] : 0;
-      total.set_total_milli(total.total_milli() + 1000);
-      total.set_used_milli(total.used_milli() + used_milli);
-      const bool out = host.quarantined() || std::any_of(host.quarantines.begin(), host.quarantines.end(), [&](const pb::Quarantine& row) {
-                         return row.device() == d && !row.withheld();
-                       });
-      if (out) total.set_quarantined_milli(total.quarantined_milli() + 1000 - used_milli);
-      if (!up || !shape.devices(d).healthy()) total.set_down_milli(total.down_milli() + 1000 - used_milli);
-    }
+  for (const auto& [cell, use] : UseByCell(state)) {
+    Top::Total& total = totals[cell.second];
+    total.set_flavour(cell.second);
+    total.set_declared(total.declared() || use.declared);
+    total.set_total_milli(total.total_milli() + use.total_milli);
+    total.set_used_milli(total.used_milli() + use.used_milli);
+    total.set_down_milli(total.down_milli() + use.down_milli);
+    total.set_quarantined_milli(total.quarantined_milli() + use.quarantined_milli);
   }
   std::vector<Top::Total> out;
   for (auto& [flavour, total] : totals) out.push_back(std::move(total));
@@ -85,6 +75,30 @@ class Rows {
 };
 
 }  // namespace
+
+std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state) {
+  std::map<std::pair<int32_t, std::string>, CellUse> cells;
+  pb::Inventory made;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    const pb::Inventory& shape = ShapeOf(state, host, &made);
+    if (shape.flavour().empty()) continue;
+    CellUse& cell = cells[{host.cluster, shape.flavour()}];
+    cell.declared = cell.declared || shape.declared();
+    const bool up = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !state.clusters()[host.cluster].drained;
+    for (int d = 0; d < shape.devices_size(); ++d) {
+      const int64_t used_milli = d < static_cast<int>(host.device_used_milli.size()) ? host.device_used_milli[d] : 0;
+      cell.total_milli += 1000;
+      cell.used_milli += used_milli;
+      const bool out = host.quarantined() || std::any_of(host.quarantines.begin(), host.quarantines.end(), [&](const pb::Quarantine& row) {
+                         return row.device() == d && !row.withheld();
+                       });
+      if (out) cell.quarantined_milli += 1000 - used_milli;
+      if (!up || !shape.devices(d).healthy()) cell.down_milli += 1000 - used_milli;
+    }
+  }
+  return cells;
+}
 
 Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request, int64_t now_ns, const Sees& sees) {
   Top top;
@@ -134,9 +148,11 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
         rows.CountJob(name, flavour, number, holds);
         Top::Row& row = rows.At(name, flavour);
         if (holds) {
+          row.set_running_tasks(row.running_tasks() + 1);
           row.set_used_milli(row.used_milli() + HeldMilli(job, static_cast<int32_t>(t), *attempt));
           if (task.progress.attempt() == attempt->number) row.set_tokens_per_s(row.tokens_per_s() + task.progress.tokens_per_s());
         } else {
+          row.set_waiting_tasks(row.waiting_tasks() + 1);
           row.set_waiting_milli(row.waiting_milli() + WantedMilli(spec));
           row.set_oldest_wait_ns(std::max(row.oldest_wait_ns(), now_ns - task.waiting_since_ns));
         }
@@ -168,7 +184,10 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
       for (const std::string& flavour : flavours) {
         Top::Row row = rows.At(node.path, flavour);
         const std::string listed = flavour.empty() ? "cpu" : flavour;
-        if (const auto quota = node.spec.quota().find(listed); quota != node.spec.quota().end()) row.set_guarantee_milli(quota->second.guarantee_milli());
+        if (const auto quota = node.spec.quota().find(listed); quota != node.spec.quota().end()) {
+          row.set_guarantee_milli(quota->second.guarantee_milli());
+          if (quota->second.has_limit_milli()) row.set_limit_milli(quota->second.limit_milli());
+        }
         if (const auto entitled = plan.entitled_milli.find({node.path, listed}); entitled != plan.entitled_milli.end()) {
           row.set_entitled_milli(entitled->second);
         }

@@ -2,9 +2,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -25,6 +27,8 @@
 #include "common/spec/config_files.h"
 #include "scheduler/agents/fencer.h"
 #include "scheduler/agents/sessions.h"
+#include "scheduler/api/metrics.h"
+#include "scheduler/api/metrics_server.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/watch.h"
@@ -192,6 +196,32 @@ int Administer(const std::string& what, const std::string& file, const MusterdCo
   return 0;
 }
 
+// Null where the configuration wants none.
+absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig& config, const ApiContext& context) {
+  if (config.metrics_listen.empty()) return std::unique_ptr<MetricsServer>();
+  const auto render = [&context, directory = config.data_dir, started_ns = context.clock->MonotonicNs()] {
+    const std::shared_ptr<const View> view = context.engine->Snapshot();
+    const StoreBytes store = StoreBytesIn(directory);
+    MetricsInput input;
+    input.view = view.get();
+    input.stats = context.engine->Stats();
+    input.now_ns = std::max(view->now_ns, context.clock->WallNs());
+    input.uptime_ns = context.clock->MonotonicNs() - started_ns;
+    input.version = context.version;
+    input.takes_submissions = WhyNoSubmissions(context).empty();
+    input.agent_sessions = static_cast<int64_t>(context.sessions->Connected());
+    input.database_bytes = store.database;
+    input.wal_bytes = store.wal;
+    return RenderMetrics(input);
+  };
+  absl::StatusOr<std::unique_ptr<MetricsServer>> server = MetricsServer::Start(config.metrics_listen, render, context.clock);
+  if (!server.ok()) {
+    return absl::UnavailableError(absl::StrCat("metrics_listen: ", server.status().message(), ". Name a port that is free (0: any), or leave the key out"));
+  }
+  LogInfo("metrics", {{"url", absl::StrCat("http://", config.metrics_listen.substr(0, config.metrics_listen.find(':')), ":", (*server)->port(), "/metrics")}});
+  return server;
+}
+
 // Until SIGTERM or SIGINT; ticks the leases meanwhile.
 void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, int64_t tick_ns) {
   pollfd fd{signals, POLLIN, 0};
@@ -274,7 +304,10 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   std::thread stepping([&engine] { engine.Run(); });
   const std::string path(absl::StripPrefix(config.listen, "unix://"));
   int result = 0;
-  if (absl::Status status = server.Listen(path, 0600); !status.ok()) {
+  absl::StatusOr<std::unique_ptr<MetricsServer>> metrics = ServeMetrics(config, context);
+  if (!metrics.ok()) {
+    result = Fail(std::string(metrics.status().message()));
+  } else if (absl::Status status = server.Listen(path, 0600); !status.ok()) {
     result = Fail(std::string(status.message()));
   } else {
     LogInfo("ready", {{"socket", path}, {"version", MUSTER_VERSION}, {"epoch", recovered.epoch}, {"commit", recovered.last_commit},
@@ -292,6 +325,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
     stop_check = true;
     check.join();
   }
+  if (metrics.ok()) metrics->reset();                  // takes up to 2 s, while everybody else is still served
   server.Shutdown();                                   // calls that wait for a commit still get their answer
   outlook.Stop();
   engine.Stop();

@@ -63,9 +63,10 @@ std::vector<FieldProblem> CheckQueueTree(const pb::QueueTree& tree, const QueueC
 std::vector<Problem> PlaceQueueProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found);
 std::string QueueTreeToYaml(const pb::QueueTree& tree);
 
-// musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH.
+// musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH, `metrics_listen` loopback.
 struct MusterdConfig {
   std::string listen;    // unix:///path
+  std::string metrics_listen;  // 127.0.0.1:PORT; empty: no metrics
   std::string data_dir;
   std::string clusters;  // path; empty: none
   std::string queues;    // path; read once, into an empty store
@@ -88,6 +89,8 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
 
 // Empty if `listen` may be served (unix:///absolute/path of at most 107 bytes); else why not, with a remedy.
 std::string WhyNotListen(std::string_view listen);
+// Empty if metrics may be served there (127.A.B.C:PORT; port 0: any that is free); else why not, with a remedy.
+std::string WhyNotMetricsListen(std::string_view listen);
 
 // host.yaml, `muster-agent --inventory`: {flavour, gpus, nvlink_island, gpu_memory, cpus, memory, disk, address}. The result
 // is always marked declared; devices get indexes from 0 and uuids "declared-0", ….

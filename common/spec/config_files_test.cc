@@ -224,6 +224,30 @@ TEST(Listen, OnlyAUnixSocketIsServed) {
   EXPECT_THAT(WhyNotListen(""), testing::HasSubstr("use unix://"));
 }
 
+TEST(Listen, MetricsAreServedOnLoopbackOnly) {
+  for (const char* good : {"127.0.0.1:9464", "127.0.0.1:0", "127.1.2.3:65535"}) EXPECT_EQ(WhyNotMetricsListen(good), "") << good;
+  const std::pair<const char*, const char*> kBad[] = {
+      {"", "write 127.0.0.1:9464"},
+      {"127.0.0.1", "names no port"},
+      {"127.0.0.1:", "names no port"},
+      {"127.0.0.1:65536", "names no port"},
+      {"127.0.0.1:94x", "names no port"},
+      {"127.0.0.1:1:2", "names no port"},
+      {"127.0.0.1:80,0.0.0.0:80", "names no port"},
+      {"127.0.0.256:80", "no address"},
+      {"127.1:80", "no address"},
+      {"+9464", "no address"},
+      {"0.0.0.0:9464", "no loopback address"},
+      {"10.0.0.1:9464", "no loopback address"},
+      {"1127.0.0.1:9464", "no address"},
+      {"localhost:9464", "write the address as 127.0.0.1"},
+      {"[::1]:9464", "write the address as 127.0.0.1"},
+      {"[::]:9464", "no address"},
+      {"unix:///run/metrics.sock", "no address"},
+  };
+  for (const auto& [listen, why] : kBad) EXPECT_THAT(WhyNotMetricsListen(listen), testing::HasSubstr(why)) << listen;
+}
+
 struct BadCase {
   const char* name;
   File file;

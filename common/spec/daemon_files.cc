@@ -1,8 +1,12 @@
 // musterd.yaml and the client's config.yaml.
 #include <sys/un.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/ids.h"
 #include "common/spec/config_files.h"
 #include "common/spec/reader.h"
@@ -37,6 +41,25 @@ std::string WhyNotListen(std::string_view listen) {
   return "not yet: needs tls:, which is not there yet; use unix:///run/muster/musterd.sock";
 }
 
+std::string WhyNotMetricsListen(std::string_view listen) {
+  const std::string text(listen);
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  const std::vector<std::string> octets = absl::StrSplit(parts[0], '.');
+  const auto number = [](const std::string& digits, size_t longest, int most) {
+    int value = 0;
+    return digits.size() <= longest && digits.find_first_not_of("0123456789") == digits.npos && absl::SimpleAtoi(digits, &value) && value <= most;
+  };
+  if (parts[0] == "localhost" || text.substr(0, text.rfind(':')) == "[::1]") return absl::StrCat("\"", text, "\": write the address as 127.0.0.1");
+  if (octets.size() != 4 || !std::all_of(octets.begin(), octets.end(), [&](const std::string& octet) { return number(octet, 3, 255); })) {
+    return absl::StrCat("\"", text, "\" is no address with a port; write 127.0.0.1:9464");
+  }
+  if (parts.size() != 2 || !number(parts[1], 5, 65535)) return absl::StrCat("\"", text, "\" names no port from 0 to 65535; write 127.0.0.1:9464, or port 0 for any that is free");
+  if (octets[0] != "127") {
+    return absl::StrCat("\"", text, "\" is no loopback address, and whoever reaches it may read; write 127.0.0.1:9464, and let a collector on this machine pass it on");
+  }
+  return "";
+}
+
 bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out, std::vector<Problem>* problems) {
   *out = MusterdConfig();
   Document document;
@@ -45,6 +68,10 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     if (fields.Text("listen", &out->listen)) {
       const std::string why = WhyNotListen(out->listen);
       if (!why.empty()) document.AddAtPath("listen", why);
+    }
+    if (fields.Text("metrics_listen", &out->metrics_listen)) {
+      const std::string why = WhyNotMetricsListen(out->metrics_listen);
+      if (!why.empty()) document.AddAtPath("metrics_listen", why);
     }
     fields.Text("data_dir", &out->data_dir);
     fields.Text("clusters", &out->clusters);

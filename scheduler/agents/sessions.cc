@@ -638,6 +638,11 @@ void Sessions::Deliver(const Session& session, const pb::LogChunk& chunk) {
   sink(chunk);
 }
 
+size_t Sessions::Connected() const {
+  std::lock_guard lock(mutex_);
+  return streams_.size();
+}
+
 bool Sessions::Speaks(const std::string& cluster, const std::string& host) const {
   std::lock_guard lock(mutex_);
   const auto it = hosts_.find(Name(cluster, host));

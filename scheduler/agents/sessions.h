@@ -85,6 +85,8 @@ class Sessions : public AgentLink {
   std::string HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const {
     return options_.how_differs ? options_.how_differs(cluster, host, inventory) : "";
   }
+  // Agents that are connected now.
+  size_t Connected() const;
   // Something was heard of it for less than a lease ago, by this process.
   bool Speaks(const std::string& cluster, const std::string& host) const;
   // Unix time of the newest message; 0 = not heard since this process started.

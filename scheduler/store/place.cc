@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/base/files.h"
+#include "scheduler/store/store.h"
 
 namespace muster {
 
@@ -58,6 +60,14 @@ std::string RoomWatch::Why() {
   asked_ = true;
   asked_ns_ = now_ns;
   return why_ = WhyNoRoom(directory_, ballast_bytes_);
+}
+
+StoreBytes StoreBytesIn(const std::string& directory) {
+  const auto size = [&directory](const char* suffix) -> int64_t {
+    struct stat info {};
+    return stat(absl::StrCat(directory, "/", kStoreFile, suffix).c_str(), &info) == 0 ? info.st_size : 0;
+  };
+  return {size(""), size("-wal")};
 }
 
 absl::Status SyncPath(const std::string& path) {

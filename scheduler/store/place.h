@@ -42,6 +42,13 @@ class RoomWatch {
   std::string why_;
 };
 
+// Sizes of the store's files in `directory`; 0 where there is none.
+struct StoreBytes {
+  int64_t database = 0;
+  int64_t wal = 0;
+};
+StoreBytes StoreBytesIn(const std::string& directory);
+
 // fsync of a file or a directory.
 absl::Status SyncPath(const std::string& path);
 

@@ -147,7 +147,7 @@ TEST(StorageThreads, OfADeadMountAreFewAndHoldUpNoOther) {
   }
   EXPECT_EQ(attempt, 9);
   EXPECT_TRUE(absl::IsDeadlineExceeded(begin(attempt))) << "told at once";
-  EXPECT_TRUE(absl::IsUnavailable(threads.Do(kPrepare, {.where = "/other", .may_be_given_up = true, .run = [] { return absl::OkStatus(); }})));
+  EXPECT_TRUE(absl::IsUnavailable(threads.Do({{kId.job_uid, "other", 1}, StorageUse::kPrepare}, {.where = "/other", .may_be_given_up = true, .run = [] { return absl::OkStatus(); }})));
   // Once the threads are back, the mount is tried again.
   stuck.gate->set_value(absl::OkStatus());
   EXPECT_TRUE(Eventually([&] {

@@ -7,10 +7,23 @@
 #include <unistd.h>
 
 #include "agent/shim/format.h"
-#include "common/base/descriptor.h"
 
 namespace muster::shim {
 namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
 
 std::string TemporaryName(const std::string& directory, std::string_view name) {
   return directory + "/." + std::string(name) + "." + std::to_string(::getpid()) + ".tmp";

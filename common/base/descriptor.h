@@ -1,4 +1,4 @@
-// A file descriptor that is closed with its scope. Needs nothing but POSIX: the static shim has it, too.
+// A file descriptor that is closed with its scope. (The static shim, which includes nothing of common, has its own.)
 #pragma once
 
 #include <unistd.h>

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -26,7 +27,8 @@ namespace muster {
 namespace {
 
 constexpr int kCheckpointPages = 1000;
-constexpr int kBite = 500;                              // rows a trimming transaction deletes
+constexpr int64_t kBite = 500;                          // rows that a transaction of nothing else trims of the history, commits of the journal by a fifth
+constexpr int64_t kTrimmedForOne = 2;                   // what is due goes twice as fast as anything comes
 constexpr uint64_t kTailCommits = 1000;                 // checked at every start; the rest in the background
 constexpr int64_t kTrimEveryNs = 60'000'000'000;
 
@@ -278,6 +280,7 @@ absl::Status SqliteStore::CommitOrFail(const Transaction& transaction) {
                  .Int(4, RowCrc(transaction.commit, i, bytes)).Blob(5, bytes).Run();
   }
   for (size_t i = 0; status.ok() && i < transaction.rows.size(); ++i) status = WriteRow(transaction.rows[i]);
+  if (status.ok()) status = Trim(transaction.now_ns, kTrimmedForOne, kTrimmedForOne * std::exchange(ended_, 0)).status();
   if (status.ok()) status = statements_->commit.Run();
   return status;
 }
@@ -302,6 +305,7 @@ absl::Status SqliteStore::WriteHistory(const std::string& bytes) {
   if (!HasEnded(bytes)) return absl::OkStatus();
   pb::JobRecord job;
   MUSTER_CHECK(job.ParseFromString(bytes));
+  ++ended_;
   return statements_->history.Int(1, job.number()).Text(2, job.uid()).Text(3, job.owner()).Text(4, job.spec().queue())
       .Text(5, job.spec().name()).Int(6, job.state()).Int(7, job.cause()).Int(8, job.submit_ns()).Int(9, job.start_ns())
       .Int(10, job.end_ns()).Blob(11, bytes).Run();
@@ -324,29 +328,40 @@ void SqliteStore::Idle() {
   if (sqlite3_wal_checkpoint_v2(db_, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr) == SQLITE_OK) wal_pages_ = 0;
 }
 
-// True if there may be more. Whole commits only; the newest commit always stays.
-absl::StatusOr<bool> SqliteStore::TrimBite() {
-  const int64_t journal_before_ns = now_ns_ - options_.journal_retention_ns;
-  absl::StatusOr<bool> row = statements_->oldest_journal.Next();
-  if (!row.ok()) return row.status();
-  const int64_t oldest = *row ? statements_->oldest_journal.IntColumn(0) : 0;
-  const bool journal_due = *row && statements_->oldest_journal.IntColumn(1) < journal_before_ns;
-  statements_->oldest_journal.Reset();
+// Deletes at most so many of the oldest commits and finished jobs that are kept for no longer; returns the number of rows.
+// Whole commits only; the newest commit always stays. Inside a transaction.
+absl::StatusOr<int64_t> SqliteStore::Trim(int64_t now_ns, int64_t commits, int64_t jobs) {
+  const int64_t journal_before_ns = now_ns - options_.journal_retention_ns;
+  int64_t deleted = 0;
+  if (oldest_ns_ < journal_before_ns) {
+    absl::StatusOr<bool> row = statements_->oldest_journal.Next();
+    if (!row.ok()) return row.status();
+    const int64_t oldest = *row ? statements_->oldest_journal.IntColumn(0) : 0;
+    oldest_ns_ = *row ? statements_->oldest_journal.IntColumn(1) : now_ns;
+    statements_->oldest_journal.Reset();
+    if (oldest_ns_ < journal_before_ns) {
+      absl::Status status = statements_->trim_journal.Int(1, oldest).Int(2, oldest + commits - 1).Int(3, journal_before_ns).Int(4, last_commit_).Run();
+      if (!status.ok()) return status;
+      deleted += sqlite3_changes(db_);
+    }
+  }
+  if (jobs > 0) {
+    absl::Status status = statements_->trim_history.Int(1, now_ns - options_.history_retention_ns).Int(2, jobs).Run();
+    if (!status.ok()) return status;
+    deleted += sqlite3_changes(db_);
+  }
+  return deleted;
+}
 
+// True if there may be more.
+absl::StatusOr<bool> SqliteStore::TrimBite() {
   absl::Status status = statements_->begin.Run();
   if (status.ok()) status = Guard(last_commit_);
-  int64_t deleted = 0;
-  if (status.ok() && journal_due) {
-    status = statements_->trim_journal.Int(1, oldest).Int(2, oldest + kBite / 5).Int(3, journal_before_ns).Int(4, last_commit_).Run();
-    deleted += sqlite3_changes(db_);
-  }
-  if (status.ok()) {
-    status = statements_->trim_history.Int(1, now_ns_ - options_.history_retention_ns).Int(2, kBite).Run();
-    deleted += sqlite3_changes(db_);
-  }
-  if (status.ok()) status = statements_->commit.Run();
   if (!status.ok()) return status;
-  return deleted > 0;
+  absl::StatusOr<int64_t> deleted = Trim(now_ns_, kBite / 5, kBite);
+  if (!deleted.ok()) return deleted.status();
+  if (status = statements_->commit.Run(); !status.ok()) return status;
+  return *deleted > 0;
 }
 
 absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t last,

@@ -51,6 +51,7 @@ class SqliteStore : public Store {
   static absl::StatusOr<std::unique_ptr<SqliteStore>> Open(const StoreOptions& options, Recovered* recovered);
   ~SqliteStore() override;
 
+  // Trims, too: twice as much as it adds of what is kept for no longer, so that a store that never rests doesn't grow.
   // ABORTED: another instance owns the store. After any error this store refuses everything.
   absl::Status Commit(const Transaction& transaction) override;
   // Trims the journal and the history by a small bite; empties the WAL into the database.
@@ -65,6 +66,7 @@ class SqliteStore : public Store {
   absl::Status Guard(uint64_t commit);
   absl::Status WriteRow(const RowChange& row);
   absl::Status WriteHistory(const std::string& bytes);
+  absl::StatusOr<int64_t> Trim(int64_t now_ns, int64_t commits, int64_t jobs);
   absl::StatusOr<bool> TrimBite();
 
   const StoreOptions options_;
@@ -77,6 +79,8 @@ class SqliteStore : public Store {
   uint64_t last_commit_ = 0;
   int64_t now_ns_ = 0;            // of the newest commit
   int64_t trimmed_ns_ = 0;        // when there was last nothing to trim
+  int64_t oldest_ns_ = 0;         // of a commit that is not younger than the journal's oldest
+  int64_t ended_ = 0;             // finished jobs that the commit being made adds
   int wal_pages_ = 0;             // as of the newest commit
   bool failed_ = false;
 };

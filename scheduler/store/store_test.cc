@@ -387,6 +387,27 @@ TEST_F(StoreTest, OldCommitsAndHistoryAreTrimmedAndTheRestStaysContiguous) {
   EXPECT_THAT(Journal(300, 301)[0], HasSubstr("commit 300 lacks"));
 }
 
+TEST_F(StoreTest, AStoreThatNeverRestsTrimsAsFastAsItGrows) {
+  ASSERT_TRUE(Open().ok());
+  uint64_t commit = 0;
+  const auto end_a_job = [&](int64_t now_ns) {
+    pb::JobRecord job;
+    job.set_number(++commit);
+    job.set_uid(std::to_string(commit));
+    job.set_end_ns(now_ns);
+    return Commit(commit, {"x", "y"}, {{"job", job.uid(), job.SerializeAsString()}}, now_ns);
+  };
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(end_a_job(kDay).ok());
+  for (int i = 0; i < 60; ++i) ASSERT_TRUE(end_a_job(30 * kDay).ok());
+  store_.reset();
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
+  EXPECT_EQ(*QueryInt(db, "SELECT min(commit_number) FROM journal"), 101);
+  EXPECT_EQ(*QueryInt(db, "SELECT count(*) FROM journal"), 120);
+  EXPECT_EQ(*QueryInt(db, "SELECT count(*) FROM history"), 60);
+  sqlite3_close(db);
+}
+
 TEST(PlaceTest, SubmissionsNeedRoomOnTheDisk) {
   EXPECT_EQ(WhyNoRoom("/", 0), "");
   EXPECT_THAT(WhyNoRoom("/", int64_t{1} << 60), HasSubstr("MiB are free in /; new jobs are taken again once there are 1099511627776"));

@@ -81,14 +81,15 @@ absl::StatusOr<Held> ReadHeld(sqlite3* db) {
   return Execute(db, "COMMIT").ok() ? absl::StatusOr<Held>(std::move(held)) : absl::InternalError("COMMIT of a reader failed");
 }
 
-// Calls `each` with the events of every commit, one commit at a time. Ends with the first error, its own or that of `each`.
+// Calls `each` with the events of every commit, one commit at a time, but for those that are trimmed before they are read. Ends with the
+// first error, its own or that of `each`.
 absl::Status ForEachCommit(sqlite3* db, const StoreReport& report, const std::function<absl::Status(uint64_t commit, const std::vector<std::string>& events)>& each) {
   uint64_t commit = report.first_commit;
   std::vector<std::string> events;
   absl::Status failed;
   const absl::Status scanned = ScanJournal(db, report.first_commit, report.last_commit, [&](uint64_t number, const std::string& bytes) {
     if (number != commit) {
-      if (failed.ok()) failed = each(commit, events);
+      if (failed.ok() && !events.empty()) failed = each(commit, events);
       events.clear();
       commit = number;
     }
@@ -108,6 +109,11 @@ absl::StatusOr<pb::Event> Parse(uint64_t commit, const std::string& bytes) {
 bool IsPlanned(const pb::Event& event) {
   return event.has_attempt_placed() || event.has_attempt_stopping() || event.has_attempt_lost() || event.has_cluster_opened() ||
          event.has_task_failed() || event.has_reservation();
+}
+
+absl::Status Trimmed(uint64_t first) {
+  return absl::FailedPreconditionError(absl::StrCat("the journal begins with commit ", first, ", older ones were trimmed: what it began from is not "
+                                                    "known (journal_retention keeps more of it)"));
 }
 
 std::string RowName(const RowChange& row) { return row.id.empty() ? row.kind : absl::StrCat(row.kind, " ", row.id); }
@@ -168,7 +174,13 @@ absl::StatusOr<StoreReport> VerifyStore(const std::string& file) {
     if (report.first_commit == 0) return report;
     report.replayed = report.first_commit == 1;
     State state;
+    uint64_t next = report.first_commit;
     const absl::Status status = ForEachCommit(db->get(), report, [&](uint64_t commit, const std::vector<std::string>& events) -> absl::Status {
+      if (commit != next) {                // musterd has trimmed it meanwhile
+        report.replayed = false;
+        report.first_commit = commit;
+      }
+      next = commit + 1;
       report.events += events.size();
       for (const std::string& bytes : events) {
         absl::StatusOr<pb::Event> event = Parse(commit, bytes);
@@ -194,16 +206,13 @@ absl::StatusOr<ReplayReport> ReplayStore(const std::string& file, const Scheduli
   if (!db.ok()) return db.status();
   absl::StatusOr<Held> held = ReadHeld(db->get());
   if (!held.ok()) return Annotate(held.status(), file);
-  if (held->report.first_commit > 1) {
-    return absl::FailedPreconditionError(absl::StrCat(file, ": the journal begins with commit ", held->report.first_commit, ", older ones were trimmed: ",
-                                                      "what it began from is not known (journal_retention keeps more of it)"));
-  }
+  if (held->report.first_commit > 1) return Annotate(Trimmed(held->report.first_commit), file);
   ReplayReport report;
   if (held->report.first_commit == 0) return report;
   State state;
   Decider decider;
   const absl::Status status = ForEachCommit(db->get(), held->report, [&](uint64_t commit, const std::vector<std::string>& all) -> absl::Status {
-    ++report.commits;
+    if (commit != ++report.commits) return Trimmed(commit);
     report.events += all.size();
     std::vector<pb::Event> planned;
     int64_t now_ns = 0;

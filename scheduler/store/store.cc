@@ -30,6 +30,7 @@ constexpr int kCheckpointPages = 1000;
 constexpr int64_t kBite = 500;                          // rows that a transaction of nothing else trims of the history, commits of the journal by a fifth
 constexpr int64_t kTrimmedForOne = 2;                   // what is due goes twice as fast as anything comes
 constexpr uint64_t kTailCommits = 1000;                 // checked at every start; the rest in the background
+constexpr char kFirstCommit[] = "SELECT ifnull(min(commit_number), 0) FROM journal";
 constexpr int64_t kTrimEveryNs = 60'000'000'000;
 
 uint32_t RowCrc(uint64_t commit, int64_t seq, std::string_view bytes) {
@@ -87,6 +88,7 @@ absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last,
       return status;
     }
     rows.Int(1, from).Int(2, std::min(last, from + kTailCommits - 1));
+    bool begins = true;                                               // of the page
     while (true) {
       if (!Wanted(stop)) return absl::CancelledError("told to stop");
       absl::StatusOr<bool> row = rows.Next();
@@ -99,6 +101,15 @@ absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last,
         ++expected;
         next_seq = 0;
       }
+      if (begins && commit > expected) {
+        absl::StatusOr<int64_t> oldest = QueryInt(db, kFirstCommit);   // as of the same transaction
+        if (!oldest.ok()) return oldest.status();
+        if (static_cast<uint64_t>(*oldest) == commit) {                // what is missing was trimmed meanwhile
+          expected = commit;
+          next_seq = 0;
+        }
+      }
+      begins = false;
       if (commit != expected || seq != next_seq) {
         return absl::DataLossError(absl::StrCat("journal: commit ", expected, " lacks event ", next_seq));
       }
@@ -240,7 +251,7 @@ absl::Status SqliteStore::Recover(Recovered* recovered) {
 
 // The newest commits as meta counts them are there, contiguous, unharmed; and there is nothing beyond them.
 absl::Status SqliteStore::CheckTail() {
-  absl::StatusOr<int64_t> first = QueryInt(db_, "SELECT ifnull(min(commit_number), 0) FROM journal");
+  absl::StatusOr<int64_t> first = QueryInt(db_, kFirstCommit);
   absl::StatusOr<int64_t> last = QueryInt(db_, "SELECT ifnull(max(commit_number), 0) FROM journal");
   if (!first.ok()) return first.status();
   if (!last.ok()) return last.status();
@@ -395,16 +406,11 @@ absl::Status CheckStore(const std::string& directory, const std::atomic<bool>* s
   if (!quick.ok() && !interrupted) status = quick.status();
   if (quick.ok() && *quick != "ok") status = absl::DataLossError(absl::StrCat("quick_check: ", *quick));
   if (status.ok()) {
-    absl::StatusOr<int64_t> first = QueryInt(db, "SELECT ifnull(min(commit_number), 0) FROM journal");
+    absl::StatusOr<int64_t> first = QueryInt(db, kFirstCommit);
     absl::StatusOr<int64_t> last = QueryInt(db, "SELECT last_commit FROM meta");
     if (!first.ok()) status = first.status();
     if (status.ok() && !last.ok()) status = last.status();
     if (status.ok() && *first > 0) status = ScanJournal(db, *first, *last, [](uint64_t, const std::string&) {}, stop);
-    // Trimmed by the writer meanwhile: what was read as missing is no longer due.
-    absl::StatusOr<int64_t> now_first = QueryInt(db, "SELECT ifnull(min(commit_number), 0) FROM journal");
-    if (!status.ok() && Wanted(stop) && now_first.ok() && first.ok() && *now_first > *first) {
-      status = ScanJournal(db, *now_first, *last, [](uint64_t, const std::string&) {}, stop);
-    }
   }
   sqlite3_close(db);
   if (!Wanted(stop)) return absl::CancelledError("told to stop");

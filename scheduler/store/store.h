@@ -93,7 +93,8 @@ inline constexpr char kBackupMark[] = "backup";    // instances that begin with 
 absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t last,
                          const std::function<void(uint64_t commit, const std::string& event)>& each);
 
-// The same from a connection of the caller's. CANCELLED once *stop is true.
+// The same from a connection of the caller's, a read transaction a thousand commits. The writer may trim meanwhile: then it goes on
+// where the journal begins. CANCELLED once *stop is true.
 absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last, const std::function<void(uint64_t commit, const std::string& event)>& each,
                          const std::atomic<bool>* stop = nullptr);
 

@@ -375,15 +375,6 @@ absl::StatusOr<bool> SqliteStore::TrimBite() {
   return *deleted > 0;
 }
 
-absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t last,
-                         const std::function<void(uint64_t commit, const std::string& event)>& each) {
-  absl::StatusOr<sqlite3*> db = OpenReadOnly(directory);
-  if (!db.ok()) return db.status();
-  absl::Status status = ScanJournal(*db, first, last, each);
-  sqlite3_close(*db);
-  return status;
-}
-
 absl::Status CheckStore(const std::string& directory, const std::atomic<bool>* stop) {
   absl::StatusOr<sqlite3*> opened = OpenReadOnly(directory);
   if (!opened.ok()) return opened.status();

@@ -88,13 +88,9 @@ class SqliteStore : public Store {
 inline constexpr char kStoreFile[] = "muster.db";  // inside the directory
 inline constexpr char kBackupMark[] = "backup";    // instances that begin with it: the file is a copy that BackupStore made
 
-// Calls `each` for the events of the commits `first`..`last` in order, from a read-only connection of its own.
-// DATA_LOSS names the commit whose checksum doesn't match or that is missing.
-absl::Status ReadJournal(const std::string& directory, uint64_t first, uint64_t last,
-                         const std::function<void(uint64_t commit, const std::string& event)>& each);
-
-// The same from a connection of the caller's, a read transaction a thousand commits. The writer may trim meanwhile: then it goes on
-// where the journal begins. CANCELLED once *stop is true.
+// Calls `each` for the events of the commits `first`..`last` in order, a read transaction a thousand commits. The writer may trim meanwhile:
+// then it goes on where the journal begins. DATA_LOSS names the commit whose checksum doesn't match or that is missing; CANCELLED once *stop
+// is true.
 absl::Status ScanJournal(sqlite3* db, uint64_t first, uint64_t last, const std::function<void(uint64_t commit, const std::string& event)>& each,
                          const std::atomic<bool>* stop = nullptr);
 

@@ -498,6 +498,21 @@ TEST(Describe, TheLedgerNamesAllClasses) {
   EXPECT_EQ(sum, ledger.capacity_device_us());
 }
 
+TEST(Describe, AQueueCountsTheJobsOfAllBelowItAndNobodyElses) {
+  testing::SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("ml").Queue("ml/nlp").Queue("ml/vision").Queue("mlops");
+  const uint64_t runs = testing::JobBuilder("ml/nlp").SubmitTo(&s);
+  s.Do(testing::Placed(s.state, runs, "lab", {{"h00", {0}}}));
+  testing::JobBuilder("ml/nlp").SubmitTo(&s);
+  testing::JobBuilder("ml/vision").SubmitTo(&s);
+  testing::JobBuilder("mlops").SubmitTo(&s);
+  s.Cancel(testing::JobBuilder("ml/vision").SubmitTo(&s));
+  std::vector<std::string> told;
+  for (const pb::Queue& queue : DescribeQueues(s.state, Plan{})) told.push_back(absl::StrCat(queue.path(), " ", queue.running_jobs(), " ", queue.waiting_jobs()));
+  EXPECT_THAT(told, ElementsAre("ml 1 2", "ml/nlp 1 1", "ml/vision 0 1", "mlops 0 1"));
+  EXPECT_EQ(DescribeQueue(s.state, Plan{}, "ml")->waiting_jobs(), 2);
+}
+
 TEST(Describe, AnUnknownQueueIsNotFoundAndTheOthersAreNamed) {
   const State state = TwoClusters();
   const auto queue = DescribeQueue(state, Plan{}, "nowhere");

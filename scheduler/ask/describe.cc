@@ -56,8 +56,25 @@ void AddCheckpoints(const TaskRow& row, const pb::TaskSpec& spec, pb::Task* task
   for (auto it = kept.rbegin(); it != kept.rend(); ++it) *task->add_checkpoints() = **it;
 }
 
-pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
-                       const std::vector<std::map<std::string, int64_t>>& use, const std::set<std::string>& declared) {
+// What all queues are described from, read once.
+struct QueueFigures {
+  explicit QueueFigures(const State& state) : use(UseByQueue(state)), declared(DeclaredFlavours(state)), jobs(state.queues().nodes.size()) {
+    for (const uint64_t number : state.active_jobs()) {
+      const JobRow& job = *state.FindJob(number);
+      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {
+        ++(job.state == pb::RUNNING ? jobs[n].running : jobs[n].waiting);
+      }
+    }
+  }
+  struct Jobs {
+    int32_t running = 0, waiting = 0;
+  };
+  std::vector<std::map<std::string, int64_t>> use;   // these by node, with what is below it
+  std::set<std::string> declared;
+  std::vector<Jobs> jobs;
+};
+
+pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node, const QueueFigures& figures) {
   const QueueNode& row = state.queues().nodes[node];
   pb::Queue queue;
   queue.set_path(row.path);
@@ -65,7 +82,7 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
   queue.mutable_spec()->clear_queues();
   std::set<std::string> flavours;
   for (const auto& [flavour, quota] : row.spec.quota()) flavours.insert(flavour);
-  for (const auto& [flavour, held_milli] : use[node]) {
+  for (const auto& [flavour, held_milli] : figures.use[node]) {
     if (flavour != "cpu") flavours.insert(flavour);
   }
   for (const std::string& flavour : flavours) {
@@ -81,28 +98,18 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
     if (const auto entitled = plan.entitled_milli.find({row.path, flavour}); entitled != plan.entitled_milli.end()) {
       line->set_entitled_milli(entitled->second);
     }
-    if (const auto held = use[node].find(flavour); held != use[node].end()) line->set_used_milli(held->second);
-    line->set_declared(declared.contains(flavour));
+    if (const auto held = figures.use[node].find(flavour); held != figures.use[node].end()) line->set_used_milli(held->second);
+    line->set_declared(figures.declared.contains(flavour));
   }
-  const std::string below = row.path + "/";
-  for (uint64_t number : state.active_jobs()) {
-    const JobRow& job = *state.FindJob(number);
-    const std::string& path = job.spec->queue();
-    if (path != row.path && path.compare(0, below.size(), below) != 0) continue;
-    if (job.state == pb::RUNNING) {
-      queue.set_running_jobs(queue.running_jobs() + 1);
-    } else {
-      queue.set_waiting_jobs(queue.waiting_jobs() + 1);
-    }
-  }
+  queue.set_running_jobs(figures.jobs[node].running);
+  queue.set_waiting_jobs(figures.jobs[node].waiting);
   return queue;
 }
 
-void AppendBelow(const State& state, const Plan& plan, int32_t node, const std::vector<std::map<std::string, int64_t>>& use,
-                 const std::set<std::string>& declared, std::vector<pb::Queue>* queues) {
+void AppendBelow(const State& state, const Plan& plan, int32_t node, const QueueFigures& figures, std::vector<pb::Queue>* queues) {
   for (int32_t child : state.queues().nodes[node].children) {
-    queues->push_back(DescribeNode(state, plan, child, use, declared));
-    AppendBelow(state, plan, child, use, declared, queues);
+    queues->push_back(DescribeNode(state, plan, child, figures));
+    AppendBelow(state, plan, child, figures, queues);
   }
 }
 
@@ -158,12 +165,12 @@ absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan, co
     }
     return absl::NotFoundError(absl::StrCat("no queue \"", path, "\"; there are ", known));
   }
-  return DescribeNode(state, plan, node, UseByQueue(state), DeclaredFlavours(state));
+  return DescribeNode(state, plan, node, QueueFigures(state));
 }
 
 std::vector<pb::Queue> DescribeQueues(const State& state, const Plan& plan) {
   std::vector<pb::Queue> queues;
-  AppendBelow(state, plan, 0, UseByQueue(state), DeclaredFlavours(state), &queues);
+  AppendBelow(state, plan, 0, QueueFigures(state), &queues);
   return queues;
 }
 

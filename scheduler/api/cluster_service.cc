@@ -69,12 +69,15 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ListHosts(grpc::CallbackServerCont
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(grpc::CallbackServerContext* call, const std::string& target, bool drained,
-                                                         const std::string& reason) {
+                                                         const std::string& reason, google::protobuf::RepeatedField<uint64_t>* jobs) {
   if (grpc::Status status = OperatorOnly(who_, drained ? "draining" : "resuming"); !status.ok()) return Reply(call, status);
   if (reason.size() > 1000) return Reply(call, BadRequest("the request is wrong", {{"reason", "longer than 1000 characters"}}));
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   if (view->state.FindCluster(target) < 0 && FindHostByName(view->state, target) == kNoHost) {
     return Reply(call, NotFound("cluster or host (cluster/host)", target));
+  }
+  if (jobs != nullptr) {
+    for (const uint64_t job : JobsOn(view->state, target)) jobs->Add(job);
   }
   pb::Event event;
   event.mutable_drain_changed()->set_target(target);
@@ -88,13 +91,12 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(grpc::CallbackServerCon
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::Drain(grpc::CallbackServerContext* call, const pb::DrainRequest* request,
                                                     pb::DrainResponse* response) {
-  for (const uint64_t job : JobsOn(context_->engine->Snapshot()->state, request->target())) response->add_jobs(job);
-  return SetDrained(call, request->target(), true, request->reason());
+  return SetDrained(call, request->target(), true, request->reason(), response->mutable_jobs());
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(grpc::CallbackServerContext* call, const pb::ResumeRequest* request,
                                                      pb::ResumeResponse*) {
-  return SetDrained(call, request->target(), false, "");
+  return SetDrained(call, request->target(), false, "", nullptr);
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerContext* call, const pb::ConfirmOffRequest* request,

@@ -69,8 +69,9 @@ class ClusterServiceImpl : public pb::ClusterService::CallbackService {
 
  private:
   pb::Host Describe(const View& view, HostId id) const;
-  grpc::ServerUnaryReactor* SetDrained(grpc::CallbackServerContext* call, const std::string& target, bool drained,
-                                       const std::string& reason);
+  // *jobs, if any, gets those that are there now.
+  grpc::ServerUnaryReactor* SetDrained(grpc::CallbackServerContext* call, const std::string& target, bool drained, const std::string& reason,
+                                       google::protobuf::RepeatedField<uint64_t>* jobs);
 
   const ApiContext* const context_;
   const Identity who_;

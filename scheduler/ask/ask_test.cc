@@ -513,6 +513,31 @@ TEST(Describe, AQueueCountsTheJobsOfAllBelowItAndNobodyElses) {
   EXPECT_EQ(DescribeQueue(s.state, Plan{}, "ml")->waiting_jobs(), 2);
 }
 
+TEST(Describe, WhatADrainMovesIsWhatIsThereStill) {
+  testing::SystemBuilder s;
+  s.Cluster("lab").Cluster("cloud").Hosts("lab", 2, 4).Hosts("cloud", 1, 4).Queue("research");
+  const auto runs = [&](const std::string& cluster, const std::vector<testing::On>& parts, int workers) {
+    const uint64_t job = testing::JobBuilder("research").Workers(workers).SubmitTo(&s);
+    s.Do(testing::Placed(s.state, job, cluster, parts));
+    return job;
+  };
+  const uint64_t gang = runs("lab", {{"h00", {0}}, {"h01", {0}}}, 2);
+  const uint64_t second = runs("lab", {{"h01", {1}}}, 1);
+  const uint64_t elsewhere = runs("cloud", {{"h02", {0}}}, 1);
+  const uint64_t ended = runs("lab", {{"h01", {2}}}, 1);
+  testing::JobBuilder("research").SubmitTo(&s);
+  testing::StartAll(&s, ended);
+  testing::ReportAll(&s, ended, pb::GONE, 0);
+  EXPECT_THAT(JobsOn(s.state, "lab"), ElementsAre(gang, second));
+  EXPECT_THAT(JobsOn(s.state, "lab/h00"), ElementsAre(gang));
+  EXPECT_THAT(JobsOn(s.state, "lab/h01"), ElementsAre(gang, second));
+  EXPECT_THAT(JobsOn(s.state, "cloud"), ElementsAre(elsewhere));
+  s.Do(testing::Report(s.state, gang, 0, 1, 0, pb::GONE));
+  EXPECT_THAT(JobsOn(s.state, "lab/h00"), ElementsAre()) << "its part there is over";
+  EXPECT_THAT(JobsOn(s.state, "lab/h02"), ElementsAre());
+  EXPECT_THAT(JobsOn(s.state, "nowhere"), ElementsAre());
+}
+
 TEST(Describe, AnUnknownQueueIsNotFoundAndTheOthersAreNamed) {
   const State state = TwoClusters();
   const auto queue = DescribeQueue(state, Plan{}, "nowhere");

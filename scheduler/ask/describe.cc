@@ -262,16 +262,22 @@ pb::LedgerResponse DescribeLedger(const State& state) {
 
 std::vector<uint64_t> JobsOn(const State& state, const std::string& target) {
   std::vector<uint64_t> jobs;
-  for (uint64_t number : state.active_jobs()) {
-    const JobRow& job = *state.FindJob(number);
-    bool there = false;
-    for (const TaskRow& task : job.tasks) {
-      const AttemptRow* attempt = task.current();
-      if (attempt == nullptr) continue;
-      there = there || state.clusters()[attempt->cluster].name == target;
-      for (const PartRow& part : attempt->parts) there = there || (!part.over() && state.HostName(part.host) == target);
+  const size_t slash = target.find('/');
+  if (slash == std::string::npos) {
+    const int32_t cluster = state.FindCluster(target);
+    for (const uint64_t number : state.active_jobs()) {
+      const std::vector<TaskRow>& tasks = state.FindJob(number)->tasks;
+      const auto there = [&](const TaskRow& task) { return task.current() != nullptr && task.current()->cluster == cluster; };
+      if (std::any_of(tasks.begin(), tasks.end(), there)) jobs.push_back(number);
     }
-    if (there) jobs.push_back(number);
+    return jobs;
+  }
+  const HostId id = state.FindHost(target.substr(0, slash), target.substr(slash + 1));
+  if (id == kNoHost) return jobs;
+  for (const AttemptRef& ref : state.host(id).attempts) {    // by job
+    const std::vector<PartRow>& parts = state.FindAttempt(ref)->parts;
+    const auto there = [&](const PartRow& part) { return part.host == id && !part.over(); };
+    if ((jobs.empty() || jobs.back() != ref.job) && std::any_of(parts.begin(), parts.end(), there)) jobs.push_back(ref.job);
   }
   return jobs;
 }

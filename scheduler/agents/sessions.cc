@@ -112,7 +112,7 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
       const std::shared_ptr<const View> view = engine_->Snapshot();
       if (!IsOn(view->state, report.key(), session->cluster, session->host)) break;
       if (report.detail().empty()) {
-        PostOnce(session, key_of(), std::move(event));
+        PostOnce(session, report.key(), key_of(), std::move(event));
       } else if (AwaitsExport(view->state, report.key())) {
         engine_->Post(std::move(event));   // each failed try counts, however alike they are
       }
@@ -125,20 +125,15 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
       event.mutable_loaded_seen()->set_step(report.step());
       event.mutable_loaded_seen()->set_path(report.path());
       *event.mutable_loaded_seen()->mutable_refused() = report.refused();
-      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) PostOnce(session, key_of(), std::move(event));
+      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) PostOnce(session, report.key(), key_of(), std::move(event));
       break;
     }
     case pb::AgentMessage::kLogChunk:
       Deliver(*session, message.log_chunk());
       break;
-    case pb::AgentMessage::kFault: {
-      pb::Event event;
-      event.mutable_host_fault()->set_cluster(session->cluster);
-      event.mutable_host_fault()->set_host(session->host);
-      *event.mutable_host_fault()->mutable_fault() = message.fault();
-      PostOnce(session, key_of(), std::move(event));
+    case pb::AgentMessage::kFault:
+      Fault(session, message.fault());
       break;
-    }
     case pb::AgentMessage::kHello:
     case pb::AgentMessage::BODY_NOT_SET:
       break;
@@ -396,21 +391,22 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
 }
 
 void Sessions::Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report) {
-  const std::string identity = absl::StrCat(AttemptText(report.key()), "#", report.sequence());
-  const auto acknowledge = [this, session, key = report.key(), sequence = report.sequence(), identity](const absl::Status& status) {
+  const std::string attempt = AttemptText(report.key());
+  const auto acknowledge = [this, session, attempt, key = report.key(), sequence = report.sequence()](const absl::Status& status) {
     std::lock_guard lock(mutex_);
     if (!status.ok()) return;
-    session->acknowledged.insert(identity);
+    if (const auto told = session->told.find(attempt); told != session->told.end()) told->second.acknowledged.insert(sequence);
     pb::SchedulerMessage message;
     *message.mutable_checkpoint_ack()->mutable_key() = key;
     message.mutable_checkpoint_ack()->set_sequence(sequence);
     SendOn(session.get(), std::move(message));
   };
   bool durable = !IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host);   // of nobody: without effect
-  {
+  if (!durable) {
     std::lock_guard lock(mutex_);
-    durable = durable || session->acknowledged.count(identity) != 0;
-    if (!durable && !session->told.insert(identity).second) return;   // its commit is under way
+    Session::Told& told = session->told[attempt];
+    durable = told.acknowledged.contains(report.sequence());
+    if (!durable && !told.posted.insert(absl::StrCat("#", report.sequence())).second) return;   // its commit is under way
   }
   if (durable) {
     acknowledge(absl::OkStatus());
@@ -426,11 +422,26 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session, const pb::C
   engine_->Post(std::move(event), acknowledge);
 }
 
-void Sessions::PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event) {
+void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt, const std::string& identity, pb::Event event) {
   {
     std::lock_guard lock(mutex_);
-    if (!session->told.insert(identity).second) return;
+    if (!session->told[AttemptText(attempt)].posted.insert(identity).second) return;
   }
+  engine_->Post(std::move(event));
+}
+
+// Its host repeats it for some minutes, at each heartbeat.
+void Sessions::Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault) {
+  {
+    std::lock_guard lock(mutex_);
+    const int64_t now_ns = clock_->BootNs();
+    std::erase_if(session->faults, [&](const auto& known) { return now_ns - known.second >= options_.lease_ns; });
+    if (!session->faults.insert_or_assign(fault.SerializeAsString(), now_ns).second) return;
+  }
+  pb::Event event;
+  event.mutable_host_fault()->set_cluster(session->cluster);
+  event.mutable_host_fault()->set_host(session->host);
+  *event.mutable_host_fault()->mutable_fault() = fault;
   engine_->Post(std::move(event));
 }
 
@@ -587,7 +598,11 @@ void Sessions::Send(const std::string& cluster, const std::string& host, const p
   if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed) return;
   Session* session = it->second.session.get();
   if (!message.has_forget() && !session->sent.emplace(DeterministicBytes(message), clock_->BootNs()).second) return;
-  if (message.has_forget()) session->reports.erase(AttemptText(message.forget().key()));
+  if (message.has_forget()) {
+    const std::string attempt = AttemptText(message.forget().key());
+    session->reports.erase(attempt);
+    session->told.erase(attempt);
+  }
   SendOn(session, message);
 }
 

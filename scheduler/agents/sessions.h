@@ -100,8 +100,12 @@ class Sessions : public AgentLink {
     std::map<std::string, int64_t> sent;          // commands (serialized) that hold, and when they were sent last
     std::map<std::string, std::string> reports;   // newest report by attempt, serialized
     std::map<std::string, pb::SchedulerMessage> asked;   // queries without an answer, by attempt
-    std::set<std::string> told;                   // other messages that became events in this session
-    std::set<std::string> acknowledged;           // checkpoints whose event is durable
+    struct Told {
+      std::set<std::string> posted;               // other messages that became events in this session
+      std::set<uint64_t> acknowledged;            // checkpoints whose event is durable, by sequence
+    };
+    std::map<std::string, Told> told;             // by attempt, until its host is to forget it
+    std::map<std::string, int64_t> faults;        // that became events: BootNs when the host last repeated them
   };
   struct HostEntry {
     std::shared_ptr<Session> session;             // null: not connected
@@ -129,7 +133,8 @@ class Sessions : public AgentLink {
   void LookAtQuarantines(const State& state, HostId id);                                  // under mutex_
   void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
-  void PostOnce(const std::shared_ptr<Session>& session, const std::string& identity, pb::Event event);
+  void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt, const std::string& identity, pb::Event event);
+  void Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault);
   void Deliver(const Session& session, const pb::LogChunk& chunk);
   // Requests for output whose session is over, and the last word to those who wait for it.
   std::vector<std::pair<uint64_t, LogSink>> TakeLogs(const Session& session);            // under mutex_

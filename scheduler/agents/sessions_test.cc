@@ -617,6 +617,51 @@ TEST_F(SessionsTest, AHostForgetsOnlyAfterTheEndIsCommitted) {
   EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "forget")) << "the first Forget may have been lost";
 }
 
+TEST_F(SessionsTest, WhatAnAttemptToldIsRememberedOnlyUntilItIsForgotten) {
+  const StreamPtr stream = Connect();
+  Submit();
+  Say(stream, Reported(pb::STARTED));
+  Say(stream, Checkpointed(1));
+  pb::AgentMessage loaded;
+  *loaded.mutable_loaded()->mutable_key() = Key();
+  loaded.mutable_loaded()->set_step(10);
+  loaded.mutable_loaded()->set_path("/shared/0");
+  Say(stream, loaded);
+  Settle();
+  Say(stream, Checkpointed(1));
+  Say(stream, loaded);
+  EXPECT_EQ(Commits(), 0u);
+  Say(stream, Reported(pb::GONE));
+  Settle();
+  Say(stream, loaded);
+  EXPECT_EQ(Commits(), 1u) << "nothing is known of it any more; State keeps a repetition without effect";
+  Say(stream, Checkpointed(1));
+  EXPECT_EQ(Commits(), 1u);
+  EXPECT_EQ(stream->sent.back().body_case(), pb::SchedulerMessage::kCheckpointAck);
+  EXPECT_EQ(state().FindJob(1)->state, pb::SUCCEEDED);
+  EXPECT_THAT(state().FindJob(1)->tasks[0].checkpoints, SizeIs(1));
+}
+
+TEST_F(SessionsTest, AFaultIsOneEventForAsLongAsItsHostRepeatsIt) {
+  const StreamPtr stream = Connect();
+  pb::AgentMessage fault;
+  fault.mutable_fault()->set_device(0);
+  fault.mutable_fault()->set_code(79);
+  fault.mutable_fault()->set_detail("Xid 79: GPU has fallen off the bus");
+  fault.mutable_fault()->set_at_ns(clock_.now_ns);
+  Say(stream, fault);
+  EXPECT_EQ(Commits(), 1u);
+  for (int i = 0; i < 20; ++i) {
+    clock_.now_ns += 5 * kSecond;
+    Say(stream, fault);
+  }
+  EXPECT_EQ(Commits(), 0u);
+  clock_.now_ns += 45 * kSecond;
+  Say(stream, fault);
+  EXPECT_EQ(Commits(), 1u) << "it was not kept in mind; State counts it once";
+  EXPECT_THAT(state().host(state().FindHost("lab", "h1")).blames, SizeIs(1));
+}
+
 TEST_F(SessionsTest, EachFailedTryToPublishCountsAndNothingIsForgottenMeanwhile) {
   const StreamPtr stream = Connect();
   Submit();

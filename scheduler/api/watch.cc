@@ -1,24 +1,22 @@
 #include "scheduler/api/watch.h"
 
-#include <set>
+#include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "scheduler/api/narrate.h"
 
 namespace muster {
 namespace {
 
-// Steps that wait for the hub's thread, each with its snapshot: what happened between two of them is told from both. Some seconds'.
-constexpr size_t kStepsKept = 16384;
+// Steps that wait for the hub's thread, each with its snapshot: what happened between two of them is told from both. Half a second's at
+// least.
+constexpr size_t kStepsKept = 256;
 
-// What of a job's verdicts a follower wants to hear about; expected starts move all the time.
-std::string VerdictsOf(const View& view, uint64_t job) {
-  std::string text;
-  for (const Verdict& verdict : view.plan->verdicts.OfJob(job)) {
-    absl::StrAppend(&text, verdict.task.task, ":", static_cast<int>(verdict.code), ":", verdict.cluster, ":", verdict.missing_milli, ";");
-  }
-  return text;
+// A follower wants to hear of nothing else in the job's verdicts; expected starts move all the time.
+bool SameVerdicts(const View& a, const View& b, uint64_t job) {
+  return std::ranges::equal(a.plan->verdicts.OfJob(job), b.plan->verdicts.OfJob(job), [](const Verdict& x, const Verdict& y) {
+    return x.task == y.task && x.code == y.code && x.cluster == y.cluster && x.missing_milli == y.missing_milli;
+  });
 }
 
 }  // namespace
@@ -116,7 +114,6 @@ void WatchHub::Start() {
     for (auto& [id, entry] : watchers_) {
       if (entry.started || entry.not_before > view_->commit) continue;
       entry.started = true;
-      entry.verdicts = VerdictsOf(*view_, entry.job);
       fresh.emplace_back(entry.job, entry.watcher);
     }
   }
@@ -137,10 +134,8 @@ void WatchHub::Process(const StepRecord& step) {
       Entry& entry = it->second;
       const JobRow* job = view_->state.FindJob(entry.job);
       const JobRow* was = before->state.FindJob(entry.job);
-      std::string verdicts = VerdictsOf(*view_, entry.job);
       // Rows are shared between snapshots until they are written: the same row has not changed.
-      if (entry.started && (job != was || verdicts != entry.verdicts)) {
-        entry.verdicts = std::move(verdicts);
+      if (entry.started && (job != was || !SameVerdicts(*before, *view_, entry.job))) {
         due.push_back({entry.job, entry.watcher});
         if (job != nullptr && job != was && events.count(entry.job) == 0) {
           events[entry.job] = Narrate(before->state, was, view_->state, *job, step.events);

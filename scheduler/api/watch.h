@@ -41,7 +41,6 @@ class WatchHub {
     std::shared_ptr<Watcher> watcher;
     uint64_t not_before = 0;      // commit the first message must include
     bool started = false;
-    std::string verdicts;         // as of the last call
   };
 
   void Run();

@@ -1,0 +1,106 @@
+#include "scheduler/api/watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "scheduler/engine/fixture.h"
+
+namespace muster {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(20);
+
+// An engine with job 1, which nobody decides to place, and a hub that follows it.
+class WatchTest : public ::testing::Test {
+ protected:
+  WatchTest() : engine_(Options(), &clock_, &store_, nullptr, State()), hub_(&engine_) {
+    engine_.Observe(hub_.observer());
+    engine_.Observe([this](const StepRecord& step) { views_.push_back(step.view); });
+    engine_.Post(LabConfigured());
+    pb::Event submitted;
+    submitted.mutable_job_submitted()->set_number(1);
+    submitted.mutable_job_submitted()->set_uid("u1");
+    *submitted.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+    engine_.Post(submitted);
+    engine_.Step();
+  }
+  ~WatchTest() override { hub_.Stop(); }
+  void Step() {
+    engine_.Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
+    engine_.Step();
+  }
+  void Cancel() {
+    pb::Event cancel;
+    cancel.mutable_job_cancel()->set_number(1);
+    engine_.Post(cancel);
+    engine_.Step();
+  }
+
+  Verdict verdict_{{1, 0}, pb::V_CAPACITY};
+  std::vector<std::weak_ptr<const View>> views_;
+
+ private:
+  EngineOptions Options() {
+    EngineOptions options;
+    options.check_plans = false;
+    options.decide = [this](const State& state, int64_t, const SchedulingOptions&) {
+      Plan plan;
+      if (!state.waiting_tasks().empty()) plan.verdicts.Set(verdict_);
+      return plan;
+    };
+    return options;
+  }
+
+  ManualClock clock_;
+  RecordingStore store_{nullptr};
+
+ protected:
+  Engine engine_;
+  WatchHub hub_;
+};
+
+TEST_F(WatchTest, AHubThatFallsBehindHoldsAFewHundredSnapshotsAndStillTellsTheEnd) {
+  std::promise<void> called, go_on, ended;
+  hub_.Add(1, [&, first = true](const View&, const JobRow* job, const std::vector<std::string>&) mutable {
+    if (first) {
+      called.set_value();
+      go_on.get_future().wait();
+    }
+    first = false;
+    if (job->finished()) ended.set_value();
+  });
+  called.get_future().wait();
+  for (int i = 0; i < 1000; ++i) Step();
+  Cancel();
+  EXPECT_LT(std::count_if(views_.begin(), views_.end(), [](const auto& view) { return !view.expired(); }), 300);
+  go_on.set_value();
+  EXPECT_EQ(ended.get_future().wait_for(kPatience), std::future_status::ready);
+  hub_.Stop();
+}
+
+TEST_F(WatchTest, AFollowerHearsOfAnotherVerdictButNotOfAnotherExpectedStart) {
+  std::promise<void> began, ended;
+  std::vector<pb::VerdictCode> told;
+  hub_.Add(1, [&](const View& view, const JobRow* job, const std::vector<std::string>&) {
+    const Verdict* verdict = view.plan->verdicts.Find({1, 0});
+    told.push_back(verdict == nullptr ? pb::VERDICT_UNSPECIFIED : verdict->code);
+    if (told.size() == 1) began.set_value();
+    if (job->finished()) ended.set_value();
+  });
+  began.get_future().wait();
+  Step();
+  verdict_.expected_start_ns = kSecond;
+  Step();
+  verdict_.code = pb::V_LIMIT;
+  Step();
+  Step();
+  Cancel();
+  EXPECT_EQ(ended.get_future().wait_for(kPatience), std::future_status::ready);
+  hub_.Stop();
+  EXPECT_THAT(told, ::testing::ElementsAre(pb::V_CAPACITY, pb::V_LIMIT, pb::VERDICT_UNSPECIFIED));
+}
+
+}  // namespace
+}  // namespace muster

@@ -132,15 +132,20 @@ absl::StatusOr<JobPage> ListJobs(const State& state, const pb::ListJobsRequest& 
   // Who asks for jobs that have not ended doesn't wait for those that have, which may be many more.
   const bool ended = request.states_size() == 0 ||
                      std::any_of(request.states().begin(), request.states().end(), [](int asked) { return asked != pb::WAITING && asked != pb::RUNNING; });
-  const std::vector<uint64_t> numbers = ended ? state.AllJobs() : state.active_jobs();
-  for (auto it = std::lower_bound(numbers.begin(), numbers.end(), before); it != numbers.begin();) {
-    const JobRow* job = state.FindJob(*--it);
-    if (job == nullptr || !matches(*job)) continue;
+  const auto take = [&](const JobRow& job) {
+    if (!matches(job)) return true;
     if (page.jobs.size() == size) {
       page.next_page_token = absl::StrCat(page.jobs.back()->number);
-      break;
+      return false;
     }
-    page.jobs.push_back(job);
+    page.jobs.push_back(&job);
+    return true;
+  };
+  if (ended) {
+    state.ForEachJobBelow(before, take);
+  } else {
+    const std::vector<uint64_t>& numbers = state.active_jobs();
+    for (auto it = std::lower_bound(numbers.begin(), numbers.end(), before); it != numbers.begin() && take(*state.FindJob(*(it - 1)));) --it;
   }
   // A queue that is gone may still have had jobs; one that never was is a slip of the pen.
   if (page.jobs.empty() && request.page_token().empty() && !request.queue().empty() && state.queues().Find(request.queue()) < 0) {

@@ -158,6 +158,40 @@ TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
   EXPECT_THAT(listed({pb::CANCELLED}), ElementsAre(3));
 }
 
+TEST(List, ItsPagesTogetherAreAllJobsNewestFirst) {
+  LabWithOneHost lab;
+  for (int i = 0; i < 7; ++i) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key(absl::StrCat(i));
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [](const SubmitOutcome&) {});
+  }
+  for (const uint64_t number : {7, 4, 5}) {            // ended, and in another order; two slots are taken
+    lab.engine.Step();
+    pb::Event cancel;
+    cancel.mutable_job_cancel()->set_number(number);
+    lab.engine.Post(cancel);
+  }
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  const auto paged = [&](const std::vector<pb::JobState>& states) {
+    pb::ListJobsRequest request;
+    request.set_page_size(2);
+    for (const pb::JobState state : states) request.add_states(state);
+    std::string numbers;
+    do {
+      const absl::StatusOr<JobPage> page = ListJobs(view->state, request, [](const JobRow&) { return true; });
+      for (const JobRow* job : page.value().jobs) absl::StrAppend(&numbers, job->number, " ");
+      absl::StrAppend(&numbers, "| ");
+      request.set_page_token(page.value().next_page_token);
+    } while (!request.page_token().empty());
+    return numbers;
+  };
+  EXPECT_EQ(paged({}), "7 6 | 5 4 | 3 2 | 1 | ");
+  EXPECT_EQ(paged({pb::WAITING, pb::RUNNING}), "6 3 | 2 1 | ");
+  EXPECT_EQ(paged({pb::CANCELLED}), "7 5 | 4 | ");
+}
+
 TEST(List, OfAQueueThatNeverWasIsNotFound) {
   State state;
   pb::ListJobsRequest request;

@@ -85,6 +85,18 @@ class PagedArray {
   // One more than the highest index ever used.
   size_t size_bound() const { return pages_.size() * kRows; }
 
+  // Calls f(row) for the rows below `end`, by falling index, until it returns false.
+  template <typename F>
+  void ForEachBelow(size_t end, F f) const {
+    for (size_t index = std::min(end, size_bound()); index > 0; --index) {
+      if (pages_[(index - 1) / kRows] == nullptr) {
+        index -= (index - 1) % kRows;
+        continue;
+      }
+      if (const Row* row = Find(index - 1); row != nullptr && !f(*row)) return;
+    }
+  }
+
   // Calls f(index, row) for every row, by rising index.
   template <typename F>
   void ForEach(F f) const {

@@ -32,6 +32,24 @@ TEST(PagedArray, KeepsRowsByIndexAcrossPages) {
   EXPECT_GE(array.size_bound(), 201u);
 }
 
+TEST(PagedArray, IsReadDownwardsFromAnywhereUntilItIsEnough) {
+  PagedArray<std::string> array;
+  for (const size_t index : {0, 1, 63, 64, 500}) *array.Mutable(index) = std::to_string(index);
+  const auto below = [&](size_t end, size_t most) {
+    std::vector<std::string> rows;
+    array.ForEachBelow(end, [&](const std::string& row) {
+      rows.push_back(row);
+      return rows.size() < most;
+    });
+    return rows;
+  };
+  EXPECT_THAT(below(SIZE_MAX, 9), ElementsAre("500", "64", "63", "1", "0"));
+  EXPECT_THAT(below(500, 9), ElementsAre("64", "63", "1", "0"));
+  EXPECT_THAT(below(450, 2), ElementsAre("64", "63"));
+  EXPECT_THAT(below(64, 9), ElementsAre("63", "1", "0"));
+  EXPECT_THAT(below(0, 9), IsEmpty());
+}
+
 TEST(PagedArray, ErasedRowsAreGoneAndComeBackEmpty) {
   PagedArray<std::string> array;
   *array.Mutable(5) = "five";

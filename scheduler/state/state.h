@@ -69,6 +69,11 @@ class State {
   const JobRow* FindJobByText(std::string_view number_or_uid) const;
   const std::vector<uint64_t>& active_jobs() const { return *active_; }   // unfinished, ascending
   std::vector<uint64_t> AllJobs() const;                         // with the finished ones kept, ascending
+  // Calls f for each job below `end`, the finished ones kept, too, newest first, until it returns false.
+  template <typename F>
+  void ForEachJobBelow(uint64_t end, F f) const {
+    jobs_.ForEachBelow(end, f);
+  }
   const std::vector<TaskRef>& reserved_tasks() const { return *reserved_; }  // for which devices are kept, ascending
   const std::vector<TaskRef>& waiting_tasks() const { return *waiting_; }    // WAITING or BLOCKED, of unfinished jobs, ascending
   uint64_t next_job_number() const { return next_job_number_; }

@@ -68,6 +68,14 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task, cons
   }
 }
 
+// The attempt as it was, if all that AppendPartCommand reads of it apart from its parts was the same; else nullptr.
+const AttemptRow* Unchanged(const JobRow* before, size_t task, const AttemptRow& attempt) {
+  const AttemptRow* was = before == nullptr ? nullptr : before->tasks[task].current();
+  if (was == nullptr || was->number != attempt.number || was->state != attempt.state || was->cause != attempt.cause || was->grace_ns != attempt.grace_ns) return nullptr;
+  const bool same_master = was->master_address == attempt.master_address && was->master_port == attempt.master_port;
+  return attempt.state == pb::TASK_PREPARING || same_master ? was : nullptr;
+}
+
 // The host of rank 0 of the attempt that staged it publishes, also when its processes are gone or a later attempt runs.
 // kNoHost if there is nothing to publish.
 HostId AppendPublish(const State& state, const AttemptRef& staged, std::vector<pb::SchedulerMessage>* commands, HostId only = kNoHost) {
@@ -117,7 +125,7 @@ std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::str
   return commands;
 }
 
-std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job) {
+std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job, const JobRow* before) {
   std::vector<HostCommand> commands;
   std::vector<pb::SchedulerMessage> made;
   const auto take = [&](HostId host) {
@@ -127,7 +135,10 @@ std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job) {
   for (size_t task = 0; task < job.tasks.size(); ++task) {
     const AttemptRow* attempt = job.tasks[task].current();
     if (attempt == nullptr) continue;
-    for (const PartRow& part : attempt->parts) {
+    const AttemptRow* was = Unchanged(before, task, *attempt);
+    for (size_t p = 0; p < attempt->parts.size(); ++p) {
+      const PartRow& part = attempt->parts[p];
+      if (was != nullptr && was->parts[p].phase == part.phase && was->parts[p].over() == part.over()) continue;
       AppendPartCommand(state, job, static_cast<int32_t>(task), *attempt, part, &made);
       take(part.host);
     }

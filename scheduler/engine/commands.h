@@ -21,17 +21,17 @@ namespace pb = ::muster::v1;
 // An attempt that is bound to another state_id than the host's current one gets Stop alone, if it is being stopped.
 std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host);
 
-// Those of them that are about this job, with the host that each is for: what a change of the job may have brought about.
+// Those of them that are about this job, with the host that each is for. With `before`, the job as it was, without those of parts for which
+// nothing has changed since: what a change of the job may have brought about. What a change of the host did, the host's own say.
 struct HostCommand {
   HostId host = kNoHost;
   pb::SchedulerMessage message;
 };
-std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job);
+std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job, const JobRow* before = nullptr);
 
 // Attempts that State thinks are on the host, not gone, and that `mentioned` (AttemptText form) lacks: to be asked about.
 std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster, const std::string& host,
                                              const std::set<std::string>& mentioned);
-
 
 // The attempt's export is committed as the task's and not published yet; once the job has ended, nobody asks for it any more.
 bool AwaitsExport(const State& state, const pb::AttemptKey& key);

@@ -6,6 +6,7 @@
 
 #include "scheduler/engine/engine.h"
 #include "scheduler/state/builders.h"
+#include "scheduler/state/random_events.h"
 
 namespace muster {
 namespace {
@@ -306,6 +307,44 @@ TEST_F(CommandsTest, AsksAfterWhatAHelloLeavesOut) {
   EXPECT_THAT(Asked("h00", {absl::StrCat("uid", told, "/main/1")}), ElementsAre(absl::StrCat("query uid", silent, "/main/1")))
       << "not after job " << unprepared << ", which gets its Prepare again";
   EXPECT_THAT(Asked("h01"), IsEmpty());
+}
+
+// The engine says after each step what its changed hosts are to do, and of its changed jobs what may be new: nothing else comes to hold.
+TEST(CommandsOf, WithWhatItWasLeavesOutNothingThatHasComeToHold) {
+  size_t came = 0, said_of_jobs = 0, all_of_jobs = 0;
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    testing::RandomEvents events(seed);
+    State state;
+    for (int i = 0; i < 2500; ++i) {
+      const State before = state;
+      Apply(&state, events.Next(state));
+      std::set<std::string> said;
+      for (const RowChange& row : state.TakeChanges(false)) {
+        const size_t slash = row.id.find('/');
+        if (row.kind == "host") {
+          for (const auto& command : CommandsFor(state, row.id.substr(0, slash), row.id.substr(slash + 1))) said.insert(row.id + " " + Describe(command));
+        }
+        const JobRow* job = row.kind == "job" ? state.FindJob(std::stoull(row.id)) : nullptr;
+        if (job == nullptr) continue;
+        all_of_jobs += CommandsOf(state, *job).size();
+        for (const HostCommand& command : CommandsOf(state, *job, before.FindJob(job->number))) {
+          said.insert(state.HostName(command.host) + " " + Describe(command.message));
+          ++said_of_jobs;
+        }
+      }
+      for (const HostId id : state.hosts()) {
+        const std::string name = state.HostName(id), cluster = name.substr(0, name.find('/'));
+        const std::vector<std::string> held = Describe(CommandsFor(before, cluster, state.host(id).name));
+        for (const std::string& holds : Describe(CommandsFor(state, cluster, state.host(id).name))) {
+          if (std::find(held.begin(), held.end(), holds) != held.end()) continue;
+          ++came;
+          ASSERT_TRUE(said.contains(name + " " + holds)) << "seed " << seed << ", event " << i << ": " << name << " " << holds;
+        }
+      }
+    }
+  }
+  EXPECT_GT(came, 500u);
+  EXPECT_LT(said_of_jobs, all_of_jobs);
 }
 
 }  // namespace

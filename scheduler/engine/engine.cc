@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -231,10 +232,11 @@ bool Engine::Step() {
   }
   commit_ = transaction.commit;
   const int64_t committed_ns = clock_->MonotonicNs();
-  auto view = std::make_shared<const View>(View{state_, plan_, commit_, now_ns_});
+  const auto view = std::make_shared<const View>(View{state_, plan_, commit_, now_ns_});
+  std::shared_ptr<const View> before;
   {
     std::lock_guard lock(mutex_);
-    view_ = view;
+    before = std::exchange(view_, view);
     for (const pb::Event& event : step_events_) {
       // A cancel ends what waited for its export only.
       if (const JobRow* job = event.has_job_cancel() ? view->state.FindJob(event.job_cancel().number()) : nullptr; job != nullptr) {
@@ -254,7 +256,7 @@ bool Engine::Step() {
     }
   }
   changed_.notify_all();
-  Dispatch(transaction.rows);
+  Dispatch(transaction.rows, before->state);
   ForgetWhatEnded();
   for (size_t i = 0; i < queue.size(); ++i) {
     if (queue[i].done) queue[i].done(answers[i]);
@@ -385,7 +387,8 @@ void Engine::SaveRefusedPlan(const Plan& plan, const absl::Status& why) {
   if (!status.ok()) LogWarn("the refused plan could not be saved", {{"error", std::string(status.message())}});
 }
 
-void Engine::Dispatch(const std::vector<RowChange>& rows) {
+// What has come to hold since the step before; what holds still was sent then, and is repeated by the link.
+void Engine::Dispatch(const std::vector<RowChange>& rows, const State& before) {
   const auto send = [this](HostId id, const pb::SchedulerMessage& command) {
     const HostRow& host = state_.host(id);
     link_->Send(state_.clusters()[host.cluster].name, host.name, command);
@@ -399,7 +402,7 @@ void Engine::Dispatch(const std::vector<RowChange>& rows) {
       uint64_t number = 0;
       const JobRow* job = absl::SimpleAtoi(row.id, &number) ? state_.FindJob(number) : nullptr;
       if (job == nullptr) continue;
-      for (const HostCommand& command : CommandsOf(state_, *job)) send(command.host, command.message);
+      for (const HostCommand& command : CommandsOf(state_, *job, before.FindJob(number))) send(command.host, command.message);
     }
   }
 }

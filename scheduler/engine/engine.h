@@ -148,7 +148,7 @@ class Engine {
   void DecideAndApply();
   bool DropOffender(Plan* plan, const PlanFault& fault);
   void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
-  void Dispatch(const std::vector<RowChange>& rows);
+  void Dispatch(const std::vector<RowChange>& rows, const State& before);
   void ForgetWhatEnded();
   void TellStats(int64_t now_ns);
   void Refuse(std::vector<Queued> queue);

@@ -255,6 +255,62 @@ TEST_F(EngineTest, JournalsProgressOnceASecondAndShowsTheNewestAtOnce) {
   EXPECT_EQ(engine_->NextLookNs(), clock_.now_ns + kSecond);
 }
 
+// Each host of a gang is told once what holds, however many reports of the others come one by one: the link repeats it.
+TEST_F(EngineTest, TellsTheHostsOfAGangNothingAgainBecauseOneOfThemReports) {
+  Start();
+  const std::vector<std::string> hosts = {"h1", "h2", "h3", "h4"};
+  for (const std::string& host : hosts) engine_->Post(HostJoins(host));
+  engine_->Step();
+  pb::Event gang = Submitted(1);
+  pb::TaskSpec* task = gang.mutable_job_submitted()->mutable_spec()->mutable_tasks(0);
+  task->mutable_workers()->set_min(8);
+  task->mutable_workers()->set_max(8);
+  engine_->Post(gang);
+  log_.clear();
+  engine_->Step();
+  const auto sends = [&](pb::SchedulerMessage::BodyCase body) {
+    std::vector<std::string> told;
+    for (const std::string& host : hosts) told.push_back(absl::StrCat("send ", host, " ", static_cast<int>(body)));
+    return told;
+  };
+  const auto told = [&] {
+    std::vector<std::string> sent;
+    std::copy_if(log_.begin(), log_.end(), std::back_inserter(sent), [](const std::string& line) { return line.starts_with("send"); });
+    log_.clear();
+    return sent;
+  };
+  const auto report_all_but_the_last = [&](pb::AttemptPhase phase) {
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      pb::Event event = Reported(phase);
+      event.mutable_attempt_reported()->set_host(hosts[h]);
+      if (phase == pb::PREPARED) event.mutable_attempt_reported()->mutable_report()->set_rendezvous_port(20'000);
+      if (phase == pb::GONE) event.mutable_attempt_reported()->mutable_report()->set_stop_sent(true);
+      engine_->Post(event);
+      if (h + 1 == hosts.size()) return;
+      engine_->Step();
+    }
+  };
+  using ::testing::UnorderedElementsAreArray;
+  EXPECT_THAT(told(), UnorderedElementsAreArray(sends(pb::SchedulerMessage::kPrepare)));
+  report_all_but_the_last(pb::PREPARED);
+  EXPECT_THAT(told(), ::testing::IsEmpty());
+  engine_->Step();
+  EXPECT_THAT(told(), UnorderedElementsAreArray(sends(pb::SchedulerMessage::kStart)));
+  report_all_but_the_last(pb::STARTED);
+  EXPECT_THAT(told(), ::testing::IsEmpty());
+  engine_->Step();
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->tasks[0].state, pb::TASK_RUNNING);
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(1);
+  engine_->Post(cancel);
+  engine_->Step();
+  EXPECT_THAT(told(), UnorderedElementsAreArray(sends(pb::SchedulerMessage::kStop)));
+  report_all_but_the_last(pb::GONE);
+  std::vector<std::string> forgets = sends(pb::SchedulerMessage::kForget);
+  forgets.pop_back();
+  EXPECT_THAT(told(), ::testing::ElementsAreArray(forgets));
+}
+
 TEST_F(EngineTest, TellsAHostToForgetOnlyWhatItHasCommittedAsGone) {
   Start();
   engine_->Post(Submitted(1));

@@ -255,7 +255,6 @@ bool Engine::Step() {
       if (attempt == nullptr || attempt->ended()) ForgetProgress(*key);
     }
   }
-  changed_.notify_all();
   Dispatch(transaction.rows, before->state);
   ForgetWhatEnded();
   for (size_t i = 0; i < queue.size(); ++i) {
@@ -501,12 +500,6 @@ void Engine::Stop() {
 
 std::shared_ptr<const View> Engine::Snapshot() const {
   std::lock_guard lock(mutex_);
-  return view_;
-}
-
-std::shared_ptr<const View> Engine::WaitForChange(uint64_t commit, int64_t timeout_ns) const {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this, commit] { return view_->commit > commit; });
   return view_;
 }
 

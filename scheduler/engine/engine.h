@@ -5,8 +5,8 @@
 // What arrives while a commit runs, and what comes within 2 ms of a step's beginning, goes into the next step together: that is the group commit.
 // The first after a rest waits for nobody; who asks one thing after the other gets at most 500 answers a second.
 //
-// Threads: Post, Call, Snapshot, WaitForChange may be called from any thread. Step, Run and the observers run on one thread,
-// the engine's; the simulator calls Step itself on its virtual clock.
+// Threads: Post, Call, PostProgress, LiveProgress, Full, Stats, Snapshot, Stop and StopServing may be called from any thread. All else is the
+// engine's thread's, where Step, Run and the observers run; the simulator calls Step itself on its virtual clock.
 #pragma once
 
 #include <condition_variable>
@@ -122,8 +122,6 @@ class Engine {
   void StopServing(const std::string& why);
 
   std::shared_ptr<const View> Snapshot() const;
-  // Waits until the view is newer than `commit`, at most timeout_ns of real time; returns the newest.
-  std::shared_ptr<const View> WaitForChange(uint64_t commit, int64_t timeout_ns) const;
 
  private:
   struct Queued {
@@ -172,7 +170,6 @@ class Engine {
   std::vector<Observer> observers_;
 
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
   std::condition_variable work_;
   std::vector<Queued> queue_;
   std::map<std::string, PendingProgress> progress_;           // of attempts that have not ended, by AttemptText

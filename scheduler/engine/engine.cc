@@ -143,6 +143,21 @@ std::vector<pb::Event> Engine::TakeDueProgress(int64_t now_ns) {
   return events;
 }
 
+// The last lines of attempts that a host reports gone, due or not.
+std::vector<pb::Event> Engine::TakeLastProgress(int64_t now_ns) {
+  std::vector<pb::Event> events;
+  for (const Queued& queued : queue_) {
+    if (queued.operation || !queued.event.has_attempt_reported() || queued.event.attempt_reported().report().phase() != pb::GONE) continue;
+    const auto it = progress_.find(AttemptText(queued.event.attempt_reported().report().key()));
+    if (it == progress_.end() || !it->second.waiting) continue;
+    progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
+    it->second.waiting = false;
+    it->second.journalled_ns = now_ns;
+    *events.emplace_back().mutable_progress_seen() = it->second.newest;
+  }
+  return events;
+}
+
 int64_t Engine::ProgressDueNs() const { return progress_due_.empty() ? kNever : progress_due_.begin()->first; }
 
 void Engine::ForgetProgress(const pb::AttemptKey& key) {
@@ -150,6 +165,26 @@ void Engine::ForgetProgress(const pb::AttemptKey& key) {
   if (it == progress_.end()) return;
   if (it->second.waiting) progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
   progress_.erase(it);
+}
+
+void Engine::ForgetEndedProgress() {
+  for (const pb::Event& event : step_events_) {
+    // A cancel ends what waited for its export only.
+    if (const JobRow* job = event.has_job_cancel() ? view_->state.FindJob(event.job_cancel().number()) : nullptr; job != nullptr) {
+      for (size_t t = 0; t < job->tasks.size(); ++t) {
+        const std::vector<AttemptRow>& attempts = job->tasks[t].attempts;
+        if (!attempts.empty() && attempts.back().ended()) ForgetProgress(KeyOf(*job, static_cast<int32_t>(t), attempts.back().number));
+      }
+    }
+    // Each of these may be the one that ends an attempt.
+    const pb::AttemptKey* key = event.has_attempt_reported()   ? &event.attempt_reported().report().key()
+                                : event.has_attempt_lost()     ? &event.attempt_lost().key()
+                                : event.has_export_published() ? &event.export_published().key()
+                                                               : nullptr;
+    if (key == nullptr) continue;
+    const AttemptRow* attempt = view_->state.FindAttempt(*key);
+    if (attempt == nullptr || attempt->ended()) ForgetProgress(*key);
+  }
 }
 
 int64_t Engine::NowNs() const { return std::max(clock_->WallNs(), now_ns_ + (clock_->MonotonicNs() - now_at_ns_) / 2); }
@@ -177,15 +212,7 @@ bool Engine::Step() {
   {
     std::lock_guard lock(mutex_);
     const int64_t now_ns = NowNs();
-    for (const Queued& queued : queue_) {            // the last lines of attempts that a host reports gone, due or not
-      if (queued.operation || !queued.event.has_attempt_reported() || queued.event.attempt_reported().report().phase() != pb::GONE) continue;
-      const auto it = progress_.find(AttemptText(queued.event.attempt_reported().report().key()));
-      if (it == progress_.end() || !it->second.waiting) continue;
-      progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
-      it->second.waiting = false;
-      it->second.journalled_ns = now_ns;
-      *last_progress.emplace_back().mutable_progress_seen() = it->second.newest;
-    }
+    last_progress = TakeLastProgress(now_ns);
     progress = TakeDueProgress(now_ns);
     if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
     queue.swap(queue_);
@@ -237,23 +264,7 @@ bool Engine::Step() {
   {
     std::lock_guard lock(mutex_);
     before = std::exchange(view_, view);
-    for (const pb::Event& event : step_events_) {
-      // A cancel ends what waited for its export only.
-      if (const JobRow* job = event.has_job_cancel() ? view->state.FindJob(event.job_cancel().number()) : nullptr; job != nullptr) {
-        for (size_t t = 0; t < job->tasks.size(); ++t) {
-          const std::vector<AttemptRow>& attempts = job->tasks[t].attempts;
-          if (!attempts.empty() && attempts.back().ended()) ForgetProgress(KeyOf(*job, static_cast<int32_t>(t), attempts.back().number));
-        }
-      }
-      // Each of these may be the one that ends an attempt.
-      const pb::AttemptKey* key = event.has_attempt_reported()   ? &event.attempt_reported().report().key()
-                                  : event.has_attempt_lost()     ? &event.attempt_lost().key()
-                                  : event.has_export_published() ? &event.export_published().key()
-                                                                 : nullptr;
-      if (key == nullptr) continue;
-      const AttemptRow* attempt = view->state.FindAttempt(*key);
-      if (attempt == nullptr || attempt->ended()) ForgetProgress(*key);
-    }
+    ForgetEndedProgress();
   }
   Dispatch(transaction.rows, before->state);
   ForgetWhatEnded();

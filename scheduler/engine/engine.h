@@ -137,9 +137,11 @@ class Engine {
 
   void Wake();                                                // under mutex_
   void Gather(int64_t began_ns);
+  std::vector<pb::Event> TakeLastProgress(int64_t now_ns);    // under mutex_
   std::vector<pb::Event> TakeDueProgress(int64_t now_ns);     // under mutex_
   int64_t ProgressDueNs() const;                              // under mutex_
   void ForgetProgress(const pb::AttemptKey& key);             // under mutex_
+  void ForgetEndedProgress();                                 // under mutex_; of what the step ended
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
   bool AwaitsHosts();

@@ -42,6 +42,52 @@ bool Succeeded(const AttemptRow& attempt) {
   });
 }
 
+struct End {
+  pb::Cause cause = pb::HOST_LOST;
+  std::string detail;
+};
+
+// Of an attempt that succeeded: what became of its export decides.
+End EndOfSuccess(const TaskRow& task) {
+  if (task.export_state != "staged" && task.export_state != "failed") return {pb::DONE, ""};
+  const AttemptRow* staged = nullptr;
+  for (const AttemptRow& a : task.attempts) {
+    if (!a.export_staged.empty()) staged = &a;
+  }
+  const std::string stays = staged == nullptr ? "" : absl::StrCat("the export stays at ", staged->export_staged);
+  if (task.export_state == "staged") return {pb::CANCEL, absl::StrCat("before its export was published; ", stays)};
+  return {pb::EXPORT_FAILED, absl::StrCat(task.export_failures, " times: ", task.export_detail, "; ", stays)};
+}
+
+// What ended the task's attempt, of which nothing runs any more.
+End EndOf(const TaskRow& task, const AttemptRow& attempt) {
+  End end{pb::HOST_LOST, attempt.detail};
+  const bool lost = std::any_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) { return part.lost; });
+  if (Succeeded(attempt)) {
+    end = EndOfSuccess(task);
+  } else if (attempt.state == pb::TASK_STOPPING) {
+    end.cause = attempt.cause;
+    // Stopped because one lost a peer: the peer may have told its own end meanwhile.
+    if (const std::optional<Failure> failure = end.cause == pb::NETWORK_FAILURE ? FirstFailure(attempt) : std::nullopt) {
+      end = {failure->cause, failure->detail};
+    }
+  } else if (const std::optional<Failure> failure = FirstFailure(attempt)) {
+    end = {failure->cause, failure->detail};
+  } else if (attempt.start_ns == 0 && std::none_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
+               return part.lost || part.stop_sent || !part.exits.empty();
+             })) {
+    end.cause = pb::LAUNCH_FAILED;
+  } else if (end.detail.empty()) {
+    for (const PartRow& part : attempt.parts) {
+      if (end.detail.empty()) end.detail = part.detail;
+    }
+    if (end.detail.empty()) end.detail = "its host stopped it or lost track of it";
+  }
+  // A member that failed after another was lost failed because of that.
+  if (lost && end.cause != pb::CANCEL && end.cause != pb::TIME_LIMIT) end.cause = pb::HOST_LOST;
+  return end;
+}
+
 }  // namespace
 
 // ---- hosts ----
@@ -291,43 +337,7 @@ void Applier::EndAttempt(const Found& found) {
   AttemptRow* attempt = found.attempt;
   TaskRow* task = found.task;
   const bool stopping = attempt->state == pb::TASK_STOPPING;
-  pb::Cause cause = pb::HOST_LOST;
-  std::string detail = attempt->detail;
-  if (Succeeded(*attempt)) {
-    cause = task->export_state == "staged" ? pb::CANCEL : task->export_state == "failed" ? pb::EXPORT_FAILED : pb::DONE;
-    const AttemptRow* staged = nullptr;
-    for (const AttemptRow& a : task->attempts) {
-      if (!a.export_staged.empty()) staged = &a;
-    }
-    const std::string stays = cause == pb::DONE || staged == nullptr ? "" : absl::StrCat("the export stays at ", staged->export_staged);
-    detail = cause == pb::CANCEL          ? absl::StrCat("before its export was published; ", stays)
-             : cause == pb::EXPORT_FAILED ? absl::StrCat(task->export_failures, " times: ", task->export_detail, "; ", stays)
-                                          : "";
-  } else if (stopping) {
-    cause = attempt->cause;
-    // Stopped because one lost a peer: the peer may have told its own end meanwhile.
-    if (const std::optional<Failure> failure = cause == pb::NETWORK_FAILURE ? FirstFailure(*attempt) : std::nullopt) {
-      cause = failure->cause;
-      detail = failure->detail;
-    }
-  } else if (const std::optional<Failure> failure = FirstFailure(*attempt)) {
-    cause = failure->cause;
-    detail = failure->detail;
-  } else if (std::none_of(attempt->parts.begin(), attempt->parts.end(),
-                          [](const PartRow& part) { return part.lost || part.stop_sent || !part.exits.empty(); }) &&
-             attempt->start_ns == 0) {
-    cause = pb::LAUNCH_FAILED;
-  } else if (detail.empty()) {
-    for (const PartRow& part : attempt->parts) {
-      if (detail.empty()) detail = part.detail;
-    }
-    if (detail.empty()) detail = "its host stopped it or lost track of it";
-  }
-  // A member that failed after another was lost failed because of that.
-  if (cause != pb::CANCEL && cause != pb::TIME_LIMIT &&
-      std::any_of(attempt->parts.begin(), attempt->parts.end(), [](const PartRow& part) { return part.lost; })) {
-    cause = pb::HOST_LOST;
-  }
+  const auto [cause, detail] = EndOf(*task, *attempt);
   if (!stopping || !Moved(cause)) NewRound();
   BookLoss(found, cause);
   attempt->cause = cause;

@@ -1,4 +1,5 @@
-// For tests of the engine and of what stands around it: a clock to set, a store that writes down what it was told, a link that drops it.
+// For tests of the engine and of what stands around it: a clock to set, a store that writes down what it was told, a link that drops it, and
+// the events of a small cluster.
 #pragma once
 
 #include <functional>

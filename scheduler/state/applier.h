@@ -11,9 +11,9 @@ namespace muster {
 // Key of the index by (owner, idempotency key).
 std::string IdempotencyIndexKey(std::string_view owner, std::string_view key);
 int LedgerClassOf(std::string_view name);  // -1 if there is none
-// The part that a placement describes; host kNoHost if the cluster has no such host.
-PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
+// What a placement describes, as a reservation has it and as an attempt does; host kNoHost if the cluster has no such host.
 HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement);
+PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
 // GPUs' thousandths that the attempt holds.
 int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task);
 
@@ -56,11 +56,11 @@ class Applier {
   // Derives which of the job's tasks wait.
   void IndexWaiting(uint64_t number);
   void IndexReservation(const TaskRef& ref, const Reservation& reservation, bool there);
-  // Keeps these devices for the task; nullptr: none. `task` is a row of a job that Job() gave.
   // Remembers a finished job's tasks that succeeded as the newest of their names, unless a later one is known.
   void IndexDone(const JobRow& job);
   // How long the newest equal task of the owner ran, for this many workers (linear); 0 = unknown.
   int64_t ExpectedRun(const JobRow& job, int32_t task, int32_t workers) const;
+  // Keeps these devices for the task; nullptr: none. `task` is a row of a job that Job() gave.
   void SetReservation(const TaskRef& ref, TaskRow* task, std::shared_ptr<const Reservation> reservation);
   // The named attempt if it is the task's newest. Finished jobs' too.
   Found FindNewest(const pb::AttemptKey& key);

@@ -28,16 +28,6 @@ int LedgerClassOf(std::string_view name) {
   return -1;
 }
 
-PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement) {
-  PartRow part;
-  part.host = state.FindHost(cluster, placement.host());
-  part.first_group_rank = placement.first_group_rank();
-  part.workers = placement.workers();
-  part.devices.assign(placement.devices().begin(), placement.devices().end());
-  part.device_milli.assign(placement.device_milli().begin(), placement.device_milli().end());
-  return part;
-}
-
 HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement) {
   HostSlice slice;
   slice.host = state.FindHost(cluster, placement.host());
@@ -45,6 +35,17 @@ HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placem
   slice.devices.assign(placement.devices().begin(), placement.devices().end());
   slice.device_milli.assign(placement.device_milli().begin(), placement.device_milli().end());
   return slice;
+}
+
+PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement) {
+  HostSlice slice = ToSlice(state, cluster, placement);
+  PartRow part;
+  part.host = slice.host;
+  part.first_group_rank = placement.first_group_rank();
+  part.workers = slice.workers;
+  part.devices = std::move(slice.devices);
+  part.device_milli = std::move(slice.device_milli);
+  return part;
 }
 
 int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task) {

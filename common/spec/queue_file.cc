@@ -4,6 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/spec/config_files.h"
 #include "common/spec/reader.h"
@@ -123,7 +124,9 @@ class QueueChecker {
       const std::string path = JoinPath(at + ".quota", flavour);
       if (!IsLabel(flavour)) to_.emit(path, "a flavour's name is 1 to 63 of letters, digits, '.', '_' and '-'");
       if (!context_.flavours.empty() && flavour != "cpu" && std::find(context_.flavours.begin(), context_.flavours.end(), flavour) == context_.flavours.end()) {
-        to_.emit(path, absl::StrCat("no flavour \"", flavour, "\" here.", DidYouMean(flavour, context_.flavours)));
+        const std::string guess = DidYouMean(flavour, context_.flavours);
+        to_.emit(path, absl::StrCat("no flavour \"", flavour, "\" here", guess.empty() ? absl::StrCat("; known are ", absl::StrJoin(context_.flavours, ", ")) : "", ".", guess,
+                                    " One still to come needs a SKU in the clusters file"));
       }
       int64_t total = 0;
       const std::map<std::string, int64_t> cells(quota.guarantee_per_cluster().begin(), quota.guarantee_per_cluster().end());

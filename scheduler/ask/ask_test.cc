@@ -206,7 +206,11 @@ TEST(ResolveQueues, PlainGuaranteesAreSplitOverTheClustersSoThatTheyNest) {
 }
 
 TEST(ResolveQueues, GuaranteesThatExceedWhatThereIsAreRefusedWithTheirPlace) {
-  const State state = TwoClusters();
+  State state = TwoClusters();
+  pb::Event configured;                // with SKUs that no host is of yet
+  *configured.mutable_clusters_configured()->mutable_file() = state.cluster_file();
+  for (const char* flavour : {"h100-80g", "h200"}) (*configured.mutable_clusters_configured()->mutable_file()->mutable_skus())[flavour].set_flavour(flavour);
+  Apply(&state, configured);
   const struct {
     const char* tree;
     const char* path;
@@ -225,6 +229,47 @@ TEST(ResolveQueues, GuaranteesThatExceedWhatThereIsAreRefusedWithTheirPlace) {
     ASSERT_FALSE(resolution.ok()) << c.tree;
     if (*c.path != '\0') { EXPECT_EQ(resolution.problems[0].path, c.path); }
     EXPECT_THAT(resolution.problems[0].path + " " + resolution.problems[0].message, HasSubstr(c.message));
+  }
+}
+
+TEST(ResolveQueues, AFlavourThatNobodyHasIsRefusedUnlessAnOpenClusterMayBringIt) {
+  const State listed = TwoClusters();
+  const auto open = [](const char* cluster, const char* flavour) {   // flavour: of the host that has joined; "-": none has
+    State state;
+    Apply(&state, Parse<pb::Event>(absl::StrCat(R"(clusters_configured { file {
+      skus { key: "slots" value { flavour: "cpu-slot" gpus: 2 cpus_milli: 4000 } }
+      clusters { name: "home" open: true )", cluster, " } } }")));
+    pb::Event joined = Parse<pb::Event>(R"(host_hello { cluster: "home" host: "h" state_id: "s" boot_id: "b" inventory { cpus_milli: 1000 } })");
+    joined.mutable_host_hello()->mutable_inventory()->set_flavour(flavour);
+    if (*flavour != '\0') joined.mutable_host_hello()->mutable_inventory()->add_devices();
+    if (*flavour != '-') Apply(&state, joined);
+    return state;
+  };
+  const char* const kLimit = R"(queues { name: "a" queues { name: "b" quota { key: "cpu-slt" value { limit_milli: 2000 } } } })";
+  const char* const kWeight = R"(queues { name: "a" quota { key: "cpu-slot" value { weight: 2 } } quota { key: "h100" value { weight: 2 } } })";
+  const char* const kNear = "queues[0].queues[0].quota.cpu-slt: no flavour \"cpu-slt\" here. Did you mean cpu-slot? One still to come needs a SKU in the clusters file";
+  const char* const kFar = "queues[0].quota.h100: no flavour \"h100\" here; known are cpu, cpu-slot. One still to come needs a SKU in the clusters file";
+  const struct {
+    const char* what;
+    State state;
+    const char* tree;
+    std::string want;     // empty: accepted
+  } kCases[] = {
+      {"only a limit", listed, kLimit, kNear},
+      {"only a weight", listed, kWeight, kFar},
+      {"of a SKU, before any host came", listed, R"(queues { name: "a" quota { key: "cpu-slot" value { limit_milli: 2000 } } })", ""},
+      {"CPUs are everywhere", listed, R"(queues { name: "a" quota { key: "cpu" value { limit_milli: 2000 } } })", ""},
+      {"before the first host of an open cluster", open("", "-"), kLimit, ""},
+      {"that has a host without devices", open("", ""), kWeight, ""},
+      {"that has a host with others", open("", "cpu-slot"), kLimit, kNear},
+      {"of such a host, not of a SKU", open("", "h100"), kWeight, ""},
+      {"that names a SKU", open("sku: \"slots\"", "-"), kWeight, kFar},
+      {"no cluster at all", State(), kLimit, ""},
+  };
+  for (const auto& c : kCases) {
+    std::string problems;
+    for (const FieldProblem& problem : ResolveQueues(c.state, Parse<pb::QueueTree>(c.tree)).problems) absl::StrAppend(&problems, problem.path, ": ", problem.message);
+    EXPECT_EQ(problems, c.want) << c.what;
   }
 }
 

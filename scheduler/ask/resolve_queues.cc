@@ -129,6 +129,26 @@ void CollectFlavours(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& le
   }
 }
 
+// Of the clusters file's SKUs and of hosts that were seen; CPUs are always there. None (all are accepted) as long as some cluster
+// may bring any: it is open, names no SKU, and no host with devices has joined it. Queues are often applied before hosts come.
+std::vector<std::string> KnownFlavours(const State& state) {
+  std::set<std::string> known = {"cpu"};
+  for (const auto& [name, sku] : state.cluster_file().skus()) known.insert(sku.flavour());
+  std::vector<bool> told(state.clusters().size(), false);
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.inventory.flavour().empty()) continue;
+    known.insert(host.inventory.flavour());
+    told[host.cluster] = true;
+  }
+  for (size_t c = 0; c < told.size(); ++c) {
+    const pb::ClusterSpec& spec = state.clusters()[c].spec;
+    if (spec.open() && !told[c] && SkuOf(state.cluster_file(), spec, pb::HostSpec::default_instance()) == nullptr) return {};
+  }
+  known.erase("");
+  return state.clusters().empty() ? std::vector<std::string>() : std::vector<std::string>(known.begin(), known.end());
+}
+
 // Path -> the queue without its children, serialized with sorted maps by way of text.
 void Flatten(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& level, const std::string& prefix,
              std::map<std::string, pb::QueueSpec>* out) {
@@ -209,6 +229,7 @@ QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree) {
   resolution.resolved = tree;
   QueueContext context;
   for (const ClusterRow& cluster : state.clusters()) context.clusters.push_back(cluster.name);
+  context.flavours = KnownFlavours(state);
   resolution.problems = CheckQueueTree(tree, context);
   if (!resolution.ok()) return resolution;
   std::set<std::string> flavours;

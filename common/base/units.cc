@@ -121,7 +121,7 @@ absl::StatusOr<int64_t> ParseMilli(std::string_view text) {
     return absl::InvalidArgumentError(absl::StrCat("\"", View(text), "\" has more than three decimals"));
   }
   if (micro / 1000 > (static_cast<__int128>(1) << 42)) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", View(text), "\" is too large"));
+    return absl::InvalidArgumentError(absl::StrCat("\"", View(text), "\" is too large; at most ", FormatMilli(int64_t{1} << 42)));
   }
   return static_cast<int64_t>(micro / 1000);
 }

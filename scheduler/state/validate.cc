@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace muster {
 namespace {
@@ -55,7 +57,29 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
   return milli;
 }
 
+// The whole gang is in one domain of the level that its task requires. Racks of two blocks may have one name.
+absl::Status CheckTopology(const State& state, const pb::TaskSpec& spec, const pb::AttemptPlaced& e) {
+  const pb::TopologyLevel level = spec.topology().required();
+  if (level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER) return absl::OkStatus();   // a placement names one cluster
+  std::set<std::string> domains;
+  for (const pb::Placement& placement : e.placements()) {
+    const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));
+    if (level == pb::BLOCK) {
+      domains.insert(host.block);
+    } else if (level == pb::RACK) {
+      domains.insert(absl::StrCat(host.block, "/", host.rack));
+    } else if (level == pb::HOST || placement.devices().empty()) {
+      domains.insert(host.name);
+    } else {
+      for (const int32_t device : placement.devices()) domains.insert(absl::StrCat(host.name, " island ", host.inventory.devices(device).island()));
+    }
+  }
+  if (domains.size() <= 1) return absl::OkStatus();
+  return Broken(absl::StrCat("is to be in one ", absl::AsciiStrToLower(pb::TopologyLevel_Name(level)), ", not in ", absl::StrJoin(domains, " and ")));
+}
+
 absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
+  if (state.restoring()) return Broken("places while hosts may run what a restored store doesn't know");
   const JobRow* job = state.FindJobByUid(e.key().job_uid());
   if (job == nullptr || job->finished()) return Broken("places a task of no unfinished job");
   const int32_t t = TaskIndex(*job->spec, e.key().task());
@@ -63,13 +87,13 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
   const TaskRow& row = job->tasks[t];
   const pb::TaskSpec& spec = job->task_spec(t);
   if (Ends(*job)) return Broken("places a task of a job that is being cancelled or has failed");
-  if (!row.waiting()) return Broken("places a task that doesn't wait");
-  if (row.next_attempt != e.key().attempt()) return Broken("places an attempt that isn't the task's next");
-  if (row.backoff_until_ns > state.now_ns()) return Broken("places a task before its backoff is over");
   for (const std::string& before : spec.after()) {
     const int32_t b = TaskIndex(*job->spec, before);
     if (b < 0 || job->tasks[b].state != pb::TASK_SUCCEEDED) return Broken(absl::StrCat("places a task before ", before, " has succeeded"));
   }
+  if (!row.waiting()) return Broken("places a task that doesn't wait");
+  if (row.next_attempt != e.key().attempt()) return Broken("places an attempt that isn't the task's next");
+  if (row.backoff_until_ns > state.now_ns()) return Broken("places a task before its backoff is over");
   const int32_t queue = state.queues().Find(job->spec->queue());
   if (queue < 0 || !state.queues().leaf(queue)) return Broken("places a job of no leaf queue");
   if (state.queues().nodes[queue].held) return Broken("places a job of a held queue");
@@ -98,6 +122,7 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
     if (host.drained) return Broken(where + "is drained");
     if (host.quarantined()) return Broken(where + "is in quarantine");
+    if (std::any_of(host.lost.begin(), host.lost.end(), [](const LostRow& row) { return row.stray(); })) return Broken(where + "still runs what nobody knows");
     if (placement.workers() <= 0 || placement.first_group_rank() != rank) return Broken(where + "ranks aren't contiguous");
     rank += placement.workers();
     const bool whole = gpus_milli % 1000 == 0;
@@ -122,7 +147,7 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
   }
   if (rank != e.workers()) return Broken(absl::StrCat("the gang isn't whole: ", rank, " of ", e.workers(), " workers"));
   if (e.at_once() != (e.placements_size() == 1)) return Broken("a gang over several hosts starts in two phases, any other at once");
-  return absl::OkStatus();
+  return CheckTopology(state, spec, e);
 }
 
 absl::Status CheckLimits(const State& after, const pb::AttemptPlaced& e) {

@@ -18,7 +18,8 @@ struct PlanFault {
 //  - only events a plan may hold, and each has an effect (it names a running attempt, a waiting task, ...);
 //  - a placement is whole: workers and ranks contiguous, as many devices as wanted, between min and max, in one cluster that
 //    the job may use, one flavour of its list, devices that exist, are healthy and free, no device twice; CPUs, memory, disk
-//    of each host suffice; hosts are up, heard from, not drained; the queue and the cluster are not held or drained;
+//    of each host suffice; hosts are up, heard from, not drained, and nothing is placed beside what nobody knows; the queue and the
+//    cluster are not held or drained; all of the gang is in one domain of the topology level that its task requires;
 //  - no queue on the path exceeds a limit by it;
 //  - attempt numbers are the task's next; tasks that it comes after have succeeded; its backoff is over;
 //  - stops name running attempts and, as claimant, a waiting task; Lost only what may be lost, with the task's next placement

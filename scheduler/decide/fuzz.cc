@@ -12,6 +12,7 @@
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/free_map.h"
+#include "scheduler/decide/fuzz_rules.h"
 #include "scheduler/decide/model_upkeep.h"
 #include "scheduler/state/validate.h"
 
@@ -463,6 +464,10 @@ class Case {
     }
     int acts = 0;
     const Model before = Entitled();
+    for (const std::string& broken : {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
+                                      CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged)}) {
+      if (!broken.empty()) Fail(broken);
+    }
     round_ = s_.round();
     bool opened = false;
     for (const pb::Event& event : plan.events) {
@@ -489,17 +494,11 @@ class Case {
     if (!same) Fail("a fresh decision is another one");
   }
 
-  static const Base* Find(const Model& model, const State& state, const pb::AttemptKey& key) {
-    const JobRow* job = state.FindJobByUid(key.job_uid());
-    const auto it = model.base_of.find({job->number, TaskIndex(*job->spec, key.task())});
-    return it == model.base_of.end() ? nullptr : &model.bases[it->second];
-  }
-
   // The event, before it is applied, against the entitled set.
   void Check(const Model& m, const pb::Event& event) {
     if (event.has_attempt_placed()) {
       const pb::AttemptPlaced& e = event.attempt_placed();
-      const Base* base = Find(m, s_, e.key());
+      const Base* base = BaseOf(m, s_, e.key());
       ++totals_.starts;
       if (base == nullptr) return Fail("starts what is no unit");
       const Cell& cell = m.cells[base->entitled ? base->charge : 0];
@@ -518,10 +517,10 @@ class Case {
     if (event.has_reservation()) ++totals_.reservations;
     if (!event.has_attempt_stopping()) return;
     const pb::AttemptStopping& e = event.attempt_stopping();
-    const Base* victim = Find(m, s_, e.key());
+    const Base* victim = BaseOf(m, s_, e.key());
     if (e.cause() == pb::RESIZE) ++totals_.growths;
     if (e.cause() != pb::PREEMPTION) return;
-    const Base* claimant = Find(m, s_, e.claimant());
+    const Base* claimant = BaseOf(m, s_, e.claimant());
     if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
     const AttemptRow& attempt = *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
     const bool moves = e.next_workers() == attempt.workers;              // to other devices of its cell (decision 024)
@@ -783,6 +782,8 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   spills += o.spills;
   lost += o.lost;
   reservations += o.reservations;
+  lent += o.lent;
+  judged += o.judged;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

@@ -12,8 +12,8 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
     const std::string error = RunFuzzCase(seed, &totals);
     ASSERT_EQ(error, "") << "seed " << seed << "; sched-fuzz --replay=" << seed;
   }
-  std::printf("%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld reservations\n", totals.trees, totals.steps,
-              totals.starts, totals.backfills, totals.evictions, totals.shrinks, totals.growths, totals.reservations);
+  std::printf("%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld reservations, %ld lent, %ld levels compared\n", totals.trees, totals.steps,
+              totals.starts, totals.backfills, totals.evictions, totals.shrinks, totals.growths, totals.reservations, totals.lent, totals.judged);
   // Everything that is to be tried was tried.
   EXPECT_GT(totals.backfills, 100);
   EXPECT_GT(totals.evictions, 100);
@@ -23,6 +23,8 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.spills, 10);
   EXPECT_GT(totals.lost, 10);
   EXPECT_GT(totals.reservations, 100);
+  EXPECT_GT(totals.lent, 0);
+  EXPECT_GT(totals.judged, 50);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 

@@ -139,6 +139,14 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
   for (const int h : {0, 2, 4, 6}) busy[h].used_milli = {1000, 1000, 1000, 1000};
   std::vector<TestHost> no_cpus = used;
   no_cpus[5].used_cpus = 62;
+  std::vector<TestHost> long_racks;    // two of four hosts
+  for (int h = 0; h < 8; ++h) long_racks.push_back(host("a", h < 4 ? "1" : "2"));
+  const auto taking = [](int64_t memory_gib, int64_t disk_gib) {   // hosts have 256 and 1024
+    pb::TaskSpec task = Task(1000);
+    task.mutable_resources()->set_memory_bytes(memory_gib << 30);
+    task.mutable_resources()->set_disk_bytes(disk_gib << 30);
+    return task;
+  };
   const std::vector<Case> cases = {
       {"two fit in one island", empty, Task(1000), 2, "h00*2:0,1"},
       {"an island that is broken anyhow is used up first", used, Task(1000), 1, "h04*1:1"},
@@ -153,6 +161,15 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
       {"the block with the least free, its emptiest rack and one host of the other", used, Task(4000), 3,
        "h05*1:0,1,2,3 h06*1:0,1,2,3 h07*1:0,1,2,3"},
       {"over both blocks evenly by hosts", busy, Task(4000), 4, "h01*1:0,1,2,3 h03*1:0,1,2,3 h05*1:0,1,2,3 h07*1:0,1,2,3"},
+      {"over two racks of four hosts three each", long_racks, Task(4000), 6,
+       "h00*1:0,1,2,3 h01*1:0,1,2,3 h02*1:0,1,2,3 h04*1:0,1,2,3 h05*1:0,1,2,3 h06*1:0,1,2,3"},
+      {"over two blocks of four hosts three each", empty, Task(4000), 6,
+       "h00*1:0,1,2,3 h01*1:0,1,2,3 h02*1:0,1,2,3 h04*1:0,1,2,3 h05*1:0,1,2,3 h06*1:0,1,2,3"},
+      {"a host has memory for two of the four", empty, taking(100, 0), 4, "h00*2:0,1 h01*2:0,1"},
+      {"a rack has memory for four of the five", empty, taking(100, 0), 5, "h00*2:0,1 h01*2:0,1 h02*1:0"},
+      {"no host has the memory", empty, taking(257, 0), 1, "none"},
+      {"a host has disk for three of the four", empty, taking(1, 300), 4, "h00*3:0,1,2 h01*1:0"},
+      {"no host has the disk", empty, taking(1, 1025), 1, "none"},
       {"required block, none holds three hosts", busy, Task(4000, 1, pb::ISLAND, pb::BLOCK), 3, "none"},
       {"the rack that looks tightest lacks CPUs", no_cpus, Task(1000, 4), 7, "h00*4:0,1,2,3 h01*3:0,1,2"},
       {"wishes a rack, no tighter: not a whole host elsewhere", used, Task(1000, 1, pb::RACK), 4, "h05*4:0,1,2,3"},

@@ -257,6 +257,10 @@ class Case {
         if (dice_.Percent(50)) wants->add_gpu_types(kFlavours[1 - first]);
         if (dice_.Percent(30)) wants->set_cpus_milli(1000 * (1 + dice_.Of(4)));
       }
+      if (dice_.Percent(20)) {
+        wants->set_memory_bytes(int64_t{16} << (30 + dice_.Of(4)));    // 16 to 128 of a host's 256 GiB
+        wants->set_disk_bytes(int64_t{64} << (30 + dice_.Of(4)));      // 64 to 512 of 1,024
+      }
       task->mutable_workers()->set_min(min);
       const bool elastic = wants->gpus_milli() % 1000 == 0 && dice_.Percent(40);
       task->mutable_workers()->set_max(min + (elastic ? dice_.Of(5) : 0));

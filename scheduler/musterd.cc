@@ -223,9 +223,14 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
 }
 
 // Until SIGTERM or SIGINT; ticks the leases meanwhile.
-void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, int64_t tick_ns) {
+void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock, const SessionOptions& options) {
+  const int64_t tick_ns = std::min<int64_t>(kSecond, options.heartbeat_ns / 2);
+  int64_t ticked_ns = clock->BootNs();
   pollfd fd{signals, POLLIN, 0};
   while (poll(&fd, 1, static_cast<int>(tick_ns / kMillisecond)) <= 0) {
+    const int64_t now_ns = clock->BootNs();
+    if (now_ns - ticked_ns > tick_ns + options.lease_ns / 2) sessions->StoodStill();
+    ticked_ns = now_ns;
     sessions->Tick();
     fencer->Look();
   }
@@ -319,7 +324,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
         LogError("the store is damaged: stop musterd and restore a backup", {{"error", std::string(status.message())}});
       }
     });
-    WaitForSignal(signals, &sessions, &fencer, std::min<int64_t>(kSecond, config.heartbeat_ns / 2));
+    WaitForSignal(signals, &sessions, &fencer, clock, session_options);
     LogInfo("stopping", {});
     fencer.Stop();
     stop_check = true;

@@ -514,6 +514,11 @@ void Sessions::ProveOwnership() {
   engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
 }
 
+void Sessions::StoodStill() {
+  LogWarn("the scheduler stood still; hosts have a full lease again");
+  listens_ns_ = clock_->BootNs();
+}
+
 void Sessions::Tick() {
   ProveOwnership();
   const std::shared_ptr<const View> view = engine_->Snapshot();
@@ -530,7 +535,7 @@ void Sessions::Tick() {
     if (entry.posted == pb::HOST_STATE_UNSPECIFIED) entry.posted = row.state;
     const int64_t quiet_ns = now_ns - (entry.heard_ns != 0 ? entry.heard_ns : started_ns_);
     pb::HostState now = entry.posted;
-    if (quiet_ns >= options_.lease_ns) {
+    if (std::min(quiet_ns, now_ns - listens_ns_) >= options_.lease_ns) {
       now = pb::HOST_UNREACHABLE;
     } else if (entry.posted == pb::HOST_UP && (entry.heard_ns == 0 || quiet_ns >= silent_ns)) {
       now = pb::HOST_SILENT;

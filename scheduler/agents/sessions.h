@@ -68,6 +68,9 @@ class Sessions : public AgentLink {
   void Closed(const AgentStream* stream);
   // Finds hosts that fell silent or unreachable. Call it once a second or so, from one thread; first right after the start.
   void Tick();
+  // Called before Tick by who could not call it for long: this process stood still, or its machine did, and heard nobody. Each host has a
+  // full lease again, as after a start; what a fence waits for is still counted from the host's last word.
+  void StoodStill();
 
   // Of a restored store (Engine::awaits_hosts): a host that it knows has said nothing yet, for less than a lease, or one that did runs
   // what the store doesn't know.
@@ -144,6 +147,7 @@ class Sessions : public AgentLink {
   const SessionOptions options_;
   Clock* const clock_;
   const int64_t started_ns_;                      // BootNs
+  int64_t listens_ns_ = started_ns_;              // BootNs since when it was always there to hear; Tick's thread's
   Engine* engine_ = nullptr;
 
   mutable std::mutex mutex_;

@@ -523,6 +523,25 @@ TEST_F(SessionsTest, AfterARestartAHostIsSilentUntilItSpeaksAndUnreachableAfterA
   EXPECT_EQ(StateOf("h2"), pb::HOST_UP);
 }
 
+TEST_F(SessionsTest, AfterTheSchedulerStoodStillAHostHasAFullLeaseAgain) {
+  const StreamPtr stream = Connect();
+  Settle();
+  const auto after = [&](int64_t more_ns) {
+    clock_.now_ns += more_ns;
+    sessions_->Tick();
+    engine_->Step();
+    return StateOf("h1");
+  };
+  clock_.now_ns += 10 * kMinute;
+  sessions_->StoodStill();
+  EXPECT_EQ(after(0), pb::HOST_SILENT) << "it counts as such until it speaks";
+  EXPECT_EQ(after(45 * kSecond - 1), pb::HOST_SILENT);
+  EXPECT_EQ(after(1), pb::HOST_UNREACHABLE);
+  clock_.now_ns += 10 * kMinute;
+  sessions_->StoodStill();
+  EXPECT_EQ(after(0), pb::HOST_UNREACHABLE) << "it was so before";
+}
+
 TEST_F(SessionsTest, AHeartbeatIsEchoedAndRenewsWhatIsNotLost) {
   const StreamPtr stream = Connect();
   Submit();

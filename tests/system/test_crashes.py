@@ -5,12 +5,13 @@ import subprocess
 import threading
 from collections import Counter
 
-from full_disk import fill_and_recover
+import pytest
+from full_disk import LIMIT, TMPFS, fill_and_recover, kinds
 from local_system import job_processes, processes_of, wait_for
 from small_system import ENDED, configure, let_go, marks, submit_waiting, wait_ended, wait_started
 
 JOBS = 30
-KILLS = 5
+KILLS = 20
 
 
 def line_job(system, name: str, queue: str, workers: int) -> str:
@@ -133,8 +134,12 @@ def test_daemons_that_are_told_to_end_do_so_at_once_and_leave_the_processes_runn
     assert wait_ended(system, number)["state"] == "SUCCEEDED" and len(marks(system, "stays")) == 2
 
 
-def test_a_daemon_whose_disk_is_full_ends_and_what_it_acknowledged_is_there_afterwards(bare):
+@pytest.mark.parametrize("kind", [LIMIT, TMPFS])
+def test_a_daemon_whose_disk_is_full_ends_and_what_it_acknowledged_is_there_afterwards(bare, kind):
+    if kind not in kinds():
+        pytest.skip("nothing may be mounted here")
     configure(bare)
-    outcome = fill_and_recover(bare, room_bytes=60_000)
+    outcome = fill_and_recover(bare, kind, room_bytes=60_000 if kind == LIMIT else 12_288)
     assert outcome.ended and "commit failed" in outcome.said, outcome.said
+    assert ("disk is full" if kind == TMPFS else "disk I/O error") in outcome.said, outcome.said
     assert outcome.acknowledged > 0 and not outcome.lost

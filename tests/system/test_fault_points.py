@@ -66,7 +66,8 @@ def ended(system: FaultySystem, name: str, number: str, hosts: tuple[str, ...], 
     def job():
         answer = system.ask("jobs", "--all", "--limit", "1000")
         found = [job for job in answer["jobs"] if job["spec"]["name"] == name] if answer else []
-        assert answer is None or [str(job["number"]) for job in found] == [number], f"{number} was acknowledged, there are {found}"
+        stored = [str(job["number"]) for job in found]
+        assert answer is None or stored == [number], f"{name} was acknowledged as {number} and stored as {stored}"
         return found and found[0]["state"] in ENDED and idle() and found[0]
 
     wait_for(f"{name} to run and to be forgotten", idle, 40, 0.01)     # nobody has to be asked for that

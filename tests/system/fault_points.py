@@ -48,7 +48,7 @@ class FaultySystem(LocalSystem):
     def spawn(self, name: str, command: list) -> subprocess.Popen:
         return super().spawn(name, ["env", *self._before.get(name, []), *command])
 
-    def faulty(self, name: str):
+    def faulty(self, name: str) -> None:
         """The next start of this program is with the point."""
         assert self.library.exists(), f"{self.library} isn't there: deploy/build.sh"
         self._before[name] = [f"LD_PRELOAD={self.library}", f"FAULT_POINT={self.point.path}"]
@@ -65,7 +65,7 @@ class FaultySystem(LocalSystem):
         """As start_musterd, but it is not waited for: it may end at once."""
         self.spawn("musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"])
 
-    def revive(self, start=None) -> None:
+    def revive(self) -> None:
         """Starts what has ended at the point, and nothing else may have ended."""
         for name, process in list(self.processes.items()):
             if process.poll() is None:

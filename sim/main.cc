@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -40,7 +41,9 @@ struct Arguments {
   uint64_t seed = 1;
   std::string policies = "muster";
   std::string output = "table";
-  std::string from, until, round, report, launch, stop, min_runtime, quantum = "5m", patience = "10m";
+  std::string from, until, round, report, launch, stop, quantum = "5m", patience = "10m";
+  std::string placement = "v", grow_interval, starve_after, min_runtime, spill_cost;
+  std::vector<std::string> without;
   int load = 0;
   bool verbose = false, own_cluster = false, by_size = false, unknown_ends = false, unchecked = false, with_jobs = false;
 };
@@ -48,6 +51,13 @@ struct Arguments {
 int Fail(const std::string& text) {
   std::fprintf(stderr, "muster-sim: %s\n", text.c_str());
   return 2;
+}
+
+// By the names that musterd.yaml has for them.
+const std::map<std::string, PlacementPolicy>& Placements() {
+  static const std::map<std::string, PlacementPolicy> kPlacements = {
+      {"v", PlacementPolicy::kV}, {"fgd", PlacementPolicy::kFgd}, {"best_fit", PlacementPolicy::kBestFit}};
+  return kPlacements;
 }
 
 absl::StatusOr<Trace> DrawTrace(const Arguments& args, const pb::ClusterFile& clusters, const pb::QueueTree& queues) {
@@ -72,22 +82,35 @@ absl::StatusOr<Trace> DrawTrace(const Arguments& args, const pb::ClusterFile& cl
 }
 
 absl::Status SetDurations(const Arguments& args, WorldOptions* options, PolicyOptions* policy, int64_t* from_ns, int64_t* until_ns) {
-  const std::pair<const std::string*, int64_t*> kDurations[] = {
-      {&args.from, from_ns},
-      {&args.until, until_ns},
-      {&args.round, &options->round_ns},
-      {&args.report, &options->report_ns},
-      {&args.launch, &options->fleet.launch_ns},
-      {&args.stop, &options->fleet.stop_ns},
-      {&args.min_runtime, &options->scheduling.min_runtime_ns},
-      {&args.quantum, &policy->quantum_ns},
-      {&args.patience, &options->patience_ns},
+  struct Duration {
+    const char* flag;
+    const std::string& text;
+    int64_t* ns;
+    int64_t most_ns = std::numeric_limits<int64_t>::max();
   };
-  for (const auto& [text, ns] : kDurations) {
-    if (text->empty()) continue;
-    const absl::StatusOr<int64_t> parsed = ParseDuration(*text);
-    if (!parsed.ok()) return parsed.status();
-    *ns = *parsed;
+  constexpr int64_t kMostOfMusterd = 30 * kDay;          // as musterd.yaml has it (common/spec/daemon_files.cc)
+  const Duration kDurations[] = {
+      {"--from", args.from, from_ns},
+      {"--until", args.until, until_ns},
+      {"--round", args.round, &options->round_ns},
+      {"--report", args.report, &options->report_ns},
+      {"--launch", args.launch, &options->fleet.launch_ns},
+      {"--stop", args.stop, &options->fleet.stop_ns},
+      {"--grow-interval", args.grow_interval, &options->scheduling.grow_interval_ns, kMostOfMusterd},
+      {"--starve-after", args.starve_after, &options->scheduling.starve_after_ns, kMostOfMusterd},
+      {"--min-runtime", args.min_runtime, &options->scheduling.min_runtime_ns, kMostOfMusterd},
+      {"--spill-cost", args.spill_cost, &options->scheduling.spill_cost_ns, kMostOfMusterd},
+      {"--quantum", args.quantum, &policy->quantum_ns},
+      {"--patience", args.patience, &options->patience_ns},
+  };
+  for (const Duration& duration : kDurations) {
+    if (duration.text.empty()) continue;
+    const absl::StatusOr<int64_t> parsed = ParseDuration(duration.text);
+    if (!parsed.ok()) return absl::InvalidArgumentError(absl::StrCat(duration.flag, ": ", parsed.status().message()));
+    if (*parsed > duration.most_ns) {
+      return absl::InvalidArgumentError(absl::StrCat(duration.flag, ": must be from 0s to ", FormatDuration(duration.most_ns), "; got ", FormatDuration(*parsed)));
+    }
+    *duration.ns = *parsed;
   }
   if (policy->quantum_ns <= 0) return absl::InvalidArgumentError("--quantum must be above 0");
   return absl::OkStatus();
@@ -192,6 +215,8 @@ int Run(const Arguments& args, bool compare) {
   if (generated) options.fleet.launch_ns = options.fleet.stop_ns = 0;      // its workloads take the time that it says
   if (absl::Status status = SetDurations(args, &options, &policy_options, &from_ns, &until_ns); !status.ok()) return Fail(std::string(status.message()));
   options.fleet.tells_end = !args.unknown_ends;
+  options.scheduling.placement = Placements().at(args.placement);
+  for (const std::string& part : args.without) (part == "levels" ? options.scheduling.levels : options.scheduling.draining) = false;
 
   absl::StatusOr<Trace> trace = args.random_jobs > 0 ? DrawTrace(args, clusters, queues) : generated ? TraceOf(**generator) : ReadTrace(args.trace, args.read);
   if (!trace.ok()) return Fail(std::string(trace.status().message()));
@@ -283,10 +308,17 @@ int Main(int argc, char** argv) {
   app.add_option("--report", args.report, "Starts, progress and checkpoints may wait so long for another event's step; default 0");
   app.add_option("--launch", args.launch, "From start to the first useful step; default 20s");
   app.add_option("--stop", args.stop, "From the stop signal to a checkpoint and exit; default 5s");
+  app.add_option("--placement", args.placement, "As in musterd.yaml: how work that fits one host chooses among hosts")
+      ->check(CLI::IsMember(Placements()))->capture_default_str();
+  app.add_option("--grow-interval", args.grow_interval, "As in musterd.yaml; default 10m");
+  app.add_option("--starve-after", args.starve_after, "As in musterd.yaml; default 30m");
   app.add_option("--min-runtime", args.min_runtime, "As in musterd.yaml; default 5m");
+  app.add_option("--spill-cost", args.spill_cost, "As in musterd.yaml; default 60s");
   app.add_option("--quantum", args.quantum, "Preemptive peers choose anew so often")->capture_default_str();
   app.add_option("--patience", args.patience, "A job that its queue's guarantee covers for longer without starting is late")->capture_default_str();
   app.add_flag("--verbose", args.verbose, "One line a job");
+  // For measurements (decision 016), and in no help: what SchedulingOptions says may be left out.
+  app.add_option("--without", args.without, "levels, draining")->delimiter(',')->check(CLI::IsMember({"levels", "draining"}))->group("");
   if (const std::optional<int> code = ParseFlags(app, compare ? argc - 1 : argc, compare ? argv + 1 : argv); code.has_value()) return *code;
   SetLogLevel(LogLevel::kWarn);
   return Run(args, compare);

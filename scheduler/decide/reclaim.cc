@@ -64,7 +64,7 @@ Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
 }
 
 bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
-  if (claimant.guaranteed || claimant.leaf == victim.leaf || victim.leaf < 0) return true;
+  if (!options_.levels || claimant.guaranteed || claimant.leaf == victim.leaf || victim.leaf < 0) return true;
   // The two queues below the nearest one that they share.
   int32_t mine = claimant.leaf, theirs = victim.leaf;
   while (m_.parent[mine] != m_.parent[theirs]) {

@@ -151,15 +151,15 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
   const bool starves = starves_ns <= now_ns_;
   if (!starves) LookAt(starves_ns);
-  const bool known = slot->start_ns != kUnbounded;
-  if (!known && !starves && !drain) return false;
+  const bool known = slot->start_ns != kUnbounded, drains = options_.draining && (starves || drain);
+  if (!known && !drains) return false;
   Kept reservation;
   reservation.base = b;
   reservation.cell = base.charge;
   reservation.workers = base.min_workers;
   reservation.gang = std::move(slot->gang);
   reservation.start_ns = known ? slot->start_ns : 0;
-  reservation.draining = starves || drain;
+  reservation.draining = drains;
   reservation.rest = std::move(slot->rest);
   in_cell.push_back(std::move(reservation));
   return true;

@@ -120,7 +120,7 @@ class Round {
   Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all = false);
   // The claimant may stop the victim, min_runtime and levels apart.
   bool MayTake(const Base& claimant, const Base& victim) const;
-  // The claimant's level after it has started is no higher than the victim's before, which will hold `more` than in `use`.
+  // The claimant's level after it has started is lower than the victim's before, which will hold `more` than in `use`.
   bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
   Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;
   int64_t ProtectedUntil(const Base& victim) const;

@@ -20,6 +20,9 @@ struct SchedulingOptions {
   int64_t restart_cost_ns = 10 * kSecond;    // what a resize costs a gang; growth must gain more
   int64_t restart_backoff_ns = 1 * kSecond;  // the engine writes it into StepStarted; doubles with each failure
   int32_t estimates = 64;                    // expected starts that a decision works out for what waits without a reservation
+  // Parts of SCHEDULING.md §2 that rounds end without: only muster-sim leaves them out, to measure what they bring (decision 016).
+  bool levels = true;                        // outside the guaranteed class who borrows is stopped only for who borrows less
+  bool draining = true;                      // reservations that starve, or would stop too many, drain their hosts
 };
 
 }  // namespace muster

@@ -186,6 +186,51 @@ TEST_F(CliTest, SimulateSendsJobsDrainsAndQuotas) {
   EXPECT_THAT(err_, HasSubstr("nothing was simulated"));
 }
 
+TEST_F(CliTest, SimulateOfATraceIsTheMusterSimBesideIt) {
+  StopServing();
+  environment_ = {"MUSTER_BIN_DIR=" + home_};
+  const std::string csv = Write("day.csv", "");
+  EXPECT_EQ(Run({"simulate", csv, "--cluster", "c.yaml"}), 2);
+  EXPECT_THAT(err_, HasSubstr("muster-sim has to lie beside muster"));
+
+  const std::string sim = Write("muster-sim", "#!/bin/sh\necho \"$@\"; exit 1\n");
+  ASSERT_EQ(chmod(sim.c_str(), 0755), 0);
+  const std::string cells(11, '\t');
+  for (const std::string& trace :
+       {csv, Write("day.trace", ""), Write("day.yaml.gz", ""), Write("packed", "\x1f\x8b\x08"), Write("ours", "# a day\n\ngpus,submit_s,duration_s\n1,0,5\n"),
+        Write("openb", "name,cpu_milli,creation_time\r\n"), Write("gavel", "ResNet" + cells + "0\n"), Write("generator.yaml", "# Kueue\ncohorts:\n- count: 1\n")}) {
+    EXPECT_EQ(Run({"simulate", trace}), 1) << trace << " muster-sim's own exit code";
+    EXPECT_EQ(out_, trace + " -o table\n");
+    EXPECT_EQ(err_, "");
+  }
+  EXPECT_EQ(Run({"-o", "json", "simulate", "--queues", "q.yaml", "--strict", csv, "--policies", "muster,drf", "--cluster=c.yaml", "--compare"}), 1);
+  EXPECT_EQ(out_, absl::StrCat("compare ", csv, " --cluster c.yaml --policy muster,drf --strict --queues q.yaml -o json\n"));
+
+  const std::string job = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"simulate", job}), kExitUnreachable) << "a job file is for the server";
+  const struct {
+    std::vector<std::string> words;
+    const char* says;
+  } kWrong[] = {
+      {{csv, job}, "is simulated alone"},
+      {{csv, "--drain", "lab/h1"}, "--drain is about the running system"},
+      {{csv, "--detailed-exitcode"}, "--detailed-exitcode is about the running system"},
+      {{csv, "--columns", "WAIT"}, "--columns"},
+      {{job, "--cluster", "c.yaml"}, "--cluster goes with a trace, and"},
+      {{"--compare"}, "--compare goes with a trace, and no file is given"},
+      {{csv, "--polcy", "drf"}, "Did you mean --policy?"},
+  };
+  for (const auto& wrong : kWrong) {
+    std::vector<std::string> words = {"simulate"};
+    words.insert(words.end(), wrong.words.begin(), wrong.words.end());
+    EXPECT_EQ(Run(words), 2) << wrong.says;
+    EXPECT_THAT(err_, HasSubstr(wrong.says));
+    EXPECT_EQ(out_, "");
+  }
+  EXPECT_EQ(Run({"__complete", "simulate", csv, "--cluster", ""}), 0);
+  EXPECT_EQ(out_, ":files\n");
+}
+
 TEST_F(CliTest, TopIsOneLookInAPipeAndLiveOnATerminal) {
   EXPECT_EQ(Run({"top"}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr("1 of 0 hosts up"));

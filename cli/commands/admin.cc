@@ -1,14 +1,8 @@
 // What an operator does with the store itself, on its machine: musterd knows it, so it is started for that.
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-
 #include <CLI/CLI.hpp>
 
-#include "absl/strings/str_cat.h"
+#include "cli/commands/beside.h"
 #include "cli/commands/commands.h"
-#include "common/base/files.h"
 
 namespace muster {
 namespace {
@@ -17,18 +11,10 @@ struct AdminOptions {
   std::string config, data_dir, file;
 };
 
-// Becomes musterd: its output and its exit code are this command's.
 int RunMusterd(Session& session, const AdminOptions& options, std::vector<std::string> words) {
-  const std::string program = ExecutableDirectory() + "/musterd";
-  words.insert(words.begin(), "musterd");
   if (!options.config.empty()) words.insert(words.end(), {"--config", options.config});
   if (!options.data_dir.empty()) words.insert(words.end(), {"--data-dir", options.data_dir});
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  execv(program.c_str(), arguments.data());
-  session.Err(absl::StrCat("muster: ", program, ": ", strerror(errno), ". musterd has to lie beside muster\n"));
-  return kExitBadInput;
+  return BecomeBeside(session, "musterd", std::move(words));
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ void AddValues(const CLI::Option& option, const NamesOf& names, Candidates* out)
     for (absl::string_view word : absl::StrSplit(absl::string_view(type).substr(open + 1, close - open - 1), ',')) {
       out->Add(std::string(absl::StripAsciiWhitespace(word)));
     }
-  } else if (IsPath(name)) {
+  } else if (IsPath(name) || type == "FILE") {
     absl::StrAppend(&out->lines, kFiles, "\n");
   } else if (const NameOf kind = KindOf(name); kind != NameOf::kNothing) {
     for (const std::string& word : names(kind)) out->Add(word);

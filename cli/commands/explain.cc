@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include <CLI/CLI.hpp>
@@ -7,8 +8,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cli/commands/beside.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/submission.h"
+#include "cli/commands/trace.h"
 #include "cli/render/explain.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
@@ -39,6 +42,8 @@ int Explain(Session& session, const std::string& id, const std::string& budget) 
 }
 
 struct SimulateOptions {
+  const CLI::App* given = nullptr;         // which of them were
+  std::vector<std::string> trace_words;    // muster-sim's, with a trace
   std::vector<std::string> files, drain, resume, quota;
   std::string queues, queue, at, horizon, budget;
   bool detailed_exitcode = false;
@@ -92,11 +97,38 @@ int FailSimulation(Session& session, const absl::Status& status, const std::vect
   return kExitBadInput;
 }
 
+// A trace runs in muster-sim, without a server. Nothing where there is none.
+std::optional<int> SimulateTrace(Session& session, const SimulateOptions& options) {
+  const auto trace = std::find_if(options.files.begin(), options.files.end(), IsTrace);
+  if (trace == options.files.end()) {
+    if (options.trace_words.empty()) return std::nullopt;
+    const std::string& word = options.trace_words.front();
+    return session.Fail(absl::InvalidArgumentError(absl::StrCat(word == "compare" ? "--compare" : word, " goes with a trace, and ",
+                                                                options.files.empty() ? "no file is given" : absl::StrCat(options.files.front(), " is none"),
+                                                                ": a .csv, .trace or .gz, or a file that begins as one (docs/simulating.md)")));
+  }
+  if (options.files.size() > 1) {
+    return session.Fail(absl::InvalidArgumentError(absl::StrCat(*trace, " is a trace and is simulated alone: leave out the other files")));
+  }
+  for (const char* flag : {"--drain", "--resume", "--quota", "--queue", "--at", "--for", "--budget", "--detailed-exitcode"}) {
+    if (options.given->count(flag) == 0) continue;
+    return session.Fail(absl::InvalidArgumentError(absl::StrCat(flag, " is about the running system; ", *trace,
+                                                                " is a trace, which runs on --cluster FILE with the queues of --queues FILE")));
+  }
+  if (!session.columns_flag.empty()) return session.Fail(absl::InvalidArgumentError("--columns: a trace's tables have all of theirs; -o json has more"));
+  std::vector<std::string> words = options.trace_words;
+  words.insert(words.begin() + (!words.empty() && words.front() == "compare" ? 1 : 0), *trace);
+  if (!options.queues.empty()) words.insert(words.end(), {"--queues", options.queues});
+  words.insert(words.end(), {"-o", session.output_flag});
+  return BecomeBeside(session, "muster-sim", std::move(words));
+}
+
 int Simulate(Session& session, const SimulateOptions& options) {
+  if (const std::optional<int> code = SimulateTrace(session, options)) return *code;
   pb::SimulateRequest request;
   if (absl::Status status = ReadTimes(options, &request); !status.ok()) return session.Fail(status);
   if (options.files.empty() && options.drain.empty() && options.resume.empty() && options.quota.empty() && options.queues.empty()) {
-    return session.Fail(absl::InvalidArgumentError("nothing to simulate: give job files, --drain, --resume, --quota or --queues"));
+    return session.Fail(absl::InvalidArgumentError("nothing to simulate: give job files, --drain, --resume, --quota or --queues; or a trace"));
   }
   absl::StatusOr<Settings> settings = session.settings();
   if (!settings.ok()) return session.Fail(settings.status());
@@ -152,17 +184,19 @@ void AddExplain(CLI::App& root, Session& session) {
   explain->callback([&session, id, budget] { session.command = [&session, id, budget] { return Explain(session, *id, *budget); }; });
 
   auto options = std::make_shared<SimulateOptions>();
-  CLI::App* simulate = root.add_subcommand("simulate", "What would happen if: jobs, drains, quotas; changes nothing");
-  simulate->add_option("files,--submit", options->files, "Job files to submit");
+  CLI::App* simulate = root.add_subcommand("simulate", "What would happen if: jobs, drains, quotas; or a trace on simulated hosts; changes nothing");
+  options->given = simulate;
+  simulate->add_option("files,--submit", options->files, "Job files to submit; or one trace, which muster-sim runs");
   simulate->add_option("--drain", options->drain, "A cluster, or cluster/host; may be repeated")->expected(1)->take_all();
   simulate->add_option("--resume", options->resume, "The same")->expected(1)->take_all();
-  CLI::Option* queues = simulate->add_option("--queues", options->queues, "A queues file instead of the present tree");
+  CLI::Option* queues = simulate->add_option("--queues", options->queues, "A queues file instead of the present tree; of a trace: instead of one queue, default");
   simulate->add_option("--quota", options->quota, "QUEUE:FLAVOUR=GUARANTEE; may be repeated")->expected(1)->take_all()->excludes(queues);
   simulate->add_option("--queue", options->queue, "Of the jobs, instead of the files' queue");
   simulate->add_option("--at", options->at, "All that happens so long from now, such as 2h; default: now");
   simulate->add_option("--for", options->horizon, "How far to look; default 1d, at most 30d");
   simulate->add_option("--budget", options->budget, "How long to compute, at most 20s; default 5s");
   simulate->add_flag("--detailed-exitcode", options->detailed_exitcode, "Exit 7 if somebody would be stopped or shrunk");
+  AddTraceOptions(simulate, &options->trace_words);
   simulate->callback([&session, options] { session.command = [&session, options] { return Simulate(session, *options); }; });
 }
 

@@ -1,0 +1,14 @@
+// Programs that lie beside this one and do a command's work in its place.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/session.h"
+
+namespace muster {
+
+// Becomes that program with these arguments: its output and its exit code are this command's. Returns only if it can't be started.
+int BecomeBeside(Session& session, const std::string& name, std::vector<std::string> arguments);
+
+}  // namespace muster

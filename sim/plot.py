@@ -44,6 +44,11 @@ def scale(last_s: float) -> tuple[float, str]:
     return (DAY_S, "days") if last_s > 3 * DAY_S else (HOUR_S, "hours") if last_s > 3 * HOUR_S else (60, "minutes")
 
 
+def save(plt, figure, path: Path) -> None:
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)   # the same runs give the same file
+    plt.close(figure)
+
+
 def draw_allocation(plt, data: dict, run: dict, path: Path) -> None:
     queues = sorted({job["queue"] for job in run["jobs"]})
     times, held = steps(run, queues)
@@ -53,8 +58,7 @@ def draw_allocation(plt, data: dict, run: dict, path: Path) -> None:
     axes.axhline(data["devices"], color="black", linewidth=0.8, linestyle="--")
     axes.set(xlabel=f"time ({name})", ylabel="GPUs held", title=f"{run['policy']}: GPUs held by queue", xlim=(0, run["end_s"] / unit), ylim=(0, None))
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, fontsize="small")
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    save(plt, figure, path)
 
 
 def draw_waits(plt, data: dict, path: Path) -> None:
@@ -65,8 +69,7 @@ def draw_waits(plt, data: dict, path: Path) -> None:
     axes.set(xscale="log", xlabel="wait until the first start (s; below 1 s shown as 1)", ylabel="share of jobs", ylim=(0, 1.01), title="Waiting times")
     axes.legend(loc="lower right", fontsize="small")
     axes.grid(alpha=0.3)
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    save(plt, figure, path)
 
 
 def waits_of(job: dict) -> list[tuple[float, float]]:
@@ -93,8 +96,7 @@ def draw_gantt(plt, data: dict, run: dict, most: int, path: Path) -> None:
     axes.set(xlabel=f"time ({name})", ylabel="jobs by submission", title=f"{run['policy']}: the first {len(jobs)} jobs; grey: waiting")
     axes.invert_yaxis()
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, fontsize="small")
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    save(plt, figure, path)
 
 
 def main() -> int:
@@ -111,7 +113,7 @@ def main() -> int:
               "`pip install matplotlib` for another", file=sys.stderr)
         return 2
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "muster"   # the same runs give the same file
+    matplotlib.rcParams["svg.hashsalt"] = "muster"   # as save() says
     import matplotlib.pyplot as plt
 
     data = json.loads(sys.stdin.read() if options.runs == "-" else Path(options.runs).read_text())

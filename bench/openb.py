@@ -3,7 +3,7 @@
 The seeds are none of those that V was tuned on (1-5), nor those seen when FGD's typical pods were settled (101-110). FGD is our own implementation; its published means stand beside it.
 
 What V allocates and how many 8-GPU pods it refuses are traded against each other by one number, how much a whole host counts. The
-row prints that trade-off for every workload and, with --plot FILE, draws it (FILE.svg or .png; needs matplotlib).
+row prints that trade-off for every workload and, with `bench/run.sh openb -- --plot FILE`, draws it (FILE.svg or .png; needs matplotlib).
 """
 
 import csv

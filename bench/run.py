@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -99,11 +100,14 @@ def record(slug: str, what: str, command: str, figures: list[dict], seconds: flo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench/run.sh")
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    for_program = words[at + 1:]
+    parser = argparse.ArgumentParser(prog="bench/run.sh", usage="%(prog)s list | SLUG [--quick] [--record] [-- OPTIONS OF THE ROW'S PROGRAM]")
     parser.add_argument("slug")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--record", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(words[:at])
     if options.slug == "list":
         for slug, (what, _, _) in ROWS.items():
             print(f"{slug:16} {what}")
@@ -112,7 +116,8 @@ def main() -> int:
         print(f"bench/run.sh: no row {options.slug}; there are {', '.join(ROWS)}", file=sys.stderr)
         return 2
     what, command, limit_s = ROWS[options.slug]
-    command = [*command, "--quick"] if options.quick else command
+    given = [*(["--quick"] if options.quick else []), *for_program]
+    command = [*command, *given]
     print(f"machine: {machine()}\ncommit: {commit()}", flush=True)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]))
     began = time.monotonic()
@@ -136,7 +141,8 @@ def main() -> int:
         print(f"bench/run.sh: {options.slug} gave no figure (exit {code})", file=sys.stderr)
         return 1
     if options.record:
-        record(options.slug, what, f"bench/run.sh {options.slug}" + (" --quick" if options.quick else ""), figures, time.monotonic() - began)
+        said = [*(["--quick"] if options.quick else []), *(["--", *for_program] if for_program else [])]
+        record(options.slug, what, shlex.join(["bench/run.sh", options.slug, *said]), figures, time.monotonic() - began)
     return 0 if code == 0 and all(f["holds"] for f in figures) else 1
 
 

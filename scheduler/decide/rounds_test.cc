@@ -114,6 +114,7 @@ struct LendCase {
   int64_t limit_s;     // 0: none
   int64_t starve_s;    // starve_after; the head waits for 1 s
   bool starts;
+  bool draining = true;
 };
 
 TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
@@ -124,11 +125,13 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
       {"unknown end, another queue: can be stopped", "other", 1, 0, 1000, true},
       {"draining: ends before", "other", 1, 60, 1, true},
       {"draining: could be stopped, but would end later", "other", 1, 0, 1, false},
+      {"draining left out: can be stopped", "other", 1, 0, 1, true, false},
   };
   for (const LendCase& c : cases) {
     HeadOfLine at;
     SchedulingOptions options = Quick();
     options.starve_after_ns = c.starve_s * kSecond;
+    options.draining = c.draining;
     at.system.Step(1);
     JobBuilder builder(c.queue);
     builder.GpusMilli(450).Priority(c.priority);
@@ -137,7 +140,7 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
     Go(&at.system, options);
     EXPECT_EQ(Runs(at.system, small), c.starts) << c.name;
     ASSERT_NE(ReservationOf(at.system, at.head), nullptr) << c.name;
-    EXPECT_EQ(ReservationOf(at.system, at.head)->draining, c.starve_s == 1) << c.name;
+    EXPECT_EQ(ReservationOf(at.system, at.head)->draining, c.draining && c.starve_s == 1) << c.name;
   }
 }
 

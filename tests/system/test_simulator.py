@@ -108,20 +108,23 @@ def busy(tmp_path_factory):
     return folder / "day.csv", ["--cluster", folder / "clusters.yaml", "--queues", folder / "queues.yaml"]
 
 
-SETTINGS = [("placement", "v", "best_fit"), ("placement", "v", "fgd"), ("grow-interval", "10m", "1h"), ("starve-after", "30m", "0"),
-            ("min-runtime", "5m", "1h"), ("spill-cost", "60s", "2h")]
-
-
-@pytest.mark.parametrize("name, default, other", SETTINGS)
-def test_musterds_settings_change_what_is_decided(bin_dir, busy, name, default, other):
+def digest(bin_dir: Path, busy, *more: str) -> str:
     trace, options = busy
+    ran = simulate(bin_dir, trace, *options, "-o", "json", *more)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)["runs"][0]["digest"]
 
-    def digest(*more: str) -> str:
-        ran = simulate(bin_dir, trace, *options, "-o", "json", *more)
-        assert ran.returncode == 0, ran.stderr
-        return json.loads(ran.stdout)["runs"][0]["digest"]
 
-    assert digest(f"--{name}", default) == digest() != digest(f"--{name}", other)
+@pytest.mark.parametrize("name, default, others", [("placement", "v", ["best_fit", "fgd"]), ("grow-interval", "10m", ["1h"]), ("starve-after", "30m", ["0"]),
+                                                   ("min-runtime", "5m", ["1h"]), ("spill-cost", "60s", ["2h"])])
+def test_musterds_settings_change_what_is_decided(bin_dir, busy, name, default, others):
+    usual = digest(bin_dir, busy)
+    assert usual == digest(bin_dir, busy, f"--{name}", default)
+    assert usual not in [digest(bin_dir, busy, f"--{name}", other) for other in others]
+
+
+def test_what_a_measurement_leaves_out_changes_what_is_decided(bin_dir, busy):
+    assert len({digest(bin_dir, busy, *without) for without in ([], ["--without", "levels"], ["--without", "draining"], ["--without", "levels,draining"])}) == 4
 
 
 @pytest.mark.parametrize("name, value, says", [("placement", "worst", "best_fit"), ("starve-after", "31d", "must be from 0s to 30d; got 31d"),

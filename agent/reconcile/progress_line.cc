@@ -33,10 +33,9 @@ int64_t Whole(const Struct& object, const char* key, int64_t missing) {
   return value >= -1 && value <= 9e15 ? static_cast<int64_t>(value) : missing;
 }
 
-// JSON may name half a surrogate pair, which is no character.
 std::string Text(const Struct& object, const char* key) {
   const Value* value = Find(object, key);
-  return value != nullptr ? ValidUtf8(value->string_value()) : std::string();
+  return value != nullptr ? value->string_value() : std::string();
 }
 
 std::string Path(const Struct& object, const char* key) { return std::string(CutUtf8(Text(object, key), kMaxPath)); }

@@ -553,7 +553,9 @@ TEST(Describe, AQueueCountsTheJobsOfAllBelowItAndNobodyElses) {
   testing::JobBuilder("mlops").SubmitTo(&s);
   s.Cancel(testing::JobBuilder("ml/vision").SubmitTo(&s));
   std::vector<std::string> told;
-  for (const pb::Queue& queue : DescribeQueues(s.state, Plan{})) told.push_back(absl::StrCat(queue.path(), " ", queue.running_jobs(), " ", queue.waiting_jobs()));
+  for (const pb::Queue& queue : DescribeQueues(s.state, Plan{})) {
+    told.push_back(absl::StrCat(queue.path(), " ", queue.running_jobs(), " ", queue.waiting_jobs()));
+  }
   EXPECT_THAT(told, ElementsAre("ml 1 2", "ml/nlp 1 1", "ml/vision 0 1", "mlops 0 1"));
   EXPECT_EQ(DescribeQueue(s.state, Plan{}, "ml")->waiting_jobs(), 2);
 }

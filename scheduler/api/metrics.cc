@@ -147,7 +147,7 @@ std::string RenderMetrics(const MetricsInput& input) {
   counter("muster_submissions_total", "Jobs that were submitted; a repeated request counts once.", stats.submissions);
   counter("muster_starts_total", "Attempts of tasks that were placed.", stats.starts);
   counter("muster_evictions_total", "Attempts that were told to stop so that others can start.", stats.evictions);
-  counter("muster_events_committed_total", "Events in the journal.", stats.events);
+  counter("muster_events_committed_total", "Events written to the journal.", stats.events);
   counter("muster_plans_committed_total", "Plans that were accepted and carried out.", stats.plans);
   counter("muster_plans_refused_total", "Plans that the check refused: each is a fault of Muster's, kept in data_dir/refused-plans.", stats.refused_plans);
   out.Histogram("muster_step_duration_seconds", "Time of an engine step from taking the events to answering the callers.", stats.step);

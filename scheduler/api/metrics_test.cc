@@ -2,6 +2,7 @@
 #include "scheduler/api/metrics.h"
 
 #include <functional>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ struct Case {
   std::vector<std::string> want;      // lines
   std::vector<std::string> nowhere;   // beginnings of lines
 };
+void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
 
 const Case kCases[] = {
     {"Empty", [](SystemBuilder*) {}, {"# TYPE muster_hosts gauge", "muster_submissions_total 0", "muster_takes_submissions 1"}, {"muster_hosts{", "muster_devices{"}},

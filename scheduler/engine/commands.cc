@@ -71,7 +71,7 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task, cons
 // The attempt as it was, if all that AppendPartCommand reads of it apart from its parts was the same; else nullptr.
 const AttemptRow* Unchanged(const JobRow* before, size_t task, const AttemptRow& attempt) {
   const AttemptRow* was = before == nullptr ? nullptr : before->tasks[task].current();
-  if (was == nullptr || was->number != attempt.number || was->state != attempt.state) return nullptr;
+  if (was == nullptr || was->number != attempt.number || was->state != attempt.state || was->parts.size() != attempt.parts.size()) return nullptr;
   const bool same_stop = was->cause == attempt.cause && was->grace_ns == attempt.grace_ns;
   const bool same_master = was->master_address == attempt.master_address && was->master_port == attempt.master_port;
   return same_stop && (same_master || attempt.state == pb::TASK_PREPARING) ? was : nullptr;

@@ -99,7 +99,8 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     const bool there = e.cluster() == state.clusters()[cell.cluster].name && (e.flavour().empty() || e.flavour() == m.flavours[cell.flavour]);
     if (!there) return what + " is outside its charged cell";
     if (e.start_ns() != 0 && e.start_ns() < now_ns) return what + " begins in the past";
-    if (!e.draining() && (e.start_ns() == 0 || base->row->waiting_since_ns + options.starve_after_ns <= now_ns)) return what + " doesn't drain";
+    const bool starves = base->row->waiting_since_ns + options.starve_after_ns <= now_ns;
+    if (!e.draining() && (e.start_ns() == 0 || (starves && base->guaranteed))) return what + " doesn't drain";
     if (++in_cell[base->charge] > 4) return "more than four reservations in a cell";
     reserved.emplace_back(base, &e);
   }

@@ -151,7 +151,9 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
   const bool starves = starves_ns <= now_ns_;
   if (!starves) LookAt(starves_ns);
-  const bool known = slot->start_ns != kUnbounded, drains = options_.draining && (starves || drain);
+  // A borrower that starves keeps an ordinary reservation, which lends to what can be stopped for it (decision 016).
+  const bool known = slot->start_ns != kUnbounded;
+  const bool drains = options_.draining && (drain || (starves && (base.guaranteed || !known)));
   if (!known && !drains) return false;
   Kept reservation;
   reservation.base = b;

@@ -45,9 +45,9 @@ int64_t LedgerMilli(const SystemBuilder& system, LedgerClass ledger_class) {
 struct HeadOfLine {
   SystemBuilder system;
   uint64_t running = 0, longer = 0, head = 0;
-  HeadOfLine() {
-    system.Cluster("c").Hosts("c", 1, 2).Queue("q", 2).Queue("other");
-    running = JobBuilder("q").GpusMilli(400).Priority(1).TimeLimit(100).SubmitTo(&system);
+  explicit HeadOfLine(int64_t guarantee = 2, int64_t limit_s = 100) {
+    system.Cluster("c").Hosts("c", 1, 2).Queue("q", guarantee).Queue("other");
+    running = JobBuilder("q").GpusMilli(400).Priority(1).TimeLimit(limit_s).SubmitTo(&system);
     longer = JobBuilder("q").GpusMilli(700).Priority(1).SubmitTo(&system);
     Go(&system);
     StartAll(&system, running);
@@ -115,6 +115,7 @@ struct LendCase {
   int64_t starve_s;    // starve_after; the head waits for 1 s
   bool starts;
   bool draining = true;
+  int64_t guarantee = 2;
 };
 
 TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
@@ -126,9 +127,12 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
       {"draining: ends before", "other", 1, 60, 1, true},
       {"draining: could be stopped, but would end later", "other", 1, 0, 1, false},
       {"draining left out: can be stopped", "other", 1, 0, 1, true, false},
+      {"draining: could be stopped for its priority", "q", 0, 200, 1, false},
+      {"for a borrower that starves: can be stopped for its priority", "q", 0, 200, 1, true, true, 0},
+      {"for a borrower that starves: can't be stopped, and would end later", "q", 1, 200, 1, false, true, 0},
   };
   for (const LendCase& c : cases) {
-    HeadOfLine at;
+    HeadOfLine at(c.guarantee);
     SchedulingOptions options = Quick();
     options.starve_after_ns = c.starve_s * kSecond;
     options.draining = c.draining;
@@ -140,7 +144,21 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
     Go(&at.system, options);
     EXPECT_EQ(Runs(at.system, small), c.starts) << c.name;
     ASSERT_NE(ReservationOf(at.system, at.head), nullptr) << c.name;
-    EXPECT_EQ(ReservationOf(at.system, at.head)->draining, c.draining && c.starve_s == 1) << c.name;
+    EXPECT_EQ(ReservationOf(at.system, at.head)->draining, c.draining && c.starve_s == 1 && c.guarantee > 0) << c.name;
+  }
+}
+
+// Nothing else would ever let in who borrows and doesn't know when it can start.
+TEST(Reserve, WhoStarvesAndHasNoKnownStartDrainsItsHostsGuaranteedOrNot) {
+  for (const int64_t guarantee : {0, 2}) {
+    HeadOfLine at(guarantee, /*limit_s=*/0);
+    EXPECT_EQ(ReservationOf(at.system, at.head), nullptr);
+    SchedulingOptions options = Quick();
+    options.starve_after_ns = kSecond;
+    at.system.Step(1);
+    Go(&at.system, options);
+    ASSERT_NE(ReservationOf(at.system, at.head), nullptr) << guarantee;
+    EXPECT_TRUE(ReservationOf(at.system, at.head)->draining) << guarantee;
   }
 }
 

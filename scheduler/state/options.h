@@ -13,7 +13,7 @@ enum class PlacementPolicy { kV, kFgd, kBestFit };
 struct SchedulingOptions {
   PlacementPolicy placement = PlacementPolicy::kV;
   int64_t grow_interval_ns = 10 * kMinute;   // least time from an elastic gang's start or growth to its next growth
-  int64_t starve_after_ns = 30 * kMinute;    // a reservation drains its hosts after so long
+  int64_t starve_after_ns = 30 * kMinute;    // a reservation within a guarantee, or without a known start, drains its hosts after so long
   int64_t min_runtime_ns = 5 * kMinute;      // reclaim leaves units alone for so long, where the queue says nothing
   int64_t spill_cost_ns = 60 * kSecond;      // gain in expected start that opening the next cluster must exceed
   int64_t lease_ns = 45 * kSecond;           // for mass loss (CONTRACTS 11)

@@ -230,8 +230,10 @@ absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
     if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty()) served.insert(std::move(mount));
   }
   if (served.empty() || threads_ == nullptr) return MakeOnStorage(prepare, jobs, spread);
-  return threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare},
-                      {.where = absl::StrJoin(served, ", "), .may_be_given_up = true, .run = [prepare, jobs, spread] { return MakeOnStorage(prepare, jobs, spread); }});
+  absl::Status status = threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare}, {.where = absl::StrJoin(served, ", "), .may_be_given_up = true,
+                                     .run = [prepare, jobs, spread] { return MakeOnStorage(prepare, jobs, spread); }});
+  if (spread && !status.ok() && !absl::IsUnavailable(status)) spread_.erase(jobs);
+  return status;
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {

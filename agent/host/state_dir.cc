@@ -110,6 +110,7 @@ absl::Status PublishExport(const std::string& staged, const std::string& target)
   std::error_code error;
   struct stat info{};
   const bool done_before = ::lstat(staged.c_str(), &info) != 0;   // and only the word of it was lost
+  if (done_before && errno != ENOENT) return ErrnoStatus(errno, staged);
   if (done_before && ::lstat(target.c_str(), &info) != 0) return absl::NotFoundError(staged + ": the staged export is gone");
   if (!done_before) {
     if (absl::Status status = MakeDirectories(parent.empty() ? "/" : parent, 0755); !status.ok()) return status;

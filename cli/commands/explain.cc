@@ -116,8 +116,12 @@ std::optional<int> SimulateTrace(Session& session, const SimulateOptions& option
                                                                 " is a trace, which runs on --cluster FILE with the queues of --queues FILE")));
   }
   if (!session.columns_flag.empty()) return session.Fail(absl::InvalidArgumentError("--columns: a trace's tables have all of theirs; -o json has more"));
+  if (session.output_flag != "table" && session.output_flag != "json") {
+    return session.Fail(absl::InvalidArgumentError(absl::StrCat("-o ", session.output_flag, ": a trace's result is told as table or json")));
+  }
   std::vector<std::string> words = options.trace_words;
-  words.insert(words.begin() + (!words.empty() && words.front() == "compare" ? 1 : 0), *trace);
+  const std::string path = trace->front() == '-' ? absl::StrCat("./", *trace) : *trace;   // no option of muster-sim's
+  words.insert(words.begin() + (!words.empty() && words.front() == "compare" ? 1 : 0), path);
   if (!options.queues.empty()) words.insert(words.end(), {"--queues", options.queues});
   words.insert(words.end(), {"-o", session.output_flag});
   return BecomeBeside(session, "muster-sim", std::move(words));

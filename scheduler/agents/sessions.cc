@@ -539,7 +539,7 @@ void Sessions::Tick() {
       now = pb::HOST_UNREACHABLE;
     } else if (entry.posted == pb::HOST_UP && (entry.heard_ns == 0 || quiet_ns >= silent_ns)) {
       now = pb::HOST_SILENT;
-    } else if (entry.posted == pb::HOST_UNREACHABLE && entry.heard_ns == 0) {
+    } else if (entry.posted == pb::HOST_UNREACHABLE && entry.heard_ns == 0 && quiet_ns < options_.lease_ns) {
       now = pb::HOST_SILENT;           // it may have spoken to the process before this one: it has a full lease again
     }
     if (now == entry.posted) {

@@ -542,6 +542,23 @@ TEST_F(SessionsTest, AfterTheSchedulerStoodStillAHostHasAFullLeaseAgain) {
   EXPECT_EQ(after(0), pb::HOST_UNREACHABLE) << "it was so before";
 }
 
+// Else its fence command would be broken off, and an operator's word that it is off forgotten.
+TEST_F(SessionsTest, AHostThatNeverSpokeToThisProcessStaysUnreachableWhenTheSchedulerStoodStill) {
+  Connect("h1");
+  Settle();
+  Start(state());
+  const auto after = [&](int64_t more_ns) {
+    clock_.now_ns += more_ns;
+    sessions_->Tick();
+    engine_->Step();
+    return StateOf("h1");
+  };
+  EXPECT_EQ(after(45 * kSecond), pb::HOST_UNREACHABLE);
+  clock_.now_ns += 10 * kMinute;
+  sessions_->StoodStill();
+  EXPECT_EQ(after(0), pb::HOST_UNREACHABLE);
+}
+
 TEST_F(SessionsTest, AHeartbeatIsEchoedAndRenewsWhatIsNotLost) {
   const StreamPtr stream = Connect();
   Submit();

@@ -249,6 +249,10 @@ TEST(ResolveQueues, AFlavourThatNobodyHasIsRefusedUnlessAnOpenClusterMayBringIt)
   const char* const kWeight = R"(queues { name: "a" quota { key: "cpu-slot" value { weight: 2 } } quota { key: "h100" value { weight: 2 } } })";
   const char* const kNear = "queues[0].queues[0].quota.cpu-slt: no flavour \"cpu-slt\" here. Did you mean cpu-slot? One still to come needs a SKU in the clusters file";
   const char* const kFar = "queues[0].quota.h100: no flavour \"h100\" here; known are cpu, cpu-slot. One still to come needs a SKU in the clusters file";
+  State in_force = listed;
+  pb::Event applied;                   // before that flavour went from the clusters file
+  *applied.mutable_queues_applied()->mutable_tree() = Parse<pb::QueueTree>(kLimit);
+  Apply(&in_force, applied);
   const struct {
     const char* what;
     State state;
@@ -265,6 +269,7 @@ TEST(ResolveQueues, AFlavourThatNobodyHasIsRefusedUnlessAnOpenClusterMayBringIt)
       {"of such a host, not of a SKU", open("", "h100"), kWeight, ""},
       {"that names a SKU", open("sku: \"slots\"", "-"), kWeight, kFar},
       {"no cluster at all", State(), kLimit, ""},
+      {"of the tree in force", in_force, kLimit, ""},
   };
   for (const auto& c : kCases) {
     std::string problems;

@@ -1,6 +1,7 @@
 """musterd on a disk that has no room left while submissions are in flight."""
 
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -53,9 +54,14 @@ def kinds() -> list[str]:
 def leave_room(system: LocalSystem, kind: str, room_bytes: int) -> None:
     store = system.folder / "store"
     if kind == TMPFS:
-        disk = os.statvfs(store)
-        used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-        assert mount("-o", f"remount,size={used + room_bytes}", store)
+        # musterd writes meanwhile, and a size below what is in use is refused.
+        os.kill(system.processes["musterd"].pid, signal.SIGSTOP)
+        try:
+            disk = os.statvfs(store)
+            used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+            assert mount("-o", f"remount,size={used + room_bytes}", store)
+        finally:
+            os.kill(system.processes["musterd"].pid, signal.SIGCONT)
     else:
         largest = max(path.stat().st_size for path in store.iterdir() if path.is_file())
         subprocess.run(["prlimit", f"--pid={system.processes['musterd'].pid}", f"--fsize={largest + room_bytes}"], check=True)

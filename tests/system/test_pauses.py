@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from local_system import job_processes, wait_for
 from small_system import configure, let_go, marks, submit_waiting, task, wait_ended, wait_started
 
-LEASE_S = 2
+LEASE_S = 4
 SCHEDULING = f"grow_interval: 1s, min_runtime: 0s, lease: {LEASE_S}s, heartbeat: 500ms, restart_backoff: 200ms"
 
 
@@ -33,7 +33,7 @@ def stopped(system, name: str):
 
 
 def connections(system, host: str) -> int:
-    return system.log_tail(f"agent-lab-{host}", 10**6).count(" connected ")
+    return system.log_tail(f"agent-lab-{host}", 10**6).count("info connected ")
 
 
 def state_of(system, host: str) -> str:
@@ -60,7 +60,7 @@ def test_a_daemon_that_stands_still_for_longer_than_the_lease_replaces_nothing(b
     slow = bare.processes["agent-lab-h01"].pid     # it comes back a moment after the other one
     with stopped(bare, "musterd"):
         for host in sessions:
-            # With its lease, or sooner where the connection's own keepalive finds that nobody answers.
+            # With its lease, or sooner: an agent begins a new one once it has learned its trainer's schema.
             wait_for(f"{host}'s session to die",
                      lambda: any(end in bare.log_tail(f"agent-lab-{host}", 10**6) for end in ("silent for a lease", "not connected")), 3 * LEASE_S)
         os.kill(slow, signal.SIGSTOP)

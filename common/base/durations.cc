@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace muster {
 namespace {
@@ -15,7 +16,8 @@ size_t BucketOf(uint64_t ns) {
 int64_t LastOf(size_t bucket) {
   if (bucket < 8) return static_cast<int64_t>(bucket);
   const int power = static_cast<int>(bucket / 8) + 2;
-  return (int64_t{1} << power) - 1 + static_cast<int64_t>(bucket % 8 + 1) * (int64_t{1} << (power - 3));  // the last fits exactly
+  const uint64_t end = (uint64_t{1} << power) + (bucket % 8 + 1) * (uint64_t{1} << (power - 3));   // of the last ones more than an int64_t has
+  return static_cast<int64_t>(std::min<uint64_t>(end - 1, std::numeric_limits<int64_t>::max()));
 }
 
 }  // namespace

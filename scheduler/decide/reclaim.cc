@@ -65,6 +65,11 @@ Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
 
 bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
   if (!options_.levels || claimant.guaranteed || claimant.leaf == victim.leaf || victim.leaf < 0) return true;
+  return CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
+}
+
+int Round::CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more,
+                         const Use& before) const {
   // The two queues below the nearest one that they share.
   int32_t mine = claimant.leaf, theirs = victim.leaf;
   while (m_.parent[mine] != m_.parent[theirs]) {
@@ -73,7 +78,7 @@ bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, cons
     if (difference <= 0) theirs = m_.parent[theirs];
   }
   const int32_t f = m_.cells[cell].flavour;
-  return Compare(LevelOf(mine, f, UseAt(use, mine, f) + demand), LevelOf(theirs, f, UseAt(use, theirs, f) + more)) < 0;
+  return Compare(LevelOf(mine, f, UseAt(after, mine, f) + demand), LevelOf(theirs, f, UseAt(before, theirs, f) + more));
 }
 
 int64_t Round::ProtectedUntil(const Base& victim) const {
@@ -229,6 +234,15 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
       (holds() ? enough : too_many) = middle;
     }
     set_left(v.base, enough);
+  }
+  // Each was allowed beside those before it. Without one of those, of its own queue, the claimant's level may be above the victim's: then all go.
+  const bool above = !claimant.guaranteed && options_.levels && std::any_of(left.begin(), left.end(), [&](const auto& l) {
+    const Base& base = m_.bases[l.first];
+    return l.second < base.workers && base.leaf != claimant.leaf && base.leaf >= 0 &&
+           CompareLevels(claimant, cell, claimant.worker_milli * workers, use, base, 0, use_future_) > 0;
+  });
+  if (above) {
+    for (size_t i = 0; i < high; ++i) set_left(victims[i].base, victims[i].keeps);
   }
   int64_t evicted = 0;
   for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].workers - workers_left);

@@ -129,8 +129,8 @@ void CollectFlavours(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& le
   }
 }
 
-// Of the clusters file's SKUs, of hosts that were seen, and of the tree in force; CPUs are always there. None (all are accepted) as long as some cluster
-// may bring any: it is open, names no SKU, and no host with devices has joined it. Queues are often applied before hosts come.
+// Of the clusters file's SKUs, of hosts that were seen, and of the tree in force; CPUs are always there. None (all are accepted) as long as
+// some cluster may bring any: it is open, names no SKU, and no host with devices has joined it. Queues are often applied before hosts come.
 std::vector<std::string> KnownFlavours(const State& state) {
   std::set<std::string> known = {"cpu"};
   for (const auto& [name, sku] : state.cluster_file().skus()) known.insert(sku.flavour());

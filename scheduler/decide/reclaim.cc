@@ -64,8 +64,11 @@ Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
 }
 
 bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
-  if (!options_.levels || claimant.guaranteed || claimant.leaf == victim.leaf || victim.leaf < 0) return true;
-  return CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
+  return !LevelsCount(claimant, victim) || CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
+}
+
+bool Round::LevelsCount(const Base& claimant, const Base& victim) const {
+  return options_.levels && !claimant.guaranteed && claimant.leaf != victim.leaf && victim.leaf >= 0;
 }
 
 int Round::CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more,
@@ -236,9 +239,9 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     set_left(v.base, enough);
   }
   // Each was allowed beside those before it. Without one of those, of its own queue, the claimant's level may be above the victim's: then all go.
-  const bool above = !claimant.guaranteed && options_.levels && std::any_of(left.begin(), left.end(), [&](const auto& l) {
+  const bool above = std::any_of(left.begin(), left.end(), [&](const auto& l) {
     const Base& base = m_.bases[l.first];
-    return l.second < base.workers && base.leaf != claimant.leaf && base.leaf >= 0 &&
+    return l.second < base.workers && LevelsCount(claimant, base) &&
            CompareLevels(claimant, cell, claimant.worker_milli * workers, use, base, 0, use_future_) > 0;
   });
   if (above) {

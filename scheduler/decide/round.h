@@ -122,6 +122,8 @@ class Round {
   bool MayTake(const Base& claimant, const Base& victim) const;
   // The claimant's level after it has started is lower than the victim's before, which will hold `more` than in `use`.
   bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
+  // Levels have a say between these two: neither of one queue, nor within a guarantee.
+  bool LevelsCount(const Base& claimant, const Base& victim) const;
   // The claimant's level with `demand` more than in `after` against the victim's with `more` than in `before`: below 0 if it is lower.
   int CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more, const Use& before) const;
   Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;

@@ -1,10 +1,11 @@
-// Job files: whatever the text, there is a spec or a problem; a spec that is written as YAML and read again is the same.
+// Job files: whatever the text, there is a spec or a problem; a spec that is written as YAML and read again is the same job.
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "common/base/check.h"
 #include "common/spec/spec.h"
+#include "google/protobuf/util/message_differencer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace muster;
@@ -21,7 +22,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string yaml = SpecToYaml(spec);
   pb::JobSpec again;
   MUSTER_CHECK(ParseJobFile(yaml, "job.yaml", context, &again, &problems));
-  MUSTER_CHECK(again.SerializeAsString().size() == spec.SerializeAsString().size());
-  ApplyDefaults(&spec);
+  ApplyDefaults(&spec);                // among them the name of an only task
+  ApplyDefaults(&again);
+  MUSTER_CHECK(google::protobuf::util::MessageDifferencer::Equals(spec, again));
   return 0;
 }

@@ -190,7 +190,9 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
         claim.moved += base->worker_milli * base->workers;
       } else {
         claim.evicted += base->worker_milli * (base->workers - e.next_workers());
-        AddUse(m, *base, base->bound_cell, e.next_workers() - base->workers, &after);
+        // What only moves goes on counting where its queues stand.
+        const bool moves = base->entitled && base->charge != base->bound_cell && m.cells[base->charge].flavour == m.cells[base->bound_cell].flavour;
+        if (!moves) AddUse(m, *base, base->bound_cell, e.next_workers() - base->workers, &after);
       }
     } else if (!base->may_be_lost && base->bound_cell >= 0) {
       AddUse(m, *base, base->bound_cell, -base->workers, &before);
@@ -218,7 +220,7 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
       return absl::StrCat("stops ", claim.evicted, " for job ", ref.job, ", which asks for ", demand, " and its like for ", asked);
     }
     if (claim.moved > 4 * demand) return absl::StrCat("moves ", claim.moved, " for job ", ref.job, ", which asks for ", demand);
-    if (!alone || claimant.guaranteed) continue;
+    if (!alone || (claimant.guaranteed && !grows)) continue;
     for (const Base* victim : claim.victims) {
       ++*judged;
       if (NoHigher(m, claimant, demand, after, *victim, 0, before)) continue;

@@ -6,17 +6,6 @@
 #include "scheduler/decide/round.h"
 
 namespace muster {
-namespace {
-
-// Stops the workers of a base beyond `keeps`; 0: all of it.
-struct Victim {
-  int32_t base = 0;
-  int32_t keeps = 0;
-  int64_t lost_milli_ns = 0;     // devices' time since its last checkpoint, in thousandths
-  int64_t start_ns = 0;
-};
-
-}  // namespace
 
 PlannedGang SliceOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to) {
   const int64_t gpus_milli = spec.resources().gpus_milli();
@@ -64,11 +53,20 @@ Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
 }
 
 bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
-  return !LevelsCount(claimant, victim) || CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
+  return claimant.guaranteed || !LevelsCount(claimant, victim) || CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
 }
 
 bool Round::LevelsCount(const Base& claimant, const Base& victim) const {
-  return options_.levels && !claimant.guaranteed && claimant.leaf != victim.leaf && victim.leaf >= 0;
+  return options_.levels && claimant.leaf != victim.leaf && victim.leaf >= 0;
+}
+
+bool Round::SharesQueue(const Base& a, const Base& b) const {
+  if (a.leaf < 0 || b.leaf < 0) return false;
+  const auto below_root = [&](int32_t n) {
+    while (m_.depth[n] > 1) n = m_.parent[n];
+    return n;
+  };
+  return below_root(a.leaf) == below_root(b.leaf);
 }
 
 int Round::CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more,
@@ -101,17 +99,14 @@ bool Round::MayTake(const Base& claimant, const Base& victim) const {
   return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority;
 }
 
-Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all) {
-  const Base& claimant = m_.bases[b];
-  const bool guaranteed = claimant.guaranteed && !grows;
-  const int32_t has = grows ? claimant.workers : 0;
-  const int64_t demand = claimant.worker_milli * (workers - has);
-  const int32_t flavour = m_.cells[cell].flavour;
-  const int64_t end_ns = EndIfStarted(claimant);
-  const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
-                                   grows ? -1 - b : int64_t{claimant.leaf} << 32 | claimant.shape, LentBits(claimant, cell, end_ns)};
-  if (failed_.contains(key)) return Claim::kNobody;
+bool Round::OnlyMoves(const Base& victim) const {
+  return victim.entitled && victim.charge != victim.bound_cell &&
+         m_.cells[victim.charge].flavour == m_.cells[victim.bound_cell].flavour;
+}
 
+std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int64_t demand, bool guaranteed) {
+  const Base& claimant = m_.bases[b];
+  const int32_t flavour = m_.cells[cell].flavour;
   // Where a limit is in the way, what counts against it in other clusters, too.
   std::vector<int32_t> pool = m_.takeable[cell];
   for (int32_t n = claimant.leaf; n >= 0; n = m_.parent[n]) {
@@ -144,36 +139,49 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     if (keeps > 0 && base.workers > keeps) all.push_back({v, keeps, lost, start_ns});
     if (mover || !base.entitled) all.push_back({v, 0, lost, start_ns});
   });
-  if (all.empty()) {
-    failed_.insert(key);
-    return Claim::kNobody;
-  }
   std::sort(all.begin(), all.end(), [](const Victim& x, const Victim& y) {
     return std::make_tuple(x.keeps == 0, x.lost_milli_ns, -x.start_ns, x.base) < std::make_tuple(y.keeps == 0, y.lost_milli_ns, -y.start_ns, y.base);
   });
+  if (guaranteed || all.empty()) return all;
 
-  // On the maps of the future: what each victim gives back, in that order, and what it still has.
-  std::map<int32_t, int32_t> left;     // workers, by base
-  for (const Victim& v : all) left[v.base] = m_.bases[v.base].workers;
-  std::vector<Victim> victims;
   Use use = use_future_;
+  std::map<int32_t, int32_t> left;     // workers, by base
+  std::vector<Victim> allowed;
   for (const Victim& v : all) {
     const Base& base = m_.bases[v.base];
-    if (!guaranteed && !LevelAllows(claimant, cell, demand, base, use)) continue;
-    AddUse(&use, base, base.bound_cell, v.keeps - left[v.base]);
+    if (LevelsCount(claimant, base) && CompareLevels(claimant, cell, demand, use, base, 0, use) >= 0) continue;
+    const int32_t has = left.try_emplace(v.base, base.workers).first->second;
+    if (!OnlyMoves(base)) AddUse(&use, base, base.bound_cell, v.keeps - has);
     left[v.base] = v.keeps;
-    victims.push_back(v);
+    allowed.push_back(v);
   }
+  return allowed;
+}
+
+Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all) {
+  const Base& claimant = m_.bases[b];
+  const bool guaranteed = claimant.guaranteed && !grows;
+  const int32_t has = grows ? claimant.workers : 0;
+  const int64_t demand = claimant.worker_milli * (workers - has);
+  const int64_t end_ns = EndIfStarted(claimant);
+  const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
+                                   grows ? -1 - b : int64_t{claimant.leaf} << 32 | claimant.shape, LentBits(claimant, cell, end_ns)};
+  if (failed_.contains(key)) return Claim::kNobody;
+  const std::vector<Victim> victims = VictimsFor(b, cell, demand, guaranteed);
   if (victims.empty()) {
     failed_.insert(key);
     return Claim::kNobody;
   }
-  use = use_future_;
-  for (auto& [v, workers_left] : left) workers_left = m_.bases[v].workers;
+  // On the maps of the future: what each victim gives back, in that order, and what it still has.
+  std::map<int32_t, int32_t> left;     // workers, by base
+  for (const Victim& v : victims) left[v.base] = m_.bases[v.base].workers;
+  Use use = use_future_;
+  Use levels = use;                    // without what only moves
   const size_t start_mark = future_.Mark();
   if (grows) {
     future_.Release(claimant.wants, *claimant.current);
     AddUse(&use, claimant, cell, -has);
+    AddUse(&levels, claimant, cell, -has);
   }
   const auto set_left = [&](int32_t v, int32_t to) {
     const Base& base = m_.bases[v];
@@ -181,6 +189,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     if (to < from) future_.GiveBack(*base.spec, SliceOf(*base.spec, *base.current, to, from));
     if (to > from) future_.Take(*base.spec, SliceOf(*base.spec, *base.current, from, to));
     AddUse(&use, base, base.bound_cell, to - from);
+    if (!OnlyMoves(base)) AddUse(&levels, base, base.bound_cell, to - from);
     from = to;
   };
   std::optional<PlannedGang> gang;
@@ -222,30 +231,32 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     (set_victims(middle) ? high : low) = middle;
   }
   set_victims(high);
+  // Each was allowed beside those before it. Without one that counts against a queue of the claimant's own, its level may be above that
+  // of a victim, as that was.
+  const auto above = [&](const Base& spared) {
+    if (guaranteed || !options_.levels || !SharesQueue(claimant, spared)) return false;
+    return std::any_of(left.begin(), left.end(), [&](const auto& l) {
+      const Base& base = m_.bases[l.first];
+      return l.second < base.workers && LevelsCount(claimant, base) &&
+             CompareLevels(claimant, cell, claimant.worker_milli * workers, levels, base, 0, use_future_) > 0;
+    });
+  };
   // Drops, in reverse, each that is not needed; of growth no more goes than is needed.
   for (size_t i = high; i-- > 0;) {
     const Victim& v = victims[i];
+    const Base& base = m_.bases[v.base];
     if (left[v.base] != v.keeps) continue;             // the rest of it is taken as well
     set_left(v.base, before[i]);
-    if (holds()) continue;
+    if (!above(base) && holds()) continue;
     set_left(v.base, v.keeps);
     if (v.keeps == 0) continue;
     int32_t enough = v.keeps, too_many = before[i];
     while (too_many > enough + 1) {
       const int32_t middle = enough + (too_many - enough) / 2;
       set_left(v.base, middle);
-      (holds() ? enough : too_many) = middle;
+      (!above(base) && holds() ? enough : too_many) = middle;
     }
     set_left(v.base, enough);
-  }
-  // Each was allowed beside those before it. Without one of those, of its own queue, the claimant's level may be above the victim's: then all go.
-  const bool above = std::any_of(left.begin(), left.end(), [&](const auto& l) {
-    const Base& base = m_.bases[l.first];
-    return l.second < base.workers && LevelsCount(claimant, base) &&
-           CompareLevels(claimant, cell, claimant.worker_milli * workers, use, base, 0, use_future_) > 0;
-  });
-  if (above) {
-    for (size_t i = 0; i < high; ++i) set_left(victims[i].base, victims[i].keeps);
   }
   int64_t evicted = 0;
   for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].workers - workers_left);

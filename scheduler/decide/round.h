@@ -118,12 +118,25 @@ class Round {
   // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already with fewer.
   // `takes_all`: however many that takes.
   Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all = false);
+  // Stops the workers of a base beyond `keeps`; 0: all of it.
+  struct Victim {
+    int32_t base = 0;
+    int32_t keeps = 0;
+    int64_t lost_milli_ns = 0;         // devices' time since its last checkpoint, in thousandths
+    int64_t start_ns = 0;
+  };
+  // Whom a claim for `demand` in the cell may stop, in that order, each beside those before it: growth first, then what loses the least.
+  std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int64_t demand, bool guaranteed);
+  // It starts again in another cell and counts against the levels of its queues as before.
+  bool OnlyMoves(const Base& victim) const;
   // The claimant may stop the victim, min_runtime and levels apart.
   bool MayTake(const Base& claimant, const Base& victim) const;
   // The claimant's level after it has started is lower than the victim's before, which will hold `more` than in `use`.
   bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
-  // Levels have a say between these two: neither of one queue, nor within a guarantee.
+  // Levels have a say between these two, unless the claimant is within its guarantee: they are of different queues.
   bool LevelsCount(const Base& claimant, const Base& victim) const;
+  // They count against a queue below the root that is the same.
+  bool SharesQueue(const Base& a, const Base& b) const;
   // The claimant's level with `demand` more than in `after` against the victim's with `more` than in `before`: below 0 if it is lower.
   int CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more, const Use& before) const;
   Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;

@@ -207,6 +207,31 @@ class ReconcilerTest : public ::testing::Test {
   std::unique_ptr<Reconciler> agent_;
 };
 
+TEST_F(ReconcilerTest, TellsTheNewestLineOncePerSessionAndAgainWhenItIsSaidAgain) {
+  Prepare(true);
+  ShimNews news = Running();
+  const auto told = [&] {
+    const size_t before = world_.sent.size();
+    agent_->OnShim(kId, news, 2000);
+    return std::count_if(world_.sent.begin() + static_cast<int64_t>(before), world_.sent.end(), [](const auto& m) { return m.has_progress(); });
+  };
+  EXPECT_EQ(told(), 0);
+  news.metrics = R"({"step": 1})";
+  news.metrics_at_ns = 10;
+  EXPECT_EQ(told(), 1);
+  EXPECT_EQ(told(), 0);
+  news.metrics_at_ns = 20;
+  EXPECT_EQ(told(), 1) << "the same words, later";
+  agent_->OnDisconnected();
+  news.metrics_at_ns = 30;
+  EXPECT_EQ(told(), 0);
+  v1::SchedulerMessage welcome;
+  welcome.mutable_welcome();
+  session_.set_session("s2");
+  Tell(welcome);
+  EXPECT_EQ(told(), 1) << "nobody heard of it";
+}
+
 TEST_F(ReconcilerTest, AGangPreparesThenStarts) {
   Prepare(false);
   EXPECT_EQ(world_.Take(), Log({"prepared"}));

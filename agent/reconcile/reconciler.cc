@@ -164,6 +164,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
   if (message.has_welcome()) {
     if (message.session().session().empty() || message.session().state_id() != identity_.state_id) return false;
     session_ = message.session();
+    metrics_sent_.clear();             // what was said meanwhile reached nobody
     acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
     See(message);
@@ -425,8 +426,9 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   // Lines first: a checkpoint is told before the end of the attempt that wrote it.
   size_t& read = lines_read_[id];
   for (; read < news.lines.size(); ++read) OnLine(&record, news.lines[read], news.lines_at_ns[read]);
-  if (!news.metrics.empty() && metrics_sent_[id] != news.metrics) {
-    metrics_sent_[id] = news.metrics;
+  const std::pair<std::string, int64_t> newest(news.metrics, news.metrics_at_ns);   // a line that is said twice is told twice
+  if (!news.metrics.empty() && metrics_sent_[id] != newest) {
+    metrics_sent_[id] = newest;
     const std::optional<ProgressLine> line = ParseProgressLine(news.metrics);
     if (line.has_value() && line->progress.has_value()) {
       v1::AgentMessage message;

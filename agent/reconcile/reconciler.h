@@ -74,7 +74,7 @@ class Reconciler {
   std::map<AttemptId, AttemptRecord> records_;
   std::set<AttemptId> forgotten_;                 // in this session
   std::map<AttemptId, size_t> lines_read_;        // durable lines of its shim taken in
-  std::map<AttemptId, std::string> metrics_sent_;
+  std::map<AttemptId, std::pair<std::string, int64_t>> metrics_sent_;   // to this session: line and time
   std::map<AttemptId, std::string> times_sent_;
   std::vector<std::pair<v1::HostFault, int>> faults_;   // and how often they are still repeated
   int64_t fault_ns_ = 0;             // at_ns of the newest

@@ -582,6 +582,74 @@ TEST(Decide, StopsAtTheTimeLimitAndOnAHang) {
   EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::HANG);
 }
 
+// A task that has told a line at 0 s and is silent since, with a hang_timeout of 100 s.
+struct SilentTask {
+  SystemBuilder system;
+  uint64_t job = 0;
+  SilentTask() {
+    system.Cluster("c").Hosts("c", 1, 1).Queue("q");
+    JobBuilder builder("q");
+    builder.task()->set_hang_timeout_ns(100 * kSecond);
+    job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    Say(SystemBuilder::kStart);
+  }
+  void Say(int64_t host_ns) {                      // by the host's clock
+    pb::Event progress;
+    *progress.mutable_progress_seen()->mutable_key() = KeyOf(*system.state.FindJob(job), 0, 1);
+    progress.mutable_progress_seen()->mutable_progress()->set_at_ns(host_ns);
+    system.Do(progress);
+  }
+  void ListenAgain(int64_t seconds) {
+    pb::Event step;
+    step.mutable_step()->set_now_ns(system.now_ns = SystemBuilder::kStart + seconds * kSecond);
+    step.mutable_step()->set_epoch(1);
+    step.mutable_step()->set_listens_again(true);
+    system.Do(step);
+  }
+  // When it is taken for hung, if nothing else happens; -1: never.
+  int64_t HungAtSeconds() {
+    const Plan plan = Decide(system.state, system.now_ns, Quick());
+    for (const pb::Event& event : plan.events) {
+      if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::HANG) return (system.now_ns - SystemBuilder::kStart) / kSecond;
+    }
+    return plan.next_look_ns == INT64_MAX ? -1 : (plan.next_look_ns - SystemBuilder::kStart) / kSecond;
+  }
+};
+
+TEST(Decide, WhatCouldNotBeHeardIsNoHang) {
+  SilentTask still;
+  EXPECT_EQ(still.HungAtSeconds(), 100);
+  still.system.Step(100);
+  EXPECT_EQ(still.HungAtSeconds(), 100);
+
+  SilentTask restarted;                            // musterd was down from 10 s to 3000 s
+  restarted.ListenAgain(3000);
+  EXPECT_EQ(restarted.HungAtSeconds(), 3100);
+
+  SilentTask cut;
+  cut.system.Step(50);
+  cut.system.HostState("c", "h00", pb::HOST_SILENT);
+  EXPECT_EQ(cut.HungAtSeconds(), -1);
+  cut.system.Step(200);
+  cut.system.HostState("c", "h00", pb::HOST_UNREACHABLE);
+  EXPECT_EQ(cut.HungAtSeconds(), -1);
+  cut.system.Step(3000);
+  cut.system.HostState("c", "h00", pb::HOST_UP);
+  EXPECT_EQ(cut.HungAtSeconds(), 3100);
+
+  SilentTask skewed;                               // its host's clock is an hour behind, or ahead
+  skewed.system.Step(60);
+  skewed.Say(SystemBuilder::kStart - kHour);
+  EXPECT_EQ(skewed.HungAtSeconds(), 160);
+  skewed.system.Step(80);
+  skewed.Say(SystemBuilder::kStart - kHour);
+  EXPECT_EQ(skewed.HungAtSeconds(), 160) << "the same line, said again to a new session";
+  skewed.Say(SystemBuilder::kStart + kHour);
+  EXPECT_EQ(skewed.HungAtSeconds(), 180);
+}
+
 TEST(Decide, GivesEveryWaitingTaskAVerdictThatSaysWhy) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 2).Queue("q").Queue("tight", 0, 1);

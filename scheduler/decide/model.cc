@@ -67,21 +67,29 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
   for (const TaskRow& other : job.tasks) {
     if (other.state == pb::TASK_FAILED) return 0;
   }
-  bool unreachable = false;
   for (const PartRow& part : attempt.parts) {
     if (part.phase == pb::GONE && !part.lost && (part.stop_sent || part.exits.empty())) return 0;
     if (part.over()) continue;
     const HostRow& host = state.host(part.host);
     if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained) return 0;
-    unreachable = unreachable || host.state == pb::HOST_UNREACHABLE;
   }
   if (attempt.start_ns == 0) return kUnbounded;
   int64_t look_ns = kUnbounded;
   if (spec.time_limit_ns() > 0) look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
-  if (spec.hang_timeout_ns() > 0 && !unreachable && row.progress.attempt() == attempt.number) {
-    look_ns = std::min(look_ns, std::max(row.progress.at_ns(), attempt.last_checkpoint_ns) + spec.hang_timeout_ns());
+  return std::min(look_ns, HangNs(state, spec, row, attempt));
+}
+
+int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row, const AttemptRow& attempt) {
+  if (spec.hang_timeout_ns() <= 0 || attempt.start_ns == 0) return kUnbounded;
+  if (row.progress.attempt() != attempt.number || row.progress.heard_ns() == 0) return kUnbounded;
+  int64_t since_ns = std::max({row.progress.heard_ns(), attempt.last_checkpoint_ns, state.listens_since_ns()});
+  for (const PartRow& part : attempt.parts) {
+    if (part.over()) continue;
+    const HostRow& host = state.host(part.host);
+    if (host.state != pb::HOST_UP) return kUnbounded;
+    since_ns = std::max(since_ns, host.state_since_ns);
   }
-  return look_ns;
+  return since_ns + spec.hang_timeout_ns();
 }
 
 void ReadRun(const State& state, const AttemptRow* attempt, Base* base) {

@@ -170,6 +170,10 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
 // drained), else when its time limit or its hang timeout passes; kUnbounded = never by itself.
 int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
 
+// When the running attempt is taken for hung: it has said something, and then nothing new for hang_timeout while it could be heard all the
+// time (its hosts were up, the scheduler ran). Times are the scheduler's. kUnbounded: not by itself.
+int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row, const AttemptRow& attempt);
+
 // Fills what a Base says of the attempt that runs (nullptr: none) and of how long it may; `base.row` and `base.spec` are set.
 void ReadRun(const State& state, const AttemptRow* attempt, Base* base);
 

@@ -70,13 +70,12 @@ void Round::StopWhatMust() {
       Stop(base, pb::HOST_LOST, "a host of the gang stopped its part or lost track of it", grace_ns);
       continue;
     }
-    bool strange = false, unreachable = false;
+    bool strange = false;
     std::string drained;
     for (const PartRow& part : attempt.parts) {
       if (part.over()) continue;
       const HostRow& host = s_.host(part.host);
       const ClusterRow& cluster = s_.clusters()[host.cluster];
-      unreachable = unreachable || host.state == pb::HOST_UNREACHABLE;
       if (part.state_id != host.state_id) strange = true;
       if (host.drained || cluster.drained) {
         const std::string& reason = host.drained ? host.drain_reason : cluster.drain_reason;
@@ -95,13 +94,10 @@ void Round::StopWhatMust() {
       }
       LookAt(at_ns);
     }
-    const int64_t hang_ns = base.spec->has_hang_timeout_ns() ? base.spec->hang_timeout_ns() : 0;
-    if (hang_ns > 0 && !unreachable && base.row->progress.attempt() == attempt.number && attempt.start_ns != 0) {
-      const int64_t at_ns = std::max(base.row->progress.at_ns(), attempt.last_checkpoint_ns) + hang_ns;
-      if (at_ns <= now_ns_) {
-        Stop(base, pb::HANG, absl::StrCat("no progress for ", FormatDuration(hang_ns)), 0);
-        continue;
-      }
+    if (const int64_t at_ns = HangNs(s_, *base.spec, *base.row, attempt); at_ns <= now_ns_) {
+      Stop(base, pb::HANG, absl::StrCat("no progress for ", FormatDuration(base.spec->hang_timeout_ns())), 0);
+      continue;
+    } else if (at_ns != kUnbounded) {
       LookAt(at_ns);
     }
     if (!drained.empty()) Stop(base, pb::DRAIN, drained, grace_ns);

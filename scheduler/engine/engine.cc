@@ -198,6 +198,7 @@ bool Engine::Step() {
   std::vector<Queued> queue;
   std::vector<pb::Event> progress, last_progress;
   std::string why_not;
+  bool listens_again = false;
   {
     std::lock_guard lock(mutex_);
     why_not = why_not_;
@@ -216,6 +217,8 @@ bool Engine::Step() {
     progress = TakeDueProgress(now_ns);
     if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
     queue.swap(queue_);
+    // Where there are agents, there is a step a lease at least (Sessions::ProveOwnership).
+    listens_again = now_ns_ == 0 || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
     now_ns_ = now_ns;
     now_at_ns_ = clock_->MonotonicNs();
   }
@@ -225,6 +228,7 @@ bool Engine::Step() {
   start.mutable_step()->set_now_ns(now_ns_);
   start.mutable_step()->set_epoch(options_.epoch);
   start.mutable_step()->set_restart_backoff_ns(options_.scheduling.restart_backoff_ns);
+  if (listens_again) start.mutable_step()->set_listens_again(true);
   ApplyEvent(std::move(start));
   for (pb::Event& event : last_progress) ApplyEvent(std::move(event));       // before the ends that come after them
   std::vector<absl::Status> answers(queue.size());

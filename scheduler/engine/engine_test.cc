@@ -116,6 +116,23 @@ TEST_F(EngineTest, TimeGoesOnAtHalfSpeedWhenTheWallClockWasSetBack) {
   EXPECT_EQ(engine_->NowNs(), clock_.WallNs()) << "it has caught up";
 }
 
+TEST_F(EngineTest, ListensAgainFromItsFirstStepAndAfterItStoodStill) {
+  Start();
+  const auto listens_since = [&] { return engine_->Snapshot()->state.listens_since_ns(); };
+  const int64_t began_ns = listens_since(), lease_ns = EngineOptions().scheduling.lease_ns;
+  EXPECT_EQ(began_ns, engine_->Snapshot()->now_ns);
+  const auto step_after = [&](int64_t ns) {
+    clock_.now_ns += ns;
+    engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
+    engine_->Step();
+  };
+  step_after(2 * lease_ns);
+  EXPECT_EQ(listens_since(), began_ns);
+  step_after(2 * lease_ns + 1);
+  EXPECT_EQ(listens_since(), engine_->Snapshot()->now_ns);
+  EXPECT_GT(listens_since(), began_ns);
+}
+
 TEST_F(EngineTest, AnOperationThatFailsChangesNothing) {
   Start();
   engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return absl::NotFoundError("no"); }, Noted("call"));

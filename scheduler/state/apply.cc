@@ -449,6 +449,7 @@ void Applier::On(const pb::StepStarted& e) {
   s_.now_ns_ = std::max(s_.now_ns_, e.now_ns());
   if (e.epoch() != 0) s_.epoch_ = e.epoch();
   if (e.restart_backoff_ns() > 0) s_.restart_backoff_ns_ = e.restart_backoff_ns();
+  if (e.listens_again()) s_.listens_since_ns_ = s_.now_ns_;
   s_.meta_changed_ = true;
   BookLedger(s_.now_ns_);
   TickHistory();

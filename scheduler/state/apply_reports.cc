@@ -267,8 +267,12 @@ void Applier::On(const pb::CheckpointSeen& e) {
 void Applier::On(const pb::ProgressSeen& e) {
   const Found found = FindNewest(e.key());
   if (!found || found.attempt->ended()) return;
-  found.task->progress = e.progress();
-  found.task->progress.set_attempt(e.key().attempt());
+  pb::Progress& progress = found.task->progress;
+  const bool known = progress.attempt() == e.key().attempt() && progress.at_ns() == e.progress().at_ns() && progress.heard_ns() != 0;
+  const int64_t heard_ns = known ? progress.heard_ns() : s_.now_ns_;     // a line that is said again is no new one
+  progress = e.progress();
+  progress.set_attempt(e.key().attempt());
+  progress.set_heard_ns(heard_ns);
   found.task->infra_failures = 0;
 }
 

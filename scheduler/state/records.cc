@@ -346,6 +346,7 @@ struct StateRecords {
     r.set_ledger_until_ns(s.ledger_until_ns_);
     r.set_ledger_capacity_device_us(s.ledger_capacity_device_us_);
     r.set_restart_backoff_ns(s.restart_backoff_ns_);
+    r.set_listens_since_ns(s.listens_since_ns_);
     r.set_epoch(s.epoch_);
     r.set_adopted_epoch(s.adopted_epoch_);
     r.set_restoring(s.restoring_);
@@ -431,6 +432,7 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       s.adopted_epoch_ = r.adopted_epoch();
       s.restoring_ = r.restoring();
       s.restart_backoff_ns_ = r.restart_backoff_ns();
+      s.listens_since_ns_ = r.listens_since_ns();
       round = r.round();
       if (r.has_clusters()) {            // an older store: the next step writes the row that it lacks
         pb::ConfigurationRecord configuration;

@@ -104,6 +104,8 @@ class State {
   // ---- the rest ----
   int64_t now_ns() const { return now_ns_; }                     // of the newest step
   uint64_t epoch() const { return epoch_; }
+  // Whoever spoke since then was heard; before it the process didn't run, or stood still.
+  int64_t listens_since_ns() const { return listens_since_ns_; }
   // The first epoch since the newest backup that was restored, 0 if none was; what agents saw in earlier ones says nothing.
   uint64_t adopted_epoch() const { return adopted_epoch_; }
   // Hosts may still run what this store doesn't know: nothing may be placed (CONTRACTS 19).
@@ -174,6 +176,7 @@ class State {
   bool restoring_ = false;
   uint64_t round_ = 0;
   int64_t restart_backoff_ns_ = 0;
+  int64_t listens_since_ns_ = 0;
   int64_t ledger_since_ns_ = 0, ledger_until_ns_ = 0, ledger_capacity_device_us_ = 0;
 
   // What TakeChanges has to write.

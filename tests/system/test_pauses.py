@@ -6,9 +6,10 @@ import time
 from contextlib import contextmanager
 
 from local_system import job_processes, wait_for
-from small_system import configure, let_go, marks, submit_waiting, task, wait_ended, wait_started
+from small_system import configure, let_go, marks, submit, submit_waiting, task, wait_ended, wait_started
 
 LEASE_S = 4
+HANG_S = 6
 SCHEDULING = f"grow_interval: 1s, min_runtime: 0s, lease: {LEASE_S}s, heartbeat: 500ms, restart_backoff: 200ms"
 
 
@@ -91,3 +92,32 @@ def test_a_task_that_waits_goes_on_once_its_agent_that_stood_still_for_longer_th
     wait_for("h01 to be back", lambda: state_of(bare, "h01") == "HOST_UP", 20)
     assert set(job_processes(bare.folder)) <= before
     go_on_and_succeed(bare, numbers)
+
+
+def test_time_without_a_daemon_is_no_hang(bare):
+    """A task that is silent for longer than its hang_timeout while nobody listens goes on; then it counts from the daemon's return."""
+    start(bare)
+    number = submit(bare, f"""\
+name: quiet
+queue: research
+resources: {{gpus: 1, gpu_types: [cpu-slot]}}
+grace: 1s
+max_restarts: 0
+hang_timeout: {HANG_S}s
+run: |
+  python3 -c 'import os, socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"{{\\"step\\": 7}}", os.environ["MUSTER_PROGRESS_SOCKET"])'
+  sleep 1000
+""", "quiet")
+    wait_for("its line", lambda: int((task(bare.job(number)).get("progress") or {}).get("step", 0)) == 7, 20)
+    submit_waiting(bare, "later")
+    wait_started(bare, "later", 1)                 # what was told before that is stored
+    bare.processes["musterd"].kill()
+    bare.processes.pop("musterd").wait(10)
+    ended = time.monotonic()
+    wait_for("its hang_timeout to pass", lambda: time.monotonic() >= ended + HANG_S + 1, 2 * HANG_S)
+    returned_ns = time.time_ns()
+    bare.start_musterd()
+    job = wait_ended(bare, number, 30)
+    attempt = task(job)["attempts"][-1]
+    assert attempt["cause"] == "HANG" and f"no progress for {HANG_S}s" in attempt["detail"], job
+    assert int(attempt["end_ns"]) >= returned_ns + HANG_S * 10**9, "it was taken for hung because nobody had listened"

@@ -335,6 +335,17 @@ void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb
     violate(absl::StrCat("S4 all its workers exited 0, and that had no effect (", pb::Cause_Name(attempt.cause()), " ", attempt.detail(), ")"));
   }
   if (attempt.state() == pb::TASK_SUCCEEDED) ++counters_["attempts succeeded"];
+  if (attempt.cause() == pb::PREEMPTION) ++counters_["attempts preempted"];
+  if (attempt.cause() == pb::HANG) {
+    ++counters_["attempts that hung"];
+    const bool muted = std::any_of(attempt.placements().begin(), attempt.placements().end(),
+                                   [&](const pb::Placement& p) { return muted_.contains(absl::StrCat(attempt.cluster(), "/", p.host())); });
+    pb::AttemptKey key;
+    key.set_job_uid(job.uid());
+    key.set_task(job.spec().tasks(t).name());
+    key.set_attempt(attempt.number());
+    if (!muted && !hangs(key, job.spec().tasks(t))) violate("is taken for hung, and worked");
+  }
 }
 
 void Checker::OnPlan(int64_t now_ns, const Plan& plan) {

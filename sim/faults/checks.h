@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -66,6 +67,10 @@ class Checker {
   // The scheduler starts, and this is what the store holds.
   void OnRecovered(int64_t now_ns);
 
+  // Whether the program of an attempt stands still.
+  std::function<bool(const pb::AttemptKey&, const pb::TaskSpec&)> hangs;
+  // Some of what its programs say may be lost from now on, though the host is heard.
+  void OnMuted(const std::string& host) { muted_.insert(host); }
   void set_lease_ns(int64_t lease_ns) { lease_ns_ = lease_ns; }
   int64_t unfinished_jobs() const;
   const std::map<std::string, pb::JobRecord>& jobs() const { return jobs_; }   // by uid
@@ -108,6 +113,7 @@ class Checker {
   std::set<uint64_t> cancelled_;                                    // acknowledged
   std::map<std::string, int64_t> heard_ns_, agent_heard_ns_;        // by host: by the scheduler of it, by it of the scheduler
   std::map<std::string, std::pair<uint64_t, uint64_t>> acted_;      // by host: epoch and commit
+  std::set<std::string> muted_;                                     // hosts
   std::map<std::string, pb::HostRecord> hosts_;
   std::vector<pb::AttemptKey> placed_;                              // by the newest commit
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows

@@ -29,7 +29,7 @@ constexpr const char* kKindNames[] = {
     "cut",        "cut-up",     "cut-down",         "reset",    "lossy",           "slow",        "mass-cut", "crash-before-commit", "crash-after-commit",
     "commit-fails", "commit-fails-done", "store-full", "pause-scheduler", "takeover", "scheduler-clock", "crash-agent", "disk-full", "kill-shim", "reboot",
     "reboot-many", "lose-state", "host-clock",       "launch-fails", "late-shims",  "drain", "restore", "power-off",
-    "agent-away", "old-streams"};
+    "agent-away", "old-streams", "pause-agent", "pause-shims", "edit-queues"};
 static_assert(std::size(kKindNames) == static_cast<size_t>(FaultKind::kLast) + 1);
 
 }  // namespace
@@ -105,6 +105,7 @@ std::vector<Fault> DrawFaults(const Config& config, uint64_t seed) {
       case FaultKind::kCommitFails:
       case FaultKind::kCommitFailsDone: fault.value = random.Between(1, 4); break;
       case FaultKind::kCrashAgent: fault.value = random.Between(1, 4); break;
+      case FaultKind::kEditQueues: fault.value = random.Between(1, int64_t{1} << 40); break;
       case FaultKind::kMassCut: fault.value = random.Between(55, 100); break;
       default: break;
     }

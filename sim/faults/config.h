@@ -57,7 +57,10 @@ enum class FaultKind {
   kPowerOff,             // as reboot, and somebody says that the host is off
   kAgentAway,            // the agent dies, and nobody starts it again for a time
   kOldStreams,           // what the scheduler sends on the host's streams takes up to `value`, while the agent opens new ones, and again
-  kLast = kOldStreams,
+  kPauseAgent,           // SIGSTOP, for a time
+  kPauseShims,           // of a host; those with a fence for as long as a killed process may be there at most
+  kEditQueues,           // other guarantees, limits and weights, drawn from `value`
+  kLast = kEditQueues,
 };
 
 struct Fault {

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kEventsNs = 50 * kMillisecond;   // agent/shim: after which events are written that nobody waits for
 constexpr int64_t kSlowestDeathNs = 3 * kSecond;   // from SIGKILL to a process's end; a fence allows for 5 s
+constexpr int64_t kFencePauseNs = kSecond;         // for so long may a shim that has to fence stand still, once: within the same 5 s
 
 }  // namespace
 
@@ -36,6 +37,7 @@ struct Machine::Shim {
   int running = 0;
   bool claimed = false, begun = false;
   bool over = false;                         // dead
+  int64_t paused_until_ns = 0;
   int64_t start_ns = 0;
   std::string held;                          // events that are still to be written
   int64_t synced_bytes = 0;                  // of events
@@ -65,9 +67,13 @@ void Machine::ForgetState() {
 std::string Machine::DirectoryOf(const agent::AttemptId& id) const { return absl::StrCat(directory_, "/attempts/", agent::DirectoryName(id)); }
 
 void Machine::Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)(const ShimPtr&)) {
-  shared_->heap.After(delay_ns, [this, shim, what] {
-    if (!shim->over) (this->*what)(shim);
-  });
+  shared_->heap.After(delay_ns, [this, shim, what] { Act(shim, [this, shim, what] { (this->*what)(shim); }); });
+}
+
+void Machine::Act(const ShimPtr& shim, std::function<void()> what) {
+  if (shim->over) return;
+  if (shared_->heap.now_ns() >= shim->paused_until_ns) return what();
+  shared_->heap.At(shim->paused_until_ns, [this, shim, what = std::move(what)] { Act(shim, what); });
 }
 
 void Machine::Tell(const agent::AttemptId& id) {
@@ -155,11 +161,18 @@ void Machine::Run(const ShimPtr& shim) {
   shim->running = ranks;
   for (int32_t rank = first; rank < first + ranks; ++rank) {
     Programs::Rank acts;
-    acts.exit = [this, shim, rank](int code) { Ended(shim, rank, code, 0); };
+    acts.exit = [this, shim, rank](int code) { Act(shim, [this, shim, rank, code] { Ended(shim, rank, code, 0); }); };
     acts.say = [this, shim](const std::string& json) {
-      if (shim->over) return;
-      Append(shim, shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json), true);
-      Tell(shim->id);
+      Act(shim, [this, shim, json] {
+        Append(shim, shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json), true);
+        Tell(shim->id);
+      });
+    };
+    acts.report = [this, shim](const std::string& json) {
+      Act(shim, [this, shim, json] {
+        if (!DiskFull()) shim::ReplaceFile(DirectoryOf(shim->id), shim::kProgressFile, shim::FormatLine(shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json)), /*sync=*/false);
+        Tell(shim->id);
+      });
     };
     shared_->programs.Start(prepare, rank, std::move(acts));
     if (shim->rules.stop_sent()) shared_->programs.Terminate(prepare.key(), rank);
@@ -307,6 +320,15 @@ void Machine::KillAnyShim() {
   const Shim& shim = *victim->second;
   ++shared_->counters[shim.begun ? Counter("shims killed") : shim.claimed ? Counter("shims killed between claim and start") : Counter("shims killed before the claim")];
   Remove(ShimPtr(victim->second), false);
+}
+
+void Machine::PauseShims(int64_t until_ns) {
+  for (const auto& [id, shim] : shims_) {
+    const bool fence = shim->prepare.task().when_unreachable() == pb::FENCE;
+    if (fence && shim->paused_until_ns != 0) continue;
+    ++shared_->counters["shims paused"];
+    shim->paused_until_ns = std::max(shim->paused_until_ns, fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs) : until_ns);
+  }
 }
 
 void Machine::KillAllShims() {

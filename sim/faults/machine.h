@@ -68,6 +68,8 @@ class Machine final : public agent::Processes {
   void PowerOn();
   void KillAnyShim();
   void KillAllShims();
+  // SIGSTOP; their processes go on.
+  void PauseShims(int64_t until_ns);
   // Whether the marker of an attempt would survive that.
   void MarkSynced(const agent::AttemptId& id, bool synced);
   // A fresh, empty state directory with an id of its own.
@@ -90,6 +92,8 @@ class Machine final : public agent::Processes {
   std::string DirectoryOf(const agent::AttemptId& id) const;
   std::string NewId();
   void Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)(const ShimPtr&));
+  // Now, or once the shim goes on if it is paused; never if it is dead by then.
+  void Act(const ShimPtr& shim, std::function<void()> what);
   void Claim(const ShimPtr& shim);
   void Run(const ShimPtr& shim);
   void ReadStop(const ShimPtr& shim);

@@ -76,12 +76,16 @@ void Programs::Meet(const std::string& name) {
     }
     return;
   }
+  Report(gang);
+  if (Hangs(gang.prepare.key(), gang.prepare.task())) return;
   Random random = RandomOf(gang.prepare.key(), 1);
   const int64_t work_ns = std::max<int64_t>(1, gang.steps - gang.from_step) * kStepNs;
   for (int64_t at_ns = 20 * kSecond; at_ns < work_ns; at_ns += 20 * kSecond) {
     heap_->After(at_ns, [this, name] {
       const auto there = gangs_.find(name);
-      if (there != gangs_.end() && !there->second.over) Checkpoint(&there->second);
+      if (there == gangs_.end() || there->second.over) return;
+      Report(there->second);
+      Checkpoint(&there->second);
     });
   }
   // One in eight fails at some time; else each rank ends a little later than another.
@@ -107,6 +111,13 @@ void Programs::Meet(const std::string& name) {
 int64_t Programs::StepNow(const Gang& gang) const {
   if (!gang.met) return gang.from_step;
   return std::min(gang.steps, gang.from_step + (heap_->now_ns() - gang.began_ns) / kStepNs);
+}
+
+void Programs::Report(const Gang& gang) {
+  const auto first = gang.ranks.find(0);
+  if (first == gang.ranks.end()) return;
+  const auto report = first->second.report;
+  report(absl::StrCat("{\"step\":", StepNow(gang), ",\"total_steps\":", gang.steps, "}"));
 }
 
 void Programs::Checkpoint(Gang* gang) {

@@ -22,7 +22,8 @@ class Programs {
   // How a rank acts on its shim.
   struct Rank {
     std::function<void(int exit_code)> exit;                 // it ends by itself
-    std::function<void(const std::string& json)> say;        // a line to the progress socket
+    std::function<void(const std::string& json)> say;        // a line to the progress socket that is kept
+    std::function<void(const std::string& json)> report;     // one of which only the newest counts
   };
 
   Programs(const Config& config, uint64_t seed, Heap* heap) : config_(config), seed_(seed), heap_(heap) {}
@@ -30,6 +31,8 @@ class Programs {
   void Start(const pb::Prepare& prepare, int32_t rank, Rank acts);
   void Terminate(const pb::AttemptKey& key, int32_t rank);   // SIGTERM: a checkpoint, then exit 0; some ignore it
   void Dead(const pb::AttemptKey& key, int32_t rank);        // however it ended
+  // Once it has begun nothing more is heard of it. One in four of those that have a hang_timeout.
+  bool Hangs(const pb::AttemptKey& key, const pb::TaskSpec& task) const { return task.hang_timeout_ns() > 0 && RandomOf(key, -2).OneIn(4); }
 
  private:
   struct Gang {
@@ -47,6 +50,7 @@ class Programs {
   Random RandomOf(const pb::AttemptKey& key, int64_t what) const;
   void Meet(const std::string& name);
   void Checkpoint(Gang* gang);
+  void Report(const Gang& gang);
   int64_t StepNow(const Gang& gang) const;
 
   const Config config_;

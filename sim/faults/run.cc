@@ -62,6 +62,8 @@ class World {
   void Submit(size_t user);
   void Cancel(size_t user);
   void Drain(const std::string& target, bool drained);
+  pb::QueueTree DrawQueues(uint64_t seed) const;
+  void ApplyQueues(const pb::QueueTree& tree);
   void Inject(const Fault& fault);
   void Reboot(int32_t host, int64_t down_ns, bool forget);
   void ConfirmOff(int32_t host);
@@ -89,6 +91,7 @@ class World {
 World::World(const Config& config, uint64_t seed, const std::vector<Fault>& faults)
     : faults_(faults), seed_(seed), shared_(config, seed), random_(seed * 0x2545f4914f6cdd1dull + 7), network_(&shared_, config.hosts, seed ^ 0x1234567) {
   shared_.checker.set_lease_ns(config.lease_ns);
+  shared_.checker.hangs = [this](const pb::AttemptKey& key, const pb::TaskSpec& task) { return shared_.programs.Hangs(key, task); };
   database_.store_id = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
   if (config.sqlite > 0 && seed % static_cast<uint64_t>(config.sqlite) == 0) database_.sqlite = workplace_.path() + "/store";
   began_ns_ = shared_.heap.now_ns();
@@ -175,7 +178,7 @@ pb::JobSpec World::DrawSpec() {
       task->set_processes_per_worker(1);
     }
     task->mutable_run()->set_shell("train");
-    task->set_hang_timeout_ns(0);
+    task->set_hang_timeout_ns(random_.OneIn(3) ? random_.Between(kMinute, 2 * kMinute) : 0);
     task->set_grace_ns(random_.Between(0, 10 * kSecond));
     if (random_.OneIn(4)) task->set_time_limit_ns(random_.Between(30 * kSecond, 10 * kMinute));
     constexpr pb::WhenUnreachable kRules[] = {pb::WHEN_UNREACHABLE_UNSPECIFIED, pb::REPLACE, pb::REPLACE, pb::WAIT, pb::FENCE, pb::FENCE};
@@ -302,6 +305,48 @@ void World::Drain(const std::string& target, bool drained) {
   if (!drained && !healed_) shared_.heap.After(kClientPatienceNs, [this, target] { Drain(target, false); });
 }
 
+// The same queues, with guarantees of at most half of what there is.
+pb::QueueTree World::DrawQueues(uint64_t seed) const {
+  Random random(seed);
+  pb::QueueTree tree = setup_.queues;
+  const int64_t all_milli = int64_t{shared_.config.hosts} * shared_.config.gpus * 1000;
+  for (pb::QueueSpec& queue : *tree.mutable_queues()) {
+    pb::Quota& quota = (*queue.mutable_quota())[kFlavour];
+    if (!random.OneIn(3)) quota.set_guarantee_milli(random.Between(0, all_milli / 4000) * 1000);
+    if (random.OneIn(3)) quota.set_limit_milli(quota.guarantee_milli() + random.Between(1, all_milli / 2000) * 1000);
+    quota.set_weight(random.Between(0, 3));
+    if (random.OneIn(2)) queue.set_min_runtime_ns(random.Between(kSecond, kMinute));
+  }
+  return tree;
+}
+
+void World::ApplyQueues(const pb::QueueTree& tree) {
+  Scheduler* const scheduler = current();
+  const auto again = [this, tree] {
+    if (healed_) shared_.heap.After(kSecond, [this, tree] { ApplyQueues(tree); });   // what has to hold in the end
+  };
+  if (scheduler == nullptr) return again();
+  const auto answered = std::make_shared<bool>(false);
+  scheduler->engine()->Call(
+      [this, tree](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        const QueueResolution resolution = ResolveQueues(state, tree);
+        if (!resolution.ok()) return absl::FailedPreconditionError(resolution.problems[0].message);
+        std::vector<pb::Event> events(1);
+        *events[0].mutable_queues_applied()->mutable_tree() = resolution.resolved;
+        events[0].mutable_queues_applied()->set_version(state.queue_version() + 1);
+        return events;
+      },
+      [this, answered, again](absl::Status status) {
+        *answered = true;
+        if (status.ok()) ++shared_.counters["queues edited"];
+        if (!status.ok()) again();
+      });
+  scheduler->Wake();
+  shared_.heap.After(kClientPatienceNs, [answered, again] {
+    if (!*answered) again();                 // it died first, and answers nobody
+  });
+}
+
 // ---- faults ----
 
 void World::Reboot(int32_t host, int64_t down_ns, bool forget) {
@@ -365,6 +410,7 @@ void World::Inject(const Fault& fault) {
   Scheduler* const scheduler = current();
   Machine& machine = *machines_[fault.host];
   ++shared_.counters["faults"];
+  if (fault.kind == FaultKind::kLossy || fault.kind == FaultKind::kDiskFull || fault.kind == FaultKind::kPauseShims) shared_.checker.OnMuted(machine.full_name());
   switch (fault.kind) {
     case FaultKind::kCut: return network_.Cut(fault.host, true, true, until_ns);
     case FaultKind::kCutUp: return network_.Cut(fault.host, true, false, until_ns);
@@ -443,6 +489,9 @@ void World::Inject(const Fault& fault) {
         });
       }
       return;
+    case FaultKind::kPauseAgent: return agents_[fault.host]->Pause(until_ns);
+    case FaultKind::kPauseShims: return machine.PauseShims(until_ns);
+    case FaultKind::kEditQueues: return ApplyQueues(DrawQueues(static_cast<uint64_t>(fault.value)));
     case FaultKind::kDrain:
       Drain(machine.full_name(), true);
       shared_.heap.At(until_ns, [this, host = fault.host] { Drain(machines_[host]->full_name(), false); });
@@ -462,6 +511,7 @@ void World::HealAll() {
   network_.Heal();
   if (current() == nullptr) StartScheduler();
   for (const auto& machine : machines_) Drain(machine->full_name(), false);
+  ApplyQueues(setup_.queues);
 }
 
 void World::TellStuck() {

@@ -38,7 +38,7 @@ SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t h
     if (acting_) shared_->checker.OnActed(machine_->full_name(), acting_->first, acting_->second);
   };
   machine_->changed = [this](const agent::AttemptId& id) {
-    if (runs()) Guard([&] { Refresh(id); });
+    Act([this, id] { Guard([&] { Refresh(id); }); });
   };
 }
 
@@ -51,6 +51,26 @@ void SimAgent::Guard(F f) {
     Die(/*silently=*/false);
     shared_->heap.After(kRestartNs, [this] { Start(); });
   }
+}
+
+void SimAgent::Act(std::function<void()> what) {
+  if (!runs()) return;
+  if (!Paused()) return what();
+  deferred_.push_back(std::move(what));
+}
+
+void SimAgent::Pause(int64_t until_ns) {
+  if (!runs()) return;
+  ++shared_->counters["agents paused"];
+  paused_until_ns_ = std::max(paused_until_ns_, until_ns);
+  shared_->heap.At(until_ns, [this, life = life_] {
+    if (life != life_ || shared_->heap.now_ns() < paused_until_ns_) return;
+    std::vector<std::function<void()>> deferred;
+    deferred.swap(deferred_);
+    for (const std::function<void()>& f : deferred) {
+      if (life == life_) f();
+    }
+  });
 }
 
 void SimAgent::Start() {
@@ -74,7 +94,8 @@ void SimAgent::Start() {
 void SimAgent::Die(bool silently) {
   if (!runs()) return;
   ++life_;
-  dies_in_ = 0;
+  dies_in_ = paused_until_ns_ = 0;
+  deferred_.clear();
   acting_.reset();
   reconciler_ = nullptr;
   files_ = nullptr;
@@ -101,7 +122,10 @@ void SimAgent::Connect() {
 void SimAgent::Retry() {
   const uint64_t life = life_;
   shared_->heap.After(retry_.After(shared_->heap.now_ns(), std::exchange(spoke_, false), std::exchange(refused_, false)), [this, life] {
-    if (life == life_ && stream_ == 0) Connect();
+    if (life != life_) return;
+    Act([this] {
+      if (stream_ == 0) Connect();
+    });
   });
 }
 
@@ -112,17 +136,26 @@ void SimAgent::Disconnected() {
 }
 
 void SimAgent::Reconnect() {
-  if (!runs() || stream_ == 0) return;
-  network_->Leave(stream_, /*silently=*/false);
-  Disconnected();
+  Act([this] {
+    if (stream_ == 0) return;
+    network_->Leave(stream_, /*silently=*/false);
+    Disconnected();
+  });
 }
 
 void SimAgent::Closed(uint64_t stream) {
-  if (runs() && stream == stream_) Disconnected();
+  Act([this, stream] {
+    if (stream == stream_) Disconnected();
+  });
 }
 
 void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
   if (!runs()) return;
+  if (!Paused()) return Hear(stream, message);
+  deferred_.push_back([this, stream, message] { Hear(stream, message); });
+}
+
+void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {
   if (stream == stream_) return Guard([&] { OnMessage(message); });
   // Of a stream that it has left: what belongs to no present session has to be without effect (CONTRACTS 1).
   if (message.has_welcome() || message.has_refused() || !reconciler_->has_session()) return;
@@ -149,7 +182,7 @@ void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   acting_.reset();
   if (!had && reconciler_->has_session()) {
     const uint64_t stream = stream_;
-    shared_->heap.After(heartbeat_ns_, [this, stream] { Heartbeat(stream); });
+    BeatLater(stream);
   }
   WatchAttempts(false);
 }
@@ -165,16 +198,24 @@ void SimAgent::Heartbeat(uint64_t stream) {
     reconciler_->RepeatReports();
     WatchAttempts(true);
   });
-  shared_->heap.After(heartbeat_ns_, [this, stream] { Heartbeat(stream); });
+  BeatLater(stream);
+}
+
+void SimAgent::BeatLater(uint64_t stream) {
+  shared_->heap.After(heartbeat_ns_, [this, stream] {
+    Act([this, stream] { Heartbeat(stream); });
+  });
 }
 
 void SimAgent::WatchLease(uint64_t stream) {
   const int64_t due_ns = heard_ns_ + lease_ns_;
   shared_->heap.At(due_ns, [this, stream] {
-    if (!runs() || stream != stream_) return;
-    if (shared_->heap.now_ns() < heard_ns_ + lease_ns_) return WatchLease(stream);
-    ++shared_->counters["sessions ended by the agent's lease"];
-    Reconnect();
+    Act([this, stream] {
+      if (stream != stream_) return;
+      if (shared_->heap.now_ns() < heard_ns_ + lease_ns_) return WatchLease(stream);
+      ++shared_->counters["sessions ended by the agent's lease"];
+      Reconnect();
+    });
   });
 }
 

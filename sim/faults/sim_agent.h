@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "agent/host/state_dir.h"
 #include "agent/reconcile/reconciler.h"
@@ -69,6 +71,7 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   void Start();                               // no effect if it runs or the machine is off
   void Die(bool silently);                    // killed; its files and its shims stay
   void DieAtUse(int64_t uses) { dies_in_ = uses; }
+  void Pause(int64_t until_ns);               // SIGSTOP; what comes meanwhile, its timers too, it takes in later
   void Reconnect();                           // it gives up its stream, what is under way on it included, and opens another
   bool runs() const { return reconciler_ != nullptr; }
 
@@ -84,11 +87,15 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
 
   template <typename F>
   void Guard(F f);                            // runs f; a death at a use of files ends the agent
+  bool Paused() const { return shared_->heap.now_ns() < paused_until_ns_; }
+  void Act(std::function<void()> what);       // now, or once it goes on if it is paused; never if it is dead by then
   void Connect();
   void Disconnected();
   void Retry();
+  void Hear(uint64_t stream, const pb::SchedulerMessage& message);
   void OnMessage(const pb::SchedulerMessage& message);
   void Heartbeat(uint64_t stream);
+  void BeatLater(uint64_t stream);
   void WatchLease(uint64_t stream);
   void WatchAttempts(bool all);
   void Refresh(const agent::AttemptId& id);
@@ -111,6 +118,8 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   std::optional<std::pair<uint64_t, uint64_t>> acting_;   // epoch and commit of the message under way
   uint64_t beats_ = 0;
   int64_t dies_in_ = 0;
+  int64_t paused_until_ns_ = 0;
+  std::vector<std::function<void()>> deferred_;
 };
 
 }  // namespace muster::sim::faults

@@ -438,8 +438,7 @@ void Shim::WriteTimes() {
 
 void Shim::WriteProgress() {
   if (newest_metrics_.empty()) return;
-  ReplaceFile(directory_, kProgressFile, newest_metrics_, /*sync=*/false);
-  newest_metrics_.clear();
+  if (ReplaceFile(directory_, kProgressFile, newest_metrics_, /*sync=*/false) == 0) newest_metrics_.clear();   // else once more: the disk is full
   metrics_written_ns_ = SteadyNs();
 }
 

@@ -195,6 +195,7 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   const HostRow& host = state.host(id);
   HostShare share;
   share.state = host.state;
+  share.state_since_ns = host.state_since_ns;
   share.cluster = host.cluster;
   share.drained = host.drained;
   share.usable = host.usable();
@@ -542,6 +543,11 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
   if (touched.history) ReadHistory(state);
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
   std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
+  if (seen_->listens_since_ns() != state.listens_since_ns()) {
+    for (const auto& [look_ns, ref] : model_.looks) {    // what it took for silence was none
+      if (model_.bases[model_.base_of.at(ref)].spec->hang_timeout_ns() > 0) jobs.insert(ref.job);
+    }
+  }
   const auto again = [&](HostId id) {    // what may be lost or has to be stopped there may have changed
     hosts.insert(id);
     for (const AttemptRef& ref : state.host(id).attempts) jobs.insert(ref.job);
@@ -556,6 +562,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     if (is) unreachable_.insert(id);
     const bool other = hosts_.size() > static_cast<size_t>(id) &&
                        (hosts_[id].drained != state.host(id).drained || hosts_[id].state != state.host(id).state ||
+                        hosts_[id].state_since_ns != state.host(id).state_since_ns ||
                         hosts_[id].usable != state.host(id).usable() || hosts_[id].state_id != state.host(id).state_id);
     if (was || is || other) again(id);
     if (!FollowHost(state, id)) return false;

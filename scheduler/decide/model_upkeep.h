@@ -43,7 +43,7 @@ class ModelUpkeep {
     int64_t cpus_milli = 0, gpus_milli = 0;    // capacity
     bool drained = false, usable = false;
     std::string state_id;
-    int64_t silent_since_ns = 0, spoke_ns = 0;
+    int64_t silent_since_ns = 0, spoke_ns = 0, state_since_ns = 0;
   };
 
   void Rebuild(const State& state, int64_t now_ns, const SchedulingOptions& options);

@@ -218,7 +218,7 @@ bool Engine::Step() {
     if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
     queue.swap(queue_);
     // Where there are agents, there is a step a lease at least (Sessions::ProveOwnership).
-    listens_again = now_ns_ == 0 || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
+    listens_again = !std::exchange(stepped_, true) || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
     now_ns_ = now_ns;
     now_at_ns_ = clock_->MonotonicNs();
   }

@@ -165,6 +165,7 @@ class Engine {
   uint64_t commit_;
   int64_t now_ns_ = 0;
   int64_t now_at_ns_ = 0;                // MonotonicNs when it was
+  bool stepped_ = false;
   std::vector<pb::Event> step_events_;   // of the step being made
   int refused_plans_ = 0;
   int64_t told_stats_ns_ = 0;            // MonotonicNs

@@ -131,6 +131,13 @@ TEST_F(EngineTest, ListensAgainFromItsFirstStepAndAfterItStoodStill) {
   step_after(2 * lease_ns + 1);
   EXPECT_EQ(listens_since(), engine_->Snapshot()->now_ns);
   EXPECT_GT(listens_since(), began_ns);
+
+  // The next process, a second later: whatever was said in it reached nobody.
+  const State stored = engine_->Snapshot()->state;
+  clock_.now_ns += kSecond;
+  engine_ = std::make_unique<Engine>(EngineOptions(), &clock_, &store_, this, stored);
+  step_after(0);
+  EXPECT_EQ(listens_since(), stored.now_ns() + kSecond);
 }
 
 TEST_F(EngineTest, AnOperationThatFailsChangesNothing) {

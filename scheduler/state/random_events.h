@@ -90,6 +90,7 @@ class RandomEvents {
     step->set_now_ns((state.now_ns() == 0 ? 1'700'000'000 * kSecond : state.now_ns()) + ahead_ns);
     step->set_epoch(state.epoch() + (Chance(2) ? 1 : 0));
     if (Chance(2)) step->set_restart_backoff_ns(Below(5) * kSecond);
+    if (Chance(8)) step->set_listens_again(true);
     return event;
   }
 

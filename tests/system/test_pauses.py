@@ -9,7 +9,7 @@ from local_system import job_processes, wait_for
 from small_system import configure, let_go, marks, submit, submit_waiting, task, wait_ended, wait_started
 
 LEASE_S = 4
-HANG_S = 6
+HANG_S = 10
 SCHEDULING = f"grow_interval: 1s, min_runtime: 0s, lease: {LEASE_S}s, heartbeat: 500ms, restart_backoff: 200ms"
 
 

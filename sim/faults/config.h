@@ -58,7 +58,7 @@ enum class FaultKind {
   kAgentAway,            // the agent dies, and nobody starts it again for a time
   kOldStreams,           // what the scheduler sends on the host's streams takes up to `value`, while the agent opens new ones, and again
   kPauseAgent,           // SIGSTOP, for a time
-  kPauseShims,           // of a host; those with a fence for as long as a killed process may be there at most
+  kPauseShims,           // of a host; one with a fence once, and for a second at most
   kEditQueues,           // other guarantees, limits and weights, drawn from `value`
   kLast = kEditQueues,
 };

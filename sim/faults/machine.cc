@@ -38,8 +38,10 @@ struct Machine::Shim {
   bool claimed = false, begun = false;
   bool over = false;                         // dead
   int64_t paused_until_ns = 0;
+  std::vector<std::function<void()>> deferred;   // what it will do once it goes on
   int64_t start_ns = 0;
   std::string held;                          // events that are still to be written
+  std::string metrics;                       // the newest progress line, until it is written
   int64_t synced_bytes = 0;                  // of events
 };
 
@@ -51,7 +53,9 @@ Machine::Machine(Shared* shared, std::string cluster, std::string name, std::str
   ForgetState();
 }
 
-Machine::~Machine() = default;
+Machine::~Machine() {
+  for (const auto& [id, shim] : shims_) shim->deferred.clear();   // they hold it
+}
 
 std::string Machine::NewId() { return absl::StrFormat("%016x%016x", random_.Next(), random_.Next()); }
 
@@ -73,7 +77,7 @@ void Machine::Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)
 void Machine::Act(const ShimPtr& shim, std::function<void()> what) {
   if (shim->over) return;
   if (shared_->heap.now_ns() >= shim->paused_until_ns) return what();
-  shared_->heap.At(shim->paused_until_ns, [this, shim, what = std::move(what)] { Act(shim, what); });
+  shim->deferred.push_back(std::move(what));
 }
 
 void Machine::Tell(const agent::AttemptId& id) {
@@ -170,8 +174,8 @@ void Machine::Run(const ShimPtr& shim) {
     };
     acts.report = [this, shim](const std::string& json) {
       Act(shim, [this, shim, json] {
-        if (!DiskFull()) shim::ReplaceFile(DirectoryOf(shim->id), shim::kProgressFile, shim::FormatLine(shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json)), /*sync=*/false);
-        Tell(shim->id);
+        shim->metrics = shim::FormatLine(shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json));
+        WriteMetrics(shim);
       });
     };
     shared_->programs.Start(prepare, rank, std::move(acts));
@@ -273,6 +277,7 @@ void Machine::Finish(const ShimPtr& shim) {
 
 void Machine::Remove(const ShimPtr& shim, bool recorded) {
   shim->over = true;
+  shim->deferred.clear();
   for (const auto& [rank, runs] : shim->ranks) {
     if (runs) shared_->programs.Dead(shim->prepare.key(), rank);
   }
@@ -311,6 +316,13 @@ void Machine::Write(const ShimPtr& shim, bool sync) {
   ::close(fd);
 }
 
+void Machine::WriteMetrics(const ShimPtr& shim) {
+  if (shim->metrics.empty()) return;
+  if (DiskFull()) return Later(kSecond, shim, &Machine::WriteMetrics);
+  shim::ReplaceFile(DirectoryOf(shim->id), shim::kProgressFile, std::exchange(shim->metrics, ""), /*sync=*/false);
+  Tell(shim->id);
+}
+
 // ---- faults ----
 
 void Machine::KillAnyShim() {
@@ -327,7 +339,14 @@ void Machine::PauseShims(int64_t until_ns) {
     const bool fence = shim->prepare.task().when_unreachable() == pb::FENCE;
     if (fence && shim->paused_until_ns != 0) continue;
     ++shared_->counters["shims paused"];
-    shim->paused_until_ns = std::max(shim->paused_until_ns, fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs) : until_ns);
+    const int64_t goes_on_ns = fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs) : until_ns;
+    shim->paused_until_ns = std::max(shim->paused_until_ns, goes_on_ns);
+    shared_->heap.At(goes_on_ns, [this, shim = shim] {
+      if (shared_->heap.now_ns() < shim->paused_until_ns) return;
+      for (const std::function<void()>& act : std::exchange(shim->deferred, {})) {
+        if (!shim->over) act();
+      }
+    });
   }
 }
 

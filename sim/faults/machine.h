@@ -107,6 +107,7 @@ class Machine final : public agent::Processes {
   void Remove(const ShimPtr& shim, bool recorded);
   void Append(const ShimPtr& shim, const shim::Line& line, bool sync);
   void WriteHeld(const ShimPtr& shim);
+  void WriteMetrics(const ShimPtr& shim);
   void Write(const ShimPtr& shim, bool sync);
   void Tell(const agent::AttemptId& id);
   void LoseUnsynced(const agent::AttemptId& id);

@@ -54,7 +54,7 @@ void Network::Send(uint64_t id, pb::AgentMessage message) {
   Link& link = links_[wire->host];
   int times = 1;
   if (shared_->heap.now_ns() < link.lossy_until_ns && !message.has_hello()) {
-    if (link.random.OneIn(8)) times = 0;
+    if (link.random.OneIn(8) && !message.has_progress()) times = 0;   // which nobody repeats: true streams lose nothing but their end
     if (link.random.OneIn(8)) ++times;
     if (times != 1) ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
   }

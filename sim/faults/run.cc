@@ -338,7 +338,7 @@ void World::ApplyQueues(const pb::QueueTree& tree) {
       },
       [this, answered, again](absl::Status status) {
         *answered = true;
-        if (status.ok()) ++shared_.counters["queues edited"];
+        if (status.ok() && !healed_) ++shared_.counters["queues edited"];
         if (!status.ok()) again();
       });
   scheduler->Wake();

@@ -322,8 +322,8 @@ pb::QueueTree World::DrawQueues(uint64_t seed) const {
 
 void World::ApplyQueues(const pb::QueueTree& tree) {
   Scheduler* const scheduler = current();
-  const auto again = [this, tree] {
-    if (healed_) shared_.heap.After(kSecond, [this, tree] { ApplyQueues(tree); });   // what has to hold in the end
+  const auto again = [this, tree, last = healed_] {    // an edit before that is given up: it may not come after what has to hold in the end
+    if (last) shared_.heap.After(kSecond, [this, tree] { ApplyQueues(tree); });
   };
   if (scheduler == nullptr) return again();
   const auto answered = std::make_shared<bool>(false);

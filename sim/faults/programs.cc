@@ -76,18 +76,20 @@ void Programs::Meet(const std::string& name) {
     }
     return;
   }
-  Report(gang);
+  Report(&gang);
   if (Hangs(gang.prepare.key(), gang.prepare.task())) return;
   Random random = RandomOf(gang.prepare.key(), 1);
   const int64_t work_ns = std::max<int64_t>(1, gang.steps - gang.from_step) * kStepNs;
-  for (int64_t at_ns = 20 * kSecond; at_ns < work_ns; at_ns += 20 * kSecond) {
-    heap_->After(at_ns, [this, name] {
-      const auto there = gangs_.find(name);
-      if (there == gangs_.end() || there->second.over) return;
-      Report(there->second);
-      Checkpoint(&there->second);
-    });
-  }
+  const auto each = [&](int64_t interval_ns, void (Programs::*what)(Gang*)) {
+    for (int64_t at_ns = interval_ns; at_ns < work_ns; at_ns += interval_ns) {
+      heap_->After(at_ns, [this, name, what] {
+        const auto there = gangs_.find(name);
+        if (there != gangs_.end() && !there->second.over) (this->*what)(&there->second);
+      });
+    }
+  };
+  each(20 * kSecond, &Programs::Report);
+  each(random.Between(10 * kSecond, kMinute), &Programs::Checkpoint);
   // One in eight fails at some time; else each rank ends a little later than another.
   if (random.OneIn(8)) {
     const int32_t rank = static_cast<int32_t>(random.Below(static_cast<uint64_t>(gang.size)));
@@ -113,11 +115,11 @@ int64_t Programs::StepNow(const Gang& gang) const {
   return std::min(gang.steps, gang.from_step + (heap_->now_ns() - gang.began_ns) / kStepNs);
 }
 
-void Programs::Report(const Gang& gang) {
-  const auto first = gang.ranks.find(0);
-  if (first == gang.ranks.end() || gang.prepare.task().hang_timeout_ns() == 0) return;   // those say nothing but their checkpoints
+void Programs::Report(Gang* gang) {
+  const auto first = gang->ranks.find(0);
+  if (first == gang->ranks.end() || gang->prepare.task().hang_timeout_ns() == 0) return;   // those say nothing but their checkpoints
   const auto report = first->second.report;
-  report(absl::StrCat("{\"step\":", StepNow(gang), ",\"total_steps\":", gang.steps, "}"));
+  report(absl::StrCat("{\"step\":", StepNow(*gang), ",\"total_steps\":", gang->steps, "}"));
 }
 
 void Programs::Checkpoint(Gang* gang) {

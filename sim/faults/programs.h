@@ -50,7 +50,7 @@ class Programs {
   Random RandomOf(const pb::AttemptKey& key, int64_t what) const;
   void Meet(const std::string& name);
   void Checkpoint(Gang* gang);
-  void Report(const Gang& gang);
+  void Report(Gang* gang);
   int64_t StepNow(const Gang& gang) const;
 
   const Config config_;

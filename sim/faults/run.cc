@@ -439,7 +439,7 @@ void World::Inject(const Fault& fault) {
         StartScheduler();
         // Some hosts reach only the old one's machine: it goes on with them until it sees that it is replaced.
         for (int32_t h = 0; h < shared_.config.hosts; ++h) {
-          if (random_.OneIn(4)) network_.KeepFromNew(h, shared_.heap.now_ns() + random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
+          if (random_.OneIn(2)) network_.KeepFromNew(h, shared_.heap.now_ns() + random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
         }
       }
       return;

@@ -437,9 +437,15 @@ void World::Inject(const Fault& fault) {
       if (scheduler != nullptr && database_.sqlite.empty()) {   // its lock lets no second one in
         ++shared_.counters["takeovers"];
         StartScheduler();
-        // Some hosts reach only the old one's machine: it goes on with them until it sees that it is replaced.
+        // Some hosts reach only the old one's machine: it goes on with them until it sees that it is replaced. The others stay with it as
+        // well, or reach only the new one's from now on, and the old one hears nothing more.
+        const bool leave = random_.OneIn(2);
         for (int32_t h = 0; h < shared_.config.hosts; ++h) {
-          if (random_.OneIn(2)) network_.KeepFromNew(h, shared_.heap.now_ns() + random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
+          if (random_.OneIn(4)) {
+            network_.KeepFromNew(h, shared_.heap.now_ns() + random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
+          } else if (leave) {
+            agents_[h]->Reconnect(/*silently=*/true);
+          }
         }
       }
       return;

@@ -135,10 +135,10 @@ void SimAgent::Disconnected() {
   if (runs()) Retry();
 }
 
-void SimAgent::Reconnect() {
-  Act([this] {
+void SimAgent::Reconnect(bool silently) {
+  Act([this, silently] {
     if (stream_ == 0) return;
-    network_->Leave(stream_, /*silently=*/false);
+    network_->Leave(stream_, silently);
     Disconnected();
   });
 }

@@ -72,7 +72,8 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   void Die(bool silently);                    // killed; its files and its shims stay
   void DieAtUse(int64_t uses) { dies_in_ = uses; }
   void Pause(int64_t until_ns);               // SIGSTOP; what comes meanwhile, its timers too, it takes in later
-  void Reconnect();                           // it gives up its stream, what is under way on it included, and opens another
+  // It gives up its stream, what is under way on it included, and opens another; with `silently` the scheduler isn't told.
+  void Reconnect(bool silently = false);
   bool runs() const { return reconciler_ != nullptr; }
 
   void Received(uint64_t stream, const pb::SchedulerMessage& message) override;

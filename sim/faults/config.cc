@@ -78,8 +78,9 @@ std::string FaultText(const Fault& fault) {
 std::vector<Fault> DrawFaults(const Config& config, uint64_t seed) {
   Random random(seed * 0x9e3779b97f4a7c15ull + 1);
   std::vector<FaultKind> kinds;
+  const uint64_t one_in = random.OneIn(2) ? 2 : 8;
   for (int k = 0; k <= static_cast<int>(FaultKind::kLast); ++k) {
-    if (random.OneIn(2)) kinds.push_back(static_cast<FaultKind>(k));
+    if (random.OneIn(one_in)) kinds.push_back(static_cast<FaultKind>(k));
   }
   std::vector<Fault> faults;
   if (kinds.empty()) return faults;

@@ -72,8 +72,8 @@ struct Fault {
 };
 std::string FaultText(const Fault& fault);
 
-// In order of time. Each seed uses some of the kinds only, and a quarter of the faults meet the one before on its host, within a lease: so
-// rare meetings of two of them become frequent.
+// In order of time. Each seed uses some of the kinds only, half of the seeds few (swarm testing: Groce et al., ISSTA 2012, §2), and a quarter of
+// the faults meet the one before on its host, within a lease: so rare meetings of two of them become frequent.
 std::vector<Fault> DrawFaults(const Config& config, uint64_t seed);
 
 }  // namespace muster::sim::faults

@@ -48,6 +48,7 @@ TEST_F(FaultsTest, TheSameSeedGivesTheSameRunBitForBit) {
 constexpr const char* kTooRare[] = {
     "agents refused for good",
     "claims and exits of the attempt before that come back",
+    "fenced tasks started after half of their fence",
     "gangs started by an order that a restored store doesn't know",
     "placed beside a Lost attempt that its host has not answered Gone for",
     "replaced what a restored store didn't know, unheard",

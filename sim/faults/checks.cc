@@ -423,6 +423,14 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
   }
 }
 
+void Checker::OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message) {
+  for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
+    const Known known = Find(key, host);
+    if (known.part < 0 || known.job->spec().tasks(known.task_index).when_unreachable() != pb::FENCE) continue;
+    Violate(now_ns, absl::StrCat("contract 17: a replaced scheduler puts off a fence: ", Text(key), " on ", host));
+  }
+}
+
 void Checker::OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number) {
   const auto stored = committed_key_.find(key);
   if (stored == committed_key_.end() || stored->second != number) Violate(now_ns, absl::StrCat("S4 acknowledged and not in the store: job ", number));

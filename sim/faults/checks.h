@@ -59,6 +59,8 @@ class Checker {
   void OnCommit(const Transaction& transaction, int64_t true_now_ns);
   void OnPlan(int64_t now_ns, const Plan& plan);
   void OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
+  // By a scheduler that another has replaced: the other may already have decided that a fence has ended what this one puts it off for.
+  void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
   // The store holds these rows again, of its commit `commit`; what was committed since is unknown to it.

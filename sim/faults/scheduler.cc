@@ -235,7 +235,11 @@ void Scheduler::Closed(const AgentStream* stream) {
 }
 
 void Scheduler::Sends(int32_t host, const pb::SchedulerMessage& message) {
-  if (owns_store()) shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
+  if (owns_store()) {
+    shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
+  } else {
+    shared_->checker.OnStaleDispatch(shared_->heap.now_ns(), name_of(host), message);
+  }
 }
 
 void Scheduler::Wake() {

@@ -12,6 +12,14 @@ constexpr int64_t kDrift = 500;              // more than any host's clock drift
 
 bool Over(const pb::HostPart& part) { return part.lost() || part.phase() == pb::GONE; }
 
+pb::AttemptKey KeyOf(const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt) {
+  pb::AttemptKey key;
+  key.set_job_uid(job.uid());
+  key.set_task(job.spec().tasks(t).name());
+  key.set_attempt(attempt.number());
+  return key;
+}
+
 }  // namespace
 
 void Checker::Violate(int64_t now_ns, const std::string& what) {
@@ -274,10 +282,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
 }
 
 void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after) {
-  pb::AttemptKey key;
-  key.set_job_uid(job.uid());
-  key.set_task(job.spec().tasks(t).name());
-  key.set_attempt(after.number());
+  const pb::AttemptKey key = KeyOf(job, t, after);
   const std::string name = Text(key);
   const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat(what, ": ", name)); };
   if (before == nullptr && after.end_ns() == 0) placed_.push_back(key);
@@ -340,11 +345,7 @@ void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb
     ++counters_["attempts that hung"];
     const bool muted = std::any_of(attempt.placements().begin(), attempt.placements().end(),
                                    [&](const pb::Placement& p) { return muted_.contains(absl::StrCat(attempt.cluster(), "/", p.host())); });
-    pb::AttemptKey key;
-    key.set_job_uid(job.uid());
-    key.set_task(job.spec().tasks(t).name());
-    key.set_attempt(attempt.number());
-    if (!muted && !hangs(key, job.spec().tasks(t))) violate("is taken for hung, and worked");
+    if (!muted && !hangs(KeyOf(job, t, attempt), job.spec().tasks(t))) violate("is taken for hung, and worked");
   }
 }
 

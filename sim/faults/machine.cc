@@ -15,6 +15,7 @@
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "common/base/check.h"
+#include "sim/faults/standstill.h"
 
 namespace muster::sim::faults {
 namespace {
@@ -26,6 +27,8 @@ constexpr int64_t kFencePauseNs = kSecond;         // for so long may a shim tha
 }  // namespace
 
 struct Machine::Shim {
+  explicit Shim(Heap* heap) : pause(heap) {}
+
   agent::AttemptId id;
   pb::Prepare prepare;
   std::string prepared_boot_id;              // of the agent's record
@@ -37,8 +40,7 @@ struct Machine::Shim {
   int running = 0;
   bool claimed = false, begun = false;
   bool over = false;                         // dead
-  int64_t paused_until_ns = 0;
-  std::vector<std::function<void()>> deferred;   // what it will do once it goes on
+  Standstill pause;
   int64_t start_ns = 0;
   std::string held;                          // events that are still to be written
   std::string metrics;                       // the newest progress line, until it is written
@@ -54,7 +56,7 @@ Machine::Machine(Shared* shared, std::string cluster, std::string name, std::str
 }
 
 Machine::~Machine() {
-  for (const auto& [id, shim] : shims_) shim->deferred.clear();   // they hold it
+  for (const auto& [id, shim] : shims_) shim->pause.Die();   // what it defers holds it
 }
 
 std::string Machine::NewId() { return absl::StrFormat("%016x%016x", random_.Next(), random_.Next()); }
@@ -75,9 +77,7 @@ void Machine::Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)
 }
 
 void Machine::Act(const ShimPtr& shim, std::function<void()> what) {
-  if (shim->over) return;
-  if (shared_->heap.now_ns() >= shim->paused_until_ns) return what();
-  shim->deferred.push_back(std::move(what));
+  if (!shim->over) shim->pause.Act(std::move(what));
 }
 
 void Machine::Tell(const agent::AttemptId& id) {
@@ -102,7 +102,7 @@ absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
     return absl::InternalError("spawn fails");
   }
   if (DiskFull()) return absl::ResourceExhaustedError("spec: No space left on device");
-  const ShimPtr shim = std::make_shared<Shim>();
+  const ShimPtr shim = std::make_shared<Shim>(&shared_->heap);
   shim->id = record.id;
   shim->prepare = record.prepare;
   shim->prepared_boot_id = record.boot_id;
@@ -277,7 +277,7 @@ void Machine::Finish(const ShimPtr& shim) {
 
 void Machine::Remove(const ShimPtr& shim, bool recorded) {
   shim->over = true;
-  shim->deferred.clear();
+  shim->pause.Die();
   for (const auto& [rank, runs] : shim->ranks) {
     if (runs) shared_->programs.Dead(shim->prepare.key(), rank);
   }
@@ -337,16 +337,9 @@ void Machine::KillAnyShim() {
 void Machine::PauseShims(int64_t until_ns) {
   for (const auto& [id, shim] : shims_) {
     const bool fence = shim->prepare.task().when_unreachable() == pb::FENCE;
-    if (fence && shim->paused_until_ns != 0) continue;
+    if (fence && shim->pause.ever()) continue;
     ++shared_->counters["shims paused"];
-    const int64_t goes_on_ns = fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs) : until_ns;
-    shim->paused_until_ns = std::max(shim->paused_until_ns, goes_on_ns);
-    shared_->heap.At(goes_on_ns, [this, shim = shim] {
-      if (shared_->heap.now_ns() < shim->paused_until_ns) return;
-      for (const std::function<void()>& act : std::exchange(shim->deferred, {})) {
-        if (!shim->over) act();
-      }
-    });
+    shim->pause.Until(fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs) : until_ns);
   }
 }
 

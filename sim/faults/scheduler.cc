@@ -199,29 +199,19 @@ void Scheduler::Die() {
   engine = nullptr;
   sessions_ = nullptr;
   store_ = nullptr;
-  deferred_.clear();
+  pause_.Die();
   shared_->heap.After(0, [this] { died_(this); });
 }
 
 void Scheduler::Pause(int64_t until_ns) {
   if (!alive()) return;
   ++shared_->counters["schedulers paused"];
-  paused_until_ns_ = std::max(paused_until_ns_, until_ns);
-  shared_->heap.At(until_ns, [this, life = life_] {
-    if (!*life || shared_->heap.now_ns() < paused_until_ns_) return;
-    std::vector<std::function<void()>> deferred;
-    deferred.swap(deferred_);
-    for (const std::function<void()>& f : deferred) {
-      if (*life) f();
-    }
-  });
+  pause_.Until(until_ns);
 }
-
-void Scheduler::Defer(std::function<void()> f) { deferred_.push_back(std::move(f)); }
 
 void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t host, const pb::AgentMessage& message) {
   if (!alive()) return;
-  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this, stream, host, message] { Received(stream, host, message); });
+  if (pause_.now()) return pause_.Defer([this, stream, host, message] { Received(stream, host, message); });
   if (owns_store() && !message.has_hello()) shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host));
   const absl::Status status = sessions_->Receive(stream, message);
   MUSTER_CHECK_MSG(status.ok(), status.ToString().c_str());
@@ -230,7 +220,7 @@ void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t hos
 
 void Scheduler::Closed(const AgentStream* stream) {
   if (!alive()) return;
-  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this, stream] { Closed(stream); });
+  if (pause_.now()) return pause_.Defer([this, stream] { Closed(stream); });
   sessions_->Closed(stream);
 }
 
@@ -252,7 +242,7 @@ void Scheduler::Wake() {
 
 void Scheduler::Step() {
   step_planned_ = false;
-  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this] { Wake(); });
+  if (pause_.now()) return pause_.Defer([this] { Wake(); });
   Guard([&] {
     while (engine_->Step()) {
     }
@@ -282,7 +272,7 @@ void Scheduler::Look() {
 }
 
 void Scheduler::Tick() {
-  if (shared_->heap.now_ns() < paused_until_ns_) return Defer([this] { Tick(); });
+  if (pause_.now()) return pause_.Defer([this] { Tick(); });
   sessions_->Tick();
   Wake();
   shared_->heap.After(std::min(kSecond, shared_->config.heartbeat_ns / 2), [this, life = life_] {

@@ -15,6 +15,7 @@
 #include "scheduler/engine/engine.h"
 #include "scheduler/store/store.h"
 #include "sim/faults/network.h"
+#include "sim/faults/standstill.h"
 
 namespace muster::sim::faults {
 
@@ -69,7 +70,6 @@ class Scheduler final : public Network::SchedulerEnd {
 
   template <typename F>
   void Guard(F f);
-  void Defer(std::function<void()> f);               // while it is paused
   void Step();
   void Look();
   void CheckRefusedPlans();
@@ -84,8 +84,7 @@ class Scheduler final : public Network::SchedulerEnd {
   const std::function<void(Scheduler*)> died_;
   Random random_;
   int64_t wall_offset_ns_ = 0;
-  int64_t paused_until_ns_ = 0;
-  std::vector<std::function<void()>> deferred_;
+  Standstill pause_{&shared_->heap};
   bool step_planned_ = false;
   bool stepping_ = false;
   int64_t look_ns_ = INT64_MAX;

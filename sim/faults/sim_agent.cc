@@ -54,23 +54,13 @@ void SimAgent::Guard(F f) {
 }
 
 void SimAgent::Act(std::function<void()> what) {
-  if (!runs()) return;
-  if (!Paused()) return what();
-  deferred_.push_back(std::move(what));
+  if (runs()) pause_.Act(std::move(what));
 }
 
 void SimAgent::Pause(int64_t until_ns) {
   if (!runs()) return;
   ++shared_->counters["agents paused"];
-  paused_until_ns_ = std::max(paused_until_ns_, until_ns);
-  shared_->heap.At(until_ns, [this, life = life_] {
-    if (life != life_ || shared_->heap.now_ns() < paused_until_ns_) return;
-    std::vector<std::function<void()>> deferred;
-    deferred.swap(deferred_);
-    for (const std::function<void()>& f : deferred) {
-      if (life == life_) f();
-    }
-  });
+  pause_.Until(until_ns);
 }
 
 void SimAgent::Start() {
@@ -94,8 +84,8 @@ void SimAgent::Start() {
 void SimAgent::Die(bool silently) {
   if (!runs()) return;
   ++life_;
-  dies_in_ = paused_until_ns_ = 0;
-  deferred_.clear();
+  dies_in_ = 0;
+  pause_.Die();
   acting_.reset();
   reconciler_ = nullptr;
   files_ = nullptr;
@@ -151,8 +141,8 @@ void SimAgent::Closed(uint64_t stream) {
 
 void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
   if (!runs()) return;
-  if (!Paused()) return Hear(stream, message);
-  deferred_.push_back([this, stream, message] { Hear(stream, message); });
+  if (!pause_.now()) return Hear(stream, message);   // most of the time: no copy
+  pause_.Defer([this, stream, message] { Hear(stream, message); });
 }
 
 void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {

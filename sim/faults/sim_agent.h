@@ -8,12 +8,12 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "agent/host/state_dir.h"
 #include "agent/reconcile/reconciler.h"
 #include "agent/reconcile/retry.h"
 #include "sim/faults/network.h"
+#include "sim/faults/standstill.h"
 
 namespace muster::sim::faults {
 
@@ -88,7 +88,6 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
 
   template <typename F>
   void Guard(F f);                            // runs f; a death at a use of files ends the agent
-  bool Paused() const { return shared_->heap.now_ns() < paused_until_ns_; }
   void Act(std::function<void()> what);       // now, or once it goes on if it is paused; never if it is dead by then
   void Connect();
   void Disconnected();
@@ -119,8 +118,7 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   std::optional<std::pair<uint64_t, uint64_t>> acting_;   // epoch and commit of the message under way
   uint64_t beats_ = 0;
   int64_t dies_in_ = 0;
-  int64_t paused_until_ns_ = 0;
-  std::vector<std::function<void()>> deferred_;
+  Standstill pause_{&shared_->heap};
 };
 
 }  // namespace muster::sim::faults

@@ -176,20 +176,22 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   std::map<int32_t, int32_t> left;     // workers, by base
   for (const Victim& v : victims) left[v.base] = m_.bases[v.base].workers;
   Use use = use_future_;
-  Use levels = use;                    // without what only moves
+  Use levels = guaranteed ? Use() : use;   // what only moves, left as it is; nobody within a guarantee asks
+  const auto add = [&](const Base& base, int32_t in, int64_t by) {
+    AddUse(&use, base, in, by);
+    if (!guaranteed && !OnlyMoves(base)) AddUse(&levels, base, in, by);
+  };
   const size_t start_mark = future_.Mark();
   if (grows) {
     future_.Release(claimant.wants, *claimant.current);
-    AddUse(&use, claimant, cell, -has);
-    AddUse(&levels, claimant, cell, -has);
+    add(claimant, cell, -has);
   }
   const auto set_left = [&](int32_t v, int32_t to) {
     const Base& base = m_.bases[v];
     int32_t& from = left[v];
     if (to < from) future_.GiveBack(*base.spec, SliceOf(*base.spec, *base.current, to, from));
     if (to > from) future_.Take(*base.spec, SliceOf(*base.spec, *base.current, from, to));
-    AddUse(&use, base, base.bound_cell, to - from);
-    if (!OnlyMoves(base)) AddUse(&levels, base, base.bound_cell, to - from);
+    add(base, base.bound_cell, to - from);
     from = to;
   };
   std::optional<PlannedGang> gang;

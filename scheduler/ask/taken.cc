@@ -45,11 +45,15 @@ using Taken = pb::PreviewResponse::Taken;
 Taken TakenAt(const Future& future, size_t index) {
   const Turn& turn = future.turns()[index];
   const JobRow& from = *future.state().FindJob(turn.task.job);
+  const pb::Resources& wants = from.task_spec(turn.task.task).resources();
   Taken entry;
   entry.set_job(from.number);
   entry.set_queue(from.spec->queue());
-  entry.set_gpus_milli((turn.before - turn.workers) * from.task_spec(turn.task.task).resources().gpus_milli());
+  entry.set_gpus_milli((turn.before - turn.workers) * wants.gpus_milli());
   entry.set_outcome(OutcomeOf(future, index));
+  if (wants.gpus_milli() == 0 && turn.before > turn.workers) {         // it stood beside devices
+    entry.set_outcome(absl::StrCat(FormatMilli((turn.before - turn.workers) * std::max<int64_t>(1000, wants.cpus_milli())), " cores, ", entry.outcome()));
+  }
   entry.set_lost_gpu_ms(turn.lost_gpu_ms);
   return entry;
 }
@@ -86,7 +90,8 @@ std::vector<Taken> Evictions(const State& state, const pb::QueueTree& resolved, 
   std::vector<Taken> evicted;
   for (const auto& [task, taken] : TakenSoFar(changed)) {
     const auto same = anyway.find(task);
-    if (same == anyway.end() || same->second.gpus_milli() < taken.gpus_milli()) evicted.push_back(taken);
+    const bool whole = taken.gpus_milli() == 0 && same != anyway.end() && same->second.outcome() != taken.outcome();
+    if (same == anyway.end() || same->second.gpus_milli() < taken.gpus_milli() || whole) evicted.push_back(taken);
   }
   return evicted;
 }

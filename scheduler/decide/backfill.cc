@@ -34,7 +34,7 @@ bool Round::HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const 
     if (UseAt(use_claims_, n, f) + demand <= QuotaOf(n, f).limit_milli) continue;
     for (const int32_t b : unserved_) {
       const Base& claimant = m_.bases[b];
-      if (m_.cells[claimant.charge].flavour != f) continue;
+      if (m_.cells[claimant.charge].flavour != f && (f != m_.cpu || claimant.worker_cpus_milli == 0)) continue;
       int32_t up = claimant.leaf;
       while (up > n) up = m_.parent[up];
       if (up != n) continue;
@@ -78,10 +78,14 @@ bool Round::BackfillOne(int32_t b) {
 // What is used, and what S waits for.
 void Round::CountClaims() {
   use_claims_ = use_now_;
-  for (const int32_t b : unserved_) AddUse(&use_claims_, m_.bases[b], m_.bases[b].charge, m_.bases[b].min_workers);
+  const auto has = [](const Base& base) { return base.current != nullptr && !base.may_be_lost ? base.current->workers : 0; };   // and counts already
+  for (const int32_t b : unserved_) {
+    const Base& base = m_.bases[b];
+    AddUse(&use_claims_, base, base.charge, std::max(0, base.min_workers - has(base)));
+  }
   for (const Kept& kept : kept_) {
     const Base& base = m_.bases[kept.base];
-    AddUse(&use_claims_, base, kept.cell, kept.workers - (base.current != nullptr && !base.may_be_lost ? base.current->workers : 0));
+    AddUse(&use_claims_, base, kept.cell, kept.workers - has(base));
   }
 }
 

@@ -65,10 +65,10 @@ bool Round::WithinLimits(const Base& base, int32_t cell, int32_t workers, const 
 
 std::string Round::CellName(int32_t cell) const { return s_.clusters()[m_.cells[cell].cluster].name; }
 
-int64_t Round::LentBits(const Base& base, int32_t cell, int64_t end_ns) const {
-  int64_t bits = 0;
-  for (size_t r = 0; r < reserved_[cell].size(); ++r) bits |= Lends(reserved_[cell][r], base, end_ns) ? int64_t{1} << r : 0;
-  return bits;
+int64_t Round::LentBits(const Base& base, int32_t cell, int64_t end_ns) {
+  uint64_t bits = 1;
+  EachReservation(cell, [&](const Kept& kept) { bits = 3 * bits + (Lends(kept, base, end_ns) ? 1 : 0); });
+  return static_cast<int64_t>(bits);
 }
 
 std::optional<PlannedGang> Round::PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns) {
@@ -207,10 +207,13 @@ void Round::PlaceEntitled() {
     if (!served_[b]) order.emplace_back(m_.order[b], b);
   }
   std::sort(order.begin(), order.end());
-  const auto claims = [&](const Base& base) -> int64_t& { return claims_milli_[{base.charge, base.leaf, base.guaranteed}]; };
-  for (const auto& [accepted, b] : order) {
-    if (m_.bases[b].wants_place()) claims(m_.bases[b]) += m_.bases[b].worker_milli * m_.bases[b].min_workers;
-  }
+  const auto ask = [&](const Base& base, int64_t workers) {
+    if (!base.wants_place()) return;
+    Asked& asked = asked_[{base.charge, base.leaf, base.guaranteed}];
+    asked.milli += base.worker_milli * workers;
+    asked.cpus_milli += base.host_cpus_milli * workers;
+  };
+  for (const auto& [accepted, b] : order) ask(m_.bases[b], m_.bases[b].min_workers);
   for (const auto& [accepted, b] : order) {
     const Base& base = m_.bases[b];
     if (base.may_be_lost && !base.wants_place()) {
@@ -221,7 +224,7 @@ void Round::PlaceEntitled() {
       }
     }
     PlaceOne(b);
-    if (base.wants_place()) claims(base) -= base.worker_milli * base.min_workers;
+    ask(base, -base.min_workers);
     if (!served_[b]) unserved_.push_back(b);
   }
 }

@@ -72,6 +72,9 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
     cell_at_[n] = static_cast<int32_t>(cell_guarantee_.size());
     cell_guarantee_.insert(cell_guarantee_.end(), quotas_[n].cells.begin(), quotas_[n].cells.end());
   }
+  cpu_cell_.clear();
+  for (const Cell& cell : model.cells) cpu_cell_.push_back(model.CpusBeside(static_cast<int32_t>(&cell - model.cells.data())));
+  defers_ = std::any_of(cpu_cell_.begin(), cpu_cell_.end(), [](int32_t cell) { return cell >= 0; });
   need_.clear();
   cell_need_.clear();
   dirty_.clear();
@@ -147,7 +150,7 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
   leaf->cells.clear();
   leaf->growing.clear();
   leaf->least_milli = kUnbounded;
-  leaf->counts_cpus = false;
+  leaf->counts_cpus = leaf->wants_cpus = false;
   for (const int32_t b : leaf->members) {
     const Base& base = model.bases[b];
     const int32_t index = static_cast<int32_t>(leaf->units.size());
@@ -159,6 +162,9 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     unit.worker_milli = base.worker_milli;
     unit.cpus_milli = base.worker_cpus_milli * base.min_workers;
     unit.worker_cpus_milli = base.worker_cpus_milli;
+    unit.host_cpus_milli = base.host_cpus_milli * base.min_workers;
+    unit.worker_host_cpus_milli = base.host_cpus_milli;
+    leaf->wants_cpus = leaf->wants_cpus || std::any_of(base.cells.begin(), base.cells.end(), [&](int32_t c) { return model.cells[c].flavour == model.cpu; });
     leaf->counts_cpus = leaf->counts_cpus || base.worker_cpus_milli > 0;
     unit.submit_ns = base.submit_ns;
     unit.extra = base.max_workers - base.min_workers;
@@ -195,6 +201,7 @@ int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool
   branch.guaranteed = guaranteed;
   branch.leaf = node != 0 && quotas_[node].children.empty();
   branch.within = parent < 0 || (guaranteed && branches_[parent].within);
+  branch.promised = guaranteed || (parent >= 0 && branches_[parent].promised);
   if (branch.leaf && branch.within && ahead_) branch.position = EndOf(leaves_[node]);
   if (!branch.leaf) {
     branch.need_at = static_cast<int32_t>(need_.size());
@@ -244,18 +251,11 @@ void Entitlement::StartRun(const Model& model) {
   }
   turns_.clear();
   latest_.assign(quotas_.size(), {});
-  for (Branch& branch : branches_) {
-    branch.open = branch.dirty = false;
-    branch.pass[0].built = branch.pass[1].built = false;
-    branch.best = branch.unit = branch.cell = branch.listed_at = -1;
-    branch.position = branch.leaf && branch.within && ahead_ ? EndOf(leaves_[branch.node]) : 0;
-    branch.choice = 0;
-  }
-  std::fill(keys_.begin(), keys_.end(), Key());
-  std::fill(need_.begin(), need_.end(), 0);
-  std::fill(cell_need_.begin(), cell_need_.end(), 0);
+  phase_ = 0;
+  StartBranches();
   room_.resize(model.cells.size());
   for (size_t c = 0; c < model.cells.size(); ++c) room_[c] = model.cells[c].capacity_milli;
+  beside_.assign(model.cells.size(), 0);
   used_.assign(quotas_.size() * model.flavours.size(), 0);
   under_limit_.resize(used_.size());
   under_guarantee_.resize(used_.size());
@@ -269,10 +269,25 @@ void Entitlement::StartRun(const Model& model) {
   const bool counts_cpus = std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& leaf) { return leaf.counts_cpus; });
   if (counts_cpus) under_limit_[model.cpu] = std::min(under_limit_[model.cpu], model.flavour_milli[model.cpu]);
   under_cell_ = cell_guarantee_;
-  listed_.resize(model.cells.size());
-  for (std::vector<int32_t>& list : listed_) list.clear();
-  listed_need_.assign(model.cells.size(), 0);
   if (ahead_) ChargeAlone();
+}
+
+// Nobody is a candidate yet, and cursors stand where the phase begins.
+void Entitlement::StartBranches() {
+  for (Branch& branch : branches_) {
+    branch.open = branch.dirty = false;
+    branch.pass[0].built = branch.pass[1].built = false;
+    branch.best = branch.unit = branch.cell = branch.listed_at = -1;
+    const bool over = branch.leaf && ((branch.within && ahead_) || (phase_ == 1 && !leaves_[branch.node].wants_cpus));
+    branch.position = over ? EndOf(leaves_[branch.node]) : 0;
+    branch.choice = 0;
+  }
+  std::fill(keys_.begin(), keys_.end(), Key());
+  std::fill(need_.begin(), need_.end(), 0);
+  std::fill(cell_need_.begin(), cell_need_.end(), 0);
+  listed_.resize(static_cast<size_t>(cells_));
+  for (std::vector<int32_t>& list : listed_) list.clear();
+  listed_need_.assign(static_cast<size_t>(cells_), 0);
 }
 
 // As the run begins.
@@ -286,7 +301,7 @@ void Entitlement::StartUnit(Unit* unit) const {
 // What the queues of the branch's path may still take, and the cell has, holds the demand. CPUs beside devices are held against
 // the limits of the queues that list cpu, and against guarantees where some were promised.
 bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const {
-  if (room_[cell] < demand_milli) return false;
+  if (RoomFor(branches_[b], cell) < demand_milli) return false;
   const int32_t f = m_->cells[cell].flavour;
   if (under_limit_[m_->cpu] < (f == m_->cpu ? demand_milli : cpus_milli)) return false;   // the root's
   for (; b > 0; b = branches_[b].parent) {
@@ -299,6 +314,11 @@ bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cp
     if (cell_at_[branch.node] >= 0 && under_cell_[cell_at_[branch.node] + cell] < demand_milli) return false;
   }
   return true;
+}
+
+int64_t Entitlement::RoomFor(const Branch& branch, int32_t cell) const {
+  if (!defers_ || branch.promised || m_->cells[cell].flavour != m_->cpu) return room_[cell];
+  return phase_ == 0 ? 0 : room_[cell] - beside_[cell];
 }
 
 int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
@@ -549,10 +569,10 @@ void Entitlement::Mark(int32_t b) {
 
 // Candidates that the cell has no room for any more.
 void Entitlement::CheckCell(int32_t cell) {
-  if (listed_need_[cell] <= room_[cell]) return;
+  if (listed_need_[cell] <= room_[cell] - beside_[cell]) return;
   int64_t need = 0;
   for (const int32_t b : listed_[cell]) {
-    if (branches_[b].demand_milli > room_[cell]) {
+    if (branches_[b].demand_milli > RoomFor(branches_[b], cell)) {
       Mark(b);
     } else {
       need = std::max(need, branches_[b].demand_milli);
@@ -652,6 +672,10 @@ void Entitlement::Accept(int32_t order) {
   room_[cell] -= demand_milli;
   MUSTER_CHECK(room_[cell] >= 0);
   CheckCell(cell);
+  if (const int32_t cpus = cpu_cell_[cell]; cpus >= 0) {
+    beside_[cpus] += growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
+    CheckCell(cpus);
+  }
   for (int32_t n = node; n >= 0; n = quotas_[n].parent) {
     Charge(n, f, demand_milli);
     if (cpus_milli > 0) Charge(n, m_->cpu, cpus_milli);
@@ -692,8 +716,13 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   const bool kept_ahead = ahead_;
   const size_t changed_before = changed_.size();
   StartRun(*model);
-  Evaluate(0);
-  for (int32_t order = 0; branches_[0].best >= 0; ++order) Accept(order);
+  int32_t order = 0;
+  for (Evaluate(0); branches_[0].best >= 0; ++order) Accept(order);
+  if (defers_ && std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& leaf) { return leaf.wants_cpus; })) {
+    phase_ = 1;
+    StartBranches();
+    for (Evaluate(0); branches_[0].best >= 0; ++order) Accept(order);
+  }
   // Bases that are no units were never given anything.
   std::vector<int32_t> changed;
   const auto tell = [&](Unit* unit) {
@@ -714,7 +743,10 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   for (const auto& [node, u] : changed_) {
     if (u < static_cast<int32_t>(leaves_[node].units.size())) tell(&leaves_[node].units[u]);
   }
-  for (size_t c = 0; c < model->cells.size(); ++c) model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];
+  for (size_t c = 0; c < model->cells.size(); ++c) {
+    model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];
+    model->cells[c].beside_milli = beside_[c];
+  }
   model->entitled.resize(quotas_.size());
   for (size_t n = 0; n < quotas_.size(); ++n) {
     model->entitled[n].assign(used_.begin() + static_cast<int64_t>(n) * flavours_, used_.begin() + static_cast<int64_t>(n + 1) * flavours_);

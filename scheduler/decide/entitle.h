@@ -9,6 +9,9 @@
 // keeps a cursor. Candidates are cached; a turn looks again at the accepted unit's path, and at the candidates whose demand the
 // room of the cell, a limit or a guarantee on that path fell below (docs/decisions/013-what-a-decider-keeps.md).
 //
+// What is borrowed of CPUs, without devices, has its turns after everything else (`phase_` 1): it gets what the units with devices leave of
+// their clusters' CPUs (docs/decisions/046-cpus-beside-devices.md).
+//
 // While every guarantee can be kept at once (children's sums within their parents', the root's within what is healthy), what a
 // leaf gets within its guarantee follows from that leaf alone. That part is kept from run to run, and worked out again for leaves
 // that something happened to: a run begins where all of it is charged, and only has to accept what is borrowed
@@ -86,6 +89,7 @@ class Entitlement {
     int32_t turn = -1;                 // in turns_
     int32_t group_cluster = -1;
     Part told;                         // what the base was told last
+    int64_t host_cpus_milli = 0, worker_host_cpus_milli = 0;   // beside devices
   };
   // Of what competes, the largest key so far, history apart: with it came the turn of those after it.
   struct Turn {
@@ -109,11 +113,13 @@ class Entitlement {
     std::vector<int32_t> cells;
     std::vector<int32_t> growing;      // units that can grow, in order
     int64_t least_milli = 0;           // smallest demand of a unit
-    bool counts_cpus = false;          // some unit takes CPUs beside devices
+    bool counts_cpus = false;          // some unit takes CPUs beside devices, and a quota counts them
+    bool wants_cpus = false;           // some unit may be charged to a cell of CPUs
     std::vector<Step> alone;           // its guaranteed part, in order
     std::vector<uint8_t> alone_taken;  // as `taken` after it
     std::vector<int64_t> alone_used;   // by flavour
     std::vector<std::pair<int32_t, int64_t>> alone_cells;   // charged to each
+    std::vector<std::pair<int32_t, int64_t>> alone_beside;  // CPUs beside that, by cell of CPUs
     bool fresh = false;                // read in this run
     bool merged = false;               // the steps are in Promised::steps of the queue above
   };
@@ -136,6 +142,7 @@ class Entitlement {
     int32_t node = 0, parent = -1, index = 0, depth = 0;
     bool guaranteed = false, leaf = false;
     bool within = false;               // it and all above it are guaranteed ones
+    bool promised = false;             // it or one above it is a guaranteed one
     Pass pass[2];                      // interior: 0 = within guarantees
     int32_t need_at = -1;              // interior: in need_, by flavour
     int32_t cell_need_at = -1;         // interior, guaranteed per cell: in cell_need_, by cell
@@ -162,6 +169,9 @@ class Entitlement {
   void Read(const Model& model, Leaf* leaf);
   void StartRun(const Model& model);
   void StartUnit(Unit* unit) const;
+  void StartBranches();
+  // What the cell has for the branch's candidates.
+  int64_t RoomFor(const Branch& branch, int32_t cell) const;
   static int32_t EndOf(const Leaf& leaf);   // a cursor that has been everywhere
   int32_t AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed);
   bool Fits(int32_t branch, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const;
@@ -204,6 +214,8 @@ class Entitlement {
   std::vector<int32_t> winners_;
   std::vector<int32_t> cell_at_;       // by queue node: of its row in cell_guarantee_, -1: none
   std::vector<int64_t> cell_guarantee_;
+  std::vector<int32_t> cpu_cell_;      // by cell of devices: that of its cluster's CPUs; -1: it is one, or there is none
+  bool defers_ = false;                // some cluster has both: what borrows CPUs comes last
   int32_t flavours_ = 0, cells_ = 0;
 
   std::vector<FlavourQuota> quota_;    // [node * flavours_ + flavour]: of quotas_
@@ -219,7 +231,9 @@ class Entitlement {
   // Of the run.
   const Model* m_ = nullptr;
   std::vector<Key> keys_;              // by branch
+  int phase_ = 0;
   std::vector<int64_t> room_;          // by cell
+  std::vector<int64_t> beside_;        // by cell of CPUs: what units with devices take of them
   std::vector<int64_t> used_;          // [node * flavours_ + flavour]
   std::vector<int64_t> under_limit_, under_guarantee_;   // what is left, likewise
   std::vector<int64_t> under_cell_;    // likewise of cell_guarantee_

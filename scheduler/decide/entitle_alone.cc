@@ -58,6 +58,7 @@ void Entitlement::RunAlone(int32_t node) {
   Leaf& leaf = leaves_[node];
   leaf.alone.clear();
   leaf.alone_cells.clear();
+  leaf.alone_beside.clear();
   leaf.alone_used.assign(static_cast<size_t>(flavours_), 0);
   const FlavourQuota* quotas = &quota_[static_cast<size_t>(node) * flavours_];
   std::vector<int64_t> left, left_in;
@@ -65,6 +66,14 @@ void Entitlement::RunAlone(int32_t node) {
   if (cell_at_[node] >= 0) left_in.assign(cell_guarantee_.begin() + cell_at_[node], cell_guarantee_.begin() + cell_at_[node] + cells_);
   const auto fits = [&](int32_t cell, int64_t milli) {
     return left[m_->cells[cell].flavour] >= milli && (left_in.empty() || left_in[cell] >= milli);
+  };
+  const auto add = [](std::vector<std::pair<int32_t, int64_t>>* to, int32_t cell, int64_t milli) {
+    const auto at = std::find_if(to->begin(), to->end(), [&](const auto& one) { return one.first == cell; });
+    if (at != to->end()) {
+      at->second += milli;
+    } else {
+      to->emplace_back(cell, milli);
+    }
   };
   const auto accept = [&](const Unit& unit, bool growth, int32_t cell, int64_t milli, int32_t charge) {
     Step& step = leaf.alone.emplace_back();
@@ -82,12 +91,9 @@ void Entitlement::RunAlone(int32_t node) {
     left[step.charged] -= milli;
     if (!left_in.empty()) left_in[charge] -= milli;
     leaf.alone_used[step.charged] += milli;
-    const auto at = std::find_if(leaf.alone_cells.begin(), leaf.alone_cells.end(), [&](const auto& one) { return one.first == charge; });
-    if (at != leaf.alone_cells.end()) {
-      at->second += milli;
-    } else {
-      leaf.alone_cells.emplace_back(charge, milli);
-    }
+    add(&leaf.alone_cells, charge, milli);
+    const int64_t beside_milli = growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
+    if (beside_milli > 0 && cpu_cell_[charge] >= 0) add(&leaf.alone_beside, cpu_cell_[charge], beside_milli);
   };
   // What is left of the time before a queue got queues of its own is in nobody's part.
   const size_t units = quotas_[node].children.empty() ? leaf.units.size() : 0;
@@ -133,6 +139,7 @@ void Entitlement::ChargeAlone() {
       room_[cell] -= milli;
       MUSTER_CHECK(room_[cell] >= 0);
     }
+    for (const auto& [cell, milli] : leaves_[leaf].alone_beside) beside_[cell] += milli;
   }
 }
 
@@ -145,10 +152,11 @@ bool Entitlement::Earlier(const Turn& a, int64_t a_history, const Turn& b, int64
 }
 
 // Leaf branch b is about to be accepted, with a base or (nullptr) with growth. Within the guarantee of a child of the root it
-// stands behind that child's guaranteed part; the others of that class had their turns when their keys were as large.
+// stands behind that child's guaranteed part; the others of that class had their turns when their keys were as large. What borrows CPUs
+// comes after all of them.
 void Entitlement::KeepTurn(int32_t b, Unit* unit) {
   while (branches_[b].depth > 1) b = branches_[b].parent;
-  if (!branches_[b].guaranteed) return;
+  if (!branches_[b].guaranteed || phase_ == 1) return;
   const Key& key = keys_[b];
   Turn& latest = latest_[branches_[b].node];
   const Turn now{key.numerator, key.denominator, key.submit_ns, key.base, key.growth};

@@ -48,19 +48,27 @@ class Twin {
       base.growth = 0;
     }
     for (Cell& cell : m_.cells) cell.charged_milli = 0;
+    beside_.assign(m_.cells.size(), 0);
+    phase_ = 0;
+    defers_ = std::any_of(m_.cells.begin(), m_.cells.end(), [&](const Cell& cell) { return cell.flavour != m_.cpu && m_.CellOf(cell.cluster, m_.cpu) >= 0; });
     for (int32_t turn = 0;; ++turn) {
       Room room;
       for (size_t f = 0; f < m_.flavours.size(); ++f) room.flavour.push_back(m_.flavour_milli[f] - u_[0][f]);
       room.cell.assign(m_.cells.size(), kUnbounded);
       room.cpus = m_.flavour_milli[m_.cpu] - u_[0][m_.cpu];
-      const std::optional<Found> x = Cand(0, room, false);
-      if (!x.has_value()) break;
+      const std::optional<Found> x = Cand(0, room, false, false);
+      if (!x.has_value()) {            // then what is borrowed of CPUs
+        if (phase_++ == 1) break;
+        continue;
+      }
       Base& base = m_.bases[x->base];
       int32_t c = x->k;
       const bool in_list = std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end();
-      if (!x->growth && in_list && Fits(base.bound_cell, Demand(x->base, false), Cpus(x->base, false), x->room) && Together(base, base.bound_cell)) c = base.bound_cell;
+      if (!x->growth && in_list && Fits(base.bound_cell, Demand(x->base, false), Cpus(x->base, false), x->room, x->promised) && Together(base, base.bound_cell)) c = base.bound_cell;
       const int64_t demand = Demand(x->base, x->growth);
       m_.cells[c].charged_milli += demand;
+      const int32_t cpus = m_.CellOf(m_.cells[c].cluster, m_.cpu);
+      if (m_.cells[c].flavour != m_.cpu && cpus >= 0) beside_[cpus] += base.host_cpus_milli * (x->growth ? 1 : base.min_workers);
       for (int32_t n = base.leaf; n >= 0; n = quotas_[n].parent) {
         u_[n][m_.cells[c].flavour] += demand;
         u_[n][m_.cpu] += Cpus(x->base, x->growth);
@@ -87,6 +95,7 @@ class Twin {
   struct Found {
     int32_t base = 0;
     bool growth = false, guaranteed = false;
+    bool promised = false;             // by its queue or one above it
     int32_t k = 0;
     Room room;                         // that it fits
   };
@@ -100,8 +109,10 @@ class Twin {
 
   int64_t Cpus(int32_t b, bool growth) const { return m_.bases[b].worker_cpus_milli * (growth ? 1 : m_.bases[b].min_workers); }
 
-  bool Fits(int32_t cell, int64_t demand, int64_t cpus, const Room& room) const {
+  bool Fits(int32_t cell, int64_t demand, int64_t cpus, const Room& room, bool promised) const {
     const Cell& c = m_.cells[cell];
+    const bool borrows_cpus = defers_ && c.flavour == m_.cpu && !promised;
+    if (borrows_cpus && (phase_ == 0 || c.capacity_milli - c.charged_milli - beside_[cell] < demand)) return false;
     return (cpus == 0 || room.cpus >= cpus) && c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
   }
 
@@ -128,8 +139,8 @@ class Twin {
     return first != base.cells.end() && holds(base.cells[i]) && m_.cells[*first].cluster == m_.cells[base.cells[i]].cluster;
   }
 
-  std::optional<Found> Cand(int32_t n, const Room& room, bool guaranteed) const {
-    if (n != 0 && quotas_[n].children.empty()) return CandOfLeaf(n, room, guaranteed);
+  std::optional<Found> Cand(int32_t n, const Room& room, bool guaranteed, bool promised) const {
+    if (n != 0 && quotas_[n].children.empty()) return CandOfLeaf(n, room, guaranteed, promised);
     for (const bool in_guarantee : {true, false}) {
       std::optional<Found> best;
       Share best_share;
@@ -148,7 +159,7 @@ class Twin {
           if (quotas_[c].cells[k] == kUnbounded) continue;
           a.cell[k] = std::max<int64_t>(0, std::min(a.cell[k], quotas_[c].cells[k] - u_cell_[c][k]));
         }
-        std::optional<Found> x = Cand(c, a, in_guarantee);
+        std::optional<Found> x = Cand(c, a, in_guarantee, promised || in_guarantee);
         if (!x.has_value()) continue;
         Share share = KeyOf(c, m_.cells[x->k].flavour, in_guarantee);
         if (Cpus(x->base, x->growth) > 0 && !(in_guarantee && cpu.guarantee_milli == 0)) {
@@ -166,7 +177,7 @@ class Twin {
     return std::nullopt;
   }
 
-  std::optional<Found> CandOfLeaf(int32_t n, const Room& room, bool guaranteed) const {
+  std::optional<Found> CandOfLeaf(int32_t n, const Room& room, bool guaranteed, bool promised) const {
     std::vector<std::tuple<bool, int32_t, int64_t, int32_t>> order;   // bases before growth, then priority, submission, id
     for (size_t b = 0; b < m_.bases.size(); ++b) {
       const Base& base = m_.bases[b];
@@ -182,7 +193,7 @@ class Twin {
         const int32_t cell = growth ? base.charge : base.cells[i];
         if (!growth && !guaranteed && !Opened(base, i)) continue;
         if (!growth && !Together(base, cell)) continue;
-        if (Fits(cell, Demand(b, growth), Cpus(b, growth), room)) return Found{b, growth, guaranteed, cell, room};
+        if (Fits(cell, Demand(b, growth), Cpus(b, growth), room, promised)) return Found{b, growth, guaranteed, promised, cell, room};
       }
     }
     return std::nullopt;
@@ -207,6 +218,9 @@ class Twin {
   const QuotaTree& quotas_;
   Model m_;
   std::vector<std::vector<int64_t>> u_, u_cell_;
+  std::vector<int64_t> beside_;        // [cell] of CPUs: what units with devices take of them
+  int phase_ = 0;
+  bool defers_ = false;                // some cluster has devices and CPUs
 };
 
 // ---- random systems ----
@@ -320,9 +334,11 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
       const int32_t cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
       if (std::find(base.cells.begin(), base.cells.end(), cell) == base.cells.end()) base.cells.push_back(cell);
     }
-    // CPUs beside devices are those of work on devices.
+    // A task is work on devices, with CPUs beside them, or on CPUs.
     const auto of_cpus = [&](int32_t c) { return m.cells[c].flavour == m.cpu; };
-    if (base.worker_cpus_milli > 0) base.cells.erase(std::remove_if(base.cells.begin(), base.cells.end(), of_cpus), base.cells.end());
+    const bool on_cpus = base.worker_cpus_milli == 0 && of_cpus(base.cells.front());
+    base.cells.erase(std::remove_if(base.cells.begin(), base.cells.end(), [&](int32_t c) { return of_cpus(c) != on_cpus; }), base.cells.end());
+    if (!on_cpus) base.host_cpus_milli = base.worker_cpus_milli > 0 ? base.worker_cpus_milli : 500 * dice->Of(5);
     const int64_t opened = dice->Of(3);
     for (size_t i = 0; i < base.cells.size(); ++i) base.opened.push_back(static_cast<int64_t>(i) <= opened);
     if (dice->Chance(35)) base.bound_cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));

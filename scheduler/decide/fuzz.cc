@@ -19,7 +19,7 @@
 namespace muster {
 namespace {
 
-constexpr int kSettlesWithin = 400;    // decisions with an effect in one quiet time
+constexpr int kSettlesWithin = 60;    // decisions with an effect in one quiet time
 constexpr const char* kFlavours[] = {"a100", "h100"};
 
 // SplitMix64 (Steele, Lea, Flood 2014).
@@ -40,7 +40,7 @@ class Dice {
 
 class Case {
  public:
-  Case(uint64_t seed, FuzzTotals* totals, bool trace) : dice_(seed), totals_(*totals), trace_(trace) {}
+  Case(uint64_t seed, FuzzTotals* totals, bool trace) : dice_(seed), cpu_heavy_(seed % 8 == 3), totals_(*totals), trace_(trace) {}
 
   std::string Run() {
     ++totals_.trees;
@@ -200,6 +200,14 @@ class Case {
       if (dice_.Percent(30)) quota.set_limit_milli(sum + 1000 * dice_.Of(6));
     }
     if (dice_.Percent(10)) (*queue->mutable_quota())["cpu"].set_limit_milli(1000 * (4 + dice_.Of(20)));
+    if (cpu_heavy_ && depth == 0 && dice_.Percent(50)) {                 // less than a third of what there is
+      pb::Quota& quota = (*queue->mutable_quota())["cpu"];
+      int64_t sum = 0;
+      for (const ClusterRow& cluster : s_.clusters()) sum += (*quota.mutable_guarantee_per_cluster())[cluster.name] = 1000 * (1 + dice_.Of(2));
+      quota.set_guarantee_milli(sum);
+      if (quota.has_limit_milli()) quota.set_limit_milli(std::max(sum, quota.limit_milli()));
+      quota.set_weight(1);
+    }
   }
 
   // ---- outside events ----
@@ -239,7 +247,10 @@ class Case {
       pb::Resources* wants = task->mutable_resources();
       const int shape = dice_.Of(10);
       int min = 1;
-      if (shape < 5) {
+      if (cpu_heavy_ && shape >= 4) {
+        wants->set_cpus_milli(1000 * (1 + dice_.Of(10)));
+        min = 1 + dice_.Of(4);
+      } else if (shape < 5) {
         wants->set_gpus_milli(1000 * (1 << dice_.Of(3)));
         min = 1 + (dice_.Percent(50) ? dice_.Of(4) : 0);
       } else if (shape < 7) {
@@ -529,14 +540,18 @@ class Case {
     const AttemptRow& attempt = *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
     const bool moves = e.next_workers() == attempt.workers;              // to other devices of its cell (decision 024)
     ++(moves ? totals_.moves : e.next_workers() > 0 ? totals_.shrinks : totals_.evictions);
-    totals_.evicted_milli += victim->worker_milli * (attempt.workers - (moves ? 0 : e.next_workers()));
+    const bool beside = victim->gpus != claimant->gpus;                  // it stands on their hosts without devices
+    if (victim->gpus && !claimant->gpus) Fail(absl::StrCat("job ", victim->ref.job, " has devices and is stopped for CPUs"));
+    totals_.beside += beside;
+    if (!beside) totals_.evicted_milli += victim->worker_milli * (attempt.workers - (moves ? 0 : e.next_workers()));
     if (moves) {
       if (!claimant->guaranteed || claimant->row->waiting_since_ns + options_.min_runtime_ns > now_ns_) Fail("moves others for a claim that isn't overdue");
       if (!victim->entitled || victim->charge != victim->bound_cell || attempt.parts.size() != 1) Fail("moves what has no place in S on one host");
       claims_.insert(victim->ref);
     }
     const bool grows = !claimant->wants_place() && !claimant->may_be_lost;
-    if (claims_.insert(claimant->ref).second || grows) {
+    claims_.insert(claimant->ref);
+    if (!beside && (requested_.insert(claimant->ref).second || grows)) {
       totals_.requested_milli += claimant->worker_milli * (grows ? claimant->entitled_workers() - claimant->current->workers : claimant->min_workers);
     }
     if (!claimant->entitled) Fail("a claim for what is not entitled");
@@ -549,7 +564,7 @@ class Case {
     if (now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns) && (!claimant->guaranteed || grows)) {
       Fail(absl::StrCat("job ", victim->ref.job, " is stopped within its min_runtime by a claim outside the guarantees"));
     }
-    if (!mover && !victim->entitled && victim->leaf == claimant->leaf && victim->job->spec->priority() >= claimant->job->spec->priority()) {
+    if (!mover && !victim->entitled && victim->leaf == claimant->leaf && victim->job->spec->priority() >= claimant->job->spec->priority() + (beside && !grows && victim->ref.job != claimant->ref.job)) {
       Fail(absl::StrCat("job ", victim->ref.job, " is stopped for an equal of its own queue"));
     }
   }
@@ -672,7 +687,12 @@ class Case {
         if (claims_.contains(base.ref) && claim_round_ == s_.round()) {
           Fail(absl::StrCat("job ", base.ref.job, " had others stopped for it and doesn't run"));
         }
-        if (waits[m.cells[base.charge].cluster] == 1 && Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
+        if (waits[m.cells[base.charge].cluster] != 1) continue;
+        if (Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
+        const bool holds = base.row->reservation != nullptr && base.row->reservation->held;   // what others are giving back
+        if (base.guaranteed && base.gpus && !holds && base.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ && FitsWithoutOthers(m, base)) {
+          Fail(absl::StrCat("job ", base.ref.job, " is guaranteed its place, and waits for what is outside S"));
+        }
         continue;
       }
       if (base.row->evicted_round == s_.round()) continue;
@@ -682,6 +702,7 @@ class Case {
       }
     }
     claims_.clear();
+    requested_.clear();
     claim_round_ = s_.round();
     CheckPromise(m);
   }
@@ -710,6 +731,17 @@ class Case {
     if (!WithinLimits(m, base, flavour, base.worker_milli, flavour == m.cpu ? &Base::worker_cpus_milli : nullptr)) return false;
     if (base.worker_cpus_milli > 0 && !WithinLimits(m, base, m.cpu, base.worker_cpus_milli, &Base::worker_cpus_milli)) return false;
     return map->Place(*base.spec, base.min_workers, m.cells[cell]).has_value();
+  }
+
+  // Where nothing ran that is outside S and may be stopped for it.
+  bool FitsWithoutOthers(const Model& m, const Base& base) {
+    FreeMap map(s_);
+    for (const Base& other : m.bases) {
+      if (!other.running() || other.entitled || !other.hosts_up || other.bound_cell < 0 || other.place_round == s_.round()) continue;
+      if (other.leaf == base.leaf && other.priority >= base.priority + (other.gpus || other.ref.job == base.ref.job ? 0 : 1)) continue;
+      map.Release(other.wants, *other.current);
+    }
+    return Fits(m, base, base.charge, &map);
   }
 
   // With all capacity healthy, a base that in leaf order fits what its leaf's share in one of its cells still leaves is in S.
@@ -743,6 +775,8 @@ class Case {
           const auto& quotas = s_.queues().nodes[leaf].spec.quota();
           const auto quota = quotas.find(m.flavours[m.cells[c].flavour]);
           if (quota == quotas.end()) continue;
+          const auto beside = [](const Base* other) { return other->entitled && other->worker_cpus_milli > 0; };
+          if (m.cells[c].flavour == m.cpu && std::any_of(bases.begin(), bases.end(), beside)) continue;   // their CPUs count against it
           const auto share = quota->second.guarantee_per_cluster().find(s_.clusters()[m.cells[c].cluster].name);
           if (share != quota->second.guarantee_per_cluster().end() && demand <= share->second - used[c]) {
             Fail(absl::StrCat("job ", base->ref.job, " fits its queue's guarantee and isn't in S"));
@@ -753,6 +787,7 @@ class Case {
   }
 
   Dice dice_;
+  const bool cpu_heavy_;              // much of the work wants no devices
   FuzzTotals& totals_;
   const bool trace_;
   State s_;
@@ -768,6 +803,7 @@ class Case {
   std::vector<std::string> leaves_;
   std::map<AttemptRef, int> stops_;    // steps until the hosts answer
   std::set<TaskRef> claims_;           // for whom others were stopped since it settled last
+  std::set<TaskRef> requested_;        // of them those that are counted in totals_.requested_milli
   uint64_t claim_round_ = 0;
 };
 
@@ -788,6 +824,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   reservations += o.reservations;
   lent += o.lent;
   judged += o.judged;
+  beside += o.beside;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

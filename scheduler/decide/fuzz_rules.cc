@@ -122,16 +122,17 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     // What has left S since devices were freed for it starts on these, whoever has reserved them meanwhile (decision 016).
     const bool own = !base.entitled && base.row->reservation != nullptr && base.row->reservation->held;
     for (const auto& [claimant, reservation] : reserved) {
-      if (claimant->charge != cell || claimant == &base || own) continue;
-      bool beside = false, clash = false;
+      const bool beside = claimant->gpus && !base.gpus && m.CpusBeside(claimant->charge) == cell;
+      if ((claimant->charge != cell && !beside) || claimant == &base || own) continue;
+      bool together = false, clash = false;
       for (const pb::Placement& kept : reservation->placements()) {
         for (const pb::Placement& placed : e.placements()) {
           if (kept.host() != placed.host()) continue;
-          beside = true;
+          together = true;
           clash = clash || Clash(state.host(state.FindHost(e.cluster(), kept.host())), *claimant, kept, base, placed);
         }
       }
-      if (!beside || (!clash && (base.entitled || !reservation->draining()))) continue;
+      if (!together || (!clash && (base.entitled || !reservation->draining()))) continue;
       const int64_t start_ns = reservation->start_ns();
       ++*lent;
       if (start_ns != 0 && end_ns != 0 && end_ns <= start_ns) continue;
@@ -142,12 +143,12 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
       const int64_t own_ns = state.queues().nodes[base.leaf].min_runtime_ns;
       const int64_t protected_ns = claimant->guaranteed ? 0 : own_ns != 0 ? own_ns : options.min_runtime_ns;
       const int64_t adds = base.worker_milli * e.workers(), demand = claimant->worker_milli * claimant->min_workers;
-      if (base.leaf == claimant->leaf && base.priority >= claimant->priority) return what + ", an equal of its own queue";
+      if (base.leaf == claimant->leaf && base.priority >= claimant->priority + (beside && base.ref.job != claimant->ref.job)) return what + ", an equal of its own queue";
       if (now_ns + protected_ns + base.spec->grace_ns() > start_ns) return what + ", and can't be stopped by then";
-      if (adds > 4 * demand) return what + ", and is more than four times as large";
+      if (adds > 4 * (beside ? claimant->host_cpus_milli * claimant->min_workers : demand)) return what + ", and is more than four times as large";
       // Where the plan left out again what it had counted, it looks again at once.
       const bool counted = plan.next_look_ns > now_ns;
-      if (!claimant->guaranteed && counted && !NoHigher(m, *claimant, demand, use, base, adds, use)) return what + ", whose level is higher";
+      if (!claimant->guaranteed && !beside && counted && !NoHigher(m, *claimant, demand, use, base, adds, use)) return what + ", whose level is higher";
     }
     AddUse(m, base, cell, e.workers(), &use);
   }
@@ -158,7 +159,8 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
                         int64_t* judged) {
   struct Claim {
     const Base* claimant = nullptr;
-    int64_t evicted = 0, moved = 0;
+    int64_t evicted = 0, moved = 0;                  // of what has devices if it has
+    int64_t evicted_beside = 0, moved_beside = 0;    // of what hasn't, for one that has
     std::vector<const Base*> victims;
   };
   std::map<TaskRef, Claim> claims;
@@ -187,9 +189,9 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
       claim.claimant = claimant;
       claim.victims.push_back(base);
       if (e.next_workers() == base->workers) {
-        claim.moved += base->worker_milli * base->workers;
+        (base->gpus == claimant->gpus ? claim.moved : claim.moved_beside) += base->worker_milli * base->workers;
       } else {
-        claim.evicted += base->worker_milli * (base->workers - e.next_workers());
+        (base->gpus == claimant->gpus ? claim.evicted : claim.evicted_beside) += base->worker_milli * (base->workers - e.next_workers());
         // What only moves goes on counting where its queues stand.
         const bool moves = base->entitled && base->charge != base->bound_cell && m.cells[base->charge].flavour == m.cells[base->bound_cell].flavour;
         if (!moves) AddUse(m, *base, base->bound_cell, e.next_workers() - base->workers, &after);
@@ -208,11 +210,14 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
   for (const auto& [ref, claim] : claims) {
     const Base& claimant = *claim.claimant;
     const bool grows = grow.contains(ref);
-    const int64_t demand = claimant.worker_milli * (grows ? grow[ref] - claimant.workers : claimant.min_workers);
-    int64_t asked = 0;                 // by all that waits for the same
+    const int64_t asks = grows ? grow[ref] - claimant.workers : claimant.min_workers;
+    const int64_t demand = claimant.worker_milli * asks, demand_beside = claimant.host_cpus_milli * asks;
+    int64_t asked = 0, asked_beside = 0;       // by all that waits for the same
     for (const Base& base : m.bases) {
       const bool same = base.charge == claimant.charge && base.leaf == claimant.leaf && base.guaranteed == claimant.guaranteed;
-      if (same && base.entitled && base.wants_place() && !grows) asked += base.worker_milli * base.min_workers;
+      if (!same || !base.entitled || !base.wants_place() || grows) continue;
+      asked += base.worker_milli * base.min_workers;
+      asked_beside += base.host_cpus_milli * base.min_workers;
     }
     // Decision 024.
     const bool overdue = claimant.guaranteed && claimant.wants_place() && claimant.row->waiting_since_ns + options.min_runtime_ns <= now_ns;
@@ -220,8 +225,12 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
       return absl::StrCat("stops ", claim.evicted, " for job ", ref.job, ", which asks for ", demand, " and its like for ", asked);
     }
     if (claim.moved > 4 * demand) return absl::StrCat("moves ", claim.moved, " for job ", ref.job, ", which asks for ", demand);
+    if (claim.moved_beside > 4 * demand_beside || (!overdue && claim.evicted_beside > 4 * std::max(demand_beside, asked_beside))) {
+      return absl::StrCat("moves ", claim.moved_beside, " and stops ", claim.evicted_beside, " of CPUs for job ", ref.job, ", which asks for ", demand_beside);
+    }
     if (!alone || (claimant.guaranteed && !grows)) continue;
     for (const Base* victim : claim.victims) {
+      if (victim->gpus != claimant.gpus) continue;
       ++*judged;
       if (NoHigher(m, claimant, demand, after, *victim, 0, before)) continue;
       return absl::StrCat("job ", victim->ref.job, " is stopped for job ", ref.job, ", whose level will be higher");

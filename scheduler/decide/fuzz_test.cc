@@ -12,8 +12,9 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
     const std::string error = RunFuzzCase(seed, &totals);
     ASSERT_EQ(error, "") << "seed " << seed << "; sched-fuzz --replay=" << seed;
   }
-  std::printf("%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld reservations, %ld lent, %ld levels compared\n", totals.trees, totals.steps,
-              totals.starts, totals.backfills, totals.evictions, totals.shrinks, totals.growths, totals.reservations, totals.lent, totals.judged);
+  std::printf("%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld reservations, %ld lent, %ld levels compared, %ld stopped beside devices\n", totals.trees, totals.steps,
+              totals.starts, totals.backfills, totals.evictions, totals.shrinks, totals.growths, totals.reservations, totals.lent, totals.judged,
+              totals.beside);
   // Everything that is to be tried was tried.
   EXPECT_GT(totals.backfills, 100);
   EXPECT_GT(totals.evictions, 100);
@@ -25,6 +26,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.reservations, 100);
   EXPECT_GT(totals.lent, 0);
   EXPECT_GT(totals.judged, 50);
+  EXPECT_GT(totals.beside, 10);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 

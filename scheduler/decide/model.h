@@ -30,6 +30,7 @@ struct Cell {
   int64_t known_milli = 0;        // of all hosts ever heard from, up or not
   std::vector<HostId> hosts;      // in State's order; never empty
   int64_t charged_milli = 0;      // to units of S
+  int64_t beside_milli = 0;       // of CPUs: what units of S with devices take on their hosts
 };
 
 // What a queue is promised and may take of one flavour.
@@ -103,7 +104,8 @@ struct alignas(64) Base {
   bool may_resize = false;              // it runs on all its hosts, and they may get work
   int32_t growth = 0;                   // growth workers entitled (Entitlement)
   Demand wants;                         // of a worker, as its spec has it
-  int64_t worker_cpus_milli = 0;        // beside its devices, if a queue above it lists cpu; else 0
+  int64_t host_cpus_milli = 0;          // that a worker with devices takes of its host, on the largest of those that it may use
+  int64_t worker_cpus_milli = 0;        // the same, if a queue above it lists cpu; else 0
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }
@@ -157,6 +159,8 @@ struct Model {
 
   int32_t FlavourIndex(const std::string& flavour) const;      // -1: none
   int32_t CellOf(int32_t cluster, int32_t flavour) const;      // -1: none
+  // Of a cell of devices: that of its cluster's CPUs; -1: the cell is one, or there is none.
+  int32_t CpusBeside(int32_t cell) const { return cells[cell].flavour == cpu ? -1 : CellOf(cells[cell].cluster, cpu); }
   bool Reaches(int32_t cluster, int32_t from) const { return cluster == from || reaches[cluster][from]; }
 };
 

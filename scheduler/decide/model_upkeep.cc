@@ -20,7 +20,7 @@ bool Ends(const JobRow& job) {
 bool SameUnits(const Base& a, const Base& b) {
   return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
          a.max_workers == b.max_workers && a.worker_milli == b.worker_milli &&
-         a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others && a.cells == b.cells &&
+         a.host_cpus_milli == b.host_cpus_milli && a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others && a.cells == b.cells &&
          a.opened == b.opened;
 }
 
@@ -144,11 +144,10 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   model_.reaches = ReadReaches(state);
   ReadHistory(state);
   counts_cpus_.assign(nodes.size(), false);
-  shares_.clear();
+  ReadShares(state);
   for (size_t n = 0; n < counts_cpus_.size(); ++n) {
     const QueueNode& node = nodes[n];
     counts_cpus_[n] = node.spec.quota().contains(kCpuFlavour) || (node.parent >= 0 && counts_cpus_[node.parent]);
-    if (counts_cpus_[n] && shares_.empty()) shares_ = ReadShares(state);
   }
   for (const uint64_t number : state.active_jobs()) {
     const size_t first = model_.bases.size();
@@ -170,13 +169,30 @@ void ModelUpkeep::ReadRanks(const State& state) {
   }
 }
 
-std::vector<std::pair<int64_t, int32_t>> ModelUpkeep::ReadShares(const State& state) const {
-  std::vector<std::pair<int64_t, int32_t>> shares;
-  for (const Cell& cell : model_.cells) {
-    const pb::Inventory& inventory = state.host(cell.hosts.front()).inventory;
-    shares.emplace_back(inventory.cpus_milli(), inventory.devices_size());
+ModelUpkeep::CpuShare ModelUpkeep::ShareOf(const State& state, HostId host) {
+  const pb::Inventory& inventory = state.host(host).inventory;
+  if (inventory.devices_size() == 0) return {};
+  return {host, inventory.cpus_milli(), inventory.devices_size()};
+}
+
+void ModelUpkeep::ReadShares(const State& state) {
+  shares_.assign(model_.cells.size(), {});
+  for (size_t c = 0; c < shares_.size(); ++c) {
+    if (model_.cells[c].flavour == model_.cpu) continue;
+    for (const HostId host : model_.cells[c].hosts) {
+      const CpuShare share = ShareOf(state, host);
+      if (share.cpus_milli * shares_[c].devices > shares_[c].cpus_milli * share.devices) shares_[c] = share;
+    }
   }
-  return shares;
+}
+
+bool ModelUpkeep::SharesStand(const State& state, HostId host, int32_t was_in) const {
+  const CpuShare share = ShareOf(state, host);
+  const int32_t is_in = hosts_[host].gpu_cell;
+  const auto rises = [&](const CpuShare& known) { return share.cpus_milli * known.devices > known.cpus_milli * share.devices; };
+  if (is_in >= 0 && model_.cells[is_in].flavour != model_.cpu && rises(shares_[is_in])) return false;
+  if (was_in < 0 || shares_[was_in].host != host) return true;
+  return is_in == was_in && share.cpus_milli == shares_[was_in].cpus_milli && share.devices == shares_[was_in].devices;
 }
 
 void ModelUpkeep::ReadHistory(const State& state) {
@@ -227,11 +243,8 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
     if (MayBeLost(state, spec, *attempt)) continue;
     for (const PartRow& part : attempt->parts) {
       if (part.host != id) continue;
-      if (spec.resources().gpus_milli() == 0) {
-        share.cpus_milli += part.workers * WorkerDemand(spec, host.inventory).cpus_milli;
-      } else if (share.flavour >= 0) {
-        share.gpus_milli += part.workers * spec.resources().gpus_milli();
-      }
+      share.cpus_milli += part.workers * WorkerDemand(spec, host.inventory).cpus_milli;   // beside devices, too: S counts them there
+      if (share.flavour >= 0) share.gpus_milli += part.workers * spec.resources().gpus_milli();
     }
   }
   return share;
@@ -393,10 +406,11 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   }
   base.all_opened = std::find(base.opened.begin(), base.opened.end(), 0) == base.opened.end();
   for (const int32_t cell : base.cells) {
-    if (wants.gpus_milli() == 0 || !counts_cpus_[leaf]) break;
-    const pb::Inventory& inventory = state.host(model_.cells[cell].hosts.front()).inventory;
-    base.worker_cpus_milli = std::max(base.worker_cpus_milli, WorkerDemand(*base.spec, inventory).cpus_milli);
+    if (wants.gpus_milli() == 0 || shares_[cell].host < 0) continue;
+    const pb::Inventory& inventory = state.host(shares_[cell].host).inventory;
+    base.host_cpus_milli = std::max(base.host_cpus_milli, WorkerDemand(*base.spec, inventory).cpus_milli);
   }
+  if (counts_cpus_[leaf]) base.worker_cpus_milli = base.host_cpus_milli;
   return base;
 }
 
@@ -565,7 +579,8 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
                         hosts_[id].state_since_ns != state.host(id).state_since_ns ||
                         hosts_[id].usable != state.host(id).usable() || hosts_[id].state_id != state.host(id).state_id);
     if (was || is || other) again(id);
-    if (!FollowHost(state, id)) return false;
+    const int32_t was_in = hosts_.size() > static_cast<size_t>(id) ? hosts_[id].gpu_cell : -1;
+    if (!FollowHost(state, id) || !SharesStand(state, id, was_in)) return false;
   }
   std::map<int32_t, bool> mass_loss;
   for (const HostId id : unreachable_) mass_loss[state.host(id).cluster] = false;
@@ -594,7 +609,6 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
       if (unreachable_.contains(id) && !FollowHost(state, id)) return false;
     }
   }
-  if (!shares_.empty() && shares_ != ReadShares(state)) return false;
   // The first cluster that could hold a task is open to it.
   for (size_t c = 0; c < model_.cells.size(); ++c) {
     const int64_t before = known_milli[c], now = model_.cells[c].known_milli;

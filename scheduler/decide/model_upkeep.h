@@ -66,13 +66,21 @@ class ModelUpkeep {
   void OrderClaims();
   void Compact();
 
-  // Of each cell's first host: what a worker that names no CPUs gets beside its devices.
-  std::vector<std::pair<int64_t, int32_t>> ReadShares(const State& state) const;
+  // What a worker that names no CPUs gets beside its devices, on the host of a cell that gives the most.
+  struct CpuShare {
+    HostId host = -1;                  // -1: none has devices
+    int64_t cpus_milli = 0;
+    int32_t devices = 1;
+  };
+  static CpuShare ShareOf(const State& state, HostId host);
+  void ReadShares(const State& state);
+  // The host, which was in that cell of devices, leaves the shares as they are.
+  bool SharesStand(const State& state, HostId host, int32_t was_in) const;
 
   Model model_;
   Entitlement entitlement_;
   std::vector<bool> counts_cpus_;      // by queue node: it or one above it lists cpu
-  std::vector<std::pair<int64_t, int32_t>> shares_;   // by cell, if a queue lists cpu
+  std::vector<CpuShare> shares_;       // by cell
   bool stale_ = true;                  // the entitled set has to be computed again
   bool built_ = false;                 // changes of bases have to be told to entitlement_
   std::optional<State> seen_;

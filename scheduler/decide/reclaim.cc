@@ -1,4 +1,5 @@
-// Reclaim (SCHEDULING.md §2): starts an entitled unit by stopping units that are not entitled, victims and placement together.
+// Reclaim (SCHEDULING.md §2): starts an entitled unit by stopping units that are not entitled, victims and placement together; one with devices
+// may stop what stands on their hosts without, too (docs/decisions/046-cpus-beside-devices.md).
 #include <algorithm>
 #include <tuple>
 
@@ -57,7 +58,7 @@ bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, cons
 }
 
 bool Round::LevelsCount(const Base& claimant, const Base& victim) const {
-  return options_.levels && claimant.leaf != victim.leaf && victim.leaf >= 0;
+  return options_.levels && claimant.leaf != victim.leaf && victim.leaf >= 0 && claimant.gpus == victim.gpus;
 }
 
 bool Round::SharesQueue(const Base& a, const Base& b) const {
@@ -87,7 +88,8 @@ int64_t Round::ProtectedUntil(const Base& victim) const {
   return victim.since_ns() + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
 }
 
-bool Round::MayTake(const Base& claimant, const Base& victim) const {
+bool Round::MayTake(const Base& claimant, const Base& victim, bool grows) const {
+  if (victim.gpus && !claimant.gpus) return false;
   const bool runs = victim.current != nullptr;
   if (runs && (!victim.running() || victim.place_round == s_.round())) return false;  // started in this round
   if (runs && !victim.hosts_up) return false;            // a gang's devices are free when all of it is gone
@@ -95,8 +97,14 @@ bool Round::MayTake(const Base& claimant, const Base& victim) const {
   if (mover) return true;
   const bool grown = runs && victim.entitled && victim.workers > victim.entitled_workers();
   if (victim.entitled && !grown) return false;
-  // Growth stands behind every base in its leaf's order.
-  return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority;
+  // Growth stands behind every base in its leaf's order; and what borrows CPUs behind other jobs' bases with devices that are as urgent.
+  const bool beside = claimant.gpus != victim.gpus && claimant.ref.job != victim.ref.job && !grows;
+  return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority + (beside ? 1 : 0);
+}
+
+std::string Round::EntitledTo(const Base& claimant, const Base& victim) {
+  if (claimant.gpus != victim.gpus) return absl::StrCat("job ", claimant.ref.job, " is entitled to devices of its hosts and CPUs beside them");
+  return absl::StrCat("job ", claimant.ref.job, " is entitled to its devices");
 }
 
 bool Round::OnlyMoves(const Base& victim) const {
@@ -104,27 +112,39 @@ bool Round::OnlyMoves(const Base& victim) const {
          m_.cells[victim.charge].flavour == m_.cells[victim.bound_cell].flavour;
 }
 
-std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int64_t demand, bool guaranteed) {
+std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed, bool grows) {
   const Base& claimant = m_.bases[b];
-  const int32_t flavour = m_.cells[cell].flavour;
-  // Where a limit is in the way, what counts against it in other clusters, too.
+  const int64_t demand = claimant.worker_milli * workers;
   std::vector<int32_t> pool = m_.takeable[cell];
-  for (int32_t n = claimant.leaf; n >= 0; n = m_.parent[n]) {
-    if (UseAt(use_future_, n, flavour) + demand <= QuotaOf(n, flavour).limit_milli) continue;
-    for (size_t c = 0; c < m_.cells.size(); ++c) {
-      if (m_.cells[c].flavour != flavour || static_cast<int32_t>(c) == cell) continue;
-      for (const int32_t v : m_.takeable[c]) {
-        int32_t up = m_.bases[v].leaf;
-        while (up > n) up = m_.parent[up];
-        if (up == n) pool.push_back(v);
+  // And what stands on its hosts without devices: first where those are free by number, and it is CPUs that it wants for.
+  if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0) pool.insert(pool.end(), m_.takeable[cpus].begin(), m_.takeable[cpus].end());
+  const bool cpus_first = future_.FreeMilli(m_.cells[cell], claimant.gpus) >= demand;
+  // Where a limit is in the way, what counts against it in other clusters, too.
+  const auto add_below = [&](int32_t flavour, int64_t asked) {
+    for (int32_t n = claimant.leaf; n >= 0; n = m_.parent[n]) {
+      if (UseAt(use_future_, n, flavour) + asked <= QuotaOf(n, flavour).limit_milli) continue;
+      for (size_t c = 0; c < m_.cells.size(); ++c) {
+        if (m_.cells[c].flavour != flavour && flavour != m_.cpu) continue;
+        for (const int32_t v : m_.takeable[c]) {
+          int32_t up = m_.bases[v].leaf;
+          while (up > n) up = m_.parent[up];
+          if (up == n && (m_.cells[c].flavour == flavour || m_.bases[v].worker_cpus_milli > 0)) pool.push_back(v);
+        }
       }
+      return;                          // a limit further up: what is below this one is below that, too, or doesn't help alone
     }
-    break;                             // a limit further up: what is below this one is below that, too, or doesn't help alone
+  };
+  const size_t there = pool.size();
+  add_below(m_.cells[cell].flavour, demand);
+  if (claimant.worker_cpus_milli > 0) add_below(m_.cpu, claimant.worker_cpus_milli * workers);
+  if (pool.size() > there) {
+    std::sort(pool.begin(), pool.end());
+    pool.erase(std::unique(pool.begin(), pool.end()), pool.end());
   }
   std::vector<Victim> all;
   EachOf(m_.bases, pool, [&](int32_t v) {
     const Base& base = m_.bases[v];
-    if (v == b || stopped_[v] || !MayTake(claimant, base)) return;
+    if (v == b || stopped_[v] || !MayTake(claimant, base, grows)) return;
     const int64_t protected_ns = ProtectedUntil(base);
     if (!guaranteed && protected_ns > now_ns_) {
       LookAt(protected_ns);
@@ -139,8 +159,12 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int64_t de
     if (keeps > 0 && base.workers > keeps) all.push_back({v, keeps, lost, start_ns});
     if (mover || !base.entitled) all.push_back({v, 0, lost, start_ns});
   });
-  std::sort(all.begin(), all.end(), [](const Victim& x, const Victim& y) {
-    return std::make_tuple(x.keeps == 0, x.lost_milli_ns, -x.start_ns, x.base) < std::make_tuple(y.keeps == 0, y.lost_milli_ns, -y.start_ns, y.base);
+  std::sort(all.begin(), all.end(), [&](const Victim& x, const Victim& y) {
+    const auto place = [&](const Victim& v) {
+      const bool beside = m_.bases[v.base].gpus != claimant.gpus;
+      return std::make_tuple(beside != cpus_first, v.keeps == 0, v.lost_milli_ns, -v.start_ns, v.base);
+    };
+    return place(x) < place(y);
   });
   if (guaranteed || all.empty()) return all;
 
@@ -158,6 +182,17 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int64_t de
   return allowed;
 }
 
+// It wouldn't be free when what grows has stopped: that would start as small as it was, and grow again.
+void Round::TakeBackUnanswered(Use* use) {
+  const auto take_back = [&](const Base& base) {
+    if (base.hosts_up || base.bound_cell < 0 || base.may_be_lost) return;
+    AddUse(use, base, base.bound_cell, base.workers);
+    future_.LimitTo(now_, SliceOf(*base.spec, *base.current, 0, base.workers));   // it may be held for others in part
+  };
+  for (const int32_t v : m_.stopping) take_back(m_.bases[v]);
+  for (const int32_t v : stops_now_) take_back(m_.bases[v]);
+}
+
 Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all) {
   const Base& claimant = m_.bases[b];
   const bool guaranteed = claimant.guaranteed && !grows;
@@ -167,7 +202,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
                                    grows ? -1 - b : int64_t{claimant.leaf} << 32 | claimant.shape, LentBits(claimant, cell, end_ns)};
   if (failed_.contains(key)) return Claim::kNobody;
-  const std::vector<Victim> victims = VictimsFor(b, cell, demand, guaranteed);
+  const std::vector<Victim> victims = VictimsFor(b, cell, workers - has, guaranteed, grows);
   if (victims.empty()) {
     failed_.insert(key);
     return Claim::kNobody;
@@ -183,6 +218,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   };
   const size_t start_mark = future_.Mark();
   if (grows) {
+    TakeBackUnanswered(&use);
     future_.Release(claimant.wants, *claimant.current);
     add(claimant, cell, -has);
   }
@@ -260,10 +296,13 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     }
     set_left(v.base, enough);
   }
-  int64_t evicted = 0;
-  for (const auto& [v, workers_left] : left) evicted += m_.bases[v].worker_milli * (m_.bases[v].workers - workers_left);
+  int64_t evicted = 0, evicted_beside = 0;       // the latter of work without devices, by one with
+  for (const auto& [v, workers_left] : left) {
+    const Base& base = m_.bases[v];
+    (base.gpus == claimant.gpus ? evicted : evicted_beside) += base.worker_milli * (base.workers - workers_left);
+  }
   // Who stops nobody doesn't get by a draining reservation: it would hold what it could as well have started on.
-  stops = evicted > 0;
+  stops = evicted + evicted_beside > 0;
   const bool has_place = holds();
   future_.UndoTo(start_mark);
   if (!has_place) {
@@ -271,8 +310,10 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     return Claim::kNobody;
   }
   // Too many for what asks for them: with it, all that waits for the same and comes after it takes of what one large gang gives back.
-  const auto asked = claims_milli_.find({cell, claimant.leaf, guaranteed});
-  if (!takes_all && evicted > 4 * std::max(demand, grows || asked == claims_milli_.end() ? 0 : asked->second)) return Claim::kTooMany;
+  const auto found_asked = asked_.find({cell, claimant.leaf, guaranteed});
+  const Asked asked = grows || found_asked == asked_.end() ? Asked() : found_asked->second;
+  if (!takes_all && evicted > 4 * std::max(demand, asked.milli)) return Claim::kTooMany;
+  if (!takes_all && evicted_beside > 4 * std::max(claimant.host_cpus_milli * (workers - has), asked.cpus_milli)) return Claim::kTooMany;
 
   const pb::AttemptKey claim = KeyOf(*claimant.job, claimant.ref.task, claimant.row->next_attempt);
   if (grows) Stop(claimant, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*claimant.spec), workers);
@@ -281,9 +322,10 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     const Base& base = m_.bases[v];
     if (workers_left == base.workers) continue;
     Stop(base, pb::PREEMPTION,
-         workers_left == 0 ? absl::StrCat("job ", claimant.ref.job, " is entitled to its devices")
-                           : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.workers - workers_left, " of its ", base.workers,
-                                          " workers' devices"),
+         workers_left == 0                ? EntitledTo(claimant, base)
+         : base.gpus != claimant.gpus ? absl::StrCat(EntitledTo(claimant, base), ": ", base.workers - workers_left, " of its ", base.workers, " workers stop")
+                                      : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.workers - workers_left, " of its ", base.workers,
+                                                     " workers' devices"),
          Grace(*base.spec), workers_left, &claim);
     if (workers_left > 0) shrunk.emplace_back(v, workers_left);
   }

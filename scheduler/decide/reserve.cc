@@ -38,24 +38,32 @@ const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
 // stop later, once that has run for min_runtime, counts as ending then.
 std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes) {
   const int64_t demand = base.worker_milli * workers;
-  std::vector<std::pair<int32_t, int64_t>> stoppable;    // from when on; ascending
-  if (takes) {
-    EachOf(m_.bases, m_.takeable[cell], [&](int32_t v) {
-      const Base& other = m_.bases[v];
-      if (stopped_[v] || other.worker_milli * other.workers > 4 * demand || !MayTake(base, other)) return;
-      if (!LevelAllows(base, cell, demand, other, use_future_)) return;
-      stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
-    });
-  }
   std::vector<End> ends;
-  ends.reserve(EndsIn(cell).size());
-  for (const End& known : EndsIn(cell)) {
-    if (stopped_[known.base] || &m_.bases[known.base] == &base) continue;
-    ends.push_back(known);
-    const auto at = std::lower_bound(stoppable.begin(), stoppable.end(), std::make_pair(known.base, int64_t{0}));
-    if (at != stoppable.end() && at->first == known.base) ends.back().end_ns = std::min(known.end_ns, at->second);
-  }
-  if (!stoppable.empty()) std::sort(ends.begin(), ends.end());
+  // What ends in a cell; what stands on its hosts without devices is no more of them, but may be in the way.
+  const auto add_ends = [&](int32_t in) {
+    std::vector<std::pair<int32_t, int64_t>> stoppable;  // from when on; ascending
+    const int64_t most = 4 * (in == cell ? demand : base.host_cpus_milli * workers);
+    if (takes) {
+      EachOf(m_.bases, m_.takeable[in], [&](int32_t v) {
+        const Base& other = m_.bases[v];
+        if (stopped_[v] || other.worker_milli * other.workers > most || !MayTake(base, other)) return;
+        if (!LevelAllows(base, cell, demand, other, use_future_)) return;
+        stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
+      });
+    }
+    const size_t before = ends.size();
+    ends.reserve(before + EndsIn(in).size());
+    for (const End& known : EndsIn(in)) {
+      if (stopped_[known.base] || &m_.bases[known.base] == &base) continue;
+      ends.push_back(known);
+      if (in != cell) ends.back().milli = 0;
+      const auto at = std::lower_bound(stoppable.begin(), stoppable.end(), std::make_pair(known.base, int64_t{0}));
+      if (at != stoppable.end() && at->first == known.base) ends.back().end_ns = std::min(known.end_ns, at->second);
+    }
+    if (!stoppable.empty() || (before > 0 && before < ends.size())) std::sort(ends.begin(), ends.end());
+  };
+  add_ends(cell);
+  if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0) add_ends(cpus);
   // By number it doesn't fit before so many of them.
   size_t least = 0;
   for (int64_t free_milli = base.gpus ? future_.FreeMilli(m_.cells[cell], true) : demand; free_milli < demand; ++least) {
@@ -78,14 +86,14 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     for (; marks.size() > count; marks.pop_back()) {
       const Base& other = m_.bases[ends[marks.size() - 1].base];
       future_.UndoTo(marks.back());
-      AddUse(&use, other, cell, other.workers);
+      AddUse(&use, other, other.bound_cell, other.workers);
     }
     while (marks.size() < count) {
       fetch(marks.size());
       const Base& other = m_.bases[ends[marks.size()].base];
       marks.push_back(future_.Mark());
       future_.Release(other.wants, *other.current);
-      AddUse(&use, other, cell, -other.workers);
+      AddUse(&use, other, other.bound_cell, -other.workers);
     }
   };
   std::optional<Slot> slot;
@@ -94,13 +102,13 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     if (!WithinLimits(base, cell, workers, use)) return false;
     const int64_t at_ns = std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].end_ns});
     const size_t mark = future_.Mark();
-    for (const Kept& earlier : reserved_[cell]) {
+    EachReservation(cell, [&](const Kept& earlier) {
       if (earlier.start_ns != 0 && earlier.start_ns <= at_ns) {
         future_.Take(*m_.bases[earlier.base].spec, earlier.gang);
       } else {
         Block(&future_, earlier);
       }
-    }
+    });
     std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell]);
     if (gang.has_value()) {
       future_.Take(*base.spec, *gang);
@@ -174,7 +182,8 @@ bool Round::Lends(const Kept& to, const Base& base, int64_t end_ns) const {
   const Base& claimant = m_.bases[to.base];
   if (to.draining || base.entitled || !MayTake(claimant, base)) return false;
   const int64_t demand = claimant.worker_milli * to.workers;
-  if (base.worker_milli * base.min_workers > 4 * demand) return false;
+  const int64_t most = 4 * (base.gpus == claimant.gpus ? demand : claimant.host_cpus_milli * to.workers);
+  if (base.worker_milli * base.min_workers > most) return false;
   const int64_t own_ns = base.leaf < 0 ? 0 : s_.queues().nodes[base.leaf].min_runtime_ns;
   const int64_t protected_ns = claimant.guaranteed ? 0 : own_ns != 0 ? own_ns : options_.min_runtime_ns;
   if (now_ns_ + protected_ns + Grace(*base.spec) > to.start_ns) return false;
@@ -191,20 +200,20 @@ void Round::Block(FreeMap* map, const Kept& reservation) const {
   }
 }
 
-void Round::BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims) const {
-  for (const Kept& reservation : reserved_[cell]) {
-    if (Lends(reservation, base, end_ns)) continue;
+void Round::BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims) {
+  EachReservation(cell, [&](const Kept& reservation) {
+    if (Lends(reservation, base, end_ns)) return;
     if (claims) {
       for (const auto& [host, rest] : reservation.rest) map->LimitHost(host, rest);
     } else {
       Block(map, reservation);
     }
-  }
+  });
 }
 
 void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns, int64_t sign) {
-  for (Kept& reservation : reserved_[cell]) {
-    if (Lends(reservation, base, end_ns)) continue;
+  EachReservation(cell, [&](Kept& reservation) {
+    if (Lends(reservation, base, end_ns)) return;
     for (auto& [host, rest] : reservation.rest) {
       for (const HostSlice& part : gang) {
         if (part.host != host) continue;
@@ -217,7 +226,7 @@ void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang,
         }
       }
     }
-  }
+  });
 }
 
 // By the expected ends of what runs in the cell; 0 = unknown, or this round has answered often enough.

@@ -110,14 +110,28 @@ class Round {
   std::string CellName(int32_t cell) const;
   // A place that is free now and may be used until end_ns (0: for ever), reservations respected.
   std::optional<PlannedGang> PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns);
-  // Of the cell's reservations those that lend to it, as bits.
-  int64_t LentBits(const Base& base, int32_t cell, int64_t end_ns) const;
+  // Calls f(kept) for each reservation that what starts in the cell may meet: of the cell and, for work without devices, of its cluster's devices.
+  template <typename F>
+  void EachReservation(int32_t cell, F f) {
+    for (Kept& kept : reserved_[cell]) f(kept);
+    if (m_.cells[cell].flavour != m_.cpu) return;
+    const auto beside = [&](int32_t c) { return c >= 0 && c < static_cast<int32_t>(m_.cells.size()) && m_.cells[c].cluster == m_.cells[cell].cluster; };
+    for (const int32_t step : {-1, 1}) {       // cells of a cluster lie together
+      for (int32_t c = cell + step; beside(c); c += step) {
+        for (Kept& kept : reserved_[c]) f(kept);
+      }
+    }
+  }
+  // Which of those lend to it, as a key.
+  int64_t LentBits(const Base& base, int32_t cell, int64_t end_ns);
 
   // reclaim.cc
   enum class Claim { kStopsOthers, kTooMany, kNobody };
   // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already with fewer.
   // `takes_all`: however many that takes.
   Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all = false);
+  // What is being stopped where a host doesn't answer isn't given back soon: on its hosts future_ has only what is free now, and `use` counts it.
+  void TakeBackUnanswered(Use* use);
   // Stops the workers of a base beyond `keeps`; 0: all of it.
   struct Victim {
     int32_t base = 0;
@@ -126,11 +140,13 @@ class Round {
     int64_t start_ns = 0;
   };
   // Whom a claim for `demand` in the cell may stop, in that order, each beside those before it: growth first, then what loses the least.
-  std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int64_t demand, bool guaranteed);
+  std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed, bool grows);
+  // Why the victim stops, for whoever submitted it.
+  static std::string EntitledTo(const Base& claimant, const Base& victim);
   // It starts again in another cell and counts against the levels of its queues as before.
   bool OnlyMoves(const Base& victim) const;
-  // The claimant may stop the victim, min_runtime and levels apart.
-  bool MayTake(const Base& claimant, const Base& victim) const;
+  // The claimant may stop the victim, min_runtime and levels apart. `grows`: for workers that it has not.
+  bool MayTake(const Base& claimant, const Base& victim, bool grows = false) const;
   // The claimant's level after it has started is lower than the victim's before, which will hold `more` than in `use`.
   bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
   // Levels have a say between these two, unless the claimant is within its guarantee: they are of different queues.
@@ -159,7 +175,7 @@ class Round {
   // Leaves on its hosts only what it doesn't need, of draining ones nothing.
   void Block(FreeMap* map, const Kept& reservation) const;
   // For claims a draining reservation keeps its own devices only: what is stopped for them lets it start, too.
-  void BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims = false) const;
+  void BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims = false);
   // A gang was placed beside the cell's reservations.
   void ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns, int64_t sign);
   int64_t EarliestStart(int32_t b, int32_t cell);
@@ -231,6 +247,7 @@ class Round {
   std::vector<Kept> kept_;             // held
   std::vector<std::vector<Kept>> reserved_;      // reservations by cell, in order of acceptance
   std::vector<bool> stopped_;          // bases that this plan stops
+  std::vector<int32_t> stops_now_;     // the same, in order
   std::vector<bool> served_;           // bases that are placed or have devices held for them
   std::vector<int32_t> unserved_;      // waiting bases of S that aren't
   std::vector<std::optional<std::vector<End>>> ends_;   // by cell
@@ -238,7 +255,10 @@ class Round {
   enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kMoves = 5, kKinds = 6 };
   Failed failed_;
   absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
-  std::map<std::tuple<int32_t, int32_t, bool>, int64_t> claims_milli_;  // by cell, leaf and guarantee: of S what still has to be placed
+  struct Asked {
+    int64_t milli = 0, cpus_milli = 0;   // the latter beside devices
+  };
+  std::map<std::tuple<int32_t, int32_t, bool>, Asked> asked_;  // by cell, leaf and guarantee: of S what still has to be placed
   std::vector<Outlook> outlooks_;
   std::vector<int32_t> outlook_at_[2]; // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet
   int32_t estimates_left_;

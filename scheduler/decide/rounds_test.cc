@@ -498,6 +498,33 @@ TEST(Grow, TakesWhatIsOutsideSAndItsOwnShare) {
   EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 4);
 }
 
+// A cancelled gang keeps its devices on one host while another of its hosts doesn't answer: growing onto them would end where it began.
+TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 4).Queue("a", 12).Queue("b");
+  JobBuilder spread("b");
+  spread.Workers(2).Gpus(4).task()->set_when_unreachable(pb::WAIT);
+  const uint64_t gang = spread.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, gang);
+  const uint64_t outside = JobBuilder("b").Workers(5).SubmitTo(&system);
+  Go(&system);
+  const uint64_t elastic = JobBuilder("a").Workers(3, 12).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, outside);
+  StartAll(&system, elastic);
+  ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 3);
+  const std::string gone = system.state.host(TaskOf(system.state, gang).current()->parts[0].host).name;
+  system.HostState("c", gone, pb::HOST_UNREACHABLE);
+  system.Cancel(gang);
+  Go(&system);
+  system.Step(60);
+  EXPECT_EQ(StopsIn(Go(&system)), 0);
+  system.HostState("c", gone, pb::HOST_UP);
+  ReportAll(&system, gang, pb::GONE, 0, true);
+  EXPECT_EQ(StopsIn(Go(&system)), 1) << "it grows";
+}
+
 TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("q");

@@ -64,7 +64,7 @@ std::optional<PlannedGang> Round::FreeNow(int32_t b, int32_t cell, Failed* faile
   const int64_t demand = base.worker_milli * base.min_workers;
   if (now_.FreeMilli(m_.cells[cell], base.gpus) < demand) return std::nullopt;
   // To start as one of S it has to be charged there.
-  if (base.entitled && m_.cells[cell].charged_milli + demand > m_.cells[cell].capacity_milli) return std::nullopt;
+  if (base.entitled && m_.cells[cell].charged_milli + m_.cells[cell].beside_milli + demand > m_.cells[cell].capacity_milli) return std::nullopt;
   if (!WithinLimits(base, cell, base.min_workers, use_now_)) return std::nullopt;
   const int64_t end_ns = EndIfStarted(base);
   const std::array<int64_t, 4> key{kNow, cell, base.shape, LentBits(base, cell, end_ns)};

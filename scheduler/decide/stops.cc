@@ -22,6 +22,7 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
   stopping->set_next_workers(next_workers);
   if (claimant != nullptr) *stopping->mutable_claimant() = *claimant;
   stopped_[IndexOf(base)] = true;
+  stops_now_.push_back(IndexOf(base));
   if (AllOver(*base.current)) LookAt(now_ns_);   // nobody will answer: what follows is the next decision's
   failed_.clear();
   future_.Release(base.wants, *base.current);

@@ -60,7 +60,8 @@ enum class FaultKind {
   kPauseAgent,           // SIGSTOP, for a time
   kPauseShims,           // of a host; one with a fence once, and for a second at most
   kEditQueues,           // other guarantees, limits and weights, drawn from `value`
-  kLast = kEditQueues,
+  kRebootAtMarker,       // as reboot, when the host's next marker in a directory that serves again is written, and not synced yet
+  kLast = kRebootAtMarker,
 };
 
 struct Fault {

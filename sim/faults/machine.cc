@@ -375,12 +375,15 @@ void Machine::LoseSeen() {
 
 void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
   shim::ReadSmallFile(DirectoryOf(id) + "/" + shim::kPreparedFile, &markers_[agent::DirectoryName(id)]);
-  if (std::error_code error; std::filesystem::exists(shim::SpareName(DirectoryOf(id), shim::kExitsFile), error)) ++shared_->counters["directories that serve again"];
+  std::error_code error;
+  const bool again = std::filesystem::exists(shim::SpareName(DirectoryOf(id), shim::kExitsFile), error);
+  if (again) ++shared_->counters["directories that serve again"];
   if (synced) {
     unsynced_.erase(id);
-  } else {
-    unsynced_.insert(id);
+    return;
   }
+  unsynced_.insert(id);
+  if (again && marked_again != nullptr) marked_again();
 }
 
 // Of a marker that was not synced the old content is left, the new one, or a part of either; a directory's name, and those in it, are durable

@@ -56,6 +56,8 @@ class Machine final : public agent::Processes {
   std::function<void(const agent::AttemptId&)> changed;
   // Something was done that a command of the scheduler wanted.
   std::function<void()> acted;
+  // An attempt's marker was written, and isn't synced yet, in a directory that serves again.
+  std::function<void()> marked_again;
   // A shim of a task with a fence begins late.
   std::function<void()> begins_late;
 

@@ -170,10 +170,15 @@ pb::JobSpec World::DrawSpec() {
     workers = std::min(workers, most);
     task->mutable_workers()->set_min(workers);
     task->mutable_workers()->set_max(most);
-    task->mutable_resources()->set_gpus_milli(gpus * 1000);
-    task->mutable_resources()->add_gpu_types(kFlavour);
+    const bool on_cpus = random_.OneIn(8);       // beside devices, which may want their CPUs back
+    if (on_cpus) {
+      task->mutable_resources()->set_cpus_milli(1000 * random_.Between(1, 48));
+    } else {
+      task->mutable_resources()->set_gpus_milli(gpus * 1000);
+      task->mutable_resources()->add_gpu_types(kFlavour);
+    }
     task->set_processes_per_worker(random_.OneIn(4) ? 2 : 1);
-    if (shape == 0) {                            // a part of a GPU: one worker, one process
+    if (shape == 0 && !on_cpus) {                            // a part of a GPU: one worker, one process
       task->mutable_resources()->set_gpus_milli(random_.Between(1, 9) * 100);
       task->set_processes_per_worker(1);
     }
@@ -470,6 +475,16 @@ void World::Inject(const Fault& fault) {
       for (int32_t h = fault.host / 4 * 4; h < std::min<int32_t>(fault.host / 4 * 4 + 4, shared_.config.hosts); ++h) Reboot(h, fault.duration_ns, false);
       return;
     case FaultKind::kLoseState: return Reboot(fault.host, fault.duration_ns, true);
+    case FaultKind::kRebootAtMarker:
+      machine.marked_again = [this, fault, gone = false]() mutable {
+        if (gone || healed_) return;
+        gone = true;
+        // Before its shim claims it, or soon after.
+        shared_.heap.After(random_.Between(0, 8 * kMillisecond), [this, fault] {
+          if (!healed_) Reboot(fault.host, fault.duration_ns, false);
+        });
+      };
+      return;
     case FaultKind::kPowerOff:
       Reboot(fault.host, fault.duration_ns, false);
       shared_.heap.After(fault.duration_ns * 3 / 4, [this, host = fault.host] { ConfirmOff(host); });

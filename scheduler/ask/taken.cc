@@ -11,19 +11,27 @@ namespace {
 
 // What becomes of a task that is stopped, as far as the stop says it: it goes on with so many workers (0: as soon as it gets a
 // place) after it had `before`.
-std::string Outcome(int32_t workers, int32_t before, bool starts_over) {
-  if (workers == before) return starts_over ? "goes on with other devices from its start: it has no checkpoint" : "goes on with other devices";
+std::string Outcome(int32_t workers, int32_t before, bool starts_over, bool gpus) {
+  if (workers == before) return absl::StrCat(gpus ? "goes on with other devices" : "goes on on another host", starts_over ? " from its start: it has no checkpoint" : "");
   if (workers == 0) return starts_over ? "waits, and starts over: it has no checkpoint" : "waits, from its checkpoint";
   return absl::StrCat("goes on with ", workers, workers == 1 ? " worker" : " workers", starts_over ? " from its start: it has no checkpoint" : "");
 }
 
-}  // namespace
+const pb::Resources& WantsOf(const Future& future, const Turn& turn) { return future.state().FindJob(turn.task.job)->task_spec(turn.task.task).resources(); }
 
-std::string OutcomeOf(const Future& future, size_t index) {
+// That the stop of work without devices frees; 0 of work with.
+int64_t CoresMilli(const Future& future, const Turn& stop) {
+  const pb::Resources& wants = WantsOf(future, stop);
+  if (wants.gpus_milli() > 0 || stop.workers >= stop.before) return 0;
+  return (stop.before - stop.workers) * (wants.cpus_milli() == 0 ? 1000 : wants.cpus_milli());
+}
+
+std::string WhatBecomesOf(const Future& future, size_t index) {
   const Turn& stop = future.turns()[index];
+  const bool gpus = WantsOf(future, stop).gpus_milli() > 0;
   if (stop.cause == pb::CANCEL || stop.cause == pb::TIME_LIMIT) return "ends";
   constexpr int64_t kAtOnceNs = kMinute;
-  if (stop.workers == stop.before) return Outcome(stop.workers, stop.before, stop.starts_over);   // it moves aside
+  if (stop.workers == stop.before) return Outcome(stop.workers, stop.before, stop.starts_over, gpus);   // it moves aside
   const std::string from = stop.starts_over ? "from its start: it has no checkpoint" : "";
   for (size_t i = index + 1; i < future.turns().size(); ++i) {
     const Turn& turn = future.turns()[i];
@@ -34,7 +42,15 @@ std::string OutcomeOf(const Future& future, size_t index) {
     if (turn.workers != stop.before) absl::StrAppend(&text, " with ", turn.workers, turn.workers == 1 ? " worker" : " workers");
     return absl::StrCat(text, !from.empty() ? absl::StrCat(" ", from) : at_once ? "" : " from its checkpoint");
   }
-  return Outcome(stop.workers, stop.before, stop.starts_over);
+  return Outcome(stop.workers, stop.before, stop.starts_over, gpus);
+}
+
+}  // namespace
+
+std::string OutcomeOf(const Future& future, size_t index) {
+  const int64_t cores_milli = CoresMilli(future, future.turns()[index]);
+  const std::string cores = cores_milli == 0 ? "" : absl::StrCat(" (", FormatMilli(cores_milli), cores_milli == 1000 ? " core)" : " cores)");
+  return absl::StrCat(WhatBecomesOf(future, index), cores);
 }
 
 namespace {
@@ -45,25 +61,26 @@ using Taken = pb::PreviewResponse::Taken;
 Taken TakenAt(const Future& future, size_t index) {
   const Turn& turn = future.turns()[index];
   const JobRow& from = *future.state().FindJob(turn.task.job);
-  const pb::Resources& wants = from.task_spec(turn.task.task).resources();
   Taken entry;
   entry.set_job(from.number);
   entry.set_queue(from.spec->queue());
-  entry.set_gpus_milli((turn.before - turn.workers) * wants.gpus_milli());
+  entry.set_gpus_milli((turn.before - turn.workers) * WantsOf(future, turn).gpus_milli());
   entry.set_outcome(OutcomeOf(future, index));
-  if (wants.gpus_milli() == 0 && turn.before > turn.workers) {         // it stood beside devices
-    entry.set_outcome(absl::StrCat(FormatMilli((turn.before - turn.workers) * std::max<int64_t>(1000, wants.cpus_milli())), " cores, ", entry.outcome()));
-  }
   entry.set_lost_gpu_ms(turn.lost_gpu_ms);
   return entry;
 }
 
+struct Loss {
+  Taken taken;
+  int32_t workers = 0;
+};
+
 // What has been stopped or shrunk so far, whoever for.
-std::map<TaskRef, Taken> TakenSoFar(const Future& future) {
-  std::map<TaskRef, Taken> taken;
+std::map<TaskRef, Loss> TakenSoFar(const Future& future) {
+  std::map<TaskRef, Loss> taken;
   for (size_t i = 0; i < future.turns().size(); ++i) {
     const Turn& turn = future.turns()[i];
-    if (turn.kind == Turn::kStopping && turn.workers <= turn.before) taken[turn.task] = TakenAt(future, i);   // above: it grows
+    if (turn.kind == Turn::kStopping && turn.workers <= turn.before) taken[turn.task] = {TakenAt(future, i), turn.before - turn.workers};   // above: it grows
   }
   return taken;
 }
@@ -86,12 +103,11 @@ std::vector<Taken> Evictions(const State& state, const pb::QueueTree& resolved, 
   event.mutable_queues_applied()->set_version(state.queue_version() + 1);
   changed.At(now_ns, event);
   Future::StepBoth(&as_it_is, &changed);
-  const std::map<TaskRef, Taken> anyway = TakenSoFar(as_it_is);
+  const std::map<TaskRef, Loss> anyway = TakenSoFar(as_it_is);
   std::vector<Taken> evicted;
-  for (const auto& [task, taken] : TakenSoFar(changed)) {
+  for (const auto& [task, loss] : TakenSoFar(changed)) {
     const auto same = anyway.find(task);
-    const bool whole = taken.gpus_milli() == 0 && same != anyway.end() && same->second.outcome() != taken.outcome();
-    if (same == anyway.end() || same->second.gpus_milli() < taken.gpus_milli() || whole) evicted.push_back(taken);
+    if (same == anyway.end() || same->second.workers < loss.workers) evicted.push_back(loss.taken);
   }
   return evicted;
 }

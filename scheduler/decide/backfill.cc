@@ -26,12 +26,15 @@ bool Round::SiblingsReach(const Base& base, int32_t cell) const {
   return true;
 }
 
-// With it, a limit would keep out a unit of S that waits below the same queue, and that couldn't stop it.
 bool Round::HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const {
-  const int32_t f = m_.cells[cell].flavour;
+  return HindersClaims(base, m_.cells[cell].flavour, base.worker_milli * base.min_workers, end_ns) ||
+         (base.worker_cpus_milli > 0 && HindersClaims(base, m_.cpu, base.worker_cpus_milli * base.min_workers, end_ns));
+}
+
+bool Round::HindersClaims(const Base& base, int32_t f, int64_t takes, int64_t end_ns) const {
   const int64_t demand = base.worker_milli * base.min_workers;
   for (int32_t n = base.leaf; n >= 0; n = m_.parent[n]) {
-    if (UseAt(use_claims_, n, f) + demand <= QuotaOf(n, f).limit_milli) continue;
+    if (UseAt(use_claims_, n, f) + takes <= QuotaOf(n, f).limit_milli) continue;
     for (const int32_t b : unserved_) {
       const Base& claimant = m_.bases[b];
       if (m_.cells[claimant.charge].flavour != f && (f != m_.cpu || claimant.worker_cpus_milli == 0)) continue;
@@ -78,14 +81,16 @@ bool Round::BackfillOne(int32_t b) {
 // What is used, and what S waits for.
 void Round::CountClaims() {
   use_claims_ = use_now_;
-  const auto has = [](const Base& base) { return base.current != nullptr && !base.may_be_lost ? base.current->workers : 0; };   // and counts already
+  const auto has = [](const Base& base, int32_t in) {      // and counts there already
+    return base.current != nullptr && !base.may_be_lost && base.bound_cell == in ? base.current->workers : 0;
+  };
   for (const int32_t b : unserved_) {
     const Base& base = m_.bases[b];
-    AddUse(&use_claims_, base, base.charge, std::max(0, base.min_workers - has(base)));
+    AddUse(&use_claims_, base, base.charge, std::max(0, base.min_workers - has(base, base.charge)));
   }
   for (const Kept& kept : kept_) {
     const Base& base = m_.bases[kept.base];
-    AddUse(&use_claims_, base, kept.cell, kept.workers - has(base));
+    AddUse(&use_claims_, base, kept.cell, kept.workers - has(base, kept.cell));
   }
 }
 

@@ -219,6 +219,21 @@ TEST(CpusBeside, AShareIsThatOfTheHostThatGivesTheMost) {
   EXPECT_FALSE(Runs(system, prep)) << "the second one takes all of the large host";
 }
 
+// Its cores by one device would be eight times what any worker takes.
+TEST(CpusBeside, AHostThatComesBackWithOneDeviceTellsNothingOfTheOthers) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 8, "gpu", "", 64).Queue("gpus", 24).Queue("data");
+  JobBuilder share("gpus");
+  share.Gpus(8).task()->mutable_resources()->clear_cpus_milli();
+  Started(&system, share);
+  const uint64_t prep = Started(&system, Prep("data", 64));
+  ASSERT_TRUE(Runs(system, prep));
+  const HostId other = system.state.hosts()[2];
+  system.Hello("c", system.state.host(other).name, 1, "gpu", 64, "s1");
+  EXPECT_EQ(Go(&system).entitled_milli.at({"data", "cpu"}), 64'000);
+  EXPECT_TRUE(Runs(system, prep));
+}
+
 TEST(CpusBeside, ClaimsForOnesAreMeasuredTogether) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 8, "gpu", "", 64).Queue("gpus").Queue("data");
@@ -242,6 +257,23 @@ TEST(CpusBeside, AHostThatCannotBeReachedTakesNoCpusFromOthers) {
   EXPECT_EQ(Go(&system).entitled_milli.at({"data", "cpu"}), 16'000);
   system.HostState("c", system.state.host(TaskOf(system.state, one).current()->parts[0].host).name, pb::HOST_UNREACHABLE);
   EXPECT_EQ(Go(&system).entitled_milli.at({"data", "cpu"}), 16'000);
+}
+
+// 16 CPUs are the queue's limit. A task of S wants all of them, and waits for a whole host; with 4 of them taken beside a GPU it couldn't start.
+TEST(CpusBeside, ALimitIsKeptForWhoWaits) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 8, "gpu", "", 16).Queue("team", 16, 16, 1, "cpu").Queue("other", 27, -1, 1, "cpu");
+  std::vector<uint64_t> others;
+  for (int i = 0; i < 3; ++i) others.push_back(Started(&system, Prep("other", 9)));
+  const uint64_t waits = Prep("team", 16).Priority(1).SubmitTo(&system);
+  Go(&system);
+  ASSERT_FALSE(Runs(system, waits));
+  const uint64_t train = JobBuilder("team").Gpus(1).Cpus(4).SubmitTo(&system);
+  Go(&system);
+  EXPECT_FALSE(Runs(system, train));
+  ReportAll(&system, others[0], pb::GONE, 0);
+  Go(&system);
+  EXPECT_TRUE(Runs(system, waits));
 }
 
 TEST(CpusBeside, NoTaskIsStoppedForASibling) {

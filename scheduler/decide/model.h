@@ -104,7 +104,7 @@ struct alignas(64) Base {
   bool may_resize = false;              // it runs on all its hosts, and they may get work
   int32_t growth = 0;                   // growth workers entitled (Entitlement)
   Demand wants;                         // of a worker, as its spec has it
-  int64_t host_cpus_milli = 0;          // that a worker with devices takes of its host, on the largest of those that it may use
+  int64_t host_cpus_milli = 0;          // that a worker with devices takes of its host, on the largest of its cells
   int64_t worker_cpus_milli = 0;        // the same, if a queue above it lists cpu; else 0
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }

@@ -181,7 +181,7 @@ void ModelUpkeep::ReadShares(const State& state) {
     if (model_.cells[c].flavour == model_.cpu) continue;
     for (const HostId host : model_.cells[c].hosts) {
       const CpuShare share = ShareOf(state, host);
-      if (share.cpus_milli * shares_[c].devices > shares_[c].cpus_milli * share.devices) shares_[c] = share;
+      if (shares_[c] < share) shares_[c] = share;
     }
   }
 }
@@ -189,8 +189,7 @@ void ModelUpkeep::ReadShares(const State& state) {
 bool ModelUpkeep::SharesStand(const State& state, HostId host, int32_t was_in) const {
   const CpuShare share = ShareOf(state, host);
   const int32_t is_in = hosts_[host].gpu_cell;
-  const auto rises = [&](const CpuShare& known) { return share.cpus_milli * known.devices > known.cpus_milli * share.devices; };
-  if (is_in >= 0 && model_.cells[is_in].flavour != model_.cpu && rises(shares_[is_in])) return false;
+  if (is_in >= 0 && model_.cells[is_in].flavour != model_.cpu && shares_[is_in] < share) return false;
   if (was_in < 0 || shares_[was_in].host != host) return true;
   return is_in == was_in && share.cpus_milli == shares_[was_in].cpus_milli && share.devices == shares_[was_in].devices;
 }

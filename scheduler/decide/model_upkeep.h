@@ -66,11 +66,13 @@ class ModelUpkeep {
   void OrderClaims();
   void Compact();
 
-  // What a worker that names no CPUs gets beside its devices, on the host of a cell that gives the most.
+  // What a worker that names no CPUs gets beside its devices is told by one host of each cell: of those with the most devices the one with
+  // the most CPUs. One that comes back with fewer devices and all its CPUs tells nothing of the others.
   struct CpuShare {
     HostId host = -1;                  // -1: none has devices
     int64_t cpus_milli = 0;
-    int32_t devices = 1;
+    int32_t devices = 0;
+    bool operator<(const CpuShare& other) const { return std::tie(devices, cpus_milli) < std::tie(other.devices, other.cpus_milli); }
   };
   static CpuShare ShareOf(const State& state, HostId host);
   void ReadShares(const State& state);

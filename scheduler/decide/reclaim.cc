@@ -269,6 +269,14 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     (set_victims(middle) ? high : low) = middle;
   }
   set_victims(high);
+  // Where it is devices after all that it wants for, nobody beside them has to go.
+  size_t beside = 0;
+  while (beside < high && m_.bases[victims[beside].base].gpus != claimant.gpus) ++beside;
+  if (beside > 0 && beside < high) {
+    for (size_t i = 0; i < beside; ++i) set_left(victims[i].base, m_.bases[victims[i].base].workers);
+    const bool spared = holds();
+    for (size_t i = 0; i < beside && !spared; ++i) set_left(victims[i].base, victims[i].keeps);
+  }
   // Each was allowed beside those before it. Without one that counts against a queue of the claimant's own, its level may be above that
   // of a victim, as that was.
   const auto above = [&](const Base& spared) {

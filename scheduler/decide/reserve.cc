@@ -51,8 +51,8 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
         stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
       });
     }
-    const size_t before = ends.size();
-    ends.reserve(before + EndsIn(in).size());
+    const auto before = static_cast<std::ptrdiff_t>(ends.size());
+    ends.reserve(ends.size() + EndsIn(in).size());
     for (const End& known : EndsIn(in)) {
       if (stopped_[known.base] || &m_.bases[known.base] == &base) continue;
       ends.push_back(known);
@@ -60,7 +60,8 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
       const auto at = std::lower_bound(stoppable.begin(), stoppable.end(), std::make_pair(known.base, int64_t{0}));
       if (at != stoppable.end() && at->first == known.base) ends.back().end_ns = std::min(known.end_ns, at->second);
     }
-    if (!stoppable.empty() || (before > 0 && before < ends.size())) std::sort(ends.begin(), ends.end());
+    if (!stoppable.empty()) std::sort(ends.begin() + before, ends.end());
+    std::inplace_merge(ends.begin(), ends.begin() + before, ends.end());
   };
   add_ends(cell);
   if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0) add_ends(cpus);
@@ -103,7 +104,8 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
     const int64_t at_ns = std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].end_ns});
     const size_t mark = future_.Mark();
     EachReservation(cell, [&](const Kept& earlier) {
-      if (earlier.start_ns != 0 && earlier.start_ns <= at_ns) {
+      // Of one on devices beside it nothing is known but its rest: what ends there isn't in `ends`.
+      if (earlier.cell == cell && earlier.start_ns != 0 && earlier.start_ns <= at_ns) {
         future_.Take(*m_.bases[earlier.base].spec, earlier.gang);
       } else {
         Block(&future_, earlier);

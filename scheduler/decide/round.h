@@ -197,7 +197,10 @@ class Round {
     }
   };
   InLine PlaceInLine(int32_t b) const;
+  // With it, a limit would keep out a unit of S that waits below the same queue, and that couldn't stop it.
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
+  // By what it takes of one flavour.
+  bool HindersClaims(const Base& base, int32_t flavour, int64_t takes, int64_t end_ns) const;
   bool SiblingsReach(const Base& base, int32_t cell) const;
 
   using Failed = absl::btree_set<std::array<int64_t, 4>>;

@@ -107,6 +107,8 @@ std::vector<Fault> DrawFaults(const Config& config, uint64_t seed) {
       case FaultKind::kCommitFailsDone: fault.value = random.Between(1, 4); break;
       case FaultKind::kCrashAgent: fault.value = random.Between(1, 4); break;
       case FaultKind::kEditQueues: fault.value = random.Between(1, int64_t{1} << 40); break;
+      case FaultKind::kKillShim:
+      case FaultKind::kRestore: fault.value = random.Between(0, 1); break;
       case FaultKind::kMassCut: fault.value = random.Between(55, 100); break;
       default: break;
     }

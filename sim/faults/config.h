@@ -45,7 +45,7 @@ enum class FaultKind {
   kSchedulerClock,       // its wall clock jumps by `value`
   kCrashAgent,           // the agent dies at its `value`th next use of its files
   kDiskFull,             // of a host
-  kKillShim,
+  kKillShim,             // `value` 1: the next one that claims its attempt, before it starts it
   kReboot,
   kRebootMany,           // a rack
   kLoseState,            // reboot with an empty state directory
@@ -53,7 +53,7 @@ enum class FaultKind {
   kLaunchFails,          // prepares and spawns on a host fail for a time
   kLateShims,            // shims of a host need up to `value` from their spawn to their claim
   kDrain,
-  kRestore,              // the store is as it was `duration` ago: a backup, adopted
+  kRestore,              // the store is as it was `duration` ago: a backup, adopted; `value` 1: as a gang's hosts prepared it, when they are told to start
   kPowerOff,             // as reboot, and somebody says that the host is off
   kAgentAway,            // the agent dies, and nobody starts it again for a time
   kOldStreams,           // what the scheduler sends on the host's streams takes up to `value`, while the agent opens new ones, and again

@@ -142,6 +142,7 @@ void Machine::Claim(const ShimPtr& shim) {
   shim::Claim winner = shim::Claim::kNone;
   if (DiskFull() || shim::MakeClaim(directory, shim::Claim::kStarted, &winner) != 0 || winner != shim::Claim::kStarted) return Remove(shim, false);
   shim->claimed = true;
+  if (std::exchange(dies_at_claim_, false)) return KillShim(shim);
   Later(random_.Between(kMillisecond / 10, 20 * kMillisecond), shim, &Machine::Run);
 }
 
@@ -329,9 +330,12 @@ void Machine::KillAnyShim() {
   if (shims_.empty()) return;
   auto victim = shims_.begin();
   std::advance(victim, static_cast<int64_t>(random_.Below(shims_.size())));
-  const Shim& shim = *victim->second;
-  ++shared_->counters[shim.begun ? Counter("shims killed") : shim.claimed ? Counter("shims killed between claim and start") : Counter("shims killed before the claim")];
-  Remove(ShimPtr(victim->second), false);
+  KillShim(ShimPtr(victim->second));
+}
+
+void Machine::KillShim(const ShimPtr& shim) {
+  ++shared_->counters[shim->begun ? Counter("shims killed") : shim->claimed ? Counter("shims killed between claim and start") : Counter("shims killed before the claim")];
+  Remove(shim, false);
 }
 
 void Machine::PauseShims(int64_t until_ns) {

@@ -26,6 +26,8 @@ struct Shared {
   Counters counters;
   Checker checker;
   Programs programs;
+  // The scheduler that owns the store sends something to a host.
+  std::function<void(const pb::SchedulerMessage&)> sends;
   uint64_t digest = kFnv1aBegin;   // of everything that was committed and everything that ran
 
   Shared(const Config& config, uint64_t seed)
@@ -69,6 +71,8 @@ class Machine final : public agent::Processes {
   void PowerOff();
   void PowerOn();
   void KillAnyShim();
+  // The next one that claims, before it starts anything.
+  void KillNextClaim() { dies_at_claim_ = true; }
   void KillAllShims();
   // SIGSTOP; their processes go on.
   void PauseShims(int64_t until_ns);
@@ -107,6 +111,7 @@ class Machine final : public agent::Processes {
   void Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal);
   void Finish(const ShimPtr& shim);
   void Remove(const ShimPtr& shim, bool recorded);
+  void KillShim(const ShimPtr& shim);
   void Append(const ShimPtr& shim, const shim::Line& line, bool sync);
   void WriteHeld(const ShimPtr& shim);
   void WriteMetrics(const ShimPtr& shim);
@@ -124,6 +129,7 @@ class Machine final : public agent::Processes {
   int64_t wall_offset_ns_ = 0;
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, ShimPtr> shims_;   // alive
+  bool dies_at_claim_ = false;
   std::set<agent::AttemptId> unsynced_;         // their markers
   std::map<std::string, std::string> markers_;  // what each attempt's said, by the name of its directory
 };

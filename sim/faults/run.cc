@@ -68,6 +68,8 @@ class World {
   void Reboot(int32_t host, int64_t down_ns, bool forget);
   void ConfirmOff(int32_t host);
   void Restore(const Database& backup);
+  // Once, with the store as it was when the gang's first host was told to prepare, and with the word to start on its way.
+  void RestoreAtStart();
   void HealAll();
   void TellStuck();
   void CheckJournal();
@@ -409,6 +411,23 @@ void World::Restore(const Database& backup) {
   }
 }
 
+void World::RestoreAtStart() {
+  shared_.sends = [this, key = std::string(), backup = Database()](const pb::SchedulerMessage& message) mutable {
+    if (message.has_prepare() && !message.prepare().start_at_once() && key.empty()) {
+      key = message.prepare().key().SerializeAsString();
+      backup = database_;
+    } else if (message.has_start() && message.start().key().SerializeAsString() == key) {
+      key = "over";
+      shared_.heap.After(1, [this, backup] {
+        shared_.sends = nullptr;
+        Restore(backup);
+      });
+    } else if (message.has_stop() && message.stop().key().SerializeAsString() == key) {
+      key.clear();                             // it won't start: the next gang will do
+    }
+  };
+}
+
 void World::Inject(const Fault& fault) {
   if (healed_) return;
   const int64_t until_ns = shared_.heap.now_ns() + fault.duration_ns;
@@ -469,7 +488,7 @@ void World::Inject(const Fault& fault) {
       for (int times = 0; times < 2; ++times) shared_.heap.After(random_.Between(0, fault.value), [this, host = fault.host] { agents_[host]->Reconnect(); });
       return;
     case FaultKind::kDiskFull: machine.disk_full_until_ns = until_ns; return;
-    case FaultKind::kKillShim: return machine.KillAnyShim();
+    case FaultKind::kKillShim: return fault.value == 1 ? machine.KillNextClaim() : machine.KillAnyShim();
     case FaultKind::kReboot: return Reboot(fault.host, fault.duration_ns, false);
     case FaultKind::kRebootMany:
       for (int32_t h = fault.host / 4 * 4; h < std::min<int32_t>(fault.host / 4 * 4 + 4, shared_.config.hosts); ++h) Reboot(h, fault.duration_ns, false);
@@ -490,6 +509,7 @@ void World::Inject(const Fault& fault) {
       shared_.heap.After(fault.duration_ns * 3 / 4, [this, host = fault.host] { ConfirmOff(host); });
       return;
     case FaultKind::kRestore:
+      if (database_.sqlite.empty() && fault.value == 1) return RestoreAtStart();
       if (database_.sqlite.empty()) {
         shared_.heap.After(fault.duration_ns, [this, backup = database_] { Restore(backup); });
       }

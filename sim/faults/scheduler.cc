@@ -227,6 +227,7 @@ void Scheduler::Closed(const AgentStream* stream) {
 void Scheduler::Sends(int32_t host, const pb::SchedulerMessage& message) {
   if (owns_store()) {
     shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
+    if (shared_->sends != nullptr) shared_->sends(message);
   } else {
     shared_->checker.OnStaleDispatch(shared_->heap.now_ns(), name_of(host), message);
   }

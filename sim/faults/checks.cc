@@ -115,7 +115,7 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
                          Replaceable(*older.job, older.task_index, *older.attempt);
     // A host that did not answer in time may run what a restored store doesn't know.
     const bool unheard = (abandoned_.count(Text(other)) > 0 && unheard_.count(live.host) > 0) || (abandoned && unheard_.count(host) > 0) ||
-                         (abandoned && unheard_before_.count({Text(other), live.host}) > 0);
+                         ((abandoned || of_backup_.count(name) > 0) && unheard_before_.count({Text(other), live.host}) > 0);
     if (unheard) {
       ++counters_["replaced what a restored store didn't know, unheard"];
     } else if (allowed) {
@@ -478,6 +478,7 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   for (const std::string& name : before) {
     if (known.count(name) == 0) abandoned_.insert(name);
   }
+  of_backup_ = std::move(known);
   // Their ends were told and acknowledged; nobody keeps them any more.
   for (const auto& [where, end] : ends_) records_lost_.insert(where);
   std::set<uint64_t> cancelled;

@@ -119,6 +119,7 @@ class Checker {
   std::map<std::string, pb::HostRecord> hosts_;
   std::vector<pb::AttemptKey> placed_;                              // by the newest commit
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
+  std::set<std::string> of_backup_;                                 // attempts that the newest backup knows
   std::set<std::pair<std::string, std::string>> starts_sent_;       // (attempt, host), when it was committed that the gang starts
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more

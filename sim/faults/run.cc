@@ -88,6 +88,7 @@ class World {
   std::vector<User> users_;
   bool healed_ = false;
   int64_t began_ns_ = 0;
+  int64_t restored_ns_ = 0;                  // the newest one; 0: none
 };
 
 World::World(const Config& config, uint64_t seed, const std::vector<Fault>& faults)
@@ -389,6 +390,10 @@ void World::ConfirmOff(int32_t host) {
 // What was acknowledged since the backup is gone: the users see that, and say it again.
 void World::Restore(const Database& backup) {
   if (healed_) return;
+  // Numbers given away after an adoption are told from those of the next by the seconds between them (scheduler/state/apply.cc).
+  constexpr int64_t kApartNs = 2 * kSecond;
+  if (restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < kApartNs) return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
+  restored_ns_ = shared_.heap.now_ns();
   ++shared_.counters["backups restored"];
   for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) scheduler->Die();
   database_.rows = backup.rows;

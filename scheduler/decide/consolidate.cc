@@ -1,9 +1,9 @@
 // Consolidation: room that a guaranteed claim has by number, but not in its shape (decision 024).
 //
 // All that runs in its cell may be in S and yet leave no host whole. Then tasks on few hosts stop to start again on other devices
-// of the same cell, which are held for them from then on; the claimant gets theirs. What stands on its hosts without devices may be in the
-// way as well, and moves within its own. What is moved keeps its cell, its size and its
-// place in S, so neither S nor its charges change, and a claim lowers the number of waiting units of S as any other does.
+// of the same cell, which are held for them from then on; the claimant gets theirs. What stands on its hosts without devices may be
+// in the way as well, and moves within its own cell. What is moved keeps its cell, its size and its place in S, so neither S nor its
+// charges change, and a claim lowers the number of waiting units of S as any other does.
 #include <algorithm>
 #include <map>
 #include <tuple>

@@ -12,7 +12,9 @@ namespace {
 
 using testing::JobBuilder;
 using testing::ReportAll;
+using testing::ReservationOf;
 using testing::StartAll;
+using testing::StopsIn;
 using testing::SystemBuilder;
 using testing::TaskOf;
 
@@ -28,10 +30,6 @@ Plan Go(SystemBuilder* system) { return testing::DecideAndApply(system, Quick())
 bool Runs(const SystemBuilder& system, uint64_t job) {
   const AttemptRow* current = TaskOf(system.state, job).current();
   return current != nullptr && current->state != pb::TASK_STOPPING;
-}
-const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).reservation.get(); }
-int StopsIn(const Plan& plan) {
-  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_attempt_stopping(); }));
 }
 uint64_t Started(SystemBuilder* system, JobBuilder job) {
   const uint64_t number = job.SubmitTo(system);

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "scheduler/decide/decide.h"
+#include "scheduler/decide/fixture.h"
 #include "scheduler/state/builders.h"
 
 namespace muster {
@@ -13,6 +14,7 @@ namespace {
 using testing::JobBuilder;
 using testing::ReportAll;
 using testing::StartAll;
+using testing::StopsIn;
 using testing::SystemBuilder;
 using testing::TaskOf;
 
@@ -35,10 +37,6 @@ int32_t WorkersOf(const SystemBuilder& system, uint64_t job) {
   const AttemptRow* attempt = TaskOf(system.state, job).current();
   return attempt == nullptr ? 0 : attempt->workers;
 }
-int StopsIn(const Plan& plan) {
-  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_attempt_stopping(); }));
-}
-
 TEST(Defects, AShareOfZeroEndsAndTakesWhatIsLeft) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 8).Queue("zero", 0, -1, 0).Queue("also-zero", 0, -1, 0).Queue("one");

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,12 @@ inline Plan DecideAndApply(SystemBuilder* system, const SchedulingOptions& optio
     plan.events = std::move(events);
     return plan;
   }
+}
+
+inline const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).reservation.get(); }
+
+inline int StopsIn(const Plan& plan) {
+  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_attempt_stopping(); }));
 }
 
 }  // namespace muster::testing

@@ -330,7 +330,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     const Base& base = m_.bases[v];
     if (workers_left == base.workers) continue;
     Stop(base, pb::PREEMPTION,
-         workers_left == 0                ? EntitledTo(claimant, base)
+         workers_left == 0            ? EntitledTo(claimant, base)
          : base.gpus != claimant.gpus ? absl::StrCat(EntitledTo(claimant, base), ": ", base.workers - workers_left, " of its ", base.workers, " workers stop")
                                       : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.workers - workers_left, " of its ", base.workers,
                                                      " workers' devices"),

@@ -139,7 +139,7 @@ class Round {
     int64_t lost_milli_ns = 0;         // devices' time since its last checkpoint, in thousandths
     int64_t start_ns = 0;
   };
-  // Whom a claim for `demand` in the cell may stop, in that order, each beside those before it: growth first, then what loses the least.
+  // Whom a claim for so many workers in the cell may stop, in that order, each beside those before it: growth first, then what loses the least.
   std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed, bool grows);
   // Why the victim stops, for whoever submitted it.
   static std::string EntitledTo(const Base& claimant, const Base& victim);

@@ -12,7 +12,9 @@ namespace {
 
 using testing::JobBuilder;
 using testing::ReportAll;
+using testing::ReservationOf;
 using testing::StartAll;
+using testing::StopsIn;
 using testing::SystemBuilder;
 using testing::TaskOf;
 
@@ -28,10 +30,6 @@ SchedulingOptions Quick() {
 Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) { return testing::DecideAndApply(system, options); }
 
 bool Runs(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).current() != nullptr; }
-const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).reservation.get(); }
-int StopsIn(const Plan& plan) {
-  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_attempt_stopping(); }));
-}
 int64_t LedgerMilli(const SystemBuilder& system, LedgerClass ledger_class) {
   int64_t milli = 0;
   for (const HostId id : system.state.hosts()) {

@@ -10,6 +10,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -38,7 +39,6 @@ constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics 
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
-constexpr int64_t kFenceInterval = 1'000 * kMillisecond;  // poll's clock stands still while the machine sleeps, the fence's doesn't
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 
 // All shims of a host share one log.
@@ -93,7 +93,8 @@ class Shim {
   void ReadStop();
   bool Fenced();
   bool Late() { return Fenced() && !InTime(fence_, SteadyNs()); }
-  void Stop(int64_t grace_ns);
+  void Stop(int64_t grace_ns, int64_t from_ns);
+  void SetAlarm(int64_t at_ns);
   void SignalAll(int signal);
   bool AnyLeft();
   void Loop();
@@ -105,6 +106,8 @@ class Shim {
   const pid_t self_ = ::getpid();
   std::unique_ptr<Isolation> isolation_;
   int signals_ = -1;
+  int alarm_ = -1;                                   // CLOCK_BOOTTIME; with a fence
+  int64_t alarm_ns_ = kNever;
   int events_ = -1;
   bool events_named_ = false;                        // the file's name survives power loss
   std::string pending_events_;                       // not yet written
@@ -139,6 +142,7 @@ bool Shim::Open() {
   if (::sigprocmask(SIG_SETMASK, &wanted, nullptr) != 0) return false;
   ::signal(SIGPIPE, SIG_IGN);
   signals_ = ::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (spec_.fence_after_ns > 0 && (alarm_ = ::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) < 0) return false;
   return signals_ >= 0 && (spec_.progress_socket.empty() || OpenProgressSocket());
 }
 
@@ -371,8 +375,17 @@ void Shim::SignalAll(int signal) {
   }
 }
 
-void Shim::Stop(int64_t grace_ns) {
-  if (rules_.Stop(grace_ns, SteadyNs())) SignalAll(SIGTERM);
+void Shim::Stop(int64_t grace_ns, int64_t from_ns) {
+  if (rules_.Stop(grace_ns, from_ns)) SignalAll(SIGTERM);
+}
+
+// poll's clock stands still while the machine sleeps. A fence's doesn't, and who wakes after it may not run on until poll returns.
+void Shim::SetAlarm(int64_t at_ns) {
+  if (alarm_ < 0 || at_ns == alarm_ns_) return;
+  alarm_ns_ = at_ns;
+  itimerspec when{};                             // never
+  if (at_ns != kNever) when.it_value = {at_ns / 1'000'000'000, at_ns % 1'000'000'000};
+  ::timerfd_settime(alarm_, TFD_TIMER_ABSTIME, &when, nullptr);
 }
 
 void Shim::ReadStop() {
@@ -384,7 +397,7 @@ void Shim::ReadStop() {
     Say("stop: " + (failed != 0 ? std::string(strerror(failed)) : error));
     return;
   }
-  Stop(stop.grace_ns);
+  Stop(stop.grace_ns, SteadyNs());
 }
 
 // The agent puts the fence off in a file, which is read when it is due.
@@ -401,7 +414,7 @@ void Shim::ReadSignals() {
   bool look = false;
   while (::read(signals_, &info, sizeof info) == sizeof info) {
     if (info.ssi_signo == SIGUSR1) look = true;
-    if (info.ssi_signo == SIGTERM) Stop(spec_.grace_ns);
+    if (info.ssi_signo == SIGTERM) Stop(spec_.grace_ns, SteadyNs());
   }
   if (look) ReadStop();
 }
@@ -481,13 +494,13 @@ void Shim::Loop() {
   while (AnyLeft()) {
     if (!fenced_ && Fenced()) {
       fenced_ = true;
-      Stop(spec_.grace_ns);
+      Stop(spec_.grace_ns, fence_.due_ns());
     }
     const int64_t now = SteadyNs();
     if (rules_.KillNow(now)) SignalAll(SIGKILL);
     int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
-    if (spec_.fence_after_ns > 0 && !fenced_) wake = std::min(wake, now + kFenceInterval);
+    SetAlarm(rules_.killed() ? kNever : fenced_ ? rules_.kill_at_ns() : std::min(fence_.due_ns(), rules_.kill_at_ns()));
     if (!pending_events_.empty()) {
       if (now >= events_due_ns_) {
         WriteEvents(/*durable=*/false);
@@ -511,6 +524,7 @@ void Shim::Loop() {
     }
     std::vector<pollfd> ready;
     ready.push_back({signals_, POLLIN, 0});
+    if (alarm_ >= 0) ready.push_back({alarm_, POLLIN, 0});
     if (progress_ >= 0) ready.push_back({progress_, POLLIN, 0});
     const size_t first_stream = ready.size();
     for (const Stream& stream : streams_) ready.push_back({stream.fd, POLLIN, 0});

@@ -385,6 +385,28 @@ TEST_P(ShimTest, ItsFenceStopsItUnlessTheAgentPutsItOff) {
   ASSERT_EQ(exits.exits.size(), 1u);
 }
 
+// As after a machine's sleep: whoever waits for the fence knows nothing of that.
+TEST_P(ShimTest, TheGraceOfAFenceRunsWhileTheShimStandsStill) {
+  Script("trap '' TERM; touch $D/up; while true; do sleep 0.05; done");
+  spec_.fence_after_ns = 500'000'000;
+  spec_.grace_ns = 2'500'000'000;
+  spec_.renewed_ns = BootNs();
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
+  ASSERT_EQ(::kill(shim_, SIGSTOP), 0);
+  const int64_t over_ns = spec_.renewed_ns + spec_.fence_after_ns + spec_.grace_ns;
+  ASSERT_TRUE(Eventually([&] { return BootNs() > over_ns; }));
+  EXPECT_FALSE(Ended());
+  const int64_t woken_ns = BootNs();
+  ASSERT_EQ(::kill(shim_, SIGCONT), 0);
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_LT(BootNs() - woken_ns, spec_.grace_ns);
+  const Exits exits = Result();
+  EXPECT_TRUE(exits.fenced);
+  ASSERT_EQ(exits.exits.size(), 1u);
+  EXPECT_EQ(exits.exits[0].signal, SIGKILL);
+}
+
 TEST_P(ShimTest, OneThatComesAfterItsFenceClaimsNothing) {
   Script("touch $D/up");
   spec_.fence_after_ns = 1'000'000'000;

@@ -79,6 +79,16 @@ absl::Status SyncPath(const std::string& path) {
   return synced ? absl::OkStatus() : ErrnoStatus(error, path);
 }
 
+std::string FileIdentity(const std::string& path) {
+  constexpr long kOverlay = 0x794C7630;           // an inode's number may change when its file is first written
+  struct statfs info {};
+  struct statx file {};
+  if (statfs(path.c_str(), &info) != 0 || info.f_type == kOverlay) return "";
+  if (statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_BTIME, &file) != 0 || (file.stx_mask & STATX_INO) == 0) return "";
+  const bool born = (file.stx_mask & STATX_BTIME) != 0;
+  return absl::StrCat(file.stx_ino, ".", born ? file.stx_btime.tv_sec : 0, ".", born ? file.stx_btime.tv_nsec : 0);
+}
+
 absl::StatusOr<int> LockDirectory(const std::string& directory) {
   const std::string path = directory + "/lock";
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);

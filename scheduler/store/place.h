@@ -52,6 +52,10 @@ StoreBytes StoreBytesIn(const std::string& directory);
 // fsync of a file or a directory.
 absl::Status SyncPath(const std::string& path);
 
+// Which file this is, told without opening it: it stays so when the file is written, moved or renamed, and a copy is another one. By inode
+// and time of birth; not by device, whose number may change at a boot. Empty: the file system doesn't say (overlay) or it can't be read.
+std::string FileIdentity(const std::string& path);
+
 // Takes the lock file of `directory`; the descriptor holds it until closed. FAILED_PRECONDITION names the process that has it.
 absl::StatusOr<int> LockDirectory(const std::string& directory);
 

@@ -206,18 +206,27 @@ absl::Status SqliteStore::Recover(Recovered* recovered) {
   recovered->store_id = meta.TextColumn(0);
   const uint64_t last_epoch = meta.IntColumn(1);
   last_commit_ = meta.IntColumn(2);
-  const bool is_backup = meta.TextColumn(3).rfind(kBackupMark, 0) == 0;
+  const std::string instance = meta.TextColumn(3);
   meta.Reset();
+  const bool is_backup = instance.rfind(kBackupMark, 0) == 0;
+  const std::string file = FileIdentity(absl::StrCat(options_.directory, "/", kStoreFile));
+  const size_t mark = instance.find(kFileMark);
+  const std::string was_in = mark == std::string::npos ? file : instance.substr(mark + sizeof kFileMark - 1);
   if (is_backup && !options_.adopt_restored) {
     return absl::FailedPreconditionError(
         "this is a backup: what was decided after it was made is not in it, and may still run. Start musterd on the newest store, or "
         "with --adopt-restored to go on from this one");
   }
+  if (was_in != file && !file.empty() && !options_.adopt_restored) {
+    return absl::FailedPreconditionError(
+        "this is a copy: the store that musterd served last is another file. If that one is served, too, each decides without the other, and "
+        "work runs twice. Start musterd on the original, or, once that is stopped for good, with --adopt-restored on this one");
+  }
   epoch_ = options_.adopt_restored ? AdoptedEpoch(last_epoch, RealClock()->WallNs()) : last_epoch + 1;
   if (!IsId(recovered->store_id)) return absl::DataLossError("meta: the store id is damaged");
   if (absl::Status status = CheckTail(); !status.ok()) return status;
 
-  next_instance_ = RandomId();
+  next_instance_ = file.empty() ? RandomId() : absl::StrCat(RandomId(), kFileMark, file);
   instance_ = options_.adopt_restored ? absl::StrCat(kBackupMark, " ", next_instance_) : next_instance_;
   Statement raise;
   absl::Status status = raise.Prepare(db_, "UPDATE meta SET epoch = ?1, instance = ?2 WHERE epoch = ?3");

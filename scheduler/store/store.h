@@ -47,7 +47,7 @@ struct Recovered {
 class SqliteStore : public Store {
  public:
   // Takes the lock, migrates, checks the journal's tail, raises the epoch. Errors name the path and a remedy:
-  // FAILED_PRECONDITION another daemon, a network file system, a newer store, a backup that nobody adopts; DATA_LOSS a damaged one; else from the system.
+  // FAILED_PRECONDITION another daemon, a network file system, a newer store, a backup or a copy that nobody adopts; DATA_LOSS a damaged one; else from the system.
   static absl::StatusOr<std::unique_ptr<SqliteStore>> Open(const StoreOptions& options, Recovered* recovered);
   ~SqliteStore() override;
 
@@ -87,6 +87,7 @@ class SqliteStore : public Store {
 
 inline constexpr char kStoreFile[] = "muster.db";  // inside the directory
 inline constexpr char kBackupMark[] = "backup";    // instances that begin with it: the file is a copy that BackupStore made
+inline constexpr char kFileMark[] = " in file ";    // after it an instance says in which file it was (FileIdentity)
 
 // Calls `each` for the events of the commits `first`..`last` in order, a read transaction a thousand commits. The writer may trim meanwhile:
 // then it goes on where the journal begins. DATA_LOSS names the commit whose checksum doesn't match or that is missing; CANCELLED once *stop

@@ -195,6 +195,38 @@ TEST_F(StoreTest, ASecondDaemonIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("another musterd"));
 }
 
+TEST_F(StoreTest, ACopyIsServedOnlyOnceItIsAdopted) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {"e"}).ok());
+  const std::string original = options_.directory, id = recovered_.store_id;
+  store_.reset();
+  options_.directory = directory_ + "/moved";
+  std::filesystem::rename(original, options_.directory);
+  ASSERT_TRUE(Open().ok()) << "it is the same file";
+  store_.reset();
+  const std::string moved = options_.directory;
+  options_.directory = directory_ + "/copy";
+  std::filesystem::copy(moved, options_.directory);
+  const absl::Status refused = Open();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("this is a copy"));
+  options_.adopt_restored = true;
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(recovered_.store_id, id);
+  ASSERT_TRUE(Commit(2, {"adopted"}).ok());
+  options_.adopt_restored = false;
+  EXPECT_TRUE(Open().ok()) << "it is a store of its own now";
+  options_.directory = moved;
+  EXPECT_TRUE(Open().ok()) << "the original knows nothing of it";
+}
+
+TEST_F(StoreTest, WhatAnOlderReleaseServedSaysNotWhereItLay) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {"e"}).ok());
+  Damage("UPDATE meta SET instance = '0123456789abcdef0123456789abcdef'");
+  EXPECT_TRUE(Open().ok());
+}
+
 TEST_F(StoreTest, ANetworkFileSystemIsRefused) {
   g_file_system = 0x6969;
   const absl::Status status = Open();

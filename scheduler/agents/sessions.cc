@@ -290,6 +290,8 @@ void Sessions::SawLater(const pb::Hello& hello) {
   LogError("an agent has seen a later state of this store: it was restored from a backup, and nothing is changed any more",
            {{"host", Name(hello.cluster(), hello.host())}, {"epoch_seen", hello.epoch_seen()}, {"commit_seen", hello.commit_seen()}});
   engine_->StopServing(kRestored);
+  // Who is served here may be what somebody else's store decides about.
+  for (const auto& [stream, session] : streams_) session->stream->End(absl::FailedPreconditionError(kRestored));
   if (options_.on_restored) options_.on_restored(seen_epoch_, seen_commit_);
 }
 
@@ -612,6 +614,7 @@ void Sessions::Send(const std::string& cluster, const std::string& host, const p
 }
 
 void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
+  if (seen_epoch_ != 0) return;                    // nothing of this store counts any more
   pb::SessionKey* key = message.mutable_session();
   key->set_store_id(options_.store_id);
   key->set_epoch(options_.epoch);

@@ -833,7 +833,8 @@ TEST_F(SessionsTest, TellsThatAHostWasQuietForAsLongAsItsFencesNeed) {
 }
 
 TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
-  Connect("h1");
+  const StreamPtr served = Connect("h1");
+  const size_t told = served->sent.size();
   pb::Hello hello = HelloOf("h2", kStateB);
   hello.set_store_id_seen(kStore);
   hello.set_epoch_seen(kEpoch);
@@ -846,6 +847,9 @@ TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
   EXPECT_FALSE(engine_->Step());
   EXPECT_EQ(said.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(said.message()), ::testing::HasSubstr("--adopt-restored"));
+  EXPECT_TRUE(served->ended.has_value()) << "whom it serves may be served elsewhere";
+  Say(served, Beat());
+  EXPECT_EQ(served->sent.size(), told);
 }
 
 TEST_F(SessionsTest, ARestoredStoreAwaitsItsHostsForALeaseAtMost) {

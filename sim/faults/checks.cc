@@ -111,12 +111,15 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     if (live.host == host) take(live.prepare);
     if (other.job_uid() != key.job_uid() || other.task() != key.task() || other.attempt() == key.attempt()) continue;
     const Known older = Find(other.attempt() < key.attempt() ? other : key, other.attempt() < key.attempt() ? live.host : host);
-    const bool allowed = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost() &&
-                         Replaceable(*older.job, older.task_index, *older.attempt);
+    const bool lost = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost();
+    const bool allowed = lost && (Replaceable(*older.job, older.task_index, *older.attempt) || renewed_alone_.contains(live.host) || renewed_alone_.contains(host));
     // A host that did not answer in time may run what a restored store doesn't know.
-    const bool unheard = (abandoned_.count(Text(other)) > 0 && unheard_.count(live.host) > 0) || (abandoned && unheard_.count(host) > 0) ||
+    const auto beyond = [&](const std::string& where) { return unheard_.contains(where) || !answered_.contains(where); };
+    const bool unheard = (abandoned_.count(Text(other)) > 0 && beyond(live.host)) || (abandoned && beyond(host)) ||
                          ((abandoned || of_backup_.count(name) > 0) && unheard_before_.count({Text(other), live.host}) > 0);
-    if (unheard) {
+    if (lost && asleep_.count(where) > 0) {
+      ++counters_["replaced while its machine sleeps"];
+    } else if (unheard) {
       ++counters_["replaced what a restored store didn't know, unheard"];
     } else if (allowed) {
       ++counters_["replaced while it still runs"];
@@ -132,9 +135,52 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
   live_[{name, host}] = {prepare, host};
 }
 
-void Checker::OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end) {
+void Checker::OnProcessesGone(const std::string& host, const pb::AttemptKey& key) {
   live_.erase({Text(key), host});
+  asleep_.erase({Text(key), host});
+}
+
+void Checker::OnAsleep(const std::string& host) {
+  for (const auto& [where, live] : live_) {
+    if (live.host == host) asleep_.insert(where);
+  }
+}
+
+void Checker::OnAwake(int64_t now_ns, const std::string& host, const std::set<std::string>& killed) {
+  for (auto it = asleep_.begin(); it != asleep_.end();) {
+    const auto& [name, where] = *it;
+    if (where != host || killed.count(name) > 0) {
+      ++it;
+      continue;
+    }
+    const Known known = Find(live_.at(*it).prepare.key(), host);
+    if (known.part >= 0 && known.attempt->parts(known.part).lost() && !Replaceable(*known.job, known.task_index, *known.attempt) && !renewed_alone_.contains(host)) {
+      Violate(now_ns, absl::StrCat("S1 goes on when its machine wakes, and is Lost: ", name, " on ", host));
+    }
+    it = asleep_.erase(it);
+  }
+}
+
+void Checker::OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end) {
+  OnProcessesGone(host, key);
   ends_[{Text(key), host}] = end;
+}
+
+// R1. An order from before a restore may come late, and its session may last until its host hears of the other scheduler.
+void Checker::OnPublished(int64_t now_ns, const std::string& host, const pb::AttemptKey& key, const std::string& by) {
+  const std::string name = Text(key);
+  const auto violate = [&](const std::string& what) { Violate(now_ns, absl::StrCat("R1 ", what, ": ", name, " on ", host)); };
+  ++counters_["exports published"];
+  if (by != name) violate(absl::StrCat("another attempt's export lies where its own is said to lie, ", by, "'s"));
+  if (!published_.insert(name).second) ++counters_["exports published again"];
+  const auto sent = publishes_sent_.find(name);
+  if (sent == publishes_sent_.end()) return violate("its export is published, and is not committed as its task's");
+  if (sent->second != restores_) {
+    ++counters_["exports published by an order from before a restore"];
+    return;
+  }
+  const auto [first, added] = published_for_.emplace(absl::StrCat(key.job_uid(), "/", key.task()), name);
+  if (!added && first->second != name) violate(absl::StrCat("a second export of its task is published, after ", first->second, "'s"));
 }
 
 void Checker::OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit) {
@@ -262,6 +308,12 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
       }
       CheckAttempt(now_ns, after, t, known, attempt);
     }
+    if (task.export_state() == "published" && (old == nullptr || old->export_state() != "published")) {
+      const bool lies = std::any_of(task.attempts().begin(), task.attempts().end(), [&](const pb::AttemptRecord& attempt) {
+        return !attempt.export_staged().empty() && published_.contains(Text(KeyOf(after, t, attempt)));
+      });
+      if (!lies) violate("R1 an export is taken as published, and isn't");
+    }
     // R1: what a later attempt may resume from is one history, of attempts whose records counted when they were made.
     if (old != nullptr) {
       for (const pb::Checkpoint& checkpoint : task.checkpoints()) {
@@ -269,6 +321,11 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
                                        [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
         if (known) continue;
         ++counters_["checkpoints recorded"];
+        pb::AttemptKey by;
+        by.set_job_uid(after.uid());
+        by.set_task(after.spec().tasks(t).name());
+        by.set_attempt(checkpoint.attempt());
+        Record(by, checkpoint);
         if (!old->attempts().empty() && checkpoint.attempt() < old->attempts().rbegin()->number()) violate("contract 12: a checkpoint of an older attempt is recorded");
         for (const pb::AttemptRecord& attempt : old->attempts()) {
           if (attempt.number() != checkpoint.attempt()) continue;
@@ -279,6 +336,20 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
       }
     }
   }
+}
+
+void Checker::Record(const pb::AttemptKey& key, const pb::Checkpoint& checkpoint) {
+  std::vector<pb::Checkpoint>& records = records_[absl::StrCat(key.job_uid(), "/", key.task())];
+  if (!records.empty() && records.back().attempt() != key.attempt()) {
+    const auto loaded = std::find_if(records.begin(), records.end(), [path = loaded_by(key)](const pb::Checkpoint& record) { return record.path() == path; });
+    const int64_t step = loaded == records.end() ? -1 : loaded->step();   // else of before a restore
+    const size_t struck = std::erase_if(records, [&](const pb::Checkpoint& record) {
+      if (record.step() > step) struck_.insert(record.path());
+      return record.step() > step;
+    });
+    if (struck > 0) ++counters_["branches of checkpoints abandoned"];
+  }
+  records.push_back(checkpoint);
 }
 
 void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after) {
@@ -302,7 +373,9 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, cons
       if (confirmed) ++counters_["lost by an operator's word"];
       if (!confirmed && job.spec().tasks(t).when_unreachable() == pb::FENCE) {
         ++counters_["lost by a fence"];
-        if (Lives(name, host)) violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
+        const bool renewed = renewed_alone_.contains(host);
+        if (renewed && Executes(name, host)) ++counters_["fences put off by a scheduler whose store was cloned"];
+        if (!renewed && Executes(name, host)) violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
       } else if (!confirmed && !Replaceable(job, t, after)) {
         violate("S1 lost although its task waits for its host");
       }
@@ -336,7 +409,10 @@ void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb
   }
   ++counters_["attempts ended"];
   if (attempt.state() == pb::TASK_SUCCEEDED && !exited_0) violate("contract 13: succeeds, but not all its workers exited 0 without a stop");
-  if (attempt.state() != pb::TASK_SUCCEEDED && exited_0 && recorded && known && !lost) {
+  const std::string& its_export = job.tasks(t).export_state();
+  const bool lacks_export = its_export == "failed" || (its_export == "staged" && job.cancel_requested());
+  if (its_export == "failed") ++counters_["ends with an export that could not be published"];
+  if (attempt.state() != pb::TASK_SUCCEEDED && exited_0 && recorded && known && !lost && !lacks_export) {
     violate(absl::StrCat("S4 all its workers exited 0, and that had no effect (", pb::Cause_Name(attempt.cause()), " ", attempt.detail(), ")"));
   }
   if (attempt.state() == pb::TASK_SUCCEEDED) ++counters_["attempts succeeded"];
@@ -378,6 +454,9 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
   switch (message.body_case()) {
     case pb::SchedulerMessage::kPrepare: {
       const Known known = Find(message.prepare().key(), host);
+      for (const std::string& path : message.prepare().resume_from()) {
+        if (struck_.contains(path)) violate(absl::StrCat("R1 may resume from an abandoned branch, ", path), message.prepare().key());
+      }
       if (known.part < 0 || known.attempt->end_ns() != 0) {
         violate("Prepare", message.prepare().key());
       } else if (message.prepare().start_at_once() && known.attempt->placements_size() > 1) {
@@ -409,6 +488,12 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
       }
       return;
     }
+    case pb::SchedulerMessage::kPublish: {
+      const Known known = Find(message.publish().key(), host);
+      if (known.part < 0 || known.attempt->export_staged().empty() || known.task->export_state() != "staged") violate("Publish", message.publish().key());
+      publishes_sent_[Text(message.publish().key())] = restores_;
+      return;
+    }
     case pb::SchedulerMessage::kForget: {
       const Known known = Find(message.forget().key(), host);
       if (known.part >= 0 && known.attempt->end_ns() == 0 && !Over(known.attempt->parts(known.part))) violate("Forget", message.forget().key());
@@ -424,7 +509,34 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
   }
 }
 
-void Checker::OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message) {
+// What it decides from now on, the store that counts doesn't know.
+void Checker::OnCommitAlone(const Transaction& transaction) {
+  for (const RowChange& row : transaction.rows) {
+    if (row.kind != "job" || !row.bytes.has_value()) continue;
+    pb::JobRecord job;
+    MUSTER_CHECK(job.ParseFromString(*row.bytes));
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
+        const pb::AttemptKey key = KeyOf(job, t, attempt);
+        if (Find(key, "").attempt == nullptr) abandoned_.insert(Text(key));
+      }
+    }
+  }
+}
+
+void Checker::OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message, bool alone) {
+  if (alone) {
+    ++counters_["messages of a scheduler whose store was cloned"];
+    if (message.has_start()) starts_sent_.insert({Text(message.start().key()), host});
+    if (message.has_forget()) records_lost_.insert({Text(message.forget().key()), host});
+    if (message.has_publish()) publishes_sent_[Text(message.publish().key())] = UINT64_MAX;   // of no restore
+    if (message.heartbeat_ack().renews_size() > 0) renewed_alone_.insert(host);
+    return;
+  }
+  if (message.has_publish()) {
+    const Known known = Find(message.publish().key(), host);
+    if (known.part >= 0 && !known.attempt->export_staged().empty()) publishes_sent_[Text(message.publish().key())] = restores_;
+  }
   for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
     const Known known = Find(key, host);
     if (known.part < 0 || known.job->spec().tasks(known.task_index).when_unreachable() != pb::FENCE) continue;
@@ -479,6 +591,10 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
     if (known.count(name) == 0) abandoned_.insert(name);
   }
   of_backup_ = std::move(known);
+  ++restores_;
+  published_for_.clear();
+  records_.clear();
+  struck_.clear();
   // Their ends were told and acknowledged; nobody keeps them any more.
   for (const auto& [where, end] : ends_) records_lost_.insert(where);
   std::set<uint64_t> cancelled;

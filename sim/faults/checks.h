@@ -46,9 +46,14 @@ class Checker {
   // What its agent says that it has seen.
   void OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit);
   // No process of it is left there; its shim may go on until it could write how they ended.
-  void OnProcessesGone(const std::string& host, const pb::AttemptKey& key) { live_.erase({Text(key), host}); }
+  void OnProcessesGone(const std::string& host, const pb::AttemptKey& key);
   // Nor its shim.
   void OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end);
+  // Nothing runs there from now on, though it is there: a machine that sleeps. `killed`: attempts of which nothing will run again.
+  void OnAsleep(const std::string& host);
+  void OnAwake(int64_t now_ns, const std::string& host, const std::set<std::string>& killed);
+  // The attempt's export has been brought to its target, where that of `by` lies now.
+  void OnPublished(int64_t now_ns, const std::string& host, const pb::AttemptKey& key, const std::string& by);
   // Everything that the host knew of its attempts is gone.
   void OnStateLost(const std::string& host);
 
@@ -60,7 +65,9 @@ class Checker {
   void OnPlan(int64_t now_ns, const Plan& plan);
   void OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
   // By a scheduler that another has replaced: the other may already have decided that a fence has ended what this one puts it off for.
-  void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
+  // `alone`: it serves the original of a store whose copy is the one that counts.
+  void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message, bool alone);
+  void OnCommitAlone(const Transaction& transaction);
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
   // The store holds these rows again, of its commit `commit`; what was committed since is unknown to it.
@@ -71,6 +78,9 @@ class Checker {
 
   // Whether the program of an attempt stands still.
   std::function<bool(const pb::AttemptKey&, const pb::TaskSpec&)> hangs;
+  // The checkpoint that an attempt's program has resumed from; empty: none.
+  std::function<std::string(const pb::AttemptKey&)> loaded_by;
+  static std::string Text(const pb::AttemptKey& key);
   // Some of what its programs say may be lost from now on, though the host is heard.
   void OnMuted(const std::string& host) { muted_.insert(host); }
   void set_lease_ns(int64_t lease_ns) { lease_ns_ = lease_ns; }
@@ -90,21 +100,24 @@ class Checker {
     int part = -1;                           // on the host asked for; -1: none
   };
 
-  static std::string Text(const pb::AttemptKey& key);
   Known Find(const pb::AttemptKey& key, const std::string& host) const;
   static bool Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt);
   void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after);
+  // Of an attempt that resumed from an earlier record, the first one strikes those with more steps than that: an abandoned branch.
+  void Record(const pb::AttemptKey& key, const pb::Checkpoint& checkpoint);
   void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
   void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
   void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
   bool AnyTaskWaits() const;
   bool Lives(const std::string& attempt, const std::string& host) const { return live_.count({attempt, host}) > 0; }
+  bool Executes(const std::string& attempt, const std::string& host) const { return Lives(attempt, host) && asleep_.count({attempt, host}) == 0; }
 
   Counters& counters_;
   std::vector<std::string> violations_;
   int64_t lease_ns_ = 0;
   std::map<std::pair<std::string, std::string>, Live> live_;        // by (attempt, host)
+  std::set<std::pair<std::string, std::string>> asleep_;            // of those, which execute nothing
   std::set<std::pair<std::string, std::string>> started_;           // ever
   std::map<std::pair<std::string, std::string>, TrueEnd> ends_;     // by (attempt, host)
   std::set<std::pair<std::string, std::string>> records_lost_;      // (attempt, host): nobody there knows of it any more
@@ -121,6 +134,13 @@ class Checker {
   std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
   std::set<std::string> of_backup_;                                 // attempts that the newest backup knows
   std::set<std::pair<std::string, std::string>> starts_sent_;       // (attempt, host), when it was committed that the gang starts
+  std::map<std::string, uint64_t> publishes_sent_;                  // by attempt: `restores_` when its export's publication was ordered
+  std::set<std::string> published_;                                 // attempts
+  std::map<std::string, std::string> published_for_;                // attempt by job and task, since the newest restore
+  uint64_t restores_ = 0;
+  std::map<std::string, std::vector<pb::Checkpoint>> records_;      // by job and task, since the newest restore
+  std::set<std::string> struck_;                                    // paths of them
+  std::set<std::string> renewed_alone_;                             // hosts of fenced tasks
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
   std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more

@@ -29,7 +29,7 @@ constexpr const char* kKindNames[] = {
     "cut",        "cut-up",     "cut-down",         "reset",    "lossy",           "slow",        "mass-cut", "crash-before-commit", "crash-after-commit",
     "commit-fails", "commit-fails-done", "store-full", "pause-scheduler", "takeover", "scheduler-clock", "crash-agent", "disk-full", "kill-shim", "reboot",
     "reboot-many", "lose-state", "host-clock",       "launch-fails", "late-shims",  "drain", "restore", "power-off",
-    "agent-away", "old-streams", "pause-agent", "pause-shims", "edit-queues", "reboot-at-marker"};
+    "agent-away", "old-streams", "pause-agent", "pause-shims", "edit-queues", "reboot-at-marker", "sleep", "clone"};
 static_assert(std::size(kKindNames) == static_cast<size_t>(FaultKind::kLast) + 1);
 
 }  // namespace

@@ -48,6 +48,9 @@ TEST_F(FaultsTest, TheSameSeedGivesTheSameRunBitForBit) {
 constexpr const char* kTooRare[] = {
     "agents refused for good",
     "claims and exits of the attempt before that come back",
+    "ends with an export that could not be published",
+    "exports published again",
+    "fences put off by a scheduler whose store was cloned",
     "fenced tasks started after half of their fence",
     "placed beside a Lost attempt that its host has not answered Gone for",
     "replaced what a restored store didn't know, unheard",

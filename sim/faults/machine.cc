@@ -153,7 +153,7 @@ void Machine::Run(const ShimPtr& shim) {
   ReadStop(shim);
   if (Fenced(shim) && !shim::InTime(shim->fence, BootNs())) {   // the claim took its time
     shim->fenced = true;
-    shim->rules.Stop(0, shared_->heap.now_ns());
+    shim->rules.Stop(0, BootNs());
     return Later(1, shim, &Machine::Finish);
   }
   const pb::Prepare& prepare = shim->prepare;
@@ -200,10 +200,10 @@ bool Machine::Fenced(const ShimPtr& shim) {
 // As the shim's loop does.
 void Machine::WatchFence(const ShimPtr& shim) {
   if (shim->fenced || shim->fence.due_ns() == shim::kNever) return;
-  if (!Fenced(shim)) return Later(std::max<int64_t>(kMillisecond, std::min(kSecond, shim->fence.due_ns() - BootNs())), shim, &Machine::WatchFence);
+  if (!Fenced(shim)) return Later(std::max<int64_t>(kMillisecond, shim->fence.due_ns() - BootNs()), shim, &Machine::WatchFence);
   ++shared_->counters["fenced"];
   shim->fenced = true;
-  const bool term = shim->rules.Stop(shim->prepare.task().grace_ns(), shared_->heap.now_ns());
+  const bool term = shim->rules.Stop(shim->prepare.task().grace_ns(), shim->fence.due_ns());
   for (const auto& [rank, runs] : shim->ranks) {
     if (term && runs) shared_->programs.Terminate(shim->prepare.key(), rank);
   }
@@ -214,7 +214,7 @@ void Machine::ReadStop(const ShimPtr& shim) {
   std::string content, error;
   shim::StopOrder order;
   if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kStopFile, &content) != 0 || !shim::ParseStop(content, &order, &error)) return;
-  const bool term = shim->rules.Stop(order.grace_ns, shared_->heap.now_ns());
+  const bool term = shim->rules.Stop(order.grace_ns, BootNs());
   for (const auto& [rank, runs] : shim->ranks) {
     if (term && runs) shared_->programs.Terminate(shim->prepare.key(), rank);
   }
@@ -224,7 +224,7 @@ void Machine::ReadStop(const ShimPtr& shim) {
 // SIGKILL if it is time; else when it will be. Nothing of a killed process runs any more, but it is there, and holds its devices, until
 // the kernel has taken it down: mostly at once, sometimes not for seconds, as when a driver frees a GPU's memory.
 void Machine::Kill(const ShimPtr& shim) {
-  const int64_t now_ns = shared_->heap.now_ns();
+  const int64_t now_ns = BootNs();
   if (shim->rules.KillNow(now_ns)) {
     for (const auto& [rank, runs] : shim->ranks) {
       if (runs) shared_->programs.Dead(shim->prepare.key(), rank);
@@ -233,7 +233,7 @@ void Machine::Kill(const ShimPtr& shim) {
     if (slow) ++shared_->counters["killed processes that are there for longer"];
     Later(slow ? random_.Between(0, kSlowestDeathNs) : random_.Between(kMillisecond / 10, 20 * kMillisecond), shim, &Machine::Reap);
   } else if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) {
-    Later(shim->rules.kill_at_ns() - now_ns, shim, &Machine::Kill);
+    Later(std::max<int64_t>(1, shim->rules.kill_at_ns() - now_ns), shim, &Machine::Kill);
   }
 }
 
@@ -250,7 +250,7 @@ void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal
   // The last one's end is told by the exit record alone, as agent/shim does.
   const bool last = shim->running == 1 && !shim->rules.stop_sent();
   shared_->programs.Dead(shim->prepare.key(), rank);
-  if (shim->rules.Exited(rank, exit_code, signal, signal != 0 ? "killed" : "", WallNs(), shared_->heap.now_ns()) && !last) {
+  if (shim->rules.Exited(rank, exit_code, signal, signal != 0 ? "killed" : "", WallNs(), BootNs()) && !last) {
     shim::Line line = shim::ExitLine(shim->rules.exits().at(rank));
     line.Add("stop_sent", int64_t{shim->rules.stop_sent()});
     Append(shim, line, true);
@@ -347,12 +347,35 @@ void Machine::PauseShims(int64_t until_ns) {
   }
 }
 
+void Machine::Sleep(int64_t until_ns) {
+  if (!on_) return;
+  ++shared_->counters["machines that slept"];
+  asleep_until_ns_ = std::max(asleep_until_ns_, until_ns);
+  shared_->checker.OnAsleep(full_name());
+  for (const auto& [id, shim] : shims_) shim->pause.Until(until_ns);
+  // Once all that was due meanwhile is done.
+  shared_->heap.At(until_ns + 1, [this] {
+    if (on_ && !asleep()) Awake();
+  });
+}
+
+void Machine::Awake() {
+  std::set<std::string> killed;
+  for (const auto& [id, shim] : shims_) {
+    if (!shim->rules.killed()) continue;
+    killed.insert(Checker::Text(shim->prepare.key()));
+    if (shim->fenced) ++shared_->counters["killed by their fence at waking"];
+  }
+  shared_->checker.OnAwake(shared_->heap.now_ns(), full_name(), killed);
+}
+
 void Machine::KillAllShims() {
   while (!shims_.empty()) Remove(ShimPtr(shims_.begin()->second), false);
 }
 
 void Machine::PowerOff() {
   on_ = false;
+  asleep_until_ns_ = 0;
   for (const auto& [id, shim] : shims_) {
     if (!shim->begun) continue;
     if (::truncate((DirectoryOf(id) + "/" + shim::kEventsFile).c_str(), shim->synced_bytes) != 0) continue;   // it had none yet

@@ -26,6 +26,7 @@ struct Shared {
   Counters counters;
   Checker checker;
   Programs programs;
+  std::string storage;             // directory of what lies on the clusters' shared storage, /shared
   // The scheduler that owns the store sends something to a host.
   std::function<void(const pb::SchedulerMessage&)> sends;
   uint64_t digest = kFnv1aBegin;   // of everything that was committed and everything that ran
@@ -76,6 +77,10 @@ class Machine final : public agent::Processes {
   void KillAllShims();
   // SIGSTOP; their processes go on.
   void PauseShims(int64_t until_ns);
+  // The machine sleeps: nothing runs on it, and CLOCK_BOOTTIME goes on. Its agent is paused by the caller.
+  void Sleep(int64_t until_ns);
+  bool asleep() const { return shared_->heap.now_ns() < asleep_until_ns_; }
+  int64_t asleep_until_ns() const { return asleep_until_ns_; }
   // Whether the marker of an attempt would survive that.
   void MarkSynced(const agent::AttemptId& id, bool synced);
   // A fresh, empty state directory with an id of its own.
@@ -107,6 +112,7 @@ class Machine final : public agent::Processes {
   void WatchFence(const ShimPtr& shim);
   int64_t BootAt(int64_t true_ns) const { return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_; }
   void Kill(const ShimPtr& shim);
+  void Awake();
   void Reap(const ShimPtr& shim);
   void Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal);
   void Finish(const ShimPtr& shim);
@@ -127,6 +133,7 @@ class Machine final : public agent::Processes {
   int64_t began_ns_ = 0;
   int64_t drift_ppm_ = 0;                       // of its boot clock; at most what FenceWaitNs allows for
   int64_t wall_offset_ns_ = 0;
+  int64_t asleep_until_ns_ = 0;
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, ShimPtr> shims_;   // alive
   bool dies_at_claim_ = false;

@@ -37,13 +37,16 @@ int64_t Network::Delay(Link* link) {
 }
 
 uint64_t Network::Connect(int32_t host, AgentEnd* agent) {
-  if (listener_ == nullptr || UpCut(host) || DownCut(host) || shared_->heap.now_ns() < links_[host].no_new_until_ns) return 0;
+  const Link& link = links_[host];
+  const int64_t now_ns = shared_->heap.now_ns();
+  SchedulerEnd* const end = link.misdirected_to != nullptr && now_ns < link.misdirected_until_ns ? link.misdirected_to : listener_;
+  if (end == nullptr || UpCut(host) || DownCut(host) || now_ns < link.no_new_until_ns) return 0;
   const uint64_t id = next_++;
   Wire& wire = wires_[id];
   wire.id = id;
   wire.host = host;
   wire.agent = agent;
-  wire.scheduler = listener_;
+  wire.scheduler = end;
   wire.stream = std::make_shared<Stream>(this, id);
   return id;
 }
@@ -160,6 +163,9 @@ void Network::DownEnd(uint64_t id) {
 
 void Network::Died(SchedulerEnd* end) {
   if (listener_ == end) listener_ = nullptr;
+  for (Link& link : links_) {
+    if (link.misdirected_to == end) link.misdirected_to = nullptr;
+  }
   std::vector<uint64_t> its;
   for (const auto& [id, wire] : wires_) {
     if (wire.scheduler == end) its.push_back(id);

@@ -34,6 +34,11 @@ class Network {
 
   // Who takes new streams; nullptr: nobody. Streams of an end that has died are closed by Died.
   void Listen(SchedulerEnd* end) { listener_ = end; }
+  // Whom a host's new streams reach instead, until a time, while it is alive.
+  void Misdirect(int32_t host, SchedulerEnd* end, int64_t until_ns) {
+    links_[host].misdirected_to = end;
+    links_[host].misdirected_until_ns = until_ns;
+  }
   void Died(SchedulerEnd* end);
   // 0: nobody answers.
   uint64_t Connect(int32_t host, AgentEnd* agent);
@@ -53,6 +58,8 @@ class Network {
  private:
   struct Link {
     int64_t up_cut_until_ns = 0, down_cut_until_ns = 0, lossy_until_ns = 0, slow_until_ns = 0, slow_ns = 0, no_new_until_ns = 0;
+    SchedulerEnd* misdirected_to = nullptr;
+    int64_t misdirected_until_ns = 0;
     Random random{0};
   };
   class Stream;

@@ -25,6 +25,11 @@ Random Programs::RandomOf(const pb::AttemptKey& key, int64_t what) const {
   return Random(Fnv1a(Name(key), seed_ ^ kFnv1aBegin) ^ (static_cast<uint64_t>(what) * 0x9e3779b97f4a7c15ull));
 }
 
+std::string Programs::LoadedBy(const pb::AttemptKey& key) const {
+  const auto found = loaded_.find(Name(key));
+  return found == loaded_.end() ? "" : found->second;
+}
+
 void Programs::Start(const pb::Prepare& prepare, int32_t rank, Rank acts) {
   const std::string name = Name(prepare.key());
   const auto [it, added] = gangs_.try_emplace(name);
@@ -35,13 +40,14 @@ void Programs::Start(const pb::Prepare& prepare, int32_t rank, Rank acts) {
     // The job's length does not depend on the attempt.
     Random length(Fnv1a(absl::StrCat(prepare.key().job_uid(), "/", prepare.key().task()), seed_));
     gang.steps = length.Between(1, std::max<int64_t>(1, config_.work_ns / kStepNs));
+    gang.exports = length.OneIn(4);
     Random random = RandomOf(prepare.key(), 0);
     for (const std::string& path : prepare.resume_from()) {
       if (random.OneIn(10)) continue;            // it can't be read
       const auto found = checkpoints_.find(path);
       if (found == checkpoints_.end()) continue;
       gang.from_step = found->second;
-      gang.from_path = path;
+      gang.from_path = loaded_[name] = path;
       break;
     }
   }
@@ -66,6 +72,7 @@ void Programs::Meet(const std::string& name) {
   gang.began_ns = heap_->now_ns();
   // One in twelve ends at once, so soon that its shim writes nothing but how it ended.
   if (Random brief = RandomOf(gang.prepare.key(), -1); brief.OneIn(12)) {
+    Export(&gang);
     for (const auto& [rank, acts] : gang.ranks) {
       heap_->After(brief.Between(0, 20 * kMillisecond), [this, name, rank = rank] {
         const auto there = gangs_.find(name);
@@ -90,6 +97,10 @@ void Programs::Meet(const std::string& name) {
   };
   each(20 * kSecond, &Programs::Report);
   each(random.Between(10 * kSecond, kMinute), &Programs::Checkpoint);
+  heap_->After(std::max<int64_t>(0, work_ns - random.Between(0, 10 * kSecond)), [this, name] {
+    const auto there = gangs_.find(name);
+    if (there != gangs_.end() && !there->second.over) Export(&there->second);
+  });
   // One in eight fails at some time; else each rank ends a little later than another.
   if (random.OneIn(8)) {
     const int32_t rank = static_cast<int32_t>(random.Below(static_cast<uint64_t>(gang.size)));
@@ -120,6 +131,16 @@ void Programs::Report(Gang* gang) {
   if (first == gang->ranks.end() || gang->prepare.task().hang_timeout_ns() == 0) return;   // those say nothing but their checkpoints
   const auto report = first->second.report;
   report(absl::StrCat("{\"step\":", StepNow(*gang), ",\"total_steps\":", gang->steps, "}"));
+}
+
+void Programs::Export(Gang* gang) {
+  const auto first = gang->ranks.find(0);
+  const std::string& directory = gang->prepare.attempt_directory();
+  if (!gang->exports || first == gang->ranks.end() || directory.empty()) return;
+  const std::string staged = directory + "/export-staging";
+  stage(staged, gang->prepare.key());
+  const auto say = first->second.say;
+  say(absl::StrCat("{\"export\":{\"staged\":\"", staged, "\",\"target\":\"model-of-", gang->prepare.key().task(), "\"}}"));
 }
 
 void Programs::Checkpoint(Gang* gang) {

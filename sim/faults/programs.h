@@ -28,9 +28,14 @@ class Programs {
 
   Programs(const Config& config, uint64_t seed, Heap* heap) : config_(config), seed_(seed), heap_(heap) {}
 
+  // A program has written its export there, whole, and will say so.
+  std::function<void(const std::string& staged, const pb::AttemptKey& by)> stage;
+
   void Start(const pb::Prepare& prepare, int32_t rank, Rank acts);
   void Terminate(const pb::AttemptKey& key, int32_t rank);   // SIGTERM: a checkpoint, then exit 0; some ignore it
   void Dead(const pb::AttemptKey& key, int32_t rank);        // however it ended
+  // The checkpoint that it resumed from; empty: none.
+  std::string LoadedBy(const pb::AttemptKey& key) const;
   // Once it has begun nothing more is heard of it. One in four of those that have a hang_timeout.
   bool Hangs(const pb::AttemptKey& key, const pb::TaskSpec& task) const { return task.hang_timeout_ns() > 0 && RandomOf(key, -2).OneIn(4); }
 
@@ -45,12 +50,14 @@ class Programs {
     int64_t from_step = 0;               // resumed
     std::string from_path;
     int64_t steps = 0;                   // in all
+    bool exports = false;
   };
 
   Random RandomOf(const pb::AttemptKey& key, int64_t what) const;
   void Meet(const std::string& name);
   void Checkpoint(Gang* gang);
   void Report(Gang* gang);
+  void Export(Gang* gang);                                   // one in four tasks does
   int64_t StepNow(const Gang& gang) const;
 
   const Config config_;
@@ -58,6 +65,7 @@ class Programs {
   Heap* const heap_;
   std::map<std::string, Gang> gangs_;
   std::map<std::string, int64_t> checkpoints_;   // step by path
+  std::map<std::string, std::string> loaded_;    // path by attempt
 };
 
 }  // namespace muster::sim::faults

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,8 @@ namespace {
 
 constexpr char kFlavour[] = "h100-80g";
 constexpr int64_t kClientPatienceNs = 8 * kSecond;
+// Numbers given away after an adoption are told from those of the next by the seconds between them (scheduler/state/apply.cc).
+constexpr int64_t kApartNs = 2 * kSecond;
 
 // The hosts' state directories, on a file system in memory where there is one.
 class Workplace {
@@ -67,7 +70,11 @@ class World {
   void Inject(const Fault& fault);
   void Reboot(int32_t host, int64_t down_ns, bool forget);
   void ConfirmOff(int32_t host);
+  bool JustAdopted() const { return restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < kApartNs; }
   void Restore(const Database& backup);
+  // The store is another's from now on: what it doesn't know was never said.
+  void Adopted();
+  void Clone(int64_t both_ns);
   // Once, with the store as it was when the gang's first host was told to prepare, and with the word to start on its way.
   void RestoreAtStart();
   void HealAll();
@@ -82,6 +89,7 @@ class World {
   Network network_;
   Scheduler::Setup setup_;
   Database database_;
+  std::vector<std::unique_ptr<Database>> originals_;     // of which it is a copy, each with a scheduler that goes on
   std::vector<std::unique_ptr<Machine>> machines_;
   std::vector<std::unique_ptr<SimAgent>> agents_;
   std::vector<std::unique_ptr<Scheduler>> schedulers_;   // the newest last; dead ones stay until the end
@@ -95,6 +103,12 @@ World::World(const Config& config, uint64_t seed, const std::vector<Fault>& faul
     : faults_(faults), seed_(seed), shared_(config, seed), random_(seed * 0x2545f4914f6cdd1dull + 7), network_(&shared_, config.hosts, seed ^ 0x1234567) {
   shared_.checker.set_lease_ns(config.lease_ns);
   shared_.checker.hangs = [this](const pb::AttemptKey& key, const pb::TaskSpec& task) { return shared_.programs.Hangs(key, task); };
+  shared_.checker.loaded_by = [this](const pb::AttemptKey& key) { return shared_.programs.LoadedBy(key); };
+  shared_.storage = workplace_.path() + "/storage";
+  shared_.programs.stage = [this](const std::string& staged, const pb::AttemptKey& by) {
+    std::filesystem::create_directories(shared_.storage + staged);
+    std::ofstream(shared_.storage + staged + "/by") << Checker::Text(by);
+  };
   database_.store_id = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
   if (config.sqlite > 0 && seed % static_cast<uint64_t>(config.sqlite) == 0) database_.sqlite = workplace_.path() + "/store";
   began_ns_ = shared_.heap.now_ns();
@@ -258,8 +272,8 @@ void World::Submit(size_t i) {
         submitted->set_idempotency_key(users_[i].key);
         return events;
       },
-      [this, i, number](absl::Status status) {
-        if (!status.ok()) return;
+      [this, i, number, scheduler](absl::Status status) {
+        if (!status.ok() || scheduler->alone()) return;
         shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(), users_[i].key, *number);
         if (!random_.OneIn(10)) users_[i].number = *number;   // else the reply is lost, and the user tries again
       });
@@ -285,8 +299,8 @@ void World::Cancel(size_t i) {
           events[0].mutable_job_cancel()->set_number(number);
           return events;
         },
-        [this, i, number](absl::Status status) {
-          if (!status.ok()) return;
+        [this, i, number, scheduler](absl::Status status) {
+          if (!status.ok() || scheduler->alone()) return;
           users_[i].cancelled = true;
           ++shared_.counters["cancels"];
           shared_.checker.OnAcknowledgedCancel(shared_.heap.now_ns(), number);
@@ -390,9 +404,7 @@ void World::ConfirmOff(int32_t host) {
 // What was acknowledged since the backup is gone: the users see that, and say it again.
 void World::Restore(const Database& backup) {
   if (healed_) return;
-  // Numbers given away after an adoption are told from those of the next by the seconds between them (scheduler/state/apply.cc).
-  constexpr int64_t kApartNs = 2 * kSecond;
-  if (restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < kApartNs) return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
+  if (JustAdopted()) return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
   restored_ns_ = shared_.heap.now_ns();
   ++shared_.counters["backups restored"];
   for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) scheduler->Die();
@@ -401,6 +413,10 @@ void World::Restore(const Database& backup) {
   database_.epoch = backup.epoch;
   database_.instance = backup.instance;
   database_.adopt = true;
+  Adopted();
+}
+
+void World::Adopted() {
   shared_.checker.OnRestored(database_.rows, database_.last_commit);
   for (size_t i = 0; i < users_.size(); ++i) {
     User& user = users_[i];
@@ -414,6 +430,34 @@ void World::Restore(const Database& backup) {
     user.number = 0;
     shared_.heap.After(random_.Between(kSecond, kClientPatienceNs), [this, i] { Submit(i); });
   }
+}
+
+// An operator moves the scheduler to another machine, with its store, and forgets to stop the old one for a time. Who reaches that one only
+// is served by it, as far as anybody there can tell rightly.
+void World::Clone(int64_t both_ns) {
+  Scheduler* const old = current();
+  if (old == nullptr || JustAdopted() || !database_.sqlite.empty() || shared_.heap.now_ns() < database_.full_until_ns) return;
+  ++shared_.counters["stores cloned"];
+  restored_ns_ = shared_.heap.now_ns();
+  Database& original = *originals_.emplace_back(std::make_unique<Database>(database_));
+  original.dies_before = original.dies_after = original.fails = original.fails_done = 0;
+  old->ServeAlone(&original);
+  database_.adopt = true;
+  Adopted();
+  StartScheduler();
+  const int64_t until_ns = shared_.heap.now_ns() + both_ns;
+  for (int32_t h = 0; h < shared_.config.hosts; ++h) {
+    if (random_.OneIn(2)) agents_[h]->Reconnect(/*silently=*/true);
+    if (random_.OneIn(4)) network_.KeepFromNew(h, until_ns);
+    if (!random_.OneIn(8)) continue;
+    // It finds its way back.
+    shared_.heap.After(random_.Between(0, both_ns), [this, h, old, until_ns] {
+      if (!old->alive() || healed_) return;
+      network_.Misdirect(h, old, until_ns);
+      agents_[h]->Reconnect();
+    });
+  }
+  shared_.heap.At(until_ns, [old] { old->Die(); });
 }
 
 void World::RestoreAtStart() {
@@ -519,6 +563,7 @@ void World::Inject(const Fault& fault) {
         shared_.heap.After(fault.duration_ns, [this, backup = database_] { Restore(backup); });
       }
       return;
+    case FaultKind::kClone: return Clone(fault.duration_ns);
     case FaultKind::kHostClock: return machine.JumpClock(fault.value);
     case FaultKind::kLaunchFails: machine.launch_fails_until_ns = until_ns; return;
     case FaultKind::kLateShims:
@@ -537,6 +582,9 @@ void World::Inject(const Fault& fault) {
       return;
     case FaultKind::kPauseAgent: return agents_[fault.host]->Pause(until_ns);
     case FaultKind::kPauseShims: return machine.PauseShims(until_ns);
+    case FaultKind::kSleep:
+      agents_[fault.host]->Pause(until_ns);
+      return machine.Sleep(until_ns);
     case FaultKind::kEditQueues: return ApplyQueues(DrawQueues(static_cast<uint64_t>(fault.value)));
     case FaultKind::kDrain:
       Drain(machine.full_name(), true);
@@ -547,6 +595,9 @@ void World::Inject(const Fault& fault) {
 
 void World::HealAll() {
   healed_ = true;
+  for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) {
+    if (scheduler->alone()) scheduler->Die();
+  }
   database_.dies_before = database_.dies_after = database_.fails = database_.fails_done = database_.full_until_ns = 0;
   for (const auto& machine : machines_) machine->disk_full_until_ns = machine->launch_fails_until_ns = machine->late_shims_until_ns = 0;
   for (size_t h = 0; h < machines_.size(); ++h) {

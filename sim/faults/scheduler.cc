@@ -39,16 +39,20 @@ class Scheduler::SchedulerClock final : public Clock {
 class Scheduler::FaultyStore final : public Store {
  public:
   FaultyStore(Shared* shared, Database* database, std::unique_ptr<SqliteStore> real)
-      : shared_(shared), database_(*database), real_(std::move(real)), epoch_(database->epoch), instance_(database->instance) {}
+      : shared_(shared), database_(database), real_(std::move(real)), epoch_(database->epoch), instance_(database->instance) {}
 
-  bool Owns() const { return database_.epoch == epoch_ && database_.instance == instance_; }
+  bool Owns() const { return database_->epoch == epoch_ && database_->instance == instance_; }
+  void ServeAlone(Database* its_own) {
+    database_ = its_own;
+    alone_ = true;
+  }
   absl::Status Commit(const Transaction& transaction) override {
     if (failed_) return absl::FailedPreconditionError("the store failed before");
-    if (Due(&database_.dies_before)) Die("schedulers killed before a commit");
-    if (shared_->heap.now_ns() < database_.full_until_ns) return Fails("commits that failed: disk full", absl::ResourceExhaustedError("database or disk is full"));
-    if (Due(&database_.fails)) return Fails("commits that failed without effect", absl::InternalError("disk I/O error"));
+    if (Due(&database_->dies_before)) Die("schedulers killed before a commit");
+    if (shared_->heap.now_ns() < database_->full_until_ns) return Fails("commits that failed: disk full", absl::ResourceExhaustedError("database or disk is full"));
+    if (Due(&database_->fails)) return Fails("commits that failed without effect", absl::InternalError("disk I/O error"));
     if (!Owns()) return Fails("commits of a stale scheduler refused", absl::AbortedError("another musterd has taken over the store"));
-    MUSTER_CHECK(transaction.commit == database_.last_commit + 1);
+    MUSTER_CHECK(transaction.commit == database_->last_commit + 1);
     if (real_ != nullptr) {
       if (absl::Status status = real_->Commit(transaction); !status.ok()) {
         shared_->checker.Violate(shared_->heap.now_ns(), "the real store refuses a commit: " + status.ToString());
@@ -56,19 +60,23 @@ class Scheduler::FaultyStore final : public Store {
         return status;
       }
     }
-    database_.last_commit = transaction.commit;
+    database_->last_commit = transaction.commit;
     for (const RowChange& row : transaction.rows) {
       if (row.bytes.has_value()) {
-        database_.rows[{row.kind, row.id}] = *row.bytes;
+        database_->rows[{row.kind, row.id}] = *row.bytes;
       } else {
-        database_.rows.erase({row.kind, row.id});
+        database_->rows.erase({row.kind, row.id});
       }
     }
-    database_.adopt = false;
+    database_->adopt = false;
     for (const std::string& event : transaction.events) shared_->Digest(event);
-    shared_->checker.OnCommit(transaction, shared_->heap.now_ns());
-    if (Due(&database_.fails_done)) return Fails("commits that failed with effect", absl::InternalError("disk I/O error"));
-    if (Due(&database_.dies_after)) Die("schedulers killed after a commit");
+    if (alone_) {
+      shared_->checker.OnCommitAlone(transaction);
+    } else {
+      shared_->checker.OnCommit(transaction, shared_->heap.now_ns());
+    }
+    if (Due(&database_->fails_done)) return Fails("commits that failed with effect", absl::InternalError("disk I/O error"));
+    if (Due(&database_->dies_after)) Die("schedulers killed after a commit");
     return absl::OkStatus();
   }
 
@@ -84,7 +92,8 @@ class Scheduler::FaultyStore final : public Store {
   }
 
   Shared* const shared_;
-  Database& database_;
+  Database* database_;
+  bool alone_ = false;
   const std::unique_ptr<SqliteStore> real_;  // nullptr: none
   const uint64_t epoch_;
   const std::string instance_;
@@ -108,7 +117,11 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   session_options.lease_ns = shared_->config.lease_ns;
   session_options.heartbeat_ns = shared_->config.heartbeat_ns;
   session_options.adopts = adopts;
-  session_options.on_restored = [this](uint64_t, uint64_t) { shared_->checker.Violate(shared_->heap.now_ns(), "contract 19: a store that nobody restored is taken for a backup"); };
+  session_options.on_restored = [this](uint64_t, uint64_t) {
+    if (!alone_) shared_->checker.Violate(shared_->heap.now_ns(), "contract 19: a store that nobody restored is taken for a backup");
+    ++shared_->counters["schedulers that an agent told of a cloned store"];
+    read_only_ = true;
+  };
   session_options.new_id = [this] { return NewId(&random_); };
   sessions_ = std::make_unique<Sessions>(session_options, clock_.get());
   EngineOptions options;
@@ -140,7 +153,7 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
     engine_->Post(std::move(applied));
   }
   engine_->Observe([this](const StepRecord& step) {
-    shared_->checker.OnPlan(shared_->heap.now_ns(), *step.view->plan);
+    if (!alone_) shared_->checker.OnPlan(shared_->heap.now_ns(), *step.view->plan);
     if (random_.OneIn(200)) Compare();
   });
   network_->Listen(this);
@@ -178,7 +191,13 @@ std::unique_ptr<SqliteStore> Scheduler::Open() {
   return *std::move(store);
 }
 
-bool Scheduler::owns_store() const { return alive() && store_->Owns(); }
+bool Scheduler::owns_store() const { return alive() && !alone_ && store_->Owns(); }
+
+void Scheduler::ServeAlone(Database* its_own) {
+  database_ = its_own;
+  alone_ = true;
+  store_->ServeAlone(its_own);
+}
 
 template <typename F>
 void Scheduler::Guard(F f) {
@@ -225,11 +244,14 @@ void Scheduler::Closed(const AgentStream* stream) {
 }
 
 void Scheduler::Sends(int32_t host, const pb::SchedulerMessage& message) {
+  if (read_only_ && !message.has_refused()) {
+    shared_->checker.Violate(shared_->heap.now_ns(), absl::StrCat("contract 19: goes on although an agent has seen a later store: ", message.ShortDebugString()));
+  }
   if (owns_store()) {
     shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
     if (shared_->sends != nullptr) shared_->sends(message);
   } else {
-    shared_->checker.OnStaleDispatch(shared_->heap.now_ns(), name_of(host), message);
+    shared_->checker.OnStaleDispatch(shared_->heap.now_ns(), name_of(host), message, alone_);
   }
 }
 

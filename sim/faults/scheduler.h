@@ -51,6 +51,9 @@ class Scheduler final : public Network::SchedulerEnd {
 
   bool alive() const { return engine_ != nullptr; }
   bool owns_store() const;
+  // From now on it serves a store of its own, a copy of which is the one that counts: nothing that it acknowledges does.
+  void ServeAlone(Database* its_own);
+  bool alone() const { return alone_; }
   Engine* engine() { return engine_.get(); }
   void Die();                                        // SIGKILL
   void Pause(int64_t until_ns);                      // SIGSTOP; what comes meanwhile is taken in later
@@ -78,13 +81,15 @@ class Scheduler final : public Network::SchedulerEnd {
   std::unique_ptr<SqliteStore> Open();
 
   Shared* const shared_;
-  Database* const database_;
+  Database* database_;
   Network* const network_;
   const std::string refused_plans_;
   const std::function<void(Scheduler*)> died_;
   Random random_;
   int64_t wall_offset_ns_ = 0;
   Standstill pause_{&shared_->heap};
+  bool alone_ = false;
+  bool read_only_ = false;                     // an agent has seen a later store than this one
   bool step_planned_ = false;
   bool stepping_ = false;
   int64_t look_ns_ = INT64_MAX;

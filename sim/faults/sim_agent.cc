@@ -4,7 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/base/check.h"
+#include "common/base/files.h"
 
 namespace muster::sim::faults {
 namespace {
@@ -30,6 +33,21 @@ absl::StatusOr<agent::Claim> FaultyFiles::ClaimStopped(const agent::AttemptRecor
   if (!status.ok()) return status;
   if (*claim == agent::Claim::kStarted) ++counters_["stops that lost the claim"];
   return claim;
+}
+
+// On the storage of this world, which the rest of it calls /shared.
+absl::Status FaultyFiles::Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) {
+  agent::AttemptRecord here = record;
+  here.prepare.set_job_directory(shared_->storage + record.prepare.job_directory());
+  const absl::Status status = Do([&] {
+    const absl::Status done = files_->Publish(here, shared_->storage + staged, target);
+    if (done.ok()) {
+      const std::string by = ReadFile(absl::StrCat(here.prepare.job_directory(), "/", target, "/by")).value_or("");
+      shared_->checker.OnPublished(shared_->heap.now_ns(), machine_->full_name(), record.prepare.key(), by);
+    }
+    return done;
+  });
+  return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{shared_->storage, ""}}));
 }
 
 SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host, pb::Inventory inventory)
@@ -65,13 +83,14 @@ void SimAgent::Pause(int64_t until_ns) {
 
 void SimAgent::Start() {
   if (runs() || !machine_->on()) return;
+  if (machine_->asleep()) return shared_->heap.At(machine_->asleep_until_ns(), [this] { Start(); });
   ++life_;
   absl::StatusOr<std::unique_ptr<agent::StateDirectory>> state = agent::StateDirectory::Open(machine_->state_directory());
   MUSTER_CHECK_MSG(state.ok(), state.status().ToString().c_str());
   state_ = *std::move(state);
   absl::StatusOr<std::vector<agent::AttemptRecord>> records = state_->Load();
   MUSTER_CHECK_MSG(records.ok(), records.status().ToString().c_str());
-  files_ = std::make_unique<FaultyFiles>(state_.get(), machine_, &dies_in_, &shared_->counters);
+  files_ = std::make_unique<FaultyFiles>(state_.get(), machine_, &dies_in_, shared_);
   reconciler_ = std::make_unique<agent::Reconciler>(agent::Identity{machine_->cluster(), machine_->name(), state_->state_id(), machine_->boot_id()},
                                                     *std::move(records), state_->seen(), files_.get(), machine_, this);
   Guard([&] { WatchAttempts(true); });

@@ -23,8 +23,8 @@ struct AgentDies {};
 // The state directory with a full disk and deaths between its calls.
 class FaultyFiles final : public agent::Files {
  public:
-  FaultyFiles(agent::Files* files, Machine* machine, int64_t* dies_in, Counters* counters)
-      : files_(files), machine_(machine), dies_in_(dies_in), counters_(*counters) {}
+  FaultyFiles(agent::Files* files, Machine* machine, int64_t* dies_in, Shared* shared)
+      : files_(files), machine_(machine), dies_in_(dies_in), shared_(shared), counters_(shared->counters) {}
 
   absl::Status PersistPrepared(const agent::AttemptRecord& record, bool durable) override;
   absl::StatusOr<agent::Claim> ClaimStopped(const agent::AttemptRecord& record) override;
@@ -33,9 +33,7 @@ class FaultyFiles final : public agent::Files {
   absl::Status PersistOutcome(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistOutcome(record); }); }
   absl::Status PersistSeen(const agent::Seen& seen, bool synced) override { return Do([&] { return files_->PersistSeen(seen, synced); }, /*acts=*/false); }
   absl::Status Forget(const agent::AttemptId& id) override { return Do([&] { return files_->Forget(id); }); }
-  absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) override {
-    return Do([&] { return files_->Publish(record, staged, target); });
-  }
+  absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) override;
 
  private:
   // acts: it has an effect that a command wanted.
@@ -61,6 +59,7 @@ class FaultyFiles final : public agent::Files {
   agent::Files* const files_;
   Machine* const machine_;
   int64_t* const dies_in_;                    // uses of files; 0: it doesn't
+  Shared* const shared_;
   Counters& counters_;
 };
 

@@ -9,6 +9,7 @@ where it was, but for the slice that it was in, and a target that has enough is 
 --quick: the targets as they were built with the tests, which mutate their corpora without looking at branches, 20,000 runs each.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -20,7 +21,9 @@ from figures import figure
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 TALLY = ROOT / "tests/fuzz/tally.json"
-RUNS, SLICE_S = 10_000_000, 240
+RUNS, SLICE_S = 10_000_000, 300
+# Bytes, of every so many slices: most branches are a few bytes away from another input, and a short one takes a quarter of a long one's time.
+LONG, SHORT, LONG_EVERY = 4096, 512, 8
 
 
 def quick(targets: list[str]) -> list[dict]:
@@ -36,13 +39,14 @@ def long(targets: list[str]) -> list[dict]:
     """Adds to what tests/fuzz/tally.json says was executed before, a slice at a time, until each target has RUNS or crashed."""
     tally = json.loads(TALLY.read_text())
     crashed = set()
-    while True:
+    for number in itertools.count(1):
         short = sorted((tally.get(target, {}).get("runs", 0), target) for target in targets if target not in crashed)
         short = [target for runs, target in short if runs < RUNS][: os.cpu_count()]
         if not short:
             return [{"target": target, **tally[target], "crashed": target in crashed} for target in targets]
         left = RUNS - min(tally.get(target, {}).get("runs", 0) for target in short)
-        run = subprocess.run([ROOT / "bench/fuzz.sh", "--runs", str(left), "--seconds", str(SLICE_S), *short], stdout=subprocess.PIPE, text=True)
+        limits = ["--runs", str(left), "--seconds", str(SLICE_S), "--max-len", str(SHORT if number % LONG_EVERY else LONG)]
+        run = subprocess.run([ROOT / "bench/fuzz.sh", *limits, *short], stdout=subprocess.PIPE, text=True)
         if not run.stdout:
             sys.exit("bench/fuzz.sh said nothing; its reason is above")
         for line in run.stdout.splitlines():

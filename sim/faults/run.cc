@@ -21,8 +21,9 @@ namespace {
 
 constexpr char kFlavour[] = "h100-80g";
 constexpr int64_t kClientPatienceNs = 8 * kSecond;
-// Numbers given away after an adoption are told from those of the next by the seconds between them (scheduler/state/apply.cc).
-constexpr int64_t kApartNs = 2 * kSecond;
+// Numbers given away after an adoption are told from those of the next by the seconds between them (scheduler/state/apply.cc). Where the one
+// before goes on, it may give away some more of its own.
+constexpr int64_t kApartNs = 2 * kSecond, kApartFromOriginalNs = 30 * kSecond;
 
 // The hosts' state directories, on a file system in memory where there is one.
 class Workplace {
@@ -70,7 +71,7 @@ class World {
   void Inject(const Fault& fault);
   void Reboot(int32_t host, int64_t down_ns, bool forget);
   void ConfirmOff(int32_t host);
-  bool JustAdopted() const { return restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < kApartNs; }
+  bool JustAdopted(int64_t apart_ns) const { return restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < apart_ns; }
   void Restore(const Database& backup);
   // The store is another's from now on: what it doesn't know was never said.
   void Adopted();
@@ -404,7 +405,7 @@ void World::ConfirmOff(int32_t host) {
 // What was acknowledged since the backup is gone: the users see that, and say it again.
 void World::Restore(const Database& backup) {
   if (healed_) return;
-  if (JustAdopted()) return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
+  if (JustAdopted(kApartNs)) return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
   restored_ns_ = shared_.heap.now_ns();
   ++shared_.counters["backups restored"];
   for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) scheduler->Die();
@@ -436,7 +437,7 @@ void World::Adopted() {
 // is served by it, as far as anybody there can tell rightly.
 void World::Clone(int64_t both_ns) {
   Scheduler* const old = current();
-  if (old == nullptr || JustAdopted() || !database_.sqlite.empty() || shared_.heap.now_ns() < database_.full_until_ns) return;
+  if (old == nullptr || JustAdopted(kApartFromOriginalNs) || !database_.sqlite.empty() || shared_.heap.now_ns() < database_.full_until_ns) return;
   ++shared_.counters["stores cloned"];
   restored_ns_ = shared_.heap.now_ns();
   Database& original = *originals_.emplace_back(std::make_unique<Database>(database_));

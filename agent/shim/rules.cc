@@ -10,12 +10,14 @@ bool MayStart(Claim claim, std::string_view prepared_boot_id, std::string_view b
 
 bool InTime(const Fence& fence, int64_t now_ns) { return !fence.Passed(now_ns); }
 
-bool Rules::Stop(int64_t grace_ns, int64_t from_ns) {
-  kill_at_ns_ = std::min(kill_at_ns_, from_ns + grace_ns);
+bool Rules::Stop(int64_t grace_ns, int64_t now_ns) {
+  kill_at_ns_ = std::min(kill_at_ns_, now_ns + grace_ns);
   if (stop_sent_) return false;
   stop_sent_ = true;
   return grace_ns > 0;
 }
+
+bool Rules::StopByFence(const Fence& fence, int64_t grace_ns) { return Stop(grace_ns, fence.due_ns()); }
 
 bool Rules::Exited(int32_t rank, int exit_code, int signal, std::string detail, int64_t wall_ns, int64_t now_ns, bool own, bool oom) {
   if (!exits_.emplace(rank, Exit{rank, exit_code, signal, wall_ns, std::move(detail), own, oom}).second) return false;

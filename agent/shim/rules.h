@@ -41,9 +41,10 @@ class Rules {
  public:
   explicit Rules(int64_t failure_kill_ns) : failure_kill_ns_(failure_kill_ns) {}
 
-  // An order to stop, however often; repeated orders only ever shorten the time. True: SIGTERM is to be sent now. `from_ns`: since when
-  // the grace runs. That of a fence runs since it was due, not since it was seen: whoever waits for it counts so, also while this slept.
-  bool Stop(int64_t grace_ns, int64_t from_ns);
+  // An order to stop, however often; repeated orders only ever shorten the time. True: SIGTERM is to be sent now.
+  bool Stop(int64_t grace_ns, int64_t now_ns);
+  // Its fence has passed. The grace runs since that was due, not since it was seen: whoever waits for it counts so, also while this slept.
+  bool StopByFence(const Fence& fence, int64_t grace_ns);
   // A process ended. The first outcome of a rank wins: false, and nothing changes, if there is one.
   bool Exited(int32_t rank, int exit_code, int signal, std::string detail, int64_t wall_ns, int64_t now_ns, bool own = false, bool oom = false);
   // True once, when the time to SIGKILL has come.

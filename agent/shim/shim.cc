@@ -39,6 +39,7 @@ constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics 
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
+constexpr int64_t kFenceInterval = 1'000 * kMillisecond;    // how often the fence is looked at where no alarm can be set
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 
 // All shims of a host share one log.
@@ -93,8 +94,8 @@ class Shim {
   void ReadStop();
   bool Fenced();
   bool Late() { return Fenced() && !InTime(fence_, SteadyNs()); }
-  void Stop(int64_t grace_ns, int64_t from_ns);
-  void SetAlarm(int64_t at_ns);
+  void Stop(int64_t grace_ns);
+  bool SetAlarm(int64_t at_ns);
   void SignalAll(int signal);
   bool AnyLeft();
   void Loop();
@@ -375,17 +376,19 @@ void Shim::SignalAll(int signal) {
   }
 }
 
-void Shim::Stop(int64_t grace_ns, int64_t from_ns) {
-  if (rules_.Stop(grace_ns, from_ns)) SignalAll(SIGTERM);
+void Shim::Stop(int64_t grace_ns) {
+  if (rules_.Stop(grace_ns, SteadyNs())) SignalAll(SIGTERM);
 }
 
 // poll's clock stands still while the machine sleeps. A fence's doesn't, and who wakes after it may not run on until poll returns.
-void Shim::SetAlarm(int64_t at_ns) {
-  if (alarm_ < 0 || at_ns == alarm_ns_) return;
-  alarm_ns_ = at_ns;
+// False: it can't be set.
+bool Shim::SetAlarm(int64_t at_ns) {
+  if (alarm_ < 0 || at_ns == alarm_ns_) return true;
   itimerspec when{};                             // never
   if (at_ns != kNever) when.it_value = {at_ns / 1'000'000'000, at_ns % 1'000'000'000};
-  ::timerfd_settime(alarm_, TFD_TIMER_ABSTIME, &when, nullptr);
+  if (::timerfd_settime(alarm_, TFD_TIMER_ABSTIME, &when, nullptr) != 0) return false;
+  alarm_ns_ = at_ns;
+  return true;
 }
 
 void Shim::ReadStop() {
@@ -397,7 +400,7 @@ void Shim::ReadStop() {
     Say("stop: " + (failed != 0 ? std::string(strerror(failed)) : error));
     return;
   }
-  Stop(stop.grace_ns, SteadyNs());
+  Stop(stop.grace_ns);
 }
 
 // The agent puts the fence off in a file, which is read when it is due.
@@ -414,7 +417,7 @@ void Shim::ReadSignals() {
   bool look = false;
   while (::read(signals_, &info, sizeof info) == sizeof info) {
     if (info.ssi_signo == SIGUSR1) look = true;
-    if (info.ssi_signo == SIGTERM) Stop(spec_.grace_ns, SteadyNs());
+    if (info.ssi_signo == SIGTERM) Stop(spec_.grace_ns);
   }
   if (look) ReadStop();
 }
@@ -494,13 +497,14 @@ void Shim::Loop() {
   while (AnyLeft()) {
     if (!fenced_ && Fenced()) {
       fenced_ = true;
-      Stop(spec_.grace_ns, fence_.due_ns());
+      if (rules_.StopByFence(fence_, spec_.grace_ns)) SignalAll(SIGTERM);
     }
     const int64_t now = SteadyNs();
     if (rules_.KillNow(now)) SignalAll(SIGKILL);
     int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
-    SetAlarm(rules_.killed() ? kNever : fenced_ ? rules_.kill_at_ns() : std::min(fence_.due_ns(), rules_.kill_at_ns()));
+    const int64_t alarm_ns = rules_.killed() ? kNever : fenced_ ? rules_.kill_at_ns() : std::min(fence_.due_ns(), rules_.kill_at_ns());
+    if (!SetAlarm(alarm_ns)) wake = std::min(wake, now + kFenceInterval);
     if (!pending_events_.empty()) {
       if (now >= events_due_ns_) {
         WriteEvents(/*durable=*/false);

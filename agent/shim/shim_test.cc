@@ -388,8 +388,8 @@ TEST_P(ShimTest, ItsFenceStopsItUnlessTheAgentPutsItOff) {
 // As after a machine's sleep: whoever waits for the fence knows nothing of that.
 TEST_P(ShimTest, TheGraceOfAFenceRunsWhileTheShimStandsStill) {
   Script("trap '' TERM; touch $D/up; while true; do sleep 0.05; done");
-  spec_.fence_after_ns = 500'000'000;
-  spec_.grace_ns = 2'500'000'000;
+  spec_.fence_after_ns = 2'000'000'000;
+  spec_.grace_ns = 2'000'000'000;
   spec_.renewed_ns = BootNs();
   Start();
   ASSERT_TRUE(Eventually([&] { return Exists("up"); }));

@@ -39,7 +39,7 @@ void AddAdmin(CLI::App& root, Session& session) {
   add("backup", "Copy the store into a new file, while musterd runs or not", "The new file", true);
   add("verify", "Check the store, or a backup: checksums, commits, rows against the journal", "A backup; else the store of data_dir", false);
   add("replay", "Decide the whole journal again and compare each plan", "A backup, or a folder of refused-plans; else the store of data_dir", false);
-  add("adopt-restored", "Start musterd on a backup that was put in place, and go on from it", nullptr, false);
+  add("adopt-restored", "Start musterd on a backup or a copy that was put in place, and go on from it", nullptr, false);
 }
 
 }  // namespace muster

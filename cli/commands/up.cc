@@ -18,7 +18,7 @@ namespace {
 struct UpOptions {
   std::string data_dir, listen;
   int slots = 0;
-  bool detach = false, stop_jobs = false;
+  bool detach = false, stop_jobs = false, adopt_restored = false;
 };
 
 // Where the outcome of a start goes: the screen, or for --detach the waiting parent.
@@ -38,6 +38,7 @@ absl::StatusOr<UpPlan> PlanFor(const UpOptions& options) {
   if (plan.server.rfind("unix:///", 0) != 0) return absl::InvalidArgumentError(absl::StrCat("--listen ", plan.server, ": only unix:///path yet; the network needs TLS, which is not there yet"));
   plan.binaries_dir = ExecutableDirectory();
   plan.slots = options.slots;
+  plan.adopt_restored = options.adopt_restored;
   return plan;
 }
 
@@ -219,6 +220,7 @@ void AddUp(CLI::App& root, Session& session) {
   up->add_option("--slots", options->slots, "Declare so many CPU slots as stand-ins for GPUs; default: only where there is no GPU, one a core")->check(CLI::Range(1, 1024));
   up->add_flag("-d,--detach", options->detach, "In the background; muster down ends it");
   up->add_flag("--stop-jobs", options->stop_jobs, "Stop the jobs, too, when it ends");
+  up->add_flag("--adopt-restored", options->adopt_restored, "Go on, once, from a store that was copied or restored here (the original is stopped for good)");
   up->callback([&session, options] { session.command = [&session, options] { return Up(session, *options); }; });
 
   CLI::App* down = root.add_subcommand("down", "End what muster up started; running jobs go on");

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/files.h"
@@ -30,6 +31,8 @@ absl::Status Child::Start() {
   int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   std::vector<char*> argv = {program_.data()};  // made before the fork: nothing may be allocated after it
   for (std::string& argument : arguments_) argv.push_back(argument.data());
+  std::string once = std::exchange(once_, "");
+  if (!once.empty()) argv.push_back(once.data());
   argv.push_back(nullptr);
   pid_t parent = getpid();
   pid_t pid = _Fork();  // fork() would run gRPC's handlers, which wait for its threads

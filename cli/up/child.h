@@ -19,6 +19,7 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   absl::Status Start();                 // may be called again once it has ended
+  void AlsoOnce(std::string argument) { once_ = std::move(argument); }   // at the next start only
   bool Running();                       // reaps it
   void Stop(int grace_ms);              // SIGTERM, then SIGKILL; returns when it is gone
   const std::string& name() const { return name_; }
@@ -30,6 +31,7 @@ class Child {
 
   std::string program_, name_, log_path_, ending_;
   std::vector<std::string> arguments_;
+  std::string once_;
   off_t log_begin_ = 0;
   pid_t pid_ = -1;
 };

@@ -145,6 +145,7 @@ absl::Status Supervisor::Start() {
   }
   agent_ = std::make_unique<Child>(plan_.binaries_dir + "/muster-agent", arguments, plan_.data_dir + "/logs/agent.log");
 
+  if (plan_.adopt_restored) daemon_->AlsoOnce("--adopt-restored");
   if (absl::Status status = daemon_->Start(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(plan_.server);
   if (!client.ok()) return client.status();

@@ -16,6 +16,7 @@ struct UpPlan {
   std::string server;        // unix:///path
   std::string binaries_dir;  // musterd, muster-agent and their like
   int slots = 0;             // stand-ins to declare; 0: what the agent finds
+  bool adopt_restored = false;  // the store below data_dir is a backup or a copy
 };
 
 // Holds <data_dir>/up.lock while it lives, with its pid and server inside: one `muster up` a directory.

@@ -81,6 +81,11 @@ TEST_F(UpTest, AMissingProgramAndAFailingDaemonAreTold) {
   ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && touch muster-shim && rm musterd && printf '#!/bin/sh\\necho the disk is full >&2; exit 3\\n' > musterd && chmod +x *").c_str()), 0);
   EXPECT_EQ(Run("up --detach"), 6);
   EXPECT_THAT(out_, HasSubstr("musterd ended (exit 3). Its last words:\nthe disk is full"));
+  ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && printf '#!/bin/sh\\necho \"$@\" >&2; exit 3\\n' > musterd").c_str()), 0);
+  EXPECT_EQ(Run("up --detach --adopt-restored"), 6);
+  EXPECT_THAT(out_, HasSubstr("--single-user --adopt-restored\n"));
+  EXPECT_EQ(Run("up --detach"), 6);
+  EXPECT_THAT(out_, ::testing::Not(HasSubstr("--adopt-restored")));
 }
 
 }  // namespace

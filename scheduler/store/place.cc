@@ -7,8 +7,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -80,13 +82,21 @@ absl::Status SyncPath(const std::string& path) {
 }
 
 std::string FileIdentity(const std::string& path) {
-  constexpr long kOverlay = 0x794C7630;           // an inode's number may change when its file is first written
+  // Of these an inode's number may change while its file stays: overlay, aufs, vfat, exfat.
+  constexpr long kUnstable[] = {0x794C7630, 0x61756673, 0x4D44, 0x2011BAB0};
   struct statfs info {};
   struct statx file {};
-  if (statfs(path.c_str(), &info) != 0 || info.f_type == kOverlay) return "";
-  if (statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_BTIME, &file) != 0 || (file.stx_mask & STATX_INO) == 0) return "";
+  if (statfs(path.c_str(), &info) != 0 || std::find(std::begin(kUnstable), std::end(kUnstable), info.f_type) != std::end(kUnstable)) return "";
+  if (statx(AT_FDCWD, path.c_str(), 0, STATX_INO | STATX_BTIME, &file) != 0 || (file.stx_mask & STATX_INO) == 0) return "";
   const bool born = (file.stx_mask & STATX_BTIME) != 0;
   return absl::StrCat(file.stx_ino, ".", born ? file.stx_btime.tv_sec : 0, ".", born ? file.stx_btime.tv_nsec : 0);
+}
+
+bool MayBeSameFile(const std::string& identity, const std::string& other) {
+  if (identity.empty() || other.empty() || identity == other) return true;
+  const auto inode = [](const std::string& text) { return text.substr(0, text.find('.')); };
+  const auto unborn = [](const std::string& text) { return text.ends_with(".0.0"); };
+  return inode(identity) == inode(other) && (unborn(identity) || unborn(other));
 }
 
 absl::StatusOr<int> LockDirectory(const std::string& directory) {

@@ -53,8 +53,11 @@ StoreBytes StoreBytesIn(const std::string& directory);
 absl::Status SyncPath(const std::string& path);
 
 // Which file this is, told without opening it: it stays so when the file is written, moved or renamed, and a copy is another one. By inode
-// and time of birth; not by device, whose number may change at a boot. Empty: the file system doesn't say (overlay) or it can't be read.
+// and time of birth, INODE.SECONDS.NANOSECONDS, 0.0 where the file system doesn't tell when it was; not by device, whose number may change at
+// a boot. Empty: inodes say nothing on this file system (overlay, vfat), or it can't be read.
 std::string FileIdentity(const std::string& path);
+// Whether both may be the same file's: one of them empty, or all alike that both know.
+bool MayBeSameFile(const std::string& identity, const std::string& other);
 
 // Takes the lock file of `directory`; the descriptor holds it until closed. FAILED_PRECONDITION names the process that has it.
 absl::StatusOr<int> LockDirectory(const std::string& directory);

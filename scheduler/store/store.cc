@@ -196,32 +196,21 @@ absl::Status SqliteStore::Recover(Recovered* recovered) {
   absl::StatusOr<int64_t> version = QueryInt(db_, "PRAGMA user_version");
   if (!version.ok()) return version.status();
   recovered->created = *version == 0;
+  const std::string file = FileIdentity(absl::StrCat(options_.directory, "/", kStoreFile));
+  if (!recovered->created && *version <= kSchemaVersion && !options_.adopt_restored) {
+    if (absl::Status status = CheckOriginal(file); !status.ok()) return status;
+  }
   if (absl::Status status = Migrate(db_, options_.directory); !status.ok()) return status;
 
   Statement meta;
-  if (absl::Status status = meta.Prepare(db_, "SELECT store_id, epoch, last_commit, instance FROM meta"); !status.ok()) return status;
+  if (absl::Status status = meta.Prepare(db_, "SELECT store_id, epoch, last_commit FROM meta"); !status.ok()) return status;
   absl::StatusOr<bool> row = meta.Next();
   if (!row.ok()) return row.status();
   if (!*row) return absl::DataLossError("meta has no row");
   recovered->store_id = meta.TextColumn(0);
   const uint64_t last_epoch = meta.IntColumn(1);
   last_commit_ = meta.IntColumn(2);
-  const std::string instance = meta.TextColumn(3);
   meta.Reset();
-  const bool is_backup = instance.rfind(kBackupMark, 0) == 0;
-  const std::string file = FileIdentity(absl::StrCat(options_.directory, "/", kStoreFile));
-  const size_t mark = instance.find(kFileMark);
-  const std::string was_in = mark == std::string::npos ? file : instance.substr(mark + sizeof kFileMark - 1);
-  if (is_backup && !options_.adopt_restored) {
-    return absl::FailedPreconditionError(
-        "this is a backup: what was decided after it was made is not in it, and may still run. Start musterd on the newest store, or "
-        "with --adopt-restored to go on from this one");
-  }
-  if (was_in != file && !file.empty() && !options_.adopt_restored) {
-    return absl::FailedPreconditionError(
-        "this is a copy: the store that musterd served last is another file. If that one is served, too, each decides without the other, and "
-        "work runs twice. Start musterd on the original, or, once that is stopped for good, with --adopt-restored on this one");
-  }
   epoch_ = options_.adopt_restored ? AdoptedEpoch(last_epoch, RealClock()->WallNs()) : last_epoch + 1;
   if (!IsId(recovered->store_id)) return absl::DataLossError("meta: the store id is damaged");
   if (absl::Status status = CheckTail(); !status.ok()) return status;
@@ -256,6 +245,22 @@ absl::Status SqliteStore::Recover(Recovered* recovered) {
       },
       this);
   return statements_->Prepare(db_);
+}
+
+// Neither a backup nor a copy. Before anything is migrated: who is refused can go back to what he had.
+absl::Status SqliteStore::CheckOriginal(const std::string& file) {
+  const absl::StatusOr<std::string> instance = QueryText(db_, "SELECT instance FROM meta");
+  if (!instance.ok()) return absl::IsNotFound(instance.status()) ? absl::OkStatus() : instance.status();   // what lacks it is damaged, and called so
+  if (instance->rfind(kBackupMark, 0) == 0) {
+    return absl::FailedPreconditionError(
+        "this is a backup: what was decided after it was made is not in it, and may still run. Start musterd on the newest store, or "
+        "with --adopt-restored to go on from this one");
+  }
+  const size_t mark = instance->find(kFileMark);
+  if (mark == std::string::npos || MayBeSameFile(instance->substr(mark + sizeof kFileMark - 1), file)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this is a copy: the store that musterd served last is another file. If that one is served, too, each decides without the other, and "
+      "work runs twice. Start musterd on the original, or, once that is stopped for good, with --adopt-restored on this one");
 }
 
 // The newest commits as meta counts them are there, contiguous, unharmed; and there is nothing beyond them.

@@ -27,7 +27,7 @@ struct StoreOptions {
   int64_t journal_retention_ns = 86'400'000'000'000;     // 1 d
   int64_t history_retention_ns = 7 * 86'400'000'000'000; // 7 d, of finished jobs
   bool allow_any_file_system = false;                // tests only
-  // Go on from a backup (CONTRACTS 19): the epoch jumps above every one that an agent can have seen. The first commit has to hold
+  // Go on from a backup or a copy (CONTRACTS 19): the epoch jumps above every one that an agent can have seen. The first commit has to hold
   // StoreAdopted; until then the store stays a backup.
   bool adopt_restored = false;
 };
@@ -61,6 +61,7 @@ class SqliteStore : public Store {
   struct Statements;
   SqliteStore(StoreOptions options, int lock_fd, sqlite3* db);
   absl::Status Recover(Recovered* recovered);
+  absl::Status CheckOriginal(const std::string& file);
   absl::Status CheckTail();
   absl::Status CommitOrFail(const Transaction& transaction);
   absl::Status Guard(uint64_t commit);

@@ -29,8 +29,8 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
 }
 
 constexpr char kRestored[] =
-    "the store was restored from a backup: agents have seen a later state of it, so nothing is changed. Start musterd on the newest "
-    "store, or with --adopt-restored to go on from this one";
+    "agents have seen a later state of this store: it was restored from a backup, or a copy of it is served elsewhere. Nothing is changed, and no "
+    "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, with --adopt-restored to go on from this one";
 
 // The agent was told of what this store doesn't hold. What it was told before a restored store was adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
@@ -149,7 +149,7 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
     return absl::StrCat("the agent has served another store (", hello.store_id_seen(), ") and may run its attempts; this one is ",
                         options_.store_id, ". Stop what it runs and give it a fresh --state-dir");
   }
-  if (SeenLater(hello, options_, view)) {
+  if (restored_ || SeenLater(hello, options_, view)) {
     *final = false;
     return kRestored;
   }
@@ -285,9 +285,10 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
 
 void Sessions::SawLater(const pb::Hello& hello) {
   if (hello.epoch_seen() <= seen_epoch_ && hello.commit_seen() <= seen_commit_) return;
+  restored_ = true;
   seen_epoch_ = std::max(seen_epoch_, hello.epoch_seen());
   seen_commit_ = std::max(seen_commit_, hello.commit_seen());
-  LogError("an agent has seen a later state of this store: it was restored from a backup, and nothing is changed any more",
+  LogError("an agent has seen a later state of this store: it was restored from a backup, or a copy is served elsewhere; nothing is changed any more",
            {{"host", Name(hello.cluster(), hello.host())}, {"epoch_seen", hello.epoch_seen()}, {"commit_seen", hello.commit_seen()}});
   engine_->StopServing(kRestored);
   // Who is served here may be what somebody else's store decides about.
@@ -614,7 +615,7 @@ void Sessions::Send(const std::string& cluster, const std::string& host, const p
 }
 
 void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
-  if (seen_epoch_ != 0) return;                    // nothing of this store counts any more
+  if (restored_) return;                           // nothing of this store counts any more
   pb::SessionKey* key = message.mutable_session();
   key->set_store_id(options_.store_id);
   key->set_epoch(options_.epoch);

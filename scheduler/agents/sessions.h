@@ -159,6 +159,7 @@ class Sessions : public AgentLink {
   Stragglers stragglers_;
   std::map<HostId, std::set<std::string>> told_quarantines_;   // in the log
   uint64_t seen_epoch_ = 0, seen_commit_ = 0;     // by agents, of what this store doesn't have; 0: nothing
+  bool restored_ = false;                         // an agent has
 };
 
 }  // namespace muster

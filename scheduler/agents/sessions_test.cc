@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string_view>
 
 #include "common/base/protocol.h"
 #include "scheduler/agents/check_message.h"
@@ -191,6 +192,8 @@ struct RefusalCase {
   bool final;
 };
 
+constexpr char kLater[] = "restored from a backup";
+
 class HelloRefused : public SessionsTest, public ::testing::WithParamInterface<RefusalCase> {};
 
 TEST_P(HelloRefused, WithTheReason) {
@@ -203,7 +206,7 @@ TEST_P(HelloRefused, WithTheReason) {
   EXPECT_EQ(stream->sent[0].refused().final(), GetParam().final);
   EXPECT_EQ(stream->ended->code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(Commits(), 0u) << "it has no effect";
-  EXPECT_FALSE(holder->ended.has_value());
+  EXPECT_EQ(holder->ended.has_value(), std::string_view(GetParam().why) == kLater) << "all are ended where this store is the older one";
   EXPECT_FALSE(sessions_->Receive(stream, Beat()).ok()) << "it is no session";
 }
 
@@ -220,8 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
                       h->set_store_id_seen(kStore);
                       h->set_epoch_seen(kEpoch + 1);
                     },
-                    "restored from a backup", false},
-        RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, "restored from a backup", false},
+                    kLater, false},
+        RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, kLater, false},
         RefusalCase{"NameOfALiveAgent", [](pb::Hello* h) { h->set_host("h1"); }, "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
     [](const auto& info) { return info.param.name; });
 
@@ -850,6 +853,7 @@ TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
   EXPECT_TRUE(served->ended.has_value()) << "whom it serves may be served elsewhere";
   Say(served, Beat());
   EXPECT_EQ(served->sent.size(), told);
+  EXPECT_TRUE(Refused(Open(HelloOf("h1", kStateA)))) << "also who has seen nothing of it: it is to wait before it asks again";
 }
 
 TEST_F(SessionsTest, ARestoredStoreAwaitsItsHostsForALeaseAtMost) {

@@ -15,7 +15,7 @@ from pathlib import Path
 from figures import figure
 
 ROOT = Path(__file__).resolve().parent.parent
-PLANTED = 20                                   # 19 are named by the contracts paper
+PLANTED = 24                                   # 19 are named by the contracts paper
 QUICK = ["ended-after-the-first-gone", "reply-before-commit"]
 
 

@@ -111,14 +111,16 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     if (live.host == host) take(live.prepare);
     if (other.job_uid() != key.job_uid() || other.task() != key.task() || other.attempt() == key.attempt()) continue;
     const Known older = Find(other.attempt() < key.attempt() ? other : key, other.attempt() < key.attempt() ? live.host : host);
+    const bool older_lives = other.attempt() < key.attempt();
     const bool lost = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost();
-    const bool allowed = lost && (Replaceable(*older.job, older.task_index, *older.attempt) || renewed_alone_.contains(live.host) || renewed_alone_.contains(host));
+    const bool replaceable = lost && Replaceable(*older.job, older.task_index, *older.attempt);
+    const bool allowed = replaceable || (lost && renewed_alone_.contains(older_lives ? where : std::pair(name, host)));
     // A host that did not answer in time may run what a restored store doesn't know.
     const auto beyond = [&](const std::string& where) { return unheard_.contains(where) || !answered_.contains(where); };
     const bool unheard = (abandoned_.count(Text(other)) > 0 && beyond(live.host)) || (abandoned && beyond(host)) ||
                          ((abandoned || of_backup_.count(name) > 0) && unheard_before_.count({Text(other), live.host}) > 0);
-    if (lost && asleep_.count(where) > 0) {
-      ++counters_["replaced while its machine sleeps"];
+    if (lost && !replaceable && older_lives && asleep_.count(where) > 0) {
+      ++counters_["a fenced task replaced while its machine sleeps"];
     } else if (unheard) {
       ++counters_["replaced what a restored store didn't know, unheard"];
     } else if (allowed) {
@@ -138,6 +140,7 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
 void Checker::OnProcessesGone(const std::string& host, const pb::AttemptKey& key) {
   live_.erase({Text(key), host});
   asleep_.erase({Text(key), host});
+  renewed_alone_.erase({Text(key), host});
 }
 
 void Checker::OnAsleep(const std::string& host) {
@@ -154,7 +157,7 @@ void Checker::OnAwake(int64_t now_ns, const std::string& host, const std::set<st
       continue;
     }
     const Known known = Find(live_.at(*it).prepare.key(), host);
-    if (known.part >= 0 && known.attempt->parts(known.part).lost() && !Replaceable(*known.job, known.task_index, *known.attempt) && !renewed_alone_.contains(host)) {
+    if (known.part >= 0 && known.attempt->parts(known.part).lost() && !Replaceable(*known.job, known.task_index, *known.attempt) && !renewed_alone_.contains(*it)) {
       Violate(now_ns, absl::StrCat("S1 goes on when its machine wakes, and is Lost: ", name, " on ", host));
     }
     it = asleep_.erase(it);
@@ -174,6 +177,10 @@ void Checker::OnPublished(int64_t now_ns, const std::string& host, const pb::Att
   if (by != name) violate(absl::StrCat("another attempt's export lies where its own is said to lie, ", by, "'s"));
   if (!published_.insert(name).second) ++counters_["exports published again"];
   const auto sent = publishes_sent_.find(name);
+  if ((sent == publishes_sent_.end() || sent->second != restores_) && publishes_sent_alone_.contains(name)) {
+    ++counters_["exports published by order of a scheduler whose store was cloned"];
+    return;
+  }
   if (sent == publishes_sent_.end()) return violate("its export is published, and is not committed as its task's");
   if (sent->second != restores_) {
     ++counters_["exports published by an order from before a restore"];
@@ -248,6 +255,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       restoring_ = meta.restoring();
     }
   }
+  if (restoring_ && !placed_.empty()) Violate(now_ns, absl::StrCat("contract 19: placed before what was restored is settled: ", Text(placed_[0])));
   for (const pb::AttemptKey& key : placed_) CheckDevices(now_ns, key);
 }
 
@@ -373,7 +381,7 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, cons
       if (confirmed) ++counters_["lost by an operator's word"];
       if (!confirmed && job.spec().tasks(t).when_unreachable() == pb::FENCE) {
         ++counters_["lost by a fence"];
-        const bool renewed = renewed_alone_.contains(host);
+        const bool renewed = renewed_alone_.contains({name, host});
         if (renewed && Executes(name, host)) ++counters_["fences put off by a scheduler whose store was cloned"];
         if (!renewed && Executes(name, host)) violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
       } else if (!confirmed && !Replaceable(job, t, after)) {
@@ -473,7 +481,15 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
       }
       return;
     }
-    case pb::SchedulerMessage::kWelcome: answered_.insert(host); return;
+    case pb::SchedulerMessage::kWelcome:
+      answered_.insert(host);
+      std::erase_if(renewed_alone_, [&](const auto& renewed) {
+        if (renewed.second != host) return false;
+        const auto live = live_.find(renewed);
+        const Known known = live == live_.end() ? Known() : Find(live->second.prepare.key(), host);
+        return known.part < 0 || !known.attempt->parts(known.part).lost();
+      });
+      return;
     case pb::SchedulerMessage::kStop: {
       const auto row = hosts_.find(host);
       if (row != hosts_.end() && std::any_of(row->second.lost().begin(), row->second.lost().end(), [&](const pb::LostAttempt& lost) {
@@ -529,8 +545,11 @@ void Checker::OnStaleDispatch(int64_t now_ns, const std::string& host, const pb:
     ++counters_["messages of a scheduler whose store was cloned"];
     if (message.has_start()) starts_sent_.insert({Text(message.start().key()), host});
     if (message.has_forget()) records_lost_.insert({Text(message.forget().key()), host});
-    if (message.has_publish()) publishes_sent_[Text(message.publish().key())] = UINT64_MAX;   // of no restore
-    if (message.heartbeat_ack().renews_size() > 0) renewed_alone_.insert(host);
+    if (message.has_publish()) publishes_sent_alone_.insert(Text(message.publish().key()));
+    for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
+      const Known known = Find(key, host);
+      if (known.part >= 0 && known.job->spec().tasks(known.task_index).when_unreachable() == pb::FENCE) renewed_alone_.insert({Text(key), host});
+    }
     return;
   }
   if (message.has_publish()) {
@@ -592,9 +611,7 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   }
   of_backup_ = std::move(known);
   ++restores_;
-  published_for_.clear();
-  records_.clear();
-  struck_.clear();
+  RestoreHistories();
   // Their ends were told and acknowledged; nobody keeps them any more.
   for (const auto& [where, end] : ends_) records_lost_.insert(where);
   std::set<uint64_t> cancelled;
@@ -608,6 +625,23 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   });
   commit_ = commit;
   restoring_ = true;
+}
+
+// As far as the store tells.
+void Checker::RestoreHistories() {
+  published_for_.clear();
+  records_.clear();
+  struck_.clear();
+  for (const auto& [uid, job] : jobs_) {
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      const pb::TaskRecord& task = job.tasks(t);
+      const std::string name = absl::StrCat(uid, "/", job.spec().tasks(t).name());
+      records_[name].assign(task.checkpoints().begin(), task.checkpoints().end());
+      for (const pb::AttemptRecord& attempt : task.attempts()) {
+        if (task.export_state() == "published" && !attempt.export_staged().empty()) published_for_[name] = Text(KeyOf(job, t, attempt));
+      }
+    }
+  }
 }
 
 void Checker::OnRecovered(int64_t now_ns) {

@@ -110,6 +110,7 @@ class Checker {
   void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
   void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
   bool AnyTaskWaits() const;
+  void RestoreHistories();
   bool Lives(const std::string& attempt, const std::string& host) const { return live_.count({attempt, host}) > 0; }
   bool Executes(const std::string& attempt, const std::string& host) const { return Lives(attempt, host) && asleep_.count({attempt, host}) == 0; }
 
@@ -140,7 +141,9 @@ class Checker {
   uint64_t restores_ = 0;
   std::map<std::string, std::vector<pb::Checkpoint>> records_;      // by job and task, since the newest restore
   std::set<std::string> struck_;                                    // paths of them
-  std::set<std::string> renewed_alone_;                             // hosts of fenced tasks
+  // Fenced ones there, put off by a scheduler whose store was cloned, until their processes are gone or the other scheduler serves the host.
+  std::set<std::pair<std::string, std::string>> renewed_alone_;     // (attempt, host)
+  std::set<std::string> publishes_sent_alone_;                      // attempts
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
   std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more

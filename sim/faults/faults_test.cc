@@ -50,6 +50,7 @@ constexpr const char* kTooRare[] = {
     "claims and exits of the attempt before that come back",
     "ends with an export that could not be published",
     "exports published again",
+    "exports published by an order from before a restore",
     "fences put off by a scheduler whose store was cloned",
     "fenced tasks started after half of their fence",
     "placed beside a Lost attempt that its host has not answered Gone for",

@@ -40,6 +40,7 @@ struct Machine::Shim {
   int running = 0;
   bool claimed = false, begun = false;
   bool over = false;                         // dead
+  bool slept_alive = false;                  // its processes were not killed when its machine began to sleep
   Standstill pause;
   int64_t start_ns = 0;
   std::string held;                          // events that are still to be written
@@ -200,10 +201,15 @@ bool Machine::Fenced(const ShimPtr& shim) {
 // As the shim's loop does.
 void Machine::WatchFence(const ShimPtr& shim) {
   if (shim->fenced || shim->fence.due_ns() == shim::kNever) return;
-  if (!Fenced(shim)) return Later(std::max<int64_t>(kMillisecond, shim->fence.due_ns() - BootNs()), shim, &Machine::WatchFence);
+  LookAtFence(shim);
+  if (!shim->fenced) Later(std::max<int64_t>(kMillisecond, shim->fence.due_ns() - BootNs()), shim, &Machine::WatchFence);
+}
+
+void Machine::LookAtFence(const ShimPtr& shim) {
+  if (shim->fenced || !Fenced(shim)) return;
   ++shared_->counters["fenced"];
   shim->fenced = true;
-  const bool term = shim->rules.Stop(shim->prepare.task().grace_ns(), shim->fence.due_ns());
+  const bool term = shim->rules.StopByFence(shim->fence, shim->prepare.task().grace_ns());
   for (const auto& [rank, runs] : shim->ranks) {
     if (term && runs) shared_->programs.Terminate(shim->prepare.key(), rank);
   }
@@ -349,10 +355,15 @@ void Machine::PauseShims(int64_t until_ns) {
 
 void Machine::Sleep(int64_t until_ns) {
   if (!on_) return;
-  ++shared_->counters["machines that slept"];
+  if (!asleep()) ++shared_->counters["machines that slept"];
   asleep_until_ns_ = std::max(asleep_until_ns_, until_ns);
   shared_->checker.OnAsleep(full_name());
-  for (const auto& [id, shim] : shims_) shim->pause.Until(until_ns);
+  for (const auto& [id, shim] : shims_) {
+    shim->slept_alive = !shim->rules.killed();
+    shim->pause.Until(until_ns);
+    // The first thing once it wakes.
+    if (shim->begun && !shim->over) shim->pause.Defer([this, shim = shim] { LookAtFence(shim); });
+  }
   // Once all that was due meanwhile is done.
   shared_->heap.At(until_ns + 1, [this] {
     if (on_ && !asleep()) Awake();
@@ -364,7 +375,7 @@ void Machine::Awake() {
   for (const auto& [id, shim] : shims_) {
     if (!shim->rules.killed()) continue;
     killed.insert(Checker::Text(shim->prepare.key()));
-    if (shim->fenced) ++shared_->counters["killed by their fence at waking"];
+    if (shim->fenced && std::exchange(shim->slept_alive, false)) ++shared_->counters["killed by their fence at waking"];
   }
   shared_->checker.OnAwake(shared_->heap.now_ns(), full_name(), killed);
 }

@@ -110,6 +110,7 @@ class Machine final : public agent::Processes {
   void ReadStop(const ShimPtr& shim);
   bool Fenced(const ShimPtr& shim);
   void WatchFence(const ShimPtr& shim);
+  void LookAtFence(const ShimPtr& shim);
   int64_t BootAt(int64_t true_ns) const { return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_; }
   void Kill(const ShimPtr& shim);
   void Awake();

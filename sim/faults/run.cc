@@ -584,7 +584,7 @@ void World::Inject(const Fault& fault) {
     case FaultKind::kPauseAgent: return agents_[fault.host]->Pause(until_ns);
     case FaultKind::kPauseShims: return machine.PauseShims(until_ns);
     case FaultKind::kSleep:
-      agents_[fault.host]->Pause(until_ns);
+      agents_[fault.host]->Sleep(until_ns);
       return machine.Sleep(until_ns);
     case FaultKind::kEditQueues: return ApplyQueues(DrawQueues(static_cast<uint64_t>(fault.value)));
     case FaultKind::kDrain:

@@ -75,10 +75,13 @@ void SimAgent::Act(std::function<void()> what) {
   if (runs()) pause_.Act(std::move(what));
 }
 
+void SimAgent::Sleep(int64_t until_ns) {
+  if (runs()) pause_.Until(until_ns);
+}
+
 void SimAgent::Pause(int64_t until_ns) {
-  if (!runs()) return;
-  ++shared_->counters["agents paused"];
-  pause_.Until(until_ns);
+  if (runs()) ++shared_->counters["agents paused"];
+  Sleep(until_ns);
 }
 
 void SimAgent::Start() {

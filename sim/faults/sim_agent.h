@@ -70,6 +70,7 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   void Start();                               // no effect if it runs or the machine is off
   void Die(bool silently);                    // killed; its files and its shims stay
   void DieAtUse(int64_t uses) { dies_in_ = uses; }
+  void Sleep(int64_t until_ns);               // its machine does: as Pause
   void Pause(int64_t until_ns);               // SIGSTOP; what comes meanwhile, its timers too, it takes in later
   // It gives up its stream, what is under way on it included, and opens another; with `silently` the scheduler isn't told.
   void Reconnect(bool silently = false);

@@ -5,14 +5,18 @@
 
 Speed: 20 virtual minutes, 100 hosts, 200 jobs, by CPU time, as the machine has other work. Violations: 10,000 seeds, a hundred of them of
 that size, the others of the small system of tests/mutants/config, where a seed takes a tenth of a second; --all-large runs all at the full size,
-which takes about four hours of a core. Rare events: each that the simulator has a name for has to happen in one of the seeds.
+which takes about five hours of a core: a run that was ended goes on where it was, as long as muster-sim is the same. Rare events: each that
+the simulator has a name for has to happen in one of the seeds.
 """
 
+import concurrent.futures
+import hashlib
 import json
 import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from figures import figure
@@ -21,34 +25,57 @@ ROOT = Path(__file__).resolve().parent.parent
 SIM = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")) / "muster-sim"
 SMALL = ROOT / "tests/mutants/config"
 SEEDS, LARGE = 10_000, 100
-AT_ONCE = 500                # seeds between two words of how far it is
+AT_ONCE = 500                # seeds between two words of how far it is; 50 at full size
 
 
 def run(first: int, seeds: int, config: Path | None) -> dict:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [SIM, "--seed", str(first), "--seeds", str(seeds), "--json", "--no-shrink", *(["--config", config] if config else [])]
     done = subprocess.run(words, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if not done.stdout.strip():
         sys.exit(f"{SIM}: {done.stderr[-500:]} (exit {done.returncode})")
-    totals = json.loads(done.stdout.splitlines()[-1])
-    totals["cpu_s"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def kept_parts() -> tuple[Path, dict]:
+    """What an earlier --all-large of this same program has run, by the first seed of each part: hours of work go on where they ended."""
+    program = hashlib.sha256(SIM.read_bytes()).hexdigest()
+    file = ROOT / "build" / "sim-seeds.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    return file, kept if kept.get("program") == program else {"program": program, "parts": {}}
+
+
+def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> dict:
+    """Seeds 1 to `seeds`, as many parts at a time as there are cores; a line of how far it is after each, for whoever waits."""
+    totals = {"counters": {}, "seeds": 0, "failed": 0, "first_failed": 0, "virtual_s": 0, "real_s": 0}
+    at_once = AT_ONCE if config else 50
+    file, kept = kept_parts() if keep else (None, {"parts": {}})
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    kept_s, kept_cpu_s = kept.get("wall_s", 0), kept.get("cpu_s", 0)
+
+    def used() -> tuple[float, float]:
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return kept_s + time.monotonic() - began, kept_cpu_s + now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+
+    def part(first: int) -> tuple[int, dict]:
+        done = kept["parts"].get(str(first))
+        return first, done or run(first, min(at_once, seeds + 1 - first), config)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for future in concurrent.futures.as_completed([pool.submit(part, first) for first in range(1, seeds + 1, at_once)]):
+            first, done = future.result()
+            if done["failed"] and (not totals["failed"] or done["first_failed"] < totals["first_failed"]):
+                totals["first_failed"] = done["first_failed"]
+            for name in ("seeds", "failed", "virtual_s"):
+                totals[name] += done[name]
+            for name, count in done["counters"].items():
+                totals["counters"][name] = totals["counters"].get(name, 0) + count
+            if keep:
+                kept["parts"][str(first)] = done
+                kept["wall_s"], kept["cpu_s"] = used()
+                file.write_text(json.dumps(kept))
+            print(f"{totals['seeds']:,} of {seeds:,} seeds of the {size} system, {totals['failed']} failed, {used()[0]:.0f} s", file=sys.stderr, flush=True)
+    totals["real_s"], totals["cpu_s"] = used()
     return totals
-
-
-def run_all(size: str, seeds: int, config: Path | None) -> dict:
-    """Seeds 1 to `seeds`; a line of how far it is after each AT_ONCE, for whoever waits."""
-    all_totals = {"counters": {}, "seeds": 0, "failed": 0, "first_failed": 0, "virtual_s": 0, "real_s": 0, "cpu_s": 0}
-    for first in range(1, seeds + 1, AT_ONCE):
-        totals = run(first, min(AT_ONCE, seeds + 1 - first), config)
-        if not all_totals["failed"]:
-            all_totals["first_failed"] = totals["first_failed"]
-        for name in ("seeds", "failed", "virtual_s", "real_s", "cpu_s"):
-            all_totals[name] += totals[name]
-        for name, count in totals["counters"].items():
-            all_totals["counters"][name] = all_totals["counters"].get(name, 0) + count
-        print(f"{all_totals['seeds']:,} of {seeds:,} seeds of the {size} system, {all_totals['failed']} failed, {all_totals['real_s']:.0f} s", file=sys.stderr, flush=True)
-    return all_totals
 
 
 def small_size() -> str:
@@ -58,7 +85,7 @@ def small_size() -> str:
 
 def main() -> int:
     quick, all_large = "--quick" in sys.argv, "--all-large" in sys.argv
-    large = run_all("full", 3 if quick else SEEDS if all_large else LARGE, None)
+    large = run_all("full", 3 if quick else SEEDS if all_large else LARGE, None, keep=all_large)
     small = run_all("small", 50 if quick else 0 if all_large else SEEDS - LARGE, SMALL)
     speed = large["virtual_s"] / large["cpu_s"]
     counters = {name: count + small["counters"].get(name, 0) for name, count in large["counters"].items()}

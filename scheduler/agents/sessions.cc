@@ -1,6 +1,7 @@
 #include "scheduler/agents/sessions.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -284,16 +285,13 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
 }
 
 void Sessions::SawLater(const pb::Hello& hello) {
-  if (hello.epoch_seen() <= seen_epoch_ && hello.commit_seen() <= seen_commit_) return;
-  restored_ = true;
-  seen_epoch_ = std::max(seen_epoch_, hello.epoch_seen());
-  seen_commit_ = std::max(seen_commit_, hello.commit_seen());
+  if (std::exchange(restored_, true)) return;
   LogError("an agent has seen a later state of this store: it was restored from a backup, or a copy is served elsewhere; nothing is changed any more",
            {{"host", Name(hello.cluster(), hello.host())}, {"epoch_seen", hello.epoch_seen()}, {"commit_seen", hello.commit_seen()}});
   engine_->StopServing(kRestored);
   // Who is served here may be what somebody else's store decides about.
   for (const auto& [stream, session] : streams_) session->stream->End(absl::FailedPreconditionError(kRestored));
-  if (options_.on_restored) options_.on_restored(seen_epoch_, seen_commit_);
+  if (options_.on_restored) options_.on_restored(hello.epoch_seen(), hello.commit_seen());
 }
 
 bool Sessions::AwaitsHosts(const State& state) const {

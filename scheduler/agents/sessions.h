@@ -158,8 +158,7 @@ class Sessions : public AgentLink {
   int64_t proved_ns_ = started_ns_;               // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
   std::map<HostId, std::set<std::string>> told_quarantines_;   // in the log
-  uint64_t seen_epoch_ = 0, seen_commit_ = 0;     // by agents, of what this store doesn't have; 0: nothing
-  bool restored_ = false;                         // an agent has
+  bool restored_ = false;                         // an agent has seen what this store doesn't have
 };
 
 }  // namespace muster

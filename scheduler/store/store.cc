@@ -253,8 +253,8 @@ absl::Status SqliteStore::CheckOriginal(const std::string& file) {
   if (!instance.ok()) return absl::IsNotFound(instance.status()) ? absl::OkStatus() : instance.status();   // what lacks it is damaged, and called so
   if (instance->rfind(kBackupMark, 0) == 0) {
     return absl::FailedPreconditionError(
-        "this is a backup: what was decided after it was made is not in it, and may still run. Start musterd on the newest store, or "
-        "with --adopt-restored to go on from this one");
+        "this is a backup, or was adopted by a start that did not get to its first commit: what was decided after it was made is not in it, and may "
+        "still run. Start musterd on the newest store, or with --adopt-restored to go on from this one");
   }
   const size_t mark = instance->find(kFileMark);
   if (mark == std::string::npos || MayBeSameFile(instance->substr(mark + sizeof kFileMark - 1), file)) return absl::OkStatus();

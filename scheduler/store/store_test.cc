@@ -383,6 +383,18 @@ TEST_F(StoreTest, AMigrationThatFailsHalfwayLeavesTheStoreAsItWas) {
   EXPECT_TRUE(Open().ok()) << "and it is migrated once nothing is in the way";
 }
 
+TEST_F(StoreTest, WhatIsRefusedIsNotMigrated) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(Commit(1, {"e"}).ok());
+  Damage("PRAGMA user_version = 2; UPDATE meta SET instance = 'backup'");
+  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition);
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
+  EXPECT_EQ(*QueryInt(db, "PRAGMA user_version"), 2) << "the older release can go on with it";
+  sqlite3_close(db);
+  EXPECT_FALSE(std::filesystem::exists(options_.directory + "/muster.db.version-2"));
+}
+
 TEST_F(StoreTest, VersionTwoIsMigratedAndItsJournalNotAppliedByNewRules) {
   // A store as version 2 wrote it, with the tables of now; its rows are not what these events make now.
   ASSERT_TRUE(Open().ok());

@@ -220,7 +220,7 @@ void AddUp(CLI::App& root, Session& session) {
   up->add_option("--slots", options->slots, "Declare so many CPU slots as stand-ins for GPUs; default: only where there is no GPU, one a core")->check(CLI::Range(1, 1024));
   up->add_flag("-d,--detach", options->detach, "In the background; muster down ends it");
   up->add_flag("--stop-jobs", options->stop_jobs, "Stop the jobs, too, when it ends");
-  up->add_flag("--adopt-restored", options->adopt_restored, "Go on, once, from a store that was copied or restored here (the original is stopped for good)");
+  up->add_flag("--adopt-restored", options->adopt_restored, "Go on, once, from a store that was copied or restored here; the original is stopped for good, and so are its jobs");
   up->callback([&session, options] { session.command = [&session, options] { return Up(session, *options); }; });
 
   CLI::App* down = root.add_subcommand("down", "End what muster up started; running jobs go on");

@@ -177,7 +177,7 @@ void Checker::OnPublished(int64_t now_ns, const std::string& host, const pb::Att
   if (by != name) violate(absl::StrCat("another attempt's export lies where its own is said to lie, ", by, "'s"));
   if (!published_.insert(name).second) ++counters_["exports published again"];
   const auto sent = publishes_sent_.find(name);
-  if ((sent == publishes_sent_.end() || sent->second != restores_) && publishes_sent_alone_.contains(name)) {
+  if ((sent == publishes_sent_.end() || sent->second != restores_) && publishes_sent_alone_.contains({name, host})) {
     ++counters_["exports published by order of a scheduler whose store was cloned"];
     return;
   }
@@ -483,6 +483,7 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host, const pb::Sche
     }
     case pb::SchedulerMessage::kWelcome:
       answered_.insert(host);
+      std::erase_if(publishes_sent_alone_, [&](const auto& sent) { return sent.second == host; });
       std::erase_if(renewed_alone_, [&](const auto& renewed) {
         if (renewed.second != host) return false;
         const auto live = live_.find(renewed);
@@ -545,7 +546,7 @@ void Checker::OnStaleDispatch(int64_t now_ns, const std::string& host, const pb:
     ++counters_["messages of a scheduler whose store was cloned"];
     if (message.has_start()) starts_sent_.insert({Text(message.start().key()), host});
     if (message.has_forget()) records_lost_.insert({Text(message.forget().key()), host});
-    if (message.has_publish()) publishes_sent_alone_.insert(Text(message.publish().key()));
+    if (message.has_publish()) publishes_sent_alone_.insert({Text(message.publish().key()), host});
     for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
       const Known known = Find(key, host);
       if (known.part >= 0 && known.job->spec().tasks(known.task_index).when_unreachable() == pb::FENCE) renewed_alone_.insert({Text(key), host});
@@ -573,7 +574,7 @@ void Checker::OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, u
 
 void Checker::OnAcknowledgedCancel(int64_t now_ns, uint64_t number) { cancelled_.insert(number); }
 
-void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit) {
+void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit, bool newest) {
   std::set<std::string> before;
   const auto add_attempts = [](const pb::JobRecord& job, std::set<std::string>* names) {
     for (int t = 0; t < job.tasks_size(); ++t) {
@@ -612,8 +613,8 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   of_backup_ = std::move(known);
   ++restores_;
   RestoreHistories();
-  // Their ends were told and acknowledged; nobody keeps them any more.
-  for (const auto& [where, end] : ends_) records_lost_.insert(where);
+  // Their ends may have been told and acknowledged since; nobody keeps them any more.
+  for (auto end = ends_.begin(); end != ends_.end() && !newest; ++end) records_lost_.insert(end->first);
   std::set<uint64_t> cancelled;
   for (const auto& [uid, job] : jobs_) {
     if (job.cancel_requested() && cancelled_.count(job.number()) > 0) cancelled.insert(job.number());

@@ -70,8 +70,8 @@ class Checker {
   void OnCommitAlone(const Transaction& transaction);
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
-  // The store holds these rows again, of its commit `commit`; what was committed since is unknown to it.
-  void OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit);
+  // The store holds these rows again, of its commit `commit`; what was committed since is unknown to it. `newest`: nothing was; it is a copy.
+  void OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit, bool newest);
   bool Stores(const std::string& key) const { return committed_key_.count(key) > 0; }
   // The scheduler starts, and this is what the store holds.
   void OnRecovered(int64_t now_ns);
@@ -143,7 +143,7 @@ class Checker {
   std::set<std::string> struck_;                                    // paths of them
   // Fenced ones there, put off by a scheduler whose store was cloned, until their processes are gone or the other scheduler serves the host.
   std::set<std::pair<std::string, std::string>> renewed_alone_;     // (attempt, host)
-  std::set<std::string> publishes_sent_alone_;                      // attempts
+  std::set<std::pair<std::string, std::string>> publishes_sent_alone_;   // (attempt, host), until the other scheduler serves the host
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
   std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more

@@ -74,7 +74,7 @@ class World {
   bool JustAdopted(int64_t apart_ns) const { return restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < apart_ns; }
   void Restore(const Database& backup);
   // The store is another's from now on: what it doesn't know was never said.
-  void Adopted();
+  void Adopted(bool newest);
   void Clone(int64_t both_ns);
   // Once, with the store as it was when the gang's first host was told to prepare, and with the word to start on its way.
   void RestoreAtStart();
@@ -414,11 +414,11 @@ void World::Restore(const Database& backup) {
   database_.epoch = backup.epoch;
   database_.instance = backup.instance;
   database_.adopt = true;
-  Adopted();
+  Adopted(/*newest=*/false);
 }
 
-void World::Adopted() {
-  shared_.checker.OnRestored(database_.rows, database_.last_commit);
+void World::Adopted(bool newest) {
+  shared_.checker.OnRestored(database_.rows, database_.last_commit, newest);
   for (size_t i = 0; i < users_.size(); ++i) {
     User& user = users_[i];
     if (user.number == 0) continue;
@@ -444,7 +444,7 @@ void World::Clone(int64_t both_ns) {
   original.dies_before = original.dies_after = original.fails = original.fails_done = 0;
   old->ServeAlone(&original);
   database_.adopt = true;
-  Adopted();
+  Adopted(/*newest=*/true);
   StartScheduler();
   const int64_t until_ns = shared_.heap.now_ns() + both_ns;
   for (int32_t h = 0; h < shared_.config.hosts; ++h) {

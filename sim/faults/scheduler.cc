@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -120,7 +119,8 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   session_options.adopts = adopts;
   session_options.on_restored = [this](uint64_t, uint64_t) {
     if (!alone_) shared_->checker.Violate(shared_->heap.now_ns(), "contract 19: a store that nobody restored is taken for a backup");
-    if (!std::exchange(read_only_, true)) ++shared_->counters["schedulers that an agent told of a cloned store"];
+    read_only_ = true;
+    ++shared_->counters["schedulers that an agent told of a cloned store"];
   };
   session_options.new_id = [this] { return NewId(&random_); };
   sessions_ = std::make_unique<Sessions>(session_options, clock_.get());

@@ -39,15 +39,15 @@ fuzz() {
   # Weighing inputs by the rarity of their branches takes libFuzzer longer than most of these parsers take (agent_stream: 6 of 7 seconds).
   local limits=(-runs="$runs" -entropic=0 -max_len="$max_len" -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -verbosity=0)
   # Each start runs every input that is kept: of many, those that reach what all together reach. One that crashes is left out of them, and told.
-  local corpus=build/fuzz/corpus/$target fewer=build/fuzz/fewer/$target crashes=build/fuzz/crashes/$target known
+  local corpus=build/fuzz/corpus/$target fewer=build/fuzz/fewer/$target crashes=build/fuzz/crashes/$target
   if (($(find "$corpus" -type f | wc -l) > 2000)); then
-    known=$(find "$crashes" -type f | wc -l)
     rm -rf "$fewer" "$corpus.all"
     mkdir -p "$fewer"
+    touch "$fewer.begun"
     if "build/fuzz/tests/fuzz_$target" -merge=1 -rss_limit_mb=1024 -timeout=10 -artifact_prefix="$crashes/" "$fewer" "$corpus" > "$log" 2>&1; then
       mv "$corpus" "$corpus.all" && mv "$fewer" "$corpus" && rm -r "$corpus.all"
     fi
-    if (($(find "$crashes" -type f | wc -l) > known)); then crashed=true; fi
+    if [[ -n $(find "$crashes" -type f -newer "$fewer.begun") ]]; then crashed=true; fi
   fi
   if ((seconds)); then limits+=(-max_total_time="$seconds"); fi
   "build/fuzz/tests/fuzz_$target" "${limits[@]}" -artifact_prefix="build/fuzz/crashes/$target/" "$corpus" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true

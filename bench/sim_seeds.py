@@ -60,7 +60,8 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
         done = kept["parts"].get(str(first))
         return first, done or run(first, min(at_once, seeds + 1 - first), config)
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    try:
         for future in concurrent.futures.as_completed([pool.submit(part, first) for first in range(1, seeds + 1, at_once)]):
             first, done = future.result()
             if done["failed"] and (not totals["failed"] or done["first_failed"] < totals["first_failed"]):
@@ -72,8 +73,13 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
             if keep:
                 kept["parts"][str(first)] = done
                 kept["wall_s"], kept["cpu_s"] = used()
-                file.write_text(json.dumps(kept))
+                file.with_suffix(".part").write_text(json.dumps(kept))
+                file.with_suffix(".part").replace(file)
             print(f"{totals['seeds']:,} of {seeds:,} seeds of the {size} system, {totals['failed']} failed, {used()[0]:.0f} s", file=sys.stderr, flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if file:
+        file.unlink()                # it is done: the next one begins anew
     totals["real_s"], totals["cpu_s"] = used()
     return totals
 
@@ -85,7 +91,7 @@ def small_size() -> str:
 
 def main() -> int:
     quick, all_large = "--quick" in sys.argv, "--all-large" in sys.argv
-    large = run_all("full", 3 if quick else SEEDS if all_large else LARGE, None, keep=all_large)
+    large = run_all("full", 3 if quick else SEEDS if all_large else LARGE, None, keep=all_large and not quick)
     small = run_all("small", 50 if quick else 0 if all_large else SEEDS - LARGE, SMALL)
     speed = large["virtual_s"] / large["cpu_s"]
     counters = {name: count + small["counters"].get(name, 0) for name, count in large["counters"].items()}

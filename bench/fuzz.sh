@@ -34,25 +34,25 @@ export ASAN_OPTIONS=malloc_context_size=0:quarantine_size_mb=8
 
 # fuzz TARGET: runs it and prints its line; status 1 if it crashed, leaked, hung or held too much.
 fuzz() {
-  local target=$1 log=build/fuzz/$1.log crashed=false
-  mkdir -p "build/fuzz/corpus/$target" "build/fuzz/crashes/$target"
+  local target=$1 log=build/fuzz/$1.log crashed=false program=build/fuzz/tests/fuzz_$1
+  local corpus=build/fuzz/corpus/$1 fewer=build/fuzz/fewer/$1 crashes=build/fuzz/crashes/$1
+  mkdir -p "$corpus" "$crashes"
   # Weighing inputs by the rarity of their branches takes libFuzzer longer than most of these parsers take (agent_stream: 6 of 7 seconds).
   local limits=(-runs="$runs" -entropic=0 -max_len="$max_len" -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -verbosity=0)
   # Each start runs every input that is kept: of many, those that reach what all together reach. One that crashes is left out of them, and told.
-  local corpus=build/fuzz/corpus/$target fewer=build/fuzz/fewer/$target crashes=build/fuzz/crashes/$target
   if (($(find "$corpus" -type f | wc -l) > 2000)); then
     rm -rf "$fewer" "$corpus.all"
     mkdir -p "$fewer"
     touch "$fewer.begun"
-    if "build/fuzz/tests/fuzz_$target" -merge=1 -rss_limit_mb=1024 -timeout=10 -artifact_prefix="$crashes/" "$fewer" "$corpus" > "$log" 2>&1; then
+    if "$program" -merge=1 -rss_limit_mb=1024 -timeout=10 -artifact_prefix="$crashes/" "$fewer" "$corpus" > "$log" 2>&1; then
       mv "$corpus" "$corpus.all" && mv "$fewer" "$corpus" && rm -r "$corpus.all"
     fi
     if [[ -n $(find "$crashes" -type f -newer "$fewer.begun") ]]; then crashed=true; fi
   fi
   if ((seconds)); then limits+=(-max_total_time="$seconds"); fi
-  "build/fuzz/tests/fuzz_$target" "${limits[@]}" -artifact_prefix="build/fuzz/crashes/$target/" "$corpus" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true
+  "$program" "${limits[@]}" -artifact_prefix="$crashes/" "$corpus" "tests/fuzz/corpus/$target" > "$log" 2>&1 || crashed=true
   if [[ $crashed == true ]]; then
-    for input in "build/fuzz/crashes/$target"/*; do env -u ASAN_OPTIONS "build/fuzz/tests/fuzz_$target" "$input" >> "$log" 2>&1 || true; done
+    for input in "$crashes"/*; do env -u ASAN_OPTIONS "$program" "$input" >> "$log" 2>&1 || true; done
     tail -40 "$log" >&2
   fi
   printf '{"target": "%s", "runs": %s, "peak_rss_mb": %s, "crashed": %s}\n' "$target" \

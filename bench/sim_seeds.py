@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SIM = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")) / "muster-sim"
 SMALL = ROOT / "tests/mutants/config"
 SEEDS, LARGE = 10_000, 100
-AT_ONCE = 500                # seeds between two words of how far it is; 50 at full size
+AT_ONCE, LARGE_AT_ONCE = 500, 50      # seeds between two words of how far it is
 
 
 def run(first: int, seeds: int, config: Path | None) -> dict:
@@ -46,8 +46,8 @@ def kept_parts() -> tuple[Path, dict]:
 
 def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> dict:
     """Seeds 1 to `seeds`, as many parts at a time as there are cores; a line of how far it is after each, for whoever waits."""
-    totals = {"counters": {}, "seeds": 0, "failed": 0, "first_failed": 0, "virtual_s": 0, "real_s": 0}
-    at_once = AT_ONCE if config else 50
+    totals = {"counters": {}, "seeds": 0, "failed": 0, "first_failed": 0, "virtual_s": 0}
+    at_once = AT_ONCE if config else LARGE_AT_ONCE
     file, kept = kept_parts() if keep else (None, {"parts": {}})
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     kept_s, kept_cpu_s = kept.get("wall_s", 0), kept.get("cpu_s", 0)

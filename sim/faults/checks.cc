@@ -20,6 +20,13 @@ pb::AttemptKey KeyOf(const pb::JobRecord& job, int t, const pb::AttemptRecord& a
   return key;
 }
 
+template <typename F>
+void ForEachAttempt(const pb::JobRecord& job, F f) {
+  for (int t = 0; t < job.tasks_size(); ++t) {
+    for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) f(KeyOf(job, t, attempt));
+  }
+}
+
 }  // namespace
 
 void Checker::Violate(int64_t now_ns, const std::string& what) {
@@ -110,15 +117,15 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     const pb::AttemptKey& other = live.prepare.key();
     if (live.host == host) take(live.prepare);
     if (other.job_uid() != key.job_uid() || other.task() != key.task() || other.attempt() == key.attempt()) continue;
-    const Known older = Find(other.attempt() < key.attempt() ? other : key, other.attempt() < key.attempt() ? live.host : host);
     const bool older_lives = other.attempt() < key.attempt();
+    const Known older = Find(older_lives ? other : key, older_lives ? live.host : host);
     const bool lost = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost();
     const bool replaceable = lost && Replaceable(*older.job, older.task_index, *older.attempt);
     const bool allowed = replaceable || (lost && renewed_alone_.contains(older_lives ? where : std::pair(name, host)));
     // A host that did not answer in time may run what a restored store doesn't know.
-    const auto beyond = [&](const std::string& where) { return unheard_.contains(where) || !answered_.contains(where); };
-    const bool unheard = (abandoned_.count(Text(other)) > 0 && beyond(live.host)) || (abandoned && beyond(host)) ||
-                         ((abandoned || of_backup_.count(name) > 0) && unheard_before_.count({Text(other), live.host}) > 0);
+    const auto beyond = [&](const std::string& at) { return unheard_.contains(at) || !answered_.contains(at); };
+    const bool unheard = (abandoned_.contains(where.first) && beyond(live.host)) || (abandoned && beyond(host)) ||
+                         ((abandoned || of_backup_.contains(name)) && unheard_before_.contains(where));
     if (lost && !replaceable && older_lives && asleep_.count(where) > 0) {
       ++counters_["a fenced task replaced while its machine sleeps"];
     } else if (unheard) {
@@ -197,13 +204,7 @@ void Checker::OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, u
 
 void Checker::OnStateLost(const std::string& host) {
   acted_.erase(host);
-  for (const auto& [uid, job] : jobs_) {
-    for (int t = 0; t < job.tasks_size(); ++t) {
-      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
-        records_lost_.insert({absl::StrCat(uid, "/", job.spec().tasks(t).name(), "/", attempt.number()), host});
-      }
-    }
-  }
+  for (const auto& [uid, job] : jobs_) ForEachAttempt(job, [&](const pb::AttemptKey& key) { records_lost_.insert({Text(key), host}); });
 }
 
 // ---- the scheduler ----
@@ -381,9 +382,11 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, cons
       if (confirmed) ++counters_["lost by an operator's word"];
       if (!confirmed && job.spec().tasks(t).when_unreachable() == pb::FENCE) {
         ++counters_["lost by a fence"];
-        const bool renewed = renewed_alone_.contains({name, host});
-        if (renewed && Executes(name, host)) ++counters_["fences put off by a scheduler whose store was cloned"];
-        if (!renewed && Executes(name, host)) violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
+        if (Executes(name, host) && renewed_alone_.contains({name, host})) {
+          ++counters_["fences put off by a scheduler whose store was cloned"];
+        } else if (Executes(name, host)) {
+          violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
+        }
       } else if (!confirmed && !Replaceable(job, t, after)) {
         violate("S1 lost although its task waits for its host");
       }
@@ -532,12 +535,9 @@ void Checker::OnCommitAlone(const Transaction& transaction) {
     if (row.kind != "job" || !row.bytes.has_value()) continue;
     pb::JobRecord job;
     MUSTER_CHECK(job.ParseFromString(*row.bytes));
-    for (int t = 0; t < job.tasks_size(); ++t) {
-      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
-        const pb::AttemptKey key = KeyOf(job, t, attempt);
-        if (Find(key, "").attempt == nullptr) abandoned_.insert(Text(key));
-      }
-    }
+    ForEachAttempt(job, [&](const pb::AttemptKey& key) {
+      if (Find(key, "").attempt == nullptr) abandoned_.insert(Text(key));
+    });
   }
 }
 
@@ -547,20 +547,18 @@ void Checker::OnStaleDispatch(int64_t now_ns, const std::string& host, const pb:
     if (message.has_start()) starts_sent_.insert({Text(message.start().key()), host});
     if (message.has_forget()) records_lost_.insert({Text(message.forget().key()), host});
     if (message.has_publish()) publishes_sent_alone_.insert({Text(message.publish().key()), host});
-    for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
-      const Known known = Find(key, host);
-      if (known.part >= 0 && known.job->spec().tasks(known.task_index).when_unreachable() == pb::FENCE) renewed_alone_.insert({Text(key), host});
-    }
-    return;
-  }
-  if (message.has_publish()) {
+  } else if (message.has_publish()) {
     const Known known = Find(message.publish().key(), host);
     if (known.part >= 0 && !known.attempt->export_staged().empty()) publishes_sent_[Text(message.publish().key())] = restores_;
   }
   for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
     const Known known = Find(key, host);
     if (known.part < 0 || known.job->spec().tasks(known.task_index).when_unreachable() != pb::FENCE) continue;
-    Violate(now_ns, absl::StrCat("contract 17: a replaced scheduler puts off a fence: ", Text(key), " on ", host));
+    if (alone) {
+      renewed_alone_.insert({Text(key), host});
+    } else {
+      Violate(now_ns, absl::StrCat("contract 17: a replaced scheduler puts off a fence: ", Text(key), " on ", host));
+    }
   }
 }
 
@@ -577,11 +575,7 @@ void Checker::OnAcknowledgedCancel(int64_t now_ns, uint64_t number) { cancelled_
 void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit, bool newest) {
   std::set<std::string> before;
   const auto add_attempts = [](const pb::JobRecord& job, std::set<std::string>* names) {
-    for (int t = 0; t < job.tasks_size(); ++t) {
-      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
-        names->insert(absl::StrCat(job.uid(), "/", job.spec().tasks(t).name(), "/", attempt.number()));
-      }
-    }
+    ForEachAttempt(job, [&](const pb::AttemptKey& key) { names->insert(Text(key)); });
   };
   for (const auto& [uid, job] : jobs_) add_attempts(job, &before);
   jobs_.clear();

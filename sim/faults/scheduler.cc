@@ -194,7 +194,6 @@ std::unique_ptr<SqliteStore> Scheduler::Open() {
 bool Scheduler::owns_store() const { return alive() && !alone_ && store_->Owns(); }
 
 void Scheduler::ServeAlone(Database* its_own) {
-  database_ = its_own;
   alone_ = true;
   store_->ServeAlone(its_own);
 }

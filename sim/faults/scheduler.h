@@ -81,7 +81,7 @@ class Scheduler final : public Network::SchedulerEnd {
   std::unique_ptr<SqliteStore> Open();
 
   Shared* const shared_;
-  Database* database_;
+  Database* const database_;                   // where it began; ServeAlone leaves it to others
   Network* const network_;
   const std::string refused_plans_;
   const std::function<void(Scheduler*)> died_;

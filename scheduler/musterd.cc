@@ -36,6 +36,7 @@
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/reproducer.h"
 #include "scheduler/store/admin.h"
+#include "scheduler/store/history.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/store.h"
 
@@ -98,11 +99,6 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
   if (!flags.clusters.empty()) config->clusters = flags.clusters;
   if (!flags.queues.empty()) config->queues = flags.queues;
   config->single_user = config->single_user || flags.single_user;
-  if (!config->single_user) {
-    Fail("serving several users is not there yet: no agent runs jobs as their owners. Set `single_user: true` in musterd.yaml, or "
-         "--single-user: then it serves only the user who starts it");
-    return false;
-  }
   return true;
 }
 
@@ -238,6 +234,10 @@ void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock
 
 int Run(const MusterdConfig& config, bool adopt_restored) {
   if (config.data_dir.empty()) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
+  if (!config.single_user) {
+    return Fail("serving several users is not there yet: no agent runs jobs as their owners. Set `single_user: true` in musterd.yaml, or "
+                "--single-user: then it serves only the user who starts it");
+  }
   if (config.listen.empty()) return Fail("nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
   if (const std::string why = WhyNotListen(config.listen); !why.empty()) return Fail(why);
 
@@ -286,6 +286,8 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   for (pb::Event& event : first) engine.Post(std::move(event));
   sessions.Tick();                                     // hosts that nobody heard yet are silent
   engine.Step();
+  absl::StatusOr<std::unique_ptr<StoreHistory>> history = StoreHistory::Open(config.data_dir);
+  if (!history.ok()) return Fail(std::string(history.status().message()));
   WatchHub hub(&engine);
   engine.Observe(hub.observer());
 
@@ -296,6 +298,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.outlook = &outlook;
   context.engine = &engine;
   context.sessions = &sessions;
+  context.history = history->get();
   context.clock = clock;
   context.scheduling = engine_options.scheduling;
   context.defaults = config.defaults;

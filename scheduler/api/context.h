@@ -9,6 +9,7 @@
 #include "common/spec/spec.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/engine/history.h"
 #include "scheduler/state/options.h"
 
 namespace muster {
@@ -26,6 +27,7 @@ class Outlook;
 struct ApiContext {
   Engine* engine = nullptr;
   Sessions* sessions = nullptr;
+  History* history = nullptr;   // null: what State forgets is gone
   Outlook* outlook = nullptr;
   Clock* clock = nullptr;
   SchedulingOptions scheduling;

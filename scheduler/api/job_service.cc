@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 #include "scheduler/api/errors.h"
+#include "scheduler/api/find_jobs.h"
 #include "scheduler/api/log_stream.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/queued_writer.h"
@@ -16,13 +17,11 @@
 namespace muster {
 namespace {
 
-grpc::Status NoSuchJob(const std::string& id) {
-  return grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("there is no job \"", id, "\". See: muster jobs"));
-}
-
-const JobRow* FindSeen(const View& view, const std::string& id, const Identity& who) {
-  const JobRow* job = view.state.FindJobByText(id);
-  return job != nullptr && MaySee(who, *job) ? job : nullptr;
+// NOT_FOUND, too, of what the caller may not see.
+absl::StatusOr<std::shared_ptr<const JobRow>> FindSeen(const ApiContext& context, const std::shared_ptr<const View>& view, const std::string& id, const Identity& who) {
+  absl::StatusOr<std::shared_ptr<const JobRow>> job = FindJob(view, context.history, id);
+  if (job.ok() && (*job == nullptr || !MaySee(who, **job))) return absl::NotFoundError(absl::StrCat("there is no job \"", id, "\". See: muster jobs"));
+  return job;
 }
 
 grpc::Status RefusedSpec(const Resolution& resolution) {
@@ -48,9 +47,12 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
  public:
   WatchStream(const ApiContext* context, WatchHub* hub) : context_(context), hub_(hub) {}
 
-  void Begin(uint64_t job) {
+  void Begin(std::shared_ptr<const JobRow> job) {
     std::lock_guard lock(mutex_);
-    id_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>& events) { Changed(view, row, events); });
+    // One that State has forgotten is told as it ended.
+    id_ = hub_->Add(job->number, [this, job](const View& view, const JobRow* row, const std::vector<std::string>& events) {
+      Changed(view, row != nullptr ? row : job.get(), events);
+    });
   }
   // Nothing to follow.
   void Refuse(const grpc::Status& status) { Finally(status); }
@@ -67,10 +69,6 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
 
  private:
   void Changed(const View& view, const JobRow* row, const std::vector<std::string>& events) {
-    if (row == nullptr) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
-      return;
-    }
     // A slow reader gets fewer messages, not older ones: what happened is kept for the next one.
     held_.insert(held_.end(), events.begin(), events.end());
     if (backlog() > 0 && !row->finished()) return;
@@ -159,9 +157,9 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* ca
 
 grpc::ServerUnaryReactor* JobServiceImpl::Get(grpc::CallbackServerContext* call, const pb::GetJobRequest* request, pb::Job* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const JobRow* job = FindSeen(*view, request->id(), who_);
-  if (job == nullptr) return Reply(call, NoSuchJob(request->id()));
-  *response = TellJob(*context_, *view, *job);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  if (!job.ok()) return Reply(call, ToGrpc(job.status()));
+  *response = TellJob(*context_, *view, **job);
   return Reply(call, grpc::Status::OK);
 }
 
@@ -169,10 +167,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call
                                                pb::ListJobsResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  absl::StatusOr<JobPage> page = ListJobs(view->state, *request, [this](const JobRow& job) { return MaySee(who_, job); });
+  absl::StatusOr<JobPage> page = ListJobs(view, context_->history, *request, [this](const JobRow& job) { return MaySee(who_, job); });
   if (!page.ok()) return Reply(call, ToGrpc(page.status()));
   CellHolders holders(view->state);
-  for (const JobRow* row : page->jobs) {
+  for (const std::shared_ptr<const JobRow>& row : page->jobs) {
     pb::Job* job = response->add_jobs();
     *job = TellJob(*context_, *view, *row, &holders);
     for (pb::TaskSpec& task : *job->mutable_spec()->mutable_tasks()) {
@@ -190,20 +188,24 @@ grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(grpc::Call
   const auto stream = std::make_shared<WatchStream>(context_, hub_);
   stream->KeepAlive(stream);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const JobRow* job = FindSeen(*view, request->id(), who_);
-  if (job == nullptr) {
-    stream->Refuse(NoSuchJob(request->id()));
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  if (job.ok()) {
+    stream->Begin(*job);
   } else {
-    stream->Begin(job->number);
+    stream->Refuse(ToGrpc(job.status()));
   }
   return stream.get();
 }
 
 grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* call, const pb::CancelJobRequest* request, pb::Job* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const JobRow* job = FindSeen(*view, request->id(), who_);
-  if (job == nullptr) return Reply(call, NoSuchJob(request->id()));
-  const uint64_t number = job->number;
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  if (!job.ok()) return Reply(call, ToGrpc(job.status()));
+  const uint64_t number = (*job)->number;
+  if (view->state.FindJob(number) == nullptr) {          // it ended long ago
+    *response = TellJob(*context_, *view, **job);
+    return Reply(call, grpc::Status::OK);
+  }
   pb::Event event;
   event.mutable_job_cancel()->set_number(number);
   event.mutable_job_cancel()->set_by(who_.user);
@@ -220,13 +222,13 @@ grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* ca
 
 grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackServerContext* call, const pb::LogsRequest* request) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const JobRow* job = FindSeen(*view, request->id(), who_);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
   const auto stream = std::make_shared<LogStream>(context_, hub_, *request);
   stream->KeepAlive(stream);
-  if (job == nullptr) {
-    stream->Finally(NoSuchJob(request->id()));
+  if (job.ok()) {
+    stream->Begin((*job)->number);
   } else {
-    stream->Begin(job->number);
+    stream->Finally(ToGrpc(job.status()));
   }
   return stream.get();
 }
@@ -234,11 +236,11 @@ grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackS
 grpc::ServerUnaryReactor* JobServiceImpl::Explain(grpc::CallbackServerContext* call, const pb::ExplainRequest* request,
                                                   pb::ExplainResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const JobRow* job = FindSeen(*view, request->id(), who_);
-  if (job == nullptr) return Reply(call, NoSuchJob(request->id()));
+  const absl::StatusOr<std::shared_ptr<const JobRow>> found = FindSeen(*context_, view, request->id(), who_);
+  if (!found.ok()) return Reply(call, ToGrpc(found.status()));
   const int64_t budget_ns = BudgetNs(request->budget_ms(), 2000);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, job, budget_ns] {
+  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, job = *found, budget_ns] {
     const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
     *response = muster::Explain(view->state, *view->plan, job->number, now_ns, context_->scheduling,
                                 SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));

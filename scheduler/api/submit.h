@@ -28,13 +28,4 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
 // Deterministic hash of a spec as submitted: SHA-256, 32 bytes.
 std::string RequestHash(const pb::JobSpec& spec);
 
-// The same jobs in List's terms: newest first, filtered, in pages. INVALID_ARGUMENT for a wrong page size or token; NOT_FOUND
-// for a queue that there isn't, and of which there is no job either.
-struct JobPage {
-  std::vector<const JobRow*> jobs;   // of `state`
-  std::string next_page_token;
-};
-absl::StatusOr<JobPage> ListJobs(const State& state, const pb::ListJobsRequest& request,
-                                 const std::function<bool(const JobRow&)>& may_see);
-
 }  // namespace muster

@@ -396,6 +396,14 @@ std::vector<RowChange> State::AllRows() const {
   return rows;
 }
 
+absl::StatusOr<JobRow> State::ParseJob(const std::string& bytes) const {
+  pb::JobRecord record;
+  if (!record.ParseFromString(bytes)) return absl::DataLossError("can't be parsed");
+  JobRow job;
+  if (absl::Status status = FromRecord(*this, record, &job); !status.ok()) return status;
+  return job;
+}
+
 absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   State s;
   Applier applier(&s);
@@ -471,11 +479,9 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   }
   applier.OrderHosts();
   for (const RowChange* row : jobs) {
-    pb::JobRecord r;
-    if (!r.ParseFromString(*row->bytes)) return damaged(*row, "can't be parsed");
-    JobRow job;
-    if (absl::Status status = FromRecord(s, r, &job); !status.ok()) return damaged(*row, std::string(status.message()));
-    applier.InsertLoaded(std::move(job));
+    absl::StatusOr<JobRow> job = s.ParseJob(*row->bytes);
+    if (!job.ok()) return damaged(*row, std::string(job.status().message()));
+    applier.InsertLoaded(*std::move(job));
   }
   for (const HostId id : *s.host_order_) applier.RefreshHost(id);
   s.round_ = round;                    // reading the configuration is no outside event

@@ -130,6 +130,8 @@ class State {
   std::vector<RowChange> AllRows() const;
   // DATA_LOSS names the row that can't be read or doesn't fit the others. Order of rows doesn't matter.
   static absl::StatusOr<State> Load(const std::vector<RowChange>& rows);
+  // A "job" row by itself, as of a job that is not held any more: hosts and clusters are this State's. DATA_LOSS as above.
+  absl::StatusOr<JobRow> ParseJob(const std::string& bytes) const;
 
   // What was written since `before` was a copy of this State: compares pages and rows by identity, so that a copy kept as
   // `before` costs nothing where nothing was written, and anything else than a copy differs everywhere.

@@ -54,6 +54,21 @@ absl::StatusOr<std::string> QueryText(sqlite3* db, const std::string& sql) {
   return statement.TextColumn(0);
 }
 
+absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& file) {
+  sqlite3* db = nullptr;
+  if (sqlite3_open_v2(file.c_str(), &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, nullptr) != SQLITE_OK) {
+    absl::Status status = Annotate(SqlError(db, "open"), file);
+    sqlite3_close(db);
+    return status;
+  }
+  sqlite3_busy_timeout(db, 2000);
+  if (absl::Status status = Execute(db, "PRAGMA mmap_size=0; PRAGMA trusted_schema=OFF; PRAGMA query_only=ON"); !status.ok()) {
+    sqlite3_close(db);
+    return Annotate(status, file);
+  }
+  return db;
+}
+
 Statement::~Statement() { sqlite3_finalize(statement_); }
 
 absl::Status Statement::Prepare(sqlite3* db, std::string_view sql) {

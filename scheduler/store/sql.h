@@ -21,6 +21,9 @@ absl::Status Execute(sqlite3* db, const std::string& sql);
 absl::StatusOr<int64_t> QueryInt(sqlite3* db, const std::string& sql);
 absl::StatusOr<std::string> QueryText(sqlite3* db, const std::string& sql);
 
+// For questions beside the writer: read-only, waits 2 s for a lock, never trusts the schema. Errors name the file. sqlite3_close it.
+absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& file);
+
 // A prepared statement. Bind from index 1; text and blobs must outlive the next Reset.
 class Statement {
  public:

@@ -56,22 +56,6 @@ bool HasEnded(const std::string& bytes) {
   return false;
 }
 
-absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& directory) {
-  const std::string path = absl::StrCat(directory, "/", kStoreFile);
-  sqlite3* db = nullptr;
-  if (sqlite3_open_v2(path.c_str(), &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, nullptr) != SQLITE_OK) {
-    absl::Status status = Annotate(SqlError(db, "open"), path);
-    sqlite3_close(db);
-    return status;
-  }
-  sqlite3_busy_timeout(db, 2000);
-  if (absl::Status status = Execute(db, "PRAGMA mmap_size=0; PRAGMA trusted_schema=OFF; PRAGMA query_only=ON"); !status.ok()) {
-    sqlite3_close(db);
-    return Annotate(status, path);
-  }
-  return db;
-}
-
 bool Wanted(const std::atomic<bool>* stop) { return stop == nullptr || !stop->load(std::memory_order_relaxed); }
 
 }  // namespace
@@ -390,7 +374,7 @@ absl::StatusOr<bool> SqliteStore::TrimBite() {
 }
 
 absl::Status CheckStore(const std::string& directory, const std::atomic<bool>* stop) {
-  absl::StatusOr<sqlite3*> opened = OpenReadOnly(directory);
+  absl::StatusOr<sqlite3*> opened = OpenReadOnly(absl::StrCat(directory, "/", kStoreFile));
   if (!opened.ok()) return opened.status();
   sqlite3* const db = *opened;
   struct Until {

@@ -19,6 +19,7 @@
 #include "scheduler/state/state.h"
 #include "scheduler/store/admin.h"
 #include "scheduler/store/crc.h"
+#include "scheduler/store/history.h"
 #include "scheduler/store/migrations.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/sql.h"
@@ -437,6 +438,41 @@ TEST_F(StoreTest, FinishedJobsGoToTheHistory) {
   ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
   EXPECT_EQ(*QueryText(db, "SELECT group_concat(t) FROM probe"), "adaresearch3");
   sqlite3_close(db);
+}
+
+TEST_F(StoreTest, TheHistoryIsReadBesideTheWriter) {
+  ASSERT_TRUE(Open().ok());
+  const auto history = StoreHistory::Open(options_.directory);
+  ASSERT_TRUE(history.ok()) << history.status();
+  pb::JobRecord job;
+  for (uint64_t number = 1; number <= 5; ++number) {
+    job.set_number(number);
+    job.set_uid("uid" + std::to_string(number));
+    job.set_owner(number % 2 == 0 ? "bob" : "ada");
+    job.set_state(number == 3 ? pb::FAILED : pb::SUCCEEDED);
+    job.set_end_ns(kDay);
+    job.mutable_spec()->set_queue("research");
+    ASSERT_TRUE(Commit(number, {"e"}, {{"job", std::to_string(number), job.SerializeAsString()}}).ok());
+  }
+  const std::string newest = job.SerializeAsString();
+  for (const auto& [id, want] : std::map<std::string, std::string>{{"5", newest}, {"uid5", newest}, {"6", ""}, {"uid", ""}, {"", ""}, {"-1", ""}}) {
+    EXPECT_EQ(*(*history)->Find(id), want) << id;
+  }
+  const auto scan = [&](uint64_t before, uint64_t above, int most) {
+    std::string seen;
+    const absl::Status status = (*history)->Scan(before, above, [&](const History::Row& row) {
+      seen += std::to_string(row.number) + std::string(row.owner) + std::string(row.queue.substr(0, 1)) + std::to_string(row.state) + (row.record() == newest ? "*" : "") + " ";
+      return --most > 0;
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return seen;
+  };
+  EXPECT_EQ(scan(UINT64_MAX, 0, 10), "5adar3* 4bobr3 3adar4 2bobr3 1adar3 ");
+  EXPECT_EQ(scan(5, 1, 10), "4bobr3 3adar4 2bobr3 ");
+  EXPECT_EQ(scan(UINT64_MAX, 0, 2), "5adar3* 4bobr3 ");
+  ASSERT_TRUE(Commit(6, {"e"}).ok()) << "a question that was ended early holds nothing";
+  store_->Idle();
+  EXPECT_EQ(StoreHistory::Open(directory_).status().code(), absl::StatusCode::kInternal) << "there is no store";
 }
 
 TEST_F(StoreTest, OldCommitsAndHistoryAreTrimmedAndTheRestStaysContiguous) {

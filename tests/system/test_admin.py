@@ -38,6 +38,9 @@ def test_a_backup_of_a_running_store_is_sound_and_decides_the_same_again(system)
     wait_started(system, "runs", 1)
     copy = system.folder / "copy.db"
     assert "checked" in admin(system, "backup", copy).stdout
+    bare = system.folder / "bare.db"           # as `muster up` has it, without a musterd.yaml
+    assert "checked" in system.run(["admin", "backup", bare, "--data-dir", system.folder / "store"]).stdout
+    assert "sound" in system.run(["admin", "verify", bare]).stdout
     again = admin(system, "backup", copy, check=False)
     assert again.returncode != 0 and "exists" in again.stderr
     for words in (["verify"], ["verify", copy]):

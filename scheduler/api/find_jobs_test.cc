@@ -1,0 +1,230 @@
+#include "scheduler/api/find_jobs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/api/submit.h"
+#include "scheduler/engine/fixture.h"
+#include "scheduler/state/bytes.h"
+
+namespace muster {
+namespace {
+
+struct LabWithOneHost {
+  LabWithOneHost() : engine(EngineOptions(), &clock, &store, &link, State()) {
+    engine.Post(LabConfigured());
+    engine.Post(HostJoins("h1"));
+    engine.Step();
+  }
+  ManualClock clock;
+  RecordingStore store{nullptr};
+  DeafLink link;
+  Engine engine;
+};
+
+// Finished jobs, newest first, as the store's.
+class ListedHistory : public History {
+ public:
+  void Add(uint64_t number, const std::string& owner, const std::string& queue, pb::JobState state, const std::string& label = "") {
+    pb::JobRecord& job = jobs_[number];
+    job.set_number(number);
+    job.set_uid(absl::StrCat("past", number));
+    job.set_owner(owner);
+    *job.mutable_spec() = OneSlotSpec();
+    job.mutable_spec()->set_queue(queue);
+    if (!label.empty()) (*job.mutable_spec()->mutable_labels())["kind"] = label;
+    job.set_state(state);
+    job.add_tasks()->set_state(pb::TASK_SUCCEEDED);
+  }
+  absl::StatusOr<std::string> Find(std::string_view id) override {
+    for (const auto& [number, job] : jobs_) {
+      if (absl::StrCat(number) == id || job.uid() == id) return DeterministicBytes(job);
+    }
+    return "";
+  }
+  absl::Status Scan(uint64_t before, uint64_t above, const std::function<bool(const Row&)>& each) override {
+    for (auto it = jobs_.rbegin(); it != jobs_.rend(); ++it) {
+      if (it->first >= before || it->first <= above) continue;
+      const pb::JobRecord& job = it->second;
+      if (!each({it->first, job.owner(), job.spec().queue(), job.state(), [&] { ++read; return DeterministicBytes(job); }})) break;
+    }
+    return absl::OkStatus();
+  }
+  int read = 0;
+
+ private:
+  std::map<uint64_t, pb::JobRecord> jobs_;
+};
+
+TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
+  LabWithOneHost lab;
+  for (const char* key : {"a", "b", "c"}) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key(key);
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [](const SubmitOutcome&) {});
+    lab.engine.Step();
+  }
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(3);          // it waits
+  lab.engine.Post(cancel);
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  const auto listed = [&](const std::vector<pb::JobState>& states) {
+    pb::ListJobsRequest request;
+    for (const pb::JobState state : states) request.add_states(state);
+    std::vector<uint64_t> numbers;
+    const absl::StatusOr<JobPage> page = ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
+    for (const std::shared_ptr<const JobRow>& job : page.value().jobs) numbers.push_back(job->number);
+    return numbers;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(listed({}), ElementsAre(3, 2, 1));
+  EXPECT_THAT(listed({pb::WAITING, pb::RUNNING}), ElementsAre(2, 1));
+  EXPECT_THAT(listed({pb::WAITING, pb::RUNNING, pb::CANCELLED}), ElementsAre(3, 2, 1));
+  EXPECT_THAT(listed({pb::CANCELLED}), ElementsAre(3));
+}
+
+TEST(List, ItsPagesTogetherAreAllJobsNewestFirst) {
+  LabWithOneHost lab;
+  for (int i = 0; i < 7; ++i) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key(absl::StrCat(i));
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [](const SubmitOutcome&) {});
+  }
+  for (const uint64_t number : {7, 4, 5}) {            // ended, and in another order; two slots are taken
+    lab.engine.Step();
+    pb::Event cancel;
+    cancel.mutable_job_cancel()->set_number(number);
+    lab.engine.Post(cancel);
+  }
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  const auto paged = [&](const std::vector<pb::JobState>& states) {
+    pb::ListJobsRequest request;
+    request.set_page_size(2);
+    for (const pb::JobState state : states) request.add_states(state);
+    std::string numbers;
+    do {
+      const absl::StatusOr<JobPage> page = ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
+      for (const std::shared_ptr<const JobRow>& job : page.value().jobs) absl::StrAppend(&numbers, job->number, " ");
+      absl::StrAppend(&numbers, "| ");
+      request.set_page_token(page.value().next_page_token);
+    } while (!request.page_token().empty());
+    return numbers;
+  };
+  EXPECT_EQ(paged({}), "7 6 | 5 4 | 3 2 | 1 | ");
+  EXPECT_EQ(paged({pb::WAITING, pb::RUNNING}), "6 3 | 2 1 | ");
+  EXPECT_EQ(paged({pb::CANCELLED}), "7 5 | 4 | ");
+}
+
+TEST(List, OfAQueueThatNeverWasIsNotFound) {
+  const auto state = std::make_shared<const View>();
+  pb::ListJobsRequest request;
+  const auto all = [](const JobRow&) { return true; };
+  request.set_queue("default");
+  EXPECT_TRUE(ListJobs(state, nullptr, request, all).ok()) << "empty, but there";
+  request.set_queue("nope");
+  const auto page = ListJobs(state, nullptr, request, all);
+  EXPECT_EQ(page.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(page.status().message(), "no queue \"nope\"; there are default");
+  request.set_page_token("5");
+  EXPECT_TRUE(ListJobs(state, nullptr, request, all).ok()) << "the last page of one that was removed meanwhile";
+}
+
+// State holds the even ones of twelve jobs, the history all of them.
+TEST(List, GoesOnInTheHistoryOfWhatStateForgot) {
+  LabWithOneHost lab;
+  ListedHistory history;
+  for (uint64_t number = 1; number <= 12; ++number) {
+    pb::Event event;
+    pb::JobSubmitted* job = event.mutable_job_submitted();
+    job->set_number(number);
+    job->set_uid(absl::StrCat("held", number));
+    job->set_owner("ada");
+    *job->mutable_spec() = OneSlotSpec();
+    if (number % 2 == 0) lab.engine.Post(event);
+    history.Add(number, "ada", "default", number % 3 == 0 ? pb::FAILED : pb::SUCCEEDED, number == 7 ? "seven" : "");
+  }
+  history.Add(40, "ada", "default", pb::SUCCEEDED);      // ended after the view was taken
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  ASSERT_EQ(view->state.AllJobs().size(), 6u);
+  struct Case {
+    const char* name;
+    std::function<void(pb::ListJobsRequest*)> ask;
+    std::string pages;
+  };
+  const Case cases[] = {
+      {"all", [](pb::ListJobsRequest*) {}, "12 11 10 9 8 | 7 6 5 4 3 | 2 1 | "},
+      {"finished", [](pb::ListJobsRequest* r) { r->add_states(pb::SUCCEEDED); r->add_states(pb::FAILED); }, "11 9 7 5 3 | 1 | "},
+      {"failed", [](pb::ListJobsRequest* r) { r->add_states(pb::FAILED); }, "9 3 | "},
+      {"unfinished", [](pb::ListJobsRequest* r) { r->add_states(pb::WAITING); r->add_states(pb::RUNNING); }, "12 10 8 6 4 | 2 | "},
+      {"by label", [](pb::ListJobsRequest* r) { (*r->mutable_labels())["kind"] = "seven"; }, "7 | "},
+      {"of somebody else", [](pb::ListJobsRequest* r) { r->set_owner("bob"); }, "| "},
+      {"of another queue", [](pb::ListJobsRequest* r) { r->set_queue("default"); r->add_states(pb::FAILED); }, "9 3 | "},
+  };
+  for (const Case& c : cases) {
+    pb::ListJobsRequest request;
+    request.set_page_size(5);
+    c.ask(&request);
+    std::string numbers;
+    do {
+      const absl::StatusOr<JobPage> page = ListJobs(view, &history, request, [](const JobRow&) { return true; });
+      ASSERT_TRUE(page.ok()) << c.name << ": " << page.status();
+      for (const std::shared_ptr<const JobRow>& job : page->jobs) absl::StrAppend(&numbers, job->number, " ");
+      absl::StrAppend(&numbers, "| ");
+      request.set_page_token(page->next_page_token);
+    } while (!request.page_token().empty());
+    EXPECT_EQ(numbers, c.pages) << c.name;
+  }
+}
+
+// No call reads the whole past of a system that has had millions of jobs; the pages together do.
+TEST(List, APageEndsWhereEnoughOfThePastWasLookedAt) {
+  ListedHistory history;
+  for (uint64_t number = 1; number <= 50'000; ++number) history.Add(number, number == 9 ? "bob" : "ada", "default", pb::SUCCEEDED);
+  State state;
+  pb::Event last;
+  last.mutable_job_submitted()->set_number(50'001);
+  last.mutable_job_submitted()->set_uid("last");
+  *last.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+  Apply(&state, last);
+  const auto view = std::make_shared<const View>(View{state});
+  pb::ListJobsRequest request;
+  request.set_owner("bob");
+  std::string pages;
+  do {
+    const absl::StatusOr<JobPage> page = ListJobs(view, &history, request, [](const JobRow&) { return true; });
+    absl::StrAppend(&pages, page.value().jobs.size(), " before ", page->next_page_token, "; ");
+    request.set_page_token(page->next_page_token);
+  } while (!request.page_token().empty());
+  EXPECT_EQ(pages, "0 before 30001; 0 before 10001; 1 before ; ");
+  EXPECT_EQ(history.read, 1);
+}
+
+TEST(FindJob, ByNumberOrUidInStateAndInThePast) {
+  LabWithOneHost lab;
+  ListedHistory history;
+  history.Add(1, "ada", "default", pb::SUCCEEDED);
+  pb::Event event;
+  event.mutable_job_submitted()->set_number(2);
+  event.mutable_job_submitted()->set_uid("held2");
+  *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+  lab.engine.Post(event);
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  for (const auto& [id, number] : std::map<std::string, uint64_t>{{"1", 1}, {"past1", 1}, {"2", 2}, {"held2", 2}, {"3", 0}, {"", 0}}) {
+    const auto found = FindJob(view, &history, id);
+    ASSERT_TRUE(found.ok()) << id;
+    EXPECT_EQ(*found == nullptr ? 0 : (*found)->number, number) << id;
+  }
+  EXPECT_EQ(*FindJob(view, nullptr, "1"), nullptr);
+}
+
+}  // namespace
+}  // namespace muster

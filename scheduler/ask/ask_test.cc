@@ -192,6 +192,64 @@ TEST(ResolveSpec, TheQueuesLimitsHold) {
   EXPECT_EQ(left_out.resolved.tasks(0).time_limit_ns(), 1000000000);
 }
 
+// lab: two racks of two hosts x 2 h100 in one block, and a host of 2 a100 in another; queue `small` is limited to 2 a100 and 2 cores.
+TEST(ResolveSpec, WhatNoDomainOrNoLimitedFlavourHoldsIsRefused) {
+  State state;
+  Apply(&state, Parse<pb::Event>("step { now_ns: 1700000000000000000 epoch: 1 }"));
+  Apply(&state, Parse<pb::Event>(R"(clusters_configured { file {
+      skus { key: "h" value { flavour: "h100" gpus: 2 cpus_milli: 4000 memory_bytes: 8589934592 } }
+      skus { key: "a" value { flavour: "a100" gpus: 2 cpus_milli: 4000 memory_bytes: 8589934592 } }
+      clusters { name: "lab" hosts { name: "h1" block: "b" rack: "r1" sku: "h" } hosts { name: "h2" block: "b" rack: "r1" sku: "h" }
+                 hosts { name: "h3" block: "b" rack: "r2" sku: "h" } hosts { name: "h4" block: "b" rack: "r2" sku: "h" }
+                 hosts { name: "a1" block: "c" rack: "r1" sku: "a" } } } })"));
+  ApplyQueues(&state, Parse<pb::QueueTree>(R"(queues { name: "default" }
+      queues { name: "small" quota { key: "h100" value { limit_milli: 4000 } } quota { key: "a100" value { limit_milli: 1000 } }
+                             quota { key: "cpu" value { limit_milli: 2000 } } max_gpus_per_job_milli: 4000 })"));
+  const std::string h100 = "resources { gpus_milli: 2000 gpu_types: \"h100\" } ", one = "resources { gpus_milli: 1000 gpu_types: \"h100\" } ";
+  const struct {
+    const char* what;
+    const char* queue;
+    std::string task;
+    const char* want;      // part of the refusal; empty: accepted
+  } kCases[] = {
+      {"a rack holds two", "default", h100 + "workers { min: 2 max: 2 } topology { required: RACK }", ""},
+      {"a rack doesn't hold three", "default", h100 + "workers { min: 3 max: 3 } topology { required: RACK }",
+       "3 workers x 2 = 6 h100 in one rack; lab holds 2 workers in one rack\nIt can start with  workers: 2, or with a wider topology.required"},
+      {"the block holds four", "default", h100 + "workers { min: 4 max: 4 } topology { required: BLOCK }", ""},
+      {"a block doesn't hold five", "default", h100 + "workers { min: 5 max: 5 } topology { required: BLOCK }", "in one block; lab holds 4 workers in one block"},
+      {"a host holds two", "default", one + "workers { min: 2 max: 2 } topology { required: HOST }", ""},
+      {"a host doesn't hold three", "default", one + "workers { min: 3 max: 3 } topology { required: ISLAND }", "in one island; lab holds 2 workers in one island"},
+      {"the flavour with room is limited, the other too few", "small", "resources { gpus_milli: 2000 gpu_types: \"h100\" gpu_types: \"a100\" } workers { min: 2 max: 2 }", ""},
+      {"no flavour is both admitted and large enough", "small", "resources { gpus_milli: 3000 gpu_types: \"a100\" gpu_types: \"h100\" }",
+       "a worker takes 3 a100 or h100 of one host; the largest host has 2"},
+      {"each flavour is limited somewhere", "small", "resources { gpus_milli: 1000 gpu_types: \"a100\" } workers { min: 2 max: 2 }",
+       "it needs 2; queue small is limited to 1 a100"},
+      {"more cores than the queue may ever use", "small", "resources { cpus_milli: 3000 }", "it needs 3 cores; queue small is limited to 2 cpu"},
+      {"larger, when it has grown, than a job may be", "small", one + "workers { min: 1 max: 5 }", "the job may hold 5 GPUs at its largest; queue small allows a job 4"},
+      {"as large as a job may be", "small", one + "workers { min: 1 max: 4 }", ""},
+  };
+  for (const auto& c : kCases) {
+    pb::JobSpec spec = Spec(c.task);
+    spec.set_queue(c.queue);
+    const Resolution resolution = ResolveSpec(state, spec, SpecDefaults{});
+    EXPECT_EQ(resolution.ok(), *c.want == 0) << c.what << ": " << (resolution.ok() ? "" : resolution.problems[0].message);
+    if (!resolution.ok()) {
+      EXPECT_THAT(resolution.problems[0].message, HasSubstr(c.want)) << c.what;
+    }
+  }
+  pb::JobSpec chain = Parse<pb::JobSpec>("name: \"j\" queue: \"small\" ");
+  for (const char* name : {"first", "second"}) {
+    pb::TaskSpec* task = chain.add_tasks();
+    *task = Spec(one + "workers { min: 3 max: 3 }").tasks(0);
+    task->set_name(name);
+  }
+  const Resolution together = ResolveSpec(state, chain, SpecDefaults{});
+  ASSERT_EQ(together.problems.size(), 2u);
+  EXPECT_THAT(together.problems[1].message, HasSubstr("the job may hold 6 GPUs"));
+  chain.mutable_tasks(1)->add_after("first");
+  EXPECT_TRUE(ResolveSpec(state, chain, SpecDefaults{}).ok()) << "one after the other";
+}
+
 TEST(ResolveQueues, PlainGuaranteesAreSplitOverTheClustersSoThatTheyNest) {
   const State state = TwoClusters();
   const QueueResolution resolution = ResolveQueues(state, Parse<pb::QueueTree>(R"(

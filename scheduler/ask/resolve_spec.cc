@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
@@ -34,18 +36,53 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
 
 struct Cell {
   std::string cluster, flavour;
-  int64_t workers = 0;      // that fit into the empty cell
+  int64_t workers = 0;      // that fit into the empty cell, or into the largest of its domains that the task requires
   bool open_ended = false;  // any host may join, and none has: nobody knows
 };
 
 bool Holds(const Cell& cell, const pb::TaskSpec& task) { return cell.open_ended || cell.workers >= task.workers().min(); }
 
+// The domain of the task's required level that a host is in; "": the whole cell is one. An island is taken for its host: how devices are
+// connected is known of hosts that have joined only.
+std::string DomainOf(pb::TopologyLevel required, const HostRow& host) {
+  switch (required) {
+    case pb::ISLAND:
+    case pb::HOST: return host.name;
+    case pb::RACK: return absl::StrCat(host.block, "/", host.rack);
+    case pb::BLOCK: return host.block;
+    default: return "";
+  }
+}
+
+// Where a limit of the queue's path is below what the least gang takes of this flavour, or of "cpu": "2 h100 in research"; else "".
+std::string Over(const State& state, int32_t leaf, const std::string& flavour, int64_t demand_milli) {
+  for (int32_t n = leaf; n >= 0; n = state.queues().nodes[n].parent) {
+    const QueueNode& node = state.queues().nodes[n];
+    const auto quota = node.spec.quota().find(flavour);
+    if (quota == node.spec.quota().end() || !quota->second.has_limit_milli() || quota->second.limit_milli() >= demand_milli) continue;
+    return absl::StrCat("queue ", node.path, " is limited to ", FormatMilli(quota->second.limit_milli()), " ", flavour);
+  }
+  return "";
+}
+
+// The flavours of the task that every limit on the queue's path admits.
+std::vector<std::string> Admitted(const State& state, int32_t leaf, const pb::TaskSpec& task) {
+  std::vector<std::string> admitted;
+  for (const std::string& flavour : task.resources().gpu_types()) {
+    if (Over(state, leaf, flavour, task.workers().min() * task.resources().gpus_milli()).empty()) admitted.push_back(flavour);
+  }
+  return admitted;
+}
+
 // The cells that a task may use, with what they hold when empty. With `one_that_holds`: only the first that holds it, as far as
 // was counted to know that; none if none does. Most submissions end there, with the first host.
 std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task, bool one_that_holds = false) {
   std::vector<Cell> cells;
-  std::vector<std::string> flavours(task.resources().gpu_types().begin(), task.resources().gpu_types().end());
-  if (task.resources().gpus_milli() == 0) flavours = {""};
+  std::vector<std::string> flavours = {""};
+  if (task.resources().gpus_milli() > 0) {
+    flavours = Admitted(state, state.queues().Find(spec.queue()), task);
+    if (flavours.empty()) flavours.assign(task.resources().gpu_types().begin(), task.resources().gpu_types().end());    // refused for that (CheckQueue)
+  }
   for (size_t c = 0; c < state.clusters().size(); ++c) {
     const ClusterRow& cluster = state.clusters()[c];
     if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(), cluster.name) == spec.clusters().end()) continue;
@@ -53,12 +90,17 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
       Cell cell{cluster.name, flavour};
       bool any = false;
       pb::Inventory made;
+      std::map<std::string, int64_t> domains;
       for (HostId id : state.hosts()) {
         const HostRow& host = state.host(id);
         if (host.cluster != static_cast<int32_t>(c)) continue;
         any = true;
         const pb::Inventory& shape = ShapeOf(state, host, &made);
-        if (flavour.empty() || shape.flavour() == flavour) cell.workers += WorkersOn(task, shape);
+        if (flavour.empty() || shape.flavour() == flavour) {
+          int64_t& workers = domains[DomainOf(task.topology().required(), host)];
+          workers += WorkersOn(task, shape);
+          cell.workers = std::max(cell.workers, workers);
+        }
         if (one_that_holds && Holds(cell, task)) return {cell};
       }
       cell.open_ended = cluster.spec.open() && !any;
@@ -124,13 +166,17 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   if (best == 0) return TooLargeForAHost(state, spec, task);
   const bool gpus = task.resources().gpus_milli() > 0;
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();
+  const pb::TopologyLevel required = task.topology().required();
+  const bool within = required != pb::TOPOLOGY_LEVEL_UNSPECIFIED && required < pb::CLUSTER;
+  const std::string domain = within ? absl::AsciiStrToLower(pb::TopologyLevel_Name(required)) : "cluster";
   std::string text = absl::StrCat(task.workers().min(), " workers x ", FormatMilli(each_milli), " = ", FormatMilli(each_milli * task.workers().min()), " ",
-                                  gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one cluster; ");
+                                  gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one ", domain, "; ");
   for (const Cell& cell : cells) {
     absl::StrAppend(&text, &cell == &cells[0] ? "" : ", ", cell.cluster, cells.size() > 1 && !cell.flavour.empty() ? absl::StrCat(" (", cell.flavour, ")") : "",
-                    " holds ", cell.workers, cell.workers == 1 ? " worker" : " workers");
+                    " holds ", cell.workers, cell.workers == 1 ? " worker" : " workers", within ? absl::StrCat(" in one ", domain) : "");
   }
   absl::StrAppend(&text, "\nIt can start with  workers: ", best);
+  if (within) absl::StrAppend(&text, ", or with a wider topology.required");
   if (task.workers().max() > 1) absl::StrAppend(&text, "  or  workers: {min: ", best, ", max: ", task.workers().max(), "}");
   return text;
 }
@@ -205,33 +251,58 @@ void CheckTogether(const State& state, Resolution* resolution) {
   }
 }
 
+// Tasks of one job that may run at the same time as `task`, itself among them: all but those that come before it or after it.
+std::vector<int> Beside(const pb::JobSpec& spec, int task) {
+  std::map<std::string, int> at;
+  for (int t = 0; t < spec.tasks_size(); ++t) at[spec.tasks(t).name()] = t;
+  const auto before = [&](int first) {
+    std::set<int> reached;
+    std::vector<int> left = {first};
+    while (!left.empty()) {
+      const int t = left.back();
+      left.pop_back();
+      for (const std::string& name : spec.tasks(t).after()) {
+        if (const auto it = at.find(name); it != at.end() && reached.insert(it->second).second) left.push_back(it->second);
+      }
+    }
+    return reached;
+  };
+  const std::set<int> earlier = before(task);
+  std::vector<int> beside;
+  for (int t = 0; t < spec.tasks_size(); ++t) {
+    if (t == task || (!earlier.contains(t) && !before(t).contains(task))) beside.push_back(t);
+  }
+  return beside;
+}
+
 // Refuses what the limits on the queue's path, or the queue's bounds, can never admit.
 void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resolution* resolution) {
   for (int t = 0; t < spec.tasks_size(); ++t) {
     const pb::TaskSpec& task = spec.tasks(t);
+    const auto never = [&](const std::string& field, int64_t demand_milli, const std::string& what, const std::string& why) {
+      resolution->problems.push_back({TaskPath(spec, t, field), absl::StrCat("it needs ", FormatMilli(demand_milli), what, "; ", why,
+                                                                            "\nAsk for less, or submit to another queue: muster queue list")});
+      resolution->never_fits = true;
+    };
+    const int64_t gpus_milli = task.workers().min() * task.resources().gpus_milli();
+    if (gpus_milli > 0 && Admitted(state, leaf, task).empty()) {
+      std::vector<std::string> why;
+      for (const std::string& flavour : task.resources().gpu_types()) why.push_back(Over(state, leaf, flavour, gpus_milli));
+      never("workers", gpus_milli, "", absl::StrJoin(why, ", "));
+    }
+    const int64_t cpus_milli = task.workers().min() * task.resources().cpus_milli();
+    if (const std::string why = Over(state, leaf, "cpu", cpus_milli); cpus_milli > 0 && !why.empty()) never("resources.cpus", cpus_milli, " cores", why);
+    int64_t most_milli = 0;             // of the job beside this task, all at their largest
+    for (const int other : Beside(spec, t)) {
+      const pb::TaskSpec& its = spec.tasks(other);
+      most_milli += std::max(its.workers().min(), its.workers().max()) * its.resources().gpus_milli();
+    }
     for (int32_t n = leaf; n >= 0; n = state.queues().nodes[n].parent) {
       const QueueNode& node = state.queues().nodes[n];
-      if (task.resources().gpus_milli() > 0) {
-        const int64_t demand_milli = task.workers().min() * task.resources().gpus_milli();
-        bool admitted = false;
-        std::string why;
-        for (const std::string& flavour : task.resources().gpu_types()) {
-          const auto quota = node.spec.quota().find(flavour);
-          const bool over = quota != node.spec.quota().end() && quota->second.has_limit_milli() && quota->second.limit_milli() < demand_milli;
-          admitted = admitted || !over;
-          if (over) absl::StrAppend(&why, why.empty() ? "" : ", ", FormatMilli(quota->second.limit_milli()), " ", flavour);
-        }
-        if (!admitted) {
-          resolution->problems.push_back({TaskPath(spec, t, "workers"),
-                                          absl::StrCat("it needs ", FormatMilli(demand_milli), "; queue ", node.path, " is limited to ", why,
-                                                       "\nAsk for less, or submit to another queue: muster queue list")});
-          resolution->never_fits = true;
-        }
-        if (node.spec.max_gpus_per_job_milli() > 0 && demand_milli > node.spec.max_gpus_per_job_milli()) {
-          resolution->problems.push_back({TaskPath(spec, t, "resources.gpus"),
-                                          absl::StrCat(FormatMilli(demand_milli), " GPUs; queue ", node.path, " allows a job ",
-                                                       FormatMilli(node.spec.max_gpus_per_job_milli()))});
-        }
+      if (gpus_milli > 0 && node.spec.max_gpus_per_job_milli() > 0 && most_milli > node.spec.max_gpus_per_job_milli()) {
+        resolution->problems.push_back({TaskPath(spec, t, "resources.gpus"),
+                                        absl::StrCat("the job may hold ", FormatMilli(most_milli), " GPUs at its largest; queue ", node.path, " allows a job ",
+                                                     FormatMilli(node.spec.max_gpus_per_job_milli()))});
       }
       if (node.spec.max_time_limit_ns() > 0 && task.time_limit_ns() > node.spec.max_time_limit_ns()) {
         resolution->problems.push_back({TaskPath(spec, t, "time_limit"),

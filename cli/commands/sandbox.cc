@@ -63,7 +63,8 @@ std::string Describe(Client& client, const std::string& server, int64_t took_ns)
     }
   }
   absl::StrAppend(&text, "Try:  muster top     muster jobs --limit 20     muster explain ", number, "     muster ledger --by queue\n",
-                  "      muster run --queue scratch --gpus 1 -- sleep 20     muster simulate --drain phx/h001     muster queue list\n",
+                  "      muster simulate --drain phx/h001     muster queue list\n",
+                  "      muster run --queue scratch --gpus 1 --gpu-type l40s-48g -- sleep 20\n",
                   "Ctrl+C ends it and leaves nothing behind.\n");
   return text;
 }

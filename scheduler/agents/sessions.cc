@@ -579,8 +579,8 @@ void Sessions::LookAtQuarantines(const State& state, HostId id) {
     const std::string key = absl::StrCat(q.device(), q.withheld() ? " withheld " : " ", q.since_ns());
     now.insert(key);
     if (!told_quarantines_[id].contains(key)) {
-      LogWarn(q.withheld() ? "too much of the cluster is in quarantine: an operator has to look" : "taken out of placement", {{"cluster", cluster},
-              {"host", row.name}, {"device", q.device()}, {"why", q.reason()}});
+      (q.withheld() ? LogError : LogWarn)(q.withheld() ? "too much of the cluster is in quarantine: an operator has to look" : "taken out of placement",
+                                          {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"why", q.reason()}});
     }
     if (q.release_ns() == 0 || q.release_ns() > clock_->WallNs()) continue;
     LogInfo("released from quarantine", {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"by", "time"}});

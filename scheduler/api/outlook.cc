@@ -8,6 +8,7 @@ namespace muster {
 namespace {
 
 constexpr int64_t kForecastBudgetNs = 2 * kSecond;
+constexpr int64_t kForecastOldNs = kMinute;         // after that a forecast of an earlier state isn't told
 constexpr int64_t kForecastKeptNs = 3 * kSecond;    // and ten times as long as it took: a tenth of a core at most
 constexpr size_t kQuestions = 16;
 
@@ -42,7 +43,9 @@ std::shared_ptr<const Forecast> Outlook::Newest() {
     wanted_ = true;
     wake_.notify_one();
   }
-  return forecast_;
+  // Of a state that was: one that nobody asked for since may be of yesterday.
+  const bool old = commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_ + kForecastOldNs;
+  return old ? nullptr : forecast_;
 }
 
 bool Outlook::Ask(std::function<void()> question) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "muster/v1/job.pb.h"
@@ -22,6 +23,7 @@ struct Forecast {
   int64_t until_ns = 0;                 // how far it saw
   bool complete = false;                // false: time ran out; what isn't in `starts` is unknown rather than late
   std::map<TaskRef, ForecastStart> starts;   // of tasks that wait now, or wait for others of their job
+  std::set<TaskRef> later;                   // the others of them: not before until_ns
 };
 
 // Pure but for options.expired. Ends early once every waiting task has started.
@@ -29,7 +31,7 @@ Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOption
 
 // Gives the waiting tasks their starts as the forecast has them, in place of what the newest decision counted on; marked as such.
 // What a forecast made before doesn't know or puts into the past keeps what it has, as does what waits for a known time (a backoff)
-// or for an operator (held, drained). `number` is the job's.
+// or for an operator (held, drained). A start by which the forecast has seen nothing of it start is taken away. `number` is the job's.
 void AddForecast(const Forecast& forecast, uint64_t number, int64_t now_ns, pb::Job* job);
 
 }  // namespace muster

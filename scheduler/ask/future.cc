@@ -54,20 +54,24 @@ void Future::Adopt(const JobRow& job, int32_t task, const AttemptRow& attempt) {
   base.spec = &job.task_spec(task);
   base.current = &attempt;
   ReadRun(state_, &attempt, &base);
+  if (attempt.state != pb::TASK_RUNNING) {
+    pending_.emplace(begin_ns_, Pending{Pending::kLaunch, {}, ref});
+    return;
+  }
+  if (const int64_t hang_ns = HangNs(state_, *base.spec, *base.row, attempt); hang_ns != kUnbounded && hang_ns > begin_ns_) {
+    hang_ns_ = std::min(hang_ns_, hang_ns);
+    hang_timeout_ns_ = std::min(hang_timeout_ns_, base.spec->hang_timeout_ns());
+  }
   Work work;
   work.since_ns = begin_ns_;
   work.end_ns = ExpectedEnd(base, begin_ns_);
   const bool by_limit = base.spec->time_limit_ns() > 0 && attempt.start_ns != 0 &&
                         work.end_ns == attempt.start_ns + base.spec->time_limit_ns() - base.row->ran_ns;
-  if (work.end_ns != 0 && !by_limit && attempt.state == pb::TASK_RUNNING) {
+  if (work.end_ns != 0 && !by_limit) {
     work.left = static_cast<int64_t>(std::min<__int128>(static_cast<__int128>(work.end_ns - begin_ns_) * attempt.workers, kNever / 2));
   }
   work_[base.ref] = work;
-  if (attempt.state != pb::TASK_RUNNING) {
-    pending_.emplace(begin_ns_, Pending{Pending::kLaunch, {}, ref});
-  } else if (work.end_ns != 0) {
-    pending_.emplace(std::max(begin_ns_, work.end_ns), Pending{Pending::kEnd, {}, ref});
-  }
+  if (work.end_ns != 0) pending_.emplace(std::max(begin_ns_, work.end_ns), Pending{Pending::kEnd, {}, ref});
 }
 
 void Future::At(int64_t when_ns, pb::Event event) {
@@ -113,6 +117,10 @@ bool Future::StepAt(int64_t at_ns) {
   pb::Event step;
   step.mutable_step()->set_now_ns(now_ns_);
   step.mutable_step()->set_epoch(state_.epoch());
+  if (now_ns_ >= hang_ns_) {            // nobody tells progress here: that it is silent says nothing
+    step.mutable_step()->set_listens_again(true);
+    hang_ns_ = now_ns_ + hang_timeout_ns_;
+  }
   Apply(&state_, step);
   while (!pending_.empty() && pending_.begin()->first <= now_ns_) {
     const Pending due = std::move(pending_.begin()->second);
@@ -189,12 +197,16 @@ void Future::Launch(const AttemptRef& ref) {
   if (work.end_ns != 0) pending_.emplace(work.end_ns, Pending{Pending::kEnd, {}, ref});
 }
 
-// What is left of a task that waits: from the steps that it has made in the time that it ran.
+// What is left of a task that is placed: from the steps that it has made in the time that it ran, else from history.
 Future::Work Future::WorkOf(const JobRow& job, int32_t task) const {
   Work work;
   const TaskRow& row = job.tasks[task];
   const pb::Progress& progress = row.progress;
-  if (row.attempts.empty() || row.ran_ns <= 0 || progress.step() <= 0 || progress.total_steps() <= progress.step()) return work;
+  if (row.attempts.empty() || row.ran_ns <= 0 || progress.step() <= 0 || progress.total_steps() <= progress.step()) {
+    const __int128 left = static_cast<__int128>(row.expected_run_ns - row.ran_ns) * (row.attempts.empty() ? 1 : row.attempts.back().workers);
+    if (left > 0 && left < kNever / 2) work.left = static_cast<int64_t>(left);
+    return work;
+  }
   const int32_t workers = row.attempts.size() > 1 && !row.attempts.back().ended() ? row.attempts[row.attempts.size() - 2].workers
                                                                                   : row.attempts.back().workers;
   const __int128 left = static_cast<__int128>(row.ran_ns) * (progress.total_steps() - progress.step()) / progress.step() * workers;

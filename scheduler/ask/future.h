@@ -1,7 +1,7 @@
 // What would happen from a State on if nothing else came: the real Decide under a virtual clock, on hosts that carry out its
 // plans at once (SCHEDULING.md §4, forecasts). Preview, explain, forecast and simulate are built on it.
 //
-// A model, and its assumptions: what runs ends when it is expected to (progress, history, time limit; else never), a program
+// A model, and its assumptions: what runs makes progress and ends when it is expected to (progress, history, time limit; else never), a program
 // that is stopped leaves after `leave_ns` with a checkpoint of that moment if it makes any (StartsOver), launching takes no time,
 // nothing fails. The work of an elastic gang is workers x time. Pure and deterministic but for `expired`; one object is used by one thread.
 #pragma once
@@ -121,6 +121,8 @@ class Future {
   bool started_ = false, cut_ = false;
   int steps_ = 0;
   int64_t look_ns_ = std::numeric_limits<int64_t>::max();
+  int64_t hang_ns_ = std::numeric_limits<int64_t>::max();            // when what runs in the given State would first count as hung
+  int64_t hang_timeout_ns_ = std::numeric_limits<int64_t>::max();    // the shortest of theirs
   std::multimap<int64_t, Pending> pending_;
   std::map<TaskRef, Work> work_;
   std::map<TaskRef, size_t> placed_;    // index of the first kPlaced in turns_

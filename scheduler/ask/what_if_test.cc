@@ -15,7 +15,9 @@ namespace {
 
 using ::muster::testing::JobBuilder;
 using ::muster::testing::SystemBuilder;
+using ::muster::testing::ReportAll;
 using ::muster::testing::StartAll;
+using ::muster::testing::Stopping;
 using ::muster::testing::TaskOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -41,6 +43,14 @@ void Checkpointed(SystemBuilder* system, uint64_t job) {
   event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/disk/", job));
   event.mutable_checkpoint_seen()->set_loaded_step(-1);
   system->Do(event);
+}
+
+void Progressed(SystemBuilder* system, uint64_t job, int64_t step, int64_t of) {
+  pb::Event seen;
+  *seen.mutable_progress_seen()->mutable_key() = KeyOf(*system->state.FindJob(job), 0, TaskOf(system->state, job).attempts.back().number);
+  seen.mutable_progress_seen()->mutable_progress()->set_step(step);
+  seen.mutable_progress_seen()->mutable_progress()->set_total_steps(of);
+  system->Do(seen);
 }
 
 int64_t At(int64_t seconds) { return SystemBuilder::kStart + seconds * kSecond; }
@@ -97,11 +107,7 @@ int64_t EndOfTheShrunk(bool checkpoint) {
   EXPECT_EQ(TaskOf(s.state, elastic).attempts.back().workers, 4);
   s.Step(100);
   if (checkpoint) Checkpointed(&s, elastic);
-  pb::Event seen;
-  *seen.mutable_progress_seen()->mutable_key() = KeyOf(*s.state.FindJob(elastic), 0, 1);
-  seen.mutable_progress_seen()->mutable_progress()->set_step(100);
-  seen.mutable_progress_seen()->mutable_progress()->set_total_steps(200);
-  s.Do(seen);
+  Progressed(&s, elastic, 100, 200);
   JobBuilder("prod").Workers(2).SubmitTo(&s);        // takes two of its workers: what is left takes twice as long
   Future future(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
   future.Run();
@@ -120,6 +126,94 @@ TEST(Future, ProgressSaysWhenAnElasticGangEndsWhateverItsSize) {
 TEST(Future, WithoutACheckpointAStopLosesAllThatWasDone) {
   EXPECT_GE(EndOfTheShrunk(false), At(100 + 400));
   EXPECT_LE(EndOfTheShrunk(false), At(100 + 425));
+}
+
+// Nobody tells progress in a future: what runs there isn't taken for hung. What is hung already is stopped.
+TEST(Future, WhatMakesProgressGoesOnMakingIt) {
+  for (const int64_t silent_s : {0, 700}) {
+    SystemBuilder s;
+    s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+    JobBuilder runs("research");
+    runs.Workers(4);
+    runs.task()->set_hang_timeout_ns(600 * kSecond);
+    runs.task()->set_max_restarts(0);
+    const uint64_t first = runs.SubmitTo(&s);
+    Go(&s);
+    s.Step(100);
+    Progressed(&s, first, 100, 10'000);                // a step a second
+    const uint64_t second = JobBuilder("research").Workers(4).SubmitTo(&s);
+    s.Step(100 + silent_s);
+    const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+    ASSERT_TRUE(forecast.starts.contains({second, 0})) << silent_s;
+    if (silent_s == 0) {
+      EXPECT_THAT(forecast.starts.at({second, 0}).start_ns, About(10'000));
+    } else {
+      EXPECT_LE(forecast.starts.at({second, 0}).start_ns, At(100 + silent_s + 60));
+    }
+  }
+}
+
+TEST(Future, WhatIsJustBeingStartedAgainHasTheRestToDo) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  const uint64_t first = JobBuilder("research").Workers(4).SubmitTo(&s);
+  Go(&s);
+  s.Step(100);
+  Checkpointed(&s, first);
+  Progressed(&s, first, 100, 400);
+  s.Do(Stopping(s.state, first, pb::DRAIN));
+  ReportAll(&s, first, pb::GONE, -1, true);
+  for (const pb::Event& event : Decide(s.state, s.now_ns, SchedulingOptions()).events) s.Do(event);
+  for (const pb::Event& event : Decide(s.state, s.now_ns, SchedulingOptions()).events) s.Do(event);
+  ASSERT_EQ(TaskOf(s.state, first).attempts.size(), 2u);
+  ASSERT_EQ(TaskOf(s.state, first).attempts.back().start_ns, 0) << "placed, not started";
+  const uint64_t second = JobBuilder("research").Workers(4).SubmitTo(&s);
+  const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  ASSERT_TRUE(forecast.starts.contains({second, 0}));
+  EXPECT_THAT(forecast.starts.at({second, 0}).start_ns, About(400));
+}
+
+TEST(Future, WhatWaitsRunsAsLongAsItsLikeDid) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  const uint64_t like = JobBuilder("research").Workers(4).SubmitTo(&s);
+  Go(&s);
+  s.Step(60);
+  ReportAll(&s, like, pb::GONE, 0);
+  JobBuilder other("research");
+  other.Workers(4).TimeLimit(600);
+  other.spec.set_name("other");
+  other.SubmitTo(&s);
+  Go(&s);
+  JobBuilder("research").Workers(4).TimeLimit(7 * 86'400).SubmitTo(&s);
+  JobBuilder last("research");
+  last.Workers(4);
+  last.spec.set_name("last");
+  const uint64_t number = last.SubmitTo(&s);
+  const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  ASSERT_TRUE(forecast.starts.contains({number, 0}));
+  EXPECT_THAT(forecast.starts.at({number, 0}).start_ns, About(60 + 600 + 60));
+}
+
+// A decision counts with the first end for each of those that wait; a forecast knows their turns.
+TEST(Forecast, TakesAwayAStartThatItHasSeenPass) {
+  Forecast forecast;
+  forecast.now_ns = At(0);
+  forecast.until_ns = At(3600);
+  forecast.starts[{1, 0}].start_ns = At(600);
+  forecast.later.insert({2, 0});
+  const struct {
+    uint64_t job;
+    int64_t expected_s, want_s;        // 0: none
+  } kCases[] = {{1, 500, 600}, {2, 600, 0}, {2, 4000, 4000}, {3, 600, 600}};
+  for (const auto& c : kCases) {
+    pb::Job job;
+    job.add_tasks()->set_state(pb::TASK_WAITING);
+    job.mutable_tasks(0)->mutable_verdict()->set_code(pb::V_CAPACITY);
+    job.mutable_tasks(0)->mutable_verdict()->set_expected_start_ns(At(c.expected_s));
+    AddForecast(forecast, c.job, At(10), &job);
+    EXPECT_EQ(job.tasks(0).verdict().expected_start_ns(), c.want_s == 0 ? 0 : At(c.want_s)) << c.job << " " << c.expected_s;
+  }
 }
 
 TEST(Future, WhatHappensInOneOfTwoIsADecisionInBoth) {

@@ -25,6 +25,7 @@
 #include "agent/failures/rules.h"
 #include "agent/host/inventory.h"
 #include "agent/host/logs.h"
+#include "agent/host/unit.h"
 #include "agent/reconcile/reconciler.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
@@ -593,6 +594,7 @@ absl::Status Agent::Run() {
     }
     const uint64_t one = 1;
     if (::write(inbox_ready_, &one, sizeof one) < 0) return;
+    if (const std::string why = WhyUnitEndsShims(); !why.empty()) LogWarn("jobs will not outlive the agent", {{"why", why}});
   });
   if (options_.nvml != nullptr && options_.nvml->Watch()) {
     devices_ = std::thread([this] {

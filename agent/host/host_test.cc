@@ -21,6 +21,7 @@
 #include "agent/host/processes.h"
 #include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
+#include "agent/host/unit.h"
 #include "agent/shim/cgroup.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
@@ -242,6 +243,44 @@ TEST_F(HostTest, ControlGroupsAreEmptiedWhereverTheyWereMade) {
   EXPECT_FALSE(left("forgotten"));
   second.EndAllBut({});
   EXPECT_FALSE(left("known"));
+}
+
+// systemd tells the main process of a unit that it is that, and kills a unit's control group with it unless the unit says otherwise.
+TEST_F(HostTest, AUnitThatWouldKillTheJobsIsToldWithItsRemedy) {
+  const struct {
+    const char* what;
+    const char* groups;
+    bool main_process;
+    const char* answer;       // of systemctl, with $* for what it was asked
+    const char* told;
+  } kCases[] = {
+      {"the default", "0::/system.slice/muster-agent.service\n", true, "echo control-group", "muster-agent.service has KillMode=control-group"},
+      {"its main process last", "0::/system.slice/muster-agent.service/agent\n", true, "echo mixed", "muster-agent.service has KillMode=mixed"},
+      {"of version 1", "4:memory:/a.service\n1:name=systemd:/system.slice/m.service\n0::/\n", true, "echo control-group", "m.service has"},
+      {"as shipped", "0::/system.slice/muster-agent.service\n", true, "echo process", ""},
+      {"none", "0::/system.slice/muster-agent.service\n", true, "echo none", ""},
+      {"asked as the system's", "0::/system.slice/m.service\n", true, "[ \"$*\" = '--system show --property=KillMode --value -- m.service' ] && echo mixed", "systemctl --system edit m.service"},
+      {"asked as the user's", "0::/user.slice/user-7.slice/user@7.service/app.slice/m.service\n", true, "[ \"$1\" = --user ] && echo mixed", "systemctl --user edit m.service"},
+      {"started by hand below a unit", "0::/system.slice/cron.service\n", false, "echo control-group", ""},
+      {"no unit", "0::/user.slice/user-7.slice/session-3.scope\n", true, "echo control-group", ""},
+      {"no answer", "0::/system.slice/m.service\n", true, "echo control-group; exit 1", ""},
+  };
+  UnitPlaces places{directory_ + "/cgroup", directory_ + "/systemctl"};
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.what);
+    Write("cgroup", c.groups);
+    Write("systemctl", absl::StrCat("#!/bin/sh\n", c.answer, "\n"));
+    std::filesystem::permissions(places.systemctl, std::filesystem::perms(0755));
+    ::setenv("SYSTEMD_EXEC_PID", absl::StrCat(::getpid() + (c.main_process ? 0 : 1)).c_str(), 1);
+    const std::string why = WhyUnitEndsShims(places);
+    EXPECT_EQ(why.empty(), *c.told == '\0') << why;
+    EXPECT_NE(why.find(c.told), std::string::npos) << why;
+  }
+  std::filesystem::remove(places.systemctl);
+  ::setenv("SYSTEMD_EXEC_PID", absl::StrCat(::getpid()).c_str(), 1);
+  Write("cgroup", "0::/system.slice/m.service\n");
+  EXPECT_EQ(WhyUnitEndsShims(places), "") << "a machine without systemctl";
+  ::unsetenv("SYSTEMD_EXEC_PID");
 }
 
 TEST(Ports, RangesAndBusyPorts) {

@@ -136,6 +136,8 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
       Put(&process.env, "TORCHELASTIC_RUN_ID", absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
       Put(&process.env, "TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
       Put(&process.env, "TORCHELASTIC_MAX_RESTARTS", absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
+      // The driver's order, which our indices are of: CUDA's own begins with the fastest. Indices, as there are programs that read no UUIDs here.
+      Put(&process.env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
       // Empty, not missing: without GPUs of its own a process must not see others'.
       Put(&process.env, "CUDA_VISIBLE_DEVICES", visible);
     }

@@ -90,7 +90,7 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   const auto spec = MakeShimSpec(Record(), Host(), "token", "/tmp/p");
   ASSERT_TRUE(spec.ok()) << spec.status();
   const std::map<std::string, std::string> want = {
-      {"CUDA_VISIBLE_DEVICES", "6,7"}, {"GROUP_RANK", "2"}, {"GROUP_WORLD_SIZE", "4"}, {"HOME", "/home/u"}, {"LANG", "C.UTF-8"},
+      {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "6,7"}, {"GROUP_RANK", "2"}, {"GROUP_WORLD_SIZE", "4"}, {"HOME", "/home/u"}, {"LANG", "C.UTF-8"},
       {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOGNAME", "u"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "20007"},
       {"MUSTER_ATTEMPT", "2"}, {"MUSTER_CHECKPOINT_DIR", "/c"}, {"MUSTER_CHECKPOINT_INTERVAL_S", "600"}, {"MUSTER_CHECKPOINT_KEEP", "2"},
       {"MUSTER_EXPORT_STAGING", "/j/train/attempt-2/export-staging"}, {"MUSTER_JOB", "42"}, {"MUSTER_JOB_DIR", "/j"},

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -21,8 +22,8 @@
 namespace muster::shim {
 namespace {
 
-void Pause(int64_t ns) {
-  timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
+void Sleep(int64_t ns) {
+  const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
   ::nanosleep(&time, nullptr);
 }
 
@@ -35,7 +36,7 @@ void WaitForEnd(int pipe) {
   }
 }
 
-// Kills the children of `parent` but one, and says how many live ones there were.
+// Kills the children of `parent` but one, and says how many live ones there were, those included that another user's rights protect.
 int KillChildren(pid_t parent, pid_t but) {
   int found = 0;
   DIR* proc = ::opendir("/proc");
@@ -64,6 +65,11 @@ void BlockEverySignal() {
 }
 
 }  // namespace
+
+void Backoff::Pause() {
+  Sleep(next_ns_);
+  next_ns_ = std::min(2 * next_ns_, kLongest);
+}
 
 int KillByToken(std::string_view token) {
   const std::string wanted = std::string(kTokenVariable) + "=" + std::string(token);
@@ -120,9 +126,15 @@ int Isolation::Keep(Pipes pipes) const {
   WaitForEnd(pipes.end[0]);
   // The shim is dead. In a namespace our end is everybody's end.
   if (!has_namespace_) {
+    Backoff backoff;
     for (int quiet = 0; quiet < 3;) {
       quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
-      Pause(10'000'000);
+      if (quiet > 0) {
+        backoff.Reset();
+        Sleep(10 * kMillisecond);
+      } else {
+        backoff.Pause();
+      }
     }
   }
   return 0;
@@ -166,11 +178,13 @@ void Isolation::KillAll() {
   } else {
     // By parent too: an orphan that dropped our environment (`env -i x &`) is our child, and we would wait for it for ever.
     const pid_t self = ::getpid();
+    Backoff backoff;
     for (int quiet = 0; quiet < 2;) {
       quiet = KillByToken(token_) + KillChildren(self, keeper_) == 0 ? quiet + 1 : 0;
       while (::waitpid(-1, nullptr, WNOHANG) > 0) {
       }
-      if (quiet < 2) Pause(2'000'000);
+      if (quiet > 0) backoff.Reset();
+      if (quiet < 2) backoff.Pause();
     }
     ::kill(keeper_, SIGKILL);
   }

@@ -7,12 +7,28 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "agent/shim/times.h"
 
 namespace muster::shim {
 
 inline constexpr char kTokenVariable[] = "MUSTER_SHIM_TOKEN";
+
+// Between looks for what was killed and may take its time to die, or can't be killed by us: each pause is twice the one before.
+class Backoff {
+ public:
+  static constexpr int64_t kShortest = 2 * kMillisecond, kLongest = 250 * kMillisecond;
+
+  void Pause();
+  void Reset() { next_ns_ = kShortest; }
+  int64_t next_ns() const { return next_ns_; }
+
+ private:
+  int64_t next_ns_ = kShortest;
+};
 
 // Sends SIGKILL to every process whose environment carries the token; how many it found. Our own process is spared.
 int KillByToken(std::string_view token);

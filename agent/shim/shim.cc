@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -40,6 +41,7 @@ constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; 
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
 constexpr int64_t kFenceInterval = 1'000 * kMillisecond;    // how often the fence is looked at where no alarm can be set
+constexpr int kTurnBytes = 1 << 20;                       // read of a stream before others are looked at
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
 
 // All shims of a host share one log.
@@ -87,6 +89,7 @@ class Shim {
   void WriteProgress();
   void WriteTimes();
   void ReadStream(Stream* stream);
+  void CloseStream(Stream* stream);
   void Reap();
   void ChildEnded(pid_t pid, int status);
   void RecordExit(int32_t rank, int exit_code, int signal, std::string detail, bool at_once = true, bool own = false);
@@ -458,19 +461,20 @@ void Shim::WriteProgress() {
   metrics_written_ns_ = SteadyNs();
 }
 
+void Shim::CloseStream(Stream* stream) {
+  ::close(stream->fd);
+  stream->fd = -1;
+  if (!stream->environment) stream->lines->Finish(Log(stream->rank));
+}
+
 void Shim::ReadStream(Stream* stream) {
-  char buffer[65536];
-  // A bounded number of reads a turn, so that one talkative process can't starve the others.
+  char buffer[kTurnBytes / 16];
+  // So much a turn, so that one talkative process can't starve the others.
   for (int i = 0; i < 16; ++i) {
     const ssize_t got = ::read(stream->fd, buffer, sizeof buffer);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
-    if (got <= 0) {
-      ::close(stream->fd);
-      stream->fd = -1;
-      if (!stream->environment) stream->lines->Finish(Log(stream->rank));
-      return;
-    }
+    if (got <= 0) return CloseStream(stream);
     const std::string_view bytes(buffer, static_cast<size_t>(got));
     if (stream->environment) {
       std::string& environment = workers_[stream->worker].environment;
@@ -552,20 +556,16 @@ void Shim::Loop() {
 void Shim::Finish() {
   isolation_->KillAll();
   // What got away from that is still of its control group; its devices are not free before it is empty.
-  while (CgroupPopulated(cgroups_)) {
-    KillCgroup(cgroups_);
-    const timespec pause{0, 2'000'000};
-    ::nanosleep(&pause, nullptr);
-  }
+  for (Backoff backoff; CgroupPopulated(cgroups_); backoff.Pause()) KillCgroup(cgroups_);
   RemoveCgroups(cgroups_);
   if (progress_ >= 0) ReadProgress();
   WriteProgress();
   for (Stream& stream : streams_) {
-    // Every writer is dead: read to the end.
-    while (stream.fd >= 0) {
-      ::fcntl(stream.fd, F_SETFL, 0);
-      ReadStream(&stream);
-    }
+    // The attempt's processes are dead. Somebody else may have a write end (passed through a socket, opened in /proc), and may go on writing: what is in
+    // the pipe is read, and nothing is waited for.
+    int left = 0;
+    for (::ioctl(stream.fd, FIONREAD, &left); left > 0 && stream.fd >= 0; left -= kTurnBytes) ReadStream(&stream);
+    if (stream.fd >= 0) CloseStream(&stream);
   }
   if (lines_dropped_ > 0) {
     AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));

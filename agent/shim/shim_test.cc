@@ -11,7 +11,9 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <set>
+#include <thread>
 
 #include "agent/shim/durable.h"
 #include "agent/shim/exec_status.h"
@@ -246,6 +248,51 @@ TEST_P(ShimTest, BackgroundProcessesEndWithTheAttempt) {
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(KillByToken(spec_.token), 0);
   EXPECT_EQ(Log(0), "started\n");
+}
+
+// As by a descriptor that was passed through a socket, or `yes > /proc/PID/fd/1` in somebody's shell.
+TEST_P(ShimTest, EndsThoughSomebodyElseHoldsItsOutputAndGoesOnWriting) {
+  Script("echo first; until [ -e $D/go ]; do sleep 0.01; done");
+  Start();
+  const auto pid = [&] {
+    const std::string events = Text(kEventsFile);
+    const size_t at = events.find(" pid=");
+    return at == std::string::npos ? std::string() : events.substr(at + 5, events.find_first_of(" \n", at + 5) - at - 5);
+  };
+  ASSERT_TRUE(Eventually([&] { return !pid().empty(); }));
+  const int held = ::open(("/proc/" + pid() + "/fd/1").c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(held, 0);
+  ASSERT_TRUE(Eventually([&] { return !Log(0).empty(); }));
+  ASSERT_EQ(::write(held, "outside\n", 8), 8);
+  const auto piped = ::signal(SIGPIPE, SIG_IGN);
+  std::thread writer([&] {
+    const std::string block(4096, '\n');
+    bool told = false;
+    while (::write(held, block.data(), block.size()) > 0) {
+      if (!told) std::ofstream(directory_ + "/go");
+      told = true;
+    }
+  });
+  const bool ended = Eventually([&] { return Ended(); });
+  EXPECT_TRUE(ended);
+  if (ended) EXPECT_EQ(Wait(), 0);
+  if (!ended) ::kill(shim_, SIGKILL);   // the writer ends with its reader
+  writer.join();
+  ::signal(SIGPIPE, piped);
+  ::close(held);
+  EXPECT_EQ(Log(0).substr(0, 14), "first\noutside\n");
+}
+
+TEST(Backoff, IsPatientWithWhatIsNotDeadSoonAndBeginsAnew) {
+  Backoff backoff;
+  std::vector<int64_t> pauses_ms;
+  for (int i = 0; i < 9; ++i) {
+    pauses_ms.push_back(backoff.next_ns() / kMillisecond);
+    backoff.Pause();
+  }
+  EXPECT_EQ(pauses_ms, (std::vector<int64_t>{2, 4, 8, 16, 32, 64, 128, 250, 250}));
+  backoff.Reset();
+  EXPECT_EQ(backoff.next_ns(), Backoff::kShortest);
 }
 
 TEST_P(ShimTest, ExportsOfSetupReachTheProcesses) {

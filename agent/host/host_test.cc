@@ -714,16 +714,75 @@ TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {
   AttemptRecord record = Record();
   record.prepare.set_job_directory(directory_ + "/job");
   const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/out/model";
+  const auto publish = [&](const std::string& text) {
+    std::filesystem::create_directories(staged + "/adapter");
+    std::ofstream(staged + "/w") << text;
+    return (*state)->Publish(record, staged, "out/model");
+  };
   EXPECT_FALSE((*state)->Publish(record, staged, "out/model").ok());
-  std::filesystem::create_directories(staged);
-  std::ofstream(staged + "/w") << "new";
-  std::filesystem::create_directories(target);
-  std::ofstream(target + "/w") << "old";
-  ASSERT_TRUE((*state)->Publish(record, staged, "out/model").ok());
+  std::filesystem::create_directories(target);   // an empty one is in nobody's way
+  ASSERT_TRUE(publish("old").ok());
+  struct stat whole{}, mark{};
+  ASSERT_EQ(::stat(target.c_str(), &whole) + ::stat((target + "/.muster-export").c_str(), &mark), 0);
+  EXPECT_EQ(mark.st_mode & 0777, whole.st_mode & 0666) << "others copy the export whole";
+  ASSERT_TRUE(publish("new").ok());
   ASSERT_TRUE((*state)->Publish(record, staged, "out/model").ok());
   EXPECT_EQ(ReadFile(target + "/w").value(), "new");
   EXPECT_FALSE(std::filesystem::exists(staged));
   EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
+  EXPECT_FALSE(std::filesystem::exists(target + ".previous"));
+}
+
+TEST_F(HostTest, WhatLiesAtAnExportsTargetAndIsNoExportOfBeforeIsKept) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  AttemptRecord record = Record();
+  record.prepare.set_job_directory(directory_ + "/job");
+  const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/model";
+  const auto publish = [&] {
+    std::filesystem::create_directories(staged);
+    std::ofstream(staged + "/w") << "exported";
+    ASSERT_TRUE((*state)->Publish(record, staged, "model").ok());
+    EXPECT_EQ(ReadFile(target + "/w").value(), "exported");
+    EXPECT_FALSE(std::filesystem::exists(staged));
+  };
+  const auto clear = [&] {
+    for (const char* name : {"", ".previous", ".previous-2"}) std::filesystem::remove_all(target + name);
+  };
+  // A directory of somebody's, a file, a link.
+  std::filesystem::create_directories(target);
+  std::ofstream(target + "/theirs") << "weights";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous/theirs").value(), "weights");
+  clear();
+  std::ofstream(target) << "a file";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous").value(), "a file");
+  clear();
+  std::filesystem::create_symlink(directory_ + "/elsewhere", target);
+  publish();
+  EXPECT_TRUE(std::filesystem::is_symlink(target + ".previous"));
+  // An export that somebody has added to, beside what is kept already; and one that somebody has changed.
+  std::ofstream(target + "/notes") << "mine";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous-2/notes").value(), "mine");
+  clear();
+  publish();
+  std::ofstream(target + "/w") << "by hand ";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous/w").value(), "by hand ");
+  // One whose publication a crash cut short is published as it would have been.
+  clear();
+  publish();
+  std::filesystem::create_directories(staged);
+  std::ofstream(staged + "/w") << "exported";
+  ASSERT_EQ(::rename(target.c_str(), (staged + ".previous").c_str()), 0);
+  publish();
+  EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
+  EXPECT_FALSE(std::filesystem::exists(target + ".previous"));
+  // The directory that the export lies in can't be its target.
+  std::filesystem::create_directories(staged);
+  EXPECT_EQ((*state)->Publish(record, staged, "a").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(std::filesystem::exists(staged));
 }
 
 TEST_F(HostTest, ReadingLogsTellsStandardErrorApartAndGivesWhatWasWritten) {

@@ -172,7 +172,7 @@ TEST_F(StorageTest, AnExportIsPublishedByAThread) {
   EXPECT_TRUE((*state)->Publish(record, directory_ + "/job/staged", "model").ok());
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/job/model/deep"));
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/job/staged"));
-  EXPECT_FALSE(std::filesystem::exists(directory_ + "/job/staged.previous"));
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/job/model.previous/old"));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class Files {
   virtual absl::Status PersistSeen(const Seen& seen, bool synced) = 0;
   // Removes all but the logs.
   virtual absl::Status Forget(const AttemptId& id) = 0;
-  // Renames an export to its target; done before counts as done. UNAVAILABLE: it is under way.
+  // Renames an export to its target; done before counts as done. UNAVAILABLE: it is under way. What lay there and is no export of before is kept.
   virtual absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) = 0;
 };
 

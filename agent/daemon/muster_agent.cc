@@ -105,6 +105,7 @@ int main(int argc, char** argv) {
   options.launch.declared = options.inventory.declared();
   options.launch.boot_id = BootId();
   options.launch.pid_namespace = !no_pid_namespace;
+  options.launch.sockets = muster::agent::SocketDirectories();
   const absl::Status status = muster::agent::RunAgent(options, *std::move(state));
   return status.ok() ? 0 : (muster::LogError("agent stops", {{"error", std::string(status.message())}}), 1);
 }

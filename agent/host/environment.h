@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "agent/reconcile/record.h"
@@ -21,6 +22,7 @@ struct LaunchHost {
   int64_t log_file_bytes = int64_t{64} << 20;
   int64_t log_files = 4;
   bool pid_namespace = true;
+  std::vector<std::string> sockets;   // directories for progress sockets, the best first: SocketDirectories
 };
 
 // Pure. INVALID_ARGUMENT names the variable or field that can't be had.

@@ -473,6 +473,7 @@ TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
   auto state = StateDirectory::Open(directory_ + "/s");
   LaunchHost host = Host();
   host.bin_directory = directory_;
+  host.sockets = {directory_};
   HostProcesses processes(state->get(), host, PortRange());
   const AttemptRecord record = Record();
   ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
@@ -484,6 +485,46 @@ TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
     processes.ReapEnded();
     return ::kill(shim, 0) != 0;   // a zombie still has its number
   }));
+}
+
+TEST(Sockets, LieInMemoryOrWhereNobodyElseCanMakeThem) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(SocketDirectories(0, true, "", "/run/user/0"), (Names{"/dev/shm/.muster-0", "/run/muster-agent", "/tmp/muster-0", "/run/user/0/muster-agent"}));
+  EXPECT_EQ(SocketDirectories(0, false, "", ""), (Names{"/run/muster-agent", "/tmp/muster-0"}));
+  EXPECT_EQ(SocketDirectories(999, true, "/run/unit", ""), (Names{"/run/unit", "/dev/shm/.muster-999", "/tmp/muster-999"}));
+  EXPECT_EQ(SocketDirectories(1000, true, "", "/run/user/1000"), (Names{"/tmp/muster-1000", "/run/user/1000/muster-agent"})) << "what logging out removes comes last";
+  EXPECT_EQ(SocketDirectories(1000, true, "relative", ""), (Names{"/tmp/muster-1000"}));
+  EXPECT_EQ(SocketDirectories(1000, true, std::string(94, '/'), "").size(), 2u);
+  EXPECT_EQ(SocketDirectories(1000, true, std::string(95, '/'), "").size(), 1u) << "a socket's path has at most 107 bytes";
+}
+
+// In a directory where anybody may make some, somebody else's may have the name.
+TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirectory) {
+  Write("muster-shim", "#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\ncat > \"$1\"/told\n");
+  std::filesystem::permissions(directory_ + "/muster-shim", std::filesystem::perms(0755));
+  Write("taken", "");
+  std::filesystem::create_directory(directory_ + "/open");
+  std::filesystem::permissions(directory_ + "/open", std::filesystem::perms(0755));
+  auto state = StateDirectory::Open(directory_ + "/s");
+  LaunchHost host = Host();
+  host.bin_directory = directory_;
+  host.sockets = {directory_ + "/taken", directory_ + "/open", directory_ + "/ours"};
+  const AttemptRecord record = Record();
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  {
+    HostProcesses processes(state->get(), host, PortRange());
+    ASSERT_TRUE(processes.SpawnShim(record).ok());
+    const auto told = [&] { return ReadFile((*state)->AttemptDirectory(record.id) + "/told").value_or(""); };
+    EXPECT_TRUE(Eventually([&] { return told().find(directory_ + "/ours/") != std::string::npos; })) << told();
+    EXPECT_TRUE(Eventually([&] {
+      processes.ReapEnded();
+      return processes.ShimPid(record.id) == 0;
+    }));
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/ours"));
+  host.sockets.pop_back();
+  const absl::Status refused = HostProcesses(state->get(), host, PortRange()).SpawnShim(record);
+  EXPECT_NE(refused.message().find(directory_ + "/taken: must be a directory of mode 0700"), absl::string_view::npos) << refused;
 }
 
 // What its short attempt left serves the next one, and nothing of it is taken for the next one's.

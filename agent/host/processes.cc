@@ -8,11 +8,13 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -37,6 +39,8 @@
 
 namespace muster::agent {
 namespace {
+
+constexpr size_t kSocketName = 12;   // characters of a progress socket's name
 
 // A socket of both families where there is IPv6: it meets whoever has the port in either.
 bool IsFree(int port) {
@@ -102,14 +106,10 @@ absl::Status MakeOnStorage(const v1::Prepare& prepare, const std::string& jobs, 
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, TrainerConfigPath(prepare));
 }
 
-// Sockets come and go with each attempt: in memory where that can be. Not those of people, whose files there go when they log out
-// (logind's RemoveIPC); and under a name that `rm /dev/shm/*` leaves alone.
-bool InMemory() {
-  constexpr uid_t kFirstPerson = 1000;
+bool IsInMemory(const char* directory) {
   struct statfs info{};
-  return ::geteuid() < kFirstPerson && ::statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS_MAGIC && ::access("/dev/shm", W_OK | X_OK) == 0;
+  return ::statfs(directory, &info) == 0 && info.f_type == TMPFS_MAGIC && ::access(directory, W_OK | X_OK) == 0;
 }
-std::string SocketDirectory(bool in_memory) { return absl::StrCat(in_memory ? "/dev/shm/." : "/tmp/", "muster-", ::geteuid()); }
 
 // A directory in one where anybody may make some.
 absl::Status MakeOurs(const std::string& directory) {
@@ -161,6 +161,29 @@ absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, 
   return absl::ResourceExhaustedError(absl::StrCat("no free rendezvous port in ", range.first, "-", range.last));
 }
 
+std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std::string& of_unit, const std::string& of_login) {
+  constexpr uid_t kFirstPerson = 1000;
+  std::vector<std::string> directories = {of_unit};
+  // Sockets come and go with each attempt: in memory where that can be. Not those of people, whose files there go when they log out
+  // (logind's RemoveIPC); and under a name that `rm /dev/shm/*` leaves alone.
+  if (in_memory && user < kFirstPerson) directories.push_back(absl::StrCat("/dev/shm/.muster-", user));
+  // That name, and the one in /tmp, may be taken by anybody; this one by root alone.
+  if (user == 0) directories.push_back("/run/muster-agent");
+  directories.push_back(absl::StrCat("/tmp/muster-", user));
+  // Last, as it goes with its user's last login, whatever still runs.
+  if (!of_login.empty()) directories.push_back(of_login + "/muster-agent");
+  std::erase_if(directories, [](const std::string& directory) {
+    return directory.empty() || directory[0] != '/' || directory.size() + 1 + kSocketName > sizeof(sockaddr_un::sun_path) - 1;
+  });
+  return directories;
+}
+
+std::vector<std::string> SocketDirectories() {
+  const auto variable = [](const char* name) { return std::string(::getenv(name) == nullptr ? "" : ::getenv(name)); };
+  const std::string of_unit = variable("RUNTIME_DIRECTORY");   // by systemd; several are separated by colons
+  return SocketDirectories(::geteuid(), IsInMemory("/dev/shm"), of_unit.substr(0, of_unit.find(':')), variable("XDG_RUNTIME_DIR"));
+}
+
 int EndForgottenShims(const std::string& state_path) {
   const std::string prefix = state_path + "/attempts/";
   std::set<pid_t> shims;
@@ -198,12 +221,25 @@ int EndForgottenShims(const std::string& state_path) {
 
 HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups, StorageThreads* threads)
     : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)), threads_(threads),
-      shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log"), sockets_(SocketDirectory(InMemory())) {
+      shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log") {
   if (const std::string why = WhyPortsCollide(range_); !why.empty()) LogWarn("badly chosen ports", {{"why", why}});
 }
 
 // Attempts that go on have their sockets there, and it stays.
 HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }
+
+absl::Status HostProcesses::FindSockets() {
+  absl::Status refused = absl::FailedPreconditionError("no directory for progress sockets");
+  for (const std::string& directory : host_.sockets) {
+    const absl::Status status = MakeOurs(directory);
+    if (status.ok()) {
+      sockets_ = directory;
+      return status;
+    }
+    if (&directory == &host_.sockets.front()) refused = status;
+  }
+  return refused;
+}
 
 absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   // What can be told to be impossible is told now, before anything is durable.
@@ -237,13 +273,8 @@ absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
-  absl::Status ours = MakeOurs(sockets_);
-  if (const std::string elsewhere = SocketDirectory(/*in_memory=*/false); !ours.ok() && elsewhere != sockets_) {   // anybody may have taken the name
-    sockets_ = elsewhere;
-    ours = MakeOurs(sockets_);
-  }
-  if (!ours.ok()) return ours;
-  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(sockets_, "/", RandomId().substr(0, 12)));
+  if (absl::Status status = FindSockets(); !status.ok()) return status;
+  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)));
   if (!spec.ok()) return spec.status();
   const shim::Cgroups groups = cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() * record.prepare.here().workers());
   spec->cgroup = groups.unified;

@@ -31,6 +31,11 @@ std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral
 // agents on one machine rarely meet. RESOURCE_EXHAUSTED if all are in use.
 absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken);
 
+// Where progress sockets may lie, the best first: the next is taken where somebody else has made one before us. All leave room for a socket's name.
+// `of_unit` and `of_login` (systemd's RUNTIME_DIRECTORY, XDG_RUNTIME_DIR): empty: none. `in_memory`: /dev/shm is, and can be written.
+std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std::string& of_unit, const std::string& of_login);
+std::vector<std::string> SocketDirectories();   // of this process
+
 // Ends what shims of a lost state directory at this path still run, for whom no record speaks any more (CONTRACTS 8), and waits until
 // nothing of it is left, at most 10 s. How many shims there were.
 int EndForgottenShims(const std::string& state_path);
@@ -63,6 +68,7 @@ class HostProcesses final : public Processes {
 
  private:
   absl::Status PrepareStorage(const v1::Prepare& prepare);
+  absl::Status FindSockets();
   std::string Token(const AttemptId& id) const;
   StateDirectory* const state_;
   const LaunchHost host_;
@@ -71,7 +77,7 @@ class HostProcesses final : public Processes {
   StorageThreads* const threads_;
   Mounts mounts_;
   ShimServer shims_;
-  std::string sockets_;                  // the directory of attempts' progress sockets
+  std::string sockets_;                  // of host_.sockets, the one that was found to be ours
   std::set<std::string> spread_;         // directories of jobs that were looked at
   std::map<AttemptId, int32_t> ports_taken_;
   std::map<AttemptId, pid_t> spawned_;   // children of ours, until reaped

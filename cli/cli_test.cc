@@ -49,6 +49,34 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("does not take this: 7"));
 }
 
+TEST_F(CliTest, OutputThatCantBeWrittenIsToldAndNeverExitZero) {
+  const char kTold[] = "muster: cannot write the output: No space left on device\n";
+  jobs_.logs = {"one\n", "two\n"};
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
+  for (const char* line : {"muster queue export", "muster show 7 --spec", "muster jobs -o json", "muster logs 7", "muster --help", "muster attach 7", "muster top --watch", "muster jobs --watch"}) {
+    EXPECT_EQ(Shell(absl::StrCat(line, " > /dev/full")), 6) << line;
+    EXPECT_EQ(err_, kTold) << line;
+  }
+  EXPECT_EQ(Shell("muster jobs -o json > /dev/null"), 0) << err_;
+  EXPECT_EQ(Shell("muster cancel 7 8 > /dev/full"), 6);
+  EXPECT_EQ(jobs_.cancels, 2) << "what it does, it does";
+  jobs_.watch = Watching({JobIn(pb::FAILED, pb::TASK_FAILED)});
+  EXPECT_EQ(Shell("muster run -- false > /dev/full"), 1) << "the job's own";
+  EXPECT_THAT(err_, HasSubstr(kTold));
+}
+
+TEST_F(CliTest, AReaderThatLeavesEndsItQuietlyEvenWhereSigpipeIsIgnored) {
+  jobs_.stream_logs = [](grpc::ServerContext* context, const pb::LogsRequest&, grpc::ServerWriter<pb::LogsResponse>* writer) {
+    pb::LogsResponse chunk;
+    chunk.set_data("a line\n");
+    while (!context->IsCancelled() && writer->Write(chunk)) {
+    }
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Shell("trap '' PIPE; muster logs -f 7 | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}"), 128 + SIGPIPE);
+  EXPECT_EQ(err_, "");
+}
+
 TEST_F(CliTest, HelpIsAlsoAWord) {
   EXPECT_EQ(Run({"--help"}), 0);
   const std::string whole = out_;

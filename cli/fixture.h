@@ -81,6 +81,7 @@ struct Fake : pb::JobService::Service {
   std::function<grpc::Status(const pb::SimulateRequest&, pb::SimulateResponse*)> simulate;
   pb::Job got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
   grpc::Status get_status;
+  std::function<grpc::Status(grpc::ServerContext*, const pb::LogsRequest&, grpc::ServerWriter<pb::LogsResponse>*)> stream_logs;   // instead of what follows
   std::vector<std::string> logs;
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;   // of each of them
   std::atomic<int> cancels{0};
@@ -114,7 +115,8 @@ struct Fake : pb::JobService::Service {
     *job = JobIn(pb::RUNNING, pb::TASK_STOPPING);
     return grpc::Status::OK;
   }
-  grpc::Status Logs(grpc::ServerContext*, const pb::LogsRequest*, grpc::ServerWriter<pb::LogsResponse>* writer) override {
+  grpc::Status Logs(grpc::ServerContext* context, const pb::LogsRequest* request, grpc::ServerWriter<pb::LogsResponse>* writer) override {
+    if (stream_logs) return stream_logs(context, *request, writer);
     for (const std::string& data : logs) {
       pb::LogsResponse chunk;
       chunk.set_data(data);
@@ -323,6 +325,15 @@ class CliTest : public ::testing::Test {
     out_ = process.out;
     err_ = process.err;
     return code;
+  }
+  // A line of a shell's, in which `muster` is the program; its exit code. Standard error comes into err_.
+  int Shell(const std::string& line) {
+    const std::string script = Write("script", absl::StrCat("export HOME=", home_, " MUSTER_SERVER=", server_name_, "\nmuster() { timeout 30 ", MUSTER_BINARY, " \"$@\"; }\n", line, "\n"));
+    const int status = system(absl::StrCat("bash ", script, " 2> ", home_, "/err").c_str());
+    std::stringstream said;
+    said << std::ifstream(home_ + "/err").rdbuf();
+    err_ = said.str();
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
   std::string Write(const std::string& name, const std::string& text) {
     std::string path = home_ + "/" + name;

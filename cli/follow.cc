@@ -128,7 +128,7 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
       lost_ns = 0;
       backoff_ms = 200;
       follower.On(response);
-      return !HasEnded(response.job().state());
+      return !HasEnded(response.job().state()) && !session.out_failed();
     });
     if (interrupt.pending()) break;
     if (follower.seen() && HasEnded(follower.job().state())) {
@@ -139,6 +139,10 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
         if (follower.job().state() == pb::FAILED) follower.Line(absl::StrCat("  Its output: muster logs ", number, "   Its attempts: muster show ", number));
       }
       return ExitCodeFor(follower.job().state());
+    }
+    if (session.out_failed() && !options.quiet && !options.events_to_stderr) {
+      follower.End();
+      return kExitUnreachable;
     }
     if (deadline_ns > 0 && RealClock()->MonotonicNs() >= deadline_ns) {
       follower.End();

@@ -74,8 +74,7 @@ int ParseAndRun(CLI::App& root, Session& session, int argc, char** argv) {
   return session.command();
 }
 
-int Main(int argc, char** argv) {
-  Session session;
+int Main(Session& session, int argc, char** argv) {
   CLI::App root("Muster places training jobs on GPU clusters.  The first minute:  muster up,  muster submit JOB.yaml,  muster jobs", "muster");
   root.require_subcommand(1);
   root.set_help_flag("-h,--help", "Say this");
@@ -121,4 +120,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace muster
 
-int main(int argc, char** argv) { return muster::Main(argc, argv); }
+int main(int argc, char** argv) {
+  muster::Session session;
+  return session.Finish(muster::Main(session, argc, argv));
+}

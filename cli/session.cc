@@ -1,8 +1,10 @@
 #include "cli/session.h"
 
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -83,12 +85,28 @@ absl::StatusOr<Client*> Session::client() {
 }
 
 void Session::Out(const std::string& text) const {
-  fwrite(text.data(), 1, text.size(), stdout);
-  fflush(stdout);
+  if (text.empty() || out_failed_) return;
+  wrote_ = true;
+  errno = 0;
+  if (fwrite(text.data(), 1, text.size(), stdout) != text.size() || fflush(stdout) != 0) OutFailed(errno);
+}
+
+void Session::OutFailed(int error) const {
+  if (out_failed_.exchange(true)) return;
+  if (error == EPIPE) {   // and SIGPIPE is ignored, as by a parent
+    signal(SIGPIPE, SIG_DFL);
+    raise(SIGPIPE);
+  }
+  Err(RenderError(absl::InternalError(absl::StrCat("cannot write the output: ", strerror(error))), server_));
+}
+
+int Session::Finish(int code) const {
+  // Some file systems tell only here that there was no room.
+  if (wrote_ && !out_failed_ && close(STDOUT_FILENO) != 0) OutFailed(errno);
+  return code == kExitOk && out_failed_ ? static_cast<int>(kExitUnreachable) : code;
 }
 
 void Session::Err(const std::string& text) const {
-  fflush(stdout);
   fwrite(text.data(), 1, text.size(), stderr);
 }
 

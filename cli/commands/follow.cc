@@ -78,7 +78,7 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   LogWriter writer(session, *job, request, LogWriter::kTogether);
   absl::Status status = (*client)->Logs(request, &interrupt, [&](const pb::LogsResponse& chunk) {
     writer.Write(chunk);
-    return true;
+    return !session.out_failed();
   });
   writer.End();
   if (interrupt.pending()) return kExitInterrupted;

@@ -89,7 +89,7 @@ int WatchList(Session& session, const ListOptions& options) {
   for (;;) {
     if (session.out_screen().live) session.Out("\x1b[H\x1b[2J");
     int code = ShowList(session, options, false);
-    if (code != kExitOk) return code;
+    if (code != kExitOk || session.out_failed()) return code;
     if (interrupt.WaitFor(2000)) return kExitInterrupted;
     if (!session.out_screen().live && session.for_people()) session.Out("\n");
   }

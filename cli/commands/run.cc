@@ -108,7 +108,7 @@ class OutputReader {
     LogWriter writer(session_, job, request, LogWriter::kApart);
     absl::Status status = client_.Logs(request, &interrupt_, [&](const pb::LogsResponse& chunk) {
       writer.Write(chunk);
-      return true;
+      return !session_.out_failed();
     });
     writer.End();
     if (!status.ok() && !interrupt_.pending()) {

@@ -46,7 +46,7 @@ int Top(Session& session, const TopOptions& options) {
   Interrupt interrupt;
   for (;;) {
     const int code = ShowTop(session, request, live);
-    if (code != kExitOk) return code;
+    if (code != kExitOk || session.out_failed()) return code;
     if (interrupt.WaitFor(2000)) return kExitInterrupted;
     if (!live && session.for_people()) session.Out("\n");
   }

@@ -118,7 +118,9 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     const pb::AttemptPlaced& e = event.attempt_placed();
     const Base& base = *BaseOf(m, state, e.key());
     const int32_t cell = m.CellOf(state.FindCluster(e.cluster()), e.flavour().empty() ? m.cpu : m.FlavourIndex(e.flavour()));
-    const int64_t end_ns = base.run_left_ns() == kUnbounded ? 0 : now_ns + base.run_left_ns();
+    int64_t left_ns = base.limit_left_ns;
+    if (base.history_left_ns > 0 && base.history_left_ns < left_ns) left_ns = base.history_left_ns;   // what ran longer than its history isn't expected to end
+    const int64_t end_ns = left_ns == kUnbounded ? 0 : now_ns + std::max<int64_t>(0, left_ns);
     // What has left S since devices were freed for it starts on these, whoever has reserved them meanwhile (decision 016).
     const bool own = !base.entitled && base.row->reservation != nullptr && base.row->reservation->held;
     for (const auto& [claimant, reservation] : reserved) {

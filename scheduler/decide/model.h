@@ -111,8 +111,8 @@ struct alignas(64) Base {
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }
   int64_t since_ns() const { return start_ns != 0 ? start_ns : place_ns; }
-  // How long it would run if it started now, by its limit and history; kUnbounded: unknown.
-  int64_t run_left_ns() const { return std::max<int64_t>(0, std::min(limit_left_ns, history_left_ns)); }
+  // How long it would run if it started now, by its limit and history; kUnbounded: unknown. History that is used up says nothing.
+  int64_t run_left_ns() const { return std::max<int64_t>(0, history_left_ns > 0 ? std::min(limit_left_ns, history_left_ns) : limit_left_ns); }
   // It runs, and not as S has it: outside S, elsewhere than it is charged, or with more workers.
   bool runs_beside_s() const { return running() && bound_cell >= 0 && (!entitled || charge != bound_cell || workers > entitled_workers()); }
   // It is being stopped to start again smaller or larger.

@@ -146,6 +146,41 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
   }
 }
 
+// It has run for 20 s where its like take 10: how much longer only its time limit says.
+TEST(Backfill, WhatRanLongerThanItsHistoryIsLentToByItsTimeLimit) {
+  struct Case {
+    int64_t limit_s;
+    bool starts;
+  };
+  for (const auto& [limit_s, starts] : {Case{0, false}, Case{60, true}, Case{200, false}}) {
+    HeadOfLine at;
+    const auto submit = [&](int64_t limit) {
+      JobBuilder small("q");
+      small.GpusMilli(450).Priority(1).spec.set_name("small");
+      if (limit > 0) small.TimeLimit(limit);
+      const uint64_t job = small.SubmitTo(&at.system);
+      Go(&at.system);
+      EXPECT_TRUE(Runs(at.system, job)) << limit_s;
+      StartAll(&at.system, job);
+      return job;
+    };
+    at.system.Step(1);
+    const uint64_t first = submit(20);
+    at.system.Step(11);
+    ReportAll(&at.system, first, pb::GONE, 0);
+    const uint64_t longer = submit(limit_s);
+    at.system.Step(31);
+    at.system.Do(testing::Report(at.system.state, longer, 0, 1, 0, pb::EXITED, 1));
+    Go(&at.system);
+    ReportAll(&at.system, longer, pb::GONE, 1, true);
+    at.system.Step(35);
+    ASSERT_EQ(TaskOf(at.system.state, longer).expected_run_ns, 10 * kSecond);
+    ASSERT_EQ(TaskOf(at.system.state, longer).ran_ns, 20 * kSecond);
+    Go(&at.system);
+    EXPECT_EQ(Runs(at.system, longer), starts) << limit_s;
+  }
+}
+
 // Nothing else would ever let in who borrows and doesn't know when it can start.
 TEST(Reserve, WhoStarvesAndHasNoKnownStartDrainsItsHostsGuaranteedOrNot) {
   for (const int64_t guarantee : {0, 2}) {

@@ -39,6 +39,8 @@ constexpr char kSeenFile[] = "seen";
 constexpr char kSeenPrefix[] = ".seen-";
 constexpr char kForgottenPrefix[] = ".forgotten-";
 constexpr size_t kMostSpares = 256;
+constexpr char kReserve[] = "/reserve/";               // and a number: empty directories
+constexpr int kReserves = 16;
 constexpr char kExportMark[] = ".muster-export";      // in a published directory: what else was in it then
 constexpr int kMostKept = 100;                         // of what lay at one export's target
 constexpr char kSilentFile[] = "/logs/.silent";        // linked in the place of logs of an attempt that wrote nothing
@@ -213,7 +215,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   if (::flock(directory->lock_, LOCK_EX | LOCK_NB) != 0) {
     return absl::FailedPreconditionError(path + ": another agent runs with this state directory");
   }
-  for (const char* name : {"/attempts", "/logs"}) {
+  for (const char* name : {"/attempts", "/logs", "/reserve"}) {
     if (absl::Status status = MakeDirectories(path + name); !status.ok()) return status;
   }
   if (const int silent = ::open((path + kSilentFile).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); silent >= 0) ::close(silent);
@@ -223,6 +225,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
     if (entry.path().filename().string().rfind(kForgottenPrefix, 0) == 0) directory->forgotten_.push_back(entry.path().string());
   }
   directory->CollectForgotten();
+  directory->FillReserve();
   absl::StatusOr<std::string> id = ReadFile(path + "/state_id", 1024);
   if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
   if (!id.ok()) {
@@ -300,8 +303,17 @@ absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
     spares_.pop_back();
     if (moved) return absl::OkStatus();
   }
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, directory);
-  return absl::OkStatus();
+  if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
+  const absl::Status failed = ErrnoStatus(errno, directory);
+  for (int i = 0; i < kReserves; ++i) {
+    if (::renameat2(AT_FDCWD, absl::StrCat(path_, kReserve, i).c_str(), AT_FDCWD, directory.c_str(), RENAME_NOREPLACE) == 0) return absl::OkStatus();
+  }
+  return failed;
+}
+
+// Directories for attempts that come while the disk is full: what is refused is refused by a claim, which needs one.
+void StateDirectory::FillReserve() {
+  for (int i = 0; i < kReserves; ++i) ::mkdir(absl::StrCat(path_, kReserve, i).c_str(), 0700);
 }
 
 absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool durable) {
@@ -467,6 +479,7 @@ void StateDirectory::CollectForgotten() {
     if (!KeepSpare(directory)) std::filesystem::remove_all(directory, error);
   }
   forgotten_.clear();
+  if (::access(absl::StrCat(path_, kReserve, 0).c_str(), F_OK) != 0) FillReserve();
 }
 
 // To make and delete files costs more than all else that is done for a short attempt, on some file systems by far (decision 018). What
@@ -481,6 +494,7 @@ bool StateDirectory::KeepSpare(const std::string& directory) {
     ::closedir(dir);
   }
   std::sort(names.begin(), names.end());
+  std::erase(names, shim::SpareName(directory, shim::kStopFile).substr(directory.size() + 1));
   if (names != std::vector<std::string>{shim::kClaimFile, shim::kExitsFile, shim::kPreparedFile}) return false;
   std::string text, error;
   shim::Exits exits;

@@ -4,7 +4,8 @@
 //   attempts/.seen-<epoch>-<commit>   an empty file: a commit number as a name, so that whatever syncs the names of attempts syncs it. Two: the
 //                                last that is known to be synced, which stays until a younger one is, and the newest
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)  outcome  claim  stop  events  progress  exits  logs/
-//                                .prepared.spare .exits.spare (files of an attempt before, to be written over)
+//                                .prepared.spare .exits.spare .stop.spare (to be written over: of an attempt before, or reserved by the shim)
+//   reserve/<n>/                 empty directories, for attempts while the disk is full
 //   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it wrote nothing
 //
 // Not thread-safe, but for LogDirectory.
@@ -63,6 +64,7 @@ class StateDirectory final : public Files {
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}
   absl::Status MakeAttemptDirectory(const AttemptId& id);
   bool KeepSpare(const std::string& directory);
+  void FillReserve();
   void LoadSeen();
   void NamesSynced();
   void LoadOutcome(AttemptRecord* record) const;

@@ -1,10 +1,11 @@
 // In which order the agent and the shim write, sync, rename and link (CONTRACTS 3, 5, 13): this program's own fsync, rename and link tell,
-// and then do it. What a loss of power leaves is not tested by this, but that each step waits for what it relies on.
+// and then do it; its write and mkdir know of a full disk. What a loss of power leaves is not tested by this, but that each step waits for what it relies on.
 #include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +27,7 @@ namespace {
 
 std::string g_root;                    // empty: nothing is told
 std::vector<std::string> g_log;
+bool g_full = false;                   // no file below the root grows, no directory is made there
 int64_t g_ends_at = -1;                // SIGTERM arrives before the call that would be g_log[g_ends_at]
 
 // A path below the root, without what differs from run to run.
@@ -58,6 +60,15 @@ extern "C" int link(const char* from, const char* to) noexcept {
   Tell("link", from, to);
   return static_cast<int>(::syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
+extern "C" int mkdir(const char* path, mode_t mode) noexcept {
+  if (g_full && absl::StartsWith(path, g_root) && ::access(path, F_OK) != 0) return errno = ENOSPC, -1;
+  return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+extern "C" ssize_t write(int fd, const void* bytes, size_t size) {
+  struct stat info{};
+  if (g_full && absl::StartsWith(PathOf(fd), g_root) && ::fstat(fd, &info) == 0 && ::lseek(fd, 0, SEEK_CUR) + static_cast<off_t>(size) > info.st_size) return errno = ENOSPC, -1;
+  return ::syscall(SYS_write, fd, bytes, size);
+}
 
 namespace muster::agent {
 namespace {
@@ -72,6 +83,7 @@ class Syncs : public ::testing::Test {
   }
   void TearDown() override {
     g_root.clear();
+    g_full = false;
     std::filesystem::remove_all(root_);
   }
   // From now on.
@@ -155,6 +167,48 @@ TEST_F(Syncs, OfAStateDirectory) {
   ASSERT_FALSE(log.empty());
   EXPECT_EQ(log.front(), "rename s/attempts/.seen-1-8 s/attempts/.seen-1-9");
   EXPECT_EQ(log.back(), "sync s/attempts");
+}
+
+TEST_F(Syncs, OnAFullDiskAttemptsAreRefusedAndStopped) {
+  ASSERT_TRUE(std::filesystem::create_directory(root_ + "/s"));
+  std::filesystem::permissions(root_ + "/s", std::filesystem::perms::owner_all);
+  auto state = StateDirectory::Open(root_ + "/s");
+  ASSERT_TRUE(state.ok()) << state.status();
+  AttemptRecord record;
+  record.id = {std::string(32, 'c'), "t", 1};
+  *record.prepare.mutable_key() = KeyOf(record.id);
+  // Begun before: its shim has reserved room for a stop.
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  ASSERT_EQ(shim::ReserveFile((*state)->AttemptDirectory(record.id), shim::kStopFile, 4096), 0);
+  record.stop = StopRecord{v1::CANCEL, 1};
+  Listen();
+  g_full = true;
+  EXPECT_TRUE((*state)->PersistStop(record).ok());
+  for (int round = 0; round < 3; ++round) {
+    for (int attempt = 2; attempt < 10; ++attempt) {
+      AttemptRecord late;
+      late.id = {record.id.job_uid, record.id.task, 10 * round + attempt};
+      EXPECT_FALSE((*state)->PersistPrepared(late, true).ok());
+      const absl::StatusOr<Claim> winner = (*state)->ClaimStopped(late);
+      ASSERT_TRUE(winner.ok()) << winner.status();
+      EXPECT_EQ(*winner, Claim::kStopped);
+      ASSERT_TRUE(round == 2 || (*state)->Forget(late.id).ok());
+    }
+    g_full = round == 1;               // there is room for a moment, but not at once
+    (*state)->CollectForgotten();
+    g_full = true;
+  }
+  g_full = false;
+  state->reset();
+  state = StateDirectory::Open(root_ + "/s");
+  ASSERT_TRUE(state.ok()) << state.status();
+  const auto records = (*state)->Load();
+  ASSERT_TRUE(records.ok()) << records.status();
+  ASSERT_EQ(records->size(), 9u);
+  for (const AttemptRecord& found : *records) {
+    if (found.id == record.id) EXPECT_EQ(found.stop, record.stop);
+    else EXPECT_EQ(found.claim, Claim::kStopped) << found.id.attempt;
+  }
 }
 
 // The marker comes last, whole, and by its name: what ends before it is no preparation (CONTRACTS 5).

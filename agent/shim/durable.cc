@@ -110,6 +110,15 @@ int ReplaceFile(const std::string& directory, const std::string& name, std::stri
   return sync ? SyncDirectory(directory) : 0;
 }
 
+int ReserveFile(const std::string& directory, const std::string& name, size_t bytes) {
+  const std::string spare = SpareName(directory, name);
+  Descriptor fd(::open(spare.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (fd.get() < 0) return errno == EEXIST ? 0 : errno;
+  const int error = WriteAll(fd.get(), std::string(bytes, '\n'));
+  if (error != 0) ::unlink(spare.c_str());
+  return error;
+}
+
 int ReadSmallFile(const std::string& path, std::string* content) {
   content->clear();
   Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,8 @@ namespace muster::shim {
 // temporary file beside it, fsync, rename, fsync of the directory. With `sync` false only atomic, not durable. A file that lies ready under
 // SpareName is written over and renamed instead.
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync = true);
+// Makes such a file, of so many bytes, unless there is one: what is written to it later needs no room on the disk, which may be full by then.
+int ReserveFile(const std::string& directory, const std::string& name, size_t bytes);
 int ReadSmallFile(const std::string& path, std::string* content);   // at most 64 MiB, else EFBIG
 int ReadAll(int fd, std::string* content);                          // likewise, to its end
 int SyncDirectory(const std::string& directory);

@@ -40,6 +40,7 @@ constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics 
 constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
+constexpr size_t kReservedBytes = 4096;                     // for a stop order, and for exit records: one block
 constexpr int64_t kFenceInterval = 1'000 * kMillisecond;    // how often the fence is looked at where no alarm can be set
 constexpr int kTurnBytes = 1 << 20;                       // read of a stream before others are looked at
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
@@ -605,6 +606,9 @@ int Shim::Run() {
     if (progress_ >= 0) ::unlink(spec_.progress_socket.c_str());
     return error != 0 ? kShimFailed : kShimNotClaimed;
   }
+  // Its programs may fill the disk, and are to be stopped, and their end told, all the same. Without a spare that waits for room.
+  ReserveFile(directory_, kStopFile, kReservedBytes);
+  ReserveFile(directory_, kExitsFile, kReservedBytes);
   start_ns_ = WallNs();
   events_due_ns_ = SteadyNs() + kEventsDelay;
   AppendEvent(Line{"started"}.Add("at_ns", start_ns_).Add("pid_namespace", int64_t{isolation_->has_namespace()}));

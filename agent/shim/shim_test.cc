@@ -4,6 +4,8 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -202,6 +204,23 @@ TEST_P(ShimTest, AProgramBehindAShellGetsItsGraceToo) {
   EXPECT_TRUE(Exists("saved"));
 }
 
+TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
+  struct Disk {
+    std::string at;
+    ~Disk() { ::umount2(at.c_str(), MNT_DETACH); }
+  };
+  if (::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") != 0) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
+  const Disk disk{directory_};
+  Script("trap '' TERM; while true; do dd if=/dev/zero bs=4k >> $D/big 2> /dev/null || true; sleep 0.02; done");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return ReplaceFile(directory_, "probe", std::string(4096, 'x'), false) == ENOSPC; }));
+  Stop(0);
+  ASSERT_TRUE(Eventually([&] { return Ended(); }));
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_TRUE(Result().stop_sent);
+  EXPECT_EQ(Result().exits[0].signal, SIGKILL);
+}
+
 TEST_P(ShimTest, AShorterSecondStopWins) {
   Script("trap '' TERM; touch $D/ready; while :; do sleep 0.02; done");
   Start();
@@ -320,7 +339,7 @@ TEST_P(ShimTest, WhatEndsAtOnceAndInSilenceLeavesAClaimAndItsExitsAndNothingElse
   EXPECT_EQ(Wait(), 0);
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(directory_)) names.insert(entry.path().filename());
-  EXPECT_EQ(names, (std::set<std::string>{kClaimFile, kExitsFile, kPreparedFile, "told"}));
+  EXPECT_EQ(names, (std::set<std::string>{".stop.spare", kClaimFile, kExitsFile, kPreparedFile, "told"}));
 }
 
 TEST_P(ShimTest, WhatStaysIsToldWhileItRuns) {

@@ -248,7 +248,7 @@ TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedO
       EXPECT_EQ(outcome->path, parent_ + "/" + CheckpointName(step));
       EXPECT_FALSE(writer.busy());
       world.GatherRows({0});
-      EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{outcome->path})) << "one is kept";
+      EXPECT_EQ(ListCheckpoints(parent_).front(), outcome->path);
       if (step == 1) {
         Flats found = MakeFlats(world, 1, false);
         LoadOutcome loaded = OpenNewest(world, {outcome->path});
@@ -258,6 +258,40 @@ TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedO
       }
     }
   });
+}
+
+TEST_F(Checkpoints, OldOnesStayUntilTheNewOneWasToldOf) {
+  const auto steps = [&] {
+    std::vector<int> found;
+    for (const std::string& path : ListCheckpoints(parent_)) found.push_back(std::stoi(path.substr(path.size() - 8)));
+    return found;
+  };
+  for (const int keep : {1, 2}) {
+    OnRanks(2, [&](World& world) {
+      Flats flats = MakeFlats(world, 1, true);
+      std::optional<CheckpointWriter> writer(std::in_place, world, flats, parent_, keep);
+      const auto save = [&](int64_t step) {
+        writer->Start(Meta(step));
+        EXPECT_TRUE(writer->Finish().status.ok());
+      };
+      for (const int64_t step : {1, 2, 3, 4}) save(step);
+      if (world.rank() == 0) {
+        EXPECT_EQ(steps(), (std::vector<int>{4, 3, 2, 1}));
+      }
+      writer->Told(4);
+      save(5);  // in a thread that has removed the old ones first
+      if (world.rank() == 0) {
+        EXPECT_EQ(steps(), keep == 1 ? (std::vector<int>{5, 4}) : (std::vector<int>{5, 4, 3}));
+      }
+      writer->Told(5);
+      writer.reset();  // waits for the thread
+      if (world.rank() == 0) {
+        EXPECT_EQ(steps(), (std::vector<int>{5, 4})) << "the word of 5 may still be on its way";
+      }
+    });
+    RemoveTree(parent_);
+    ASSERT_TRUE(MakeDirectories(parent_).ok());
+  }
 }
 
 TEST_F(Checkpoints, ARankThatCantWriteFailsTheCheckpointOnAllAndTheOneBeforeStays) {

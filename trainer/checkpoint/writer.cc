@@ -22,6 +22,27 @@ void CheckpointWriter::Join() {
   if (thread_.joinable()) thread_.join();
 }
 
+void CheckpointWriter::Run(std::function<void()> work) {
+  thread_ = std::thread([before = std::move(thread_), work = std::move(work)]() mutable {
+    if (before.joinable()) before.join();
+    work();
+  });
+}
+
+void CheckpointWriter::Told(int64_t step) {
+  TORCH_CHECK(!busy_, "told of a checkpoint while the next is being written");
+  told_step_ = step;
+  if (world_.rank() == 0) Run([this, step] { Prune(std::max(keep_, 2), step); });
+}
+
+void CheckpointWriter::Prune(int keep, int64_t newest) {
+  try {
+    PruneCheckpoints(parent_, keep, newest);
+  } catch (const std::exception&) {
+    // What can't be removed only takes room.
+  }
+}
+
 void CheckpointWriter::Start(const CheckpointMeta& meta) {
   TORCH_CHECK(!busy_, "the checkpoint before is still being written");
   begin_s_ = Now();
@@ -43,7 +64,10 @@ void CheckpointWriter::Start(const CheckpointMeta& meta) {
   busy_ = true;
   publishing_ = false;
   phase_ = kBusy;
-  thread_ = std::thread([this] { WriteShare(); });
+  Run([this] {
+    if (world_.rank() == 0 && told_step_ >= 0) Prune(keep_, told_step_);
+    WriteShare();
+  });
 }
 
 void CheckpointWriter::WriteShare() {
@@ -65,7 +89,7 @@ void CheckpointWriter::WriteShare() {
   phase_ = status_.ok() ? kWritten : kFailed;
 }
 
-void CheckpointWriter::Publish(std::vector<WrittenFile> files) {
+void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
   try {
     std::vector<const FlatLayout*> layouts;
     for (const auto& flat : flats_) layouts.push_back(&flat->layout());
@@ -76,7 +100,6 @@ void CheckpointWriter::Publish(std::vector<WrittenFile> files) {
     };
     status_ = WriteFileDurably(directory_ + "/index.json", IndexText(meta_, files, TensorMap(layouts, ranks, shares)));
     if (status_.ok()) status_ = SyncDirectory(parent_);
-    if (status_.ok()) PruneCheckpoints(parent_, keep_, meta_.step);
   } catch (const std::exception& e) {
     status_ = absl::InternalError(e.what());
   }
@@ -99,7 +122,7 @@ std::optional<CheckpointOutcome> CheckpointWriter::Take(const std::vector<Report
     std::vector<WrittenFile> files;
     for (const Report& report : all) files.push_back({static_cast<uint64_t>(report[1]), static_cast<uint32_t>(report[2])});
     phase_ = kBusy;
-    thread_ = std::thread([this, files = std::move(files)]() mutable { Publish(std::move(files)); });
+    Run([this, files = std::move(files)] { Publish(files); });
     return std::nullopt;
   }
   CheckpointOutcome outcome{absl::OkStatus(), meta_.step, directory_, copy_s_, Now() - begin_s_};

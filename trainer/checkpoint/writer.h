@@ -1,12 +1,13 @@
 // Checkpoints written beside training. Between two steps each rank copies its share; a thread then writes, checksums and
 // fsyncs it. The ranks learn that all are done from the exchange of doubles that they have each step anyway, so the thread
-// uses no collective; then rank 0's thread publishes the index and removes old checkpoints. Until then the one before stays
-// the newest.
+// uses no collective; then rank 0's thread publishes the index. Until then the one before stays the newest. Old ones are
+// removed only for one that whoever starts runs again was told of: it looks for no other.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -32,13 +33,16 @@ struct CheckpointOutcome {
 // Every rank has one and calls the same methods in the same steps; not thread-safe.
 class CheckpointWriter {
  public:
-  // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest stay. `world` and `flats` must outlive it.
+  // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and `flats` must outlive it.
   CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep);
   // Waits for the thread; what isn't published by then stays unpublished.
   ~CheckpointWriter();
 
   // Copies and starts to write. The one before must have ended (!busy()).
   void Start(const CheckpointMeta& meta);
+  // The published checkpoint of `step` was told of: old ones are removed, in the thread. With keep 1 the one before it stays until
+  // the next is begun, as the word may still be on its way. While nothing is being written (!busy()).
+  void Told(int64_t step);
   // Started and not ended.
   bool busy() const { return busy_; }
 
@@ -52,8 +56,11 @@ class CheckpointWriter {
 
  private:
   enum Phase { kIdle, kBusy, kWritten, kPublished, kFailed };
+  // Has the thread do `work` when it has done what it does.
+  void Run(std::function<void()> work);
+  void Prune(int keep, int64_t newest);
   void WriteShare();
-  void Publish(std::vector<WrittenFile> files);
+  void Publish(const std::vector<WrittenFile>& files);
   void Join();
 
   World& world_;
@@ -61,6 +68,7 @@ class CheckpointWriter {
   const std::string parent_;
   const int keep_;
   bool busy_ = false, publishing_ = false;
+  int64_t told_step_ = -1;
   CheckpointMeta meta_;
   std::string directory_;
   double begin_s_ = 0, copy_s_ = 0;

@@ -14,6 +14,13 @@
 #include <utility>
 
 namespace muster::trainer {
+namespace {
+
+// An unconnected socket can't be waited for.
+constexpr std::chrono::milliseconds kBetweenTries{10};
+constexpr int kTries = 100, kTriesAtEnd = 500;
+
+}  // namespace
 
 Progress::Progress(std::string socket_path) : path_(std::move(socket_path)) {
   if (path_.empty()) return;
@@ -25,6 +32,7 @@ Progress::Progress(std::string socket_path) : path_(std::move(socket_path)) {
 }
 
 Progress::~Progress() {
+  SendKept(kTriesAtEnd);
   if (fd_ >= 0) ::close(fd_);
 }
 
@@ -37,16 +45,39 @@ void Progress::Send(const nlohmann::ordered_json& line, Kind kind) {
     return;
   }
   if (fd_ < 0) return;
+  if (kind == kDurable) {
+    kept_.push_back(text);
+    if (kept_.size() > kMostKept) kept_.pop_front();
+    SendKept(kTries);
+  } else if (SendKept(1)) {
+    SendOnce(text);
+  }
+}
+
+Progress::Outcome Progress::SendOnce(const std::string& text) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path_.c_str(), path_.size() + 1);
   // Unconnected, so that a reader that was restarted is found again.
-  constexpr int kTries = 100;
-  for (int i = 0; i < (kind == kDurable ? kTries : 1); ++i) {
-    if (::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), sizeof address) >= 0) return;
-    if (errno != EAGAIN && errno != ENOBUFS && errno != EINTR) return;
-    if (kind == kDurable) std::this_thread::sleep_for(std::chrono::milliseconds(10));  // an unconnected socket can't be waited for
+  while (::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) {
+    if (errno == EINTR) continue;
+    return errno == EMSGSIZE ? kNever : errno == EAGAIN || errno == ENOBUFS ? kFull : kAbsent;
   }
+  return kSent;
+}
+
+bool Progress::SendKept(int tries) {
+  while (!kept_.empty()) {
+    const Outcome outcome = SendOnce(kept_.front());
+    if (outcome == kSent || outcome == kNever) {
+      kept_.pop_front();
+    } else if (outcome == kFull && --tries > 0) {
+      std::this_thread::sleep_for(kBetweenTries);
+    } else {
+      return false;
+    }
+  }
+  return true;
 }
 
 MetricsFile::MetricsFile(const std::string& path) {

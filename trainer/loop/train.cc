@@ -385,6 +385,8 @@ class Run {
   }
 
   int64_t step() const { return step_; }
+  // Before the process ends without its destructors.
+  void SendWhatIsKept() { progress_.Delivered(); }
 
  private:
   bool Leads() const { return world_.rank() == 0; }
@@ -656,6 +658,7 @@ class Run {
   // Copies the state of the current step and has it written beside the next ones; ends what is still being written first.
   void StartSaving() {
     if (writer_->busy()) Tell(FinishSaving());
+    if (untold_) PruneIfTold();
     CheckpointMeta meta;
     meta.step = step_;
     meta.next_sequence = next_sequence_;
@@ -702,6 +705,13 @@ class Run {
     ordered_json told = {{"step", outcome.step}, {"path", outcome.path}};
     if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
     progress_.Send({{"checkpoint", told}}, Progress::kDurable);
+    PruneIfTold();
+  }
+
+  // Old checkpoints may go once the word of the newest is out: until then the scheduler knows no other than those.
+  void PruneIfTold() {
+    untold_ = !progress_.Delivered();
+    if (!untold_) writer_->Told(last_checkpoint_step_);
   }
 
   int ExportModel() {
@@ -746,6 +756,7 @@ class Run {
   int64_t step_ = 0, next_sequence_ = 0;
   int64_t loaded_step_ = -1, last_checkpoint_step_ = -1;
   std::string loaded_path_;
+  bool untold_ = false;  // of rank 0: the line of the newest checkpoint waits in progress_
   Clock::time_point last_checkpoint_time_;
   int64_t adapter_parameters_ = 0;
   double peak_flops_ = -1;  // not looked up yet
@@ -835,6 +846,7 @@ int Train(const TrainOptions& options) {
     std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank, static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
                  blamed.empty() ? "" : "\n  because of ", blamed.c_str());
     std::fflush(nullptr);
+    if (run != nullptr) run->SendWhatIsKept();
     if (read_ahead.joinable()) read_ahead.detach();
     if (world != nullptr && device.is_cuda()) {
       ::alarm(kAbortLimitS);

@@ -73,10 +73,10 @@ def test_metrics_that_cant_be_written_are_refused(trainer_bin, tmp_path):
     assert done.returncode == 2 and f"--metrics: {tmp_path}/none/m can't be written: No such file or directory; name a file" in done.stderr
 
 
-def train(trainer_bin, tmp_path, config) -> subprocess.CompletedProcess:
+def train(trainer_bin, tmp_path, config, **environment: str) -> subprocess.CompletedProcess:
     (tmp_path / "trainer.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    return subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=clean_environment(), cwd=tmp_path,
-                          capture_output=True, text=True, timeout=120)
+    return subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=clean_environment(**environment),
+                          cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
 
 REFUSED = {  # name: (changes to a good configuration, what the message must hold)

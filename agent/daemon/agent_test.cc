@@ -476,6 +476,22 @@ TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
   EXPECT_NE(report.exits(1).detail().find("Xid"), std::string::npos);
 }
 
+TEST_F(AgentTest, LogsOfAForgottenAttemptThatAreTooLargeGoAtOnce) {
+  KillAgent(SIGTERM);
+  flags_ = {"--keep-log-bytes", "10"};
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  const pb::AttemptKey key = Launch("loud", "echo more than ten bytes");
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  const std::string name = absl::StrCat(key.job_uid(), ".loud.1"), attempt = directory_ + "/state/attempts/" + name;
+  EXPECT_TRUE(std::filesystem::exists(attempt + "/logs"));
+  pb::SchedulerMessage forget;
+  *forget.mutable_forget()->mutable_key() = key;
+  scheduler_->Send(forget);
+  started_.clear();
+  EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(attempt) && !std::filesystem::exists(directory_ + "/state/logs/" + name); }));
+}
+
 TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {
   const pb::AttemptKey key = Launch("main", "trap 'echo saved > $MUSTER_JOB_DIR/saved; exit 0' TERM; touch $MUSTER_JOB_DIR/ready; while :; do sleep 0.02; done");
   ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(directory_ + "/job/ready"); }));

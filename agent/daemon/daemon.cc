@@ -46,6 +46,7 @@ constexpr size_t kFewStarts = 8;                       // so many a second are t
 constexpr int64_t kStrayCheck = 20 * kMillisecond;
 constexpr int64_t kLogInterval = 30 * kMillisecond;    // of followed logs
 constexpr int64_t kPruneInterval = kHour;
+constexpr int64_t kPrunePause = 10 * kMillisecond;     // after a part of what is to be removed
 constexpr int64_t kDeviceInterval = 200 * kMillisecond; // the driver is waited for so long at once
 constexpr size_t kDeviceEventsKept = 256;
 constexpr int64_t kSameEventNs = kMinute;              // the same error of a device is told once in so long
@@ -647,9 +648,8 @@ absl::Status Agent::Run() {
       processes_.ReapEnded();
     }
     for (const AttemptId& id : std::set<AttemptId>(strays_)) Refresh(id);
-    if (now_ns >= next_prune_ns_) {
-      next_prune_ns_ = now_ns + kPruneInterval;
-      state_->PruneLogs(options_.retention, RealClock()->WallNs());
+    if (now_ns >= next_prune_ns_ || state_->LogsOverflow(options_.retention)) {
+      next_prune_ns_ = now_ns + (state_->PruneLogs(options_.retention, RealClock()->WallNs()) ? kPrunePause : kPruneInterval);
     }
     if (!logs_.empty() && now_ns >= next_log_ns_) PumpLogs();
     state_->CollectForgotten();

@@ -46,7 +46,7 @@ std::string FromEnvironment(const char* name) {
 int main(int argc, char** argv) {
   CLI::App app{"Makes this host's devices available to a Muster scheduler and runs what it places here.", "muster-agent"};
   muster::agent::AgentOptions options;
-  std::string state_directory, inventory, address = "127.0.0.1", ports = "20000-29999", log_level = "info", log_file_size = "64MiB", keep_logs = "7d";
+  std::string state_directory, inventory, address = "127.0.0.1", ports = "20000-29999", log_level = "info", log_file_size = "64MiB", keep_logs = "7d", keep_log_bytes = "20GiB";
   bool no_pid_namespace = false;
   app.add_option("--server", options.server, "The scheduler's socket: unix:///absolute/path")->required();
   app.add_option("--cluster", options.cluster, "Cluster that this host belongs to")->required();
@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
   app.add_option("--log-files", options.launch.log_files, "Files kept of a running rank's log")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--keep-attempts", options.retention.attempts, "Finished attempts whose logs are kept")->check(CLI::Range(0, 1000000))->capture_default_str();
   app.add_option("--keep-logs", keep_logs, "How long logs of finished attempts are kept")->capture_default_str();
+  app.add_option("--keep-log-bytes", keep_log_bytes, "Size that logs of finished attempts may have together; the oldest go first")->capture_default_str();
   app.add_option("--cgroup", options.cgroup, "Version 2 control group below which attempts get their own: a directory, or none. Default: the agent's own group");
   app.add_flag("--no-pid-namespace", no_pid_namespace, "Do without a PID namespace even where there is the right to make one");
   app.add_option("--log-level", log_level, "debug, info, warn or error")->capture_default_str();
@@ -84,6 +85,9 @@ int main(int argc, char** argv) {
   const auto age = muster::ParseDuration(keep_logs);
   if (!age.ok()) return Fail(absl::StrCat("--keep-logs: ", age.status().message()));
   options.retention.age_ns = *age;
+  const auto kept_bytes = muster::ParseSize(keep_log_bytes);
+  if (!kept_bytes.ok()) return Fail(absl::StrCat("--keep-log-bytes: ", kept_bytes.status().message()));
+  options.retention.bytes = *kept_bytes;
 
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);   // Debian's looks for cycles at every lock, gRPC's own included
   ::umask(077);

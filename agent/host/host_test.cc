@@ -430,6 +430,62 @@ TEST_F(HostTest, OfWhatWroteNothingThatIsKnownUntilRetentionTakesIt) {
   EXPECT_FALSE(std::filesystem::exists((*state)->LogDirectory(record.id)));
 }
 
+// By number, size and age, the oldest first, and never many files at once.
+TEST_F(HostTest, LogsAreKeptWithinTheirBoundsAndRemovedAFewFilesAtATime) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  int forgotten = 0;
+  const auto forget = [&](int files) {
+    AttemptRecord record;
+    record.id = {std::string(32, 'c'), "t", ++forgotten};
+    *record.prepare.mutable_key() = KeyOf(record.id);
+    ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
+    const std::string logs = (*state)->AttemptDirectory(record.id) + "/logs";
+    if (files > 0) std::filesystem::create_directory(logs);
+    for (int i = 0; i < files; ++i) std::ofstream(absl::StrCat(logs, "/", shim::LogFileName(i, 0))) << std::string(1000, 'x');
+    ASSERT_TRUE((*state)->Forget(record.id).ok());
+  };
+  const auto kept = [&] {
+    std::vector<int> attempts;
+    for (int i = 1; i <= forgotten; ++i) {
+      if (std::filesystem::exists((*state)->LogDirectory({std::string(32, 'c'), "t", i}))) attempts.push_back(i);
+    }
+    return attempts;
+  };
+  const Retention all{1000, 100, 1'000'000};
+  forget(5);
+  EXPECT_FALSE((*state)->PruneLogs(all, 1000));
+  for (int i = 0; i < 4; ++i) forget(5);
+  forget(0);
+  EXPECT_FALSE((*state)->PruneLogs(all, 1050));
+  EXPECT_EQ(kept().size(), 6u);
+  EXPECT_FALSE((*state)->PruneLogs(all, 1101)) << "the age of what is forgotten counts from then";
+  EXPECT_EQ(kept(), (std::vector<int>{2, 3, 4, 5, 6}));
+  // Its size counts when it is forgotten, and after a restart, too.
+  EXPECT_FALSE((*state)->LogsOverflow({1000, 100, 20'000}));
+  EXPECT_TRUE((*state)->LogsOverflow({1000, 100, 19'999}));
+  for (int i = 2; i <= 6; ++i) {
+    const timespec times[2] = {{1000 + i, 0}, {1000 + i, 0}};
+    ::utimensat(AT_FDCWD, (*state)->LogDirectory({std::string(32, 'c'), "t", i}).c_str(), times, 0);
+  }
+  state->reset();
+  state = StateDirectory::Open(directory_ + "/s");
+  const Retention small{1000, INT64_MAX, 10'000};
+  EXPECT_TRUE((*state)->LogsOverflow({1000, 100, 19'999}));
+  EXPECT_FALSE((*state)->LogsOverflow({1000, 100, 20'000}));
+  // Ten files and two directories, three at a time.
+  int calls = 1;
+  for (; (*state)->PruneLogs(small, 2000, 3) && calls < 20; ++calls) {
+  }
+  EXPECT_EQ(calls, 4);
+  EXPECT_EQ(kept(), (std::vector<int>{4, 5, 6}));
+  EXPECT_FALSE((*state)->PruneLogs({1, INT64_MAX, INT64_MAX}, 2000));
+  EXPECT_EQ(kept(), std::vector<int>{6});
+  for (int i = 0; i < 1000; ++i) forget(0);
+  EXPECT_FALSE((*state)->LogsOverflow({1, INT64_MAX, INT64_MAX}));
+  forget(0);
+  EXPECT_TRUE((*state)->LogsOverflow({1, INT64_MAX, INT64_MAX}));
+}
+
 // A shim holds a lock of it, which a new file of the same name would not have.
 // Its shim holds a lock of the file: another in its place, and the agent would take it for dead.
 TEST_F(HostTest, ARecordThatIsMadeDurableLaterStaysTheSameFile) {

@@ -39,6 +39,7 @@ constexpr char kSeenFile[] = "seen";
 constexpr char kSeenPrefix[] = ".seen-";
 constexpr char kForgottenPrefix[] = ".forgotten-";
 constexpr size_t kMostSpares = 256;
+constexpr int64_t kKeptTooMany = 1000;                 // so many more than are to be kept
 constexpr char kReserve[] = "/reserve/";               // and a number: empty directories
 constexpr int kReserves = 16;
 constexpr char kExportMark[] = ".muster-export";      // in a published directory: what else was in it then
@@ -106,6 +107,30 @@ v1::WorkerExit ToProto(const shim::Exit& exit) {
   out.set_own(exit.own);
   out.set_oom(exit.oom);
   return out;
+}
+
+int64_t BytesBelow(const std::string& directory) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    struct stat info{};
+    if (::lstat(it->path().c_str(), &info) == 0) bytes += info.st_size;
+  }
+  return bytes;
+}
+
+// Removes it, but at most *files files of it. False: there is more of it.
+bool RemoveSome(const std::string& path, int* files) {
+  std::error_code error, ignored;
+  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    if (*files <= 0) return false;
+    --*files;
+    std::filesystem::remove_all(it->path(), ignored);
+  }
+  if (*files <= 0) return false;
+  --*files;
+  std::filesystem::remove_all(path, ignored);
+  return true;
 }
 
 // Names, sizes and times of what lies in a directory, but for the mark; "": that can't be told.
@@ -226,6 +251,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   }
   directory->CollectForgotten();
   directory->FillReserve();
+  directory->LoadKeptLogs();
   absl::StatusOr<std::string> id = ReadFile(path + "/state_id", 1024);
   if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
   if (!id.ok()) {
@@ -448,9 +474,15 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
   const std::string logs = absl::StrCat(directory, "/", shim::kLogsDirectory);
   const std::string kept = absl::StrCat(path_, "/logs/", DirectoryName(id));
-  if (::rename(logs.c_str(), kept.c_str()) != 0) {
+  bool is_kept = ::rename(logs.c_str(), kept.c_str()) == 0;
+  const int64_t bytes = is_kept ? BytesBelow(kept) : 0;
+  if (!is_kept) {
     if (errno != ENOENT) LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
-    ::link((path_ + kSilentFile).c_str(), kept.c_str());   // without it: "no logs"
+    is_kept = ::link((path_ + kSilentFile).c_str(), kept.c_str()) == 0;   // without it: "no logs"
+  }
+  if (is_kept) {
+    kept_logs_.push_back({DirectoryName(id), 0, bytes});
+    kept_log_bytes_ += bytes;
   }
   std::error_code error;
   // Not a mixture after a crash: the directory leaves its name first.
@@ -518,18 +550,31 @@ absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::str
   return threads_->Do({record.id, StorageUse::kPublish}, {.where = target, .run = [staged, target] { return PublishExport(staged, target); }});
 }
 
-void StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns) {
-  std::vector<std::pair<int64_t, std::string>> kept;  // newest first
+void StateDirectory::LoadKeptLogs() {
   for (const std::string& name : List(path_ + "/logs")) {
     struct stat info{};
-    const std::string directory = absl::StrCat(path_, "/logs/", name);
-    if (::lstat(directory.c_str(), &info) == 0) kept.emplace_back(int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec, directory);
+    const std::string path = absl::StrCat(path_, "/logs/", name);
+    if (::lstat(path.c_str(), &info) != 0) continue;
+    kept_logs_.push_back({name, int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec, BytesBelow(path)});
+    kept_log_bytes_ += kept_logs_.back().bytes;
   }
-  std::sort(kept.rbegin(), kept.rend());
-  std::error_code error;
-  for (size_t i = 0; i < kept.size(); ++i) {
-    if (static_cast<int64_t>(i) >= retention.attempts || now_ns - kept[i].first > retention.age_ns) std::filesystem::remove_all(kept[i].second, error);
+  std::sort(kept_logs_.begin(), kept_logs_.end(), [](const KeptLogs& a, const KeptLogs& b) { return a.at_ns < b.at_ns; });
+}
+
+bool StateDirectory::LogsOverflow(const Retention& retention) const {
+  return kept_log_bytes_ > retention.bytes || static_cast<int64_t>(kept_logs_.size()) > retention.attempts + kKeptTooMany;
+}
+
+bool StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns, int most_files) {
+  for (auto it = kept_logs_.rbegin(); it != kept_logs_.rend() && it->at_ns == 0; ++it) it->at_ns = now_ns;
+  while (!kept_logs_.empty()) {
+    const KeptLogs& oldest = kept_logs_.front();
+    if (static_cast<int64_t>(kept_logs_.size()) <= retention.attempts && kept_log_bytes_ <= retention.bytes && now_ns - oldest.at_ns <= retention.age_ns) return false;
+    if (!RemoveSome(absl::StrCat(path_, "/logs/", oldest.name), &most_files)) return true;
+    kept_log_bytes_ -= oldest.bytes;
+    kept_logs_.pop_front();
   }
+  return false;
 }
 
 absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events, int64_t* events_read, ShimNews* news) {

@@ -11,6 +11,7 @@
 // Not thread-safe, but for LogDirectory.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ namespace muster::agent {
 struct Retention {
   int64_t attempts = 100;               // logs of so many forgotten attempts are kept, newest first
   int64_t age_ns = int64_t{7} * 24 * 3600 * 1'000'000'000;
+  int64_t bytes = int64_t{20} << 30;    // of all of them
 };
 
 class StateDirectory final : public Files {
@@ -43,7 +45,11 @@ class StateDirectory final : public Files {
 
   std::string AttemptDirectory(const AttemptId& id) const;
   std::string LogDirectory(const AttemptId& id) const;  // wherever its logs are now; may not exist
-  void PruneLogs(const Retention& retention, int64_t now_ns);
+  // Removes what `retention` doesn't keep, the oldest first, at most about so many files: whoever calls it has other things to do. True: there is more.
+  bool PruneLogs(const Retention& retention, int64_t now_ns, int most_files = kFilesAtOnce);
+  static constexpr int kFilesAtOnce = 16;
+  // It is time for that, whenever it was done last.
+  bool LogsOverflow(const Retention& retention) const;
   // From now on exports are published there; before, or without, by the caller.
   void PublishBy(StorageThreads* threads) { threads_ = threads; }
 
@@ -65,6 +71,7 @@ class StateDirectory final : public Files {
   absl::Status MakeAttemptDirectory(const AttemptId& id);
   bool KeepSpare(const std::string& directory);
   void FillReserve();
+  void LoadKeptLogs();
   void LoadSeen();
   void NamesSynced();
   void LoadOutcome(AttemptRecord* record) const;
@@ -77,6 +84,14 @@ class StateDirectory final : public Files {
   std::string synced_seen_, new_seen_;   // attempts/.seen-…; empty: none
   std::vector<std::string> forgotten_;   // directories to remove
   std::vector<std::string> spares_;      // directories for attempts to come
+  // Of a forgotten attempt, below logs/.
+  struct KeptLogs {
+    std::string name;
+    int64_t at_ns = 0;                   // Unix time; 0: since the last PruneLogs
+    int64_t bytes = 0;
+  };
+  std::deque<KeptLogs> kept_logs_;       // the oldest first
+  int64_t kept_log_bytes_ = 0;           // of all of them
   bool fresh_ = false;
 };
 

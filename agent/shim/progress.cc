@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "agent/shim/format.h"
 
@@ -84,7 +85,10 @@ LineKind ClassifyProgress(std::string_view text) {
     std::string_view value;
     if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') || !scanner.Value(&value)) return LineKind::kBad;
     first = false;
-    if (key == "checkpoint" || key == "export" || key == "loaded") kind = LineKind::kDurable;
+    if (!value.empty() && value[0] == '{') {   // all else is none of these to the agent, and would be kept for nothing
+      if (key == "export" || key == "loaded") kind = LineKind::kDurable;
+      if (key == "checkpoint" && kind != LineKind::kDurable) kind = LineKind::kCheckpoint;
+    }
     if (key == "rank" && value != "0" && kind == LineKind::kMetrics) kind = LineKind::kOther;
     if (key == "own_time_s") own_time = true;
     else if (key != "rank" && key != "step") more = true;
@@ -167,11 +171,21 @@ bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std
 }
 
 bool RateLimit::Allow(int64_t now_ns) {
-  if (window_start_ns_ < 0 || now_ns - window_start_ns_ >= 1'000'000'000 || now_ns < window_start_ns_) {
+  if (window_start_ns_ < 0 || now_ns - window_start_ns_ >= window_ns_ || now_ns < window_start_ns_) {
     window_start_ns_ = now_ns;
     used_ = 0;
   }
-  return used_++ < limit_;
+  if (used_ >= limit_) return false;
+  ++used_;
+  return true;
 }
+
+bool DurableLines::Put(std::string line) {
+  const bool alone = line_.empty();
+  line_ = std::move(line);
+  return alone;
+}
+
+std::string DurableLines::Take(int64_t now_ns, bool last) { return line_.empty() || !(last || limit_.Allow(now_ns)) ? std::string() : std::exchange(line_, {}); }
 
 }  // namespace muster::shim

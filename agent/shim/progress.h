@@ -10,13 +10,17 @@
 namespace muster::shim {
 
 inline constexpr int64_t kProgressLineBytes = 8 << 10;
+inline constexpr int64_t kSecondNs = 1'000'000'000;
 inline constexpr int kProgressLinesPerSecond = 100;
+inline constexpr int kDurableLines = 20;               // of each kind, in
+inline constexpr int64_t kDurableWindowNs = 10 * kSecondNs;
 
 enum class LineKind {
-  kBad,      // not one JSON object, or too long
-  kMetrics,  // only the newest matters
-  kOther,    // metrics of a rank other than 0, or a rank's own time alone
-  kDurable,  // checkpoint, export or loaded: never lost
+  kBad,         // not one JSON object, or too long
+  kMetrics,     // only the newest matters
+  kOther,       // metrics of a rank other than 0, or a rank's own time alone
+  kCheckpoint,  // durable
+  kDurable,     // export or loaded, as well or alone: the same, and not kept back by a flood of checkpoints
 };
 
 // Looks at the top-level keys alone.
@@ -60,16 +64,34 @@ class StepTimes {
 std::string FormatTimes(const std::vector<StepTimes::Row>& rows);
 bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std::string* error);
 
-// At most `limit` a second, in fixed windows. Not thread-safe.
+// At most `limit` in so long, in fixed windows. Not thread-safe.
 class RateLimit {
  public:
-  explicit RateLimit(int limit) : limit_(limit) {}
+  explicit RateLimit(int limit, int64_t window_ns = kSecondNs) : limit_(limit), window_ns_(window_ns) {}
   bool Allow(int64_t now_ns);
+  int64_t next_window_ns() const { return window_start_ns_ + window_ns_; }
 
  private:
   const int limit_;
+  const int64_t window_ns_;
   int64_t window_start_ns_ = -1;
   int used_ = 0;
+};
+
+// Lines of one kind on their way to DIR/events. What comes too fast waits, and the newest takes the place of one that does.
+class DurableLines {
+ public:
+  // False: one that waited is dropped for it.
+  bool Put(std::string line);
+  bool waits() const { return !line_.empty(); }
+  // When to ask again.
+  int64_t next_ns() const { return limit_.next_window_ns(); }
+  // What may be written now; empty: nothing. `last`: at the end, whatever the rate.
+  std::string Take(int64_t now_ns, bool last = false);
+
+ private:
+  RateLimit limit_{kDurableLines, kDurableWindowNs};
+  std::string line_;
 };
 
 }  // namespace muster::shim

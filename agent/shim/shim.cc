@@ -72,7 +72,7 @@ struct Worker {
 
 class Shim {
  public:
-  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), rules_(spec_.failure_kill_ns), fence_(spec_.fence_after_ns, spec_.renewed_ns), metrics_limit_(kProgressLinesPerSecond), durable_limit_(kProgressLinesPerSecond) {}
+  Shim(std::string directory, Spec spec) : directory_(std::move(directory)), spec_(std::move(spec)), rules_(spec_.failure_kill_ns), fence_(spec_.fence_after_ns, spec_.renewed_ns), metrics_limit_(kProgressLinesPerSecond) {}
 
   int Run();
 
@@ -87,6 +87,7 @@ class Shim {
   void WriteEvents(bool durable);
   void ReadSignals();
   void ReadProgress();
+  void WriteDurableLines(bool last);
   void WriteProgress();
   void WriteTimes();
   void ReadStream(Stream* stream);
@@ -116,6 +117,7 @@ class Shim {
   int events_ = -1;
   bool events_named_ = false;                        // the file's name survives power loss
   std::string pending_events_;                       // not yet written
+  bool durable_pending_ = false;                     // durable lines are among them
   int progress_ = -1;
   std::vector<Worker> workers_;
   std::map<pid_t, Child> children_;                  // by pid; stays after the end, for the process group
@@ -131,7 +133,7 @@ class Shim {
   const Cgroups cgroups_{spec_.cgroup, spec_.memory_cgroup};
   int64_t oom_kills_ = 0;
   RateLimit metrics_limit_;
-  RateLimit durable_limit_;
+  DurableLines checkpoint_lines_, other_lines_;
   std::string newest_metrics_;
   int64_t metrics_written_ns_ = 0;
   StepTimes times_;
@@ -428,7 +430,6 @@ void Shim::ReadSignals() {
 
 void Shim::ReadProgress() {
   char buffer[kProgressLineBytes + 1];
-  bool durable = false;
   for (int i = 0; i < 1000; ++i) {
     const ssize_t got = ::recv(progress_, buffer, sizeof buffer, MSG_TRUNC);
     if (got < 0) break;
@@ -436,18 +437,34 @@ void Shim::ReadProgress() {
     const LineKind kind = got > kProgressLineBytes ? LineKind::kBad : ClassifyProgress(line);
     StepTime time;
     if ((kind == LineKind::kMetrics || kind == LineKind::kOther) && ReadStepTime(line, &time)) times_new_ = times_.Add(time) || times_new_;
-    RateLimit& limit = kind == LineKind::kDurable ? durable_limit_ : metrics_limit_;
-    if (kind == LineKind::kOther) continue;  // nothing is kept of it: it takes nothing from rank 0's either
-    if (kind == LineKind::kBad || !limit.Allow(SteadyNs())) {
-      ++lines_dropped_;
-    } else if (kind == LineKind::kDurable) {
-      AppendEvent(Line{"line"}.Add("at_ns", WallNs()).Add("json", line));
-      durable = true;
-    } else if (kind == LineKind::kMetrics) {
-      newest_metrics_ = FormatLine(Line{"line"}.Add("at_ns", WallNs()).Add("json", line));
+    switch (kind) {
+      case LineKind::kOther: break;   // nothing is kept of it: it takes nothing from rank 0's either
+      case LineKind::kBad: ++lines_dropped_; break;
+      case LineKind::kMetrics:
+        if (metrics_limit_.Allow(SteadyNs())) newest_metrics_ = FormatLine(Line{"line"}.Add("at_ns", WallNs()).Add("json", line));
+        else ++lines_dropped_;
+        break;
+      case LineKind::kCheckpoint:
+      case LineKind::kDurable: {
+        DurableLines& lines = kind == LineKind::kCheckpoint ? checkpoint_lines_ : other_lines_;
+        if (!lines.Put(FormatLine(Line{"line"}.Add("at_ns", WallNs()).Add("json", line)))) ++lines_dropped_;
+        pending_events_ += lines.Take(SteadyNs());
+        durable_pending_ = durable_pending_ || !lines.waits();
+        break;
+      }
     }
   }
-  if (durable) WriteEvents(/*durable=*/true);
+}
+
+// `last`: with those that came too fast, of which nothing newer will come.
+void Shim::WriteDurableLines(bool last) {
+  for (DurableLines* lines : {&other_lines_, &checkpoint_lines_}) {
+    if (!lines->waits()) continue;
+    pending_events_ += lines->Take(SteadyNs(), last);
+    durable_pending_ = durable_pending_ || !lines->waits();
+  }
+  if (durable_pending_) WriteEvents(/*durable=*/true);
+  durable_pending_ = false;
 }
 
 void Shim::WriteTimes() {
@@ -531,6 +548,9 @@ void Shim::Loop() {
         wake = std::min(wake, times_written_ns_ + kTimesInterval);
       }
     }
+    for (const DurableLines* lines : {&other_lines_, &checkpoint_lines_}) {
+      if (lines->waits()) wake = std::min(wake, lines->next_ns());
+    }
     std::vector<pollfd> ready;
     ready.push_back({signals_, POLLIN, 0});
     if (alarm_ >= 0) ready.push_back({alarm_, POLLIN, 0});
@@ -548,6 +568,7 @@ void Shim::Loop() {
       if (ready[i].revents != 0) ReadStream(&streams_[i - first_stream]);
     }
     if (progress_ >= 0) ReadProgress();
+    WriteDurableLines(/*last=*/false);
     ReadSignals();
     Reap();
     streams_.erase(std::remove_if(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.fd < 0; }), streams_.end());
@@ -560,6 +581,7 @@ void Shim::Finish() {
   for (Backoff backoff; CgroupPopulated(cgroups_); backoff.Pause()) KillCgroup(cgroups_);
   RemoveCgroups(cgroups_);
   if (progress_ >= 0) ReadProgress();
+  WriteDurableLines(/*last=*/true);
   WriteProgress();
   for (Stream& stream : streams_) {
     // The attempt's processes are dead. Somebody else may have a write end (passed through a socket, opened in /proc), and may go on writing: what is in

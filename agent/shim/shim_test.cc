@@ -14,7 +14,9 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "agent/shim/durable.h"
@@ -418,6 +420,64 @@ TEST_P(ShimTest, DrainsAFloodOfProgressAndKeepsEveryCheckpoint) {
   EXPECT_EQ(checkpoints, 20);
 }
 
+// A checkpoint a step, of steps that take no time: a few are kept, the newest for certain, and what matters more isn't behind them.
+TEST_P(ShimTest, AFloodOfCheckpointsLeavesAFewAndTheNewestAndTheExport) {
+  spec_.progress_socket = directory_ + "/s";
+  Script("python3 -c 'import socket,os,time\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
+         "say=lambda text: s.sendto(text.encode(), os.environ[\"D\"]+\"/s\")\n"
+         "for i in range(200): say(\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i)\n"
+         "for i in range(200): say(\"{\\\"step\\\":1,\\\"checkpoint\\\":\\\"no checkpoint\\\"}\")\n"
+         "say(\"{\\\"export\\\":{\\\"staged\\\":\\\"e\\\"}}\")\n"
+         "open(os.environ[\"D\"]+\"/said\",\"w\").close()\n"
+         "while not os.path.exists(os.environ[\"D\"]+\"/go\"): time.sleep(0.01)\n'");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("said"); }));
+  const auto lines = [&] {
+    std::vector<std::string> kept;
+    const std::string events = Text(kEventsFile);
+    for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1) {
+      const std::optional<Line> line = ParseLine(std::string_view(events).substr(at, events.find('\n', at) - at));
+      if (line.has_value() && line->kind == "line") kept.push_back(line->Get("json"));
+    }
+    return kept;
+  };
+  const std::string newest = R"({"checkpoint":{"step":199,"path":"p"}})";
+  // While it runs, too: once the rate allows it.
+  if (GetParam()) EXPECT_TRUE(Eventually([&] { return !lines().empty() && lines().back() == newest; }));
+  std::ofstream(directory_ + "/go");
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);
+  const std::vector<std::string> kept = lines();
+  ASSERT_EQ(kept.size(), 22u);
+  EXPECT_EQ(kept[0], R"({"checkpoint":{"step":0,"path":"p"}})");
+  EXPECT_EQ(kept[20], R"({"export":{"staged":"e"}})");
+  EXPECT_EQ(kept[21], newest);
+  EXPECT_NE(Text(kEventsFile).find("\ndropped lines="), std::string::npos);
+}
+
+TEST(Progress, OfDurableLinesThatComeTooFastTheNewestWaits) {
+  DurableLines lines;
+  EXPECT_EQ(lines.Take(0), "");
+  for (int i = 0; i < kDurableLines; ++i) {
+    EXPECT_TRUE(lines.Put(std::to_string(i)));
+    EXPECT_EQ(lines.Take(5), std::to_string(i));
+  }
+  EXPECT_TRUE(lines.Put("a"));
+  EXPECT_EQ(lines.Take(6), "");
+  EXPECT_FALSE(lines.Put("b")) << "a is dropped";
+  EXPECT_TRUE(lines.waits());
+  EXPECT_EQ(lines.Take(lines.next_ns() - 1), "");
+  EXPECT_EQ(lines.Take(lines.next_ns()), "b");
+  EXPECT_FALSE(lines.waits());
+  for (int i = 1; i < kDurableLines; ++i) {
+    EXPECT_TRUE(lines.Put("c"));
+    EXPECT_EQ(lines.Take(lines.next_ns() - 1), "c");
+  }
+  EXPECT_TRUE(lines.Put("d"));
+  EXPECT_EQ(lines.Take(lines.next_ns() - 1), "");
+  EXPECT_EQ(lines.Take(lines.next_ns() - 1, /*last=*/true), "d");
+}
+
 int64_t BootNs() {
   timespec now{};
   ::clock_gettime(CLOCK_BOOTTIME, &now);
@@ -574,8 +634,12 @@ TEST(Progress, KindsOfLines) {
       {R"({"rank":0,"step":1,"own_time_s":0.5})", LineKind::kOther},
       {R"({"step":1,"own_time_s":0.5})", LineKind::kOther},
       {R"({"rank":0,"step":1,"own_time_s":0.5,"loss":1})", LineKind::kMetrics},
-      {R"({"checkpoint":{"step":1,"path":"a\"}b"}})", LineKind::kDurable},
-      {R"({"rank":2,"checkpoint":{}})", LineKind::kDurable},
+      {R"({"checkpoint":{"step":1,"path":"a\"}b"}})", LineKind::kCheckpoint},
+      {R"({"rank":2,"checkpoint":{}})", LineKind::kCheckpoint},
+      {R"({"checkpoint":{}, "export": {}})", LineKind::kDurable},
+      {R"({"export": {}, "checkpoint":{}})", LineKind::kDurable},
+      {R"({"step":1,"checkpoint":"long","export":[{}],"loaded":true})", LineKind::kMetrics},
+      {R"({"rank":2,"checkpoint":7})", LineKind::kOther},
       {R"({"loaded":{"skipped":[{"path":"x"}]}})", LineKind::kDurable},
       {R"({"text":"checkpoint"})", LineKind::kMetrics},
       {R"({"step":1)", LineKind::kBad},

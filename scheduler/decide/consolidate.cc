@@ -60,7 +60,7 @@ bool Round::Consolidate(int32_t b, int32_t cell) {
     const bool stops = !in_place && MayTake(claimant, base);
     // What is charged to where it runs only because it runs there would be charged elsewhere while it waits.
     const bool moves = in_place && base.current->parts.size() == 1 && base.hosts_up && !base.charged_as_bound && !base.binds_others &&
-                       base.workers == base.entitled_workers() && base.place_round != s_.round();
+                       base.workers == base.entitled_workers() && base.place_round != s_.round() && !InHeldQueue(base);
     if (!stops && !moves) continue;
     Candidate& candidate = by_host[base.current->parts[0].host];
     const __int128 lost = static_cast<__int128>(held(v)) * std::max<int64_t>(0, now_ns_ - std::max(base.since_ns(), base.last_checkpoint_ns));

@@ -130,7 +130,7 @@ void Round::KeepHeld() {
     if (held.attempt != base.row->next_attempt || held.cluster != cell.cluster || stopped_[b]) continue;
     if (!held.flavour.empty() && held.flavour != m_.flavours[cell.flavour]) continue;
     if (!base.wants_place() && !base.may_be_lost && !base.ComesBack()) continue;
-    if (base.leaf >= 0 && s_.queues().nodes[base.leaf].held) continue;
+    if (!base.wants_place() && base.may_be_lost && InHeldQueue(base)) continue;
     const int32_t workers = std::min(held.workers, base.entitled_workers());
     if (workers < base.min_workers) continue;
     PlannedGang gang = workers == held.workers ? held.parts : Shortened(*base.spec, held.parts, workers);
@@ -217,7 +217,7 @@ void Round::PlaceEntitled() {
   for (const auto& [accepted, b] : order) {
     const Base& base = m_.bases[b];
     if (base.may_be_lost && !base.wants_place()) {
-      if (base.leaf >= 0 && s_.queues().nodes[base.leaf].held) continue;   // nothing of a held queue starts, not even elsewhere
+      if (InHeldQueue(base)) continue;                                     // nothing of a held queue starts, not even elsewhere
       if (stopped_[b]) {                                                   // by this plan, for another cause: it moves once that stands
         LookAt(now_ns_);
         continue;
@@ -402,6 +402,7 @@ void Round::Grow() {
     const Base& base = m_.bases[b];
     if (base.bound_cell < 0 || base.workers >= base.entitled_workers()) continue;
     if (base.charge != base.bound_cell || !base.may_resize || stopped_[b] || base.may_be_lost || ending_.contains(base.job)) continue;
+    if (InHeldQueue(base)) continue;
     const int32_t has = base.workers;
     const int32_t most = base.entitled_workers();
     const int64_t due_ns = base.resize_ns + options_.grow_interval_ns;

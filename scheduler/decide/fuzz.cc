@@ -177,6 +177,7 @@ class Case {
       }
     } else {
       leaves_.push_back(path);
+      queue->set_held(tree_version_ > 0 && (tree_version_ + leaves_.size()) % 4 == 0);   // later: something runs by then
     }
     for (const char* flavour : kFlavours) {
       bool listed = inner && guaranteed.contains(flavour);
@@ -534,6 +535,8 @@ class Case {
     const pb::AttemptStopping& e = event.attempt_stopping();
     const Base* victim = BaseOf(m, s_, e.key());
     if (e.cause() == pb::RESIZE) ++totals_.growths;
+    const bool held = victim != nullptr && victim->leaf >= 0 && s_.queues().nodes[victim->leaf].held;
+    if (held && e.cause() == pb::RESIZE) Fail(absl::StrCat("job ", victim->ref.job, " of a held queue grows"));
     if (e.cause() != pb::PREEMPTION) return;
     const Base* claimant = BaseOf(m, s_, e.claimant());
     if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
@@ -545,6 +548,7 @@ class Case {
     totals_.beside += beside;
     if (!beside) totals_.evicted_milli += victim->worker_milli * (attempt.workers - (moves ? 0 : e.next_workers()));
     if (moves) {
+      if (held) Fail(absl::StrCat("job ", victim->ref.job, " of a held queue moves"));
       if (!claimant->guaranteed || claimant->row->waiting_since_ns + options_.min_runtime_ns > now_ns_) Fail("moves others for a claim that isn't overdue");
       if (!victim->entitled || victim->charge != victim->bound_cell || attempt.parts.size() != 1) Fail("moves what has no place in S on one host");
       claims_.insert(victim->ref);

@@ -330,7 +330,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   base.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
   base.blocked = row.state == pb::TASK_BLOCKED;
   if (row.finished() || base.blocked) return base;
-  base.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) || state.queues().nodes[leaf].held);
+  base.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) || (state.queues().nodes[leaf].held && !row.comes_back()));
   if (base.held) return base;
   if (current == nullptr && !row.waiting()) return base;
   base.unit = true;

@@ -101,6 +101,8 @@ class Round {
   void Emit(const Placed& placed);
   void EmitReservations();
   void Lose(const Base& base, const std::string& outcome);
+  // Its queue is held: what runs goes on and, where others need its devices, comes back smaller; nothing of it grows, moves or starts anew.
+  bool InHeldQueue(const Base& base) const { return base.leaf >= 0 && s_.queues().nodes[base.leaf].held; }
   int32_t IndexOf(const Base& base) const { return static_cast<int32_t>(&base - m_.bases.data()); }
   bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;
   void AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const;

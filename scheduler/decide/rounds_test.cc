@@ -38,6 +38,16 @@ int64_t LedgerMilli(const SystemBuilder& system, LedgerClass ledger_class) {
   return milli;
 }
 
+void SetHeld(SystemBuilder* system, const std::string& queue, bool held) {
+  pb::Event event;
+  pb::QueueTree* tree = event.mutable_queues_applied()->mutable_tree();
+  *tree = system->state.queue_tree();
+  for (pb::QueueSpec& spec : *tree->mutable_queues()) {
+    if (spec.name() == queue) spec.set_held(held);
+  }
+  system->Do(event);
+}
+
 // Two devices, shared: 0.4 of the first until 100 s, 0.7 of the second for longer. The head wants 0.9 of one: entitled, as all
 // together are the 2 devices, but there is no such place before 100 s.
 struct HeadOfLine {
@@ -356,7 +366,7 @@ struct Scattered {
   SystemBuilder system;
   std::vector<uint64_t> stay;
   explicit Scattered(int64_t guarantee) {
-    system.Cluster("c").Hosts("c", 2, 4).Queue("q", guarantee);
+    system.Cluster("c").Hosts("c", 2, 4).Queue("q", guarantee).Queue("other", 8 - guarantee);
     std::vector<uint64_t> jobs;
     for (int i = 0; i < 8; ++i) jobs.push_back(JobBuilder("q").Gpus(1).SubmitTo(&system));
     Go(&system);
@@ -556,6 +566,69 @@ TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
   system.HostState("c", gone, pb::HOST_UP);
   ReportAll(&system, gang, pb::GONE, 0, true);
   EXPECT_EQ(StopsIn(Go(&system)), 1) << "it grows";
+}
+
+TEST(HeldQueue, WhatRunsThereDoesNotGrow) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");
+  const uint64_t other = JobBuilder("b").Gpus(2).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, other);
+  const uint64_t elastic = JobBuilder("a").Workers(2, 4).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, elastic);
+  ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 2);
+  SetHeld(&system, "a", true);
+  system.Step(30);
+  EXPECT_EQ(StopsIn(Go(&system)), 0) << "nor stops others for that";
+  ReportAll(&system, other, pb::GONE, 0);
+  EXPECT_EQ(StopsIn(Go(&system)), 0);
+  SetHeld(&system, "a", false);
+  EXPECT_EQ(StopsIn(Go(&system)), 1);
+}
+
+TEST(HeldQueue, WhatRunsThereDoesNotMove) {
+  Scattered at(4);
+  JobBuilder("other").Gpus(4).SubmitTo(&at.system);
+  SetHeld(&at.system, "q", true);
+  at.system.Step(30);
+  EXPECT_EQ(StopsIn(Go(&at.system)), 0);
+  SetHeld(&at.system, "q", false);
+  at.system.Step(60);
+  EXPECT_EQ(StopsIn(Go(&at.system)), 1);
+}
+
+TEST(HeldQueue, WhatIsStoppedOnlyToComeBackStartsInSpiteOfTheHold) {
+  for (const bool held_before : {true, false}) {
+    for (const int64_t guarantee : {2, 0}) {             // of what is shrunk: in S, and outside
+      SystemBuilder system;
+      system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4 - guarantee).Queue("b", guarantee);
+      const uint64_t shrunk = JobBuilder("b").Workers(guarantee == 0 ? 1 : 2, 4).SubmitTo(&system);
+      Go(&system);
+      StartAll(&system, shrunk);
+      ASSERT_EQ(TaskOf(system.state, shrunk).current()->workers, 4);
+      system.Step(1);
+      if (held_before) SetHeld(&system, "b", true);
+      const uint64_t claimant = JobBuilder("a").Workers(2).SubmitTo(&system);
+      const Plan plan = Go(&system);
+      ASSERT_EQ(StopsIn(plan), 1);
+      EXPECT_EQ(plan.events[0].attempt_stopping().next_workers(), 2);
+      SetHeld(&system, "b", true);
+      Go(&system);
+      ReportAll(&system, shrunk, pb::GONE, 0, true);
+      Go(&system);
+      EXPECT_TRUE(Runs(system, claimant));
+      ASSERT_TRUE(Runs(system, shrunk)) << held_before << guarantee;
+      EXPECT_EQ(TaskOf(system.state, shrunk).current()->workers, 2);
+      StartAll(&system, shrunk);
+      system.Do(testing::Report(system.state, shrunk, 0, 2, 0, pb::EXITED, 1));
+      Go(&system);
+      ReportAll(&system, shrunk, pb::GONE, 1, true);
+      system.Step(100);
+      Go(&system);
+      EXPECT_FALSE(Runs(system, shrunk)) << "that is a start as any other";
+    }
+  }
 }
 
 TEST(History, TheNewestEqualJobTellsWhenOneEnds) {

@@ -108,7 +108,7 @@ Round::Move Round::MoveTo(const Base& base, int32_t cell) const {
 
 void Round::Spill() {
   const auto looks = [&](const Base& base) {
-    if (!base.wants_place() || base.backoff_until_ns > now_ns_ || base.guaranteed || base.leaf < 0 || s_.queues().nodes[base.leaf].held) return false;
+    if (!base.wants_place() || base.backoff_until_ns > now_ns_ || base.guaranteed || base.leaf < 0 || InHeldQueue(base)) return false;
     const bool may_front = !base.binds_others;
     const bool any = !base.all_opened || (base.entitled && may_front && base.cells.size() > 1);
     if (!any || base.spill_ns == 0) return any;

@@ -108,7 +108,7 @@ struct TaskRow {
   int32_t next_attempt = 1;
   int64_t backoff_until_ns = 0;
   int64_t waiting_since_ns = 0;
-  int32_t wanted_workers = 0;          // 0 = what fits
+  int32_t wanted_workers = 0;          // that it was stopped to come back with; 0 = what fits
   int64_t last_resize_ns = 0;          // last growth
   std::vector<pb::Checkpoint> checkpoints;  // oldest first
   pb::Progress progress;
@@ -140,6 +140,8 @@ struct TaskRow {
   bool finished() const { return state == pb::TASK_SUCCEEDED || state == pb::TASK_FAILED || state == pb::TASK_CANCELLED; }
   // Wants a placement: waiting, its backoff apart.
   bool waiting() const { return state == pb::TASK_WAITING; }
+  // It was stopped only to go on in another size or place: a hold of its queue that came since doesn't keep it.
+  bool comes_back() const { return waiting() && wanted_workers > 0; }
 };
 
 struct JobRow {

@@ -96,7 +96,7 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
   if (row.backoff_until_ns > state.now_ns()) return Broken("places a task before its backoff is over");
   const int32_t queue = state.queues().Find(job->spec->queue());
   if (queue < 0 || !state.queues().leaf(queue)) return Broken("places a job of no leaf queue");
-  if (state.queues().nodes[queue].held) return Broken("places a job of a held queue");
+  if (state.queues().nodes[queue].held && !row.comes_back()) return Broken("places a job of a held queue");
 
   const int32_t cluster = state.FindCluster(e.cluster());
   if (cluster < 0) return Broken("places in an unknown cluster");

@@ -11,6 +11,7 @@ namespace muster {
 namespace {
 
 constexpr int32_t kReservationsPerRound = 64;
+constexpr int32_t kSlotsPerRound = 256;
 constexpr int kStartsElsewherePerRound = 32;
 
 }  // namespace
@@ -27,7 +28,8 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
       use_now_(model.use),
       use_future_(model.use),
       estimates_left_(options.estimates),
-      reservations_left_(kReservationsPerRound) {
+      reservations_left_(kReservationsPerRound),
+      slots_left_(kSlotsPerRound) {
   reserved_.resize(m_.cells.size());
   stopped_.assign(m_.bases.size(), false);
   served_.assign(m_.bases.size(), false);

@@ -152,19 +152,32 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   if (in_cell.size() >= kReservationsPerCell || reservations_left_ == 0) return false;
   const std::array<int64_t, 4> key{kSlot, base.charge, base.shape, base.leaf};
   if (failed_.contains(key)) return false;
-  --reservations_left_;
+  const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
+  const bool starves = starves_ns <= now_ns_;
+  // Whether its start is known depends on whom it may stop later, too.
+  const std::array<int64_t, 4> unknown_key{kUnknownSlot + kKinds * int64_t{base.priority}, base.charge, int64_t{base.leaf} << 32 | base.shape,
+                                           2 * int64_t{base.guaranteed} + drain};
+  const bool needs_start = !options_.draining || !(drain || starves);   // else it drains its hosts until then, whenever that is
+  if (needs_start && failed_.contains(unknown_key)) {
+    if (!starves) LookAt(starves_ns);
+    return false;
+  }
+  if (slots_left_ == 0) return false;
+  --slots_left_;
   std::optional<Slot> slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain);
   if (!slot.has_value()) {
     failed_.insert(key);
     return false;
   }
-  const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
-  const bool starves = starves_ns <= now_ns_;
   if (!starves) LookAt(starves_ns);
-  // A borrower that starves keeps an ordinary reservation, which lends to what can be stopped for it (decision 016).
   const bool known = slot->start_ns != kUnbounded;
+  if (!known && needs_start) {
+    failed_.insert(unknown_key);
+    return false;
+  }
+  --reservations_left_;
+  // A borrower that starves keeps an ordinary reservation, which lends to what can be stopped for it (decision 016).
   const bool drains = options_.draining && (drain || (starves && (base.guaranteed || !known)));
-  if (!known && !drains) return false;
   Kept reservation;
   reservation.base = b;
   reservation.cell = base.charge;

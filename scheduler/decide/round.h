@@ -257,7 +257,7 @@ class Round {
   std::vector<int32_t> unserved_;      // waiting bases of S that aren't
   std::vector<std::optional<std::vector<End>>> ends_;   // by cell
   // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
-  enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kMoves = 5, kKinds = 6 };
+  enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kMoves = 5, kUnknownSlot = 6, kKinds = 7 };
   Failed failed_;
   absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
   struct Asked {
@@ -267,7 +267,7 @@ class Round {
   std::vector<Outlook> outlooks_;
   std::vector<int32_t> outlook_at_[2]; // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet
   int32_t estimates_left_;
-  int32_t reservations_left_;
+  int32_t reservations_left_, slots_left_;   // slots: looked for, found or not
   Plan plan_;
 };
 

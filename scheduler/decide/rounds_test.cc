@@ -631,6 +631,31 @@ TEST(HeldQueue, WhatIsStoppedOnlyToComeBackStartsInSpiteOfTheHold) {
   }
 }
 
+TEST(Reserve, WhoGetsNoReservationTakesNoneFromOthers) {
+  SystemBuilder system;
+  system.Cluster("c").Cluster("d").Hosts("c", 24, 16).Hosts("d", 1, 2).Queue("q");
+  const auto submit = [&](const char* cluster, int64_t milli, int64_t limit_s = 0, int shape = 0) {
+    JobBuilder job("q");
+    job.GpusMilli(milli).In({cluster}).task()->mutable_resources()->set_memory_bytes((1 << 20) + shape);
+    if (limit_s > 0) job.TimeLimit(limit_s);
+    return job.SubmitTo(&system);
+  };
+  std::vector<uint64_t> running;
+  for (int i = 0; i < 24 * 16; ++i) running.push_back(submit("c", 600));
+  running.push_back(submit("d", 400, 100));
+  running.push_back(submit("d", 700));
+  Go(&system);
+  for (const uint64_t job : running) StartAll(&system, job);
+  // Entitled by number; nobody knows when half a device will be free.
+  std::vector<uint64_t> unknown;
+  for (int i = 0; i < 300; ++i) unknown.push_back(submit("c", 500, 0, std::min(i, 100)));
+  const uint64_t head = submit("d", 900);
+  Go(&system);
+  for (const uint64_t job : unknown) EXPECT_EQ(ReservationOf(system, job), nullptr);
+  ASSERT_NE(ReservationOf(system, head), nullptr);
+  EXPECT_EQ(ReservationOf(system, head)->start_ns, SystemBuilder::kStart + 100 * kSecond);
+}
+
 TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("q");

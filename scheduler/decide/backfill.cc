@@ -115,7 +115,7 @@ void Round::Backfill() {
     if (stopped_[b] || base.ends) return;
     const Reservation* held = base.reserved ? base.row->reservation.get() : nullptr;
     if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.ComesBack() || base.wants_place()) &&
-        base.leaf >= 0 && future_.Fits(*base.spec, held->parts)) {
+        base.leaf >= 0 && future_.Fits(*base.spec, held->parts, /*silent_too=*/true)) {
       for (const int32_t cell : base.cells) {
         if (m_.cells[cell].cluster != held->cluster || (!held->flavour.empty() && held->flavour != m_.flavours[m_.cells[cell].flavour])) continue;
         if (!WithinLimits(base, cell, held->workers, use_future_)) break;

@@ -115,7 +115,8 @@ void Round::Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang) {
   kept.held = true;
 }
 
-// What was held for a unit of S stays its own, by attempt, until it starts or leaves S (SCHEDULING.md §2).
+// What was held for a unit of S stays its own, by attempt, until it starts or leaves S (SCHEDULING.md §2), or one of its hosts can't be
+// reached: one that is silent is back soon, or unreachable.
 void Round::KeepHeld() {
   std::vector<std::pair<int32_t, int32_t>> order;
   for (const int32_t b : entitled_) {
@@ -143,7 +144,7 @@ void Round::KeepHeld() {
       future_.Release(base.wants, *base.current);
       now_.Release(base.wants, *base.current);
     }
-    if (!future_.Fits(*base.spec, gang) || !WithinLimits(base, base.charge, workers, use_future_)) {
+    if (!future_.Fits(*base.spec, gang, /*silent_too=*/true) || !WithinLimits(base, base.charge, workers, use_future_)) {
       future_.UndoTo(future_mark);
       now_.UndoTo(mark);
       continue;
@@ -482,7 +483,7 @@ void Round::EmitReservations() {
     }
     e->set_workers(kept->workers);
     e->set_held(kept->held);
-    e->set_start_ns(kept->start_ns);
+    e->set_start_ns(kept->start_ns == 0 ? 0 : std::max(kept->start_ns, now_ns_));
     e->set_draining(kept->draining);
   }
 }

@@ -98,7 +98,9 @@ int32_t FreeMap::KindOf(HostKind kind) {
 void FreeMap::Read(const State& state, HostId id) {
   const HostRow& row = state.host(id);
   Host& host = hosts_[id];
-  host.usable = row.usable() && !state.clusters()[row.cluster].drained;
+  const bool open = !row.taken_out() && !state.clusters()[row.cluster].drained;
+  host.usable = open && row.state == pb::HOST_UP;
+  host.silent = open && row.state == pb::HOST_SILENT;
   const int32_t devices = row.inventory.devices_size();
   if (host.devices != devices) {       // the first time: another number later builds the map anew
     host.first_device = static_cast<int32_t>(device_milli_.size());
@@ -180,6 +182,7 @@ void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
     kinds_.push_back(twin.kinds_[k]);
   }
   host.usable = read.usable;
+  host.silent = read.silent;
   host.kind = read.kind;
   host.cpus_milli = read.cpus_milli;
   host.memory_bytes = read.memory_bytes;
@@ -199,6 +202,7 @@ int64_t FreeMap::Value(const Host& host, int32_t field) const {
     case kMemory: return host.memory_bytes;
     case kDisk: return host.disk_bytes;
     case kUsable: return host.usable ? 1 : 0;
+    case kSilent: return host.silent ? 1 : 0;
     default: return device_milli_[host.first_device + field];
   }
 }
@@ -219,6 +223,7 @@ void FreeMap::Store(HostId id, int32_t field, int64_t value) {
     case kMemory: host.memory_bytes = value; break;
     case kDisk: host.disk_bytes = value; break;
     case kUsable: host.usable = value != 0; break;
+    case kSilent: host.silent = value != 0; break;
     default: device_milli_[host.first_device + field] = static_cast<int16_t>(value);
   }
   MarkDirty(id);
@@ -279,7 +284,10 @@ void FreeMap::LimitHost(HostId id, const HostFree& free) {
   limit(kDisk, free.disk_bytes);
 }
 
-void FreeMap::Close(HostId id) { SetValue(id, kUsable, 0); }
+void FreeMap::Close(HostId id) {
+  SetValue(id, kUsable, 0);
+  SetValue(id, kSilent, 0);
+}
 
 HostFree FreeMap::Peek(HostId id) const {
   const Host& host = hosts_[id];
@@ -292,10 +300,10 @@ HostFree FreeMap::Peek(HostId id) const {
   return free;
 }
 
-bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang) const {
+bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silent_too) const {
   for (const PlannedPart& part : gang) {
     const Host& host = hosts_[part.host];
-    if (!host.usable) return false;
+    if (!host.usable && !(silent_too && host.silent)) return false;
     const HostKind& kind = kinds_[host.kind];
     const Demand demand = ShareOfHost(WantsOf(spec), kind.devices(), kind.cpus_milli, kind.memory_bytes);
     if ((demand.cpus_milli > 0 && host.cpus_milli < part.workers * demand.cpus_milli) ||
@@ -448,7 +456,7 @@ std::string FreeMap::Difference(const State& state) {
     const Host& mine = hosts_[id];
     const Host& other = fresh.hosts_[id];
     const std::string name = state.HostName(id);
-    if (mine.usable != other.usable || mine.devices != other.devices || mine.tasks != other.tasks) return name;
+    if (mine.usable != other.usable || mine.silent != other.silent || mine.devices != other.devices || mine.tasks != other.tasks) return name;
     for (int32_t field = kDisk; field < mine.devices; ++field) {
       if (Value(mine, field) != fresh.Value(other, field)) return absl::StrCat(name, " field ", field, ": ", Value(mine, field), " != ", fresh.Value(other, field));
     }

@@ -56,13 +56,13 @@ class FreeMap {
   // Nothing that the other map doesn't have either.
   void LimitTo(const FreeMap& other, const PlannedGang& gang);
 
-  // Nothing on the host that `free` doesn't have either; nothing at all.
+  // Nothing on the host that `free` doesn't have either; nothing at all, should it speak again or not.
   void LimitHost(HostId id, const HostFree& free);
   void Close(HostId id);
 
   HostFree Peek(HostId id) const;
-  // The gang's place is free.
-  bool Fits(const pb::TaskSpec& spec, const PlannedGang& gang) const;
+  // The gang's place is free; with `silent_too` also where a host doesn't speak just now, which keeps what is kept there.
+  bool Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silent_too = false) const;
 
   // UndoTo(mark) takes back every change since Mark() gave it. Marks nest.
   size_t Mark() const { return log_.size(); }
@@ -97,13 +97,14 @@ class FreeMap {
   std::string Difference(const State& state);
 
  private:
-  enum Field : int32_t { kCpus = -1, kMemory = -2, kDisk = -3, kUsable = -4 };   // 0 and above: a device
+  enum Field : int32_t { kCpus = -1, kMemory = -2, kDisk = -3, kUsable = -4, kSilent = -5 };   // 0 and above: a device
   enum Dirty : uint8_t { kPoolSums = 1, kPoolSlices = 2, kSiteSums = 4, kSiteCpus = 8 };
 
   using CpusKey = std::tuple<int64_t, int64_t, int32_t>;           // CPUs, memory, slot
 
   struct Host {
     bool usable = false;
+    bool silent = false;               // it would be if it spoke
     uint8_t dirty = 0;
     int32_t cluster = -1;
     int32_t slot = 0;                  // in State's order

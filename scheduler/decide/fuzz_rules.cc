@@ -72,7 +72,9 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
   bool any = std::any_of(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_reservation() && !e.reservation().held(); });
   for (const TaskRef& ref : state.reserved_tasks()) {
     const JobRow& job = *state.FindJob(ref.job);
-    if (job.tasks[ref.task].reservation->held) continue;
+    const Reservation& told = *job.tasks[ref.task].reservation;
+    const auto silent = [&](const HostSlice& part) { return state.host(part.host).state == pb::HOST_SILENT; };
+    if (told.held || std::any_of(told.parts.begin(), told.parts.end(), silent)) continue;   // the latter stands until its hosts are back or unreachable
     any = true;
     pb::Event event;
     *event.mutable_reservation()->mutable_key() = KeyOf(job, ref.task, job.tasks[ref.task].next_attempt);

@@ -36,7 +36,7 @@ const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
 
 // Ends of running work are taken in turn until the base fits. With `takes` (a waiting unit of S in its charged cell) what it may
 // stop later, once that has run for min_runtime, counts as ending then.
-std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes) {
+std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes, const PlannedGang* told) {
   const int64_t demand = base.worker_milli * workers;
   std::vector<End> ends;
   // What ends in a cell; what stands on its hosts without devices is no more of them, but may be in the way.
@@ -67,7 +67,7 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0) add_ends(cpus);
   // By number it doesn't fit before so many of them.
   size_t least = 0;
-  for (int64_t free_milli = base.gpus ? future_.FreeMilli(m_.cells[cell], true) : demand; free_milli < demand; ++least) {
+  for (int64_t free_milli = base.gpus && told == nullptr ? future_.FreeMilli(m_.cells[cell], true) : demand; free_milli < demand; ++least) {
     if (least == ends.size()) return std::nullopt;
     free_milli += ends[least].milli;
   }
@@ -111,7 +111,12 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
         Block(&future_, earlier);
       }
     });
-    std::optional<PlannedGang> gang = future_.Place(*base.spec, workers, m_.cells[cell]);
+    std::optional<PlannedGang> gang;
+    if (told == nullptr) {
+      gang = future_.Place(*base.spec, workers, m_.cells[cell]);
+    } else if (future_.Fits(*base.spec, *told, /*silent_too=*/true)) {
+      gang = *told;
+    }
     if (gang.has_value()) {
       future_.Take(*base.spec, *gang);
       slot.emplace();
@@ -125,7 +130,7 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   // One end after the other while limits or what is whole say no; then by doubling and halving.
   const auto may_fit = [&](size_t count) {
     set_ends(count);
-    return WithinLimits(base, cell, workers, use) && future_.AtMost(base.wants, m_.cells[cell]) >= workers;
+    return WithinLimits(base, cell, workers, use) && (told != nullptr || future_.AtMost(base.wants, m_.cells[cell]) >= workers);
   };
   while (least < ends.size() && !may_fit(least)) ++least;
   // The newest slot is that of the fewest ends tried that let it fit.
@@ -145,34 +150,51 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   return slot;
 }
 
+// The one case in which it matters what was told (decision 016): such a host is back soon, or unreachable. Until then its reservation, and
+// the hosts that were emptied for it, would be lent to others at every start of the scheduler.
+const Reservation* Round::ToldOnSilentHosts(const Base& base) const {
+  const Reservation* told = base.reserved ? base.row->reservation.get() : nullptr;
+  const Cell& cell = m_.cells[base.charge];
+  if (told == nullptr || told->held || told->attempt != base.row->next_attempt || told->workers != base.min_workers) return nullptr;
+  if (told->cluster != cell.cluster) return nullptr;
+  if (!told->flavour.empty() && told->flavour != m_.flavours[cell.flavour]) return nullptr;
+  const auto silent = [&](const HostSlice& part) { return s_.host(part.host).state == pb::HOST_SILENT; };
+  return std::any_of(told->parts.begin(), told->parts.end(), silent) ? told : nullptr;
+}
+
 // True if the base has a reservation now. `drain`: it doesn't stop others for itself, they would be too many.
 bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   const Base& base = m_.bases[b];
   std::vector<Kept>& in_cell = reserved_[base.charge];
   if (in_cell.size() >= kReservationsPerCell || reservations_left_ == 0) return false;
+  const Reservation* told = ToldOnSilentHosts(base);
   const std::array<int64_t, 4> key{kSlot, base.charge, base.shape, base.leaf};
-  if (failed_.contains(key)) return false;
+  if (told == nullptr && failed_.contains(key)) return false;
   const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
   const bool starves = starves_ns <= now_ns_;
   // Whether its start is known depends on whom it may stop later, too.
   const std::array<int64_t, 4> unknown_key{kUnknownSlot + kKinds * int64_t{base.priority}, base.charge, int64_t{base.leaf} << 32 | base.shape,
                                            2 * int64_t{base.guaranteed} + drain};
   const bool needs_start = !options_.draining || !(drain || starves);   // else it drains its hosts until then, whenever that is
-  if (needs_start && failed_.contains(unknown_key)) {
+  if (told == nullptr && needs_start && failed_.contains(unknown_key)) {
     if (!starves) LookAt(starves_ns);
     return false;
   }
   if (slots_left_ == 0) return false;
   --slots_left_;
-  std::optional<Slot> slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain);
+  std::optional<Slot> slot;
+  if (told != nullptr) slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain, &told->parts);
+  const bool keeps = slot.has_value();
+  if (!keeps) slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain);
   if (!slot.has_value()) {
     failed_.insert(key);
     return false;
   }
+  if (keeps) slot->start_ns = told->start_ns == 0 ? kUnbounded : told->start_ns;   // what it waits for may be silent, too
   if (!starves) LookAt(starves_ns);
   const bool known = slot->start_ns != kUnbounded;
   if (!known && needs_start) {
-    failed_.insert(unknown_key);
+    if (!keeps) failed_.insert(unknown_key);
     return false;
   }
   --reservations_left_;

@@ -169,7 +169,10 @@ class Round {
   // reserve.cc
   // Of what runs in the cell: by end, of those whose end nobody knows the longest running first.
   const std::vector<End>& EndsIn(int32_t cell);
-  std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes);
+  // `told`: there and nowhere else.
+  std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes, const PlannedGang* told = nullptr);
+  // Its reservation as State knows it, if a host of that is silent, so that no slot would be found there; else nullptr.
+  const Reservation* ToldOnSilentHosts(const Base& base) const;
   bool ReserveFrom(int32_t b, int64_t not_before_ns, bool drain);
   // When a base that starts now is expected to end; 0 = unknown.
   int64_t EndIfStarted(const Base& base) const;

@@ -656,6 +656,96 @@ TEST(Reserve, WhoGetsNoReservationTakesNoneFromOthers) {
   EXPECT_EQ(ReservationOf(system, head)->start_ns, SystemBuilder::kStart + 100 * kSecond);
 }
 
+// One device on each of two hosts, 0.4 of the first until 100 s: a gang that wants 0.8 of both waits for that.
+TEST(Silent, AReservationStandsUntilItsHostCantBeReached) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q", 2);
+  const uint64_t running = JobBuilder("q").GpusMilli(400).TimeLimit(100).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, running);
+  const uint64_t head = JobBuilder("q").Workers(2).GpusMilli(800).SubmitTo(&system);
+  Go(&system);
+  ASSERT_NE(ReservationOf(system, head), nullptr);
+  const Reservation before = *ReservationOf(system, head);
+  ASSERT_EQ(before.parts.size(), 2u);
+  const uint64_t small = JobBuilder("q").GpusMilli(500).SubmitTo(&system);
+  Go(&system);
+  EXPECT_FALSE(Runs(system, small));
+  const std::string host = system.state.host(TaskOf(system.state, running).current()->parts[0].host).name;
+  system.HostState("c", host, pb::HOST_SILENT);
+  EXPECT_TRUE(Go(&system).events.empty());
+  ASSERT_NE(ReservationOf(system, head), nullptr);
+  EXPECT_EQ(*ReservationOf(system, head), before);
+  EXPECT_FALSE(Runs(system, small)) << "on the host that speaks";
+  system.Step(150);                                      // it was to begin at 100
+  EXPECT_EQ(StopsIn(Go(&system)), 1) << "its time limit";
+  EXPECT_FALSE(Runs(system, small));
+  system.Step(160);
+  EXPECT_TRUE(Go(&system).events.empty()) << "it isn't told anew each time";
+  system.HostState("c", host, pb::HOST_UNREACHABLE);
+  Go(&system);
+  EXPECT_EQ(ReservationOf(system, head), nullptr);
+  EXPECT_TRUE(Runs(system, small));
+}
+
+TEST(Silent, WhatIsHeldStandsUntilItsHostCantBeReached) {
+  for (const bool comes_back : {true, false}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 8).Queue("a", 16).Queue("b");
+    std::vector<uint64_t> victims;
+    for (int i = 0; i < 2; ++i) victims.push_back(JobBuilder("b").Gpus(8).SubmitTo(&system));
+    Go(&system);
+    for (const uint64_t job : victims) StartAll(&system, job);
+    system.Step(20);
+    const uint64_t gang = JobBuilder("a").Workers(2).Gpus(8).SubmitTo(&system);
+    ASSERT_EQ(StopsIn(Go(&system)), 2);
+    std::vector<std::string> hosts;
+    for (const uint64_t job : victims) hosts.push_back(system.state.host(TaskOf(system.state, job).current()->parts[0].host).name);
+    for (const std::string& host : hosts) system.HostState("c", host, pb::HOST_SILENT);   // as at the scheduler's start
+    EXPECT_TRUE(Go(&system).events.empty());
+    system.HostState("c", hosts[0], pb::HOST_UP);
+    ReportAll(&system, victims[0], pb::GONE, 0, true);
+    const uint64_t other = JobBuilder("b").Gpus(8).SubmitTo(&system);
+    Go(&system);
+    EXPECT_FALSE(Runs(system, other));
+    EXPECT_FALSE(Runs(system, gang)) << "nothing starts on a silent host";
+    ASSERT_NE(ReservationOf(system, gang), nullptr);
+    EXPECT_TRUE(ReservationOf(system, gang)->held);
+    if (comes_back) {
+      system.HostState("c", hosts[1], pb::HOST_UP);
+      ReportAll(&system, victims[1], pb::GONE, 0, true);
+      Go(&system);
+      EXPECT_TRUE(Runs(system, gang));
+    } else {
+      system.HostState("c", hosts[1], pb::HOST_UNREACHABLE);
+      Go(&system);
+      EXPECT_EQ(ReservationOf(system, gang), nullptr);
+      EXPECT_TRUE(Runs(system, other));
+    }
+  }
+}
+
+TEST(Silent, WhatComesBackKeepsItsDevicesInSAndOutside) {
+  for (const int64_t guarantee : {2, 0}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4 - guarantee).Queue("b", guarantee);
+    const uint64_t shrunk = JobBuilder("b").Workers(guarantee == 0 ? 1 : 2, 4).SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, shrunk);
+    system.Step(1);
+    const uint64_t claimant = JobBuilder("a").Workers(2).SubmitTo(&system);
+    ASSERT_EQ(StopsIn(Go(&system)), 1);
+    if (guarantee == 0) JobBuilder("a").Workers(2).SubmitTo(&system);   // with it nothing is left for `shrunk`
+    const HostId host = TaskOf(system.state, shrunk).current()->parts[0].host;
+    system.HostState("c", system.state.host(host).name, pb::HOST_SILENT);
+    Go(&system);
+    ASSERT_NE(ReservationOf(system, claimant), nullptr);
+    EXPECT_TRUE(ReservationOf(system, claimant)->held);
+    ASSERT_NE(ReservationOf(system, shrunk), nullptr) << guarantee;
+    EXPECT_TRUE(ReservationOf(system, shrunk)->held);
+  }
+}
+
 TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("q");

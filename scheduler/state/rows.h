@@ -226,11 +226,13 @@ struct HostRow {
   // In quarantine as a whole: like a drained one it gets nothing new, but what runs there goes on.
   bool quarantined() const { return !quarantines.empty() && quarantines.front().device() < 0 && !quarantines.front().withheld(); }
   // May get work: it speaks, and nobody took it out.
-  bool usable() const {
+  bool usable() const { return state == pb::HOST_UP && !taken_out(); }
+  // It would get no work if it spoke, either.
+  bool taken_out() const {
     for (const LostRow& row : lost) {
-      if (row.stray()) return false;
+      if (row.stray()) return true;
     }
-    return state == pb::HOST_UP && !drained && !quarantined();
+    return drained || quarantined();
   }
 };
 

@@ -114,7 +114,7 @@ void Round::Backfill() {
     const Base& base = m_.bases[b];
     if (stopped_[b] || base.ends) return;
     const Reservation* held = base.reserved ? base.row->reservation.get() : nullptr;
-    if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.ComesBack() || base.wants_place()) &&
+    if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.wants_place() || (base.ComesBack() && !Unanswered(base))) &&
         base.leaf >= 0 && future_.Fits(*base.spec, held->parts, /*silent_too=*/true)) {
       for (const int32_t cell : base.cells) {
         if (m_.cells[cell].cluster != held->cluster || (!held->flavour.empty() && held->flavour != m_.flavours[m_.cells[cell].flavour])) continue;

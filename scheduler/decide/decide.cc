@@ -43,7 +43,8 @@ Round::Round(const State& state, int64_t now_ns, const SchedulingOptions& option
   for (const int32_t b : m_.stopping) {
     const Base& base = m_.bases[b];
     if (base.ComesBack()) insert(base.entitled ? &entitled_ : &outside_, b);
-    if (base.bound_cell < 0 || base.may_be_lost) continue;
+    if (base.bound_cell < 0 || base.may_be_lost || Unanswered(base)) continue;
+    LookAt(AnswerDueNs(base));
     future_.Release(base.wants, *base.current);
     AddUse(&use_future_, base, base.bound_cell, -base.workers);
   }
@@ -116,7 +117,8 @@ void Round::Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang) {
 }
 
 // What was held for a unit of S stays its own, by attempt, until it starts or leaves S (SCHEDULING.md §2), or one of its hosts can't be
-// reached: one that is silent is back soon, or unreachable.
+// reached (one that is silent is back soon, or unreachable), or doesn't answer a stop in time: then the unit claims anew. Each attempt that is
+// stopped is late only once, so claims still come to an end.
 void Round::KeepHeld() {
   std::vector<std::pair<int32_t, int32_t>> order;
   for (const int32_t b : entitled_) {
@@ -134,6 +136,7 @@ void Round::KeepHeld() {
     if (!held.flavour.empty() && held.flavour != m_.flavours[cell.flavour]) continue;
     if (!base.wants_place() && !base.may_be_lost && !base.ComesBack()) continue;
     if (!base.wants_place() && base.may_be_lost && InHeldQueue(base)) continue;
+    if (Unanswered(base)) continue;    // it would keep others from its next place for nothing
     const int32_t workers = std::min(held.workers, base.entitled_workers());
     if (workers < base.min_workers) continue;
     PlannedGang gang = workers == held.workers ? held.parts : Shortened(*base.spec, held.parts, workers);
@@ -252,6 +255,7 @@ void Round::PlaceOne(int32_t b) {
     return true;
   };
   if (base.ComesBack() && !base.may_be_lost) {           // smaller or larger, once it has stopped
+    if (Unanswered(base)) return;
     from_future(std::clamp(base.current->next_workers, base.min_workers, base.entitled_workers()));
     return;
   }

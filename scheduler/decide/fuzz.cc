@@ -693,8 +693,7 @@ class Case {
         }
         if (waits[m.cells[base.charge].cluster] != 1) continue;
         if (Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
-        const bool holds = base.row->reservation != nullptr && base.row->reservation->held;   // what others are giving back
-        if (base.guaranteed && base.gpus && !holds && base.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ && FitsWithoutOthers(m, base)) {
+        if (base.guaranteed && base.gpus && !HoldsOnSilentHosts(base) && base.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ && FitsWithoutOthers(m, base)) {
           Fail(absl::StrCat("job ", base.ref.job, " is guaranteed its place, and waits for what is outside S"));
         }
         continue;
@@ -746,6 +745,14 @@ class Case {
       map.Release(other.wants, *other.current);
     }
     return Fits(m, base, base.charge, &map);
+  }
+
+  // What others were to give back they have given back by now, or it is theirs again; a host of it that is silent may be back.
+  bool HoldsOnSilentHosts(const Base& base) {
+    const Reservation* held = base.row->reservation.get();
+    return held != nullptr && held->held && std::any_of(held->parts.begin(), held->parts.end(), [&](const HostSlice& part) {
+      return s_.host(part.host).state == pb::HOST_SILENT;
+    });
   }
 
   // With all capacity healthy, a base that in leaf order fits what its leaf's share in one of its cells still leaves is in S.

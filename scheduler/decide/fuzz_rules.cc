@@ -173,7 +173,9 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
   bool alone = true;                   // nothing else is placed or held: what is used is known without the order of the decision
   Use before = m.use;
   for (const Base& base : m.bases) {
-    if (base.stopping && base.bound_cell >= 0 && !base.may_be_lost) AddUse(m, base, base.bound_cell, -base.workers, &before);
+    if (!base.stopping || base.bound_cell < 0 || base.may_be_lost) continue;
+    const int64_t since_ns = std::max(base.current->stop_ns, state.listens_since_ns());
+    if (since_ns + base.current->grace_ns + 2 * kMinute > now_ns) AddUse(m, base, base.bound_cell, -base.workers, &before);
   }
   for (const TaskRef& ref : state.reserved_tasks()) alone = alone && !state.FindJob(ref.job)->tasks[ref.task].reservation->held;
   Use after = before;

@@ -185,7 +185,7 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t wo
 // It wouldn't be free when what grows has stopped: that would start as small as it was, and grow again.
 void Round::TakeBackUnanswered(Use* use) {
   const auto take_back = [&](const Base& base) {
-    if (base.hosts_up || base.bound_cell < 0 || base.may_be_lost) return;
+    if (base.hosts_up || base.bound_cell < 0 || base.may_be_lost || Unanswered(base)) return;
     AddUse(use, base, base.bound_cell, base.workers);
     future_.LimitTo(now_, SliceOf(*base.spec, *base.current, 0, base.workers));   // it may be held for others in part
   };

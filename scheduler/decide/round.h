@@ -80,6 +80,9 @@ class Round {
   void Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns, int32_t next_workers = 0,
             const pb::AttemptKey* claimant = nullptr);
   void LookAt(int64_t at_ns);
+  // It was to have stopped by now, killed if need be: when its hosts answer nobody knows, and what it holds is counted upon no more.
+  bool Unanswered(const Base& base) const { return base.stopping && !base.may_be_lost && AnswerDueNs(base) <= now_ns_; }
+  int64_t AnswerDueNs(const Base& base) const;
   int64_t Grace(const pb::TaskSpec& spec) const;
 
   // decide.cc

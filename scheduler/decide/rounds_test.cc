@@ -746,6 +746,75 @@ TEST(Silent, WhatComesBackKeepsItsDevicesInSAndOutside) {
   }
 }
 
+// Of two victims one stays in its device's driver and can't be killed.
+TEST(Reclaim, AStopThatIsNotAnsweredInTimeKeepsNothingFromOthers) {
+  for (const bool restarts : {false, true}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 8).Queue("a", 16).Queue("b");
+    std::vector<uint64_t> victims;
+    for (int i = 0; i < 2; ++i) victims.push_back(JobBuilder("b").Gpus(8).SubmitTo(&system));
+    Go(&system);
+    for (const uint64_t job : victims) StartAll(&system, job);
+    system.Step(20);
+    const uint64_t claimant = JobBuilder("a").Workers(2).Gpus(8).SubmitTo(&system);
+    ASSERT_EQ(StopsIn(Go(&system)), 2);
+    ReportAll(&system, victims[0], pb::GONE, 0, true);
+    const uint64_t other = JobBuilder("b").Gpus(8).SubmitTo(&system);
+    int64_t due_s = 20 + 10 + 120;                       // its grace, and two minutes
+    if (restarts) {
+      system.Step(500);
+      pb::Event step;
+      step.mutable_step()->set_now_ns(system.now_ns);
+      step.mutable_step()->set_listens_again(true);
+      system.Do(step);
+      due_s = 500 + 10 + 120;
+    }
+    Go(&system);
+    system.Step(due_s - 1);
+    const Plan plan = Go(&system);
+    EXPECT_LE(plan.next_look_ns, SystemBuilder::kStart + due_s * kSecond);
+    EXPECT_FALSE(Runs(system, other)) << restarts;
+    ASSERT_NE(ReservationOf(system, claimant), nullptr);
+    system.Step(due_s);
+    Go(&system);
+    EXPECT_EQ(ReservationOf(system, claimant), nullptr);
+    ASSERT_TRUE(Runs(system, other)) << restarts;
+    StartAll(&system, other);
+    ReportAll(&system, victims[1], pb::GONE, 0, true);
+    JobBuilder("b").SubmitTo(&system);                   // a new round
+    EXPECT_EQ(StopsIn(Go(&system)), 1) << "it claims anew";
+    ReportAll(&system, other, pb::GONE, 0, true);
+    Go(&system);
+    EXPECT_TRUE(Runs(system, claimant));
+  }
+}
+
+// One task on each of two hosts. The first that is to move doesn't stop: then the other makes room.
+TEST(Reclaim, WhoWaitsForAStopThatIsNotAnsweredClaimsAnew) {
+  Scattered at(4);
+  const uint64_t whole = JobBuilder("other").Gpus(4).SubmitTo(&at.system);
+  at.system.Step(30);
+  Plan plan = Go(&at.system);
+  ASSERT_EQ(StopsIn(plan), 1);
+  const uint64_t stays = at.system.state.FindJobByUid(plan.events[0].attempt_stopping().key().job_uid())->number;
+  const uint64_t moves = stays == at.stay[0] ? at.stay[1] : at.stay[0];
+  ASSERT_NE(ReservationOf(at.system, stays), nullptr);
+  at.system.Step(30 + 10 + 119);
+  EXPECT_EQ(StopsIn(Go(&at.system)), 0);
+  at.system.Step(30 + 10 + 120);
+  ASSERT_EQ(StopsIn(Go(&at.system)), 1);
+  EXPECT_EQ(ReservationOf(at.system, stays), nullptr) << "it would keep others from its next place";
+  ASSERT_EQ(TaskOf(at.system.state, moves).state, pb::TASK_STOPPING);
+  EXPECT_EQ(StopsIn(Go(&at.system)), 0);
+  ReportAll(&at.system, moves, pb::GONE, 0, true);
+  Go(&at.system);
+  EXPECT_TRUE(Runs(at.system, whole));
+  EXPECT_TRUE(Runs(at.system, moves));
+  ReportAll(&at.system, stays, pb::GONE, 0, true);
+  Go(&at.system);
+  EXPECT_TRUE(Runs(at.system, stays));
+}
+
 TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("q");

@@ -7,6 +7,16 @@
 #include "scheduler/decide/round.h"
 
 namespace muster {
+namespace {
+
+// After its grace: for the kill, what the host still writes, and the way there and back.
+constexpr int64_t kAnswerNs = 2 * kMinute;
+
+}  // namespace
+
+int64_t Round::AnswerDueNs(const Base& base) const {
+  return std::max(base.current->stop_ns, s_.listens_since_ns()) + base.current->grace_ns + kAnswerNs;
+}
 
 void Round::LookAt(int64_t at_ns) { plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_)); }
 

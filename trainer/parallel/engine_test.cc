@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/parallel/test_ranks.h"
@@ -47,6 +48,7 @@ struct Way {
   EngineOptions options = {};
   int shard_size = 0;
   double clip_norm = 0;
+  bool scatter = false;  // gradients are summed as on GPUs
 };
 
 struct Outcome {
@@ -60,6 +62,7 @@ Outcome Train(const Way& way, bool tied = false) {
   const auto body = [&](World& world) {
     EngineOptions options = way.options;
     options.max_length = kLength;
+    if (way.scatter) world.PreferAllReduce(false);
     Engine engine(Tiny(tied), &world, options);
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
     AdamW optimizer(engine.flats(), {.weight_decay = 0.1});
@@ -123,6 +126,16 @@ TEST(Engine, AnyStageOnFourRanksTrainsAsOneRankDoes) {
                            {"hybrid 3", 4, 2, {.flats = Stage(3)}, 2}, {"3, groups of one", 4, 2, {.flats = Stage(3)}, 1}}) {
       SCOPED_TRACE(way.name);
       ExpectNear(Train(way, tied), wanted, 1e-6);
+    }
+  }
+}
+
+TEST(Engine, AnyShardSizeTrainsAsOneRankDoesWhereGradientsAreScattered) {
+  const Outcome wanted = Train({.name = "one rank"});
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int shard_size : {1, 2, 4}) {
+      SCOPED_TRACE(absl::StrCat("stage ", stage, ", shards of ", shard_size));
+      ExpectNear(Train({"scattered", 4, 2, {.flats = Stage(stage)}, shard_size, 0, /*scatter=*/true}), wanted, 1e-6);
     }
   }
 }

@@ -308,10 +308,14 @@ void FlatParam::FoldGradient() {
   if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
+// By one all-reduce of all ranks, instead of a reduce-scatter in the shard group and an all-reduce of its part in the replicate group.
+// A shard group of one has nothing to scatter.
+bool FlatParam::SumsWhole() const { return options_.zero_stage == 0 || world_->shard().size == 1 || world_->prefers_all_reduce(); }
+
 void FlatParam::StartReduce() {
   if (world_->size() == 1) return;
   at::Tensor& whole = reduces_slot_ ? grads_ : sums_;
-  if (options_.zero_stage == 0 || world_->prefers_all_reduce()) {
+  if (SumsWhole()) {
     std::vector<at::Tensor> tensors = {whole};
     reduce_ = world_->backend()->allreduce(tensors, {});
   } else {
@@ -324,7 +328,7 @@ void FlatParam::FinishReduce() {
   if (!reduce_) return;
   Wait(reduce_);
   at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);
-  if (world_->replicate().size > 1 && options_.zero_stage > 0 && !world_->prefers_all_reduce()) {
+  if (world_->replicate().size > 1 && !SumsWhole()) {
     std::vector<at::Tensor> tensors = {owned};
     reduce_ = world_->replicate().backend->allreduce(tensors, {});
     Wait(reduce_);

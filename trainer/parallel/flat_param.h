@@ -181,6 +181,7 @@ class FlatParam {
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
   void GatherFromHost();
   void GatherOwned();
+  bool SumsWhole() const;
 
   FlatLayout layout_;
   World* world_;

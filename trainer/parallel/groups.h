@@ -59,7 +59,9 @@ class World {
   const Group& shard() const { return shard_; }
   const Group& replicate() const { return replicate_; }
   // Gloo has no direct reduce-scatter: an all-reduce is twice as fast there.
-  bool prefers_all_reduce() const { return !device_.is_cuda(); }
+  bool prefers_all_reduce() const { return prefers_all_reduce_; }
+  // For tests: CPUs go the way of GPUs, or back. Before anything is sharded.
+  void PreferAllReduce(bool prefer) { prefers_all_reduce_ = prefer; }
 
   // Each rank's `row` under the others', on the host: [size, row.size()].
   std::vector<std::vector<double>> GatherRows(const std::vector<double>& row);
@@ -84,12 +86,13 @@ class World {
   void Abort() noexcept;
 
  private:
-  World(const WorldInfo& info, at::Device device) : info_(info), device_(device) {}
+  World(const WorldInfo& info, at::Device device) : info_(info), device_(device), prefers_all_reduce_(!device.is_cuda()) {}
   c10::intrusive_ptr<c10d::Store> MeetStore(bool serve) const;
   c10::intrusive_ptr<c10d::Backend> MakeBackend(const std::string& name, int rank, int size) const;
 
   WorldInfo info_;
   at::Device device_;
+  bool prefers_all_reduce_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   Group shard_, replicate_;

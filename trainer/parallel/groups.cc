@@ -1,5 +1,7 @@
 #include "trainer/parallel/groups.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -47,13 +49,44 @@ absl::Status ReadInt(const char* name, int minimum, int maximum, bool required, 
   return absl::OkStatus();
 }
 
-std::shared_ptr<::gloo::transport::Device> GlooDevice(const std::string& master_addr) {
+bool IsLoopback(const std::string& address) { return address == "localhost" || address == "::1" || address.starts_with("127."); }
+
+// This host's address on its way to `host`; "" if there is no way, or only by a loopback that is not wanted. Nothing is sent: to connect
+// a datagram socket only chooses the way.
+std::string AddressTowards(const std::string& host, bool or_loopback) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, &::freeaddrinfo);
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    const int fd = ::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    sockaddr_storage local{};
+    socklen_t length = sizeof local;
+    auto* address = reinterpret_cast<sockaddr*>(&local);
+    char text[NI_MAXHOST];
+    const bool known = ::connect(fd, one->ai_addr, one->ai_addrlen) == 0 && ::getsockname(fd, address, &length) == 0 &&
+                       ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0;
+    ::close(fd);
+    if (known && (or_loopback || !IsLoopback(text))) return text;
+  }
+  return "";
+}
+
+std::shared_ptr<::gloo::transport::Device> GlooDevice(const WorldInfo& info) {
   if (const char* interface = Env("GLOO_SOCKET_IFNAME")) return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
-  if (master_addr == "localhost" || master_addr.starts_with("127.")) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  return c10d::ProcessGroupGloo::createDefaultDevice();
+  const std::string address = GlooAddress(info);
+  return address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice() : c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
 }  // namespace
+
+std::string GlooAddress(const WorldInfo& info) {
+  if (IsLoopback(info.master_addr)) return "127.0.0.1";
+  const std::string address = AddressTowards(info.master_addr, /*or_loopback=*/info.local_size == info.size);
+  // Rank 0's host may know its own name as loopback: then by the way to everywhere else.
+  return address.empty() ? AddressTowards("198.51.100.1", /*or_loopback=*/false) : address;
+}
 
 absl::StatusOr<WorldInfo> WorldInfo::FromEnvironment() {
   WorldInfo info;
@@ -116,7 +149,7 @@ c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, in
     return made;
   }
   auto gloo = c10d::ProcessGroupGloo::Options::create(kStartTimeout);
-  gloo->devices.push_back(GlooDevice(info_.master_addr));
+  gloo->devices.push_back(GlooDevice(info_));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo);
 }
 

@@ -29,6 +29,10 @@ struct WorldInfo {
   static absl::StatusOr<WorldInfo> FromEnvironment();
 };
 
+// The address, in numbers, that Gloo gives the other ranks for this one: the one from which this host reaches rank 0's. (A host's own name
+// often stands for loopback: 127.0.1.1 on Debian.) Loopback only where MASTER_ADDR is, or where all ranks are on one host. "" where none is found.
+std::string GlooAddress(const WorldInfo& info);
+
 // How long a collective may take before the peers are given up, until everybody has done a step; then trainer.step_timeout_s.
 inline constexpr std::chrono::minutes kStartTimeout{30};
 

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/objects.h"
@@ -226,7 +227,10 @@ void ReadAheadOf(const std::string& path, int rank, int size, size_t most_bytes)
 
 LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates, const Flats& flats) {
   LoadOutcome outcome;
-  for (const std::string& path : candidates) {
+  // Those of one rank, as each of them is opened together.
+  const std::string all = world.Broadcast(absl::StrJoin(candidates, "\n"));
+  const std::vector<std::string> paths = absl::StrSplit(all, '\n', absl::SkipEmpty());
+  for (const std::string& path : paths) {
     // Rank 0's view of the index counts, so that all ranks judge the same bytes.
     std::string text, mine;
     if (world.rank() == 0) {

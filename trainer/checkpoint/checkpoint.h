@@ -76,7 +76,8 @@ struct LoadOutcome {
   std::vector<SkippedCheckpoint> skipped;
 };
 
-// Opens the first good one of `candidates` (newest first); collective, with the same outcome on every rank. `flats`: those that Read will
+// Opens the first good one of rank 0's `candidates` (newest first; each rank may have found others); collective, with the same outcome on
+// every rank. `flats`: those that Read will
 // be called for, as VerifyFiles takes them.
 LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates, const Flats& flats = {});
 

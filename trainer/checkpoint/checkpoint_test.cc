@@ -165,6 +165,22 @@ TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
   }
 }
 
+TEST_F(Checkpoints, RanksThatFoundDifferentOnesOpenWhatTheFirstFound) {
+  OnRanks(2, [&](World& world) {
+    Flats flats = MakeFlats(world, 1, true);
+    EXPECT_TRUE(Save(world, flats, Meta(1)).ok());
+    EXPECT_TRUE(Save(world, flats, Meta(2)).ok());
+    const std::string older = parent_ + "/step-00000001", newer = parent_ + "/step-00000002", none = parent_ + "/step-00000003";
+    const std::vector<std::vector<std::string>> found[] = {{{newer, older}, {older}}, {{older}, {newer, older}}, {{none, older}, {}}, {{}, {older}}};
+    for (const std::vector<std::vector<std::string>>& lists : found) {
+      const LoadOutcome outcome = OpenNewest(world, lists[world.rank()]);
+      ASSERT_EQ(outcome.checkpoint == nullptr, lists[0].empty());
+      if (outcome.checkpoint != nullptr) EXPECT_EQ(outcome.checkpoint->path(), lists[0][0] == none ? older : lists[0][0]);
+      EXPECT_EQ(outcome.skipped.size(), lists[0].empty() || lists[0][0] != none ? 0u : 1u);
+    }
+  });
+}
+
 TEST_F(Checkpoints, ShardGroupsWriteEachPartOnceAndReadAnyOthers) {
   OnRanks(4, [&](World& world) {
     Flats flats = MakeFlats(world, 1, true);

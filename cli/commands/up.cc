@@ -153,14 +153,17 @@ int Detach(Session& session, const UpPlan& plan, const UpOptions& options) {
     close(ends[0]);
     setsid();
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    KeepLogShort(plan.data_dir + "/logs/up.log");
     int log = open((plan.data_dir + "/logs/up.log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dup2(null, STDIN_FILENO);
     dup2(log < 0 ? null : log, STDOUT_FILENO);
     dup2(log < 0 ? null : log, STDERR_FILENO);
     int code = Serve(session, plan, options, [&](int result, const std::string& text) {
       std::string message = absl::StrCat(result, "\n", text);
+      const auto before = signal(SIGPIPE, SIG_IGN);   // for this write only: the children inherit it
       if (write(ends[1], message.data(), message.size()) < 0) session.Err("muster: the caller is gone; going on\n");
       close(ends[1]);
+      signal(SIGPIPE, before);
     });
     _exit(code);
   }

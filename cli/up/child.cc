@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,12 +19,41 @@
 
 namespace muster {
 
+namespace {
+
+constexpr off_t kLogBytesMax = 64 << 20;
+
+}  // namespace
+
+void KeepLogShort(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= kLogBytesMax) return;
+  const std::string kept = path + ".1";
+  const int from = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int to = open(kept.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  ssize_t copied = -1;
+  if (from >= 0 && to >= 0) {
+    do copied = sendfile(to, from, nullptr, kLogBytesMax);
+    while (copied > 0 || (copied < 0 && errno == EINTR));
+  }
+  if (copied < 0) unlink(kept.c_str());   // no room for both: the disk counts more than what was said long ago
+  if (from >= 0 && ftruncate(from, 0) != 0) unlink(kept.c_str());
+  for (const int fd : {from, to}) if (fd >= 0) close(fd);
+}
+
+void Child::KeepShort() {
+  KeepLogShort(log_path_);
+  struct stat info;
+  if (stat(log_path_.c_str(), &info) == 0) log_begin_ = std::min(log_begin_, info.st_size);
+}
+
 Child::Child(std::string program, std::vector<std::string> arguments, std::string log_path)
     : program_(std::move(program)), name_(program_.substr(program_.rfind('/') + 1)), log_path_(std::move(log_path)), arguments_(std::move(arguments)) {}
 
 Child::~Child() { Stop(10'000); }
 
 absl::Status Child::Start() {
+  KeepLogShort(log_path_);
   int log = open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log < 0) return ErrnoStatus(errno, log_path_);
   struct stat info;

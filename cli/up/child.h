@@ -11,6 +11,10 @@
 
 namespace muster {
 
+// A log of more than 64 MiB becomes <path>.1 in place of the one before, and goes on empty. Also while a program appends to it (O_APPEND): what
+// that writes at this very moment may be lost.
+void KeepLogShort(const std::string& path);
+
 class Child {
  public:
   Child(std::string program, std::vector<std::string> arguments, std::string log_path);
@@ -19,6 +23,7 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   absl::Status Start();                 // may be called again once it has ended
+  void KeepShort();                     // its log; now and then
   void AlsoOnce(std::string argument) { once_ = std::move(argument); }   // at the next start only
   bool Running();                       // reaps it
   void Stop(int grace_ms);              // SIGTERM, then SIGKILL; returns when it is gone

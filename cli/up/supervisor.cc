@@ -164,6 +164,7 @@ absl::Status Supervisor::Run() {
   int restarts = 0;
   while (!interrupt_.WaitFor(200)) {
     for (Child* child : {daemon_.get(), agent_.get()}) {
+      child->KeepShort();
       if (child->Running()) continue;
       int64_t now_ns = RealClock()->MonotonicNs();
       if (now_ns - window_ns > kMinute) window_ns = now_ns, restarts = 0;

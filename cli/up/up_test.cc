@@ -1,5 +1,6 @@
 // `muster up` with stand-ins for the daemon and the agent: starting, saying what was found, restarting, ending.
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +77,42 @@ TEST_F(UpTest, AKilledDaemonIsStartedAgain) {
   EXPECT_GT(second, 1);
   EXPECT_NE(second, first);
   EXPECT_FALSE(adopts(second)) << "once";
+}
+
+TEST_F(UpTest, ItOutlivesACallerThatDiesBeforeItIsReady) {
+  ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && rm musterd && printf '#!/bin/bash\nwhile [ ! -e ", home_, "/go ]; do sleep 0.02; done\nexec -a musterd ", FAKE_PROGRAMS,
+                                " \"$@\"\n' > musterd && chmod +x musterd").c_str()), 0);
+  ASSERT_EQ(system(absl::StrCat("env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_, " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ", MUSTER_BINARY,
+                                " up --detach > /dev/null 2>&1 < /dev/null & for i in $(seq 1500); do [ -e ", home_, "/.local/share/muster/up/logs/musterd.log ] && break; sleep 0.02; done; kill -9 $!; touch ",
+                                home_, "/go").c_str()), 0);
+  std::string said;
+  for (int i = 0; i < 1500 && !absl::StrContains(said, "the caller is gone; going on"); ++i) {
+    usleep(20'000);
+    said = ReadFile(home_ + "/.local/share/muster/up/logs/up.log").value_or("");
+  }
+  EXPECT_THAT(said, HasSubstr("the caller is gone; going on"));
+  EXPECT_EQ(Run("up"), 0);
+  EXPECT_THAT(out_, HasSubstr("Muster is up already"));
+}
+
+TEST_F(UpTest, LogsThatGrewLongBeginAnewWithOnePredecessor) {
+  const std::string logs = home_ + "/.local/share/muster/up/logs";
+  const auto grow = [&](const std::string& name) { return system(absl::StrCat("mkdir -p ", logs, " && truncate -s 65M ", logs, "/", name).c_str()); };
+  const auto size = [&](const std::string& name) {
+    struct stat info {};
+    return stat(absl::StrCat(logs, "/", name).c_str(), &info) == 0 ? int64_t{info.st_size} : -1;
+  };
+  for (const char* name : {"musterd.log", "up.log"}) ASSERT_EQ(grow(name), 0);
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  for (const std::string name : {"musterd.log", "up.log"}) {
+    EXPECT_EQ(size(name + ".1"), 65 << 20);
+    EXPECT_LT(size(name), 1 << 20);
+  }
+  EXPECT_EQ(size("agent.log.1"), -1);
+  ASSERT_EQ(grow("agent.log"), 0);   // while it runs
+  for (int i = 0; i < 1500 && size("agent.log") > 1 << 20; ++i) usleep(20'000);
+  EXPECT_LT(size("agent.log"), 1 << 20);
+  EXPECT_EQ(size("agent.log.1"), 65 << 20);
 }
 
 TEST_F(UpTest, AMissingProgramAndAFailingDaemonAreTold) {

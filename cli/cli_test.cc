@@ -223,6 +223,33 @@ TEST_F(CliTest, SubmitSendsTheFilesSpecWithTheOnlyQueueAndOneKey) {
   EXPECT_EQ(seen[1].spec().tasks(0).resources().gpus_milli(), 1000);
 }
 
+TEST_F(CliTest, ASubmissionWithoutAnAnswerIsRepeatedThenToldWithItsKey) {
+  std::mutex mutex;
+  std::vector<std::string> keys;
+  size_t answers_from = 3;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    std::lock_guard<std::mutex> lock(mutex);
+    keys.push_back(request.idempotency_key());
+    return keys.size() < answers_from ? grpc::Status(grpc::DEADLINE_EXCEEDED, "Deadline Exceeded") : grpc::Status::OK;
+  };
+  const std::string path = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"submit", "-o", "name", path}), 0) << err_;
+  ASSERT_EQ(keys.size(), 3u);
+  EXPECT_THAT(keys, ::testing::Each(keys[0]));
+  answers_from = SIZE_MAX;
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"submit", "-y", "-d", path}, {"run", "-d", "--", "true"}}) {
+    keys.clear();
+    EXPECT_EQ(Run(command), 6);
+    ASSERT_GT(keys.size(), 1u);
+    EXPECT_THAT(err_, HasSubstr("the job may have been submitted, or not.\n  Safe to repeat: the same command with --idempotency-key " + keys[0] + "\n"));
+    EXPECT_THAT(err_, Not(HasSubstr("muster up")));
+  }
+  answers_from = 0;
+  keys.clear();
+  EXPECT_EQ(Run({"run", "-d", "--idempotency-key", "mine", "--", "true"}), 0) << err_;
+  EXPECT_THAT(keys, ::testing::ElementsAre("mine"));
+}
+
 TEST_F(CliTest, SetPutsAValueOverTheFiles) {
   pb::JobSpec spec;
   jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {

@@ -91,15 +91,16 @@ absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(con
 
 constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPauseAway(400);
 
-// Again for some seconds while the server is away, or says that it can't answer yet. For calls that may be repeated. One that is away, as when
+// Again for some seconds while the server is away, or says that it can't answer yet, or (`also_late`) accepts and doesn't answer. For calls that may be repeated. One that is away, as when
 // it starts anew, is looked for at short intervals; one that says "later" gets more time after each try, and not from all at once.
 template <typename Response, typename Attempt>
-absl::StatusOr<Response> Repeated(const std::string& server, Attempt call) {
+absl::StatusOr<Response> Repeated(const std::string& server, bool also_late, Attempt call) {
   std::minstd_rand random{std::random_device()()};
   std::optional<std::chrono::steady_clock::time_point> last;
   for (auto pause = kFirstPause;;) {
     absl::StatusOr<Response> response = call();
-    if (response.ok() || !absl::IsUnavailable(response.status())) return response;
+    const bool late = also_late && absl::IsDeadlineExceeded(response.status());
+    if (response.ok() || (!absl::IsUnavailable(response.status()) && !late)) return response;
     const auto now = std::chrono::steady_clock::now();
     if (!last) last = now + kRepeat;
     if (now + pause > *last) return response;
@@ -154,11 +155,11 @@ Client::Client(std::string server, std::unique_ptr<Stubs> stubs) : server_(std::
 Client::~Client() = default;
 
 absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) {
-  return Repeated<pb::PreviewResponse>(server_, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
+  return Repeated<pb::PreviewResponse>(server_, false, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
 }
 
 absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
-  return Repeated<pb::SubmitResponse>(server_, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
+  return Repeated<pb::SubmitResponse>(server_, true, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
 }
 
 absl::StatusOr<pb::Job> Client::Get(const std::string& id) {

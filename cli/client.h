@@ -34,7 +34,7 @@ class Client {
   const std::string& server() const { return server_; }
 
   absl::StatusOr<pb::PreviewResponse> Preview(const pb::PreviewRequest& request);
-  absl::StatusOr<pb::SubmitResponse> Submit(const pb::SubmitRequest& request);  // repeats itself with the same key while UNAVAILABLE
+  absl::StatusOr<pb::SubmitResponse> Submit(const pb::SubmitRequest& request);  // repeats itself with the same key while UNAVAILABLE or late
   absl::StatusOr<pb::Job> Get(const std::string& id);
   absl::StatusOr<pb::ListJobsResponse> List(const pb::ListJobsRequest& request);
   absl::StatusOr<pb::Job> Cancel(const std::string& id);

@@ -17,7 +17,7 @@ namespace {
 
 struct RunOptions {
   std::vector<std::string> command, env, clusters, gpu_types;
-  std::string queue, name, gpus, cpus, memory, time_limit, workdir;
+  std::string key, queue, name, gpus, cpus, memory, time_limit, workdir;
   int workers = 1, max_restarts = 0;
   bool detach = false;
 };
@@ -134,13 +134,15 @@ int RunCommand(Session& session, RunOptions options) {
   if (!options.gpus.empty() && options.gpu_types.empty() && context.flavours.size() == 1) options.gpu_types = {context.flavours.begin()->first};
   absl::StatusOr<pb::JobSpec> spec = SpecFor(options);
   if (!spec.ok()) return session.Fail(spec.status());
-  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec);
-  if (!response.ok()) return FailRefused(session, response.status(), nullptr);
+  const std::string key = SubmissionKey(options.key);
+  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
+  if (!response.ok()) return FailSubmitted(session, response.status(), nullptr, key);
   std::string id = absl::StrCat(response->job().number());
+  const std::string which = absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()), response->existed() ? " was submitted before with this key." : " submitted.");
   if (options.detach || !session.for_people()) {
-    return session.ShowOne(absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()), " submitted.  Follow: muster attach ", id, "\n"), response->job(), id);
+    return session.ShowOne(absl::StrCat(which, "  Follow: muster attach ", id, "\n"), response->job(), id);
   }
-  session.Err(absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()), " submitted. Its output follows; Ctrl+C stops following, never the job.\n"));
+  session.Err(absl::StrCat(which, " Its output follows; Ctrl+C stops following, never the job.\n"));
   OutputReader reader(session, **client, interrupt);
   FollowOptions follow;
   follow.events_to_stderr = true;
@@ -166,6 +168,7 @@ void AddRun(CLI::App& root, Session& session) {
   run->add_option("--env", options->env, "NAME=VALUE; may be repeated")->allow_extra_args(false);
   run->add_option("-C,--workdir", options->workdir, "Directory to run in; must exist on the host, too");
   run->add_option("--max-restarts", options->max_restarts, "After failures of the program")->check(CLI::Range(0, 1000))->capture_default_str();
+  run->add_option("--idempotency-key", options->key, "For scripts that repeat themselves: the same key gives the same job, submitted once");
   run->add_flag("-d,--detach", options->detach, "Don't follow");
   run->callback([&session, options] { session.command = [&session, options] { return RunCommand(session, *options); }; });
 }

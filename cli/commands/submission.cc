@@ -123,15 +123,25 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
   return session.Fail(status);
 }
 
+std::string SubmissionKey(const std::string& asked) { return asked.empty() ? RandomId() : asked; }
+
 absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key, bool wait_for_capacity) {
   pb::SubmitRequest request;
   *request.mutable_spec() = spec;
   request.set_wait_for_capacity(wait_for_capacity);
-  request.set_idempotency_key(key.empty() ? RandomId() : key);
+  request.set_idempotency_key(key);
   mode_t mask = umask(0);
   umask(mask);
   request.set_umask(mask);
   return client.Submit(request);
+}
+
+int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file, const std::string& key) {
+  const bool answered = status.GetPayload(kDetailsUrl).has_value() || (ExitCodeFor(status) != kExitUnreachable && !absl::IsCancelled(status));
+  if (answered || absl::IsResourceExhausted(status)) return FailRefused(session, status, file);
+  session.Err(absl::StrCat("muster: no certain answer to the submission (", Plain(std::string(status.message())), "): the job may have been submitted, or not.\n",
+                           "  Safe to repeat: the same command with --idempotency-key ", key, "\n  Look: muster jobs\n"));
+  return kExitUnreachable;
 }
 
 }  // namespace muster

@@ -32,7 +32,11 @@ int FailWithProblems(Session& session, const std::vector<Problem>& problems, con
 // A refusal by the server, with the places in the file where `file` is not null.
 int FailRefused(Session& session, const absl::Status& status, const JobFile* file);
 
-// Submits with this process's umask, and with a new idempotency key if `key` is empty. Repeats itself safely while the server is away.
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key = "", bool wait_for_capacity = false);
+// A submission's idempotency key: the one asked for, else a new one.
+std::string SubmissionKey(const std::string& asked);
+// Submits with this process's umask. Repeats itself safely, with the same key, while the server is away or doesn't answer.
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key, bool wait_for_capacity = false);
+// What SubmitSpec met: as FailRefused, or, where no answer came, that the job may be there and how to go on without submitting it twice.
+int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file, const std::string& key);
 
 }  // namespace muster

@@ -65,8 +65,9 @@ int Submit(Session& session, const SubmitOptions& options) {
     return kExitInterrupted;
   }
 
-  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, spec, options.key, options.wait_for_capacity);
-  if (!response.ok()) return FailRefused(session, response.status(), &*file);
+  const std::string key = SubmissionKey(options.key);
+  absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, spec, key, options.wait_for_capacity);
+  if (!response.ok()) return FailSubmitted(session, response.status(), &*file, key);
   const pb::Job& job = response->job();
   std::string id = absl::StrCat(job.number());
   bool follow = !options.detach && session.for_people();

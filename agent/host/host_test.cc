@@ -14,10 +14,8 @@
 #include <map>
 #include <set>
 
-#include "agent/host/causes.h"
 #include "agent/host/environment.h"
 #include "agent/host/inventory.h"
-#include "agent/host/logs.h"
 #include "agent/host/processes.h"
 #include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
@@ -480,7 +478,7 @@ TEST_F(HostTest, LogsAreKeptWithinTheirBoundsAndRemovedAFewFilesAtATime) {
   EXPECT_EQ(kept(), (std::vector<int>{4, 5, 6}));
   EXPECT_FALSE((*state)->PruneLogs({1, INT64_MAX, INT64_MAX}, 2000));
   EXPECT_EQ(kept(), std::vector<int>{6});
-  for (int i = 0; i < 1000; ++i) forget(0);
+  for (int i = 0; i < 300; ++i) forget(0);
   EXPECT_FALSE((*state)->LogsOverflow({1, INT64_MAX, INT64_MAX}));
   forget(0);
   EXPECT_TRUE((*state)->LogsOverflow({1, INT64_MAX, INT64_MAX}));
@@ -828,143 +826,6 @@ TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {
   EXPECT_FALSE(std::filesystem::exists(staged));
   EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
   EXPECT_FALSE(std::filesystem::exists(target + ".previous"));
-}
-
-TEST_F(HostTest, WhatLiesAtAnExportsTargetAndIsNoExportOfBeforeIsKept) {
-  auto state = StateDirectory::Open(directory_ + "/s");
-  AttemptRecord record = Record();
-  record.prepare.set_job_directory(directory_ + "/job");
-  const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/model";
-  const auto publish = [&] {
-    std::filesystem::create_directories(staged);
-    std::ofstream(staged + "/w") << "exported";
-    ASSERT_TRUE((*state)->Publish(record, staged, "model").ok());
-    EXPECT_EQ(ReadFile(target + "/w").value(), "exported");
-    EXPECT_FALSE(std::filesystem::exists(staged));
-  };
-  const auto clear = [&] {
-    for (const char* name : {"", ".previous", ".previous-2"}) std::filesystem::remove_all(target + name);
-  };
-  // A directory of somebody's, a file, a link.
-  std::filesystem::create_directories(target);
-  std::ofstream(target + "/theirs") << "weights";
-  publish();
-  EXPECT_EQ(ReadFile(target + ".previous/theirs").value(), "weights");
-  clear();
-  std::ofstream(target) << "a file";
-  publish();
-  EXPECT_EQ(ReadFile(target + ".previous").value(), "a file");
-  clear();
-  std::filesystem::create_symlink(directory_ + "/elsewhere", target);
-  publish();
-  EXPECT_TRUE(std::filesystem::is_symlink(target + ".previous"));
-  // An export that somebody has added to, beside what is kept already; and one that somebody has changed.
-  std::ofstream(target + "/notes") << "mine";
-  publish();
-  EXPECT_EQ(ReadFile(target + ".previous-2/notes").value(), "mine");
-  clear();
-  publish();
-  std::ofstream(target + "/w") << "by hand ";
-  publish();
-  EXPECT_EQ(ReadFile(target + ".previous/w").value(), "by hand ");
-  // One whose publication a crash cut short is published as it would have been.
-  clear();
-  publish();
-  std::filesystem::create_directories(staged);
-  std::ofstream(staged + "/w") << "exported";
-  ASSERT_EQ(::rename(target.c_str(), (staged + ".previous").c_str()), 0);
-  publish();
-  EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
-  EXPECT_FALSE(std::filesystem::exists(target + ".previous"));
-  // The directory that the export lies in can't be its target.
-  std::filesystem::create_directories(staged);
-  EXPECT_EQ((*state)->Publish(record, staged, "a").code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(std::filesystem::exists(staged));
-}
-
-TEST_F(HostTest, ReadingLogsTellsStandardErrorApartAndGivesWhatWasWritten) {
-  shim::LogWriter log(directory_, 0, 1 << 20, 2);
-  shim::LineBuffer out(64, /*is_error=*/false), err(64, /*is_error=*/true);
-  out.Add("one\n\x02 not a mark\n", &log);
-  err.Add("two\n\x03\n", &log);
-  out.Add("\x03three\nunfin", &log);
-  err.Add("\n", &log);
-  out.Finish(&log);
-  int64_t dropped = 0;
-  const LogCursor::Piece piece = LogCursor(directory_, 0, 0).Read(1000, &dropped);
-  EXPECT_EQ(piece.data, "one\n\x02 not a mark\ntwo\n\x03\n\x03three\n\nunfin\n");
-  const auto text = [&](size_t i) { return piece.data.substr(piece.from_stderr[i].first, piece.from_stderr[i].second - piece.from_stderr[i].first); };
-  ASSERT_EQ(piece.from_stderr.size(), 2u);
-  EXPECT_EQ(text(0), "two\n\x03\n");
-  EXPECT_EQ(text(1), "\n");
-}
-
-TEST_F(HostTest, ReadingLogsWaitsForTheRestOfALine) {
-  shim::LogWriter log(directory_, 0, 1 << 20, 2);
-  int64_t dropped = 0;
-  LogCursor cursor(directory_, 0, 0);
-  log.Append("one\nhalf ");                      // as a reader may see it while it is written
-  EXPECT_EQ(cursor.Read(1000, &dropped).data, "one\n");
-  EXPECT_EQ(cursor.Read(1000, &dropped).data, "");
-  log.Append("a line\n");
-  EXPECT_EQ(cursor.Read(1000, &dropped).data, "half a line\n");
-}
-
-TEST_F(HostTest, ReadingLogsAcrossRotation) {
-  int64_t dropped = 0;
-  shim::LogWriter log(directory_, 3, 32, 2);
-  for (int i = 0; i < 4; ++i) log.Append("line " + std::to_string(i) + "\n");  // 7 bytes each, one file
-  LogCursor all(directory_, 3, 0);
-  LogCursor tail(directory_, 3, 2);
-  EXPECT_EQ(tail.Read(1000, &dropped).data, "line 2\nline 3\n");
-  EXPECT_EQ(all.Read(7, &dropped).data, "line 0\n");
-  for (int i = 4; i < 12; ++i) log.Append("line " + std::to_string(i) + "\n");
-  EXPECT_EQ(LogCursor(directory_, 3, 5).Read(1000, &dropped).data, "line 7\n");  // the first of two files
-  EXPECT_EQ(dropped, 0);
-  std::string rest;
-  for (std::string part = all.Read(1000, &dropped).data; !part.empty(); part = all.Read(1000, &dropped).data) rest += part;
-  EXPECT_EQ(dropped, 21);  // lines 1 to 3
-  EXPECT_EQ(rest.substr(0, 7), "line 4\n");
-  EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");
-}
-
-TEST_F(HostTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
-  {
-    shim::LogWriter log(directory_, 3, 1 << 20, 2);
-    for (const char* line : {"step 1 loss 2.5\n", "KeyError: 'labels'\n"}) log.Append(line);
-  }
-  const struct {
-    const char* what;
-    int rank, exit_code, signal;
-    bool own, oom;
-    const char* detail;
-    v1::Cause cause;
-    const char* told;
-  } kCases[] = {
-      {"its log says it", 3, 1, 0, true, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
-      {"a signal, and its log", 3, 0, 6, true, false, "killed by SIGABRT", v1::PROGRAM_ERROR, "killed by SIGABRT: KeyError: 'labels'"},
-      {"success needs no cause", 3, 0, 0, true, false, "", v1::CAUSE_UNSPECIFIED, ""},
-      {"what is known stays", 3, 1, 0, false, false, "setup: exit 1", v1::CAUSE_UNSPECIFIED, "setup: exit 1"},
-      {"a signal that was sent", 3, 0, 15, false, false, "stopped: another process had failed", v1::CAUSE_UNSPECIFIED, "stopped: another process had failed"},
-      {"of a shim of the release before", 3, 1, 0, false, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
-      {"a rank that wrote nothing", 4, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
-      {"the driver says it", 5, 1, 0, true, false, "", v1::DEVICE_FAILURE, "exit 1: Xid 79 on GPU 3"},
-      {"the driver said it of the attempt before", 6, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
-      {"killed without a word", 4, 0, 9, true, false, "killed by SIGKILL", v1::KILLED, "killed by SIGKILL"},
-      {"killed by the kernel", 3, 0, 9, true, true, "killed by SIGKILL", v1::OUT_OF_MEMORY, "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
-  };
-  for (const auto& c : kCases) {
-    std::vector<v1::WorkerExit> exits(1);
-    exits[0].set_rank(c.rank);
-    exits[0].set_exit_code(c.exit_code);
-    exits[0].set_signal(c.signal);
-    exits[0].set_detail(c.detail);
-    exits[0].set_own(c.own);
-    exits[0].set_oom(c.oom);
-    TellCauses(directory_, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}, /*start_ns=*/20, &exits);
-    EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
-    EXPECT_EQ(exits[0].detail(), c.told) << c.what;
-  }
 }
 
 }  // namespace

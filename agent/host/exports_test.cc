@@ -1,0 +1,76 @@
+#include "agent/host/exports.h"
+
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "common/base/files.h"
+
+namespace muster::agent {
+namespace {
+
+class ExportsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-exports-test-XXXXXX";
+    directory_ = ::mkdtemp(name);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  std::string directory_;
+};
+
+TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
+  const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/model";
+  const auto publish = [&] {
+    std::filesystem::create_directories(staged);
+    std::ofstream(staged + "/w") << "exported";
+    ASSERT_TRUE(PublishExport(staged, target).ok());
+    EXPECT_EQ(ReadFile(target + "/w").value(), "exported");
+    EXPECT_FALSE(std::filesystem::exists(staged));
+  };
+  const auto clear = [&] {
+    for (const char* name : {"", ".previous", ".previous-2"}) std::filesystem::remove_all(target + name);
+  };
+  // A directory of somebody's, a file, a link.
+  std::filesystem::create_directories(target);
+  std::ofstream(target + "/theirs") << "weights";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous/theirs").value(), "weights");
+  clear();
+  std::ofstream(target) << "a file";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous").value(), "a file");
+  clear();
+  std::filesystem::create_symlink(directory_ + "/elsewhere", target);
+  publish();
+  EXPECT_TRUE(std::filesystem::is_symlink(target + ".previous"));
+  // An export that somebody has added to, beside what is kept already; and one that somebody has changed.
+  std::ofstream(target + "/notes") << "mine";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous-2/notes").value(), "mine");
+  clear();
+  publish();
+  std::ofstream(target + "/w") << "by hand ";
+  publish();
+  EXPECT_EQ(ReadFile(target + ".previous/w").value(), "by hand ");
+  // One whose publication a crash cut short is published as it would have been.
+  clear();
+  publish();
+  std::filesystem::create_directories(staged);
+  std::ofstream(staged + "/w") << "exported";
+  ASSERT_EQ(::rename(target.c_str(), (staged + ".previous").c_str()), 0);
+  publish();
+  EXPECT_FALSE(std::filesystem::exists(staged + ".previous"));
+  EXPECT_FALSE(std::filesystem::exists(target + ".previous"));
+  // The directory that the export lies in can't be its target.
+  std::filesystem::create_directories(staged);
+  EXPECT_EQ(PublishExport(staged, directory_ + "/job/a").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(std::filesystem::exists(staged));
+}
+
+}  // namespace
+}  // namespace muster::agent

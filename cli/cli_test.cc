@@ -453,6 +453,76 @@ TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {
   EXPECT_THAT(spec.tasks(0).resources().gpu_types(), ::testing::ElementsAre("cpu-slot"));
 }
 
+TEST_F(CliTest, FollowedOutputGoesOnWhereItWasWhenTheServerWasAway) {
+  int calls = 0;
+  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest& request, grpc::ServerWriter<pb::LogsResponse>* writer) {
+    pb::LogsResponse chunk;
+    chunk.set_task("main");
+    chunk.set_attempt(1);
+    if (++calls == 1) {
+      EXPECT_FALSE(request.has_from());
+      chunk.set_data("one\n");
+      chunk.set_next_offset(4);
+      writer->Write(chunk);
+      return grpc::Status(grpc::UNAVAILABLE, "Socket closed");
+    }
+    EXPECT_EQ(request.from().task(), "main");
+    EXPECT_EQ(request.from().attempt(), 1);
+    EXPECT_EQ(request.from().next_offsets().at(0), 4);
+    if (calls == 2) return grpc::Status(grpc::UNAVAILABLE, "still away");
+    chunk.set_data("two\n");
+    chunk.set_next_offset(8);
+    writer->Write(chunk);
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"logs", "-f", "7"}), 0) << err_;
+  EXPECT_EQ(out_, "one\ntwo\n");
+  EXPECT_EQ(calls, 3);
+  EXPECT_THAT(err_, HasSubstr("no contact with the server; the job goes on without it"));
+  calls = 0;
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  EXPECT_EQ(Run({"run", "--", "true"}), 0) << err_;
+  EXPECT_EQ(out_, "one\ntwo\n");
+  EXPECT_THAT(err_, Not(HasSubstr("not complete")));
+  calls = 0;
+  EXPECT_EQ(Run({"logs", "7"}), 6) << "without --follow what is missing is told at once";
+  EXPECT_EQ(out_, "one\n");
+}
+
+TEST_F(CliTest, OutputThatIsNotCompleteIsToldAndNeverExitZero) {
+  const grpc::Status kMissing = [] {
+    google::rpc::ErrorInfo info;
+    info.set_reason("OUTPUT_INCOMPLETE");
+    google::rpc::Status status;
+    status.add_details()->PackFrom(info);
+    return grpc::Status(grpc::UNAVAILABLE, "lab/h1 has disconnected", status.SerializeAsString());
+  }();
+  int64_t dropped = 0;
+  grpc::Status ends = kMissing;
+  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest&, grpc::ServerWriter<pb::LogsResponse>* writer) {
+    pb::LogsResponse chunk;
+    chunk.set_data("one\n");
+    chunk.set_dropped_bytes(dropped);
+    writer->Write(chunk);
+    return ends;
+  };
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  EXPECT_EQ(Run({"run", "--", "true"}), 6);
+  EXPECT_THAT(err_, HasSubstr("muster: the output is not complete here: lab/h1 has disconnected  All of it: muster logs 7\n"));
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"logs", "7"}, {"logs", "-f", "7"}}) {
+    EXPECT_EQ(Run(command), 6);
+    EXPECT_EQ(out_, "one\n");
+    EXPECT_EQ(err_, "muster: lab/h1 has disconnected\n");
+  }
+  ends = grpc::Status::OK;
+  dropped = 5;
+  EXPECT_EQ(Run({"run", "--", "true"}), 6);
+  EXPECT_EQ(Run({"logs", "7"}), 6);
+  EXPECT_EQ(err_, "muster: 5 bytes of rank 0 were rotated away before they were read\n");
+  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::FAILED, pb::TASK_FAILED)});
+  EXPECT_EQ(Run({"run", "--", "true"}), 1) << "the job's own";
+}
+
 TEST_F(CliTest, RunKeepsTheStreamsApartAndLogsKeepsThemTogether) {
   jobs_.logs = {"out 1\nerr 1\nout 2\nerr 2\n"};
   jobs_.logs_from_stderr = {{6, 12}, {18, 24}};

@@ -13,7 +13,6 @@ namespace muster {
 namespace {
 
 constexpr int64_t kPlainEvery = 5 * kSecond;   // piped: a progress line at most so often
-constexpr int64_t kGiveUpAfter = 10 * kMinute; // without a server
 
 // The lines below the events that are drawn over and over. Nothing on a screen that isn't live.
 class LiveArea {
@@ -159,7 +158,7 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
       lost_ns = now_ns;
       follower.Notice("No contact with the server; the job goes on without it. Trying again; Ctrl+C stops following.");
     }
-    if (now_ns - lost_ns > kGiveUpAfter) {
+    if (now_ns - lost_ns > kGiveUpAfterNs) {
       follower.End();
       return session.Fail(status);
     }

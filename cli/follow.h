@@ -10,6 +10,8 @@
 
 namespace muster {
 
+inline constexpr int64_t kGiveUpAfterNs = 600'000'000'000;   // without a server
+
 struct FollowOptions {
   bool quiet = false;                 // neither events nor bars: `wait`
   bool events_to_stderr = false;      // stdout belongs to the job's own output: `run`

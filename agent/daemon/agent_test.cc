@@ -275,7 +275,36 @@ TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
   pb::AgentMessage chunk;
   ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk(); }, &chunk));
   EXPECT_EQ(chunk.log_chunk().data(), "rank 0 of 1\n");
-  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk() && m.log_chunk().end(); }));
+  EXPECT_EQ(chunk.log_chunk().next_offset(), 12);
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk() && m.log_chunk().end() && !m.log_chunk().more(); }));
+}
+
+TEST_F(AgentTest, SendsSoMuchOfALogAsIsAskedForAndGoesOnFromThere) {
+  const pb::AttemptKey key = Launch("main", "seq 100000 199999");   // 7 bytes each: two whole pieces and some
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  std::string read;
+  int answers = 0;
+  for (bool more = true; more && answers < 10; ++answers) {
+    const uint64_t request = static_cast<uint64_t>(100 + answers);
+    pb::SchedulerMessage logs;
+    logs.mutable_log_request()->set_request(request);
+    *logs.mutable_log_request()->mutable_key() = key;
+    logs.mutable_log_request()->set_rank(-1);
+    logs.mutable_log_request()->set_max_bytes(1);
+    if (!read.empty()) (*logs.mutable_log_request()->mutable_from())[0] = static_cast<int64_t>(read.size());
+    scheduler_->Send(logs);
+    pb::AgentMessage chunk;
+    do {
+      ASSERT_TRUE(scheduler_->WaitFor([&](const pb::AgentMessage& m) { return m.log_chunk().request() == request; }, &chunk));
+      read += chunk.log_chunk().data();
+      if (!chunk.log_chunk().data().empty()) EXPECT_EQ(chunk.log_chunk().next_offset(), static_cast<int64_t>(read.size()));
+    } while (!chunk.log_chunk().end());
+    more = chunk.log_chunk().more();
+  }
+  EXPECT_EQ(answers, 4) << "three with a piece each, and one with nothing more";
+  EXPECT_EQ(read.size(), 700'000u);
+  EXPECT_EQ(read.substr(0, 7), "100000\n");
+  EXPECT_EQ(read.substr(read.size() - 7), "199999\n");
 }
 
 // A file system whose server says nothing: whoever asks it for anything waits. Seen by this thread and what it starts.

@@ -60,6 +60,8 @@ struct LogReader {
   int32_t rank = -1;
   bool follow = false;
   int64_t tail_lines = 0;
+  int64_t left_bytes = INT64_MAX;                    // that may be sent
+  std::map<int32_t, int64_t> from;                   // by rank: where to begin
   std::map<int32_t, LogCursor> cursors;
 };
 
@@ -509,6 +511,8 @@ void Agent::StartLog(const v1::LogRequest& request) {
   reader.rank = request.rank();
   reader.follow = request.follow();
   reader.tail_lines = request.tail_lines();
+  if (request.max_bytes() > 0) reader.left_bytes = request.max_bytes();
+  reader.from.insert(request.from().begin(), request.from().end());
   const bool known = IsValid(reader.id) && (reconciler_->Find(reader.id) != nullptr || ::access(state_->LogDirectory(reader.id).c_str(), F_OK) == 0);
   if (!known || logs_.size() >= kLogRequests) {
     v1::AgentMessage message;
@@ -531,12 +535,14 @@ void Agent::PumpLogs() {
     const AttemptRecord* record = reconciler_->Find(reader.id);
     const bool over = !reader.follow || record == nullptr || record->gone();  // asked before reading: what is read then is all
     for (const int32_t rank : shim::LogRanks(directory)) {
-      if ((reader.rank < 0 || reader.rank == rank) && reader.cursors.count(rank) == 0) reader.cursors.emplace(rank, LogCursor(directory, rank, reader.tail_lines));
+      if ((reader.rank >= 0 && reader.rank != rank) || reader.cursors.count(rank) != 0) continue;
+      const auto from = reader.from.find(rank);
+      reader.cursors.emplace(rank, from != reader.from.end() ? LogCursor::At(directory, rank, from->second) : LogCursor(directory, rank, reader.tail_lines));
     }
     bool more = false;
     for (auto& [rank, cursor] : reader.cursors) {
       cursor.MoveTo(directory);
-      while (true) {
+      while (reader.left_bytes > 0) {
         if (connection_->queued_bytes() > kLogQueueBytes) {
           more = true;
           break;
@@ -556,15 +562,19 @@ void Agent::PumpLogs() {
         chunk->set_request(it->first);
         chunk->set_rank(rank);
         chunk->set_dropped_bytes(dropped);
+        chunk->set_next_offset(cursor.offset());
+        reader.left_bytes -= static_cast<int64_t>(chunk->data().size());
         Send(std::move(message));
       }
     }
-    if (over && !more) {
+    const bool spent = reader.left_bytes <= 0;
+    if ((over && !more) || spent) {
       v1::AgentMessage message;
       *message.mutable_session() = reconciler_->session();
       message.mutable_log_chunk()->set_request(it->first);
       message.mutable_log_chunk()->set_rank(reader.rank);
       message.mutable_log_chunk()->set_end(true);
+      message.mutable_log_chunk()->set_more(spent);
       Send(std::move(message));
       it = logs_.erase(it);
     } else {

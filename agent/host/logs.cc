@@ -76,6 +76,12 @@ LogCursor::LogCursor(std::string directory, int32_t rank, int64_t tail_lines) : 
   }
 }
 
+LogCursor LogCursor::At(std::string directory, int32_t rank, int64_t offset) {
+  LogCursor cursor(std::move(directory), rank, 0);
+  cursor.offset_ = std::max<int64_t>(0, offset);
+  return cursor;
+}
+
 LogCursor::Piece LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
   const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
   if (starts.empty()) return {};

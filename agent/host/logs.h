@@ -13,8 +13,11 @@ class LogCursor {
  public:
   // From the beginning of what is kept, or from the last `tail_lines` lines (0: all).
   LogCursor(std::string directory, int32_t rank, int64_t tail_lines);
+  // From an offset that a cursor had, perhaps another agent's, before.
+  static LogCursor At(std::string directory, int32_t rank, int64_t offset);
 
   int32_t rank() const { return rank_; }
+  int64_t offset() const { return offset_; }   // of what Read gives next, in the log as it stands in its files
   // The logs of a forgotten attempt lie elsewhere under the same names.
   void MoveTo(std::string directory) { directory_ = std::move(directory); }
   // What the processes wrote, in whole lines, the shim's marks taken off.

@@ -70,6 +70,24 @@ TEST_F(LogsTest, ReadingLogsAcrossRotation) {
   EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");
 }
 
+TEST_F(LogsTest, ReadingLogsGoesOnFromAnOffset) {
+  int64_t dropped = 0;
+  shim::LogWriter log(directory_, 3, 32, 2);
+  for (int i = 0; i < 6; ++i) log.Append("line " + std::to_string(i) + "\n");   // 28 bytes in one file, 14 in the next
+  LogCursor before(directory_, 3, 0);
+  EXPECT_EQ(before.Read(14, &dropped).data, "line 0\nline 1\n");
+  EXPECT_EQ(before.offset(), 14);
+  LogCursor after = LogCursor::At(directory_, 3, before.offset());
+  EXPECT_EQ(after.Read(1000, &dropped).data, "line 2\nline 3\n");
+  EXPECT_EQ(LogCursor::At(directory_, 3, after.offset()).Read(1000, &dropped).data, "line 4\nline 5\n");
+  for (int i = 6; i < 12; ++i) log.Append("line " + std::to_string(i) + "\n");
+  EXPECT_EQ(dropped, 0);
+  EXPECT_EQ(LogCursor::At(directory_, 3, before.offset()).Read(7, &dropped).data, "line 4\n");
+  EXPECT_EQ(dropped, 14) << "lines 2 and 3 are rotated away";
+  EXPECT_EQ(LogCursor::At(directory_, 3, 1'000'000).Read(1000, &dropped).data, "");
+  EXPECT_EQ(LogCursor::At(directory_, 3, INT64_MIN).Read(7, &dropped).data, "line 4\n");
+}
+
 TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
   {
     shim::LogWriter log(directory_, 3, 1 << 20, 2);

@@ -76,17 +76,15 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
   if (!job.ok()) return session.Fail(job.status());
   LogWriter writer(session, *job, request, LogWriter::kTogether);
-  absl::Status status = (*client)->Logs(request, &interrupt, [&](const pb::LogsResponse& chunk) {
-    writer.Write(chunk);
-    return !session.out_failed();
-  });
+  const absl::Status status = ReadLogs(session, **client, request, interrupt, &writer, true);
   writer.End();
   if (interrupt.pending()) return kExitInterrupted;
   if (status.ok() && !writer.wrote() && HasEnded(job->state()) && session.for_people()) {
     const bool ran = std::any_of(job->tasks().begin(), job->tasks().end(), [](const pb::Task& task) { return task.attempts_size() > 0; });
     session.Err(absl::StrCat("muster: job ", job->number(), ran ? " left no output: its processes wrote none, or its hosts no longer keep it\n" : " never ran, so it left no output\n"));
   }
-  return status.ok() ? kExitOk : session.Fail(status);
+  if (!status.ok()) return session.Fail(status);
+  return writer.has_gaps() && !request.follow() ? kExitUnreachable : kExitOk;
 }
 
 }  // namespace

@@ -3,10 +3,16 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "cli/follow.h"
 #include "cli/render/json.h"
+#include "common/base/clock.h"
+#include "common/base/units.h"
 
 namespace muster {
 namespace {
+
+constexpr int kBackoffMs = 200;
+constexpr int64_t kServedNs = 5 * kSecond;     // a call that lasted so long was served
 
 bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
   for (const pb::TaskSpec& spec : job.spec().tasks()) {
@@ -23,6 +29,7 @@ LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest
 
 void LogWriter::Write(const pb::LogsResponse& chunk) {
   wrote_ = wrote_ || !chunk.data().empty() || chunk.dropped_bytes() > 0;
+  has_gaps_ = has_gaps_ || chunk.dropped_bytes() > 0;
   if (session_.format() == Format::kJson || session_.format() == Format::kJsonLines) {
     session_.Out(ToJson(chunk, false));
     return;
@@ -64,6 +71,39 @@ void LogWriter::End() {
     from.second ? session_.Err(text) : session_.Out(text);
   }
   unfinished_.clear();
+}
+
+absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request, const Interrupt& interrupt, LogWriter* writer, bool tells) {
+  bool resumable = true;
+  int64_t lost_ns = 0;
+  int backoff_ms = kBackoffMs;
+  const auto on = [&](const pb::LogsResponse& chunk) {
+    lost_ns = 0;
+    backoff_ms = kBackoffMs;
+    writer->Write(chunk);
+    pb::LogsPlace* from = request.mutable_from();
+    if (from->task() != chunk.task() || from->attempt() != chunk.attempt()) {
+      from->Clear();
+      from->set_task(chunk.task());
+      from->set_attempt(chunk.attempt());
+    }
+    resumable = resumable && chunk.next_offset() != 0;
+    (*from->mutable_next_offsets())[chunk.rank()] = chunk.next_offset();
+    return !session.out_failed();
+  };
+  while (true) {
+    const int64_t begin_ns = RealClock()->MonotonicNs();
+    const absl::Status status = client.Logs(request, &interrupt, on);
+    const bool away = (absl::IsUnavailable(status) || absl::IsCancelled(status)) && !status.GetPayload(kDetailsUrl).has_value();
+    if (!request.follow() || !away || !resumable || interrupt.pending() || session.out_failed()) return status;
+    const int64_t now_ns = RealClock()->MonotonicNs();
+    if (lost_ns == 0 || now_ns - begin_ns > kServedNs) {
+      lost_ns = now_ns;
+      if (tells) session.Err("muster: no contact with the server; the job goes on without it. Trying again; Ctrl+C stops following.\n");
+    }
+    if (now_ns - lost_ns > kGiveUpAfterNs || interrupt.WaitFor(backoff_ms)) return status;
+    backoff_ms = std::min(2000, backoff_ms * 2);
+  }
 }
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "cli/interrupt.h"
 #include "cli/session.h"
 
 namespace muster {
@@ -18,6 +19,7 @@ class LogWriter {
   void Write(const pb::LogsResponse& chunk);
   void End();  // what is left of unfinished lines
   bool wrote() const { return wrote_; }   // anything at all
+  bool has_gaps() const { return has_gaps_; }   // output was deleted before it was read; it is told where that is
 
  private:
   void WritePart(int rank, bool is_error, std::string_view data);
@@ -25,8 +27,12 @@ class LogWriter {
   Session& session_;
   const bool with_rank_;
   const Streams streams_;
-  bool wrote_ = false;
+  bool wrote_ = false, has_gaps_ = false;
   std::map<std::pair<int, bool>, std::string> unfinished_;  // by rank and whether it is of standard error
 };
+
+// Reads what is asked for, to the end. With follow, a server that goes away is waited for, some minutes, and what came is not asked for again.
+// `tells`: and that is said. An error: the output is not complete, or there is none.
+absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request, const Interrupt& interrupt, LogWriter* writer, bool tells);
 
 }  // namespace muster

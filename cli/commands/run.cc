@@ -1,3 +1,4 @@
+#include <atomic>
 #include <climits>
 #include <cstdlib>
 #include <thread>
@@ -99,6 +100,7 @@ class OutputReader {
       thread_ = std::thread([this, job, request] { Read(job, request); });
     }
   }
+  bool complete() const { return complete_; }   // all that was read so far; what isn't was told
   void Join() {
     if (thread_.joinable()) thread_.join();
   }
@@ -106,12 +108,11 @@ class OutputReader {
  private:
   void Read(const pb::Job& job, const pb::LogsRequest& request) {
     LogWriter writer(session_, job, request, LogWriter::kApart);
-    absl::Status status = client_.Logs(request, &interrupt_, [&](const pb::LogsResponse& chunk) {
-      writer.Write(chunk);
-      return !session_.out_failed();
-    });
+    const absl::Status status = ReadLogs(session_, client_, request, interrupt_, &writer, false);   // Follow tells
     writer.End();
+    if (writer.has_gaps()) complete_ = false;
     if (!status.ok() && !interrupt_.pending()) {
+      complete_ = false;
       session_.Err(absl::StrCat("muster: the output is not complete here: ", Plain(std::string(status.message())), "  All of it: muster logs ", job.number(), "\n"));
     }
   }
@@ -121,6 +122,7 @@ class OutputReader {
   const Interrupt& interrupt_;
   std::thread thread_;
   int newest_ = 0;
+  std::atomic<bool> complete_{true};
 };
 
 int RunCommand(Session& session, RunOptions options) {
@@ -147,7 +149,9 @@ int RunCommand(Session& session, RunOptions options) {
   FollowOptions follow;
   follow.events_to_stderr = true;
   follow.on_job = [&](const pb::Job& job) { reader.On(job); };
-  return Follow(session, **client, id, interrupt, follow);
+  const int code = Follow(session, **client, id, interrupt, follow);
+  reader.Join();
+  return code == kExitOk && !reader.complete() ? static_cast<int>(kExitUnreachable) : code;
 }
 
 }  // namespace

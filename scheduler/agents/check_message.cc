@@ -133,6 +133,7 @@ absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
       if (message.log_chunk().data().size() > kMaxChunk) return Wrong("log_chunk.data", "longer than 1 MiB");
       if (message.log_chunk().error().size() > kMaxText) return Wrong("log_chunk.error", "longer than 16 KiB");
       if (message.log_chunk().dropped_bytes() < 0) return Wrong("log_chunk.dropped_bytes", "must not be negative");
+      if (message.log_chunk().next_offset() < 0) return Wrong("log_chunk.next_offset", "must not be negative");
       return CheckRanges(message.log_chunk());
     case pb::AgentMessage::kReport:
       return CheckReport(message.report());

@@ -29,6 +29,8 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
   return false;
 }
 
+constexpr char kDisconnected[] = "has disconnected: what followed can't be read now", kNotConnected[] = "is not connected; its output can't be read now";
+
 constexpr char kRestored[] =
     "agents have seen a later state of this store: it was restored from a backup, or a copy of it is served elsewhere. Nothing is changed, and no "
     "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, with --adopt-restored to go on from this one";
@@ -205,7 +207,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     session->id = options_.new_id();
     HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
     replaced = std::move(entry.session);
-    if (replaced != nullptr) broken = TakeLogs(*replaced);
+    if (replaced != nullptr) broken = TakeLogsOf(*replaced);
     entry.session = session;
     entry.state_id = hello.state_id();
     entry.heard_ns = clock_->BootNs();
@@ -216,7 +218,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     for (const pb::AttemptReport& report : hello.attempts()) session->reports[AttemptText(report.key())] = report.SerializeAsString();
   }
   if (replaced != nullptr) replaced->stream->End(absl::AbortedError("a newer session of this agent has replaced this one"));
-  EndLogs(broken);
+  EndLogs(broken, kDisconnected);
 
   // One operation, so that the whole Hello is one step.
   std::vector<pb::Event> events(1);
@@ -281,6 +283,12 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
     pb::SchedulerMessage forget;
     *forget.mutable_forget()->mutable_key() = report.key();
     SendOn(session.get(), std::move(forget));
+  }
+  for (auto& [number, log] : logs_) {
+    if (log.waiting.request() == 0 || log.cluster != session->cluster || log.host != session->host) continue;
+    pb::SchedulerMessage request;
+    request.mutable_log_request()->Swap(&log.waiting);
+    SendOn(session.get(), std::move(request));
   }
 }
 
@@ -475,15 +483,19 @@ void Sessions::Closed(const AgentStream* stream) {
     if (entry.session != session) return;   // replaced
     entry.session = nullptr;
     LogInfo("agent disconnected", {{"cluster", session->cluster}, {"host", session->host}, {"session", session->id.substr(0, 8)}});
-    broken = TakeLogs(*session);
+    broken = TakeLogsOf(*session);
   }
-  EndLogs(broken);
+  EndLogs(broken, kDisconnected);
 }
 
-std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(const Session& session) {
+std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogsOf(const Session& session) {
+  return TakeLogs([&](const LogStream& log) { return log.waiting.request() == 0 && log.cluster == session.cluster && log.host == session.host; });
+}
+
+std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(const std::function<bool(const LogStream&)>& over) {
   std::vector<std::pair<uint64_t, LogSink>> taken;
   for (auto log = logs_.begin(); log != logs_.end();) {
-    if (log->second.cluster == session.cluster && log->second.host == session.host) {
+    if (over(log->second)) {
       taken.emplace_back(log->first, std::move(log->second.sink));
       log = logs_.erase(log);
     } else {
@@ -493,12 +505,13 @@ std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(const Ses
   return taken;
 }
 
-void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& broken) {
-  for (const auto& [request, sink] : broken) {
+void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended, const std::string& why) {
+  for (const auto& [request, sink] : ended) {
     pb::LogChunk chunk;
     chunk.set_request(request);
     chunk.set_end(true);
-    chunk.set_error("the agent has disconnected");
+    chunk.set_error(why);
+    chunk.set_more(true);
     sink(chunk);
   }
 }
@@ -525,6 +538,12 @@ void Sessions::Tick() {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   const int64_t now_ns = clock_->BootNs();
   const int64_t silent_ns = options_.heartbeat_ns * 5 / 2;   // two missed, and half of one for its way
+  std::vector<std::pair<uint64_t, LogSink>> waited;
+  {
+    std::lock_guard lock(mutex_);
+    waited = TakeLogs([&](const LogStream& log) { return log.waiting.request() != 0 && log.until_ns <= now_ns; });
+  }
+  EndLogs(waited, kNotConnected);
   std::lock_guard lock(mutex_);
   stragglers_.Forget(view->state);
   for (const HostId id : view->state.hosts()) {
@@ -623,13 +642,19 @@ void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
   session->stream->Send(message);
 }
 
-uint64_t Sessions::RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink) {
+uint64_t Sessions::RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink, int64_t wait_ns) {
   std::lock_guard lock(mutex_);
   const auto it = hosts_.find(Name(cluster, host));
-  if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed) return 0;
+  const bool there = it != hosts_.end() && it->second.session != nullptr && it->second.session->welcomed;
+  if (!there && wait_ns == 0) return 0;
   const uint64_t number = next_log_++;
-  logs_[number] = {cluster, host, std::move(sink)};
+  LogStream& log = logs_[number] = {cluster, host, std::move(sink), pb::LogRequest(), 0};
   request.set_request(number);
+  if (!there) {
+    log.waiting.Swap(&request);
+    log.until_ns = clock_->BootNs() + wait_ns;
+    return number;
+  }
   pb::SchedulerMessage message;
   *message.mutable_log_request() = request;
   SendOn(it->second.session.get(), std::move(message));
@@ -641,8 +666,9 @@ void Sessions::CancelLogs(uint64_t request) {
   const auto it = logs_.find(request);
   if (it == logs_.end()) return;
   const auto host = hosts_.find(Name(it->second.cluster, it->second.host));
+  const bool sent = it->second.waiting.request() == 0;
   logs_.erase(it);
-  if (host == hosts_.end() || host->second.session == nullptr) return;
+  if (!sent || host == hosts_.end() || host->second.session == nullptr) return;
   pb::SchedulerMessage message;
   message.mutable_log_cancel()->set_request(request);
   SendOn(host->second.session.get(), std::move(message));

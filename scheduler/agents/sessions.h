@@ -80,8 +80,9 @@ class Sessions : public AgentLink {
   void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override;
 
   // Asks a host for output; chunks come to `sink` (from any thread, not concurrently) until one with `end`. A stream that
-  // breaks gives a last chunk with an error. Returns the number of the request; 0 if the host isn't connected.
-  uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink);
+  // breaks gives a last chunk with an error. A host that isn't connected is waited for so long, to the next Tick. Returns the
+  // number of the request; 0 if the host isn't connected and `wait_ns` is 0.
+  uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink, int64_t wait_ns = 0);
   void CancelLogs(uint64_t request);
 
   // SessionOptions::how_differs.
@@ -122,6 +123,8 @@ class Sessions : public AgentLink {
   struct LogStream {
     std::string cluster, host;
     LogSink sink;
+    pb::LogRequest waiting;                       // for the host to connect; its number is 0 once it was sent
+    int64_t until_ns = 0;                         // BootNs; of one that waits
   };
 
   absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
@@ -139,9 +142,10 @@ class Sessions : public AgentLink {
   void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt, const std::string& identity, pb::Event event);
   void Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault);
   void Deliver(const Session& session, const pb::LogChunk& chunk);
-  // Requests for output whose session is over, and the last word to those who wait for it.
-  std::vector<std::pair<uint64_t, LogSink>> TakeLogs(const Session& session);            // under mutex_
-  static void EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& broken);
+  // Requests for output whose session is over, or that waited long enough, and the last word to those who wait for it.
+  std::vector<std::pair<uint64_t, LogSink>> TakeLogs(const std::function<bool(const LogStream&)>& over);   // under mutex_
+  std::vector<std::pair<uint64_t, LogSink>> TakeLogsOf(const Session& session);          // under mutex_
+  static void EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended, const std::string& why);
   void SendOn(Session* session, pb::SchedulerMessage message);                           // under mutex_
 
   const SessionOptions options_;

@@ -779,13 +779,35 @@ TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
   Say(first, chunk);
   EXPECT_THAT(heard, ElementsAre("hello"));
   const StreamPtr second = Connect();
-  EXPECT_THAT(heard, ElementsAre("hello", "end: the agent has disconnected"));
+  EXPECT_THAT(heard, ElementsAre("hello", "end: has disconnected: what followed can't be read now"));
   heard.clear();
   sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
   sessions_->Closed(first.get());
   EXPECT_THAT(heard, IsEmpty()) << "the old stream's end is not the new one's";
   sessions_->Closed(second.get());
-  EXPECT_THAT(heard, ElementsAre("end: the agent has disconnected"));
+  EXPECT_THAT(heard, ElementsAre("end: has disconnected: what followed can't be read now"));
+}
+
+TEST_F(SessionsTest, OutputOfAHostThatIsAwayWaitsForItForAWhile) {
+  std::vector<std::string> heard;
+  const auto sink = [&](const pb::LogChunk& chunk) { heard.push_back(absl::StrCat(chunk.request(), chunk.end() ? " end: " : " ", chunk.error(), chunk.more() ? ", perhaps more" : "")); };
+  pb::LogRequest asked;
+  asked.set_tail_lines(77);
+  const uint64_t first = sessions_->RequestLogs("lab", "h1", asked, sink, kSecond);
+  const uint64_t second = sessions_->RequestLogs("lab", "h2", asked, sink, kSecond);
+  ASSERT_NE(first, 0u);
+  const StreamPtr stream = Connect();
+  ASSERT_TRUE(stream->sent.back().has_log_request());
+  EXPECT_EQ(stream->sent.back().log_request().request(), first);
+  EXPECT_EQ(stream->sent.back().log_request().tail_lines(), 77);
+  sessions_->Tick();
+  EXPECT_THAT(heard, IsEmpty());
+  clock_.now_ns += 2 * kSecond;
+  sessions_->Tick();
+  EXPECT_THAT(heard, ElementsAre(absl::StrCat(second, " end: is not connected; its output can't be read now, perhaps more")));
+  log_.clear();
+  Connect("h2", kStateB);
+  EXPECT_THAT(log_, ::testing::Not(::testing::Contains("log_request"))) << "nobody waits for it any more";
 }
 
 // CONTRACTS 17: a scheduler that another has replaced must not put off the fence of what the other may have started again.

@@ -1,9 +1,12 @@
 #include "scheduler/api/log_stream.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+#include "scheduler/api/errors.h"
 
 namespace muster {
 namespace {
@@ -16,38 +19,67 @@ std::string NoSuchAttempt(const JobRow& job, int32_t index, int32_t attempt) {
   return absl::StrCat(whose, " has no attempt ", attempt, "; there ", first == last ? absl::StrCat("is ", first) : absl::StrCat("are ", first, " to ", last));
 }
 
-constexpr size_t kMaxBacklog = 1000;   // chunks a reader may be behind; what comes then is counted as dropped
+std::atomic<int> g_readers{0};
+
+constexpr size_t kBacklogBytesMax = 4 << 20;      // that a reader may be behind
+constexpr size_t kAskBelowBytes = 1 << 20;        // hosts are asked again once it is less behind
+constexpr int64_t kAskedBytes = 2 << 20, kAskedBytesMin = 64 << 10;   // of all hosts together, and of one
+constexpr size_t kAskedAtOnce = 16;               // hosts, where each has an end; with follow all must be heard
+constexpr int64_t kAwaitHostNs = 5 * kSecond;     // then it is asked again; given up the second time if the attempt has ended
 
 }  // namespace
 
-LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request)
-    : context_(context), hub_(hub), request_(std::move(request)) {}
+LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request) : context_(context), hub_(hub), request_(std::move(request)) {
+  if (!request_.has_from()) return;
+  task_ = request_.from().task();
+  attempt_ = request_.from().attempt() - 1;
+  begun_ = true;
+}
 
 void LogStream::Begin(uint64_t job) {
-  std::lock_guard lock(state_mutex_);
-  job_ = job;
-  watch_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>&) { Look(view, row); });
+  {
+    std::lock_guard lock(state_mutex_);
+    if (g_readers.fetch_add(1) < kLogReadersMax) {
+      counted_ = true;
+      watch_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>&) { Look(view, row); });
+      return;
+    }
+    g_readers.fetch_sub(1);
+  }
+  Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat(kLogReadersMax, " calls read logs now, and no more are served at once; end one, or try again later")));
 }
 
 void LogStream::Gone() {
   uint64_t watch = 0;
-  std::set<uint64_t> open;
+  std::map<uint64_t, size_t> open;
   {
     std::lock_guard lock(state_mutex_);
     over_ = true;
+    if (std::exchange(counted_, false)) g_readers.fetch_sub(1);
     std::swap(watch, watch_);
     std::swap(open, open_);
   }
   if (watch != 0) hub_->Remove(watch);
-  for (const uint64_t request : open) context_->sessions->CancelLogs(request);
+  for (const auto& [request, source] : open) context_->sessions->CancelLogs(request);
+}
+
+void LogStream::Written() {
+  if (backlog_bytes() >= kAskBelowBytes) return;
+  std::lock_guard lock(state_mutex_);
+  if (over_) return;
+  for (const Source& source : sources_) {
+    if (source.state != Source::kToAsk) continue;
+    hub_->Poke(watch_);
+    return;
+  }
 }
 
 void LogStream::Look(const View& view, const JobRow* job) {
-  {
-    std::lock_guard lock(state_mutex_);
-    if (over_ || !open_.empty()) return;
-  }
   if (job == nullptr) {
+    {
+      std::lock_guard lock(state_mutex_);
+      if (over_ || !open_.empty()) return;
+    }
     Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
     return;
   }
@@ -68,104 +100,166 @@ void LogStream::Look(const View& view, const JobRow* job) {
       }
     }
   }
-  // The attempt asked for, else the newest, then each that follows it.
-  const AttemptRow* attempt = nullptr;
-  if (index >= 0) {
-    for (const AttemptRow& candidate : job->tasks[index].attempts) {
-      if (request_.attempt() != 0 ? candidate.number == request_.attempt() : candidate.number > asked_) {
-        attempt = &candidate;
-        if (asked_ != 0) break;
-      }
-    }
-  }
   const bool ended = job->finished() || (index >= 0 && job->tasks[index].finished());
   const bool one_only = request_.attempt() != 0 || !request_.follow();
-  if (attempt == nullptr || (asked_ != 0 && one_only)) {
-    if (asked_ != 0 && (ended || one_only)) {
-      std::string error;
-      {
-        std::lock_guard lock(state_mutex_);
-        error = error_;
+  while (true) {
+    std::string incomplete;
+    {
+      std::lock_guard lock(state_mutex_);
+      if (over_ || !AskHosts(*job, index)) return;
+      incomplete = incomplete_;
+    }
+    // The attempt asked for, else the newest, then each that follows it.
+    const AttemptRow* attempt = nullptr;
+    if (index >= 0 && !(asked_ && one_only)) {
+      for (const AttemptRow& candidate : job->tasks[index].attempts) {
+        if (request_.attempt() != 0 ? candidate.number == request_.attempt() : candidate.number > attempt_) {
+          attempt = &candidate;
+          if (begun_) break;
+        }
       }
-      Finally(error.empty() ? grpc::Status::OK : grpc::Status(grpc::StatusCode::UNAVAILABLE, error));
-    } else if (asked_ == 0 && request_.attempt() != 0 && index >= 0 && (ended || !request_.follow() || request_.attempt() < job->tasks[index].next_attempt)) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, NoSuchAttempt(*job, index, request_.attempt())));
-    } else if (asked_ == 0 && (ended || !request_.follow())) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("job ", job->number, ": nothing of it has run")));
     }
-    return;
-  }
-  // Before its processes exist there is nothing to read, and its hosts may not know it yet.
-  if (attempt->start_ns == 0 && !attempt->ended()) {
-    if (!request_.follow()) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("attempt ", attempt->number, " has not started yet")));
+    if (attempt == nullptr) {
+      if (asked_ && (ended || one_only)) {
+        Finally(incomplete.empty() ? grpc::Status::OK : NotNow(incomplete, "OUTPUT_INCOMPLETE"));
+      } else if (!asked_ && request_.attempt() != 0 && index >= 0 && (ended || !request_.follow() || request_.attempt() < job->tasks[index].next_attempt)) {
+        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, NoSuchAttempt(*job, index, request_.attempt())));
+      } else if (!asked_ && (ended || !request_.follow())) {
+        Finally(begun_ ? grpc::Status::OK : grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("job ", job->number, ": nothing of it has run")));
+      }
+      return;
     }
-    return;
+    // Before its processes exist there is nothing to read, and its hosts may not know it yet.
+    if (attempt->start_ns == 0 && !attempt->ended()) {
+      if (!request_.follow()) {
+        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("attempt ", attempt->number, " has not started yet")));
+      }
+      return;
+    }
+    std::vector<Source> sources = SourcesOf(view, *job, index, *attempt);
+    if (sources.empty()) {
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("attempt ", attempt->number, " has no rank ", request_.rank())));
+      return;
+    }
+    task_ = job->task_spec(index).name();
+    attempt_ = attempt->number;
+    begun_ = asked_ = true;
+    std::lock_guard lock(state_mutex_);
+    sources_ = std::move(sources);
   }
-  if (grpc::Status status = Ask(view, *job, index, *attempt); !status.ok()) Finally(status);
 }
 
-grpc::Status LogStream::Ask(const View& view, const JobRow& job, int32_t task, const AttemptRow& attempt) {
-  task_ = job.task_spec(task).name();
-  asked_ = attempt.number;
+std::vector<LogStream::Source> LogStream::SourcesOf(const View& view, const JobRow& job, int32_t task, const AttemptRow& attempt) const {
+  const int32_t per_worker = std::max(1, job.task_spec(task).processes_per_worker());
+  const bool goes_on = request_.has_from() && request_.from().attempt() == attempt.number;
+  std::vector<Source> sources;
+  for (const PartRow& part : attempt.parts) {
+    const int32_t first = part.first_group_rank * per_worker, end = first + part.workers * per_worker;
+    if (request_.rank() >= 0 && (request_.rank() < first || request_.rank() >= end)) continue;
+    const HostRow& host = view.state.host(part.host);
+    Source& source = sources.emplace_back();
+    source.cluster = view.state.clusters()[host.cluster].name;
+    source.host = host.name;
+    source.heard = goes_on;
+    if (!goes_on) continue;
+    for (const auto& [rank, offset] : request_.from().next_offsets()) {
+      if (rank >= first && rank < end) source.next_offsets[rank] = offset;
+    }
+  }
+  return sources;
+}
+
+bool LogStream::AskHosts(const JobRow& job, int32_t task) {
+  if (sources_.empty()) return true;
+  bool live = false;
+  for (const AttemptRow& attempt : job.tasks[task].attempts) {
+    if (attempt.number == attempt_) live = request_.follow() && !attempt.ended();
+  }
+  const size_t at_once = request_.follow() ? sources_.size() : std::min(sources_.size(), kAskedAtOnce);
   pb::LogRequest request;
-  *request.mutable_key() = KeyOf(job, task, attempt.number);
+  *request.mutable_key() = KeyOf(job, task, attempt_);
   request.set_rank(request_.rank());
   request.set_follow(request_.follow());
-  request.set_tail_lines(request_.tail_lines());
-  const int32_t per_worker = std::max(1, job.task_spec(task).processes_per_worker());
-  bool asked = false;
-  for (const PartRow& part : attempt.parts) {
-    const int32_t first = part.first_group_rank * per_worker;
-    if (request_.rank() >= 0 && (request_.rank() < first || request_.rank() >= first + part.workers * per_worker)) continue;
-    const HostRow& host = view.state.host(part.host);
-    std::lock_guard lock(state_mutex_);     // a chunk waits until its request is in open_
-    if (over_) return grpc::Status::OK;
-    const uint64_t number = context_->sessions->RequestLogs(
-        view.state.clusters()[host.cluster].name, host.name, request,
-        // The call may be over while an agent still sends.
-        [self = weak_from_this(), name = task_, attempt_number = attempt.number](const pb::LogChunk& chunk) {
-          if (const auto alive = self.lock(); alive != nullptr) alive->Chunk(name, attempt_number, chunk);
-        });
-    if (number == 0) {
-      return grpc::Status(grpc::StatusCode::UNAVAILABLE, absl::StrCat(view.state.HostName(part.host), " is not connected; its output can't be read now"));
+  request.set_max_bytes(std::max(kAskedBytesMin, kAskedBytes / static_cast<int64_t>(at_once)));
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    Source& source = sources_[i];
+    if (source.state == Source::kToAsk && !source.broken.empty() && (!request_.follow() || !source.resumable || source.tries_ended >= 2)) {
+      Incomplete(source, source.broken);
+      source.state = Source::kDone;
     }
-    open_.insert(number);
-    asked = true;
+    if (source.state != Source::kToAsk || open_.size() >= at_once || backlog_bytes() >= kAskBelowBytes) continue;
+    request.set_tail_lines(source.heard ? 0 : request_.tail_lines());
+    request.clear_from();
+    for (const auto& [rank, offset] : source.next_offsets) (*request.mutable_from())[rank] = offset;
+    source.broken.clear();
+    if (!live) ++source.tries_ended;
+    const uint64_t number = context_->sessions->RequestLogs(
+        source.cluster, source.host, request,
+        // The call may be over while an agent still sends.
+        [self = weak_from_this(), name = task_, attempt_number = attempt_](const pb::LogChunk& chunk) {
+          if (const auto alive = self.lock(); alive != nullptr) alive->Chunk(name, attempt_number, chunk);
+        },
+        request_.follow() ? kAwaitHostNs : 0);
+    if (number == 0) {
+      Incomplete(source, " is not connected; its output can't be read now");
+      source.state = Source::kDone;
+      continue;
+    }
+    source.state = Source::kOpen;
+    open_[number] = i;
   }
-  if (asked) return grpc::Status::OK;
-  return grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("attempt ", attempt.number, " has no rank ", request_.rank()));
+  if (std::any_of(sources_.begin(), sources_.end(), [](const Source& source) { return source.state != Source::kDone; })) return false;
+  sources_.clear();
+  return true;
+}
+
+void LogStream::Incomplete(const Source& source, const std::string& why) {
+  if (incomplete_.empty()) incomplete_ = absl::StrCat(source.cluster, "/", source.host, why);
 }
 
 void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChunk& chunk) {
-  bool look = false;
-  pb::LogsResponse response;
-  {
-    std::lock_guard lock(state_mutex_);
-    if (over_ || open_.count(chunk.request()) == 0) return;
-    if (!chunk.error().empty()) error_ = chunk.error();
-    dropped_bytes_ += chunk.dropped_bytes();
-    if (!chunk.data().empty() && backlog() >= kMaxBacklog) {
-      dropped_bytes_ += chunk.data().size();
-    } else if (!chunk.data().empty() || (chunk.end() && dropped_bytes_ > 0)) {
-      response.set_task(task);
-      response.set_attempt(attempt);
-      response.set_rank(chunk.rank());
-      response.set_data(chunk.data());
-      *response.mutable_from_stderr() = chunk.from_stderr();
-      response.set_dropped_bytes(std::exchange(dropped_bytes_, 0));
-    }
-    if (chunk.end()) {
-      open_.erase(chunk.request());
-      look = open_.empty();
-    }
+  const bool has_output = !chunk.data().empty() || chunk.dropped_bytes() > 0;
+  const bool fits = !has_output || backlog_bytes() < kBacklogBytesMax;
+  bool too_slow = false;
+  if (has_output) {
+    std::lock_guard lock(state_mutex_);     // of a request that is just being made, it waits until that is in open_
+    const auto it = open_.find(chunk.request());
+    if (over_ || it == open_.end()) return;
+    Source& source = sources_[it->second];
+    if (chunk.next_offset() == 0) source.resumable = false;
+    source.heard = true;
+    if (fits && chunk.next_offset() != 0) source.next_offsets[chunk.rank()] = chunk.next_offset();
+    too_slow = !fits && !source.resumable;
   }
-  if (!response.task().empty()) Push(std::move(response));
-  if (!look) return;
-  // All hosts are through: end, or wait for the task's next attempt. Asked of the hub's thread, as the job's changes are.
-  std::lock_guard lock(state_mutex_);
-  if (over_) return;
-  hub_->Poke(watch_);
+  if (too_slow) {
+    Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                         "output comes faster than it is read, and the agent of its host, of an older release, doesn't wait; --tail N reads the end of it"));
+    return;
+  }
+  if (has_output && fits) {
+    pb::LogsResponse response;
+    response.set_task(task);
+    response.set_attempt(attempt);
+    response.set_rank(chunk.rank());
+    response.set_data(chunk.data());
+    *response.mutable_from_stderr() = chunk.from_stderr();
+    response.set_dropped_bytes(chunk.dropped_bytes());
+    response.set_next_offset(chunk.next_offset());
+    Push(std::move(response), chunk.data().size());
+  }
+  if (!chunk.end() && fits) return;
+  std::lock_guard lock(state_mutex_);       // only behind Push: who sees that all are done ends the call
+  const auto it = open_.find(chunk.request());
+  if (over_ || it == open_.end()) return;
+  Source& source = sources_[it->second];
+  if (!chunk.end()) context_->sessions->CancelLogs(chunk.request());
+  source.state = !fits || chunk.more() ? Source::kToAsk : Source::kDone;
+  if (fits && !chunk.error().empty()) {
+    if (chunk.more()) source.broken = absl::StrCat(" ", chunk.error());
+    else Incomplete(source, absl::StrCat(": ", chunk.error()));
+  }
+  open_.erase(it);
+  hub_->Poke(watch_);                       // asks again, ends, or waits for the next attempt, on its thread as for the job's changes
 }
 
 }  // namespace muster

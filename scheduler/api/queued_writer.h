@@ -25,12 +25,19 @@ class QueuedWriter : public Base {
     return queue_.size();
   }
 
-  // Without effect once ended.
-  void Push(Message message) {
+  // What Push was told of them, together.
+  size_t backlog_bytes() const {
+    std::lock_guard lock(mutex_);
+    return bytes_;
+  }
+
+  // Without effect once ended. `bytes`: for backlog_bytes.
+  void Push(Message message, size_t bytes = 0) {
     {
       std::lock_guard lock(mutex_);
       if (end_.has_value()) return;
-      queue_.push_back(std::move(message));
+      queue_.emplace_back(std::move(message), bytes);
+      bytes_ += bytes;
     }
     Advance();
   }
@@ -50,7 +57,7 @@ class QueuedWriter : public Base {
       std::lock_guard lock(mutex_);
       writing_ = false;
       if (!ok) {
-        queue_.clear();
+        Clear();
         if (!end_.has_value()) end_ = grpc::Status(grpc::StatusCode::CANCELLED, "the other side is gone");
       }
     }
@@ -60,7 +67,7 @@ class QueuedWriter : public Base {
   void OnCancel() override {
     {
       std::lock_guard lock(mutex_);
-      queue_.clear();
+      Clear();
       if (!end_.has_value()) end_ = grpc::Status::CANCELLED;
     }
     Gone();
@@ -78,11 +85,17 @@ class QueuedWriter : public Base {
   virtual void Written() {}
 
  private:
+  void Clear() {                // under mutex_
+    queue_.clear();
+    bytes_ = 0;
+  }
+
   void Advance() {
     std::unique_lock lock(mutex_);
     if (writing_ || finished_) return;
     if (!queue_.empty()) {
-      current_ = std::move(queue_.front());
+      current_ = std::move(queue_.front().first);
+      bytes_ -= queue_.front().second;
       queue_.pop_front();
       writing_ = true;
       grpc::WriteOptions options;
@@ -98,7 +111,8 @@ class QueuedWriter : public Base {
   }
 
   mutable std::mutex mutex_;
-  std::deque<Message> queue_;
+  std::deque<std::pair<Message, size_t>> queue_;
+  size_t bytes_ = 0;            // of queue_
   Message current_;             // being written
   bool writing_ = false;
   bool finished_ = false;

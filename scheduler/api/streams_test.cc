@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "common/base/protocol.h"
 #include "scheduler/api/errors.h"
+#include "scheduler/api/log_stream.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/services.h"
 #include "scheduler/engine/fixture.h"
@@ -24,6 +26,14 @@ using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 constexpr auto kPatience = std::chrono::seconds(20);
+constexpr size_t kPieceBytes = 64 << 10;
+
+// Lines that all differ, so much of them.
+std::string Lines(size_t bytes) {
+  std::string lines;
+  for (int i = 0; lines.size() < bytes; ++i) absl::StrAppend(&lines, "line ", i, "\n");
+  return lines;
+}
 
 // The agent of lab/h1: what it was told, to be waited for.
 class FakeAgent : public AgentStream, public std::enable_shared_from_this<FakeAgent> {
@@ -82,17 +92,32 @@ class FakeAgent : public AgentStream, public std::enable_shared_from_this<FakeAg
     if (exit_code >= 0) message.mutable_report()->add_exits()->set_exit_code(exit_code);
     Say(std::move(message));
   }
-  void Output(uint64_t request, const std::string& data, int64_t dropped_bytes = 0) {
+  void Output(uint64_t request, const std::string& data, int64_t dropped_bytes = 0, int64_t next_offset = 0) {
     pb::AgentMessage message;
     message.mutable_log_chunk()->set_request(request);
     message.mutable_log_chunk()->set_data(data);
     message.mutable_log_chunk()->set_dropped_bytes(dropped_bytes);
+    message.mutable_log_chunk()->set_next_offset(next_offset);
     Say(std::move(message));
   }
-  void EndOutput(uint64_t request) {
+  // As an agent does of a log of one rank: from where it is asked, as much as it is asked for at once.
+  void Serve(const pb::LogRequest& request, const std::string& log) {
+    const size_t from = request.from().count(0) != 0 ? static_cast<size_t>(request.from().at(0)) : 0;
+    size_t at = from;
+    for (; at < log.size() && at - from < static_cast<size_t>(request.max_bytes()); at += kPieceBytes) {
+      Output(request.request(), log.substr(at, kPieceBytes), 0, static_cast<int64_t>(std::min(log.size(), at + kPieceBytes)));
+    }
+    EndOutput(request.request(), at < log.size());
+  }
+  bool WasCancelled(uint64_t request) {
+    std::lock_guard lock(mutex_);
+    return std::any_of(told_.begin(), told_.end(), [&](const pb::SchedulerMessage& m) { return m.log_cancel().request() == request; });
+  }
+  void EndOutput(uint64_t request, bool more = false) {
     pb::AgentMessage message;
     message.mutable_log_chunk()->set_request(request);
     message.mutable_log_chunk()->set_end(true);
+    message.mutable_log_chunk()->set_more(more);
     Say(std::move(message));
   }
   void Leave() { sessions_->Closed(this); }
@@ -457,24 +482,138 @@ TEST_F(StreamsTest, LogsThatAreGivenUpAreGivenUpAtTheAgent) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-TEST_F(StreamsTest, ASlowReaderOfLogsIsToldHowMuchItMissed) {
+TEST_F(StreamsTest, OutputIsAskedForInPiecesAndNothingOfItIsLeftOut) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false, [](pb::LogsRequest* request) { request->set_tail_lines(1'000'000'000); });
+  const std::string log = Lines(12 << 20);
+  std::thread serving([&] {
+    for (size_t at = 0; at < log.size();) {
+      const pb::LogRequest request = agent_->AwaitLogRequest();
+      EXPECT_GT(request.max_bytes(), 0);
+      EXPECT_EQ(request.tail_lines(), at == 0 ? 1'000'000'000 : 0);
+      EXPECT_EQ(request.from().count(0), at == 0 ? 0u : 1u);
+      if (request.request() == 0 || (at != 0 && request.from().count(0) == 0)) return;
+      agent_->Serve(request, log);
+      at += static_cast<size_t>(request.max_bytes());
+    }
+  });
+  std::string read;
+  pb::LogsResponse chunk;
+  while (reader->Read(&chunk)) {
+    read += chunk.data();
+    EXPECT_EQ(chunk.dropped_bytes(), 0);
+    EXPECT_EQ(chunk.next_offset(), static_cast<int64_t>(read.size()));
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  serving.join();
+  EXPECT_TRUE(read == log) << read.size() << " of " << log.size();
+}
+
+TEST_F(StreamsTest, OfAnAgentThatSendsMoreThanWaitsForItsReaderTheRestIsAskedForLater) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false);
+  const pb::LogRequest first = agent_->AwaitLogRequest();
+  const std::string log = Lines(16 << 20);
+  size_t sent = 0;
+  for (; sent < log.size() && !agent_->WasCancelled(first.request()); sent += kPieceBytes) {
+    agent_->Output(first.request(), log.substr(sent, kPieceBytes), 0, static_cast<int64_t>(std::min(log.size(), sent + kPieceBytes)));
+  }
+  EXPECT_LT(sent, size_t{10} << 20) << "what waits is bounded";
+  std::thread serving([&] {
+    for (int64_t at = 0; at < static_cast<int64_t>(log.size());) {
+      const pb::LogRequest request = agent_->AwaitLogRequest();
+      if (request.from().count(0) == 0) break;
+      at = request.from().at(0) + request.max_bytes();
+      agent_->Serve(request, log);
+    }
+  });
+  std::string read;
+  pb::LogsResponse chunk;
+  while (reader->Read(&chunk)) read += chunk.data();
+  EXPECT_TRUE(reader->Finish().ok());
+  serving.join();
+  EXPECT_TRUE(read == log) << read.size() << " of " << log.size();
+}
+
+TEST_F(StreamsTest, AnOlderAgentThatDoesntWaitForASlowReaderEndsTheCallRatherThanLeaveOutputOut) {
   Running();
   grpc::ClientContext call;
   const auto reader = Logs(&call, false);
   const pb::LogRequest request = agent_->AwaitLogRequest();
-  const std::string data(8 << 10, 'x');
-  constexpr int64_t kChunks = 3000;
-  for (int64_t i = 0; i < kChunks; ++i) agent_->Output(request.request(), data);
+  const std::string data(64 << 10, 'x');
+  for (int i = 0; i < 256; ++i) agent_->Output(request.request(), data);
   agent_->EndOutput(request.request());
-  int64_t read = 0, dropped = 0;
   pb::LogsResponse chunk;
   while (reader->Read(&chunk)) {
-    read += static_cast<int64_t>(chunk.data().size());
-    dropped += chunk.dropped_bytes();
   }
-  EXPECT_TRUE(reader->Finish().ok());
-  EXPECT_GT(dropped, 0) << "the daemon keeps no more than a bounded backlog";
-  EXPECT_EQ(read + dropped, kChunks * static_cast<int64_t>(data.size()));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(StreamsTest, FollowedOutputGoesOnWhereItWasWhenItsAgentIsBack) {
+  const pb::AttemptKey key = Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, true, [](pb::LogsRequest* request) { request->set_tail_lines(3); });
+  const pb::LogRequest first = agent_->AwaitLogRequest();
+  EXPECT_EQ(first.tail_lines(), 3);
+  agent_->Output(first.request(), "one\n", 0, 704);
+  pb::LogsResponse chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  agent_->Leave();
+  agent_->Join();
+  const pb::LogRequest second = agent_->AwaitLogRequest();
+  EXPECT_NE(second.request(), first.request());
+  EXPECT_EQ(second.key().attempt(), 1);
+  EXPECT_EQ(second.tail_lines(), 0);
+  ASSERT_EQ(second.from().count(0), 1u);
+  EXPECT_EQ(second.from().at(0), 704);
+  agent_->Output(second.request(), "two\n", 0, 709);
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.data(), "two\n");
+  EXPECT_EQ(chunk.next_offset(), 709);
+  agent_->Report(key, pb::GONE, 0);
+  agent_->EndOutput(second.request());
+  EXPECT_FALSE(reader->Read(&chunk));
+  const grpc::Status status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << "all of it came: " << status.error_message();
+}
+
+TEST_F(StreamsTest, ACallGoesOnWhereAnotherBrokeOff) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, true, [](pb::LogsRequest* request) {
+    request->set_tail_lines(3);
+    request->mutable_from()->set_task("main");
+    request->mutable_from()->set_attempt(1);
+    (*request->mutable_from()->mutable_next_offsets())[0] = 4;
+    (*request->mutable_from()->mutable_next_offsets())[7] = 9;   // nobody's
+  });
+  const pb::LogRequest request = agent_->AwaitLogRequest();
+  EXPECT_EQ(request.tail_lines(), 0);
+  ASSERT_EQ(request.from().size(), 1u);
+  EXPECT_EQ(request.from().at(0), 4);
+}
+
+TEST_F(StreamsTest, OnlySoManyReadLogsAtOnce) {
+  Submit();   // nobody can run it: who follows it waits
+  std::vector<std::unique_ptr<grpc::ClientContext>> calls;
+  std::vector<std::unique_ptr<grpc::ClientReader<pb::LogsResponse>>> readers;
+  const auto read = [&] { readers.push_back(Logs(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), true)); };
+  const auto await = [&](size_t watchers) {
+    for (const auto end = std::chrono::steady_clock::now() + kPatience; hub_->watchers() != watchers && std::chrono::steady_clock::now() < end;) std::this_thread::yield();
+    EXPECT_EQ(hub_->watchers(), watchers);
+  };
+  for (int i = 0; i < kLogReadersMax; ++i) read();
+  await(kLogReadersMax);
+  const grpc::Status status = Refused(true, nullptr);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("256 calls read logs now"));
+  calls[0]->TryCancel();
+  await(kLogReadersMax - 1);
+  read();
+  await(kLogReadersMax);
+  for (const auto& call : calls) call->TryCancel();
 }
 
 TEST_F(StreamsTest, OutputThatBreaksOffIsAnErrorAfterWhatCame) {

@@ -39,6 +39,58 @@ def test_logs_follow_until_the_job_ends(system):
     assert system.run(["logs", number, "--tail", "1"]).stdout.strip().endswith("last line")
 
 
+COUNTER = """\
+name: counter
+queue: research
+workers: 2
+resources: {{gpus: 2, gpu_types: [cpu-slot], cpus: 0.5}}
+run: |
+{count}
+"""
+COUNT = "i=0; while [ ! -e {folder}/counter.go ]; do echo line $((i += 1)) of $RANK; sleep 0.02; done; echo end $i of $RANK"
+
+
+def test_followed_output_outlives_agents_and_musterd_with_every_line_once(system):
+    """Agents are killed and start again, then musterd: `logs -f` and `run` give every line once, and exit 0."""
+    count = COUNT.format(folder=system.folder)
+    number = submit(system, COUNTER.format(count=f"  {count}"))
+    wait_for("the job to run", lambda: system.job(number)["tasks"][0]["state"] == "TASK_RUNNING", 20)
+    commands = {"logs": ["logs", "-f", number], "run": ["run", "--queue", "research", "--", "bash", "-c", count]}
+    readers = {}
+    for name, command in commands.items():
+        with open(system.folder / f"{name}.out", "w") as out, open(system.folder / f"{name}.err", "w") as err:
+            readers[name] = subprocess.Popen([system.bin_dir / "muster", *map(str, command)], stdout=out, stderr=err, stdin=subprocess.DEVNULL,
+                                             env=system.environment(), cwd=system.folder)
+    whose = [("logs", 0), ("logs", 1), ("run", 0)]
+
+    def lines(name: str, rank: int) -> list[str]:
+        said = (system.folder / f"{name}.out").read_text().splitlines()
+        return [re.sub(r"^\[\d\] ", "", line) for line in said if line.endswith(f" of {rank}")]
+
+    def all_grow() -> None:
+        had = {one: len(lines(*one)) for one in whose}
+        wait_for("more output of each rank", lambda: all(len(lines(*one)) > had[one] for one in whose), 30)
+
+    try:
+        all_grow()
+        for process, start_again in (("agent-lab-h01", lambda: system.start_agent("lab", "h01")), ("agent-lab-h02", lambda: system.start_agent("lab", "h02")),
+                                     ("musterd", system.start_musterd)):
+            system.processes[process].kill()
+            system.processes[process].wait(10)
+            start_again()
+            all_grow()
+        let_go(system, "counter")
+        for name, reader in readers.items():
+            assert reader.wait(60) == 0, (system.folder / f"{name}.err").read_text()
+    finally:
+        for reader in readers.values():
+            reader.kill()
+            reader.wait(10)
+    for one in whose:
+        own = lines(*one)
+        assert own == [f"line {i} of {one[1]}" for i in range(1, len(own))] + [f"end {len(own) - 1} of {one[1]}"], one
+
+
 def test_logs_of_several_ranks_say_whose_they_are(system):
     number = submit(system, "name: two\nqueue: research\nworkers: 2\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo I am $RANK\n")
     assert wait_ended(system, number)["state"] == "SUCCEEDED"

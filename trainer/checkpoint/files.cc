@@ -233,16 +233,26 @@ void RemoveTree(const std::string& path) {
 }
 
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
+  const std::string parent = fs::path(to).parent_path().string(), replaced = to + ".replaced";
+  const auto sync = [&] { return SyncDirectory(parent.empty() ? "." : parent); };
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
     RemoveTree(from);  // what was at `to`; a leftover harms nobody
-  } else if (errno == ENOENT || errno == EINVAL) {
-    // Nothing there yet, or a file system without exchange.
-    if (::rename(from.c_str(), to.c_str()) != 0) return Errno("cannot rename to", to);
-  } else {
-    return Errno("cannot replace", to);
+    return sync();
   }
-  const std::string parent = fs::path(to).parent_path().string();
-  return SyncDirectory(parent.empty() ? "." : parent);
+  const bool cannot_exchange = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
+  if (!cannot_exchange && errno != ENOENT) return Errno("cannot replace", to);
+  if (::rename(from.c_str(), to.c_str()) == 0) return sync();  // nothing was there, or an empty directory
+  if (!cannot_exchange || (errno != ENOTEMPTY && errno != EEXIST)) return Errno("cannot rename to", to);
+  RemoveTree(replaced);
+  if (::rename(to.c_str(), replaced.c_str()) != 0) return Errno("cannot rename to", replaced);
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    const absl::Status status = Errno("cannot rename to", to);
+    ::rename(replaced.c_str(), to.c_str());
+    return status;
+  }
+  if (absl::Status s = sync(); !s.ok()) return s;
+  RemoveTree(replaced);
+  return absl::OkStatus();
 }
 
 }  // namespace muster::trainer

@@ -85,7 +85,7 @@ absl::Status RemoveFile(const std::string& path);
 absl::StatusOr<std::vector<std::string>> ObjectsBelow(const std::string& path);
 // Removes a directory with all below it, as far as it can; nothing there is fine.
 void RemoveTree(const std::string& path);
-// Puts the directory `from` in `to`'s place in one step; what was there goes away.
+// Puts the directory `from` in `to`'s place; what was there goes away. One step, but where two names can't be exchanged (NFS): there via `to`.replaced.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to);
 
 }  // namespace muster::trainer

@@ -1,0 +1,82 @@
+// Directories put in place of others, also on a file system that can't exchange two names.
+#include "trainer/checkpoint/files.h"
+
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace {
+
+int exchange_error = 0;  // what an exchange fails with; 0: it is done
+
+}  // namespace
+
+// In the place of libc's.
+extern "C" int renameat2(int old_folder, const char* old_name, int new_folder, const char* new_name, unsigned flags) noexcept {
+  if (exchange_error != 0 && (flags & RENAME_EXCHANGE) != 0) return errno = exchange_error, -1;
+  return static_cast<int>(::syscall(SYS_renameat2, old_folder, old_name, new_folder, new_name, flags));
+}
+
+namespace muster::trainer {
+namespace {
+
+class ReplacedDirectory : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    exchange_error = GetParam();
+    parent_ = std::filesystem::temp_directory_path() / ("files_test." + std::to_string(::getpid()));
+    RemoveTree(parent_);
+    to_ = parent_ + "/model", from_ = parent_ + "/model.staging";
+    Make(from_, "new");
+  }
+  void TearDown() override {
+    exchange_error = 0;
+    RemoveTree(parent_);
+  }
+  void Make(const std::string& path, const std::string& content) {
+    ASSERT_TRUE(MakeDirectories(path + "/adapter").ok());
+    ASSERT_TRUE(WriteFileDurably(path + "/adapter/config.json", content).ok());
+  }
+  void ExpectNewAlone() {
+    EXPECT_EQ(*ReadFile(to_ + "/adapter/config.json"), "new");
+    std::vector<std::string> entries;
+    for (const auto& entry : std::filesystem::directory_iterator(parent_)) entries.push_back(entry.path().string());
+    EXPECT_EQ(entries, std::vector<std::string>{to_});
+  }
+  std::string parent_, from_, to_;
+};
+
+INSTANTIATE_TEST_SUITE_P(FileSystems, ReplacedDirectory, ::testing::Values(0, EINVAL, ENOSYS, EOPNOTSUPP));
+
+TEST_P(ReplacedDirectory, TakesThePlaceOfNothingOfAnEmptyOneAndOfAnother) {
+  EXPECT_EQ(ReplaceDirectory(from_, to_), absl::OkStatus());
+  ExpectNewAlone();
+  RemoveTree(to_);
+  ASSERT_TRUE(MakeDirectories(to_).ok());
+  Make(from_, "new");
+  EXPECT_EQ(ReplaceDirectory(from_, to_), absl::OkStatus());
+  ExpectNewAlone();
+  Make(to_, "old");
+  Make(to_ + ".replaced", "older");  // as a crash leaves it where names can't be exchanged
+  Make(from_, "new");
+  EXPECT_EQ(ReplaceDirectory(from_, to_), absl::OkStatus());
+  if (GetParam() == 0) RemoveTree(to_ + ".replaced");
+  ExpectNewAlone();
+}
+
+TEST_P(ReplacedDirectory, StaysWhereTheNewOneIsMissing) {
+  RemoveTree(from_);
+  Make(to_, "new");
+  EXPECT_FALSE(ReplaceDirectory(from_, to_).ok());
+  ExpectNewAlone();
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -9,6 +9,9 @@
 namespace muster::trainer {
 namespace {
 
+// Between two checkpoints, whatever is asked for: the word of the newest may still be on its way.
+constexpr int kLeastKept = 2;
+
 double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -32,7 +35,7 @@ void CheckpointWriter::Run(std::function<void()> work) {
 void CheckpointWriter::Told(int64_t step) {
   TORCH_CHECK(!busy_, "told of a checkpoint while the next is being written");
   told_step_ = step;
-  if (world_.rank() == 0) Run([this, step] { Prune(std::max(keep_, 2), step); });
+  if (world_.rank() == 0) Run([this, step] { Prune(std::max(keep_, kLeastKept), step); });
 }
 
 void CheckpointWriter::Prune(int keep, int64_t newest) {
@@ -65,7 +68,7 @@ void CheckpointWriter::Start(const CheckpointMeta& meta) {
   publishing_ = false;
   phase_ = kBusy;
   Run([this] {
-    if (world_.rank() == 0 && told_step_ >= 0) Prune(keep_, told_step_);
+    if (world_.rank() == 0 && told_step_ >= 0 && keep_ < kLeastKept) Prune(keep_, told_step_);
     WriteShare();
   });
 }

@@ -106,7 +106,12 @@ int Export(const ConvertOptions& options) {
   std::unique_ptr<HuggingFaceWeights> base;
   if (trainer.is_object() && trainer.contains("lora")) {
     lora = ParseLora(trainer["lora"], "lora", problems);
-    init = options.init.empty() ? trainer.value("init", "") : options.init;
+    init = !options.init.empty() ? options.init : meta.source;
+    if (init.empty() && !trainer.value("init", "").empty()) {
+      // As it was given: relative to a job's directory that isn't known here.
+      init = fs::absolute(trainer.value("init", "")).lexically_normal().string();
+      std::fprintf(stderr, "note: the checkpoint doesn't say where the weights lay that it was trained beside; trainer.init there is taken for %s\n", init.c_str());
+    }
     if (!fs::is_directory(init)) {
       problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the weights they were trained beside are not in ", init, "; name their directory")});
     } else {

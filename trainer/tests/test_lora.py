@@ -90,7 +90,8 @@ def test_a_zero_adapter_changes_nothing_and_the_base_stays(trainer_bin, tokens, 
 def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(trainer_bin, tokens, tmp_path):
     init = make_init(tmp_path / "init")
     lora = LORA | {"dropout": 0.3}
-    with Gang(trainer_bin, config(init, tokens, tmp_path / "m1", lora=lora, save_steps=6, deterministic=True), 1, tmp_path / "one") as one:
+    # Named relative to the run's directory, which is not where it is exported from.
+    with Gang(trainer_bin, config(Path("../init"), tokens, tmp_path / "m1", lora=lora, save_steps=6, deterministic=True), 1, tmp_path / "one") as one:
         one.finish()
     with Gang(trainer_bin, config(init, tokens, tmp_path / "m2", lora=lora, micro_batch_size=2, zero_stage=3, poison=True), 2, tmp_path / "two") as two:
         two.finish()

@@ -506,13 +506,16 @@ class Run {
       next_sequence_ += config_.global_batch_size;
       if (first) world_.SetTimeout(StepTimeout()), first = false;
       report.step_s = Seconds(Clock::now() - begin);
-      if (EvaluationIsDue()) {
+      bool stop = all.stop;
+      if (EvaluationIsDue() && !stop) {
+        if (step_ == config_.max_steps && writer_) SaveNow();  // first what may not be lost
         range.emplace([] { return "evaluate"; });
         report.eval_loss = Evaluate();
+        stop = !report.eval_loss;
       }
       range.reset();
       Report(report, *batches);
-      const bool stop = all.stop && step_ < config_.max_steps;
+      stop = stop && step_ < config_.max_steps;
       if (all.checkpoint && !stop && step_ < config_.max_steps) {
         range.emplace([] { return "copy for a checkpoint"; });
         StartSaving();
@@ -533,6 +536,12 @@ class Run {
 
   bool EvaluationIsDue() const { return config_.eval_interval > 0 && (step_ % config_.eval_interval == 0 || step_ == config_.max_steps); }
 
+  // Whether any rank was asked to stop; collective.
+  bool AnyStop() {
+    const auto rows = world_.GatherRows({stop_requested != 0 ? 1.0 : 0.0});
+    return std::any_of(rows.begin(), rows.end(), [](const std::vector<double>& row) { return row[0] != 0; });
+  }
+
   // Seconds that gathers and sums were waited for since the last call.
   double TakeWaited() {
     double waited_s = 0;
@@ -542,8 +551,8 @@ class Run {
     return waited_s;
   }
 
-  // Mean loss over the targets of the rows to evaluate on; collective, the same on every rank.
-  double Evaluate() {
+  // Mean loss over the targets of the rows to evaluate on, or none if a stop was requested meanwhile; collective, the same on every rank.
+  std::optional<double> Evaluate() {
     double loss = 0;
     int64_t targets = 0;
     for (auto& [reader, rows] : evaluations_) {
@@ -552,11 +561,12 @@ class Run {
         TORCH_CHECK(batches.ok(), std::string(batches.status().message()));
         loss += engine_.Evaluate(batches->micro) * static_cast<double>(batches->target_tokens);
         targets += batches->target_tokens;
+        TakeWaited();  // it is no step's
+        if (AnyStop()) return std::nullopt;
       }
     }
     double sum = 0;
     for (const std::vector<double>& row : world_.GatherRows({loss})) sum += row[0];
-    TakeWaited();  // it is no step's
     return sum / static_cast<double>(std::max<int64_t>(1, targets));
   }
 

@@ -168,6 +168,7 @@ ShardCheck::ShardCheck(std::vector<const TokenShards*> shards)
           if (status_ = one->Verify(stop_); !status_.ok()) break;
         }
         found_ = !status_.ok();
+        ended_.set_value();
       }) {}
 
 ShardCheck::~ShardCheck() {
@@ -176,10 +177,5 @@ ShardCheck::~ShardCheck() {
 }
 
 absl::Status ShardCheck::Found() const { return found_ ? status_ : absl::OkStatus(); }
-
-absl::Status ShardCheck::Wait() {
-  if (thread_.joinable()) thread_.join();
-  return status_;
-}
 
 }  // namespace muster::trainer

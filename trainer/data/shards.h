@@ -4,7 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <span>
 #include <string>
 #include <thread>
@@ -57,7 +59,7 @@ class TokenShards {
   std::string tokenizer_directory_, fingerprint_;
 };
 
-// Verifies shards in a thread of its own, beside training. Thread-safe but for Wait.
+// Verifies shards in a thread of its own, beside training; a destructor gives it up. Thread-safe.
 class ShardCheck {
  public:
   // `shards` must outlive it.
@@ -66,12 +68,14 @@ class ShardCheck {
 
   // What was found wrong so far; OK while nothing was.
   absl::Status Found() const;
-  // The same, once everything is verified.
-  absl::Status Wait();
+  // Waits for the end at most that long; whether it has come.
+  bool WaitFor(std::chrono::milliseconds limit) const { return end_.wait_for(limit) == std::future_status::ready; }
 
  private:
   std::atomic<bool> stop_{false}, found_{false};
-  absl::Status status_;  // the thread's until found_ or joined
+  absl::Status status_;  // the thread's until found_
+  std::promise<void> ended_;
+  std::shared_future<void> end_{ended_.get_future()};
   std::thread thread_;
 };
 

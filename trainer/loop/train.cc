@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -63,6 +64,9 @@ constexpr unsigned kAbortLimitS = 5;
 
 // Between two words of a rank's own time. (A host's shim takes a hundred lines a second of all its ranks.)
 constexpr auto kOwnTimeInterval = std::chrono::milliseconds(250);
+
+// Between two exchanges of ranks that wait for one that is busy; far below the least step_timeout_s.
+constexpr std::chrono::milliseconds kMoment{200};
 
 volatile std::sig_atomic_t stop_requested = 0;
 void RequestStop(int) { stop_requested = 1; }
@@ -372,12 +376,8 @@ class Run {
     }
     const bool stopped = Steps();
     const bool finished = step_ >= config_.max_steps;
-    if (data_check_ && finished) {
-      const absl::Status data = data_check_->Wait();
-      TORCH_CHECK(data.ok(), std::string(data.message()));
-    }
     if (writer_ && (stopped || finished) && !SaveNow()) return 1;
-    if (!finished) {
+    if (!finished || !AwaitDataCheck()) {
       if (world_.rank() == 0) std::printf("stopped_at_step=%lld\n", static_cast<long long>(step_));
       return 0;
     }
@@ -392,6 +392,30 @@ class Run {
   bool Leads() const { return world_.rank() == 0; }
   std::chrono::milliseconds StepTimeout() const { return std::chrono::milliseconds(static_cast<int64_t>(config_.step_timeout_s * 1000)); }
   int64_t RowsToEvaluate(int64_t all) const { return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all; }
+
+  // Returns once `done`, which waits for a moment at most, is true on every rank, or with false if a stop is heeded and requested first. No
+  // rank waits for another much longer than that, however long it takes. Collective.
+  bool Await(const std::function<bool(std::chrono::milliseconds)>& done, bool heed_stop) {
+    while (true) {
+      const bool mine = done(kMoment);
+      bool all = true, stop = false;
+      for (const std::vector<double>& row : world_.GatherRows({mine ? 1.0 : 0.0, stop_requested != 0 ? 1.0 : 0.0})) {
+        all &= row[0] != 0;
+        stop |= row[1] != 0;
+      }
+      if (all || (heed_stop && stop)) return all;
+    }
+  }
+
+  // Whether all data is verified; throws if some is damaged. False if a stop was requested first: what is trained is in a checkpoint, and a
+  // run that goes on from there verifies anew.
+  bool AwaitDataCheck() {
+    return Await([this](std::chrono::milliseconds moment) {
+      const bool done = !data_check_ || data_check_->WaitFor(moment);
+      if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
+      return done;
+    }, /*heed_stop=*/true);
+  }
 
   // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn. Returns why the checkpoint isn't one
   // of this run, the same on every rank.

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -750,8 +751,18 @@ class Run {
 
   int ExportModel() {
     engine_.GatherAll();
-    world_.SetTimeout(kStartTimeout);  // the others wait while rank 0 writes
-    if (!Leads()) return 0;
+    // Rank 0 writes in a thread, so that the others need not wait for it in one long exchange. When one of them has died nobody waits for
+    // the thread: it ends with the process.
+    std::packaged_task<int()> task([this] { return WriteExport(); });
+    std::future<int> written = task.get_future();
+    if (Leads()) std::thread(std::move(task)).detach();
+    Await([&](std::chrono::milliseconds moment) { return !Leads() || written.wait_for(moment) == std::future_status::ready; }, /*heed_stop=*/false);
+    return Leads() ? written.get() : 0;
+  }
+
+  int WriteExport() {
+    at::NoGradGuard no_grad;
+    if (world_.device().is_cuda()) c10::cuda::set_device(world_.device().index());
     const bool managed = !setup_.surroundings.export_staging.empty();
     const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
     const std::string unfinished = staged + ".unfinished";

@@ -91,7 +91,7 @@ TEST_F(UpTest, ItOutlivesACallerThatDiesBeforeItIsReady) {
     said = ReadFile(home_ + "/.local/share/muster/up/logs/up.log").value_or("");
   }
   EXPECT_THAT(said, HasSubstr("the caller is gone; going on"));
-  EXPECT_EQ(Run("up"), 0);
+  EXPECT_EQ(Run("up --detach"), 0);
   EXPECT_THAT(out_, HasSubstr("Muster is up already"));
 }
 

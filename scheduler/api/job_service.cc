@@ -51,7 +51,7 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
     std::lock_guard lock(mutex_);
     // One that State has forgotten is told as it ended.
     id_ = hub_->Add(job->number, [this, job](const View& view, const JobRow* row, const std::vector<std::string>& events) {
-      Changed(view, row != nullptr ? row : job.get(), events);
+      Changed(view, row != nullptr || !job->finished() ? row : job.get(), events);
     });
   }
   // Nothing to follow.
@@ -69,6 +69,10 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
 
  private:
   void Changed(const View& view, const JobRow* row, const std::vector<std::string>& events) {
+    if (row == nullptr) {
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
+      return;
+    }
     // A slow reader gets fewer messages, not older ones: what happened is kept for the next one.
     held_.insert(held_.end(), events.begin(), events.end());
     if (backlog() > 0 && !row->finished()) return;
@@ -226,7 +230,7 @@ grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackS
   const auto stream = std::make_shared<LogStream>(context_, hub_, *request);
   stream->KeepAlive(stream);
   if (job.ok()) {
-    stream->Begin((*job)->number);
+    stream->Begin(*job);
   } else {
     stream->Finally(ToGrpc(job.status()));
   }

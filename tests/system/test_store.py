@@ -59,4 +59,5 @@ def test_a_job_that_only_the_history_still_has_is_shown_as_it_ended(system):
     assert [job["number"] for job in json.loads(system.run(["jobs", "-a", "-o", "json", "--limit", "2"]).stdout)["jobs"]] == [3, 2]
     assert json.loads(system.run(["cancel", "2", "-o", "json"]).stdout)["state"] == "SUCCEEDED"
     assert system.run(["wait", "2"]).returncode == 0
+    assert system.run(["logs", "2"]).returncode == 0
     assert "there is no job \"4\"" in system.run(["show", "4"], check=False).stderr

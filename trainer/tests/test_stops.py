@@ -28,6 +28,13 @@ def slow_to_verify(folder: Path) -> Path:
     return folder
 
 
+def wait_for(condition, gang: Gang) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, gang.stderr()
+        time.sleep(0.01)
+
+
 def assert_running(gang: Gang, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -58,7 +65,7 @@ def test_the_last_step_is_saved_before_it_is_evaluated_and_a_stop_ends_that(trai
 def test_a_finished_run_saves_and_then_waits_for_its_data_to_be_verified_or_a_stop(trainer_bin, tmp_path):
     settings = resume.config(slow_to_verify(tmp_path / "tokens"), max_steps=2, save_steps=0, step_timeout_s=STEP_TIMEOUT_S, export=str(tmp_path / "model"))
     with Gang(trainer_bin, settings, 2, tmp_path / "run") as gang:
-        gang.wait_for_line(b"checkpoint step=2 ")
+        wait_for(gang.checkpoint_steps, gang)
         assert_running(gang, 3 * STEP_TIMEOUT_S)
         gang.signal(signal.SIGTERM, ranks=[1])
         gang.finish()
@@ -77,20 +84,13 @@ def test_ranks_wait_for_a_long_export_and_notice_one_that_dies_meanwhile(trainer
 
     written_before = tmp_path / "model.staging.unfinished" / "config.json"
 
-    def wait_for_export(gang: Gang) -> None:
-        gang.wait_for_step(2)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not written_before.exists():
-            assert time.monotonic() < deadline, gang.stderr()
-            time.sleep(0.01)
-
     with Gang(trainer_bin, settings, 2, tmp_path / "whole") as gang:
-        wait_for_export(gang)
+        wait_for(written_before.exists, gang)
         assert_running(gang, 3 * STEP_TIMEOUT_S)
         pipe.open("wb").close()
         gang.finish()
     assert (tmp_path / "model" / "model.safetensors").exists()
     with Gang(trainer_bin, settings, 2, tmp_path / "cut") as gang:
-        wait_for_export(gang)
+        wait_for(written_before.exists, gang)
         gang.signal(signal.SIGKILL, ranks=[1])
         assert gang.wait() == [1, -signal.SIGKILL]

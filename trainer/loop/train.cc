@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -35,6 +34,7 @@
 #include "trainer/data/batches.h"
 #include "trainer/loop/config.h"
 #include "trainer/loop/engine_options.h"
+#include "trainer/loop/exchange.h"
 #include "trainer/loop/failures.h"
 #include "trainer/loop/guard.h"
 #include "trainer/loop/memory.h"
@@ -65,9 +65,6 @@ constexpr unsigned kAbortLimitS = 5;
 
 // Between two words of a rank's own time. (A host's shim takes a hundred lines a second of all its ranks.)
 constexpr auto kOwnTimeInterval = std::chrono::milliseconds(250);
-
-// Between two exchanges of ranks that wait for one that is busy; far below the least step_timeout_s.
-constexpr std::chrono::milliseconds kMoment{200};
 
 volatile std::sig_atomic_t stop_requested = 0;
 void RequestStop(int) { stop_requested = 1; }
@@ -302,27 +299,6 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
   return setup;
 }
 
-// What every rank tells every other once a step; the sums are taken in rank order, so all ranks see the same bits.
-struct StepExchange {
-  double loss = 0, squared_norm = 0, z_loss = 0;
-  bool stop = false, checkpoint = false;
-  std::vector<CheckpointWriter::Report> writers;  // one of each rank
-};
-
-StepExchange Exchange(World& world, const StepExchange& mine, const CheckpointWriter::Report& writer) {
-  const auto rows = world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0, mine.checkpoint ? 1.0 : 0.0, mine.z_loss, writer[0], writer[1], writer[2]});
-  StepExchange all;
-  for (const std::vector<double>& row : rows) {
-    all.loss += row[0];
-    all.squared_norm += row[1];
-    all.stop |= row[2] != 0;
-    all.checkpoint |= row[3] != 0;
-    all.z_loss += row[4];
-    all.writers.push_back({row[5], row[6], row[7]});
-  }
-  return all;
-}
-
 EngineOptions OptionsFor(const TrainConfig& config, at::Device device) {
   EngineOptions options = MakeEngineOptions(config);
   if (config.cuda_graphs && device.is_cuda()) options.graphs = CudaGraphs(device);
@@ -394,28 +370,15 @@ class Run {
   std::chrono::milliseconds StepTimeout() const { return std::chrono::milliseconds(static_cast<int64_t>(config_.step_timeout_s * 1000)); }
   int64_t RowsToEvaluate(int64_t all) const { return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all; }
 
-  // Returns once `done`, which waits for a moment at most, is true on every rank, or with false if a stop is heeded and requested first. No
-  // rank waits for another much longer than that, however long it takes. Collective.
-  bool Await(const std::function<bool(std::chrono::milliseconds)>& done, bool heed_stop) {
-    while (true) {
-      const bool mine = done(kMoment);
-      bool all = true, stop = false;
-      for (const std::vector<double>& row : world_.GatherRows({mine ? 1.0 : 0.0, stop_requested != 0 ? 1.0 : 0.0})) {
-        all &= row[0] != 0;
-        stop |= row[1] != 0;
-      }
-      if (all || (heed_stop && stop)) return all;
-    }
-  }
-
   // Whether all data is verified; throws if some is damaged. False if a stop was requested first: what is trained is in a checkpoint, and a
   // run that goes on from there verifies anew.
   bool AwaitDataCheck() {
-    return Await([this](std::chrono::milliseconds moment) {
-      const bool done = !data_check_ || data_check_->WaitFor(moment);
+    const auto done = [this](std::chrono::milliseconds moment) {
+      const bool verified = !data_check_ || data_check_->WaitFor(moment);
       if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
-      return done;
-    }, /*heed_stop=*/true);
+      return verified;
+    };
+    return Await(world_, done, [] { return stop_requested != 0; });
   }
 
   // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn. Returns why the checkpoint isn't one
@@ -561,12 +524,6 @@ class Run {
 
   bool EvaluationIsDue() const { return config_.eval_interval > 0 && (step_ % config_.eval_interval == 0 || step_ == config_.max_steps); }
 
-  // Whether any rank was asked to stop; collective.
-  bool AnyStop() {
-    const auto rows = world_.GatherRows({stop_requested != 0 ? 1.0 : 0.0});
-    return std::any_of(rows.begin(), rows.end(), [](const std::vector<double>& row) { return row[0] != 0; });
-  }
-
   // Seconds that gathers and sums were waited for since the last call.
   double TakeWaited() {
     double waited_s = 0;
@@ -587,7 +544,7 @@ class Run {
         loss += engine_.Evaluate(batches->micro) * static_cast<double>(batches->target_tokens);
         targets += batches->target_tokens;
         TakeWaited();  // it is no step's
-        if (AnyStop()) return std::nullopt;
+        if (OnAny(world_, stop_requested != 0)) return std::nullopt;
       }
     }
     double sum = 0;
@@ -756,7 +713,7 @@ class Run {
     std::packaged_task<int()> task([this] { return WriteExport(); });
     std::future<int> written = task.get_future();
     if (Leads()) std::thread(std::move(task)).detach();
-    Await([&](std::chrono::milliseconds moment) { return !Leads() || written.wait_for(moment) == std::future_status::ready; }, /*heed_stop=*/false);
+    Await(world_, [&](std::chrono::milliseconds moment) { return !Leads() || written.wait_for(moment) == std::future_status::ready; }, nullptr);
     return Leads() ? written.get() : 0;
   }
 

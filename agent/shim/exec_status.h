@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace muster::shim {
@@ -12,7 +13,7 @@ void TellLaunchFailure(int fd, const std::string& what, int error);
 
 // In the parent: empty once exec has happened, else the child's words. A dead network file system below the program or its
 // workdir would keep the child, and whoever waits for it, for ever: after `patience_ns` that is said instead, with *late = true,
-// and the child may still be on its way.
-std::string AwaitExec(int fd, const std::string& program, int64_t patience_ns, bool* late);
+// and the child may still be on its way. `meanwhile` is called ten times a second while it waits.
+std::string AwaitExec(int fd, const std::string& program, int64_t patience_ns, bool* late, const std::function<void()>& meanwhile);
 
 }  // namespace muster::shim

@@ -37,7 +37,7 @@ namespace muster::shim {
 namespace {
 
 constexpr int64_t kProgressInterval = 20 * kMillisecond;  // the newest metrics are written at most so often
-constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec; stops wait for that long
+constexpr int64_t kExecPatience = 20'000 * kMillisecond;  // from fork to exec
 constexpr int64_t kTimesInterval = 2'000 * kMillisecond;    // of DIR/times
 constexpr int64_t kEventsDelay = 250 * kMillisecond;      // what ends sooner says all in its exit records
 constexpr size_t kReservedBytes = 4096;                     // for a stop order, and for exit records: one block
@@ -90,6 +90,7 @@ class Shim {
   void WriteDurableLines(bool last);
   void WriteProgress();
   void WriteTimes();
+  void LookAtStops();
   void ReadStream(Stream* stream);
   void CloseStream(Stream* stream);
   void Reap();
@@ -283,7 +284,8 @@ void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std:
   } else {
     ::setpgid(pid, pid);
     // Once one hangs the others of this host would, too: they are given no time.
-    problem = AwaitExec(status[0], argv[0], exec_hangs_ ? 0 : kExecPatience, &exec_hangs_);
+    // Meanwhile those that run are stopped in time: what makes one hang (a network that is gone) may have passed their fence.
+    problem = AwaitExec(status[0], argv[0], exec_hangs_ ? 0 : kExecPatience, &exec_hangs_, [this] { ReadSignals(), LookAtStops(); });
   }
   ::close(status[0]);
   if (!problem.empty()) {
@@ -515,14 +517,19 @@ bool Shim::AnyLeft() {
   return any;
 }
 
+// What its fence ends, and what has had its time.
+void Shim::LookAtStops() {
+  if (!fenced_ && Fenced()) {
+    fenced_ = true;
+    if (rules_.StopByFence(fence_, spec_.grace_ns)) SignalAll(SIGTERM);
+  }
+  if (rules_.KillNow(SteadyNs())) SignalAll(SIGKILL);
+}
+
 void Shim::Loop() {
   while (AnyLeft()) {
-    if (!fenced_ && Fenced()) {
-      fenced_ = true;
-      if (rules_.StopByFence(fence_, spec_.grace_ns)) SignalAll(SIGTERM);
-    }
+    LookAtStops();
     const int64_t now = SteadyNs();
-    if (rules_.KillNow(now)) SignalAll(SIGKILL);
     int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
     const int64_t alarm_ns = rules_.killed() ? kNever : fenced_ ? rules_.kill_at_ns() : std::min(fence_.due_ns(), rules_.kill_at_ns());

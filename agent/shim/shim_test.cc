@@ -164,11 +164,12 @@ TEST_P(ShimTest, AWorkdirThatIsNotThereIsTheJobsMistakeAndItsPathIsTold) {
 }
 
 TEST(AwaitExec, EndsWithTheExecWithTheChildsWordsOrWhenItHasWaitedLongEnough) {
-  const auto await = [](const std::function<void(int*)>& child, bool* late) {
+  int looks = 0;
+  const auto await = [&](const std::function<void(int*)>& child, bool* late) {
     int ends[2];
     EXPECT_EQ(::pipe(ends), 0);
     child(ends);
-    const std::string said = AwaitExec(ends[0], "prog", 50'000'000, late);
+    const std::string said = AwaitExec(ends[0], "prog", 350'000'000, late, [&] { ++looks; });
     for (const int end : ends) ::close(end);
     return said;
   };
@@ -179,9 +180,11 @@ TEST(AwaitExec, EndsWithTheExecWithTheChildsWordsOrWhenItHasWaitedLongEnough) {
   EXPECT_EQ(await([](int* ends) { TellLaunchFailure(ends[1], "exec prog", ENOMEM), ends[1] = (::close(ends[1]), -1); }, &late),
             "launch: exec prog: Cannot allocate memory");
   EXPECT_FALSE(late);
+  EXPECT_EQ(looks, 0);
   // A child that hangs on its way holds the pipe open.
   EXPECT_NE(await([](int*) {}, &late).find("exec prog: not begun in time"), std::string::npos);
   EXPECT_TRUE(late);
+  EXPECT_GE(looks, 1) << "stops and the fence are looked at meanwhile";
 }
 
 TEST_P(ShimTest, StopGivesTimeAndThenKills) {

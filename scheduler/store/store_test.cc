@@ -472,7 +472,7 @@ TEST_F(StoreTest, TheHistoryIsReadBesideTheWriter) {
   EXPECT_EQ(scan(UINT64_MAX, 0, 2), "5adar3* 4bobr3 ");
   ASSERT_TRUE(Commit(6, {"e"}).ok()) << "a question that was ended early holds nothing";
   store_->Idle();
-  EXPECT_EQ(StoreHistory::Open(directory_).status().code(), absl::StatusCode::kInternal) << "there is no store";
+  EXPECT_FALSE(StoreHistory::Open(directory_).ok()) << "there is no store";
 }
 
 TEST_F(StoreTest, OldCommitsAndHistoryAreTrimmedAndTheRestStaysContiguous) {

@@ -183,7 +183,10 @@ def each_sync_of_an_agent(bin_dir, call: str, when: str, pattern: str) -> list[s
 def test_an_agent_killed_before_and_after_each_sync_and_each_claim(bin_dir):
     points = at_once(*(lambda call=call, when=when, pattern=pattern: each_sync_of_an_agent(bin_dir, call, when, pattern)
                        for call, pattern in (("sync", "*"), ("link", "*/claim")) for when in WAYS))
-    for reached in points[:2]:
+    for when, reached in zip(WAYS, points[:2], strict=True):
+        # Which host refuses before it is told to start is a matter of moments: another round, if this one never did.
+        if not_met(reached, RECORDS):
+            reached += each_sync_of_an_agent(bin_dir, "sync", when, "*")
         assert not not_met(reached, RECORDS), reached
     for reached in points[2:]:
         assert len(reached) >= 1, reached      # "stopped", of the gang that is refused

@@ -13,18 +13,6 @@
 namespace muster {
 namespace {
 
-struct LabWithOneHost {
-  LabWithOneHost() : engine(EngineOptions(), &clock, &store, &link, State()) {
-    engine.Post(LabConfigured());
-    engine.Post(HostJoins("h1"));
-    engine.Step();
-  }
-  ManualClock clock;
-  RecordingStore store{nullptr};
-  DeafLink link;
-  Engine engine;
-};
-
 // Finished jobs, newest first, as the store's.
 class ListedHistory : public History {
  public:

@@ -9,19 +9,6 @@
 namespace muster {
 namespace {
 
-// An engine that knows cluster `lab` and its host h1.
-struct LabWithOneHost {
-  explicit LabWithOneHost(const EngineOptions& options = {}) : engine(options, &clock, &store, &link, State()) {
-    engine.Post(LabConfigured());
-    engine.Post(HostJoins("h1"));
-    engine.Step();
-  }
-  ManualClock clock;
-  RecordingStore store{nullptr};
-  DeafLink link;
-  Engine engine;
-};
-
 TEST(Sha256Test, KnownValue) {
   std::string hex;
   for (const char c : Sha256("abc")) absl::StrAppend(&hex, absl::Hex(static_cast<uint8_t>(c), absl::kZeroPad2));

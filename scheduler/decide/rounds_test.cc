@@ -688,17 +688,30 @@ TEST(Silent, AReservationStandsUntilItsHostCantBeReached) {
   EXPECT_TRUE(Runs(system, small));
 }
 
-TEST(Silent, WhatIsHeldStandsUntilItsHostCantBeReached) {
-  for (const bool comes_back : {true, false}) {
-    SystemBuilder system;
+// At 20 s a gang of `a` is to have both hosts, each of which has a job of `b`.
+struct StopsTwo {
+  StopsTwo() {
     system.Cluster("c").Hosts("c", 2, 8).Queue("a", 16).Queue("b");
-    std::vector<uint64_t> victims;
     for (int i = 0; i < 2; ++i) victims.push_back(JobBuilder("b").Gpus(8).SubmitTo(&system));
     Go(&system);
     for (const uint64_t job : victims) StartAll(&system, job);
     system.Step(20);
-    const uint64_t gang = JobBuilder("a").Workers(2).Gpus(8).SubmitTo(&system);
-    ASSERT_EQ(StopsIn(Go(&system)), 2);
+    claimant = JobBuilder("a").Workers(2).Gpus(8).SubmitTo(&system);
+    stops = StopsIn(Go(&system));
+  }
+  SystemBuilder system;
+  std::vector<uint64_t> victims;
+  uint64_t claimant = 0;
+  int64_t stops = 0;
+};
+
+TEST(Silent, WhatIsHeldStandsUntilItsHostCantBeReached) {
+  for (const bool comes_back : {true, false}) {
+    StopsTwo at;
+    SystemBuilder& system = at.system;
+    const std::vector<uint64_t>& victims = at.victims;
+    const uint64_t gang = at.claimant;
+    ASSERT_EQ(at.stops, 2);
     std::vector<std::string> hosts;
     for (const uint64_t job : victims) hosts.push_back(system.state.host(TaskOf(system.state, job).current()->parts[0].host).name);
     for (const std::string& host : hosts) system.HostState("c", host, pb::HOST_SILENT);   // as at the scheduler's start
@@ -749,15 +762,11 @@ TEST(Silent, WhatComesBackKeepsItsDevicesInSAndOutside) {
 // Of two victims one stays in its device's driver and can't be killed.
 TEST(Reclaim, AStopThatIsNotAnsweredInTimeKeepsNothingFromOthers) {
   for (const bool restarts : {false, true}) {
-    SystemBuilder system;
-    system.Cluster("c").Hosts("c", 2, 8).Queue("a", 16).Queue("b");
-    std::vector<uint64_t> victims;
-    for (int i = 0; i < 2; ++i) victims.push_back(JobBuilder("b").Gpus(8).SubmitTo(&system));
-    Go(&system);
-    for (const uint64_t job : victims) StartAll(&system, job);
-    system.Step(20);
-    const uint64_t claimant = JobBuilder("a").Workers(2).Gpus(8).SubmitTo(&system);
-    ASSERT_EQ(StopsIn(Go(&system)), 2);
+    StopsTwo at;
+    SystemBuilder& system = at.system;
+    const std::vector<uint64_t>& victims = at.victims;
+    const uint64_t claimant = at.claimant;
+    ASSERT_EQ(at.stops, 2);
     ReportAll(&system, victims[0], pb::GONE, 0, true);
     const uint64_t other = JobBuilder("b").Gpus(8).SubmitTo(&system);
     int64_t due_s = 20 + 10 + 120;                       // its grace, and two minutes

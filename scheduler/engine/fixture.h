@@ -96,4 +96,17 @@ inline pb::JobSpec OneSlotSpec() {
   return spec;
 }
 
+// An engine that knows cluster `lab` and its host h1.
+struct LabWithOneHost {
+  explicit LabWithOneHost(const EngineOptions& options = {}) : engine(options, &clock, &store, &link, State()) {
+    engine.Post(LabConfigured());
+    engine.Post(HostJoins("h1"));
+    engine.Step();
+  }
+  ManualClock clock;
+  RecordingStore store{nullptr};
+  DeafLink link;
+  Engine engine;
+};
+
 }  // namespace muster

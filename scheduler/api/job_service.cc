@@ -47,12 +47,9 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
  public:
   WatchStream(const ApiContext* context, WatchHub* hub) : context_(context), hub_(hub) {}
 
-  void Begin(std::shared_ptr<const JobRow> job) {
+  void Begin(const std::shared_ptr<const JobRow>& job) {
     std::lock_guard lock(mutex_);
-    // One that State has forgotten is told as it ended.
-    id_ = hub_->Add(job->number, [this, job](const View& view, const JobRow* row, const std::vector<std::string>& events) {
-      Changed(view, row != nullptr || !job->finished() ? row : job.get(), events);
-    });
+    id_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>& events) { Changed(view, row, events); });
   }
   // Nothing to follow.
   void Refuse(const grpc::Status& status) { Finally(status); }

@@ -36,15 +36,13 @@ LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest r
   begun_ = true;
 }
 
-void LogStream::Begin(std::shared_ptr<const JobRow> job) {
+void LogStream::Begin(const std::shared_ptr<const JobRow>& job) {
   {
     std::lock_guard lock(state_mutex_);
     if (g_readers.fetch_add(1) < kLogReadersMax) {
       counted_ = true;
       // Of one that State has forgotten since it ended, hosts may have output yet.
-      watch_ = hub_->Add(job->number, [this, job](const View& view, const JobRow* row, const std::vector<std::string>&) {
-        Look(view, row != nullptr || !job->finished() ? row : job.get());
-      });
+      watch_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>&) { Look(view, row); });
       return;
     }
     g_readers.fetch_sub(1);

@@ -24,7 +24,7 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
                   public std::enable_shared_from_this<LogStream> {
  public:
   LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request);
-  void Begin(std::shared_ptr<const JobRow> job);
+  void Begin(const std::shared_ptr<const JobRow>& job);
 
  protected:
   void Gone() override;

@@ -49,12 +49,18 @@ Engine::Observer WatchHub::observer() {
   };
 }
 
-uint64_t WatchHub::Add(uint64_t job, Watcher watcher) {
+const JobRow* WatchHub::Entry::RowIn(const View& view) const {
+  const JobRow* row = view.state.FindJob(job);
+  return row != nullptr ? row : ended.get();
+}
+
+uint64_t WatchHub::Add(const std::shared_ptr<const JobRow>& job, Watcher watcher) {
   const uint64_t commit = engine_->Snapshot()->commit;
   std::lock_guard lock(mutex_);
   const uint64_t id = next_id_++;
   Entry& entry = watchers_[id];
-  entry.job = job;
+  entry.job = job->number;
+  if (job->finished()) entry.ended = std::make_shared<const JobRow>(*job);
   entry.watcher = std::make_shared<Watcher>(std::move(watcher));
   entry.not_before = commit;
   wake_.notify_one();
@@ -108,25 +114,21 @@ void WatchHub::Run() {
 
 // First messages of new watchers, as of the newest processed step.
 void WatchHub::Start() {
-  std::vector<std::pair<uint64_t, std::shared_ptr<Watcher>>> fresh;
+  std::vector<Entry> fresh;
   {
     std::lock_guard lock(mutex_);
     for (auto& [id, entry] : watchers_) {
       if (entry.started || entry.not_before > view_->commit) continue;
       entry.started = true;
-      fresh.emplace_back(entry.job, entry.watcher);
+      fresh.push_back(entry);
     }
   }
-  for (const auto& [job, watcher] : fresh) (*watcher)(*view_, view_->state.FindJob(job), {});
+  for (const Entry& entry : fresh) (*entry.watcher)(*view_, entry.RowIn(*view_), {});
 }
 
 void WatchHub::Process(const StepRecord& step) {
   const std::shared_ptr<const View> before = std::exchange(view_, step.view);
-  struct Due {
-    uint64_t job;
-    std::shared_ptr<Watcher> watcher;
-  };
-  std::vector<Due> due;
+  std::vector<Entry> due;
   std::map<uint64_t, std::vector<std::string>> events;
   {
     std::lock_guard lock(mutex_);
@@ -134,9 +136,11 @@ void WatchHub::Process(const StepRecord& step) {
       Entry& entry = it->second;
       const JobRow* job = view_->state.FindJob(entry.job);
       const JobRow* was = before->state.FindJob(entry.job);
+      if (job == nullptr && was != nullptr && was->finished()) entry.ended = std::make_shared<const JobRow>(*was);
+      const bool forgotten = job == nullptr && entry.ended != nullptr;    // its end was told, and there is no more to tell
       // Rows are shared between snapshots until they are written: the same row has not changed.
-      if (entry.started && (job != was || !SameVerdicts(*before, *view_, entry.job))) {
-        due.push_back({entry.job, entry.watcher});
+      if (entry.started && !forgotten && (job != was || !SameVerdicts(*before, *view_, entry.job))) {
+        due.push_back(entry);
         if (job != nullptr && job != was && events.count(entry.job) == 0) {
           events[entry.job] = Narrate(before->state, was, view_->state, *job, step.events);
         }
@@ -148,7 +152,7 @@ void WatchHub::Process(const StepRecord& step) {
       ++it;
     }
   }
-  for (const Due& one : due) (*one.watcher)(*view_, view_->state.FindJob(one.job), events[one.job]);
+  for (const Entry& entry : due) (*entry.watcher)(*view_, entry.RowIn(*view_), events[entry.job]);
 }
 
 }  // namespace muster

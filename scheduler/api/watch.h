@@ -20,14 +20,16 @@ namespace muster {
 class WatchHub {
  public:
   // The job as of `view`, and what happened since the last call (first call: nothing). Called on the hub's thread: when the
-  // watcher is new, when the job changed, when its verdict did. `job` is null once the job is forgotten; then never again.
+  // watcher is new, when the job changed, when its verdict did. A job that State has forgotten is told as it ended. `job` is null where
+  // that wasn't seen, as its end and that it was forgotten came at once; then the watcher is called no more.
   using Watcher = std::function<void(const View& view, const JobRow* job, const std::vector<std::string>& events)>;
 
   explicit WatchHub(const Engine* engine);
   ~WatchHub();
 
   Engine::Observer observer();
-  uint64_t Add(uint64_t job, Watcher watcher);
+  // The job as FindJob gave it: of one that has not ended only the number is kept.
+  uint64_t Add(const std::shared_ptr<const JobRow>& job, Watcher watcher);
   // Calls the watcher once more, as if it were new.
   void Poke(uint64_t id);
   // Once it returns, the watcher isn't called any more, unless this is called by the watcher itself.
@@ -38,7 +40,10 @@ class WatchHub {
  private:
   struct Entry {
     uint64_t job = 0;
+    std::shared_ptr<const JobRow> ended;   // a row of its own, which keeps no view alive; nullptr: not ended, or State has it
     std::shared_ptr<Watcher> watcher;
+
+    const JobRow* RowIn(const View& view) const;
     uint64_t not_before = 0;      // commit the first message must include
     bool started = false;
   };

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 
 #include "scheduler/engine/fixture.h"
@@ -38,6 +39,12 @@ class WatchTest : public ::testing::Test {
     engine_.Step();
   }
 
+  // As FindJob finds it: it keeps its view alive.
+  std::shared_ptr<const JobRow> Job() {
+    const std::shared_ptr<const View> view = engine_.Snapshot();
+    return {view, view->state.FindJob(1)};
+  }
+
   Verdict verdict_{{1, 0}, pb::V_CAPACITY};
   std::vector<std::weak_ptr<const View>> views_;
 
@@ -53,17 +60,17 @@ class WatchTest : public ::testing::Test {
     return options;
   }
 
-  ManualClock clock_;
   RecordingStore store_{nullptr};
 
  protected:
+  ManualClock clock_;
   Engine engine_;
   WatchHub hub_;
 };
 
 TEST_F(WatchTest, AHubThatFallsBehindHoldsAFewHundredSnapshotsAndStillTellsTheEnd) {
   std::promise<void> called, go_on, ended;
-  hub_.Add(1, [&, first = true](const View&, const JobRow* job, const std::vector<std::string>&) mutable {
+  hub_.Add(Job(), [&, first = true](const View&, const JobRow* job, const std::vector<std::string>&) mutable {
     if (first) {
       called.set_value();
       go_on.get_future().wait();
@@ -83,7 +90,7 @@ TEST_F(WatchTest, AHubThatFallsBehindHoldsAFewHundredSnapshotsAndStillTellsTheEn
 TEST_F(WatchTest, AFollowerHearsOfAnotherVerdictButNotOfAnotherExpectedStart) {
   std::promise<void> began, ended;
   std::vector<pb::VerdictCode> told;
-  hub_.Add(1, [&](const View& view, const JobRow* job, const std::vector<std::string>&) {
+  hub_.Add(Job(), [&](const View& view, const JobRow* job, const std::vector<std::string>&) {
     const Verdict* verdict = view.plan->verdicts.Find({1, 0});
     told.push_back(verdict == nullptr ? pb::VERDICT_UNSPECIFIED : verdict->code);
     if (told.size() == 1) began.set_value();
@@ -100,6 +107,36 @@ TEST_F(WatchTest, AFollowerHearsOfAnotherVerdictButNotOfAnotherExpectedStart) {
   EXPECT_EQ(ended.get_future().wait_for(kPatience), std::future_status::ready);
   hub_.Stop();
   EXPECT_THAT(told, ::testing::ElementsAre(pb::V_CAPACITY, pb::V_LIMIT, pb::VERDICT_UNSPECIFIED));
+}
+
+TEST_F(WatchTest, AFollowerKeepsNoSnapshotAndIsToldOfAJobThatWasForgottenAsItEnded) {
+  const std::weak_ptr<const View> found = engine_.Snapshot();
+  std::promise<void> ended;
+  std::promise<pb::JobState> again, anew;
+  std::atomic<bool> forgotten = false;
+  const auto state = [](const JobRow* job) { return job == nullptr ? pb::JOB_STATE_UNSPECIFIED : job->state; };
+  const uint64_t id = hub_.Add(Job(), [&](const View&, const JobRow* job, const std::vector<std::string>&) {
+    if (forgotten) {
+      again.set_value(state(job));
+    } else if (job->finished()) {
+      ended.set_value();
+    }
+  });
+  Step();
+  Cancel();
+  ASSERT_EQ(ended.get_future().wait_for(kPatience), std::future_status::ready);
+  EXPECT_TRUE(found.expired());
+
+  std::shared_ptr<const JobRow> job = Job();
+  clock_.now_ns += kFinishedKeptNs + kDay;
+  Step();
+  ASSERT_EQ(engine_.Snapshot()->state.FindJob(1), nullptr);
+  forgotten = true;
+  hub_.Poke(id);
+  EXPECT_EQ(again.get_future().get(), pb::CANCELLED);
+  hub_.Add(job, [&](const View&, const JobRow* row, const std::vector<std::string>&) { anew.set_value(state(row)); });
+  EXPECT_EQ(anew.get_future().get(), pb::CANCELLED);
+  hub_.Stop();
 }
 
 }  // namespace

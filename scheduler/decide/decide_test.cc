@@ -650,6 +650,73 @@ TEST(Decide, WhatCouldNotBeHeardIsNoHang) {
   EXPECT_EQ(skewed.HungAtSeconds(), 180);
 }
 
+TEST(Decide, AHostThatDoesntPrepareAGangInTimeKeepsItNoLonger) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.Workers(3);
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  const std::vector<PartRow> parts = TaskOf(system.state, job).attempts.back().parts;
+  system.Do(Report(system.state, job, 0, 1, 0, pb::PREPARED));
+  system.Do(Report(system.state, job, 0, 1, 2, pb::PREPARED));
+  constexpr int64_t kAllowedS = kLaunchTimeoutNs / kSecond;
+  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + kLaunchTimeoutNs);
+  // What can't be reached is waited for in its own way, and what can again has the whole time.
+  system.Step(100);
+  system.HostState("c", system.state.host(parts[1].host).name, pb::HOST_SILENT);
+  EXPECT_EQ(Go(&system).next_look_ns, INT64_MAX);
+  system.Step(kAllowedS + 1);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  system.HostState("c", system.state.host(parts[1].host).name, pb::HOST_UP);
+  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + (2 * kAllowedS + 1) * kSecond);
+  system.Step(2 * kAllowedS);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  system.Step(2 * kAllowedS + 1);
+  Plan plan = Go(&system);
+  ASSERT_EQ(ActsOf(plan), 1);
+  EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::LAUNCH_FAILED);
+  EXPECT_EQ(plan.events[0].attempt_stopping().detail(), absl::StrCat(system.state.HostName(parts[1].host), " hasn't prepared it for 10m"));
+  ReportAll(&system, job, pb::GONE);
+  system.Step(2 * kAllowedS + 60);
+  Go(&system);
+  ASSERT_EQ(TaskOf(system.state, job).attempts.back().number, 2);
+  for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts) EXPECT_NE(part.host, parts[1].host);
+}
+
+TEST(Decide, ATaskThatLosesOneHostAfterTheOtherIsNotGivenAnEleventh) {
+  for (const int workers : {1, 2}) {
+    SCOPED_TRACE(workers);
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 60, 1).Queue("q");
+    JobBuilder builder("q");
+    builder.Workers(workers);
+    builder.task()->set_when_unreachable(pb::REPLACE);
+    if (workers > 1) builder.task()->set_trainer_json("{}");   // its other members end by themselves
+    const uint64_t job = builder.SubmitTo(&system);
+    int64_t second = 0;
+    int attempts = 0;
+    while (attempts < 20 && !system.state.FindJob(job)->finished()) {
+      system.Step(++second);
+      for (int i = 0; i < 4; ++i) Go(&system);         // stops of a gang's other host, the loss, the next placement
+      if (system.state.FindJob(job)->finished()) break;
+      const AttemptRow& newest = TaskOf(system.state, job).attempts.back();
+      if (newest.state == pb::TASK_STOPPING) {         // its other host answers
+        for (size_t p = 1; p < newest.parts.size(); ++p) system.Do(Report(system.state, job, 0, newest.number, p, pb::GONE, 143, true));
+        continue;
+      }
+      ++attempts;
+      StartAll(&system, job);
+      system.Step(second += 60);
+      system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+    }
+    EXPECT_EQ(attempts, kHostsLostInRow);
+    EXPECT_EQ(system.state.FindJob(job)->state, pb::FAILED);
+    EXPECT_EQ(system.state.FindJob(job)->cause, pb::HOST_LOST);
+    EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
+  }
+}
+
 TEST(Decide, GivesEveryWaitingTaskAVerdictThatSaysWhy) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 2).Queue("q").Queue("tight", 0, 1);

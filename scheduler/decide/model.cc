@@ -73,10 +73,23 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
     const HostRow& host = state.host(part.host);
     if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained) return 0;
   }
-  if (attempt.start_ns == 0) return kUnbounded;
+  if (MayBeLostAlone(state, spec, attempt) && LosesHostsInRow(state, row, attempt)) return 0;
+  if (attempt.start_ns == 0) return LaunchDueNs(state, attempt);
   int64_t look_ns = kUnbounded;
   if (spec.time_limit_ns() > 0) look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
   return std::min(look_ns, HangNs(state, spec, row, attempt));
+}
+
+int64_t LaunchDueNs(const State& state, const AttemptRow& attempt) {
+  if (attempt.start_ns != 0) return kUnbounded;
+  int64_t since_ns = std::max(attempt.place_ns, state.listens_since_ns());
+  for (const PartRow& part : attempt.parts) {
+    if (part.over()) continue;
+    const HostRow& host = state.host(part.host);
+    if (host.state != pb::HOST_UP) return kUnbounded;
+    since_ns = std::max(since_ns, host.state_since_ns);
+  }
+  return since_ns + kLaunchTimeoutNs;
 }
 
 int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row, const AttemptRow& attempt) {

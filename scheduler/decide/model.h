@@ -171,8 +171,12 @@ Demand WantsOf(const pb::TaskSpec& spec);
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 
 // When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed or went, a host is strange or
-// drained), else when its time limit or its hang timeout passes; kUnbounded = never by itself.
+// drained), else when its launch, its time limit or its hang timeout passes; kUnbounded = never by itself.
 int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
+
+// When the attempt that is prepared or started has taken too long for that (kLaunchTimeoutNs), its hosts up and the scheduler there to hear
+// them all the time. kUnbounded: it runs, or one of its hosts can't be reached, which is another matter.
+int64_t LaunchDueNs(const State& state, const AttemptRow& attempt);
 
 // When the running attempt is taken for hung: it has said something, and then nothing new for hang_timeout while it could be heard all the
 // time (its hosts were up, the scheduler ran). Times are the scheduler's. kUnbounded: not by itself.

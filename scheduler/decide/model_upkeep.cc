@@ -365,7 +365,8 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     base.may_be_lost = MayBeLost(state, *base.spec, *current);
   }
   base.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
-                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
+                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT ||
+                        (base.may_be_lost && LosesHostsInRow(state, row, *current))));
   if (base.ends || leaf < 0) return base;  // holds devices, but claims none
   std::vector<int32_t> flavours;
   if (wants.gpus_milli() == 0) {
@@ -557,9 +558,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
   std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
   if (seen_->listens_since_ns() != state.listens_since_ns()) {
-    for (const auto& [look_ns, ref] : model_.looks) {    // what it took for silence was none
-      if (model_.bases[model_.base_of.at(ref)].spec->hang_timeout_ns() > 0) jobs.insert(ref.job);
-    }
+    for (const auto& [look_ns, ref] : model_.looks) jobs.insert(ref.job);    // what it took for silence was none
   }
   const auto again = [&](HostId id) {    // what may be lost or has to be stopped there may have changed
     hosts.insert(id);

@@ -12,6 +12,21 @@ namespace {
 // After its grace: for the kill, what the host still writes, and the way there and back.
 constexpr int64_t kAnswerNs = 2 * kMinute;
 
+// "h07 and 2 more haven't started it for 10m"
+std::string LaunchIsLate(const State& state, const AttemptRow& attempt) {
+  std::string first;
+  int32_t others = -1;
+  for (const PartRow& part : attempt.parts) {
+    if (!LagsInLaunch(attempt, part)) continue;
+    if (first.empty()) first = state.HostName(part.host);
+    ++others;
+  }
+  const char* const what = attempt.state == pb::TASK_PREPARING ? "prepared" : "started";
+  if (others < 0) return absl::StrCat("not ", what, " for ", FormatDuration(kLaunchTimeoutNs));
+  const std::string more = others == 0 ? " hasn't " : absl::StrCat(" and ", others, " more haven't ");
+  return absl::StrCat(first, more, what, " it for ", FormatDuration(kLaunchTimeoutNs));
+}
+
 }  // namespace
 
 int64_t Round::AnswerDueNs(const Base& base) const {
@@ -96,6 +111,16 @@ void Round::StopWhatMust() {
     if (strange) {
       Stop(base, pb::HOST_LOST, "a host came back with a new state directory", 0);
       continue;
+    }
+    if (base.may_be_lost && LosesHostsInRow(s_, *base.row, attempt)) {
+      Stop(base, pb::HOST_LOST, "a host of the gang can't be reached, once more before it made progress", 0);
+      continue;
+    }
+    if (const int64_t at_ns = LaunchDueNs(s_, attempt); at_ns <= now_ns_) {
+      Stop(base, pb::LAUNCH_FAILED, LaunchIsLate(s_, attempt), 0);
+      continue;
+    } else if (at_ns != kUnbounded) {
+      LookAt(at_ns);
     }
     if (base.spec->time_limit_ns() > 0 && attempt.start_ns != 0) {
       const int64_t at_ns = attempt.start_ns + std::max<int64_t>(0, base.spec->time_limit_ns() - base.row->ran_ns);

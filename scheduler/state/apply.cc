@@ -639,6 +639,13 @@ void Applier::On(const pb::AttemptStopping& e) {
     attempt->grace_ns = std::min(attempt->grace_ns, e.grace_ns());
     return;
   }
+  if (e.cause() == pb::LAUNCH_FAILED && !FirstFailure(*attempt).has_value()) {
+    for (PartRow& part : attempt->parts) {     // its launch took too long: whoever it waited for
+      if (!LagsInLaunch(*attempt, part)) continue;
+      part.cause = pb::LAUNCH_FAILED;
+      part.detail = e.detail();
+    }
+  }
   attempt->state = found.task->state = pb::TASK_STOPPING;
   attempt->cause = e.cause();
   attempt->detail = e.detail();

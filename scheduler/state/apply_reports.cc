@@ -11,7 +11,6 @@ namespace muster {
 namespace {
 
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
-constexpr int64_t kSoundRunNs = 10 * kMinute;
 constexpr size_t kMaxDetailBytes = 4096;   // of what an attempt refused to load
 
 // What costs the job's budget nothing. So many in a row without progress are the program's matter all the same (kInfraFailuresInRow).
@@ -211,7 +210,9 @@ void Applier::On(const pb::AttemptReported& e) {
                                         [](const pb::WorkerExit& a, const pb::WorkerExit& b) { return a.rank() < b.rank(); });
     if (known == part->exits.end() || known->rank() != exit.rank()) part->exits.insert(known, exit);
   }
-  if (part->cause == pb::CAUSE_UNSPECIFIED) {
+  // What never started ends with the cause of the stop, said again: that is no word about this host.
+  const bool repeats = attempt->state == pb::TASK_STOPPING && report.cause() == attempt->cause && report.exits().empty();
+  if (part->cause == pb::CAUSE_UNSPECIFIED && !repeats) {
     // Nobody here ordered that: its host stopped it, whatever it calls it.
     part->cause = Ordered(report.cause()) && attempt->state != pb::TASK_STOPPING ? pb::HOST_LOST : report.cause();
     part->detail = report.detail();
@@ -261,7 +262,7 @@ void Applier::On(const pb::CheckpointSeen& e) {
   records.push_back(std::move(checkpoint));
   if (records.size() > static_cast<size_t>(kCheckpointsKept)) records.erase(records.begin());
   if (!found.attempt->ended()) found.attempt->last_checkpoint_ns = s_.now_ns_;
-  found.task->infra_failures = 0;
+  found.task->infra_failures = found.task->hosts_lost = 0;
 }
 
 void Applier::On(const pb::ProgressSeen& e) {
@@ -273,7 +274,7 @@ void Applier::On(const pb::ProgressSeen& e) {
   progress = e.progress();
   progress.set_attempt(e.key().attempt());
   progress.set_heard_ns(heard_ns);
-  found.task->infra_failures = 0;
+  found.task->infra_failures = found.task->hosts_lost = 0;
 }
 
 void Applier::On(const pb::LoadedSeen& e) {
@@ -357,6 +358,8 @@ void Applier::EndAttempt(const Found& found) {
                         std::any_of(found.job->tasks.begin(), found.job->tasks.end(),
                                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
   const pb::TaskSpec& spec = found.job->task_spec(found.index);
+  // A program that ran for long is not one that fails at its start: it need not be kept from trying.
+  const bool ran = RanSoundly(s_, *attempt);
   attempt->state = cause == pb::DONE ? pb::TASK_SUCCEEDED : pb::TASK_FAILED;
   if (cause == pb::DONE) {
     task->state = pb::TASK_SUCCEEDED;
@@ -378,14 +381,20 @@ void Applier::EndAttempt(const Found& found) {
       if (task->infra_failures >= kInfraFailuresInRow) {
         FailTask(found.job, found.index, cause, absl::StrCat(task->infra_failures, " times in a row: ", detail));
       }
-    } else if (cause != pb::HOST_LOST) {
+    } else if (cause == pb::HOST_LOST) {
+      // The first starts elsewhere at once, and so does what was lost: its next attempt has its place. Many in a row may be the task's work.
+      task->hosts_lost = ran ? 0 : task->hosts_lost + 1;
+      const bool lost = std::any_of(attempt->parts.begin(), attempt->parts.end(), [](const PartRow& part) { return part.lost; });
+      if (task->hosts_lost > 1 && !lost) task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
+      if (task->hosts_lost >= kHostsLostInRow) {
+        FailTask(found.job, found.index, cause, absl::StrCat(task->hosts_lost, " attempts in a row lost a host before they made progress: ", detail));
+      }
+    } else {
       const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
       if (task->restarts_used >= budget) {
         FailTask(found.job, found.index, cause, detail);
       } else {
         ++task->restarts_used;
-        // A program that ran for long is not one that fails at its start: it need not be kept from trying.
-        const bool ran = attempt->start_ns != 0 && attempt->end_ns - attempt->start_ns >= kSoundRunNs;
         task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, ran ? 1 : task->restarts_used);
       }
     }

@@ -144,6 +144,7 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   r.set_detail(row.detail);
   r.set_restarts_used(row.restarts_used);
   r.set_infra_failures(row.infra_failures);
+  r.set_hosts_lost(row.hosts_lost);
   r.set_next_attempt(row.next_attempt);
   r.set_backoff_until_ns(row.backoff_until_ns);
   r.set_waiting_since_ns(row.waiting_since_ns);
@@ -181,6 +182,7 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->detail = r.detail();
   row->restarts_used = r.restarts_used();
   row->infra_failures = r.infra_failures();
+  row->hosts_lost = r.hosts_lost();
   row->next_attempt = r.next_attempt();
   row->backoff_until_ns = r.backoff_until_ns();
   row->waiting_since_ns = r.waiting_since_ns();

@@ -105,6 +105,7 @@ struct TaskRow {
   std::string detail;
   int32_t restarts_used = 0;
   int32_t infra_failures = 0;          // failures of the infrastructure in a row, without progress between them
+  int32_t hosts_lost = 0;              // attempts in a row that lost a host before they had progress or a sound run
   int32_t next_attempt = 1;
   int64_t backoff_until_ns = 0;
   int64_t waiting_since_ns = 0;

@@ -292,6 +292,50 @@ TEST(Ends, APrepareThatFailsIsALaunchFailureWithoutBudget) {
   EXPECT_GT(s.Task(job).backoff_until_ns, s.now_ns);
 }
 
+TEST(Ends, AHostThatRepeatsTheCauseOfAStopIsNotTheOneThatFailed) {
+  Story s;
+  const uint64_t job = s.Placed(2);
+  const auto gone = [&](size_t part, const std::string& detail) {
+    pb::Event event = testing::Report(s.state, job, 0, 1, part, pb::GONE);
+    event.mutable_attempt_reported()->mutable_report()->set_cause(pb::LAUNCH_FAILED);
+    event.mutable_attempt_reported()->mutable_report()->set_detail(detail);
+    s.Do(event);
+  };
+  s.Says(job, 0, pb::PREPARED);
+  gone(1, "no space left on /data");
+  s.Stop(job, pb::LAUNCH_FAILED);
+  gone(0, "stopped before it started");
+  EXPECT_EQ(s.State(job), pb::TASK_WAITING);
+  EXPECT_EQ(s.Newest(job).parts[0].cause, pb::CAUSE_UNSPECIFIED);
+  ASSERT_TRUE(FirstFailure(s.Newest(job)).has_value());
+  EXPECT_EQ(s.state.HostName(FirstFailure(s.Newest(job))->host), "lab/h01");
+  EXPECT_TRUE(s.state.host(s.state.FindHost("lab", "h00")).blames.empty());
+  EXPECT_EQ(s.state.host(s.state.FindHost("lab", "h01")).blames.size(), 1u);
+}
+
+TEST(Ends, ALaunchThatTookTooLongIsTheFaultOfWhomItWaitedFor) {
+  for (const bool starting : {false, true}) {
+    SCOPED_TRACE(starting);
+    Story s;
+    const uint64_t job = s.Placed(3);
+    for (const size_t part : {0, 2}) s.Says(job, part, pb::PREPARED);
+    if (starting) {
+      s.Says(job, 1, pb::PREPARED);
+      s.Do(s.GangPreparedEvent(job));
+      for (const size_t part : {0, 2}) s.Says(job, part, pb::STARTED);
+    }
+    s.Stop(job, pb::LAUNCH_FAILED);
+    EXPECT_EQ(s.Newest(job).parts[0].cause, pb::CAUSE_UNSPECIFIED);
+    EXPECT_EQ(s.Newest(job).parts[1].cause, pb::LAUNCH_FAILED);
+    EXPECT_EQ(s.Newest(job).parts[2].cause, pb::CAUSE_UNSPECIFIED);
+    for (const size_t part : {0, 1, 2}) s.Says(job, part, pb::GONE, starting && part != 1 ? 143 : -1, starting);
+    EXPECT_EQ(s.State(job), pb::TASK_WAITING);
+    EXPECT_EQ(s.Newest(job).cause, pb::LAUNCH_FAILED);
+    EXPECT_EQ(s.Task(job).infra_failures, 1);
+    EXPECT_EQ(s.Task(job).restarts_used, 0);
+  }
+}
+
 // ---- restarts ----
 
 TEST(Restarts, WaitLongerEachTimeAndEndWithTheBudget) {
@@ -390,6 +434,60 @@ TEST(Restarts, LaunchFailuresInARowEndTheTaskButProgressForgivesThem) {
   EXPECT_EQ(s.state.FindJob(job)->cause, pb::LAUNCH_FAILED);
   EXPECT_THAT(s.state.FindJob(job)->detail, HasSubstr("exec: no such file"));
   EXPECT_EQ(s.Task(job).restarts_used, 0);
+}
+
+// An attempt of one worker on h00 whose host says, `ran_s` after its start, that it lost track of it.
+void LoseTrack(Story* s, uint64_t job, int64_t ran_s) {
+  s->Again(job);
+  s->Step((s->now_ns - Story::kStart) / kSecond + ran_s);
+  s->AllSay(job, pb::GONE);
+}
+
+TEST(Restarts, LostHostsInARowWaitLongerEachTimeAndEndTheTaskButProgressAndSoundRunsForgiveThem) {
+  Story s;
+  const uint64_t job = s.Job();
+  const auto backoff_s = [&] { return std::max<int64_t>(0, s.Task(job).backoff_until_ns - s.now_ns) / kSecond; };
+  for (const int64_t wait_s : {0, 1, 2, 4, 8, 16, 32, 64, 128}) {
+    LoseTrack(&s, job, 60);
+    EXPECT_EQ(s.State(job), pb::TASK_WAITING);
+    EXPECT_EQ(s.Newest(job).cause, pb::HOST_LOST);
+    EXPECT_EQ(backoff_s(), wait_s);
+  }
+  EXPECT_EQ(s.Task(job).hosts_lost, kHostsLostInRow - 1);
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+
+  LoseTrack(&s, job, 600);
+  EXPECT_EQ(s.Task(job).hosts_lost, 0) << "it ran for ten minutes";
+  EXPECT_EQ(backoff_s(), 0);
+  LoseTrack(&s, job, 599);
+  EXPECT_EQ(s.Task(job).hosts_lost, 1);
+  s.Again(job);
+  s.Checkpoint(job, 10);
+  EXPECT_EQ(s.Task(job).hosts_lost, 0) << "it wrote a checkpoint";
+  s.AllSay(job, pb::GONE);
+
+  for (int i = 1; i < kHostsLostInRow; ++i) LoseTrack(&s, job, 60);
+  EXPECT_EQ(s.State(job), pb::TASK_FAILED);
+  EXPECT_EQ(s.state.FindJob(job)->cause, pb::HOST_LOST);
+  EXPECT_EQ(s.state.FindJob(job)->detail,
+            "10 attempts in a row lost a host before they made progress: its host stopped it or lost track of it");
+  EXPECT_EQ(s.Task(job).restarts_used, 0);
+}
+
+TEST(Restarts, WhatALostHostRanCountsUntilItFellSilent) {
+  for (const int64_t silent_after_s : {300, 600}) {
+    SCOPED_TRACE(silent_after_s);
+    Story s;
+    const uint64_t job = s.Running(1);
+    s.Step(1 + silent_after_s);
+    s.HostState("lab", "h00", pb::HOST_SILENT);
+    s.Step(1 + silent_after_s + 400);
+    s.HostState("lab", "h00", pb::HOST_UNREACHABLE);
+    EXPECT_EQ(RanSoundly(s.state, s.Newest(job)), silent_after_s == 600);
+    s.Lose(job, "h00");
+    EXPECT_EQ(s.Task(job).hosts_lost, silent_after_s == 600 ? 0 : 1);
+    EXPECT_EQ(s.Task(job).backoff_until_ns, 0);
+  }
 }
 
 TEST(Restarts, OnlyTheNewestTwentyAttemptsAreKept) {

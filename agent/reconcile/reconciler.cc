@@ -244,8 +244,8 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command, const v1:
       if (record != nullptr) fresh = *record;
       fresh.id = id;
       fresh.end_ns = now_ns;
-      const v1::Cause cause = message.has_stop() && decision.cause == v1::CAUSE_UNSPECIFIED ? message.stop().cause() : decision.cause;
-      Refuse(std::move(fresh), cause, decision.detail, message.has_stop() ? &message.stop() : nullptr);
+      // Not the cause of a stop: who ordered it knows that, and would take it for this host's own.
+      Refuse(std::move(fresh), decision.cause, decision.detail, message.has_stop() ? &message.stop() : nullptr);
       return;
     }
     case Step::kStop: Stop(record, message.stop()); return;

@@ -684,7 +684,7 @@ TEST(Decide, AHostThatDoesntPrepareAGangInTimeKeepsItNoLonger) {
   for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts) EXPECT_NE(part.host, parts[1].host);
 }
 
-TEST(Decide, ATaskThatLosesOneHostAfterTheOtherIsNotGivenAnEleventh) {
+TEST(Decide, ATaskThatLosesOneHostAfterTheOtherEndsAtTheTenth) {
   for (const int workers : {1, 2}) {
     SCOPED_TRACE(workers);
     SystemBuilder system;
@@ -701,8 +701,10 @@ TEST(Decide, ATaskThatLosesOneHostAfterTheOtherIsNotGivenAnEleventh) {
       for (int i = 0; i < 4; ++i) Go(&system);         // stops of a gang's other host, the loss, the next placement
       if (system.state.FindJob(job)->finished()) break;
       const AttemptRow& newest = TaskOf(system.state, job).attempts.back();
-      if (newest.state == pb::TASK_STOPPING) {         // its other host answers
-        for (size_t p = 1; p < newest.parts.size(); ++p) system.Do(Report(system.state, job, 0, newest.number, p, pb::GONE, 143, true));
+      if (newest.state == pb::TASK_STOPPING) {
+        for (size_t p = 0; p < newest.parts.size(); ++p) {
+          if (system.state.host(newest.parts[p].host).state == pb::HOST_UP) system.Do(Report(system.state, job, 0, newest.number, p, pb::GONE, 143, true));
+        }
         continue;
       }
       ++attempts;
@@ -713,6 +715,7 @@ TEST(Decide, ATaskThatLosesOneHostAfterTheOtherIsNotGivenAnEleventh) {
     EXPECT_EQ(attempts, kHostsLostInRow);
     EXPECT_EQ(system.state.FindJob(job)->state, pb::FAILED);
     EXPECT_EQ(system.state.FindJob(job)->cause, pb::HOST_LOST);
+    EXPECT_EQ(system.state.FindJob(job)->detail, "10 attempts in a row lost a host before they made progress: see the attempts before this one");
     EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
   }
 }

@@ -22,7 +22,7 @@ std::vector<HostId> HostsToAvoid(const JobRow& job) {
       if (!attempt.ended()) continue;
       for (const PartRow& part : attempt.parts) {
         const bool alone = attempt.cause == pb::HOST_LOST && attempt.parts.size() == 1;
-        if (part.lost || part.cause == pb::HOST_LOST || part.cause == pb::LAUNCH_FAILED || alone) hosts.insert(part.host);
+        if (part.lost || part.cause == pb::HOST_LOST || part.cause == pb::LAUNCH_FAILED || part.lags || alone) hosts.insert(part.host);
       }
     }
   }

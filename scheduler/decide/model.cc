@@ -73,7 +73,7 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
     const HostRow& host = state.host(part.host);
     if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained) return 0;
   }
-  if (MayBeLostAlone(state, spec, attempt) && LosesHostsInRow(state, row, attempt)) return 0;
+  if (row.hosts_lost >= kHostsLostInRow) return 0;
   if (attempt.start_ns == 0) return LaunchDueNs(state, attempt);
   int64_t look_ns = kUnbounded;
   if (spec.time_limit_ns() > 0) look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);

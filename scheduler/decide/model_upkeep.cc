@@ -365,8 +365,7 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     base.may_be_lost = MayBeLost(state, *base.spec, *current);
   }
   base.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
-                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT ||
-                        (base.may_be_lost && LosesHostsInRow(state, row, *current))));
+                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
   if (base.ends || leaf < 0) return base;  // holds devices, but claims none
   std::vector<int32_t> flavours;
   if (wants.gpus_milli() == 0) {

@@ -112,8 +112,9 @@ void Round::StopWhatMust() {
       Stop(base, pb::HOST_LOST, "a host came back with a new state directory", 0);
       continue;
     }
-    if (base.may_be_lost && LosesHostsInRow(s_, *base.row, attempt)) {
-      Stop(base, pb::HOST_LOST, "a host of the gang can't be reached, once more before it made progress", 0);
+    // The loss before this attempt was one too many; it was placed all the same, as a loss needs the next placement (CONTRACTS 9).
+    if (base.row->hosts_lost >= kHostsLostInRow) {
+      Stop(base, pb::HOST_LOST, "see the attempts before this one", 0);
       continue;
     }
     if (const int64_t at_ns = LaunchDueNs(s_, attempt); at_ns <= now_ns_) {

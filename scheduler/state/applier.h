@@ -29,6 +29,7 @@ class Applier {
   void SetClusters(const pb::ClusterFile& file);
   void SetClusterDrained(const std::string& name, bool drained, const std::string& reason);
   HostId FindOrAddHost(const std::string& cluster, const std::string& host);  // kNoHost without such a cluster
+  void GoneOff(AttemptRow* attempt, const HostRow& host);
   void OrderHosts();
   void OrderHost(HostId id);           // that isn't listed, among the others
   void InsertLoaded(JobRow job);

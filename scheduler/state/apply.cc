@@ -640,11 +640,7 @@ void Applier::On(const pb::AttemptStopping& e) {
     return;
   }
   if (e.cause() == pb::LAUNCH_FAILED && !FirstFailure(*attempt).has_value()) {
-    for (PartRow& part : attempt->parts) {     // its launch took too long: whoever it waited for
-      if (!LagsInLaunch(*attempt, part)) continue;
-      part.cause = pb::LAUNCH_FAILED;
-      part.detail = e.detail();
-    }
+    for (PartRow& part : attempt->parts) part.lags = LagsInLaunch(*attempt, part);
   }
   attempt->state = found.task->state = pb::TASK_STOPPING;
   attempt->cause = e.cause();
@@ -672,6 +668,7 @@ void Applier::On(const pb::AttemptLost& e) {
     if (part.host != id || part.over()) continue;
     part.lost = true;
     HostRow* host = Host(id);
+    GoneOff(found.attempt, *host);
     host->lost.push_back({e.key(), ToPlacement(s_, part), part.state_id});
     if (found.attempt->detail.empty()) found.attempt->detail = e.detail();
     RefreshHost(id);

@@ -80,7 +80,9 @@ void Applier::Blame(HostId id, pb::Blame blame) {
 void Applier::BlameEnd(const Found& found) {
   const AttemptRow& attempt = *found.attempt;
   if (attempt.cause != pb::DEVICE_FAILURE && attempt.cause != pb::HOST_FAILURE && attempt.cause != pb::LAUNCH_FAILED) return;
-  const std::optional<Failure> failure = FirstFailure(attempt);
+  std::optional<Failure> failure = FirstFailure(attempt);
+  const auto lags = std::find_if(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) { return part.lags; });
+  if (!failure.has_value() && lags != attempt.parts.end()) failure = Failure{pb::LAUNCH_FAILED, attempt.detail, lags->host};
   if (!failure.has_value() || failure->cause != attempt.cause || failure->host == kNoHost) return;
   const auto part = std::find_if(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& p) { return p.host == failure->host; });
   pb::Blame blame;

@@ -106,10 +106,23 @@ void Applier::SetHostState(HostRow* host, pb::HostState state) {
   host->state_since_ns = s_.now_ns_;
 }
 
+// Nothing of the attempt has run on this host since it spoke last.
+void Applier::GoneOff(AttemptRow* attempt, const HostRow& host) {
+  const int64_t since_ns = host.silent_since_ns != 0 ? host.silent_since_ns : s_.now_ns_;
+  if (attempt->off_since_ns == 0 || since_ns < attempt->off_since_ns) attempt->off_since_ns = since_ns;
+}
+
 void Applier::On(const pb::HostHello& e) {
   const bool known = s_.FindHost(e.cluster(), e.host()) != kNoHost;
   const HostId id = FindOrAddHost(e.cluster(), e.host());
   if (id == kNoHost) return;
+  if (known && s_.host(id).boot_id != e.boot_id()) {
+    const std::vector<AttemptRef> refs(s_.host(id).attempts.begin(), s_.host(id).attempts.end());
+    for (const AttemptRef& ref : refs) {
+      AttemptRow* attempt = &Job(ref.job)->tasks[ref.task].attempts.back();
+      if (attempt->number == ref.number) GoneOff(attempt, s_.host(id));
+    }
+  }
   HostRow* host = Host(id);
   host->state_id = e.state_id();
   if (host->boot_id != e.boot_id()) host->fault_ns = 0;   // its clock may have been set
@@ -210,9 +223,7 @@ void Applier::On(const pb::AttemptReported& e) {
                                         [](const pb::WorkerExit& a, const pb::WorkerExit& b) { return a.rank() < b.rank(); });
     if (known == part->exits.end() || known->rank() != exit.rank()) part->exits.insert(known, exit);
   }
-  // What never started ends with the cause of the stop, said again: that is no word about this host.
-  const bool repeats = attempt->state == pb::TASK_STOPPING && report.cause() == attempt->cause && report.exits().empty();
-  if (part->cause == pb::CAUSE_UNSPECIFIED && !repeats) {
+  if (part->cause == pb::CAUSE_UNSPECIFIED) {
     // Nobody here ordered that: its host stopped it, whatever it calls it.
     part->cause = Ordered(report.cause()) && attempt->state != pb::TASK_STOPPING ? pb::HOST_LOST : report.cause();
     part->detail = report.detail();
@@ -341,7 +352,7 @@ void Applier::Release(const Found& found) {
 void Applier::EndAttempt(const Found& found) {
   AttemptRow* attempt = found.attempt;
   TaskRow* task = found.task;
-  const bool stopping = attempt->state == pb::TASK_STOPPING;
+  const bool stopping = attempt->state == pb::TASK_STOPPING, ordered = stopping && Ordered(attempt->cause);
   const auto [cause, detail] = EndOf(*task, *attempt);
   if (!stopping || !Moved(cause)) NewRound();
   BookLoss(found, cause);
@@ -359,7 +370,8 @@ void Applier::EndAttempt(const Found& found) {
                                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
   const pb::TaskSpec& spec = found.job->task_spec(found.index);
   // A program that ran for long is not one that fails at its start: it need not be kept from trying.
-  const bool ran = RanSoundly(s_, *attempt);
+  const bool ran = RanSoundly(*attempt);
+  if (ran) task->hosts_lost = 0;
   attempt->state = cause == pb::DONE ? pb::TASK_SUCCEEDED : pb::TASK_FAILED;
   if (cause == pb::DONE) {
     task->state = pb::TASK_SUCCEEDED;
@@ -382,12 +394,13 @@ void Applier::EndAttempt(const Found& found) {
         FailTask(found.job, found.index, cause, absl::StrCat(task->infra_failures, " times in a row: ", detail));
       }
     } else if (cause == pb::HOST_LOST) {
-      // The first starts elsewhere at once, and so does what was lost: its next attempt has its place. Many in a row may be the task's work.
-      task->hosts_lost = ran ? 0 : task->hosts_lost + 1;
+      if (!ran && !ordered) ++task->hosts_lost;
+      // What is lost has its next attempt placed by the same plan, and a place that is held for it is nobody else's meanwhile.
       const bool lost = std::any_of(attempt->parts.begin(), attempt->parts.end(), [](const PartRow& part) { return part.lost; });
-      if (task->hosts_lost > 1 && !lost) task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
-      if (task->hosts_lost >= kHostsLostInRow) {
-        FailTask(found.job, found.index, cause, absl::StrCat(task->hosts_lost, " attempts in a row lost a host before they made progress: ", detail));
+      const bool held = task->reservation != nullptr && task->reservation->held && task->reservation->attempt == task->next_attempt;
+      if (task->hosts_lost > 1 && !lost && !held) task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
+      if (task->hosts_lost >= kHostsLostInRow && !lost) {
+        FailTask(found.job, found.index, cause, absl::StrCat(kHostsLostInRow, " attempts in a row lost a host before they made progress: ", detail));
       }
     } else {
       const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;

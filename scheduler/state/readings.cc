@@ -58,18 +58,8 @@ bool LagsInLaunch(const AttemptRow& attempt, const PartRow& part) {
   return !part.over() && (preparing || attempt.state == pb::TASK_STARTING) && part.phase < (preparing ? pb::PREPARED : pb::STARTED);
 }
 
-bool RanSoundly(const State& state, const AttemptRow& attempt) {
-  if (attempt.start_ns == 0) return false;
-  int64_t until_ns = attempt.ended() ? attempt.end_ns : state.now_ns();
-  for (const PartRow& part : attempt.parts) {
-    const int64_t silent_ns = state.host(part.host).silent_since_ns;
-    if (silent_ns != 0 && (part.lost || !part.over())) until_ns = std::min(until_ns, silent_ns);
-  }
-  return until_ns - attempt.start_ns >= kSoundRunNs;
-}
-
-bool LosesHostsInRow(const State& state, const TaskRow& task, const AttemptRow& attempt) {
-  return task.hosts_lost + 1 >= kHostsLostInRow && !RanSoundly(state, attempt);
+bool RanSoundly(const AttemptRow& attempt) {
+  return attempt.start_ns != 0 && (attempt.off_since_ns != 0 ? attempt.off_since_ns : attempt.end_ns) - attempt.start_ns >= kSoundRunNs;
 }
 
 std::optional<Failure> FirstFailure(const AttemptRow& attempt) {

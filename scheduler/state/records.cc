@@ -30,6 +30,7 @@ pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
     for (const pb::WorkerExit& exit : part.exits) *p->add_exits() = exit;
     p->set_lost(part.lost);
     p->set_stop_sent(part.stop_sent);
+    p->set_lags(part.lags);
     p->set_cause(part.cause);
     p->set_detail(part.detail);
   }
@@ -50,6 +51,7 @@ pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
   r.set_grace_ns(row.grace_ns);
   r.set_last_checkpoint_ns(row.last_checkpoint_ns);
   r.set_place_round(row.place_round);
+  r.set_off_since_ns(row.off_since_ns);
   *r.mutable_stragglers() = {row.stragglers.begin(), row.stragglers.end()};
   return r;
 }
@@ -75,6 +77,7 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
     part.exits.assign(p.exits().begin(), p.exits().end());
     part.lost = p.lost();
     part.stop_sent = p.stop_sent();
+    part.lags = p.lags();
     part.cause = p.cause();
     part.detail = p.detail();
     row->parts.push_back(std::move(part));
@@ -96,6 +99,7 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
   row->grace_ns = r.grace_ns();
   row->last_checkpoint_ns = r.last_checkpoint_ns();
   row->place_round = r.place_round();
+  row->off_since_ns = r.off_since_ns();
   row->stragglers.assign(r.stragglers().begin(), r.stragglers().end());
   return absl::OkStatus();
 }

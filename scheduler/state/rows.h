@@ -59,6 +59,7 @@ struct PartRow {
   std::string state_id;                // of the host when it was placed
   std::vector<pb::WorkerExit> exits;   // first outcome wins, by rank
   bool lost = false;
+  bool lags = false;                   // its gang was stopped as it waited too long for this host to prepare or start it
   bool stop_sent = false;              // a Stop was carried out before its processes ended
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;
@@ -86,6 +87,7 @@ struct AttemptRow {
   bool loaded_reported = false;
   int64_t grace_ns = 0;
   int64_t last_checkpoint_ns = 0;
+  int64_t off_since_ns = 0;            // since when the first of its hosts that is lost, or was restarted, hadn't spoken; 0: none
   uint64_t place_round = 0;            // State::round() when it was placed
   std::vector<pb::Straggler> stragglers;   // by rank
 

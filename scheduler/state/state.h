@@ -38,6 +38,7 @@ inline constexpr int64_t kFinishedJobsKept = 10'000;
 inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
 inline constexpr int32_t kInfraFailuresInRow = 5;    // failures of the infrastructure in a row after which a task fails
 // Attempts in a row, none of which told any progress or ran for ten minutes, that lost a host: it may be the task that takes its hosts down.
+// It is given no further one.
 inline constexpr int32_t kHostsLostInRow = 10;
 // Hosts that are up take seconds to prepare and to start a gang: one that says nothing for so long is stuck, and its gang starts elsewhere.
 inline constexpr int64_t kLaunchTimeoutNs = 10 * int64_t{60} * 1'000'000'000;
@@ -208,10 +209,8 @@ int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name);
 bool AllPrepared(const AttemptRow& attempt);
 // Its gang waits for this part to be prepared or, once all are, started.
 bool LagsInLaunch(const AttemptRow& attempt, const PartRow& part);
-// Its end would be the kHostsLostInRow-th in a row that lost a host before the task told progress or ran soundly. How long it ran counts to
-// the moment at which the first of its hosts fell silent.
-bool LosesHostsInRow(const State& state, const TaskRow& task, const AttemptRow& attempt);
-bool RanSoundly(const State& state, const AttemptRow& attempt);
+// The attempt, which has ended, ran for ten minutes; what came after the first of its hosts went off doesn't count.
+bool RanSoundly(const AttemptRow& attempt);
 // The first process that failed by itself, as its host told it: what to call the gang's failure. nullopt: none has.
 struct Failure {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;

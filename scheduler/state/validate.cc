@@ -244,7 +244,7 @@ absl::Status CheckLost(const State& state, const pb::AttemptLost& e, const Plan&
   if (!KnownOff(state.host(id), job->task_spec(t)) && UnreachableRule(job->task_spec(t), *attempt) != pb::REPLACE) {
     return Broken("loses an attempt whose task waits for its host");
   }
-  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT || LosesHostsInRow(state, job->tasks[t], *attempt)) return absl::OkStatus();
+  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT) return absl::OkStatus();
   const bool placed = std::any_of(plan.events.begin(), plan.events.end(), [&](const pb::Event& event) {
     const pb::AttemptKey& key = event.attempt_placed().key();
     return event.has_attempt_placed() && key.job_uid() == e.key().job_uid() && key.task() == e.key().task() &&

@@ -67,6 +67,10 @@ CREATE INDEX history_by_queue ON history (queue, end_ns);
     R"sql(
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",
+    // 3 -> 4: the same, as lost hosts in a row are counted (decision 048), and held places outlive silent hosts.
+    R"sql(
+DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
+)sql",
 };
 
 // The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). A copy that is there is of a migration that

@@ -9,7 +9,7 @@ struct sqlite3;
 
 namespace muster {
 
-inline constexpr int kSchemaVersion = 3;
+inline constexpr int kSchemaVersion = 4;
 
 // Brings an older store (or an empty file: version 0) to kSchemaVersion. FAILED_PRECONDITION if it is newer.
 // `path` is for messages.

@@ -396,15 +396,19 @@ TEST_F(StoreTest, WhatIsRefusedIsNotMigrated) {
   EXPECT_FALSE(std::filesystem::exists(options_.directory + "/muster.db.version-2"));
 }
 
-TEST_F(StoreTest, VersionTwoIsMigratedAndItsJournalNotAppliedByNewRules) {
-  // A store as version 2 wrote it, with the tables of now; its rows are not what these events make now.
+// A store as an older version wrote it: its rows are not what its events make by the rules of now.
+class OlderStoreTest : public StoreTest, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Versions, OlderStoreTest, ::testing::Range(2, kSchemaVersion));
+
+TEST_P(OlderStoreTest, IsMigratedAndItsJournalNotAppliedByNewRules) {
+  const std::string copy = absl::StrCat("muster.db.version-", GetParam());   // with the tables of now
   ASSERT_TRUE(Open().ok());
   for (uint64_t i = 1; i <= 3; ++i) {
     pb::Event step;
     step.mutable_step()->set_now_ns(static_cast<int64_t>(i) * kDay);
     ASSERT_TRUE(Commit(i, {step.SerializeAsString()}).ok());
   }
-  Damage("PRAGMA user_version = 2");
+  Damage(absl::StrCat("PRAGMA user_version = ", GetParam()));
   EXPECT_EQ(VerifyStore(options_.directory + "/" + kStoreFile).status().code(), absl::StatusCode::kDataLoss) << "as long as the journal is whole";
   ASSERT_TRUE(Open().ok());
   pb::Event step;
@@ -412,7 +416,7 @@ TEST_F(StoreTest, VersionTwoIsMigratedAndItsJournalNotAppliedByNewRules) {
   ASSERT_TRUE(Commit(4, {step.SerializeAsString()}).ok());
   EXPECT_TRUE(BackupStore(options_.directory, directory_ + "/copy").ok());
   store_.reset();
-  for (const auto& [file, version, first] : {std::tuple{kStoreFile, 3, 2}, std::tuple{"muster.db.version-2", 2, 1}}) {
+  for (const auto& [file, version, first] : {std::tuple{std::string(kStoreFile), kSchemaVersion, 2}, std::tuple{copy, GetParam(), 1}}) {
     sqlite3* db = nullptr;
     ASSERT_EQ(sqlite3_open((options_.directory + "/" + file).c_str(), &db), SQLITE_OK);
     EXPECT_EQ(*QueryInt(db, "PRAGMA user_version"), version) << file;

@@ -84,7 +84,14 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
                     refused.append(done.stderr)
                     stop.set()
 
-    lanes = [threading.Thread(target=submit_all, args=(lane,)) for lane in range(4)]
+    def submit_or_say(lane: int) -> None:
+        try:
+            submit_all(lane)
+        except Exception as error:                 # a command that hangs, say: the run is not one with submissions in flight
+            refused.append(str(error))
+            stop.set()
+
+    lanes = [threading.Thread(target=submit_or_say, args=(lane,)) for lane in range(4)]
     for lane in lanes:
         lane.start()
     starts_s, began_ns, rng = [], [], random.Random(1)

@@ -30,7 +30,7 @@ def main() -> int:
     found = [bug for bug in bugs if bug["found"] and bug["seed"] <= 2000]
     wanted = len(QUICK) if quick else PLANTED
     ok = figure("planted bugs found, each within 2,000 seeds", len(found), f"of {wanted}", wanted, len(found) == wanted and run.returncode == 0)
-    figure("most seeds that one needed", max((bug["seed"] for bug in found), default=0), "", "≤ 2,000", True)
+    figure("most seeds that one needed", max((bug["seed"] for bug in found), default=0), "", "-", True)
     return 0 if ok else 1
 
 

@@ -33,6 +33,7 @@ class Running:
         with ExitStack() as stack:
             self.system = LocalSystem(stack.enter_context(system_folder()), BIN)
             start(self.system, QUEUES, hosts=("h01",), slots=SLOTS, scheduling="")
+            self.jobs = 0
             self.measure(SLOTS)
             self._stack = stack.pop_all()
         return self
@@ -43,9 +44,10 @@ class Running:
     def measure(self, jobs: int) -> float:
         done = subprocess.run([BIN / "bench_submit_load", self.system.server, "--jobs", str(jobs), "--wait"], stdout=subprocess.PIPE, text=True, check=True)
         print(f"muster: {done.stdout.strip()}", flush=True)
-        succeeded = self.system.run(["jobs", "--all", "--state", "succeeded"], check=False)
-        if succeeded.returncode != 0:
-            print(succeeded.stderr, file=sys.stderr)
+        self.jobs += jobs
+        succeeded = len(self.system.json("jobs", "--all", "--state", "succeeded", "--limit", "100000")["jobs"])
+        if succeeded != self.jobs:
+            sys.exit(f"{succeeded} of {self.jobs} jobs succeeded")
         return json.loads(done.stdout)["jobs_per_s"]
 
 
@@ -64,9 +66,9 @@ def main() -> int:
                 print(f"HyperQueue was not measured: {why}", flush=True)
     try:
         with slurm.Slurm(SLOTS) as controller:
-            measured = controller.measure(100 if quick else 500)
-            print(f"{controller.version()}: {measured}", flush=True)
-            others["slurm"] = measured["jobs_per_s"]
+            controller.jobs_per_s(SLOTS)               # warm, as we are
+            others["slurm"] = max(controller.jobs_per_s(200 if quick else 2000) for _ in range(times))
+            print(f"{controller.version()}: {others['slurm']:.1f} jobs/s", flush=True)
     except slurm.Unavailable as why:
         print(f"Slurm was not measured: {why}", flush=True)
     best = max(ours)
@@ -75,6 +77,8 @@ def main() -> int:
         if name in others:
             held.append(figure(f"process-rate.to_{name}", round(best / others[name], 2), "x", f">= {factor:g}", best >= factor * others[name],
                                {label: f"{others[name]:.0f} 1/s"}))
+        else:
+            held.append(figure(f"process-rate.to_{name}", "not measured", "", f">= {factor:g}", False, {label: "isn't here"}))
     figure("process-rate.jobs", round(best), "1/s", None, True)
     return 0 if all(held) else 1
 

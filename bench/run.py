@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from datetime import date
 from pathlib import Path
@@ -92,7 +93,7 @@ def record(slug: str, what: str, command: str, figures: list[dict], seconds: flo
         return
     rows = "".join(
         f"| {f['figure']} | {f['value']} {f['unit']} | {json.dumps(f['peer'], ensure_ascii=False) if f.get('peer') is not None else '–'} "
-        f"| {f.get('bar') if f.get('bar') is not None else '–'} | {'yes' if f['holds'] else '**no**'} |\n" for f in figures)
+        f"| {f.get('bar') if f.get('bar') is not None else '–'} | {'**no**' if not f['holds'] else 'yes' if f.get('bar') not in (None, '-') else '–'} |\n" for f in figures)
     kept[slug] = (f"## {slug}\n\n{what}. `{command}`, {date.today().isoformat()}, {seconds:.0f} s, commit {commit()}, {machine()}.\n\n"
                   f"| figure | ours | peer | bar | holds |\n|---|---|---|---|---|\n{rows}\n")
     order = [*ROWS, *(k for k in kept if k not in ROWS)]
@@ -123,6 +124,8 @@ def main() -> int:
     began = time.monotonic()
     figures = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        limit = threading.Timer(limit_s, process.terminate)
+        limit.start()
         try:
             for line in process.stdout:
                 print(line, end="", flush=True)
@@ -133,10 +136,14 @@ def main() -> int:
                         continue
                     if "figure" in figure:
                         figures.append(figure)
-            code = process.wait(limit_s)
+            code = process.wait()
         except BaseException:
             process.terminate()
             raise
+        finally:
+            limit.cancel()
+    if code != 0 and figures and all(f["holds"] for f in figures):     # figures that it did not come to are missing, and may be those that count
+        figures.append({"figure": "the row came to its end", "value": f"no (exit {code})", "unit": "", "peer": None, "bar": "yes", "holds": False})
     if not figures:
         print(f"bench/run.sh: {options.slug} gave no figure (exit {code})", file=sys.stderr)
         return 1

@@ -194,9 +194,9 @@ class Slurm:
         return subprocess.run([self.program(name), *arguments], env=self.environment, capture_output=True, text=True, cwd=self.folder)
 
     def completed(self) -> int:
-        """Jobs that have ended, as slurmctld wrote them down."""
+        """Jobs that have ended well, as slurmctld wrote them down."""
         path = self.folder / "completed"
-        return path.read_text().count("JobId=") if path.exists() else 0
+        return path.read_text().count("JobState=COMPLETED") if path.exists() else 0
 
     def submissions_per_s(self, jobs: int, submitters: int = 8) -> float:
         """sbatch of a job of /bin/true from that many processes at a time. The jobs are held, so that nothing else runs meanwhile,

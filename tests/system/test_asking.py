@@ -1,5 +1,7 @@
 """explain, simulate, top, ledger against a real musterd: what they say would happen is what happens."""
 
+import time
+
 import pytest
 from local_system import CommandFailed, wait_for
 from small_system import QUEUES, let_go, submit, submit_waiting, task, wait_ended, wait_started, waiting_job
@@ -44,8 +46,7 @@ def test_a_job_outside_its_share_gets_a_forecast(system):
     wait_started(system, "first", 4)
     second = submit_waiting(system, "second", workers="3")
     verdict = wait_for("a forecast", lambda: (found := task(system.job(second))["verdict"]) and int(found["expected_start_ns"]) > 0 and found, 20)
-    assert int(verdict["expected_start_ns"]) > 0
-    assert "start" in system.run(["jobs"]).stdout
+    assert 50 * 60 < int(verdict["expected_start_ns"]) / 1e9 - time.time() <= 3600, "when the first one's limit is over"
 
 
 def test_simulate_shows_evictions_and_changes_nothing(system):

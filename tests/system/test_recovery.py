@@ -84,6 +84,7 @@ def test_submissions_while_the_daemon_is_killed_are_stored_once_or_not_at_all(sy
     system.start_musterd()
     for thread in threads:
         thread.join(70)
+    assert len(codes) == len(threads), f"only {sorted(codes)} came back"
     names = [job["spec"]["name"] for job in system.jobs()]
     for name, code in codes.items():
         assert code in (0, 6), f"{name}: exit {code}"

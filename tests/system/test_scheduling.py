@@ -18,7 +18,8 @@ def test_a_gang_starts_whole_or_not_at_all(system):
     gang = submit_waiting(system, "gang", workers="3")
     waiting = wait_for("the gang's verdict", lambda: (job := system.job(gang)) and task(job)["state"] == "TASK_WAITING" and task(job)["verdict"]["text"] and job, 10)
     assert task(waiting)["verdict"]["code"] not in ("VERDICT_UNSPECIFIED", "") and not task(waiting)["attempts"]
-    assert "gang" in system.run(["explain", gang]).stdout or gang in system.run(["explain", gang]).stdout
+    told = system.run(["explain", gang]).stdout
+    assert "waiting since" in told and f"research {small[0]}: 1; research {small[1]}: 1" in told
     assert marks(system, "gang") == []
     let_go(system, "one")
     let_go(system, "two")

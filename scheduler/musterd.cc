@@ -307,7 +307,10 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
   RoomWatch room(config.data_dir, clock);
-  context.why_no_submissions = [&room] { return room.Why(); };
+  context.why_no_submissions = [&room, &engine] {
+    const std::string why = engine.WhyNotServing();
+    return why.empty() ? room.Why() : why;
+  };
   ApiServer server(&context, &hub);
   std::thread stepping([&engine] { engine.Run(); });
   const std::string path(absl::StripPrefix(config.listen, "unix://"));

@@ -872,6 +872,7 @@ TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
   EXPECT_FALSE(engine_->Step());
   EXPECT_EQ(said.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(said.message()), ::testing::HasSubstr("--adopt-restored"));
+  EXPECT_EQ(engine_->WhyNotServing(), said.message());
   EXPECT_TRUE(served->ended.has_value()) << "whom it serves may be served elsewhere";
   Say(served, Beat());
   EXPECT_EQ(served->sent.size(), told);

@@ -131,7 +131,9 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call, const pb::SubmitRequest* request,
                                                  pb::SubmitResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
-  if (const std::string why = WhyNoSubmissions(*context_); !why.empty()) return Reply(call, NotNow(why, "STORE_FULL"));
+  // One that is known already needs no room, and has to be told as what it is: done.
+  const auto known = [&] { return context_->engine->Snapshot()->state.FindByIdempotencyKey(who_.user, request->idempotency_key()) != 0; };
+  if (const std::string why = WhyNoSubmissions(*context_); !why.empty() && !known()) return Reply(call, NotNow(why, "STORE_FULL"));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);

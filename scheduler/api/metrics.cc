@@ -71,7 +71,8 @@ class Exposition {
 // The first that is so: a host counts once.
 const char* HostStateName(const State& state, const HostRow& host) {
   if (host.state == pb::HOST_NEVER_SEEN) return "never_seen";
-  if (host.state == pb::HOST_UNREACHABLE) return "unreachable";
+  const bool removed = !host.listed && !state.clusters()[host.cluster].spec.open();
+  if (host.state == pb::HOST_UNREACHABLE) return removed && host.attempts.empty() ? "removed" : "unreachable";
   if (host.state == pb::HOST_SILENT) return "silent";
   if (host.drained || state.clusters()[host.cluster].drained) return "drained";
   return host.quarantined() ? "quarantined" : "up";
@@ -111,7 +112,7 @@ void WriteHosts(const State& state, Exposition* out) {
   for (const HostId id : state.hosts()) ++hosts[state.host(id).cluster][HostStateName(state, state.host(id))];
   out->Family("muster_hosts", "gauge", "Hosts; each is in one state.");
   for (size_t c = 0; c < hosts.size(); ++c) {
-    for (const char* name : {"up", "silent", "unreachable", "never_seen", "drained", "quarantined"}) {
+    for (const char* name : {"up", "silent", "unreachable", "never_seen", "drained", "quarantined", "removed"}) {
       out->Sample({{"cluster", state.clusters()[c].name}, {"state", name}}, absl::StrCat(hosts[c][name]));
     }
   }

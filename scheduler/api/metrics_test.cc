@@ -82,6 +82,13 @@ const Case kCases[] = {
      },
      {R"(muster_queue_waiting_tasks{queue="research",flavour="gpu"} 1)"},
      {}},
+    {"HostsThatWereTakenOutOfTheirClusterArentAway",
+     [](SystemBuilder* s) {
+       s->Cluster("lab").Hosts("lab", 2, 2, "gpu", "r1").Hosts("lab", 2, 2).Close("lab");   // h00 and h01 are listed
+       for (const char* host : {"h00", "h02"}) s->HostState("lab", host, pb::HOST_UNREACHABLE);
+     },
+     {R"(muster_hosts{cluster="lab",state="unreachable"} 1)", R"(muster_hosts{cluster="lab",state="removed"} 1)", R"(muster_hosts{cluster="lab",state="up"} 2)"},
+     {}},
     {"EachHostIsInOneState",
      [](SystemBuilder* s) {
        s->Cluster("lab").Hosts("lab", 4, 2).Cluster("cloud").Hosts("cloud", 1, 2);

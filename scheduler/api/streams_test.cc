@@ -263,6 +263,12 @@ class StreamsTest : public ::testing::Test {
 // ---- Submit ----
 
 TEST_F(StreamsTest, WithoutRoomForItAJobIsRefusedForNowAndPingSaysSo) {
+  pb::SubmitRequest known;
+  *known.mutable_spec() = OneSlotSpec();
+  known.set_idempotency_key("known");
+  pb::SubmitResponse first, repeated;
+  grpc::ClientContext before, after;
+  ASSERT_TRUE(jobs_->Submit(&before, known, &first).ok());
   context_.why_no_submissions = [] { return "only 12 MiB are free"; };
   pb::SubmitRequest request;
   *request.mutable_spec() = OneSlotSpec();
@@ -273,7 +279,9 @@ TEST_F(StreamsTest, WithoutRoomForItAJobIsRefusedForNowAndPingSaysSo) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(status.error_message(), "only 12 MiB are free");
   EXPECT_THAT(status.error_details(), HasSubstr("STORE_FULL"));
-  EXPECT_TRUE(engine_->Snapshot()->state.active_jobs().empty());
+  EXPECT_EQ(engine_->Snapshot()->state.active_jobs().size(), 1u);
+  ASSERT_TRUE(jobs_->Submit(&after, known, &repeated).ok()) << "it is there already";
+  EXPECT_EQ(repeated.job().number(), first.job().number());
   pb::PingResponse ping;
   grpc::ClientContext again;
   const auto channel = grpc::CreateChannel("unix://" + folder_ + "/s", grpc::InsecureChannelCredentials());

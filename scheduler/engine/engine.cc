@@ -82,6 +82,11 @@ void Engine::StopServing(const std::string& why) {
   work_.notify_all();
 }
 
+std::string Engine::WhyNotServing() const {
+  std::lock_guard lock(mutex_);
+  return why_not_;
+}
+
 void Engine::Post(pb::Event event, Done done) {
   std::lock_guard lock(mutex_);
   queue_.push_back({std::move(event), nullptr, std::move(done)});

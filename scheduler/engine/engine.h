@@ -5,7 +5,7 @@
 // What arrives while a commit runs, and what comes within 2 ms of a step's beginning, goes into the next step together: that is the group commit.
 // The first after a rest waits for nobody; who asks one thing after the other gets at most 500 answers a second.
 //
-// Threads: Post, Call, PostProgress, LiveProgress, Full, Stats, Snapshot, Stop and StopServing may be called from any thread. All else is the
+// Threads: Post, Call, PostProgress, LiveProgress, Full, Stats, Snapshot, Stop, StopServing and WhyNotServing may be called from any thread. All else is the
 // engine's thread's, where Step, Run and the observers run; the simulator calls Step itself on its virtual clock.
 #pragma once
 
@@ -120,6 +120,7 @@ class Engine {
   void Stop();
   // From now on nothing changes: every call gets FAILED_PRECONDITION with these words, what is posted is dropped, nothing is decided.
   void StopServing(const std::string& why);
+  std::string WhyNotServing() const;     // empty: it serves
 
   std::shared_ptr<const View> Snapshot() const;
 

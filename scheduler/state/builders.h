@@ -27,6 +27,13 @@ class SystemBuilder {
     }
     return Configure();
   }
+  // Not open any more: hosts that the file doesn't list aren't welcome.
+  SystemBuilder& Close(const std::string& cluster) {
+    for (pb::ClusterSpec& spec : *file_.mutable_clusters()) {
+      if (spec.name() == cluster) spec.set_open(false);
+    }
+    return Configure();
+  }
   SystemBuilder& Hosts(const std::string& cluster, int count, int gpus, const std::string& flavour = "gpu", const std::string& rack = "",
                        int64_t cpus = 64) {
     for (int i = 0; i < count; ++i) {

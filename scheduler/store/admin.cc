@@ -1,9 +1,11 @@
 #include "scheduler/store/admin.h"
 
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,12 +18,15 @@
 #include "scheduler/decide/decider.h"
 #include "scheduler/state/bytes.h"
 #include "scheduler/state/state.h"
+#include "scheduler/store/migrations.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/sql.h"
 #include "scheduler/store/store.h"
 
 namespace muster {
 namespace {
+
+constexpr uintmax_t kRoomKept = uintmax_t{256} << 20;   // below which musterd takes no submissions
 
 struct Close {
   void operator()(sqlite3* db) const { sqlite3_close(db); }
@@ -131,12 +136,38 @@ absl::Status CompareRows(std::vector<RowChange> made, const std::vector<RowChang
   return absl::DataLossError(absl::StrCat("row ", rows.begin()->first.first, " ", rows.begin()->first.second, ": missing"));
 }
 
+// A backup must not fill the disk under the musterd that serves: its next commit would be its last.
+absl::Status HasRoom(const std::string& directory, const std::string& target) {
+  const std::filesystem::path store = absl::StrCat(directory, "/", kStoreFile), beside = std::filesystem::absolute(target).parent_path();
+  std::error_code failed;
+  const uintmax_t bytes = std::filesystem::file_size(store, failed);
+  if (failed) return absl::OkStatus();                      // opening it says what is the matter
+  const std::filesystem::space_info space = std::filesystem::space(beside, failed);
+  if (failed) return absl::OkStatus();
+  struct stat here, there;
+  const bool same = stat(directory.c_str(), &here) == 0 && stat(beside.c_str(), &there) == 0 && here.st_dev == there.st_dev;
+  const uintmax_t needed = bytes + (same ? kRoomKept : 0);
+  if (space.available >= needed) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(beside.string(), ": ", space.available >> 20, " MiB are free, and ", needed >> 20,
+                                                   " are needed", same ? ", 256 of them for musterd itself" : "", ". Name a file on another disk"));
+}
+
+// What the journal makes is known for a store of this version only (migrations.cc).
+absl::StatusOr<bool> OfThisVersion(sqlite3* db) {
+  absl::StatusOr<int64_t> version = QueryInt(db, "PRAGMA user_version");
+  if (!version.ok()) return version.status();
+  if (*version <= kSchemaVersion) return *version == kSchemaVersion;
+  return absl::FailedPreconditionError(absl::StrCat("the store has version ", *version, ", newer than this muster's ", kSchemaVersion,
+                                                    ". Use the release that wrote it"));
+}
+
 }  // namespace
 
 absl::Status BackupStore(const std::string& directory, const std::string& target) {
   if (access(target.c_str(), F_OK) == 0) return absl::AlreadyExistsError(absl::StrCat(target, ": exists; name another file"));
-  const std::string temporary = absl::StrCat(target, ".part");
+  const std::string temporary = absl::StrCat(target, ".part-", getpid());
   unlink(temporary.c_str());
+  if (absl::Status room = HasRoom(directory, target); !room.ok()) return room;
   const auto make = [&]() -> absl::Status {
     absl::StatusOr<Database> source = OpenFile(absl::StrCat(directory, "/", kStoreFile), SQLITE_OPEN_READONLY);
     if (!source.ok()) return source.status();
@@ -167,12 +198,14 @@ absl::StatusOr<StoreReport> VerifyStore(const std::string& file) {
   if (!db.ok()) return db.status();
   const auto check = [&]() -> absl::StatusOr<StoreReport> {
     if (absl::Status status = CheckIntegrity(db->get()); !status.ok()) return status;
+    const absl::StatusOr<bool> this_version = OfThisVersion(db->get());
+    if (!this_version.ok()) return this_version.status();
     absl::StatusOr<Held> held = ReadHeld(db->get());
     if (!held.ok()) return held.status();
     StoreReport& report = held->report;
     if (absl::Status status = State::Load(held->rows).status(); !status.ok()) return status;
     if (report.first_commit == 0) return report;
-    report.replayed = report.first_commit == 1;
+    report.replayed = report.first_commit == 1 && *this_version;
     State state;
     uint64_t next = report.first_commit;
     const absl::Status status = ForEachCommit(db->get(), report, [&](uint64_t commit, const std::vector<std::string>& events) -> absl::Status {
@@ -204,6 +237,9 @@ absl::StatusOr<StoreReport> VerifyStore(const std::string& file) {
 absl::StatusOr<ReplayReport> ReplayStore(const std::string& file, const SchedulingOptions& options) {
   absl::StatusOr<Database> db = OpenFile(file, SQLITE_OPEN_READONLY);
   if (!db.ok()) return db.status();
+  const absl::StatusOr<bool> this_version = OfThisVersion(db->get());
+  if (!this_version.ok()) return Annotate(this_version.status(), file);
+  if (!*this_version) return absl::FailedPreconditionError(absl::StrCat(file, ": an older release wrote it, and decided by its own rules. Use that release"));
   absl::StatusOr<Held> held = ReadHeld(db->get());
   if (!held.ok()) return Annotate(held.status(), file);
   if (held->report.first_commit > 1) return Annotate(Trimmed(held->report.first_commit), file);

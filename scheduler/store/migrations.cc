@@ -73,11 +73,10 @@ DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) >
 )sql",
 };
 
-// The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). A copy that is there is of a migration that
-// did not get to its end, and as good.
+// The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). One that is there may be of an upgrade that was
+// gone back on since.
 absl::Status KeepCopy(sqlite3* db, const std::string& directory, int64_t version) {
   const std::string target = absl::StrCat(directory, "/muster.db.version-", version), temporary = absl::StrCat(target, ".part");
-  if (access(target.c_str(), F_OK) == 0) return absl::OkStatus();
   unlink(temporary.c_str());
   Statement copy;
   absl::Status status = copy.Prepare(db, "VACUUM INTO ?1");
@@ -85,7 +84,9 @@ absl::Status KeepCopy(sqlite3* db, const std::string& directory, int64_t version
   if (status.ok()) status = SyncPath(temporary);
   if (status.ok() && rename(temporary.c_str(), target.c_str()) != 0) status = ErrnoStatus(errno, target);
   if (status.ok()) status = SyncPath(directory);
-  return status.ok() ? status : Annotate(status, absl::StrCat("the copy before the migration, ", target));
+  if (status.ok()) return status;
+  unlink(temporary.c_str());
+  return Annotate(status, absl::StrCat("the copy before the migration, ", target, ", which needs as much room as the store"));
 }
 
 }  // namespace

@@ -155,6 +155,10 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const StoreOption
   }
   absl::StatusOr<int> lock = LockDirectory(directory);
   if (!lock.ok()) return lock.status();
+  if (options.adopt_restored && access(path.c_str(), F_OK) != 0) {
+    close(*lock);
+    return absl::FailedPreconditionError(absl::StrCat(path, ": there is nothing to adopt. Put the backup there, under this name"));
+  }
   sqlite3* db = nullptr;
   const int code = sqlite3_open_v2(path.c_str(), &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
   std::unique_ptr<SqliteStore> store(new SqliteStore(options, *lock, db));

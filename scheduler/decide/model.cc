@@ -80,29 +80,30 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
   return std::min(look_ns, HangNs(state, spec, row, attempt));
 }
 
-int64_t LaunchDueNs(const State& state, const AttemptRow& attempt) {
-  if (attempt.start_ns != 0) return kUnbounded;
-  int64_t since_ns = std::max(attempt.place_ns, state.listens_since_ns());
+// Since when the scheduler and every host that the attempt isn't over on could hear each other; kUnbounded: one can't be heard now.
+static int64_t HeardSinceNs(const State& state, const AttemptRow& attempt) {
+  int64_t since_ns = state.listens_since_ns();
   for (const PartRow& part : attempt.parts) {
     if (part.over()) continue;
     const HostRow& host = state.host(part.host);
     if (host.state != pb::HOST_UP) return kUnbounded;
     since_ns = std::max(since_ns, host.state_since_ns);
   }
-  return since_ns + kLaunchTimeoutNs;
+  return since_ns;
+}
+
+int64_t LaunchDueNs(const State& state, const AttemptRow& attempt) {
+  if (attempt.start_ns != 0) return kUnbounded;
+  const int64_t heard_ns = HeardSinceNs(state, attempt);
+  return heard_ns == kUnbounded ? kUnbounded : std::max(heard_ns, attempt.place_ns) + kLaunchTimeoutNs;
 }
 
 int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row, const AttemptRow& attempt) {
   if (spec.hang_timeout_ns() <= 0 || attempt.start_ns == 0) return kUnbounded;
   if (row.progress.attempt() != attempt.number || row.progress.heard_ns() == 0) return kUnbounded;
-  int64_t since_ns = std::max({row.progress.heard_ns(), attempt.last_checkpoint_ns, state.listens_since_ns()});
-  for (const PartRow& part : attempt.parts) {
-    if (part.over()) continue;
-    const HostRow& host = state.host(part.host);
-    if (host.state != pb::HOST_UP) return kUnbounded;
-    since_ns = std::max(since_ns, host.state_since_ns);
-  }
-  return since_ns + spec.hang_timeout_ns();
+  const int64_t heard_ns = HeardSinceNs(state, attempt);
+  if (heard_ns == kUnbounded) return kUnbounded;
+  return std::max({heard_ns, row.progress.heard_ns(), attempt.last_checkpoint_ns}) + spec.hang_timeout_ns();
 }
 
 void ReadRun(const State& state, const AttemptRow* attempt, Base* base) {

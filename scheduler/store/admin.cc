@@ -26,8 +26,6 @@
 namespace muster {
 namespace {
 
-constexpr uintmax_t kRoomKept = uintmax_t{256} << 20;   // below which musterd takes no submissions
-
 struct Close {
   void operator()(sqlite3* db) const { sqlite3_close(db); }
 };
@@ -146,10 +144,10 @@ absl::Status HasRoom(const std::string& directory, const std::string& target) {
   if (failed) return absl::OkStatus();
   struct stat here, there;
   const bool same = stat(directory.c_str(), &here) == 0 && stat(beside.c_str(), &there) == 0 && here.st_dev == there.st_dev;
-  const uintmax_t needed = bytes + (same ? kRoomKept : 0);
+  const uintmax_t needed = bytes + (same ? kBallastBytes : 0);
   if (space.available >= needed) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(beside.string(), ": ", space.available >> 20, " MiB are free, and ", needed >> 20,
-                                                   " are needed", same ? ", 256 of them for musterd itself" : "", ". Name a file on another disk"));
+                                                   " are needed", same ? absl::StrCat(", ", kBallastBytes >> 20, " of them for musterd itself") : "", ". Name a file on another disk"));
 }
 
 // What the journal makes is known for a store of this version only (migrations.cc).

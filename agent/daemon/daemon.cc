@@ -454,7 +454,7 @@ void Agent::Refresh(const AttemptId& id, bool only_its_end) {
     LogError("shim's files", {{"error", std::string(status.message())}});
     return;
   }
-  watched.news.alive = pid > 0;
+  watched.news.alive = pid != 0;
   strays_.erase(id);
   const bool was_gone = record->gone();
   if (pid == 0 && watched.news.claim == Claim::kStarted && !was_gone && record->boot_id == options_.launch.boot_id &&

@@ -188,8 +188,8 @@ int EndForgottenShims(const std::string& state_path) {
   const std::string prefix = state_path + "/attempts/";
   std::set<pid_t> shims;
   ForEachProcess([&](pid_t pid, const std::string& proc) {
-    std::string words;
-    if (shim::ReadSmallFile(proc + "/cmdline", &words) != 0) return;
+    std::string name, words;               // the command line of a process may keep its reader waiting (shim::ReadEnvironment), its name doesn't
+    if (shim::ReadSmallFile(proc + "/comm", &name) != 0 || name != "muster-shim\n" || shim::ReadSmallFile(proc + "/cmdline", &words) != 0) return;
     const std::string directory = words.substr(std::min(words.size(), words.find('\0') + 1));
     if (words.rfind("muster-shim", 0) == 0 && directory.rfind(prefix, 0) == 0) shims.insert(pid);
   });
@@ -198,10 +198,11 @@ int EndForgottenShims(const std::string& state_path) {
   std::set<std::string> tokens;
   ForEachProcess([&](pid_t, const std::string& proc) {
     std::string stat, environment;
-    if (shim::ReadSmallFile(proc + "/stat", &stat) != 0 || shim::ReadSmallFile(proc + "/environ", &environment) != 0) return;
+    if (shim::ReadSmallFile(proc + "/stat", &stat) != 0) return;
     const size_t name_end = stat.rfind(") ");   // "pid (any name) state ppid ..."
     int parent = 0;
     if (name_end == std::string::npos || ::sscanf(stat.c_str() + name_end, ") %*c %d", &parent) != 1 || shims.count(parent) == 0) return;
+    if (shim::ReadEnvironment(proc, &environment) != 0) return;
     for (const absl::string_view entry : absl::StrSplit(environment, '\0')) {
       if (absl::StartsWith(entry, absl::StrCat(shim::kTokenVariable, "="))) tokens.emplace(entry.substr(entry.find('=') + 1));
     }
@@ -303,7 +304,7 @@ std::string HostProcesses::Token(const AttemptId& id) const { return absl::StrCa
 
 pid_t HostProcesses::ShimPid(const AttemptId& id) {
   for (const char* name : {shim::kPreparedFile, shim::kLockFile}) {
-    if (const pid_t holder = shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name)); holder > 0) return holder;
+    if (const pid_t holder = shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name)); holder != 0) return holder;
   }
   const auto found = spawned_.find(id);
   if (found == spawned_.end()) return 0;
@@ -337,7 +338,8 @@ bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
   std::string text, error;
   shim::Spec spec;
   const bool older = shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) == 0 && shim::ParseSpec(text, &spec, &error);
-  return shim::KillByToken(older ? spec.token : Token(id)) > 0;
+  int unknown = 0;                         // may be this attempt's: as long as that can't be told its devices aren't free
+  return shim::KillByToken(older ? spec.token : Token(id), &unknown) + unknown > 0;
 }
 
 void HostProcesses::RemoveCgroup(const AttemptId& id) { cgroups_.Remove(DirectoryName(id)); }

@@ -49,7 +49,7 @@ class HostProcesses final : public Processes {
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
   absl::Status SpawnShim(const AttemptRecord& record) override;
   void SignalShim(const AttemptId& id) override;
-  bool ShimLives(const AttemptId& id) override { return ShimPid(id) > 0; }
+  bool ShimLives(const AttemptId& id) override { return ShimPid(id) != 0; }
 
   // The process that holds the attempt's lock, or was just spawned to; 0 if none.
   pid_t ShimPid(const AttemptId& id);

@@ -36,6 +36,7 @@ constexpr int64_t kShimLogBytes = 1 << 20;    // begun anew by an agent that fin
 
 constexpr char kOutcomeFile[] = "outcome";
 constexpr char kSeenFile[] = "seen";
+constexpr size_t kReservedBytes = 4096;  // one block
 constexpr char kSeenPrefix[] = ".seen-";
 constexpr char kForgottenPrefix[] = ".forgotten-";
 constexpr size_t kMostSpares = 256;
@@ -164,6 +165,8 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   if (const int silent = ::open((path + kSilentFile).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); silent >= 0) ::close(silent);
   if (struct stat log{}; ::stat((path + "/shim.log").c_str(), &log) == 0 && log.st_size > kShimLogBytes) ::truncate((path + "/shim.log").c_str(), 0);
   if (const int failed = shim::MakeClaimTexts(path); failed != 0) return ErrnoStatus(failed, path);
+  // Without it nothing that a restarted scheduler says is done on a full disk, a stop of what fills it neither.
+  if (const int failed = shim::ReserveFile(path, kSeenFile, kReservedBytes); failed != 0) LogWarn("no room is kept for the scheduler's epoch", {{"directory", path}, {"error", strerror(failed)}});
   for (const auto& entry : std::filesystem::directory_iterator(path + "/attempts")) {
     if (entry.path().filename().string().rfind(kForgottenPrefix, 0) == 0) directory->forgotten_.push_back(entry.path().string());
   }
@@ -291,11 +294,17 @@ absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) 
 
 absl::Status StateDirectory::PersistStop(const AttemptRecord& record) {
   const shim::StopOrder order{record.stop->cause, record.stop->grace_ns};
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kStopFile, shim::FormatStop(order)), "stop");
+  const std::string directory = AttemptDirectory(record.id);
+  const int error = shim::ReplaceFile(directory, shim::kStopFile, shim::FormatStop(order));
+  if (error == 0) shim::ReserveFile(directory, shim::kStopFile, kReservedBytes);   // for a shorter one
+  return Errno(error, "stop");
 }
 
 absl::Status StateDirectory::Renew(const AttemptRecord& record) {
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kRenewedFile, shim::FormatRenewal(record.renewed_ns), /*sync=*/false), "renewed");
+  const std::string directory = AttemptDirectory(record.id);
+  const int error = shim::ReplaceFile(directory, shim::kRenewedFile, shim::FormatRenewal(record.renewed_ns), /*sync=*/false);
+  if (error == 0) shim::ReserveFile(directory, shim::kRenewedFile, kReservedBytes);   // on a full disk the attempt goes on
+  return Errno(error, "renewed");
 }
 
 absl::Status StateDirectory::PersistOutcome(const AttemptRecord& record) {
@@ -354,7 +363,9 @@ absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
     return absl::OkStatus();
   }
   const Line line = Line{"seen"}.Add("store_id", seen.store_id).Add("epoch", static_cast<int64_t>(seen.epoch)).Add("commit", static_cast<int64_t>(seen.commit));
-  return Errno(shim::ReplaceFile(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line})), kSeenFile);
+  const int error = shim::ReplaceFile(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line}));
+  if (error == 0) shim::ReserveFile(path_, kSeenFile, kReservedBytes);    // the first one took the spare
+  return Errno(error, kSeenFile);
 }
 
 absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
@@ -444,7 +455,7 @@ bool StateDirectory::KeepSpare(const std::string& directory) {
     ::closedir(dir);
   }
   std::sort(names.begin(), names.end());
-  std::erase(names, shim::SpareName(directory, shim::kStopFile).substr(directory.size() + 1));
+  for (const char* name : {shim::kStopFile, shim::kRenewedFile}) std::erase(names, shim::SpareName(directory, name).substr(directory.size() + 1));
   if (names != std::vector<std::string>{shim::kClaimFile, shim::kExitsFile, shim::kPreparedFile}) return false;
   std::string text, error;
   shim::Exits exits;

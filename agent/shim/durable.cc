@@ -38,7 +38,10 @@ int Overwrite(int fd, std::string_view content, bool sync) {
 }
 
 int WriteTemporary(const std::string& path, std::string_view content, bool sync) {
-  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const auto make = [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); };
+  int made = make();
+  if (made < 0 && errno == EEXIST && ::unlink(path.c_str()) == 0) made = make();     // of one that was killed here before us
+  Descriptor fd(made);
   if (fd.get() < 0) return errno;
   if (const int error = WriteAll(fd.get(), content); error != 0) return error;
   if (sync && ::fsync(fd.get()) != 0) return errno;
@@ -60,7 +63,7 @@ bool NamesNothing(int error) {
 std::string SpareName(const std::string& directory, std::string_view name) { return directory + "/." + std::string(name) + ".spare"; }
 
 pid_t LockHolder(const std::string& path) {
-  Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
@@ -87,22 +90,26 @@ int SyncDirectory(const std::string& directory) {
 }
 
 int SyncFile(const std::string& path) {
-  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (fd.get() < 0 || ::fsync(fd.get()) != 0) return errno;
   return SyncDirectory(path.substr(0, path.rfind('/')));
 }
 
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync) {
+  const std::string target = directory + "/" + name;
   std::string temporary = SpareName(directory, name);
-  Descriptor spare(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  Descriptor spare(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat info{};
+  bool exchanged = false;
   int error = 0;
-  if (spare.get() >= 0) {
+  if (spare.get() >= 0 && ::fstat(spare.get(), &info) == 0 && S_ISREG(info.st_mode)) {
     error = Overwrite(spare.get(), content, sync);
+    exchanged = error == 0 && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0;
   } else {
     temporary = TemporaryName(directory, name);
     error = WriteTemporary(temporary, content, sync);
   }
-  if (error == 0 && ::rename(temporary.c_str(), (directory + "/" + name).c_str()) != 0) error = errno;
+  if (error == 0 && !exchanged && ::rename(temporary.c_str(), target.c_str()) != 0) error = errno;
   if (error != 0) {
     ::unlink(temporary.c_str());
     return error;
@@ -111,17 +118,20 @@ int ReplaceFile(const std::string& directory, const std::string& name, std::stri
 }
 
 int ReserveFile(const std::string& directory, const std::string& name, size_t bytes) {
-  const std::string spare = SpareName(directory, name);
-  Descriptor fd(::open(spare.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (fd.get() < 0) return errno == EEXIST ? 0 : errno;
-  const int error = WriteAll(fd.get(), std::string(bytes, '\n'));
-  if (error != 0) ::unlink(spare.c_str());
+  const std::string spare = SpareName(directory, name), temporary = TemporaryName(directory, name);
+  if (::access(spare.c_str(), F_OK) == 0) return 0;
+  // Whole before it has its name: somebody else may use it from then on.
+  int error = WriteTemporary(temporary, std::string(bytes, '\n'), /*sync=*/false);
+  if (error == 0 && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, spare.c_str(), RENAME_NOREPLACE) == 0) return 0;
+  // Not every file system can.
+  if (error == 0 && errno != EEXIST && ::link(temporary.c_str(), spare.c_str()) != 0 && errno != EEXIST) error = errno;
+  ::unlink(temporary.c_str());
   return error;
 }
 
 int ReadSmallFile(const std::string& path, std::string* content) {
   content->clear();
-  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));   // a FIFO would wait for a writer
   return fd.get() < 0 ? errno : ReadAll(fd.get(), content);
 }
 

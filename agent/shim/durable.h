@@ -11,7 +11,8 @@
 namespace muster::shim {
 
 // temporary file beside it, fsync, rename, fsync of the directory. With `sync` false only atomic, not durable. A file that lies ready under
-// SpareName is written over and renamed instead.
+// SpareName is written over instead and changes names with the old one, which is the next spare then: as long as there is one, no room on the
+// disk is needed. Where others may write, a name that isn't a plain file is not waited for.
 int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync = true);
 // Makes such a file, of so many bytes, unless there is one: what is written to it later needs no room on the disk, which may be full by then.
 int ReserveFile(const std::string& directory, const std::string& name, size_t bytes);

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "agent/shim/cgroup.h"
 #include "agent/shim/durable.h"
@@ -22,18 +24,84 @@
 namespace muster::shim {
 namespace {
 
+constexpr int64_t kPatienceWithStuck = 200 * kMillisecond;
+
 void Sleep(int64_t ns) {
   const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
   ::nanosleep(&time, nullptr);
 }
 
-// Runs in the keeper: blocks until the shim is gone.
-void WaitForEnd(int pipe) {
-  char byte;
+// Runs in the keeper: blocks until the shim is gone, or (false) its deadline has passed, or so many milliseconds.
+bool WaitForEnd(int pipe, int deadline, int timeout_ms) {
   while (true) {
-    const ssize_t got = ::read(pipe, &byte, 1);
-    if (got == 0 || (got < 0 && errno != EINTR)) return;
+    pollfd ready[2] = {{pipe, POLLIN, 0}, {deadline, POLLIN, 0}};
+    const int count = ::poll(ready, 2, timeout_ms);
+    if (count < 0 && errno != EINTR) return true;
+    if (count == 0) return false;
+    if (count < 0) continue;
+    if (ready[0].revents != 0) return true;
+    uint64_t times = 0;                       // 0 again where the shim has put it off meanwhile
+    if (ready[1].revents != 0 && ::read(deadline, &times, sizeof times) == sizeof times) return false;
   }
+}
+
+// "pid (any name) state ppid ...": the state, and the number of the parent. '\0': there is none such.
+char StateOf(const std::string& stat, pid_t* parent) {
+  const size_t name_end = stat.rfind(") ");
+  if (name_end == std::string::npos || name_end + 4 >= stat.size()) return '\0';
+  *parent = static_cast<pid_t>(::strtol(stat.c_str() + name_end + 4, nullptr, 10));
+  return stat[name_end + 2];
+}
+
+// One of its threads waits in the kernel, perhaps for long, and perhaps with what a reader of its memory waits for.
+bool Stuck(const std::string& process) {
+  bool stuck = false;
+  DIR* tasks = ::opendir((process + "/task").c_str());
+  if (tasks == nullptr) return false;
+  while (const dirent* entry = ::readdir(tasks)) {
+    std::string stat;
+    pid_t parent = 0;
+    if (entry->d_name[0] != '.' && ReadSmallFile(process + "/task/" + entry->d_name + "/stat", &stat) == 0) stuck = stuck || StateOf(stat, &parent) == 'D';
+  }
+  ::closedir(tasks);
+  return stuck;
+}
+
+int OpenEnvironment(const std::string& process) { return ::open((process + "/environ").c_str(), O_RDONLY | O_CLOEXEC); }
+
+// By a process of its own, which can be killed while it waits. 0, or an errno.
+int ReadApart(int file, std::string* content) {
+  int pipe[2];
+  if (::pipe2(pipe, O_CLOEXEC) != 0) return errno;
+  const pid_t reader = ::_Fork();
+  if (reader == 0) {
+    char buffer[4096];
+    for (ssize_t got; (got = ::read(file, buffer, sizeof buffer)) > 0;) {
+      if (::write(pipe[1], buffer, static_cast<size_t>(got)) != got) ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  ::close(pipe[1]);
+  int error = reader < 0 ? errno : 0;
+  const int64_t until_ns = SteadyNs() + kPatienceWithStuck;
+  char buffer[16384];
+  while (error == 0) {
+    pollfd ready{pipe[0], POLLIN, 0};
+    const int64_t left_ns = until_ns - SteadyNs();
+    if (left_ns <= 0 || ::poll(&ready, 1, static_cast<int>(left_ns / kMillisecond) + 1) == 0) {
+      error = ETIMEDOUT;
+      break;
+    }
+    const ssize_t got = ::read(pipe[0], buffer, sizeof buffer);
+    if (got == 0) break;
+    if (got > 0) content->append(buffer, static_cast<size_t>(got));
+  }
+  ::close(pipe[0]);
+  if (reader > 0) {
+    ::kill(reader, SIGKILL);
+    for (int i = 0; i < 20 && ::waitpid(reader, nullptr, WNOHANG) == 0; ++i) Sleep(5 * kMillisecond);
+  }
+  return error;
 }
 
 // Kills the children of `parent` but one, and says how many live ones there were, those included that another user's rights protect.
@@ -45,12 +113,11 @@ int KillChildren(pid_t parent, pid_t but) {
     char* end = nullptr;
     const long pid = ::strtol(entry->d_name, &end, 10);
     if (end == entry->d_name || *end != '\0' || pid <= 1 || pid == but) continue;
-    std::string stat;  // "pid (any name) state ppid ..."
+    std::string stat;
     if (ReadSmallFile(std::string("/proc/") + entry->d_name + "/stat", &stat) != 0) continue;
-    const size_t name_end = stat.rfind(") ");
-    if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
-    const char state = stat[name_end + 2];
-    if (state == 'Z' || state == 'X' || ::strtol(stat.c_str() + name_end + 4, nullptr, 10) != parent) continue;
+    pid_t its_parent = 0;
+    const char state = StateOf(stat, &its_parent);
+    if (state == '\0' || state == 'Z' || state == 'X' || its_parent != parent) continue;
     ::kill(static_cast<pid_t>(pid), SIGKILL);
     ++found;
   }
@@ -71,34 +138,58 @@ void Backoff::Pause() {
   next_ns_ = std::min(2 * next_ns_, kLongest);
 }
 
-int KillByToken(std::string_view token) {
+int ReadEnvironment(const std::string& process, std::string* content) {
+  content->clear();
+  const int file = OpenEnvironment(process);
+  if (file < 0) return errno;
+  const int error = Stuck(process) ? ReadApart(file, content) : ReadAll(file, content);
+  ::close(file);
+  return error;
+}
+
+int KillByToken(std::string_view token, int* unknown) {
   const std::string wanted = std::string(kTokenVariable) + "=" + std::string(token);
   int found = 0;
   DIR* proc = ::opendir("/proc");
   if (proc == nullptr) return 0;
   const pid_t self = ::getpid();
-  while (const dirent* entry = ::readdir(proc)) {
-    char* end = nullptr;
-    const long pid = ::strtol(entry->d_name, &end, 10);
-    if (end == entry->d_name || *end != '\0' || pid <= 1 || pid == self) continue;
-    std::string environment;
-    if (ReadSmallFile(std::string("/proc/") + entry->d_name + "/environ", &environment) != 0) continue;
+  std::vector<pid_t> stuck;                   // last: each may take its time
+  const auto kill_if = [&](pid_t pid, const std::string& environment) {
     for (size_t at = 0; at < environment.size();) {
       size_t stop = environment.find('\0', at);
       if (stop == std::string::npos) stop = environment.size();
       if (std::string_view(environment).substr(at, stop - at) == wanted) {
-        ::kill(static_cast<pid_t>(pid), SIGKILL);
+        ::kill(pid, SIGKILL);
         ++found;
-        break;
+        return;
       }
       at = stop + 1;
     }
+  };
+  while (const dirent* entry = ::readdir(proc)) {
+    char* end = nullptr;
+    const long pid = ::strtol(entry->d_name, &end, 10);
+    if (end == entry->d_name || *end != '\0' || pid <= 1 || pid == self) continue;
+    const std::string process = std::string("/proc/") + entry->d_name;
+    std::string environment;
+    const int file = OpenEnvironment(process);
+    if (file < 0) continue;                   // another user's, mostly
+    if (Stuck(process)) stuck.push_back(static_cast<pid_t>(pid));
+    else if (ReadAll(file, &environment) == 0) kill_if(static_cast<pid_t>(pid), environment);
+    ::close(file);
   }
   ::closedir(proc);
+  for (const pid_t pid : stuck) {
+    std::string environment;
+    const int error = ReadEnvironment("/proc/" + std::to_string(pid), &environment);
+    if (error == 0) kill_if(pid, environment);
+    else if (unknown != nullptr && error != ENOENT && error != ESRCH && error != EACCES) ++*unknown;
+  }
   return found;
 }
 
-Isolation::Isolation(std::string token, bool want_namespace) : token_(std::move(token)) {
+Isolation::Isolation(std::string token, bool want_namespace, Cgroups cgroups, int deadline)
+    : token_(std::move(token)), cgroups_(std::move(cgroups)), deadline_(deadline) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   if (want_namespace && ::unshare(CLONE_NEWPID | CLONE_NEWNS) == 0) {
     has_namespace_ = true;
@@ -123,21 +214,28 @@ int Isolation::Keep(Pipes pipes) const {
   const char byte = 1;
   if (::write(pipes.ready[1], &byte, 1) != 1) return 70;
   ::close(pipes.ready[1]);
-  WaitForEnd(pipes.end[0]);
-  // The shim is dead. In a namespace our end is everybody's end.
-  if (!has_namespace_) {
-    Backoff backoff;
-    for (int quiet = 0; quiet < 3;) {
-      quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
-      if (quiet > 0) {
-        backoff.Reset();
-        Sleep(10 * kMillisecond);
-      } else {
-        backoff.Pause();
-      }
+  bool gone = WaitForEnd(pipes.end[0], deadline_, -1);
+  // In a namespace our end is everybody's end.
+  if (has_namespace_) return 0;
+  KillStrays();
+  // The deadline has passed: also what couldn't be told, or was on its way to its exec.
+  for (; !gone; KillStrays()) gone = WaitForEnd(pipes.end[0], -1, 1000);
+  return 0;
+}
+
+// The guardian's work.
+void Isolation::KillStrays() const {
+  Backoff backoff;
+  for (int quiet = 0; quiet < 3;) {
+    KillCgroup(cgroups_);
+    quiet = KillByToken(token_) == 0 ? quiet + 1 : 0;
+    if (quiet > 0) {
+      backoff.Reset();
+      Sleep(10 * kMillisecond);
+    } else {
+      backoff.Pause();
     }
   }
-  return 0;
 }
 
 void Isolation::StartKeeper() {
@@ -173,20 +271,22 @@ bool Isolation::EnterChild(pid_t shim) const {
 }
 
 void Isolation::KillAll() {
+  KillCgroup(cgroups_);
   if (has_namespace_) {
-    ::kill(keeper_, SIGKILL);  // returns from waitpid only when the kernel has ended and reaped the whole namespace
+    if (keeper_ > 0) ::kill(keeper_, SIGKILL);  // returns from waitpid only when the kernel has ended and reaped the whole namespace
   } else {
-    // By parent too: an orphan that dropped our environment (`env -i x &`) is our child, and we would wait for it for ever.
+    // By parent: whoever they are of, orphans become our children. What another daemon of this user started for them isn't, and is found by its token.
     const pid_t self = ::getpid();
     Backoff backoff;
     for (int quiet = 0; quiet < 2;) {
-      quiet = KillByToken(token_) + KillChildren(self, keeper_) == 0 ? quiet + 1 : 0;
-      while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+      quiet = KillChildren(self, keeper_) + KillByToken(token_) == 0 ? quiet + 1 : 0;
+      for (pid_t pid; (pid = ::waitpid(-1, nullptr, WNOHANG)) > 0;) {
+        if (pid == keeper_) keeper_ = -1;
       }
       if (quiet > 0) backoff.Reset();
       if (quiet < 2) backoff.Pause();
     }
-    ::kill(keeper_, SIGKILL);
+    if (keeper_ > 0) ::kill(keeper_, SIGKILL);
   }
   ::close(keeper_pipe_);
   while (::waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {

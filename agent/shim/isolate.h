@@ -2,7 +2,8 @@
 //
 // With the right to: a PID namespace of its own. Its first process does nothing but die with the shim, and the kernel then kills the rest.
 // Without: PDEATHSIG for the workers, a subreaper for their orphans, and a guardian process that, when the shim dies, kills whatever
-// carries the attempt's token in its environment.
+// is in the attempt's control groups, or carries its token in its environment.
+// Either kills the attempt's processes, too, when the shim's deadline has passed: it does nothing with disks, which the shim may wait for.
 #pragma once
 
 #include <sys/types.h>
@@ -11,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "agent/shim/cgroup.h"
 #include "agent/shim/times.h"
 
 namespace muster::shim {
@@ -30,16 +32,25 @@ class Backoff {
   int64_t next_ns_ = kShortest;
 };
 
-// Sends SIGKILL to every process whose environment carries the token; how many it found. Our own process is spared.
-int KillByToken(std::string_view token);
+// Sends SIGKILL to every process whose environment carries the token; how many it found. Our own process is spared. To read an environment may
+// take as long as a dead file server, where its process waits for that in the kernel: such a process is passed over after a moment, and
+// counted in `unknown`.
+int KillByToken(std::string_view token, int* unknown = nullptr);
+
+// An environment, by its process' directory below /proc, with the same patience (ETIMEDOUT). 0, or an errno.
+int ReadEnvironment(const std::string& process, std::string* content);
 
 class Isolation {
  public:
-  // Call once, before the first process. Never fails: falls back to the guardian.
-  Isolation(std::string token, bool want_namespace);
+  // Call once, before the first process. Never fails: falls back to the guardian. `deadline`: a timer's descriptor, -1: none; when it has run out
+  // the attempt's processes are killed, whatever the shim does.
+  Isolation(std::string token, bool want_namespace, Cgroups cgroups = {}, int deadline = -1);
 
   bool has_namespace() const { return has_namespace_; }
   pid_t keeper() const { return keeper_; }  // the namespace's first process, or the guardian
+
+  // The keeper was reaped: by its deadline.
+  void KeeperEnded() { keeper_ = -1; }
 
   // In a new child, before exec: dies with the shim from now on. False: the shim is dead already, exit.
   bool EnterChild(pid_t shim) const;
@@ -55,7 +66,11 @@ class Isolation {
   };
   int Keep(Pipes pipes) const;
 
+  void KillStrays() const;
+
   const std::string token_;
+  const Cgroups cgroups_;
+  const int deadline_;
   bool has_namespace_ = false;
   pid_t keeper_ = -1;
   int keeper_pipe_ = -1;  // its other end is in the keeper: closed when the shim dies

@@ -44,6 +44,11 @@ constexpr size_t kReservedBytes = 4096;                     // for a stop order,
 constexpr int64_t kFenceInterval = 1'000 * kMillisecond;    // how often the fence is looked at where no alarm can be set
 constexpr int kTurnBytes = 1 << 20;                       // read of a stream before others are looked at
 constexpr int64_t kLeftoverInterval = 20 * kMillisecond;  // how often strays are looked for while a stop waits for them
+constexpr int64_t kGroupsInterval = 1'000 * kMillisecond;   // how often process groups whose first process has ended are
+constexpr int64_t kDeadlineMargin = 2'000 * kMillisecond; // behind a fence and its grace: the keeper kills then. Who waits for the fence waits for longer
+constexpr int64_t kEventsRetry = 1'000 * kMillisecond;      // on a full disk
+constexpr int kEventsTries = 600;                         // of an ended attempt's; then its exits are told without
+constexpr size_t kPendingEventsBytes = 4 << 20;           // kept for a full disk; what comes then is dropped
 
 // All shims of a host share one log.
 std::string g_directory;
@@ -84,9 +89,10 @@ class Shim {
   void Start(size_t worker, int32_t rank, bool setup, const std::vector<std::string>& argv,
              const std::vector<EnvironmentVariable>& environment);
   void AppendEvent(const Line& line) { pending_events_ += FormatLine(line); }
-  void WriteEvents(bool durable);
+  bool WriteEvents(bool durable);
   void ReadSignals();
   void ReadProgress();
+  void Take(DurableLines* lines, bool last);
   void WriteDurableLines(bool last);
   void WriteProgress();
   void WriteTimes();
@@ -99,9 +105,11 @@ class Shim {
   bool KilledForMemory();
   void ReadStop();
   bool Fenced();
-  bool Late() { return Fenced() && !InTime(fence_, SteadyNs()); }
+  bool Late() { return Fenced() && (deadline_over_ || !InTime(fence_, SteadyNs())); }
   void Stop(int64_t grace_ns);
   bool SetAlarm(int64_t at_ns);
+  void SetDeadline();
+  int64_t LookAtGroups(int64_t now_ns);
   void SignalAll(int signal);
   bool AnyLeft();
   void Loop();
@@ -115,10 +123,16 @@ class Shim {
   int signals_ = -1;
   int alarm_ = -1;                                   // CLOCK_BOOTTIME; with a fence
   int64_t alarm_ns_ = kNever;
+  int deadline_ = -1;                                // likewise; the keeper's, who does without disks
+  bool deadline_set_ = false, deadline_over_ = false;
+  int64_t groups_due_ns_ = 0;
   int events_ = -1;
+  off_t events_bytes_ = -1;                          // that are whole lines; -1: not asked yet
   bool events_named_ = false;                        // the file's name survives power loss
   std::string pending_events_;                       // not yet written
-  bool durable_pending_ = false;                     // durable lines are among them
+  bool durable_pending_ = false;                     // what is to be synced is among them
+  bool lines_pending_ = false;                       // durable lines are
+  int64_t events_retry_ns_ = 0;                      // 0: the last ones could be written
   int progress_ = -1;
   std::vector<Worker> workers_;
   std::map<pid_t, Child> children_;                  // by pid; stays after the end, for the process group
@@ -150,7 +164,9 @@ bool Shim::Open() {
   if (::sigprocmask(SIG_SETMASK, &wanted, nullptr) != 0) return false;
   ::signal(SIGPIPE, SIG_IGN);
   signals_ = ::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (spec_.fence_after_ns > 0 && (alarm_ = ::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) < 0) return false;
+  for (int* timer : {&alarm_, &deadline_}) {
+    if (spec_.fence_after_ns > 0 && (*timer = ::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) < 0) return false;
+  }
   return signals_ >= 0 && (spec_.progress_socket.empty() || OpenProgressSocket());
 }
 
@@ -178,14 +194,29 @@ LogWriter* Shim::Log(int32_t rank) {
   return log.get();
 }
 
-void Shim::WriteEvents(bool durable) {
+// False: they couldn't be written, and wait.
+bool Shim::WriteEvents(bool durable) {
   if (events_ < 0) events_ = ::open((directory_ + "/" + kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-  const int error = events_ < 0 ? errno : WriteAll(events_, pending_events_);
-  if (error != 0) Say(std::string("events: ") + strerror(error));
+  int error = events_ < 0 ? errno : 0;
+  struct stat info{};
+  if (error == 0 && events_bytes_ < 0) events_bytes_ = ::fstat(events_, &info) == 0 ? info.st_size : 0;
+  if (error == 0) error = WriteAll(events_, pending_events_);
+  durable_pending_ = durable_pending_ || durable;
+  if (error != 0) {
+    if (events_ >= 0 && ::ftruncate(events_, events_bytes_) != 0) error = errno;   // no half of a line
+    if (events_retry_ns_ == 0) Say(std::string("events: ") + strerror(error));
+    events_due_ns_ = events_retry_ns_ = SteadyNs() + kEventsRetry;
+    return false;
+  }
+  events_bytes_ += static_cast<off_t>(pending_events_.size());
   pending_events_.clear();
-  if (!durable || error != 0) return;
+  events_retry_ns_ = 0;
+  lines_pending_ = false;
+  if (!durable_pending_) return true;
+  durable_pending_ = false;
   ::fdatasync(events_);
   if (!events_named_) events_named_ = SyncDirectory(directory_) == 0;
+  return true;
 }
 
 void Shim::StartWorker(size_t index) {
@@ -232,6 +263,7 @@ void Shim::StartProcesses(size_t index) {
 
 void Shim::Start(size_t worker, int32_t rank, bool setup, const std::vector<std::string>& argv,
                  const std::vector<EnvironmentVariable>& environment) {
+  if (rules_.stop_sent() || rules_.killed()) return;   // while the ones before it started
   int out[2], err[2], status[2], back[2] = {-1, -1};
   if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0 || ::pipe2(status, O_CLOEXEC) != 0 ||
       (setup && ::pipe2(back, O_CLOEXEC) != 0)) {
@@ -370,6 +402,7 @@ void Shim::Reap() {
   while (true) {
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
     if (pid > 0) {
+      if (pid == isolation_->keeper()) isolation_->KeeperEnded();
       ChildEnded(pid, status);
     } else if (pid == 0 || errno != EINTR) {
       return;
@@ -411,13 +444,26 @@ void Shim::ReadStop() {
   Stop(stop.grace_ns);
 }
 
+void Shim::SetDeadline() {
+  if (deadline_ < 0) return;
+  const int64_t at_ns = fence_.due_ns() + spec_.grace_ns + kDeadlineMargin;
+  itimerspec when{}, before{};
+  when.it_value = {at_ns / 1'000'000'000, at_ns % 1'000'000'000};
+  ::timerfd_settime(deadline_, TFD_TIMER_ABSTIME, &when, &before);
+  // It had run out, and the keeper kills or has killed, whatever else is to be read: this stood still for too long.
+  deadline_over_ = deadline_over_ || (deadline_set_ && before.it_value.tv_sec == 0 && before.it_value.tv_nsec == 0);
+  deadline_set_ = true;
+}
+
 // The agent puts the fence off in a file, which is read when it is due.
 bool Shim::Fenced() {
+  if (deadline_over_) return true;
   if (!fence_.Passed(SteadyNs())) return false;
   std::string content, error;
   int64_t renewed_ns = 0;
   if (ReadSmallFile(directory_ + "/" + kRenewedFile, &content) == 0 && ParseRenewal(content, &renewed_ns, &error)) fence_.Renew(renewed_ns);
-  return fence_.Passed(SteadyNs());
+  SetDeadline();
+  return deadline_over_ || fence_.Passed(SteadyNs());
 }
 
 void Shim::ReadSignals() {
@@ -448,25 +494,32 @@ void Shim::ReadProgress() {
         break;
       case LineKind::kCheckpoint:
       case LineKind::kDurable: {
+        if (pending_events_.size() > kPendingEventsBytes) {
+          ++lines_dropped_;
+          break;
+        }
         DurableLines& lines = kind == LineKind::kCheckpoint ? checkpoint_lines_ : other_lines_;
         if (!lines.Put(FormatLine(Line{"line"}.Add("at_ns", WallNs()).Add("json", line)))) ++lines_dropped_;
-        pending_events_ += lines.Take(SteadyNs());
-        durable_pending_ = durable_pending_ || !lines.waits();
+        Take(&lines, /*last=*/false);
         break;
       }
     }
   }
 }
 
+void Shim::Take(DurableLines* lines, bool last) {
+  pending_events_ += lines->Take(SteadyNs(), last);
+  if (lines->waits()) return;
+  durable_pending_ = lines_pending_ = true;
+}
+
 // `last`: with those that came too fast, of which nothing newer will come.
 void Shim::WriteDurableLines(bool last) {
   for (DurableLines* lines : {&other_lines_, &checkpoint_lines_}) {
     if (!lines->waits()) continue;
-    pending_events_ += lines->Take(SteadyNs(), last);
-    durable_pending_ = durable_pending_ || !lines->waits();
+    Take(lines, last);
   }
-  if (durable_pending_) WriteEvents(/*durable=*/true);
-  durable_pending_ = false;
+  if (durable_pending_ && (last || SteadyNs() >= events_retry_ns_)) WriteEvents(/*durable=*/true);
 }
 
 void Shim::WriteTimes() {
@@ -517,11 +570,26 @@ bool Shim::AnyLeft() {
   return any;
 }
 
+// A process group's number is its own as long as it has members; later it may become another attempt's, which a stop here would signal. Looked
+// at so often that in between no number comes round again. Returns when to look again.
+int64_t Shim::LookAtGroups(int64_t now_ns) {
+  const bool due = now_ns >= groups_due_ns_;
+  bool any = false;
+  for (auto& [pid, child] : children_) {
+    if (child.running || !child.group) continue;
+    if (due) child.group = ::kill(-pid, 0) == 0;
+    any = any || child.group;
+  }
+  if (due) groups_due_ns_ = now_ns + kGroupsInterval;
+  return any ? groups_due_ns_ : kNever;
+}
+
 // What its fence ends, and what has had its time.
 void Shim::LookAtStops() {
   if (!fenced_ && Fenced()) {
     fenced_ = true;
-    if (rules_.StopByFence(fence_, spec_.grace_ns)) SignalAll(SIGTERM);
+    if (deadline_over_) rules_.Stop(0, SteadyNs());
+    else if (rules_.StopByFence(fence_, spec_.grace_ns)) SignalAll(SIGTERM);
   }
   if (rules_.KillNow(SteadyNs())) SignalAll(SIGKILL);
 }
@@ -532,14 +600,12 @@ void Shim::Loop() {
     const int64_t now = SteadyNs();
     int64_t wake = rules_.killed() ? now + kLeftoverInterval : rules_.kill_at_ns();
     if (running_ == 0) wake = std::min(wake, now + kLeftoverInterval);
+    wake = std::min(wake, LookAtGroups(now));
     const int64_t alarm_ns = rules_.killed() ? kNever : fenced_ ? rules_.kill_at_ns() : std::min(fence_.due_ns(), rules_.kill_at_ns());
     if (!SetAlarm(alarm_ns)) wake = std::min(wake, now + kFenceInterval);
     if (!pending_events_.empty()) {
-      if (now >= events_due_ns_) {
-        WriteEvents(/*durable=*/false);
-      } else {
-        wake = std::min(wake, events_due_ns_);
-      }
+      if (now >= events_due_ns_) WriteEvents(/*durable=*/false);
+      if (!pending_events_.empty()) wake = std::min(wake, events_due_ns_);
     }
     if (!newest_metrics_.empty()) {
       if (now - metrics_written_ns_ >= kProgressInterval) {
@@ -577,6 +643,7 @@ void Shim::Loop() {
     if (progress_ >= 0) ReadProgress();
     WriteDurableLines(/*last=*/false);
     ReadSignals();
+    LookAtStops();                      // before ends: one that its keeper has killed for its fence is that
     Reap();
     streams_.erase(std::remove_if(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.fd < 0; }), streams_.end());
   }
@@ -601,6 +668,8 @@ void Shim::Finish() {
     AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
     WriteEvents(/*durable=*/false);
   }
+  // On a full disk: who hears of the end may go by what they say (an export), so it is told after them, but for a disk that stays full.
+  for (int i = 0; lines_pending_ && i < kEventsTries && ::access(directory_.c_str(), F_OK) == 0 && !WriteEvents(/*durable=*/true); ++i) ::sleep(1);
   Exits exits = rules_.Final(start_ns_, WallNs());
   exits.fenced = fenced_;
   exits.attempt = directory_.substr(directory_.rfind('/') + 1);
@@ -620,7 +689,8 @@ int Shim::Run() {
     Say(std::string("cannot start: ") + strerror(errno));
     return kShimFailed;
   }
-  isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace);
+  SetDeadline();
+  isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace, cgroups_, deadline_);
   workers_.resize(spec_.workers.size());
   if (Late()) {
     Say("came too late: its fence has passed");
@@ -638,6 +708,7 @@ int Shim::Run() {
   // Its programs may fill the disk, and are to be stopped, and their end told, all the same. Without a spare that waits for room.
   ReserveFile(directory_, kStopFile, kReservedBytes);
   ReserveFile(directory_, kExitsFile, kReservedBytes);
+  if (spec_.fence_after_ns > 0) ReserveFile(directory_, kRenewedFile, kReservedBytes);
   start_ns_ = WallNs();
   events_due_ns_ = SteadyNs() + kEventsDelay;
   AppendEvent(Line{"started"}.Add("at_ns", start_ns_).Add("pid_namespace", int64_t{isolation_->has_namespace()}));

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -224,6 +225,49 @@ TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
   EXPECT_EQ(Wait(), 0);
   EXPECT_TRUE(Result().stop_sent);
   EXPECT_EQ(Result().exits[0].signal, SIGKILL);
+}
+
+TEST_P(ShimTest, WhatTheProgramSaidWaitsForRoomAndIsToldBeforeItsEnd) {
+  struct Disk {
+    std::string at;
+    ~Disk() { ::umount2(at.c_str(), MNT_DETACH); }
+  };
+  if (::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") != 0) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
+  const Disk disk{directory_};
+  spec_.progress_socket = directory_ + "/s";
+  Script("touch $D/up; while [ -e $D/wait ]; do sleep 0.02; done\n"
+         "python3 -c 'import socket,os\nsocket.socket(socket.AF_UNIX,socket.SOCK_DGRAM).sendto(b\"{\\\"export\\\":{\\\"staged\\\":\\\"\"+b\"e\"*5000+b\"\\\"}}\", os.environ[\"D\"]+\"/s\")'");
+  std::ofstream(directory_ + "/wait");
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
+  std::ofstream fill(directory_ + "/big");
+  while (fill << std::string(4096, 'x') << std::flush) {
+  }
+  fill.close();
+  std::filesystem::remove(directory_ + "/wait");
+  // The program has ended: its shim alone is left, and says nothing yet.
+  const auto left = [&] {
+    std::string mine;
+    ReadSmallFile("/proc/" + std::to_string(shim_) + "/task/" + std::to_string(shim_) + "/children", &mine);
+    return mine;
+  };
+  ASSERT_TRUE(Eventually([&] { return left().empty(); }));
+  EXPECT_FALSE(Exists(kExitsFile));
+  std::filesystem::remove(directory_ + "/big");
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);
+  EXPECT_NE(Text(kEventsFile).find("export"), std::string::npos) << Text(kEventsFile);   // longer than what its last block may have left
+}
+
+TEST_P(ShimTest, AfterAStopNothingIsStarted) {
+  Workers(1, 4);
+  Script("touch $D/up$RANK; sleep 600");
+  ASSERT_EQ(ReplaceFile(directory_, kStopFile, FormatStop({7, 600'000'000'000})), 0);
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  for (const char* name : {"up0", "up1", "up2", "up3"}) EXPECT_FALSE(Exists(name)) << name;
+  EXPECT_TRUE(Result().stop_sent);
+  EXPECT_TRUE(Result().exits.empty());
 }
 
 TEST_P(ShimTest, AShorterSecondStopWins) {
@@ -534,6 +578,32 @@ TEST_P(ShimTest, TheGraceOfAFenceRunsWhileTheShimStandsStill) {
   EXPECT_TRUE(exits.fenced);
   ASSERT_EQ(exits.exits.size(), 1u);
   EXPECT_EQ(exits.exits[0].signal, SIGKILL);
+}
+
+// As one that waits for its disk, and reads no renewal and sends no signal.
+TEST_P(ShimTest, ItsKeeperKillsWhatItsFenceEndsWhereTheShimCannot) {
+  Script("setsid sleep 600 & trap '' TERM; touch $D/up; while true; do sleep 0.05; done");
+  spec_.fence_after_ns = 3'000'000'000;
+  spec_.grace_ns = 200'000'000;
+  spec_.renewed_ns = BootNs();
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
+  ASSERT_EQ(::kill(shim_, SIGSTOP), 0);
+  const std::string wanted = std::string(kTokenVariable) + "=" + spec_.token;
+  const auto alive = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      std::string environment;
+      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 && environment.find(wanted) != std::string::npos) return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(alive());
+  EXPECT_TRUE(Eventually([&] { return !alive(); }));
+  EXPECT_LT(BootNs(), spec_.renewed_ns + spec_.fence_after_ns + spec_.grace_ns + 5'000'000'000) << "what the scheduler waits beyond them";
+  ASSERT_EQ(::kill(shim_, SIGCONT), 0);
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_TRUE(Result().fenced);
+  EXPECT_EQ(Result().exits[0].signal, SIGKILL);
 }
 
 TEST_P(ShimTest, OneThatComesAfterItsFenceClaimsNothing) {

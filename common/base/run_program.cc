@@ -5,7 +5,10 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -79,6 +82,32 @@ struct Pipe {
   }
 };
 
+// posix_spawn's work with a word of its own: the kernel kills the child when the calling thread is gone, which waits for it. 0, or an errno; a
+// program that isn't there exits with 127.
+int SpawnBound(char* const* words, char* const* variables, int input, int out, int err, pid_t* child) {
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::_Fork();               // fork() would run gRPC's handlers, which wait for its threads
+  if (pid < 0) return errno;
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(127);
+    ::setpgid(0, 0);
+    ::dup2(input, 0);
+    ::dup2(out, 1);
+    ::dup2(err, 2);
+    for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::execve(words[0], words, variables);
+    ::dprintf(2, "%s: %s", words[0], ::strerrordesc_np(errno));
+    ::_exit(127);
+  }
+  ::setpgid(pid, pid);
+  *child = pid;
+  return 0;
+}
+
 }  // namespace
 
 absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
@@ -106,7 +135,9 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
   words.push_back(nullptr);
   variables.push_back(nullptr);
   pid_t pid = -1;
-  const int error = ::posix_spawn(&pid, words[0], &actions, &attributes, words.data(), options.environment.empty() ? environ : variables.data());
+  char* const* const environment = options.environment.empty() ? environ : variables.data();
+  const int error = options.dies_with_us ? SpawnBound(words.data(), environment, input, out.write, err.write, &pid)
+                                         : ::posix_spawn(&pid, words[0], &actions, &attributes, words.data(), environment);
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
   ::close(input);

@@ -17,6 +17,7 @@ struct ProgramOptions {
   int64_t time_limit_ns = 0;               // then it is killed, with what it started in its process group
   size_t most_bytes = 64 << 10;            // kept of its standard output; the rest is read and dropped
   const std::atomic<bool>* cancel = nullptr;   // looked at ten times a second; true: as when its time is over
+  bool dies_with_us = false;               // killed when this process ends, however that does; what it started itself isn't
 };
 
 struct ProgramEnd {

@@ -1,6 +1,10 @@
 #include "common/base/run_program.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/units.h"
@@ -70,6 +74,38 @@ TEST(RunProgram, SaysWhatCannotBeStarted) {
   ProgramOptions options;
   options.argv = {"/nonexistent/ipmi"};
   EXPECT_FALSE(RunProgram(options).ok());
+  options.dies_with_us = true;
+  EXPECT_EQ(RunProgram(options)->why, "exit 127: /nonexistent/ipmi: No such file or directory");
+}
+
+TEST(RunProgram, WhatIsBoundToUsEndsWithUsAndElseAsAnyOther) {
+  ProgramOptions options;
+  options.argv = {"/bin/sh", "-c", "cat; echo no chassis >&2; exit 3"};
+  options.input = "told\n";
+  options.dies_with_us = true;
+  const absl::StatusOr<ProgramEnd> end = RunProgram(options);
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(end->output, "told\n");
+  EXPECT_EQ(end->why, "exit 3: no chassis");
+
+  int told[2];
+  ASSERT_EQ(::pipe(told), 0);
+  const pid_t us = ::fork();
+  if (us == 0) {
+    ::dup2(told[1], 5);                      // the program's, too: the pipe ends with the last of them
+    options.argv = {"/bin/sh", "-c", "echo runs >&5; exec sleep 600"};
+    (void)RunProgram(options);
+    ::_exit(0);
+  }
+  ::close(told[1]);
+  char word[5];
+  ASSERT_EQ(::read(told[0], word, sizeof word), 5);
+  ::kill(us, SIGKILL);
+  ::waitpid(us, nullptr, 0);
+  pollfd end_of_it{told[0], POLLIN, 0};
+  EXPECT_EQ(::poll(&end_of_it, 1, 20'000), 1);
+  EXPECT_EQ(::read(told[0], word, sizeof word), 0);
+  ::close(told[0]);
 }
 
 }  // namespace

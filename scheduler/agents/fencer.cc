@@ -126,6 +126,7 @@ void Fencer::Begin(const pb::ClusterSpec& cluster, const std::string& host, Entr
   options.argv = FenceWords(cluster, host);
   options.time_limit_ns = cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kDefaultTimeoutNs;
   options.cancel = &entry->cancel;
+  options.dies_with_us = true;                // nobody would hold it back from a host that is used again
   entry->cancel = false;
   entry->running = true;
   ++started_;

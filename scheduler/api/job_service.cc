@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -45,11 +46,19 @@ grpc::Status Busy() { return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, 
 
 class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
-  WatchStream(const ApiContext* context, WatchHub* hub) : context_(context), hub_(hub) {}
+  // `streams` are the user's.
+  WatchStream(const ApiContext* context, WatchHub* hub, std::atomic<int>* streams) : context_(context), hub_(hub), streams_(streams) {}
 
   void Begin(const std::shared_ptr<const JobRow>& job) {
-    std::lock_guard lock(mutex_);
-    id_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>& events) { Changed(view, row, events); });
+    {
+      std::lock_guard lock(mutex_);
+      if (streams_->fetch_add(1) < kWatchesMax) {
+        id_ = hub_->Add(job, [this](const WatchHub::News& news) { Changed(news); });
+        return;
+      }
+      streams_->fetch_sub(1);
+    }
+    Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("you follow ", kWatchesMax, " jobs now, and no more are served at once; end one, or try again later")));
   }
   // Nothing to follow.
   void Refuse(const grpc::Status& status) { Finally(status); }
@@ -61,20 +70,31 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
       std::lock_guard lock(mutex_);
       std::swap(id, id_);
     }
-    if (id != 0) hub_->Remove(id);
+    if (id == 0) return;
+    streams_->fetch_sub(1);
+    hub_->Remove(id);
+  }
+
+  void Written() override {
+    if (backlog() > 0 || !behind_.exchange(false)) return;
+    std::lock_guard lock(mutex_);
+    if (id_ != 0) hub_->Poke(id_);
   }
 
  private:
-  void Changed(const View& view, const JobRow* row, const std::vector<std::string>& events) {
+  void Changed(const WatchHub::News& news) {
+    const JobRow* row = news.job;
     if (row == nullptr) {
       Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
       return;
     }
-    // A slow reader gets fewer messages, not older ones: what happened is kept for the next one.
-    held_.insert(held_.end(), events.begin(), events.end());
+    // A slow reader gets fewer messages, not older ones: what happened is told once it has read what waits.
+    held_.insert(held_.end(), news.events.begin(), news.events.end());
+    behind_ = true;
     if (backlog() > 0 && !row->finished()) return;
+    behind_ = false;
     pb::WatchJobResponse response;
-    *response.mutable_job() = TellJob(*context_, view, *row);
+    *response.mutable_job() = TellJob(*context_, news.view, *row, &news.holders);
     for (std::string& sentence : held_) response.add_events(std::move(sentence));
     held_.clear();
     Push(std::move(response));
@@ -83,9 +103,11 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
 
   const ApiContext* const context_;
   WatchHub* const hub_;
+  std::atomic<int>* const streams_;
   std::mutex mutex_;
   uint64_t id_ = 0;
-  std::vector<std::string> held_;   // the hub's thread only
+  std::atomic<bool> behind_ = false;   // something is to be told, but a message waits
+  std::vector<std::string> held_;      // the hub's thread only
 };
 
 }  // namespace
@@ -133,7 +155,9 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* ca
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   // One that is known already needs no room, and has to be told as what it is: done.
   const auto known = [&] { return context_->engine->Snapshot()->state.FindByIdempotencyKey(who_.user, request->idempotency_key()) != 0; };
-  if (const std::string why = WhyNoSubmissions(*context_); !why.empty() && !known()) return Reply(call, NotNow(why, "STORE_FULL"));
+  if (const std::string why = WhyNoSubmissions(*context_); !why.empty() && !known()) {
+    return Reply(call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
+  }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);
@@ -188,7 +212,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call
 
 grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(grpc::CallbackServerContext* call,
                                                                       const pb::WatchJobRequest* request) {
-  const auto stream = std::make_shared<WatchStream>(context_, hub_);
+  const auto stream = std::make_shared<WatchStream>(context_, hub_, &watches_);
   stream->KeepAlive(stream);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);

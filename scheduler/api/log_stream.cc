@@ -42,7 +42,7 @@ void LogStream::Begin(const std::shared_ptr<const JobRow>& job) {
     if (g_readers.fetch_add(1) < kLogReadersMax) {
       counted_ = true;
       // Of one that State has forgotten since it ended, hosts may have output yet.
-      watch_ = hub_->Add(job, [this](const View& view, const JobRow* row, const std::vector<std::string>&) { Look(view, row); });
+      watch_ = hub_->Add(job, [this](const WatchHub::News& news) { Look(news.view, news.job); });
       return;
     }
     g_readers.fetch_sub(1);

@@ -136,7 +136,7 @@ std::string RenderMetrics(const MetricsInput& input) {
   out.Family("muster_build_info", "gauge", "Always 1; the label is musterd's version.");
   out.Sample({{"version", input.version}}, "1");
   out.One("muster_uptime_seconds", "gauge", "Time since musterd started.", Seconds(input.uptime_ns));
-  out.One("muster_takes_submissions", "gauge", "1 while new jobs are taken; 0 where the store's disk is nearly full.", input.takes_submissions ? "1" : "0");
+  out.One("muster_takes_submissions", "gauge", "1 while new jobs are taken; 0 where the store's disk is nearly full, or a later state of the store is known.", input.takes_submissions ? "1" : "0");
   out.One("muster_agent_sessions", "gauge", "Agents that are connected.", absl::StrCat(input.agent_sessions));
   out.Family("muster_store_bytes", "gauge", "Size of the store's files: journal and rows, and what of them is in the write-ahead log.");
   out.Sample({{"file", "database"}}, absl::StrCat(input.database_bytes));

@@ -2,6 +2,7 @@
 // allowed to is known before its first byte is read.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 
@@ -15,6 +16,7 @@
 namespace muster {
 
 inline constexpr size_t kMaxRequestBytes = 1 << 20;   // of one RPC's message; the agents' stream may send 4 MiB
+inline constexpr int kWatchesMax = 1024;              // at once, of one user
 
 class JobServiceImpl : public pb::JobService::CallbackService {
  public:
@@ -33,6 +35,7 @@ class JobServiceImpl : public pb::JobService::CallbackService {
   const ApiContext* const context_;
   WatchHub* const hub_;
   const Identity who_;
+  std::atomic<int> watches_ = 0;
   // Answers to submissions of one step describe one State. The engine's thread only; of a view that nobody has any more: void.
   std::weak_ptr<const View> answered_;
   std::optional<CellHolders> answered_holders_;

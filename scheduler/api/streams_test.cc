@@ -379,21 +379,50 @@ TEST_F(StreamsTest, ASlowReaderGetsFewerMessagesButEverythingThatHappened) {
       return !checkpoints.empty() && checkpoints.back().step() == step;   // a commit each
     });
   }
-  agent_->Report(key, pb::GONE, 0);
-  AwaitState([](const State& state) { return state.FindJob(1)->finished(); });
   int messages = 0;
   std::vector<std::string> checkpoints;
-  while (reader->Read(&message)) {
+  const auto read = [&] {
+    if (!reader->Read(&message)) return false;
     ++messages;
     for (const std::string& event : message.events()) {
       if (event.rfind("checkpoint", 0) == 0) checkpoints.push_back(event);
     }
+    return true;
+  };
+  while (checkpoints.size() < kChanges) ASSERT_TRUE(read()) << "nothing else happens to the job: what was held back must come by itself";
+  agent_->Report(key, pb::GONE, 0);
+  while (read()) {
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(message.job().state(), pb::SUCCEEDED);
   EXPECT_LT(messages, kChanges) << "what waits is told together";
   ASSERT_EQ(checkpoints.size(), static_cast<size_t>(kChanges)) << "nothing is left out";
   for (int step = 1; step <= kChanges; ++step) EXPECT_EQ(checkpoints[step - 1], absl::StrCat("checkpoint at step ", step));
+}
+
+TEST_F(StreamsTest, OneUserFollowsOnlySoManyJobsAtOnce) {
+  Submit();
+  std::vector<std::unique_ptr<grpc::ClientContext>> calls;
+  std::vector<std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>>> readers;
+  const auto follow = [&] { readers.push_back(Watch(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), "1")); };
+  const auto await = [&](size_t watchers) {
+    for (const auto end = std::chrono::steady_clock::now() + kPatience; hub_->watchers() != watchers && std::chrono::steady_clock::now() < end;) std::this_thread::yield();
+    EXPECT_EQ(hub_->watchers(), watchers);
+  };
+  pb::WatchJobResponse message;
+  for (int i = 0; i < kWatchesMax; ++i) follow();
+  await(kWatchesMax);
+  grpc::ClientContext refused;
+  const auto reader = Watch(&refused, "1");
+  EXPECT_FALSE(reader->Read(&message));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("you follow 1024 jobs now"));
+  calls[0]->TryCancel();
+  await(kWatchesMax - 1);
+  follow();
+  await(kWatchesMax);
+  for (const auto& call : calls) call->TryCancel();
 }
 
 TEST_F(StreamsTest, UnknownJobsAndThoseOfOthersLookAlike) {

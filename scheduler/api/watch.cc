@@ -21,7 +21,8 @@ bool SameVerdicts(const View& a, const View& b, uint64_t job) {
 
 }  // namespace
 
-WatchHub::WatchHub(const Engine* engine) : engine_(engine), view_(engine->Snapshot()), thread_([this] { Run(); }) {}
+WatchHub::WatchHub(const Engine* engine)
+    : engine_(engine), view_(engine->Snapshot()), holders_(view_->state), thread_([this] { Run(); }) {}
 
 WatchHub::~WatchHub() { Stop(); }
 
@@ -71,7 +72,7 @@ void WatchHub::Poke(uint64_t id) {
   std::lock_guard lock(mutex_);
   const auto it = watchers_.find(id);
   if (it == watchers_.end()) return;
-  it->second.started = false;
+  it->second.poked = true;
   wake_.notify_one();
 }
 
@@ -95,10 +96,7 @@ void WatchHub::Run() {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] {
         if (stopping_ || !steps_.empty()) return true;
-        for (const auto& [id, entry] : watchers_) {
-          if (!entry.started && entry.not_before <= view_->commit) return true;
-        }
-        return false;
+        return std::ranges::any_of(watchers_, [this](const auto& watcher) { return watcher.second.Due(*view_); });
       });
       if (stopping_) return;
       if (!steps_.empty()) {
@@ -112,39 +110,62 @@ void WatchHub::Run() {
   }
 }
 
-// First messages of new watchers, as of the newest processed step.
+// First messages of new watchers, and those that were asked for, as of the newest processed step.
 void WatchHub::Start() {
-  std::vector<Entry> fresh;
+  std::vector<Entry> due;
   {
     std::lock_guard lock(mutex_);
     for (auto& [id, entry] : watchers_) {
-      if (entry.started || entry.not_before > view_->commit) continue;
+      if (!entry.Due(*view_)) continue;
       entry.started = true;
-      fresh.push_back(entry);
+      entry.poked = false;
+      due.push_back(entry);
     }
   }
-  for (const Entry& entry : fresh) (*entry.watcher)(*view_, entry.RowIn(*view_), {});
+  Tell(due, {});
 }
 
+// The engine waits for mutex_: under it, jobs are only looked up.
 void WatchHub::Process(const StepRecord& step) {
+  struct Change {
+    const JobRow* job = nullptr;
+    bool changed = false, verdict = false;
+    std::shared_ptr<const JobRow> ended;          // State has forgotten it in this step
+  };
   const std::shared_ptr<const View> before = std::exchange(view_, step.view);
-  std::vector<Entry> due;
+  holders_.emplace(view_->state);
+  std::map<uint64_t, Change> jobs;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, entry] : watchers_) jobs.try_emplace(entry.job);
+  }
   std::map<uint64_t, std::vector<std::string>> events;
+  for (auto& [number, change] : jobs) {
+    const JobRow* was = before->state.FindJob(number);
+    change.job = view_->state.FindJob(number);
+    // Rows are shared between snapshots until they are written: the same row has not changed.
+    change.changed = change.job != was;
+    change.verdict = !SameVerdicts(*before, *view_, number);
+    if (change.job == nullptr && was != nullptr && was->finished()) change.ended = std::make_shared<const JobRow>(*was);
+    if (change.job != nullptr && change.changed) events[number] = Narrate(before->state, was, view_->state, *change.job, step.events);
+  }
+  std::vector<Entry> due;
   {
     std::lock_guard lock(mutex_);
     for (auto it = watchers_.begin(); it != watchers_.end();) {
       Entry& entry = it->second;
-      const JobRow* job = view_->state.FindJob(entry.job);
-      const JobRow* was = before->state.FindJob(entry.job);
-      if (job == nullptr && was != nullptr && was->finished()) entry.ended = std::make_shared<const JobRow>(*was);
-      const bool forgotten = job == nullptr && entry.ended != nullptr;    // its end was told, and there is no more to tell
-      // Rows are shared between snapshots until they are written: the same row has not changed.
-      if (entry.started && !forgotten && (job != was || !SameVerdicts(*before, *view_, entry.job))) {
+      const auto found = jobs.find(entry.job);
+      if (found == jobs.end()) {                  // new: its first message is of this view or of a later one
+        ++it;
+        continue;
+      }
+      const Change& change = found->second;
+      if (change.ended != nullptr) entry.ended = change.ended;
+      const bool forgotten = change.job == nullptr && entry.ended != nullptr;    // its end was told, and there is no more to tell
+      if (entry.started && !forgotten && (change.changed || change.verdict)) {
+        entry.poked = false;
         due.push_back(entry);
-        if (job != nullptr && job != was && events.count(entry.job) == 0) {
-          events[entry.job] = Narrate(before->state, was, view_->state, *job, step.events);
-        }
-        if (job == nullptr) {
+        if (change.job == nullptr) {
           it = watchers_.erase(it);
           continue;
         }
@@ -152,7 +173,15 @@ void WatchHub::Process(const StepRecord& step) {
       ++it;
     }
   }
-  for (const Entry& entry : due) (*entry.watcher)(*view_, entry.RowIn(*view_), events[entry.job]);
+  Tell(due, events);
+}
+
+void WatchHub::Tell(const std::vector<Entry>& entries, const std::map<uint64_t, std::vector<std::string>>& events) {
+  static const std::vector<std::string> kNothing;
+  for (const Entry& entry : entries) {
+    const auto said = events.find(entry.job);
+    (*entry.watcher)({*view_, entry.RowIn(*view_), said != events.end() ? said->second : kNothing, *holders_});
+  }
 }
 
 }  // namespace muster

@@ -7,11 +7,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "muster/v1/job_service.pb.h"
+#include "scheduler/ask/holders.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster {
@@ -19,10 +21,15 @@ namespace muster {
 // Thread-safe. Register with the engine (Observe) before it runs; stop the engine before this is destroyed.
 class WatchHub {
  public:
-  // The job as of `view`, and what happened since the last call (first call: nothing). Called on the hub's thread: when the
-  // watcher is new, when the job changed, when its verdict did. A job that State has forgotten is told as it ended. `job` is null where
-  // that wasn't seen, as its end and that it was forgotten came at once; then the watcher is called no more.
-  using Watcher = std::function<void(const View& view, const JobRow* job, const std::vector<std::string>& events)>;
+  struct News {
+    const View& view;
+    const JobRow* job;                         // as of `view`; one that State has forgotten: as it ended
+    const std::vector<std::string>& events;    // what happened since the last call; first call: nothing
+    CellHolders& holders;                      // of `view`, for all who are told of it
+  };
+  // Called on the hub's thread: when the watcher is new, when the job changed, when its verdict did. The job is null where its end
+  // wasn't seen, as that and that it was forgotten came at once; then the watcher is called no more.
+  using Watcher = std::function<void(const News& news)>;
 
   explicit WatchHub(const Engine* engine);
   ~WatchHub();
@@ -30,7 +37,7 @@ class WatchHub {
   Engine::Observer observer();
   // The job as FindJob gave it: of one that has not ended only the number is kept.
   uint64_t Add(const std::shared_ptr<const JobRow>& job, Watcher watcher);
-  // Calls the watcher once more, as if it were new.
+  // Calls the watcher once more, whatever changes.
   void Poke(uint64_t id);
   // Once it returns, the watcher isn't called any more, unless this is called by the watcher itself.
   void Remove(uint64_t id);
@@ -42,15 +49,18 @@ class WatchHub {
     uint64_t job = 0;
     std::shared_ptr<const JobRow> ended;   // a row of its own, which keeps no view alive; nullptr: not ended, or State has it
     std::shared_ptr<Watcher> watcher;
-
-    const JobRow* RowIn(const View& view) const;
     uint64_t not_before = 0;      // commit the first message must include
     bool started = false;
+    bool poked = false;
+
+    const JobRow* RowIn(const View& view) const;
+    bool Due(const View& view) const { return (poked || !started) && not_before <= view.commit; }
   };
 
   void Run();
   void Process(const StepRecord& step);
   void Start();
+  void Tell(const std::vector<Entry>& entries, const std::map<uint64_t, std::vector<std::string>>& events);
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -60,7 +70,9 @@ class WatchHub {
   bool stopping_ = false;
   std::mutex calling_;            // held while watchers are called
   const Engine* const engine_;
-  std::shared_ptr<const View> view_;   // newest processed; the hub's thread only
+  // The hub's thread only.
+  std::shared_ptr<const View> view_;   // newest processed
+  std::optional<CellHolders> holders_; // of view_
   std::thread thread_;
 };
 

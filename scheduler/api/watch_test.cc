@@ -70,13 +70,13 @@ class WatchTest : public ::testing::Test {
 
 TEST_F(WatchTest, AHubThatFallsBehindHoldsAFewHundredSnapshotsAndStillTellsTheEnd) {
   std::promise<void> called, go_on, ended;
-  hub_.Add(Job(), [&, first = true](const View&, const JobRow* job, const std::vector<std::string>&) mutable {
+  hub_.Add(Job(), [&, first = true](const WatchHub::News& news) mutable {
     if (first) {
       called.set_value();
       go_on.get_future().wait();
     }
     first = false;
-    if (job->finished()) ended.set_value();
+    if (news.job->finished()) ended.set_value();
   });
   called.get_future().wait();
   for (int i = 0; i < 1000; ++i) Step();
@@ -90,11 +90,11 @@ TEST_F(WatchTest, AHubThatFallsBehindHoldsAFewHundredSnapshotsAndStillTellsTheEn
 TEST_F(WatchTest, AFollowerHearsOfAnotherVerdictButNotOfAnotherExpectedStart) {
   std::promise<void> began, ended;
   std::vector<pb::VerdictCode> told;
-  hub_.Add(Job(), [&](const View& view, const JobRow* job, const std::vector<std::string>&) {
-    const Verdict* verdict = view.plan->verdicts.Find({1, 0});
+  hub_.Add(Job(), [&](const WatchHub::News& news) {
+    const Verdict* verdict = news.view.plan->verdicts.Find({1, 0});
     told.push_back(verdict == nullptr ? pb::VERDICT_UNSPECIFIED : verdict->code);
     if (told.size() == 1) began.set_value();
-    if (job->finished()) ended.set_value();
+    if (news.job->finished()) ended.set_value();
   });
   began.get_future().wait();
   Step();
@@ -109,16 +109,36 @@ TEST_F(WatchTest, AFollowerHearsOfAnotherVerdictButNotOfAnotherExpectedStart) {
   EXPECT_THAT(told, ::testing::ElementsAre(pb::V_CAPACITY, pb::V_LIMIT, pb::VERDICT_UNSPECIFIED));
 }
 
+TEST_F(WatchTest, WhoAsksAgainMissesNothingOfWhatHappensMeanwhile) {
+  std::promise<void> called, go_on, ended;
+  std::vector<std::string> told;
+  const uint64_t id = hub_.Add(Job(), [&, first = true](const WatchHub::News& news) mutable {
+    if (std::exchange(first, false)) {
+      called.set_value();
+      go_on.get_future().wait();
+    }
+    told.insert(told.end(), news.events.begin(), news.events.end());
+    if (news.job->finished()) ended.set_value();
+  });
+  called.get_future().wait();
+  hub_.Poke(id);
+  Cancel();
+  go_on.set_value();
+  EXPECT_EQ(ended.get_future().wait_for(kPatience), std::future_status::ready);
+  hub_.Stop();
+  EXPECT_THAT(told, ::testing::ElementsAre("its cancellation was asked for", "cancelled"));
+}
+
 TEST_F(WatchTest, AFollowerKeepsNoSnapshotAndIsToldOfAJobThatWasForgottenAsItEnded) {
   const std::weak_ptr<const View> found = engine_.Snapshot();
   std::promise<void> ended;
   std::promise<pb::JobState> again, anew;
   std::atomic<bool> forgotten = false;
   const auto state = [](const JobRow* job) { return job == nullptr ? pb::JOB_STATE_UNSPECIFIED : job->state; };
-  const uint64_t id = hub_.Add(Job(), [&](const View&, const JobRow* job, const std::vector<std::string>&) {
+  const uint64_t id = hub_.Add(Job(), [&](const WatchHub::News& news) {
     if (forgotten) {
-      again.set_value(state(job));
-    } else if (job->finished()) {
+      again.set_value(state(news.job));
+    } else if (news.job->finished()) {
       ended.set_value();
     }
   });
@@ -134,7 +154,7 @@ TEST_F(WatchTest, AFollowerKeepsNoSnapshotAndIsToldOfAJobThatWasForgottenAsItEnd
   forgotten = true;
   hub_.Poke(id);
   EXPECT_EQ(again.get_future().get(), pb::CANCELLED);
-  hub_.Add(job, [&](const View&, const JobRow* row, const std::vector<std::string>&) { anew.set_value(state(row)); });
+  hub_.Add(job, [&](const WatchHub::News& news) { anew.set_value(state(news.job)); });
   EXPECT_EQ(anew.get_future().get(), pb::CANCELLED);
   hub_.Stop();
 }

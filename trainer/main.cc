@@ -121,7 +121,7 @@ int Prepare(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) arguments.push_back(argv[i]);
   arguments.push_back(nullptr);
   ::execvp(program.c_str(), arguments.data());
-  std::fprintf(stderr, "muster-trainer: cannot run %s: %s; set MUSTER_PYTHON to the Python environment's python\n", program.c_str(), std::strerror(errno));
+  std::fprintf(stderr, "muster-trainer: cannot run %s: %s; export MUSTER_PYTHON, the Python environment's python, before this command (in a job in `run:` itself, as `env:` can't set MUSTER_*)\n", program.c_str(), std::strerror(errno));
   return 1;
 }
 

@@ -707,7 +707,9 @@ class Run {
   }
 
   int ExportModel() {
+    world_.SetTimeout(kStartTimeout);    // NCCL's clocks run from where a rank asks: the others ask for all at once, rank 0 copies the model meanwhile
     engine_.GatherAll();
+    world_.SetTimeout(StepTimeout());
     // Rank 0 writes in a thread, so that the others need not wait for it in one long exchange. When one of them has died nobody waits for
     // the thread: it ends with the process.
     std::packaged_task<int()> task([this] { return WriteExport(); });
@@ -788,7 +790,9 @@ int Train(const TrainOptions& options) {
   absl::StatusOr<WorldInfo> info = WorldInfo::FromEnvironment();
   if (!info.ok()) problems.push_back({"environment", std::string(info.status().message())});
   Setup setup = ReadSetup(options.config_path, problems);
-  const at::Device device = info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
+  const absl::StatusOr<at::Device> chosen = info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
+  if (!chosen.ok()) problems.push_back({"environment", std::string(chosen.status().message())});
+  const at::Device device = chosen.value_or(at::kCPU);
   if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), ops::fused::Compiled(), problems);
   if (!options.profile.empty() && (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) || setup.config.profile_steps < 1)) {
     problems.push_back({"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
@@ -820,8 +824,8 @@ int Train(const TrainOptions& options) {
     world->MakeShardGroups(static_cast<int>(setup.config.shard_size));
     world->GatherRows({0});
     if (info->rank == 0) {
-      std::printf("first_collective_s=%.3f ranks=%d backend=%s\n", Seconds(Clock::now() - begin), info->size,
-                  info->size == 1 ? "none" : world->device().is_cuda() ? "nccl" : "gloo");
+      std::printf("first_collective_s=%.3f ranks=%d backend=%s device=%s\n", Seconds(Clock::now() - begin), info->size,
+                  info->size == 1 ? "none" : device.is_cuda() ? "nccl" : "gloo", device.str().c_str());
       std::fflush(stdout);
     }
     if (device.is_cuda()) {

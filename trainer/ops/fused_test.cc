@@ -27,7 +27,7 @@ class Fused : public ::testing::TestWithParam<const char*> {
       on_cpu_ = where == "emulated" ? &kernels::EmulatedKernels() : &kernels::HostKernels(form);
       return;
     }
-    device_ = ChooseDevice(0);
+    device_ = *ChooseDevice(0);
     if (!device_.is_cuda()) GTEST_SKIP() << "no GPU here";
     if (!ops::fused::Compiled()) GTEST_SKIP() << "built without nvcc";
   }

@@ -34,6 +34,8 @@ const char* Env(const char* name) {
 // recordWithResetEnabled): two groups whose first collectives begin at once, in two threads, corrupt it. It stays off unless somebody
 // asks for it. Before main, because threads may read the environment after that.
 [[maybe_unused]] const int kNoFlightRecorder = Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr ? ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0) : 0;
+// Without it there is nothing to dump at a timeout either, for which torch's watchdog would wait a minute.
+[[maybe_unused]] const int kNoDump = Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr ? ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0) : 0;
 
 absl::Status ReadInt(const char* name, int minimum, int maximum, bool required, int& out) {
   const char* text = Env(name);
@@ -103,10 +105,20 @@ absl::StatusOr<WorldInfo> WorldInfo::FromEnvironment() {
   return info;
 }
 
-at::Device ChooseDevice(int local_rank) {
-  if (::access("/dev/nvidiactl", F_OK) != 0) return at::kCPU;
-  const int count = c10::cuda::device_count();
-  if (count == 0) return at::kCPU;
+absl::StatusOr<at::Device> ChooseDevice(int local_rank) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (::access("/dev/nvidiactl", F_OK) != 0 || (visible != nullptr && *visible == '\0')) return at::Device(at::kCPU);
+  // Not torch's count, which is 0 where CUDA can't start: a gang of GPUs would train on CPUs, or wait for this rank.
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) return at::Device(at::kCPU);
+  if (error != cudaSuccess) {
+    return absl::FailedPreconditionError(absl::StrCat("this host has NVIDIA's driver, but CUDA can't start: ", cudaGetErrorString(error), ". CUDA ", CUDART_VERSION / 1000,
+                                                      " needs a driver that is new enough (nvidia-smi says for which CUDA it is); CUDA_VISIBLE_DEVICES= trains on the CPU"));
+  }
+  if (count > 1 && local_rank >= count) {
+    return absl::FailedPreconditionError(absl::StrCat("LOCAL_RANK=", local_rank, ", but this process sees ", count, " GPUs: a rank needs one of its own"));
+  }
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
 }
 

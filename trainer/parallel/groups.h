@@ -107,8 +107,8 @@ class World {
 };
 
 // The device of this rank: its GPU where the machine has one, the CPU otherwise. Looks at /dev before it touches CUDA, so
-// that a start without a GPU doesn't pay for its initialisation.
-at::Device ChooseDevice(int local_rank);
+// that a start without a GPU doesn't pay for its initialisation. FAILED_PRECONDITION: there is a driver that CUDA can't start with, or no GPU left.
+absl::StatusOr<at::Device> ChooseDevice(int local_rank);
 // A GPU's name as CUDA tells it.
 std::string DeviceName(at::Device device);
 

@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   app.add_option("--cluster", options.cluster, "Cluster that this host belongs to")->required();
   app.add_option("--host", options.host, "Name of this host in its cluster")->required();
   app.add_option("--state-dir", state_directory, "Directory that survives restarts of the agent and the machine, mode 0700")->required();
-  app.add_option("--inventory", inventory, "Declare what this host has instead of probing: a file {flavour, gpus, cpus, memory, disk}");
+  app.add_option("--inventory", inventory, "Declare what this host has instead of probing: a file {flavour, gpus, cpus, memory, disk}; docs/operating.md has its other keys");
   app.add_option("--address", address, "Where ranks on other hosts reach this one")->capture_default_str();
   app.add_option("--port-range", ports, "Rendezvous ports, outside the ephemeral range")->capture_default_str();
   app.add_flag("--single-user", options.single_user, "Run everything as the user who started it, and serve nobody else");

@@ -122,8 +122,9 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
     const bool lost = older.attempt != nullptr && older.part >= 0 && older.attempt->parts(older.part).lost();
     const bool replaceable = lost && Replaceable(*older.job, older.task_index, *older.attempt);
     const bool allowed = replaceable || (lost && renewed_alone_.contains(older_lives ? where : std::pair(name, host)));
-    // A host that did not answer in time may run what a restored store doesn't know.
-    const auto beyond = [&](const std::string& at) { return unheard_.contains(at) || !answered_.contains(at); };
+    // A host that did not answer in time may run what a restored store doesn't know. So may one that answered, lost its memory, and was then
+    // served by the original of a cloned store once more.
+    const auto beyond = [&](const std::string& at) { return unheard_.contains(at) || !answered_.contains(at) || forgot_.contains(at); };
     const bool unheard = (abandoned_.contains(where.first) && beyond(live.host)) || (abandoned && beyond(host)) ||
                          ((abandoned || of_backup_.contains(name)) && unheard_before_.contains(where));
     if (lost && !replaceable && older_lives && asleep_.count(where) > 0) {
@@ -204,6 +205,7 @@ void Checker::OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, u
 
 void Checker::OnStateLost(const std::string& host) {
   acted_.erase(host);
+  forgot_.insert(host);
   for (const auto& [uid, job] : jobs_) ForEachAttempt(job, [&](const pb::AttemptKey& key) { records_lost_.insert({Text(key), host}); });
 }
 
@@ -583,6 +585,7 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   uid_of_row_.clear();
   committed_key_.clear();
   answered_.clear();
+  forgot_.clear();
   // What that time had ordered may still arrive, and nobody waited for these hosts then.
   for (const auto& [where, live] : live_) {
     if (abandoned_.count(where.first) > 0 && unheard_.count(where.second) > 0) unheard_before_.insert(where);

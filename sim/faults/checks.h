@@ -146,6 +146,7 @@ class Checker {
   std::set<std::pair<std::string, std::string>> publishes_sent_alone_;   // (attempt, host), until the other scheduler serves the host
   std::set<std::string> answered_;                                  // hosts, since the newest restore
   std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
+  std::set<std::string> forgot_;                                    // hosts that lost their memory since: nothing keeps them from a store's original
   std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more
   bool restoring_ = false;
   uint64_t epoch_ = 0;

@@ -47,6 +47,13 @@ constexpr char kSilentFile[] = "/logs/.silent";        // linked in the place of
 
 absl::Status Errno(int error, const std::string& what) { return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what); }
 
+// shim::ReplaceFile of a file that must be replaced on a full disk, too: the first one of a name takes the spare, so another is made while there is room.
+absl::Status ReplaceAndReserve(const std::string& directory, const char* name, const std::string& content, bool sync = true) {
+  const int error = shim::ReplaceFile(directory, name, content, sync);
+  if (error == 0) shim::ReserveFile(directory, name, kReservedBytes);
+  return Errno(error, name);
+}
+
 std::vector<std::string> List(const std::string& directory) {
   std::vector<std::string> names;
   DIR* dir = ::opendir(directory.c_str());
@@ -294,17 +301,11 @@ absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) 
 
 absl::Status StateDirectory::PersistStop(const AttemptRecord& record) {
   const shim::StopOrder order{record.stop->cause, record.stop->grace_ns};
-  const std::string directory = AttemptDirectory(record.id);
-  const int error = shim::ReplaceFile(directory, shim::kStopFile, shim::FormatStop(order));
-  if (error == 0) shim::ReserveFile(directory, shim::kStopFile, kReservedBytes);   // for a shorter one
-  return Errno(error, "stop");
+  return ReplaceAndReserve(AttemptDirectory(record.id), shim::kStopFile, shim::FormatStop(order));   // a shorter one may follow
 }
 
 absl::Status StateDirectory::Renew(const AttemptRecord& record) {
-  const std::string directory = AttemptDirectory(record.id);
-  const int error = shim::ReplaceFile(directory, shim::kRenewedFile, shim::FormatRenewal(record.renewed_ns), /*sync=*/false);
-  if (error == 0) shim::ReserveFile(directory, shim::kRenewedFile, kReservedBytes);   // on a full disk the attempt goes on
-  return Errno(error, "renewed");
+  return ReplaceAndReserve(AttemptDirectory(record.id), shim::kRenewedFile, shim::FormatRenewal(record.renewed_ns), /*sync=*/false);
 }
 
 absl::Status StateDirectory::PersistOutcome(const AttemptRecord& record) {
@@ -363,9 +364,7 @@ absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
     return absl::OkStatus();
   }
   const Line line = Line{"seen"}.Add("store_id", seen.store_id).Add("epoch", static_cast<int64_t>(seen.epoch)).Add("commit", static_cast<int64_t>(seen.commit));
-  const int error = shim::ReplaceFile(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line}));
-  if (error == 0) shim::ReserveFile(path_, kSeenFile, kReservedBytes);    // the first one took the spare
-  return Errno(error, kSeenFile);
+  return ReplaceAndReserve(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line}));
 }
 
 absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -59,6 +58,7 @@ class ShimTest : public ::testing::TestWithParam<bool> {
       ::waitpid(shim_, nullptr, 0);
     }
     EXPECT_TRUE(Eventually([&] { return KillByToken(spec_.token) == 0; }));
+    if (mounted_) ::umount2(directory_.c_str(), MNT_DETACH);
     std::filesystem::remove_all(directory_);
   }
 
@@ -120,11 +120,23 @@ class ShimTest : public ::testing::TestWithParam<bool> {
     for (const int64_t offset : LogFileOffsets(directory_ + "/logs", rank)) all += Text("logs/" + LogFileName(rank, offset));
     return all;
   }
+  // The attempt's directory is a small disk of its own from now on. False: errno says why not.
+  bool MountDisk() { return mounted_ = ::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") == 0; }
+  // A process of the attempt.
+  bool AnyLives() {
+    const std::string wanted = std::string(kTokenVariable) + "=" + spec_.token;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      std::string environment;
+      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 && environment.find(wanted) != std::string::npos) return true;
+    }
+    return false;
+  }
   bool Exists(const std::string& name) { return std::filesystem::exists(directory_ + "/" + name); }
 
   std::string directory_;
   Spec spec_;
   pid_t shim_ = -1;
+  bool mounted_ = false;
 };
 
 TEST_P(ShimTest, TellsEachRanksExitCode) {
@@ -211,12 +223,7 @@ TEST_P(ShimTest, AProgramBehindAShellGetsItsGraceToo) {
 }
 
 TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
-  struct Disk {
-    std::string at;
-    ~Disk() { ::umount2(at.c_str(), MNT_DETACH); }
-  };
-  if (::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") != 0) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
-  const Disk disk{directory_};
+  if (!MountDisk()) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
   Script("trap '' TERM; while true; do dd if=/dev/zero bs=4k >> $D/big 2> /dev/null || true; sleep 0.02; done");
   Start();
   ASSERT_TRUE(Eventually([&] { return ReplaceFile(directory_, "probe", std::string(4096, 'x'), false) == ENOSPC; }));
@@ -228,12 +235,7 @@ TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
 }
 
 TEST_P(ShimTest, WhatTheProgramSaidWaitsForRoomAndIsToldBeforeItsEnd) {
-  struct Disk {
-    std::string at;
-    ~Disk() { ::umount2(at.c_str(), MNT_DETACH); }
-  };
-  if (::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") != 0) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
-  const Disk disk{directory_};
+  if (!MountDisk()) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
   spec_.progress_socket = directory_ + "/s";
   Script("touch $D/up; while [ -e $D/wait ]; do sleep 0.02; done\n"
          "python3 -c 'import socket,os\nsocket.socket(socket.AF_UNIX,socket.SOCK_DGRAM).sendto(b\"{\\\"export\\\":{\\\"staged\\\":\\\"\"+b\"e\"*5000+b\"\\\"}}\", os.environ[\"D\"]+\"/s\")'");
@@ -298,15 +300,7 @@ TEST_P(ShimTest, TheShimsDeathKillsItsProcessesWithinASecond) {
   ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
   ::kill(shim_, SIGKILL);
   Wait();
-  const std::string wanted = std::string(kTokenVariable) + "=" + spec_.token;
-  const auto living = [&] {
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      std::string environment;
-      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 && environment.find(wanted) != std::string::npos) return true;
-    }
-    return false;
-  };
-  EXPECT_TRUE(Eventually([&] { return !living(); }, std::chrono::seconds(1)));
+  EXPECT_TRUE(Eventually([&] { return !AnyLives(); }, std::chrono::seconds(1)));
   EXPECT_FALSE(Exists(kExitsFile));
 }
 
@@ -589,16 +583,8 @@ TEST_P(ShimTest, ItsKeeperKillsWhatItsFenceEndsWhereTheShimCannot) {
   Start();
   ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
   ASSERT_EQ(::kill(shim_, SIGSTOP), 0);
-  const std::string wanted = std::string(kTokenVariable) + "=" + spec_.token;
-  const auto alive = [&] {
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      std::string environment;
-      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 && environment.find(wanted) != std::string::npos) return true;
-    }
-    return false;
-  };
-  EXPECT_TRUE(alive());
-  EXPECT_TRUE(Eventually([&] { return !alive(); }));
+  EXPECT_TRUE(AnyLives());
+  EXPECT_TRUE(Eventually([&] { return !AnyLives(); }));
   EXPECT_LT(BootNs(), spec_.renewed_ns + spec_.fence_after_ns + spec_.grace_ns + 5'000'000'000) << "what the scheduler waits beyond them";
   ASSERT_EQ(::kill(shim_, SIGCONT), 0);
   EXPECT_EQ(Wait(), 0);

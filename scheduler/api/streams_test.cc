@@ -215,11 +215,12 @@ class StreamsTest : public ::testing::Test {
     for (; !wanted(view->state) && std::chrono::steady_clock::now() < until; view = engine_->Snapshot()) std::this_thread::yield();
     EXPECT_TRUE(wanted(view->state));
   }
-  void AwaitNobodyWatches() {
+  void AwaitWatchers(size_t watchers) {
     const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (hub_->watchers() != 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    EXPECT_EQ(hub_->watchers(), 0u);
+    while (hub_->watchers() != watchers && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    EXPECT_EQ(hub_->watchers(), watchers);
   }
+  void AwaitNobodyWatches() { AwaitWatchers(0); }
 
   std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>> Watch(grpc::ClientContext* call, const std::string& id) {
     call->set_deadline(std::chrono::system_clock::now() + kPatience);
@@ -405,13 +406,9 @@ TEST_F(StreamsTest, OneUserFollowsOnlySoManyJobsAtOnce) {
   std::vector<std::unique_ptr<grpc::ClientContext>> calls;
   std::vector<std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>>> readers;
   const auto follow = [&] { readers.push_back(Watch(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), "1")); };
-  const auto await = [&](size_t watchers) {
-    for (const auto end = std::chrono::steady_clock::now() + kPatience; hub_->watchers() != watchers && std::chrono::steady_clock::now() < end;) std::this_thread::yield();
-    EXPECT_EQ(hub_->watchers(), watchers);
-  };
   pb::WatchJobResponse message;
   for (int i = 0; i < kWatchesMax; ++i) follow();
-  await(kWatchesMax);
+  AwaitWatchers(kWatchesMax);
   grpc::ClientContext refused;
   const auto reader = Watch(&refused, "1");
   EXPECT_FALSE(reader->Read(&message));
@@ -419,9 +416,9 @@ TEST_F(StreamsTest, OneUserFollowsOnlySoManyJobsAtOnce) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("you follow 1024 jobs now"));
   calls[0]->TryCancel();
-  await(kWatchesMax - 1);
+  AwaitWatchers(kWatchesMax - 1);
   follow();
-  await(kWatchesMax);
+  AwaitWatchers(kWatchesMax);
   for (const auto& call : calls) call->TryCancel();
 }
 
@@ -637,19 +634,15 @@ TEST_F(StreamsTest, OnlySoManyReadLogsAtOnce) {
   std::vector<std::unique_ptr<grpc::ClientContext>> calls;
   std::vector<std::unique_ptr<grpc::ClientReader<pb::LogsResponse>>> readers;
   const auto read = [&] { readers.push_back(Logs(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), true)); };
-  const auto await = [&](size_t watchers) {
-    for (const auto end = std::chrono::steady_clock::now() + kPatience; hub_->watchers() != watchers && std::chrono::steady_clock::now() < end;) std::this_thread::yield();
-    EXPECT_EQ(hub_->watchers(), watchers);
-  };
   for (int i = 0; i < kLogReadersMax; ++i) read();
-  await(kLogReadersMax);
+  AwaitWatchers(kLogReadersMax);
   const grpc::Status status = Refused(true, nullptr);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("256 calls read logs now"));
   calls[0]->TryCancel();
-  await(kLogReadersMax - 1);
+  AwaitWatchers(kLogReadersMax - 1);
   read();
-  await(kLogReadersMax);
+  AwaitWatchers(kLogReadersMax);
   for (const auto& call : calls) call->TryCancel();
 }
 

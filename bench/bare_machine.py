@@ -14,8 +14,16 @@ INSIDE = """
 mount -t proc proc {root}/proc && mount -t sysfs sysfs {root}/sys && mount --rbind /dev {root}/dev && mount -t tmpfs tmpfs {root}/dev/shm &&
 exec chroot {root} env -i HOME=/root TERM=dumb PATH=/usr/sbin:/usr/bin:/sbin:/bin {settings} sh -c 'cd /muster/main && {command}'
 """
-COPIED = ["/etc/apt/sources.list", "/etc/apt/sources.list.d", "/etc/pip.conf", "/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt",
-          "/usr/local/share/ca-certificates", "/usr/share/keyrings"]
+COPIED = [
+    "/etc/apt/sources.list",
+    "/etc/apt/sources.list.d",
+    "/etc/pip.conf",
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/usr/local/share/ca-certificates",
+    "/usr/share/keyrings",
+]
 
 
 class BareMachine:
@@ -24,9 +32,21 @@ class BareMachine:
 
     def __enter__(self):
         if os.geteuid() != 0 or not shutil.which("debootstrap"):
-            raise SystemExit("a bare machine needs root and debootstrap: apt-get install debootstrap")
+            raise SystemExit(
+                "a bare machine needs root and debootstrap: apt-get install debootstrap"
+            )
         self.root = Path(tempfile.mkdtemp(prefix="muster-bare-", dir="/var/tmp"))
-        subprocess.run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", self.root], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                "debootstrap",
+                "--variant=minbase",
+                "--include=ca-certificates",
+                "bookworm",
+                self.root,
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         for name in COPIED:
             path, copy = Path(name), self.root / name[1:]
             if path.is_dir():
@@ -35,7 +55,9 @@ class BareMachine:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
         (self.root / "muster").mkdir()
-        subprocess.run(["git", "clone", "-q", self.source, self.root / "muster" / "main"], check=True)
+        subprocess.run(
+            ["git", "clone", "-q", self.source, self.root / "muster" / "main"], check=True
+        )
         return self
 
     def __exit__(self, *_):
@@ -43,12 +65,28 @@ class BareMachine:
 
     def run(self, command: str) -> tuple[int, float, str]:
         """(exit status, seconds, what it said on stdout) of a shell command in the clone; all it says is shown as well."""
-        settings = " ".join(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_") and " " not in value)
+        settings = " ".join(
+            f"{name}={value}"
+            for name, value in os.environ.items()
+            if name.startswith("PIP_") and " " not in value
+        )
         said = []
         began = time.monotonic()
-        with subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c",
-                               INSIDE.format(root=self.root, settings=settings, command=command)],
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "sh",
+                "-c",
+                INSIDE.format(root=self.root, settings=settings, command=command),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 said.append(line)

@@ -26,9 +26,19 @@ def full() -> bool:
         again, second_s, _ = machine.run("deploy/demo.sh")
     summary = SUMMARY.search(said)
     story_s = int(summary[1]) * 60 + int(summary[2]) if summary else -1
-    held = [figure("demo.bare_machine", round(first_s / 60, 1), "min", "<= 20", code == 0 and first_s <= 1200),
-            figure("demo.after_the_build", story_s, "s", "<= 180", 0 < story_s <= 180),
-            figure("demo.second_run", round(second_s, 1), "s", "<= 180", again == 0 and second_s <= 180)]
+    held = [
+        figure(
+            "demo.bare_machine",
+            round(first_s / 60, 1),
+            "min",
+            "<= 20",
+            code == 0 and first_s <= 1200,
+        ),
+        figure("demo.after_the_build", story_s, "s", "<= 180", 0 < story_s <= 180),
+        figure(
+            "demo.second_run", round(second_s, 1), "s", "<= 180", again == 0 and second_s <= 180
+        ),
+    ]
     return all(held)
 
 

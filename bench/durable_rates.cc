@@ -1,8 +1,10 @@
-// durable_rates DATA_DIR [--jobs N] [--outstanding N] [--hosts N] [--runtime-ms N] [--wait-ends] [--unchecked]: how many one-slot jobs a second
-// the real engine with a real store takes, and how many it starts on simulated agents. Prints one JSON line.
+// durable_rates DATA_DIR [--jobs N] [--outstanding N] [--hosts N] [--runtime-ms N] [--wait-ends]
+// [--unchecked]: how many one-slot jobs a second the real engine with a real store takes, and how
+// many it starts on simulated agents. Prints one JSON line.
 //
-// Each submission goes the way of an RPC behind gRPC: idempotency key, resolution, event, commit with synchronous=FULL, answer.
-// Submitters keep `outstanding` unanswered at any time. A start counts when the agent's word of it is committed.
+// Each submission goes the way of an RPC behind gRPC: idempotency key, resolution, event, commit
+// with synchronous=FULL, answer. Submitters keep `outstanding` unanswered at any time. A start
+// counts when the agent's word of it is committed.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -29,7 +31,7 @@ namespace muster::bench {
 namespace {
 
 constexpr char kFlavour[] = "cpu-slot";
-constexpr int kSlots = 8;                       // a host
+constexpr int kSlots = 8;  // a host
 
 pb::ClusterFile Clusters(int hosts) {
   pb::ClusterFile file;
@@ -93,14 +95,16 @@ struct Counts {
 };
 
 int Main(int argc, char** argv) {
-  CLI::App app{"Durable submissions and starts a second through the real engine and store.", "durable_rates"};
+  CLI::App app{"Durable submissions and starts a second through the real engine and store.",
+               "durable_rates"};
   std::string data_dir;
   int jobs = 40'000, outstanding = 1024, hosts = 100, submitters = 4;
   int64_t runtime_ms = 3'600'000;
   bool wait_ends = false, unchecked = false;
   app.add_option("data-dir", data_dir)->required();
   app.add_option("--jobs", jobs);
-  app.add_option("--outstanding", outstanding, "Submissions that wait for their answer at any time");
+  app.add_option("--outstanding", outstanding,
+                 "Submissions that wait for their answer at any time");
   app.add_option("--submitters", submitters, "Threads that submit");
   app.add_option("--hosts", hosts, "Simulated hosts of 8 slots");
   app.add_option("--runtime-ms", runtime_ms, "Of each job");
@@ -119,7 +123,8 @@ int Main(int argc, char** argv) {
     const int64_t now_ns = RealClock()->WallNs();
     std::lock_guard lock(counts.mutex);
     ++counts.steps;
-    counts.step_events_most = std::max<int64_t>(counts.step_events_most, static_cast<int64_t>(step.events.size()));
+    counts.step_events_most =
+        std::max<int64_t>(counts.step_events_most, static_cast<int64_t>(step.events.size()));
     for (const pb::Event& event : step.events) {
       counts.placed += event.has_attempt_placed();
       if (!event.has_attempt_reported()) continue;
@@ -134,7 +139,8 @@ int Main(int argc, char** argv) {
     counts.changed.notify_all();
   });
   system.Run();
-  SimulatedAgents agents(&system.sessions(), Hosts(clusters), [&](const pb::Prepare&) { return runtime_ms * kMillisecond; });
+  SimulatedAgents agents(&system.sessions(), Hosts(clusters),
+                         [&](const pb::Prepare&) { return runtime_ms * kMillisecond; });
   agents.WaitWelcomed();
 
   std::counting_semaphore<> room(outstanding);
@@ -168,21 +174,30 @@ int Main(int argc, char** argv) {
   {
     std::unique_lock lock(counts.mutex);
     const int64_t slots = int64_t{kSlots} * hosts;
-    counts.changed.wait(lock, [&] { return wait_ends ? counts.ended >= jobs : counts.started >= std::min<int64_t>(jobs, slots); });
+    counts.changed.wait(lock, [&] {
+      return wait_ends ? counts.ended >= jobs : counts.started >= std::min<int64_t>(jobs, slots);
+    });
   }
   rusage after{};
   getrusage(RUSAGE_SELF, &after);
-  const auto cpu = [](const timeval& a, const timeval& b) { return static_cast<double>(b.tv_sec - a.tv_sec) + static_cast<double>(b.tv_usec - a.tv_usec) / 1e6; };
+  const auto cpu = [](const timeval& a, const timeval& b) {
+    return static_cast<double>(b.tv_sec - a.tv_sec) +
+           static_cast<double>(b.tv_usec - a.tv_usec) / 1e6;
+  };
   std::lock_guard lock(counts.mutex);
   const EngineStats stats = system.engine().Stats();
   const double starts_s = static_cast<double>(counts.last_start_ns - start_ns) / 1e9;
-  std::printf("{\"jobs\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, \"started\": %lld, \"starts_per_s\": %.0f, \"ended\": %lld, "
-              "\"steps\": %lld, \"most_events_a_step\": %lld, \"step_ms_p99\": %.2f, \"decide_ms_p99\": %.2f, \"commit_ms_p99\": %.2f, "
-              "\"cpu_user_s\": %.2f, \"cpu_system_s\": %.2f}\n",
-              jobs, jobs / submitted_s, submitted_s, static_cast<long long>(counts.started), static_cast<double>(counts.started) / starts_s,
-              static_cast<long long>(counts.ended), static_cast<long long>(counts.steps), static_cast<long long>(counts.step_events_most),
-              Milliseconds(stats.step), Milliseconds(stats.decide), Milliseconds(stats.commit),
-              cpu(before.ru_utime, after.ru_utime), cpu(before.ru_stime, after.ru_stime));
+  std::printf(
+      "{\"jobs\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, \"started\": %lld, "
+      "\"starts_per_s\": %.0f, \"ended\": %lld, "
+      "\"steps\": %lld, \"most_events_a_step\": %lld, \"step_ms_p99\": %.2f, \"decide_ms_p99\": "
+      "%.2f, \"commit_ms_p99\": %.2f, "
+      "\"cpu_user_s\": %.2f, \"cpu_system_s\": %.2f}\n",
+      jobs, jobs / submitted_s, submitted_s, static_cast<long long>(counts.started),
+      static_cast<double>(counts.started) / starts_s, static_cast<long long>(counts.ended),
+      static_cast<long long>(counts.steps), static_cast<long long>(counts.step_events_most),
+      Milliseconds(stats.step), Milliseconds(stats.decide), Milliseconds(stats.commit),
+      cpu(before.ru_utime, after.ru_utime), cpu(before.ru_stime, after.ru_stime));
   return 0;
 }
 

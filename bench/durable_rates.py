@@ -14,7 +14,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), str(ROOT / "bench" / "peers")]
+sys.path[:0] = [
+    str(ROOT / "deploy" / "demo"),
+    str(ROOT / "tests" / "system"),
+    str(ROOT / "bench" / "peers"),
+]
 
 import slurm  # noqa: E402
 from figures import figure, measure  # noqa: E402
@@ -29,7 +33,19 @@ def over_grpc(jobs: int) -> float:
         system = LocalSystem(folder, BIN)
         configure(system)
         system.start_musterd()
-        done = subprocess.run([BIN / "bench_submit_load", system.server, "--jobs", str(jobs), "--outstanding", "4096"], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [
+                BIN / "bench_submit_load",
+                system.server,
+                "--jobs",
+                str(jobs),
+                "--outstanding",
+                "4096",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         print(f"over gRPC: {done.stdout.strip()}", flush=True)
         return json.loads(done.stdout)["submissions_per_s"]
 
@@ -50,19 +66,64 @@ def main() -> int:
     times = 1 if quick else 3
     jobs = 10_000 if quick else 40_000
     other = peer(100 if quick else 500, times)
-    submissions = max(measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096)["submissions_per_s"] for _ in range(times))
+    submissions = max(
+        measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096)[
+            "submissions_per_s"
+        ]
+        for _ in range(times)
+    )
     grpc = max(over_grpc(jobs) for _ in range(times))
-    starts = max(measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends")["starts_per_s"]
-                 for _ in range(times))
+    starts = max(
+        measure(
+            "bench_durable_rates",
+            "STORE",
+            "--jobs",
+            jobs,
+            "--outstanding",
+            4096,
+            "--hosts",
+            1000,
+            "--runtime-ms",
+            100,
+            "--wait-ends",
+        )["starts_per_s"]
+        for _ in range(times)
+    )
 
     # What it is set against isn't the same work, and no bar stands on it: the peer's label says what it did.
     def named(key):
-        what = {"submissions_per_s": "one sbatch a job, 8 at a time", "jobs_per_s": "jobs that run /bin/true"}[key]
+        what = {
+            "submissions_per_s": "one sbatch a job, 8 at a time",
+            "jobs_per_s": "jobs that run /bin/true",
+        }[key]
         return {f"{other['name']}, {what}": round(other[key])} if other else None
 
-    held = [figure("durable-rates.submissions.engine", round(submissions), "1/s", ">= 20000", submissions >= 20_000, named("submissions_per_s")),
-            figure("durable-rates.submissions.grpc", round(grpc), "1/s", ">= 20000", grpc >= 20_000, named("submissions_per_s")),
-            figure("durable-rates.starts", round(starts), "1/s", ">= 5000", starts >= 5_000, named("jobs_per_s"))]
+    held = [
+        figure(
+            "durable-rates.submissions.engine",
+            round(submissions),
+            "1/s",
+            ">= 20000",
+            submissions >= 20_000,
+            named("submissions_per_s"),
+        ),
+        figure(
+            "durable-rates.submissions.grpc",
+            round(grpc),
+            "1/s",
+            ">= 20000",
+            grpc >= 20_000,
+            named("submissions_per_s"),
+        ),
+        figure(
+            "durable-rates.starts",
+            round(starts),
+            "1/s",
+            ">= 5000",
+            starts >= 5_000,
+            named("jobs_per_s"),
+        ),
+    ]
     return 0 if all(held) else 1
 
 

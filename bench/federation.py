@@ -23,7 +23,7 @@ from figures import figure
 from simulate import DATA, at_once, overtaken, simulate, table
 
 CLUSTERS = ["phx", "dal", "fra", "osl"]
-HOSTS = 17                      # of each cluster
+HOSTS = 17  # of each cluster
 GPUS_OF_A_CLUSTER = HOSTS * 8
 SEED = 20201125
 
@@ -31,14 +31,20 @@ SEED = 20201125
 def write(folder: Path, first_day: int, last_day: int, mixed: bool, share: float = 1) -> None:
     """Traces, clusters and queues of the experiment. `mixed`: that share of the jobs, in random order and at random times."""
     with gzip.open(DATA / "philly" / "philly.csv.gz", "rt") as file:
-        rows = [row for row in csv.DictReader(file) if first_day <= int(row["submit_s"]) // 86400 < last_day]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if first_day <= int(row["submit_s"]) // 86400 < last_day
+        ]
     times = [int(row["submit_s"]) - first_day * 86400 for row in rows]
     if mixed:
         draw = random.Random(SEED)
         rows = draw.sample(rows, int(len(rows) * share))
         times = [0.0]
         while len(times) < len(rows):
-            times.append(times[-1] + draw.expovariate(1 / 60))     # muster-sim stretches them to the load
+            times.append(
+                times[-1] + draw.expovariate(1 / 60)
+            )  # muster-sim stretches them to the load
     work = defaultdict(float)
     for row in rows:
         work[row["cluster"]] += int(row["gpus"]) * float(row["duration_s"])
@@ -46,23 +52,35 @@ def write(folder: Path, first_day: int, last_day: int, mixed: bool, share: float
     for tenant in sorted(work, key=lambda each: -work[each]):
         home[tenant] = min(CLUSTERS, key=lambda cluster: load[cluster])
         load[home[tenant]] += work[tenant]
-    for name, cluster_of in (("by-tenant", lambda index, row: home[row["cluster"]]), ("in-turn", lambda index, row: CLUSTERS[index % 4])):
+    for name, cluster_of in (
+        ("by-tenant", lambda index, row: home[row["cluster"]]),
+        ("in-turn", lambda index, row: CLUSTERS[index % 4]),
+    ):
         with open(folder / f"{name}.csv", "w") as file:
             print("submit_s,duration_s,queue,workers,gpus,clusters,name,checkpoint_s", file=file)
             for index, row in enumerate(rows):
                 gpus = int(row["gpus"])
                 each = next(size for size in range(min(gpus, 8), 0, -1) if gpus % size == 0)
-                print(f"{int(times[index])},{row['duration_s']},{row['cluster']},{gpus // each},{each},"
-                      f"{cluster_of(index, row)},{row['job_id']},0", file=file)
+                print(
+                    f"{int(times[index])},{row['duration_s']},{row['cluster']},{gpus // each},{each},"
+                    f"{cluster_of(index, row)},{row['job_id']},0",
+                    file=file,
+                )
     names = ", ".join(CLUSTERS)
     (folder / "four.clusters.yaml").write_text(
         "skus:\n  gpux8: {flavour: gpu, gpus: 8, nvlink_island: 8, cpus: 64, memory: 512GiB, disk: 1TiB, declared: true}\n"
-        f"storages:\n  shared: {{path: /sim, clusters: [{names}]}}\nclusters:\n" + "".join(
-            f"  - {{name: {cluster}, sku: gpux8, job_storage: shared, topology: {{b1: {{r1: [\"h[01-{HOSTS}]\"]}}}}}}\n" for cluster in CLUSTERS))
+        f"storages:\n  shared: {{path: /sim, clusters: [{names}]}}\nclusters:\n"
+        + "".join(
+            f'  - {{name: {cluster}, sku: gpux8, job_storage: shared, topology: {{b1: {{r1: ["h[01-{HOSTS}]"]}}}}}}\n'
+            for cluster in CLUSTERS
+        )
+    )
     lines = ["queues:"]
     for tenant in sorted(work):
         share = int(GPUS_OF_A_CLUSTER * work[tenant] / load[home[tenant]])
-        lines.append(f'  - {{name: "{tenant}", quota: {{gpu: {{guarantee: {{{home[tenant]}: {share}}}, weight: {max(1, share)}}}}}}}')
+        lines.append(
+            f'  - {{name: "{tenant}", quota: {{gpu: {{guarantee: {{{home[tenant]}: {share}}}, weight: {max(1, share)}}}}}}}'
+        )
     (folder / "four.queues.yaml").write_text("\n".join(lines) + "\n")
 
 
@@ -74,11 +92,27 @@ def main() -> int:
         write(folder, first_day, last_day, mixed=not trace_times, share=0.05 if quick else 1)
 
         def run(trace: str, *options: str) -> dict:
-            return simulate(folder / f"{trace}.csv", folder / "four", ["muster"], "--load", "85", "--report", "60s", *options,
-                            queues=folder / "four")["muster"]
+            return simulate(
+                folder / f"{trace}.csv",
+                folder / "four",
+                ["muster"],
+                "--load",
+                "85",
+                "--report",
+                "60s",
+                *options,
+                queues=folder / "four",
+            )["muster"]
 
-        one, split, in_turn = at_once(lambda: run("by-tenant"), lambda: run("by-tenant", "--own-cluster"), lambda: run("in-turn", "--own-cluster"))
-    table("four clusters, 85 % load:", {"one tree": one, "split by tenant": split, "split in turn": in_turn})
+        one, split, in_turn = at_once(
+            lambda: run("by-tenant"),
+            lambda: run("by-tenant", "--own-cluster"),
+            lambda: run("in-turn", "--own-cluster"),
+        )
+    table(
+        "four clusters, 85 % load:",
+        {"one tree": one, "split by tenant": split, "split in turn": in_turn},
+    )
 
     def wait(result: dict) -> float:
         return round(result["summary"]["wait_mean_s"], 1)
@@ -87,13 +121,42 @@ def main() -> int:
     split_waits = {"split by tenant": wait(split), "split in turn": wait(in_turn)}
     bar = round(min(split_waits.values()) / 3, 1)
     times = {kind: round(each / max(wait(one), 0.001), 2) for kind, each in split_waits.items()}
-    held = [figure(f"{name}.wait_mean", wait(one), "s", f"<= {bar}", wait(one) <= bar, split_waits),
-            figure(f"{name}.times_shorter", times["split by tenant"], "x", ">= 3", times["split by tenant"] >= 3),
-            figure(f"{name}.times_shorter_than_in_turn", times["split in turn"], "x", ">= 3", times["split in turn"] >= 3),
-            figure(f"{name}.late", one["summary"]["late"], "jobs", "0", one["summary"]["late"] == 0,
-                   {"split by tenant": split["summary"]["late"], "split in turn": in_turn["summary"]["late"]}),
-            figure(f"{name}.late_outside_the_entitled_set", one["summary"]["left_out"], "jobs", "0", one["summary"]["left_out"] == 0),
-            *overtaken(name, one)]
+    held = [
+        figure(f"{name}.wait_mean", wait(one), "s", f"<= {bar}", wait(one) <= bar, split_waits),
+        figure(
+            f"{name}.times_shorter",
+            times["split by tenant"],
+            "x",
+            ">= 3",
+            times["split by tenant"] >= 3,
+        ),
+        figure(
+            f"{name}.times_shorter_than_in_turn",
+            times["split in turn"],
+            "x",
+            ">= 3",
+            times["split in turn"] >= 3,
+        ),
+        figure(
+            f"{name}.late",
+            one["summary"]["late"],
+            "jobs",
+            "0",
+            one["summary"]["late"] == 0,
+            {
+                "split by tenant": split["summary"]["late"],
+                "split in turn": in_turn["summary"]["late"],
+            },
+        ),
+        figure(
+            f"{name}.late_outside_the_entitled_set",
+            one["summary"]["left_out"],
+            "jobs",
+            "0",
+            one["summary"]["left_out"] == 0,
+        ),
+        *overtaken(name, one),
+    ]
     return 0 if all(held) else 1
 
 

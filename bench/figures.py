@@ -8,14 +8,30 @@ from pathlib import Path
 
 
 def figure(name: str, value, unit: str, bar, holds: bool, peer=None) -> bool:
-    print(json.dumps({"figure": name, "value": value, "unit": unit, "peer": peer, "bar": bar, "holds": bool(holds)}, ensure_ascii=False), flush=True)
+    print(
+        json.dumps(
+            {
+                "figure": name,
+                "value": value,
+                "unit": unit,
+                "peer": peer,
+                "bar": bar,
+                "holds": bool(holds),
+            },
+            ensure_ascii=False,
+        ),
+        flush=True,
+    )
     return bool(holds)
 
 
 def measure(program: str, *words) -> dict:
     """The JSON line that a measuring program prints last; all of it is shown. "STORE" among the words: a store in a folder that goes."""
     with tempfile.TemporaryDirectory(prefix="mst-", dir="/tmp") as folder:
-        command = [Path(os.environ["MUSTER_BIN_DIR"]) / program, *(Path(folder) / "store" if word == "STORE" else str(word) for word in words)]
+        command = [
+            Path(os.environ["MUSTER_BIN_DIR"]) / program,
+            *(Path(folder) / "store" if word == "STORE" else str(word) for word in words),
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     print(f"{program} {' '.join(map(str, words))}: {done.stdout.strip()}", flush=True)
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -29,8 +29,19 @@ LONG, SHORT, LONG_EVERY = 4096, 512, 8
 def quick(targets: list[str]) -> list[dict]:
     results = []
     for target in targets:
-        done = subprocess.run([BIN.parent / "tests" / f"fuzz_{target}", "--runs", "20000", ROOT / "tests/fuzz/corpus" / target], capture_output=True, text=True)
-        results.append({"target": target, "runs": 20_000, "peak_rss_mb": 0, "crashed": done.returncode != 0})
+        done = subprocess.run(
+            [
+                BIN.parent / "tests" / f"fuzz_{target}",
+                "--runs",
+                "20000",
+                ROOT / "tests/fuzz/corpus" / target,
+            ],
+            capture_output=True,
+            text=True,
+        )
+        results.append(
+            {"target": target, "runs": 20_000, "peak_rss_mb": 0, "crashed": done.returncode != 0}
+        )
         print(f"{target}: {done.stdout.strip() or done.stderr[-500:]}", flush=True)
     return results
 
@@ -39,20 +50,37 @@ def long(targets: list[str]) -> list[dict]:
     """Adds to what tests/fuzz/tally.json says was executed before, a slice at a time, until each target has RUNS or crashed."""
     tally = json.loads(TALLY.read_text())
     for number in itertools.count(1):
-        short = sorted((one.get("runs", 0), target) for target in targets if not (one := tally.get(target, {})).get("crashed"))
+        short = sorted(
+            (one.get("runs", 0), target)
+            for target in targets
+            if not (one := tally.get(target, {})).get("crashed")
+        )
         short = [target for runs, target in short if runs < RUNS][: os.cpu_count()]
         if not short:
             return [{"target": target, "crashed": False, **tally[target]} for target in targets]
         left = RUNS - min(tally.get(target, {}).get("runs", 0) for target in short)
-        limits = ["--runs", str(left), "--seconds", str(SLICE_S), "--max-len", str(SHORT if number % LONG_EVERY else LONG)]
-        run = subprocess.run([ROOT / "bench/fuzz.sh", *limits, *short], stdout=subprocess.PIPE, text=True)
+        limits = [
+            "--runs",
+            str(left),
+            "--seconds",
+            str(SLICE_S),
+            "--max-len",
+            str(SHORT if number % LONG_EVERY else LONG),
+        ]
+        run = subprocess.run(
+            [ROOT / "bench/fuzz.sh", *limits, *short], stdout=subprocess.PIPE, text=True
+        )
         if not run.stdout:
             sys.exit("bench/fuzz.sh said nothing; its reason is above")
         for line in run.stdout.splitlines():
             print(line, flush=True)
             result = json.loads(line)
             before = tally.get(result["target"], {"runs": 0, "peak_rss_mb": 0})
-            tally[result["target"]] = {"runs": before["runs"] + result["runs"], "peak_rss_mb": max(before["peak_rss_mb"], result["peak_rss_mb"]), "crashed": result["crashed"]}
+            tally[result["target"]] = {
+                "runs": before["runs"] + result["runs"],
+                "peak_rss_mb": max(before["peak_rss_mb"], result["peak_rss_mb"]),
+                "crashed": result["crashed"],
+            }
         TALLY.write_text(json.dumps(tally, indent=1, sort_keys=True) + "\n")
 
 
@@ -62,8 +90,20 @@ def main() -> int:
     fewest = min((result["runs"] for result in results), default=0)
     crashed = [result["target"] for result in results if result["crashed"]]
     ok = figure("fuzz targets", len(results), "", len(targets), len(results) == len(targets))
-    ok &= figure("fewest executions of one", fewest, "", "≥ 10,000,000" if "--quick" not in sys.argv else "-", "--quick" in sys.argv or fewest >= RUNS)
-    ok &= figure("targets that crashed, leaked, hung or held more than 1 GiB", len(crashed), "", "0", not crashed)
+    ok &= figure(
+        "fewest executions of one",
+        fewest,
+        "",
+        "≥ 10,000,000" if "--quick" not in sys.argv else "-",
+        "--quick" in sys.argv or fewest >= RUNS,
+    )
+    ok &= figure(
+        "targets that crashed, leaked, hung or held more than 1 GiB",
+        len(crashed),
+        "",
+        "0",
+        not crashed,
+    )
     peak_mb = max((result["peak_rss_mb"] for result in results), default=0)
     ok &= figure("most memory that one held", peak_mb, "MB", "≤ 1024", peak_mb <= 1024)
     return 0 if ok else 1

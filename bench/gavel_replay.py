@@ -17,19 +17,50 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SAMPLES = {"ResNet-18": 50000, "ResNet-50": 100000, "Transformer": 10000, "LM": 59675, "Recommendation": 117907}
+SAMPLES = {
+    "ResNet-18": 50000,
+    "ResNet-50": 100000,
+    "Transformer": 10000,
+    "LM": 59675,
+    "Recommendation": 117907,
+}
 LARGEST = {"ResNet-18": 256, "ResNet-50": 128, "Transformer": 128, "LM": 80, "Recommendation": 8192}
 SMALLEST = {"ResNet-18": 16, "ResNet-50": 16, "Transformer": 16, "LM": 5, "Recommendation": 512}
 # GNS doubles the batch size at these epochs, by (model, first batch size, GPUs).
 GNS = {
-    ("ResNet-18", 16, 1): [31, 41, 51, 71], ("ResNet-18", 32, 1): [21, 31, 51], ("ResNet-18", 64, 1): [11, 31], ("ResNet-18", 128, 1): [11],
-    ("ResNet-18", 16, 2): [21, 31, 91, 111], ("ResNet-18", 32, 2): [11, 21, 41], ("ResNet-18", 64, 2): [21, 41], ("ResNet-18", 128, 2): [41],
-    ("ResNet-18", 16, 4): [11, 21, 81, 91], ("ResNet-18", 32, 4): [21, 31, 61], ("ResNet-18", 64, 4): [11, 61], ("ResNet-18", 128, 4): [11],
-    ("ResNet-50", 64, 1): [101], ("ResNet-50", 32, 2): [101, 111], ("ResNet-50", 64, 2): [81], ("ResNet-50", 32, 4): [131, 221],
-    ("ResNet-50", 64, 4): [191], ("LM", 5, 1): [31, 41, 61, 71], ("LM", 10, 1): [11, 21, 41], ("LM", 20, 1): [11, 41], ("LM", 40, 1): [11],
-    ("LM", 5, 2): [31, 51, 61, 71], ("LM", 10, 2): [11, 31, 41], ("LM", 20, 2): [31, 41], ("LM", 40, 2): [11], ("LM", 5, 4): [11, 31, 71, 91],
-    ("LM", 10, 4): [11, 31, 61], ("LM", 20, 4): [11, 61], ("LM", 40, 4): [61], ("Recommendation", 512, 1): [21, 41, 71, 91],
-    ("Recommendation", 1024, 1): [21, 51, 91], ("Recommendation", 2048, 1): [21, 41], ("Recommendation", 4096, 1): [41],
+    ("ResNet-18", 16, 1): [31, 41, 51, 71],
+    ("ResNet-18", 32, 1): [21, 31, 51],
+    ("ResNet-18", 64, 1): [11, 31],
+    ("ResNet-18", 128, 1): [11],
+    ("ResNet-18", 16, 2): [21, 31, 91, 111],
+    ("ResNet-18", 32, 2): [11, 21, 41],
+    ("ResNet-18", 64, 2): [21, 41],
+    ("ResNet-18", 128, 2): [41],
+    ("ResNet-18", 16, 4): [11, 21, 81, 91],
+    ("ResNet-18", 32, 4): [21, 31, 61],
+    ("ResNet-18", 64, 4): [11, 61],
+    ("ResNet-18", 128, 4): [11],
+    ("ResNet-50", 64, 1): [101],
+    ("ResNet-50", 32, 2): [101, 111],
+    ("ResNet-50", 64, 2): [81],
+    ("ResNet-50", 32, 4): [131, 221],
+    ("ResNet-50", 64, 4): [191],
+    ("LM", 5, 1): [31, 41, 61, 71],
+    ("LM", 10, 1): [11, 21, 41],
+    ("LM", 20, 1): [11, 41],
+    ("LM", 40, 1): [11],
+    ("LM", 5, 2): [31, 51, 61, 71],
+    ("LM", 10, 2): [11, 31, 41],
+    ("LM", 20, 2): [31, 41],
+    ("LM", 40, 2): [11],
+    ("LM", 5, 4): [11, 31, 71, 91],
+    ("LM", 10, 4): [11, 31, 61],
+    ("LM", 20, 4): [11, 61],
+    ("LM", 40, 4): [61],
+    ("Recommendation", 512, 1): [21, 41, 71, 91],
+    ("Recommendation", 1024, 1): [21, 51, 91],
+    ("Recommendation", 2048, 1): [21, 41],
+    ("Recommendation", 4096, 1): [41],
 }
 
 
@@ -43,8 +74,8 @@ class Job:
     mode: str
     arrival_s: float
     batch: int = 0
-    done: int = 0            # steps at the current batch size
-    adapts: str = ""         # "larger" or "smaller" at the end of its next round
+    done: int = 0  # steps at the current batch size
+    adapts: str = ""  # "larger" or "smaller" at the end of its next round
     received_s: float = 0.0  # since the shares were computed
     admitted_s: float = 0.0
     end_s: float = field(default=math.nan)
@@ -58,7 +89,18 @@ def read_jobs(path: Path) -> list[Job]:
     for index, line in enumerate(path.read_text().splitlines()):
         cells = line.split("\t")
         model, batch = re.fullmatch(r"(.*) \(batch size (\d+)\)", cells[0]).groups()
-        jobs.append(Job(index, model, int(batch), int(cells[5]), int(cells[6]), cells[7], float(cells[11]), batch=int(batch)))
+        jobs.append(
+            Job(
+                index,
+                model,
+                int(batch),
+                int(cells[5]),
+                int(cells[6]),
+                cells[7],
+                float(cells[11]),
+                batch=int(batch),
+            )
+        )
     return jobs
 
 
@@ -77,16 +119,26 @@ def critical(job: Job, epoch: int) -> bool:
         return epoch < (30 if job.first_batch <= 1024 else 40 if job.first_batch == 2048 else 10)
     if job.model == "ResNet-50":
         return epoch % 30 < 10
-    return epoch < (20 if job.first_batch == 256 else 10) or 150 <= epoch < 160 or 250 <= epoch < 260
+    return (
+        epoch < (20 if job.first_batch == 256 else 10) or 150 <= epoch < 160 or 250 <= epoch < 260
+    )
 
 
 def ask(job: Job) -> None:
     """What the job's adaptation asks for after a round."""
     epoch = job.epochs(job.done, job.batch)
     if job.mode == "accordion" and job.model != "Transformer":
-        if job.batch == job.first_batch and not critical(job, epoch) and job.batch != LARGEST[job.model]:
+        if (
+            job.batch == job.first_batch
+            and not critical(job, epoch)
+            and job.batch != LARGEST[job.model]
+        ):
             job.adapts = "larger"
-        elif job.batch != job.first_batch and critical(job, epoch) and job.batch != SMALLEST[job.model]:
+        elif (
+            job.batch != job.first_batch
+            and critical(job, epoch)
+            and job.batch != SMALLEST[job.model]
+        ):
             job.adapts = "smaller"
     elif job.mode == "gns" and job.batch != LARGEST[job.model]:
         reached = sum(at <= epoch + 1 for at in GNS.get((job.model, job.first_batch, job.gpus), []))
@@ -98,7 +150,13 @@ def adapt(job: Job, rates: dict) -> None:
     wish, job.adapts = job.adapts, ""
     if not wish or job.model == "Transformer" or job.first_batch == LARGEST[job.model]:
         return
-    batch = 2 * job.batch if job.mode == "gns" else LARGEST[job.model] if wish == "larger" else job.first_batch
+    batch = (
+        2 * job.batch
+        if job.mode == "gns"
+        else LARGEST[job.model]
+        if wish == "larger"
+        else job.first_batch
+    )
     if (job.model, batch, job.gpus) not in rates:
         return
     each = math.ceil(SAMPLES[job.model] / batch)
@@ -119,7 +177,14 @@ def shares(jobs: list[Job], gpus: int) -> dict[int, float]:
     return {job.index: min(1.0, low / job.gpus) for job in jobs}
 
 
-def replay(trace: Path, throughputs: Path, gpus: int = 32, round_s: float = 120, overhead_s: float = 20, shares_every_s: float = 1000) -> tuple[float, float]:
+def replay(
+    trace: Path,
+    throughputs: Path,
+    gpus: int = 32,
+    round_s: float = 120,
+    overhead_s: float = 20,
+    shares_every_s: float = 1000,
+) -> tuple[float, float]:
     """(makespan, average completion time) in hours."""
     rates = read_rates(throughputs)
     jobs = read_jobs(trace)
@@ -161,7 +226,9 @@ def replay(trace: Path, throughputs: Path, gpus: int = 32, round_s: float = 120,
             for job in active:
                 job.received_s = round_s / 2
         left, chosen = gpus, []
-        for job in sorted(active, key=lambda each: share.get(each.index, 0) / each.received_s, reverse=True):
+        for job in sorted(
+            active, key=lambda each: share.get(each.index, 0) / each.received_s, reverse=True
+        ):
             if job.gpus <= left:
                 left -= job.gpus
                 if job.index in share:
@@ -175,4 +242,6 @@ def replay(trace: Path, throughputs: Path, gpus: int = 32, round_s: float = 120,
         if not running:
             now += round_s
         rounds += 1
-    return max(job.end_s for job in jobs) / 3600, sum(job.end_s - job.admitted_s for job in jobs) / len(jobs) / 3600
+    return max(job.end_s for job in jobs) / 3600, sum(
+        job.end_s - job.admitted_s for job in jobs
+    ) / len(jobs) / 3600

@@ -28,9 +28,9 @@ from local_system import Failed, LocalSystem, job_processes, processes_of, syste
 from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
-NOT_THERE_NOW = 6                              # exit code of `muster` without a daemon
+NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 STORED = 10_000
-WAITING = 16                                   # jobs that nothing but room is missing for: what a start can place
+WAITING = 16  # jobs that nothing but room is missing for: what a start can place
 QUEUES32 = """\
 queues:
   - {name: default, submit: ['*']}
@@ -46,9 +46,19 @@ def kill(process: subprocess.Popen) -> None:
 def scheduler(system: LocalSystem, quick: bool) -> bool:
     kills = 20 if quick else 1000
     small_system.start(system, QUEUES32, hosts=("h01",), slots=32)
-    first = small_system.submit(system, "name: first\nqueue: stored\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: sleep 100000\n", "first")
-    wait_for("the one that holds the limit to run", lambda: system.job(first)["state"] == "RUNNING", 20)
-    subprocess.run([BIN / "bench_submit_load", system.server, "--queue", "stored", "--jobs", str(STORED)], check=True, stdout=subprocess.DEVNULL)
+    first = small_system.submit(
+        system,
+        "name: first\nqueue: stored\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: sleep 100000\n",
+        "first",
+    )
+    wait_for(
+        "the one that holds the limit to run", lambda: system.job(first)["state"] == "RUNNING", 20
+    )
+    subprocess.run(
+        [BIN / "bench_submit_load", system.server, "--queue", "stored", "--jobs", str(STORED)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     acknowledged, refused, stop = [], [], threading.Event()
     lines_file = system.folder / "lines"
     lines_file.touch()
@@ -68,14 +78,19 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         for index in range(1_000_000):
             name, rng = f"job{lane}-{index}", random.Random(lane * 1_000_003 + index)
             path = system.folder / f"{name}.yaml"
-            path.write_text(f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
-                            f"run: |\n  echo \"$MUSTER_JOB $MUSTER_ATTEMPT $RANK\" >> {lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n")
+            path.write_text(
+                f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
+                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT $RANK" >> {lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n'
+            )
             while True:
                 while backlog() and not stop.is_set():
                     time.sleep(0.05)
                 if stop.is_set():
                     return
-                done = system.run(["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", name], check=False)
+                done = system.run(
+                    ["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", name],
+                    check=False,
+                )
                 if done.returncode == 0:
                     acknowledged.append(done.stdout.strip())
                     path.unlink()
@@ -87,7 +102,9 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     def submit_or_say(lane: int) -> None:
         try:
             submit_all(lane)
-        except Exception as error:                 # a command that hangs, say: the run is not one with submissions in flight
+        except (
+            Exception
+        ) as error:  # a command that hangs, say: the run is not one with submissions in flight
             refused.append(str(error))
             stop.set()
 
@@ -95,27 +112,29 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     for lane in lanes:
         lane.start()
     starts_s, began_ns, rng = [], [], random.Random(1)
-    jobs, placed = {}, set()                   # by number: its state; when attempts were placed
+    jobs, placed = {}, set()  # by number: its state; when attempts were placed
 
     def ours(*more: str) -> list[dict]:
         return system.json("jobs", *more, "--queue", "default", "--limit", "100000")["jobs"]
 
-    def collect() -> None:                     # musterd keeps the newest 10,000 finished jobs
+    def collect() -> None:  # musterd keeps the newest 10,000 finished jobs
         for job in ours("--all"):
             jobs[str(job["number"])] = job["state"]
             placed.update(int(attempt["place_ns"]) for attempt in task(job)["attempts"])
 
     try:
         for index in range(kills):
-            if index % 2 == 0:                 # what this start is to place has to be there
+            if index % 2 == 0:  # what this start is to place has to be there
                 wait_for("more jobs than there is room for", something_to_place, 60, 0.01)
-            time.sleep(rng.uniform(0, 0.4))    # the moment is what is drawn
+            time.sleep(rng.uniform(0, 0.4))  # the moment is what is drawn
             kill(system.processes["musterd"])
             began_ns.append(time.time_ns())
             starts_s.append(system.start_musterd())
-            if index % 2 == 0:                 # the next kill comes after a placement; else it may come before one
+            if index % 2 == 0:  # the next kill comes after a placement; else it may come before one
                 size = lines_file.stat().st_size
-                wait_for("something to be placed", lambda: lines_file.stat().st_size > size, 30, 0.01)
+                wait_for(
+                    "something to be placed", lambda: lines_file.stat().st_size > size, 30, 0.01
+                )
             if index % 200 == 0:
                 collect()
     finally:
@@ -127,34 +146,64 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
     collect()
     placed_ns = sorted(placed)
     # Of every second start, as the others' placements may have been cut off.
-    first_s = [(placed_ns[min(bisect.bisect_left(placed_ns, start), len(placed_ns) - 1)] - start) / 1e9 for start in began_ns[::2]]
+    first_s = [
+        (placed_ns[min(bisect.bisect_left(placed_ns, start), len(placed_ns) - 1)] - start) / 1e9
+        for start in began_ns[::2]
+    ]
     lines = Counter(lines_file.read_text().splitlines())
     twice = [line for line, times in lines.items() if times > 1]
     lost = set(acknowledged) - set(jobs)
     not_done = [number for number, state in jobs.items() if state != "SUCCEEDED"]
-    print(f"{len(acknowledged)} acknowledged submissions, {sum(lines.values())} processes, refused for another reason than that nobody was there: {refused[:3]}")
-    ok = figure("SIGKILLs of musterd with 32 slots, submissions and ends in flight", kills, "", "≥ 1,000" if not quick else "-", True)
+    print(
+        f"{len(acknowledged)} acknowledged submissions, {sum(lines.values())} processes, refused for another reason than that nobody was there: {refused[:3]}"
+    )
+    ok = figure(
+        "SIGKILLs of musterd with 32 slots, submissions and ends in flight",
+        kills,
+        "",
+        "≥ 1,000" if not quick else "-",
+        True,
+    )
     ok &= figure("acknowledged submissions lost", len(lost), "", "0", not lost and not refused)
     ok &= figure("attempts started twice", len(twice), "", "0", not twice)
     ok &= figure("jobs that did not succeed", len(not_done), "", "0", not not_done)
-    figure("from its start to its first answer, p99", round(quantile(starts_s, 0.99), 3), "s", "-", True)
+    figure(
+        "from its start to its first answer, p99",
+        round(quantile(starts_s, 0.99), 3),
+        "s",
+        "-",
+        True,
+    )
     print("first placements after", sorted(round(s, 2) for s in first_s))
     slow_s = quantile(first_s, 0.99)
-    return ok & figure(f"from its start to its first placement with {STORED:,} jobs stored, p99 of {len(first_s)}", round(slow_s, 3), "s", "≤ 2", slow_s <= 2)
+    return ok & figure(
+        f"from its start to its first placement with {STORED:,} jobs stored, p99 of {len(first_s)}",
+        round(slow_s, 3),
+        "s",
+        "≤ 2",
+        slow_s <= 2,
+    )
 
 
 def agent(system: LocalSystem, quick: bool) -> bool:
-    rounds = 10 if quick else 100              # two agents each
+    rounds = 10 if quick else 100  # two agents each
     small_system.start(system)
     rng, attach_s, moved, wrong, codes = random.Random(2), [], 0, 0, 0
     hosts = ("h01", "h02")
 
     def connections(host: str) -> int:
-        return (system.folder / "logs" / f"agent-lab-{host}.log").read_text(errors="replace").count(" connected ")
+        return (
+            (system.folder / "logs" / f"agent-lab-{host}.log")
+            .read_text(errors="replace")
+            .count(" connected ")
+        )
 
     for batch in range(rounds // 5):
         wanted = {f"b{batch}j{i}": rng.choice([0, 1, 3, 7, 42]) for i in range(4)}
-        numbers = {name: submit_waiting(system, name, exit_code=code, more="max_restarts: 0\n") for name, code in wanted.items()}
+        numbers = {
+            name: submit_waiting(system, name, exit_code=code, more="max_restarts: 0\n")
+            for name, code in wanted.items()
+        }
         for name in wanted:
             wait_started(system, name, 1)
         before = set(job_processes(system.folder))
@@ -162,7 +211,7 @@ def agent(system: LocalSystem, quick: bool) -> bool:
             counts = {host: connections(host) for host in hosts}
             for host in hosts:
                 kill(system.processes[f"agent-lab-{host}"])
-            if kills == 4:                     # the last of a batch: they end while nobody is there
+            if kills == 4:  # the last of a batch: they end while nobody is there
                 for name in wanted:
                     let_go(system, name)
                 wait_for("the processes to end", lambda: not job_processes(system.folder), 20)
@@ -175,13 +224,20 @@ def agent(system: LocalSystem, quick: bool) -> bool:
         for name, code in wanted.items():
             job = wait_ended(system, numbers[name])
             codes += 1
-            right = job["state"] == "SUCCEEDED" if code == 0 else job["state"] == "FAILED" and f"exit {code}" in task(job)["attempts"][-1]["detail"]
+            right = (
+                job["state"] == "SUCCEEDED"
+                if code == 0
+                else job["state"] == "FAILED"
+                and f"exit {code}" in task(job)["attempts"][-1]["detail"]
+            )
             wrong += not right or len(marks(system, name)) != 1
     ok = figure("SIGKILLs of agents", 2 * rounds, "", "≥ 200" if not quick else "-", True)
     ok &= figure("times that other processes ran afterwards", moved, "", "0", moved == 0)
     ok &= figure("exit codes that were right", codes - wrong, f"of {codes}", codes, wrong == 0)
     slowest = max(attach_s)
-    return ok & figure("from its start to its session, slowest", round(slowest, 2), "s", "≤ 3", slowest <= 3)
+    return ok & figure(
+        "from its start to its session, slowest", round(slowest, 2), "s", "≤ 3", slowest <= 3
+    )
 
 
 def shim(system: LocalSystem, quick: bool) -> bool:
@@ -192,23 +248,55 @@ def shim(system: LocalSystem, quick: bool) -> bool:
         name = f"gang{index}"
         number = submit_waiting(system, name, workers="4")
         wait_started(system, name, 4)
-        shims = [pid for pid, program in processes_of(system.folder).items() if program == "muster-shim"]
+        shims = [
+            pid for pid, program in processes_of(system.folder).items() if program == "muster-shim"
+        ]
         # Not what a shim forked and has not become another program: that is a worker's.
-        victim = rng.choice([pid for pid in shims if parent_of(pid) not in shims and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"muster-shim\0")])
-        children = {int(p) for p in os.listdir("/proc") if p.isdigit() and parent_of(int(p)) == victim}
-        workers = {pid for pid in job_processes(system.folder) if pid in children or parent_of(pid) in children}
+        victim = rng.choice(
+            [
+                pid
+                for pid in shims
+                if parent_of(pid) not in shims
+                and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"muster-shim\0")
+            ]
+        )
+        children = {
+            int(p) for p in os.listdir("/proc") if p.isdigit() and parent_of(int(p)) == victim
+        }
+        workers = {
+            pid
+            for pid in job_processes(system.folder)
+            if pid in children or parent_of(pid) in children
+        }
         began = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        wait_for("its workers to be gone", lambda: not any(Path(f"/proc/{pid}/environ").exists() and state_of(pid) not in "ZX" for pid in workers), 20, 0.005)
+        wait_for(
+            "its workers to be gone",
+            lambda: (
+                not any(
+                    Path(f"/proc/{pid}/environ").exists() and state_of(pid) not in "ZX"
+                    for pid in workers
+                )
+            ),
+            20,
+            0.005,
+        )
         gone_s.append(time.monotonic() - began)
         wait_started(system, name, 8)
         let_go(system, name)
         job = wait_ended(system, number)
-        wrong += not (workers and job["state"] == "SUCCEEDED" and len(task(job)["attempts"]) == 2 and len(marks(system, name)) == 8)
+        wrong += not (
+            workers
+            and job["state"] == "SUCCEEDED"
+            and len(task(job)["attempts"]) == 2
+            and len(marks(system, name)) == 8
+        )
     ok = figure("SIGKILLs of a shim of a gang over two hosts", rounds, "", "-", True)
     slowest = max(gone_s)
     ok &= figure("until its workers are gone, slowest", round(slowest, 3), "s", "≤ 1", slowest <= 1)
-    return ok & figure("gangs that did not restart exactly once and succeed", wrong, "", "0", wrong == 0)
+    return ok & figure(
+        "gangs that did not restart exactly once and succeed", wrong, "", "0", wrong == 0
+    )
 
 
 def stat_of(pid: int) -> list[str]:
@@ -230,7 +318,9 @@ def main() -> int:
     try:
         with system_folder() as folder:
             system = LocalSystem(folder, BIN)
-            ok = {"scheduler": scheduler, "agent": agent, "shim": shim}[sys.argv[1]](system, "--quick" in sys.argv)
+            ok = {"scheduler": scheduler, "agent": agent, "shim": shim}[sys.argv[1]](
+                system, "--quick" in sys.argv
+            )
             system.stop()
     except Failed as error:
         return say_failed(error)

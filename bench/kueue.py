@@ -41,16 +41,39 @@ def main() -> int:
     name, quick = sys.argv[1], "--quick" in sys.argv
     least_usage, longest = ranges(name)
     wall_bar, kueue_s, part = BARS[name]
-    measured = measure("bench_kueue", DATA / f"{name}.generator.yaml", "STORE", *(["--divide", "10"] if quick else []))
+    measured = measure(
+        "bench_kueue",
+        DATA / f"{name}.generator.yaml",
+        "STORE",
+        *(["--divide", "10"] if quick else []),
+    )
     row = f"kueue-{name}"
     peer = None if quick else {"Kueue, published": f"{kueue_s} s"}
     bar = wall_bar if not quick else round(measured["work_s"] * wall_bar / 66, 1)
-    held = [figure(f"{row}.wall", measured["wall_s"], "s", f"<= {bar}", measured["wall_s"] <= bar, peer),
-            figure(f"{row}.usage", measured["usage_percent"], "%", f">= {least_usage}", measured["usage_percent"] >= least_usage)]
+    held = [
+        figure(
+            f"{row}.wall", measured["wall_s"], "s", f"<= {bar}", measured["wall_s"] <= bar, peer
+        ),
+        figure(
+            f"{row}.usage",
+            measured["usage_percent"],
+            "%",
+            f">= {least_usage}",
+            measured["usage_percent"] >= least_usage,
+        ),
+    ]
     for workload, value_ms in sorted(measured["admission_ms"].items()):
         most = longest[workload] / part
-        held.append(figure(f"{row}.admission.{workload}", value_ms, "ms", f"<= {most:g}", value_ms <= most,
-                           None if quick else {"rangespec": f"{longest[workload]:g} ms"}))
+        held.append(
+            figure(
+                f"{row}.admission.{workload}",
+                value_ms,
+                "ms",
+                f"<= {most:g}",
+                value_ms <= most,
+                None if quick else {"rangespec": f"{longest[workload]:g} ms"},
+            )
+        )
     return 0 if all(held) else 1
 
 

@@ -16,15 +16,19 @@ void Die(const std::string& why) {
   std::_Exit(2);
 }
 
-double SecondsSince(int64_t then_ns) { return static_cast<double>(RealClock()->WallNs() - then_ns) / 1e9; }
+double SecondsSince(int64_t then_ns) {
+  return static_cast<double>(RealClock()->WallNs() - then_ns) / 1e9;
+}
 
-LiveSystem::LiveSystem(const std::string& directory, const SchedulingOptions& scheduling, bool check_plans) {
+LiveSystem::LiveSystem(const std::string& directory, const SchedulingOptions& scheduling,
+                       bool check_plans) {
   StoreOptions store_options;
   store_options.directory = directory;
   Recovered recovered;
   absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(store_options, &recovered);
   if (!store.ok()) Die(std::string(store.status().message()));
-  if (!recovered.created) Die(absl::StrCat(directory, ": there is a store already; give an empty directory"));
+  if (!recovered.created)
+    Die(absl::StrCat(directory, ": there is a store already; give an empty directory"));
   store_ = *std::move(store);
   SessionOptions session_options;
   session_options.store_id = recovered.store_id;
@@ -53,7 +57,8 @@ void LiveSystem::Configure(const pb::ClusterFile& clusters, const pb::QueueTree&
   engine_->Post(event);
   engine_->Step();
   const QueueResolution resolution = ResolveQueues(engine_->Snapshot()->state, queues);
-  if (!resolution.ok()) Die(absl::StrCat(resolution.problems[0].path, ": ", resolution.problems[0].message));
+  if (!resolution.ok())
+    Die(absl::StrCat(resolution.problems[0].path, ": ", resolution.problems[0].message));
   event.Clear();
   *event.mutable_queues_applied()->mutable_tree() = resolution.resolved;
   event.mutable_queues_applied()->set_version(1);

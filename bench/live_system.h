@@ -1,4 +1,5 @@
-// The scheduler as musterd wires it, without gRPC: SQLite store, engine on a thread of its own, sessions. For measurements.
+// The scheduler as musterd wires it, without gRPC: SQLite store, engine on a thread of its own,
+// sessions. For measurements.
 #pragma once
 
 #include <atomic>
@@ -20,9 +21,10 @@ namespace pb = ::muster::v1;
 
 class LiveSystem {
  public:
-  // A fresh store in `directory`, synchronous=FULL as always. Ends the process, saying why, where that can't be. `check_plans`: as
-  // EngineOptions has it.
-  LiveSystem(const std::string& directory, const SchedulingOptions& scheduling, bool check_plans = true);
+  // A fresh store in `directory`, synchronous=FULL as always. Ends the process, saying why, where
+  // that can't be. `check_plans`: as EngineOptions has it.
+  LiveSystem(const std::string& directory, const SchedulingOptions& scheduling,
+             bool check_plans = true);
   ~LiveSystem();
 
   // Clusters and queues, durable when it returns. Before Run.
@@ -45,7 +47,9 @@ class LiveSystem {
 [[noreturn]] void Die(const std::string& why);
 
 // What 99 of 100 didn't exceed.
-inline double Milliseconds(const Durations& durations) { return static_cast<double>(durations.PerMilleNs(990)) / 1e6; }
+inline double Milliseconds(const Durations& durations) {
+  return static_cast<double>(durations.PerMilleNs(990)) / 1e6;
+}
 
 // Unix nanoseconds -> seconds since another such time.
 double SecondsSince(int64_t then_ns);

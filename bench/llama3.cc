@@ -1,12 +1,15 @@
-// Row `llama3-failures`: one gang on 2,048 hosts of 8 GPUs for 54 days, interrupted as Llama 3 405B's pre-training was, under the real
-// engine: how much of the time it makes progress that is kept.
+// Row `llama3-failures`: one gang on 2,048 hosts of 8 GPUs for 54 days, interrupted as Llama 3
+// 405B's pre-training was, under the real engine: how much of the time it makes progress that is
+// kept.
 //
 //   bench_llama3 [--quick]
 //
-// The mix: "The Llama 3 Herd of Models" (arXiv 2407.21783), table 5: 419 unexpected interruptions in 54 days. Their times are drawn evenly.
+// The mix: "The Llama 3 Herd of Models" (arXiv 2407.21783), table 5: 419 unexpected interruptions
+// in 54 days. Their times are drawn evenly.
 //
-// What a host does is a model of a few latencies; what the scheduler does is real: it hears of an end or of silence, stops the others, places
-// the gang on healthy hosts, spares included, prepares, starts, names the checkpoint. Healthy hosts' heartbeats are not simulated.
+// What a host does is a model of a few latencies; what the scheduler does is real: it hears of an
+// end or of silence, stops the others, places the gang on healthy hosts, spares included, prepares,
+// starts, names the checkpoint. Healthy hosts' heartbeats are not simulated.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,39 +34,52 @@ namespace {
 
 constexpr int64_t kEpochNs = 1'700'000'000'000'000'000;
 constexpr int kHosts = 2048, kGpus = 8;
-constexpr int64_t kLatencyNs = 5 * kMillisecond;       // of a message
-constexpr int64_t kPrepareNs = kSecond;                // directories, a port
-constexpr int64_t kKillNs = 200 * kMillisecond;        // SIGKILL to a record of the end
-constexpr int64_t kExitNs = kSecond;                   // from a device's error to the end of its process
-constexpr int64_t kLeaseNs = 45 * kSecond;             // Muster's default: a host that is gone is known to be
+constexpr int64_t kLatencyNs = 5 * kMillisecond;  // of a message
+constexpr int64_t kPrepareNs = kSecond;           // directories, a port
+constexpr int64_t kKillNs = 200 * kMillisecond;   // SIGKILL to a record of the end
+constexpr int64_t kExitNs = kSecond;              // from a device's error to the end of its process
+constexpr int64_t kLeaseNs = 45 * kSecond;  // Muster's default: a host that is gone is known to be
 constexpr int64_t kCheckpointNs = 3 * kMinute;
 
 enum class Fault { kSoftware, kDevice, kHang, kHostGone };
 struct Kind {
   const char* name;
-  int count;                                           // in 54 days
+  int count;  // in 54 days
   Fault fault;
 };
 const Kind kKinds[] = {
-    {"faulty GPU", 148, Fault::kDevice},       {"GPU HBM3 memory", 72, Fault::kDevice},      {"software bug", 54, Fault::kSoftware},
-    {"network switch or cable", 35, Fault::kHang}, {"host maintenance", 32, Fault::kHostGone}, {"GPU SRAM", 19, Fault::kDevice},
-    {"GPU system processor", 17, Fault::kDevice},  {"NIC", 7, Fault::kDevice},               {"NCCL watchdog timeout", 7, Fault::kHang},
-    {"silent data corruption", 6, Fault::kDevice}, {"GPU thermal, sensor", 6, Fault::kDevice}, {"SSD", 3, Fault::kDevice},
-    {"power supply", 3, Fault::kHostGone},     {"server chassis", 2, Fault::kHostGone},      {"IO expansion board", 2, Fault::kHostGone},
-    {"dependency", 2, Fault::kSoftware},       {"CPU", 2, Fault::kHostGone},                 {"system memory", 2, Fault::kHostGone},
+    {"faulty GPU", 148, Fault::kDevice},
+    {"GPU HBM3 memory", 72, Fault::kDevice},
+    {"software bug", 54, Fault::kSoftware},
+    {"network switch or cable", 35, Fault::kHang},
+    {"host maintenance", 32, Fault::kHostGone},
+    {"GPU SRAM", 19, Fault::kDevice},
+    {"GPU system processor", 17, Fault::kDevice},
+    {"NIC", 7, Fault::kDevice},
+    {"NCCL watchdog timeout", 7, Fault::kHang},
+    {"silent data corruption", 6, Fault::kDevice},
+    {"GPU thermal, sensor", 6, Fault::kDevice},
+    {"SSD", 3, Fault::kDevice},
+    {"power supply", 3, Fault::kHostGone},
+    {"server chassis", 2, Fault::kHostGone},
+    {"IO expansion board", 2, Fault::kHostGone},
+    {"dependency", 2, Fault::kSoftware},
+    {"CPU", 2, Fault::kHostGone},
+    {"system memory", 2, Fault::kHostGone},
 };
 
 struct Parameters {
   int64_t days = 54;
   int spares = 32;
-  int64_t restart_ns = kMinute;                        // from Start to the first step: processes, NCCL, loading
-  int64_t hang_ns = 10 * kMinute;                      // until the peers of a dead link give up: torch's default for NCCL
-  int64_t repair_ns = 24 * kHour;                      // of a host, until it takes work again
-  int64_t stall_ns = 50 * kMillisecond;                // of a checkpoint, which is written while training goes on
+  int64_t restart_ns = kMinute;  // from Start to the first step: processes, NCCL, loading
+  int64_t hang_ns =
+      10 * kMinute;  // until the peers of a dead link give up: torch's default for NCCL
+  int64_t repair_ns = 24 * kHour;        // of a host, until it takes work again
+  int64_t stall_ns = 50 * kMillisecond;  // of a checkpoint, which is written while training goes on
 };
 
 struct Outcome {
-  double effective = 0;                                // share of the time that made progress which was kept
+  double effective = 0;  // share of the time that made progress which was kept
   int interruptions = 0, attempts = 0;
   double slowest_step_ms = 0, real_s = 0;
 };
@@ -77,7 +93,9 @@ class NoStore : public Store {
 class Run : public Clock, public AgentLink {
  public:
   explicit Run(const Parameters& parameters)
-      : parameters_(parameters), hosts_(kHosts + parameters.spares), engine_(Options(), this, &store_, this, State()) {}
+      : parameters_(parameters),
+        hosts_(kHosts + parameters.spares),
+        engine_(Options(), this, &store_, this, State()) {}
 
   Outcome Go() {
     const auto began = std::chrono::steady_clock::now();
@@ -86,14 +104,16 @@ class Run : public Clock, public AgentLink {
     for (const Kind& kind : kKinds) {
       for (int i = 0; i < kind.count; ++i) {
         const int64_t at_ns = static_cast<int64_t>(random() % static_cast<uint64_t>(54 * kDay));
-        if (at_ns < parameters_.days * kDay) At(at_ns, [this, &kind, host = random()] { Break(kind.fault, host); });
+        if (at_ns < parameters_.days * kDay)
+          At(at_ns, [this, &kind, host = random()] { Break(kind.fault, host); });
       }
     }
     const int64_t end_ns = parameters_.days * kDay;
     while (true) {
       const int64_t look_ns = std::max(engine_.NextLookNs() - kEpochNs, now_ns_);
       const int64_t heap_ns = heap_.empty() ? end_ns : heap_.top().at_ns;
-      const int64_t next_ns = std::min({end_ns, heap_ns, engine_.NextLookNs() == INT64_MAX ? end_ns : look_ns});
+      const int64_t next_ns =
+          std::min({end_ns, heap_ns, engine_.NextLookNs() == INT64_MAX ? end_ns : look_ns});
       if (next_ns >= end_ns) break;
       now_ns_ = next_ns;
       while (!heap_.empty() && heap_.top().at_ns <= now_ns_) {
@@ -104,9 +124,11 @@ class Run : public Clock, public AgentLink {
       Settle();
     }
     now_ns_ = end_ns;
-    outcome_.effective = static_cast<double>(Kept()) / static_cast<double>(end_ns) * (1 - static_cast<double>(parameters_.stall_ns) / kCheckpointNs);
+    outcome_.effective = static_cast<double>(Kept()) / static_cast<double>(end_ns) *
+                         (1 - static_cast<double>(parameters_.stall_ns) / kCheckpointNs);
     outcome_.attempts = attempt_;
-    outcome_.real_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    outcome_.real_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return outcome_;
   }
 
@@ -115,17 +137,19 @@ class Run : public Clock, public AgentLink {
   int64_t BootNs() override { return now_ns_; }
 
   // A command to a host: carried out after its latencies, unless the host is gone.
-  void Send(const std::string&, const std::string& name, const pb::SchedulerMessage& message) override {
+  void Send(const std::string&, const std::string& name,
+            const pb::SchedulerMessage& message) override {
     int host = 0;
     MUSTER_CHECK(absl::SimpleAtoi(name.substr(1), &host));
     if (message.has_prepare()) {
       const int attempt = message.prepare().key().attempt();
       if (attempt > attempt_) NewAttempt(message.prepare());
-      After(kLatencyNs + kPrepareNs, [this, host, attempt, first = message.prepare().here().first_group_rank()] {
-        if (attempt != attempt_ || !hosts_[host].up || hosts_[host].phase == pb::GONE) return;
-        hosts_[host].rank = first;
-        Report(host, pb::PREPARED, 0, false);
-      });
+      After(kLatencyNs + kPrepareNs,
+            [this, host, attempt, first = message.prepare().here().first_group_rank()] {
+              if (attempt != attempt_ || !hosts_[host].up || hosts_[host].phase == pb::GONE) return;
+              hosts_[host].rank = first;
+              Report(host, pb::PREPARED, 0, false);
+            });
     } else if (message.has_start()) {
       After(kLatencyNs, [this, host, attempt = message.start().key().attempt()] {
         if (attempt != attempt_ || !hosts_[host].up || hosts_[host].phase != pb::PREPARED) return;
@@ -148,15 +172,17 @@ class Run : public Clock, public AgentLink {
  private:
   struct Host {
     bool up = true;
-    pb::AttemptPhase phase = pb::ATTEMPT_PHASE_UNSPECIFIED;   // of the newest attempt
+    pb::AttemptPhase phase = pb::ATTEMPT_PHASE_UNSPECIFIED;  // of the newest attempt
     int rank = 0;
-    int lost_attempt = 0;                              // that ran here when it went
+    int lost_attempt = 0;  // that ran here when it went
   };
   struct Item {
     int64_t at_ns;
     uint64_t sequence;
     std::function<void()> what;
-    bool operator<(const Item& other) const { return at_ns != other.at_ns ? at_ns > other.at_ns : sequence > other.sequence; }
+    bool operator<(const Item& other) const {
+      return at_ns != other.at_ns ? at_ns > other.at_ns : sequence > other.sequence;
+    }
   };
 
   static EngineOptions Options() {
@@ -167,14 +193,21 @@ class Run : public Clock, public AgentLink {
   static std::string Name(int host) { return absl::StrFormat("h%04d", host); }
   static std::string Uid() { return std::string(31, '0') + "1"; }
 
-  void At(int64_t at_ns, std::function<void()> what) { heap_.push({at_ns, sequence_++, std::move(what)}); }
-  void After(int64_t delay_ns, std::function<void()> what) { At(now_ns_ + delay_ns, std::move(what)); }
+  void At(int64_t at_ns, std::function<void()> what) {
+    heap_.push({at_ns, sequence_++, std::move(what)});
+  }
+  void After(int64_t delay_ns, std::function<void()> what) {
+    At(now_ns_ + delay_ns, std::move(what));
+  }
 
   void Settle() {
     while (true) {
       const auto began = std::chrono::steady_clock::now();
       if (!engine_.Step()) return;
-      outcome_.slowest_step_ms = std::max(outcome_.slowest_step_ms, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count());
+      outcome_.slowest_step_ms = std::max(
+          outcome_.slowest_step_ms,
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began)
+              .count());
     }
   }
 
@@ -190,8 +223,8 @@ class Run : public Clock, public AgentLink {
     for (size_t h = 0; h < hosts_.size(); ++h) {
       pb::HostSpec* host = cluster->add_hosts();
       host->set_name(Name(static_cast<int>(h)));
-      host->set_block(absl::StrCat("b", h / 384));     // a pod of 3,072 GPUs
-      host->set_rack(absl::StrCat("r", h / 2));        // two servers a rack
+      host->set_block(absl::StrCat("b", h / 384));  // a pod of 3,072 GPUs
+      host->set_rack(absl::StrCat("r", h / 2));     // two servers a rack
     }
     engine_.Post(event);
     for (size_t h = 0; h < hosts_.size(); ++h) Hello(static_cast<int>(h));
@@ -212,7 +245,7 @@ class Run : public Clock, public AgentLink {
     task->mutable_workers()->set_max(kHosts);
     task->mutable_resources()->set_gpus_milli(kGpus * 1000);
     task->mutable_resources()->add_gpu_types("h100-80g");
-    task->set_processes_per_worker(1);                 // of eight; the reports of ends are shorter
+    task->set_processes_per_worker(1);  // of eight; the reports of ends are shorter
     task->set_trainer_json("{}");
     task->set_when_unreachable(pb::REPLACE);
     task->set_max_restarts(1000);
@@ -256,7 +289,8 @@ class Run : public Clock, public AgentLink {
     Tell(host, attempt_, phase, signal, stopped, exit_code, pb::CAUSE_UNSPECIFIED);
   }
 
-  void Tell(int host, int attempt, pb::AttemptPhase phase, int signal, bool stopped, int exit_code, pb::Cause cause) {
+  void Tell(int host, int attempt, pb::AttemptPhase phase, int signal, bool stopped, int exit_code,
+            pb::Cause cause) {
     pb::Event event;
     pb::AttemptReported* reported = event.mutable_attempt_reported();
     reported->set_cluster("lab");
@@ -273,7 +307,8 @@ class Run : public Clock, public AgentLink {
     if (phase == pb::GONE) {
       report->set_end_ns(WallNs());
       report->set_stop_sent(stopped);
-      if (cause == pb::CAUSE_UNSPECIFIED && (signal != 0 || exit_code != 0) && hosts_[host].phase == pb::STARTED) {
+      if (cause == pb::CAUSE_UNSPECIFIED && (signal != 0 || exit_code != 0) &&
+          hosts_[host].phase == pb::STARTED) {
         pb::WorkerExit* exit = report->add_exits();
         exit->set_rank(hosts_[host].rank);
         exit->set_signal(signal);
@@ -321,7 +356,7 @@ class Run : public Clock, public AgentLink {
   // ---- faults ----
 
   void Break(Fault fault, uint64_t random) {
-    if (!working_) {                                   // it interrupts what runs: as soon as that does
+    if (!working_) {  // it interrupts what runs: as soon as that does
       After(kSecond, [this, fault, random] { Break(fault, random); });
       return;
     }
@@ -345,8 +380,10 @@ class Run : public Clock, public AgentLink {
     }
     After(fault == Fault::kHang ? parameters_.hang_ns : kExitNs, [this, host, fault, attempt] {
       if (attempt != attempt_ || hosts_[host].phase != pb::STARTED) return;
-      if (fault == Fault::kSoftware) return Tell(host, attempt, pb::GONE, 0, false, 1, pb::CAUSE_UNSPECIFIED);
-      Tell(host, attempt, pb::GONE, 0, false, 0, pb::HOST_LOST);   // its health check names the device
+      if (fault == Fault::kSoftware)
+        return Tell(host, attempt, pb::GONE, 0, false, 1, pb::CAUSE_UNSPECIFIED);
+      Tell(host, attempt, pb::GONE, 0, false, 0,
+           pb::HOST_LOST);  // its health check names the device
       Drain(host, true);
       After(parameters_.repair_ns, [this, host] { Drain(host, false); });
     });
@@ -355,7 +392,8 @@ class Run : public Clock, public AgentLink {
   // Of a gang that lost a host and was not started elsewhere meanwhile, a rank's timeout passes.
   void PeerGivesUp(int attempt) {
     for (size_t host = 0; host < hosts_.size() && attempt == attempt_; ++host) {
-      if (hosts_[host].up && hosts_[host].phase == pb::STARTED) return Tell(static_cast<int>(host), attempt, pb::GONE, 0, false, 1, pb::CAUSE_UNSPECIFIED);
+      if (hosts_[host].up && hosts_[host].phase == pb::STARTED)
+        return Tell(static_cast<int>(host), attempt, pb::GONE, 0, false, 1, pb::CAUSE_UNSPECIFIED);
     }
   }
 
@@ -385,12 +423,15 @@ class Run : public Clock, public AgentLink {
   Outcome outcome_;
   int attempt_ = 0, started_ = 0;
   bool working_ = false, over_ = false;
-  int64_t since_ns_ = 0, loaded_ns_ = 0, newest_ns_ = 0;   // the work at which the attempt began; of the newest checkpoint
+  int64_t since_ns_ = 0, loaded_ns_ = 0,
+          newest_ns_ = 0;  // the work at which the attempt began; of the newest checkpoint
 };
 
 bool Figure(const std::string& name, double value, const char* unit, const char* bar, bool holds) {
-  std::printf("{\"figure\": \"%s\", \"value\": %.2f, \"unit\": \"%s\", \"peer\": null, \"bar\": \"%s\", \"holds\": %s}\n", name.c_str(), value, unit, bar,
-              holds ? "true" : "false");
+  std::printf(
+      "{\"figure\": \"%s\", \"value\": %.2f, \"unit\": \"%s\", \"peer\": null, \"bar\": \"%s\", "
+      "\"holds\": %s}\n",
+      name.c_str(), value, unit, bar, holds ? "true" : "false");
   std::fflush(stdout);
   return holds;
 }
@@ -439,12 +480,19 @@ int Main(bool quick) {
   bool ok = true, first = true;
   for (const Variant& variant : Variants(quick)) {
     const Outcome outcome = Run(variant.parameters).Go();
-    std::printf("%s: %d interruptions in %lld days, %d attempts, slowest step of the engine %.0f ms, simulated in %.0f s\n", variant.what, outcome.interruptions,
-                static_cast<long long>(variant.parameters.days), outcome.attempts, outcome.slowest_step_ms, outcome.real_s);
-    const bool holds = Figure(absl::StrCat("effective training time, ", variant.what), 100 * outcome.effective, "%", first ? "≥ 97.5" : "-",
-                              !first || outcome.effective >= 0.975);
+    std::printf(
+        "%s: %d interruptions in %lld days, %d attempts, slowest step of the engine %.0f ms, "
+        "simulated in %.0f s\n",
+        variant.what, outcome.interruptions, static_cast<long long>(variant.parameters.days),
+        outcome.attempts, outcome.slowest_step_ms, outcome.real_s);
+    const bool holds =
+        Figure(absl::StrCat("effective training time, ", variant.what), 100 * outcome.effective,
+               "%", first ? "≥ 97.5" : "-", !first || outcome.effective >= 0.975);
     ok = ok && holds;
-    if (first) ok = Figure("interruptions that cost one attempt each", outcome.interruptions, "", "-", outcome.attempts == outcome.interruptions + 1) && ok;
+    if (first)
+      ok = Figure("interruptions that cost one attempt each", outcome.interruptions, "", "-",
+                  outcome.attempts == outcome.interruptions + 1) &&
+           ok;
     first = false;
   }
   return ok ? 0 : 1;
@@ -453,4 +501,6 @@ int Main(bool quick) {
 }  // namespace
 }  // namespace muster::bench
 
-int main(int argc, char** argv) { return muster::bench::Main(argc > 1 && std::strcmp(argv[1], "--quick") == 0); }
+int main(int argc, char** argv) {
+  return muster::bench::Main(argc > 1 && std::strcmp(argv[1], "--quick") == 0);
+}

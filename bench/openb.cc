@@ -1,9 +1,10 @@
-// Row `openb`: GPU allocation on Alibaba's 2023 GPU trace when the load reaches 130 % (SCHEDULING.md §3), with the very index
-// and scorer that Decide places one-host slices by.
+// Row `openb`: GPU allocation on Alibaba's 2023 GPU trace when the load reaches 130 %
+// (SCHEDULING.md §3), with the very index and scorer that Decide places one-host slices by.
 //
 //   bench_openb NODES.csv PODS.csv POLICY FIRST_SEED LAST_SEED [MOST_SCORED [WHOLE_HOST_WEIGHT]]
 //
-// Prints a JSON line a seed: allocation in %, 8-GPU pods refused before 100 % load, pods refused, seconds.
+// Prints a JSON line a seed: allocation in %, 8-GPU pods refused before 100 % load, pods refused,
+// seconds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -33,7 +34,8 @@ struct Pod {
   bool operator<(const Pod& o) const { return wish < o.wish; }
 };
 
-// Rows of a CSV file without its header; exits with a message if it can't be read or a row is short.
+// Rows of a CSV file without its header; exits with a message if it can't be read or a row is
+// short.
 std::vector<std::vector<std::string>> ReadCsv(const std::string& path, size_t columns) {
   std::ifstream in(path);
   std::string line;
@@ -45,7 +47,8 @@ std::vector<std::vector<std::string>> ReadCsv(const std::string& path, size_t co
   for (int number = 2; std::getline(in, line); ++number) {
     rows.push_back(absl::StrSplit(absl::StripSuffix(line, "\r"), ','));
     if (rows.back().size() < columns) {
-      std::fprintf(stderr, "%s:%d: %zu fields, not %zu\n", path.c_str(), number, rows.back().size(), columns);
+      std::fprintf(stderr, "%s:%d: %zu fields, not %zu\n", path.c_str(), number, rows.back().size(),
+                   columns);
       std::exit(2);
     }
   }
@@ -71,7 +74,9 @@ struct Workload {
 Workload Load(const std::string& nodes, const std::string& pods) {
   Workload w;
   std::map<std::string, uint64_t> labels;
-  const auto label = [&](const std::string& model) { return uint64_t{1} << labels.emplace(model, labels.size()).first->second; };
+  const auto label = [&](const std::string& model) {
+    return uint64_t{1} << labels.emplace(model, labels.size()).first->second;
+  };
   for (const auto& row : ReadCsv(nodes, 5)) {
     Node node;
     const int32_t gpus = static_cast<int32_t>(Number(row[3]));
@@ -90,17 +95,20 @@ Workload Load(const std::string& nodes, const std::string& pods) {
     const int64_t gpus = Number(row[3]);
     pod.gpus_milli = gpus == 1 ? Number(row[4]) : gpus * 1000;
     // 0 would mean the GPUs' share of the host.
-    pod.wish.worker = {pod.gpus_milli, std::max<int64_t>(1, Number(row[1])), std::max<int64_t>(1, Number(row[2]) * kMib), 0};
+    pod.wish.worker = {pod.gpus_milli, std::max<int64_t>(1, Number(row[1])),
+                       std::max<int64_t>(1, Number(row[2]) * kMib), 0};
     if (row.size() > 5 && !row[5].empty()) {
       pod.wish.labels = 0;
-      for (const auto& model : absl::StrSplit(row[5], '|')) pod.wish.labels |= label(std::string(model));
+      for (const auto& model : absl::StrSplit(row[5], '|'))
+        pod.wish.labels |= label(std::string(model));
     }
     w.pods.push_back(pod);
   }
   return w;
 }
 
-// The most common specs that make up 95 % of the pods. FGD's reference implementation has no memory in a spec; V has.
+// The most common specs that make up 95 % of the pods. FGD's reference implementation has no memory
+// in a spec; V has.
 std::vector<TypicalSlice> Typical(const std::vector<Pod>& pods, bool memory) {
   std::map<SliceWish, int64_t> count;
   for (const Pod& pod : pods) {
@@ -110,7 +118,8 @@ std::vector<TypicalSlice> Typical(const std::vector<Pod>& pods, bool memory) {
   }
   std::vector<TypicalSlice> typical;
   for (const auto& [wish, n] : count) typical.push_back({wish, n});
-  std::stable_sort(typical.begin(), typical.end(), [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
+  std::stable_sort(typical.begin(), typical.end(),
+                   [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
   int64_t covered = 0;
   size_t size = 0;
   while (covered * 100 < static_cast<int64_t>(pods.size()) * 95) covered += typical[size++].count;
@@ -118,7 +127,8 @@ std::vector<TypicalSlice> Typical(const std::vector<Pod>& pods, bool memory) {
   return typical;
 }
 
-// Shuffled; then clones of random ones until the next would pass 130 % of the GPUs, or random ones removed until they don't.
+// Shuffled; then clones of random ones until the next would pass 130 % of the GPUs, or random ones
+// removed until they don't.
 std::vector<Pod> Arrivals(const Workload& w, std::mt19937_64* random) {
   std::vector<Pod> pods = w.pods;
   for (size_t i = pods.size(); i > 1; --i) std::swap(pods[i - 1], pods[(*random)() % i]);
@@ -148,7 +158,8 @@ void Run(const Workload& w, HostScorer* scorer, int most_scored, int seed) {
   std::vector<int32_t> order(w.nodes.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = static_cast<int32_t>(n);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
-  for (size_t n = 0; n < order.size(); ++n) index.Set(static_cast<int32_t>(n), w.nodes[order[n]].room);
+  for (size_t n = 0; n < order.size(); ++n)
+    index.Set(static_cast<int32_t>(n), w.nodes[order[n]].room);
 
   int64_t arrived_milli = 0, used_milli = 0;
   int refused = 0, refused_8 = 0;
@@ -162,14 +173,20 @@ void Run(const Workload& w, HostScorer* scorer, int most_scored, int seed) {
     }
     HostRoom room = index.at(choice->slot);
     const HostKind& kind = w.kinds[room.kind];
-    const auto device = std::find(room.device_milli.begin(), room.device_milli.end(), choice->share_of) - room.device_milli.begin();
+    const auto device =
+        std::find(room.device_milli.begin(), room.device_milli.end(), choice->share_of) -
+        room.device_milli.begin();
     Subtract(&room, kind, *DemandOn(pod.wish, kind), static_cast<int32_t>(device));
     index.Set(choice->slot, room);
     used_milli += pod.gpus_milli;
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  std::printf("{\"seed\": %d, \"allocation\": %.4f, \"refused_8_gpu\": %d, \"refused\": %d, \"pods\": %zu, \"seconds\": %.2f}\n", seed,
-              100.0 * static_cast<double>(used_milli) / static_cast<double>(w.capacity_milli), refused_8, refused, pods.size(), seconds);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  std::printf(
+      "{\"seed\": %d, \"allocation\": %.4f, \"refused_8_gpu\": %d, \"refused\": %d, \"pods\": %zu, "
+      "\"seconds\": %.2f}\n",
+      seed, 100.0 * static_cast<double>(used_milli) / static_cast<double>(w.capacity_milli),
+      refused_8, refused, pods.size(), seconds);
   std::fflush(stdout);
 }
 
@@ -178,17 +195,22 @@ void Run(const Workload& w, HostScorer* scorer, int most_scored, int seed) {
 
 int main(int argc, char** argv) {
   using namespace muster;
-  const std::map<std::string, PlacementPolicy> policies = {
-      {"v", PlacementPolicy::kV}, {"fgd", PlacementPolicy::kFgd}, {"best_fit", PlacementPolicy::kBestFit}};
+  const std::map<std::string, PlacementPolicy> policies = {{"v", PlacementPolicy::kV},
+                                                           {"fgd", PlacementPolicy::kFgd},
+                                                           {"best_fit", PlacementPolicy::kBestFit}};
   if (argc < 6 || argc > 8 || !policies.contains(argv[3])) {
-    std::fprintf(stderr, "usage: bench_openb NODES.csv PODS.csv v|fgd|best_fit FIRST_SEED LAST_SEED [MOST_SCORED [WHOLE_HOST_WEIGHT]]\n");
+    std::fprintf(stderr,
+                 "usage: bench_openb NODES.csv PODS.csv v|fgd|best_fit FIRST_SEED LAST_SEED "
+                 "[MOST_SCORED [WHOLE_HOST_WEIGHT]]\n");
     return 2;
   }
   const Workload workload = Load(argv[1], argv[2]);
   const PlacementPolicy policy = policies.at(argv[3]);
-  HostScorer scorer(policy, Typical(workload.pods, policy == PlacementPolicy::kV), argc == 8 ? Number(argv[7]) : HostScorer::kWholeHostWeight);
+  HostScorer scorer(policy, Typical(workload.pods, policy == PlacementPolicy::kV),
+                    argc == 8 ? Number(argv[7]) : HostScorer::kWholeHostWeight);
   for (const HostKind& kind : workload.kinds) scorer.AddKind(kind);
   const int most_scored = argc >= 7 ? static_cast<int>(Number(argv[6])) : SliceIndex::kMostScored;
-  for (int seed = static_cast<int>(Number(argv[4])); seed <= Number(argv[5]); ++seed) Run(workload, &scorer, most_scored, seed);
+  for (int seed = static_cast<int>(Number(argv[4])); seed <= Number(argv[5]); ++seed)
+    Run(workload, &scorer, most_scored, seed);
   return 0;
 }

@@ -24,26 +24,36 @@ from relay import DOWN, UP  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 HOSTS = [f"h0{i}" for i in range(1, 6)]
-KEPT = ("replace", "wait")                     # through a mass loss, however long
+KEPT = ("replace", "wait")  # through a mass loss, however long
 QUICK = (("both ways", "short"), ("to the host", "long"), ("slow", "long"))
 
 
 def mass_loss(fleet: Fleet) -> int:
     """Three of five vanish for three leases: how many attempts were replaced or ended."""
     gone = HOSTS[:3]
-    numbers = fleet.start_on(gone, {f"mass-{index}": KEPT[index % 2] for index in range(4 * len(gone))})    # as many as fit
+    numbers = fleet.start_on(
+        gone, {f"mass-{index}": KEPT[index % 2] for index in range(4 * len(gone))}
+    )  # as many as fit
     before = {name: lives(fleet.system, name) for name in numbers}
     began = time.time()
     for host in gone:
         fleet.relays[host].hold(UP, DOWN)
-    wait_for("three leases to pass", lambda: time.time() > began + 3 * LEASE_S and fleet.state("h01") == "HOST_UNREACHABLE", 60)
+    wait_for(
+        "three leases to pass",
+        lambda: time.time() > began + 3 * LEASE_S and fleet.state("h01") == "HOST_UNREACHABLE",
+        60,
+    )
     for host in gone:
         fleet.relays[host].heal()
     for host in gone:
         wait_for(f"{host} to be back", lambda: fleet.state(host) == "HOST_UP", 60)
     for name in numbers:
         fleet.speaks(name)
-    evicted = sum(1 for name, number in numbers.items() if attempts_of(fleet, number) != 1 or lives(fleet.system, name)[1][2] != before[name][1][2])
+    evicted = sum(
+        1
+        for name, number in numbers.items()
+        if attempts_of(fleet, number) != 1 or lives(fleet.system, name)[1][2] != before[name][1][2]
+    )
     evicted += len(fleet.finish(numbers))
     return evicted
 
@@ -51,13 +61,35 @@ def mass_loss(fleet: Fleet) -> int:
 def measure(folder: Path, quick: bool) -> int:
     with closing(Fleet(LocalSystem(folder, BIN), HOSTS)) as fleet:
         cells = QUICK if quick else [(cut, length) for cut in CUTS for length in ("short", "long")]
-        wrong = [f"{cut}, {length}: {what}" for index, (cut, length) in enumerate(cells) for what in partition(fleet, cut, length, f"p{index}")]
+        wrong = [
+            f"{cut}, {length}: {what}"
+            for index, (cut, length) in enumerate(cells)
+            for what in partition(fleet, cut, length, f"p{index}")
+        ]
         for what in wrong:
             print(what)
-        ok = figure("cuts of a host with a task of each when_unreachable", len(cells), "", "12" if not quick else "-", quick or len(cells) == 12)
-        ok &= figure("things that should not have been: two attempts at once, work lost or kept wrongly", len(wrong), "", "0", not wrong)
+        ok = figure(
+            "cuts of a host with a task of each when_unreachable",
+            len(cells),
+            "",
+            "12" if not quick else "-",
+            quick or len(cells) == 12,
+        )
+        ok &= figure(
+            "things that should not have been: two attempts at once, work lost or kept wrongly",
+            len(wrong),
+            "",
+            "0",
+            not wrong,
+        )
         evicted = mass_loss(fleet)
-        ok &= figure("tasks of `replace` and `wait` evicted when 60 % of the agents vanish together", evicted, "of 12", "0", evicted == 0)
+        ok &= figure(
+            "tasks of `replace` and `wait` evicted when 60 % of the agents vanish together",
+            evicted,
+            "of 12",
+            "0",
+            evicted == 0,
+        )
         fleet.system.stop()
         return 0 if ok else 1
 

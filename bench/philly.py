@@ -32,26 +32,69 @@ def compare(name: str, runs: dict[str, dict]) -> list[bool]:
         return {peer: round(run["summary"][key], 1) for peer, run in peers.items()}
 
     waits, p99s, delays = of("wait_mean_s"), of("wait_p99_s"), of("delay_mean_s")
-    wait, p99, delay = (round(mine["summary"][key], 1) for key in ("wait_mean_s", "wait_p99_s", "delay_mean_s"))
+    wait, p99, delay = (
+        round(mine["summary"][key], 1) for key in ("wait_mean_s", "wait_p99_s", "delay_mean_s")
+    )
     bar = round(min(waits["fifo-backfill"] / 2, min(waits.values())), 1)
     used = {peer: round(100 * run["utilisation"], 1) for peer, run in peers.items()}
     mine_used = round(100 * mine["utilisation"], 1)
     return [
         figure(f"philly.{name}.wait_mean", wait, "s", f"<= {bar}", wait <= bar, waits),
-        figure(f"philly.{name}.wait_p99", p99, "s", f"<= {min(p99s.values())}", p99 <= min(p99s.values()), p99s),
-        figure(f"philly.{name}.delay_mean", delay, "s", f"< {min(delays.values())}", delay < min(delays.values()), delays),
-        figure(f"philly.{name}.utilisation", mine_used, "%", f">= {max(used.values())}", mine_used >= max(used.values()), used),
-        figure(f"philly.{name}.late", mine["summary"]["late"], "jobs", "0", mine["summary"]["late"] == 0,
-               {peer: run["summary"]["late"] for peer, run in peers.items()}),
-        figure(f"philly.{name}.late_outside_the_entitled_set", mine["summary"]["left_out"], "jobs", "0", mine["summary"]["left_out"] == 0),
+        figure(
+            f"philly.{name}.wait_p99",
+            p99,
+            "s",
+            f"<= {min(p99s.values())}",
+            p99 <= min(p99s.values()),
+            p99s,
+        ),
+        figure(
+            f"philly.{name}.delay_mean",
+            delay,
+            "s",
+            f"< {min(delays.values())}",
+            delay < min(delays.values()),
+            delays,
+        ),
+        figure(
+            f"philly.{name}.utilisation",
+            mine_used,
+            "%",
+            f">= {max(used.values())}",
+            mine_used >= max(used.values()),
+            used,
+        ),
+        figure(
+            f"philly.{name}.late",
+            mine["summary"]["late"],
+            "jobs",
+            "0",
+            mine["summary"]["late"] == 0,
+            {peer: run["summary"]["late"] for peer, run in peers.items()},
+        ),
+        figure(
+            f"philly.{name}.late_outside_the_entitled_set",
+            mine["summary"]["left_out"],
+            "jobs",
+            "0",
+            mine["summary"]["left_out"] == 0,
+        ),
         *overtaken(f"philly.{name}", mine),
-        figure(f"philly.{name}.unfinished", mine["summary"]["unfinished"], "jobs", "0", mine["summary"]["unfinished"] == 0),
+        figure(
+            f"philly.{name}.unfinished",
+            mine["summary"]["unfinished"],
+            "jobs",
+            "0",
+            mine["summary"]["unfinished"] == 0,
+        ),
     ]
 
 
 def replay(trace, fleet: str, *options: str, queues: str) -> dict[str, dict]:
     def run(policies: list[str]) -> dict[str, dict]:
-        return simulate(trace, fleet, policies, "--load", "85", "--report", "60s", *options, queues=queues)
+        return simulate(
+            trace, fleet, policies, "--load", "85", "--report", "60s", *options, queues=queues
+        )
 
     mine, peers = at_once(lambda: run(["muster"]), lambda: run(PEERS))
     return {**peers, **mine}
@@ -61,11 +104,30 @@ def main() -> int:
     quick = "--quick" in sys.argv
     philly, kalos = DATA / "philly" / "philly.csv.gz", DATA / "kalos" / "kalos319.csv"
     days = (50, 51) if quick else (40, 50)
-    own_pace = simulate(philly, "philly", ["muster"], "--from", f"{days[0]}d", "--until", f"{days[1]}d", "--report", "60s", queues="philly")["muster"]
+    own_pace = simulate(
+        philly,
+        "philly",
+        ["muster"],
+        "--from",
+        f"{days[0]}d",
+        "--until",
+        f"{days[1]}d",
+        "--report",
+        "60s",
+        queues="philly",
+    )["muster"]
     day_s = round(own_pace["real_s"] / (own_pace["last_submit_s"] / 86400), 2)
     table(f"own pace, day {days[0]} to {days[1]}:", {"muster": own_pace})
-    held = [figure("philly.simulated_day", day_s, "s", "<= 2", day_s <= 2),
-            figure("philly.own_pace.late", own_pace["summary"]["late"], "jobs", "0", own_pace["summary"]["late"] == 0)]
+    held = [
+        figure("philly.simulated_day", day_s, "s", "<= 2", day_s <= 2),
+        figure(
+            "philly.own_pace.late",
+            own_pace["summary"]["late"],
+            "jobs",
+            "0",
+            own_pace["summary"]["late"] == 0,
+        ),
+    ]
     part = ["--from", "40d", "--until", "42d"] if quick else ["--from", "20d"]
     held += compare("philly", replay(philly, "philly-small", *part, queues="philly-small"))
     held += compare("kalos", replay(kalos, "kalos", "--queue-by-size", queues="kalos-by-size"))

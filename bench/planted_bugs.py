@@ -15,13 +15,17 @@ from pathlib import Path
 from figures import figure
 
 ROOT = Path(__file__).resolve().parent.parent
-PLANTED = 24                                   # 19 are named by the contracts paper
+PLANTED = 24  # 19 are named by the contracts paper
 QUICK = ["ended-after-the-first-gone", "reply-before-commit"]
 
 
 def main() -> int:
     quick = "--quick" in sys.argv
-    run = subprocess.Popen([sys.executable, ROOT / "tests/mutants/run.py", "--replay", *(QUICK if quick else [])], stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, ROOT / "tests/mutants/run.py", "--replay", *(QUICK if quick else [])],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     bugs = []
     for line in run.stdout:
         print(line, end="", flush=True)
@@ -29,8 +33,16 @@ def main() -> int:
     run.wait()
     found = [bug for bug in bugs if bug["found"] and bug["seed"] <= 2000]
     wanted = len(QUICK) if quick else PLANTED
-    ok = figure("planted bugs found, each within 2,000 seeds", len(found), f"of {wanted}", wanted, len(found) == wanted and run.returncode == 0)
-    figure("most seeds that one needed", max((bug["seed"] for bug in found), default=0), "", "-", True)
+    ok = figure(
+        "planted bugs found, each within 2,000 seeds",
+        len(found),
+        f"of {wanted}",
+        wanted,
+        len(found) == wanted and run.returncode == 0,
+    )
+    figure(
+        "most seeds that one needed", max((bug["seed"] for bug in found), default=0), "", "-", True
+    )
     return 0 if ok else 1
 
 

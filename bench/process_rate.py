@@ -13,7 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system"), str(ROOT / "bench" / "peers")]
+sys.path[:0] = [
+    str(ROOT / "deploy" / "demo"),
+    str(ROOT / "tests" / "system"),
+    str(ROOT / "bench" / "peers"),
+]
 
 import hyperqueue  # noqa: E402
 import slurm  # noqa: E402
@@ -42,10 +46,17 @@ class Running:
         return self._stack.__exit__(*error)
 
     def measure(self, jobs: int) -> float:
-        done = subprocess.run([BIN / "bench_submit_load", self.system.server, "--jobs", str(jobs), "--wait"], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [BIN / "bench_submit_load", self.system.server, "--jobs", str(jobs), "--wait"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         print(f"muster: {done.stdout.strip()}", flush=True)
         self.jobs += jobs
-        succeeded = len(self.system.json("jobs", "--all", "--state", "succeeded", "--limit", "100000")["jobs"])
+        succeeded = len(
+            self.system.json("jobs", "--all", "--state", "succeeded", "--limit", "100000")["jobs"]
+        )
         if succeeded != self.jobs:
             sys.exit(f"{succeeded} of {self.jobs} jobs succeeded")
         return json.loads(done.stdout)["jobs_per_s"]
@@ -66,20 +77,42 @@ def main() -> int:
                 print(f"HyperQueue was not measured: {why}", flush=True)
     try:
         with slurm.Slurm(SLOTS) as controller:
-            controller.jobs_per_s(SLOTS)               # warm, as we are
+            controller.jobs_per_s(SLOTS)  # warm, as we are
             # It starts an array of 500 faster than one of 2,000: its best counts.
-            others["slurm"] = max(controller.jobs_per_s(jobs) for jobs in ([200] if quick else [*[500] * times, 2000]))
+            others["slurm"] = max(
+                controller.jobs_per_s(jobs) for jobs in ([200] if quick else [*[500] * times, 2000])
+            )
             print(f"{controller.version()}: {others['slurm']:.1f} jobs/s", flush=True)
     except slurm.Unavailable as why:
         print(f"Slurm was not measured: {why}", flush=True)
     best = max(ours)
     held = []
-    for name, label, factor in (("hyperqueue", f"HyperQueue {hyperqueue.VERSION}", 1.0), ("slurm", "slurm-wlm", 5.0)):
+    for name, label, factor in (
+        ("hyperqueue", f"HyperQueue {hyperqueue.VERSION}", 1.0),
+        ("slurm", "slurm-wlm", 5.0),
+    ):
         if name in others:
-            held.append(figure(f"process-rate.to_{name}", round(best / others[name], 2), "x", f">= {factor:g}", best >= factor * others[name],
-                               {label: f"{others[name]:.0f} 1/s"}))
+            held.append(
+                figure(
+                    f"process-rate.to_{name}",
+                    round(best / others[name], 2),
+                    "x",
+                    f">= {factor:g}",
+                    best >= factor * others[name],
+                    {label: f"{others[name]:.0f} 1/s"},
+                )
+            )
         else:
-            held.append(figure(f"process-rate.to_{name}", "not measured", "", f">= {factor:g}", False, {label: "isn't here"}))
+            held.append(
+                figure(
+                    f"process-rate.to_{name}",
+                    "not measured",
+                    "",
+                    f">= {factor:g}",
+                    False,
+                    {label: "isn't here"},
+                )
+            )
     figure("process-rate.jobs", round(best), "1/s", None, True)
     return 0 if all(held) else 1
 

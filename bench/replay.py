@@ -29,7 +29,9 @@ def decided_again(folder: Path) -> tuple[int, int]:
     """(commits, plans) of the journal of the system in `folder`; (0, 0) if one differs or the tables do."""
     config = folder / "etc" / "musterd.yaml"
     for verb in ("verify", "replay"):
-        done = subprocess.run([BIN / "muster", "admin", verb, "--config", config], capture_output=True, text=True)
+        done = subprocess.run(
+            [BIN / "muster", "admin", verb, "--config", config], capture_output=True, text=True
+        )
         print(f"muster admin {verb}: {done.stdout}{done.stderr}", end="", flush=True)
         if done.returncode != 0:
             return 0, 0
@@ -39,8 +41,12 @@ def decided_again(folder: Path) -> tuple[int, int]:
 
 def demo(folder: Path) -> None:
     """To its summary, and its store left there."""
-    subprocess.run([ROOT / "deploy/demo.sh", "--no-build", "--keep"], check=True, stdout=subprocess.DEVNULL,
-                   env=dict(os.environ, MUSTER_DEMO_DIR=str(folder), MUSTER_BIN_DIR=str(BIN)))
+    subprocess.run(
+        [ROOT / "deploy/demo.sh", "--no-build", "--keep"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=dict(os.environ, MUSTER_DEMO_DIR=str(folder), MUSTER_BIN_DIR=str(BIN)),
+    )
     kill_all(folder)
 
 
@@ -50,7 +56,12 @@ def small(folder: Path) -> None:
     small_system.start(system)
     numbers = []
     for index in range(12):
-        options = {"queue": ("research", "prod")[index % 2], "workers": str(1 + index % 3), "exit_code": int(index % 5 == 4), "more": "max_restarts: 1\n"}
+        options = {
+            "queue": ("research", "prod")[index % 2],
+            "workers": str(1 + index % 3),
+            "exit_code": int(index % 5 == 4),
+            "more": "max_restarts: 1\n",
+        }
         numbers.append(small_system.submit_waiting(system, f"j{index}", **options))
         if index % 4 == 3:
             system.run(["cancel", numbers[-1]])
@@ -69,7 +80,21 @@ def simulated(seeds: int) -> dict:
         text = (ROOT / "tests/mutants/config").read_text()
         config.write(re.sub(r"(?m)^sqlite:.*\n", "", text) + "sqlite: 1\n")
         config.flush()
-        done = subprocess.run([BIN / "muster-sim", "--seed", "1", "--seeds", str(seeds), "--json", "--no-shrink", "--config", config.name], capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                BIN / "muster-sim",
+                "--seed",
+                "1",
+                "--seeds",
+                str(seeds),
+                "--json",
+                "--no-shrink",
+                "--config",
+                config.name,
+            ],
+            capture_output=True,
+            text=True,
+        )
     if not done.stdout.strip():
         sys.exit(f"muster-sim: {done.stderr[-500:]} (exit {done.returncode})")
     return json.loads(done.stdout.splitlines()[-1])
@@ -84,12 +109,24 @@ def main() -> int:
     except Failed as error:
         return say_failed(error)
     what = "a small system's" if quick else "the demo's"
-    ok = figure(f"commits of {what} journal decided again the same, tables identical", commits, "", "> 0", commits > 0)
+    ok = figure(
+        f"commits of {what} journal decided again the same, tables identical",
+        commits,
+        "",
+        "> 0",
+        commits > 0,
+    )
     ok &= figure(f"plans in {what} journal", plans, "", "> 0", plans > 0)
     seeds = 10 if quick else 100
     totals = simulated(seeds)
     replayed = totals["counters"].get("commits replayed", 0)
-    ok &= figure("simulated runs whose journal decides the same again", totals["seeds"] - totals["failed"], f"of {seeds}", seeds, totals["seeds"] == seeds and totals["failed"] == 0 and replayed > 0)
+    ok &= figure(
+        "simulated runs whose journal decides the same again",
+        totals["seeds"] - totals["failed"],
+        f"of {seeds}",
+        seeds,
+        totals["seeds"] == seeds and totals["failed"] == 0 and replayed > 0,
+    )
     figure("their commits", replayed, "", "-", True)
     return 0 if ok else 1
 

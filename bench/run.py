@@ -15,87 +15,297 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "RESULTS.md"
-BIN = os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin")   # bench/run.sh sets it
+BIN = os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin")  # bench/run.sh sets it
 
 # slug -> (what, command, seconds it may take in full)
 ROWS = {
-    "demo": ("deploy/demo.sh to its summary on a bare machine, and again there", [sys.executable, "bench/demo.py"], 2400),
-    "tests": ("tests/run.sh, as CI calls it, on a bare machine, and again with its compiler cache", [sys.executable, "bench/tests.py"], 5400),
-    "submit-latency": ("submit to first process running, idle system, 200 one-worker jobs", [sys.executable, "bench/submit_latency.py"], 300),
-    "resume": ("60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41", [sys.executable, "trainer/tests/bench_resume.py"], 900),
-    "export-parity": ("50 steps against a plain transformers loop; export loads there", [sys.executable, "trainer/tests/bench_export_parity.py"], 900),
-    "parity-families": ("50 steps at lr 1e-4 against transformers: Llama 2 and 3, Mistral, Qwen2, Qwen2.5 and Qwen3, fp32 and bf16", [sys.executable, "trainer/tests/bench_parity_families.py"], 1800),
-    "resume-reshard": ("60 steps at once against stopped and resumed: same world, 4 -> 2 -> 3 ranks, another ZeRO stage", [sys.executable, "trainer/tests/bench_resume_reshard.py"], 900),
-    "hf-roundtrip": ("Hugging Face -> checkpoint -> Hugging Face; a LoRA adapter in peft", [sys.executable, "trainer/tests/bench_hf_roundtrip.py"], 900),
-    "kill-checkpoint": ("SIGKILL at 100 random points while a checkpoint is written", [sys.executable, "trainer/tests/bench_kill_checkpoint.py"], 1800),
-    "peer-death": ("one of 3 ranks killed, or stopped: when the others end", [sys.executable, "trainer/tests/bench_peer_death.py"], 600),
-    "packing": ("documents packed into rows against one a row, and against transformers", [sys.executable, "trainer/tests/bench_packing.py"], 600),
-    "zero3-bitwise": ("ZeRO-3 on 2 ranks against one process with the same two micro-batches", [sys.executable, "trainer/tests/bench_stages.py", "zero3-bitwise"], 900),
-    "stages": ("ZeRO stages 0-3 and hybrid sharding on 4 ranks against 1 rank", [sys.executable, "trainer/tests/bench_stages.py", "stages"], 900),
-    "toggles": ("recompute, LoRA's zero adapter, slots, poison, offload, split masters: on against off", [sys.executable, "trainer/tests/bench_stages.py", "toggles"], 1800),
-    "trainer-memory": ("peak memory of a run of 17 M parameters against transformers', and against `muster-trainer estimate`", [sys.executable, "trainer/tests/bench_memory.py"], 900),
-    "trainer-speed": ("tokens a second against transformers eager, compiled and autocast; AdamW against ATen's fused kernel", [sys.executable, "trainer/tests/bench_speed.py"], 2400),
-    "trainer-start": ("start of 2 ranks to the end of their first step, resumed from a checkpoint of 1 GiB", [sys.executable, "trainer/tests/bench_start_checkpoint.py"], 600),
-    "gpu": ("where a GPU is: 7 billion parameters against transformers compiled, offload, LoRA", [sys.executable, "trainer/tests/bench_gpu.py"], 3600),
-    "prepare": ("muster-trainer prepare against tokenizers alone on all cores; the same output for 1, 2 and 7 processes", [sys.executable, "trainer/tests/bench_prepare.py"], 900),
-    "wlb": ("rows of like work against rows of like length (WLB-LLM), predicted", [os.environ.get("MUSTER_BIN_DIR", "build/release/bin") + "/muster-bench-wlb"], 600),
-    "gang-32k": ("one gang of 32,000 workers on 1,000 hosts of 32 CPUs, Decide and Validate", [f"{BIN}/bench_place", "gang-32k"], 300),
-    "onehost-10k": ("10,000 one-host tasks of mixed sizes on 10,000 hosts, one Decide", [f"{BIN}/bench_place", "onehost-10k"], 300),
-    "openb": ("GPU allocation at 130 % load on Alibaba's 2023 GPU trace, V against FGD", ["python3", "bench/openb.py"], 5400),
-    "start-time": ("trainer to its first collective; musterd with an empty store to its first answer", [sys.executable, "bench/start_time.py"], 300),
-    "philly": ("Philly and Kalos under Muster and simple policies, one simulator", [sys.executable, "bench/philly.py"], 3600),
-    "federation": ("Philly's jobs on four clusters, one queue tree against a static split", [sys.executable, "bench/federation.py"], 3600),
-    "shockwave": ("TACC-32: Gavel's row reproduced, then Muster on the same jobs", [sys.executable, "bench/shockwave.py"], 600),
-    "durable-rates": ("durable submissions; starts end to end through store and simulated agents", [sys.executable, "bench/durable_rates.py"], 600),
-    "process-rate": ("/bin/true as one-worker jobs to completion through musterd and one agent with 64 slots", [sys.executable, "bench/process_rate.py"], 600),
-    "kueue-baseline": ("Kueue's baseline generator, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "baseline"], 900),
-    "kueue-tas": ("Kueue's topology-aware generator, 640 hosts, 15,000 workloads in real time", [sys.executable, "bench/kueue.py", "tas"], 900),
-    "scale-500k": ("Decide in the steady state of 500,000 GPUs, 100 clusters, 62,500 hosts, 1,031 queues, 20,000 waiting gangs, 100 events a step", [sys.executable, "bench/scale_500k.py"], 1800),
-    "sched-fuzz": ("random trees, fleets and events: the rules of SCHEDULING.md after each step", [sys.executable, "bench/sched_fuzz.py", "rules"], 3600),
-    "determinism": ("the same random events give the same plans bit for bit", [sys.executable, "bench/sched_fuzz.py", "determinism"], 1800),
-    "sim-seeds": ("scheduler, agents and shims against faults on a virtual clock, seed by seed", [sys.executable, "bench/sim_seeds.py"], 14400),
-    "planted-bugs": ("bugs planted in a copy of the tree, looked for by the fault simulator", [sys.executable, "bench/planted_bugs.py"], 7200),
-    "kill-scheduler": ("SIGKILL to musterd with submissions and ends in flight", [sys.executable, "bench/kills.py", "scheduler"], 3600),
-    "kill-agent": ("SIGKILL to agents while their processes run", [sys.executable, "bench/kills.py", "agent"], 1800),
-    "kill-shim": ("SIGKILL to a shim of a gang over two hosts", [sys.executable, "bench/kills.py", "shim"], 900),
-    "partitions": ("an agent cut off in every way, shorter and longer than the lease, with a task of each when_unreachable; 60 % of the agents at once", [sys.executable, "bench/partitions.py"], 1800),
-    "store-faults": ("each call of the store's disk fails once, with and without the power; full disks under a real musterd", [sys.executable, "bench/store_faults.py"], 1200),
-    "replay": ("the journals of the demo and of simulated runs, decided again", [sys.executable, "bench/replay.py"], 3600),
-    "classify": ("why processes ended, told from 200 log tails and more that weren't seen when the rules were written", [f"{BIN}/bench-classify", "bench/failures/held-out.jsonl"], 60),
-    "llama3-failures": ("Llama 3's 419 interruptions in 54 days on 2,048 hosts of 8 GPUs, replayed under the real engine", [f"{BIN}/bench_llama3"], 3600),
-    "fuzzers": ("what is read from outside, with libFuzzer, ASAN and UBSAN", [sys.executable, "bench/fuzzers.py"], 86400),
-    "safety-cost": ("durable starts with the check of every plan and without", [sys.executable, "bench/safety_cost.py"], 1200),
-    "ledger": ("the ledger's classes sum to capacity after each step", [sys.executable, "bench/sched_fuzz.py", "ledger"], 3600),
+    "demo": (
+        "deploy/demo.sh to its summary on a bare machine, and again there",
+        [sys.executable, "bench/demo.py"],
+        2400,
+    ),
+    "tests": (
+        "tests/run.sh, as CI calls it, on a bare machine, and again with its compiler cache",
+        [sys.executable, "bench/tests.py"],
+        5400,
+    ),
+    "submit-latency": (
+        "submit to first process running, idle system, 200 one-worker jobs",
+        [sys.executable, "bench/submit_latency.py"],
+        300,
+    ),
+    "resume": (
+        "60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41",
+        [sys.executable, "trainer/tests/bench_resume.py"],
+        900,
+    ),
+    "export-parity": (
+        "50 steps against a plain transformers loop; export loads there",
+        [sys.executable, "trainer/tests/bench_export_parity.py"],
+        900,
+    ),
+    "parity-families": (
+        "50 steps at lr 1e-4 against transformers: Llama 2 and 3, Mistral, Qwen2, Qwen2.5 and Qwen3, fp32 and bf16",
+        [sys.executable, "trainer/tests/bench_parity_families.py"],
+        1800,
+    ),
+    "resume-reshard": (
+        "60 steps at once against stopped and resumed: same world, 4 -> 2 -> 3 ranks, another ZeRO stage",
+        [sys.executable, "trainer/tests/bench_resume_reshard.py"],
+        900,
+    ),
+    "hf-roundtrip": (
+        "Hugging Face -> checkpoint -> Hugging Face; a LoRA adapter in peft",
+        [sys.executable, "trainer/tests/bench_hf_roundtrip.py"],
+        900,
+    ),
+    "kill-checkpoint": (
+        "SIGKILL at 100 random points while a checkpoint is written",
+        [sys.executable, "trainer/tests/bench_kill_checkpoint.py"],
+        1800,
+    ),
+    "peer-death": (
+        "one of 3 ranks killed, or stopped: when the others end",
+        [sys.executable, "trainer/tests/bench_peer_death.py"],
+        600,
+    ),
+    "packing": (
+        "documents packed into rows against one a row, and against transformers",
+        [sys.executable, "trainer/tests/bench_packing.py"],
+        600,
+    ),
+    "zero3-bitwise": (
+        "ZeRO-3 on 2 ranks against one process with the same two micro-batches",
+        [sys.executable, "trainer/tests/bench_stages.py", "zero3-bitwise"],
+        900,
+    ),
+    "stages": (
+        "ZeRO stages 0-3 and hybrid sharding on 4 ranks against 1 rank",
+        [sys.executable, "trainer/tests/bench_stages.py", "stages"],
+        900,
+    ),
+    "toggles": (
+        "recompute, LoRA's zero adapter, slots, poison, offload, split masters: on against off",
+        [sys.executable, "trainer/tests/bench_stages.py", "toggles"],
+        1800,
+    ),
+    "trainer-memory": (
+        "peak memory of a run of 17 M parameters against transformers', and against `muster-trainer estimate`",
+        [sys.executable, "trainer/tests/bench_memory.py"],
+        900,
+    ),
+    "trainer-speed": (
+        "tokens a second against transformers eager, compiled and autocast; AdamW against ATen's fused kernel",
+        [sys.executable, "trainer/tests/bench_speed.py"],
+        2400,
+    ),
+    "trainer-start": (
+        "start of 2 ranks to the end of their first step, resumed from a checkpoint of 1 GiB",
+        [sys.executable, "trainer/tests/bench_start_checkpoint.py"],
+        600,
+    ),
+    "gpu": (
+        "where a GPU is: 7 billion parameters against transformers compiled, offload, LoRA",
+        [sys.executable, "trainer/tests/bench_gpu.py"],
+        3600,
+    ),
+    "prepare": (
+        "muster-trainer prepare against tokenizers alone on all cores; the same output for 1, 2 and 7 processes",
+        [sys.executable, "trainer/tests/bench_prepare.py"],
+        900,
+    ),
+    "wlb": (
+        "rows of like work against rows of like length (WLB-LLM), predicted",
+        [os.environ.get("MUSTER_BIN_DIR", "build/release/bin") + "/muster-bench-wlb"],
+        600,
+    ),
+    "gang-32k": (
+        "one gang of 32,000 workers on 1,000 hosts of 32 CPUs, Decide and Validate",
+        [f"{BIN}/bench_place", "gang-32k"],
+        300,
+    ),
+    "onehost-10k": (
+        "10,000 one-host tasks of mixed sizes on 10,000 hosts, one Decide",
+        [f"{BIN}/bench_place", "onehost-10k"],
+        300,
+    ),
+    "openb": (
+        "GPU allocation at 130 % load on Alibaba's 2023 GPU trace, V against FGD",
+        ["python3", "bench/openb.py"],
+        5400,
+    ),
+    "start-time": (
+        "trainer to its first collective; musterd with an empty store to its first answer",
+        [sys.executable, "bench/start_time.py"],
+        300,
+    ),
+    "philly": (
+        "Philly and Kalos under Muster and simple policies, one simulator",
+        [sys.executable, "bench/philly.py"],
+        3600,
+    ),
+    "federation": (
+        "Philly's jobs on four clusters, one queue tree against a static split",
+        [sys.executable, "bench/federation.py"],
+        3600,
+    ),
+    "shockwave": (
+        "TACC-32: Gavel's row reproduced, then Muster on the same jobs",
+        [sys.executable, "bench/shockwave.py"],
+        600,
+    ),
+    "durable-rates": (
+        "durable submissions; starts end to end through store and simulated agents",
+        [sys.executable, "bench/durable_rates.py"],
+        600,
+    ),
+    "process-rate": (
+        "/bin/true as one-worker jobs to completion through musterd and one agent with 64 slots",
+        [sys.executable, "bench/process_rate.py"],
+        600,
+    ),
+    "kueue-baseline": (
+        "Kueue's baseline generator, 15,000 workloads in real time",
+        [sys.executable, "bench/kueue.py", "baseline"],
+        900,
+    ),
+    "kueue-tas": (
+        "Kueue's topology-aware generator, 640 hosts, 15,000 workloads in real time",
+        [sys.executable, "bench/kueue.py", "tas"],
+        900,
+    ),
+    "scale-500k": (
+        "Decide in the steady state of 500,000 GPUs, 100 clusters, 62,500 hosts, 1,031 queues, 20,000 waiting gangs, 100 events a step",
+        [sys.executable, "bench/scale_500k.py"],
+        1800,
+    ),
+    "sched-fuzz": (
+        "random trees, fleets and events: the rules of SCHEDULING.md after each step",
+        [sys.executable, "bench/sched_fuzz.py", "rules"],
+        3600,
+    ),
+    "determinism": (
+        "the same random events give the same plans bit for bit",
+        [sys.executable, "bench/sched_fuzz.py", "determinism"],
+        1800,
+    ),
+    "sim-seeds": (
+        "scheduler, agents and shims against faults on a virtual clock, seed by seed",
+        [sys.executable, "bench/sim_seeds.py"],
+        14400,
+    ),
+    "planted-bugs": (
+        "bugs planted in a copy of the tree, looked for by the fault simulator",
+        [sys.executable, "bench/planted_bugs.py"],
+        7200,
+    ),
+    "kill-scheduler": (
+        "SIGKILL to musterd with submissions and ends in flight",
+        [sys.executable, "bench/kills.py", "scheduler"],
+        3600,
+    ),
+    "kill-agent": (
+        "SIGKILL to agents while their processes run",
+        [sys.executable, "bench/kills.py", "agent"],
+        1800,
+    ),
+    "kill-shim": (
+        "SIGKILL to a shim of a gang over two hosts",
+        [sys.executable, "bench/kills.py", "shim"],
+        900,
+    ),
+    "partitions": (
+        "an agent cut off in every way, shorter and longer than the lease, with a task of each when_unreachable; 60 % of the agents at once",
+        [sys.executable, "bench/partitions.py"],
+        1800,
+    ),
+    "store-faults": (
+        "each call of the store's disk fails once, with and without the power; full disks under a real musterd",
+        [sys.executable, "bench/store_faults.py"],
+        1200,
+    ),
+    "replay": (
+        "the journals of the demo and of simulated runs, decided again",
+        [sys.executable, "bench/replay.py"],
+        3600,
+    ),
+    "classify": (
+        "why processes ended, told from 200 log tails and more that weren't seen when the rules were written",
+        [f"{BIN}/bench-classify", "bench/failures/held-out.jsonl"],
+        60,
+    ),
+    "llama3-failures": (
+        "Llama 3's 419 interruptions in 54 days on 2,048 hosts of 8 GPUs, replayed under the real engine",
+        [f"{BIN}/bench_llama3"],
+        3600,
+    ),
+    "fuzzers": (
+        "what is read from outside, with libFuzzer, ASAN and UBSAN",
+        [sys.executable, "bench/fuzzers.py"],
+        86400,
+    ),
+    "safety-cost": (
+        "durable starts with the check of every plan and without",
+        [sys.executable, "bench/safety_cost.py"],
+        1200,
+    ),
+    "ledger": (
+        "the ledger's classes sum to capacity after each step",
+        [sys.executable, "bench/sched_fuzz.py", "ledger"],
+        3600,
+    ),
 }
 
 
 def machine() -> str:
     model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
-    return (f"{os.cpu_count()} cores {model.group(1) if model else platform.machine()}, {int(memory.group(1)) / 2**20:.0f} GiB, "
-            f"Linux {platform.release()}, no GPU" if not Path("/dev/nvidia0").exists() else f"{os.cpu_count()} cores, GPU")
+    return (
+        f"{os.cpu_count()} cores {model.group(1) if model else platform.machine()}, {int(memory.group(1)) / 2**20:.0f} GiB, "
+        f"Linux {platform.release()}, no GPU"
+        if not Path("/dev/nvidia0").exists()
+        else f"{os.cpu_count()} cores, GPU"
+    )
 
 
 def commit() -> str:
     def git(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    changed = [line for line in git("status", "--porcelain").splitlines() if "bench/RESULTS.md" not in line]
-    return (git("rev-parse", "--short=12", "HEAD") or "no commit") + (" with uncommitted changes" if changed else "")
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+
+    changed = [
+        line for line in git("status", "--porcelain").splitlines() if "bench/RESULTS.md" not in line
+    ]
+    return (git("rev-parse", "--short=12", "HEAD") or "no commit") + (
+        " with uncommitted changes" if changed else ""
+    )
 
 
 def record(slug: str, what: str, command: str, figures: list[dict], seconds: float) -> None:
     """Replaces the slug's section of RESULTS.md; sections stay in the order of ROWS."""
-    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n\nEach section is written by `bench/run.sh SLUG --record`; the newest run replaces the one before.\n"
+    text = (
+        RESULTS.read_text()
+        if RESULTS.exists()
+        else "# Measured\n\nEach section is written by `bench/run.sh SLUG --record`; the newest run replaces the one before.\n"
+    )
     head, *sections = re.split(r"(?m)^(?=## )", text)
     kept = {s.split("\n", 1)[0][3:].strip(): s for s in sections}
     if "--quick" in command and f"`bench/run.sh {slug}`" in kept.get(slug, ""):
-        print(f"bench/run.sh: not recorded: {RESULTS.name} holds a full run of {slug}", file=sys.stderr)
+        print(
+            f"bench/run.sh: not recorded: {RESULTS.name} holds a full run of {slug}",
+            file=sys.stderr,
+        )
         return
     rows = "".join(
         f"| {f['figure']} | {f['value']} {f['unit']} | {json.dumps(f['peer'], ensure_ascii=False) if f.get('peer') is not None else '–'} "
-        f"| {f.get('bar') if f.get('bar') is not None else '–'} | {'**no**' if not f['holds'] else 'yes' if f.get('bar') not in (None, '-') else '–'} |\n" for f in figures)
-    kept[slug] = (f"## {slug}\n\n{what}. `{command}`, {date.today().isoformat()}, {seconds:.0f} s, commit {commit()}, {machine()}.\n\n"
-                  f"| figure | ours | peer | bar | holds |\n|---|---|---|---|---|\n{rows}\n")
+        f"| {f.get('bar') if f.get('bar') is not None else '–'} | {'**no**' if not f['holds'] else 'yes' if f.get('bar') not in (None, '-') else '–'} |\n"
+        for f in figures
+    )
+    kept[slug] = (
+        f"## {slug}\n\n{what}. `{command}`, {date.today().isoformat()}, {seconds:.0f} s, commit {commit()}, {machine()}.\n\n"
+        f"| figure | ours | peer | bar | holds |\n|---|---|---|---|---|\n{rows}\n"
+    )
     order = [*ROWS, *(k for k in kept if k not in ROWS)]
     RESULTS.write_text(head.rstrip("\n") + "\n\n" + "".join(kept[k] for k in order if k in kept))
 
@@ -103,8 +313,11 @@ def record(slug: str, what: str, command: str, figures: list[dict], seconds: flo
 def main() -> int:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
-    for_program = words[at + 1:]
-    parser = argparse.ArgumentParser(prog="bench/run.sh", usage="%(prog)s list | SLUG [--quick] [--record] [-- OPTIONS OF THE ROW'S PROGRAM]")
+    for_program = words[at + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="bench/run.sh",
+        usage="%(prog)s list | SLUG [--quick] [--record] [-- OPTIONS OF THE ROW'S PROGRAM]",
+    )
     parser.add_argument("slug")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--record", action="store_true")
@@ -120,10 +333,17 @@ def main() -> int:
     given = [*(["--quick"] if options.quick else []), *for_program]
     command = [*command, *given]
     print(f"machine: {machine()}\ncommit: {commit()}", flush=True)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]))
+    environment = dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join(
+            [str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]
+        ),
+    )
     began = time.monotonic()
     figures = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         limit = threading.Timer(limit_s, process.terminate)
         limit.start()
         try:
@@ -142,14 +362,34 @@ def main() -> int:
             raise
         finally:
             limit.cancel()
-    if code != 0 and figures and all(f["holds"] for f in figures):     # figures that it did not come to are missing, and may be those that count
-        figures.append({"figure": "the row came to its end", "value": f"no (exit {code})", "unit": "", "peer": None, "bar": "yes", "holds": False})
+    if (
+        code != 0 and figures and all(f["holds"] for f in figures)
+    ):  # figures that it did not come to are missing, and may be those that count
+        figures.append(
+            {
+                "figure": "the row came to its end",
+                "value": f"no (exit {code})",
+                "unit": "",
+                "peer": None,
+                "bar": "yes",
+                "holds": False,
+            }
+        )
     if not figures:
         print(f"bench/run.sh: {options.slug} gave no figure (exit {code})", file=sys.stderr)
         return 1
     if options.record:
-        said = [*(["--quick"] if options.quick else []), *(["--", *for_program] if for_program else [])]
-        record(options.slug, what, shlex.join(["bench/run.sh", options.slug, *said]), figures, time.monotonic() - began)
+        said = [
+            *(["--quick"] if options.quick else []),
+            *(["--", *for_program] if for_program else []),
+        ]
+        record(
+            options.slug,
+            what,
+            shlex.join(["bench/run.sh", options.slug, *said]),
+            figures,
+            time.monotonic() - began,
+        )
     return 0 if code == 0 and all(f["holds"] for f in figures) else 1
 
 

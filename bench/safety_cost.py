@@ -15,9 +15,30 @@ from figures import figure, measure
 
 
 def run(jobs: int, *more: str) -> dict:
-    result = measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096, "--hosts", 1000, "--runtime-ms", 100, "--wait-ends", *more)
+    result = measure(
+        "bench_durable_rates",
+        "STORE",
+        "--jobs",
+        jobs,
+        "--outstanding",
+        4096,
+        "--hosts",
+        1000,
+        "--runtime-ms",
+        100,
+        "--wait-ends",
+        *more,
+    )
     result["cpu_us"] = 1e6 * (result["cpu_user_s"] + result["cpu_system_s"]) / result["started"]
-    print(" ".join(["with" if not more else "without", f"the check: {result['cpu_us']:.0f} us of CPU a start, {result['starts_per_s']} starts/s"]), flush=True)
+    print(
+        " ".join(
+            [
+                "with" if not more else "without",
+                f"the check: {result['cpu_us']:.0f} us of CPU a start, {result['starts_per_s']} starts/s",
+            ]
+        ),
+        flush=True,
+    )
     return result
 
 
@@ -33,9 +54,17 @@ def main() -> int:
         return statistics.median(r[key] for r in runs)
 
     cost = median(checked, "cpu_us") / median(unchecked, "cpu_us") - 1
-    figure("durable starts with the check", round(median(checked, "starts_per_s")), "1/s", "-", True)
+    figure(
+        "durable starts with the check", round(median(checked, "starts_per_s")), "1/s", "-", True
+    )
     figure("durable starts without", round(median(unchecked, "starts_per_s")), "1/s", "-", True)
-    ok = figure("what the check adds to the CPU time of a start", round(100 * cost, 1), "%", "≤ 10", cost <= 0.10)
+    ok = figure(
+        "what the check adds to the CPU time of a start",
+        round(100 * cost, 1),
+        "%",
+        "≤ 10",
+        cost <= 0.10,
+    )
     return 0 if ok else 1
 
 

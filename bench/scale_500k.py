@@ -11,7 +11,9 @@ BIN = Path(os.environ["MUSTER_BIN_DIR"])
 
 
 def run(*words: str) -> dict[str, float]:
-    text = subprocess.run([str(BIN / "bench-scale"), *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+    text = subprocess.run(
+        [str(BIN / "bench-scale"), *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
     print(" ".join(words) + "  " + text, end="", flush=True)
     return {key: float(value) for key, value in (word.split("=") for word in text.split())}
 
@@ -23,13 +25,39 @@ def main() -> int:
     growth = large["decide_mean_ms"] / small["decide_mean_ms"]
     mix = f"{large['running']:.0f} gangs on {100 * large['held']:.0f} % of the GPUs, {large['waiting']:.0f} wait; CPU time of one thread"
     held = [
-        figure(f"Decide, p99 ({mix})", round(large["decide_p99_ms"], 1), "ms", "<= 80", large["decide_p99_ms"] <= 80),
+        figure(
+            f"Decide, p99 ({mix})",
+            round(large["decide_p99_ms"], 1),
+            "ms",
+            "<= 80",
+            large["decide_p99_ms"] <= 80,
+        ),
         figure("Decide, median", round(large["decide_p50_ms"], 1), "ms", None, True),
-        figure("Decide, p99 by the clock on the wall", round(large["decide_wall_p99_ms"], 1), "ms", None, True),
-        figure("Decide's mean here / at a tenth of the size", round(growth, 1), "x", "<= 12", growth <= 12),
-        figure("peak memory, bench and all", round(large["rss_mib"] / 1024, 2), "GiB", "<= 4", large["rss_mib"] <= 4096),
+        figure(
+            "Decide, p99 by the clock on the wall",
+            round(large["decide_wall_p99_ms"], 1),
+            "ms",
+            None,
+            True,
+        ),
+        figure(
+            "Decide's mean here / at a tenth of the size",
+            round(growth, 1),
+            "x",
+            "<= 12",
+            growth <= 12,
+        ),
+        figure(
+            "peak memory, bench and all",
+            round(large["rss_mib"] / 1024, 2),
+            "GiB",
+            "<= 4",
+            large["rss_mib"] <= 4096,
+        ),
         figure("Validate, p99", round(large["validate_p99_ms"], 1), "ms", None, True),
-        figure("Apply of a step's 100 events, p99", round(large["apply_p99_ms"], 1), "ms", None, True),
+        figure(
+            "Apply of a step's 100 events, p99", round(large["apply_p99_ms"], 1), "ms", None, True
+        ),
     ]
     return 0 if all(held) else 1
 

@@ -24,16 +24,45 @@ def main() -> int:
     held = []
     for name, value in (("makespan", makespan_h), ("jct", jct_h)):
         off = 100 * abs(value / PUBLISHED[name] - 1)
-        held.append(figure(f"shockwave.gavel_reproduced.{name}", round(value, 2), "h", f"{PUBLISHED[name]} within 3 %", off <= 3, PUBLISHED[name]))
+        held.append(
+            figure(
+                f"shockwave.gavel_reproduced.{name}",
+                round(value, 2),
+                "h",
+                f"{PUBLISHED[name]} within 3 %",
+                off <= 3,
+                PUBLISHED[name],
+            )
+        )
     peers = ["fifo-backfill", "las", "dlas", "gavel", "srtf"]
     options = ["--throughputs", str(rates), "--quantum", "120s", "--launch", "15s"]
     runs = simulate(trace, "tacc32", ["muster", *peers], *options)
-    runs["muster, by size"] = simulate(trace, "tacc32", ["muster"], *options, "--queue-by-size", queues="tacc32-by-size")["muster"]
+    runs["muster, by size"] = simulate(
+        trace, "tacc32", ["muster"], *options, "--queue-by-size", queues="tacc32-by-size"
+    )["muster"]
     table("TACC-32 in muster-sim:", runs)
     for key, bar in (("jct", 2.68), ("makespan", 8.0)):
-        hours = {policy: round((run["summary"]["jct_mean_s"] if key == "jct" else run["end_s"]) / 3600, 2) for policy, run in runs.items()}
-        peer = {"Gavel, published": PUBLISHED[key], **{each: hours[each] for each in peers}, "Muster with one queue": hours["muster"]}
-        held.append(figure(f"shockwave.{key}", hours["muster, by size"], "h", f"<= {bar}", hours["muster, by size"] <= bar, peer))
+        hours = {
+            policy: round(
+                (run["summary"]["jct_mean_s"] if key == "jct" else run["end_s"]) / 3600, 2
+            )
+            for policy, run in runs.items()
+        }
+        peer = {
+            "Gavel, published": PUBLISHED[key],
+            **{each: hours[each] for each in peers},
+            "Muster with one queue": hours["muster"],
+        }
+        held.append(
+            figure(
+                f"shockwave.{key}",
+                hours["muster, by size"],
+                "h",
+                f"<= {bar}",
+                hours["muster, by size"] <= bar,
+                peer,
+            )
+        )
     return 0 if all(held) else 1
 
 

@@ -25,11 +25,20 @@ ROOT = Path(__file__).resolve().parent.parent
 SIM = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")) / "muster-sim"
 SMALL = ROOT / "tests/mutants/config"
 SEEDS, LARGE = 10_000, 100
-AT_ONCE, LARGE_AT_ONCE = 500, 50      # seeds between two words of how far it is
+AT_ONCE, LARGE_AT_ONCE = 500, 50  # seeds between two words of how far it is
 
 
 def run(first: int, seeds: int, config: Path | None) -> dict:
-    words = [SIM, "--seed", str(first), "--seeds", str(seeds), "--json", "--no-shrink", *(["--config", config] if config else [])]
+    words = [
+        SIM,
+        "--seed",
+        str(first),
+        "--seeds",
+        str(seeds),
+        "--json",
+        "--no-shrink",
+        *(["--config", config] if config else []),
+    ]
     done = subprocess.run(words, capture_output=True, text=True)
     if not done.stdout.strip():
         sys.exit(f"{SIM}: {done.stderr[-500:]} (exit {done.returncode})")
@@ -54,7 +63,10 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
 
     def used() -> tuple[float, float]:
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return kept_s + time.monotonic() - began, kept_cpu_s + now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+        return (
+            kept_s + time.monotonic() - began,
+            kept_cpu_s + now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime,
+        )
 
     def part(first: int) -> tuple[int, dict]:
         done = kept["parts"].get(str(first))
@@ -62,9 +74,13 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
 
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
-        for future in concurrent.futures.as_completed([pool.submit(part, first) for first in range(1, seeds + 1, at_once)]):
+        for future in concurrent.futures.as_completed(
+            [pool.submit(part, first) for first in range(1, seeds + 1, at_once)]
+        ):
             first, done = future.result()
-            if done["failed"] and (not totals["failed"] or done["first_failed"] < totals["first_failed"]):
+            if done["failed"] and (
+                not totals["failed"] or done["first_failed"] < totals["first_failed"]
+            ):
                 totals["first_failed"] = done["first_failed"]
             for name in ("seeds", "failed", "virtual_s"):
                 totals[name] += done[name]
@@ -75,45 +91,83 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
                 kept["wall_s"], kept["cpu_s"] = used()
                 file.with_suffix(".part").write_text(json.dumps(kept))
                 file.with_suffix(".part").replace(file)
-            print(f"{totals['seeds']:,} of {seeds:,} seeds of the {size} system, {totals['failed']} failed, {used()[0]:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{totals['seeds']:,} of {seeds:,} seeds of the {size} system, {totals['failed']} failed, {used()[0]:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     finally:
         pool.shutdown(cancel_futures=True)
     if file:
-        file.unlink()                # it is done: the next one begins anew
+        file.unlink()  # it is done: the next one begins anew
     totals["real_s"], totals["cpu_s"] = used()
     return totals
 
 
 def small_size() -> str:
-    values = dict(line.split(": ") for line in SMALL.read_text().splitlines() if not line.startswith("#"))
+    values = dict(
+        line.split(": ") for line in SMALL.read_text().splitlines() if not line.startswith("#")
+    )
     return f"{values['hosts']} hosts, {values['jobs']} jobs, {values['duration']}"
 
 
 def main() -> int:
     quick, all_large = "--quick" in sys.argv, "--all-large" in sys.argv
-    large = run_all("full", 3 if quick else SEEDS if all_large else LARGE, None, keep=all_large and not quick)
+    large = run_all(
+        "full", 3 if quick else SEEDS if all_large else LARGE, None, keep=all_large and not quick
+    )
     small = run_all("small", 50 if quick else 0 if all_large else SEEDS - LARGE, SMALL)
     speed = large["virtual_s"] / large["cpu_s"]
-    counters = {name: count + small["counters"].get(name, 0) for name, count in large["counters"].items()}
+    counters = {
+        name: count + small["counters"].get(name, 0) for name, count in large["counters"].items()
+    }
     for name, count in counters.items():
         print(f"{count:>12,}  {name}")
     for size, totals in (("full", large), ("small", small)):
         if totals["failed"]:
-            print(f"the first of {totals['failed']} seeds of the {size} system that broke a rule: {totals['first_failed']}")
+            print(
+                f"the first of {totals['failed']} seeds of the {size} system that broke a rule: {totals['first_failed']}"
+            )
     never = [name for name, count in counters.items() if count == 0]
     failed = large["failed"] + small["failed"]
 
     def seeds(of: str, totals: dict, wanted: int) -> bool:
-        return figure(f"seeds of {of}", totals["seeds"], "", f"≥ {wanted:,}" if wanted else "-", totals["seeds"] >= wanted)
+        return figure(
+            f"seeds of {of}",
+            totals["seeds"],
+            "",
+            f"≥ {wanted:,}" if wanted else "-",
+            totals["seeds"] >= wanted,
+        )
 
-    ok = figure("20 virtual minutes, 100 hosts, 200 jobs, against CPU time", round(speed), "x", "≥ 500", speed >= 500)
-    ok &= seeds("the row's size (100 hosts, 200 jobs, 20m)", large, 0 if quick else SEEDS if all_large else LARGE)
-    ok &= seeds(f"the small system ({small_size()})", small, 0 if quick or all_large else SEEDS - LARGE)
+    ok = figure(
+        "20 virtual minutes, 100 hosts, 200 jobs, against CPU time",
+        round(speed),
+        "x",
+        "≥ 500",
+        speed >= 500,
+    )
+    ok &= seeds(
+        "the row's size (100 hosts, 200 jobs, 20m)",
+        large,
+        0 if quick else SEEDS if all_large else LARGE,
+    )
+    ok &= seeds(
+        f"the small system ({small_size()})", small, 0 if quick or all_large else SEEDS - LARGE
+    )
     ok &= figure("seeds with a violation", failed, "", "0", failed == 0)
-    ok &= figure("rare events that never happened" + (f" ({'; '.join(never)})" if never else ""), len(never), f"of {len(counters)}", "-" if quick else "0", quick or not never)
+    ok &= figure(
+        "rare events that never happened" + (f" ({'; '.join(never)})" if never else ""),
+        len(never),
+        f"of {len(counters)}",
+        "-" if quick else "0",
+        quick or not never,
+    )
     first = run(7, 1, None)["digest"]
     again = run(7, 1, None)["digest"]
-    ok &= figure("the same seed twice gives the same digest", int(first == again), "", "1", first == again)
+    ok &= figure(
+        "the same seed twice gives the same digest", int(first == again), "", "1", first == again
+    )
     figure("wall time of all seeds", round(large["real_s"] + small["real_s"]), "s", "-", True)
     return 0 if ok else 1
 

@@ -13,13 +13,34 @@ DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data"))
 FLEETS = ROOT / "bench" / "fleets"
 
 
-def simulate(trace: Path, fleet: str | Path, policies: list[str], *options: str, queues: str | Path | None = None, timeout_s: float = 3000) -> dict[str, dict]:
+def simulate(
+    trace: Path,
+    fleet: str | Path,
+    policies: list[str],
+    *options: str,
+    queues: str | Path | None = None,
+    timeout_s: float = 3000,
+) -> dict[str, dict]:
     """policy -> its run, as `muster-sim -o json` has it, without jobs. `fleet` and `queues` name files of bench/fleets, or lie elsewhere."""
     if not trace.exists():
-        raise SystemExit(f"{trace} is missing: the rows replay the traces of shared/data; MUSTER_DATA names another folder")
-    command = [Path(os.environ["MUSTER_BIN_DIR"]) / "muster-sim", trace, "--cluster", f"{FLEETS / fleet}.clusters.yaml",
-               *(["--queues", f"{FLEETS / queues}.queues.yaml"] if queues else []), "--policy", ",".join(policies), "-o", "json", *options]
-    run = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=timeout_s)
+        raise SystemExit(
+            f"{trace} is missing: the rows replay the traces of shared/data; MUSTER_DATA names another folder"
+        )
+    command = [
+        Path(os.environ["MUSTER_BIN_DIR"]) / "muster-sim",
+        trace,
+        "--cluster",
+        f"{FLEETS / fleet}.clusters.yaml",
+        *(["--queues", f"{FLEETS / queues}.queues.yaml"] if queues else []),
+        "--policy",
+        ",".join(policies),
+        "-o",
+        "json",
+        *options,
+    ]
+    run = subprocess.run(
+        list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=timeout_s
+    )
     if not run.stdout.startswith("{"):
         raise SystemExit(f"muster-sim ended with {run.returncode}: {' '.join(map(str, command))}")
     return {each["policy"]: each for each in json.loads(run.stdout)["runs"]}
@@ -27,8 +48,16 @@ def simulate(trace: Path, fleet: str | Path, policies: list[str], *options: str,
 
 def overtaken(name: str, run: dict) -> list[bool]:
     """Told beside what is late: whom younger jobs of their own queue kept from what it is promised. Nobody promises otherwise: no bar."""
-    return [figure(f"{name}.overtaken", run["summary"]["overtaken"], "jobs", None, True),
-            figure(f"{name}.overtaken_longest", round(run["summary"]["overtaken_max_s"] / 3600, 1), "h", None, True)]
+    return [
+        figure(f"{name}.overtaken", run["summary"]["overtaken"], "jobs", None, True),
+        figure(
+            f"{name}.overtaken_longest",
+            round(run["summary"]["overtaken_max_s"] / 3600, 1),
+            "h",
+            None,
+            True,
+        ),
+    ]
 
 
 def at_once(*calls) -> list[dict]:
@@ -38,8 +67,13 @@ def at_once(*calls) -> list[dict]:
 
 
 def table(title: str, runs: dict[str, dict]) -> None:
-    print(f"{title}\n{'policy':16}{'wait mean':>11}{'p50':>9}{'p99':>11}{'delay':>11}{'JCT':>11}{'util':>7}{'evicted':>9}{'late':>6}{'unfinished':>11}{'real s':>8}")
+    print(
+        f"{title}\n{'policy':16}{'wait mean':>11}{'p50':>9}{'p99':>11}{'delay':>11}{'JCT':>11}{'util':>7}{'evicted':>9}{'late':>6}{'unfinished':>11}{'real s':>8}"
+    )
     for name, run in runs.items():
         s = run["summary"]
-        print(f"{name:16}{s['wait_mean_s']:10.0f}s{s['wait_p50_s']:8.0f}s{s['wait_p99_s']:10.0f}s{s['delay_mean_s']:10.0f}s{s['jct_mean_s']:10.0f}s"
-              f"{100 * run['utilisation']:6.1f}%{s['evictions']:9}{s['late']:6}{s['unfinished']:11}{run['real_s']:8.1f}", flush=True)
+        print(
+            f"{name:16}{s['wait_mean_s']:10.0f}s{s['wait_p50_s']:8.0f}s{s['wait_p99_s']:10.0f}s{s['delay_mean_s']:10.0f}s{s['jct_mean_s']:10.0f}s"
+            f"{100 * run['utilisation']:6.1f}%{s['evictions']:9}{s['late']:6}{s['unfinished']:11}{run['real_s']:8.1f}",
+            flush=True,
+        )

@@ -18,7 +18,8 @@ class SimulatedAgents::Stream : public AgentStream {
   }
   void End(const absl::Status& status) override {
     std::lock_guard lock(agents_->mutex_);
-    MUSTER_CHECK_MSG(agents_->stopping_, std::string(status.message()).c_str());   // nothing else ends a stream here
+    MUSTER_CHECK_MSG(agents_->stopping_,
+                     std::string(status.message()).c_str());  // nothing else ends a stream here
   }
 
  private:
@@ -26,7 +27,8 @@ class SimulatedAgents::Stream : public AgentStream {
   const size_t host_;
 };
 
-SimulatedAgents::SimulatedAgents(Sessions* sessions, std::vector<SimulatedHost> hosts, RuntimeNs runtime_ns)
+SimulatedAgents::SimulatedAgents(Sessions* sessions, std::vector<SimulatedHost> hosts,
+                                 RuntimeNs runtime_ns)
     : sessions_(sessions), runtime_ns_(std::move(runtime_ns)) {
   for (size_t h = 0; h < hosts.size(); ++h) {
     Host host;
@@ -72,7 +74,8 @@ void SimulatedAgents::Run() {
       if (timers_.empty()) {
         wake_.wait(lock, ready);
       } else {
-        wake_.wait_for(lock, std::chrono::nanoseconds(timers_.top().at_ns - RealClock()->BootNs()), ready);
+        wake_.wait_for(lock, std::chrono::nanoseconds(timers_.top().at_ns - RealClock()->BootNs()),
+                       ready);
       }
       if (stopping_) return;
       taken.swap(inbox_);
@@ -99,7 +102,9 @@ void SimulatedAgents::On(size_t h, const pb::SchedulerMessage& message) {
       host.session = message.session();
       heartbeat_ns_ = message.welcome().heartbeat_ns();
       // Spread over the interval, as agents that started at different times are.
-      timers_.push({RealClock()->BootNs() + heartbeat_ns_ * static_cast<int64_t>(h + 1) / static_cast<int64_t>(hosts_.size()), h, ""});
+      timers_.push({RealClock()->BootNs() + heartbeat_ns_ * static_cast<int64_t>(h + 1) /
+                                                static_cast<int64_t>(hosts_.size()),
+                    h, ""});
       std::lock_guard lock(mutex_);
       ++welcomed_;
       wake_.notify_all();
@@ -121,7 +126,8 @@ void SimulatedAgents::On(size_t h, const pb::SchedulerMessage& message) {
       if (prepare.start_at_once()) return Start(h, id);
       return Report(h, attempt.report);
     }
-    case pb::SchedulerMessage::kStart: return Start(h, AttemptText(message.start().key()));
+    case pb::SchedulerMessage::kStart:
+      return Start(h, AttemptText(message.start().key()));
     case pb::SchedulerMessage::kStop: {
       const std::string id = AttemptText(message.stop().key());
       const auto [it, fresh] = host.attempts.try_emplace(id);
@@ -131,7 +137,8 @@ void SimulatedAgents::On(size_t h, const pb::SchedulerMessage& message) {
     case pb::SchedulerMessage::kForget:
       host.attempts.erase(AttemptText(message.forget().key()));
       return;
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -149,7 +156,7 @@ void SimulatedAgents::Start(size_t h, const std::string& id) {
 
 void SimulatedAgents::End(size_t h, const std::string& id, bool stopped) {
   const auto it = hosts_[h].attempts.find(id);
-  if (it == hosts_[h].attempts.end()) return;          // its end was known before its time was up
+  if (it == hosts_[h].attempts.end()) return;  // its end was known before its time was up
   Attempt& attempt = it->second;
   pb::AttemptReport& report = attempt.report;
   if (report.phase() == pb::GONE) {

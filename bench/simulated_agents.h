@@ -1,8 +1,9 @@
-// Agents of simulated hosts, in real time, in one thread: they speak the agent protocol with a Sessions of the same process.
+// Agents of simulated hosts, in real time, in one thread: they speak the agent protocol with a
+// Sessions of the same process.
 //
-// What they do is what an agent with its shims does, less the work: a prepared attempt is told as Prepared, a started one as
-// Started, ends with exit 0 after its runtime, and a stopped one ends at once. Commands may be repeated; ends are said again
-// when asked. No message is lost here.
+// What they do is what an agent with its shims does, less the work: a prepared attempt is told as
+// Prepared, a started one as Started, ends with exit 0 after its runtime, and a stopped one ends at
+// once. Commands may be repeated; ends are said again when asked. No message is lost here.
 #pragma once
 
 #include <chrono>
@@ -55,12 +56,12 @@ class SimulatedAgents {
     std::shared_ptr<Stream> stream;
     pb::SessionKey session;
     uint64_t heartbeats = 0;
-    std::map<std::string, Attempt> attempts;   // by job uid/task/number, until forgotten
+    std::map<std::string, Attempt> attempts;  // by job uid/task/number, until forgotten
   };
   struct Timer {
     int64_t at_ns;
     size_t host;
-    std::string attempt;                       // empty: a heartbeat
+    std::string attempt;  // empty: a heartbeat
     bool operator>(const Timer& other) const { return at_ns > other.at_ns; }
   };
 
@@ -74,7 +75,7 @@ class SimulatedAgents {
 
   Sessions* const sessions_;
   const RuntimeNs runtime_ns_;
-  std::vector<Host> hosts_;                    // the thread's, as are the timers
+  std::vector<Host> hosts_;  // the thread's, as are the timers
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   int64_t heartbeat_ns_ = 5'000'000'000;
 

@@ -28,7 +28,9 @@ def musterd_start_s() -> float:
 
 def main() -> int:
     quick = ["--quick"] if "--quick" in sys.argv else []
-    trainer = subprocess.run([sys.executable, ROOT / "trainer" / "tests" / "bench_trainer_start.py", *quick]).returncode
+    trainer = subprocess.run(
+        [sys.executable, ROOT / "trainer" / "tests" / "bench_trainer_start.py", *quick]
+    ).returncode
     times_s = [musterd_start_s() for _ in range(5 if quick else 15)]
     median_s = round(statistics.median(times_s), 3)
     held = figure("start-time.musterd", median_s, "s", f"<= {BAR_S}", median_s <= BAR_S)

@@ -27,10 +27,14 @@ BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve
 
 
 def each_call() -> dict:
-    done = subprocess.run([BIN.parent / "tests" / "store_faults_test"], capture_output=True, text=True)
+    done = subprocess.run(
+        [BIN.parent / "tests" / "store_faults_test"], capture_output=True, text=True
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        sys.exit(f"store_faults_test: {done.stdout[-500:]} {done.stderr[-500:]} (exit {done.returncode})")
+        sys.exit(
+            f"store_faults_test: {done.stdout[-500:]} {done.stderr[-500:]} (exit {done.returncode})"
+        )
     if done.returncode != 0:
         print(done.stdout[-3000:])
     return {**json.loads(lines[-1]), "passed": done.returncode == 0}
@@ -43,13 +47,27 @@ def full_disks(kind: str, rounds: int) -> bool:
             system = LocalSystem(folder, BIN)
             small_system.configure(system)
             # A tmpfs has to hold the log of the commits and all else; the limit is of each file.
-            outcome = fill_and_recover(system, kind, room_bytes=8192 * index if kind == TMPFS else 8192 + 48_000 * index)
+            outcome = fill_and_recover(
+                system, kind, room_bytes=8192 * index if kind == TMPFS else 8192 + 48_000 * index
+            )
             system.stop()
         lost += len(outcome.lost)
         acknowledged += outcome.acknowledged
         went_on += not outcome.ended
-    ok = figure(f"full disks ({kind}) under a real musterd that it did not end at", went_on, f"of {rounds}", "0", went_on == 0)
-    return ok & figure(f"acknowledged submissions lost at them ({kind})", lost, f"of {acknowledged}", "0", lost == 0 and acknowledged > 0)
+    ok = figure(
+        f"full disks ({kind}) under a real musterd that it did not end at",
+        went_on,
+        f"of {rounds}",
+        "0",
+        went_on == 0,
+    )
+    return ok & figure(
+        f"acknowledged submissions lost at them ({kind})",
+        lost,
+        f"of {acknowledged}",
+        "0",
+        lost == 0 and acknowledged > 0,
+    )
 
 
 def main() -> int:
@@ -57,7 +75,13 @@ def main() -> int:
     calls = each_call()
     ok = figure("calls of the store, each made to fail once", calls["calls"], "", "-", True)
     ok &= figure("faults, with and without loss of power", 2 * calls["faults"], "", "-", True)
-    ok &= figure("stores that went on after an error, lost what was acknowledged, or did not open again", calls["wrong"], "", "0", calls["passed"] and calls["wrong"] == 0)
+    ok &= figure(
+        "stores that went on after an error, lost what was acknowledged, or did not open again",
+        calls["wrong"],
+        "",
+        "0",
+        calls["passed"] and calls["wrong"] == 0,
+    )
     try:
         for kind in kinds():
             ok &= full_disks(kind, rounds=1 if quick else 5)

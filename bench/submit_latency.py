@@ -34,24 +34,41 @@ def measure(system: LocalSystem, jobs: int) -> tuple[list[float], list[float]]:
         path.write_text(JOB.format(mark=mark))
         began_ns = time.time_ns()
         job = system.submit(path)
-        wait_for(f"job {job['number']} to run", lambda: mark.exists() and mark.read_text().endswith("\n"), 20, 0.002)
+        wait_for(
+            f"job {job['number']} to run",
+            lambda: mark.exists() and mark.read_text().endswith("\n"),
+            20,
+            0.002,
+        )
         ran_ns = int(mark.read_text())
         stored_ns = int(job["submit_ns"])
         command_ms.append((ran_ns - began_ns) / 1e6)
         stored_ms.append((ran_ns - stored_ns) / 1e6)
-        wait_for(f"job {job['number']} to end", lambda: system.job(job["number"])["state"] == "SUCCEEDED", 20, 0.01)
+        wait_for(
+            f"job {job['number']} to end",
+            lambda: system.job(job["number"])["state"] == "SUCCEEDED",
+            20,
+            0.01,
+        )
     system.stop()
     return command_ms, stored_ms
 
 
 def main() -> int:
     with system_folder() as folder:
-        command_ms, stored_ms = measure(LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"])), 40 if "--quick" in sys.argv else 200)
+        command_ms, stored_ms = measure(
+            LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"])),
+            40 if "--quick" in sys.argv else 200,
+        )
     held = []
     for name, values in (("command", command_ms), ("stored", stored_ms)):
         for label, share, bar_ms in (("p50", 0.5, 50), ("p99", 0.99, 200)):
             value = round(quantile(values, share), 1)
-            held.append(figure(f"submit-latency.{name}.{label}", value, "ms", f"<= {bar_ms}", value <= bar_ms))
+            held.append(
+                figure(
+                    f"submit-latency.{name}.{label}", value, "ms", f"<= {bar_ms}", value <= bar_ms
+                )
+            )
     return 0 if all(held) else 1
 
 

@@ -1,5 +1,6 @@
-// submit_load SERVER --jobs N [--outstanding N] [--connections N] [--wait]: submits one-slot jobs of /bin/true to a musterd over
-// gRPC, `outstanding` unanswered at any time; with --wait until all have ended. Prints one JSON line.
+// submit_load SERVER --jobs N [--outstanding N] [--connections N] [--wait]: submits one-slot jobs
+// of /bin/true to a musterd over gRPC, `outstanding` unanswered at any time; with --wait until all
+// have ended. Prints one JSON line.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -22,7 +23,9 @@ namespace {
 namespace pb = ::muster::v1;
 using Steady = std::chrono::steady_clock;
 
-double SecondsSince(Steady::time_point then) { return std::chrono::duration<double>(Steady::now() - then).count(); }
+double SecondsSince(Steady::time_point then) {
+  return std::chrono::duration<double>(Steady::now() - then).count();
+}
 
 struct Call {
   grpc::ClientContext context;
@@ -50,24 +53,29 @@ int Unfinished(pb::JobService::Stub* stub) {
 int Main(int argc, char** argv) {
   CLI::App app{"Submits jobs of /bin/true over gRPC, many at once.", "submit_load"};
   std::string server, queue = "research";
-  int jobs = 1000, outstanding = 512, connections = 1;   // more of them only share the work out in smaller pieces
+  int jobs = 1000, outstanding = 512,
+      connections = 1;  // more of them only share the work out in smaller pieces
   bool wait = false;
   app.add_option("server", server, "unix:///PATH")->required();
   app.add_option("--jobs", jobs);
   app.add_option("--queue", queue);
-  app.add_option("--outstanding", outstanding, "Submissions that wait for their answer at any time");
+  app.add_option("--outstanding", outstanding,
+                 "Submissions that wait for their answer at any time");
   app.add_option("--connections", connections);
   app.add_flag("--wait", wait, "Until every job has ended");
   CLI11_PARSE(app, argc, argv);
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);   // Debian's looks for cycles at every lock, gRPC's included
+  absl::SetMutexDeadlockDetectionMode(
+      absl::OnDeadlockCycle::kIgnore);  // Debian's looks for cycles at every lock, gRPC's included
 
   std::vector<std::unique_ptr<pb::JobService::Stub>> stubs;
   for (int c = 0; c < connections; ++c) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetInt(GRPC_ARG_MINIMAL_STACK, 1);   // no compression, deadlines, retries: none is asked for
+    arguments.SetInt(GRPC_ARG_MINIMAL_STACK,
+                     1);  // no compression, deadlines, retries: none is asked for
     stubs.push_back(pb::JobService::NewStub(grpc::CreateCustomChannel(
-        absl::StrCat("unix:", std::string(absl::StripPrefix(server, "unix://"))), grpc::InsecureChannelCredentials(), arguments)));
+        absl::StrCat("unix:", std::string(absl::StripPrefix(server, "unix://"))),
+        grpc::InsecureChannelCredentials(), arguments)));
   }
   pb::SubmitRequest request;
   request.set_umask(022);
@@ -82,7 +90,8 @@ int Main(int argc, char** argv) {
   task->mutable_resources()->add_gpu_types("cpu-slot");
   task->mutable_run()->add_exec("/bin/true");
 
-  // One thread that asks, and takes the answers when enough is asked: others would only wake each other on cores that the daemon needs.
+  // One thread that asks, and takes the answers when enough is asked: others would only wake each
+  // other on cores that the daemon needs.
   grpc::CompletionQueue answers;
   int failed = 0;
   const std::string run = RandomId();
@@ -101,13 +110,18 @@ int Main(int argc, char** argv) {
     bool ok = false;
     answers.Next(&tag, &ok);
     const std::unique_ptr<Call> call(static_cast<Call*>(tag));
-    if (!call->status.ok() && failed++ == 0) std::fprintf(stderr, "Submit: %s\n", call->status.error_message().c_str());
+    if (!call->status.ok() && failed++ == 0)
+      std::fprintf(stderr, "Submit: %s\n", call->status.error_message().c_str());
     ++answered;
   }
   const double submitted_s = SecondsSince(began);
-  while (wait && Unfinished(stubs[0].get()) > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  std::printf("{\"jobs\": %d, \"failed\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, \"jobs_per_s\": %.0f, \"wall_s\": %.2f}\n", jobs,
-              failed, (jobs - failed) / submitted_s, submitted_s, (jobs - failed) / SecondsSince(began), SecondsSince(began));
+  while (wait && Unfinished(stubs[0].get()) > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::printf(
+      "{\"jobs\": %d, \"failed\": %d, \"submissions_per_s\": %.0f, \"submitted_s\": %.2f, "
+      "\"jobs_per_s\": %.0f, \"wall_s\": %.2f}\n",
+      jobs, failed, (jobs - failed) / submitted_s, submitted_s,
+      (jobs - failed) / SecondsSince(began), SecondsSince(began));
   return failed == 0 ? 0 : 1;
 }
 

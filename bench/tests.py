@@ -18,17 +18,33 @@ def quick() -> bool:
     began = time.monotonic()
     run = subprocess.run(["tests/run.sh", "--fast"], stdout=subprocess.PIPE, text=True)
     took_min = (time.monotonic() - began) / 60
-    return all([figure("tests.fast", round(took_min, 1), "min", "<= 12", took_min <= 12),
-                figure("tests.closing_line", closing(run.stdout), "", "0 failed", run.returncode == 0)])
+    return all(
+        [
+            figure("tests.fast", round(took_min, 1), "min", "<= 12", took_min <= 12),
+            figure("tests.closing_line", closing(run.stdout), "", "0 failed", run.returncode == 0),
+        ]
+    )
 
 
 def full() -> bool:
     with BareMachine(Path.cwd()) as machine:
         code, scratch_s, said = machine.run("tests/run.sh")
         again, warm_s, _ = machine.run("rm -rf build && tests/run.sh")
-    return all([figure("tests.from_scratch", round(scratch_s / 60, 1), "min", "<= 30", code == 0 and scratch_s <= 1800),
-                figure("tests.warm", round(warm_s / 60, 1), "min", "<= 12", again == 0 and warm_s <= 720),
-                figure("tests.closing_line", closing(said), "", "0 failed", code == 0)])
+    return all(
+        [
+            figure(
+                "tests.from_scratch",
+                round(scratch_s / 60, 1),
+                "min",
+                "<= 30",
+                code == 0 and scratch_s <= 1800,
+            ),
+            figure(
+                "tests.warm", round(warm_s / 60, 1), "min", "<= 12", again == 0 and warm_s <= 720
+            ),
+            figure("tests.closing_line", closing(said), "", "0 failed", code == 0),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -5,11 +5,20 @@ namespace muster {
 namespace {
 
 TEST(ExitCodeTest, EveryStatusHasItsDocumentedCode) {
-  const std::pair<absl::StatusCode, int> codes[] = {
-      {absl::StatusCode::kOk, 0}, {absl::StatusCode::kInvalidArgument, 2}, {absl::StatusCode::kFailedPrecondition, 2}, {absl::StatusCode::kAlreadyExists, 2},
-      {absl::StatusCode::kNotFound, 3}, {absl::StatusCode::kPermissionDenied, 4}, {absl::StatusCode::kUnauthenticated, 4}, {absl::StatusCode::kAborted, 5},
-      {absl::StatusCode::kUnavailable, 6}, {absl::StatusCode::kDeadlineExceeded, 6}, {absl::StatusCode::kInternal, 6}, {absl::StatusCode::kCancelled, 130}};
-  for (const auto& [status, code] : codes) EXPECT_EQ(ExitCodeFor(absl::Status(status, "x")), code) << absl::StatusCodeToString(status);
+  const std::pair<absl::StatusCode, int> codes[] = {{absl::StatusCode::kOk, 0},
+                                                    {absl::StatusCode::kInvalidArgument, 2},
+                                                    {absl::StatusCode::kFailedPrecondition, 2},
+                                                    {absl::StatusCode::kAlreadyExists, 2},
+                                                    {absl::StatusCode::kNotFound, 3},
+                                                    {absl::StatusCode::kPermissionDenied, 4},
+                                                    {absl::StatusCode::kUnauthenticated, 4},
+                                                    {absl::StatusCode::kAborted, 5},
+                                                    {absl::StatusCode::kUnavailable, 6},
+                                                    {absl::StatusCode::kDeadlineExceeded, 6},
+                                                    {absl::StatusCode::kInternal, 6},
+                                                    {absl::StatusCode::kCancelled, 130}};
+  for (const auto& [status, code] : codes)
+    EXPECT_EQ(ExitCodeFor(absl::Status(status, "x")), code) << absl::StatusCodeToString(status);
   EXPECT_EQ(ExitCodeFor(pb::SUCCEEDED), 0);
   EXPECT_EQ(ExitCodeFor(pb::FAILED), 1);
   EXPECT_EQ(ExitCodeFor(pb::CANCELLED), 8);
@@ -26,17 +35,29 @@ TEST_F(CliTest, UnreachableNamesTheSocketAndTheRemedy) {
 }
 
 TEST_F(CliTest, AnEmptySettingsFileSaysNothingAndAWrongOneIsToldWithItsRemedy) {
-  const auto with = [&](const std::string& file) { return absl::StrCat("HOME=", home_, " MUSTER_SERVER=", server_name_, " MUSTER_CONFIG=", file, " ", MUSTER_BINARY, " jobs -o name > ", home_, "/out 2>&1"); };
+  const auto with = [&](const std::string& file) {
+    return absl::StrCat("HOME=", home_, " MUSTER_SERVER=", server_name_, " MUSTER_CONFIG=", file,
+                        " ", MUSTER_BINARY, " jobs -o name > ", home_, "/out 2>&1");
+  };
   EXPECT_EQ(WEXITSTATUS(system(with("/dev/null").c_str())), 0);
   EXPECT_EQ(WEXITSTATUS(system(with(Write("empty.yaml", "# nothing yet\n")).c_str())), 0);
   EXPECT_EQ(WEXITSTATUS(system(with(Write("wrong.yaml", "curent_context: lab\n")).c_str())), 2);
   std::ifstream said(home_ + "/out");
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(said), {}), HasSubstr("Did you mean current_context?"));
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(said), {}),
+              HasSubstr("Did you mean current_context?"));
 }
 
 TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
-  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{{}, {"nope"}, {"jobs", "--nope"}, {"show"}, {"jobs", "-o", "xml"}, {"logs", "7", "--rank", "-3"},
-                                                                                        {"jobs", "--columns", "nope"}, {"jobs", "--state", "asleep"}, {"submit", "/nope.yaml"}}) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{},
+                                             {"nope"},
+                                             {"jobs", "--nope"},
+                                             {"show"},
+                                             {"jobs", "-o", "xml"},
+                                             {"logs", "7", "--rank", "-3"},
+                                             {"jobs", "--columns", "nope"},
+                                             {"jobs", "--state", "asleep"},
+                                             {"submit", "/nope.yaml"}}) {
     EXPECT_EQ(Run(arguments), 2) << absl::StrJoin(arguments, " ");
     EXPECT_EQ(out_, "");
     EXPECT_THAT(err_, HasSubstr("muster: "));
@@ -53,7 +74,9 @@ TEST_F(CliTest, OutputThatCantBeWrittenIsToldAndNeverExitZero) {
   const char kTold[] = "muster: cannot write the output: No space left on device\n";
   jobs_.logs = {"one\n", "two\n"};
   jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
-  for (const char* line : {"muster queue export", "muster show 7 --spec", "muster jobs -o json", "muster logs 7", "muster --help", "muster attach 7", "muster top --watch", "muster jobs --watch"}) {
+  for (const char* line :
+       {"muster queue export", "muster show 7 --spec", "muster jobs -o json", "muster logs 7",
+        "muster --help", "muster attach 7", "muster top --watch", "muster jobs --watch"}) {
     EXPECT_EQ(Shell(absl::StrCat(line, " > /dev/full")), 6) << line;
     EXPECT_EQ(err_, kTold) << line;
   }
@@ -66,14 +89,16 @@ TEST_F(CliTest, OutputThatCantBeWrittenIsToldAndNeverExitZero) {
 }
 
 TEST_F(CliTest, AReaderThatLeavesEndsItQuietlyEvenWhereSigpipeIsIgnored) {
-  jobs_.stream_logs = [](grpc::ServerContext* context, const pb::LogsRequest&, grpc::ServerWriter<pb::LogsResponse>* writer) {
+  jobs_.stream_logs = [](grpc::ServerContext* context, const pb::LogsRequest&,
+                         grpc::ServerWriter<pb::LogsResponse>* writer) {
     pb::LogsResponse chunk;
     chunk.set_data("a line\n");
     while (!context->IsCancelled() && writer->Write(chunk)) {
     }
     return grpc::Status::OK;
   };
-  EXPECT_EQ(Shell("trap '' PIPE; muster logs -f 7 | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}"), 128 + SIGPIPE);
+  EXPECT_EQ(Shell("trap '' PIPE; muster logs -f 7 | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}"),
+            128 + SIGPIPE);
   EXPECT_EQ(err_, "");
 }
 
@@ -89,17 +114,20 @@ TEST_F(CliTest, HelpIsAlsoAWord) {
 }
 
 TEST_F(CliTest, ServerRefusalsMapToTheirExitCodes) {
-  const std::pair<grpc::StatusCode, int> codes[] = {{grpc::NOT_FOUND, 3}, {grpc::PERMISSION_DENIED, 4}, {grpc::INVALID_ARGUMENT, 2}};
+  const std::pair<grpc::StatusCode, int> codes[] = {
+      {grpc::NOT_FOUND, 3}, {grpc::PERMISSION_DENIED, 4}, {grpc::INVALID_ARGUMENT, 2}};
   for (const auto& [status, code] : codes) {
     jobs_.get_status = grpc::Status(status, "because");
     EXPECT_EQ(Run({"show", "7"}), code);
     EXPECT_THAT(err_, HasSubstr("because"));
   }
-  std::string file = Write("queues.yaml", "queues: [{name: research, quota: {cpu-slot: {weight: 2}}}]\n");
+  std::string file =
+      Write("queues.yaml", "queues: [{name: research, quota: {cpu-slot: {weight: 2}}}]\n");
   EXPECT_EQ(Run({"queue", "apply", file, "--if-version", "3"}), 5);
   EXPECT_EQ(Run({"queue", "diff", file}), 0);
   EXPECT_EQ(out_, "research: weight 1 -> 2\n");
-  EXPECT_THAT(err_, HasSubstr("Nothing was changed.  Apply: muster queue apply " + file + " --if-version 4"));
+  EXPECT_THAT(err_, HasSubstr("Nothing was changed.  Apply: muster queue apply " + file +
+                              " --if-version 4"));
 }
 
 TEST_F(CliTest, ListReadsAllPagesUpToTheLimit) {
@@ -114,7 +142,10 @@ TEST_F(CliTest, ListReadsAllPagesUpToTheLimit) {
 }
 
 TEST_F(CliTest, FollowEndsWithTheJobsOutcome) {
-  const std::tuple<pb::JobState, pb::TaskState, int> outcomes[] = {{pb::SUCCEEDED, pb::TASK_SUCCEEDED, 0}, {pb::FAILED, pb::TASK_FAILED, 1}, {pb::CANCELLED, pb::TASK_CANCELLED, 8}};
+  const std::tuple<pb::JobState, pb::TaskState, int> outcomes[] = {
+      {pb::SUCCEEDED, pb::TASK_SUCCEEDED, 0},
+      {pb::FAILED, pb::TASK_FAILED, 1},
+      {pb::CANCELLED, pb::TASK_CANCELLED, 8}};
   for (const auto& [state, task_state, code] : outcomes) {
     jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(state, task_state)});
     EXPECT_EQ(Run({"attach", "7"}), code);
@@ -128,12 +159,15 @@ TEST_F(CliTest, FollowEndsWithTheJobsOutcome) {
 
 TEST_F(CliTest, CtrlCStopsFollowingAndNeverTouchesTheJob) {
   jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
-  for (std::vector<std::string> arguments : {std::vector<std::string>{"attach", "7"}, {"submit", "-y", Write("hello.yaml", kHello)}}) {
+  for (std::vector<std::string> arguments :
+       {std::vector<std::string>{"attach", "7"}, {"submit", "-y", Write("hello.yaml", kHello)}}) {
     Process process(arguments, home_, server_name_);
     ASSERT_TRUE(process.ReadUntil("attempt 1 runs on lab/h1")) << process.out << process.err;
     process.Interrupt();
     EXPECT_EQ(process.Wait(), 130);
-    EXPECT_THAT(process.err, HasSubstr("Job 7 is still running.  Follow: muster attach 7   Stop it: muster cancel 7"));
+    EXPECT_THAT(
+        process.err,
+        HasSubstr("Job 7 is still running.  Follow: muster attach 7   Stop it: muster cancel 7"));
     EXPECT_EQ(jobs_.cancels, 0);
   }
 }
@@ -197,8 +231,10 @@ TEST_F(CliTest, WaitGivesUpAfterItsTimeout) {
 }
 
 TEST_F(CliTest, WaitHasOneTimeoutForAllJobs) {
-  jobs_.watch = [ends = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)})](grpc::ServerContext* context, grpc::ServerWriter<pb::WatchJobResponse>* writer) {
-    poll(nullptr, 0, 400);   // what each job takes
+  jobs_.watch = [ends = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)})](
+                    grpc::ServerContext* context,
+                    grpc::ServerWriter<pb::WatchJobResponse>* writer) {
+    poll(nullptr, 0, 400);  // what each job takes
     return ends(context, writer);
   };
   EXPECT_EQ(Run({"wait", "7", "8", "9", "--timeout", "1s"}), 124);
@@ -230,18 +266,22 @@ TEST_F(CliTest, ASubmissionWithoutAnAnswerIsRepeatedThenToldWithItsKey) {
   jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
     std::lock_guard<std::mutex> lock(mutex);
     keys.push_back(request.idempotency_key());
-    return keys.size() < answers_from ? grpc::Status(grpc::DEADLINE_EXCEEDED, "Deadline Exceeded") : grpc::Status::OK;
+    return keys.size() < answers_from ? grpc::Status(grpc::DEADLINE_EXCEEDED, "Deadline Exceeded")
+                                      : grpc::Status::OK;
   };
   const std::string path = Write("hello.yaml", kHello);
   EXPECT_EQ(Run({"submit", "-o", "name", path}), 0) << err_;
   ASSERT_EQ(keys.size(), 3u);
   EXPECT_THAT(keys, ::testing::Each(keys[0]));
   answers_from = SIZE_MAX;
-  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"submit", "-y", "-d", path}, {"run", "-d", "--", "true"}}) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"submit", "-y", "-d", path}, {"run", "-d", "--", "true"}}) {
     keys.clear();
     EXPECT_EQ(Run(command), 6);
     ASSERT_GT(keys.size(), 1u);
-    EXPECT_THAT(err_, HasSubstr("the job may have been submitted, or not.\n  Safe to repeat: the same command with --idempotency-key " + keys[0] + "\n"));
+    EXPECT_THAT(err_, HasSubstr("the job may have been submitted, or not.\n  Safe to repeat: the "
+                                "same command with --idempotency-key " +
+                                keys[0] + "\n"));
     EXPECT_THAT(err_, Not(HasSubstr("muster up")));
   }
   answers_from = 0;
@@ -257,7 +297,10 @@ TEST_F(CliTest, SetPutsAValueOverTheFiles) {
     return grpc::Status::OK;
   };
   const std::string path = Write("hello.yaml", kHello);
-  EXPECT_EQ(Run({"submit", "-o", "name", "--set", "resources.gpus=2", "--set", "env.GREETING=a b", "--set", "workers={min: 1, max: 3}", path}), 0) << err_;
+  EXPECT_EQ(Run({"submit", "-o", "name", "--set", "resources.gpus=2", "--set", "env.GREETING=a b",
+                 "--set", "workers={min: 1, max: 3}", path}),
+            0)
+      << err_;
   EXPECT_EQ(spec.tasks(0).resources().gpus_milli(), 2000);
   EXPECT_EQ(spec.tasks(0).resources().gpu_types(0), "cpu-slot");
   EXPECT_EQ(spec.env().at("GREETING"), "a b");
@@ -274,9 +317,12 @@ TEST_F(CliTest, TheServersNotYetIsNotTakenForAServerThatIsAway) {
     info.set_reason("TRAINER_SCHEMA_UNKNOWN");
     google::rpc::Status status;
     status.add_details()->PackFrom(info);
-    return ++asked < 3 ? grpc::Status(grpc::UNAVAILABLE, "its schema isn't known", status.SerializeAsString()) : grpc::Status::OK;
+    return ++asked < 3 ? grpc::Status(grpc::UNAVAILABLE, "its schema isn't known",
+                                      status.SerializeAsString())
+                       : grpc::Status::OK;
   };
-  EXPECT_EQ(Run({"submit", "-o", "name", Write("hello.yaml", kHello)}), 0) << "asked again: " << err_;
+  EXPECT_EQ(Run({"submit", "-o", "name", Write("hello.yaml", kHello)}), 0)
+      << "asked again: " << err_;
   asked = -100;
   EXPECT_EQ(Run({"submit", "-y", Write("hello.yaml", kHello)}), 6);
   EXPECT_EQ(err_, "muster: its schema isn't known\n");
@@ -308,11 +354,14 @@ TEST_F(CliTest, OnATerminalADrainShowsWhomItStopsAndAsks) {
 }
 
 TEST_F(CliTest, TheHelpOfEveryCommandNamesTheFlagsThatAllTake) {
-  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"jobs"}, {"queue", "apply"}, {"host", "drain"}, {"submit"}}) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"jobs"}, {"queue", "apply"}, {"host", "drain"}, {"submit"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     EXPECT_EQ(Run(arguments), 0);
-    for (const char* flag : {"--server", "--context", "-o table|wide|json|jsonl|yaml|name", "--columns"}) EXPECT_THAT(out_, HasSubstr(flag)) << command[0];
+    for (const char* flag :
+         {"--server", "--context", "-o table|wide|json|jsonl|yaml|name", "--columns"})
+      EXPECT_THAT(out_, HasSubstr(flag)) << command[0];
   }
 }
 
@@ -328,7 +377,8 @@ TEST_F(CliTest, QueueApplyTellsWhomItWouldTakeFrom) {
 }
 
 TEST_F(CliTest, AllProblemsOfAFileAreShownWithTheirPlaces) {
-  std::string path = Write("bad.yaml", "name: hello\nqueue: nowhere\nresources: {gpu: 1}\nrun: echo\n");
+  std::string path =
+      Write("bad.yaml", "name: hello\nqueue: nowhere\nresources: {gpu: 1}\nrun: echo\n");
   EXPECT_EQ(Run({"submit", path}), 2);
   EXPECT_THAT(err_, HasSubstr("2 problems, nothing was submitted"));
   EXPECT_THAT(err_, HasSubstr("3:13"));
@@ -338,7 +388,9 @@ TEST_F(CliTest, AllProblemsOfAFileAreShownWithTheirPlaces) {
 }
 
 TEST_F(CliTest, TheServersFieldViolationsGetTheirPlacesInTheFile) {
-  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) { return BadRequest("resources.gpu_types[0]", "no such flavour today"); };
+  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) {
+    return BadRequest("resources.gpu_types[0]", "no such flavour today");
+  };
   EXPECT_EQ(Run({"submit", "-y", Write("hello.yaml", kHello)}), 2);
   EXPECT_THAT(err_, HasSubstr("2:34"));
   EXPECT_THAT(err_, HasSubstr("resources.gpu_types[0]: no such flavour today"));
@@ -355,7 +407,9 @@ TEST_F(CliTest, AJobThatCanNeverStartIsExitTwoWithTheReasonUnlessItMayWaitForHos
     google::rpc::Status status;
     status.add_details()->PackFrom(failure);
     status.add_details()->PackFrom(info);
-    return request.wait_for_capacity() ? grpc::Status::OK : grpc::Status(grpc::FAILED_PRECONDITION, "never fits", status.SerializeAsString());
+    return request.wait_for_capacity()
+               ? grpc::Status::OK
+               : grpc::Status(grpc::FAILED_PRECONDITION, "never fits", status.SerializeAsString());
   };
   bool waits = false;
   jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
@@ -363,10 +417,12 @@ TEST_F(CliTest, AJobThatCanNeverStartIsExitTwoWithTheReasonUnlessItMayWaitForHos
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"submit", "-y", Write("big.yaml", kHello)}), 2);
-  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, so it was not accepted\n  12 workers x 8 = 96 h100-80g in one cluster; phx has 64\n"
+  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, so it was not accepted\n  12 "
+                              "workers x 8 = 96 h100-80g in one cluster; phx has 64\n"
                               "  Hosts are on their way? muster submit "));
   EXPECT_FALSE(waits);
-  EXPECT_EQ(Run({"submit", "-y", "-d", Write("big.yaml", kHello), "--wait-for-capacity"}), 0) << err_;
+  EXPECT_EQ(Run({"submit", "-y", "-d", Write("big.yaml", kHello), "--wait-for-capacity"}), 0)
+      << err_;
   EXPECT_TRUE(waits);
 }
 
@@ -389,9 +445,11 @@ TEST_F(CliTest, PreviewOnlySubmitsNothingAndTellsOfEvictions) {
 }
 
 TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
-  const std::string trainer = Write("muster-trainer",
-                                    "#!/bin/sh\ncat \"$3\" > " + home_ + "/asked\necho \"$4 $5 $6 $7 $8 $9\" >> " + home_ +
-                                        "/asked\necho '{\"memory_bytes\": 96636764160, \"fits_with\": \"zero_stage: 3\", \"fits_with_bytes\": 64424509440}'\n");
+  const std::string trainer =
+      Write("muster-trainer", "#!/bin/sh\ncat \"$3\" > " + home_ +
+                                  "/asked\necho \"$4 $5 $6 $7 $8 $9\" >> " + home_ +
+                                  "/asked\necho '{\"memory_bytes\": 96636764160, \"fits_with\": "
+                                  "\"zero_stage: 3\", \"fits_with_bytes\": 64424509440}'\n");
   ASSERT_EQ(chmod(trainer.c_str(), 0755), 0);
   environment_ = {"MUSTER_BIN_DIR=" + home_};
   std::string flavour;
@@ -412,7 +470,9 @@ TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
     const char *flavour, *said;
   };
   const Case cases[] = {
-      {"h100-80g", "h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. With zero_stage: 3 it needs about 60.0.\n"},
+      {"h100-80g",
+       "h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. With zero_stage: 3 it "
+       "needs about 60.0.\n"},
       {"h200-141g", "h200-141g: a rank needs about 90.0 of a GPU's 141 GiB.\n"},
       {"cpu-slot", ""},
       {"mystery", ""},
@@ -421,12 +481,15 @@ TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
   for (const Case& one : cases) {
     flavour = one.flavour;
     EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
-    if (*one.said != '\0') EXPECT_THAT(out_, HasSubstr(one.said));
-    else EXPECT_THAT(out_, Not(HasSubstr("a rank needs")));
+    if (*one.said != '\0')
+      EXPECT_THAT(out_, HasSubstr(one.said));
+    else
+      EXPECT_THAT(out_, Not(HasSubstr("a rank needs")));
   }
   std::stringstream asked;
   asked << std::ifstream(home_ + "/asked").rdbuf();
-  EXPECT_EQ(asked.str(), "{\"max_steps\": 3}--ranks 8 --device h200-141g --device-memory " + std::to_string(int64_t{141} << 30) + "\n");
+  EXPECT_EQ(asked.str(), "{\"max_steps\": 3}--ranks 8 --device h200-141g --device-memory " +
+                             std::to_string(int64_t{141} << 30) + "\n");
   // Without a trainer, or with one that can't tell, the preview stands alone.
   Write("muster-trainer", "#!/bin/sh\nexit 2\n");
   flavour = "h100-80g";
@@ -435,12 +498,16 @@ TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
   // Its exit code is 3 where a rank doesn't fit: an answer, too.
   Write("muster-trainer", "#!/bin/sh\necho '{\"memory_bytes\": 96636764160}'\nexit 3\n");
   EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
-  EXPECT_THAT(out_, HasSubstr("h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. Take more workers"));
+  EXPECT_THAT(
+      out_,
+      HasSubstr(
+          "h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. Take more workers"));
 }
 
 TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {
   jobs_.logs = {"one\n", "two\n"};
-  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  jobs_.watch =
+      Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
   pb::JobSpec spec;
   jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
     spec = request.spec();
@@ -455,7 +522,8 @@ TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {
 
 TEST_F(CliTest, FollowedOutputGoesOnWhereItWasWhenTheServerWasAway) {
   int calls = 0;
-  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest& request, grpc::ServerWriter<pb::LogsResponse>* writer) {
+  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest& request,
+                          grpc::ServerWriter<pb::LogsResponse>* writer) {
     pb::LogsResponse chunk;
     chunk.set_task("main");
     chunk.set_attempt(1);
@@ -480,7 +548,8 @@ TEST_F(CliTest, FollowedOutputGoesOnWhereItWasWhenTheServerWasAway) {
   EXPECT_EQ(calls, 3);
   EXPECT_THAT(err_, HasSubstr("no contact with the server; the job goes on without it"));
   calls = 0;
-  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  jobs_.watch =
+      Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
   EXPECT_EQ(Run({"run", "--", "true"}), 0) << err_;
   EXPECT_EQ(out_, "one\ntwo\n");
   EXPECT_THAT(err_, Not(HasSubstr("not complete")));
@@ -499,17 +568,21 @@ TEST_F(CliTest, OutputThatIsNotCompleteIsToldAndNeverExitZero) {
   }();
   int64_t dropped = 0;
   grpc::Status ends = kMissing;
-  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest&, grpc::ServerWriter<pb::LogsResponse>* writer) {
+  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest&,
+                          grpc::ServerWriter<pb::LogsResponse>* writer) {
     pb::LogsResponse chunk;
     chunk.set_data("one\n");
     chunk.set_dropped_bytes(dropped);
     writer->Write(chunk);
     return ends;
   };
-  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  jobs_.watch =
+      Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
   EXPECT_EQ(Run({"run", "--", "true"}), 6);
-  EXPECT_THAT(err_, HasSubstr("muster: the output is not complete here: lab/h1 has disconnected  All of it: muster logs 7\n"));
-  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{{"logs", "7"}, {"logs", "-f", "7"}}) {
+  EXPECT_THAT(err_, HasSubstr("muster: the output is not complete here: lab/h1 has disconnected  "
+                              "All of it: muster logs 7\n"));
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"logs", "7"}, {"logs", "-f", "7"}}) {
     EXPECT_EQ(Run(command), 6);
     EXPECT_EQ(out_, "one\n");
     EXPECT_EQ(err_, "muster: lab/h1 has disconnected\n");
@@ -519,20 +592,22 @@ TEST_F(CliTest, OutputThatIsNotCompleteIsToldAndNeverExitZero) {
   EXPECT_EQ(Run({"run", "--", "true"}), 6);
   EXPECT_EQ(Run({"logs", "7"}), 6);
   EXPECT_EQ(err_, "muster: 5 bytes of rank 0 were rotated away before they were read\n");
-  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::FAILED, pb::TASK_FAILED)});
+  jobs_.watch =
+      Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::FAILED, pb::TASK_FAILED)});
   EXPECT_EQ(Run({"run", "--", "true"}), 1) << "the job's own";
 }
 
 TEST_F(CliTest, RunKeepsTheStreamsApartAndLogsKeepsThemTogether) {
   jobs_.logs = {"out 1\nerr 1\nout 2\nerr 2\n"};
   jobs_.logs_from_stderr = {{6, 12}, {18, 24}};
-  jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  jobs_.watch =
+      Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
   EXPECT_EQ(Run({"run", "--", "true"}), 0) << err_;
   EXPECT_EQ(out_, "out 1\nout 2\n");
   EXPECT_THAT(err_, HasSubstr("err 1\nerr 2\n"));
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(out_, "out 1\nerr 1\nout 2\nerr 2\n");
-  jobs_.logs_from_stderr = {{6, 12}, {3, 99}};        // nonsense from a server harms nobody
+  jobs_.logs_from_stderr = {{6, 12}, {3, 99}};  // nonsense from a server harms nobody
   EXPECT_EQ(Run({"run", "--", "true"}), 0) << err_;
   EXPECT_EQ(out_, "out 1\n");
 }

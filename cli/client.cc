@@ -32,14 +32,20 @@ constexpr int kCallSeconds = 30;
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-  if (!status.error_details().empty()) out.SetPayload(kDetailsUrl, absl::Cord(status.error_details()));
+  if (!status.error_details().empty())
+    out.SetPayload(kDetailsUrl, absl::Cord(status.error_details()));
   return out;
 }
 
-std::string SocketPath(const std::string& server) { return std::string(absl::StripPrefix(server, "unix://")); }
+std::string SocketPath(const std::string& server) {
+  return std::string(absl::StripPrefix(server, "unix://"));
+}
 
 template <typename Response, typename Stub, typename Request>
-absl::StatusOr<Response> Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const Request& request) {
+absl::StatusOr<Response> Call(Stub& stub,
+                              grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                           Response*),
+                              const Request& request) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
   Response response;
@@ -76,7 +82,8 @@ class CancelOnInterrupt {
 };
 
 template <typename Response, typename Open>
-absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(const Response&)>& on, Open open) {
+absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(const Response&)>& on,
+                        Open open) {
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReader<Response>> reader = open(&context);
   CancelOnInterrupt cancel(&context, interrupt);
@@ -91,8 +98,10 @@ absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(con
 
 constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPauseAway(400);
 
-// Again for some seconds while the server is away, or says that it can't answer yet, or (`also_late`) accepts and doesn't answer. For calls that may be repeated. One that is away, as when
-// it starts anew, is looked for at short intervals; one that says "later" gets more time after each try, and not from all at once.
+// Again for some seconds while the server is away, or says that it can't answer yet, or
+// (`also_late`) accepts and doesn't answer. For calls that may be repeated. One that is away, as
+// when it starts anew, is looked for at short intervals; one that says "later" gets more time after
+// each try, and not from all at once.
 template <typename Response, typename Attempt>
 absl::StatusOr<Response> Repeated(const std::string& server, bool also_late, Attempt call) {
   std::minstd_rand random{std::random_device()()};
@@ -115,7 +124,9 @@ absl::Status CheckReachable(const std::string& server) {
   std::string path = SocketPath(server);
   struct sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) return absl::InvalidArgumentError(absl::StrCat(server, ": longer than a socket's path may be (107 bytes)"));
+  if (path.size() >= sizeof address.sun_path)
+    return absl::InvalidArgumentError(
+        absl::StrCat(server, ": longer than a socket's path may be (107 bytes)"));
   memcpy(address.sun_path, path.c_str(), path.size() + 1);
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return absl::UnavailableError(absl::StrCat("socket: ", strerror(errno)));
@@ -131,7 +142,8 @@ absl::Status CheckReachable(const std::string& server) {
 }
 
 struct Client::Stubs {
-  explicit Stubs(const std::shared_ptr<grpc::Channel>& channel) : jobs(channel), queues(channel), clusters(channel) {}
+  explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
+      : jobs(channel), queues(channel), clusters(channel) {}
   pb::JobService::Stub jobs;
   pb::QueueService::Stub queues;
   pb::ClusterService::Stub clusters;
@@ -139,27 +151,35 @@ struct Client::Stubs {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
   if (server.rfind("unix:///", 0) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("server ", server, ": only Unix sockets (unix:///path) are served yet; a network address needs TLS, which is not there yet"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("server ", server,
+                     ": only Unix sockets (unix:///path) are served yet; a network address needs "
+                     "TLS, which is not there yet"));
   }
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(64 << 20);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
+  arguments.SetInt(
+      GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+      10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
   auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));
 }
 
-Client::Client(std::string server, std::unique_ptr<Stubs> stubs) : server_(std::move(server)), stubs_(std::move(stubs)) {}
+Client::Client(std::string server, std::unique_ptr<Stubs> stubs)
+    : server_(std::move(server)), stubs_(std::move(stubs)) {}
 Client::~Client() = default;
 
 absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) {
-  return Repeated<pb::PreviewResponse>(server_, false, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
+  return Repeated<pb::PreviewResponse>(
+      server_, false, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
 }
 
 absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
-  return Repeated<pb::SubmitResponse>(server_, true, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
+  return Repeated<pb::SubmitResponse>(
+      server_, true, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
 }
 
 absl::StatusOr<pb::Job> Client::Get(const std::string& id) {
@@ -168,7 +188,9 @@ absl::StatusOr<pb::Job> Client::Get(const std::string& id) {
   return Call(stubs_->jobs, &pb::JobService::Stub::Get, request);
 }
 
-absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::List, request); }
+absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request) {
+  return Call(stubs_->jobs, &pb::JobService::Stub::List, request);
+}
 
 absl::StatusOr<pb::Job> Client::Cancel(const std::string& id) {
   pb::CancelJobRequest request;
@@ -176,23 +198,35 @@ absl::StatusOr<pb::Job> Client::Cancel(const std::string& id) {
   return Call(stubs_->jobs, &pb::JobService::Stub::Cancel, request);
 }
 
-absl::Status Client::Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt, const std::function<bool(const pb::WatchJobResponse&)>& on) {
+absl::Status Client::Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt,
+                           const std::function<bool(const pb::WatchJobResponse&)>& on) {
   pb::WatchJobRequest request;
   request.set_id(id);
   return ReadStream<pb::WatchJobResponse>(interrupt, on, [&](grpc::ClientContext* context) {
-    if (timeout_ns > 0) context->set_deadline(std::chrono::system_clock::now() + std::chrono::nanoseconds(timeout_ns));
+    if (timeout_ns > 0)
+      context->set_deadline(std::chrono::system_clock::now() +
+                            std::chrono::nanoseconds(timeout_ns));
     return stubs_->jobs.Watch(context, request);
   });
 }
 
-absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* interrupt, const std::function<bool(const pb::LogsResponse&)>& on) {
-  return ReadStream<pb::LogsResponse>(interrupt, on, [&](grpc::ClientContext* context) { return stubs_->jobs.Logs(context, request); });
+absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* interrupt,
+                          const std::function<bool(const pb::LogsResponse&)>& on) {
+  return ReadStream<pb::LogsResponse>(interrupt, on, [&](grpc::ClientContext* context) {
+    return stubs_->jobs.Logs(context, request);
+  });
 }
 
-absl::StatusOr<pb::ExplainResponse> Client::Explain(const pb::ExplainRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::Explain, request); }
-absl::StatusOr<pb::SimulateResponse> Client::Simulate(const pb::SimulateRequest& request) { return Call(stubs_->jobs, &pb::JobService::Stub::Simulate, request); }
+absl::StatusOr<pb::ExplainResponse> Client::Explain(const pb::ExplainRequest& request) {
+  return Call(stubs_->jobs, &pb::JobService::Stub::Explain, request);
+}
+absl::StatusOr<pb::SimulateResponse> Client::Simulate(const pb::SimulateRequest& request) {
+  return Call(stubs_->jobs, &pb::JobService::Stub::Simulate, request);
+}
 
-absl::StatusOr<pb::ApplyQueuesResponse> Client::ApplyQueues(const pb::ApplyQueuesRequest& request) { return Call(stubs_->queues, &pb::QueueService::Stub::Apply, request); }
+absl::StatusOr<pb::ApplyQueuesResponse> Client::ApplyQueues(const pb::ApplyQueuesRequest& request) {
+  return Call(stubs_->queues, &pb::QueueService::Stub::Apply, request);
+}
 
 absl::StatusOr<pb::Queue> Client::GetQueue(const std::string& path) {
   pb::GetQueueRequest request;
@@ -200,7 +234,9 @@ absl::StatusOr<pb::Queue> Client::GetQueue(const std::string& path) {
   return Call(stubs_->queues, &pb::QueueService::Stub::Get, request);
 }
 
-absl::StatusOr<pb::ListQueuesResponse> Client::ListQueues() { return Call(stubs_->queues, &pb::QueueService::Stub::List, pb::ListQueuesRequest()); }
+absl::StatusOr<pb::ListQueuesResponse> Client::ListQueues() {
+  return Call(stubs_->queues, &pb::QueueService::Stub::List, pb::ListQueuesRequest());
+}
 
 absl::StatusOr<pb::Cluster> Client::GetCluster(const std::string& name) {
   pb::GetClusterRequest request;
@@ -208,7 +244,9 @@ absl::StatusOr<pb::Cluster> Client::GetCluster(const std::string& name) {
   return Call(stubs_->clusters, &pb::ClusterService::Stub::GetCluster, request);
 }
 
-absl::StatusOr<pb::ListClustersResponse> Client::ListClusters() { return Call(stubs_->clusters, &pb::ClusterService::Stub::ListClusters, pb::ListClustersRequest()); }
+absl::StatusOr<pb::ListClustersResponse> Client::ListClusters() {
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::ListClusters, pb::ListClustersRequest());
+}
 
 absl::StatusOr<pb::Host> Client::GetHost(const std::string& name) {
   pb::GetHostRequest request;
@@ -222,7 +260,8 @@ absl::StatusOr<pb::ListHostsResponse> Client::ListHosts(const std::string& clust
   return Call(stubs_->clusters, &pb::ClusterService::Stub::ListHosts, request);
 }
 
-absl::StatusOr<pb::DrainResponse> Client::Drain(const std::string& target, const std::string& reason) {
+absl::StatusOr<pb::DrainResponse> Client::Drain(const std::string& target,
+                                                const std::string& reason) {
   pb::DrainRequest request;
   request.set_target(target);
   request.set_reason(reason);
@@ -241,16 +280,26 @@ absl::StatusOr<pb::ConfirmOffResponse> Client::ConfirmOff(const std::string& hos
   return Call(stubs_->clusters, &pb::ClusterService::Stub::ConfirmOff, request);
 }
 
-absl::StatusOr<pb::ReleaseQuarantineResponse> Client::ReleaseQuarantine(const std::string& host, std::optional<int32_t> device) {
+absl::StatusOr<pb::ReleaseQuarantineResponse> Client::ReleaseQuarantine(
+    const std::string& host, std::optional<int32_t> device) {
   pb::ReleaseQuarantineRequest request;
   request.set_host(host);
   if (device.has_value()) request.set_device(*device);
   return Call(stubs_->clusters, &pb::ClusterService::Stub::ReleaseQuarantine, request);
 }
 
-absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema, pb::GetTrainerSchemaRequest()); }
-absl::StatusOr<pb::LedgerResponse> Client::Ledger(const pb::GetLedgerRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, request); }
-absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) { return Call(stubs_->clusters, &pb::ClusterService::Stub::Top, request); }
-absl::StatusOr<pb::PingResponse> Client::Ping() { return Call(stubs_->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest()); }
+absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() {
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema,
+              pb::GetTrainerSchemaRequest());
+}
+absl::StatusOr<pb::LedgerResponse> Client::Ledger(const pb::GetLedgerRequest& request) {
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, request);
+}
+absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) {
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::Top, request);
+}
+absl::StatusOr<pb::PingResponse> Client::Ping() {
+  return Call(stubs_->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest());
+}
 
 }  // namespace muster

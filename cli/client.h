@@ -1,6 +1,6 @@
-// The daemon as the commands see it: one method a call, errors as absl::Status with the same code as gRPC's and the
-// google.rpc.Status (field paths, preconditions) as payload kDetailsUrl. gRPC is known to client.cc only.
-// Thread-safe: `run` watches and reads logs at once.
+// The daemon as the commands see it: one method a call, errors as absl::Status with the same code
+// as gRPC's and the google.rpc.Status (field paths, preconditions) as payload kDetailsUrl. gRPC is
+// known to client.cc only. Thread-safe: `run` watches and reads logs at once.
 #pragma once
 
 #include <functional>
@@ -21,8 +21,8 @@ namespace pb = ::muster::v1;
 
 inline constexpr char kDetailsUrl[] = "type.googleapis.com/google.rpc.Status";
 
-// UNAVAILABLE, in words, if nobody listens at unix:///path: no socket, refused, not ours. OK says only that somebody accepts.
-// Without gRPC: may be called before a fork.
+// UNAVAILABLE, in words, if nobody listens at unix:///path: no socket, refused, not ours. OK says
+// only that somebody accepts. Without gRPC: may be called before a fork.
 absl::Status CheckReachable(const std::string& server);
 
 class Client {
@@ -34,14 +34,18 @@ class Client {
   const std::string& server() const { return server_; }
 
   absl::StatusOr<pb::PreviewResponse> Preview(const pb::PreviewRequest& request);
-  absl::StatusOr<pb::SubmitResponse> Submit(const pb::SubmitRequest& request);  // repeats itself with the same key while UNAVAILABLE or late
+  absl::StatusOr<pb::SubmitResponse> Submit(
+      const pb::SubmitRequest&
+          request);  // repeats itself with the same key while UNAVAILABLE or late
   absl::StatusOr<pb::Job> Get(const std::string& id);
   absl::StatusOr<pb::ListJobsResponse> List(const pb::ListJobsRequest& request);
   absl::StatusOr<pb::Job> Cancel(const std::string& id);
-  // Until the stream ends, `on` returns false (then OK), the interrupt is pending (then CANCELLED) or the time is over
-  // (timeout_ns > 0, then DEADLINE_EXCEEDED).
-  absl::Status Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt, const std::function<bool(const pb::WatchJobResponse&)>& on);
-  absl::Status Logs(const pb::LogsRequest& request, const Interrupt* interrupt, const std::function<bool(const pb::LogsResponse&)>& on);
+  // Until the stream ends, `on` returns false (then OK), the interrupt is pending (then CANCELLED)
+  // or the time is over (timeout_ns > 0, then DEADLINE_EXCEEDED).
+  absl::Status Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt,
+                     const std::function<bool(const pb::WatchJobResponse&)>& on);
+  absl::Status Logs(const pb::LogsRequest& request, const Interrupt* interrupt,
+                    const std::function<bool(const pb::LogsResponse&)>& on);
 
   absl::StatusOr<pb::ExplainResponse> Explain(const pb::ExplainRequest& request);
   absl::StatusOr<pb::SimulateResponse> Simulate(const pb::SimulateRequest& request);
@@ -57,7 +61,8 @@ class Client {
   absl::StatusOr<pb::DrainResponse> Drain(const std::string& target, const std::string& reason);
   absl::Status Resume(const std::string& target);
   absl::StatusOr<pb::ConfirmOffResponse> ConfirmOff(const std::string& host);
-  absl::StatusOr<pb::ReleaseQuarantineResponse> ReleaseQuarantine(const std::string& host, std::optional<int32_t> device);
+  absl::StatusOr<pb::ReleaseQuarantineResponse> ReleaseQuarantine(const std::string& host,
+                                                                  std::optional<int32_t> device);
   absl::StatusOr<pb::GetTrainerSchemaResponse> TrainerSchema();
   absl::StatusOr<pb::LedgerResponse> Ledger(const pb::GetLedgerRequest& request = {});
   absl::StatusOr<pb::TopResponse> Top(const pb::TopRequest& request);

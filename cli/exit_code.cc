@@ -29,17 +29,24 @@ google::rpc::Status DetailsOf(const absl::Status& status) {
 
 ExitCode ExitCodeFor(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kOk: return kExitOk;
+    case absl::StatusCode::kOk:
+      return kExitOk;
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kFailedPrecondition: return kExitBadInput;
-    case absl::StatusCode::kNotFound: return kExitNotFound;
+    case absl::StatusCode::kFailedPrecondition:
+      return kExitBadInput;
+    case absl::StatusCode::kNotFound:
+      return kExitNotFound;
     case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kUnauthenticated: return kExitDenied;
-    case absl::StatusCode::kAborted: return kExitChanged;
-    case absl::StatusCode::kCancelled: return kExitInterrupted;
-    default: return kExitUnreachable;
+    case absl::StatusCode::kUnauthenticated:
+      return kExitDenied;
+    case absl::StatusCode::kAborted:
+      return kExitChanged;
+    case absl::StatusCode::kCancelled:
+      return kExitInterrupted;
+    default:
+      return kExitUnreachable;
   }
 }
 
@@ -56,12 +63,16 @@ std::vector<FieldProblem> ProblemsOf(const absl::Status& status) {
     google::rpc::PreconditionFailure failure;
     if (any.UnpackTo(&bad)) {
       for (const auto& v : bad.field_violations()) {
-        bool known = std::any_of(out.begin(), out.end(), [&](const FieldProblem& p) { return p.message == v.description() && p.path == v.field(); });
+        bool known = std::any_of(out.begin(), out.end(), [&](const FieldProblem& p) {
+          return p.message == v.description() && p.path == v.field();
+        });
         if (!known) out.push_back({v.field(), v.description()});
       }
     } else if (any.UnpackTo(&failure)) {
       for (const auto& v : failure.violations()) {
-        bool known = std::any_of(out.begin(), out.end(), [&](const FieldProblem& p) { return p.message == v.description(); });
+        bool known = std::any_of(out.begin(), out.end(), [&](const FieldProblem& p) {
+          return p.message == v.description();
+        });
         if (!known) out.push_back({v.subject(), v.description()});
       }
     }
@@ -71,32 +82,40 @@ std::vector<FieldProblem> ProblemsOf(const absl::Status& status) {
 
 bool MayWaitForCapacity(const absl::Status& status) {
   google::rpc::Status details = DetailsOf(status);
-  return std::any_of(details.details().begin(), details.details().end(), [](const google::protobuf::Any& any) {
-    google::rpc::ErrorInfo info;
-    return any.UnpackTo(&info) && info.reason() == "WAIT_FOR_CAPACITY";
-  });
+  return std::any_of(details.details().begin(), details.details().end(),
+                     [](const google::protobuf::Any& any) {
+                       google::rpc::ErrorInfo info;
+                       return any.UnpackTo(&info) && info.reason() == "WAIT_FOR_CAPACITY";
+                     });
 }
 
 std::string RenderError(const absl::Status& status, const std::string& server) {
   std::string message = Plain(std::string(status.message()));
   std::vector<FieldProblem> problems = ProblemsOf(status);
   std::string out;
-  const bool servers_word = status.GetPayload(kDetailsUrl).has_value();   // it answers, but not now
+  const bool servers_word = status.GetPayload(kDetailsUrl).has_value();  // it answers, but not now
   if (absl::IsUnavailable(status) && !servers_word) {
     struct stat socket {};
-    if (const std::string path(absl::StripPrefix(server, "unix://")); stat(path.c_str(), &socket) == 0 && socket.st_uid != geteuid()) {
-      return absl::StrCat("muster: ", server, " is served by uid ", socket.st_uid, ", who serves nobody else (single_user); you are uid ", geteuid(), "\n",
-                          "  Start your own on this machine: muster up     Or name another: --server unix:///path, MUSTER_SERVER\n");
+    if (const std::string path(absl::StripPrefix(server, "unix://"));
+        stat(path.c_str(), &socket) == 0 && socket.st_uid != geteuid()) {
+      return absl::StrCat("muster: ", server, " is served by uid ", socket.st_uid,
+                          ", who serves nobody else (single_user); you are uid ", geteuid(), "\n",
+                          "  Start your own on this machine: muster up     Or name another: "
+                          "--server unix:///path, MUSTER_SERVER\n");
     }
-    if (message.find(server) == std::string::npos) message = absl::StrCat("no answer from ", server, message.empty() ? "" : ": ", message);
+    if (message.find(server) == std::string::npos)
+      message = absl::StrCat("no answer from ", server, message.empty() ? "" : ": ", message);
     return absl::StrCat("muster: ", message, "\n",
-                        "  Start one on this machine: muster up     Or name another: --server unix:///path, MUSTER_SERVER\n");
+                        "  Start one on this machine: muster up     Or name another: --server "
+                        "unix:///path, MUSTER_SERVER\n");
   }
-  if (absl::IsDeadlineExceeded(status)) message = absl::StrCat(server, " accepts, but did not answer in time");
+  if (absl::IsDeadlineExceeded(status))
+    message = absl::StrCat(server, " accepts, but did not answer in time");
   if (message.empty()) message = absl::StatusCodeToString(status.code());
   out = absl::StrCat("muster: ", message, "\n");
   for (const FieldProblem& problem : problems) {
-    if (message.find(Plain(problem.message)) != std::string::npos) continue;  // the status says it already
+    if (message.find(Plain(problem.message)) != std::string::npos)
+      continue;  // the status says it already
     std::string indent = absl::StrCat("  ", Plain(problem.path), problem.path.empty() ? "" : ": ");
     for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty())) {
       absl::StrAppend(&out, indent, Plain(std::string(line)), "\n");

@@ -13,7 +13,7 @@ namespace muster {
 enum ExitCode {
   kExitOk = 0,
   kExitJobFailed = 1,
-  kExitBadInput = 2,     // or it can never run
+  kExitBadInput = 2,  // or it can never run
   kExitNotFound = 3,
   kExitDenied = 4,
   kExitChanged = 5,      // --if-version
@@ -27,14 +27,15 @@ enum ExitCode {
 ExitCode ExitCodeFor(const absl::Status& status);
 ExitCode ExitCodeFor(pb::JobState final_state);
 
-// The BadRequest's violations and the PreconditionFailure's (path: its subject), each once. Empty: the status carries no details.
+// The BadRequest's violations and the PreconditionFailure's (path: its subject), each once. Empty:
+// the status carries no details.
 std::vector<FieldProblem> ProblemsOf(const absl::Status& status);
 
 // The server refused a job that it would accept with wait_for_capacity.
 bool MayWaitForCapacity(const absl::Status& status);
 
-// For a terminal, with a newline at the end: the message, each violation on its own line, and a remedy where there is one.
-// `server` is named when it can't be reached.
+// For a terminal, with a newline at the end: the message, each violation on its own line, and a
+// remedy where there is one. `server` is named when it can't be reached.
 std::string RenderError(const absl::Status& status, const std::string& server);
 
 }  // namespace muster

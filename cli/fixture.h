@@ -68,30 +68,43 @@ inline pb::Job JobIn(pb::JobState state, pb::TaskState task_state) {
   attempt->add_placements()->set_host("h1");
   attempt->set_start_ns(1795269600000000000);
   attempt->set_state(task_state);
-  if (HasEnded(state)) attempt->set_end_ns(1795269601000000000), job.set_end_ns(1795269601000000000);
+  if (HasEnded(state))
+    attempt->set_end_ns(1795269601000000000), job.set_end_ns(1795269601000000000);
   return job;
 }
 
-// Each method does what the test put into its member; the defaults are a quiet system with one queue.
+// Each method does what the test put into its member; the defaults are a quiet system with one
+// queue.
 struct Fake : pb::JobService::Service {
   std::function<grpc::Status(const pb::PreviewRequest&, pb::PreviewResponse*)> preview;
   std::function<grpc::Status(const pb::SubmitRequest&, pb::SubmitResponse*)> submit;
-  std::function<grpc::Status(grpc::ServerContext*, grpc::ServerWriter<pb::WatchJobResponse>*)> watch;
+  std::function<grpc::Status(grpc::ServerContext*, grpc::ServerWriter<pb::WatchJobResponse>*)>
+      watch;
   std::function<grpc::Status(const pb::ExplainRequest&, pb::ExplainResponse*)> explain;
   std::function<grpc::Status(const pb::SimulateRequest&, pb::SimulateResponse*)> simulate;
   pb::Job got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
   grpc::Status get_status;
-  std::function<grpc::Status(grpc::ServerContext*, const pb::LogsRequest&, grpc::ServerWriter<pb::LogsResponse>*)> stream_logs;   // instead of what follows
+  std::function<grpc::Status(grpc::ServerContext*, const pb::LogsRequest&,
+                             grpc::ServerWriter<pb::LogsResponse>*)>
+      stream_logs;  // instead of what follows
   std::vector<std::string> logs;
-  std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;   // of each of them
+  std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;  // of each of them
   std::atomic<int> cancels{0};
 
-  grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request, pb::PreviewResponse* response) override {
+  grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request,
+                       pb::PreviewResponse* response) override {
     return preview ? preview(*request, response) : grpc::Status::OK;
   }
-  grpc::Status Explain(grpc::ServerContext*, const pb::ExplainRequest* request, pb::ExplainResponse* response) override { return explain(*request, response); }
-  grpc::Status Simulate(grpc::ServerContext*, const pb::SimulateRequest* request, pb::SimulateResponse* response) override { return simulate(*request, response); }
-  grpc::Status Submit(grpc::ServerContext*, const pb::SubmitRequest* request, pb::SubmitResponse* response) override {
+  grpc::Status Explain(grpc::ServerContext*, const pb::ExplainRequest* request,
+                       pb::ExplainResponse* response) override {
+    return explain(*request, response);
+  }
+  grpc::Status Simulate(grpc::ServerContext*, const pb::SimulateRequest* request,
+                        pb::SimulateResponse* response) override {
+    return simulate(*request, response);
+  }
+  grpc::Status Submit(grpc::ServerContext*, const pb::SubmitRequest* request,
+                      pb::SubmitResponse* response) override {
     *response->mutable_job() = JobIn(pb::WAITING, pb::TASK_WAITING);
     *response->mutable_job()->mutable_spec() = request->spec();
     return submit ? submit(*request, response) : grpc::Status::OK;
@@ -100,7 +113,8 @@ struct Fake : pb::JobService::Service {
     *job = got;
     return get_status;
   }
-  grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request, pb::ListJobsResponse* response) override {
+  grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request,
+                    pb::ListJobsResponse* response) override {
     int page = request->page_token().empty() ? 0 : std::stoi(request->page_token());
     for (int i = 0; i < 2; ++i) {
       *response->add_jobs() = JobIn(pb::RUNNING, pb::TASK_RUNNING);
@@ -109,13 +123,17 @@ struct Fake : pb::JobService::Service {
     if (page < 2) response->set_next_page_token(std::to_string(page + 1));
     return grpc::Status::OK;
   }
-  grpc::Status Watch(grpc::ServerContext* context, const pb::WatchJobRequest*, grpc::ServerWriter<pb::WatchJobResponse>* writer) override { return watch(context, writer); }
+  grpc::Status Watch(grpc::ServerContext* context, const pb::WatchJobRequest*,
+                     grpc::ServerWriter<pb::WatchJobResponse>* writer) override {
+    return watch(context, writer);
+  }
   grpc::Status Cancel(grpc::ServerContext*, const pb::CancelJobRequest*, pb::Job* job) override {
     ++cancels;
     *job = JobIn(pb::RUNNING, pb::TASK_STOPPING);
     return grpc::Status::OK;
   }
-  grpc::Status Logs(grpc::ServerContext* context, const pb::LogsRequest* request, grpc::ServerWriter<pb::LogsResponse>* writer) override {
+  grpc::Status Logs(grpc::ServerContext* context, const pb::LogsRequest* request,
+                    grpc::ServerWriter<pb::LogsResponse>* writer) override {
     if (stream_logs) return stream_logs(context, *request, writer);
     for (const std::string& data : logs) {
       pb::LogsResponse chunk;
@@ -132,13 +150,15 @@ struct Fake : pb::JobService::Service {
 
 struct FakeQueues : pb::QueueService::Service {
   bool evicts = false;
-  bool nested = false;                 // research has a queue of its own
+  bool nested = false;  // research has a queue of its own
   pb::QueueTree applied;
-  grpc::Status List(grpc::ServerContext*, const pb::ListQueuesRequest*, pb::ListQueuesResponse* response) override {
+  grpc::Status List(grpc::ServerContext*, const pb::ListQueuesRequest*,
+                    pb::ListQueuesResponse* response) override {
     response->add_queues()->set_path("research");
     response->mutable_queues(0)->mutable_spec()->set_name("research");
     if (nested) {
-      (*response->mutable_queues(0)->mutable_spec()->mutable_quota())["h100"].set_guarantee_milli(4000);
+      (*response->mutable_queues(0)->mutable_spec()->mutable_quota())["h100"].set_guarantee_milli(
+          4000);
       pb::Queue* leaf = response->add_queues();
       leaf->set_path("research/nlp");
       leaf->mutable_spec()->set_name("nlp");
@@ -147,8 +167,10 @@ struct FakeQueues : pb::QueueService::Service {
     response->set_version(4);
     return grpc::Status::OK;
   }
-  grpc::Status Apply(grpc::ServerContext*, const pb::ApplyQueuesRequest* request, pb::ApplyQueuesResponse* response) override {
-    if (request->if_version() != 0 && request->if_version() != 4) return {grpc::ABORTED, "the queues are at version 4, not 3"};
+  grpc::Status Apply(grpc::ServerContext*, const pb::ApplyQueuesRequest* request,
+                     pb::ApplyQueuesResponse* response) override {
+    if (request->if_version() != 0 && request->if_version() != 4)
+      return {grpc::ABORTED, "the queues are at version 4, not 3"};
     applied = request->tree();
     response->set_version(5);
     response->add_changes("research: weight 1 -> 2");
@@ -164,7 +186,8 @@ struct FakeQueues : pb::QueueService::Service {
 };
 
 struct FakeClusters : pb::ClusterService::Service {
-  grpc::Status ListClusters(grpc::ServerContext*, const pb::ListClustersRequest*, pb::ListClustersResponse* response) override {
+  grpc::Status ListClusters(grpc::ServerContext*, const pb::ListClustersRequest*,
+                            pb::ListClustersResponse* response) override {
     pb::Cluster* cluster = response->add_clusters();
     cluster->set_name("lab");
     pb::Capacity* capacity = cluster->add_capacity();
@@ -173,7 +196,8 @@ struct FakeClusters : pb::ClusterService::Service {
     capacity->set_total_milli(2000);
     return grpc::Status::OK;
   }
-  grpc::Status Top(grpc::ServerContext*, const pb::TopRequest* request, pb::TopResponse* response) override {
+  grpc::Status Top(grpc::ServerContext*, const pb::TopRequest* request,
+                   pb::TopResponse* response) override {
     response->set_hosts_up(1);
     auto* row = response->add_rows();
     row->set_name(pb::TopRequest::By_Name(request->by()));
@@ -181,28 +205,37 @@ struct FakeClusters : pb::ClusterService::Service {
     row->set_flavour("cpu-slot");
     return grpc::Status::OK;
   }
-  grpc::Status GetLedger(grpc::ServerContext*, const pb::GetLedgerRequest* request, pb::LedgerResponse* response) override {
+  grpc::Status GetLedger(grpc::ServerContext*, const pb::GetLedgerRequest* request,
+                         pb::LedgerResponse* response) override {
     response->add_entries()->set_class_("productive");
     if (request->by() == pb::GetLedgerRequest::USER) response->add_rows()->set_name("ann");
     return grpc::Status::OK;
   }
-  grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*, pb::GetTrainerSchemaResponse*) override { return grpc::Status::OK; }
+  grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*,
+                                pb::GetTrainerSchemaResponse*) override {
+    return grpc::Status::OK;
+  }
 };
 
-// A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it in `out`.
+// A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it
+// in `out`.
 class Process {
  public:
   struct OnTerminal {};
-  Process(OnTerminal, std::vector<std::string> arguments, const std::string& home, const std::string& server) {
+  Process(OnTerminal, std::vector<std::string> arguments, const std::string& home,
+          const std::string& server) {
     arguments.insert(arguments.begin(), MUSTER_BINARY);
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    std::vector<std::string> variables = {"HOME=" + home, "TZ=UTC", "PATH=/usr/bin:/bin", "MUSTER_SERVER=" + server, "TERM=xterm", "LC_ALL=C.UTF-8"};
+    std::vector<std::string> variables = {"HOME=" + home,       "TZ=UTC",
+                                          "PATH=/usr/bin:/bin", "MUSTER_SERVER=" + server,
+                                          "TERM=xterm",         "LC_ALL=C.UTF-8"};
     std::vector<char*> envp;
     for (std::string& variable : variables) envp.push_back(variable.data());
     envp.push_back(nullptr);
-    // Not forkpty: gRPC's fork handlers would wait for its threads. A new session's first terminal becomes its own.
+    // Not forkpty: gRPC's fork handlers would wait for its threads. A new session's first terminal
+    // becomes its own.
     struct winsize size = {30, 120, 0, 0};
     int terminal = -1;
     char name[64];
@@ -215,15 +248,19 @@ class Process {
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     for (int fd = 0; fd < 3; ++fd) posix_spawn_file_actions_addopen(&actions, fd, name, O_RDWR, 0);
-    EXPECT_EQ(posix_spawn(&pid_, MUSTER_BINARY, &actions, &attributes, argv.data(), envp.data()), 0);
+    EXPECT_EQ(posix_spawn(&pid_, MUSTER_BINARY, &actions, &attributes, argv.data(), envp.data()),
+              0);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     close(terminal);
     fds_[1] = open("/dev/null", O_RDONLY | O_CLOEXEC);
   }
-  void Type(const std::string& keys) { EXPECT_EQ(write(fds_[0], keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
+  void Type(const std::string& keys) {
+    EXPECT_EQ(write(fds_[0], keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
+  }
 
-  Process(std::vector<std::string> arguments, const std::string& home, const std::string& server, const std::vector<std::string>& environment = {}) {
+  Process(std::vector<std::string> arguments, const std::string& home, const std::string& server,
+          const std::vector<std::string>& environment = {}) {
     int out[2], err[2];
     EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(err, O_CLOEXEC), 0);
@@ -236,7 +273,8 @@ class Process {
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    std::vector<std::string> variables = {"HOME=" + home, "TZ=UTC", "PATH=/usr/bin:/bin", "MUSTER_SERVER=" + server};
+    std::vector<std::string> variables = {"HOME=" + home, "TZ=UTC", "PATH=/usr/bin:/bin",
+                                          "MUSTER_SERVER=" + server};
     variables.insert(variables.end(), environment.begin(), environment.end());
     std::vector<char*> envp;
     for (std::string& variable : variables) envp.push_back(variable.data());
@@ -274,7 +312,8 @@ class Process {
     bool open[2] = {true, true};
     while (!enough()) {
       if ((!open[0] && !open[1]) || std::chrono::steady_clock::now() > end) return false;
-      struct pollfd polls[2] = {{open[0] ? fds_[0] : -1, POLLIN, 0}, {open[1] ? fds_[1] : -1, POLLIN, 0}};
+      struct pollfd polls[2] = {{open[0] ? fds_[0] : -1, POLLIN, 0},
+                                {open[1] ? fds_[1] : -1, POLLIN, 0}};
       poll(polls, 2, 1000);
       for (int i = 0; i < 2; ++i) {
         if (polls[i].revents == 0) continue;
@@ -326,9 +365,13 @@ class CliTest : public ::testing::Test {
     err_ = process.err;
     return code;
   }
-  // A line of a shell's, in which `muster` is the program; its exit code. Standard error comes into err_.
+  // A line of a shell's, in which `muster` is the program; its exit code. Standard error comes into
+  // err_.
   int Shell(const std::string& line) {
-    const std::string script = Write("script", absl::StrCat("export HOME=", home_, " MUSTER_SERVER=", server_name_, "\nmuster() { timeout 30 ", MUSTER_BINARY, " \"$@\"; }\n", line, "\n"));
+    const std::string script =
+        Write("script",
+              absl::StrCat("export HOME=", home_, " MUSTER_SERVER=", server_name_,
+                           "\nmuster() { timeout 30 ", MUSTER_BINARY, " \"$@\"; }\n", line, "\n"));
     const int status = system(absl::StrCat("bash ", script, " 2> ", home_, "/err").c_str());
     std::stringstream said;
     said << std::ifstream(home_ + "/err").rdbuf();
@@ -342,15 +385,16 @@ class CliTest : public ::testing::Test {
   }
   // The job as given, then (if ended) the stream's end; else until the client hangs up.
   static auto Watching(std::vector<pb::Job> states) {
-    return [states](grpc::ServerContext* context, grpc::ServerWriter<pb::WatchJobResponse>* writer) {
-      for (const pb::Job& job : states) {
-        pb::WatchJobResponse response;
-        *response.mutable_job() = job;
-        writer->Write(response);
-      }
-      while (!HasEnded(states.back().state()) && !context->IsCancelled()) poll(nullptr, 0, 5);
-      return grpc::Status::OK;
-    };
+    return
+        [states](grpc::ServerContext* context, grpc::ServerWriter<pb::WatchJobResponse>* writer) {
+          for (const pb::Job& job : states) {
+            pb::WatchJobResponse response;
+            *response.mutable_job() = job;
+            writer->Write(response);
+          }
+          while (!HasEnded(states.back().state()) && !context->IsCancelled()) poll(nullptr, 0, 5);
+          return grpc::Status::OK;
+        };
   }
 
   std::string home_, server_name_, out_, err_;
@@ -361,6 +405,7 @@ class CliTest : public ::testing::Test {
   std::unique_ptr<grpc::Server> server_;
 };
 
-constexpr char kHello[] = "name: hello\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo hello\n";
+constexpr char kHello[] =
+    "name: hello\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo hello\n";
 
 }  // namespace muster

@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-constexpr int64_t kPlainEvery = 5 * kSecond;   // piped: a progress line at most so often
+constexpr int64_t kPlainEvery = 5 * kSecond;  // piped: a progress line at most so often
 
 // The lines below the events that are drawn over and over. Nothing on a screen that isn't live.
 class LiveArea {
@@ -43,8 +43,11 @@ class LiveArea {
 class Follower {
  public:
   Follower(Session& session, const FollowOptions& options)
-      : session_(session), options_(options), as_json_(!options.quiet && !options.events_to_stderr && !session.for_people()),
-        area_(session, !options.quiet && !as_json_ && session.out_screen().live && session.err_screen().live && !options.events_to_stderr) {}
+      : session_(session),
+        options_(options),
+        as_json_(!options.quiet && !options.events_to_stderr && !session.for_people()),
+        area_(session, !options.quiet && !as_json_ && session.out_screen().live &&
+                           session.err_screen().live && !options.events_to_stderr) {}
 
   void On(const pb::WatchJobResponse& response) {
     const pb::Job& job = response.job();
@@ -55,7 +58,8 @@ class Follower {
     } else if (!options_.quiet) {
       std::vector<std::string> lines;
       if (seen_ && response.events_size() > 0) {
-        for (const std::string& event : response.events()) lines.push_back(absl::StrCat(FormatClockSeconds(now_ns), "  ", Plain(event)));
+        for (const std::string& event : response.events())
+          lines.push_back(absl::StrCat(FormatClockSeconds(now_ns), "  ", Plain(event)));
       } else {
         lines = EventLines(seen_ ? &job_ : nullptr, job, now_ns);
       }
@@ -113,7 +117,8 @@ class Follower {
 
 }  // namespace
 
-int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt, const FollowOptions& options) {
+int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt,
+           const FollowOptions& options) {
   Follower follower(session, options);
   const int64_t since_ns = options.since_ns > 0 ? options.since_ns : RealClock()->MonotonicNs();
   int64_t deadline_ns = options.timeout_ns > 0 ? since_ns + options.timeout_ns : 0;
@@ -122,20 +127,23 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
   for (;;) {
     int64_t left_ns = 0;
     if (deadline_ns > 0) left_ns = std::max<int64_t>(1, deadline_ns - RealClock()->MonotonicNs());
-    absl::Status status = client.Watch(id, left_ns, &interrupt, [&](const pb::WatchJobResponse& response) {
-      if (lost_ns > 0) follower.Notice("The server is back.");
-      lost_ns = 0;
-      backoff_ms = 200;
-      follower.On(response);
-      return !HasEnded(response.job().state()) && !session.out_failed();
-    });
+    absl::Status status =
+        client.Watch(id, left_ns, &interrupt, [&](const pb::WatchJobResponse& response) {
+          if (lost_ns > 0) follower.Notice("The server is back.");
+          lost_ns = 0;
+          backoff_ms = 200;
+          follower.On(response);
+          return !HasEnded(response.job().state()) && !session.out_failed();
+        });
     if (interrupt.pending()) break;
     if (follower.seen() && HasEnded(follower.job().state())) {
       follower.End();
       if (!options.quiet && !follower.as_json()) {
         follower.Line(OutcomeLine(follower.job()));
         const uint64_t number = follower.job().number();
-        if (follower.job().state() == pb::FAILED) follower.Line(absl::StrCat("  Its output: muster logs ", number, "   Its attempts: muster show ", number));
+        if (follower.job().state() == pb::FAILED)
+          follower.Line(absl::StrCat("  Its output: muster logs ", number,
+                                     "   Its attempts: muster show ", number));
       }
       return ExitCodeFor(follower.job().state());
     }
@@ -145,18 +153,24 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
     }
     if (deadline_ns > 0 && RealClock()->MonotonicNs() >= deadline_ns) {
       follower.End();
-      session.Err(absl::StrCat("Job ", id, " has not ended within ", FormatSpan(options.timeout_ns), ". It goes on.\n"));
+      session.Err(absl::StrCat("Job ", id, " has not ended within ", FormatSpan(options.timeout_ns),
+                               ". It goes on.\n"));
       return kExitTimeout;
     }
-    bool gone = status.ok() || absl::IsUnavailable(status);  // a stream that ends before the job does: the server stops
+    bool gone =
+        status.ok() ||
+        absl::IsUnavailable(status);  // a stream that ends before the job does: the server stops
     if (!gone || !follower.seen()) {
       follower.End();
-      return session.Fail(status.ok() ? absl::UnavailableError("the server ended the stream") : status);
+      return session.Fail(status.ok() ? absl::UnavailableError("the server ended the stream")
+                                      : status);
     }
     int64_t now_ns = RealClock()->MonotonicNs();
     if (lost_ns == 0) {
       lost_ns = now_ns;
-      follower.Notice("No contact with the server; the job goes on without it. Trying again; Ctrl+C stops following.");
+      follower.Notice(
+          "No contact with the server; the job goes on without it. Trying again; Ctrl+C stops "
+          "following.");
     }
     if (now_ns - lost_ns > kGiveUpAfterNs) {
       follower.End();
@@ -167,9 +181,10 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
   }
   follower.End();
   std::string number = follower.seen() ? absl::StrCat(follower.job().number()) : id;
-  session.Err(absl::StrCat(session.err_screen().live ? "\n" : "", "Job ", number, " is still ",
-                           follower.seen() && follower.job().state() == pb::WAITING ? "waiting" : "running",
-                           ".  Follow: muster attach ", number, "   Stop it: muster cancel ", number, "\n"));
+  session.Err(absl::StrCat(
+      session.err_screen().live ? "\n" : "", "Job ", number, " is still ",
+      follower.seen() && follower.job().state() == pb::WAITING ? "waiting" : "running",
+      ".  Follow: muster attach ", number, "   Stop it: muster cancel ", number, "\n"));
   return kExitInterrupted;
 }
 

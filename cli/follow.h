@@ -1,5 +1,5 @@
-// Following a job to its end: event lines, a live bar on a terminal or a plain line every few seconds, and what Ctrl+C means:
-// following stops, the job does not.
+// Following a job to its end: event lines, a live bar on a terminal or a plain line every few
+// seconds, and what Ctrl+C means: following stops, the job does not.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,19 @@
 
 namespace muster {
 
-inline constexpr int64_t kGiveUpAfterNs = 600'000'000'000;   // without a server
+inline constexpr int64_t kGiveUpAfterNs = 600'000'000'000;  // without a server
 
 struct FollowOptions {
-  bool quiet = false;                 // neither events nor bars: `wait`
-  bool events_to_stderr = false;      // stdout belongs to the job's own output: `run`
-  int64_t timeout_ns = 0;             // 0: none; when it is over: kExitTimeout, as timeout(1) has it
-  int64_t since_ns = 0;               // when it began, by the monotonic clock; 0: now
+  bool quiet = false;             // neither events nor bars: `wait`
+  bool events_to_stderr = false;  // stdout belongs to the job's own output: `run`
+  int64_t timeout_ns = 0;         // 0: none; when it is over: kExitTimeout, as timeout(1) has it
+  int64_t since_ns = 0;           // when it began, by the monotonic clock; 0: now
   std::function<void(const pb::Job&)> on_job;  // each state seen
 };
 
-// Until the job has ended: its exit code. Reconnects when the server goes away and says so; the job doesn't notice either.
-// Interrupted: 130, after saying how to attach and how to cancel.
-int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt, const FollowOptions& options = {});
+// Until the job has ended: its exit code. Reconnects when the server goes away and says so; the job
+// doesn't notice either. Interrupted: 130, after saying how to attach and how to cancel.
+int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt,
+           const FollowOptions& options = {});
 
 }  // namespace muster

@@ -55,7 +55,9 @@ int Interrupt::fd() const { return g_fd.load(); }
 bool Interrupt::WaitFor(int timeout_ms) const {
   auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   while (!pending()) {
-    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+                    end - std::chrono::steady_clock::now())
+                    .count();
     if (left <= 0) return false;
     struct pollfd p = {fd(), POLLIN, 0};
     poll(&p, 1, static_cast<int>(left));

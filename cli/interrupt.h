@@ -1,5 +1,6 @@
-// Ctrl+C and SIGTERM as a condition that waits and streams can end on. While an Interrupt lives, the first signal is only
-// noted; a second one ends the process as usual. One at a time; the handler is process-wide.
+// Ctrl+C and SIGTERM as a condition that waits and streams can end on. While an Interrupt lives,
+// the first signal is only noted; a second one ends the process as usual. One at a time; the
+// handler is process-wide.
 #pragma once
 
 #include <sys/types.h>
@@ -16,8 +17,8 @@ class Interrupt {
   Interrupt& operator=(const Interrupt&) = delete;
 
   bool pending() const;
-  int fd() const;                     // becomes readable with the signal and stays so; never read from it
-  bool WaitFor(int timeout_ms) const; // true: interrupted; false: the time is over
+  int fd() const;  // becomes readable with the signal and stays so; never read from it
+  bool WaitFor(int timeout_ms) const;  // true: interrupted; false: the time is over
   // read(2) that the signal ends whenever it comes and whichever thread takes it: -1 with EINTR.
   ssize_t Read(int from, void* buffer, size_t size) const;
 };

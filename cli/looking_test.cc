@@ -17,7 +17,9 @@ TEST_F(CliTest, LogsWithoutOutputSaySoWhereNoneCanCome) {
   jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(out_, "");
-  EXPECT_EQ(err_, "muster: job 7 left no output: its processes wrote none, or its hosts no longer keep it\n");
+  EXPECT_EQ(
+      err_,
+      "muster: job 7 left no output: its processes wrote none, or its hosts no longer keep it\n");
   jobs_.got.mutable_tasks(0)->clear_attempts();
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(err_, "muster: job 7 never ran, so it left no output\n");
@@ -48,7 +50,9 @@ TEST_F(CliTest, VersionAndFieldsTakeAnOutputFormat) {
 }
 
 TEST_F(CliTest, FieldsAndValidateAskTheTrainerHereWhereNoServerKnowsOne) {
-  const std::string job = Write("job.yaml", "name: x\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\ntrainer: {max_step: 3}\n");
+  const std::string job = Write("job.yaml",
+                                "name: x\nqueue: research\nresources: {gpus: 1, gpu_types: "
+                                "[cpu-slot]}\ntrainer: {max_step: 3}\n");
   environment_ = {"MUSTER_BIN_DIR=" + home_};
   for (const bool serves : {true, false}) {  // the one that serves here knows no trainer yet
     if (!serves) StopServing();
@@ -56,10 +60,12 @@ TEST_F(CliTest, FieldsAndValidateAskTheTrainerHereWhereNoServerKnowsOne) {
     EXPECT_EQ(Run({"fields", "trainer.max_steps"}), kExitUnreachable);
     EXPECT_THAT(err_, HasSubstr("no muster-trainer lies beside muster"));
     EXPECT_EQ(Run({"validate", job}), 0) << err_;
-    EXPECT_THAT(out_, HasSubstr("trainer: unchecked, as what it takes isn't known: --schema FILE, which `muster-trainer --schema` prints"));
+    EXPECT_THAT(out_, HasSubstr("trainer: unchecked, as what it takes isn't known: --schema FILE, "
+                                "which `muster-trainer --schema` prints"));
 
     const std::string schema = Write("schema.json", kTestTrainerSchema);
-    const std::string trainer = Write("muster-trainer", absl::StrCat("#!/bin/sh\n[ \"$*\" = --schema ] && cat ", schema, "\n"));
+    const std::string trainer = Write(
+        "muster-trainer", absl::StrCat("#!/bin/sh\n[ \"$*\" = --schema ] && cat ", schema, "\n"));
     ASSERT_EQ(chmod(trainer.c_str(), 0755), 0);
     EXPECT_EQ(Run({"fields", "trainer.max_steps"}), 0) << err_;
     EXPECT_THAT(out_, HasSubstr("trainer.max_steps  (whole number)"));
@@ -69,7 +75,11 @@ TEST_F(CliTest, FieldsAndValidateAskTheTrainerHereWhereNoServerKnowsOne) {
     EXPECT_THAT(err_, HasSubstr("Did you mean trainer.max_steps?  All: muster fields trainer"));
     EXPECT_EQ(Run({"validate", job}), 2);
     EXPECT_THAT(err_, HasSubstr("trainer.max_step: no such field. Did you mean max_steps?"));
-    EXPECT_EQ(Run({"validate", "--offline", job, "--set", "trainer={init: i, data: d, max_length: 1, global_batch_size: 1, max_steps: 3, learning_rate: 1e-3}"}), 0) << err_;
+    EXPECT_EQ(Run({"validate", "--offline", job, "--set",
+                   "trainer={init: i, data: d, max_length: 1, global_batch_size: 1, max_steps: 3, "
+                   "learning_rate: 1e-3}"}),
+              0)
+        << err_;
     EXPECT_THAT(out_, HasSubstr("trainer: as the muster-trainer beside muster takes it"));
     EXPECT_EQ(unlink(trainer.c_str()), 0);
   }
@@ -78,7 +88,8 @@ TEST_F(CliTest, FieldsAndValidateAskTheTrainerHereWhereNoServerKnowsOne) {
 TEST_F(CliTest, AQueueWithQueuesOfItsOwnIsNamedWithThem) {
   queues_.nested = true;
   EXPECT_EQ(Run({"submit", Write("job.yaml", "queue: research\nrun: \"true\"\n"), "-y"}), 2);
-  EXPECT_THAT(err_, HasSubstr("\"research\" has queues of its own and takes no jobs itself; name one of them: research/nlp"));
+  EXPECT_THAT(err_, HasSubstr("\"research\" has queues of its own and takes no jobs itself; name "
+                              "one of them: research/nlp"));
 }
 
 TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {
@@ -109,7 +120,8 @@ TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {
     if (*c.lines == '\0') {
       EXPECT_EQ(out_, "") << absl::StrJoin(c.words, " ");
     } else {
-      EXPECT_EQ(out_.substr(0, std::string(c.lines).size()), c.lines) << absl::StrJoin(c.words, " ");
+      EXPECT_EQ(out_.substr(0, std::string(c.lines).size()), c.lines)
+          << absl::StrJoin(c.words, " ");
     }
     EXPECT_EQ(err_, "");
   }
@@ -119,10 +131,14 @@ TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {
 }
 
 TEST_F(CliTest, TheBashScriptAsksAndShowsTheWords) {
-  const std::string script = absl::StrCat("PATH=$(dirname ", MUSTER_BINARY, "):$PATH; export MUSTER_SERVER=", server_name_,
-                                          "; source <(muster completion bash); COMP_WORDS=(muster top --by ''); COMP_CWORD=3; _muster; echo \"${COMPREPLY[*]}\" > ", home_,
-                                          "/words; complete -p muster >> ", home_, "/words");
-  ASSERT_EQ(system(absl::StrCat("bash -c '", absl::StrReplaceAll(script, {{"'", "'\\''"}}), "'").c_str()), 0);
+  const std::string script =
+      absl::StrCat("PATH=$(dirname ", MUSTER_BINARY, "):$PATH; export MUSTER_SERVER=", server_name_,
+                   "; source <(muster completion bash); COMP_WORDS=(muster top --by ''); "
+                   "COMP_CWORD=3; _muster; echo \"${COMPREPLY[*]}\" > ",
+                   home_, "/words; complete -p muster >> ", home_, "/words");
+  ASSERT_EQ(
+      system(absl::StrCat("bash -c '", absl::StrReplaceAll(script, {{"'", "'\\''"}}), "'").c_str()),
+      0);
   std::ifstream words(home_ + "/words");
   std::string line;
   std::getline(words, line);
@@ -166,7 +182,10 @@ TEST_F(CliTest, SimulateSendsJobsDrainsAndQuotas) {
     return answer;
   };
   const std::string file = Write("hello.yaml", kHello);
-  EXPECT_EQ(Run({"simulate", file, "--drain", "lab/h1", "--drain", "lab/h2", "--quota", "research:cpu-slot=2", "--at", "10m", "--for", "2h"}), 0) << err_;
+  EXPECT_EQ(Run({"simulate", file, "--drain", "lab/h1", "--drain", "lab/h2", "--quota",
+                 "research:cpu-slot=2", "--at", "10m", "--for", "2h"}),
+            0)
+      << err_;
   ASSERT_EQ(seen.jobs_size(), 1);
   EXPECT_EQ(seen.jobs(0).name(), "hello");
   EXPECT_THAT(seen.drain(), ::testing::ElementsAre("lab/h1", "lab/h2"));
@@ -176,8 +195,11 @@ TEST_F(CliTest, SimulateSendsJobsDrainsAndQuotas) {
   EXPECT_EQ(seen.horizon_ns(), int64_t{7200} * 1'000'000'000);
   EXPECT_EQ(Run({"simulate", file, "--detailed-exitcode"}), 7);
   EXPECT_FALSE(seen.change_queues());
-  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
-           {"simulate"}, {"simulate", "--quota", "nonsense"}, {"simulate", "--quota", "nowhere:cpu-slot=1"}, {"simulate", "--drain", "h", "--at", "soon"}}) {
+  for (const std::vector<std::string>& wrong :
+       std::vector<std::vector<std::string>>{{"simulate"},
+                                             {"simulate", "--quota", "nonsense"},
+                                             {"simulate", "--quota", "nowhere:cpu-slot=1"},
+                                             {"simulate", "--drain", "h", "--at", "soon"}}) {
     EXPECT_EQ(Run(wrong), 2) << absl::StrJoin(wrong, " ");
   }
   answer = BadRequest("jobs[0].resources.gpu_types[0]", "no such flavour");
@@ -197,14 +219,21 @@ TEST_F(CliTest, SimulateOfATraceIsTheMusterSimBesideIt) {
   ASSERT_EQ(chmod(sim.c_str(), 0755), 0);
   const std::string cells(11, '\t');
   for (const std::string& trace :
-       {csv, Write("day.trace", ""), Write("day.yaml.gz", ""), Write("packed", "\x1f\x8b\x08"), Write("ours", "# a day\n\ngpus,submit_s,duration_s\n1,0,5\n"),
-        Write("openb", "name,cpu_milli,creation_time\r\n"), Write("gavel", "ResNet" + cells + "0\n"), Write("generator.yaml", "# Kueue\ncohorts:\n- count: 1\n")}) {
+       {csv, Write("day.trace", ""), Write("day.yaml.gz", ""), Write("packed", "\x1f\x8b\x08"),
+        Write("ours", "# a day\n\ngpus,submit_s,duration_s\n1,0,5\n"),
+        Write("openb", "name,cpu_milli,creation_time\r\n"),
+        Write("gavel", "ResNet" + cells + "0\n"),
+        Write("generator.yaml", "# Kueue\ncohorts:\n- count: 1\n")}) {
     EXPECT_EQ(Run({"simulate", trace}), 1) << trace << " muster-sim's own exit code";
     EXPECT_EQ(out_, trace + " -o table\n");
     EXPECT_EQ(err_, "");
   }
-  EXPECT_EQ(Run({"-o", "json", "simulate", "--queues", "q.yaml", "--strict", csv, "--policies", "muster,drf", "--cluster=c.yaml", "--compare"}), 1);
-  EXPECT_EQ(out_, absl::StrCat("compare ", csv, " --cluster c.yaml --policy muster,drf --strict --queues q.yaml -o json\n"));
+  EXPECT_EQ(Run({"-o", "json", "simulate", "--queues", "q.yaml", "--strict", csv, "--policies",
+                 "muster,drf", "--cluster=c.yaml", "--compare"}),
+            1);
+  EXPECT_EQ(out_, absl::StrCat(
+                      "compare ", csv,
+                      " --cluster c.yaml --policy muster,drf --strict --queues q.yaml -o json\n"));
 
   const std::string job = Write("hello.yaml", kHello);
   EXPECT_EQ(Run({"simulate", job}), kExitUnreachable) << "a job file is for the server";
@@ -254,7 +283,8 @@ TEST_F(CliTest, DeclaredDevicesAreMarkedInClusterList) {
 
 TEST_F(CliTest, ContextsNameTheServerAndUnknownOnesAreRefused) {
   ASSERT_EQ(system(("mkdir -p " + home_ + "/.config/muster").c_str()), 0);
-  Write(".config/muster/config.yaml", "current_context: demo\ncontexts:\n  demo: {server: \"unix:///nowhere/demo.sock\"}\n");
+  Write(".config/muster/config.yaml",
+        "current_context: demo\ncontexts:\n  demo: {server: \"unix:///nowhere/demo.sock\"}\n");
   Process process({"jobs"}, home_, "");
   EXPECT_EQ(process.Wait(), 6);
   EXPECT_THAT(process.err, HasSubstr("unix:///nowhere/demo.sock"));

@@ -1,4 +1,5 @@
-// muster: parse, run the chosen command, exit with its code. What each command does is in commands/.
+// muster: parse, run the chosen command, exit with its code. What each command does is in
+// commands/.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -34,17 +35,23 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
   }
   std::string what = error.what();
   std::vector<std::string> unknown = root.remaining(true);
-  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) && at->get_require_subcommand_min() > 0) {
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) &&
+      at->get_require_subcommand_min() > 0) {
     std::vector<std::string> names;
-    for (const CLI::App* sub : at->get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+    for (const CLI::App* sub : at->get_subcommands([](const CLI::App*) { return true; }))
+      names.push_back(sub->get_name());
     what = unknown.empty() ? absl::StrCat("say what to do: ", absl::StrJoin(names, ", "))
-                           : absl::StrCat("no such command or option: ", unknown.front(), ".", DidYouMean(unknown.front(), names));
+                           : absl::StrCat("no such command or option: ", unknown.front(), ".",
+                                          DidYouMean(unknown.front(), names));
   }
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !unknown.empty()) {
     std::reverse(unknown.begin(), unknown.end());  // as they were written
-    const auto option = std::find_if(unknown.begin(), unknown.end(), [](const std::string& word) { return word.size() > 1 && word[0] == '-'; });
-    what = option == unknown.end() ? absl::StrCat("does not take this: ", absl::StrJoin(unknown, " "))
-                                   : absl::StrCat("no such option: ", *option, ".", OptionLike(*option, *at, root));
+    const auto option = std::find_if(unknown.begin(), unknown.end(), [](const std::string& word) {
+      return word.size() > 1 && word[0] == '-';
+    });
+    what = option == unknown.end()
+               ? absl::StrCat("does not take this: ", absl::StrJoin(unknown, " "))
+               : absl::StrCat("no such option: ", *option, ".", OptionLike(*option, *at, root));
   }
   session.Err(absl::StrCat("muster: ", what, "\n  Help: ", name, " --help\n"));
   return kExitBadInput;
@@ -54,7 +61,9 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
 void SetUp(CLI::App* app) {
   for (CLI::App* sub : app->get_subcommands([](CLI::App*) { return true; })) {
     sub->fallthrough();
-    sub->footer("Everywhere:  --server unix:///PATH   --context NAME   -o table|wide|json|jsonl|yaml|name   --columns A,B");
+    sub->footer(
+        "Everywhere:  --server unix:///PATH   --context NAME   -o table|wide|json|jsonl|yaml|name  "
+        " --columns A,B");
     SetUp(sub);
   }
 }
@@ -75,11 +84,16 @@ int ParseAndRun(CLI::App& root, Session& session, int argc, char** argv) {
 }
 
 int Main(Session& session, int argc, char** argv) {
-  CLI::App root("Muster places training jobs on GPU clusters.  The first minute:  muster up,  muster submit JOB.yaml,  muster jobs", "muster");
+  CLI::App root(
+      "Muster places training jobs on GPU clusters.  The first minute:  muster up,  muster submit "
+      "JOB.yaml,  muster jobs",
+      "muster");
   root.require_subcommand(1);
   root.set_help_flag("-h,--help", "Say this");
-  root.set_version_flag("--version", absl::StrCat("muster ", MUSTER_VERSION), "Version of this program");
-  root.add_option("--server", session.server_flag, "unix:///path; default: MUSTER_SERVER, the context's, the local socket");
+  root.set_version_flag("--version", absl::StrCat("muster ", MUSTER_VERSION),
+                        "Version of this program");
+  root.add_option("--server", session.server_flag,
+                  "unix:///path; default: MUSTER_SERVER, the context's, the local socket");
   root.add_option("--context", session.context_flag, "Of ~/.config/muster/config.yaml");
   root.add_option("-o,--output", session.output_flag, "table, wide, json, jsonl, yaml or name")
       ->check(CLI::IsMember({"table", "wide", "json", "jsonl", "yaml", "name"}));
@@ -98,14 +112,16 @@ int Main(Session& session, int argc, char** argv) {
   AddAbout(root, session);
   SetUp(&root);
   if (argc > 1 && argv[1] == std::string_view(kCompleteCommand)) {
-    session.Out(Completions(root, {argv + 2, argv + argc}, [&](NameOf what) { return ServerNames(session, what); },
-                            [&](const std::string& flag, const std::string& value) {
-                              if (flag == "server") session.server_flag = value;
-                              if (flag == "context") session.context_flag = value;
-                            }));
+    session.Out(Completions(
+        root, {argv + 2, argv + argc}, [&](NameOf what) { return ServerNames(session, what); },
+        [&](const std::string& flag, const std::string& value) {
+          if (flag == "server") session.server_flag = value;
+          if (flag == "context") session.context_flag = value;
+        }));
     return kExitOk;
   }
-  if (argc > 1 && argv[1] == std::string_view("help")) {   // `muster help queue apply` is what people try first
+  if (argc > 1 &&
+      argv[1] == std::string_view("help")) {  // `muster help queue apply` is what people try first
     std::vector<std::string> words(argv + 2, argv + argc);
     std::erase_if(words, [](const std::string& word) { return word[0] == '-'; });
     words.push_back("--help");

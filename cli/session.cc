@@ -69,7 +69,9 @@ Format Session::format() const {
   return Format::kTable;
 }
 
-absl::StatusOr<Settings> Session::settings() { return ResolveSettings(server_flag, context_flag, ProcessEnvironment); }
+absl::StatusOr<Settings> Session::settings() {
+  return ResolveSettings(server_flag, context_flag, ProcessEnvironment);
+}
 
 absl::StatusOr<Client*> Session::client() {
   if (client_ != nullptr) return client_.get();
@@ -88,16 +90,18 @@ void Session::Out(const std::string& text) const {
   if (text.empty() || out_failed_) return;
   wrote_ = true;
   errno = 0;
-  if (fwrite(text.data(), 1, text.size(), stdout) != text.size() || fflush(stdout) != 0) OutFailed(errno);
+  if (fwrite(text.data(), 1, text.size(), stdout) != text.size() || fflush(stdout) != 0)
+    OutFailed(errno);
 }
 
 void Session::OutFailed(int error) const {
   if (out_failed_.exchange(true)) return;
-  if (error == EPIPE) {   // and SIGPIPE is ignored, as by a parent
+  if (error == EPIPE) {  // and SIGPIPE is ignored, as by a parent
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);
   }
-  Err(RenderError(absl::InternalError(absl::StrCat("cannot write the output: ", strerror(error))), server_));
+  Err(RenderError(absl::InternalError(absl::StrCat("cannot write the output: ", strerror(error))),
+                  server_));
 }
 
 int Session::Finish(int code) const {
@@ -106,20 +110,23 @@ int Session::Finish(int code) const {
   return code == kExitOk && out_failed_ ? static_cast<int>(kExitUnreachable) : code;
 }
 
-void Session::Err(const std::string& text) const {
-  fwrite(text.data(), 1, text.size(), stderr);
-}
+void Session::Err(const std::string& text) const { fwrite(text.data(), 1, text.size(), stderr); }
 
 int Session::Fail(const absl::Status& status) {
   Err(RenderError(status, server_));
   return ExitCodeFor(status);
 }
 
-int Session::Show(const Table& table, const google::protobuf::Message& whole, const std::vector<const google::protobuf::Message*>& rows,
+int Session::Show(const Table& table, const google::protobuf::Message& whole,
+                  const std::vector<const google::protobuf::Message*>& rows,
                   const std::vector<std::string>& names) {
   switch (format()) {
-    case Format::kJson: Out(ToJson(whole, true)); break;
-    case Format::kYaml: Out(ToYaml(whole)); break;
+    case Format::kJson:
+      Out(ToJson(whole, true));
+      break;
+    case Format::kYaml:
+      Out(ToYaml(whole));
+      break;
     case Format::kJsonLines:
       for (const auto* row : rows) Out(ToJson(*row, false));
       break;
@@ -130,7 +137,8 @@ int Session::Show(const Table& table, const google::protobuf::Message& whole, co
     case Format::kWide: {
       Table::Shape shape;
       shape.wide = format() == Format::kWide;
-      if (!columns_flag.empty()) shape.columns = absl::StrSplit(columns_flag, ',', absl::SkipWhitespace());
+      if (!columns_flag.empty())
+        shape.columns = absl::StrSplit(columns_flag, ',', absl::SkipWhitespace());
       absl::StatusOr<std::string> text = table.Render(out_screen_, shape);
       if (!text.ok()) return Fail(text.status());
       Out(*text);
@@ -139,13 +147,23 @@ int Session::Show(const Table& table, const google::protobuf::Message& whole, co
   return kExitOk;
 }
 
-int Session::ShowOne(const std::string& text, const google::protobuf::Message& message, const std::string& name) {
+int Session::ShowOne(const std::string& text, const google::protobuf::Message& message,
+                     const std::string& name) {
   switch (format()) {
-    case Format::kJson: Out(ToJson(message, true)); break;
-    case Format::kJsonLines: Out(ToJson(message, false)); break;
-    case Format::kYaml: Out(ToYaml(message)); break;
-    case Format::kName: Out(name + "\n"); break;
-    default: Out(text);
+    case Format::kJson:
+      Out(ToJson(message, true));
+      break;
+    case Format::kJsonLines:
+      Out(ToJson(message, false));
+      break;
+    case Format::kYaml:
+      Out(ToYaml(message));
+      break;
+    case Format::kName:
+      Out(name + "\n");
+      break;
+    default:
+      Out(text);
   }
   return kExitOk;
 }

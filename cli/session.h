@@ -1,4 +1,5 @@
-// One run of `muster`: global flags, the screen, the server. Commands get it and return their exit code.
+// One run of `muster`: global flags, the screen, the server. Commands get it and return their exit
+// code.
 #pragma once
 
 #include <atomic>
@@ -46,19 +47,24 @@ class Session {
   absl::StatusOr<Client*> client();
   absl::StatusOr<Settings> settings();
 
-  // Data: stdout, flushed. A write that fails is told, and nothing is written after it; where nobody reads any more, the process ends as by SIGPIPE.
+  // Data: stdout, flushed. A write that fails is told, and nothing is written after it; where
+  // nobody reads any more, the process ends as by SIGPIPE.
   void Out(const std::string& text) const;
-  bool out_failed() const { return out_failed_; }   // what only writes may end
-  void Err(const std::string& text) const;  // everything else: stderr
-  int Fail(const absl::Status& status);     // says it on stderr; its exit code
-  // The process's exit code, once all is written: that of the command, unless that is 0 and its output is not all there.
+  bool out_failed() const { return out_failed_; }  // what only writes may end
+  void Err(const std::string& text) const;         // everything else: stderr
+  int Fail(const absl::Status& status);            // says it on stderr; its exit code
+  // The process's exit code, once all is written: that of the command, unless that is 0 and its
+  // output is not all there.
   int Finish(int code) const;
 
-  // A list in the chosen format. `rows`: the elements, for jsonl, and `name` of each; `whole` for json and yaml.
-  int Show(const Table& table, const google::protobuf::Message& whole, const std::vector<const google::protobuf::Message*>& rows,
+  // A list in the chosen format. `rows`: the elements, for jsonl, and `name` of each; `whole` for
+  // json and yaml.
+  int Show(const Table& table, const google::protobuf::Message& whole,
+           const std::vector<const google::protobuf::Message*>& rows,
            const std::vector<std::string>& names);
   // One thing: `text` for people.
-  int ShowOne(const std::string& text, const google::protobuf::Message& message, const std::string& name);
+  int ShowOne(const std::string& text, const google::protobuf::Message& message,
+              const std::string& name);
 
  private:
   void OutFailed(int error) const;

@@ -27,7 +27,8 @@ std::string TemporarySocketPath() { return TemporarySocketDirectory() + "/muster
 bool OursAndThere(const std::string& socket) {
   struct stat info;
   std::string directory = socket.substr(0, socket.rfind('/'));
-  return lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == getuid() && access(socket.c_str(), F_OK) == 0;
+  return lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == getuid() &&
+         access(socket.c_str(), F_OK) == 0;
 }
 
 }  // namespace
@@ -51,13 +52,16 @@ std::string DefaultDataDirectory(const Environment& environment) {
   return home.empty() ? "" : absl::StrCat(home, "/.local/share/muster/up");
 }
 
-absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const std::string& context_flag, const Environment& environment) {
+absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
+                                         const std::string& context_flag,
+                                         const Environment& environment) {
   Settings settings;
   std::string path = environment("MUSTER_CONFIG");
   bool named = !path.empty();
   if (!named) {
     std::string base = environment("XDG_CONFIG_HOME");
-    path = absl::StrCat(base.empty() ? absl::StrCat(Home(environment), "/.config") : base, "/muster/config.yaml");
+    path = absl::StrCat(base.empty() ? absl::StrCat(Home(environment), "/.config") : base,
+                        "/muster/config.yaml");
   }
   ClientConfig config;
   absl::StatusOr<std::string> text = ReadFile(path, kMaxYamlBytes + 1);
@@ -79,8 +83,12 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const s
   if (!context.empty()) {
     auto found = config.contexts.find(context);
     if (found == config.contexts.end()) {
-      std::string names = absl::StrJoin(config.contexts, ", ", [](std::string* out, const auto& entry) { out->append(entry.first); });
-      return absl::InvalidArgumentError(absl::StrCat(path, ": no context \"", context, "\". ", names.empty() ? "There are none" : "There are " + names));
+      std::string names =
+          absl::StrJoin(config.contexts, ", ",
+                        [](std::string* out, const auto& entry) { out->append(entry.first); });
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": no context \"", context, "\". ",
+                       names.empty() ? "There are none" : "There are " + names));
     }
     chosen = &found->second;
     settings.queue = chosen->queue;
@@ -92,14 +100,16 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const s
     return settings;
   }
   if (chosen != nullptr) {
-    if (!chosen->not_yet.empty()) return absl::InvalidArgumentError(absl::StrCat("context ", context, ": ", chosen->not_yet));
+    if (!chosen->not_yet.empty())
+      return absl::InvalidArgumentError(absl::StrCat("context ", context, ": ", chosen->not_yet));
     settings.server = chosen->server;
     settings.origin = absl::StrCat("context ", context);
     return settings;
   }
   std::string socket = LocalSocketPath(environment);
   // Started by a session without XDG_RUNTIME_DIR: the other place.
-  if (access(socket.c_str(), F_OK) != 0 && OursAndThere(TemporarySocketPath())) socket = TemporarySocketPath();
+  if (access(socket.c_str(), F_OK) != 0 && OursAndThere(TemporarySocketPath()))
+    socket = TemporarySocketPath();
   settings.server = absl::StrCat("unix://", socket);
   settings.origin = "the local socket";
   return settings;

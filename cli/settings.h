@@ -1,4 +1,5 @@
-// Which server a command talks to: flag --server > MUSTER_SERVER > the context of ~/.config/muster/config.yaml > the local socket.
+// Which server a command talks to: flag --server > MUSTER_SERVER > the context of
+// ~/.config/muster/config.yaml > the local socket.
 #pragma once
 
 #include <functional>
@@ -18,11 +19,15 @@ struct Settings {
 using Environment = std::function<std::string(const char* name)>;
 std::string ProcessEnvironment(const char* name);
 
-// `server_flag` and `context_flag` may be empty. INVALID_ARGUMENT: a broken configuration file (all problems, formatted), an
-// unknown context, or a context that can't be used yet. MUSTER_CONFIG names another file; MUSTER_CONTEXT another context.
-absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag, const std::string& context_flag, const Environment& environment);
+// `server_flag` and `context_flag` may be empty. INVALID_ARGUMENT: a broken configuration file (all
+// problems, formatted), an unknown context, or a context that can't be used yet. MUSTER_CONFIG
+// names another file; MUSTER_CONTEXT another context.
+absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
+                                         const std::string& context_flag,
+                                         const Environment& environment);
 
-// $XDG_RUNTIME_DIR/muster/musterd.sock, else /tmp/muster-<uid>/musterd.sock: what `muster up` serves.
+// $XDG_RUNTIME_DIR/muster/musterd.sock, else /tmp/muster-<uid>/musterd.sock: what `muster up`
+// serves.
 std::string LocalSocketPath(const Environment& environment);
 // /tmp/muster-<uid>, where the shims of people have their sockets, too.
 std::string TemporarySocketDirectory();

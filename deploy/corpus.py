@@ -22,13 +22,26 @@ import warnings
 import zlib
 
 MARKER = ".muster-corpus.json"  # what it was made with; also says that the folder may be replaced
-FILE_BYTES_MAX = 200_000        # of one file: no single changelog is the corpus
+FILE_BYTES_MAX = 200_000  # of one file: no single changelog is the corpus
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder to make; an earlier corpus there is replaced")
-    parser.add_argument("--max-bytes", type=int, default=4_000_000, metavar="N", help="at most so much text (default 4000000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder to make; an earlier corpus there is replaced",
+    )
+    parser.add_argument(
+        "--max-bytes",
+        type=int,
+        default=4_000_000,
+        metavar="N",
+        help="at most so much text (default 4000000)",
+    )
     options = parser.parse_args()
     if options.max_bytes < 1:
         parser.error("--max-bytes must be at least 1")
@@ -40,7 +53,11 @@ def main() -> int:
 
 
 def collect(output: str, max_bytes: int) -> int:
-    if os.path.isdir(output) and os.listdir(output) and not os.path.exists(os.path.join(output, MARKER)):
+    if (
+        os.path.isdir(output)
+        and os.listdir(output)
+        and not os.path.exists(os.path.join(output, MARKER))
+    ):
         print(f"corpus.py: {output}: holds other files; give a folder of its own", file=sys.stderr)
         return 2
     staging = f"{output}.staging"
@@ -49,8 +66,10 @@ def collect(output: str, max_bytes: int) -> int:
     try:
         taken = gather(staging, max_bytes)
         if not any(size for _, size in taken.values()):
-            print("corpus.py: found no text: no licences, no package documentation and no Python sources under /usr",
-                  file=sys.stderr)
+            print(
+                "corpus.py: found no text: no licences, no package documentation and no Python sources under /usr",
+                file=sys.stderr,
+            )
             return 2
         with open(os.path.join(staging, MARKER), "w", encoding="utf-8") as file:
             json.dump({"max_bytes": max_bytes, "taken": taken}, file)
@@ -60,7 +79,9 @@ def collect(output: str, max_bytes: int) -> int:
         shutil.rmtree(staging, ignore_errors=True)
     for name, (documents, size) in taken.items():
         print(f"{name:<12} {documents:>6} documents {size:>10} bytes")
-    print(f"{'total':<12} {sum(n for n, _ in taken.values()):>6} documents {sum(s for _, s in taken.values()):>10} bytes  {output}")
+    print(
+        f"{'total':<12} {sum(n for n, _ in taken.values()):>6} documents {sum(s for _, s in taken.values()):>10} bytes  {output}"
+    )
     return 0
 
 
@@ -70,14 +91,21 @@ def gather(folder: str, max_bytes: int) -> dict[str, tuple[int, int]]:
     licences = glob.glob("/usr/share/common-licenses/*")
     copyrights = glob.glob("/usr/share/doc/*/copyright")
     changelogs = glob.glob("/usr/share/doc/*/changelog*.gz")
-    python = [path for path in glob.glob("/usr/lib/python3*/**/*.py", recursive=True)
-              if "/dist-packages/" not in path and "/test/" not in path]
+    python = [
+        path
+        for path in glob.glob("/usr/lib/python3*/**/*.py", recursive=True)
+        if "/dist-packages/" not in path and "/test/" not in path
+    ]
     seen: set[bytes] = set()
     taken = {}
     left = max_bytes
-    sources = [("licences", licences, write_texts), ("copyright", copyrights, write_texts),
-               ("docstrings", python, write_docstrings), ("changelogs", changelogs, write_texts),
-               ("python", python, write_texts)]
+    sources = [
+        ("licences", licences, write_texts),
+        ("copyright", copyrights, write_texts),
+        ("docstrings", python, write_docstrings),
+        ("changelogs", changelogs, write_texts),
+        ("python", python, write_texts),
+    ]
     for position, (name, paths, write) in enumerate(sources):
         share = left // (len(sources) - position)
         taken[name] = write(os.path.join(folder, name), in_order(paths), share, seen)
@@ -86,7 +114,10 @@ def gather(folder: str, max_bytes: int) -> dict[str, tuple[int, int]]:
 
 
 def in_order(paths: list[str]) -> list[str]:
-    return sorted(set(paths), key=lambda path: (hashlib.sha256(path.encode(errors="surrogateescape")).digest(), path))
+    return sorted(
+        set(paths),
+        key=lambda path: (hashlib.sha256(path.encode(errors="surrogateescape")).digest(), path),
+    )
 
 
 def write_texts(folder: str, paths: list[str], max_bytes: int, seen: set[bytes]) -> tuple[int, int]:
@@ -105,7 +136,9 @@ def write_texts(folder: str, paths: list[str], max_bytes: int, seen: set[bytes])
     return documents, total
 
 
-def write_docstrings(folder: str, paths: list[str], max_bytes: int, seen: set[bytes]) -> tuple[int, int]:
+def write_docstrings(
+    folder: str, paths: list[str], max_bytes: int, seen: set[bytes]
+) -> tuple[int, int]:
     """JSON lines, a document a module: its docstrings, each under the name that it explains."""
     os.makedirs(folder)
     documents = total = 0
@@ -154,7 +187,7 @@ def read(path: str) -> bytes | None:
     except (OSError, EOFError, zlib.error):
         return None
     if len(data) > FILE_BYTES_MAX:
-        data = data[:data.rfind(b"\n", 0, FILE_BYTES_MAX) + 1]
+        data = data[: data.rfind(b"\n", 0, FILE_BYTES_MAX) + 1]
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

@@ -48,7 +48,9 @@ class Recorder:
     def start(self, command: list[str]) -> tuple[subprocess.Popen, int]:
         terminal, end = pty.openpty()
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=self.environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=end, stdout=end, stderr=end, env=self.environment, start_new_session=True
+        )
         os.close(end)
         return process, terminal
 
@@ -89,7 +91,7 @@ def plain(text: str) -> str:
     text = text.replace("\r\n", "\n")
     lines = []
     for line in text.split("\n"):
-        if "\x1b[H\x1b[2J" in line:                    # top: what was above it in this command is gone
+        if "\x1b[H\x1b[2J" in line:  # top: what was above it in this command is gone
             while lines and not lines[-1].startswith("$ "):
                 lines.pop()
             line = line.rsplit("\x1b[H\x1b[2J", 1)[1]
@@ -102,7 +104,13 @@ def main() -> None:
     parser.add_argument("--bin", type=Path, default=ROOT / "build" / "release" / "bin")
     arguments = parser.parse_args()
     kept = {key: os.environ[key] for key in ("HOME", "USER") if key in os.environ}
-    environment = kept | {"PATH": f"{arguments.bin.resolve()}:/usr/bin:/bin", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "TZ": "UTC"}
+    environment = kept | {
+        "PATH": f"{arguments.bin.resolve()}:/usr/bin:/bin",
+        "TERM": "xterm-256color",
+        "LC_ALL": "C.UTF-8",
+        "NO_COLOR": "1",
+        "TZ": "UTC",
+    }
     recorder = Recorder(environment)
     recorder.type("muster sandbox")
     sandbox, terminal = recorder.start(["muster", "sandbox"])
@@ -115,9 +123,25 @@ def main() -> None:
         time.sleep(3)
         recorder.run("muster top", keys_after_s=5)
         recorder.run("muster jobs --state waiting --limit 8")
-        waiting = json.loads(subprocess.run(["muster", "jobs", "--state", "waiting", "-o", "json"], env=environment, capture_output=True, text=True).stdout)["jobs"]
-        explained = [json.loads(subprocess.run(["muster", "explain", str(job["number"]), "-o", "json"], env=environment, capture_output=True, text=True).stdout)
-                     for job in waiting[-12:]]
+        waiting = json.loads(
+            subprocess.run(
+                ["muster", "jobs", "--state", "waiting", "-o", "json"],
+                env=environment,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )["jobs"]
+        explained = [
+            json.loads(
+                subprocess.run(
+                    ["muster", "explain", str(job["number"]), "-o", "json"],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                ).stdout
+            )
+            for job in waiting[-12:]
+        ]
         number = max(explained, key=lambda one: len(one["relaxations"]))["job"]["number"]
         recorder.run(f"muster explain {number}")
         recorder.run("muster run --queue scratch --gpus 1 --gpu-type l40s-48g -- sleep 3")
@@ -132,7 +156,10 @@ def main() -> None:
         sandbox.wait()
 
     header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": "muster sandbox"}
-    cast = "\n".join(json.dumps(line, ensure_ascii=False) for line in [header, *recorder.events]) + "\n"
+    cast = (
+        "\n".join(json.dumps(line, ensure_ascii=False) for line in [header, *recorder.events])
+        + "\n"
+    )
     (ROOT / "docs" / "sandbox.cast").write_text(cast)
     page = ROOT / "docs" / "sandbox.md"
     text = page.read_text()

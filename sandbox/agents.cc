@@ -17,16 +17,20 @@
 namespace muster::sandbox {
 namespace {
 
-constexpr int64_t kDefaultDurationNs = 30 * kSecond;   // of a program that says nothing about its length
-constexpr int64_t kProgressEveryNs = 10 * kSecond;     // all hosts' progress at once: one step of the engine
+constexpr int64_t kDefaultDurationNs =
+    30 * kSecond;  // of a program that says nothing about its length
+constexpr int64_t kProgressEveryNs =
+    10 * kSecond;  // all hosts' progress at once: one step of the engine
 constexpr size_t kLinesKept = 200;
 
 // "sleep 20" anywhere in the text: 20 s.
 int64_t SleepIn(const std::string& text) {
-  const std::vector<std::string> words = absl::StrSplit(text, absl::ByAnyChar(" \n\t;&|"), absl::SkipEmpty());
+  const std::vector<std::string> words =
+      absl::StrSplit(text, absl::ByAnyChar(" \n\t;&|"), absl::SkipEmpty());
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     double seconds = 0;
-    if (words[i] == "sleep" && absl::SimpleAtod(words[i + 1], &seconds) && seconds >= 0 && seconds < 1e7) {
+    if (words[i] == "sleep" && absl::SimpleAtod(words[i + 1], &seconds) && seconds >= 0 &&
+        seconds < 1e7) {
       return static_cast<int64_t>(seconds * static_cast<double>(kSecond));
     }
   }
@@ -41,7 +45,7 @@ int64_t DurationOf(const pb::TaskSpec& task) {
     duration_ns = SleepIn(text);
   }
   if (duration_ns == 0 && !task.trainer_json().empty()) {
-    int64_t steps = 300;                // a second a step
+    int64_t steps = 300;  // a second a step
     const size_t at = task.trainer_json().find("\"max_steps\":");
     if (at != std::string::npos) {
       const std::string_view rest = std::string_view(task.trainer_json()).substr(at + 12);
@@ -65,14 +69,17 @@ class Agents::Stream : public AgentStream {
     agents_->inbox_.push_back({host_, message});
     agents_->mailed_.notify_one();
   }
-  void End(const absl::Status& status) override { LogWarn("a simulated agent's session ended", {{"why", std::string(status.message())}}); }
+  void End(const absl::Status& status) override {
+    LogWarn("a simulated agent's session ended", {{"why", std::string(status.message())}});
+  }
 
  private:
   Agents* const agents_;
   const size_t host_;
 };
 
-Agents::Agents(Sessions* sessions, const pb::ClusterFile& clusters, const AgentOptions& options, int64_t start_ns)
+Agents::Agents(Sessions* sessions, const pb::ClusterFile& clusters, const AgentOptions& options,
+               int64_t start_ns)
     : sessions_(sessions), options_(options), now_ns_(start_ns) {
   for (const pb::ClusterSpec& cluster : clusters.clusters()) {
     for (const pb::HostSpec& spec : cluster.hosts()) {
@@ -114,7 +121,9 @@ void Agents::Know(const std::string& job_uid, int64_t duration_ns, int32_t worke
 void Agents::Send(size_t host, pb::AgentMessage message) {
   *message.mutable_session() = hosts_[host].session;
   const absl::Status status = sessions_->Receive(hosts_[host].stream, message);
-  if (!status.ok()) LogError("a simulated agent was refused", {{"host", hosts_[host].name}, {"why", std::string(status.message())}});
+  if (!status.ok())
+    LogError("a simulated agent was refused",
+             {{"host", hosts_[host].name}, {"why", std::string(status.message())}});
 }
 
 void Agents::AdvanceTo(int64_t now_ns) {
@@ -135,7 +144,8 @@ void Agents::AdvanceTo(int64_t now_ns) {
 
 void Agents::WaitForMail(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
-  mailed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this] { return awake_ || !inbox_.empty(); });
+  mailed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns),
+                   [this] { return awake_ || !inbox_.empty(); });
 }
 
 void Agents::Wake() {
@@ -147,16 +157,23 @@ void Agents::Wake() {
 void Agents::Deliver(const Mail& mail) {
   hosts_[mail.host].session = mail.message.session();
   switch (mail.message.body_case()) {
-    case pb::SchedulerMessage::kPrepare: return OnPrepare(mail.host, mail.message.prepare());
-    case pb::SchedulerMessage::kStart: return OnStart(mail.host, mail.message.start().key());
-    case pb::SchedulerMessage::kStop: return OnStop(mail.host, mail.message.stop());
-    case pb::SchedulerMessage::kQuery: return OnQuery(mail.host, mail.message.query().key());
-    case pb::SchedulerMessage::kForget: return OnForget(mail.host, mail.message.forget().key());
-    case pb::SchedulerMessage::kLogRequest: return OnLogs(mail.host, mail.message.log_request());
+    case pb::SchedulerMessage::kPrepare:
+      return OnPrepare(mail.host, mail.message.prepare());
+    case pb::SchedulerMessage::kStart:
+      return OnStart(mail.host, mail.message.start().key());
+    case pb::SchedulerMessage::kStop:
+      return OnStop(mail.host, mail.message.stop());
+    case pb::SchedulerMessage::kQuery:
+      return OnQuery(mail.host, mail.message.query().key());
+    case pb::SchedulerMessage::kForget:
+      return OnForget(mail.host, mail.message.forget().key());
+    case pb::SchedulerMessage::kLogRequest:
+      return OnLogs(mail.host, mail.message.log_request());
     case pb::SchedulerMessage::kLogCancel:
       for (auto& [id, gang] : gangs_) gang.followers.erase(mail.message.log_cancel().request());
       return;
-    default: return;                    // acknowledgements: nothing is lost in this process
+    default:
+      return;  // acknowledgements: nothing is lost in this process
   }
 }
 
@@ -180,11 +197,16 @@ void Agents::OnPrepare(size_t host, const pb::Prepare& prepare) {
     gang.key = prepare.key();
     gang.workers = std::max(1, prepare.gang_workers());
     gang.ranks = gang.workers * std::max(1, prepare.processes_per_worker());
-    gang.gpus = static_cast<int32_t>(std::max<int64_t>(1, gang.workers * task.resources().gpus_milli() / 1000));
+    gang.gpus = static_cast<int32_t>(
+        std::max<int64_t>(1, gang.workers * task.resources().gpus_milli() / 1000));
     gang.checkpoint_ns = task.checkpoint().interval_ns();
-    gang.work = work_.try_emplace(absl::StrCat(prepare.key().job_uid(), "/", prepare.key().task()), DurationOf(task) * gang.workers).first->second;
+    gang.work = work_
+                    .try_emplace(absl::StrCat(prepare.key().job_uid(), "/", prepare.key().task()),
+                                 DurationOf(task) * gang.workers)
+                    .first->second;
     if (prepare.resume_from_size() > 0) {
-      if (const auto found = done_at_.find(prepare.resume_from(0)); found != done_at_.end()) gang.done_at_start = found->second;
+      if (const auto found = done_at_.find(prepare.resume_from(0)); found != done_at_.end())
+        gang.done_at_start = found->second;
     }
   }
   Part& part = gang.parts[host];
@@ -195,15 +217,17 @@ void Agents::OnPrepare(size_t host, const pb::Prepare& prepare) {
   if (prepare.here().first_group_rank() == 0) {
     gang.first_host = host;
     std::string program = task.run().shell();
-    for (const std::string& word : task.run().exec()) absl::StrAppend(&program, program.empty() ? "" : " ", word);
+    for (const std::string& word : task.run().exec())
+      absl::StrAppend(&program, program.empty() ? "" : " ", word);
     if (!task.trainer_json().empty()) program = "muster-trainer";
-    Say(&gang, absl::StrCat("sandbox: nothing runs here; a real host would start ", gang.workers, " x: ", program));
+    Say(&gang, absl::StrCat("sandbox: nothing runs here; a real host would start ", gang.workers,
+                            " x: ", program));
   }
   After(options_.prepare_ns, [this, host, key = prepare.key(), at_once = prepare.start_at_once()] {
     Gang* found = Find(key);
     if (found == nullptr) return;
     Part& prepared = found->parts[host];
-    if (prepared.phase != pb::ATTEMPT_PHASE_UNSPECIFIED) return;      // stopped meanwhile
+    if (prepared.phase != pb::ATTEMPT_PHASE_UNSPECIFIED) return;  // stopped meanwhile
     prepared.busy = false;
     prepared.phase = pb::PREPARED;
     if (at_once) {
@@ -216,26 +240,29 @@ void Agents::OnPrepare(size_t host, const pb::Prepare& prepare) {
 
 void Agents::OnStart(size_t host, const pb::AttemptKey& key) {
   Gang* gang = Find(key);
-  if (gang != nullptr && gang->parts.contains(host) && gang->parts[host].phase == pb::PREPARED) Launch(host, gang);
+  if (gang != nullptr && gang->parts.contains(host) && gang->parts[host].phase == pb::PREPARED)
+    Launch(host, gang);
 }
 
 void Agents::Launch(size_t host, Gang* gang) {
   gang->parts[host].phase = pb::STARTED;
   Report(host, *gang, pb::STARTED);
   gang->ranks_started += gang->parts[host].ranks;
-  if (gang->ranks_started == gang->ranks && !gang->over) After(options_.launch_ns, *gang, &Agents::BeginWork);
+  if (gang->ranks_started == gang->ranks && !gang->over)
+    After(options_.launch_ns, *gang, &Agents::BeginWork);
 }
 
 void Agents::BeginWork(Gang* gang) {
   if (gang->working) return;
   gang->working = true;
   gang->work_since_ns = now_ns_;
-  After(std::max<int64_t>(0, gang->work - gang->done_at_start) / gang->workers, [this, key = gang->key] {
-    Gang* done = Find(key);
-    if (done == nullptr || done->over) return;
-    done->over = done->last = true;
-    for (auto& [host, part] : done->parts) End(host, done, 0);
-  });
+  After(std::max<int64_t>(0, gang->work - gang->done_at_start) / gang->workers,
+        [this, key = gang->key] {
+          Gang* done = Find(key);
+          if (done == nullptr || done->over) return;
+          done->over = done->last = true;
+          for (auto& [host, part] : done->parts) End(host, done, 0);
+        });
   if (gang->checkpoint_ns > 0) After(gang->checkpoint_ns, *gang, &Agents::Checkpoint);
   TellProgress(gang);
 }
@@ -252,14 +279,16 @@ void Agents::Checkpoint(Gang* gang) {
   *report->mutable_key() = gang->key;
   report->set_sequence(++gang->checkpoints);
   report->mutable_checkpoint()->set_step(done / kSecond);
-  report->mutable_checkpoint()->set_path(absl::StrCat("/sandbox/", AttemptText(gang->key), "/checkpoints/", done / kSecond));
+  report->mutable_checkpoint()->set_path(
+      absl::StrCat("/sandbox/", AttemptText(gang->key), "/checkpoints/", done / kSecond));
   report->mutable_checkpoint()->set_attempt(gang->key.attempt());
   report->mutable_checkpoint()->set_at_ns(now_ns_);
   report->set_loaded_step(gang->done_at_start == 0 ? -1 : gang->done_at_start / kSecond);
   done_at_[report->checkpoint().path()] = done;
   Say(gang, absl::StrCat("checkpoint at step ", done / kSecond));
   Send(gang->first_host, std::move(message));
-  if (!gang->over && gang->checkpoint_ns > 0) After(gang->checkpoint_ns, *gang, &Agents::Checkpoint);
+  if (!gang->over && gang->checkpoint_ns > 0)
+    After(gang->checkpoint_ns, *gang, &Agents::Checkpoint);
 }
 
 void Agents::TellProgress(Gang* gang) {
@@ -270,13 +299,16 @@ void Agents::TellProgress(Gang* gang) {
   progress->set_total_steps(std::max<int64_t>(1, gang->work / kSecond));
   progress->set_at_ns(now_ns_);
   progress->set_attempt(gang->key.attempt());
-  progress->set_expected_end_ns(now_ns_ + std::max<int64_t>(0, gang->work - DoneNow(*gang)) / gang->workers);
+  progress->set_expected_end_ns(now_ns_ +
+                                std::max<int64_t>(0, gang->work - DoneNow(*gang)) / gang->workers);
   // Figures as such jobs have them, so that there is something to look at.
-  const double done = static_cast<double>(progress->step()) / static_cast<double>(progress->total_steps());
+  const double done =
+      static_cast<double>(progress->step()) / static_cast<double>(progress->total_steps());
   progress->set_loss(1.7 + 3.3 * std::exp(-6 * done));
   progress->set_tokens_per_s(6500.0 * gang->gpus);
   progress->set_mfu_causal(0.38);
-  Say(gang, absl::StrFormat("step %d/%d  loss %.3f  %.0f tok/s", progress->step(), progress->total_steps(), progress->loss(), progress->tokens_per_s()));
+  Say(gang, absl::StrFormat("step %d/%d  loss %.3f  %.0f tok/s", progress->step(),
+                            progress->total_steps(), progress->loss(), progress->tokens_per_s()));
   progress_.emplace_back(gang->first_host, std::move(report));
   After(options_.progress_ns, *gang, &Agents::TellProgress);
 }
@@ -284,7 +316,7 @@ void Agents::TellProgress(Gang* gang) {
 // SIGTERM: a checkpoint at the next step boundary, then exit 0; with grace 0 SIGKILL at once.
 void Agents::OnStop(size_t host, const pb::Stop& stop) {
   Gang& gang = gangs_[AttemptText(stop.key())];
-  if (gang.key.job_uid().empty()) {     // never heard of: it will never start
+  if (gang.key.job_uid().empty()) {  // never heard of: it will never start
     gang.key = stop.key();
     gang.over = true;
   }
@@ -393,8 +425,11 @@ void Agents::OnLogs(size_t host, const pb::LogRequest& request) {
   pb::LogChunk* chunk = message.mutable_log_chunk();
   chunk->set_request(request.request());
   if (here) {
-    const size_t tail = request.tail_lines() > 0 ? static_cast<size_t>(request.tail_lines()) : gang->lines.size();
-    for (size_t i = gang->lines.size() - std::min(tail, gang->lines.size()); i < gang->lines.size(); ++i) chunk->mutable_data()->append(gang->lines[i]);
+    const size_t tail =
+        request.tail_lines() > 0 ? static_cast<size_t>(request.tail_lines()) : gang->lines.size();
+    for (size_t i = gang->lines.size() - std::min(tail, gang->lines.size()); i < gang->lines.size();
+         ++i)
+      chunk->mutable_data()->append(gang->lines[i]);
   }
   chunk->set_end(!here || !request.follow());
   if (here && request.follow()) gang->followers[request.request()] = host;
@@ -413,8 +448,9 @@ void Agents::EndFollowers(Gang* gang) {
 
 void Agents::BeginHeartbeats(int64_t interval_ns) {
   for (size_t h = 0; h < hosts_.size(); ++h) {
-    Beat(h, 0);                         // heard now
-    const int64_t first_ns = interval_ns * static_cast<int64_t>(h + 1) / static_cast<int64_t>(hosts_.size());
+    Beat(h, 0);  // heard now
+    const int64_t first_ns =
+        interval_ns * static_cast<int64_t>(h + 1) / static_cast<int64_t>(hosts_.size());
     After(first_ns, [this, h, interval_ns] { Beat(h, interval_ns); });
   }
 }

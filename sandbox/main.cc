@@ -1,5 +1,6 @@
-// muster-sandbox: a live musterd over simulated hosts. The engine, the sessions and the API are the real ones; hosts are
-// simulated (agents.h), the store keeps nothing. Started by `muster sandbox`, which says how to reach it.
+// muster-sandbox: a live musterd over simulated hosts. The engine, the sessions and the API are the
+// real ones; hosts are simulated (agents.h), the store keeps nothing. Started by `muster sandbox`,
+// which says how to reach it.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,8 +9,8 @@
 #include <filesystem>
 #include <thread>
 
-#include <CLI/CLI.hpp>
 #include <poll.h>
+#include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -33,9 +34,9 @@
 namespace muster::sandbox {
 namespace {
 
-constexpr int64_t kHistoryNs = 2 * kHour;       // that has passed when it opens
-constexpr int64_t kHistoryBudgetNs = 5 * kSecond;   // of real time to make it
-constexpr int64_t kLeastTickNs = 10 * kSecond;  // of history
+constexpr int64_t kHistoryNs = 2 * kHour;          // that has passed when it opens
+constexpr int64_t kHistoryBudgetNs = 5 * kSecond;  // of real time to make it
+constexpr int64_t kLeastTickNs = 10 * kSecond;     // of history
 constexpr int64_t kFeedEveryNs = 20 * kSecond;
 constexpr int kJobsAFeed = 8;
 constexpr int64_t kLeaseNs = 45 * kSecond, kHeartbeatNs = 5 * kSecond;
@@ -46,7 +47,9 @@ class SandboxClock : public Clock {
   explicit SandboxClock(int64_t start_ns) : base_ns_(start_ns), set_ns_(start_ns) {}
   void Set(int64_t wall_ns) { set_ns_ = wall_ns; }
   void GoLive() { live_ = true; }
-  int64_t WallNs() override { return live_ ? std::max<int64_t>(RealClock()->WallNs(), set_ns_) : set_ns_.load(); }
+  int64_t WallNs() override {
+    return live_ ? std::max<int64_t>(RealClock()->WallNs(), set_ns_) : set_ns_.load();
+  }
   int64_t MonotonicNs() override { return WallNs() - base_ns_; }
   int64_t BootNs() override { return WallNs() - base_ns_; }
 
@@ -74,18 +77,22 @@ SchedulingOptions Scheduling() {
 // Keeps a little more work waiting than there is room for, of every flavour.
 class Feeder {
  public:
-  Feeder(Engine* engine, Agents* agents, uint64_t seed) : engine_(engine), agents_(agents), random_(seed) {}
+  Feeder(Engine* engine, Agents* agents, uint64_t seed)
+      : engine_(engine), agents_(agents), random_(seed) {}
 
   // `jobs_most`: in one call. On the agents' thread.
   void Feed(int jobs_most) {
     const std::shared_ptr<const View> view = engine_->Snapshot();
-    const pb::TopResponse top = DescribeTop(view->state, *view->plan, pb::TopRequest(), view->now_ns, [](const JobRow&) { return true; });
+    const pb::TopResponse top = DescribeTop(view->state, *view->plan, pb::TopRequest(),
+                                            view->now_ns, [](const JobRow&) { return true; });
     for (const auto& total : top.totals()) {
-      int64_t wanted_milli = total.total_milli() - total.down_milli() + total.total_milli() / 8;   // an eighth waits
+      int64_t wanted_milli =
+          total.total_milli() - total.down_milli() + total.total_milli() / 8;  // an eighth waits
       wanted_milli -= total.used_milli() + total.waiting_milli();
       for (int j = 0; j < jobs_most && wanted_milli > 0; ++j) {
         PopulationJob job = DrawJob(total.flavour(), &random_);
-        wanted_milli -= job.spec.tasks(0).workers().max() * job.spec.tasks(0).resources().gpus_milli();
+        wanted_milli -=
+            job.spec.tasks(0).workers().max() * job.spec.tasks(0).resources().gpus_milli();
         Submit(std::move(job));
       }
     }
@@ -108,7 +115,9 @@ class Feeder {
           return events;
         },
         [](absl::Status status) {
-          if (!status.ok() && !absl::IsUnavailable(status)) LogWarn("a job of the population was refused", {{"why", std::string(status.message())}});
+          if (!status.ok() && !absl::IsUnavailable(status))
+            LogWarn("a job of the population was refused",
+                    {{"why", std::string(status.message())}});
         });
   }
 
@@ -136,7 +145,8 @@ void MakeHistory(Engine* engine, Agents* agents, Feeder* feeder, SandboxClock* c
     const int64_t step_begin_ns = RealClock()->MonotonicNs();
     StepAll(engine);
     const int64_t cost_ns = RealClock()->MonotonicNs() - step_begin_ns;
-    const int64_t left_ns = std::max<int64_t>(kHistoryBudgetNs - (RealClock()->MonotonicNs() - begin_ns), kHistoryBudgetNs / 50);
+    const int64_t left_ns = std::max<int64_t>(
+        kHistoryBudgetNs - (RealClock()->MonotonicNs() - begin_ns), kHistoryBudgetNs / 50);
     const int64_t ticks = std::max<int64_t>(1, left_ns / std::max<int64_t>(cost_ns, kMillisecond));
     const int64_t rest_ns = RealClock()->WallNs() - now_ns;
     now_ns += std::min(rest_ns, std::max(kLeastTickNs, rest_ns / ticks));
@@ -173,7 +183,8 @@ int Run(const std::string& directory, uint64_t seed) {
   engine.Post(std::move(configured));
   StepAll(&engine);
   const QueueResolution queues = ResolveQueues(engine.Snapshot()->state, Queues());
-  if (!queues.ok()) return Fail(absl::StrCat(queues.problems[0].path, ": ", queues.problems[0].message));
+  if (!queues.ok())
+    return Fail(absl::StrCat(queues.problems[0].path, ": ", queues.problems[0].message));
   pb::Event applied;
   *applied.mutable_queues_applied()->mutable_tree() = queues.resolved;
   applied.mutable_queues_applied()->set_version(1);
@@ -214,7 +225,8 @@ int Run(const std::string& directory, uint64_t seed) {
         feeder.Feed(kJobsAFeed);
         feed_ns = now_ns + kFeedEveryNs;
       }
-      agents.WaitForMail(std::clamp<int64_t>(std::min(agents.NextNs(), feed_ns) - clock.WallNs(), kMillisecond, kSecond));
+      agents.WaitForMail(std::clamp<int64_t>(std::min(agents.NextNs(), feed_ns) - clock.WallNs(),
+                                             kMillisecond, kSecond));
     }
   });
   int result = 0;
@@ -234,7 +246,7 @@ int Run(const std::string& directory, uint64_t seed) {
   hub.Stop();
   close(signals);
   std::error_code ignored;
-  std::filesystem::remove_all(directory, ignored);   // nothing stays behind, whoever ended it
+  std::filesystem::remove_all(directory, ignored);  // nothing stays behind, whoever ended it
   return result;
 }
 
@@ -245,9 +257,12 @@ int main(int argc, char** argv) {
   std::string directory;
   uint64_t seed = 1;
   CLI::App app{"A live musterd over simulated hosts; see: muster sandbox", "muster-sandbox"};
-  app.add_option("--directory", directory, "A directory of its own for the socket; removed at the end")->required();
+  app.add_option("--directory", directory,
+                 "A directory of its own for the socket; removed at the end")
+      ->required();
   app.add_option("--seed", seed, "Of the jobs");
-  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;
+  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value())
+    return *code;
   muster::SetLogLevel(muster::LogLevel::kWarn);
   return muster::sandbox::Run(directory, seed);
 }

@@ -1,4 +1,5 @@
-// The sandbox's parts: its scenario is one that musterd accepts, and its agents speak the protocol from Hello to Forget.
+// The sandbox's parts: its scenario is one that musterd accepts, and its agents speak the protocol
+// from Hello to Forget.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sandbox/agents.h"
@@ -31,7 +32,8 @@ TEST(Scenario, HasFourClustersWith4096GpusAndQueuesThatNest) {
     const PopulationJob job = DrawJob(flavour, &one);
     EXPECT_EQ(job.spec.SerializeAsString(), DrawJob(flavour, &other).spec.SerializeAsString());
     const Resolution resolution = ResolveSpec(state, job.spec, SpecDefaults{});
-    ASSERT_TRUE(resolution.ok()) << job.spec.DebugString() << resolution.problems[0].path << ": " << resolution.problems[0].message;
+    ASSERT_TRUE(resolution.ok()) << job.spec.DebugString() << resolution.problems[0].path << ": "
+                                 << resolution.problems[0].message;
     EXPECT_GT(job.duration_ns, 0);
   }
 }
@@ -78,7 +80,7 @@ TEST(Agents, CarryAJobFromItsPlacementToItsEndWithOutput) {
   EXPECT_EQ(engine.Snapshot()->state.host(0).state, pb::HOST_UP);
 
   pb::JobSpec spec = OneSlotSpec();
-  spec.mutable_tasks(0)->mutable_workers()->set_min(4);        // over both hosts: in two phases
+  spec.mutable_tasks(0)->mutable_workers()->set_min(4);  // over both hosts: in two phases
   spec.mutable_tasks(0)->mutable_workers()->set_max(4);
   spec.mutable_tasks(0)->set_processes_per_worker(1);
   spec.mutable_tasks(0)->mutable_run()->set_shell("echo hello; sleep 30");
@@ -102,11 +104,13 @@ TEST(Agents, CarryAJobFromItsPlacementToItsEndWithOutput) {
   *request.mutable_key() = KeyOf(*view->state.FindJob(1), 0, 1);
   request.set_rank(-1);
   request.set_follow(true);
-  const HostRow& first = view->state.host(view->state.FindJob(1)->tasks[0].attempts[0].parts[0].host);
+  const HostRow& first =
+      view->state.host(view->state.FindJob(1)->tasks[0].attempts[0].parts[0].host);
   EXPECT_NE(sessions.RequestLogs("lab", first.name, request, sink), 0u);
   live(60);
   EXPECT_EQ(engine.Snapshot()->state.FindJob(1)->state, pb::SUCCEEDED);
-  EXPECT_THAT(output, ::testing::HasSubstr("nothing runs here; a real host would start 4 x: echo hello; sleep 30"));
+  EXPECT_THAT(output, ::testing::HasSubstr(
+                          "nothing runs here; a real host would start 4 x: echo hello; sleep 30"));
   EXPECT_THAT(output, ::testing::HasSubstr("loss"));
   EXPECT_TRUE(ended) << "a follower is told when the job's output is over";
 }

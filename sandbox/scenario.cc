@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kHostsARack = 8, kRacksABlock = 4;
 
-void AddCluster(pb::ClusterFile* file, const std::string& name, const std::string& sku, const std::string& storage, int hosts) {
+void AddCluster(pb::ClusterFile* file, const std::string& name, const std::string& sku,
+                const std::string& storage, int hosts) {
   pb::ClusterSpec* cluster = file->add_clusters();
   cluster->set_name(name);
   cluster->set_sku(sku);
@@ -24,7 +25,8 @@ void AddCluster(pb::ClusterFile* file, const std::string& name, const std::strin
   }
 }
 
-void AddSku(pb::ClusterFile* file, const std::string& name, const std::string& flavour, int gpus, int64_t cpus, int64_t memory_gib) {
+void AddSku(pb::ClusterFile* file, const std::string& name, const std::string& flavour, int gpus,
+            int64_t cpus, int64_t memory_gib) {
   pb::Sku& sku = (*file->mutable_skus())[name];
   sku.set_flavour(flavour);
   sku.set_gpus(gpus);
@@ -35,7 +37,8 @@ void AddSku(pb::ClusterFile* file, const std::string& name, const std::string& f
   sku.set_declared(true);
 }
 
-void AddStorage(pb::ClusterFile* file, const std::string& name, const std::vector<std::string>& clusters) {
+void AddStorage(pb::ClusterFile* file, const std::string& name,
+                const std::vector<std::string>& clusters) {
   pb::Storage& storage = (*file->mutable_storages())[name];
   storage.set_path(absl::StrCat("/sandbox/", name));
   for (const std::string& cluster : clusters) storage.add_clusters(cluster);
@@ -64,7 +67,7 @@ struct Kind {
   const char* flavour;
   const char* name;
   const char* queue;
-  int share;                            // of the jobs of its flavour, in percent
+  int share;  // of the jobs of its flavour, in percent
   int least_workers_log2, most_workers_log2;
   int64_t gpus_milli;
   int64_t least_minutes, most_minutes;
@@ -95,7 +98,7 @@ pb::ClusterFile Clusters() {
   AddSku(&file, "h100x8", "h100-80g", 8, 192, 1872);
   AddSku(&file, "a100x8", "a100-80g", 8, 128, 1000);
   AddSku(&file, "l40sx4", "l40s-48g", 4, 64, 500);
-  AddStorage(&file, "lake", {"phx", "fra"});       // jobs may move between these two
+  AddStorage(&file, "lake", {"phx", "fra"});  // jobs may move between these two
   AddStorage(&file, "dal-fs", {"dal"});
   AddStorage(&file, "sin-fs", {"sin"});
   AddCluster(&file, "phx", "h100x8", "lake", 256);
@@ -109,12 +112,15 @@ pb::QueueTree Queues() {
   pb::QueueTree tree;
   *tree.add_queues() = QueueOf("prod", {{"h100-80g", 768, 3}});
   pb::QueueSpec* research = tree.add_queues();
-  *research = QueueOf("research", {{"h100-80g", 1280, 2}, {"a100-80g", 640, 2}, {"l40s-48g", 64, 2}});
+  *research =
+      QueueOf("research", {{"h100-80g", 1280, 2}, {"a100-80g", 640, 2}, {"l40s-48g", 64, 2}});
   *research->add_queues() = QueueOf("nlp", {{"h100-80g", 640, 2}, {"a100-80g", 256, 1}});
   *research->add_queues() = QueueOf("vision", {{"h100-80g", 320, 1}, {"a100-80g", 256, 1}});
-  *research->add_queues() = QueueOf("rl", {{"h100-80g", 256, 1}, {"a100-80g", 64, 1}, {"l40s-48g", 64, 1}});
+  *research->add_queues() =
+      QueueOf("rl", {{"h100-80g", 256, 1}, {"a100-80g", 64, 1}, {"l40s-48g", 64, 1}});
   *tree.add_queues() = QueueOf("platform", {{"a100-80g", 128, 2}, {"l40s-48g", 128, 2}});
-  *tree.add_queues() = QueueOf("scratch", {{"h100-80g", 0, 1}, {"a100-80g", 0, 1}, {"l40s-48g", 0, 1}});
+  *tree.add_queues() =
+      QueueOf("scratch", {{"h100-80g", 0, 1}, {"a100-80g", 0, 1}, {"l40s-48g", 0, 1}});
   tree.mutable_queues(3)->set_max_time_limit_ns(kDay);
   return tree;
 }

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <google/protobuf/util/message_differencer.h>
 #include <mimalloc.h>
 #include <poll.h>
+#include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -47,7 +47,7 @@
 namespace muster {
 namespace {
 
-constexpr char kDefaultQueue[] = "default";   // without a queues file: one queue, unlimited
+constexpr char kDefaultQueue[] = "default";  // without a queues file: one queue, unlimited
 
 struct Flags {
   std::string config;
@@ -83,9 +83,10 @@ bool ReadConfigFile(const std::string& path, Parse parse) {
 
 bool ReadConfig(const Flags& flags, MusterdConfig* config) {
   if (!flags.config.empty()) {
-    const bool read = ReadConfigFile(flags.config, [&](const std::string& text, std::vector<Problem>* problems) {
-      return ParseMusterdConfig(text, flags.config, config, problems);
-    });
+    const bool read =
+        ReadConfigFile(flags.config, [&](const std::string& text, std::vector<Problem>* problems) {
+          return ParseMusterdConfig(text, flags.config, config, problems);
+        });
     if (!read) return false;
     // Paths in the file are relative to the file.
     const size_t slash = flags.config.rfind('/');
@@ -104,7 +105,9 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
 
 SchedulingOptions OptionsOf(const MusterdConfig& config) {
   SchedulingOptions options;
-  options.placement = config.placement == "fgd" ? PlacementPolicy::kFgd : config.placement == "best_fit" ? PlacementPolicy::kBestFit : PlacementPolicy::kV;
+  options.placement = config.placement == "fgd"        ? PlacementPolicy::kFgd
+                      : config.placement == "best_fit" ? PlacementPolicy::kBestFit
+                                                       : PlacementPolicy::kV;
   options.grow_interval_ns = config.grow_interval_ns;
   options.restart_cost_ns = config.restart_cost_ns;
   options.starve_after_ns = config.starve_after_ns;
@@ -115,14 +118,16 @@ SchedulingOptions OptionsOf(const MusterdConfig& config) {
   return options;
 }
 
-// The clusters file as it is now, the queues into a store without any: events for the engine's first step. False: said why.
+// The clusters file as it is now, the queues into a store without any: events for the engine's
+// first step. False: said why.
 bool FirstEvents(const MusterdConfig& config, const State& state, std::vector<pb::Event>* events) {
   State after = state;
   if (!config.clusters.empty()) {
     pb::ClusterFile file;
-    if (!ReadConfigFile(config.clusters, [&](const std::string& text, std::vector<Problem>* problems) {
-          return ParseClusterFile(text, config.clusters, &file, problems);
-        })) {
+    if (!ReadConfigFile(config.clusters,
+                        [&](const std::string& text, std::vector<Problem>* problems) {
+                          return ParseClusterFile(text, config.clusters, &file, problems);
+                        })) {
       return false;
     }
     if (!google::protobuf::util::MessageDifferencer::Equals(file, state.cluster_file())) {
@@ -135,14 +140,17 @@ bool FirstEvents(const MusterdConfig& config, const State& state, std::vector<pb
   std::string queues;
   if (config.queues.empty()) {
     tree.add_queues()->set_name(kDefaultQueue);
-  } else if (!ReadConfigFile(config.queues, [&](const std::string& text, std::vector<Problem>* problems) {
-               queues = text;
-               return ParseQueueFile(text, config.queues, QueueContext(), &tree, problems);
-             })) {
+  } else if (!ReadConfigFile(
+                 config.queues, [&](const std::string& text, std::vector<Problem>* problems) {
+                   queues = text;
+                   return ParseQueueFile(text, config.queues, QueueContext(), &tree, problems);
+                 })) {
     return false;
   }
   const QueueResolution resolution = ResolveQueues(after, tree);
-  if (!resolution.ok()) return PrintProblems(PlaceQueueProblems(queues, config.queues, resolution.problems), config.queues);
+  if (!resolution.ok())
+    return PrintProblems(PlaceQueueProblems(queues, config.queues, resolution.problems),
+                         config.queues);
   pb::QueuesApplied* applied = events->emplace_back().mutable_queues_applied();
   *applied->mutable_tree() = resolution.resolved;
   applied->set_version(1);
@@ -158,19 +166,29 @@ std::string StoreFile(const MusterdConfig& config, const std::string& file) {
 int ReplayRefused(const std::string& directory, const MusterdConfig& config) {
   const absl::StatusOr<RefusedAgain> again = ReplayRefusedPlan(directory, OptionsOf(config));
   if (!again.ok()) return Fail(std::string(again.status().message()));
-  const std::string decided = absl::StrCat(directory, ": what is decided now, ", again->events, " events, is ");
-  if (again->now.empty()) return Fail(absl::StrCat(decided, "not refused. Then it was: ", again->then, ". Another musterd, or other settings?"));
-  if (again->now != again->then) return Fail(absl::StrCat(decided, "refused for another reason: ", again->now, ". Then it was: ", again->then));
+  const std::string decided =
+      absl::StrCat(directory, ": what is decided now, ", again->events, " events, is ");
+  if (again->now.empty())
+    return Fail(absl::StrCat(decided, "not refused. Then it was: ", again->then,
+                             ". Another musterd, or other settings?"));
+  if (again->now != again->then)
+    return Fail(absl::StrCat(decided, "refused for another reason: ", again->now,
+                             ". Then it was: ", again->then));
   std::printf("%srefused as it was then: %s\n", decided.c_str(), again->now.c_str());
   return 0;
 }
 
 // musterd backup, verify, replay: beside the daemon or without one.
 int Administer(const std::string& what, const std::string& file, const MusterdConfig& config) {
-  if (config.data_dir.empty() && (file.empty() || what == "backup")) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
+  if (config.data_dir.empty() && (file.empty() || what == "backup"))
+    return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
   if (what == "backup") {
-    if (absl::Status status = BackupStore(config.data_dir, file); !status.ok()) return Fail(std::string(status.message()));
-    std::printf("%s: the store as of one commit, checked. To go on from it: put it into an empty data_dir as %s, then musterd --adopt-restored\n", file.c_str(), kStoreFile);
+    if (absl::Status status = BackupStore(config.data_dir, file); !status.ok())
+      return Fail(std::string(status.message()));
+    std::printf(
+        "%s: the store as of one commit, checked. To go on from it: put it into an empty data_dir "
+        "as %s, then musterd --adopt-restored\n",
+        file.c_str(), kStoreFile);
     return 0;
   }
   const std::string store = StoreFile(config, file);
@@ -178,24 +196,35 @@ int Administer(const std::string& what, const std::string& file, const MusterdCo
   if (what == "verify") {
     absl::StatusOr<StoreReport> report = VerifyStore(store);
     if (!report.ok()) return Fail(std::string(report.status().message()));
-    std::printf("%s: sound. Store %s, epoch %llu, commits %llu to %llu, %llu events, %llu rows%s\n", store.c_str(), report->store_id.c_str(),
-                static_cast<unsigned long long>(report->epoch), static_cast<unsigned long long>(report->first_commit),
-                static_cast<unsigned long long>(report->last_commit), static_cast<unsigned long long>(report->events),
-                static_cast<unsigned long long>(report->rows),
-                report->replayed ? ", which the journal makes again byte for byte" : "; the journal's beginning was trimmed, so the rows were not made again from it");
+    std::printf(
+        "%s: sound. Store %s, epoch %llu, commits %llu to %llu, %llu events, %llu rows%s\n",
+        store.c_str(), report->store_id.c_str(), static_cast<unsigned long long>(report->epoch),
+        static_cast<unsigned long long>(report->first_commit),
+        static_cast<unsigned long long>(report->last_commit),
+        static_cast<unsigned long long>(report->events),
+        static_cast<unsigned long long>(report->rows),
+        report->replayed
+            ? ", which the journal makes again byte for byte"
+            : "; the journal's beginning was trimmed, so the rows were not made again from it");
     return 0;
   }
   absl::StatusOr<ReplayReport> report = ReplayStore(store, OptionsOf(config));
   if (!report.ok()) return Fail(std::string(report.status().message()));
-  std::printf("%s: %llu commits with %llu events decided again: %llu plans, all the same bit for bit, and the same rows\n", store.c_str(),
-              static_cast<unsigned long long>(report->commits), static_cast<unsigned long long>(report->events), static_cast<unsigned long long>(report->plans));
+  std::printf(
+      "%s: %llu commits with %llu events decided again: %llu plans, all the same bit for bit, and "
+      "the same rows\n",
+      store.c_str(), static_cast<unsigned long long>(report->commits),
+      static_cast<unsigned long long>(report->events),
+      static_cast<unsigned long long>(report->plans));
   return 0;
 }
 
 // Null where the configuration wants none.
-absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig& config, const ApiContext& context) {
+absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig& config,
+                                                            const ApiContext& context) {
   if (config.metrics_listen.empty()) return std::unique_ptr<MetricsServer>();
-  const auto render = [&context, directory = config.data_dir, started_ns = context.clock->MonotonicNs()] {
+  const auto render = [&context, directory = config.data_dir,
+                       started_ns = context.clock->MonotonicNs()] {
     const std::shared_ptr<const View> view = context.engine->Snapshot();
     const StoreBytes store = StoreBytesIn(directory);
     MetricsInput input;
@@ -210,16 +239,23 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.wal_bytes = store.wal;
     return RenderMetrics(input);
   };
-  absl::StatusOr<std::unique_ptr<MetricsServer>> server = MetricsServer::Start(config.metrics_listen, render, context.clock);
+  absl::StatusOr<std::unique_ptr<MetricsServer>> server =
+      MetricsServer::Start(config.metrics_listen, render, context.clock);
   if (!server.ok()) {
-    return absl::UnavailableError(absl::StrCat("metrics_listen: ", server.status().message(), ". Name a port that is free (0: any), or leave the key out"));
+    return absl::UnavailableError(
+        absl::StrCat("metrics_listen: ", server.status().message(),
+                     ". Name a port that is free (0: any), or leave the key out"));
   }
-  LogInfo("metrics", {{"url", absl::StrCat("http://", config.metrics_listen.substr(0, config.metrics_listen.find(':')), ":", (*server)->port(), "/metrics")}});
+  LogInfo("metrics",
+          {{"url", absl::StrCat("http://",
+                                config.metrics_listen.substr(0, config.metrics_listen.find(':')),
+                                ":", (*server)->port(), "/metrics")}});
   return server;
 }
 
 // Until SIGTERM or SIGINT; ticks the leases meanwhile.
-void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock, const SessionOptions& options) {
+void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock,
+                   const SessionOptions& options) {
   const int64_t tick_ns = std::min<int64_t>(kSecond, options.heartbeat_ns / 2);
   int64_t ticked_ns = clock->BootNs();
   pollfd fd{signals, POLLIN, 0};
@@ -233,12 +269,17 @@ void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock
 }
 
 int Run(const MusterdConfig& config, bool adopt_restored) {
-  if (config.data_dir.empty()) return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
+  if (config.data_dir.empty())
+    return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
   if (!config.single_user) {
-    return Fail("serving several users is not there yet: no agent runs jobs as their owners. Set `single_user: true` in musterd.yaml, or "
-                "--single-user: then it serves only the user who starts it");
+    return Fail(
+        "serving several users is not there yet: no agent runs jobs as their owners. Set "
+        "`single_user: true` in musterd.yaml, or "
+        "--single-user: then it serves only the user who starts it");
   }
-  if (config.listen.empty()) return Fail("nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
+  if (config.listen.empty())
+    return Fail(
+        "nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
   if (const std::string why = WhyNotListen(config.listen); !why.empty()) return Fail(why);
 
   const int signals = ReadEndSignals();
@@ -255,7 +296,8 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   if (!store.ok()) return Fail(std::string(store.status().message()));
   absl::StatusOr<State> state = State::Load(recovered.rows);
   if (!state.ok()) {
-    return Fail(absl::StrCat(config.data_dir, ": ", state.status().message(), ". Keep the file, and restore the newest backup into data_dir"));
+    return Fail(absl::StrCat(config.data_dir, ": ", state.status().message(),
+                             ". Keep the file, and restore the newest backup into data_dir"));
   }
   std::vector<pb::Event> first;
   if (adopt_restored) first.emplace_back().mutable_store_adopted()->set_epoch(recovered.epoch);
@@ -271,7 +313,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   for (const pb::Event& event : first) {
     if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
   }
-  session_options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](const std::string& cluster, const std::string& host, const pb::Inventory& inventory) {
+  session_options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
+                                    const std::string& cluster, const std::string& host,
+                                    const pb::Inventory& inventory) {
     return skus->HowDiffers(cluster, host, inventory);
   };
   Sessions sessions(session_options, clock);
@@ -284,7 +328,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Engine engine(engine_options, clock, store->get(), &sessions, *std::move(state));
   sessions.Attach(&engine);
   for (pb::Event& event : first) engine.Post(std::move(event));
-  sessions.Tick();                                     // hosts that nobody heard yet are silent
+  sessions.Tick();  // hosts that nobody heard yet are silent
   engine.Step();
   absl::StatusOr<std::unique_ptr<StoreHistory>> history = StoreHistory::Open(config.data_dir);
   if (!history.ok()) return Fail(std::string(history.status().message()));
@@ -321,13 +365,19 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   } else if (absl::Status status = server.Listen(path, 0600); !status.ok()) {
     result = Fail(std::string(status.message()));
   } else {
-    LogInfo("ready", {{"socket", path}, {"version", MUSTER_VERSION}, {"epoch", recovered.epoch}, {"commit", recovered.last_commit},
-                      {"store", recovered.store_id}, {"jobs", engine.Snapshot()->state.active_jobs().size()},
+    LogInfo("ready", {{"socket", path},
+                      {"version", MUSTER_VERSION},
+                      {"epoch", recovered.epoch},
+                      {"commit", recovered.last_commit},
+                      {"store", recovered.store_id},
+                      {"jobs", engine.Snapshot()->state.active_jobs().size()},
                       {"single_user", config.single_user}});
     std::atomic<bool> stop_check = false;
     std::thread check([directory = config.data_dir, &stop_check] {
-      if (absl::Status status = CheckStore(directory, &stop_check); !status.ok() && !absl::IsCancelled(status)) {
-        LogError("the store is damaged: stop musterd and restore a backup", {{"error", std::string(status.message())}});
+      if (absl::Status status = CheckStore(directory, &stop_check);
+          !status.ok() && !absl::IsCancelled(status)) {
+        LogError("the store is damaged: stop musterd and restore a backup",
+                 {{"error", std::string(status.message())}});
       }
     });
     WaitForSignal(signals, &sessions, &fencer, clock, session_options);
@@ -336,8 +386,8 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
     stop_check = true;
     check.join();
   }
-  if (metrics.ok()) metrics->reset();                  // takes up to 2 s, while everybody else is still served
-  server.Shutdown();                                   // calls that wait for a commit still get their answer
+  if (metrics.ok()) metrics->reset();  // takes up to 2 s, while everybody else is still served
+  server.Shutdown();                   // calls that wait for a commit still get their answer
   outlook.Stop();
   engine.Stop();
   stepping.join();
@@ -349,7 +399,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
 
 // What a submission costs less by it, of 110 us (decision 026).
 void TuneLibraries() {
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);   // 2 us: Debian's looks for cycles at every lock, gRPC's own included
+  absl::SetMutexDeadlockDetectionMode(
+      absl::OnDeadlockCycle::kIgnore);  // 2 us: Debian's looks for cycles at every lock, gRPC's own
+                                        // included
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // 6 us: what a burst gives back is asked for again within the second.
 #if MI_MALLOC_VERSION < 210
@@ -372,25 +424,34 @@ int main(int argc, char** argv) {
   app.add_option("--listen", flags.listen, "unix:///PATH of the socket");
   app.add_option("--clusters", flags.clusters, "clusters.yaml, applied at each start");
   app.add_option("--queues", flags.queues, "queues.yaml, read into an empty store only");
-  app.add_flag("--adopt-restored", flags.adopt_restored, "The store is a backup that was restored, or a copy: go on from it (docs/operating.md)");
+  app.add_flag(
+      "--adopt-restored", flags.adopt_restored,
+      "The store is a backup that was restored, or a copy: go on from it (docs/operating.md)");
   app.add_flag("--single-user", flags.single_user, "Serve only the user who started it");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error");
   std::string file;
-  CLI::App* const backup = app.add_subcommand("backup", "Copy the store into a new file; musterd may run");
+  CLI::App* const backup =
+      app.add_subcommand("backup", "Copy the store into a new file; musterd may run");
   backup->add_option("file", file, "The new file")->required();
-  CLI::App* const verify = app.add_subcommand("verify", "Check the store or a backup of it; musterd may run");
+  CLI::App* const verify =
+      app.add_subcommand("verify", "Check the store or a backup of it; musterd may run");
   verify->add_option("file", file, "A backup; else the store of data_dir");
-  CLI::App* const replay = app.add_subcommand("replay", "Decide the whole journal again and compare each plan; musterd may run");
-  replay->add_option("file", file, "A backup, or a folder of refused-plans; else the store of data_dir");
+  CLI::App* const replay = app.add_subcommand(
+      "replay", "Decide the whole journal again and compare each plan; musterd may run");
+  replay->add_option("file", file,
+                     "A backup, or a folder of refused-plans; else the store of data_dir");
   for (CLI::App* command : {backup, verify, replay}) command->fallthrough();
   app.require_subcommand(0, 1);
-  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value()) return *code;
+  if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value())
+    return *code;
   muster::LogLevel level;
-  if (!muster::ParseLogLevel(flags.log_level, &level)) return muster::Fail("--log-level must be debug, info, warn or error");
+  if (!muster::ParseLogLevel(flags.log_level, &level))
+    return muster::Fail("--log-level must be debug, info, warn or error");
   muster::SetLogLevel(level);
   muster::MusterdConfig config;
   if (!muster::ReadConfig(flags, &config)) return 2;
-  if (!app.get_subcommands().empty()) return muster::Administer(app.get_subcommands().front()->get_name(), file, config);
+  if (!app.get_subcommands().empty())
+    return muster::Administer(app.get_subcommands().front()->get_name(), file, config);
   muster::TuneLibraries();
   return muster::Run(config, flags.adopt_restored);
 }

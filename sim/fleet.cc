@@ -23,11 +23,17 @@ int32_t TraceIndex(std::string_view uid) {
   if (uid.size() != 32) return -1;
   const char* const digits = uid.data() + 24;
   const auto [end, error] = std::from_chars(digits, digits + 8, number, 16);
-  return error == std::errc() && end == digits + 8 && number > 0 ? static_cast<int32_t>(number - 1) : -1;
+  return error == std::errc() && end == digits + 8 && number > 0 ? static_cast<int32_t>(number - 1)
+                                                                 : -1;
 }
 
-Fleet::Fleet(const FleetOptions& options, const pb::ClusterFile& clusters, const Trace* trace, Timeline* timeline, Post post)
-    : options_(options), trace_(*trace), timeline_(timeline), post_(std::move(post)), gangs_(trace->jobs.size()) {
+Fleet::Fleet(const FleetOptions& options, const pb::ClusterFile& clusters, const Trace* trace,
+             Timeline* timeline, Post post)
+    : options_(options),
+      trace_(*trace),
+      timeline_(timeline),
+      post_(std::move(post)),
+      gangs_(trace->jobs.size()) {
   for (const pb::ClusterSpec& cluster : clusters.clusters()) {
     for (const pb::HostSpec& host : cluster.hosts()) {
       const std::string name = absl::StrCat(cluster.name(), "/", host.name());
@@ -57,7 +63,8 @@ Fleet::Part* Fleet::PartOf(Gang* gang, int32_t host) {
   return &gang->parts.back();
 }
 
-void Fleet::Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) {
+void Fleet::Send(const std::string& cluster, const std::string& host,
+                 const pb::SchedulerMessage& message) {
   Item item;
   const pb::AttemptKey* key = nullptr;
   switch (message.body_case()) {
@@ -79,7 +86,9 @@ void Fleet::Send(const std::string& cluster, const std::string& host, const pb::
       item.kind = Item::kStop;
       item.a = message.stop().grace_ns() == 0 ? 1 : 0;
       break;
-    default: return;  // acknowledgements and questions need no answer here: nothing is lost on this network
+    default:
+      return;  // acknowledgements and questions need no answer here: nothing is lost on this
+               // network
   }
   item.job = TraceIndex(key->job_uid());
   item.attempt = key->attempt();
@@ -97,10 +106,11 @@ void Fleet::Send(const std::string& cluster, const std::string& host, const pb::
       // A checkpoint's path ends with the work that it holds.
       if (prepare.resume_from_size() > 0) {
         const std::string& path = prepare.resume_from(0);
-        if (!absl::SimpleAtoi(path.substr(path.rfind('/') + 1), &gang.done_at_start)) gang.done_at_start = 0;
+        if (!absl::SimpleAtoi(path.substr(path.rfind('/') + 1), &gang.done_at_start))
+          gang.done_at_start = 0;
       }
     } else {
-      gang.over = true;                       // stopped before it was prepared anywhere
+      gang.over = true;  // stopped before it was prepared anywhere
     }
   }
   timeline_->Add(timeline_->now_ns() + options_.latency_ns, item);
@@ -111,22 +121,27 @@ void Fleet::Run(const Item& item) {
   Gang* const gang = GangOf(item);
   if (gang == nullptr) return;
   switch (item.kind) {
-    case Item::kPrepare: return OnPrepare(item);
-    case Item::kPrepared: return OnPrepared(item);
+    case Item::kPrepare:
+      return OnPrepare(item);
+    case Item::kPrepared:
+      return OnPrepared(item);
     case Item::kStart: {
       Part* const part = PartOf(gang, item.host);
       if (part->phase == pb::PREPARED) Launch(item, gang, part);
       return;
     }
-    case Item::kStop: return OnStop(item);
-    case Item::kEnd: return End(item, PartOf(gang, item.host), item.b);
+    case Item::kStop:
+      return OnStop(item);
+    case Item::kEnd:
+      return End(item, PartOf(gang, item.host), item.b);
     case Item::kBegin: {
       if (gang->over) return;
       gang->working = true;
       gang->work_since_ns = timeline_->now_ns();
       const int64_t left = std::max<int64_t>(0, WorkOf(item.job) - gang->done_at_start);
       After(left / gang->workers, Item::kFinish, item);
-      if (trace_.jobs[item.job].checkpoint_ns > 0) After(trace_.jobs[item.job].checkpoint_ns, Item::kCheckpoint, item);
+      if (trace_.jobs[item.job].checkpoint_ns > 0)
+        After(trace_.jobs[item.job].checkpoint_ns, Item::kCheckpoint, item);
       if (options_.tells_end) PostProgress(item);
       return;
     }
@@ -138,14 +153,15 @@ void Fleet::Run(const Item& item) {
       PostCheckpoint(item);
       After(trace_.jobs[item.job].checkpoint_ns, Item::kCheckpoint, item);
       return;
-    default: return;
+    default:
+      return;
   }
 }
 
 void Fleet::OnPrepare(const Item& item) {
   Gang& gang = gangs_[item.job];
   Part* const part = PartOf(&gang, item.host);
-  if (part->ranks != 0 || part->phase != pb::ATTEMPT_PHASE_UNSPECIFIED) return;   // repeated
+  if (part->ranks != 0 || part->phase != pb::ATTEMPT_PHASE_UNSPECIFIED) return;  // repeated
   part->first_rank = item.a * gang.processes;
   part->ranks = item.b * gang.processes;
   After(options_.prepare_ns, Item::kPrepared, item);
@@ -173,7 +189,8 @@ void Fleet::Launch(const Item& item, Gang* gang, Part* part) {
 
 int64_t Fleet::DoneNow(int32_t job, const Gang& gang) const {
   if (!gang.working) return gang.done_at_start;
-  return std::min(gang.done_at_start + (timeline_->now_ns() - gang.work_since_ns) * gang.workers, WorkOf(job));
+  return std::min(gang.done_at_start + (timeline_->now_ns() - gang.work_since_ns) * gang.workers,
+                  WorkOf(job));
 }
 
 void Fleet::PostCheckpoint(const Item& item) {
@@ -183,14 +200,16 @@ void Fleet::PostCheckpoint(const Item& item) {
   auto* seen = event.mutable_checkpoint_seen();
   SetKey(item, seen->mutable_key());
   seen->mutable_checkpoint()->set_step(done / kSecond);
-  seen->mutable_checkpoint()->set_path(absl::StrCat("/sim/", item.job, "/", item.attempt, "/", done));
+  seen->mutable_checkpoint()->set_path(
+      absl::StrCat("/sim/", item.job, "/", item.attempt, "/", done));
   seen->mutable_checkpoint()->set_attempt(item.attempt);
   seen->mutable_checkpoint()->set_at_ns(timeline_->now_ns());
   seen->set_loaded_step(gang.done_at_start == 0 ? -1 : gang.done_at_start / kSecond);
   post_(std::move(event), false);
 }
 
-// A gang's rate is constant here: its first report tells its end, and later ones would only repeat that.
+// A gang's rate is constant here: its first report tells its end, and later ones would only repeat
+// that.
 void Fleet::PostProgress(const Item& item) {
   const Gang& gang = gangs_[item.job];
   const int64_t done = DoneNow(item.job, gang);

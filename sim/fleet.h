@@ -1,6 +1,8 @@
-// Simulated hosts and the gangs that run on them: what agents, shims and programs do, as a model of a few latencies.
+// Simulated hosts and the gangs that run on them: what agents, shims and programs do, as a model of
+// a few latencies.
 //
-// Nothing is lost on this network, so a repeated command changes nothing and is answered by nothing. Not thread-safe.
+// Nothing is lost on this network, so a repeated command changes nothing and is answered by
+// nothing. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +23,12 @@ namespace muster::sim {
 namespace pb = ::muster::v1;
 
 struct FleetOptions {
-  int64_t latency_ns = 5'000'000;             // of every message, one way
-  int64_t prepare_ns = 200'000'000;           // prepare of a host
-  int64_t launch_ns = 20'000'000'000;         // from Start to the first useful step: what a restart costs
-  int64_t stop_ns = 5'000'000'000;            // from SIGTERM to a checkpoint and exit
-  bool tells_end = true;                      // progress is reported: the first report of an attempt tells its expected end
+  int64_t latency_ns = 5'000'000;      // of every message, one way
+  int64_t prepare_ns = 200'000'000;    // prepare of a host
+  int64_t launch_ns = 20'000'000'000;  // from Start to the first useful step: what a restart costs
+  int64_t stop_ns = 5'000'000'000;     // from SIGTERM to a checkpoint and exit
+  bool tells_end =
+      true;  // progress is reported: the first report of an attempt tells its expected end
 };
 
 // Uid of the job at this index of the trace, and back; -1 for a uid that TraceUid didn't make.
@@ -34,14 +37,17 @@ int32_t TraceIndex(std::string_view uid);
 
 class Fleet {
  public:
-  // An event for the engine. `urgent` says that a decision may depend on it: not a start, progress or a checkpoint.
+  // An event for the engine. `urgent` says that a decision may depend on it: not a start, progress
+  // or a checkpoint.
   using Post = std::function<void(pb::Event event, bool urgent)>;
 
   // Hosts are the listed ones of `clusters`. `trace` and `timeline` must outlive the fleet.
-  Fleet(const FleetOptions& options, const pb::ClusterFile& clusters, const Trace* trace, Timeline* timeline, Post post);
+  Fleet(const FleetOptions& options, const pb::ClusterFile& clusters, const Trace* trace,
+        Timeline* timeline, Post post);
 
   // A command leaves for a host.
-  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message);
+  void Send(const std::string& cluster, const std::string& host,
+            const pb::SchedulerMessage& message);
   // An item of the timeline that Send, or the fleet itself, put there.
   void Run(const Item& item);
 
@@ -56,23 +62,23 @@ class Fleet {
     bool stop_sent = false;
     int32_t first_rank = 0;
     int32_t ranks = 0;
-    int32_t signal = 0;                       // that ended it
-    bool started = false;                     // its processes ran
+    int32_t signal = 0;    // that ended it
+    bool started = false;  // its processes ran
   };
   // The newest attempt of a job. Work is in worker-nanoseconds.
   struct Gang {
     int32_t attempt = 0;
     int32_t workers = 0;
-    int32_t processes = 1;                    // a worker
+    int32_t processes = 1;  // a worker
     std::vector<Part> parts;
     int32_t workers_started = 0;
     bool working = false;
-    bool over = false;                        // finished, stopped or killed
+    bool over = false;  // finished, stopped or killed
     int64_t work_since_ns = 0;
     int64_t done_at_start = 0;
   };
 
-  Gang* GangOf(const Item& item);             // nullptr: an older attempt's
+  Gang* GangOf(const Item& item);  // nullptr: an older attempt's
   Part* PartOf(Gang* gang, int32_t host);
   void OnPrepare(const Item& item);
   void OnPrepared(const Item& item);
@@ -88,7 +94,9 @@ class Fleet {
     item.kind = kind;
     timeline_->Add(timeline_->now_ns() + delay_ns, item);
   }
-  int64_t WorkOf(int32_t job) const { return trace_.jobs[job].duration_ns * trace_.jobs[job].workers; }
+  int64_t WorkOf(int32_t job) const {
+    return trace_.jobs[job].duration_ns * trace_.jobs[job].workers;
+  }
   int64_t DoneNow(int32_t job, const Gang& gang) const;
   void SetKey(const Item& item, pb::AttemptKey* key) const;
 
@@ -97,8 +105,8 @@ class Fleet {
   Timeline* const timeline_;
   const Post post_;
   std::vector<Host> hosts_;
-  std::map<std::string, int32_t, std::less<>> host_of_;   // by cluster/host
-  std::vector<Gang> gangs_;                   // by index in the trace
+  std::map<std::string, int32_t, std::less<>> host_of_;  // by cluster/host
+  std::vector<Gang> gangs_;                              // by index in the trace
 };
 
 }  // namespace muster::sim

@@ -21,8 +21,10 @@ FreeGpus::FreeGpus(const State& state, bool empty) : clusters_(state.clusters().
     cluster_of_.push_back(row.cluster);
     Cluster& cluster = clusters_[row.cluster];
     cluster.hosts.push_back(index_[id]);
-    cluster.free_milli += std::accumulate(host.free_milli.begin(), host.free_milli.end(), int64_t{0});
-    if (cluster.by_whole.size() <= host.free_milli.size()) cluster.by_whole.resize(host.free_milli.size() + 1);
+    cluster.free_milli +=
+        std::accumulate(host.free_milli.begin(), host.free_milli.end(), int64_t{0});
+    if (cluster.by_whole.size() <= host.free_milli.size())
+      cluster.by_whole.resize(host.free_milli.size() + 1);
     ++cluster.by_whole[host.whole];
     hosts_.push_back(std::move(host));
   }
@@ -49,7 +51,9 @@ bool FreeGpus::Has(const std::vector<Taken>& gang) const {
   for (const Taken& part : gang) {
     const Host& host = hosts_[index_[part.host]];
     for (size_t d = 0; d < part.devices.size(); ++d) {
-      if (host.free_milli[part.devices[d]] < (d < part.device_milli.size() ? part.device_milli[d] : 1000)) return false;
+      if (host.free_milli[part.devices[d]] <
+          (d < part.device_milli.size() ? part.device_milli[d] : 1000))
+        return false;
     }
   }
   return true;
@@ -68,19 +72,22 @@ Taken FreeGpus::TakeFrom(const Host& host, int32_t workers, int64_t gpus_milli) 
   }
   int32_t best = -1;
   for (int32_t d = 0; d < static_cast<int32_t>(host.free_milli.size()); ++d) {
-    if (host.free_milli[d] >= gpus_milli && (best < 0 || host.free_milli[d] < host.free_milli[best])) best = d;
+    if (host.free_milli[d] >= gpus_milli &&
+        (best < 0 || host.free_milli[d] < host.free_milli[best]))
+      best = d;
   }
   part.devices.push_back(best);
   part.device_milli.push_back(gpus_milli);
   return part;
 }
 
-std::optional<std::vector<Taken>> FreeGpus::Place(const std::vector<int32_t>& clusters, int32_t workers, int64_t gpus_milli) const {
+std::optional<std::vector<Taken>> FreeGpus::Place(const std::vector<int32_t>& clusters,
+                                                  int32_t workers, int64_t gpus_milli) const {
   const auto each = static_cast<int32_t>(gpus_milli / 1000);
   for (const int32_t c : clusters) {
     const Cluster& cluster = clusters_[c];
     if (cluster.free_milli < workers * gpus_milli) continue;
-    if (each == 0) {                          // a share of one device
+    if (each == 0) {  // a share of one device
       const Host* best = nullptr;
       int64_t best_left = 0;
       for (const int32_t h : cluster.hosts) {
@@ -90,11 +97,12 @@ std::optional<std::vector<Taken>> FreeGpus::Place(const std::vector<int32_t>& cl
           best_left = free_milli;
         }
       }
-      if (best != nullptr && workers == 1) return std::vector<Taken>{TakeFrom(*best, 1, gpus_milli)};
+      if (best != nullptr && workers == 1)
+        return std::vector<Taken>{TakeFrom(*best, 1, gpus_milli)};
       continue;
     }
     int64_t fit = 0;
-    int32_t tightest = -1;                    // fewest whole devices that hold all of it
+    int32_t tightest = -1;  // fewest whole devices that hold all of it
     for (int32_t whole = each; whole < static_cast<int32_t>(cluster.by_whole.size()); ++whole) {
       if (cluster.by_whole[whole] == 0) continue;
       fit += int64_t{cluster.by_whole[whole]} * (whole / each);
@@ -104,17 +112,19 @@ std::optional<std::vector<Taken>> FreeGpus::Place(const std::vector<int32_t>& cl
     std::vector<Taken> gang;
     if (tightest >= 0) {
       for (const int32_t h : cluster.hosts) {
-        if (hosts_[h].whole == tightest) return std::vector<Taken>{TakeFrom(hosts_[h], workers, gpus_milli)};
+        if (hosts_[h].whole == tightest)
+          return std::vector<Taken>{TakeFrom(hosts_[h], workers, gpus_milli)};
       }
     }
     std::vector<int32_t> order;
     for (const int32_t h : cluster.hosts) {
       if (hosts_[h].whole >= each) order.push_back(h);
     }
-    std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return hosts_[x].whole > hosts_[y].whole; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t x, int32_t y) { return hosts_[x].whole > hosts_[y].whole; });
     int32_t rest = workers;
     for (size_t i = 0; rest > 0; ++i) {
-      size_t use = i;                         // the last host is the tightest that holds the rest
+      size_t use = i;  // the last host is the tightest that holds the rest
       if (hosts_[order[i]].whole / each >= rest) {
         while (use + 1 < order.size() && hosts_[order[use + 1]].whole / each >= rest) ++use;
       }

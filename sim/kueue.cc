@@ -14,24 +14,28 @@ namespace muster::sim {
 namespace {
 
 constexpr char kCluster[] = "kueue";
-constexpr int64_t kHostCpusMilli = 120'000;            // of a generator without topology
+constexpr int64_t kHostCpusMilli = 120'000;  // of a generator without topology
 constexpr int64_t kHostMemoryBytes = int64_t{256} << 30;
 
-// Reads a tree whose form is known; the first thing that is otherwise is kept, and everything after it reads as zero.
+// Reads a tree whose form is known; the first thing that is otherwise is kept, and everything after
+// it reads as zero.
 class Reader {
  public:
   Reader(std::string_view text, std::string_view filename) : filename_(filename) {
     if (document_.Parse(text, filename)) return;
     std::vector<Problem> problems;
     document_.Deliver(&problems);
-    status_ = absl::InvalidArgumentError(problems.empty() ? absl::StrCat(filename_, ": no YAML")
-                                                          : absl::StrCat(filename_, ":", problems[0].line, ": ", problems[0].message));
+    status_ =
+        absl::InvalidArgumentError(problems.empty() ? absl::StrCat(filename_, ": no YAML")
+                                                    : absl::StrCat(filename_, ":", problems[0].line,
+                                                                   ": ", problems[0].message));
   }
   const YamlNode& root() const { return document_.root(); }
   const absl::Status& status() const { return status_; }
 
   void Fail(const YamlNode& at, const std::string& what) {
-    if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(filename_, ":", at.line, ": ", what));
+    if (status_.ok())
+      status_ = absl::InvalidArgumentError(absl::StrCat(filename_, ":", at.line, ": ", what));
   }
   const YamlNode& At(const YamlNode& map, const char* key) {
     const YamlNode* found = map.IsMap() ? map.Find(key) : nullptr;
@@ -46,7 +50,8 @@ class Reader {
   }
   int64_t Int(const YamlNode& node) {
     int64_t value = 0;
-    if (!absl::SimpleAtoi(node.text, &value) || value < 0) Fail(node, absl::StrCat("\"", node.text, "\" is no count"));
+    if (!absl::SimpleAtoi(node.text, &value) || value < 0)
+      Fail(node, absl::StrCat("\"", node.text, "\" is no count"));
     return value;
   }
   int64_t Int(const YamlNode& map, const char* key) { return Int(At(map, key)); }
@@ -57,7 +62,8 @@ class Reader {
     const bool milli = absl::EndsWith(text, "m");
     if (milli) text.pop_back();
     int64_t value = 0;
-    if (!absl::SimpleAtoi(text, &value) || value < 0) Fail(node, absl::StrCat("\"", node.text, "\" is no amount of CPUs"));
+    if (!absl::SimpleAtoi(text, &value) || value < 0)
+      Fail(node, absl::StrCat("\"", node.text, "\" is no amount of CPUs"));
     return milli ? value : value * 1000;
   }
 
@@ -85,22 +91,26 @@ void AddHosts(Reader* reader, int64_t nominal_milli, pb::ClusterFile* file) {
   const YamlNode* topology = reader->root().IsMap() ? reader->root().Find("topology") : nullptr;
   if (topology == nullptr) {
     // Six times what quota lets run, so that no mixture of jobs lacks a host.
-    for (int64_t h = 0; h * kHostCpusMilli < 6 * nominal_milli; ++h) add(absl::StrFormat("n%03d", h), "b0", absl::StrCat("r", h / 16));
+    for (int64_t h = 0; h * kHostCpusMilli < 6 * nominal_milli; ++h)
+      add(absl::StrFormat("n%03d", h), "b0", absl::StrCat("r", h / 16));
     return;
   }
   int64_t counts[3] = {0, 0, 0};
   const YamlNode& levels = reader->At(*topology, "levels");
   const char* const names[] = {"block", "rack", "node"};
-  if (levels.items.size() != 3) return reader->Fail(levels, "wants the levels block, rack and node");
+  if (levels.items.size() != 3)
+    return reader->Fail(levels, "wants the levels block, rack and node");
   for (size_t l = 0; l < 3; ++l) {
-    if (reader->Text(levels.items[l], "name") != names[l]) return reader->Fail(levels.items[l], absl::StrCat("wants the level ", names[l]));
+    if (reader->Text(levels.items[l], "name") != names[l])
+      return reader->Fail(levels.items[l], absl::StrCat("wants the level ", names[l]));
     counts[l] = reader->Int(levels.items[l], "count");
   }
   sku.set_cpus_milli(reader->CpusMilli(reader->At(levels.items[2], "capacity"), "cpu"));
   for (int64_t b = 0; b < counts[0]; ++b) {
     for (int64_t r = 0; r < counts[1]; ++r) {
       for (int64_t n = 0; n < counts[2]; ++n) {
-        add(absl::StrFormat("b%d-r%02d-n%02d", b, r, n), absl::StrCat("b", b), absl::StrFormat("b%d-r%02d", b, r));
+        add(absl::StrFormat("b%d-r%02d-n%02d", b, r, n), absl::StrCat("b", b),
+            absl::StrFormat("b%d-r%02d", b, r));
       }
     }
   }
@@ -109,7 +119,8 @@ void AddHosts(Reader* reader, int64_t nominal_milli, pb::ClusterFile* file) {
 void SetTopology(Reader* reader, const YamlNode& workload, pb::Topology* topology) {
   const std::string constraint = reader->TextOr(workload, "tasConstraint", "");
   if (constraint.empty()) return;
-  if (!absl::EndsWith(reader->Text(workload, "tasLevel"), "/topology-rack")) reader->Fail(workload, "only racks are known as tasLevel");
+  if (!absl::EndsWith(reader->Text(workload, "tasLevel"), "/topology-rack"))
+    reader->Fail(workload, "only racks are known as tasLevel");
   if (constraint == "required") {
     topology->set_required(pb::RACK);
   } else if (constraint == "preferred" || constraint == "balanced") {
@@ -119,7 +130,8 @@ void SetTopology(Reader* reader, const YamlNode& workload, pb::Topology* topolog
   }
 }
 
-void AddJobs(Reader* reader, const YamlNode& set, const std::string& queue, int32_t divide, std::vector<KueueJob>* jobs) {
+void AddJobs(Reader* reader, const YamlNode& set, const std::string& queue, int32_t divide,
+             std::vector<KueueJob>* jobs) {
   const int64_t count = (reader->Int(set, "count") + divide - 1) / divide;
   const int64_t interval_ns = reader->Int(set, "creationIntervalMs") * kMillisecond;
   for (int64_t i = 0; i < count && reader->status().ok(); ++i) {
@@ -147,7 +159,8 @@ void AddJobs(Reader* reader, const YamlNode& set, const std::string& queue, int3
 
 }  // namespace
 
-absl::StatusOr<KueueSetup> ParseKueueGenerator(std::string_view text, std::string_view filename, const KueueOptions& options) {
+absl::StatusOr<KueueSetup> ParseKueueGenerator(std::string_view text, std::string_view filename,
+                                               const KueueOptions& options) {
   Reader reader(text, filename);
   KueueSetup setup;
   const auto quota = [&](pb::QueueSpec* queue, int64_t guarantee_milli, int64_t limit_milli) {
@@ -171,7 +184,8 @@ absl::StatusOr<KueueSetup> ParseKueueGenerator(std::string_view text, std::strin
           quota(leaf, nominal_milli, nominal_milli + reader.CpusMilli(set, "borrowingLimit"));
           sum_milli += nominal_milli;
           const std::string path = absl::StrCat(parent->name(), "/", leaf->name());
-          for (const YamlNode& workloads : reader.At(set, "workloadsSets").items) AddJobs(&reader, workloads, path, options.divide, &setup.jobs);
+          for (const YamlNode& workloads : reader.At(set, "workloadsSets").items)
+            AddJobs(&reader, workloads, path, options.divide, &setup.jobs);
         }
       }
       quota(parent, sum_milli, sum_milli);
@@ -180,7 +194,8 @@ absl::StatusOr<KueueSetup> ParseKueueGenerator(std::string_view text, std::strin
   }
   if (reader.status().ok()) AddHosts(&reader, setup.nominal_milli, &setup.clusters);
   if (!reader.status().ok()) return reader.status();
-  std::stable_sort(setup.jobs.begin(), setup.jobs.end(), [](const KueueJob& a, const KueueJob& b) { return a.submit_ns < b.submit_ns; });
+  std::stable_sort(setup.jobs.begin(), setup.jobs.end(),
+                   [](const KueueJob& a, const KueueJob& b) { return a.submit_ns < b.submit_ns; });
   return setup;
 }
 

@@ -37,7 +37,8 @@ cohorts:
 )";
 
 TEST(KueueTest, CohortsBecomeQueuesAndClusterQueuesTheirLeaves) {
-  const absl::StatusOr<KueueSetup> setup = ParseKueueGenerator(kGenerator, "g.yaml", {.guarantees = true});
+  const absl::StatusOr<KueueSetup> setup =
+      ParseKueueGenerator(kGenerator, "g.yaml", {.guarantees = true});
   ASSERT_TRUE(setup.ok()) << setup.status();
   ASSERT_EQ(setup->queues.queues_size(), 2);
   const pb::QueueSpec& cohort = setup->queues.queues(1);
@@ -48,7 +49,12 @@ TEST(KueueTest, CohortsBecomeQueuesAndClusterQueuesTheirLeaves) {
   EXPECT_EQ(cohort.queues(2).quota().at("cpu").limit_milli(), 120'000);
   EXPECT_EQ(setup->nominal_milli, 120'000);
   EXPECT_EQ(setup->queue_class, "cq");
-  EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {})->queues.queues(0).quota().at("cpu").guarantee_milli(), 0);
+  EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {})
+                ->queues.queues(0)
+                .quota()
+                .at("cpu")
+                .guarantee_milli(),
+            0);
 }
 
 TEST(KueueTest, WorkloadsAreCreatedAtTheirIntervals) {
@@ -68,7 +74,8 @@ TEST(KueueTest, WorkloadsAreCreatedAtTheirIntervals) {
   EXPECT_EQ(last.spec.tasks(0).workers().min(), 8);
   EXPECT_EQ(last.spec.tasks(0).resources().cpus_milli(), 2500);
   EXPECT_EQ(last.spec.tasks(0).topology().required(), pb::RACK);
-  EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {.divide = 3})->jobs.size(), 2u * 3 * (3 + 1));
+  EXPECT_EQ(ParseKueueGenerator(kGenerator, "g.yaml", {.divide = 3})->jobs.size(),
+            2u * 3 * (3 + 1));
 }
 
 TEST(KueueTest, ItsJobsAreATraceForMusterSim) {
@@ -107,8 +114,11 @@ TEST(KueueTest, ATopologyMakesTheHosts) {
 TEST(KueueTest, WhatIsMissingOrOtherwiseIsToldWithItsLine) {
   std::string text = kGenerator;
   text.replace(text.find("runtimeMs: 200"), 14, "runtimeMs: fast");
-  EXPECT_THAT(std::string(ParseKueueGenerator(text, "g.yaml", {}).status().message()), ::testing::StartsWith("g.yaml:16: \"fast\""));
-  EXPECT_THAT(std::string(ParseKueueGenerator("cohorts: [{count: 1}]", "g.yaml", {}).status().message()), ::testing::HasSubstr("is missing"));
+  EXPECT_THAT(std::string(ParseKueueGenerator(text, "g.yaml", {}).status().message()),
+              ::testing::StartsWith("g.yaml:16: \"fast\""));
+  EXPECT_THAT(
+      std::string(ParseKueueGenerator("cohorts: [{count: 1}]", "g.yaml", {}).status().message()),
+      ::testing::HasSubstr("is missing"));
 }
 
 }  // namespace

@@ -15,7 +15,9 @@ from pathlib import Path
 DAY_S, HOUR_S = 86400, 3600
 
 
-def steps(run: dict, queues: list[str], most: int = 8) -> tuple[list[float], dict[str, list[float]]]:
+def steps(
+    run: dict, queues: list[str], most: int = 8
+) -> tuple[list[float], dict[str, list[float]]]:
     """Times and, for the queues that use the most and `others`, GPUs held from each time on."""
     area = {queue: 0.0 for queue in queues}
     changes = []
@@ -41,11 +43,19 @@ def steps(run: dict, queues: list[str], most: int = 8) -> tuple[list[float], dic
 
 
 def scale(last_s: float) -> tuple[float, str]:
-    return (DAY_S, "days") if last_s > 3 * DAY_S else (HOUR_S, "hours") if last_s > 3 * HOUR_S else (60, "minutes")
+    return (
+        (DAY_S, "days")
+        if last_s > 3 * DAY_S
+        else (HOUR_S, "hours")
+        if last_s > 3 * HOUR_S
+        else (60, "minutes")
+    )
 
 
 def save(plt, figure, path: Path) -> None:
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)   # the same runs give the same file
+    figure.savefig(
+        path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None
+    )  # the same runs give the same file
     plt.close(figure)
 
 
@@ -54,9 +64,17 @@ def draw_allocation(plt, data: dict, run: dict, path: Path) -> None:
     times, held = steps(run, queues)
     unit, name = scale(run["end_s"])
     figure, axes = plt.subplots(figsize=(10, 4))
-    axes.stackplot([t / unit for t in times], *held.values(), labels=list(held), step="post", linewidth=0)
+    axes.stackplot(
+        [t / unit for t in times], *held.values(), labels=list(held), step="post", linewidth=0
+    )
     axes.axhline(data["devices"], color="black", linewidth=0.8, linestyle="--")
-    axes.set(xlabel=f"time ({name})", ylabel="GPUs held", title=f"{run['policy']}: GPUs held by queue", xlim=(0, run["end_s"] / unit), ylim=(0, None))
+    axes.set(
+        xlabel=f"time ({name})",
+        ylabel="GPUs held",
+        title=f"{run['policy']}: GPUs held by queue",
+        xlim=(0, run["end_s"] / unit),
+        ylim=(0, None),
+    )
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, fontsize="small")
     save(plt, figure, path)
 
@@ -64,9 +82,22 @@ def draw_allocation(plt, data: dict, run: dict, path: Path) -> None:
 def draw_waits(plt, data: dict, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     for run in data["runs"]:
-        waits = sorted(job["start_s"] - job["submit_s"] for job in run["jobs"] if job["start_s"] is not None)
-        axes.step([max(wait, 1.0) for wait in waits], [(i + 1) / len(waits) for i in range(len(waits))], where="post", label=run["policy"])
-    axes.set(xscale="log", xlabel="wait until the first start (s; below 1 s shown as 1)", ylabel="share of jobs", ylim=(0, 1.01), title="Waiting times")
+        waits = sorted(
+            job["start_s"] - job["submit_s"] for job in run["jobs"] if job["start_s"] is not None
+        )
+        axes.step(
+            [max(wait, 1.0) for wait in waits],
+            [(i + 1) / len(waits) for i in range(len(waits))],
+            where="post",
+            label=run["policy"],
+        )
+    axes.set(
+        xscale="log",
+        xlabel="wait until the first start (s; below 1 s shown as 1)",
+        ylabel="share of jobs",
+        ylim=(0, 1.01),
+        title="Waiting times",
+    )
     axes.legend(loc="lower right", fontsize="small")
     axes.grid(alpha=0.3)
     save(plt, figure, path)
@@ -83,24 +114,40 @@ def draw_gantt(plt, data: dict, run: dict, most: int, path: Path) -> None:
     jobs = [job for job in run["jobs"] if job["segments"]][:most]
     last_s = max((job["segments"][-1][1] for job in jobs), default=1)
     unit, name = scale(last_s)
-    least_s = last_s / 500                # so that what ran for a moment can be seen: about a pixel
+    least_s = last_s / 500  # so that what ran for a moment can be seen: about a pixel
     colours = plt.get_cmap("tab10")
     figure, axes = plt.subplots(figsize=(10, max(2.0, 0.09 * len(jobs) + 1)))
     for row, job in enumerate(jobs):
         for begin, end in waits_of(job):
             axes.plot([begin / unit, end / unit], [row, row], color="0.6", linewidth=0.6, zorder=1)
         for begin, end, cluster, _ in job["segments"]:
-            axes.barh(row, max(end - begin, least_s) / unit, left=begin / unit, height=0.8, color=colours(cluster % 10), linewidth=0, zorder=2)
+            axes.barh(
+                row,
+                max(end - begin, least_s) / unit,
+                left=begin / unit,
+                height=0.8,
+                color=colours(cluster % 10),
+                linewidth=0,
+                zorder=2,
+            )
     for index, cluster in enumerate(data["clusters"][:10]):
         axes.barh(0, 0, color=colours(index), label=cluster)
-    axes.set(xlabel=f"time ({name})", ylabel="jobs by submission", title=f"{run['policy']}: the first {len(jobs)} jobs; grey: waiting")
+    axes.set(
+        xlabel=f"time ({name})",
+        ylabel="jobs by submission",
+        title=f"{run['policy']}: the first {len(jobs)} jobs; grey: waiting",
+    )
     axes.invert_yaxis()
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, fontsize="small")
     save(plt, figure, path)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="sim/plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="sim/plot.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("runs", help="output of muster-sim -o json --jobs; - reads standard input")
     parser.add_argument("--out", default=".", help="directory of the pictures")
     parser.add_argument("--format", default="svg", choices=["svg", "png"])
@@ -109,11 +156,14 @@ def main() -> int:
     try:
         import matplotlib
     except ImportError:
-        print("sim/plot.py: matplotlib is missing; `apt-get install python3-matplotlib` brings it for Debian's python3, "
-              "`pip install matplotlib` for another", file=sys.stderr)
+        print(
+            "sim/plot.py: matplotlib is missing; `apt-get install python3-matplotlib` brings it for Debian's python3, "
+            "`pip install matplotlib` for another",
+            file=sys.stderr,
+        )
         return 2
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "muster"   # as save() says
+    matplotlib.rcParams["svg.hashsalt"] = "muster"  # as save() says
     import matplotlib.pyplot as plt
 
     data = json.loads(sys.stdin.read() if options.runs == "-" else Path(options.runs).read_text())
@@ -125,8 +175,10 @@ def main() -> int:
     written = [out / f"waits.{options.format}"]
     draw_waits(plt, data, written[0])
     for run in data["runs"]:
-        for kind, draw in (("allocation", lambda path: draw_allocation(plt, data, run, path)),
-                           ("gantt", lambda path: draw_gantt(plt, data, run, options.gantt_jobs, path))):
+        for kind, draw in (
+            ("allocation", lambda path: draw_allocation(plt, data, run, path)),
+            ("gantt", lambda path: draw_gantt(plt, data, run, options.gantt_jobs, path)),
+        ):
             written.append(out / f"{kind}-{run['policy']}.{options.format}")
             draw(written[-1])
     print("\n".join(map(str, written)))

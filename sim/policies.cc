@@ -16,23 +16,25 @@ namespace muster::sim {
 namespace {
 
 constexpr int64_t kGraceNs = 2 * kMinute;
-constexpr int64_t kDlasThresholdMilliNs = 3'200 * 1000 * kSecond;   // attained service after which a job is of the second queue
+constexpr int64_t kDlasThresholdMilliNs =
+    3'200 * 1000 * kSecond;  // attained service after which a job is of the second queue
 
-// What a policy keeps of a job: it sees arrivals, its own placements and stops, and what became of them.
+// What a policy keeps of a job: it sees arrivals, its own placements and stops, and what became of
+// them.
 struct Known {
   uint64_t number = 0;
-  size_t index = 0;                     // in the trace
+  size_t index = 0;  // in the trace
   int32_t leaf = -1;
   int32_t workers = 1;
-  int64_t gpus_milli = 0;               // a worker
+  int64_t gpus_milli = 0;  // a worker
   int64_t submit_ns = 0;
   std::vector<int32_t> clusters;
-  int32_t shape = 0;                    // equal for jobs of equal demand and clusters
+  int32_t shape = 0;  // equal for jobs of equal demand and clusters
   bool running = false, stopping = false;
   int64_t placed_ns = 0;
   std::vector<Taken> place;
-  int64_t attained_milli_ns = 0;        // GPUs' thousandths x time, of its earlier attempts
-  int64_t received_ns = 0;              // gavel: time run since the shares last changed
+  int64_t attained_milli_ns = 0;  // GPUs' thousandths x time, of its earlier attempts
+  int64_t received_ns = 0;        // gavel: time run since the shares last changed
 
   int64_t demand_milli() const { return workers * gpus_milli; }
 };
@@ -63,15 +65,22 @@ class Policy {
   const TraceJob& trace_job(const Known& job) const { return trace_.jobs[job.index]; }
   // GPUs' thousandths x time, so far.
   int64_t Attained(const Known& job) const {
-    return job.attained_milli_ns + (job.running ? job.demand_milli() * ((now_ns_ - job.placed_ns) / kMillisecond) * kMillisecond : 0);
+    return job.attained_milli_ns +
+           (job.running
+                ? job.demand_milli() * ((now_ns_ - job.placed_ns) / kMillisecond) * kMillisecond
+                : 0);
   }
-  void LookAt(int64_t at_ns) { plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_)); }
+  void LookAt(int64_t at_ns) {
+    plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_));
+  }
 
   // Starts the waiting job if it fits; it leaves waiting() with the next call of Sweep().
   bool Try(const State& state, FreeGpus* free, Known* job) {
-    if (failed_.size() <= static_cast<size_t>(job->shape)) failed_.resize(static_cast<size_t>(job->shape) + 1);
+    if (failed_.size() <= static_cast<size_t>(job->shape))
+      failed_.resize(static_cast<size_t>(job->shape) + 1);
     if (failed_[job->shape] == round_) return false;
-    std::optional<std::vector<Taken>> gang = free->Place(job->clusters, job->workers, job->gpus_milli);
+    std::optional<std::vector<Taken>> gang =
+        free->Place(job->clusters, job->workers, job->gpus_milli);
     if (!gang.has_value()) {
       failed_[job->shape] = round_;
       return false;
@@ -100,7 +109,8 @@ class Policy {
   void See(const State& state) {
     ++round_;
     const std::vector<uint64_t>& active = state.active_jobs();
-    for (auto it = std::upper_bound(active.begin(), active.end(), newest_); it != active.end(); ++it) {
+    for (auto it = std::upper_bound(active.begin(), active.end(), newest_); it != active.end();
+         ++it) {
       const JobRow& row = *state.FindJob(*it);
       auto job = std::make_unique<Known>();
       job->number = *it;
@@ -111,7 +121,10 @@ class Policy {
       job->submit_ns = row.submit_ns;
       job->clusters = AllowedClusters(state, row);
       job->shape = static_cast<int32_t>(
-          shapes_.emplace(std::make_tuple(job->workers, job->gpus_milli, job->clusters), static_cast<int32_t>(shapes_.size())).first->second);
+          shapes_
+              .emplace(std::make_tuple(job->workers, job->gpus_milli, job->clusters),
+                       static_cast<int32_t>(shapes_.size()))
+              .first->second);
       waiting_.push_back(job.get());
       Arrived(job.get());
       jobs_.push_back(std::move(job));
@@ -134,7 +147,9 @@ class Policy {
       }
     }
     if (ended) std::erase_if(running_, [](const Known* job) { return !job->running; });
-    if (back) std::sort(waiting_.begin(), waiting_.end(), [](const Known* a, const Known* b) { return a->number < b->number; });
+    if (back)
+      std::sort(waiting_.begin(), waiting_.end(),
+                [](const Known* a, const Known* b) { return a->number < b->number; });
   }
 
   void Place(const State& state, Known* job, std::vector<Taken> gang) {
@@ -157,7 +172,8 @@ class Policy {
     }
     placed->set_workers(rank);
     placed->set_at_once(gang.size() == 1);
-    for (const std::string& path : ResumeFrom(state, row.tasks[0], cluster)) placed->add_resume_from(path);
+    for (const std::string& path : ResumeFrom(state, row.tasks[0], cluster))
+      placed->add_resume_from(path);
     job->running = true;
     job->placed_ns = now_ns_;
     job->place = std::move(gang);
@@ -169,7 +185,7 @@ class Policy {
   std::vector<std::unique_ptr<Known>> jobs_;
   std::vector<Known*> waiting_, running_;
   std::map<std::tuple<int32_t, int64_t, std::vector<int32_t>>, int32_t> shapes_;
-  std::vector<uint64_t> failed_;        // by shape: the round in which it found no place
+  std::vector<uint64_t> failed_;  // by shape: the round in which it found no place
   uint64_t round_ = 0;
   uint64_t newest_ = 0;
   int64_t now_ns_ = 0;
@@ -178,7 +194,8 @@ class Policy {
 
 class Fifo : public Policy {
  public:
-  Fifo(const Trace* trace, const PolicyOptions& options, bool backfill) : Policy(trace, options), backfill_(backfill) {}
+  Fifo(const Trace* trace, const PolicyOptions& options, bool backfill)
+      : Policy(trace, options), backfill_(backfill) {}
 
  private:
   void Choose(const State& state) override {
@@ -204,24 +221,27 @@ class Drf : public Policy {
     FreeGpus free(state, false);
     struct Queue {
       int64_t used_milli = 0;
-      int64_t weight = 1;               // its guarantee; a queue without one counts as one device
+      int64_t weight = 1;  // its guarantee; a queue without one counts as one device
       std::vector<Known*> jobs;
       size_t next = 0;
     };
     std::map<int32_t, Queue> queues;
     for (Known* const job : waiting()) queues[job->leaf].jobs.push_back(job);
     for (auto& [leaf, queue] : queues) {
-      for (const auto& [flavour, quota] : state.queues().nodes[leaf].spec.quota()) queue.weight = std::max(queue.weight, quota.guarantee_milli());
+      for (const auto& [flavour, quota] : state.queues().nodes[leaf].spec.quota())
+        queue.weight = std::max(queue.weight, quota.guarantee_milli());
       if (queue.weight == 1) queue.weight = 1000;
     }
     for (const Known* const job : running()) {
-      if (const auto queue = queues.find(job->leaf); queue != queues.end()) queue->second.used_milli += job->demand_milli();
+      if (const auto queue = queues.find(job->leaf); queue != queues.end())
+        queue->second.used_milli += job->demand_milli();
     }
     while (true) {
       Queue* best = nullptr;
       for (auto& [leaf, queue] : queues) {
         if (queue.next == queue.jobs.size()) continue;
-        if (best == nullptr || static_cast<__int128>(queue.used_milli) * best->weight < static_cast<__int128>(best->used_milli) * queue.weight) {
+        if (best == nullptr || static_cast<__int128>(queue.used_milli) * best->weight <
+                                   static_cast<__int128>(best->used_milli) * queue.weight) {
           best = &queue;
         }
       }
@@ -240,7 +260,7 @@ class Preemptive : public Policy {
 
  protected:
   struct Ranked {
-    std::tuple<double, int64_t, uint64_t> key;   // smaller first
+    std::tuple<double, int64_t, uint64_t> key;  // smaller first
     Known* job = nullptr;
   };
   // The key of each job, smaller first; ties by submission.
@@ -252,19 +272,25 @@ class Preemptive : public Policy {
 
   void Choose(const State& state) override {
     Round(state);
-    if (!waiting().empty()) LookAt(now_ns() + options().quantum_ns - (now_ns() % options().quantum_ns));
+    if (!waiting().empty())
+      LookAt(now_ns() + options().quantum_ns - (now_ns() % options().quantum_ns));
     if (!Due()) return StartChosen(state);
     // As many in the order of their keys as the devices hold by number.
     std::vector<Ranked> order;
-    for (Known* const job : running()) order.push_back({{Key(*job), job->submit_ns, job->number}, job});
-    for (Known* const job : waiting()) order.push_back({{Key(*job), job->submit_ns, job->number}, job});
-    std::sort(order.begin(), order.end(), [](const Ranked& a, const Ranked& b) { return a.key < b.key; });
+    for (Known* const job : running())
+      order.push_back({{Key(*job), job->submit_ns, job->number}, job});
+    for (Known* const job : waiting())
+      order.push_back({{Key(*job), job->submit_ns, job->number}, job});
+    std::sort(order.begin(), order.end(),
+              [](const Ranked& a, const Ranked& b) { return a.key < b.key; });
     FreeGpus whole(state, true);
     std::vector<int64_t> left(state.clusters().size());
     for (size_t c = 0; c < left.size(); ++c) left[c] = whole.FreeMilli(static_cast<int32_t>(c));
     chosen_.clear();
     std::set<const Known*> stays;
-    const auto in_quantum = [&](const Known& job) { return job.running && now_ns() - job.placed_ns < options().quantum_ns; };
+    const auto in_quantum = [&](const Known& job) {
+      return job.running && now_ns() - job.placed_ns < options().quantum_ns;
+    };
     const auto choose = [&](Known* job, int32_t cluster) {
       left[cluster] -= job->demand_milli();
       if (job->running) {
@@ -274,7 +300,8 @@ class Preemptive : public Policy {
       }
     };
     for (const Ranked& ranked : order) {
-      if (in_quantum(*ranked.job)) choose(ranked.job, state.host(ranked.job->place[0].host).cluster);
+      if (in_quantum(*ranked.job))
+        choose(ranked.job, state.host(ranked.job->place[0].host).cluster);
     }
     for (const Ranked& ranked : order) {
       if (stays.contains(ranked.job)) continue;
@@ -285,13 +312,17 @@ class Preemptive : public Policy {
         break;
       }
     }
-    // Those who stay keep their place; the chosen take what is then left, the largest first so that they fit.
+    // Those who stay keep their place; the chosen take what is then left, the largest first so that
+    // they fit.
     for (const Known* const job : stays) whole.Take(job->place);
-    std::stable_sort(chosen_.begin(), chosen_.end(), [](const Known* a, const Known* b) { return a->demand_milli() > b->demand_milli(); });
+    std::stable_sort(chosen_.begin(), chosen_.end(), [](const Known* a, const Known* b) {
+      return a->demand_milli() > b->demand_milli();
+    });
     FreeGpus free(state, false);
     std::vector<Known*> claimants;
     for (Known* const job : chosen_) {
-      std::optional<std::vector<Taken>> gang = whole.Place(job->clusters, job->workers, job->gpus_milli);
+      std::optional<std::vector<Taken>> gang =
+          whole.Place(job->clusters, job->workers, job->gpus_milli);
       if (!gang.has_value()) continue;
       whole.Take(*gang);
       if (!free.Has(*gang)) claimants.push_back(job);
@@ -315,7 +346,8 @@ class Preemptive : public Policy {
     for (Known* const job : chosen_) {
       if (!job->running && !job->stopping) Try(state, &free, job);
     }
-    const bool leaving = std::any_of(running().begin(), running().end(), [](const Known* job) { return job->stopping; });
+    const bool leaving = std::any_of(running().begin(), running().end(),
+                                     [](const Known* job) { return job->stopping; });
     if (!leaving && Fills()) {
       for (Known* const job : std::vector<Known*>(waiting())) {
         if (!job->running) Try(state, &free, job);
@@ -327,17 +359,19 @@ class Preemptive : public Policy {
 
   void Ended(Known* job) override { std::erase(chosen_, job); }
 
-  std::vector<Known*> chosen_;          // of the newest choice, that don't run yet
+  std::vector<Known*> chosen_;  // of the newest choice, that don't run yet
 };
 
 class Las : public Preemptive {
  public:
-  Las(const Trace* trace, const PolicyOptions& options, bool discretised) : Preemptive(trace, options), discretised_(discretised) {}
+  Las(const Trace* trace, const PolicyOptions& options, bool discretised)
+      : Preemptive(trace, options), discretised_(discretised) {}
 
  private:
   double Key(const Known& job) const override {
     const int64_t attained = Attained(job);
-    return discretised_ ? (attained >= kDlasThresholdMilliNs ? 1.0 : 0.0) : static_cast<double>(attained);
+    return discretised_ ? (attained >= kDlasThresholdMilliNs ? 1.0 : 0.0)
+                        : static_cast<double>(attained);
   }
 
   const bool discretised_;
@@ -349,30 +383,37 @@ class Srtf : public Preemptive {
 
  private:
   double Key(const Known& job) const override {
-    return static_cast<double>(trace_job(job).duration_ns) - static_cast<double>(Attained(job)) / static_cast<double>(job.demand_milli());
+    return static_cast<double>(trace_job(job).duration_ns) -
+           static_cast<double>(Attained(job)) / static_cast<double>(job.demand_milli());
   }
 };
 
-// Gavel's rounds: first who received least of its share of time; shares are max-min fair in GPU-hours and change with the jobs.
-// Nothing changes within a round. (What Shockwave's simulator of it does beyond that is in bench/gavel_replay.py.)
+// Gavel's rounds: first who received least of its share of time; shares are max-min fair in
+// GPU-hours and change with the jobs. Nothing changes within a round. (What Shockwave's simulator
+// of it does beyond that is in bench/gavel_replay.py.)
 class Gavel : public Preemptive {
  public:
   using Preemptive::Preemptive;
 
  private:
-  bool Due() const override { return now_ns() - begun_ns_ >= options().quantum_ns || now_ns() == begun_ns_; }
+  bool Due() const override {
+    return now_ns() - begun_ns_ >= options().quantum_ns || now_ns() == begun_ns_;
+  }
   bool Fills() const override { return now_ns() == begun_ns_; }
   double Key(const Known& job) const override {
     const double gpus = static_cast<double>(job.demand_milli()) / 1000;
-    return -std::min(1.0, share_ / gpus) / static_cast<double>(job.received_ns + options().quantum_ns / 2);
+    return -std::min(1.0, share_ / gpus) /
+           static_cast<double>(job.received_ns + options().quantum_ns / 2);
   }
   void Round(const State& state) override {
     if (!Due()) return;
-    for (Known* const job : running()) job->received_ns += now_ns() - std::max(job->placed_ns, begun_ns_);
+    for (Known* const job : running())
+      job->received_ns += now_ns() - std::max(job->placed_ns, begun_ns_);
     begun_ns_ = now_ns();
     std::vector<uint64_t> jobs;
     std::vector<double> gpus;
-    for (const std::vector<Known*>* part : {&running(), static_cast<const std::vector<Known*>*>(&waiting())}) {
+    for (const std::vector<Known*>* part :
+         {&running(), static_cast<const std::vector<Known*>*>(&waiting())}) {
       for (Known* const job : *part) {
         jobs.push_back(job->number);
         gpus.push_back(static_cast<double>(job->demand_milli()) / 1000);
@@ -385,9 +426,10 @@ class Gavel : public Preemptive {
     for (Known* const job : waiting()) job->received_ns = 0;
     const FreeGpus whole(state, true);
     double left = 0;
-    for (size_t c = 0; c < state.clusters().size(); ++c) left += static_cast<double>(whole.FreeMilli(static_cast<int32_t>(c))) / 1000;
+    for (size_t c = 0; c < state.clusters().size(); ++c)
+      left += static_cast<double>(whole.FreeMilli(static_cast<int32_t>(c))) / 1000;
     std::sort(gpus.begin(), gpus.end());
-    share_ = 0;                           // GPUs' time that every job gets that wants so much
+    share_ = 0;  // GPUs' time that every job gets that wants so much
     for (size_t i = 0; i < gpus.size(); ++i) {
       share_ = std::max(share_, std::min(gpus[i], left / static_cast<double>(gpus.size() - i)));
       left -= std::min(gpus[i], share_);
@@ -403,13 +445,34 @@ using Factory = std::unique_ptr<Policy> (*)(const Trace*, const PolicyOptions&);
 
 const std::vector<std::pair<std::string, Factory>>& Factories() {
   static const std::vector<std::pair<std::string, Factory>> kFactories = {
-      {"fifo", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Fifo>(t, o, false); }},
-      {"fifo-backfill", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Fifo>(t, o, true); }},
-      {"drf", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Drf>(t, o); }},
-      {"las", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Las>(t, o, false); }},
-      {"dlas", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Las>(t, o, true); }},
-      {"srtf", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Srtf>(t, o); }},
-      {"gavel", [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> { return std::make_unique<Gavel>(t, o); }},
+      {"fifo",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Fifo>(t, o, false);
+       }},
+      {"fifo-backfill",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Fifo>(t, o, true);
+       }},
+      {"drf",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Drf>(t, o);
+       }},
+      {"las",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Las>(t, o, false);
+       }},
+      {"dlas",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Las>(t, o, true);
+       }},
+      {"srtf",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Srtf>(t, o);
+       }},
+      {"gavel",
+       [](const Trace* t, const PolicyOptions& o) -> std::unique_ptr<Policy> {
+         return std::make_unique<Gavel>(t, o);
+       }},
   };
   return kFactories;
 }
@@ -425,16 +488,19 @@ const std::vector<std::string>& PolicyNames() {
   return kNames;
 }
 
-absl::StatusOr<DecideFunction> MakePolicy(const std::string& name, const Trace* trace, const PolicyOptions& options) {
+absl::StatusOr<DecideFunction> MakePolicy(const std::string& name, const Trace* trace,
+                                          const PolicyOptions& options) {
   if (name == "muster") return DecideFunction();
   for (const auto& [known, factory] : Factories()) {
     if (known != name) continue;
     const std::shared_ptr<Policy> policy = factory(trace, options);
-    return DecideFunction([policy](const State& state, int64_t now_ns, const SchedulingOptions& scheduling) {
-      return policy->Decide(state, now_ns, scheduling);
-    });
+    return DecideFunction(
+        [policy](const State& state, int64_t now_ns, const SchedulingOptions& scheduling) {
+          return policy->Decide(state, now_ns, scheduling);
+        });
   }
-  return absl::InvalidArgumentError(absl::StrCat("no policy ", name, "; there are ", absl::StrJoin(PolicyNames(), ", ")));
+  return absl::InvalidArgumentError(
+      absl::StrCat("no policy ", name, "; there are ", absl::StrJoin(PolicyNames(), ", ")));
 }
 
 }  // namespace muster::sim

@@ -43,8 +43,10 @@ struct Fixture {
   pb::QueueTree queues;
   explicit Fixture(const char* tree = kQueues) {
     std::vector<Problem> problems;
-    EXPECT_TRUE(ParseClusterFile(kClusters, "clusters.yaml", &clusters, &problems)) << FormatProblems(problems, "clusters.yaml");
-    EXPECT_TRUE(ParseQueueFile(tree, "queues.yaml", {}, &queues, &problems)) << FormatProblems(problems, "queues.yaml");
+    EXPECT_TRUE(ParseClusterFile(kClusters, "clusters.yaml", &clusters, &problems))
+        << FormatProblems(problems, "clusters.yaml");
+    EXPECT_TRUE(ParseQueueFile(tree, "queues.yaml", {}, &queues, &problems))
+        << FormatProblems(problems, "queues.yaml");
   }
   WorldResult Run(const std::string& policy, const Trace& trace, WorldOptions options = {}) const {
     options.check_plans = policy == "muster";
@@ -56,7 +58,8 @@ struct Fixture {
   }
 };
 
-TraceJob Job(const std::string& queue, int64_t submit_s, int64_t duration_s, int32_t workers, int64_t gpus, std::vector<std::string> clusters = {"phx"}) {
+TraceJob Job(const std::string& queue, int64_t submit_s, int64_t duration_s, int32_t workers,
+             int64_t gpus, std::vector<std::string> clusters = {"phx"}) {
   TraceJob job;
   job.queue = queue;
   job.name = queue + std::to_string(submit_s);
@@ -69,13 +72,16 @@ TraceJob Job(const std::string& queue, int64_t submit_s, int64_t duration_s, int
   return job;
 }
 
-int64_t WaitS(const WorldResult& result, size_t job) { return (result.jobs[job].start_ns - result.jobs[job].submit_ns) / kSecond; }
+int64_t WaitS(const WorldResult& result, size_t job) {
+  return (result.jobs[job].start_ns - result.jobs[job].submit_ns) / kSecond;
+}
 
 TEST(Policies, FifoBlocksBehindWhatDoesNotFitAndBackfillPassesItOver) {
   Fixture fixture;
   Trace trace;
   trace.jobs = {Job("a", 0, 1000, 1, 4), Job("a", 10, 100, 2, 4), Job("a", 20, 100, 1, 1)};
-  const WorldResult fifo = fixture.Run("fifo", trace), backfill = fixture.Run("fifo-backfill", trace);
+  const WorldResult fifo = fixture.Run("fifo", trace),
+                    backfill = fixture.Run("fifo-backfill", trace);
   EXPECT_GT(WaitS(fifo, 2), 900);
   EXPECT_EQ(WaitS(backfill, 2), 0);
   EXPECT_GT(WaitS(backfill, 1), 900);
@@ -84,7 +90,7 @@ TEST(Policies, FifoBlocksBehindWhatDoesNotFitAndBackfillPassesItOver) {
 TEST(Policies, DrfServesTheQueueThatHoldsLeast) {
   Fixture fixture;
   Trace trace;
-  for (int i = 0; i < 6; ++i) trace.jobs.push_back(Job("a", i, 1000, 1, 4));     // two run, four wait
+  for (int i = 0; i < 6; ++i) trace.jobs.push_back(Job("a", i, 1000, 1, 4));  // two run, four wait
   trace.jobs.push_back(Job("b", 100, 100, 1, 4));
   EXPECT_LT(WaitS(fixture.Run("drf", trace), 6), 1100);
   EXPECT_GT(WaitS(fixture.Run("fifo-backfill", trace), 6), 1900);
@@ -119,9 +125,11 @@ TEST(Policies, GangsStayInOneClusterAndTakeTheNextOneOfTheirList) {
 TEST(Policies, AJobThatItsGuaranteeCoversIsLateOnlyWhereNobodyCares) {
   Fixture fixture;
   Trace trace;
-  for (int i = 0; i < 4; ++i) trace.jobs.push_back(Job("a", i, 7200, 1, 4, {}));   // all of both clusters
+  for (int i = 0; i < 4; ++i)
+    trace.jobs.push_back(Job("a", i, 7200, 1, 4, {}));  // all of both clusters
   trace.jobs.push_back(Job("b", 1000, 60, 1, 4, {}));
-  const WorldResult peer = fixture.Run("fifo-backfill", trace), muster = fixture.Run("muster", trace);
+  const WorldResult peer = fixture.Run("fifo-backfill", trace),
+                    muster = fixture.Run("muster", trace);
   EXPECT_EQ(peer.late, 1);
   EXPECT_EQ(peer.left_out, 1) << "and nobody promises it a place";
   EXPECT_GT(peer.jobs[4].late_ns, 6000 * kSecond);
@@ -139,32 +147,75 @@ TEST(Policies, WhoIsLateFollowsFromTheQueuesOrderAndFromWhatItHoldsWhereItIsProm
   struct Case {
     std::string name;
     const Fixture* fixture;
-    std::vector<TraceJob> jobs;        // none of them starts before the first one ends, where they wait
+    std::vector<TraceJob> jobs;  // none of them starts before the first one ends, where they wait
     std::vector<bool> late, overtaken;
   };
-  const TraceJob of_b = Job("b", 0, 7200, 1, 4), of_b_in_dal = Job("b", 0, 7200, 1, 4, {"dal"});          // on half of what is a's
+  const TraceJob of_b = Job("b", 0, 7200, 1, 4),
+                 of_b_in_dal = Job("b", 0, 7200, 1, 4, {"dal"});  // on half of what is a's
   const std::vector<std::string> both = {"phx", "dal"};
   const std::vector<Case> cases = {
-      {"nobody of its queue is in its way", &one, {of_b, Job("a", 1, 60, 2, 4)}, {false, true}, {false, false}},
-      {"what it could start on is its own queue's, of younger jobs", &one, {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4)},
-       {false, false, false}, {false, true, false}},
-      {"they come and go", &one, {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 300, 1, 4), Job("a", 400, 300, 1, 4), Job("a", 800, 300, 1, 4),
-       Job("a", 1200, 7200, 1, 1)}, {false, false, false, false, false, false}, {false, true, false, false, false, false}},
-      {"what it could start on is its own queue's, of a lower priority", &one, {of_b, Job("a", 1, 7200, 1, 4), Important(Job("a", 2, 60, 2, 4))},
-       {false, false, true}, {false, false, false}},
-      {"a higher one has it", &one, {of_b, Job("a", 1, 60, 2, 4), Important(Job("a", 2, 7200, 1, 4))}, {false, false, false}, {false, false, false}},
-      {"the older gang has all of the guarantee", &one, {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4), Job("a", 3, 60, 1, 1)},
-       {false, false, false, false}, {false, true, false, false}},
-      {"what an older one leaves is enough for it", &one, {of_b, Job("a", 1, 7200, 1, 4), Job("a", 2, 60, 1, 4)}, {false, false, true}, {false, false, false}},
-      {"what its queue holds elsewhere doesn't count", &one, {of_b, Job("a", 1, 7200, 2, 4, {"dal"}), Job("a", 2, 60, 2, 4)},
-       {false, false, true}, {false, false, false}},
-      {"it isn't promised anything where it may run", &one, {of_b, Job("b", 1, 7200, 1, 4), Job("b", 2, 60, 1, 4)}, {false, false, false}, {false, false, false}},
-      {"younger ones have one of its two promises, others the second", &two, {of_b, of_b_in_dal, Job("a", 1, 60, 2, 4, both), Job("a", 2, 7200, 1, 4)},
-       {false, false, true, false}, {false, false, false, false}},
-      {"younger ones have both of them", &two, {of_b, of_b_in_dal, Job("a", 1, 60, 2, 4, both), Job("a", 2, 7200, 1, 4), Job("a", 3, 7200, 1, 4, {"dal"})},
-       {false, false, false, false, false}, {false, false, true, false, false}},
-      {"an older one runs where its second promise is", &two, {of_b, Job("a", 1, 7200, 2, 4, both), Job("a", 2, 60, 2, 4)},
-       {false, false, true}, {false, false, false}},
+      {"nobody of its queue is in its way",
+       &one,
+       {of_b, Job("a", 1, 60, 2, 4)},
+       {false, true},
+       {false, false}},
+      {"what it could start on is its own queue's, of younger jobs",
+       &one,
+       {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4)},
+       {false, false, false},
+       {false, true, false}},
+      {"they come and go",
+       &one,
+       {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 300, 1, 4), Job("a", 400, 300, 1, 4),
+        Job("a", 800, 300, 1, 4), Job("a", 1200, 7200, 1, 1)},
+       {false, false, false, false, false, false},
+       {false, true, false, false, false, false}},
+      {"what it could start on is its own queue's, of a lower priority",
+       &one,
+       {of_b, Job("a", 1, 7200, 1, 4), Important(Job("a", 2, 60, 2, 4))},
+       {false, false, true},
+       {false, false, false}},
+      {"a higher one has it",
+       &one,
+       {of_b, Job("a", 1, 60, 2, 4), Important(Job("a", 2, 7200, 1, 4))},
+       {false, false, false},
+       {false, false, false}},
+      {"the older gang has all of the guarantee",
+       &one,
+       {of_b, Job("a", 1, 60, 2, 4), Job("a", 2, 7200, 1, 4), Job("a", 3, 60, 1, 1)},
+       {false, false, false, false},
+       {false, true, false, false}},
+      {"what an older one leaves is enough for it",
+       &one,
+       {of_b, Job("a", 1, 7200, 1, 4), Job("a", 2, 60, 1, 4)},
+       {false, false, true},
+       {false, false, false}},
+      {"what its queue holds elsewhere doesn't count",
+       &one,
+       {of_b, Job("a", 1, 7200, 2, 4, {"dal"}), Job("a", 2, 60, 2, 4)},
+       {false, false, true},
+       {false, false, false}},
+      {"it isn't promised anything where it may run",
+       &one,
+       {of_b, Job("b", 1, 7200, 1, 4), Job("b", 2, 60, 1, 4)},
+       {false, false, false},
+       {false, false, false}},
+      {"younger ones have one of its two promises, others the second",
+       &two,
+       {of_b, of_b_in_dal, Job("a", 1, 60, 2, 4, both), Job("a", 2, 7200, 1, 4)},
+       {false, false, true, false},
+       {false, false, false, false}},
+      {"younger ones have both of them",
+       &two,
+       {of_b, of_b_in_dal, Job("a", 1, 60, 2, 4, both), Job("a", 2, 7200, 1, 4),
+        Job("a", 3, 7200, 1, 4, {"dal"})},
+       {false, false, false, false, false},
+       {false, false, true, false, false}},
+      {"an older one runs where its second promise is",
+       &two,
+       {of_b, Job("a", 1, 7200, 2, 4, both), Job("a", 2, 60, 2, 4)},
+       {false, false, true},
+       {false, false, false}},
   };
   for (const Case& each : cases) {
     Trace trace;
@@ -173,7 +224,8 @@ TEST(Policies, WhoIsLateFollowsFromTheQueuesOrderAndFromWhatItHoldsWhereItIsProm
     int left_out = 0;
     for (size_t i = 0; i < each.late.size(); ++i) {
       EXPECT_EQ(result.jobs[i].late_ns > 600 * kSecond, each.late[i]) << each.name << ": " << i;
-      EXPECT_EQ(result.jobs[i].overtaken_ns > 600 * kSecond, each.overtaken[i]) << each.name << ": " << i;
+      EXPECT_EQ(result.jobs[i].overtaken_ns > 600 * kSecond, each.overtaken[i])
+          << each.name << ": " << i;
       left_out += each.late[i] || each.overtaken[i];
     }
     // This policy has no entitled set: whoever the order covers is outside it, for all of the wait.
@@ -197,11 +249,13 @@ TEST(Policies, WhatItsQueueGrewByDoesntCountAsHeldWhereSomebodyOfItWaits) {
 
 TEST(Policies, AnUnknownOneIsRefusedWithTheNames) {
   Trace trace;
-  EXPECT_THAT(MakePolicy("magic", &trace, PolicyOptions{}).status().message(), testing::HasSubstr("there are muster, fifo, "));
+  EXPECT_THAT(MakePolicy("magic", &trace, PolicyOptions{}).status().message(),
+              testing::HasSubstr("there are muster, fifo, "));
 }
 
-// The whole of the simulator in one expectation: whoever changes what a peer's run gives, on purpose, replaces the file by what
-// this test prints. Muster's own row is not in it, since its decisions get better; it is held to the peers' instead.
+// The whole of the simulator in one expectation: whoever changes what a peer's run gives, on
+// purpose, replaces the file by what this test prints. Muster's own row is not in it, since its
+// decisions get better; it is held to the peers' instead.
 TEST(Policies, AFixedSimulationGivesTheTableThatIsWrittenDown) {
   Fixture fixture;
   const Trace trace = RandomTrace(300, 5, {"a", "b"}, {"h100"}, 4);

@@ -1,5 +1,6 @@
-// A small generator whose numbers are the same on every machine: SplitMix64 (Steele, Lea, Flood: Fast Splittable
-// Pseudorandom Number Generators, OOPSLA 2014). absl::BitGen and std::distributions promise no such thing.
+// A small generator whose numbers are the same on every machine: SplitMix64 (Steele, Lea, Flood:
+// Fast Splittable Pseudorandom Number Generators, OOPSLA 2014). absl::BitGen and std::distributions
+// promise no such thing.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,12 @@ class Random {
   }
 
   // Uniform in [0, n), n > 0, without bias worth mentioning for n < 2^32.
-  uint64_t Below(uint64_t n) { return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * n) >> 64); }
-  int64_t Between(int64_t low, int64_t high) { return low + static_cast<int64_t>(Below(static_cast<uint64_t>(high - low + 1))); }
+  uint64_t Below(uint64_t n) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * n) >> 64);
+  }
+  int64_t Between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(Below(static_cast<uint64_t>(high - low + 1)));
+  }
   bool OneIn(uint64_t n) { return Below(n) == 0; }
 
  private:

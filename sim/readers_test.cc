@@ -23,16 +23,20 @@ std::string Write(const std::string& name, const std::string& text) {
 
 constexpr char kPhilly[] = "job_id,cluster,submit_s,gpus,duration_s,kind\n";
 constexpr char kOpenb[] =
-    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n";
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_"
+    "time,scheduled_time\n";
 
 TEST(Readers, PhillyJobsBecomeGangsOfWholeHostsWhereTheirSizeAllows) {
   const struct {
     int gpus;
     int workers;
     int each;
-  } kCases[] = {{1, 1, 1}, {8, 1, 8}, {12, 2, 6}, {24, 3, 8}, {128, 16, 8}, {504, 63, 8}, {22, 11, 2}, {13, 13, 1}};
+  } kCases[] = {{1, 1, 1},    {8, 1, 8},    {12, 2, 6},  {24, 3, 8},
+                {128, 16, 8}, {504, 63, 8}, {22, 11, 2}, {13, 13, 1}};
   for (const auto& c : kCases) {
-    const auto trace = ReadTrace(Write("p.csv", std::string(kPhilly) + "p1,7f04ca,10," + std::to_string(c.gpus) + ",60,\n"), {});
+    const auto trace = ReadTrace(
+        Write("p.csv", std::string(kPhilly) + "p1,7f04ca,10," + std::to_string(c.gpus) + ",60,\n"),
+        {});
     ASSERT_TRUE(trace.ok()) << trace.status();
     ASSERT_EQ(trace->jobs.size(), 1u);
     const TraceJob& job = trace->jobs[0];
@@ -57,12 +61,15 @@ TEST(Readers, BrokenLinesAreNamedWithTheirPlaceOrStopAStrictRead) {
       {kPhilly, "p1,c,10,0,60,", "gpus: \"0\" is not a whole number in 1..65536"},
       {kPhilly, "p1,c,10,1,0,", "duration_s: must be above 0"},
       {kPhilly, "p1,,10,1,60,", "cluster: is empty"},
-      {kOpenb, "a,1000,512,2,500,,LS,Running,0,10,0", "gpu_milli: several GPUs are whole ones: 1000"},
+      {kOpenb, "a,1000,512,2,500,,LS,Running,0,10,0",
+       "gpu_milli: several GPUs are whole ones: 1000"},
       {kOpenb, "a,1000,512,1,500,,LS,Running,10,10,0", "deletion_time: not after creation_time"},
-      {kOpenb, "a,1000,512,1,500,,LS,Running,10,,0", "deletion_time: \"\" is no number of seconds up to ten years"},
+      {kOpenb, "a,1000,512,1,500,,LS,Running,10,,0",
+       "deletion_time: \"\" is no number of seconds up to ten years"},
   };
   for (const auto& c : kCases) {
-    const std::string good = c.header == kPhilly ? "p2,c,5,1,60,\n" : "b,1000,512,1,500,T4,LS,Running,0,10,0\n";
+    const std::string good =
+        c.header == kPhilly ? "p2,c,5,1,60,\n" : "b,1000,512,1,500,T4,LS,Running,0,10,0\n";
     const std::string path = Write("broken.csv", std::string(c.header) + c.line + "\n" + good);
     const auto kept = ReadTrace(path, {});
     ASSERT_TRUE(kept.ok()) << c.line << kept.status();
@@ -74,7 +81,8 @@ TEST(Readers, BrokenLinesAreNamedWithTheirPlaceOrStopAStrictRead) {
 }
 
 TEST(Readers, ShockwaveLinesTellWhatIsWrongWithThem) {
-  const std::string good = "LM (batch size 10)\tx\tlm\t--steps\t1\t600\t2\tstatic\t1\t-1.000000\t100\t7";
+  const std::string good =
+      "LM (batch size 10)\tx\tlm\t--steps\t1\t600\t2\tstatic\t1\t-1.000000\t100\t7";
   const auto with = [&](size_t cell, const std::string& text) {
     std::string line;
     size_t at = 0;
@@ -107,9 +115,12 @@ TEST(Readers, ShockwaveLinesTellWhatIsWrongWithThem) {
 }
 
 TEST(Readers, OpenbPodsKeepTheirShareMemoryAndModels) {
-  const auto trace = ReadTrace(Write("o.csv", std::string(kOpenb) + "pod-1,6000,12288,1,460,V100M16|V100M32,LS,Running,427061,427161,427061\n"
-                                                                      "pod-2,6000,12288,0,0,,BE,Running,1,2,1\n"
-                                                                      "pod-3,6000,12288,8,1000,,BE,Running,3,5,1\n"), {});
+  const auto trace = ReadTrace(
+      Write("o.csv", std::string(kOpenb) +
+                         "pod-1,6000,12288,1,460,V100M16|V100M32,LS,Running,427061,427161,427061\n"
+                         "pod-2,6000,12288,0,0,,BE,Running,1,2,1\n"
+                         "pod-3,6000,12288,8,1000,,BE,Running,3,5,1\n"),
+      {});
   ASSERT_TRUE(trace.ok()) << trace.status();
   ASSERT_EQ(trace->jobs.size(), 3u);
   EXPECT_EQ(trace->jobs[0].gpus_milli, 0);
@@ -133,7 +144,9 @@ TEST(Readers, GzippedFilesAreReadAndBrokenOnesRefused) {
   EXPECT_EQ(trace->jobs.size(), 1u);
   std::ifstream in(path, std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  EXPECT_THAT(ReadTrace(Write("cut.csv.gz", bytes.substr(0, bytes.size() / 2)), {}).status().message(), testing::HasSubstr("broken gzip data"));
+  EXPECT_THAT(
+      ReadTrace(Write("cut.csv.gz", bytes.substr(0, bytes.size() / 2)), {}).status().message(),
+      testing::HasSubstr("broken gzip data"));
 }
 
 TEST(Readers, AFleetDropsUnknownClustersAndAppendsTheOthers) {
@@ -185,7 +198,7 @@ TEST(Readers, WorkAfterTheLastSubmissionIsLate) {
   trace.jobs.resize(3);
   trace.jobs[0].duration_ns = 100 * kSecond;
   trace.jobs[1].submit_ns = 50 * kSecond;
-  trace.jobs[1].duration_ns = 200 * kSecond;          // 150 s of it are after the last submission
+  trace.jobs[1].duration_ns = 200 * kSecond;  // 150 s of it are after the last submission
   trace.jobs[2].submit_ns = 100 * kSecond;
   trace.jobs[2].duration_ns = 100 * kSecond;
   EXPECT_EQ(LateWorkPerMille(trace), 625);
@@ -202,7 +215,9 @@ TEST(Readers, ScalingReachesTheLoadAndKeepsTheOrder) {
   }
   ScaleToLoad(4, 85, &trace);
   EXPECT_NEAR(static_cast<double>(LoadPerMille(4, trace)), 850, 2);
-  EXPECT_TRUE(std::is_sorted(trace.jobs.begin(), trace.jobs.end(), [](const TraceJob& a, const TraceJob& b) { return a.submit_ns < b.submit_ns; }));
+  EXPECT_TRUE(std::is_sorted(
+      trace.jobs.begin(), trace.jobs.end(),
+      [](const TraceJob& a, const TraceJob& b) { return a.submit_ns < b.submit_ns; }));
   Cut(trace.jobs[10].submit_ns, trace.jobs[20].submit_ns, &trace);
   EXPECT_EQ(trace.jobs.size(), 10u);
   EXPECT_EQ(trace.jobs[0].submit_ns, 0);
@@ -226,14 +241,16 @@ TEST(Shockwave, BatchSizesFollowTheModesTables) {
 }
 
 TEST(Shockwave, AdaptedDurationsAddUpTheEpochs) {
-  const auto throughputs = ParseThroughputs(R"json({"v100": {"('LM (batch size 40)', 1)": {"null": 10}, "('LM (batch size 80)', 1)": {"null": 8},
+  const auto throughputs = ParseThroughputs(
+      R"json({"v100": {"('LM (batch size 40)', 1)": {"null": 10}, "('LM (batch size 80)', 1)": {"null": 8},
                                                 "('LM (batch size 5)', 1)": {"null": 0}}, "k80": {}})json");
   ASSERT_TRUE(throughputs.ok()) << throughputs.status();
   EXPECT_EQ(throughputs->size(), 2u);
   const int64_t first = StepsOfEpoch("LM", 40), second = StepsOfEpoch("LM", 80);
   const auto seconds = AdaptedSeconds(*throughputs, Adaptation::kGns, "LM", 40, 1, 15 * first);
   ASSERT_TRUE(seconds.ok());
-  EXPECT_NEAR(*seconds, 11 * static_cast<double>(first) / 10 + 4 * static_cast<double>(second) / 8, 1e-6);
+  EXPECT_NEAR(*seconds, 11 * static_cast<double>(first) / 10 + 4 * static_cast<double>(second) / 8,
+              1e-6);
   EXPECT_THAT(AdaptedSeconds(*throughputs, Adaptation::kStatic, "LM", 5, 1, 100).status().message(),
               testing::HasSubstr("LM with batch size 5 on 1 GPUs was not measured"));
   EXPECT_FALSE(ParseThroughputs("[]").ok());

@@ -8,8 +8,14 @@
 namespace muster::sim {
 
 Tally::Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldResult* result)
-    : trace_(trace), epoch_ns_(epoch_ns), patience_ns_(patience_ns), result_(result), leaf_of_(trace.jobs.size()),
-      promises_of_(trace.jobs.size()), runs_in_(trace.jobs.size(), -1), held_milli_(trace.jobs.size()) {
+    : trace_(trace),
+      epoch_ns_(epoch_ns),
+      patience_ns_(patience_ns),
+      result_(result),
+      leaf_of_(trace.jobs.size()),
+      promises_of_(trace.jobs.size()),
+      runs_in_(trace.jobs.size(), -1),
+      held_milli_(trace.jobs.size()) {
   for (const TraceJob& job : trace.jobs) {
     JobResult row;
     row.name = job.name;
@@ -47,12 +53,15 @@ void Tally::Begin(const State& state) {
     const auto add = [&](const auto& is_there) {
       for (const std::string& type : types) {
         for (size_t p = 0; p < leaf.promises.size(); ++p) {
-          if (leaf.promises[p].flavour == type && is_there(leaf.promises[p])) promises_of_[i].push_back(static_cast<int32_t>(p));
+          if (leaf.promises[p].flavour == type && is_there(leaf.promises[p]))
+            promises_of_[i].push_back(static_cast<int32_t>(p));
         }
       }
     };
     for (const std::string& name : job.clusters) {
-      add([&, cluster = state.FindCluster(name)](const Promise& promise) { return promise.cluster == cluster; });
+      add([&, cluster = state.FindCluster(name)](const Promise& promise) {
+        return promise.cluster == cluster;
+      });
     }
     if (job.clusters.empty()) add([](const Promise&) { return true; });
   }
@@ -85,14 +94,16 @@ void Tally::Start(size_t index, int32_t cluster, const std::string& flavour, int
   used_milli_ += gpus_milli;
   Leaf* const leaf = Changed(index);
   for (size_t p = 0; leaf != nullptr && p < leaf->promises.size(); ++p) {
-    if (leaf->promises[p].cluster == cluster && leaf->promises[p].flavour == flavour) runs_in_[index] = static_cast<int32_t>(p);
+    if (leaf->promises[p].cluster == cluster && leaf->promises[p].flavour == flavour)
+      runs_in_[index] = static_cast<int32_t>(p);
   }
   Keep(index, 1);
 }
 
 void Tally::Keep(size_t index, int64_t sign) {
   if (runs_in_[index] < 0) return;
-  int64_t& kept_milli = leaf_of_[index]->promises[runs_in_[index]].kept_milli[-trace_.jobs[index].priority];
+  int64_t& kept_milli =
+      leaf_of_[index]->promises[runs_in_[index]].kept_milli[-trace_.jobs[index].priority];
   kept_milli += sign * std::min(held_milli_[index], result_->jobs[index].gpus_milli);
 }
 
@@ -115,16 +126,20 @@ void Tally::End(size_t index) {
   }
 }
 
-// A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed cells still leaves, whether it runs or
-// waits: that is a place in the entitled set (SCHEDULING.md §1). Who waits although it is covered is late where, in one of the cells
-// in which it is covered, its queue's jobs hold less than what is promised: counted are those that are not stopped for it (§2),
-// which are of its priority or a higher one, at their least size. Elsewhere its own queue's younger jobs have what it is promised.
+// A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed cells
+// still leaves, whether it runs or waits: that is a place in the entitled set (SCHEDULING.md §1).
+// Who waits although it is covered is late where, in one of the cells in which it is covered, its
+// queue's jobs hold less than what is promised: counted are those that are not stopped for it (§2),
+// which are of its priority or a higher one, at their least size. Elsewhere its own queue's younger
+// jobs have what it is promised.
 void Tally::SeeGuarantees() {
   for (Leaf* const leaf : changed_) {
     leaf->changed = false;
     const size_t promises = leaf->promises.size();
-    std::vector<int64_t> left_milli(promises), unused_milli(promises);       // by promise: of the order's, and of what is held
-    std::vector<std::map<int32_t, int64_t>::const_iterator> kept(promises);  // by promise: the next lower priority
+    std::vector<int64_t> left_milli(promises),
+        unused_milli(promises);  // by promise: of the order's, and of what is held
+    std::vector<std::map<int32_t, int64_t>::const_iterator> kept(
+        promises);  // by promise: the next lower priority
     int64_t any_milli = 0;
     for (size_t p = 0; p < promises; ++p) {
       left_milli[p] = unused_milli[p] = leaf->promises[p].milli;
@@ -137,9 +152,11 @@ void Tally::SeeGuarantees() {
       const int64_t demand_milli = result_->jobs[index].gpus_milli;
       int32_t at = -1, unused = -1;
       for (const int32_t p : promises_of_[index]) {
-        for (; kept[p] != leaf->promises[p].kept_milli.end() && kept[p]->first <= priority; ++kept[p]) unused_milli[p] -= kept[p]->second;
+        for (; kept[p] != leaf->promises[p].kept_milli.end() && kept[p]->first <= priority;
+             ++kept[p])
+          unused_milli[p] -= kept[p]->second;
         if (left_milli[p] < demand_milli) continue;
-        if (at < 0 || p == runs_in_[index]) at = p;      // where it runs comes first
+        if (at < 0 || p == runs_in_[index]) at = p;  // where it runs comes first
         if (unused < 0 && unused_milli[p] >= demand_milli) unused = p;
       }
       if (at < 0) continue;
@@ -148,7 +165,8 @@ void Tally::SeeGuarantees() {
       if (held_milli_[index] > 0) continue;
       if (unused >= 0) unused_milli[unused] -= demand_milli;
       const auto before = leaf->covered.find(index);
-      SeeCovered(index, unused >= 0, &(covered[index] = before == leaf->covered.end() ? Covered{} : before->second));
+      SeeCovered(index, unused >= 0,
+                 &(covered[index] = before == leaf->covered.end() ? Covered{} : before->second));
     }
     for (const auto& [index, was] : leaf->covered) {
       if (!covered.contains(index)) EndWait(index, was);
@@ -162,23 +180,28 @@ void Tally::SeeCovered(size_t index, bool unused, Covered* covered) {
   JobResult& job = result_->jobs[index];
   if (unused) {
     if (covered->unused_since_ns < 0) covered->unused_since_ns = now_ns_;
-    if (covered->overtaken_since_ns >= 0) covered->overtaken_ns += now_ns_ - std::exchange(covered->overtaken_since_ns, -1);
+    if (covered->overtaken_since_ns >= 0)
+      covered->overtaken_ns += now_ns_ - std::exchange(covered->overtaken_since_ns, -1);
   } else {
     if (covered->overtaken_since_ns < 0) covered->overtaken_since_ns = now_ns_;
-    if (covered->unused_since_ns >= 0) job.late_ns = std::max(job.late_ns, now_ns_ - std::exchange(covered->unused_since_ns, -1));
+    if (covered->unused_since_ns >= 0)
+      job.late_ns = std::max(job.late_ns, now_ns_ - std::exchange(covered->unused_since_ns, -1));
   }
 }
 
 void Tally::EndWait(size_t index, Covered covered) {
   JobResult& job = result_->jobs[index];
-  if (covered.unused_since_ns >= 0) job.late_ns = std::max(job.late_ns, now_ns_ - covered.unused_since_ns);
+  if (covered.unused_since_ns >= 0)
+    job.late_ns = std::max(job.late_ns, now_ns_ - covered.unused_since_ns);
   if (covered.overtaken_since_ns >= 0) covered.overtaken_ns += now_ns_ - covered.overtaken_since_ns;
   job.overtaken_ns = std::max(job.overtaken_ns, covered.overtaken_ns);
-  if (covered.out_since_ns >= 0) job.left_out_ns = std::max(job.left_out_ns, now_ns_ - covered.out_since_ns);
+  if (covered.out_since_ns >= 0)
+    job.left_out_ns = std::max(job.left_out_ns, now_ns_ - covered.out_since_ns);
 }
 
-// The promise is a place in the entitled set (SCHEDULING.md §1): who has it and waits lacks devices in its shape, or waits for those
-// that stop for it. A policy that gives no verdicts promises nothing.
+// The promise is a place in the entitled set (SCHEDULING.md §1): who has it and waits lacks devices
+// in its shape, or waits for those that stop for it. A policy that gives no verdicts promises
+// nothing.
 void Tally::SeeEntitled(const Plan& plan) {
   for (auto& [path, leaf] : leaves_) {
     for (auto& [index, covered] : leaf.covered) {
@@ -205,10 +228,13 @@ void Tally::OnStep(const StepRecord& step) {
   const State& state = step.view->state;
   for (const pb::Event& event : step.events) {
     switch (event.body_case()) {
-      case pb::Event::kJobSubmitted: Submit(static_cast<size_t>(TraceIndex(event.job_submitted().uid()))); break;
+      case pb::Event::kJobSubmitted:
+        Submit(static_cast<size_t>(TraceIndex(event.job_submitted().uid())));
+        break;
       case pb::Event::kAttemptPlaced: {
         const auto index = static_cast<size_t>(TraceIndex(event.attempt_placed().key().job_uid()));
-        Start(index, state.FindCluster(event.attempt_placed().cluster()), event.attempt_placed().flavour(),
+        Start(index, state.FindCluster(event.attempt_placed().cluster()),
+              event.attempt_placed().flavour(),
               event.attempt_placed().workers() * trace_.jobs[index].gpus_milli);
         break;
       }
@@ -224,7 +250,8 @@ void Tally::OnStep(const StepRecord& step) {
       }
       case pb::Event::kAttemptReported: {
         if (event.attempt_reported().report().phase() != pb::GONE) break;
-        const auto index = static_cast<size_t>(TraceIndex(event.attempt_reported().report().key().job_uid()));
+        const auto index =
+            static_cast<size_t>(TraceIndex(event.attempt_reported().report().key().job_uid()));
         JobResult& job = result_->jobs[index];
         if (job.end_ns >= 0) break;
         const JobRow* row = state.FindJob(job.number);
@@ -235,7 +262,8 @@ void Tally::OnStep(const StepRecord& step) {
         if (row == nullptr || row->finished()) End(index);
         break;
       }
-      default: break;
+      default:
+        break;
     }
   }
   SeeGuarantees();

@@ -1,4 +1,5 @@
-// Adds up what happened to each job, from the committed events. The work of a step is that of its events.
+// Adds up what happened to each job, from the committed events. The work of a step is that of its
+// events.
 #pragma once
 
 #include <cstdint>
@@ -32,24 +33,28 @@ class Tally {
  private:
   // Somebody who waits although, in its queue's order, the guarantee covers it.
   struct Covered {
-    int64_t unused_since_ns = -1;             // what it is promised has been there, or could be had back, since then; -1: it isn't
-    int64_t out_since_ns = -1;                // not in the entitled set since then; -1: in it
-    int64_t overtaken_since_ns = -1;          // its own queue has held what it is promised since then; -1: it doesn't
-    int64_t overtaken_ns = 0;                 // all of that before
+    int64_t unused_since_ns =
+        -1;  // what it is promised has been there, or could be had back, since then; -1: it isn't
+    int64_t out_since_ns = -1;  // not in the entitled set since then; -1: in it
+    int64_t overtaken_since_ns =
+        -1;  // its own queue has held what it is promised since then; -1: it doesn't
+    int64_t overtaken_ns = 0;  // all of that before
   };
   // What a leaf is guaranteed in one cell.
   struct Promise {
     int32_t cluster = 0;
     std::string flavour;
     int64_t milli = 0;
-    // By -priority: what jobs of the leaf hold there, at their least size. More than that can be taken back for others of the leaf.
+    // By -priority: what jobs of the leaf hold there, at their least size. More than that can be
+    // taken back for others of the leaf.
     std::map<int32_t, int64_t> kept_milli;
   };
-  // A leaf of the tree: who of it is unfinished, in leaf order, and whom of those that wait its guarantee covers.
+  // A leaf of the tree: who of it is unfinished, in leaf order, and whom of those that wait its
+  // guarantee covers.
   struct Leaf {
     std::vector<Promise> promises;
-    std::set<std::tuple<int32_t, int64_t, size_t>> unfinished;   // -priority, submit, index
-    std::map<size_t, Covered> covered;                           // by index
+    std::set<std::tuple<int32_t, int64_t, size_t>> unfinished;  // -priority, submit, index
+    std::map<size_t, Covered> covered;                          // by index
     bool changed = false;
   };
 
@@ -70,15 +75,16 @@ class Tally {
   const int64_t patience_ns_;
   WorldResult* const result_;
   std::map<std::string, Leaf> leaves_;
-  std::vector<Leaf*> leaf_of_;                // by index
+  std::vector<Leaf*> leaf_of_;  // by index
   std::vector<Leaf*> changed_;
-  std::vector<std::vector<int32_t>> promises_of_;        // by index: those of its leaf that it may use, the preferred first
-  std::vector<int32_t> runs_in_;              // by index: the promise whose cell it runs in; -1: none's
-  std::vector<int64_t> held_milli_;           // by index
+  std::vector<std::vector<int32_t>>
+      promises_of_;  // by index: those of its leaf that it may use, the preferred first
+  std::vector<int32_t> runs_in_;     // by index: the promise whose cell it runs in; -1: none's
+  std::vector<int64_t> held_milli_;  // by index
   size_t over_ = 0;
   int64_t used_milli_ = 0;
-  int64_t now_ns_ = 0;                        // since the epoch
-  int64_t summed_ns_ = 0;                     // used_device_us is summed until here
+  int64_t now_ns_ = 0;     // since the epoch
+  int64_t summed_ns_ = 0;  // used_device_us is summed until here
 };
 
 }  // namespace muster::sim

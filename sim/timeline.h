@@ -1,4 +1,5 @@
-// The virtual clock and what will happen: a heap of small items, in order of time, ties in order of scheduling.
+// The virtual clock and what will happen: a heap of small items, in order of time, ties in order of
+// scheduling.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +15,24 @@ inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 // What happens, and to whom. The meaning of `host`, `a` and `b` depends on `kind`.
 struct Item {
-  enum Kind : int32_t { kSubmit, kPrepare, kStart, kStop, kPrepared, kBegin, kCheckpoint, kFinish, kEnd, kReport };
+  enum Kind : int32_t {
+    kSubmit,
+    kPrepare,
+    kStart,
+    kStop,
+    kPrepared,
+    kBegin,
+    kCheckpoint,
+    kFinish,
+    kEnd,
+    kReport
+  };
   int64_t at_ns = 0;
-  uint64_t sequence = 0;       // set by Timeline
+  uint64_t sequence = 0;  // set by Timeline
   Kind kind = kSubmit;
-  int32_t job = 0;             // index in the trace
+  int32_t job = 0;  // index in the trace
   int32_t attempt = 0;
-  int32_t host = -1;           // index in the fleet
+  int32_t host = -1;  // index in the fleet
   int32_t a = 0, b = 0, c = 0;
   int64_t value = 0;
 };

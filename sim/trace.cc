@@ -25,7 +25,8 @@ absl::StatusOr<int64_t> ParseSeconds(const std::string& text) {
 absl::StatusOr<int32_t> ParseCount(const std::string& text, int32_t low, int32_t high) {
   int32_t value = 0;
   if (!absl::SimpleAtoi(text, &value) || value < low || value > high) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not a whole number in ", low, "..", high));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is not a whole number in ", low, "..", high));
   }
   return value;
 }
@@ -53,7 +54,8 @@ absl::Status SetColumn(const std::string& column, const std::string& text, Trace
 absl::Status CheckJob(const TraceJob& job) {
   if (job.duration_ns <= 0) return absl::InvalidArgumentError("duration_s must be above 0");
   if (job.max_workers < job.workers) {
-    return absl::InvalidArgumentError(absl::StrCat("max_workers ", job.max_workers, " is below workers ", job.workers));
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_workers ", job.max_workers, " is below workers ", job.workers));
   }
   if (job.gpus_milli % 1000 != 0 && (job.gpus_milli > 1000 || job.max_workers > 1)) {
     return absl::InvalidArgumentError("a fraction of a GPU needs gpus below 1 and one worker");
@@ -64,8 +66,9 @@ absl::Status CheckJob(const TraceJob& job) {
 }  // namespace
 
 absl::StatusOr<Trace> ParseTrace(std::string_view text, const std::string& filename, bool strict) {
-  static const std::vector<std::string> kColumns = {"submit_s", "duration_s", "queue",    "workers",  "max_workers", "gpus",
-                                                    "gpu_type", "cpus",       "clusters", "priority", "name",        "checkpoint_s"};
+  static const std::vector<std::string> kColumns = {
+      "submit_s", "duration_s", "queue",    "workers",  "max_workers", "gpus",
+      "gpu_type", "cpus",       "clusters", "priority", "name",        "checkpoint_s"};
   Trace trace;
   std::vector<std::string> header;
   int line_number = 0;
@@ -78,16 +81,19 @@ absl::StatusOr<Trace> ParseTrace(std::string_view text, const std::string& filen
       header = cells;
       for (const std::string& column : header) {
         if (std::count(header.begin(), header.end(), column) > 1) {
-          return absl::InvalidArgumentError(absl::StrCat(filename, ":", line_number, ": column ", column, " appears twice"));
+          return absl::InvalidArgumentError(
+              absl::StrCat(filename, ":", line_number, ": column ", column, " appears twice"));
         }
         if (std::find(kColumns.begin(), kColumns.end(), column) == kColumns.end()) {
-          return absl::InvalidArgumentError(absl::StrCat(filename, ":", line_number, ": unknown column \"", column,
-                                                         "\"; there are ", absl::StrJoin(kColumns, ", ")));
+          return absl::InvalidArgumentError(
+              absl::StrCat(filename, ":", line_number, ": unknown column \"", column,
+                           "\"; there are ", absl::StrJoin(kColumns, ", ")));
         }
       }
       for (const char* required : {"submit_s", "duration_s"}) {
         if (std::find(header.begin(), header.end(), required) == header.end()) {
-          return absl::InvalidArgumentError(absl::StrCat(filename, ":", line_number, ": the header lacks ", required));
+          return absl::InvalidArgumentError(
+              absl::StrCat(filename, ":", line_number, ": the header lacks ", required));
         }
       }
       continue;
@@ -97,12 +103,14 @@ absl::StatusOr<Trace> ParseTrace(std::string_view text, const std::string& filen
     job.max_workers = 0;
     absl::Status status = absl::OkStatus();
     if (cells.size() != header.size()) {
-      status = absl::InvalidArgumentError(absl::StrCat(cells.size(), " cells, the header has ", header.size()));
+      status = absl::InvalidArgumentError(
+          absl::StrCat(cells.size(), " cells, the header has ", header.size()));
     }
     for (size_t i = 0; status.ok() && i < cells.size(); ++i) {
       if (cells[i].empty()) continue;
       status = SetColumn(header[i], cells[i], &job);
-      if (!status.ok()) status = absl::InvalidArgumentError(absl::StrCat(header[i], ": ", status.message()));
+      if (!status.ok())
+        status = absl::InvalidArgumentError(absl::StrCat(header[i], ": ", status.message()));
     }
     if (job.max_workers == 0) job.max_workers = job.workers;
     if (status.ok()) status = CheckJob(job);
@@ -114,14 +122,16 @@ absl::StatusOr<Trace> ParseTrace(std::string_view text, const std::string& filen
     }
     trace.jobs.push_back(std::move(job));
   }
-  if (header.empty()) return absl::InvalidArgumentError(absl::StrCat(filename, ": empty; the first line names the columns"));
+  if (header.empty())
+    return absl::InvalidArgumentError(
+        absl::StrCat(filename, ": empty; the first line names the columns"));
   std::stable_sort(trace.jobs.begin(), trace.jobs.end(),
                    [](const TraceJob& a, const TraceJob& b) { return a.submit_ns < b.submit_ns; });
   return trace;
 }
 
-Trace RandomTrace(int count, uint64_t seed, const std::vector<std::string>& queues, const std::vector<std::string>& flavours,
-                  int max_gpus_per_host) {
+Trace RandomTrace(int count, uint64_t seed, const std::vector<std::string>& queues,
+                  const std::vector<std::string>& flavours, int max_gpus_per_host) {
   Random random(seed);
   Trace trace;
   int64_t at_ns = 0;
@@ -141,7 +151,9 @@ Trace RandomTrace(int count, uint64_t seed, const std::vector<std::string>& queu
       job.gpus_milli = 1000 * random.Between(1, max_gpus_per_host);
       job.workers = random.OneIn(3) ? static_cast<int32_t>(random.Between(2, 4)) : 1;
     }
-    job.max_workers = job.gpus_milli >= 1000 && random.OneIn(4) ? job.workers + static_cast<int32_t>(random.Between(1, 4)) : job.workers;
+    job.max_workers = job.gpus_milli >= 1000 && random.OneIn(4)
+                          ? job.workers + static_cast<int32_t>(random.Between(1, 4))
+                          : job.workers;
     trace.jobs.push_back(std::move(job));
   }
   return trace;

@@ -8,7 +8,9 @@ namespace muster::sim {
 namespace {
 
 TEST(Trace, ReadsColumnsInAnyOrderAndSortsBySubmitTime) {
-  const auto trace = ParseTrace("duration_s,submit_s,workers,gpus,clusters\n60,10.5,2,4,phx;dal\n30,1,,0.5,\n", "t.csv", true);
+  const auto trace =
+      ParseTrace("duration_s,submit_s,workers,gpus,clusters\n60,10.5,2,4,phx;dal\n30,1,,0.5,\n",
+                 "t.csv", true);
   ASSERT_TRUE(trace.ok()) << trace.status();
   ASSERT_EQ(trace->jobs.size(), 2u);
   EXPECT_EQ(trace->jobs[0].duration_ns, 30 * kSecond);
@@ -29,7 +31,8 @@ TEST(Trace, BrokenLinesAreLeftOutWithTheirPlaceOrStopAStrictRead) {
                 {"1,60,2,1.5", "t.csv:2: a fraction of a GPU needs gpus below 1 and one worker"},
                 {"1,60,1,0.0001", "t.csv:2: gpus: \"0.0001\" has more than three decimals"}};
   for (const auto& c : kCases) {
-    const std::string text = std::string("submit_s,duration_s,workers,gpus\n") + c.line + "\n5,60,1,1\n";
+    const std::string text =
+        std::string("submit_s,duration_s,workers,gpus\n") + c.line + "\n5,60,1,1\n";
     const auto kept = ParseTrace(text, "t.csv", false);
     ASSERT_TRUE(kept.ok()) << c.line;
     EXPECT_EQ(kept->jobs.size(), 1u) << c.line;
@@ -39,13 +42,15 @@ TEST(Trace, BrokenLinesAreLeftOutWithTheirPlaceOrStopAStrictRead) {
 }
 
 TEST(Trace, AnUnusableHeaderIsRefused) {
-  for (const char* header : {"", "submit_s", "submit_s,duration_s,gpu", "submit_s,submit_s,duration_s"}) {
+  for (const char* header :
+       {"", "submit_s", "submit_s,duration_s,gpu", "submit_s,submit_s,duration_s"}) {
     EXPECT_FALSE(ParseTrace(std::string(header) + "\n1,2,3\n", "t.csv", false).ok()) << header;
   }
 }
 
 TEST(Trace, TheSameSeedDrawsTheSameJobs) {
-  const auto one = RandomTrace(200, 7, {"a", "b"}, {"h"}, 8), two = RandomTrace(200, 7, {"a", "b"}, {"h"}, 8);
+  const auto one = RandomTrace(200, 7, {"a", "b"}, {"h"}, 8),
+             two = RandomTrace(200, 7, {"a", "b"}, {"h"}, 8);
   const auto other = RandomTrace(200, 8, {"a", "b"}, {"h"}, 8);
   int differences = 0;
   for (size_t i = 0; i < 200; ++i) {

@@ -21,7 +21,8 @@
 namespace muster::sim {
 namespace {
 
-constexpr int64_t kEpochNs = 1'699'920'000'000'000'000;  // the simulation's zero, as Unix time: a midnight
+constexpr int64_t kEpochNs =
+    1'699'920'000'000'000'000;  // the simulation's zero, as Unix time: a midnight
 
 class VirtualClock : public Clock {
  public:
@@ -54,7 +55,8 @@ class DigestStore : public Store {
 class FleetLink : public AgentLink {
  public:
   void set_fleet(Fleet* fleet) { fleet_ = fleet; }
-  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override {
+  void Send(const std::string& cluster, const std::string& host,
+            const pb::SchedulerMessage& message) override {
     fleet_->Send(cluster, host, message);
   }
 
@@ -74,38 +76,46 @@ pb::JobSpec SpecOf(const TraceJob& job) {
   task->mutable_workers()->set_max(job.max_workers);
   task->mutable_resources()->set_gpus_milli(job.gpus_milli);
   if (job.gpus_milli > 0) {
-    for (const absl::string_view type : absl::StrSplit(job.gpu_type, ';')) task->mutable_resources()->add_gpu_types(std::string(type));
+    for (const absl::string_view type : absl::StrSplit(job.gpu_type, ';'))
+      task->mutable_resources()->add_gpu_types(std::string(type));
   }
   task->mutable_resources()->set_cpus_milli(job.cpus_milli);
   task->mutable_resources()->set_memory_bytes(job.memory_bytes);
-  if (job.required != 0) task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(job.required));
-  if (job.preferred != 0) task->mutable_topology()->set_preferred(static_cast<pb::TopologyLevel>(job.preferred));
+  if (job.required != 0)
+    task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(job.required));
+  if (job.preferred != 0)
+    task->mutable_topology()->set_preferred(static_cast<pb::TopologyLevel>(job.preferred));
   task->mutable_run()->add_exec("simulated");
   task->mutable_checkpoint()->set_interval_ns(job.checkpoint_ns);
-  task->set_hang_timeout_ns(0);               // a gang here tells its end once and is then silent
+  task->set_hang_timeout_ns(0);  // a gang here tells its end once and is then silent
   return spec;
 }
 
 absl::Status Joined(const std::vector<FieldProblem>& problems) {
   std::string text;
-  for (const FieldProblem& problem : problems) absl::StrAppend(&text, text.empty() ? "" : "; ", problem.path, ": ", problem.message);
+  for (const FieldProblem& problem : problems)
+    absl::StrAppend(&text, text.empty() ? "" : "; ", problem.path, ": ", problem.message);
   return absl::InvalidArgumentError(text);
 }
 
-// Resolves the jobs of a trace against a fleet and a tree that stay as they are: jobs that differ in nothing but the name and
-// the time are resolved once.
+// Resolves the jobs of a trace against a fleet and a tree that stay as they are: jobs that differ
+// in nothing but the name and the time are resolved once.
 class Resolver {
  public:
   explicit Resolver(const Engine* engine) : engine_(engine) {}
 
   absl::StatusOr<pb::JobSpec> Resolve(const TraceJob& job) {
-    const bool plain = !job.name.empty() && job.name.size() <= 32 && std::all_of(job.name.begin(), job.name.end(), [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
-    }) && job.name[0] != '-';
+    const bool plain =
+        !job.name.empty() && job.name.size() <= 32 &&
+        std::all_of(
+            job.name.begin(), job.name.end(),
+            [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; }) &&
+        job.name[0] != '-';
     if (!plain) return Anew(job);
-    const std::string key = absl::StrCat(job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n", job.workers, "/",
-                                         job.max_workers, "/", job.gpus_milli, "/", job.cpus_milli, "/", job.memory_bytes, "/",
-                                         job.priority, "/", job.checkpoint_ns, "/", job.required, "/", job.preferred);
+    const std::string key = absl::StrCat(
+        job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n", job.workers,
+        "/", job.max_workers, "/", job.gpus_milli, "/", job.cpus_milli, "/", job.memory_bytes, "/",
+        job.priority, "/", job.checkpoint_ns, "/", job.required, "/", job.preferred);
     auto known = known_.find(key);
     if (known == known_.end()) known = known_.emplace(key, Anew(job)).first;
     if (!known->second.ok()) return known->second.status();
@@ -125,7 +135,8 @@ class Resolver {
   std::map<std::string, absl::StatusOr<pb::JobSpec>> known_;
 };
 
-absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& queues, Engine* engine) {
+absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& queues,
+                       Engine* engine) {
   const auto settle = [engine] {
     while (engine->Step()) {
     }
@@ -136,7 +147,9 @@ absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& que
   for (const pb::ClusterSpec& cluster : clusters.clusters()) {
     for (const pb::HostSpec& host : cluster.hosts()) {
       const pb::Sku* const sku = SkuOf(clusters, cluster, host);
-      if (sku == nullptr) return absl::InvalidArgumentError(absl::StrCat("host ", host.name(), " has an unknown SKU"));
+      if (sku == nullptr)
+        return absl::InvalidArgumentError(
+            absl::StrCat("host ", host.name(), " has an unknown SKU"));
       pb::Event event;
       auto* hello = event.mutable_host_hello();
       hello->set_cluster(cluster.name());
@@ -173,8 +186,8 @@ int64_t DevicesOf(const pb::ClusterFile& clusters, const std::string& flavour) {
   return devices;
 }
 
-absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::QueueTree& queues, const Trace& trace,
-                                     const WorldOptions& options) {
+absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::QueueTree& queues,
+                                     const Trace& trace, const WorldOptions& options) {
   const auto real_now = [] { return std::chrono::steady_clock::now(); };
   const auto since = [&](std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(real_now() - begin).count();
@@ -192,7 +205,7 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
   Engine engine(engine_options, &clock, &store, &link, State());
   Tally tally(trace, kEpochNs, options.patience_ns, &result);
 
-  int64_t due_ns = kNever;   // when the engine has to take what was posted
+  int64_t due_ns = kNever;  // when the engine has to take what was posted
   const auto post = [&](pb::Event event, bool urgent) {
     due_ns = std::min(due_ns, timeline.now_ns() + (urgent ? 0 : options.report_ns));
     engine.Post(std::move(event));
@@ -227,7 +240,8 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
 
   const auto at_round = [&](int64_t when_ns) {
     if (options.round_ns <= 0 || when_ns == kNever) return when_ns;
-    return kEpochNs + (when_ns - kEpochNs + options.round_ns - 1) / options.round_ns * options.round_ns;
+    return kEpochNs +
+           (when_ns - kEpochNs + options.round_ns - 1) / options.round_ns * options.round_ns;
   };
   while (true) {
     Item item;
@@ -253,7 +267,8 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
   }
   tally.Finish(timeline.now_ns());
   for (const JobResult& job : result.jobs) {
-    if (job.refused.empty() && job.end_ns < 0 && job.number != 0) result.stuck.push_back(absl::StrCat("job ", job.number, " ", job.name));
+    if (job.refused.empty() && job.end_ns < 0 && job.number != 0)
+      result.stuck.push_back(absl::StrCat("job ", job.number, " ", job.name));
   }
   result.capacity_device_us = DevicesOf(clusters, "") * (result.last_submit_ns / 1000);
   result.digest = store.digest();

@@ -64,12 +64,15 @@ struct Fixture {
   pb::QueueTree queues;
   explicit Fixture(const char* file = kClusters) {
     std::vector<Problem> problems;
-    EXPECT_TRUE(ParseClusterFile(file, "clusters.yaml", &clusters, &problems)) << FormatProblems(problems, "clusters.yaml");
-    EXPECT_TRUE(ParseQueueFile(kQueues, "queues.yaml", {}, &queues, &problems)) << FormatProblems(problems, "queues.yaml");
+    EXPECT_TRUE(ParseClusterFile(file, "clusters.yaml", &clusters, &problems))
+        << FormatProblems(problems, "clusters.yaml");
+    EXPECT_TRUE(ParseQueueFile(kQueues, "queues.yaml", {}, &queues, &problems))
+        << FormatProblems(problems, "queues.yaml");
   }
 };
 
-TraceJob Job(const std::string& queue, int64_t submit_s, int64_t duration_s, int32_t workers, int64_t gpus) {
+TraceJob Job(const std::string& queue, int64_t submit_s, int64_t duration_s, int32_t workers,
+             int64_t gpus) {
   TraceJob job;
   job.queue = queue;
   job.name = queue + std::to_string(submit_s);
@@ -98,8 +101,9 @@ TEST(World, AJobOnAnIdleFleetStartsAtOnceAndEnds) {
 TEST(World, BorrowedDevicesAreGivenBackToTheirGuaranteeWithACheckpoint) {
   Fixture fixture;
   Trace trace;
-  for (int i = 0; i < 4; ++i) trace.jobs.push_back(Job("research/nlp", i, 7200, 1, 8));  // the whole of phx
-  trace.jobs.push_back(Job("prod", 1800, 600, 2, 8));                                    // its guarantee
+  for (int i = 0; i < 4; ++i)
+    trace.jobs.push_back(Job("research/nlp", i, 7200, 1, 8));  // the whole of phx
+  trace.jobs.push_back(Job("prod", 1800, 600, 2, 8));          // its guarantee
   const auto result = RunWorld(fixture.clusters, fixture.queues, trace, WorldOptions{});
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_THAT(result->stuck, testing::IsEmpty());
@@ -110,7 +114,8 @@ TEST(World, BorrowedDevicesAreGivenBackToTheirGuaranteeWithACheckpoint) {
 
 TEST(World, AThousandRandomJobsGiveTheSamePlansBitForBitTwice) {
   Fixture fixture(kLargeClusters);
-  const Trace trace = RandomTrace(1000, 42, {"prod", "research/nlp", "research/vision"}, {"h100", "a100"}, 4);
+  const Trace trace =
+      RandomTrace(1000, 42, {"prod", "research/nlp", "research/vision"}, {"h100", "a100"}, 4);
   const auto one = RunWorld(fixture.clusters, fixture.queues, trace, WorldOptions{});
   const auto two = RunWorld(fixture.clusters, fixture.queues, trace, WorldOptions{});
   ASSERT_TRUE(one.ok()) << one.status();
@@ -121,7 +126,8 @@ TEST(World, AThousandRandomJobsGiveTheSamePlansBitForBitTwice) {
   size_t ended = 0;
   for (const JobResult& job : one->jobs) ended += job.end_ns >= 0;
   EXPECT_GT(ended, 900u);
-  const Trace other = RandomTrace(100, 43, {"prod", "research/nlp", "research/vision"}, {"h100", "a100"}, 4);
+  const Trace other =
+      RandomTrace(100, 43, {"prod", "research/nlp", "research/vision"}, {"h100", "a100"}, 4);
   EXPECT_NE(RunWorld(fixture.clusters, fixture.queues, other, WorldOptions{})->digest, one->digest);
 }
 

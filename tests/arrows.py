@@ -22,20 +22,65 @@ MAY_INCLUDE = {
     "agent/shim": [],
     "agent/reconcile": ["common/base"],
     "agent": ["common", "agent"],
-    "sim": ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/store", "agent/reconcile"],
-    "sim/faults": ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/agents", "scheduler/store", "agent/reconcile", "agent/host",
-                   "agent/shim", "sim"],
+    "sim": [
+        "common",
+        "scheduler/state",
+        "scheduler/decide",
+        "scheduler/ask",
+        "scheduler/engine",
+        "scheduler/store",
+        "agent/reconcile",
+    ],
+    "sim/faults": [
+        "common",
+        "scheduler/state",
+        "scheduler/decide",
+        "scheduler/ask",
+        "scheduler/engine",
+        "scheduler/agents",
+        "scheduler/store",
+        "agent/reconcile",
+        "agent/host",
+        "agent/shim",
+        "sim",
+    ],
     "sandbox": ["common", "scheduler", "sim"],
     "cli": ["common"],
     "trainer": [],
 }
-NO_GRPC = ["common", "scheduler/state", "scheduler/decide", "scheduler/ask", "scheduler/engine", "scheduler/store", "agent/reconcile",
-           "agent/shim", "sim", "trainer"]
+NO_GRPC = [
+    "common",
+    "scheduler/state",
+    "scheduler/decide",
+    "scheduler/ask",
+    "scheduler/engine",
+    "scheduler/store",
+    "agent/reconcile",
+    "agent/shim",
+    "sim",
+    "trainer",
+]
 NO_PROTO = ["common/base", "agent/shim", "trainer"]
 PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
-IMPURE_HEADERS = ["<chrono>", "<ctime>", "<time.h>", "<random>", "<thread>", "<mutex>", "<atomic>", "<fstream>", "<iostream>", "<unistd.h>",
-                  "<fcntl.h>", "<unordered_map>", "<unordered_set>", '"absl/container/flat_hash_map.h"', '"absl/container/flat_hash_set.h"',
-                  '"absl/random/random.h"', '"common/base/clock.h"']
+IMPURE_HEADERS = [
+    "<chrono>",
+    "<ctime>",
+    "<time.h>",
+    "<random>",
+    "<thread>",
+    "<mutex>",
+    "<atomic>",
+    "<fstream>",
+    "<iostream>",
+    "<unistd.h>",
+    "<fcntl.h>",
+    "<unordered_map>",
+    "<unordered_set>",
+    '"absl/container/flat_hash_map.h"',
+    '"absl/container/flat_hash_set.h"',
+    '"absl/random/random.h"',
+    '"common/base/clock.h"',
+]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])', re.MULTILINE)
 
 
@@ -51,7 +96,10 @@ def includes(path):
 
 
 def is_test(path):
-    return re.search(r"_(test|bench|fuzz)\.|/(builders|story|random_events|fixture)\.h|fuzz", path) is not None
+    return (
+        re.search(r"_(test|bench|fuzz)\.|/(builders|story|random_events|fixture)\.h|fuzz", path)
+        is not None
+    )
 
 
 def under(path, folder):
@@ -68,11 +116,18 @@ def test_includes_follow_the_arrows():
         folder = owner(path)
         for include in includes(path):
             name = include[1:-1]
-            if include[0] == "<" or not any(under(name, top) for top in ("common", "scheduler", "agent", "sim", "sandbox", "cli", "trainer")):
+            if include[0] == "<" or not any(
+                under(name, top)
+                for top in ("common", "scheduler", "agent", "sim", "sandbox", "cli", "trainer")
+            ):
                 continue
             allowed = [folder, *MAY_INCLUDE[folder]]
             if is_test(path):
-                allowed += ["common", "scheduler"] if under(path, "scheduler") else ["common", folder.split("/")[0]]
+                allowed += (
+                    ["common", "scheduler"]
+                    if under(path, "scheduler")
+                    else ["common", folder.split("/")[0]]
+                )
             if not any(under(name, a) for a in allowed):
                 wrong.append(f"{path} includes {name}")
     assert not wrong, "\n".join(wrong)
@@ -80,19 +135,37 @@ def test_includes_follow_the_arrows():
 
 @pytest.mark.parametrize("folder", NO_GRPC)
 def test_no_grpc_below_the_edges(folder):
-    wrong = [f"{p}: {i}" for p in sources() if under(p, folder) for i in includes(p) if "grpc" in i.lower()]
+    wrong = [
+        f"{p}: {i}"
+        for p in sources()
+        if under(p, folder)
+        for i in includes(p)
+        if "grpc" in i.lower()
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("folder", NO_PROTO)
 def test_no_protobuf(folder):
-    wrong = [f"{p}: {i}" for p in sources() if under(p, folder) for i in includes(p) if ".pb.h" in i or "google/protobuf" in i]
+    wrong = [
+        f"{p}: {i}"
+        for p in sources()
+        if under(p, folder)
+        for i in includes(p)
+        if ".pb.h" in i or "google/protobuf" in i
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("folder", PURE)
 def test_pure_folders_know_no_clock_no_threads_no_unordered_containers(folder):
-    wrong = [f"{p}: {i}" for p in sources() if under(p, folder) and not is_test(p) for i in includes(p) if i in IMPURE_HEADERS]
+    wrong = [
+        f"{p}: {i}"
+        for p in sources()
+        if under(p, folder) and not is_test(p)
+        for i in includes(p)
+        if i in IMPURE_HEADERS
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -109,10 +182,20 @@ def test_files_stay_readable():
 def test_the_contracts_name_files_and_tests_that_exist():
     """docs/contracts.md: each `path/file.cc` and each `Suite.Test` or `test_name` in it is there."""
     words = re.findall(r"`([^`]+)`", (ROOT / "docs/contracts.md").read_text())
-    texts = [p.read_text() for folder in ("common", "scheduler", "agent", "sim") for p in (ROOT / folder).rglob("*_test.cc")]
-    known = {f"{suite}.{name}" for text in texts for suite, name in re.findall(r"\bTEST(?:_F|_P)?\((\w+), (\w+)\)", text)}
+    texts = [
+        p.read_text()
+        for folder in ("common", "scheduler", "agent", "sim")
+        for p in (ROOT / folder).rglob("*_test.cc")
+    ]
+    known = {
+        f"{suite}.{name}"
+        for text in texts
+        for suite, name in re.findall(r"\bTEST(?:_F|_P)?\((\w+), (\w+)\)", text)
+    }
     python = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("*.py"))
-    wrong = [w for w in words if "/" in w and re.search(r"\.(cc|h|py)$", w) and not (ROOT / w).exists()]
+    wrong = [
+        w for w in words if "/" in w and re.search(r"\.(cc|h|py)$", w) and not (ROOT / w).exists()
+    ]
     wrong += [w for w in words if re.fullmatch(r"[A-Z]\w+\.[A-Z]\w+", w) and w not in known]
     wrong += [w for w in words if re.fullmatch(r"test_\w+", w) and f"def {w}(" not in python]
     assert not wrong, wrong

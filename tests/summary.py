@@ -16,11 +16,19 @@ def read_report(path: Path) -> tuple[int, int, list[tuple[str, str]]]:
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname') or path.stem}.{case.get('name')}"
         skip = case.find("skipped")
-        bad = case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail"
+        bad = (
+            case.find("failure") is not None
+            or case.find("error") is not None
+            or case.get("status") == "fail"
+        )
         own = path.with_suffix("") / f"{case.get('name')}.xml"
         if own.exists():
             own_passed, own_failed, own_skipped = read_report(own)
-            passed, failed, skipped = passed + own_passed, failed + own_failed, skipped + own_skipped
+            passed, failed, skipped = (
+                passed + own_passed,
+                failed + own_failed,
+                skipped + own_skipped,
+            )
             if bad and own_failed == 0:
                 failed += 1
                 print(f"FAILED {name}: it ended badly after its cases")
@@ -45,7 +53,11 @@ def main() -> int:
         if report.exists():
             try:
                 part_passed, part_failed, part_skips = read_report(report)
-                passed, failed, skips = passed + part_passed, failed + part_failed, skips + part_skips
+                passed, failed, skips = (
+                    passed + part_passed,
+                    failed + part_failed,
+                    skips + part_skips,
+                )
             except ElementTree.ParseError as error:
                 part_failed, failed = 1, failed + 1
                 print(f"FAILED {name}: unreadable report: {error}")

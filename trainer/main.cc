@@ -1,4 +1,5 @@
-// muster-trainer: trains Llama-like models. Subcommands train, estimate, prepare, export and convert; --schema, --schema-hash, --version.
+// muster-trainer: trains Llama-like models. Subcommands train, estimate, prepare, export and
+// convert; --schema, --schema-hash, --version.
 #include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -29,34 +30,43 @@ constexpr char kUsage[] =
     "       muster-trainer estimate --config FILE.json\n"
     "       muster-trainer --schema | --schema-hash | --version\n"
     "\n"
-    "Each of them has more: muster-trainer COMMAND --help. What FILE.json takes: --schema, `muster fields trainer`, docs/trainer.md.\n";
+    "Each of them has more: muster-trainer COMMAND --help. What FILE.json takes: --schema, `muster "
+    "fields trainer`, docs/trainer.md.\n";
 
 struct CommandHelp {
   const char *name, *text;
 };
 constexpr CommandHelp kHelp[] = {
     {"train",
-     "usage: muster-trainer train --config FILE.json [--metrics FILE] [--dump-tokens FILE] [--profile STEPS]\n"
+     "usage: muster-trainer train --config FILE.json [--metrics FILE] [--dump-tokens FILE] "
+     "[--profile STEPS]\n"
      "\n"
-     "Trains what FILE.json (the trainer: map of a job, as JSON) says. Rank and world come from torchrun's environment (RANK, WORLD_SIZE,\n"
-     "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without RANK it is a single process. Checkpoints go to and come from the\n"
+     "Trains what FILE.json (the trainer: map of a job, as JSON) says. Rank and world come from "
+     "torchrun's environment (RANK, WORLD_SIZE,\n"
+     "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without RANK it is a single "
+     "process. Checkpoints go to and come from the\n"
      "directory MUSTER_CHECKPOINT_DIR. SIGTERM and Ctrl+C end it after a checkpoint.\n"
      "\n"
      "  --config FILE        the configuration\n"
      "  --metrics FILE       append every progress line to FILE, as JSON\n"
      "  --dump-tokens FILE   append every step's token ids (int32) to FILE\n"
-     "  --profile STEPS      after the first two steps, every rank writes a Chrome trace of so many to profile/ in the job's directory\n"
+     "  --profile STEPS      after the first two steps, every rank writes a Chrome trace of so "
+     "many to profile/ in the job's directory\n"
      "\n"
-     "Exit codes: 0 done, or stopped after a checkpoint; 1 failed; 2 the configuration is wrong, and nothing was started.\n"},
+     "Exit codes: 0 done, or stopped after a checkpoint; 1 failed; 2 the configuration is wrong, "
+     "and nothing was started.\n"},
     {"estimate",
-     "usage: muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory SIZE]] [--json true]\n"
+     "usage: muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory "
+     "SIZE]] [--json true]\n"
      "\n"
      "Says what a run would need of each rank: memory by class, bytes sent and products a step.\n"
      "\n"
      "  --config FILE          the configuration, as train takes it\n"
      "  --ranks N              how many ranks (default 1)\n"
-     "  --device GPU           as if each rank had one, \"H100\" or a flavour such as h100-80g: also how long a step would take\n"
-     "  --device-memory SIZE   what such a GPU has, 80GiB (default: what a flavour's name ends with): also whether a rank fits, and if not,\n"
+     "  --device GPU           as if each rank had one, \"H100\" or a flavour such as h100-80g: "
+     "also how long a step would take\n"
+     "  --device-memory SIZE   what such a GPU has, 80GiB (default: what a flavour's name ends "
+     "with): also whether a rank fits, and if not,\n"
      "                         which fields would make it fit\n"
      "  --json true            for programs\n"
      "\n"
@@ -64,30 +74,38 @@ constexpr CommandHelp kHelp[] = {
     {"export",
      "usage: muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
      "\n"
-     "Writes a checkpoint as a Hugging Face directory, with the tokenizer that the run had; that of a LoRA run merged with the weights it\n"
+     "Writes a checkpoint as a Hugging Face directory, with the tokenizer that the run had; that "
+     "of a LoRA run merged with the weights it\n"
      "started from, and the adapter beside it.\n"
      "\n"
      "  --checkpoint DIR   one checkpoint, step-NNNNNNNN, or s3://BUCKET/…/step-NNNNNNNN\n"
      "  --output DIR       new, or an earlier export, which it replaces\n"
      "  --tokenizer DIR    take the tokenizer's files from there\n"
-     "  --init DIR         where the weights are that a LoRA run started from, if they have moved\n"},
+     "  --init DIR         where the weights are that a LoRA run started from, if they have "
+     "moved\n"},
     {"convert",
-     "usage: muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer DIR] [--init DIR]\n"
+     "usage: muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer "
+     "DIR] [--init DIR]\n"
      "\n"
-     "Turns a checkpoint into a Hugging Face directory, as export does, or a Hugging Face directory into a checkpoint that training resumes\n"
+     "Turns a checkpoint into a Hugging Face directory, as export does, or a Hugging Face "
+     "directory into a checkpoint that training resumes\n"
      "from at step 0; in little memory, whatever the model's size.\n"
      "\n"
      "  --input DIR       a checkpoint (step-NNNNNNNN, also s3://…), or a Hugging Face directory\n"
      "  --output DIR      becomes the other; new, or an earlier result, which it replaces\n"
      "  --dtype TYPE      of the Hugging Face directory's weights (default: that of the run)\n"
-     "  --tokenizer DIR   take the tokenizer's files from there (default: from where the checkpoint says they were)\n"
-     "  --init DIR        where the weights are that a LoRA run started from, if they have moved\n"},
+     "  --tokenizer DIR   take the tokenizer's files from there (default: from where the "
+     "checkpoint says they were)\n"
+     "  --init DIR        where the weights are that a LoRA run started from, if they have "
+     "moved\n"},
 };
 
 int Usage(const std::string& what, const std::string& command = "") {
   std::string usage = kUsage;
   for (const CommandHelp& help : kHelp) {
-    if (command == help.name) usage = std::string(help.text, std::strchr(help.text, '\n') + 1) + "       More: muster-trainer " + command + " --help\n";
+    if (command == help.name)
+      usage = std::string(help.text, std::strchr(help.text, '\n') + 1) +
+              "       More: muster-trainer " + command + " --help\n";
   }
   std::fprintf(stderr, "muster-trainer: %s\n\n%s", what.c_str(), usage.c_str());
   return 2;
@@ -116,12 +134,18 @@ int Prepare(int argc, char** argv) {
   const char* python = std::getenv("MUSTER_PYTHON");
   const char* library = std::getenv("MUSTER_TRAINER_LIB");
   std::string program = python != nullptr && *python != '\0' ? python : MUSTER_DEFAULT_PYTHON;
-  std::string folder = std::string(library != nullptr && *library != '\0' ? library : MUSTER_DEFAULT_LIB) + "/prepare";
+  std::string folder =
+      std::string(library != nullptr && *library != '\0' ? library : MUSTER_DEFAULT_LIB) +
+      "/prepare";
   std::vector<char*> arguments = {program.data(), folder.data()};
   for (int i = 2; i < argc; ++i) arguments.push_back(argv[i]);
   arguments.push_back(nullptr);
   ::execvp(program.c_str(), arguments.data());
-  std::fprintf(stderr, "muster-trainer: cannot run %s: %s; export MUSTER_PYTHON, the Python environment's python, before this command (in a job in `run:` itself, as `env:` can't set MUSTER_*)\n", program.c_str(), std::strerror(errno));
+  std::fprintf(
+      stderr,
+      "muster-trainer: cannot run %s: %s; export MUSTER_PYTHON, the Python environment's python, "
+      "before this command (in a job in `run:` itself, as `env:` can't set MUSTER_*)\n",
+      program.c_str(), std::strerror(errno));
   return 1;
 }
 
@@ -161,15 +185,23 @@ int Main(int argc, char** argv) {
   AllowManyFiles();
   if (command == "train") {
     TrainOptions options;
-    const std::string wrong = ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--dump-tokens", &options.dump_tokens}, {"--metrics", &options.metrics}, {"--profile", &options.profile}});
+    const std::string wrong = ReadFlags(argc, argv, 2,
+                                        {{"--config", &options.config_path},
+                                         {"--dump-tokens", &options.dump_tokens},
+                                         {"--metrics", &options.metrics},
+                                         {"--profile", &options.profile}});
     if (!wrong.empty()) return Usage(wrong, command);
     if (options.config_path.empty()) return Usage("train needs --config FILE.json", command);
     return Train(options);
   }
   if (command == "estimate") {
     EstimateOptions options;
-    const std::string wrong =
-        ReadFlags(argc, argv, 2, {{"--config", &options.config_path}, {"--ranks", &options.ranks}, {"--device", &options.device}, {"--json", &options.json}, {"--device-memory", &options.device_memory}});
+    const std::string wrong = ReadFlags(argc, argv, 2,
+                                        {{"--config", &options.config_path},
+                                         {"--ranks", &options.ranks},
+                                         {"--device", &options.device},
+                                         {"--json", &options.json},
+                                         {"--device-memory", &options.device_memory}});
     if (!wrong.empty()) return Usage(wrong, command);
     if (options.config_path.empty()) return Usage("estimate needs --config FILE.json", command);
     return RunEstimate(options);
@@ -178,11 +210,18 @@ int Main(int argc, char** argv) {
     const bool exports = command == "export";
     ConvertOptions options;
     if (exports) options.flag = "--checkpoint";
-    std::map<std::string, std::string*> flags = {{exports ? "--checkpoint" : "--input", &options.input}, {"--output", &options.output},
-                                                 {"--tokenizer", &options.tokenizer}, {"--init", &options.init}};
+    std::map<std::string, std::string*> flags = {
+        {exports ? "--checkpoint" : "--input", &options.input},
+        {"--output", &options.output},
+        {"--tokenizer", &options.tokenizer},
+        {"--init", &options.init}};
     if (!exports) flags["--dtype"] = &options.dtype;
-    if (const std::string wrong = ReadFlags(argc, argv, 2, flags); !wrong.empty()) return Usage(wrong, command);
-    if (options.input.empty() || options.output.empty()) return Usage(command + " needs " + (exports ? "--checkpoint" : "--input") + " DIR and --output DIR", command);
+    if (const std::string wrong = ReadFlags(argc, argv, 2, flags); !wrong.empty())
+      return Usage(wrong, command);
+    if (options.input.empty() || options.output.empty())
+      return Usage(
+          command + " needs " + (exports ? "--checkpoint" : "--input") + " DIR and --output DIR",
+          command);
     return exports ? Export(options) : Convert(options);
   }
   return Usage("no such command: " + command);
@@ -192,10 +231,12 @@ int Main(int argc, char** argv) {
 }  // namespace muster::trainer
 
 int main(int argc, char** argv) {
-  // Activations come and go every step: keep their memory instead of giving it back and faulting it in again.
+  // Activations come and go every step: keep their memory instead of giving it back and faulting it
+  // in again.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // Threads that copy for collectives take what activations left, instead of keeping heaps of their own.
+  // Threads that copy for collectives take what activations left, instead of keeping heaps of their
+  // own.
   mallopt(M_ARENA_MAX, 1);
   const int code = muster::trainer::Main(argc, argv);
   muster::trainer::CloseObjects();

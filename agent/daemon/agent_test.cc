@@ -45,9 +45,13 @@ class FakeScheduler final : public pb::AgentService::Service {
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
-  ~FakeScheduler() override { server_->Shutdown(std::chrono::system_clock::now() + milliseconds(100)); }
+  ~FakeScheduler() override {
+    server_->Shutdown(std::chrono::system_clock::now() + milliseconds(100));
+  }
 
-  grpc::Status Connect(grpc::ServerContext* context, grpc::ServerReaderWriter<pb::SchedulerMessage, pb::AgentMessage>* stream) override {
+  grpc::Status Connect(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<pb::SchedulerMessage, pb::AgentMessage>* stream) override {
     pb::AgentMessage message;
     while (stream->Read(&message)) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -96,7 +100,8 @@ class FakeScheduler final : public pb::AgentService::Service {
   }
 
   // Takes messages until one fits; false after kPatience.
-  bool WaitFor(const std::function<bool(const pb::AgentMessage&)>& fits, pb::AgentMessage* found = nullptr) {
+  bool WaitFor(const std::function<bool(const pb::AgentMessage&)>& fits,
+               pb::AgentMessage* found = nullptr) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto end = steady_clock::now() + kPatience;
     while (true) {
@@ -110,10 +115,15 @@ class FakeScheduler final : public pb::AgentService::Service {
       if (changed_.wait_until(lock, end) == std::cv_status::timeout) return false;
     }
   }
-  bool WaitForPhase(const pb::AttemptKey& key, pb::AttemptPhase phase, pb::AttemptReport* report = nullptr) {
+  bool WaitForPhase(const pb::AttemptKey& key, pb::AttemptPhase phase,
+                    pb::AttemptReport* report = nullptr) {
     pb::AgentMessage message;
     const bool found = WaitFor(
-        [&](const pb::AgentMessage& m) { return m.has_report() && m.report().key().task() == key.task() && m.report().phase() == phase; }, &message);
+        [&](const pb::AgentMessage& m) {
+          return m.has_report() && m.report().key().task() == key.task() &&
+                 m.report().phase() == phase;
+        },
+        &message);
     if (found && report != nullptr) *report = message.report();
     return found;
   }
@@ -139,7 +149,7 @@ class FakeScheduler final : public pb::AgentService::Service {
     ignored_ = hellos;
     return hellos_;
   }
-  void Lease(milliseconds lease) {             // of sessions that begin from now on
+  void Lease(milliseconds lease) {  // of sessions that begin from now on
     std::lock_guard<std::mutex> lock(mutex_);
     lease_ns_ = std::chrono::nanoseconds(lease).count();
   }
@@ -158,7 +168,7 @@ class FakeScheduler final : public pb::AgentService::Service {
   int hellos_ = 0;
   int refusals_ = 0, ignored_ = 0;
   int64_t lease_ns_ = int64_t{10} * 1'000'000'000;
-  grpc::ServerContext* context_ = nullptr;   // of stream_
+  grpc::ServerContext* context_ = nullptr;  // of stream_
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -167,14 +177,16 @@ class AgentTest : public ::testing::Test {
   void SetUp() override {
     char name[] = "/tmp/muster-agent-test-XXXXXX";
     directory_ = ::mkdtemp(name);
-    std::ofstream(directory_ + "/host.yaml") << "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 1GiB, disk: 1GiB}\n";
+    std::ofstream(directory_ + "/host.yaml")
+        << "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 1GiB, disk: 1GiB}\n";
     scheduler_ = std::make_unique<FakeScheduler>(directory_ + "/s.sock");
     StartAgent();
     ASSERT_TRUE(scheduler_->WaitForHello(1));
   }
   void TearDown() override {
     for (const pb::AttemptKey& key : started_) Stop(key, 0);
-    for (const pb::AttemptKey& key : started_) EXPECT_TRUE(scheduler_->WaitForPhase(key, pb::GONE)) << key.task();
+    for (const pb::AttemptKey& key : started_)
+      EXPECT_TRUE(scheduler_->WaitForPhase(key, pb::GONE)) << key.task();
     KillAgent(SIGTERM);
     scheduler_.reset();
     std::filesystem::remove_all(directory_);
@@ -182,8 +194,16 @@ class AgentTest : public ::testing::Test {
 
   void StartAgent() {
     const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-agent";
-    std::vector<std::string> words = {"muster-agent", "--server", "unix://" + directory_ + "/s.sock", "--cluster", "lab", "--host", "a", "--state-dir",
-                                      directory_ + "/state", "--single-user"};
+    std::vector<std::string> words = {"muster-agent",
+                                      "--server",
+                                      "unix://" + directory_ + "/s.sock",
+                                      "--cluster",
+                                      "lab",
+                                      "--host",
+                                      "a",
+                                      "--state-dir",
+                                      directory_ + "/state",
+                                      "--single-user"};
     if (declared_) words.insert(words.end(), {"--inventory", directory_ + "/host.yaml"});
     words.insert(words.end(), flags_.begin(), flags_.end());
     std::vector<char*> argv;
@@ -200,7 +220,8 @@ class AgentTest : public ::testing::Test {
     ::waitpid(agent_, nullptr, 0);
   }
 
-  pb::SchedulerMessage PrepareMessage(const std::string& task, const std::string& script, bool at_once) {
+  pb::SchedulerMessage PrepareMessage(const std::string& task, const std::string& script,
+                                      bool at_once) {
     pb::SchedulerMessage message;
     pb::Prepare* prepare = message.mutable_prepare();
     prepare->mutable_key()->set_job_uid(std::string(32, 'b'));
@@ -249,7 +270,9 @@ class AgentTest : public ::testing::Test {
     message.mutable_stop()->set_grace_ns(grace_ns);
     scheduler_->Send(message);
   }
-  std::string Read(const std::string& path) { return ReadFile(directory_ + "/" + path).value_or(""); }
+  std::string Read(const std::string& path) {
+    return ReadFile(directory_ + "/" + path).value_or("");
+  }
 
   std::string directory_;
   std::unique_ptr<FakeScheduler> scheduler_;
@@ -273,14 +296,18 @@ TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
   logs.mutable_log_request()->set_rank(-1);
   scheduler_->Send(logs);
   pb::AgentMessage chunk;
-  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk(); }, &chunk));
+  ASSERT_TRUE(
+      scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk(); }, &chunk));
   EXPECT_EQ(chunk.log_chunk().data(), "rank 0 of 1\n");
   EXPECT_EQ(chunk.log_chunk().next_offset(), 12);
-  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk() && m.log_chunk().end() && !m.log_chunk().more(); }));
+  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) {
+    return m.has_log_chunk() && m.log_chunk().end() && !m.log_chunk().more();
+  }));
 }
 
 TEST_F(AgentTest, SendsSoMuchOfALogAsIsAskedForAndGoesOnFromThere) {
-  const pb::AttemptKey key = Launch("main", "seq 100000 199999");   // 7 bytes each: two whole pieces and some
+  const pb::AttemptKey key =
+      Launch("main", "seq 100000 199999");  // 7 bytes each: two whole pieces and some
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
   std::string read;
   int answers = 0;
@@ -291,13 +318,16 @@ TEST_F(AgentTest, SendsSoMuchOfALogAsIsAskedForAndGoesOnFromThere) {
     *logs.mutable_log_request()->mutable_key() = key;
     logs.mutable_log_request()->set_rank(-1);
     logs.mutable_log_request()->set_max_bytes(1);
-    if (!read.empty()) (*logs.mutable_log_request()->mutable_from())[0] = static_cast<int64_t>(read.size());
+    if (!read.empty())
+      (*logs.mutable_log_request()->mutable_from())[0] = static_cast<int64_t>(read.size());
     scheduler_->Send(logs);
     pb::AgentMessage chunk;
     do {
-      ASSERT_TRUE(scheduler_->WaitFor([&](const pb::AgentMessage& m) { return m.log_chunk().request() == request; }, &chunk));
+      ASSERT_TRUE(scheduler_->WaitFor(
+          [&](const pb::AgentMessage& m) { return m.log_chunk().request() == request; }, &chunk));
       read += chunk.log_chunk().data();
-      if (!chunk.log_chunk().data().empty()) EXPECT_EQ(chunk.log_chunk().next_offset(), static_cast<int64_t>(read.size()));
+      if (!chunk.log_chunk().data().empty())
+        EXPECT_EQ(chunk.log_chunk().next_offset(), static_cast<int64_t>(read.size()));
     } while (!chunk.log_chunk().end());
     more = chunk.log_chunk().more();
   }
@@ -307,12 +337,16 @@ TEST_F(AgentTest, SendsSoMuchOfALogAsIsAskedForAndGoesOnFromThere) {
   EXPECT_EQ(read.substr(read.size() - 7), "199999\n");
 }
 
-// A file system whose server says nothing: whoever asks it for anything waits. Seen by this thread and what it starts.
+// A file system whose server says nothing: whoever asks it for anything waits. Seen by this thread
+// and what it starts.
 class DeadMount {
  public:
-  explicit DeadMount(const std::string& path) : path_(path), server_(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
-    const std::string options = absl::StrCat("fd=", server_, ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid());
-    there_ = server_ >= 0 && ::unshare(CLONE_NEWNS) == 0 && ::mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+  explicit DeadMount(const std::string& path)
+      : path_(path), server_(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
+    const std::string options = absl::StrCat(
+        "fd=", server_, ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid());
+    there_ = server_ >= 0 && ::unshare(CLONE_NEWNS) == 0 &&
+             ::mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
              ::mount("dead", path.c_str(), "fuse", MS_NODEV | MS_NOSUID, options.c_str()) == 0;
   }
   ~DeadMount() {
@@ -320,7 +354,7 @@ class DeadMount {
     if (there_) ::umount2(path_.c_str(), MNT_DETACH);
   }
   bool there() const { return there_; }
-  void Fail() { ::close(std::exchange(server_, -1)); }   // whoever waits gets an error
+  void Fail() { ::close(std::exchange(server_, -1)); }  // whoever waits gets an error
 
  private:
   const std::string path_;
@@ -340,7 +374,8 @@ TEST_F(AgentTest, ADeadMountHoldsUpOnlyWhoNamesIt) {
   lost.mutable_prepare()->mutable_task()->set_workdir(directory_ + "/dead/work");
   scheduler_->Send(lost);
   pb::AttemptReport report;
-  ASSERT_TRUE(scheduler_->WaitForPhase(Launch("main", "exit 3"), pb::GONE, &report)) << "the agent waits for the mount";
+  ASSERT_TRUE(scheduler_->WaitForPhase(Launch("main", "exit 3"), pb::GONE, &report))
+      << "the agent waits for the mount";
   EXPECT_EQ(report.exits(0).exit_code(), 3);
   ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_heartbeat(); }));
 
@@ -373,8 +408,10 @@ TEST_F(AgentTest, ASessionEndsWithItsLeaseAndSoDoesAHelloThatNobodyAnswers) {
 }
 
 TEST_F(AgentTest, ProcessesOutliveTheAgentAndTheirExitCodeIsKept) {
-  const pb::AttemptKey key = Launch("main", "echo $$ > $MUSTER_JOB_DIR/pid; ps -o pid= -p $$ > /dev/null || true; "
-                                            "while [ ! -e $MUSTER_JOB_DIR/go ]; do sleep 0.02; done; exit 5");
+  const pb::AttemptKey key =
+      Launch("main",
+             "echo $$ > $MUSTER_JOB_DIR/pid; ps -o pid= -p $$ > /dev/null || true; "
+             "while [ ! -e $MUSTER_JOB_DIR/go ]; do sleep 0.02; done; exit 5");
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::STARTED));
   ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
   const std::string pid = Read("job/pid");
@@ -399,11 +436,12 @@ TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
   Launch("main", "echo $$ > $MUSTER_JOB_DIR/pid; exec sleep 1000");
   ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
   const std::string lost = scheduler_->hello().state_id();
-  std::string ours;                           // as we see it: its own number may be one of a namespace
-  const auto found = [&] {                    // not in the moment of its exec, when it has no environment
+  std::string ours;         // as we see it: its own number may be one of a namespace
+  const auto found = [&] {  // not in the moment of its exec, when it has no environment
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       std::ifstream environment(entry.path() / "environ");
-      const std::string text((std::istreambuf_iterator<char>(environment)), std::istreambuf_iterator<char>());
+      const std::string text((std::istreambuf_iterator<char>(environment)),
+                             std::istreambuf_iterator<char>());
       if (text.find("MUSTER_JOB_DIR=" + directory_) != std::string::npos) ours = entry.path();
     }
     return !ours.empty();
@@ -421,7 +459,8 @@ TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
 pid_t ShimOf(const std::string& directory) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const std::string words = ReadFile(entry.path().string() + "/cmdline").value_or("");
-    if (words.rfind("muster-shim", 0) == 0 && words.find(directory) != std::string::npos) return static_cast<pid_t>(std::stol(entry.path().filename()));
+    if (words.rfind("muster-shim", 0) == 0 && words.find(directory) != std::string::npos)
+      return static_cast<pid_t>(std::stol(entry.path().filename()));
   }
   return 0;
 }
@@ -431,9 +470,11 @@ TEST_F(AgentTest, WhatGotAwayFromItsShimIsKilledBeforeTheAttemptIsGone) {
   KillAgent(SIGKILL);
   StartAgent();
   ASSERT_TRUE(scheduler_->WaitForHello(2));
-  if (scheduler_->hello().inventory().isolation().find("no control groups") != std::string::npos) GTEST_SKIP() << scheduler_->hello().inventory().isolation();
+  if (scheduler_->hello().inventory().isolation().find("no control groups") != std::string::npos)
+    GTEST_SKIP() << scheduler_->hello().inventory().isolation();
   // Neither its group, nor its session, nor its environment says whose it is.
-  const pb::AttemptKey key = Launch("main", "env -i setsid sleep 1000 & echo $! > $MUSTER_JOB_DIR/pid; wait");
+  const pb::AttemptKey key =
+      Launch("main", "env -i setsid sleep 1000 & echo $! > $MUSTER_JOB_DIR/pid; wait");
   ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
   const pid_t stray = static_cast<pid_t>(std::stol(Read("job/pid")));
   ASSERT_EQ(::kill(stray, 0), 0);
@@ -443,7 +484,8 @@ TEST_F(AgentTest, WhatGotAwayFromItsShimIsKilledBeforeTheAttemptIsGone) {
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
   // Dead it may wait for its new parent to take notice.
   const std::string stat = ReadFile(absl::StrCat("/proc/", stray, "/stat")).value_or("");
-  EXPECT_TRUE(stat.empty() || stat.find(") Z ") != std::string::npos) << "it has the attempt's devices, and nobody knows of it: " << stat;
+  EXPECT_TRUE(stat.empty() || stat.find(") Z ") != std::string::npos)
+      << "it has the attempt's devices, and nobody knows of it: " << stat;
 }
 
 TEST_F(AgentTest, AProgramThatTakesMoreMemoryThanItsTaskStatesIsKilledAndThatIsToldForCertain) {
@@ -451,8 +493,11 @@ TEST_F(AgentTest, AProgramThatTakesMoreMemoryThanItsTaskStatesIsKilledAndThatIsT
       scheduler_->hello().inventory().isolation().find("no memory limits") != std::string::npos) {
     GTEST_SKIP() << scheduler_->hello().inventory().isolation();
   }
-  pb::SchedulerMessage message = PrepareMessage("main", "echo begins; head -c 400000000 /dev/zero | tail -c 399999999 > /dev/null; echo never", true);
-  message.mutable_prepare()->mutable_task()->mutable_resources()->set_memory_bytes(int64_t{64} << 20);
+  pb::SchedulerMessage message = PrepareMessage(
+      "main",
+      "echo begins; head -c 400000000 /dev/zero | tail -c 399999999 > /dev/null; echo never", true);
+  message.mutable_prepare()->mutable_task()->mutable_resources()->set_memory_bytes(int64_t{64}
+                                                                                   << 20);
   started_.push_back(message.prepare().key());
   scheduler_->Send(message);
   pb::AttemptReport report;
@@ -460,13 +505,15 @@ TEST_F(AgentTest, AProgramThatTakesMoreMemoryThanItsTaskStatesIsKilledAndThatIsT
   ASSERT_EQ(report.exits_size(), 1);
   EXPECT_TRUE(report.exits(0).oom());
   EXPECT_EQ(report.exits(0).cause(), pb::OUT_OF_MEMORY);
-  EXPECT_NE(report.exits(0).detail().find("memory limit"), std::string::npos) << report.exits(0).detail();
+  EXPECT_NE(report.exits(0).detail().find("memory limit"), std::string::npos)
+      << report.exits(0).detail();
 }
 
 TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
   KillAgent(SIGKILL);
   std::filesystem::create_directory(directory_ + "/nvml");
-  std::ofstream(directory_ + "/nvml/devices") << "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n";
+  std::ofstream(directory_ + "/nvml/devices")
+      << "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n";
   ::setenv("FAKE_NVML", (directory_ + "/nvml").c_str(), 1);
   ::setenv("LD_LIBRARY_PATH", MUSTER_FAKE_NVML_DIR, 1);
   declared_ = false;
@@ -475,7 +522,11 @@ TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
   ::unsetenv("LD_LIBRARY_PATH");
   ASSERT_TRUE(scheduler_->WaitForHello(2));
   ASSERT_EQ(scheduler_->hello().inventory().flavour(), "h100-80g");
-  pb::SchedulerMessage message = PrepareMessage("main", "touch $MUSTER_JOB_DIR/runs$RANK; while [ ! -e $MUSTER_JOB_DIR/go$RANK ]; do sleep 0.02; done; exit 1", true);
+  pb::SchedulerMessage message =
+      PrepareMessage("main",
+                     "touch $MUSTER_JOB_DIR/runs$RANK; while [ ! -e $MUSTER_JOB_DIR/go$RANK ]; do "
+                     "sleep 0.02; done; exit 1",
+                     true);
   message.mutable_prepare()->mutable_here()->add_devices(0);
   message.mutable_prepare()->mutable_here()->add_devices(1);
   message.mutable_prepare()->set_processes_per_worker(2);
@@ -483,16 +534,21 @@ TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
   started_.push_back(key);
   scheduler_->Send(message);
   // What the driver said before they ran says nothing of them.
-  ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(directory_ + "/job/runs0") && std::filesystem::exists(directory_ + "/job/runs1"); }));
-  const auto tell = [&](const char* line) { std::ofstream(directory_ + "/nvml/events", std::ios::app) << line << "\n"; };
-  tell("0|8|31");                               // the program's own
-  tell("1|8|94");                               // of the device, which goes on
+  ASSERT_TRUE(Eventually([&] {
+    return std::filesystem::exists(directory_ + "/job/runs0") &&
+           std::filesystem::exists(directory_ + "/job/runs1");
+  }));
+  const auto tell = [&](const char* line) {
+    std::ofstream(directory_ + "/nvml/events", std::ios::app) << line << "\n";
+  };
+  tell("0|8|31");  // the program's own
+  tell("1|8|94");  // of the device, which goes on
   pb::AgentMessage told;
   ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_fault(); }, &told));
   EXPECT_EQ(told.fault().device(), 1);
   EXPECT_EQ(told.fault().code(), 94);
   EXPECT_EQ(scheduler_->hellos(), 2);
-  tell("1|8|79");                               // it has to be reset
+  tell("1|8|79");  // it has to be reset
   ASSERT_TRUE(scheduler_->WaitForHello(3));
   EXPECT_FALSE(scheduler_->hello().inventory().devices(1).healthy());
   EXPECT_EQ(scheduler_->hello().inventory().devices(1).fault(), "Xid 79 on GPU 1");
@@ -512,17 +568,23 @@ TEST_F(AgentTest, LogsOfAForgottenAttemptThatAreTooLargeGoAtOnce) {
   ASSERT_TRUE(scheduler_->WaitForHello(2));
   const pb::AttemptKey key = Launch("loud", "echo more than ten bytes");
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
-  const std::string name = absl::StrCat(key.job_uid(), ".loud.1"), attempt = directory_ + "/state/attempts/" + name;
+  const std::string name = absl::StrCat(key.job_uid(), ".loud.1"),
+                    attempt = directory_ + "/state/attempts/" + name;
   EXPECT_TRUE(std::filesystem::exists(attempt + "/logs"));
   pb::SchedulerMessage forget;
   *forget.mutable_forget()->mutable_key() = key;
   scheduler_->Send(forget);
   started_.clear();
-  EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(attempt) && !std::filesystem::exists(directory_ + "/state/logs/" + name); }));
+  EXPECT_TRUE(Eventually([&] {
+    return !std::filesystem::exists(attempt) &&
+           !std::filesystem::exists(directory_ + "/state/logs/" + name);
+  }));
 }
 
 TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {
-  const pb::AttemptKey key = Launch("main", "trap 'echo saved > $MUSTER_JOB_DIR/saved; exit 0' TERM; touch $MUSTER_JOB_DIR/ready; while :; do sleep 0.02; done");
+  const pb::AttemptKey key = Launch("main",
+                                    "trap 'echo saved > $MUSTER_JOB_DIR/saved; exit 0' TERM; touch "
+                                    "$MUSTER_JOB_DIR/ready; while :; do sleep 0.02; done");
   ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(directory_ + "/job/ready"); }));
   Stop(key, int64_t{10} * 1'000'000'000);
   pb::AttemptReport report;
@@ -534,7 +596,8 @@ TEST_F(AgentTest, StopsWithSigtermAndReportsThatItDid) {
 
 TEST_F(AgentTest, StartsAGangInTwoPhases) {
   pb::AttemptReport report;
-  const pb::AttemptKey key = PrepareGang("echo $MASTER_ADDR:$MASTER_PORT > $MUSTER_JOB_DIR/master", &report);
+  const pb::AttemptKey key =
+      PrepareGang("echo $MASTER_ADDR:$MASTER_PORT > $MUSTER_JOB_DIR/master", &report);
   EXPECT_GE(report.rendezvous_port(), 20000);
   StartGang(key, report.rendezvous_port());
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
@@ -543,7 +606,10 @@ TEST_F(AgentTest, StartsAGangInTwoPhases) {
 
 TEST_F(AgentTest, APortThatIsTakenBetweenPrepareAndStartIsTheInfrastructuresFault) {
   pb::AttemptReport report;
-  const pb::AttemptKey key = PrepareGang("python3 -c 'import os, socket\nsocket.create_server((\"0.0.0.0\", int(os.environ[\"MASTER_PORT\"])))'", &report);
+  const pb::AttemptKey key = PrepareGang(
+      "python3 -c 'import os, socket\nsocket.create_server((\"0.0.0.0\", "
+      "int(os.environ[\"MASTER_PORT\"])))'",
+      &report);
   const int taken = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -579,15 +645,18 @@ TEST_F(AgentTest, StopOfAnUnknownAttemptForbidsItsLaterStart) {
 }
 
 TEST_F(AgentTest, ForwardsProgressAndRepeatsCheckpointsUntilAcknowledged) {
-  const pb::AttemptKey key = Launch(
-      "train",
-      "python3 -c 'import socket,os,time\n"
-      "s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
-      "p=os.environ[\"MUSTER_PROGRESS_SOCKET\"]\n"
-      "s.sendto(b\"{\\\"step\\\": 3, \\\"total_steps\\\": 9, \\\"loss\\\": 2.5, \\\"rank\\\": 0}\", p)\n"
-      "s.sendto(b\"{\\\"checkpoint\\\": {\\\"step\\\": 3, \\\"path\\\": \\\"/c/step-3\\\", \\\"loaded_step\\\": -1}}\", p)'");
+  const pb::AttemptKey key =
+      Launch("train",
+             "python3 -c 'import socket,os,time\n"
+             "s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
+             "p=os.environ[\"MUSTER_PROGRESS_SOCKET\"]\n"
+             "s.sendto(b\"{\\\"step\\\": 3, \\\"total_steps\\\": 9, \\\"loss\\\": 2.5, "
+             "\\\"rank\\\": 0}\", p)\n"
+             "s.sendto(b\"{\\\"checkpoint\\\": {\\\"step\\\": 3, \\\"path\\\": \\\"/c/step-3\\\", "
+             "\\\"loaded_step\\\": -1}}\", p)'");
   pb::AgentMessage progress;
-  ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_progress(); }, &progress));
+  ASSERT_TRUE(
+      scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_progress(); }, &progress));
   EXPECT_EQ(progress.progress().progress().step(), 3);
   EXPECT_EQ(progress.progress().progress().loss(), 2.5);
   pb::AgentMessage checkpoint;

@@ -22,7 +22,10 @@ constexpr size_t kScheme = 7;  // "unix://"
 }  // namespace
 
 Connection::Connection(std::string server, bool single_user, std::function<void(Incoming)> post)
-    : server_(std::move(server)), single_user_(single_user), post_(std::move(post)), thread_([this] { Run(); }) {}
+    : server_(std::move(server)),
+      single_user_(single_user),
+      post_(std::move(post)),
+      thread_([this] { Run(); }) {}
 
 Connection::~Connection() {
   {
@@ -61,8 +64,10 @@ std::string Connection::WhyNotServed() const {
   socklen_t size = sizeof peer;
   if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
     problem = absl::StrCat(path, ": ", strerror(errno));
-  } else if (single_user_ && (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != ::geteuid())) {
-    problem = absl::StrCat(path, ": served by another user (uid ", peer.uid, "); refused with --single-user");
+  } else if (single_user_ && (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+                              peer.uid != ::geteuid())) {
+    problem = absl::StrCat(path, ": served by another user (uid ", peer.uid,
+                           "); refused with --single-user");
   }
   ::close(fd);
   return problem;
@@ -86,17 +91,21 @@ void Connection::Run() {
       post_(std::move(closed));
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait_for(lock, std::chrono::nanoseconds(retry.After(RealClock()->MonotonicNs(), spoke_, refused_)), [this] { return stopping_; });
+    changed_.wait_for(
+        lock, std::chrono::nanoseconds(retry.After(RealClock()->MonotonicNs(), spoke_, refused_)),
+        [this] { return stopping_; });
   }
 }
 
 void Connection::RunStream() {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a fresh one each time, without the old one's back-off
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
+                   1);  // a fresh one each time, without the old one's back-off
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(4 << 20);
-  const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", server_.substr(kScheme)), grpc::InsecureChannelCredentials(), arguments);
+  const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", server_.substr(kScheme)),
+                                                 grpc::InsecureChannelCredentials(), arguments);
   const auto stub = v1::AgentService::NewStub(channel);
   grpc::ClientContext context;
   const auto stream = stub->Connect(&context);
@@ -154,7 +163,7 @@ void Connection::Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerM
       if (!open_ || stopping_) return;
       message = std::move(queue_.front());
       queue_.pop_front();
-      if (!queue_.empty()) options.set_buffer_hint();   // what follows takes it along
+      if (!queue_.empty()) options.set_buffer_hint();  // what follows takes it along
     }
     const size_t bytes = message.ByteSizeLong();
     const bool written = stream->Write(message, options);

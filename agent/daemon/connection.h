@@ -20,13 +20,14 @@ struct Incoming {
   enum class Kind { kOpened, kMessage, kClosed } kind = Kind::kOpened;
   uint64_t generation = 0;
   v1::SchedulerMessage message;
-  std::string reason;              // kClosed
+  std::string reason;  // kClosed
 };
 
 // Thread-safe. `post` is called from its own thread and must not block for long.
 class Connection {
  public:
-  // `server` is unix:///absolute/path. With `single_user` a socket that another user serves is refused.
+  // `server` is unix:///absolute/path. With `single_user` a socket that another user serves is
+  // refused.
   Connection(std::string server, bool single_user, std::function<void(Incoming)> post);
   ~Connection();  // ends the stream
 
@@ -53,8 +54,8 @@ class Connection {
   std::deque<v1::AgentMessage> queue_;
   std::atomic<size_t> queued_bytes_{0};
   grpc::ClientContext* context_ = nullptr;  // of the present stream
-  bool spoke_ = false;                      // the present stream brought a message other than a refusal
-  bool refused_ = false;                    // it brought that
+  bool spoke_ = false;    // the present stream brought a message other than a refusal
+  bool refused_ = false;  // it brought that
   std::thread thread_;
 };
 

@@ -40,16 +40,17 @@
 namespace muster::agent {
 namespace {
 
-constexpr int64_t kSweep = kSecond;                    // all live attempts are looked at again so often, whatever inotify says
+constexpr int64_t kSweep =
+    kSecond;  // all live attempts are looked at again so often, whatever inotify says
 constexpr int64_t kSweepWithoutInotify = 20 * kMillisecond;
-constexpr size_t kFewStarts = 8;                       // so many a second are told at once
+constexpr size_t kFewStarts = 8;  // so many a second are told at once
 constexpr int64_t kStrayCheck = 20 * kMillisecond;
-constexpr int64_t kLogInterval = 30 * kMillisecond;    // of followed logs
+constexpr int64_t kLogInterval = 30 * kMillisecond;  // of followed logs
 constexpr int64_t kPruneInterval = kHour;
-constexpr int64_t kPrunePause = 10 * kMillisecond;     // after a part of what is to be removed
-constexpr int64_t kDeviceInterval = 200 * kMillisecond; // the driver is waited for so long at once
+constexpr int64_t kPrunePause = 10 * kMillisecond;       // after a part of what is to be removed
+constexpr int64_t kDeviceInterval = 200 * kMillisecond;  // the driver is waited for so long at once
 constexpr size_t kDeviceEventsKept = 256;
-constexpr int64_t kSameEventNs = kMinute;              // the same error of a device is told once in so long
+constexpr int64_t kSameEventNs = kMinute;  // the same error of a device is told once in so long
 constexpr int64_t kLogChunkBytes = 256 << 10;
 constexpr size_t kLogQueueBytes = 4 << 20;
 constexpr size_t kLogRequests = 256;
@@ -60,8 +61,8 @@ struct LogReader {
   int32_t rank = -1;
   bool follow = false;
   int64_t tail_lines = 0;
-  int64_t left_bytes = INT64_MAX;                    // that may be sent
-  std::map<int32_t, int64_t> from;                   // by rank: where to begin
+  int64_t left_bytes = INT64_MAX;   // that may be sent
+  std::map<int32_t, int64_t> from;  // by rank: where to begin
   std::map<int32_t, LogCursor> cursors;
 };
 
@@ -69,7 +70,7 @@ struct LogReader {
 struct DeviceEvent {
   int32_t device = 0;
   std::string text;
-  int64_t at_ns = 0;                                 // Unix time
+  int64_t at_ns = 0;  // Unix time
 };
 
 // One attempt whose shim is, or may be, alive.
@@ -83,11 +84,14 @@ struct Watched {
 
 class Agent final : public Sender {
  public:
-  Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, HostCgroups cgroups, int signals);
+  Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
+        std::vector<AttemptRecord> records, HostCgroups cgroups, int signals);
   ~Agent() override;
 
   absl::Status Run();
-  void Send(v1::AgentMessage message) override { connection_->Send(generation_, std::move(message)); }
+  void Send(v1::AgentMessage message) override {
+    connection_->Send(generation_, std::move(message));
+  }
 
  private:
   void Post(Incoming incoming);
@@ -122,45 +126,52 @@ class Agent final : public Sender {
   int inbox_ready_ = -1;
   int inotify_ = -1;
   std::mutex mutex_;
-  std::deque<Incoming> inbox_;                       // guarded by mutex_
-  std::unique_ptr<v1::Inventory> new_inventory_;     // guarded by mutex_
-  std::deque<Nvml::Event> device_events_;            // guarded by mutex_
+  std::deque<Incoming> inbox_;                    // guarded by mutex_
+  std::unique_ptr<v1::Inventory> new_inventory_;  // guarded by mutex_
+  std::deque<Nvml::Event> device_events_;         // guarded by mutex_
   std::thread schema_;
-  std::thread devices_;                              // waits for device_events_
+  std::thread devices_;  // waits for device_events_
   std::atomic<bool> stopping_ = false;
-  std::vector<DeviceEvent> told_;                    // by the driver; the newest last
-  std::map<std::pair<int32_t, int32_t>, int64_t> newest_event_ns_;   // BootNs, by device and Xid: of those that were told
-  std::map<int32_t, std::string> broken_;            // devices that have to be reset, and why
+  std::vector<DeviceEvent> told_;  // by the driver; the newest last
+  std::map<std::pair<int32_t, int32_t>, int64_t>
+      newest_event_ns_;                    // BootNs, by device and Xid: of those that were told
+  std::map<int32_t, std::string> broken_;  // devices that have to be reset, and why
   uint64_t generation_ = 0;
-  bool open_ = false;                                // a stream is there, welcomed or not
+  bool open_ = false;  // a stream is there, welcomed or not
   std::string last_reason_;
   int64_t lease_ns_ = 45 * kSecond;
   int64_t heartbeat_ns_ = 5 * kSecond;
-  int64_t next_heartbeat_ns_ = 0;                    // CLOCK_BOOTTIME, as all below
+  int64_t next_heartbeat_ns_ = 0;  // CLOCK_BOOTTIME, as all below
   int64_t heard_ns_ = 0;
   int64_t next_sweep_ns_ = 0;
   int64_t next_prune_ns_ = 0;
   int64_t next_log_ns_ = 0;
   uint64_t heartbeat_sequence_ = 0;
   std::map<AttemptId, Watched> watched_;
-  std::deque<int64_t> starts_ns_;                    // of the last second
+  std::deque<int64_t> starts_ns_;  // of the last second
   std::map<int, AttemptId> by_watch_;
   std::map<int, AttemptId> by_pidfd_;
-  std::set<AttemptId> strays_;                       // their shim is dead, what it left is being killed
+  std::set<AttemptId> strays_;  // their shim is dead, what it left is being killed
   std::map<uint64_t, LogReader> logs_;
   std::string refused_;
-  std::unique_ptr<Connection> connection_;           // last: its thread posts to us
+  std::unique_ptr<Connection> connection_;  // last: its thread posts to us
 };
 
 // The attempt that a command is about; null: the message is no command.
 const v1::AttemptKey* CommandedKey(const v1::SchedulerMessage& message) {
   switch (message.body_case()) {
-    case v1::SchedulerMessage::kPrepare: return &message.prepare().key();
-    case v1::SchedulerMessage::kStart: return &message.start().key();
-    case v1::SchedulerMessage::kStop: return &message.stop().key();
-    case v1::SchedulerMessage::kForget: return &message.forget().key();
-    case v1::SchedulerMessage::kQuery: return &message.query().key();
-    default: return nullptr;
+    case v1::SchedulerMessage::kPrepare:
+      return &message.prepare().key();
+    case v1::SchedulerMessage::kStart:
+      return &message.start().key();
+    case v1::SchedulerMessage::kStop:
+      return &message.stop().key();
+    case v1::SchedulerMessage::kForget:
+      return &message.forget().key();
+    case v1::SchedulerMessage::kQuery:
+      return &message.query().key();
+    default:
+      return nullptr;
   }
 }
 
@@ -187,16 +198,23 @@ Identity IdentityOf(const AgentOptions& options, const StateDirectory& state) {
   return Identity{options.cluster, options.host, state.state_id(), options.launch.boot_id};
 }
 
-Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state, std::vector<AttemptRecord> records, HostCgroups cgroups, int signals)
-    : options_(options), state_(std::move(state)), inventory_(options.inventory), processes_(state_.get(), options.launch, options.ports, std::move(cgroups), &storage_), signals_(signals) {
+Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
+             std::vector<AttemptRecord> records, HostCgroups cgroups, int signals)
+    : options_(options),
+      state_(std::move(state)),
+      inventory_(options.inventory),
+      processes_(state_.get(), options.launch, options.ports, std::move(cgroups), &storage_),
+      signals_(signals) {
   for (const AttemptRecord& record : records) {
     if (record.port > 0 && !record.gone()) processes_.TakePort(record.id, record.port);
   }
-  reconciler_ = std::make_unique<Reconciler>(IdentityOf(options_, *state_), std::move(records), state_->seen(), state_.get(), &processes_, this);
+  reconciler_ = std::make_unique<Reconciler>(IdentityOf(options_, *state_), std::move(records),
+                                             state_->seen(), state_.get(), &processes_, this);
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   inbox_ready_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   inotify_ = ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-  if (inotify_ < 0) LogWarn("no inotify, looking at files every 20 ms", {{"error", strerror(errno)}});
+  if (inotify_ < 0)
+    LogWarn("no inotify, looking at files every 20 ms", {{"error", strerror(errno)}});
   AddToEpoll(epoll_, inbox_ready_);
   AddToEpoll(epoll_, signals_);
   AddToEpoll(epoll_, storage_.ready());
@@ -264,7 +282,8 @@ void Agent::OnIncoming(Incoming incoming) {
       if (incoming.generation == generation_) OnMessage(incoming.message);
       return;
     case Incoming::Kind::kClosed:
-      if (reconciler_->has_session() || incoming.reason != last_reason_) LogWarn("not connected", {{"server", options_.server}, {"why", incoming.reason}});
+      if (reconciler_->has_session() || incoming.reason != last_reason_)
+        LogWarn("not connected", {{"server", options_.server}, {"why", incoming.reason}});
       last_reason_ = incoming.reason;
       open_ = false;
       reconciler_->OnDisconnected();
@@ -275,10 +294,14 @@ void Agent::OnIncoming(Incoming incoming) {
 
 void Agent::OnMessage(const v1::SchedulerMessage& message) {
   heard_ns_ = RealClock()->BootNs();
-  const auto in_session = [&] { return reconciler_->has_session() && message.session().session() == reconciler_->session().session(); };
+  const auto in_session = [&] {
+    return reconciler_->has_session() &&
+           message.session().session() == reconciler_->session().session();
+  };
   switch (message.body_case()) {
     case v1::SchedulerMessage::kRefused:
-      LogError("refused", {{"why", message.refused().reason()}, {"final", message.refused().final()}});
+      LogError("refused",
+               {{"why", message.refused().reason()}, {"final", message.refused().final()}});
       if (message.refused().final()) refused_ = message.refused().reason();
       return;
     case v1::SchedulerMessage::kLogRequest:
@@ -293,23 +316,30 @@ void Agent::OnMessage(const v1::SchedulerMessage& message) {
       next_heartbeat_ns_ = heard_ns_ + heartbeat_ns_;
       last_reason_.clear();
       LogInfo("connected", {{"server", options_.server}, {"epoch", message.session().epoch()}});
-      if (!message.welcome().differs().empty()) LogWarn("this host contradicts its SKU in the clusters file", {{"how", message.welcome().differs()}});
+      if (!message.welcome().differs().empty())
+        LogWarn("this host contradicts its SKU in the clusters file",
+                {{"how", message.welcome().differs()}});
       break;
-    default: break;
+    default:
+      break;
   }
   Tell(message);
 }
 
 void Agent::Tell(const v1::SchedulerMessage& message) {
   if (!reconciler_->OnMessage(message, RealClock()->WallNs())) {
-    LogError("message not understood, ending the stream", {{"kind", static_cast<int>(message.body_case())}});
+    LogError("message not understood, ending the stream",
+             {{"kind", static_cast<int>(message.body_case())}});
     connection_->Restart();
     return;
   }
-  if (const std::optional<StorageKey> key = StorageKeyOf(message); key.has_value() && storage_.UnderWay(*key)) held_[*key] = message;
+  if (const std::optional<StorageKey> key = StorageKeyOf(message);
+      key.has_value() && storage_.UnderWay(*key))
+    held_[*key] = message;
   const v1::AttemptKey* key = CommandedKey(message);
   if (key == nullptr) return;
-  if (!message.has_prepare()) held_.erase({IdOf(*key), StorageUse::kPrepare});   // whatever it says comes after it
+  if (!message.has_prepare())
+    held_.erase({IdOf(*key), StorageUse::kPrepare});  // whatever it says comes after it
   WatchCommanded(IdOf(*key));
 }
 
@@ -321,12 +351,14 @@ void Agent::TakeFromStorage() {
   }
 }
 
-// A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and say nothing of the device.
+// A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and
+// say nothing of the device.
 void Agent::OnDeviceEvent(const Nvml::Event& event) {
   const std::string text = absl::StrCat("Xid ", event.xid, " on GPU ", event.device);
   const int64_t now_ns = RealClock()->WallNs(), boot_ns = RealClock()->BootNs();
   const auto [newest, first] = newest_event_ns_.try_emplace({event.device, event.xid}, boot_ns);
-  if (!first && boot_ns - newest->second < kSameEventNs) return;   // a storm says no more than its first
+  if (!first && boot_ns - newest->second < kSameEventNs)
+    return;  // a storm says no more than its first
   newest->second = boot_ns;
   LogWarn("critical error of a device", {{"device", event.device}, {"xid", event.xid}});
   told_.push_back({event.device, text, now_ns});
@@ -345,10 +377,14 @@ DeviceEvents Agent::EventsOf(const AttemptRecord& record) const {
   DeviceEvents events;
   const v1::Placement& here = record.prepare.here();
   const int32_t processes = std::max(1, record.prepare.processes_per_worker());
-  for (int32_t rank = here.first_group_rank() * processes; !told_.empty() && rank < (here.first_group_rank() + here.workers()) * processes; ++rank) {
-    const auto [first, last] = RankDevices(rank, processes, here.first_group_rank(), here.workers(), here.devices_size());
+  for (int32_t rank = here.first_group_rank() * processes;
+       !told_.empty() && rank < (here.first_group_rank() + here.workers()) * processes; ++rank) {
+    const auto [first, last] =
+        RankDevices(rank, processes, here.first_group_rank(), here.workers(), here.devices_size());
     for (const DeviceEvent& event : told_) {
-      if (std::find(here.devices().begin() + first, here.devices().begin() + last, event.device) != here.devices().begin() + last) events[rank].emplace_back(event.at_ns, event.text);
+      if (std::find(here.devices().begin() + first, here.devices().begin() + last, event.device) !=
+          here.devices().begin() + last)
+        events[rank].emplace_back(event.at_ns, event.text);
     }
   }
   return events;
@@ -385,10 +421,12 @@ void Agent::WatchAttempts() {
     const auto known = watched_.find(id);
     if (!record.gone()) live.push_back(id);
     // After our restart: progress lines of attempts that ended meanwhile are still to be told.
-    if (record.gone() && record.claim == Claim::kStarted && known == watched_.end()) live.push_back(id);
+    if (record.gone() && record.claim == Claim::kStarted && known == watched_.end())
+      live.push_back(id);
     if (!record.gone()) continue;
     processes_.ReleasePort(id);
-    processes_.RemoveCgroup(id);       // a shim that came too late, or a stop that came first, may have left it
+    processes_.RemoveCgroup(
+        id);  // a shim that came too late, or a stop that came first, may have left it
   }
   for (const auto& [id, watched] : watched_) {
     if (reconciler_->Find(id) == nullptr) over.push_back(id);
@@ -402,12 +440,14 @@ void Agent::Watch(const AttemptId& id, bool commanded) {
   const AttemptRecord* record = reconciler_->Find(id);
   bool many = false;
   if (watched.directory_watch < 0 && inotify_ >= 0 && !record->gone()) {
-    // Where many start, that is told with their shims' first events, 250 ms later, and what ends sooner is told once (decision 040).
+    // Where many start, that is told with their shims' first events, 250 ms later, and what ends
+    // sooner is told once (decision 040).
     const int64_t now_ns = RealClock()->BootNs();
     while (!starts_ns_.empty() && starts_ns_.front() <= now_ns - kSecond) starts_ns_.pop_front();
     starts_ns_.push_back(now_ns);
     many = starts_ns_.size() > kFewStarts;
-    watched.directory_watch = ::inotify_add_watch(inotify_, state_->AttemptDirectory(id).c_str(), (many ? 0 : IN_CREATE) | IN_MOVED_TO | IN_MODIFY);
+    watched.directory_watch = ::inotify_add_watch(inotify_, state_->AttemptDirectory(id).c_str(),
+                                                  (many ? 0 : IN_CREATE) | IN_MOVED_TO | IN_MODIFY);
     if (watched.directory_watch >= 0) by_watch_[watched.directory_watch] = id;
   }
   Refresh(id, /*only_its_end=*/commanded && many);
@@ -428,7 +468,8 @@ void Agent::Unwatch(const AttemptId& id) {
   strays_.erase(id);
 }
 
-// `only_its_end`: of a shim that has just begun; what else it has said by now is told with its next word, or by the next sweep.
+// `only_its_end`: of a shim that has just begun; what else it has said by now is told with its next
+// word, or by the next sweep.
 void Agent::Refresh(const AttemptId& id, bool only_its_end) {
   const auto found = watched_.find(id);
   const AttemptRecord* record = reconciler_->Find(id);
@@ -449,17 +490,23 @@ void Agent::Refresh(const AttemptId& id, bool only_its_end) {
       AddToEpoll(epoll_, watched.pidfd);
     }
   }
-  if (only_its_end && pid > 0 && ::access(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kExitsFile).c_str(), F_OK) != 0) return;
-  if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), EventsOf(*record), &watched.events_read, &watched.news); !status.ok()) {
+  if (only_its_end && pid > 0 &&
+      ::access(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kExitsFile).c_str(), F_OK) !=
+          0)
+    return;
+  if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), EventsOf(*record),
+                                                &watched.events_read, &watched.news);
+      !status.ok()) {
     LogError("shim's files", {{"error", std::string(status.message())}});
     return;
   }
   watched.news.alive = pid != 0;
   strays_.erase(id);
   const bool was_gone = record->gone();
-  if (pid == 0 && watched.news.claim == Claim::kStarted && !was_gone && record->boot_id == options_.launch.boot_id &&
+  if (pid == 0 && watched.news.claim == Claim::kStarted && !was_gone &&
+      record->boot_id == options_.launch.boot_id &&
       processes_.KillStrays(id, /*ended=*/watched.news.final)) {
-    ShimNews news = watched.news;   // not gone before they are
+    ShimNews news = watched.news;  // not gone before they are
     news.alive = true;
     news.final = false;
     strays_.insert(id);
@@ -470,8 +517,12 @@ void Agent::Refresh(const AttemptId& id, bool only_its_end) {
   record = reconciler_->Find(id);
   if (!was_gone && record != nullptr && record->gone()) {
     processes_.ReleasePort(id);
-    if (!watched.news.final) processes_.RemoveCgroup(id);   // else its shim has, and the agent once more when it forgets it
-    LogInfo("attempt ended", {{"job", id.job_uid}, {"task", id.task}, {"attempt", id.attempt}, {"detail", record->detail}});
+    if (!watched.news.final)
+      processes_.RemoveCgroup(id);  // else its shim has, and the agent once more when it forgets it
+    LogInfo("attempt ended", {{"job", id.job_uid},
+                              {"task", id.task},
+                              {"attempt", id.attempt},
+                              {"detail", record->detail}});
   }
 }
 
@@ -499,7 +550,9 @@ void Agent::ReadInotify() {
       const auto found = by_watch_.find(event->wd);
       if (found == by_watch_.end()) continue;
       const std::string_view name = event->len > 0 ? event->name : "";
-      if (name == shim::kClaimFile || name == shim::kEventsFile || name == shim::kProgressFile || name == shim::kExitsFile) changed.insert(found->second);
+      if (name == shim::kClaimFile || name == shim::kEventsFile || name == shim::kProgressFile ||
+          name == shim::kExitsFile)
+        changed.insert(found->second);
     }
   }
   for (const AttemptId& id : changed) Refresh(id);
@@ -513,13 +566,17 @@ void Agent::StartLog(const v1::LogRequest& request) {
   reader.tail_lines = request.tail_lines();
   if (request.max_bytes() > 0) reader.left_bytes = request.max_bytes();
   reader.from.insert(request.from().begin(), request.from().end());
-  const bool known = IsValid(reader.id) && (reconciler_->Find(reader.id) != nullptr || ::access(state_->LogDirectory(reader.id).c_str(), F_OK) == 0);
+  const bool known =
+      IsValid(reader.id) && (reconciler_->Find(reader.id) != nullptr ||
+                             ::access(state_->LogDirectory(reader.id).c_str(), F_OK) == 0);
   if (!known || logs_.size() >= kLogRequests) {
     v1::AgentMessage message;
     *message.mutable_session() = reconciler_->session();
     message.mutable_log_chunk()->set_request(request.request());
     message.mutable_log_chunk()->set_end(true);
-    message.mutable_log_chunk()->set_error(known ? "this host answers too many log requests already" : "no logs of this attempt on this host, or no longer");
+    message.mutable_log_chunk()->set_error(
+        known ? "this host answers too many log requests already"
+              : "no logs of this attempt on this host, or no longer");
     Send(std::move(message));
     return;
   }
@@ -533,11 +590,14 @@ void Agent::PumpLogs() {
     LogReader& reader = it->second;
     const std::string directory = state_->LogDirectory(reader.id);
     const AttemptRecord* record = reconciler_->Find(reader.id);
-    const bool over = !reader.follow || record == nullptr || record->gone();  // asked before reading: what is read then is all
+    const bool over = !reader.follow || record == nullptr ||
+                      record->gone();  // asked before reading: what is read then is all
     for (const int32_t rank : shim::LogRanks(directory)) {
       if ((reader.rank >= 0 && reader.rank != rank) || reader.cursors.count(rank) != 0) continue;
       const auto from = reader.from.find(rank);
-      reader.cursors.emplace(rank, from != reader.from.end() ? LogCursor::At(directory, rank, from->second) : LogCursor(directory, rank, reader.tail_lines));
+      reader.cursors.emplace(rank, from != reader.from.end()
+                                       ? LogCursor::At(directory, rank, from->second)
+                                       : LogCursor(directory, rank, reader.tail_lines));
     }
     bool more = false;
     for (auto& [rank, cursor] : reader.cursors) {
@@ -605,7 +665,8 @@ absl::Status Agent::Run() {
     }
     const uint64_t one = 1;
     if (::write(inbox_ready_, &one, sizeof one) < 0) return;
-    if (const std::string why = WhyUnitEndsShims(); !why.empty()) LogWarn("jobs will not outlive the agent", {{"why", why}});
+    if (const std::string why = WhyUnitEndsShims(); !why.empty())
+      LogWarn("jobs will not outlive the agent", {{"why", why}});
   });
   if (options_.nvml != nullptr && options_.nvml->Watch()) {
     devices_ = std::thread([this] {
@@ -617,15 +678,18 @@ absl::Status Agent::Run() {
           device_events_.push_back(*event);
         }
         const uint64_t one = 1;
-        if (::write(inbox_ready_, &one, sizeof one) < 0) continue;   // full: it is ready anyway
+        if (::write(inbox_ready_, &one, sizeof one) < 0) continue;  // full: it is ready anyway
       }
     });
   }
-  connection_ = std::make_unique<Connection>(options_.server, options_.single_user, [this](Incoming incoming) { Post(std::move(incoming)); });
+  connection_ =
+      std::make_unique<Connection>(options_.server, options_.single_user,
+                                   [this](Incoming incoming) { Post(std::move(incoming)); });
   while (refused_.empty()) {
     const int64_t wait_ns = std::max<int64_t>(0, NextWakeNs() - RealClock()->BootNs());
     epoll_event events[64];
-    const int count = ::epoll_wait(epoll_, events, 64, static_cast<int>(wait_ns / kMillisecond) + (wait_ns > 0 ? 1 : 0));
+    const int count = ::epoll_wait(
+        epoll_, events, 64, static_cast<int>(wait_ns / kMillisecond) + (wait_ns > 0 ? 1 : 0));
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
       if (fd == signals_) {
@@ -659,12 +723,15 @@ absl::Status Agent::Run() {
     }
     for (const AttemptId& id : std::set<AttemptId>(strays_)) Refresh(id);
     if (now_ns >= next_prune_ns_ || state_->LogsOverflow(options_.retention)) {
-      next_prune_ns_ = now_ns + (state_->PruneLogs(options_.retention, RealClock()->WallNs()) ? kPrunePause : kPruneInterval);
+      next_prune_ns_ =
+          now_ns + (state_->PruneLogs(options_.retention, RealClock()->WallNs()) ? kPrunePause
+                                                                                 : kPruneInterval);
     }
     if (!logs_.empty() && now_ns >= next_log_ns_) PumpLogs();
     state_->CollectForgotten();
   }
-  return absl::FailedPreconditionError(absl::StrCat("the scheduler refused this agent: ", refused_));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the scheduler refused this agent: ", refused_));
 }
 
 }  // namespace
@@ -673,18 +740,24 @@ absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirector
   const int signals = ReadEndSignals();
   HostCgroups cgroups(options.cgroup, state->path());
   AgentOptions with = options;
-  with.inventory.set_isolation(absl::StrCat(options.launch.pid_namespace && ::geteuid() == 0 ? "PID namespaces, " : "process groups, ", cgroups.described()));
+  with.inventory.set_isolation(absl::StrCat(
+      options.launch.pid_namespace && ::geteuid() == 0 ? "PID namespaces, " : "process groups, ",
+      cgroups.described()));
   LogInfo("attempts are kept apart", {{"by", with.inventory.isolation()}});
-  // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the first Hello it is no more.
+  // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the
+  // first Hello it is no more.
   if (state->fresh()) {
-    if (const int ended = EndForgottenShims(state->path()); ended > 0) LogWarn("ended shims of a lost state directory", {{"shims", ended}});
+    if (const int ended = EndForgottenShims(state->path()); ended > 0)
+      LogWarn("ended shims of a lost state directory", {{"shims", ended}});
   }
   absl::StatusOr<std::vector<AttemptRecord>> records = state->Load();
   if (!records.ok()) return records.status();
   std::vector<std::string> known;
   for (const AttemptRecord& record : *records) known.push_back(DirectoryName(record.id));
-  if (const int ended = cgroups.EndAllBut(known); ended > 0) LogWarn("ended what ran in control groups of attempts that nobody knows", {{"groups", ended}});
-  const absl::Status status = Agent(with, std::move(state), *std::move(records), std::move(cgroups), signals).Run();
+  if (const int ended = cgroups.EndAllBut(known); ended > 0)
+    LogWarn("ended what ran in control groups of attempts that nobody knows", {{"groups", ended}});
+  const absl::Status status =
+      Agent(with, std::move(state), *std::move(records), std::move(cgroups), signals).Run();
   ::close(signals);
   return status;
 }

@@ -1,4 +1,5 @@
-// muster-agent's loop: one thread that feeds the Reconciler from the stream, the shims' files and their ends, and sends what it says.
+// muster-agent's loop: one thread that feeds the Reconciler from the stream, the shims' files and
+// their ends, and sends what it says.
 #pragma once
 
 #include <memory>
@@ -25,8 +26,8 @@ struct AgentOptions {
   Retention retention;
 };
 
-// Until SIGTERM or SIGINT (then OK; the attempts go on), or the scheduler refuses this agent for good.
-// Blocks SIGTERM and SIGINT in every thread: call before any other thread is made.
+// Until SIGTERM or SIGINT (then OK; the attempts go on), or the scheduler refuses this agent for
+// good. Blocks SIGTERM and SIGINT in every thread: call before any other thread is made.
 absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirectory> state);
 
 }  // namespace muster::agent

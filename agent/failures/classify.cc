@@ -17,7 +17,8 @@ namespace {
 
 bool IsWord(char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
-// Where `piece` is in `line` from `from` on; npos = nowhere. '<' before and '>' behind it ask for a word's border.
+// Where `piece` is in `line` from `from` on; npos = nowhere. '<' before and '>' behind it ask for a
+// word's border.
 size_t Find(std::string_view line, std::string_view piece, size_t from) {
   const bool left = !piece.empty() && piece.front() == '<';
   if (left) piece.remove_prefix(1);
@@ -27,13 +28,17 @@ size_t Find(std::string_view line, std::string_view piece, size_t from) {
     const size_t at = line.find(piece, from);
     if (at == std::string_view::npos) return at;
     const size_t end = at + piece.size();
-    if ((!left || at == 0 || !IsWord(line[at - 1])) && (!right || end == line.size() || !IsWord(line[end]))) return end;
+    if ((!left || at == 0 || !IsWord(line[at - 1])) &&
+        (!right || end == line.size() || !IsWord(line[end])))
+      return end;
     from = at + 1;
   }
 }
 
 bool HasAny(std::string_view line, std::span<const std::string_view> pieces) {
-  return std::any_of(pieces.begin(), pieces.end(), [&](std::string_view piece) { return Find(line, piece, 0) != std::string_view::npos; });
+  return std::any_of(pieces.begin(), pieces.end(), [&](std::string_view piece) {
+    return Find(line, piece, 0) != std::string_view::npos;
+  });
 }
 
 bool Matches(std::string_view line, std::string_view pattern) {
@@ -51,35 +56,43 @@ bool Matches(std::string_view line, std::string_view pattern) {
 std::optional<int> XidOf(std::string_view line) {
   size_t at = Find(line, "<xid>", 0);
   if (at == std::string_view::npos) return std::nullopt;
-  if (const size_t close = line.find("):", at); close != std::string_view::npos && close < at + 40) at = close + 2;
+  if (const size_t close = line.find("):", at); close != std::string_view::npos && close < at + 40)
+    at = close + 2;
   while (at < line.size() && !absl::ascii_isdigit(static_cast<unsigned char>(line[at]))) {
     if (IsWord(line[at])) return std::nullopt;
     ++at;
   }
   int number = 0;
-  if (std::from_chars(line.data() + at, line.data() + line.size(), number).ec != std::errc()) return std::nullopt;
+  if (std::from_chars(line.data() + at, line.data() + line.size(), number).ec != std::errc())
+    return std::nullopt;
   return number;
 }
 
-// A line of information or a warning, by how logging libraries mark them; one that says that it is tried again.
+// A line of information or a warning, by how logging libraries mark them; one that says that it is
+// tried again.
 bool IsWarning(std::string_view line) {
   static constexpr std::array<std::string_view, 15> kMarks = {
-      "[info]", ": i external", "[w ", " info ", "- info", "info:", "<warning>", "futurewarning",
-      "userwarning", "deprecationwarning", ": w tensorflow", ": w external", "<retrying>", "<retry>", "will retry"};
+      "[info]",         ": i external", "[w ",           " info ",      "- info",
+      "info:",          "<warning>",    "futurewarning", "userwarning", "deprecationwarning",
+      ": w tensorflow", ": w external", "<retrying>",    "<retry>",     "will retry"};
   if (HasAny(line, kMarks)) return true;
   // glog's and c10's: "W0404 20:34", "[W105 01:36", "[rank4]:[W105 01:36"
   for (size_t at = 0; at + 4 < line.size() && at < 24; ++at) {
     const bool begins = at == 0 || line[at - 1] == '[';
     const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-    if (begins && (line[at] == 'w' || line[at] == 'i') && is_digit(line[at + 1]) && is_digit(line[at + 2]) && is_digit(line[at + 3])) return true;
+    if (begins && (line[at] == 'w' || line[at] == 'i') && is_digit(line[at + 1]) &&
+        is_digit(line[at + 2]) && is_digit(line[at + 3]))
+      return true;
   }
   return false;
 }
 
 // A warning of Python's own, or a sentence of what could happen.
 bool IsAdvice(std::string_view line) {
-  static constexpr std::array<std::string_view, 10> kMarks = {"userwarning: ", "runtimewarning: ", "futurewarning: ", "deprecationwarning: ", "resourcewarning: ",
-                                                              "<likely lead", "<may lead", "<might lead", "<could lead", "<can lead"};
+  static constexpr std::array<std::string_view, 10> kMarks = {
+      "userwarning: ",     "runtimewarning: ", "futurewarning: ", "deprecationwarning: ",
+      "resourcewarning: ", "<likely lead",     "<may lead",       "<might lead",
+      "<could lead",       "<can lead"};
   return HasAny(line, kMarks);
 }
 
@@ -98,15 +111,21 @@ std::optional<Evidence> EvidenceOf(std::string_view line) {
   }
   std::optional<Evidence> best;
   for (const Rule& rule : FailureRules()) {
-    if ((!best || rule.weight > best->weight) && Matches(line, rule.pattern)) best = Evidence{rule.cls, rule.weight};
+    if ((!best || rule.weight > best->weight) && Matches(line, rule.pattern))
+      best = Evidence{rule.cls, rule.weight};
   }
-  // Notices of a stop and watchdogs speak as loggers' warnings do; whatever else does was got over, or says the same again as an error.
-  const bool notice = best && (best->cls == FailureClass::kPreempted || best->cls == FailureClass::kKilled || best->cls == FailureClass::kHang);
-  if (best && best->weight > Weight::kWarned && ((!notice && IsWarning(line)) || IsAdvice(line))) best->weight = Weight::kWarned;
+  // Notices of a stop and watchdogs speak as loggers' warnings do; whatever else does was got over,
+  // or says the same again as an error.
+  const bool notice =
+      best && (best->cls == FailureClass::kPreempted || best->cls == FailureClass::kKilled ||
+               best->cls == FailureClass::kHang);
+  if (best && best->weight > Weight::kWarned && ((!notice && IsWarning(line)) || IsAdvice(line)))
+    best->weight = Weight::kWarned;
   return best;
 }
 
-// A line of somebody's log as a sentence of ours: without terminal control sequences, valid UTF-8, 200 bytes at most.
+// A line of somebody's log as a sentence of ours: without terminal control sequences, valid UTF-8,
+// 200 bytes at most.
 std::string Cut(std::string_view line) {
   constexpr size_t kLongest = 200;
   std::string text;
@@ -131,8 +150,10 @@ std::string Cut(std::string_view line) {
 
 // A line of training going on: a step or an iteration with its loss or its speed.
 bool IsProgress(std::string_view line) {
-  static constexpr std::array<std::string_view, 5> kCounters = {"<step", "<iter", "<epoch", "it/s", "s/it"};
-  static constexpr std::array<std::string_view, 8> kFigures = {"loss", "tokens/s", "tok/s", "it/s]", "s/it]", "samples/s", "throughput", "tflop"};
+  static constexpr std::array<std::string_view, 5> kCounters = {"<step", "<iter", "<epoch", "it/s",
+                                                                "s/it"};
+  static constexpr std::array<std::string_view, 8> kFigures = {
+      "loss", "tokens/s", "tok/s", "it/s]", "s/it]", "samples/s", "throughput", "tflop"};
   return HasAny(line, kCounters) && HasAny(line, kFigures) && !EvidenceOf(line);
 }
 
@@ -154,12 +175,14 @@ struct Told {
   Failure AsFailure() const { return {cls, Cut(line)}; }
 };
 
-// The strongest evidence of lines [begin, end): of equal weight the first, because what follows a cause are its consequences.
+// The strongest evidence of lines [begin, end): of equal weight the first, because what follows a
+// cause are its consequences.
 std::optional<Told> Strongest(const Text& text, size_t begin, size_t end) {
   std::optional<Told> best;
   for (size_t i = begin; i < end; ++i) {
     const std::optional<Evidence> evidence = EvidenceOf(text.lower[i]);
-    if (evidence && (!best || evidence->weight > best->weight)) best = {evidence->cls, evidence->weight, text.lines[i]};
+    if (evidence && (!best || evidence->weight > best->weight))
+      best = {evidence->cls, evidence->weight, text.lines[i]};
   }
   return best;
 }
@@ -187,16 +210,23 @@ Failure Classify(const EndFacts& facts) {
   std::optional<Told> told = Strongest(tail, behind_progress, tail.lines.size());
   if (!told || told->weight <= Weight::kWarned) {
     // Other ranks may have got one more line out after the one that failed.
-    if (const std::optional<Told> before = Strongest(tail, 0, behind_progress); before && before->weight == Weight::kCause) told = before;
+    if (const std::optional<Told> before = Strongest(tail, 0, behind_progress);
+        before && before->weight == Weight::kCause)
+      told = before;
   }
-  const bool stuck_there = told && (told->weight == Weight::kCause || (told->cls == kStorage && told->weight == Weight::kConsequence));
+  const bool stuck_there =
+      told && (told->weight == Weight::kCause ||
+               (told->cls == kStorage && told->weight == Weight::kConsequence));
   if (facts.silent && !stuck_there) return {kHang, "no progress for its hang_timeout"};
   // Who was ended by a signal that somebody sent, and lost its peers or its output with that.
-  if (event && event->cls == kKilled && told && told->weight == Weight::kConsequence && (told->cls == kNetwork || told->cls == kUserError)) {
+  if (event && event->cls == kKilled && told && told->weight == Weight::kConsequence &&
+      (told->cls == kNetwork || told->cls == kUserError)) {
     return event->AsFailure();
   }
   if (told && told->weight >= Weight::kWarned) return told->AsFailure();
-  const int signal = facts.signal > 0 ? facts.signal : facts.exit_code > 128 && facts.exit_code < 160 ? facts.exit_code - 128 : 0;
+  const int signal = facts.signal > 0                                 ? facts.signal
+                     : facts.exit_code > 128 && facts.exit_code < 160 ? facts.exit_code - 128
+                                                                      : 0;
   constexpr int kSigInt = 2, kSigKill = 9, kSigTerm = 15;
   if (signal == kSigKill || signal == kSigTerm || signal == kSigInt) return {kKilled, ""};
   if (event) return event->AsFailure();
@@ -205,7 +235,8 @@ Failure Classify(const EndFacts& facts) {
 }
 
 std::string_view FailureName(FailureClass cls) {
-  static constexpr std::array<std::string_view, kFailureClasses> kNames = {"user_error", "oom", "hang", "killed", "device", "host", "network", "storage", "preempted"};
+  static constexpr std::array<std::string_view, kFailureClasses> kNames = {
+      "user_error", "oom", "hang", "killed", "device", "host", "network", "storage", "preempted"};
   return kNames[static_cast<size_t>(cls)];
 }
 

@@ -1,11 +1,14 @@
-// Why a process of a training job ended, in the classes that a scheduler acts upon (docs/operating.md, "Why a job ended").
+// Why a process of a training job ended, in the classes that a scheduler acts upon
+// (docs/operating.md, "Why a job ended").
 //
-// Only what says the cause counts: what Muster did itself and what the kernel and the driver said come before what the program
-// wrote; of its log, what names a cause comes before what names its consequences ("connection closed by peer", a collective that
-// timed out), and that before a plain exception; an error that training went on after doesn't count unless there is no other.
-// The rules are text patterns of what frameworks, drivers and libraries print, in rules.cc.
+// Only what says the cause counts: what Muster did itself and what the kernel and the driver said
+// come before what the program wrote; of its log, what names a cause comes before what names its
+// consequences ("connection closed by peer", a collective that timed out), and that before a plain
+// exception; an error that training went on after doesn't count unless there is no other. The rules
+// are text patterns of what frameworks, drivers and libraries print, in rules.cc.
 //
-// Pure: no clock, no files. Thread-safe. At most a few hundred lines are expected; it costs about 0.1 ms a line.
+// Pure: no clock, no files. Thread-safe. At most a few hundred lines are expected; it costs about
+// 0.1 ms a line.
 #pragma once
 
 #include <cstddef>
@@ -35,18 +38,20 @@ struct EndFacts {
   bool silent = false;                   // Muster stopped it: no progress for hang_timeout
   bool host_lost = false;                // its host was lost, or another boot
   bool cgroup_oom = false;               // its cgroup's oom_kill count rose
-  std::vector<std::string_view> events;  // since it began: lines of the kernel, the driver, the node ("NVRM: Xid (PCI:0000:4e:00): 79, …")
+  std::vector<std::string_view> events;  // since it began: lines of the kernel, the driver, the
+                                         // node ("NVRM: Xid (PCI:0000:4e:00): 79, …")
   std::vector<std::string_view> tail;    // the last lines of its log, oldest first
 };
 
 struct Failure {
   FailureClass cls = FailureClass::kUserError;
-  // For people: the line that told it, printable and cut to 200 bytes, or what Muster knows itself; empty = nothing but exit code and
-  // signal is known.
+  // For people: the line that told it, printable and cut to 200 bytes, or what Muster knows itself;
+  // empty = nothing but exit code and signal is known.
   std::string because;
 };
 
-// Never fails: what says nothing is the program's error if it exited and killed from outside if a signal ended it.
+// Never fails: what says nothing is the program's error if it exited and killed from outside if a
+// signal ended it.
 Failure Classify(const EndFacts& facts);
 
 // "user_error", "oom", …: as in files and metrics.

@@ -23,8 +23,10 @@ struct Case {
 };
 
 TEST(Classify, LetsWhatMusterAndTheKernelKnowComeBeforeTheLog) {
-  const std::vector<std::string_view> error = {"Traceback (most recent call last):", "ValueError: too many values"};
-  const std::vector<std::string_view> oom = {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."};
+  const std::vector<std::string_view> error = {"Traceback (most recent call last):",
+                                               "ValueError: too many values"};
+  const std::vector<std::string_view> oom = {
+      "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."};
   const std::vector<std::string_view> reset = {"[rank3] RuntimeError: Connection reset by peer"};
   const Case cases[] = {
       {"nothing is known, an exit", {.exit_code = 1}, kUserError, ""},
@@ -32,54 +34,100 @@ TEST(Classify, LetsWhatMusterAndTheKernelKnowComeBeforeTheLog) {
       {"killed, told by a shell", {.exit_code = 137}, kKilled, ""},
       {"a crash of its own", {.signal = 11}, kUserError, ""},
       {"the cgroup", {.signal = 9, .cgroup_oom = true, .tail = error}, kOom, "memory limit"},
-      {"its place was taken", {.signal = 15, .preempted = true, .tail = error}, kPreempted, "taken"},
+      {"its place was taken",
+       {.signal = 15, .preempted = true, .tail = error},
+       kPreempted,
+       "taken"},
       {"its host was lost", {.signal = 9, .host_lost = true, .tail = oom}, kHost, "host"},
       {"stood still", {.signal = 9, .silent = true}, kHang, "no progress"},
-      {"stood still because of what its log names", {.signal = 9, .silent = true, .tail = oom}, kOom, "OutOfMemory"},
-      {"stood still, and its peers left when it was stopped", {.signal = 9, .silent = true, .tail = reset}, kHang, "no progress"},
-      {"the driver said more", {.exit_code = 1, .events = {"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU has fallen off the bus."}, .tail = error}, kDevice, "Xid"},
-      {"an Xid of the program's own", {.exit_code = 1, .events = {"NVRM: Xid (PCI:0000:4e:00): 31, pid=1, name=python, MMU Fault"}, .tail = error}, kUserError, "ValueError"},
+      {"stood still because of what its log names",
+       {.signal = 9, .silent = true, .tail = oom},
+       kOom,
+       "OutOfMemory"},
+      {"stood still, and its peers left when it was stopped",
+       {.signal = 9, .silent = true, .tail = reset},
+       kHang,
+       "no progress"},
+      {"the driver said more",
+       {.exit_code = 1,
+        .events = {"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU has fallen off the bus."},
+        .tail = error},
+       kDevice,
+       "Xid"},
+      {"an Xid of the program's own",
+       {.exit_code = 1,
+        .events = {"NVRM: Xid (PCI:0000:4e:00): 31, pid=1, name=python, MMU Fault"},
+        .tail = error},
+       kUserError,
+       "ValueError"},
       {"an Xid in few words", {.signal = 6, .events = {"XID 48 on GPU 3"}}, kDevice, "XID 48"},
   };
   for (const Case& c : cases) {
     const Failure failure = Classify(c.facts);
     EXPECT_EQ(FailureName(failure.cls), FailureName(c.cls)) << c.what;
-    EXPECT_NE(failure.because.find(c.because), std::string::npos) << c.what << ": " << failure.because;
+    EXPECT_NE(failure.because.find(c.because), std::string::npos)
+        << c.what << ": " << failure.because;
   }
 }
 
 TEST(Classify, BelievesCausesBeforeConsequencesAndTheFirstOfTheSameWeight) {
   const Case cases[] = {
       {"a peer's way out behind the cause",
-       {.exit_code = 1, .tail = {"RuntimeError: CUDA error: uncorrectable ECC error encountered", "Exception: NCCL error: remote process exited or there was a network error"}},
-       kDevice, "ECC"},
-      {"only the consequence is known", {.exit_code = 1, .tail = {"Exception: NCCL error: remote process exited or there was a network error"}}, kNetwork, "remote process"},
+       {.exit_code = 1,
+        .tail = {"RuntimeError: CUDA error: uncorrectable ECC error encountered",
+                 "Exception: NCCL error: remote process exited or there was a network error"}},
+       kDevice,
+       "ECC"},
+      {"only the consequence is known",
+       {.exit_code = 1,
+        .tail = {"Exception: NCCL error: remote process exited or there was a network error"}},
+       kNetwork,
+       "remote process"},
       {"an error in writing a checkpoint, then what that led to",
-       {.exit_code = 1, .tail = {"OSError: [Errno 28] No space left on device", "During handling of the above exception, another exception occurred:", "ValueError: no checkpoint"}},
-       kStorage, "Errno 28"},
+       {.exit_code = 1,
+        .tail = {"OSError: [Errno 28] No space left on device",
+                 "During handling of the above exception, another exception occurred:",
+                 "ValueError: no checkpoint"}},
+       kStorage,
+       "Errno 28"},
       {"an error that training went on after",
-       {.exit_code = 1, .tail = {"warning: CUDA out of memory, trying again with half the batch", "step 120 loss 2.31", "step 130 loss 2.30", "KeyError: 'labels'"}}, kUserError, "KeyError"},
-      {"another rank's step behind the cause", {.exit_code = 1, .tail = {"torch.OutOfMemoryError: CUDA out of memory.", "[rank1] step 12 loss 2.3"}}, kOom, "out of memory"},
-      {"part of a word is no word", {.exit_code = 1, .tail = {"MyTypeErrorCounter = 3 KeyErrors", "RuntimeError: x"}}, kUserError, "RuntimeError"},
+       {.exit_code = 1,
+        .tail = {"warning: CUDA out of memory, trying again with half the batch",
+                 "step 120 loss 2.31", "step 130 loss 2.30", "KeyError: 'labels'"}},
+       kUserError,
+       "KeyError"},
+      {"another rank's step behind the cause",
+       {.exit_code = 1,
+        .tail = {"torch.OutOfMemoryError: CUDA out of memory.", "[rank1] step 12 loss 2.3"}},
+       kOom,
+       "out of memory"},
+      {"part of a word is no word",
+       {.exit_code = 1, .tail = {"MyTypeErrorCounter = 3 KeyErrors", "RuntimeError: x"}},
+       kUserError,
+       "RuntimeError"},
   };
   for (const Case& c : cases) {
     const Failure failure = Classify(c.facts);
     EXPECT_EQ(FailureName(failure.cls), FailureName(c.cls)) << c.what;
-    EXPECT_NE(failure.because.find(c.because), std::string::npos) << c.what << ": " << failure.because;
+    EXPECT_NE(failure.because.find(c.because), std::string::npos)
+        << c.what << ": " << failure.because;
   }
 }
 
 TEST(Classify, SaysLinesInPrintableCharactersCutAtOne) {
   const std::pair<std::string, std::string> cases[] = {
-      {"KeyError: " + std::string(189, 'x') + "ä and much more", "KeyError: " + std::string(189, 'x') + "…"},
+      {"KeyError: " + std::string(189, 'x') + "ä and much more",
+       "KeyError: " + std::string(189, 'x') + "…"},
       {"\x1b[31mKeyError: 'a'\x1b[0m\r", "KeyError: 'a'"},
       {"\t KeyError: \xff\xc3(\xed\xa0\x80 ä €", "KeyError: ?\?(?\?? ä €"},
       {std::string("KeyError\0: x", 12), "KeyError: x"},
   };
-  for (const auto& [line, said] : cases) EXPECT_EQ(Classify({.exit_code = 1, .tail = {line}}).because, said);
+  for (const auto& [line, said] : cases)
+    EXPECT_EQ(Classify({.exit_code = 1, .tail = {line}}).because, said);
 }
 
-// Those that the rules were written on. What they do on others is the row `classify` (bench/run.sh).
+// Those that the rules were written on. What they do on others is the row `classify`
+// (bench/run.sh).
 TEST(Classify, TellsTheCollectedEnds) {
   const std::vector<LabelledEnd> ends = ReadLabelledEnds("agent/failures/testdata/develop.jsonl");
   ASSERT_GE(ends.size(), 600u);
@@ -89,7 +137,8 @@ TEST(Classify, TellsTheCollectedEnds) {
     const Failure failure = Classify(FactsOf(end));
     if (FailureName(failure.cls) == end.label) continue;
     ++wrong;
-    which += end.id + ": " + end.label + ", told " + std::string(FailureName(failure.cls)) + " by: " + failure.because + "\n";
+    which += end.id + ": " + end.label + ", told " + std::string(FailureName(failure.cls)) +
+             " by: " + failure.because + "\n";
   }
   EXPECT_LE(wrong * 100, ends.size()) << which;
 }

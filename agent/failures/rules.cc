@@ -17,23 +17,28 @@ struct Group {
   std::string_view patterns;
 };
 
-// A line that patterns of several groups match is the first group's of the largest weight; within a group the order doesn't matter.
+// A line that patterns of several groups match is the first group's of the largest weight; within a
+// group the order doesn't matter.
 constexpr Group kGroups[] = {
     // devices whose sentence speaks of memory
-    {kDevice, kCause, R"(cuda_error_contained | cudaerrorcontained | gpu memory*ecc | invalid access of peer gpu memory over nvlink)"},
+    {kDevice, kCause,
+     R"(cuda_error_contained | cudaerrorcontained | gpu memory*ecc | invalid access of peer gpu memory over nvlink)"},
     // hosts whose sentence speaks of something else
-    {kHost, kCause, R"(/dev/nvme*i/o error | /dev/sd*i/o error | aborting journal on device | dev nvme*i/o error | dev sd*i/o error |
+    {kHost, kCause,
+     R"(/dev/nvme*i/o error | /dev/sd*i/o error | aborting journal on device | dev nvme*i/o error | dev sd*i/o error |
 due to node failure | ext4-fs error | i/o error*dev nvme | i/o error*dev sd | no space left on device*'/local |
 no space left on device*'/run | no space left on device*'/tmp | no space left on device*'/var |
 no space left on device*/root/.cache | nvme*i/o cmd*error | nvme*i/o*timeout | remounting filesystem read-only |
 xfs*corruption | xfs*shutting down filesystem)"},
     // full shared memory, workers that the kernel shot
-    {kOom, kCause, R"(/dev/shm*no space left on device | dataloader worker*killed by signal: bus error |
+    {kOom, kCause,
+     R"(/dev/shm*no space left on device | dataloader worker*killed by signal: bus error |
 dataloader worker*killed by signal: killed | insufficient shared memory | low on resource: memory |
 no space left on device*/dev/shm | out of shared memory | unable to write to file </torch_)"},
     {kHost, kCause, R"(low on resource: ephemeral-storage)"},
     // memory
-    {kOom, kCause, R"(/dev/shm*error | <memoryerror> | allocation on device | allocator ran out of memory | arraymemoryerror |
+    {kOom, kCause,
+     R"(/dev/shm*error | <memoryerror> | allocation on device | allocator ran out of memory | arraymemoryerror |
 arrowmemoryerror | attempting to allocate | bytes of memory*failed | cannot allocate memory | cgroup memory peak 100 |
 could not allocate*bytes | cublas_status_alloc_failed | cuda error: out of memory | cuda failure 'out of memory' |
 cuda failure 2 'out of memory' | cuda malloc failed | cuda out of memory | cuda_error_out_of_memory |
@@ -54,7 +59,8 @@ would exceed allowed memory)"},
     {kOom, kHint, R"(out of memory)"},
     // devices
     {kDevice, kCause, R"(core halted unexpectedly)"},
-    {kDevice, kCause, R"(<nvlink*error | <sxid> | accelerator*unhealthy | aer: *uncorrected*fatal | amdgpu*<ras> | amdgpu: gpu reset |
+    {kDevice, kCause,
+     R"(<nvlink*error | <sxid> | accelerator*unhealthy | aer: *uncorrected*fatal | amdgpu*<ras> | amdgpu: gpu reset |
 contained ecc | cuda error: all cuda-capable devices are busy or unavailable |
 cuda error: an illegal instruction was encountered | cuda error: hardware stack error |
 cuda error: no cuda-capable device is detected | cuda error: uncorrectable | cuda_error_device_unavailable |
@@ -72,11 +78,13 @@ reset required | retired pages | row remapper | row remapping failure | row_rema
 sram uncorrectable | system not yet initialized | thermal*shutdown | timeout waiting for rpc from gsp | tpu*chip*error |
 tpu*hardware | tpu*unhealthy | unable to communicate with the gpu | unable to determine the device handle for gpu |
 uncorrectable ecc | uncorrectable error | uncorrectable nvlink)"},
-    {kDevice, kConsequence, R"(cuda error: unknown error | cuda_error_unknown | cudaerrorunknown | hsa_status_error)"},
+    {kDevice, kConsequence,
+     R"(cuda error: unknown error | cuda_error_unknown | cudaerrorunknown | hsa_status_error)"},
     {kDevice, kHint, R"(cuda error: unknown error)"},
     // networks
     {kNetwork, kConsequence, R"(actordiederror | ucx  error | ucx error)"},
-    {kNetwork, kConsequence, R"(<brokenpipeerror> | <connectionerror> | <connectionrefusederror> | <connectionreseterror> | <diststoreerror | <ibv_ |
+    {kNetwork, kConsequence,
+     R"(<brokenpipeerror> | <connectionerror> | <connectionrefusederror> | <connectionreseterror> | <diststoreerror | <ibv_ |
 <rnr | <unavailable: | because the health check failed | broken pipe | btl_tcp | call to connect returned | call to ibv_ |
 call to recv from | cannot connect | closed by remote host | connect*timed out | connecterror | connection aborted |
 connection closed by peer | connection closed by remote peer | connection lost | connection refused |
@@ -97,7 +105,8 @@ remotedisconnected | rendezvous*failed | rendezvous*timed out | rendezvousclosed
 rendezvoustimeouterror | requests.exceptions.connectionerror | requests.exceptions.readtimeout | socket closed |
 socket.timeout | socketpollconnect | socketstartconnect | software caused connection abort | tcpstore*fail |
 the client socket has timed out | unable to connect | unhandled system error | vendor err | waiting for clients)"},
-    {kNetwork, kCause, R"(<bond*<down> | <ib*async*port*err | <link*is down | <nic>*<down> | <pfc> | <roce>*down | address already in use |
+    {kNetwork, kCause,
+     R"(<bond*<down> | <ib*async*port*err | <link*is down | <nic>*<down> | <pfc> | <roce>*down | address already in use |
 async event: *port error | carrier lost | could not resolve host | dns lookup | dns resolution | eaddrinuse |
 failed to bind to | ib link | ib port*down | ib_port | ib_port_err | ibv_event_port_err | ibv_modify_qp failed |
 ibv_poll_cq | ibv_reg_mr*failed | ibv_wc_retry_exc_err | libfabric error | link down | link flap | link is down |
@@ -108,10 +117,12 @@ temporary failure in name resolution | transport retry count exceeded | transpor
 unreachable remote | unresponsive receiver | work request flushed)"},
     {kNetwork, kHint, R"(unreachable)"},
     // storage
-    {kStorage, kCause, R"(/*not responding | blocklisted | download failed: s3:// | errno = 37 | error reading*gs:// | error reading*s3:// |
+    {kStorage, kCause,
+     R"(/*not responding | blocklisted | download failed: s3:// | errno = 37 | error reading*gs:// | error reading*s3:// |
 error writing*gs:// | error writing*s3:// | http response code: 503 | mds*rejected session | no locks available |
 stale session | upload failed:)"},
-    {kStorage, kCause, R"((internalerror) | (requesttimeout) | (slowdown) | /mnt/*not responding | 503 service unavailable | 503 slow down | 6027- |
+    {kStorage, kCause,
+     R"((internalerror) | (requesttimeout) | (slowdown) | /mnt/*not responding | 503 service unavailable | 503 slow down | 6027- |
 <ceph*error | <fuse>*error | <gcs>*<503> | <osd*<down> | <s3*<500> | <s3*<503> | <s3*internalerror | <s3*timeout |
 <short read | <short write | <slowdown> | <weka*error | arrowioerror | azure*serverbusy |
 azure.core.exceptions.servicerequest | azure.core.exceptions.serviceresponse | backend error | beegfs*error |
@@ -133,11 +144,14 @@ pytorchstreamwriter failed | quota exceeded | ratelimitexceeded | reduce your re
 requesttimetooskewed | s3://*timed out | s3fs | s3uploadfailederror | serverbusy | serviceunavailable |
 stale file handle | stale nfs file handle | storage.googleapis | this client was evicted | throttl |
 took too long to download | transport endpoint is not connected | unable to connect to endpoint | write error:)"},
-    {kStorage, kConsequence, R"(100 % full | 99 % full | errno 30] | errno 5] | input/output error | read-only file system)"},
+    {kStorage, kConsequence,
+     R"(100 % full | 99 % full | errno 30] | errno 5] | input/output error | read-only file system)"},
     // hosts
-    {kHost, kCause, R"(failed to create cgroup | librmversionmismatch | nvml/rm version mismatch | prolog failed | taskprolog |
+    {kHost, kCause,
+     R"(failed to create cgroup | librmversionmismatch | nvml/rm version mismatch | prolog failed | taskprolog |
 unable to create cgroup | version mismatch*rm has)"},
-    {kHost, kCause, R"(/dev/nvidia*operation not permitted | <edac*<ue> | <node*<down> | <psu> | <rebooting | bmc power | bmc: |
+    {kHost, kCause,
+     R"(/dev/nvidia*operation not permitted | <edac*<ue> | <node*<down> | <psu> | <rebooting | bmc power | bmc: |
 bug: unable to handle | containerd*failed | could not select device driver | cpu temperature | credential revoked |
 critical temperature | cuda driver initialization failed | cuda initialization: unexpected error | disk / read-only |
 disk*100 % full | disk*i/o errors | disk*read-only | driver/library version mismatch | edac*uncorrect |
@@ -156,12 +170,14 @@ unexpectedly rebooted | watchdog: bug: soft lockup)"},
     // hangs
     {kHang, kCause, R"(engine iteration timed out)"},
     {kHang, kWarned, R"(some nccl operations have failed or timed out)"},
-    {kHang, kConsequence, R"(<stalled> | barrier timeout | barrier*timed out | collective operation timeout | dataloader timed out |
+    {kHang, kConsequence,
+     R"(<stalled> | barrier timeout | barrier*timed out | collective operation timeout | dataloader timed out |
 failed to pass monitoredbarrier | heartbeat monitor timed out | in waiting for key | missing ranks | monitoredbarrier |
 nccl timeout | ran for*milliseconds before timing out | stalled ranks | store based barrier | timed out after |
 timed out waiting*for recv operation | timed out waiting*for send operation | wait timeout after | waiting for key |
 watchdog caught collective operation timeout | watchdog thread*terminat | watchdog*stuck)"},
-    {kHang, kCause, R"(<deadlock> | appears to be hung | blocked for more than * seconds | did not get subsequent heartbeat |
+    {kHang, kCause,
+     R"(<deadlock> | appears to be hung | blocked for more than * seconds | did not get subsequent heartbeat |
 gpu utilization 100 % | hang detected | hang was confirmed | has been stuck | hung task | hung_task | is considered hung |
 is hung | liveness probe failed | made no progress | may be stuck | ncclhangerror | no activity for | no heartbeat from |
 no output for | no progress for | not made progress | process hang | py-spy dump | stuck at step |
@@ -169,7 +185,8 @@ terminate called*stuck | termination timeout for)"},
     // taken away
     {kPreempted, kCause, R"(because of reclaim | reclaim*evict)"},
     {kPreempted, kConsequence, R"(preempt)"},
-    {kPreempted, kCause, R"(<preempted | <preempting | <spot> | because of preemption | being reclaimed | capacity*reclaim | capacity*returned |
+    {kPreempted, kCause,
+     R"(<preempted | <preempting | <spot> | because of preemption | being reclaimed | capacity*reclaim | capacity*returned |
 checkpoint-on-preempt | due to job requeue | due to preemption | due to requeue | eventtype*preempt |
 evicted to accommodate | evicted*preempt | evictedbypreemption | eviction notice | instance state preempted |
 instance state stopping | instance state terminated by provider | instance will be terminated | instance*terminat*notice |
@@ -179,13 +196,16 @@ received preempt | received*preemption | reclaimed by | requeued due to | schedu
 terminate_on_host_maintenance | to admit*priority)"},
     // from outside
     {kKilled, kCause, R"(received 1 death signal | received 2 death signal)"},
-    {kKilled, kConsequence, R"(died with <signals.sigkill | died with <signals.sigterm | terminated with signal sigkill |
+    {kKilled, kConsequence,
+     R"(died with <signals.sigkill | died with <signals.sigterm | terminated with signal sigkill |
 terminated with signal sigterm)"},
-    {kKilled, kCause, R"(<bkill> | <qdel> | aborted by user | activedeadlineseconds | cancel request | cancelled at | cancelled by user |
+    {kKilled, kCause,
+     R"(<bkill> | <qdel> | aborted by user | activedeadlineseconds | cancel request | cancelled at | cancelled by user |
 deadlineexceeded | due to time limit | exceeded time limit | exceeding time limit | interrupted by user | job canceled |
 job cancelled | kill -9 | killed by user | kubectl delete | scancel | sending signal term | step cancelled |
 stop requested: cancelled | terminated by user | time limit | wall time exceeded | walltime | was cancelled by)"},
-    {kKilled, kConsequence, R"(<hangup> | <keyboardinterrupt | <sighup> | <sigint> | caught sigterm | exitcode  : -15 | exitcode  : -9 | exitcode: -15 |
+    {kKilled, kConsequence,
+     R"(<hangup> | <keyboardinterrupt | <sighup> | <sigint> | caught sigterm | exitcode  : -15 | exitcode  : -9 | exitcode: -15 |
 exitcode: -9 | exited with signal 9 | got signal: 1 | got signal: 15 | got signal: 2 | got signal: 9 |
 received 1 death signal | received 15 death signal | received signal 1 | received signal 15 | received signal 2 |
 received signal: 15 | received sigterm | signal 1 from outside | signal 15 (sigterm) | signal 15 from outside |
@@ -193,17 +213,21 @@ signal 2 from outside | signal 9 (sigkill) | signal 9 from outside | signal: 15 
 sigterm received | user interrupt)"},
     {kKilled, kHint, R"(<killed> | sigkill | terminated)"},
     // the program
-    {kUserError, kConsequence, R"((sigfpe) | (sigsegv) | caught signal 11 | caught signal 4 | caught signal 8 | signals.sigsegv)"},
-    {kUserError, kConsequence, R"(<assertionerror> | <attributeerror> | <configattributeerror> | <configkeyerror> | <filenotfounderror> | <importerror> |
+    {kUserError, kConsequence,
+     R"((sigfpe) | (sigsegv) | caught signal 11 | caught signal 4 | caught signal 8 | signals.sigsegv)"},
+    {kUserError, kConsequence,
+     R"(<assertionerror> | <attributeerror> | <configattributeerror> | <configkeyerror> | <filenotfounderror> | <importerror> |
 <indentationerror> | <indexerror> | <isadirectoryerror> | <jsondecodeerror> | <keyerror> | <modulenotfounderror> |
 <nameerror> | <notadirectoryerror> | <notimplementederror> | <permissionerror> | <recursionerror> | <syntaxerror> |
 <typeerror> | <unboundlocalerror> | <unicodedecodeerror> | <unpicklingerror> | <valueerror> | <zerodivisionerror> |
 assertion*failed | corrupted size | deprecated and removed | double free | floating point exception | free(): invalid |
 illegal instruction | index out of range | insufficient for cuda runtime | invalid pointer | is not defined |
 memory access fault by gpu | misaligned address | not divisible | sigsegv | unspecified launch failure)"},
-    {kUserError, kHint, R"(<runtimeerror> | cannot | core dumped | error: | exception | expected | forbidden | invalid argument | mismatch |
+    {kUserError, kHint,
+     R"(<runtimeerror> | cannot | core dumped | error: | exception | expected | forbidden | invalid argument | mismatch |
 must be | not permitted | not supported | segmentation fault | too old | traceback (most recent call last) | unsupported)"},
-    {kUserError, kCause, R"((401) | (403) | (404) | 401 client error | 403 client error | 404 client error | accessdenied |
+    {kUserError, kCause,
+     R"((401) | (403) | (404) | 401 client error | 403 client error | 404 client error | accessdenied |
 an illegal memory access was encountered | api_key not configured | command not found | cublas_status_invalid_value |
 device-side assert triggered | does not require grad | dtype mismatch | duplicate gpu detected |
 eoferror: ran out of input | error(s) in loading state_dict | error: argument |
@@ -226,18 +250,24 @@ constexpr Group kWholeSentences[] = {
     {kUserError, kHint, R"(nccl info channel | nccl info connected | via net/)"},
     {kUserError, kHint, R"(os.fork() is incompatible)"},
     {kStorage, kCause, R"(download failed: s3:// | unavailable: error reading)"},
-    {kNetwork, kConsequence, R"(the actor died unexpectedly | the actor is dead because its worker process has died)"},
-    {kUserError, kCause, R"(403 get | 403 post | 403 put | error code 403 | forbidden: 403 | status code 403)"},
+    {kNetwork, kConsequence,
+     R"(the actor died unexpectedly | the actor is dead because its worker process has died)"},
+    {kUserError, kCause,
+     R"(403 get | 403 post | 403 put | error code 403 | forbidden: 403 | status code 403)"},
     {kHost, kCause, R"(<dimm)"},
-    {kStorage, kCause, R"(<lneterror | blobfuse | no space left on device [op: | resourceexhaustederror*no space left)"},
+    {kStorage, kCause,
+     R"(<lneterror | blobfuse | no space left on device [op: | resourceexhaustederror*no space left)"},
     {kPreempted, kHint, R"(got preempted or)"},
-    {kUserError, kCause, R"((accessdenied) | (expiredtoken) | (invalidaccesskeyid) | (nosuchbucket) | (nosuchkey) | (signaturedoesnotmatch) |
+    {kUserError, kCause,
+     R"((accessdenied) | (expiredtoken) | (invalidaccesskeyid) | (nosuchbucket) | (nosuchkey) | (signaturedoesnotmatch) |
 an error occurred (403) | an error occurred (404) | nocredentialserror | unable to locate credentials)"},
-    {kNetwork, kConsequence, R"(coordination agent is in error | distributed service detected fatal errors |
+    {kNetwork, kConsequence,
+     R"(coordination agent is in error | distributed service detected fatal errors |
 has been set to error in coordination service | remote process exited or there was a network error |
 system call (e.g. socket, malloc) | system call (socket, malloc | the coordinator detected missing heartbeats |
 the node with*has been marked dead)"},
-    {kUserError, kHint, R"(cuda kernel errors might be asynchronously reported | sw thermal slowdown | to avoid deadlocks)"},
+    {kUserError, kHint,
+     R"(cuda kernel errors might be asynchronously reported | sw thermal slowdown | to avoid deadlocks)"},
     {kNetwork, kHint, R"(thrown while requesting)"},
 };
 
@@ -270,13 +300,15 @@ std::span<const Rule> FailureRules() {
 }
 
 bool XidBlamesDevice(int xid) {
-  static constexpr std::array kOfDevice = {46,  48,  54,  57,  58,  61,  62,  63,  64,  74,  79,  81,  92,  94,  95,  110, 119,
-                                           120, 121, 140, 142, 143, 144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 158};
+  static constexpr std::array kOfDevice = {46,  48,  54,  57,  58,  61,  62,  63,  64,  74,  79,
+                                           81,  92,  94,  95,  110, 119, 120, 121, 140, 142, 143,
+                                           144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 158};
   return std::find(kOfDevice.begin(), kOfDevice.end(), xid) != kOfDevice.end();
 }
 
 bool XidNeedsReset(int xid) {
-  // Uncorrectable ECC, halted microcontroller, failed row remapping, fallen off the bus, uncontained ECC, GSP, failed initialization, fatal.
+  // Uncorrectable ECC, halted microcontroller, failed row remapping, fallen off the bus,
+  // uncontained ECC, GSP, failed initialization, fatal.
   static constexpr std::array kReset = {48, 61, 62, 64, 79, 95, 119, 120, 140, 143, 158};
   return std::find(kReset.begin(), kReset.end(), xid) != kReset.end();
 }

@@ -1,4 +1,5 @@
-// Labelled ends of processes: one JSON object a line with id, label, exit_code, signal, events, tail (bench/failures/README.md).
+// Labelled ends of processes: one JSON object a line with id, label, exit_code, signal, events,
+// tail (bench/failures/README.md).
 #pragma once
 
 #include <fstream>
@@ -25,9 +26,10 @@ struct LabelledEnd {
 
 // "SIGKILL": 9.
 inline int SignalNumber(std::string_view name) {
-  static constexpr std::pair<std::string_view, int> kSignals[] = {{"SIGHUP", 1},  {"SIGINT", 2},   {"SIGQUIT", 3},  {"SIGILL", 4},   {"SIGABRT", 6},  {"SIGBUS", 7},
-                                                                  {"SIGFPE", 8},  {"SIGKILL", 9},  {"SIGUSR1", 10}, {"SIGSEGV", 11}, {"SIGUSR2", 12}, {"SIGPIPE", 13},
-                                                                  {"SIGTERM", 15}};
+  static constexpr std::pair<std::string_view, int> kSignals[] = {
+      {"SIGHUP", 1},   {"SIGINT", 2},   {"SIGQUIT", 3}, {"SIGILL", 4},   {"SIGABRT", 6},
+      {"SIGBUS", 7},   {"SIGFPE", 8},   {"SIGKILL", 9}, {"SIGUSR1", 10}, {"SIGSEGV", 11},
+      {"SIGUSR2", 12}, {"SIGPIPE", 13}, {"SIGTERM", 15}};
   for (const auto& [known, number] : kSignals) {
     if (known == name) return number;
   }
@@ -42,22 +44,36 @@ inline std::vector<LabelledEnd> ReadLabelledEnds(const std::string& path) {
   while (std::getline(file, line)) {
     if (line.empty()) continue;
     const nlohmann::json j = nlohmann::json::parse(line);
-    const auto exit_code = j.contains("exit_code") && j["exit_code"].is_number() ? j["exit_code"].get<int>() : 0;
-    const int signal = j.contains("signal") && j["signal"].is_string() ? SignalNumber(j["signal"].get<std::string>()) : 0;
-    LabelledEnd end{.id = j.at("id"), .label = j.at("label"), .exit_code = exit_code, .signal = signal, .events = {}, .tail = {}};
-    if (j.contains("events") && j["events"].is_array()) end.events = j["events"].get<std::vector<std::string>>();
+    const auto exit_code =
+        j.contains("exit_code") && j["exit_code"].is_number() ? j["exit_code"].get<int>() : 0;
+    const int signal = j.contains("signal") && j["signal"].is_string()
+                           ? SignalNumber(j["signal"].get<std::string>())
+                           : 0;
+    LabelledEnd end{.id = j.at("id"),
+                    .label = j.at("label"),
+                    .exit_code = exit_code,
+                    .signal = signal,
+                    .events = {},
+                    .tail = {}};
+    if (j.contains("events") && j["events"].is_array())
+      end.events = j["events"].get<std::vector<std::string>>();
     end.tail = j.at("tail").get<std::vector<std::string>>();
     ends.push_back(std::move(end));
   }
   return ends;
 }
 
-// What Muster would know of it: events that it sees itself are facts, the others lines of the kernel and the driver.
+// What Muster would know of it: events that it sees itself are facts, the others lines of the
+// kernel and the driver.
 inline EndFacts FactsOf(const LabelledEnd& end) {
   EndFacts facts{.exit_code = end.exit_code, .signal = end.signal, .events = {}, .tail = {}};
   for (const std::string& event : end.events) {
-    const auto is_zero = [](std::string_view words) { return words.ends_with(" 0"); };  // "cgroup oom_kill 0": a count
-    const auto says = [&](std::string_view words) { return event.find(words) != std::string::npos; };
+    const auto is_zero = [](std::string_view words) {
+      return words.ends_with(" 0");
+    };  // "cgroup oom_kill 0": a count
+    const auto says = [&](std::string_view words) {
+      return event.find(words) != std::string::npos;
+    };
     if (says("no progress for")) {
       facts.silent = true;
     } else if (says("oom_kill")) {

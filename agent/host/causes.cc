@@ -15,28 +15,46 @@ constexpr int64_t kBytes = 64 << 10;
 
 v1::Cause CauseOf(FailureClass cls) {
   switch (cls) {
-    case FailureClass::kUserError: return v1::PROGRAM_ERROR;
-    case FailureClass::kOom: return v1::OUT_OF_MEMORY;
-    case FailureClass::kHang: return v1::HANG;
-    case FailureClass::kKilled: return v1::KILLED;
-    case FailureClass::kDevice: return v1::DEVICE_FAILURE;
-    case FailureClass::kHost: return v1::HOST_FAILURE;
-    case FailureClass::kNetwork: return v1::NETWORK_FAILURE;
-    case FailureClass::kStorage: return v1::STORAGE_FAILURE;
-    case FailureClass::kPreempted: return v1::HOST_FAILURE;  // somebody else took the host: Muster's own preemptions are no failures
+    case FailureClass::kUserError:
+      return v1::PROGRAM_ERROR;
+    case FailureClass::kOom:
+      return v1::OUT_OF_MEMORY;
+    case FailureClass::kHang:
+      return v1::HANG;
+    case FailureClass::kKilled:
+      return v1::KILLED;
+    case FailureClass::kDevice:
+      return v1::DEVICE_FAILURE;
+    case FailureClass::kHost:
+      return v1::HOST_FAILURE;
+    case FailureClass::kNetwork:
+      return v1::NETWORK_FAILURE;
+    case FailureClass::kStorage:
+      return v1::STORAGE_FAILURE;
+    case FailureClass::kPreempted:
+      return v1::HOST_FAILURE;  // somebody else took the host: Muster's own preemptions are no
+                                // failures
   }
   return v1::CAUSE_UNSPECIFIED;
 }
 
 }  // namespace
 
-void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns, std::vector<v1::WorkerExit>* exits) {
+void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns,
+                std::vector<v1::WorkerExit>* exits) {
   for (v1::WorkerExit& exit : *exits) {
-    if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED) continue;
-    if (!exit.own() && !exit.detail().empty()) continue;   // the shim said why; one of the release before says nothing else of a program's own end
+    if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED)
+      continue;
+    if (!exit.own() && !exit.detail().empty())
+      continue;  // the shim said why; one of the release before says nothing else of a program's
+                 // own end
     int64_t dropped = 0;
     const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
-    EndFacts facts{.exit_code = exit.exit_code(), .signal = exit.signal(), .cgroup_oom = exit.oom(), .events = {}, .tail = {}};
+    EndFacts facts{.exit_code = exit.exit_code(),
+                   .signal = exit.signal(),
+                   .cgroup_oom = exit.oom(),
+                   .events = {},
+                   .tail = {}};
     if (const auto told = events.find(exit.rank()); told != events.end()) {
       for (const auto& [at_ns, words] : told->second) {
         if (at_ns >= start_ns) facts.events.push_back(words);
@@ -50,7 +68,9 @@ void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t sta
     const Failure failure = Classify(facts);
     exit.set_cause(CauseOf(failure.cls));
     if (failure.because.empty()) continue;
-    const std::string how = exit.signal() > 0 && !exit.detail().empty() ? exit.detail() : absl::StrCat("exit ", exit.exit_code());
+    const std::string how = exit.signal() > 0 && !exit.detail().empty()
+                                ? exit.detail()
+                                : absl::StrCat("exit ", exit.exit_code());
     exit.set_detail(absl::StrCat(how, ": ", failure.because));
   }
 }

@@ -1,4 +1,5 @@
-// What ended the processes of an attempt that failed, told from the last lines of their logs (agent/failures).
+// What ended the processes of an attempt that failed, told from the last lines of their logs
+// (agent/failures).
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,14 @@
 
 namespace muster::agent {
 
-// What the driver said of the devices that a rank may use: when (Unix time), and lines such as "Xid 79 on GPU 3".
-using DeviceEvents = std::map<int32_t, std::vector<std::pair<int64_t, std::string>>>;   // by rank
+// What the driver said of the devices that a rank may use: when (Unix time), and lines such as "Xid
+// 79 on GPU 3".
+using DeviceEvents = std::map<int32_t, std::vector<std::pair<int64_t, std::string>>>;  // by rank
 
-// Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the folder of its logs
-// (agent/host/logs.h); one that is missing says nothing. Of `events` those count that came after `start_ns`, when the attempt began.
-void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns, std::vector<v1::WorkerExit>* exits);
+// Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the
+// folder of its logs (agent/host/logs.h); one that is missing says nothing. Of `events` those count
+// that came after `start_ns`, when the attempt began.
+void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns,
+                std::vector<v1::WorkerExit>* exits);
 
 }  // namespace muster::agent

@@ -30,30 +30,44 @@ namespace {
 constexpr char kNone[] = "none";
 constexpr char kBasesFile[] = "cgroups", kBasesName[] = "muster-agent-cgroups";
 
-// Where this process is in the hierarchy of version 2 (`controller` empty) or of a controller of version 1; "" if there is none.
+// Where this process is in the hierarchy of version 2 (`controller` empty) or of a controller of
+// version 1; "" if there is none.
 std::string OwnGroup(std::string_view controller) {
   std::string mounts, groups;
-  if (shim::ReadSmallFile("/proc/self/mountinfo", &mounts) != 0 || shim::ReadSmallFile("/proc/self/cgroup", &groups) != 0) return "";
+  if (shim::ReadSmallFile("/proc/self/mountinfo", &mounts) != 0 ||
+      shim::ReadSmallFile("/proc/self/cgroup", &groups) != 0)
+    return "";
   std::string mount, root;
-  for (const absl::string_view line : absl::StrSplit(mounts, '\n')) {   // "36 25 0:31 ROOT MOUNT options … - TYPE SOURCE OPTIONS"
+  for (const absl::string_view line :
+       absl::StrSplit(mounts, '\n')) {  // "36 25 0:31 ROOT MOUNT options … - TYPE SOURCE OPTIONS"
     const std::vector<absl::string_view> halves = absl::StrSplit(line, absl::MaxSplits(" - ", 1));
     if (halves.size() != 2) continue;
-    const std::vector<absl::string_view> first = absl::StrSplit(halves[0], ' '), second = absl::StrSplit(halves[1], ' ');
+    const std::vector<absl::string_view> first = absl::StrSplit(halves[0], ' '),
+                                         second = absl::StrSplit(halves[1], ' ');
     if (first.size() < 5 || second.size() < 3) continue;
     const std::vector<absl::string_view> options = absl::StrSplit(second[2], ',');
-    const bool fits = controller.empty() ? second[0] == "cgroup2"
-                                         : second[0] == "cgroup" && std::find(options.begin(), options.end(), absl::string_view(controller.data(), controller.size())) != options.end();
+    const bool fits = controller.empty()
+                          ? second[0] == "cgroup2"
+                          : second[0] == "cgroup" &&
+                                std::find(options.begin(), options.end(),
+                                          absl::string_view(controller.data(),
+                                                            controller.size())) != options.end();
     if (!fits) continue;
     root = std::string(first[3]);
     mount = std::string(first[4]);
     break;
   }
   if (mount.empty()) return "";
-  for (const absl::string_view line : absl::StrSplit(groups, '\n')) {   // "4:memory:/some/group", "0::/"
+  for (const absl::string_view line :
+       absl::StrSplit(groups, '\n')) {  // "4:memory:/some/group", "0::/"
     const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;
     const std::vector<absl::string_view> names = absl::StrSplit(parts[1], ',');
-    const bool fits = controller.empty() ? parts[0] == "0" : std::find(names.begin(), names.end(), absl::string_view(controller.data(), controller.size())) != names.end();
+    const bool fits =
+        controller.empty()
+            ? parts[0] == "0"
+            : std::find(names.begin(), names.end(),
+                        absl::string_view(controller.data(), controller.size())) != names.end();
     if (!fits) continue;
     absl::string_view path = parts[2];
     if (root != "/") absl::ConsumePrefix(&path, root);
@@ -86,7 +100,8 @@ bool HasWord(const std::string& path, absl::string_view word) {
 
 }  // namespace
 
-HostCgroups::HostCgroups(const std::string& directory, const std::string& owner) : prefix_(absl::StrFormat("muster-%016x-", Fnv1a(owner))) {
+HostCgroups::HostCgroups(const std::string& directory, const std::string& owner)
+    : prefix_(absl::StrFormat("muster-%016x-", Fnv1a(owner))) {
   Find(directory);
   RememberBases(owner);
 }
@@ -96,15 +111,20 @@ void HostCgroups::RememberBases(const std::string& owner) {
   std::string text, error;
   std::vector<shim::Line> lines;
   if (shim::ReadSmallFile(file, &text) == 0 && shim::ParseFile(text, kBasesName, &lines, &error)) {
-    for (const shim::Line& line : lines) bases_.push_back({line.Get("unified"), line.Get("memory")});
+    for (const shim::Line& line : lines)
+      bases_.push_back({line.Get("unified"), line.Get("memory")});
   }
   const shim::Cgroups here{unified_, memory_};
-  const auto same = [&](const shim::Cgroups& base) { return base.unified == here.unified && base.memory == here.memory; };
+  const auto same = [&](const shim::Cgroups& base) {
+    return base.unified == here.unified && base.memory == here.memory;
+  };
   if (!here.any() || std::any_of(bases_.begin(), bases_.end(), same)) return;
   bases_.push_back(here);
   lines.push_back(shim::Line{"base"}.Add("unified", here.unified).Add("memory", here.memory));
-  if (const int failed = shim::ReplaceFile(owner, kBasesFile, shim::FormatFile(kBasesName, lines)); failed != 0) {
-    LogWarn("an agent that is started elsewhere won't find this one's control groups", {{"file", file}, {"error", strerror(failed)}});
+  if (const int failed = shim::ReplaceFile(owner, kBasesFile, shim::FormatFile(kBasesName, lines));
+      failed != 0) {
+    LogWarn("an agent that is started elsewhere won't find this one's control groups",
+            {{"file", file}, {"error", strerror(failed)}});
   }
 }
 
@@ -117,18 +137,25 @@ void HostCgroups::Find(const std::string& directory) {
   const std::string unified = directory.empty() ? OwnGroup("") : directory;
   const int error = unified.empty() ? ENOENT : Probe(unified, probe);
   if (error != 0) {
-    described_ = absl::StrCat("no control groups: ", unified.empty() ? "version 2 is not mounted" : absl::StrCat(unified, ": ", strerror(error)));
+    described_ = absl::StrCat("no control groups: ",
+                              unified.empty() ? "version 2 is not mounted"
+                                              : absl::StrCat(unified, ": ", strerror(error)));
     return;
   }
   unified_ = unified;
   // Where the group has processes of its own, the kernel refuses to give its children controllers.
   const bool offers = HasWord(unified_ + "/cgroup.controllers", "memory");
-  unified_memory_ = offers && (HasWord(unified_ + "/cgroup.subtree_control", "memory") || shim::WriteControl(unified_ + "/cgroup.subtree_control", "+memory") == 0);
+  unified_memory_ =
+      offers && (HasWord(unified_ + "/cgroup.subtree_control", "memory") ||
+                 shim::WriteControl(unified_ + "/cgroup.subtree_control", "+memory") == 0);
   if (!unified_memory_ && !offers) {
     const std::string memory = OwnGroup("memory");
     if (!memory.empty() && Probe(memory, probe) == 0) memory_ = memory;
   }
-  described_ = absl::StrCat("control groups (version 2)", unified_memory_ ? ", with memory limits" : !memory_.empty() ? ", memory limits by version 1" : ", no memory limits");
+  described_ =
+      absl::StrCat("control groups (version 2)", unified_memory_    ? ", with memory limits"
+                                                 : !memory_.empty() ? ", memory limits by version 1"
+                                                                    : ", no memory limits");
 }
 
 shim::Cgroups HostCgroups::Below(const shim::Cgroups& base, const std::string& attempt) const {
@@ -170,7 +197,8 @@ shim::Cgroups HostCgroups::Make(const std::string& attempt, int64_t memory_bytes
     file = groups.unified + "/memory.max";
   }
   if (file.empty()) return groups;
-  if (const int error = shim::WriteControl(file, limit); error != 0) LogWarn("an attempt's memory is not limited", {{"file", file}, {"error", strerror(error)}});
+  if (const int error = shim::WriteControl(file, limit); error != 0)
+    LogWarn("an attempt's memory is not limited", {{"file", file}, {"error", strerror(error)}});
   return groups;
 }
 
@@ -182,7 +210,9 @@ int HostCgroups::EndAllBut(const std::vector<std::string>& attempts) const {
       if (directory == nullptr) continue;
       while (const dirent* entry = ::readdir(directory)) {
         absl::string_view name = entry->d_name;
-        if (absl::ConsumePrefix(&name, prefix_) && std::find(attempts.begin(), attempts.end(), name) == attempts.end()) names.insert(std::string(name));
+        if (absl::ConsumePrefix(&name, prefix_) &&
+            std::find(attempts.begin(), attempts.end(), name) == attempts.end())
+          names.insert(std::string(name));
       }
       ::closedir(directory);
     }

@@ -17,9 +17,13 @@ using Variables = google::protobuf::Map<std::string, std::string>;
 
 absl::Status CheckJobVariables(const Variables& from) {
   for (const auto& [name, value] : from) {
-    if (IsReservedVariable(name)) return absl::InvalidArgumentError(absl::StrCat("env.", name, ": Muster sets this variable itself"));
-    if (name.empty() || name.find('=') != std::string::npos || name.find('\0') != std::string::npos || value.find('\0') != std::string::npos) {
-      return absl::InvalidArgumentError(absl::StrCat("env.", name, ": not a variable that a process can have"));
+    if (IsReservedVariable(name))
+      return absl::InvalidArgumentError(
+          absl::StrCat("env.", name, ": Muster sets this variable itself"));
+    if (name.empty() || name.find('=') != std::string::npos ||
+        name.find('\0') != std::string::npos || value.find('\0') != std::string::npos) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("env.", name, ": not a variable that a process can have"));
     }
   }
   return absl::OkStatus();
@@ -29,20 +33,28 @@ void AddJobVariables(const Variables& from, Environment* to) {
   for (const auto& [name, value] : from) (*to)[name] = value;
 }
 
-void Put(std::vector<shim::EnvironmentVariable>* variables, const char* name, const std::string& value) { variables->push_back({name, value}); }
+void Put(std::vector<shim::EnvironmentVariable>* variables, const char* name,
+         const std::string& value) {
+  variables->push_back({name, value});
+}
 
 }  // namespace
 
-std::string TrainerConfigPath(const v1::Prepare& prepare) { return prepare.attempt_directory() + "/trainer.json"; }
+std::string TrainerConfigPath(const v1::Prepare& prepare) {
+  return prepare.attempt_directory() + "/trainer.json";
+}
 
 uint32_t UmaskOf(const v1::Prepare& prepare) { return prepare.umask() & 0777; }
 
 absl::Status CheckLaunch(const v1::Prepare& prepare) {
   const v1::TaskSpec& task = prepare.task();
   const v1::Placement& here = prepare.here();
-  if (here.workers() < 1) return absl::InvalidArgumentError("the placement has no worker for this host");
-  if (prepare.gang_workers() < here.first_group_rank() + here.workers()) return absl::InvalidArgumentError("the placement is larger than its gang");
-  if (!task.workdir().empty() && task.workdir()[0] != '/') return absl::InvalidArgumentError("workdir: a relative one is not yet supported");
+  if (here.workers() < 1)
+    return absl::InvalidArgumentError("the placement has no worker for this host");
+  if (prepare.gang_workers() < here.first_group_rank() + here.workers())
+    return absl::InvalidArgumentError("the placement is larger than its gang");
+  if (!task.workdir().empty() && task.workdir()[0] != '/')
+    return absl::InvalidArgumentError("workdir: a relative one is not yet supported");
   if (task.trainer_json().empty() && task.run().exec().empty() && task.run().shell().empty()) {
     return absl::InvalidArgumentError("the task has neither run nor trainer");
   }
@@ -50,7 +62,8 @@ absl::Status CheckLaunch(const v1::Prepare& prepare) {
   return CheckJobVariables(task.env());
 }
 
-absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host, const std::string& token,
+absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host,
+                                        const std::string& token,
                                         const std::string& progress_socket) {
   const v1::Prepare& prepare = record.prepare;
   const v1::TaskSpec& task = prepare.task();
@@ -79,7 +92,8 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
 
   if (!task.trainer_json().empty()) {
-    spec.argv = {host.bin_directory + "/muster-trainer", "train", "--config", TrainerConfigPath(prepare)};
+    spec.argv = {host.bin_directory + "/muster-trainer", "train", "--config",
+                 TrainerConfigPath(prepare)};
   } else if (!task.run().exec().empty()) {
     spec.argv.assign(task.run().exec().begin(), task.run().exec().end());
   } else {
@@ -104,9 +118,12 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   common["MUSTER_JOB_DIR"] = prepare.job_directory();
   common["MUSTER_CHECKPOINT_DIR"] = prepare.checkpoint_directory();
   common["MUSTER_RESUME_FROM"] = absl::StrJoin(prepare.resume_from(), ",");
-  const int64_t interval_ns = task.checkpoint().has_interval_ns() ? task.checkpoint().interval_ns() : kDefaultCheckpointIntervalNs;
-  common["MUSTER_CHECKPOINT_INTERVAL_S"] = absl::StrFormat("%.9g", static_cast<double>(interval_ns) / 1e9);
-  common["MUSTER_CHECKPOINT_KEEP"] = absl::StrCat(task.checkpoint().has_keep() ? task.checkpoint().keep() : kDefaultCheckpointsKept);
+  const int64_t interval_ns = task.checkpoint().has_interval_ns() ? task.checkpoint().interval_ns()
+                                                                  : kDefaultCheckpointIntervalNs;
+  common["MUSTER_CHECKPOINT_INTERVAL_S"] =
+      absl::StrFormat("%.9g", static_cast<double>(interval_ns) / 1e9);
+  common["MUSTER_CHECKPOINT_KEEP"] = absl::StrCat(
+      task.checkpoint().has_keep() ? task.checkpoint().keep() : kDefaultCheckpointsKept);
   common["MUSTER_EXPORT_STAGING"] = prepare.attempt_directory() + "/export-staging";
   if (!progress_socket.empty()) common["MUSTER_PROGRESS_SOCKET"] = progress_socket;
   for (const auto& [name, value] : common) spec.env.push_back({name, value});
@@ -117,7 +134,8 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
     worker.group_rank = here.first_group_rank() + w;
     std::string visible;
     if (!host.declared) {
-      visible = absl::StrJoin(here.devices().begin() + w * devices_per_worker, here.devices().begin() + (w + 1) * devices_per_worker, ",");
+      visible = absl::StrJoin(here.devices().begin() + w * devices_per_worker,
+                              here.devices().begin() + (w + 1) * devices_per_worker, ",");
     }
     for (int32_t local = 0; local < per_worker; ++local) {
       shim::ProcessSpec& process = worker.processes.emplace_back();
@@ -133,10 +151,13 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
       Put(&process.env, "ROLE_WORLD_SIZE", absl::StrCat(world));
       Put(&process.env, "MASTER_ADDR", record.master_address);
       Put(&process.env, "MASTER_PORT", absl::StrCat(record.master_port));
-      Put(&process.env, "TORCHELASTIC_RUN_ID", absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
+      Put(&process.env, "TORCHELASTIC_RUN_ID",
+          absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
       Put(&process.env, "TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
-      Put(&process.env, "TORCHELASTIC_MAX_RESTARTS", absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
-      // The driver's order, which our indices are of: CUDA's own begins with the fastest. Indices, as there are programs that read no UUIDs here.
+      Put(&process.env, "TORCHELASTIC_MAX_RESTARTS",
+          absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
+      // The driver's order, which our indices are of: CUDA's own begins with the fastest. Indices,
+      // as there are programs that read no UUIDs here.
       Put(&process.env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
       // Empty, not missing: without GPUs of its own a process must not see others'.
       Put(&process.env, "CUDA_VISIBLE_DEVICES", visible);

@@ -24,7 +24,8 @@ class ExportsTest : public ::testing::Test {
 };
 
 TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
-  const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/model";
+  const std::string staged = directory_ + "/job/a/export-staging",
+                    target = directory_ + "/job/model";
   const auto publish = [&] {
     std::filesystem::create_directories(staged);
     std::ofstream(staged + "/w") << "exported";
@@ -33,7 +34,8 @@ TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
     EXPECT_FALSE(std::filesystem::exists(staged));
   };
   const auto clear = [&] {
-    for (const char* name : {"", ".previous", ".previous-2"}) std::filesystem::remove_all(target + name);
+    for (const char* name : {"", ".previous", ".previous-2"})
+      std::filesystem::remove_all(target + name);
   };
   // A directory of somebody's, a file, a link.
   std::filesystem::create_directories(target);
@@ -48,7 +50,8 @@ TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
   std::filesystem::create_symlink(directory_ + "/elsewhere", target);
   publish();
   EXPECT_TRUE(std::filesystem::is_symlink(target + ".previous"));
-  // An export that somebody has added to, beside what is kept already; and one that somebody has changed.
+  // An export that somebody has added to, beside what is kept already; and one that somebody has
+  // changed.
   std::ofstream(target + "/notes") << "mine";
   publish();
   EXPECT_EQ(ReadFile(target + ".previous-2/notes").value(), "mine");
@@ -68,7 +71,8 @@ TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
   EXPECT_FALSE(std::filesystem::exists(target + ".previous"));
   // The directory that the export lies in can't be its target.
   std::filesystem::create_directories(staged);
-  EXPECT_EQ(PublishExport(staged, directory_ + "/job/a").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(PublishExport(staged, directory_ + "/job/a").code(),
+            absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(std::filesystem::exists(staged));
 }
 

@@ -1,5 +1,6 @@
-// A library with the names of NVIDIA's, for tests: what it finds stands in files of the directory $FAKE_NVML. `devices` has a line
-// "name|uuid|bytes" for each; a line "device|type|data" added to `events` is told once, to whoever waits.
+// A library with the names of NVIDIA's, for tests: what it finds stands in files of the directory
+// $FAKE_NVML. `devices` has a line "name|uuid|bytes" for each; a line "device|type|data" added to
+// `events` is told once, to whoever waits.
 #include <time.h>
 
 #include <cstdint>
@@ -30,7 +31,7 @@ std::vector<std::vector<std::string>> Lines(const char* name) {
     std::vector<std::string>& words = lines.emplace_back();
     std::istringstream in(line);
     for (std::string word; std::getline(in, word, '|');) words.push_back(word);
-    if (words.size() != 3) lines.pop_back();   // not whole yet
+    if (words.size() != 3) lines.pop_back();  // not whole yet
   }
   return lines;
 }
@@ -83,7 +84,9 @@ int nvmlEventSetCreate(void** set) {
   g_told = Lines("events").size();
   return 0;
 }
-int nvmlDeviceRegisterEvents(void*, unsigned long long types, void*) { return (types & ~10ull) == 0 ? 0 : 2; }
+int nvmlDeviceRegisterEvents(void*, unsigned long long types, void*) {
+  return (types & ~10ull) == 0 ? 0 : 2;
+}
 int nvmlEventSetFree(void*) { return 0; }
 int nvmlEventSetWait_v2(void*, EventData* data, unsigned timeout_ms) {
   for (unsigned waited = 0;; waited += 5) {
@@ -91,12 +94,13 @@ int nvmlEventSetWait_v2(void*, EventData* data, unsigned timeout_ms) {
     if (lines.size() > g_told) {
       const std::vector<std::string>& words = lines[g_told++];
       std::memset(data, 0, sizeof *data);
-      data->device = reinterpret_cast<void*>(static_cast<uintptr_t>(std::strtoul(words[0].c_str(), nullptr, 10)) + 1);
+      data->device = reinterpret_cast<void*>(
+          static_cast<uintptr_t>(std::strtoul(words[0].c_str(), nullptr, 10)) + 1);
       data->type = std::strtoull(words[1].c_str(), nullptr, 10);
       data->data = std::strtoull(words[2].c_str(), nullptr, 10);
       return 0;
     }
-    if (waited >= timeout_ms) return 10;   // NVML_ERROR_TIMEOUT
+    if (waited >= timeout_ms) return 10;  // NVML_ERROR_TIMEOUT
     const timespec pause{0, 5'000'000};
     ::nanosleep(&pause, nullptr);
   }

@@ -40,7 +40,9 @@ class HostTest : public ::testing::Test {
     directory_ = ::mkdtemp(name);
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
-  void Write(const std::string& name, const std::string& text) { std::ofstream(directory_ + "/" + name) << text; }
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(directory_ + "/" + name) << text;
+  }
 
   std::string directory_;
 };
@@ -77,10 +79,12 @@ LaunchHost Host() {
   host.boot_id = "b";
   return host;
 }
-std::map<std::string, std::string> EnvironmentOf(const shim::Spec& spec, size_t worker, size_t process) {
+std::map<std::string, std::string> EnvironmentOf(const shim::Spec& spec, size_t worker,
+                                                 size_t process) {
   std::map<std::string, std::string> all;
   for (const auto& variable : spec.env) all[variable.name] = variable.value;
-  for (const auto& variable : spec.workers[worker].processes[process].env) all[variable.name] = variable.value;
+  for (const auto& variable : spec.workers[worker].processes[process].env)
+    all[variable.name] = variable.value;
   return all;
 }
 
@@ -88,14 +92,38 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   const auto spec = MakeShimSpec(Record(), Host(), "token", "/tmp/p");
   ASSERT_TRUE(spec.ok()) << spec.status();
   const std::map<std::string, std::string> want = {
-      {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "6,7"}, {"GROUP_RANK", "2"}, {"GROUP_WORLD_SIZE", "4"}, {"HOME", "/home/u"}, {"LANG", "C.UTF-8"},
-      {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOGNAME", "u"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "20007"},
-      {"MUSTER_ATTEMPT", "2"}, {"MUSTER_CHECKPOINT_DIR", "/c"}, {"MUSTER_CHECKPOINT_INTERVAL_S", "600"}, {"MUSTER_CHECKPOINT_KEEP", "2"},
-      {"MUSTER_EXPORT_STAGING", "/j/train/attempt-2/export-staging"}, {"MUSTER_JOB", "42"}, {"MUSTER_JOB_DIR", "/j"},
-      {"MUSTER_PROGRESS_SOCKET", "/tmp/p"}, {"MUSTER_RESUME_FROM", "/c/9,/c/5"}, {"MUSTER_TASK", "train"}, {"OMP_NUM_THREADS", "1"},
-      {"PATH", "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, {"RANK", "5"}, {"ROLE_RANK", "5"},
-      {"ROLE_WORLD_SIZE", "8"}, {"SHELL", "/bin/bash"}, {"TORCHELASTIC_MAX_RESTARTS", "3"}, {"TORCHELASTIC_RESTART_COUNT", "1"},
-      {"TORCHELASTIC_RUN_ID", std::string(32, 'c') + ".train.2"}, {"USER", "u"}, {"WORLD_SIZE", "8"}};
+      {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"},
+      {"CUDA_VISIBLE_DEVICES", "6,7"},
+      {"GROUP_RANK", "2"},
+      {"GROUP_WORLD_SIZE", "4"},
+      {"HOME", "/home/u"},
+      {"LANG", "C.UTF-8"},
+      {"LOCAL_RANK", "1"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"LOGNAME", "u"},
+      {"MASTER_ADDR", "10.0.0.1"},
+      {"MASTER_PORT", "20007"},
+      {"MUSTER_ATTEMPT", "2"},
+      {"MUSTER_CHECKPOINT_DIR", "/c"},
+      {"MUSTER_CHECKPOINT_INTERVAL_S", "600"},
+      {"MUSTER_CHECKPOINT_KEEP", "2"},
+      {"MUSTER_EXPORT_STAGING", "/j/train/attempt-2/export-staging"},
+      {"MUSTER_JOB", "42"},
+      {"MUSTER_JOB_DIR", "/j"},
+      {"MUSTER_PROGRESS_SOCKET", "/tmp/p"},
+      {"MUSTER_RESUME_FROM", "/c/9,/c/5"},
+      {"MUSTER_TASK", "train"},
+      {"OMP_NUM_THREADS", "1"},
+      {"PATH", "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+      {"RANK", "5"},
+      {"ROLE_RANK", "5"},
+      {"ROLE_WORLD_SIZE", "8"},
+      {"SHELL", "/bin/bash"},
+      {"TORCHELASTIC_MAX_RESTARTS", "3"},
+      {"TORCHELASTIC_RESTART_COUNT", "1"},
+      {"TORCHELASTIC_RUN_ID", std::string(32, 'c') + ".train.2"},
+      {"USER", "u"},
+      {"WORLD_SIZE", "8"}};
   EXPECT_EQ(EnvironmentOf(*spec, 1, 1), want);
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["CUDA_VISIBLE_DEVICES"], "4,5");
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["RANK"], "2");
@@ -104,7 +132,8 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
 TEST(Environment, DeclaredDevicesShowNoGpu) {
   LaunchHost host = Host();
   host.declared = true;
-  EXPECT_EQ(EnvironmentOf(*MakeShimSpec(Record(), host, "t", ""), 0, 0)["CUDA_VISIBLE_DEVICES"], "");
+  EXPECT_EQ(EnvironmentOf(*MakeShimSpec(Record(), host, "t", ""), 0, 0)["CUDA_VISIBLE_DEVICES"],
+            "");
 }
 
 TEST(Environment, TheTasksVariablesWinOverTheJobsAndKeepTheirThreads) {
@@ -118,8 +147,10 @@ TEST(Environment, TheTasksVariablesWinOverTheJobsAndKeepTheirThreads) {
 }
 
 TEST(Environment, ReservedVariablesAreRefused) {
-  for (const char* name : {"LD_PRELOAD", "LD_LIBRARY_PATH", "MUSTER_JOB", "RANK", "WORLD_SIZE", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
-                           "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_MPS_PIPE_DIRECTORY", "TORCHELASTIC_RUN_ID", "A=B", ""}) {
+  for (const char* name :
+       {"LD_PRELOAD", "LD_LIBRARY_PATH", "MUSTER_JOB", "RANK", "WORLD_SIZE", "MASTER_PORT",
+        "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+        "CUDA_MPS_PIPE_DIRECTORY", "TORCHELASTIC_RUN_ID", "A=B", ""}) {
     AttemptRecord record = Record();
     (*record.prepare.mutable_job_env())[name] = "x";
     EXPECT_FALSE(MakeShimSpec(record, Host(), "t", "").ok()) << name;
@@ -132,7 +163,8 @@ TEST(Environment, ATrainerTaskRunsMusterTrainer) {
   AttemptRecord record = Record();
   record.prepare.mutable_task()->set_trainer_json("{}");
   const auto spec = MakeShimSpec(record, Host(), "t", "");
-  EXPECT_EQ(spec->argv, (std::vector<std::string>{"/opt/muster/bin/muster-trainer", "train", "--config", "/j/train/attempt-2/trainer.json"}));
+  EXPECT_EQ(spec->argv, (std::vector<std::string>{"/opt/muster/bin/muster-trainer", "train",
+                                                  "--config", "/j/train/attempt-2/trainer.json"}));
 }
 
 TEST_F(HostTest, DeclaredInventory) {
@@ -161,7 +193,8 @@ TEST_F(HostTest, MalformedInventoriesAreRefusedWithTheirPlace) {
     Write("bad.yaml", c.text);
     const auto inventory = FindInventory(directory_ + "/bad.yaml", directory_, nullptr);
     ASSERT_FALSE(inventory.ok()) << c.text;
-    EXPECT_NE(inventory.status().message().find(c.says), absl::string_view::npos) << inventory.status();
+    EXPECT_NE(inventory.status().message().find(c.says), absl::string_view::npos)
+        << inventory.status();
   }
   EXPECT_FALSE(FindInventory(directory_ + "/missing.yaml", directory_, nullptr).ok());
 }
@@ -177,8 +210,9 @@ TEST_F(HostTest, AProbedMachineHasDevices) {
 TEST_F(HostTest, NvmlTellsOfDevicesAndOfTheirCriticalErrors) {
   EXPECT_EQ(Nvml::Load("libnvidia-ml-that-is-not-there.so"), nullptr);
   ::setenv("FAKE_NVML", directory_.c_str(), 1);
-  Write("devices", "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n");
-  Write("events", "0|8|13\n");                // before anybody watched
+  Write("devices",
+        "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n");
+  Write("events", "0|8|13\n");  // before anybody watched
   const std::unique_ptr<Nvml> nvml = Nvml::Load(MUSTER_FAKE_NVML);
   ASSERT_NE(nvml, nullptr);
   const auto inventory = FindInventory("", directory_, nvml.get());
@@ -200,7 +234,8 @@ TEST_F(HostTest, NvmlTellsOfDevicesAndOfTheirCriticalErrors) {
   ::unsetenv("FAKE_NVML");
 }
 
-// An agent that is started elsewhere, without groups of its own, finds those of the one before, and what they hold below them.
+// An agent that is started elsewhere, without groups of its own, finds those of the one before, and
+// what they hold below them.
 TEST_F(HostTest, ControlGroupsAreEmptiedWhereverTheyWereMade) {
   const HostCgroups first("", directory_);
   if (first.described().rfind("no control groups", 0) == 0) GTEST_SKIP() << first.described();
@@ -216,7 +251,10 @@ TEST_F(HostTest, ControlGroupsAreEmptiedWhereverTheyWereMade) {
       while (true) ::pause();
     }
     members.push_back(pid);
-    EXPECT_TRUE(Eventually([&] { return ReadFile(group + "/cgroup.procs").value_or("").find(absl::StrCat(pid)) != std::string::npos; }));
+    EXPECT_TRUE(Eventually([&] {
+      return ReadFile(group + "/cgroup.procs").value_or("").find(absl::StrCat(pid)) !=
+             std::string::npos;
+    }));
   }
   const HostCgroups second("none", directory_);
   EXPECT_EQ(second.described(), "no control groups, as told");
@@ -243,23 +281,31 @@ TEST_F(HostTest, ControlGroupsAreEmptiedWhereverTheyWereMade) {
   EXPECT_FALSE(left("known"));
 }
 
-// systemd tells the main process of a unit that it is that, and kills a unit's control group with it unless the unit says otherwise.
+// systemd tells the main process of a unit that it is that, and kills a unit's control group with
+// it unless the unit says otherwise.
 TEST_F(HostTest, AUnitThatWouldKillTheJobsIsToldWithItsRemedy) {
   const struct {
     const char* what;
     const char* groups;
     bool main_process;
-    const char* answer;       // of systemctl, with $* for what it was asked
+    const char* answer;  // of systemctl, with $* for what it was asked
     const char* told;
   } kCases[] = {
-      {"the default", "0::/system.slice/muster-agent.service\n", true, "echo control-group", "muster-agent.service has KillMode=control-group"},
-      {"its main process last", "0::/system.slice/muster-agent.service/agent\n", true, "echo mixed", "muster-agent.service has KillMode=mixed"},
-      {"of version 1", "4:memory:/a.service\n1:name=systemd:/system.slice/m.service\n0::/\n", true, "echo control-group", "m.service has"},
+      {"the default", "0::/system.slice/muster-agent.service\n", true, "echo control-group",
+       "muster-agent.service has KillMode=control-group"},
+      {"its main process last", "0::/system.slice/muster-agent.service/agent\n", true, "echo mixed",
+       "muster-agent.service has KillMode=mixed"},
+      {"of version 1", "4:memory:/a.service\n1:name=systemd:/system.slice/m.service\n0::/\n", true,
+       "echo control-group", "m.service has"},
       {"as shipped", "0::/system.slice/muster-agent.service\n", true, "echo process", ""},
       {"none", "0::/system.slice/muster-agent.service\n", true, "echo none", ""},
-      {"asked as the system's", "0::/system.slice/m.service\n", true, "[ \"$*\" = '--system show --property=KillMode --value -- m.service' ] && echo mixed", "systemctl --system edit m.service"},
-      {"asked as the user's", "0::/user.slice/user-7.slice/user@7.service/app.slice/m.service\n", true, "[ \"$1\" = --user ] && echo mixed", "systemctl --user edit m.service"},
-      {"started by hand below a unit", "0::/system.slice/cron.service\n", false, "echo control-group", ""},
+      {"asked as the system's", "0::/system.slice/m.service\n", true,
+       "[ \"$*\" = '--system show --property=KillMode --value -- m.service' ] && echo mixed",
+       "systemctl --system edit m.service"},
+      {"asked as the user's", "0::/user.slice/user-7.slice/user@7.service/app.slice/m.service\n",
+       true, "[ \"$1\" = --user ] && echo mixed", "systemctl --user edit m.service"},
+      {"started by hand below a unit", "0::/system.slice/cron.service\n", false,
+       "echo control-group", ""},
       {"no unit", "0::/user.slice/user-7.slice/session-3.scope\n", true, "echo control-group", ""},
       {"no answer", "0::/system.slice/m.service\n", true, "echo control-group; exit 1", ""},
   };
@@ -282,7 +328,8 @@ TEST_F(HostTest, AUnitThatWouldKillTheJobsIsToldWithItsRemedy) {
 }
 
 TEST(Ports, RangesAndBusyPorts) {
-  for (const char* text : {"", "20000", "80-90", "30000-20000", "20000-70000", "a-b"}) EXPECT_FALSE(ParsePortRange(text).ok()) << text;
+  for (const char* text : {"", "20000", "80-90", "30000-20000", "20000-70000", "a-b"})
+    EXPECT_FALSE(ParsePortRange(text).ok()) << text;
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -301,10 +348,13 @@ TEST(Ports, RangesAndBusyPorts) {
 TEST_F(HostTest, PortsThatTheKernelGivesToClientsAreWarnedOf) {
   Write("ephemeral", "32768\t60999\n");
   const std::string kernels = directory_ + "/ephemeral";
-  for (const PortRange& range : {PortRange{32768, 60999}, PortRange{20000, 32768}, PortRange{60999, 65535}, PortRange{40000, 40000}, PortRange{1024, 65535}}) {
+  for (const PortRange& range :
+       {PortRange{32768, 60999}, PortRange{20000, 32768}, PortRange{60999, 65535},
+        PortRange{40000, 40000}, PortRange{1024, 65535}}) {
     EXPECT_NE(WhyPortsCollide(range, kernels), "") << range.first << "-" << range.last;
   }
-  for (const PortRange& range : {PortRange(), PortRange{1024, 32767}, PortRange{61000, 65535}}) EXPECT_EQ(WhyPortsCollide(range, kernels), "") << range.first << "-" << range.last;
+  for (const PortRange& range : {PortRange(), PortRange{1024, 32767}, PortRange{61000, 65535}})
+    EXPECT_EQ(WhyPortsCollide(range, kernels), "") << range.first << "-" << range.last;
   EXPECT_EQ(WhyPortsCollide({40000, 40000}, directory_ + "/nothing"), "");
 
   // An agent says so, of this machine.
@@ -326,7 +376,8 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   auto state = StateDirectory::Open(directory_ + "/s");
   ASSERT_TRUE(state.ok()) << state.status();
   const std::string id = (*state)->state_id();
-  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(),
+            absl::StatusCode::kFailedPrecondition);
   AttemptRecord record = Record();
   record.port = 20007;
   ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
@@ -353,24 +404,29 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   EXPECT_EQ((*records)[1].claim, Claim::kStopped);
 }
 
-// The newest commit number is a name among the attempts', which is durable with whatever is next made durable there.
+// The newest commit number is a name among the attempts', which is durable with whatever is next
+// made durable there.
 TEST_F(HostTest, TheCommitNumberIsExactAfterARestart) {
   const std::string attempts = directory_ + "/s/attempts";
   const auto names = [&] {
     std::set<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(attempts)) {
-      if (std::string name = entry.path().filename(); name.starts_with(".seen-")) found.insert(std::move(name));
+      if (std::string name = entry.path().filename(); name.starts_with(".seen-"))
+        found.insert(std::move(name));
     }
     return found;
   };
   using Names = std::set<std::string>;
   auto state = StateDirectory::Open(directory_ + "/s");
   ASSERT_TRUE((*state)->PersistSeen({"store", 4, 0}, true).ok());
-  for (const uint64_t commit : {1, 9, 10}) ASSERT_TRUE((*state)->PersistSeen({"store", 4, commit}, false).ok());
+  for (const uint64_t commit : {1, 9, 10})
+    ASSERT_TRUE((*state)->PersistSeen({"store", 4, commit}, false).ok());
   EXPECT_EQ(names(), Names{".seen-4-10"});
-  // The last that is known to be synced stays until a younger one is, as a rename may be half lost with the power.
+  // The last that is known to be synced stays until a younger one is, as a rename may be half lost
+  // with the power.
   ASSERT_TRUE((*state)->ClaimStopped(Record()).ok());
-  for (const uint64_t commit : {10, 11, 12}) ASSERT_TRUE((*state)->PersistSeen({"store", 4, commit}, false).ok());
+  for (const uint64_t commit : {10, 11, 12})
+    ASSERT_TRUE((*state)->PersistSeen({"store", 4, commit}, false).ok());
   EXPECT_EQ(names(), (Names{".seen-4-10", ".seen-4-12"}));
   ASSERT_TRUE((*state)->Forget(Record().id).ok());
   (*state)->CollectForgotten();
@@ -381,14 +437,15 @@ TEST_F(HostTest, TheCommitNumberIsExactAfterARestart) {
   EXPECT_EQ(names(), Names{".seen-4-13"});
   ASSERT_TRUE((*state)->PersistSeen({"store", 4, 14}, false).ok());
   state->reset();
-  Write("s/attempts/.seen-4-9", "");     // power loss may bring an old name back
-  Write("s/attempts/.seen-3-15", "");    // or one of an epoch before
+  Write("s/attempts/.seen-4-9", "");   // power loss may bring an old name back
+  Write("s/attempts/.seen-3-15", "");  // or one of an epoch before
   state = StateDirectory::Open(directory_ + "/s");
   EXPECT_EQ((*state)->seen(), (Seen{"store", 4, 14}));
   EXPECT_EQ((*state)->Load()->size(), 1u) << "they are no attempts";
   EXPECT_EQ(names(), (Names{".seen-4-13", ".seen-4-14"}));
   ASSERT_TRUE((*state)->PersistSeen({"store", 4, 15}, false).ok());
-  EXPECT_EQ(names(), (Names{".seen-4-13", ".seen-4-15"})) << "what may not be synced is renamed, not what is";
+  EXPECT_EQ(names(), (Names{".seen-4-13", ".seen-4-15"}))
+      << "what may not be synced is renamed, not what is";
   // A new epoch counts from what it says.
   ASSERT_TRUE((*state)->PersistSeen({"store", 5, 2}, true).ok());
   state->reset();
@@ -401,7 +458,8 @@ TEST_F(HostTest, TheCommitNumberIsExactAfterARestart) {
 TEST_F(HostTest, AStateDirectoryOpenToOthersIsRefused) {
   std::filesystem::create_directory(directory_ + "/s");
   std::filesystem::permissions(directory_ + "/s", std::filesystem::perms(0755));
-  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(),
+            absl::StatusCode::kPermissionDenied);
 }
 
 TEST_F(HostTest, ForgettingKeepsTheLogsUntilRetentionTakesThem) {
@@ -439,13 +497,15 @@ TEST_F(HostTest, LogsAreKeptWithinTheirBoundsAndRemovedAFewFilesAtATime) {
     ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
     const std::string logs = (*state)->AttemptDirectory(record.id) + "/logs";
     if (files > 0) std::filesystem::create_directory(logs);
-    for (int i = 0; i < files; ++i) std::ofstream(absl::StrCat(logs, "/", shim::LogFileName(i, 0))) << std::string(1000, 'x');
+    for (int i = 0; i < files; ++i)
+      std::ofstream(absl::StrCat(logs, "/", shim::LogFileName(i, 0))) << std::string(1000, 'x');
     ASSERT_TRUE((*state)->Forget(record.id).ok());
   };
   const auto kept = [&] {
     std::vector<int> attempts;
     for (int i = 1; i <= forgotten; ++i) {
-      if (std::filesystem::exists((*state)->LogDirectory({std::string(32, 'c'), "t", i}))) attempts.push_back(i);
+      if (std::filesystem::exists((*state)->LogDirectory({std::string(32, 'c'), "t", i})))
+        attempts.push_back(i);
     }
     return attempts;
   };
@@ -488,11 +548,13 @@ TEST_F(HostTest, LogsAreKeptWithinTheirBoundsAndRemovedAFewFilesAtATime) {
 // Its shim holds a lock of the file: another in its place, and the agent would take it for dead.
 TEST_F(HostTest, ARecordThatIsMadeDurableLaterStaysTheSameFile) {
   AttemptRecord record = Record();
-  for (int i = 0; i < 20; ++i) (*record.prepare.mutable_job_env())[absl::StrCat("NAME", i)] = "value";   // a map's bytes differ from time to time
+  for (int i = 0; i < 20; ++i)
+    (*record.prepare.mutable_job_env())[absl::StrCat("NAME", i)] =
+        "value";  // a map's bytes differ from time to time
   auto state = StateDirectory::Open(directory_ + "/s");
   const std::string name = (*state)->AttemptDirectory(record.id) + "/prepared";
   const auto inode = [&] {
-    struct stat info{};
+    struct stat info {};
     return ::stat(name.c_str(), &info) == 0 ? info.st_ino : 0;
   };
   ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
@@ -537,19 +599,25 @@ TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
   ASSERT_TRUE((*state)->Forget(record.id).ok());
   EXPECT_TRUE(Eventually([&] {
     processes.ReapEnded();
-    return ::kill(shim, 0) != 0;   // a zombie still has its number
+    return ::kill(shim, 0) != 0;  // a zombie still has its number
   }));
 }
 
 TEST(Sockets, LieInMemoryOrWhereNobodyElseCanMakeThem) {
   using Names = std::vector<std::string>;
-  EXPECT_EQ(SocketDirectories(0, true, "", "/run/user/0"), (Names{"/dev/shm/.muster-0", "/run/muster-agent", "/tmp/muster-0", "/run/user/0/muster-agent"}));
+  EXPECT_EQ(SocketDirectories(0, true, "", "/run/user/0"),
+            (Names{"/dev/shm/.muster-0", "/run/muster-agent", "/tmp/muster-0",
+                   "/run/user/0/muster-agent"}));
   EXPECT_EQ(SocketDirectories(0, false, "", ""), (Names{"/run/muster-agent", "/tmp/muster-0"}));
-  EXPECT_EQ(SocketDirectories(999, true, "/run/unit", ""), (Names{"/run/unit", "/dev/shm/.muster-999", "/tmp/muster-999"}));
-  EXPECT_EQ(SocketDirectories(1000, true, "", "/run/user/1000"), (Names{"/tmp/muster-1000", "/run/user/1000/muster-agent"})) << "what logging out removes comes last";
+  EXPECT_EQ(SocketDirectories(999, true, "/run/unit", ""),
+            (Names{"/run/unit", "/dev/shm/.muster-999", "/tmp/muster-999"}));
+  EXPECT_EQ(SocketDirectories(1000, true, "", "/run/user/1000"),
+            (Names{"/tmp/muster-1000", "/run/user/1000/muster-agent"}))
+      << "what logging out removes comes last";
   EXPECT_EQ(SocketDirectories(1000, true, "relative", ""), (Names{"/tmp/muster-1000"}));
   EXPECT_EQ(SocketDirectories(1000, true, std::string(94, '/'), "").size(), 2u);
-  EXPECT_EQ(SocketDirectories(1000, true, std::string(95, '/'), "").size(), 1u) << "a socket's path has at most 107 bytes";
+  EXPECT_EQ(SocketDirectories(1000, true, std::string(95, '/'), "").size(), 1u)
+      << "a socket's path has at most 107 bytes";
 }
 
 // In a directory where anybody may make some, somebody else's may have the name.
@@ -568,8 +636,11 @@ TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirecto
   {
     HostProcesses processes(state->get(), host, PortRange());
     ASSERT_TRUE(processes.SpawnShim(record).ok());
-    const auto told = [&] { return ReadFile((*state)->AttemptDirectory(record.id) + "/told").value_or(""); };
-    EXPECT_TRUE(Eventually([&] { return told().find(directory_ + "/ours/") != std::string::npos; })) << told();
+    const auto told = [&] {
+      return ReadFile((*state)->AttemptDirectory(record.id) + "/told").value_or("");
+    };
+    EXPECT_TRUE(Eventually([&] { return told().find(directory_ + "/ours/") != std::string::npos; }))
+        << told();
     EXPECT_TRUE(Eventually([&] {
       processes.ReapEnded();
       return processes.ShimPid(record.id) == 0;
@@ -578,7 +649,9 @@ TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirecto
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/ours"));
   host.sockets.pop_back();
   const absl::Status refused = HostProcesses(state->get(), host, PortRange()).SpawnShim(record);
-  EXPECT_NE(refused.message().find(directory_ + "/taken: must be a directory of mode 0700"), absl::string_view::npos) << refused;
+  EXPECT_NE(refused.message().find(directory_ + "/taken: must be a directory of mode 0700"),
+            absl::string_view::npos)
+      << refused;
 }
 
 // What its short attempt left serves the next one, and nothing of it is taken for the next one's.
@@ -587,19 +660,23 @@ TEST_F(HostTest, ADirectoryThatServesAgainTellsNothingOfTheAttemptBefore) {
   AttemptRecord first = Record(), second = Record();
   second.id.attempt = 3;
   *second.prepare.mutable_key() = KeyOf(second.id);
-  second.prepare.mutable_task()->mutable_run()->set_shell("true");   // a shorter record
-  const std::string before = (*state)->AttemptDirectory(first.id), after = (*state)->AttemptDirectory(second.id);
+  second.prepare.mutable_task()->mutable_run()->set_shell("true");  // a shorter record
+  const std::string before = (*state)->AttemptDirectory(first.id),
+                    after = (*state)->AttemptDirectory(second.id);
   shim::Exits exits;
   exits.attempt = DirectoryName(first.id);
   exits.exits.push_back({4, 0, 0, 1, ""});
   const auto end = [&](const AttemptRecord& record) {
     shim::Claim winner = shim::Claim::kNone;
     ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
-    ASSERT_EQ(shim::MakeClaim((*state)->AttemptDirectory(record.id), shim::Claim::kStarted, &winner), 0);
-    ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(record.id), shim::kExitsFile, shim::FormatExits(exits)), 0);
+    ASSERT_EQ(
+        shim::MakeClaim((*state)->AttemptDirectory(record.id), shim::Claim::kStarted, &winner), 0);
+    ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(record.id), shim::kExitsFile,
+                                shim::FormatExits(exits)),
+              0);
   };
   const auto inode = [](const std::string& path) {
-    struct stat info{};
+    struct stat info {};
     return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
   };
   const auto news = [&](const std::string& directory) {
@@ -636,14 +713,16 @@ TEST_F(HostTest, ADirectoryThatServesAgainTellsNothingOfTheAttemptBefore) {
   exits.attempt = DirectoryName(second.id);
   end(second);
   EXPECT_TRUE(news(after).final);
-  // The worst that power loss can bring back: all names of the attempt before, with what they named.
+  // The worst that power loss can bring back: all names of the attempt before, with what they
+  // named.
   AttemptRecord third = Record();
   third.id.attempt = 4;
   const std::string stale = (*state)->AttemptDirectory(third.id);
   ASSERT_EQ(::rename(after.c_str(), stale.c_str()), 0);
-  EXPECT_EQ(news(stale).claim, Claim::kStarted);   // of an earlier boot: gone by HOST_LOST
+  EXPECT_EQ(news(stale).claim, Claim::kStarted);  // of an earlier boot: gone by HOST_LOST
   EXPECT_FALSE(news(stale).final) << "the exits of another attempt were taken for its own";
-  EXPECT_FALSE((*state)->Load()->at(0).prepared) << "the record of another attempt was taken for its own";
+  EXPECT_FALSE((*state)->Load()->at(0).prepared)
+      << "the record of another attempt was taken for its own";
   EXPECT_EQ((*state)->Load()->at(0).boot_id, "");
   ASSERT_EQ(::rename(stale.c_str(), after.c_str()), 0);
   exits.attempt = DirectoryName(first.id);
@@ -664,15 +743,18 @@ TEST_F(HostTest, WhatIsForgottenASecondTimeIsNoSpareAnyMore) {
   shim::Exits exits;
   exits.attempt = DirectoryName(first.id);
   ASSERT_TRUE((*state)->PersistPrepared(first, false).ok());
-  ASSERT_EQ(shim::MakeClaim((*state)->AttemptDirectory(first.id), shim::Claim::kStarted, &winner), 0);
-  ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(first.id), shim::kExitsFile, shim::FormatExits(exits)), 0);
+  ASSERT_EQ(shim::MakeClaim((*state)->AttemptDirectory(first.id), shim::Claim::kStarted, &winner),
+            0);
+  ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(first.id), shim::kExitsFile,
+                              shim::FormatExits(exits)),
+            0);
   ASSERT_TRUE((*state)->Forget(first.id).ok());
   (*state)->CollectForgotten();
-  ASSERT_EQ(::mkdir((*state)->AttemptDirectory(first.id).c_str(), 0700), 0);   // its spare stays
+  ASSERT_EQ(::mkdir((*state)->AttemptDirectory(first.id).c_str(), 0700), 0);  // its spare stays
   ASSERT_TRUE((*state)->ClaimStopped(first).ok());
   ASSERT_TRUE((*state)->PersistOutcome(first).ok());
   ASSERT_TRUE((*state)->Forget(first.id).ok());
-  ASSERT_TRUE((*state)->PersistPrepared(second, false).ok());                   // before the forgotten are collected
+  ASSERT_TRUE((*state)->PersistPrepared(second, false).ok());  // before the forgotten are collected
   shim::Claim claim = shim::Claim::kStopped;
   EXPECT_EQ(shim::ReadClaim((*state)->AttemptDirectory(second.id), &claim), 0);
   EXPECT_EQ(claim, shim::Claim::kNone) << "the claim of another attempt";
@@ -694,7 +776,7 @@ TEST_F(HostTest, ADirectoryWhoseShimStillHoldsItsLockServesNobodyElse) {
   const pid_t holder = ::fork();
   if (holder == 0) {
     const int fd = ::open((directory + "/prepared").c_str(), O_RDWR);
-    struct flock lock{};
+    struct flock lock {};
     lock.l_type = F_WRLCK;
     if (::fcntl(fd, F_SETLK, &lock) != 0 || ::write(held[1], "x", 1) != 1) ::_exit(1);
     while (true) ::pause();
@@ -743,9 +825,12 @@ TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
     EXPECT_TRUE(pid.ok()) << pid.status();
     EXPECT_TRUE(Eventually([&] { return std::filesystem::exists(directory + "/events"); })) << name;
     EXPECT_EQ(shim::LockHolder(directory + "/prepared"), *pid);
-    EXPECT_EQ(ReadFile(absl::StrCat("/proc/", *pid, "/cmdline")).value().substr(0, 13 + directory.size()), std::string("muster-shim\0", 12) + directory + std::string(1, '\0'));
+    EXPECT_EQ(
+        ReadFile(absl::StrCat("/proc/", *pid, "/cmdline")).value().substr(0, 13 + directory.size()),
+        std::string("muster-shim\0", 12) + directory + std::string(1, '\0'));
     siginfo_t info{};
-    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(*pid), &info, WEXITED | WNOHANG | WNOWAIT), 0) << "not our child";
+    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(*pid), &info, WEXITED | WNOHANG | WNOWAIT), 0)
+        << "not our child";
     EXPECT_EQ(info.si_pid, 0);
     return *pid;
   };
@@ -759,7 +844,7 @@ TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
   EXPECT_GT(server.server(), 0);
   EXPECT_NE(server.server(), first);
   for (const pid_t pid : shims) EXPECT_EQ(::kill(pid, 0), 0);
-  shims.push_back(start(std::string(200, 'd')));   // still fits
+  shims.push_back(start(std::string(200, 'd')));  // still fits
   for (const pid_t pid : shims) {
     ::kill(pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
@@ -767,23 +852,33 @@ TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
   EXPECT_TRUE(Eventually([&] { return shim::KillByToken(spec.token) == 0; }));
 }
 
-// Nothing of the server is found in a job: the same descriptors, signals, limits, environment, group and session as without it.
+// Nothing of the server is found in a job: the same descriptors, signals, limits, environment,
+// group and session as without it.
 TEST_F(HostTest, AProgramFindsTheSameWhetherItsShimWasForkedOrSpawned) {
   if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
   std::filesystem::create_directories(directory_ + "/root/attempts");
   const std::string real = std::string(MUSTER_TEST_BIN) + "/muster-shim";
-  Write("spawning", absl::StrCat("#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\nexec ", real, " \"$@\"\n"));
+  Write("spawning",
+        absl::StrCat("#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\nexec ", real, " \"$@\"\n"));
   std::filesystem::permissions(directory_ + "/spawning", std::filesystem::perms(0755));
   shim::Spec spec = SpecOf(directory_, {});
   spec.workdir = directory_;
-  const int leaked = ::open("/dev/null", O_RDONLY);   // without close-on-exec
+  const int leaked = ::open("/dev/null", O_RDONLY);  // without close-on-exec
   const mode_t mask = ::umask(0);
   std::vector<std::string> found;
   for (const std::string& program : {real, directory_ + "/spawning"}) {
-    const std::string name = absl::StrCat("m", found.size()), directory = directory_ + "/root/attempts/" + name, out = directory_ + "/out-" + name;
-    spec.argv = {"bash", "-c", absl::StrCat("exec > ", out, "; for fd in /proc/$$/fd/*; do [ -e $fd ] && echo ${fd##*/}; done; ulimit -a; umask; env | sort; nice; pwd; "
-                                            "cat /proc/self/cgroup /proc/self/oom_score_adj; "
-                                            "grep -E '^(Sig(Blk|Ign|Cgt)|Groups|[UG]id|Cap|Seccomp|NoNewPrivs|Cpus_allowed_list)' /proc/self/status")};
+    const std::string name = absl::StrCat("m", found.size()),
+                      directory = directory_ + "/root/attempts/" + name,
+                      out = directory_ + "/out-" + name;
+    spec.argv = {
+        "bash", "-c",
+        absl::StrCat(
+            "exec > ", out,
+            "; for fd in /proc/$$/fd/*; do [ -e $fd ] && echo ${fd##*/}; done; ulimit -a; umask; "
+            "env | sort; nice; pwd; "
+            "cat /proc/self/cgroup /proc/self/oom_score_adj; "
+            "grep -E '^(Sig(Blk|Ign|Cgt)|Groups|[UG]id|Cap|Seccomp|NoNewPrivs|Cpus_allowed_list)' "
+            "/proc/self/status")};
     std::filesystem::create_directories(directory);
     EXPECT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
     EXPECT_EQ(shim::ReplaceFile(directory_, name, shim::FormatSpec(spec), false), 0);
@@ -808,17 +903,20 @@ TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {
   auto state = StateDirectory::Open(directory_ + "/s");
   AttemptRecord record = Record();
   record.prepare.set_job_directory(directory_ + "/job");
-  const std::string staged = directory_ + "/job/a/export-staging", target = directory_ + "/job/out/model";
+  const std::string staged = directory_ + "/job/a/export-staging",
+                    target = directory_ + "/job/out/model";
   const auto publish = [&](const std::string& text) {
     std::filesystem::create_directories(staged + "/adapter");
     std::ofstream(staged + "/w") << text;
     return (*state)->Publish(record, staged, "out/model");
   };
   EXPECT_FALSE((*state)->Publish(record, staged, "out/model").ok());
-  std::filesystem::create_directories(target);   // an empty one is in nobody's way
+  std::filesystem::create_directories(target);  // an empty one is in nobody's way
   ASSERT_TRUE(publish("old").ok());
-  struct stat whole{}, mark{};
-  ASSERT_EQ(::stat(target.c_str(), &whole) + ::stat((target + "/.muster-export").c_str(), &mark), 0);
+  struct stat whole {
+  }, mark{};
+  ASSERT_EQ(::stat(target.c_str(), &whole) + ::stat((target + "/.muster-export").c_str(), &mark),
+            0);
   EXPECT_EQ(mark.st_mode & 0777, whole.st_mode & 0666) << "others copy the export whole";
   ASSERT_TRUE(publish("new").ok());
   ASSERT_TRUE((*state)->Publish(record, staged, "out/model").ok());

@@ -38,7 +38,8 @@ std::string FlavourOf(std::string name, int64_t memory_bytes) {
     while (end < name.size() && (absl::ascii_isalnum(name[end]))) ++end;
     const std::string word = name.substr(at, end - at);
     const bool letter = !word.empty() && absl::ascii_isalpha(word[0]);
-    if (letter && word.find_first_of("0123456789") != std::string::npos && model.empty()) model = word;
+    if (letter && word.find_first_of("0123456789") != std::string::npos && model.empty())
+      model = word;
     at = end + 1;
   }
   if (model.empty()) model = absl::StrReplaceAll(name, {{"nvidia ", ""}, {" ", "-"}});
@@ -54,7 +55,8 @@ bool ProbeGpus(Nvml* nvml, v1::Inventory* inventory) {
     if (!device.healthy) found->set_fault("it doesn't answer its driver");
     found->set_uuid(device.uuid);
     found->set_memory_bytes(device.memory_bytes);
-    if (device.healthy && inventory->flavour().empty()) inventory->set_flavour(FlavourOf(device.name, device.memory_bytes));
+    if (device.healthy && inventory->flavour().empty())
+      inventory->set_flavour(FlavourOf(device.name, device.memory_bytes));
   }
   return inventory->devices_size() > 0;
 }
@@ -79,14 +81,18 @@ absl::StatusOr<std::string> Output(const std::string& program, const char* argum
   options.most_bytes = kSchemaBytes;
   absl::StatusOr<ProgramEnd> end = RunProgram(options);
   if (!end.ok()) return end.status();
-  if (!end->why.empty()) return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed: ", end->why));
-  if (end->output.size() == kSchemaBytes) return absl::UnavailableError(absl::StrCat(program, " ", argument, " answers with ", kSchemaBytes, " bytes or more"));
+  if (!end->why.empty())
+    return absl::UnavailableError(absl::StrCat(program, " ", argument, " failed: ", end->why));
+  if (end->output.size() == kSchemaBytes)
+    return absl::UnavailableError(
+        absl::StrCat(program, " ", argument, " answers with ", kSchemaBytes, " bytes or more"));
   return std::move(end->output);
 }
 
 }  // namespace
 
-absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, const std::string& directory, Nvml* nvml) {
+absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file,
+                                            const std::string& directory, Nvml* nvml) {
   v1::Inventory inventory;
   if (!inventory_file.empty()) {
     absl::StatusOr<std::string> text = ReadFile(inventory_file, 256 << 10);
@@ -104,23 +110,28 @@ absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file, c
       DeclareCpuSlots(&inventory);
     }
     inventory.set_cpus_milli(int64_t{CountCpus()} * 1000);
-    struct sysinfo memory{};
-    if (::sysinfo(&memory) == 0) inventory.set_memory_bytes(static_cast<int64_t>(memory.totalram) * memory.mem_unit);
+    struct sysinfo memory {};
+    if (::sysinfo(&memory) == 0)
+      inventory.set_memory_bytes(static_cast<int64_t>(memory.totalram) * memory.mem_unit);
   }
-  struct statvfs disk{};
+  struct statvfs disk {};
   if (inventory.disk_bytes() == 0 && ::statvfs(directory.c_str(), &disk) == 0) {
-    inventory.set_disk_bytes(static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize));
+    inventory.set_disk_bytes(static_cast<int64_t>(disk.f_bavail) *
+                             static_cast<int64_t>(disk.f_frsize));
   }
   return inventory;
 }
 
-void FindTrainerSchema(const std::string& bin_directory, const std::string& cache_directory, v1::Inventory* inventory) {
+void FindTrainerSchema(const std::string& bin_directory, const std::string& cache_directory,
+                       v1::Inventory* inventory) {
   const std::string trainer = bin_directory + "/muster-trainer";
-  struct stat info{};
+  struct stat info {};
   if (::stat(trainer.c_str(), &info) != 0) return;
-  const std::string identity = absl::StrCat(info.st_dev, ".", info.st_ino, ".", info.st_size, ".", info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec, "\n");
+  const std::string identity = absl::StrCat(info.st_dev, ".", info.st_ino, ".", info.st_size, ".",
+                                            info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec, "\n");
   const std::string cache = cache_directory + "/trainer-schema";
-  if (absl::StatusOr<std::string> cached = ReadFile(cache, 2 * kSchemaBytes); cached.ok() && cached->rfind(identity, 0) == 0) {
+  if (absl::StatusOr<std::string> cached = ReadFile(cache, 2 * kSchemaBytes);
+      cached.ok() && cached->rfind(identity, 0) == 0) {
     const size_t end = cached->find('\n', identity.size());
     if (end != std::string::npos) {
       inventory->set_trainer_schema_hash(cached->substr(identity.size(), end - identity.size()));
@@ -131,12 +142,15 @@ void FindTrainerSchema(const std::string& bin_directory, const std::string& cach
   const absl::StatusOr<std::string> schema = Output(trainer, "--schema");
   const absl::StatusOr<std::string> hash = Output(trainer, "--schema-hash");
   if (!schema.ok() || !hash.ok()) {
-    LogWarn("no trainer schema", {{"trainer", trainer}, {"error", std::string((schema.ok() ? hash : schema).status().message())}});
+    LogWarn("no trainer schema",
+            {{"trainer", trainer},
+             {"error", std::string((schema.ok() ? hash : schema).status().message())}});
     return;
   }
   inventory->set_trainer_schema_json(*schema);
   inventory->set_trainer_schema_hash(std::string(absl::StripAsciiWhitespace(*hash)));
-  const std::string content = absl::StrCat(identity, inventory->trainer_schema_hash(), "\n", *schema);
+  const std::string content =
+      absl::StrCat(identity, inventory->trainer_schema_hash(), "\n", *schema);
   if (const absl::Status status = WriteFileDurably(cache, content); !status.ok()) {
     LogWarn("trainer schema not cached", {{"error", std::string(status.message())}});
   }

@@ -24,7 +24,7 @@ std::string ReadAt(const std::string& path, int64_t offset, int64_t max_bytes) {
 }
 
 int64_t SizeOf(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   return ::stat(path.c_str(), &info) == 0 ? int64_t{info.st_size} : 0;
 }
 
@@ -33,7 +33,8 @@ LogCursor::Piece Unmarked(std::string_view marked) {
   LogCursor::Piece piece;
   piece.data.reserve(marked.size());
   while (!marked.empty()) {
-    const std::string_view line = marked.substr(0, marked.find('\n') == std::string_view::npos ? marked.size() : marked.find('\n') + 1);
+    const std::string_view line = marked.substr(
+        0, marked.find('\n') == std::string_view::npos ? marked.size() : marked.find('\n') + 1);
     marked.remove_prefix(line.size());
     const bool is_error = line.front() == shim::kErrorMark;
     const int64_t begin = static_cast<int64_t>(piece.data.size());
@@ -51,7 +52,8 @@ LogCursor::Piece Unmarked(std::string_view marked) {
 
 }  // namespace
 
-LogCursor::LogCursor(std::string directory, int32_t rank, int64_t tail_lines) : directory_(std::move(directory)), rank_(rank) {
+LogCursor::LogCursor(std::string directory, int32_t rank, int64_t tail_lines)
+    : directory_(std::move(directory)), rank_(rank) {
   const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
   if (starts.empty()) return;
   offset_ = starts.front();
@@ -92,10 +94,13 @@ LogCursor::Piece LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
   for (size_t i = 0; i < starts.size(); ++i) {
     const int64_t end = i + 1 < starts.size() ? starts[i + 1] : INT64_MAX;
     if (offset_ < starts[i] || offset_ >= end) continue;
-    std::string data = ReadAt(directory_ + "/" + shim::LogFileName(rank_, starts[i]), offset_ - starts[i], max_bytes);
-    // A line may be half written: it comes whole with the next Read, unless nothing will be added to this file any more.
-    const size_t lines = data.rfind('\n') + 1;                   // npos + 1 = 0
-    const bool full = static_cast<int64_t>(data.size()) == max_bytes || offset_ + static_cast<int64_t>(data.size()) == end;
+    std::string data = ReadAt(directory_ + "/" + shim::LogFileName(rank_, starts[i]),
+                              offset_ - starts[i], max_bytes);
+    // A line may be half written: it comes whole with the next Read, unless nothing will be added
+    // to this file any more.
+    const size_t lines = data.rfind('\n') + 1;  // npos + 1 = 0
+    const bool full = static_cast<int64_t>(data.size()) == max_bytes ||
+                      offset_ + static_cast<int64_t>(data.size()) == end;
     if (lines > 0 || !full) data.resize(lines);
     offset_ += static_cast<int64_t>(data.size());
     return Unmarked(data);

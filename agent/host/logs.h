@@ -1,4 +1,5 @@
-// Reading a rank's log files while they grow and rotate (agent/shim/log_writer.h names them by offset).
+// Reading a rank's log files while they grow and rotate (agent/shim/log_writer.h names them by
+// offset).
 #pragma once
 
 #include <cstdint>
@@ -17,16 +18,19 @@ class LogCursor {
   static LogCursor At(std::string directory, int32_t rank, int64_t offset);
 
   int32_t rank() const { return rank_; }
-  int64_t offset() const { return offset_; }   // of what Read gives next, in the log as it stands in its files
+  int64_t offset() const {
+    return offset_;
+  }  // of what Read gives next, in the log as it stands in its files
   // The logs of a forgotten attempt lie elsewhere under the same names.
   void MoveTo(std::string directory) { directory_ = std::move(directory); }
   // What the processes wrote, in whole lines, the shim's marks taken off.
   struct Piece {
     std::string data;
-    std::vector<std::pair<int64_t, int64_t>> from_stderr;   // begin and end in `data`, ascending; the rest is standard output's
+    std::vector<std::pair<int64_t, int64_t>>
+        from_stderr;  // begin and end in `data`, ascending; the rest is standard output's
   };
-  // Up to `max_bytes` more of the log (more than its longest line); empty at the present end. `*dropped` grows by what was
-  // deleted before it could be read.
+  // Up to `max_bytes` more of the log (more than its longest line); empty at the present end.
+  // `*dropped` grows by what was deleted before it could be read.
   Piece Read(int64_t max_bytes, int64_t* dropped);
 
  private:

@@ -35,7 +35,10 @@ TEST_F(LogsTest, ReadingLogsTellsStandardErrorApartAndGivesWhatWasWritten) {
   int64_t dropped = 0;
   const LogCursor::Piece piece = LogCursor(directory_, 0, 0).Read(1000, &dropped);
   EXPECT_EQ(piece.data, "one\n\x02 not a mark\ntwo\n\x03\n\x03three\n\nunfin\n");
-  const auto text = [&](size_t i) { return piece.data.substr(piece.from_stderr[i].first, piece.from_stderr[i].second - piece.from_stderr[i].first); };
+  const auto text = [&](size_t i) {
+    return piece.data.substr(piece.from_stderr[i].first,
+                             piece.from_stderr[i].second - piece.from_stderr[i].first);
+  };
   ASSERT_EQ(piece.from_stderr.size(), 2u);
   EXPECT_EQ(text(0), "two\n\x03\n");
   EXPECT_EQ(text(1), "\n");
@@ -45,7 +48,7 @@ TEST_F(LogsTest, ReadingLogsWaitsForTheRestOfALine) {
   shim::LogWriter log(directory_, 0, 1 << 20, 2);
   int64_t dropped = 0;
   LogCursor cursor(directory_, 0, 0);
-  log.Append("one\nhalf ");                      // as a reader may see it while it is written
+  log.Append("one\nhalf ");  // as a reader may see it while it is written
   EXPECT_EQ(cursor.Read(1000, &dropped).data, "one\n");
   EXPECT_EQ(cursor.Read(1000, &dropped).data, "");
   log.Append("a line\n");
@@ -55,16 +58,20 @@ TEST_F(LogsTest, ReadingLogsWaitsForTheRestOfALine) {
 TEST_F(LogsTest, ReadingLogsAcrossRotation) {
   int64_t dropped = 0;
   shim::LogWriter log(directory_, 3, 32, 2);
-  for (int i = 0; i < 4; ++i) log.Append("line " + std::to_string(i) + "\n");  // 7 bytes each, one file
+  for (int i = 0; i < 4; ++i)
+    log.Append("line " + std::to_string(i) + "\n");  // 7 bytes each, one file
   LogCursor all(directory_, 3, 0);
   LogCursor tail(directory_, 3, 2);
   EXPECT_EQ(tail.Read(1000, &dropped).data, "line 2\nline 3\n");
   EXPECT_EQ(all.Read(7, &dropped).data, "line 0\n");
   for (int i = 4; i < 12; ++i) log.Append("line " + std::to_string(i) + "\n");
-  EXPECT_EQ(LogCursor(directory_, 3, 5).Read(1000, &dropped).data, "line 7\n");  // the first of two files
+  EXPECT_EQ(LogCursor(directory_, 3, 5).Read(1000, &dropped).data,
+            "line 7\n");  // the first of two files
   EXPECT_EQ(dropped, 0);
   std::string rest;
-  for (std::string part = all.Read(1000, &dropped).data; !part.empty(); part = all.Read(1000, &dropped).data) rest += part;
+  for (std::string part = all.Read(1000, &dropped).data; !part.empty();
+       part = all.Read(1000, &dropped).data)
+    rest += part;
   EXPECT_EQ(dropped, 21);  // lines 1 to 3
   EXPECT_EQ(rest.substr(0, 7), "line 4\n");
   EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");
@@ -73,13 +80,15 @@ TEST_F(LogsTest, ReadingLogsAcrossRotation) {
 TEST_F(LogsTest, ReadingLogsGoesOnFromAnOffset) {
   int64_t dropped = 0;
   shim::LogWriter log(directory_, 3, 32, 2);
-  for (int i = 0; i < 6; ++i) log.Append("line " + std::to_string(i) + "\n");   // 28 bytes in one file, 14 in the next
+  for (int i = 0; i < 6; ++i)
+    log.Append("line " + std::to_string(i) + "\n");  // 28 bytes in one file, 14 in the next
   LogCursor before(directory_, 3, 0);
   EXPECT_EQ(before.Read(14, &dropped).data, "line 0\nline 1\n");
   EXPECT_EQ(before.offset(), 14);
   LogCursor after = LogCursor::At(directory_, 3, before.offset());
   EXPECT_EQ(after.Read(1000, &dropped).data, "line 2\nline 3\n");
-  EXPECT_EQ(LogCursor::At(directory_, 3, after.offset()).Read(1000, &dropped).data, "line 4\nline 5\n");
+  EXPECT_EQ(LogCursor::At(directory_, 3, after.offset()).Read(1000, &dropped).data,
+            "line 4\nline 5\n");
   for (int i = 6; i < 12; ++i) log.Append("line " + std::to_string(i) + "\n");
   EXPECT_EQ(dropped, 0);
   EXPECT_EQ(LogCursor::At(directory_, 3, before.offset()).Read(7, &dropped).data, "line 4\n");
@@ -101,17 +110,25 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     v1::Cause cause;
     const char* told;
   } kCases[] = {
-      {"its log says it", 3, 1, 0, true, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
-      {"a signal, and its log", 3, 0, 6, true, false, "killed by SIGABRT", v1::PROGRAM_ERROR, "killed by SIGABRT: KeyError: 'labels'"},
+      {"its log says it", 3, 1, 0, true, false, "", v1::PROGRAM_ERROR,
+       "exit 1: KeyError: 'labels'"},
+      {"a signal, and its log", 3, 0, 6, true, false, "killed by SIGABRT", v1::PROGRAM_ERROR,
+       "killed by SIGABRT: KeyError: 'labels'"},
       {"success needs no cause", 3, 0, 0, true, false, "", v1::CAUSE_UNSPECIFIED, ""},
-      {"what is known stays", 3, 1, 0, false, false, "setup: exit 1", v1::CAUSE_UNSPECIFIED, "setup: exit 1"},
-      {"a signal that was sent", 3, 0, 15, false, false, "stopped: another process had failed", v1::CAUSE_UNSPECIFIED, "stopped: another process had failed"},
-      {"of a shim of the release before", 3, 1, 0, false, false, "", v1::PROGRAM_ERROR, "exit 1: KeyError: 'labels'"},
+      {"what is known stays", 3, 1, 0, false, false, "setup: exit 1", v1::CAUSE_UNSPECIFIED,
+       "setup: exit 1"},
+      {"a signal that was sent", 3, 0, 15, false, false, "stopped: another process had failed",
+       v1::CAUSE_UNSPECIFIED, "stopped: another process had failed"},
+      {"of a shim of the release before", 3, 1, 0, false, false, "", v1::PROGRAM_ERROR,
+       "exit 1: KeyError: 'labels'"},
       {"a rank that wrote nothing", 4, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
-      {"the driver says it", 5, 1, 0, true, false, "", v1::DEVICE_FAILURE, "exit 1: Xid 79 on GPU 3"},
+      {"the driver says it", 5, 1, 0, true, false, "", v1::DEVICE_FAILURE,
+       "exit 1: Xid 79 on GPU 3"},
       {"the driver said it of the attempt before", 6, 1, 0, true, false, "", v1::PROGRAM_ERROR, ""},
-      {"killed without a word", 4, 0, 9, true, false, "killed by SIGKILL", v1::KILLED, "killed by SIGKILL"},
-      {"killed by the kernel", 3, 0, 9, true, true, "killed by SIGKILL", v1::OUT_OF_MEMORY, "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
+      {"killed without a word", 4, 0, 9, true, false, "killed by SIGKILL", v1::KILLED,
+       "killed by SIGKILL"},
+      {"killed by the kernel", 3, 0, 9, true, true, "killed by SIGKILL", v1::OUT_OF_MEMORY,
+       "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
   };
   for (const auto& c : kCases) {
     std::vector<v1::WorkerExit> exits(1);
@@ -121,7 +138,8 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     exits[0].set_detail(c.detail);
     exits[0].set_own(c.own);
     exits[0].set_oom(c.oom);
-    TellCauses(directory_, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}, /*start_ns=*/20, &exits);
+    TellCauses(directory_, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}},
+               /*start_ns=*/20, &exits);
     EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
     EXPECT_EQ(exits[0].detail(), c.told) << c.what;
   }

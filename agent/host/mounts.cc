@@ -18,24 +18,32 @@
 namespace muster::agent {
 namespace {
 
-constexpr int kMostLinks = 40;   // as the kernel has it
+constexpr int kMostLinks = 40;  // as the kernel has it
 
 // In this machine's memory or on its disks. Whatever isn't listed may be served by others.
-constexpr std::string_view kLocal[] = {"bcachefs", "btrfs",  "erofs", "exfat",   "ext2",  "ext3",     "ext4",   "f2fs",     "iso9660", "jfs", "nilfs2",
-                                       "ntfs3",    "overlay", "ramfs", "reiserfs", "rootfs", "squashfs", "tmpfs", "udf",      "vfat",    "xfs", "zfs"};
+constexpr std::string_view kLocal[] = {
+    "bcachefs", "btrfs", "erofs",  "exfat", "ext2",    "ext3",  "ext4",     "f2fs",
+    "iso9660",  "jfs",   "nilfs2", "ntfs3", "overlay", "ramfs", "reiserfs", "rootfs",
+    "squashfs", "tmpfs", "udf",    "vfat",  "xfs",     "zfs"};
 
-bool IsLocal(std::string_view type) { return std::find(std::begin(kLocal), std::end(kLocal), type) != std::end(kLocal); }
+bool IsLocal(std::string_view type) {
+  return std::find(std::begin(kLocal), std::end(kLocal), type) != std::end(kLocal);
+}
 
 // Where nobody's files are: systemd has an autofs there.
 bool IsOfTheKernel(const std::string& point) {
-  return absl::StartsWith(point, "/proc/") || absl::StartsWith(point, "/sys/") || absl::StartsWith(point, "/dev/") || point == "/proc" || point == "/sys" || point == "/dev";
+  return absl::StartsWith(point, "/proc/") || absl::StartsWith(point, "/sys/") ||
+         absl::StartsWith(point, "/dev/") || point == "/proc" || point == "/sys" || point == "/dev";
 }
 
 // Blanks and backslashes stand there as \040 and the like.
 std::string Unescaped(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    const auto digit = [&](size_t k) { return i + k < text.size() && text[i + k] >= '0' && text[i + k] < '8' ? text[i + k] - '0' : -1; };
+    const auto digit = [&](size_t k) {
+      return i + k < text.size() && text[i + k] >= '0' && text[i + k] < '8' ? text[i + k] - '0'
+                                                                            : -1;
+    };
     if (text[i] == '\\' && digit(1) >= 0 && digit(2) >= 0 && digit(3) >= 0) {
       out += static_cast<char>(digit(1) * 64 + digit(2) * 8 + digit(3));
       i += 3;
@@ -48,7 +56,10 @@ std::string Unescaped(std::string_view text) {
 
 }  // namespace
 
-Mounts::Mounts(const std::string& table) : table_(table), changes_(::open(table.c_str(), O_RDONLY | O_CLOEXEC)) { Read(); }
+Mounts::Mounts(const std::string& table)
+    : table_(table), changes_(::open(table.c_str(), O_RDONLY | O_CLOEXEC)) {
+  Read();
+}
 
 void Mounts::Read() {
   served_.clear();
@@ -75,7 +86,8 @@ std::string Mounts::ServedByOthers(const std::string& path) {
   if (::poll(&changed, 1, 0) > 0 && (changed.revents & POLLPRI) != 0) Read();
   if (served_.empty()) return "";
   if (const auto root = served_.find("/"); root != served_.end()) return root->second;
-  // From the root on, name by name: each is looked at only once everything above it is known to be local.
+  // From the root on, name by name: each is looked at only once everything above it is known to be
+  // local.
   std::string at, rest = path;
   for (int links = 0; !rest.empty();) {
     const size_t slash = rest.find('/');
@@ -90,7 +102,7 @@ std::string Mounts::ServedByOthers(const std::string& path) {
     if (const auto found = served_.find(next); found != served_.end()) return found->second;
     char target[PATH_MAX];
     const ssize_t length = ::readlink(next.c_str(), target, sizeof target);
-    if (length < 0 && errno != EINVAL) return "";   // nothing is there
+    if (length < 0 && errno != EINVAL) return "";  // nothing is there
     if (length < 0) {
       at = next;
       continue;

@@ -1,5 +1,6 @@
-// Which paths lie on file systems that another machine or another process answers for. One that doesn't answer keeps whoever asks it for
-// anything, for as long as it takes (docs/decisions/044-dead-mounts.md).
+// Which paths lie on file systems that another machine or another process answers for. One that
+// doesn't answer keeps whoever asks it for anything, for as long as it takes
+// (docs/decisions/044-dead-mounts.md).
 #pragma once
 
 #include <map>
@@ -15,16 +16,17 @@ class Mounts {
   // `table` is in the form of proc(5), /proc/PID/mountinfo. One that can't be read names nothing.
   explicit Mounts(const std::string& table = "/proc/self/mountinfo");
 
-  // The first such file system on the way to an absolute path, symbolic links followed: "/home (nfs4 of nas:/home)"; "": there is none. What
-  // isn't there yet lies where its parent does. Touches none of them; where none is mounted, this costs one system call.
+  // The first such file system on the way to an absolute path, symbolic links followed: "/home
+  // (nfs4 of nas:/home)"; "": there is none. What isn't there yet lies where its parent does.
+  // Touches none of them; where none is mounted, this costs one system call.
   std::string ServedByOthers(const std::string& path);
 
  private:
   void Read();
 
   const std::string table_;
-  const Descriptor changes_;                     // the kernel tells by it that the table is another
-  std::map<std::string, std::string> served_;    // what is said of them, by mount point
+  const Descriptor changes_;                   // the kernel tells by it that the table is another
+  std::map<std::string, std::string> served_;  // what is said of them, by mount point
 };
 
 }  // namespace muster::agent

@@ -10,17 +10,17 @@ namespace muster::agent {
 namespace {
 
 using Handle = void*;
-struct Memory {                        // nvmlMemory_t
+struct Memory {  // nvmlMemory_t
   unsigned long long total, free, used;
 };
-struct EventData {                     // nvmlEventData_t
+struct EventData {  // nvmlEventData_t
   Handle device;
   unsigned long long type, data;
   unsigned gpu_instance, compute_instance;
 };
-constexpr unsigned long long kDoubleBitEcc = 2, kXidCritical = 8;   // nvmlEventType…
+constexpr unsigned long long kDoubleBitEcc = 2, kXidCritical = 8;  // nvmlEventType…
 constexpr int32_t kXidDoubleBit = 48;
-constexpr int kTimeout = 10;           // NVML_ERROR_TIMEOUT
+constexpr int kTimeout = 10;  // NVML_ERROR_TIMEOUT
 
 }  // namespace
 
@@ -53,9 +53,12 @@ std::unique_ptr<Nvml> Nvml::Load(const char* library) {
   auto calls = std::make_unique<Calls>();
   calls->library = ::dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (calls->library == nullptr) return nullptr;
-  const bool complete = calls->Find(&calls->init, "nvmlInit_v2") && calls->Find(&calls->shutdown, "nvmlShutdown") &&
-                        calls->Find(&calls->count, "nvmlDeviceGetCount_v2") && calls->Find(&calls->handle, "nvmlDeviceGetHandleByIndex_v2") &&
-                        calls->Find(&calls->name, "nvmlDeviceGetName") && calls->Find(&calls->uuid, "nvmlDeviceGetUUID") &&
+  const bool complete = calls->Find(&calls->init, "nvmlInit_v2") &&
+                        calls->Find(&calls->shutdown, "nvmlShutdown") &&
+                        calls->Find(&calls->count, "nvmlDeviceGetCount_v2") &&
+                        calls->Find(&calls->handle, "nvmlDeviceGetHandleByIndex_v2") &&
+                        calls->Find(&calls->name, "nvmlDeviceGetName") &&
+                        calls->Find(&calls->uuid, "nvmlDeviceGetUUID") &&
                         calls->Find(&calls->memory, "nvmlDeviceGetMemoryInfo");
   if (!complete || calls->init() != 0) {
     ::dlclose(calls->library);
@@ -83,8 +86,10 @@ std::vector<Nvml::Device> Nvml::Devices() {
   for (unsigned i = 0; i < count; ++i) {
     char name[96] = "", uuid[96] = "";
     Memory memory{};
-    devices[i].healthy = calls_->handle(i, &handles_[i]) == 0 && calls_->name(handles_[i], name, sizeof name) == 0 &&
-                         calls_->uuid(handles_[i], uuid, sizeof uuid) == 0 && calls_->memory(handles_[i], &memory) == 0;
+    devices[i].healthy = calls_->handle(i, &handles_[i]) == 0 &&
+                         calls_->name(handles_[i], name, sizeof name) == 0 &&
+                         calls_->uuid(handles_[i], uuid, sizeof uuid) == 0 &&
+                         calls_->memory(handles_[i], &memory) == 0;
     if (!devices[i].healthy) continue;
     devices[i].name = name;
     devices[i].uuid = uuid;
@@ -95,7 +100,8 @@ std::vector<Nvml::Device> Nvml::Devices() {
 
 bool Nvml::Watch() {
   if (handles_.empty()) Devices();
-  if (calls_->event_types == nullptr || calls_->event_set == nullptr || calls_->register_events == nullptr || calls_->event_wait == nullptr ||
+  if (calls_->event_types == nullptr || calls_->event_set == nullptr ||
+      calls_->register_events == nullptr || calls_->event_wait == nullptr ||
       calls_->event_free == nullptr || calls_->event_set(&set_) != 0) {
     set_ = nullptr;
     return false;
@@ -113,7 +119,9 @@ bool Nvml::Watch() {
 std::optional<Nvml::Event> Nvml::Next(int64_t timeout_ns) {
   EventData data{};
   if (set_ == nullptr) return std::nullopt;
-  if (const int error = calls_->event_wait(set_, &data, static_cast<unsigned>(timeout_ns / kMillisecond)); error != 0) {
+  if (const int error =
+          calls_->event_wait(set_, &data, static_cast<unsigned>(timeout_ns / kMillisecond));
+      error != 0) {
     if (error == kTimeout) return std::nullopt;
     // It returns at once: a device was lost, or the driver is gone.
     if (!failed_) LogWarn("the driver can't tell of errors", {{"nvml", error}});
@@ -124,7 +132,8 @@ std::optional<Nvml::Event> Nvml::Next(int64_t timeout_ns) {
   }
   for (size_t i = 0; i < handles_.size(); ++i) {
     if (handles_[i] != data.device) continue;
-    return Event{static_cast<int32_t>(i), data.type == kXidCritical ? static_cast<int32_t>(data.data) : kXidDoubleBit};
+    return Event{static_cast<int32_t>(i),
+                 data.type == kXidCritical ? static_cast<int32_t>(data.data) : kXidDoubleBit};
   }
   return std::nullopt;
 }

@@ -1,5 +1,6 @@
-// NVIDIA's management library, by name: it comes with the driver, and only where there is one. Its C interface is stable; what is used
-// of it is named in nvml.cc. Not thread-safe, but Next may run in one thread while Devices runs in another: the library allows that.
+// NVIDIA's management library, by name: it comes with the driver, and only where there is one. Its
+// C interface is stable; what is used of it is named in nvml.cc. Not thread-safe, but Next may run
+// in one thread while Devices runs in another: the library allows that.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,14 @@ namespace muster::agent {
 class Nvml {
  public:
   struct Device {
-    bool healthy = false;              // it answers
+    bool healthy = false;  // it answers
     std::string name, uuid;
     int64_t memory_bytes = 0;
   };
   struct Event {
-    int32_t device = 0;                // index
-    int32_t xid = 0;                   // an uncorrectable ECC error that came without one counts as Xid 48, which is the same
+    int32_t device = 0;  // index
+    int32_t xid =
+        0;  // an uncorrectable ECC error that came without one counts as Xid 48, which is the same
   };
 
   // nullptr: there is no such library here, or it finds no driver.
@@ -39,9 +41,9 @@ class Nvml {
   explicit Nvml(std::unique_ptr<Calls> calls);
 
   std::unique_ptr<Calls> calls_;
-  std::vector<void*> handles_;         // by index; nullptr: it doesn't answer
-  void* set_ = nullptr;                // of events
-  bool failed_ = false;                // that was said
+  std::vector<void*> handles_;  // by index; nullptr: it doesn't answer
+  void* set_ = nullptr;         // of events
+  bool failed_ = false;         // that was said
 };
 
 }  // namespace muster::agent

@@ -40,7 +40,7 @@
 namespace muster::agent {
 namespace {
 
-constexpr size_t kSocketName = 12;   // characters of a progress socket's name
+constexpr size_t kSocketName = 12;  // characters of a progress socket's name
 
 // A socket of both families where there is IPv6: it meets whoever has the port in either.
 bool IsFree(int port) {
@@ -54,8 +54,9 @@ bool IsFree(int port) {
     six.sin6_port = four.sin_port = htons(static_cast<uint16_t>(port));
     const int off = 0;
     if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    const int failed = family == AF_INET ? ::bind(fd, reinterpret_cast<sockaddr*>(&four), sizeof four)
-                                         : ::bind(fd, reinterpret_cast<sockaddr*>(&six), sizeof six);
+    const int failed = family == AF_INET
+                           ? ::bind(fd, reinterpret_cast<sockaddr*>(&four), sizeof four)
+                           : ::bind(fd, reinterpret_cast<sockaddr*>(&six), sizeof six);
     const int error = failed != 0 ? errno : 0;
     ::close(fd);
     if (error == 0) return true;
@@ -66,12 +67,14 @@ bool IsFree(int port) {
 
 absl::Status MakeJobDirectory(const std::string& path, uint32_t umask_bits) {
   if (path.empty()) return absl::OkStatus();
-  if (path[0] != '/') return absl::FailedPreconditionError(absl::StrCat(path, ": not an absolute path"));
+  if (path[0] != '/')
+    return absl::FailedPreconditionError(absl::StrCat(path, ": not an absolute path"));
   return MakeDirectories(path, 0777 & ~umask_bits);
 }
 
-// Jobs have nothing to do with each other: their directories shall be spread over the disk as users' are (ext2 to ext4; others ignore it).
-// Where all lie together each new one is looked for among those that were deleted lately (decision 040).
+// Jobs have nothing to do with each other: their directories shall be spread over the disk as
+// users' are (ext2 to ext4; others ignore it). Where all lie together each new one is looked for
+// among those that were deleted lately (decision 040).
 void SpreadBelow(const std::string& directory) {
   const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   int flags = 0;
@@ -83,40 +86,52 @@ void SpreadBelow(const std::string& directory) {
 }
 
 absl::Status CheckWorkdir(const std::string& workdir) {
-  struct stat info{};
+  struct stat info {};
   if (workdir.empty()) return absl::OkStatus();
   if (::stat(workdir.c_str(), &info) != 0) {
-    if (shim::NamesNothing(errno)) return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": ", strerror(errno)));
+    if (shim::NamesNothing(errno))
+      return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": ", strerror(errno)));
     return ErrnoStatus(errno, "workdir " + workdir);
   }
-  if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": Not a directory"));
+  if (!S_ISDIR(info.st_mode))
+    return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": Not a directory"));
   return absl::OkStatus();
 }
 
-// What an attempt needs of its job's storage, and its workdir. `spread`: the directory of all jobs' is looked at, too.
+// What an attempt needs of its job's storage, and its workdir. `spread`: the directory of all jobs'
+// is looked at, too.
 absl::Status MakeOnStorage(const v1::Prepare& prepare, const std::string& jobs, bool spread) {
   if (spread && MakeJobDirectory(jobs, UmaskOf(prepare)).ok()) SpreadBelow(jobs);
-  for (const std::string* directory : {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
-    if (absl::StrContains(*directory, "://")) continue;  // checkpoints in an object store, which has no directories
-    if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok()) return status;
+  for (const std::string* directory :
+       {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
+    if (absl::StrContains(*directory, "://"))
+      continue;  // checkpoints in an object store, which has no directories
+    if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok())
+      return status;
   }
   if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;
   if (prepare.task().trainer_json().empty()) return absl::OkStatus();
-  const int error = shim::ReplaceFile(prepare.attempt_directory(), "trainer.json", prepare.task().trainer_json());
+  const int error =
+      shim::ReplaceFile(prepare.attempt_directory(), "trainer.json", prepare.task().trainer_json());
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, TrainerConfigPath(prepare));
 }
 
 bool IsInMemory(const char* directory) {
-  struct statfs info{};
-  return ::statfs(directory, &info) == 0 && info.f_type == TMPFS_MAGIC && ::access(directory, W_OK | X_OK) == 0;
+  struct statfs info {};
+  return ::statfs(directory, &info) == 0 && info.f_type == TMPFS_MAGIC &&
+         ::access(directory, W_OK | X_OK) == 0;
 }
 
 // A directory in one where anybody may make some.
 absl::Status MakeOurs(const std::string& directory) {
-  struct stat info{};
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, directory);
-  if (::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(directory, ": must be a directory of mode 0700 that belongs to this user"));
+  struct stat info {};
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return ErrnoStatus(errno, directory);
+  if (::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+      info.st_uid == ::geteuid() && (info.st_mode & 077) == 0)
+    return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(directory, ": must be a directory of mode 0700 that belongs to this user"));
 }
 
 template <typename F>
@@ -125,7 +140,8 @@ void ForEachProcess(F f) {
   if (proc == nullptr) return;
   while (const dirent* entry = ::readdir(proc)) {
     pid_t pid = 0;
-    if (absl::SimpleAtoi(entry->d_name, &pid) && pid > 1) f(pid, absl::StrCat("/proc/", entry->d_name));
+    if (absl::SimpleAtoi(entry->d_name, &pid) && pid > 1)
+      f(pid, absl::StrCat("/proc/", entry->d_name));
   }
   ::closedir(proc);
 }
@@ -133,11 +149,14 @@ void ForEachProcess(F f) {
 }  // namespace
 
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
-  const std::vector<std::string> parts = absl::StrSplit(absl::string_view(text.data(), text.size()), '-');
+  const std::vector<std::string> parts =
+      absl::StrSplit(absl::string_view(text.data(), text.size()), '-');
   PortRange range;
-  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &range.first) || !absl::SimpleAtoi(parts[1], &range.last) || range.first < 1024 ||
-      range.last > 65535 || range.first > range.last) {
-    return absl::InvalidArgumentError("--port-range: wants FIRST-LAST between 1024 and 65535, such as 20000-29999");
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &range.first) ||
+      !absl::SimpleAtoi(parts[1], &range.last) || range.first < 1024 || range.last > 65535 ||
+      range.first > range.last) {
+    return absl::InvalidArgumentError(
+        "--port-range: wants FIRST-LAST between 1024 and 65535, such as 20000-29999");
   }
   return range;
 }
@@ -145,51 +164,70 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
 std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral) {
   std::string text;
   PortRange kernels;
-  if (shim::ReadSmallFile(ephemeral, &text) != 0 || ::sscanf(text.c_str(), "%d %d", &kernels.first, &kernels.last) != 2) return "";
+  if (shim::ReadSmallFile(ephemeral, &text) != 0 ||
+      ::sscanf(text.c_str(), "%d %d", &kernels.first, &kernels.last) != 2)
+    return "";
   if (range.last < kernels.first || range.first > kernels.last) return "";
-  return absl::StrCat("rendezvous ports ", range.first, "-", range.last, " overlap with those that the kernel gives to clients (net.ipv4.ip_local_port_range), ",
-                      kernels.first, "-", kernels.last, ": attempts will fail when a client has theirs. Give --port-range ports outside of it");
+  return absl::StrCat(
+      "rendezvous ports ", range.first, "-", range.last,
+      " overlap with those that the kernel gives to clients (net.ipv4.ip_local_port_range), ",
+      kernels.first, "-", kernels.last,
+      ": attempts will fail when a client has theirs. Give --port-range ports outside of it");
 }
 
-absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken) {
+absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed,
+                                 const std::vector<int32_t>& taken) {
   const uint64_t hash = Fnv1a(seed);
   const int count = range.last - range.first + 1;
   for (int i = 0; i < count; ++i) {
-    const int port = range.first + static_cast<int>((hash + static_cast<uint64_t>(i)) % static_cast<uint64_t>(count));
+    const int port = range.first + static_cast<int>((hash + static_cast<uint64_t>(i)) %
+                                                    static_cast<uint64_t>(count));
     if (std::find(taken.begin(), taken.end(), port) == taken.end() && IsFree(port)) return port;
   }
-  return absl::ResourceExhaustedError(absl::StrCat("no free rendezvous port in ", range.first, "-", range.last));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no free rendezvous port in ", range.first, "-", range.last));
 }
 
-std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std::string& of_unit, const std::string& of_login) {
+std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std::string& of_unit,
+                                           const std::string& of_login) {
   constexpr uid_t kFirstPerson = 1000;
   std::vector<std::string> directories = {of_unit};
-  // Sockets come and go with each attempt: in memory where that can be. Not those of people, whose files there go when they log out
-  // (logind's RemoveIPC); and under a name that `rm /dev/shm/*` leaves alone.
-  if (in_memory && user < kFirstPerson) directories.push_back(absl::StrCat("/dev/shm/.muster-", user));
+  // Sockets come and go with each attempt: in memory where that can be. Not those of people, whose
+  // files there go when they log out (logind's RemoveIPC); and under a name that `rm /dev/shm/*`
+  // leaves alone.
+  if (in_memory && user < kFirstPerson)
+    directories.push_back(absl::StrCat("/dev/shm/.muster-", user));
   // That name, and the one in /tmp, may be taken by anybody; this one by root alone.
   if (user == 0) directories.push_back("/run/muster-agent");
   directories.push_back(absl::StrCat("/tmp/muster-", user));
   // Last, as it goes with its user's last login, whatever still runs.
   if (!of_login.empty()) directories.push_back(of_login + "/muster-agent");
   std::erase_if(directories, [](const std::string& directory) {
-    return directory.empty() || directory[0] != '/' || directory.size() + 1 + kSocketName > sizeof(sockaddr_un::sun_path) - 1;
+    return directory.empty() || directory[0] != '/' ||
+           directory.size() + 1 + kSocketName > sizeof(sockaddr_un::sun_path) - 1;
   });
   return directories;
 }
 
 std::vector<std::string> SocketDirectories() {
-  const auto variable = [](const char* name) { return std::string(::getenv(name) == nullptr ? "" : ::getenv(name)); };
-  const std::string of_unit = variable("RUNTIME_DIRECTORY");   // by systemd; several are separated by colons
-  return SocketDirectories(::geteuid(), IsInMemory("/dev/shm"), of_unit.substr(0, of_unit.find(':')), variable("XDG_RUNTIME_DIR"));
+  const auto variable = [](const char* name) {
+    return std::string(::getenv(name) == nullptr ? "" : ::getenv(name));
+  };
+  const std::string of_unit =
+      variable("RUNTIME_DIRECTORY");  // by systemd; several are separated by colons
+  return SocketDirectories(::geteuid(), IsInMemory("/dev/shm"),
+                           of_unit.substr(0, of_unit.find(':')), variable("XDG_RUNTIME_DIR"));
 }
 
 int EndForgottenShims(const std::string& state_path) {
   const std::string prefix = state_path + "/attempts/";
   std::set<pid_t> shims;
   ForEachProcess([&](pid_t pid, const std::string& proc) {
-    std::string name, words;               // the command line of a process may keep its reader waiting (shim::ReadEnvironment), its name doesn't
-    if (shim::ReadSmallFile(proc + "/comm", &name) != 0 || name != "muster-shim\n" || shim::ReadSmallFile(proc + "/cmdline", &words) != 0) return;
+    std::string name, words;  // the command line of a process may keep its reader waiting
+                              // (shim::ReadEnvironment), its name doesn't
+    if (shim::ReadSmallFile(proc + "/comm", &name) != 0 || name != "muster-shim\n" ||
+        shim::ReadSmallFile(proc + "/cmdline", &words) != 0)
+      return;
     const std::string directory = words.substr(std::min(words.size(), words.find('\0') + 1));
     if (words.rfind("muster-shim", 0) == 0 && directory.rfind(prefix, 0) == 0) shims.insert(pid);
   });
@@ -199,12 +237,15 @@ int EndForgottenShims(const std::string& state_path) {
   ForEachProcess([&](pid_t, const std::string& proc) {
     std::string stat, environment;
     if (shim::ReadSmallFile(proc + "/stat", &stat) != 0) return;
-    const size_t name_end = stat.rfind(") ");   // "pid (any name) state ppid ..."
+    const size_t name_end = stat.rfind(") ");  // "pid (any name) state ppid ..."
     int parent = 0;
-    if (name_end == std::string::npos || ::sscanf(stat.c_str() + name_end, ") %*c %d", &parent) != 1 || shims.count(parent) == 0) return;
+    if (name_end == std::string::npos ||
+        ::sscanf(stat.c_str() + name_end, ") %*c %d", &parent) != 1 || shims.count(parent) == 0)
+      return;
     if (shim::ReadEnvironment(proc, &environment) != 0) return;
     for (const absl::string_view entry : absl::StrSplit(environment, '\0')) {
-      if (absl::StartsWith(entry, absl::StrCat(shim::kTokenVariable, "="))) tokens.emplace(entry.substr(entry.find('=') + 1));
+      if (absl::StartsWith(entry, absl::StrCat(shim::kTokenVariable, "=")))
+        tokens.emplace(entry.substr(entry.find('=') + 1));
     }
   });
   for (const pid_t shim : shims) ::kill(shim, SIGKILL);
@@ -220,10 +261,16 @@ int EndForgottenShims(const std::string& state_path) {
   return static_cast<int>(shims.size());
 }
 
-HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups, StorageThreads* threads)
-    : state_(state), host_(std::move(host)), range_(ports), cgroups_(std::move(cgroups)), threads_(threads),
+HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports,
+                             HostCgroups cgroups, StorageThreads* threads)
+    : state_(state),
+      host_(std::move(host)),
+      range_(ports),
+      cgroups_(std::move(cgroups)),
+      threads_(threads),
       shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log") {
-  if (const std::string why = WhyPortsCollide(range_); !why.empty()) LogWarn("badly chosen ports", {{"why", why}});
+  if (const std::string why = WhyPortsCollide(range_); !why.empty())
+    LogWarn("badly chosen ports", {{"why", why}});
 }
 
 // Attempts that go on have their sockets there, and it stays.
@@ -247,13 +294,15 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   if (const absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
   if (!prepare.task().trainer_json().empty()) {
     const std::string trainer = host_.bin_directory + "/muster-trainer";
-    if (::access(trainer.c_str(), X_OK) != 0) return absl::FailedPreconditionError(trainer + ": this host has no muster-trainer");
+    if (::access(trainer.c_str(), X_OK) != 0)
+      return absl::FailedPreconditionError(trainer + ": this host has no muster-trainer");
   }
   if (const absl::Status status = PrepareStorage(prepare); !status.ok()) return status;
   if (!prepare.hosts_rendezvous() && !prepare.start_at_once()) return 0;
   std::vector<int32_t> taken;
   for (const auto& [id, port] : ports_taken_) taken.push_back(port);
-  absl::StatusOr<int32_t> port = FindPort(range_, absl::StrCat(state_->state_id(), RandomId()), taken);
+  absl::StatusOr<int32_t> port =
+      FindPort(range_, absl::StrCat(state_->state_id(), RandomId()), taken);
   if (port.ok()) ports_taken_[IdOf(prepare.key())] = *port;
   return port;
 }
@@ -262,22 +311,31 @@ absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
   const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
   const bool spread = !jobs.empty() && spread_.insert(jobs).second;
   std::set<std::string> served;
-  for (const std::string* path : {&prepare.attempt_directory(), &prepare.job_directory(), &prepare.checkpoint_directory(), &prepare.task().workdir()}) {
+  for (const std::string* path : {&prepare.attempt_directory(), &prepare.job_directory(),
+                                  &prepare.checkpoint_directory(), &prepare.task().workdir()}) {
     if (path->empty() || absl::StrContains(*path, "://")) continue;
-    if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty()) served.insert(std::move(mount));
+    if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty())
+      served.insert(std::move(mount));
   }
   if (served.empty() || threads_ == nullptr) return MakeOnStorage(prepare, jobs, spread);
-  absl::Status status = threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare}, {.where = absl::StrJoin(served, ", "), .may_be_given_up = true,
-                                     .run = [prepare, jobs, spread] { return MakeOnStorage(prepare, jobs, spread); }});
+  absl::Status status = threads_->Do(
+      {IdOf(prepare.key()), StorageUse::kPrepare},
+      {.where = absl::StrJoin(served, ", "),
+       .may_be_given_up = true,
+       .run = [prepare, jobs, spread] { return MakeOnStorage(prepare, jobs, spread); }});
   if (spread && !status.ok() && !absl::IsUnavailable(status)) spread_.erase(jobs);
   return status;
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   if (absl::Status status = FindSockets(); !status.ok()) return status;
-  absl::StatusOr<shim::Spec> spec = MakeShimSpec(record, host_, Token(record.id), absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)));
+  absl::StatusOr<shim::Spec> spec =
+      MakeShimSpec(record, host_, Token(record.id),
+                   absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)));
   if (!spec.ok()) return spec.status();
-  const shim::Cgroups groups = cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() * record.prepare.here().workers());
+  const shim::Cgroups groups =
+      cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() *
+                                                  record.prepare.here().workers());
   spec->cgroup = groups.unified;
   spec->memory_cgroup = groups.memory;
   const std::string directory = state_->AttemptDirectory(record.id);
@@ -299,17 +357,25 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   return absl::OkStatus();
 }
 
-// By what `strays` are found that outlive their shim. The same for each shim of an attempt: their lock lets one at a time begin.
-std::string HostProcesses::Token(const AttemptId& id) const { return absl::StrCat(state_->state_id(), ".", DirectoryName(id)); }
+// By what `strays` are found that outlive their shim. The same for each shim of an attempt: their
+// lock lets one at a time begin.
+std::string HostProcesses::Token(const AttemptId& id) const {
+  return absl::StrCat(state_->state_id(), ".", DirectoryName(id));
+}
 
 pid_t HostProcesses::ShimPid(const AttemptId& id) {
   for (const char* name : {shim::kPreparedFile, shim::kLockFile}) {
-    if (const pid_t holder = shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name)); holder != 0) return holder;
+    if (const pid_t holder =
+            shim::LockHolder(absl::StrCat(state_->AttemptDirectory(id), "/", name));
+        holder != 0)
+      return holder;
   }
   const auto found = spawned_.find(id);
   if (found == spawned_.end()) return 0;
   siginfo_t info{};
-  const bool ended = ::waitid(P_PID, static_cast<id_t>(found->second), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0;
+  const bool ended =
+      ::waitid(P_PID, static_cast<id_t>(found->second), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid != 0;
   return ended ? 0 : found->second;
 }
 
@@ -323,22 +389,27 @@ void HostProcesses::SignalShim(const AttemptId& id) {
   ::close(fd);
 }
 
-// Also one that isn't known by this number: of two that were made of one attempt the other may have got its lock.
+// Also one that isn't known by this number: of two that were made of one attempt the other may have
+// got its lock.
 void HostProcesses::Reap(pid_t pid) {
   if (pid <= 0 || ::waitpid(pid, nullptr, WNOHANG) == 0) return;
   std::erase_if(spawned_, [pid](const auto& spawned) { return spawned.second == pid; });
 }
 
 void HostProcesses::ReapEnded() {
-  for (auto it = spawned_.begin(); it != spawned_.end();) it = ::waitpid(it->second, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
+  for (auto it = spawned_.begin(); it != spawned_.end();)
+    it = ::waitpid(it->second, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
 }
 
 bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
   if (const bool populated = cgroups_.Kill(DirectoryName(id)); populated || ended) return populated;
   std::string text, error;
   shim::Spec spec;
-  const bool older = shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile), &text) == 0 && shim::ParseSpec(text, &spec, &error);
-  int unknown = 0;                         // may be this attempt's: as long as that can't be told its devices aren't free
+  const bool older =
+      shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile),
+                          &text) == 0 &&
+      shim::ParseSpec(text, &spec, &error);
+  int unknown = 0;  // may be this attempt's: as long as that can't be told its devices aren't free
   return shim::KillByToken(older ? spec.token : Token(id), &unknown) + unknown > 0;
 }
 

@@ -24,26 +24,35 @@ struct PortRange {
 };
 // "20000-29999". INVALID_ARGUMENT says what would be right.
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
-// Why the range is a bad one; empty: it isn't, or the kernel doesn't say. In one that overlaps with the ephemeral ports a port that was found
-// free may be a client's by the time a program listens on it (CONTRACTS 15). `ephemeral`: the file with the kernel's range.
-std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral = "/proc/sys/net/ipv4/ip_local_port_range");
-// A port of the range on which nobody listens and that is not in `taken`. Where the search begins depends on `seed`, so that several
-// agents on one machine rarely meet. RESOURCE_EXHAUSTED if all are in use.
-absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed, const std::vector<int32_t>& taken);
+// Why the range is a bad one; empty: it isn't, or the kernel doesn't say. In one that overlaps with
+// the ephemeral ports a port that was found free may be a client's by the time a program listens on
+// it (CONTRACTS 15). `ephemeral`: the file with the kernel's range.
+std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral =
+                                                        "/proc/sys/net/ipv4/ip_local_port_range");
+// A port of the range on which nobody listens and that is not in `taken`. Where the search begins
+// depends on `seed`, so that several agents on one machine rarely meet. RESOURCE_EXHAUSTED if all
+// are in use.
+absl::StatusOr<int32_t> FindPort(const PortRange& range, std::string_view seed,
+                                 const std::vector<int32_t>& taken);
 
-// Where progress sockets may lie, the best first: the next is taken where somebody else has made one before us. All leave room for a socket's name.
-// `of_unit` and `of_login` (systemd's RUNTIME_DIRECTORY, XDG_RUNTIME_DIR): empty: none. `in_memory`: /dev/shm is, and can be written.
-std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std::string& of_unit, const std::string& of_login);
-std::vector<std::string> SocketDirectories();   // of this process
+// Where progress sockets may lie, the best first: the next is taken where somebody else has made
+// one before us. All leave room for a socket's name. `of_unit` and `of_login` (systemd's
+// RUNTIME_DIRECTORY, XDG_RUNTIME_DIR): empty: none. `in_memory`: /dev/shm is, and can be written.
+std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std::string& of_unit,
+                                           const std::string& of_login);
+std::vector<std::string> SocketDirectories();  // of this process
 
-// Ends what shims of a lost state directory at this path still run, for whom no record speaks any more (CONTRACTS 8), and waits until
-// nothing of it is left, at most 10 s. How many shims there were.
+// Ends what shims of a lost state directory at this path still run, for whom no record speaks any
+// more (CONTRACTS 8), and waits until nothing of it is left, at most 10 s. How many shims there
+// were.
 int EndForgottenShims(const std::string& state_path);
 
 class HostProcesses final : public Processes {
  public:
-  // Warns in the log if the ports are badly chosen. `threads` do what needs storage that others serve; nullptr: the caller does. They outlive this object.
-  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports, HostCgroups cgroups = HostCgroups(), StorageThreads* threads = nullptr);
+  // Warns in the log if the ports are badly chosen. `threads` do what needs storage that others
+  // serve; nullptr: the caller does. They outlive this object.
+  HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports,
+                HostCgroups cgroups = HostCgroups(), StorageThreads* threads = nullptr);
   ~HostProcesses() override;
 
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override;
@@ -57,8 +66,8 @@ class HostProcesses final : public Processes {
   void Reap(pid_t pid);
   // All of ours that ended: an attempt may be forgotten while its shim is still on its way out.
   void ReapEnded();
-  // Kills what a dead shim may have left behind; true if there still was something, so look again. `ended`: it said that nothing is
-  // left, and only its control group is asked.
+  // Kills what a dead shim may have left behind; true if there still was something, so look again.
+  // `ended`: it said that nothing is left, and only its control group is asked.
   bool KillStrays(const AttemptId& id, bool ended);
   // Of an attempt that is gone.
   void RemoveCgroup(const AttemptId& id);
@@ -77,10 +86,10 @@ class HostProcesses final : public Processes {
   StorageThreads* const threads_;
   Mounts mounts_;
   ShimServer shims_;
-  std::string sockets_;                  // of host_.sockets, the one that was found to be ours
-  std::set<std::string> spread_;         // directories of jobs that were looked at
+  std::string sockets_;           // of host_.sockets, the one that was found to be ours
+  std::set<std::string> spread_;  // directories of jobs that were looked at
   std::map<AttemptId, int32_t> ports_taken_;
-  std::map<AttemptId, pid_t> spawned_;   // children of ours, until reaped
+  std::map<AttemptId, pid_t> spawned_;  // children of ours, until reaped
 };
 
 }  // namespace muster::agent

@@ -19,22 +19,25 @@
 namespace muster::agent {
 namespace {
 
-constexpr int kMostFailures = 6;      // in a row; then it isn't asked for a minute
-constexpr int kPatienceSeconds = 2;   // for an answer; the server has nothing else to do
+constexpr int kMostFailures = 6;     // in a row; then it isn't asked for a minute
+constexpr int kPatienceSeconds = 2;  // for an answer; the server has nothing else to do
 
 }  // namespace
 
-ShimServer::ShimServer(std::string program, std::string log) : program_(std::move(program)), log_(std::move(log)) {}
+ShimServer::ShimServer(std::string program, std::string log)
+    : program_(std::move(program)), log_(std::move(log)) {}
 
 ShimServer::~ShimServer() { End(); }
 
-absl::StatusOr<pid_t> ShimServer::Spawn(const std::string& first, const std::string& second, int in) const {
+absl::StatusOr<pid_t> ShimServer::Spawn(const std::string& first, const std::string& second,
+                                        int in) const {
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, in, 0);
   ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 2, log_.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ::posix_spawn_file_actions_addopen(&actions, 2, log_.c_str(), O_WRONLY | O_CREAT | O_APPEND,
+                                     0600);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
   ::posix_spawnattr_init(&attributes);
   // Everything blocked until the shim listens: a SIGUSR1 that comes at once must wait, not kill.
@@ -43,9 +46,11 @@ absl::StatusOr<pid_t> ShimServer::Spawn(const std::string& first, const std::str
   ::sigfillset(&defaults);
   ::posix_spawnattr_setsigmask(&attributes, &blocked);
   ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  ::posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   char* const last = second.empty() ? nullptr : const_cast<char*>(second.c_str());
-  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(first.c_str()), last, nullptr};
+  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(first.c_str()), last,
+                        nullptr};
   char* const environment[] = {nullptr};
   pid_t pid = -1;
   const int error = ::posix_spawn(&pid, program_.c_str(), &actions, &attributes, argv, environment);
@@ -58,7 +63,8 @@ absl::StatusOr<pid_t> ShimServer::Spawn(const std::string& first, const std::str
 bool ShimServer::Begin() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return false;
-  const absl::StatusOr<pid_t> pid = Spawn(shim::kServeFlag, std::string(shim::kServeRoom, ' '), ends[1]);
+  const absl::StatusOr<pid_t> pid =
+      Spawn(shim::kServeFlag, std::string(shim::kServeRoom, ' '), ends[1]);
   ::close(ends[1]);
   if (!pid.ok()) {
     ::close(ends[0]);
@@ -104,11 +110,12 @@ bool ShimServer::Ask(const std::string& directory, int spec, int32_t* answer) co
   return done == sizeof *answer;
 }
 
-// A server that died after it had made a shim and before it said so may leave two of one attempt: the lock lets one of them begin.
+// A server that died after it had made a shim and before it said so may leave two of one attempt:
+// the lock lets one of them begin.
 absl::StatusOr<pid_t> ShimServer::Start(const std::string& directory, int spec) {
   for (int tries = 0; tries < 2 && RealClock()->MonotonicNs() >= rests_until_ns_; ++tries) {
     int32_t answer = 0;
-    ::lseek(spec, 0, SEEK_SET);   // a shim that has read it may have died of it
+    ::lseek(spec, 0, SEEK_SET);  // a shim that has read it may have died of it
     if ((socket_ >= 0 || Begin()) && Ask(directory, spec, &answer)) {
       failures_ = 0;
       if (answer > 0) return answer;

@@ -1,4 +1,5 @@
-// Makes shims: through a server that forks them (agent/shim/serve.h), and by spawning each where that doesn't work. Not thread-safe.
+// Makes shims: through a server that forks them (agent/shim/serve.h), and by spawning each where
+// that doesn't work. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -14,15 +15,15 @@ class ShimServer {
  public:
   // `program`: muster-shim. What it and its shims have to say is appended to the file `log`.
   ShimServer(std::string program, std::string log);
-  ~ShimServer();   // the server ends; its shims go on
+  ~ShimServer();  // the server ends; its shims go on
   ShimServer(const ShimServer&) = delete;
   ShimServer& operator=(const ShimServer&) = delete;
 
-  // Starts a shim for the attempt in `directory`, a child of this process; it reads its spec from the descriptor `spec`. The server is
-  // begun with the first, and anew when it has died.
+  // Starts a shim for the attempt in `directory`, a child of this process; it reads its spec from
+  // the descriptor `spec`. The server is begun with the first, and anew when it has died.
   absl::StatusOr<pid_t> Start(const std::string& directory, int spec);
 
-  pid_t server() const { return server_; }   // -1: none
+  pid_t server() const { return server_; }  // -1: none
 
  private:
   absl::StatusOr<pid_t> Spawn(const std::string& first, const std::string& second, int in) const;

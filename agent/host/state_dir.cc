@@ -32,7 +32,7 @@ namespace {
 
 using shim::Line;
 
-constexpr int64_t kShimLogBytes = 1 << 20;    // begun anew by an agent that finds more
+constexpr int64_t kShimLogBytes = 1 << 20;  // begun anew by an agent that finds more
 
 constexpr char kOutcomeFile[] = "outcome";
 constexpr char kSeenFile[] = "seen";
@@ -40,15 +40,20 @@ constexpr size_t kReservedBytes = 4096;  // one block
 constexpr char kSeenPrefix[] = ".seen-";
 constexpr char kForgottenPrefix[] = ".forgotten-";
 constexpr size_t kMostSpares = 256;
-constexpr int64_t kKeptTooMany = 300;                  // so many more than are to be kept
-constexpr char kReserve[] = "/reserve/";               // and a number: empty directories
+constexpr int64_t kKeptTooMany = 300;     // so many more than are to be kept
+constexpr char kReserve[] = "/reserve/";  // and a number: empty directories
 constexpr int kReserves = 16;
-constexpr char kSilentFile[] = "/logs/.silent";        // linked in the place of logs of an attempt that wrote nothing
+constexpr char kSilentFile[] =
+    "/logs/.silent";  // linked in the place of logs of an attempt that wrote nothing
 
-absl::Status Errno(int error, const std::string& what) { return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what); }
+absl::Status Errno(int error, const std::string& what) {
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what);
+}
 
-// shim::ReplaceFile of a file that must be replaced on a full disk, too: the first one of a name takes the spare, so another is made while there is room.
-absl::Status ReplaceAndReserve(const std::string& directory, const char* name, const std::string& content, bool sync = true) {
+// shim::ReplaceFile of a file that must be replaced on a full disk, too: the first one of a name
+// takes the spare, so another is made while there is room.
+absl::Status ReplaceAndReserve(const std::string& directory, const char* name,
+                               const std::string& content, bool sync = true) {
   const int error = shim::ReplaceFile(directory, name, content, sync);
   if (error == 0) shim::ReserveFile(directory, name, kReservedBytes);
   return Errno(error, name);
@@ -67,11 +72,14 @@ std::vector<std::string> List(const std::string& directory) {
 }
 
 absl::Status CheckOurs(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
   if (!S_ISDIR(info.st_mode)) return absl::FailedPreconditionError(path + ": not a directory");
-  if (info.st_uid != ::geteuid()) return absl::PermissionDeniedError(path + ": belongs to another user");
-  if ((info.st_mode & 077) != 0) return absl::PermissionDeniedError(path + ": others may enter it; chmod 700 it, or give another --state-dir");
+  if (info.st_uid != ::geteuid())
+    return absl::PermissionDeniedError(path + ": belongs to another user");
+  if ((info.st_mode & 077) != 0)
+    return absl::PermissionDeniedError(
+        path + ": others may enter it; chmod 700 it, or give another --state-dir");
   return absl::OkStatus();
 }
 
@@ -85,18 +93,22 @@ int64_t SumOf(std::string_view message) { return static_cast<int64_t>(Fnv1a(mess
 
 bool SumFits(const Line& line, std::string_view message) {
   int64_t sum = 0;
-  return !line.GetInt("sum", &sum) || sum == SumOf(message);   // missing: of an agent of the release before
+  return !line.GetInt("sum", &sum) ||
+         sum == SumOf(message);  // missing: of an agent of the release before
 }
 
-// Takes in what `prepared` says of this attempt; false: it is damaged, or another's. After power loss a directory may hold what it held
-// for the attempt before, or a file some of both.
+// Takes in what `prepared` says of this attempt; false: it is damaged, or another's. After power
+// loss a directory may hold what it held for the attempt before, or a file some of both.
 bool ParsePrepared(const std::string& text, AttemptRecord* record) {
   std::vector<Line> lines;
   std::string error;
-  if (!shim::ParseFile(text, "muster-agent-attempt", &lines, &error) || lines.size() != 2) return false;
+  if (!shim::ParseFile(text, "muster-agent-attempt", &lines, &error) || lines.size() != 2)
+    return false;
   const std::string message = lines[1].Get("message");
   v1::Prepare prepare;
-  if (!SumFits(lines[0], message) || !prepare.ParseFromString(message) || IdOf(prepare.key()) != record->id) return false;
+  if (!SumFits(lines[0], message) || !prepare.ParseFromString(message) ||
+      IdOf(prepare.key()) != record->id)
+    return false;
   record->prepare = std::move(prepare);
   record->boot_id = lines[0].Get("boot_id");
   ReadNumber(lines[0], "port", &record->port);
@@ -118,8 +130,9 @@ v1::WorkerExit ToProto(const shim::Exit& exit) {
 int64_t BytesBelow(const std::string& directory) {
   int64_t bytes = 0;
   std::error_code error;
-  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    struct stat info{};
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    struct stat info {};
     if (::lstat(it->path().c_str(), &info) == 0) bytes += info.st_size;
   }
   return bytes;
@@ -128,7 +141,8 @@ int64_t BytesBelow(const std::string& directory) {
 // Removes it, but at most *files files of it. False: there is more of it.
 bool RemoveSome(const std::string& path, int* files) {
   std::error_code error, ignored;
-  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end;
+       it.increment(error)) {
     if (*files <= 0) return false;
     --*files;
     std::filesystem::remove_all(it->path(), ignored);
@@ -141,11 +155,14 @@ bool RemoveSome(const std::string& path, int* files) {
 
 }  // namespace
 
-std::string DirectoryName(const AttemptId& id) { return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt); }
+std::string DirectoryName(const AttemptId& id) {
+  return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt);
+}
 
 bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit) {
   const std::vector<std::string> parts = absl::StrSplit(name, '-');
-  return parts.size() == 3 && absl::StrCat(parts[0], "-") == kSeenPrefix && absl::SimpleAtoi(parts[1], epoch) && absl::SimpleAtoi(parts[2], commit);
+  return parts.size() == 3 && absl::StrCat(parts[0], "-") == kSeenPrefix &&
+         absl::SimpleAtoi(parts[1], epoch) && absl::SimpleAtoi(parts[2], commit);
 }
 
 bool ParseDirectoryName(const std::string& name, AttemptId* id) {
@@ -161,7 +178,8 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   if (absl::Status status = MakeDirectories(path); !status.ok()) return status;
   if (absl::Status status = CheckOurs(path); !status.ok()) return status;
   std::unique_ptr<StateDirectory> directory(new StateDirectory(path));
-  directory->lock_ = ::open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  directory->lock_ =
+      ::open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (directory->lock_ < 0) return ErrnoStatus(errno, path + "/lock");
   if (::flock(directory->lock_, LOCK_EX | LOCK_NB) != 0) {
     return absl::FailedPreconditionError(path + ": another agent runs with this state directory");
@@ -169,13 +187,22 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   for (const char* name : {"/attempts", "/logs", "/reserve"}) {
     if (absl::Status status = MakeDirectories(path + name); !status.ok()) return status;
   }
-  if (const int silent = ::open((path + kSilentFile).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); silent >= 0) ::close(silent);
-  if (struct stat log{}; ::stat((path + "/shim.log").c_str(), &log) == 0 && log.st_size > kShimLogBytes) ::truncate((path + "/shim.log").c_str(), 0);
+  if (const int silent =
+          ::open((path + kSilentFile).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+      silent >= 0)
+    ::close(silent);
+  if (struct stat log{};
+      ::stat((path + "/shim.log").c_str(), &log) == 0 && log.st_size > kShimLogBytes)
+    ::truncate((path + "/shim.log").c_str(), 0);
   if (const int failed = shim::MakeClaimTexts(path); failed != 0) return ErrnoStatus(failed, path);
-  // Without it nothing that a restarted scheduler says is done on a full disk, a stop of what fills it neither.
-  if (const int failed = shim::ReserveFile(path, kSeenFile, kReservedBytes); failed != 0) LogWarn("no room is kept for the scheduler's epoch", {{"directory", path}, {"error", strerror(failed)}});
+  // Without it nothing that a restarted scheduler says is done on a full disk, a stop of what fills
+  // it neither.
+  if (const int failed = shim::ReserveFile(path, kSeenFile, kReservedBytes); failed != 0)
+    LogWarn("no room is kept for the scheduler's epoch",
+            {{"directory", path}, {"error", strerror(failed)}});
   for (const auto& entry : std::filesystem::directory_iterator(path + "/attempts")) {
-    if (entry.path().filename().string().rfind(kForgottenPrefix, 0) == 0) directory->forgotten_.push_back(entry.path().string());
+    if (entry.path().filename().string().rfind(kForgottenPrefix, 0) == 0)
+      directory->forgotten_.push_back(entry.path().string());
   }
   directory->CollectForgotten();
   directory->FillReserve();
@@ -185,10 +212,13 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   if (!id.ok()) {
     id = RandomId() + "\n";
     directory->fresh_ = true;
-    if (absl::Status status = WriteFileDurably(path + "/state_id", *id); !status.ok()) return status;
+    if (absl::Status status = WriteFileDurably(path + "/state_id", *id); !status.ok())
+      return status;
   }
   directory->state_id_ = std::string(absl::StripSuffix(*id, "\n"));
-  if (!IsId(directory->state_id_)) return absl::DataLossError(path + "/state_id: damaged; move the state directory away to begin afresh");
+  if (!IsId(directory->state_id_))
+    return absl::DataLossError(path +
+                               "/state_id: damaged; move the state directory away to begin afresh");
   directory->LoadSeen();
   return directory;
 }
@@ -197,7 +227,8 @@ void StateDirectory::LoadSeen() {
   absl::StatusOr<std::string> seen = ReadFile(absl::StrCat(path_, "/", kSeenFile), 4096);
   std::vector<Line> lines;
   std::string error;
-  if (seen.ok() && shim::ParseFile(*seen, "muster-agent-seen", &lines, &error) && lines.size() == 1) {
+  if (seen.ok() && shim::ParseFile(*seen, "muster-agent-seen", &lines, &error) &&
+      lines.size() == 1) {
     seen_.store_id = lines[0].Get("store_id");
     ReadNumber(lines[0], "epoch", &seen_.epoch);
     ReadNumber(lines[0], "commit", &seen_.commit);
@@ -240,18 +271,22 @@ StateDirectory::~StateDirectory() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-std::string StateDirectory::AttemptDirectory(const AttemptId& id) const { return absl::StrCat(path_, "/attempts/", DirectoryName(id)); }
+std::string StateDirectory::AttemptDirectory(const AttemptId& id) const {
+  return absl::StrCat(path_, "/attempts/", DirectoryName(id));
+}
 
 std::string StateDirectory::LogDirectory(const AttemptId& id) const {
   const std::string live = absl::StrCat(AttemptDirectory(id), "/", shim::kLogsDirectory);
-  return ::access(live.c_str(), F_OK) == 0 ? live : absl::StrCat(path_, "/logs/", DirectoryName(id));
+  return ::access(live.c_str(), F_OK) == 0 ? live
+                                           : absl::StrCat(path_, "/logs/", DirectoryName(id));
 }
 
 // Its name becomes durable with the claim or the marker.
 absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
   if (!spares_.empty()) {
-    const bool moved = ::renameat2(AT_FDCWD, spares_.back().c_str(), AT_FDCWD, directory.c_str(), RENAME_NOREPLACE) == 0;
+    const bool moved = ::renameat2(AT_FDCWD, spares_.back().c_str(), AT_FDCWD, directory.c_str(),
+                                   RENAME_NOREPLACE) == 0;
     if (!moved && errno == EEXIST) return absl::OkStatus();
     if (!moved) forgotten_.push_back(spares_.back());
     spares_.pop_back();
@@ -260,12 +295,15 @@ absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
   if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
   const absl::Status failed = ErrnoStatus(errno, directory);
   for (int i = 0; i < kReserves; ++i) {
-    if (::renameat2(AT_FDCWD, absl::StrCat(path_, kReserve, i).c_str(), AT_FDCWD, directory.c_str(), RENAME_NOREPLACE) == 0) return absl::OkStatus();
+    if (::renameat2(AT_FDCWD, absl::StrCat(path_, kReserve, i).c_str(), AT_FDCWD, directory.c_str(),
+                    RENAME_NOREPLACE) == 0)
+      return absl::OkStatus();
   }
   return failed;
 }
 
-// Directories for attempts that come while the disk is full: what is refused is refused by a claim, which needs one.
+// Directories for attempts that come while the disk is full: what is refused is refused by a claim,
+// which needs one.
 void StateDirectory::FillReserve() {
   for (int i = 0; i < kReserves; ++i) ::mkdir(absl::StrCat(path_, kReserve, i).c_str(), 0700);
 }
@@ -273,21 +311,29 @@ void StateDirectory::FillReserve() {
 absl::Status StateDirectory::PersistPrepared(const AttemptRecord& record, bool durable) {
   if (absl::Status status = MakeAttemptDirectory(record.id); !status.ok()) return status;
   if (durable) {
-    if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) return ErrnoStatus(failed, path_ + "/attempts");
+    if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0)
+      return ErrnoStatus(failed, path_ + "/attempts");
     NamesSynced();
   }
   const std::string name = absl::StrCat(AttemptDirectory(record.id), "/", shim::kPreparedFile);
-  // A shim may hold a lock of the file that is there: it stays, whatever bytes the same record would be written as now.
+  // A shim may hold a lock of the file that is there: it stays, whatever bytes the same record
+  // would be written as now.
   AttemptRecord there;
   there.id = record.id;
   std::string text;
-  if (durable && shim::ReadSmallFile(name, &text) == 0 && ParsePrepared(text, &there) && there.boot_id == record.boot_id && there.port == record.port) {
+  if (durable && shim::ReadSmallFile(name, &text) == 0 && ParsePrepared(text, &there) &&
+      there.boot_id == record.boot_id && there.port == record.port) {
     return Errno(shim::SyncFile(name), "prepared");
   }
   const std::string message = record.prepare.SerializeAsString();
-  const std::vector<Line> lines = {Line{"prepared"}.Add("boot_id", record.boot_id).Add("port", record.port).Add("sum", SumOf(message)),
+  const std::vector<Line> lines = {Line{"prepared"}
+                                       .Add("boot_id", record.boot_id)
+                                       .Add("port", record.port)
+                                       .Add("sum", SumOf(message)),
                                    Line{"prepare"}.Add("message", message)};
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kPreparedFile, shim::FormatFile("muster-agent-attempt", lines), durable), "prepared");
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), shim::kPreparedFile,
+                                 shim::FormatFile("muster-agent-attempt", lines), durable),
+               "prepared");
 }
 
 absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) {
@@ -301,36 +347,45 @@ absl::StatusOr<Claim> StateDirectory::ClaimStopped(const AttemptRecord& record) 
 
 absl::Status StateDirectory::PersistStop(const AttemptRecord& record) {
   const shim::StopOrder order{record.stop->cause, record.stop->grace_ns};
-  return ReplaceAndReserve(AttemptDirectory(record.id), shim::kStopFile, shim::FormatStop(order));   // a shorter one may follow
+  return ReplaceAndReserve(AttemptDirectory(record.id), shim::kStopFile,
+                           shim::FormatStop(order));  // a shorter one may follow
 }
 
 absl::Status StateDirectory::Renew(const AttemptRecord& record) {
-  return ReplaceAndReserve(AttemptDirectory(record.id), shim::kRenewedFile, shim::FormatRenewal(record.renewed_ns), /*sync=*/false);
+  return ReplaceAndReserve(AttemptDirectory(record.id), shim::kRenewedFile,
+                           shim::FormatRenewal(record.renewed_ns), /*sync=*/false);
 }
 
 absl::Status StateDirectory::PersistOutcome(const AttemptRecord& record) {
-  std::vector<Line> lines = {Line{"outcome"}
-                                 .Add("ended", int64_t{record.ended})
-                                 .Add("cause", static_cast<int64_t>(record.cause))
-                                 .Add("detail", record.detail)
-                                 .Add("start_ns", record.start_ns)
-                                 .Add("end_ns", record.end_ns)
-                                 .Add("stop_sent", int64_t{record.stop_sent})
-                                 .Add("checkpoint_acked", static_cast<int64_t>(record.checkpoint_acked))
-                                 .Add("published", int64_t{record.published})};
+  std::vector<Line> lines = {
+      Line{"outcome"}
+          .Add("ended", int64_t{record.ended})
+          .Add("cause", static_cast<int64_t>(record.cause))
+          .Add("detail", record.detail)
+          .Add("start_ns", record.start_ns)
+          .Add("end_ns", record.end_ns)
+          .Add("stop_sent", int64_t{record.stop_sent})
+          .Add("checkpoint_acked", static_cast<int64_t>(record.checkpoint_acked))
+          .Add("published", int64_t{record.published})};
   if (record.ended) {
     for (const v1::WorkerExit& exit : record.exits) {
-      lines.push_back(shim::ExitLine({exit.rank(), exit.exit_code(), exit.signal(), exit.at_ns(), exit.detail()}));
+      lines.push_back(shim::ExitLine(
+          {exit.rank(), exit.exit_code(), exit.signal(), exit.at_ns(), exit.detail()}));
     }
   }
-  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kOutcomeFile, shim::FormatFile("muster-agent-outcome", lines)), "outcome");
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kOutcomeFile,
+                                 shim::FormatFile("muster-agent-outcome", lines)),
+               "outcome");
 }
 
 void StateDirectory::LoadOutcome(AttemptRecord* record) const {
-  absl::StatusOr<std::string> text = ReadFile(absl::StrCat(AttemptDirectory(record->id), "/", kOutcomeFile));
+  absl::StatusOr<std::string> text =
+      ReadFile(absl::StrCat(AttemptDirectory(record->id), "/", kOutcomeFile));
   std::vector<Line> lines;
   std::string error;
-  if (!text.ok() || !shim::ParseFile(*text, "muster-agent-outcome", &lines, &error) || lines.empty()) return;
+  if (!text.ok() || !shim::ParseFile(*text, "muster-agent-outcome", &lines, &error) ||
+      lines.empty())
+    return;
   const Line& line = lines[0];
   int64_t cause = 0;
   ReadNumber(line, "ended", &record->ended);
@@ -363,7 +418,10 @@ absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
     new_seen_ = std::move(name);
     return absl::OkStatus();
   }
-  const Line line = Line{"seen"}.Add("store_id", seen.store_id).Add("epoch", static_cast<int64_t>(seen.epoch)).Add("commit", static_cast<int64_t>(seen.commit));
+  const Line line = Line{"seen"}
+                        .Add("store_id", seen.store_id)
+                        .Add("epoch", static_cast<int64_t>(seen.epoch))
+                        .Add("commit", static_cast<int64_t>(seen.commit));
   return ReplaceAndReserve(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line}));
 }
 
@@ -387,11 +445,15 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
       }
     }
     shim::Claim claim = shim::Claim::kNone;
-    if (const int failed = shim::ReadClaim(directory, &claim); failed != 0) return ErrnoStatus(failed, directory + "/claim");
-    record.claim = claim == shim::Claim::kStarted ? Claim::kStarted : claim == shim::Claim::kStopped ? Claim::kStopped : Claim::kNone;
+    if (const int failed = shim::ReadClaim(directory, &claim); failed != 0)
+      return ErrnoStatus(failed, directory + "/claim");
+    record.claim = claim == shim::Claim::kStarted   ? Claim::kStarted
+                   : claim == shim::Claim::kStopped ? Claim::kStopped
+                                                    : Claim::kNone;
     shim::StopOrder stop;
     text = ReadFile(absl::StrCat(directory, "/", shim::kStopFile));
-    if (text.ok() && shim::ParseStop(*text, &stop, &error)) record.stop = StopRecord{static_cast<v1::Cause>(stop.cause), stop.grace_ns};
+    if (text.ok() && shim::ParseStop(*text, &stop, &error))
+      record.stop = StopRecord{static_cast<v1::Cause>(stop.cause), stop.grace_ns};
     LoadOutcome(&record);
     records.push_back(std::move(record));
   }
@@ -405,8 +467,9 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   bool is_kept = ::rename(logs.c_str(), kept.c_str()) == 0;
   const int64_t bytes = is_kept ? BytesBelow(kept) : 0;
   if (!is_kept) {
-    if (errno != ENOENT) LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
-    is_kept = ::link((path_ + kSilentFile).c_str(), kept.c_str()) == 0;   // without it: "no logs"
+    if (errno != ENOENT)
+      LogWarn("logs not kept", {{"directory", logs}, {"error", strerror(errno)}});
+    is_kept = ::link((path_ + kSilentFile).c_str(), kept.c_str()) == 0;  // without it: "no logs"
   }
   if (is_kept) {
     kept_logs_.push_back({DirectoryName(id), 0, bytes});
@@ -415,8 +478,10 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   std::error_code error;
   // Not a mixture after a crash: the directory leaves its name first.
   std::string doomed = absl::StrCat(path_, "/attempts/", kForgottenPrefix, DirectoryName(id));
-  std::erase(spares_, doomed);   // it may have been forgotten before
-  const auto leave = [&] { return ::rename(directory.c_str(), doomed.c_str()) == 0 || errno == ENOENT; };
+  std::erase(spares_, doomed);  // it may have been forgotten before
+  const auto leave = [&] {
+    return ::rename(directory.c_str(), doomed.c_str()) == 0 || errno == ENOENT;
+  };
   bool left = leave();
   if (!left && (errno == EEXIST || errno == ENOTEMPTY)) {
     std::filesystem::remove_all(doomed, error);
@@ -430,7 +495,8 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
 void StateDirectory::CollectForgotten() {
   if (forgotten_.empty()) return;
   if (const int failed = shim::SyncDirectory(path_ + "/attempts"); failed != 0) {
-    LogWarn("forgotten attempts stay for now", {{"directory", path_ + "/attempts"}, {"error", strerror(failed)}});
+    LogWarn("forgotten attempts stay for now",
+            {{"directory", path_ + "/attempts"}, {"error", strerror(failed)}});
     return;
   }
   NamesSynced();
@@ -442,62 +508,80 @@ void StateDirectory::CollectForgotten() {
   if (::access(absl::StrCat(path_, kReserve, 0).c_str(), F_OK) != 0) FillReserve();
 }
 
-// To make and delete files costs more than all else that is done for a short attempt, on some file systems by far (decision 018). What
-// comes back of this directory after power loss says whose it was: its exits and its record name their attempt.
+// To make and delete files costs more than all else that is done for a short attempt, on some file
+// systems by far (decision 018). What comes back of this directory after power loss says whose it
+// was: its exits and its record name their attempt.
 bool StateDirectory::KeepSpare(const std::string& directory) {
   if (spares_.size() >= kMostSpares) return false;
   std::vector<std::string> names;
   if (DIR* dir = ::opendir(directory.c_str()); dir != nullptr) {
     while (const dirent* entry = ::readdir(dir)) {
-      if (const std::string_view name = entry->d_name; name != "." && name != "..") names.emplace_back(name);
+      if (const std::string_view name = entry->d_name; name != "." && name != "..")
+        names.emplace_back(name);
     }
     ::closedir(dir);
   }
   std::sort(names.begin(), names.end());
-  for (const char* name : {shim::kStopFile, shim::kRenewedFile}) std::erase(names, shim::SpareName(directory, name).substr(directory.size() + 1));
-  if (names != std::vector<std::string>{shim::kClaimFile, shim::kExitsFile, shim::kPreparedFile}) return false;
+  for (const char* name : {shim::kStopFile, shim::kRenewedFile})
+    std::erase(names, shim::SpareName(directory, name).substr(directory.size() + 1));
+  if (names != std::vector<std::string>{shim::kClaimFile, shim::kExitsFile, shim::kPreparedFile})
+    return false;
   std::string text, error;
   shim::Exits exits;
-  const std::string attempt = directory.substr(directory.rfind('/') + 1 + sizeof kForgottenPrefix - 1);
+  const std::string attempt =
+      directory.substr(directory.rfind('/') + 1 + sizeof kForgottenPrefix - 1);
   if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text) != 0) return false;
   if (!shim::ParseExits(text, &exits, &error) || exits.attempt != attempt) return false;
   // A shim on its way out still has its lock, of the file.
   if (shim::LockHolder(absl::StrCat(directory, "/", shim::kPreparedFile)) != 0) return false;
   if (::unlink(absl::StrCat(directory, "/", shim::kClaimFile).c_str()) != 0) return false;
   for (const char* name : {shim::kPreparedFile, shim::kExitsFile}) {
-    if (::rename(absl::StrCat(directory, "/", name).c_str(), shim::SpareName(directory, name).c_str()) != 0) return false;
+    if (::rename(absl::StrCat(directory, "/", name).c_str(),
+                 shim::SpareName(directory, name).c_str()) != 0)
+      return false;
   }
   spares_.push_back(directory);
   return true;
 }
 
-absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged, const std::string& wanted) {
-  const std::string target = !wanted.empty() && wanted[0] == '/' ? wanted : absl::StrCat(record.prepare.job_directory(), "/", wanted);
+absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged,
+                                     const std::string& wanted) {
+  const std::string target = !wanted.empty() && wanted[0] == '/'
+                                 ? wanted
+                                 : absl::StrCat(record.prepare.job_directory(), "/", wanted);
   if (threads_ == nullptr) return PublishExport(staged, target);
   // Never given up: it would still happen, whatever was told.
-  return threads_->Do({record.id, StorageUse::kPublish}, {.where = target, .run = [staged, target] { return PublishExport(staged, target); }});
+  return threads_->Do({record.id, StorageUse::kPublish}, {.where = target, .run = [staged, target] {
+                                                            return PublishExport(staged, target);
+                                                          }});
 }
 
 void StateDirectory::LoadKeptLogs() {
   for (const std::string& name : List(path_ + "/logs")) {
-    struct stat info{};
+    struct stat info {};
     const std::string path = absl::StrCat(path_, "/logs/", name);
     if (::lstat(path.c_str(), &info) != 0) continue;
-    kept_logs_.push_back({name, int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec, BytesBelow(path)});
+    kept_logs_.push_back({name, int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
+                          BytesBelow(path)});
     kept_log_bytes_ += kept_logs_.back().bytes;
   }
-  std::sort(kept_logs_.begin(), kept_logs_.end(), [](const KeptLogs& a, const KeptLogs& b) { return a.at_ns < b.at_ns; });
+  std::sort(kept_logs_.begin(), kept_logs_.end(),
+            [](const KeptLogs& a, const KeptLogs& b) { return a.at_ns < b.at_ns; });
 }
 
 bool StateDirectory::LogsOverflow(const Retention& retention) const {
-  return kept_log_bytes_ > retention.bytes || static_cast<int64_t>(kept_logs_.size()) > retention.attempts + kKeptTooMany;
+  return kept_log_bytes_ > retention.bytes ||
+         static_cast<int64_t>(kept_logs_.size()) > retention.attempts + kKeptTooMany;
 }
 
 bool StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns, int most_files) {
-  for (auto it = kept_logs_.rbegin(); it != kept_logs_.rend() && it->at_ns == 0; ++it) it->at_ns = now_ns;
+  for (auto it = kept_logs_.rbegin(); it != kept_logs_.rend() && it->at_ns == 0; ++it)
+    it->at_ns = now_ns;
   while (!kept_logs_.empty()) {
     const KeptLogs& oldest = kept_logs_.front();
-    if (static_cast<int64_t>(kept_logs_.size()) <= retention.attempts && kept_log_bytes_ <= retention.bytes && now_ns - oldest.at_ns <= retention.age_ns) return false;
+    if (static_cast<int64_t>(kept_logs_.size()) <= retention.attempts &&
+        kept_log_bytes_ <= retention.bytes && now_ns - oldest.at_ns <= retention.age_ns)
+      return false;
     if (!RemoveSome(absl::StrCat(path_, "/logs/", oldest.name), &most_files)) return true;
     kept_log_bytes_ -= oldest.bytes;
     kept_logs_.pop_front();
@@ -505,14 +589,16 @@ bool StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns, int m
   return false;
 }
 
-absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events, int64_t* events_read, ShimNews* news) {
+absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
+                           int64_t* events_read, ShimNews* news) {
   shim::Claim claim = shim::Claim::kNone;
   // The exits first: whatever else is read later is then complete.
   std::string text, error;
   int failed = shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text);
   shim::Exits exits;
   const bool read = failed == 0 && shim::ParseExits(text, &exits, &error);
-  if (read && (exits.attempt.empty() || absl::EndsWith(directory, absl::StrCat("/", exits.attempt)))) {
+  if (read &&
+      (exits.attempt.empty() || absl::EndsWith(directory, absl::StrCat("/", exits.attempt)))) {
     news->final = true;
     news->start_ns = exits.start_ns;
     news->end_ns = exits.end_ns;
@@ -521,19 +607,26 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
   } else if (failed != 0 && failed != ENOENT) {
     return ErrnoStatus(failed, directory + "/exits");
   }
-  if (news->claim == Claim::kNone) {   // the first one stays
-    if (failed = shim::ReadClaim(directory, &claim); failed != 0) return ErrnoStatus(failed, directory + "/claim");
-    news->claim = claim == shim::Claim::kStarted ? Claim::kStarted : claim == shim::Claim::kStopped ? Claim::kStopped : Claim::kNone;
+  if (news->claim == Claim::kNone) {  // the first one stays
+    if (failed = shim::ReadClaim(directory, &claim); failed != 0)
+      return ErrnoStatus(failed, directory + "/claim");
+    news->claim = claim == shim::Claim::kStarted   ? Claim::kStarted
+                  : claim == shim::Claim::kStopped ? Claim::kStopped
+                                                   : Claim::kNone;
   }
 
-  const int fd = ::open(absl::StrCat(directory, "/", shim::kEventsFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int fd = ::open(absl::StrCat(directory, "/", shim::kEventsFile).c_str(),
+                        O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd >= 0) {
     std::string tail;
     char buffer[65536];
     ssize_t got = 0;
-    while ((got = ::pread(fd, buffer, sizeof buffer, *events_read + static_cast<int64_t>(tail.size()))) > 0) tail.append(buffer, static_cast<size_t>(got));
+    while ((got = ::pread(fd, buffer, sizeof buffer,
+                          *events_read + static_cast<int64_t>(tail.size()))) > 0)
+      tail.append(buffer, static_cast<size_t>(got));
     ::close(fd);
-    tail.resize(tail.rfind('\n') == std::string::npos ? 0 : tail.rfind('\n') + 1);  // complete lines only
+    tail.resize(
+        tail.rfind('\n') == std::string::npos ? 0 : tail.rfind('\n') + 1);  // complete lines only
     *events_read += static_cast<int64_t>(tail.size());
     for (size_t at = 0; at < tail.size();) {
       const size_t end = tail.find('\n', at);
@@ -555,17 +648,23 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
     news->exits.clear();
     for (const shim::Exit& exit : exits.exits) news->exits.push_back(ToProto(exit));
   }
-  // What Muster ended itself needs no cause; before the last has ended, who was stopped isn't known.
-  if (!news->stop_sent) TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events, news->start_ns.value_or(0), &news->exits);
-  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 && !text.empty()) {
-    const std::optional<Line> line = shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
+  // What Muster ended itself needs no cause; before the last has ended, who was stopped isn't
+  // known.
+  if (!news->stop_sent)
+    TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events,
+               news->start_ns.value_or(0), &news->exits);
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 &&
+      !text.empty()) {
+    const std::optional<Line> line =
+        shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
     if (line.has_value()) {
       news->metrics = line->Get("json");
       ReadNumber(*line, "at_ns", &news->metrics_at_ns);
     }
   }
   std::vector<shim::StepTimes::Row> rows;
-  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kTimesFile), &text) == 0 && shim::ParseTimes(text, &rows, &error)) {
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kTimesFile), &text) == 0 &&
+      shim::ParseTimes(text, &rows, &error)) {
     news->times.clear();
     for (const shim::StepTimes::Row& row : rows) {
       v1::RankTime& time = news->times.emplace_back();

@@ -1,12 +1,17 @@
 // The agent's state directory (mode 0700): what survives its death and the machine's.
 //
-//   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped (texts that claims are links to)
-//   attempts/.seen-<epoch>-<commit>   an empty file: a commit number as a name, so that whatever syncs the names of attempts syncs it. Two: the
-//                                last that is known to be synced, which stays until a younger one is, and the newest
-//   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)  outcome  claim  stop  events  progress  exits  logs/
-//                                .prepared.spare .exits.spare .stop.spare (to be written over: of an attempt before, or reserved by the shim)
+//   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped
+//   (texts that claims are links to) attempts/.seen-<epoch>-<commit>   an empty file: a commit
+//   number as a name, so that whatever syncs the names of attempts syncs it. Two: the
+//                                last that is known to be synced, which stays until a younger one
+//                                is, and the newest
+//   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)
+//   outcome  claim  stop  events  progress  exits  logs/
+//                                .prepared.spare .exits.spare .stop.spare (to be written over: of
+//                                an attempt before, or reserved by the shim)
 //   reserve/<n>/                 empty directories, for attempts while the disk is full
-//   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it wrote nothing
+//   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it
+//   wrote nothing
 //
 // Not thread-safe, but for LogDirectory.
 #pragma once
@@ -25,27 +30,30 @@
 namespace muster::agent {
 
 struct Retention {
-  int64_t attempts = 100;               // logs of so many forgotten attempts are kept, newest first
+  int64_t attempts = 100;  // logs of so many forgotten attempts are kept, newest first
   int64_t age_ns = int64_t{7} * 24 * 3600 * 1'000'000'000;
-  int64_t bytes = int64_t{20} << 30;    // of all of them
+  int64_t bytes = int64_t{20} << 30;  // of all of them
 };
 
 class StateDirectory final : public Files {
  public:
-  // Makes it if missing, refuses one that isn't ours alone, locks it for life. FAILED_PRECONDITION: another agent has it.
+  // Makes it if missing, refuses one that isn't ours alone, locks it for life. FAILED_PRECONDITION:
+  // another agent has it.
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
   ~StateDirectory() override;
 
   const std::string& path() const { return path_; }
   const std::string& state_id() const { return state_id_; }
   const Seen& seen() const { return seen_; }
-  bool fresh() const { return fresh_; }      // Open has made it: nothing was there
-  // Every recorded attempt. A damaged one is told in the log and comes as claimed "stopped" if nobody had claimed it.
+  bool fresh() const { return fresh_; }  // Open has made it: nothing was there
+  // Every recorded attempt. A damaged one is told in the log and comes as claimed "stopped" if
+  // nobody had claimed it.
   absl::StatusOr<std::vector<AttemptRecord>> Load();
 
   std::string AttemptDirectory(const AttemptId& id) const;
   std::string LogDirectory(const AttemptId& id) const;  // wherever its logs are now; may not exist
-  // Removes what `retention` doesn't keep, the oldest first, at most about so many files: whoever calls it has other things to do. True: there is more.
+  // Removes what `retention` doesn't keep, the oldest first, at most about so many files: whoever
+  // calls it has other things to do. True: there is more.
   bool PruneLogs(const Retention& retention, int64_t now_ns, int most_files = kFilesAtOnce);
   static constexpr int kFilesAtOnce = 16;
   // It is time for that, whenever it was done last.
@@ -61,10 +69,12 @@ class StateDirectory final : public Files {
   absl::Status PersistSeen(const Seen& seen, bool synced) override;
   // Its files go with the next CollectForgotten.
   absl::Status Forget(const AttemptId& id) override;
-  // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves an attempt whole or nothing. Directories
-  // that hold a record, a claim and exits and no more are kept for attempts to come, with the two files (decision 040).
+  // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves
+  // an attempt whole or nothing. Directories that hold a record, a claim and exits and no more are
+  // kept for attempts to come, with the two files (decision 040).
   void CollectForgotten();
-  absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) override;
+  absl::Status Publish(const AttemptRecord& record, const std::string& staged,
+                       const std::string& target) override;
 
  private:
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}
@@ -81,27 +91,29 @@ class StateDirectory final : public Files {
   StorageThreads* threads_ = nullptr;
   std::string state_id_;
   Seen seen_;
-  std::string synced_seen_, new_seen_;   // attempts/.seen-…; empty: none
-  std::vector<std::string> forgotten_;   // directories to remove
-  std::vector<std::string> spares_;      // directories for attempts to come
+  std::string synced_seen_, new_seen_;  // attempts/.seen-…; empty: none
+  std::vector<std::string> forgotten_;  // directories to remove
+  std::vector<std::string> spares_;     // directories for attempts to come
   // Of a forgotten attempt, below logs/.
   struct KeptLogs {
     std::string name;
-    int64_t at_ns = 0;                   // Unix time; 0: since the last PruneLogs
+    int64_t at_ns = 0;  // Unix time; 0: since the last PruneLogs
     int64_t bytes = 0;
   };
-  std::deque<KeptLogs> kept_logs_;       // the oldest first
-  int64_t kept_log_bytes_ = 0;           // of all of them
+  std::deque<KeptLogs> kept_logs_;  // the oldest first
+  int64_t kept_log_bytes_ = 0;      // of all of them
   bool fresh_ = false;
 };
 
-std::string DirectoryName(const AttemptId& id);                  // <uid>.<task>.<attempt>
+std::string DirectoryName(const AttemptId& id);  // <uid>.<task>.<attempt>
 // Of a .seen-<epoch>-<commit>.
 bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit);
 bool ParseDirectoryName(const std::string& name, AttemptId* id);
 
-// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of DIR/events taken in before are
-// kept in `news` and not read again. `alive` is the caller's to fill.
-absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events, int64_t* events_read, ShimNews* news);
+// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of
+// DIR/events taken in before are kept in `news` and not read again. `alive` is the caller's to
+// fill.
+absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
+                           int64_t* events_read, ShimNews* news);
 
 }  // namespace muster::agent

@@ -34,35 +34,40 @@ class StorageTest : public ::testing::Test {
 };
 
 TEST_F(StorageTest, APathLiesOnWhatIsMountedOnItsWayLinksFollowed) {
-  for (const char* name : {"disk", "nas", "over", "blank name"}) std::filesystem::create_directory(directory_ + "/" + name);
+  for (const char* name : {"disk", "nas", "over", "blank name"})
+    std::filesystem::create_directory(directory_ + "/" + name);
   std::filesystem::create_symlink(directory_ + "/nas/jobs", directory_ + "/jobs");
   std::filesystem::create_symlink("../nas", directory_ + "/disk/link");
   std::filesystem::create_symlink("loop", directory_ + "/loop");
   const std::string table = directory_ + "/mountinfo";
-  std::ofstream(table) << "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
-                       << "23 22 0:33 / /proc/sys/fs/binfmt_misc rw shared:5 - autofs systemd-1 rw\n"
-                       << "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
-                       << "40 27 0:50 / " << directory_ << "/nas rw,relatime shared:7 master:2 - nfs4 nas:/export rw,vers=4.2\n"
-                       << "41 27 0:51 / " << directory_ << "/over rw - nfs old:/x rw\n"
-                       << "42 27 0:52 / " << directory_ << "/over rw - tmpfs tmpfs rw\n"
-                       << "43 27 0:53 / " << directory_ << "/blank\\040name rw - fuse.sshfs me@far:/my\\040files rw\n"
-                       << "damaged\n";
+  std::ofstream(table)
+      << "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
+      << "23 22 0:33 / /proc/sys/fs/binfmt_misc rw shared:5 - autofs systemd-1 rw\n"
+      << "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+      << "40 27 0:50 / " << directory_
+      << "/nas rw,relatime shared:7 master:2 - nfs4 nas:/export rw,vers=4.2\n"
+      << "41 27 0:51 / " << directory_ << "/over rw - nfs old:/x rw\n"
+      << "42 27 0:52 / " << directory_ << "/over rw - tmpfs tmpfs rw\n"
+      << "43 27 0:53 / " << directory_
+      << "/blank\\040name rw - fuse.sshfs me@far:/my\\040files rw\n"
+      << "damaged\n";
   Mounts mounts(table);
   const std::string nas = absl::StrCat(directory_, "/nas (nfs4 of nas:/export)");
   const std::pair<std::string, std::string> cases[] = {
       {"/nas", nas},
       {"/nas/jobs/1", nas},
       {"/./disk//../nas/", nas},
-      {"/jobs/1/main", nas},                  // a link there
-      {"/disk/link/deep", nas},               // a relative one
+      {"/jobs/1/main", nas},     // a link there
+      {"/disk/link/deep", nas},  // a relative one
       {"/nasty", ""},
-      {"/disk/new/one", ""},                  // not there yet
-      {"/disk/../over/x", ""},                // what lies on top counts
+      {"/disk/new/one", ""},    // not there yet
+      {"/disk/../over/x", ""},  // what lies on top counts
       {"/loop/x", ""},
       {"/mountinfo/x", ""},
       {"/blank name/x", absl::StrCat(directory_, "/blank name (fuse.sshfs of me@far:/my files)")},
   };
-  for (const auto& [path, want] : cases) EXPECT_EQ(mounts.ServedByOthers(directory_ + path), want) << path;
+  for (const auto& [path, want] : cases)
+    EXPECT_EQ(mounts.ServedByOthers(directory_ + path), want) << path;
   EXPECT_EQ(mounts.ServedByOthers("/proc/sys/fs/binfmt_misc"), "");
 
   std::ofstream(table) << "27 1 0:30 / / rw - 9p root rw\n";
@@ -75,7 +80,9 @@ struct Stuck {
   std::shared_ptr<std::promise<absl::Status>> gate = std::make_shared<std::promise<absl::Status>>();
   std::shared_future<absl::Status> future = gate->get_future().share();
   StorageWork work(bool may_be_given_up) const {
-    return {.where = "/nas", .may_be_given_up = may_be_given_up, .run = [future = future] { return future.get(); }};
+    return {.where = "/nas", .may_be_given_up = may_be_given_up, .run = [future = future] {
+              return future.get();
+            }};
   }
 };
 
@@ -88,7 +95,8 @@ TEST(StorageThreads, TellOnceWhatCameOfIt) {
   StorageThreads threads;
   const Stuck first, other;
   EXPECT_TRUE(absl::IsUnavailable(threads.Do(kPrepare, first.work(true))));
-  EXPECT_TRUE(absl::IsUnavailable(threads.Do({kId, StorageUse::kPublish}, other.work(false)))) << "of its own";
+  EXPECT_TRUE(absl::IsUnavailable(threads.Do({kId, StorageUse::kPublish}, other.work(false))))
+      << "of its own";
   EXPECT_TRUE(threads.UnderWay(kPrepare));
   EXPECT_TRUE(threads.TakeAnswered().empty());
   first.gate->set_value(absl::ResourceExhaustedError("full"));
@@ -105,7 +113,8 @@ TEST(StorageThreads, TellOnceWhatCameOfIt) {
   threads.Drop(kPrepare);
   threads.Drop({kId, StorageUse::kPublish});
   EXPECT_TRUE(threads.UnderWay({kId, StorageUse::kPublish})) << "only what is answered is dropped";
-  EXPECT_TRUE(absl::IsUnavailable(threads.Do(kPrepare, {.where = "/nas", .run = [] { return absl::OkStatus(); }})));
+  EXPECT_TRUE(absl::IsUnavailable(
+      threads.Do(kPrepare, {.where = "/nas", .run = [] { return absl::OkStatus(); }})));
   other.gate->set_value(absl::OkStatus());
 }
 
@@ -124,7 +133,8 @@ TEST(StorageThreads, ArePatientForSoLongUnlessItMustNotBeGivenUp) {
   const absl::Status status = threads.Do(kPrepare, prepare.work(true));
   EXPECT_TRUE(absl::IsDeadlineExceeded(status));
   EXPECT_EQ(status.message(), "no answer from /nas within 50ms");
-  ASSERT_TRUE(Eventually([&] { return threads.TakeAnswered().empty() && threads.next_ns() == INT64_MAX; }));
+  ASSERT_TRUE(
+      Eventually([&] { return threads.TakeAnswered().empty() && threads.next_ns() == INT64_MAX; }));
   EXPECT_TRUE(threads.UnderWay({kId, StorageUse::kPublish}));
   // It comes back after all: the one is of no interest any more, the other is told.
   prepare.gate->set_value(absl::OkStatus());
@@ -139,7 +149,9 @@ TEST(StorageThreads, ArePatientForSoLongUnlessItMustNotBeGivenUp) {
 TEST(StorageThreads, OfADeadMountAreFewAndHoldUpNoOther) {
   StorageThreads threads(1);
   const Stuck stuck;
-  const auto begin = [&](int attempt) { return threads.Do({{kId.job_uid, "main", attempt}, StorageUse::kPrepare}, stuck.work(true)); };
+  const auto begin = [&](int attempt) {
+    return threads.Do({{kId.job_uid, "main", attempt}, StorageUse::kPrepare}, stuck.work(true));
+  };
   int attempt = 0;
   while (absl::IsUnavailable(begin(++attempt))) {
     ASSERT_LT(attempt, 100);
@@ -147,7 +159,9 @@ TEST(StorageThreads, OfADeadMountAreFewAndHoldUpNoOther) {
   }
   EXPECT_EQ(attempt, 9);
   EXPECT_TRUE(absl::IsDeadlineExceeded(begin(attempt))) << "told at once";
-  EXPECT_TRUE(absl::IsUnavailable(threads.Do({{kId.job_uid, "other", 1}, StorageUse::kPrepare}, {.where = "/other", .may_be_given_up = true, .run = [] { return absl::OkStatus(); }})));
+  EXPECT_TRUE(absl::IsUnavailable(threads.Do(
+      {{kId.job_uid, "other", 1}, StorageUse::kPrepare},
+      {.where = "/other", .may_be_given_up = true, .run = [] { return absl::OkStatus(); }})));
   // Once the threads are back, the mount is tried again.
   stuck.gate->set_value(absl::OkStatus());
   EXPECT_TRUE(Eventually([&] {
@@ -162,7 +176,8 @@ TEST_F(StorageTest, AnExportIsPublishedByAThread) {
   ASSERT_TRUE(state.ok()) << state.status();
   StorageThreads threads;
   (*state)->PublishBy(&threads);
-  for (const char* name : {"/job/staged/deep", "/job/model/old"}) std::filesystem::create_directories(directory_ + name);
+  for (const char* name : {"/job/staged/deep", "/job/model/old"})
+    std::filesystem::create_directories(directory_ + name);
   AttemptRecord record;
   record.id = kId;
   record.prepare.set_job_directory(directory_ + "/job");

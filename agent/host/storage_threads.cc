@@ -18,11 +18,13 @@
 namespace muster::agent {
 namespace {
 
-constexpr int64_t kMostGivenUp = 8;        // threads that wait in one place; who comes then is told at once
+constexpr int64_t kMostGivenUp =
+    8;  // threads that wait in one place; who comes then is told at once
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 absl::Status NoAnswer(const std::string& where, int64_t patience_ns) {
-  return absl::DeadlineExceededError(absl::StrCat("no answer from ", where, " within ", FormatDuration(patience_ns)));
+  return absl::DeadlineExceededError(
+      absl::StrCat("no answer from ", where, " within ", FormatDuration(patience_ns)));
 }
 
 }  // namespace
@@ -30,10 +32,11 @@ absl::Status NoAnswer(const std::string& where, int64_t patience_ns) {
 struct StorageThreads::Shared {
   const Descriptor ready{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::mutex mutex;
-  std::vector<std::pair<uint64_t, absl::Status>> done;   // guarded by mutex
+  std::vector<std::pair<uint64_t, absl::Status>> done;  // guarded by mutex
 };
 
-StorageThreads::StorageThreads(int64_t patience_ns) : patience_ns_(patience_ns), shared_(std::make_shared<Shared>()) {}
+StorageThreads::StorageThreads(int64_t patience_ns)
+    : patience_ns_(patience_ns), shared_(std::make_shared<Shared>()) {}
 
 StorageThreads::~StorageThreads() = default;
 
@@ -43,7 +46,8 @@ absl::Status StorageThreads::Do(const StorageKey& key, StorageWork work) {
     if (!known->second.answer.has_value()) return under_way;
     return *pieces_.extract(known).mapped().answer;
   }
-  const auto waits = std::count_if(given_up_.begin(), given_up_.end(), [&](const auto& thread) { return thread.second == work.where; });
+  const auto waits = std::count_if(given_up_.begin(), given_up_.end(),
+                                   [&](const auto& thread) { return thread.second == work.where; });
   if (work.may_be_given_up && waits >= kMostGivenUp) return NoAnswer(work.where, patience_ns_);
   const uint64_t number = ++newest_;
   try {
@@ -54,12 +58,13 @@ absl::Status StorageThreads::Do(const StorageKey& key, StorageWork work) {
         shared->done.emplace_back(number, std::move(status));
       }
       const uint64_t one = 1;
-      if (::write(shared->ready.get(), &one, sizeof one) < 0) return;   // full: it is ready anyway
+      if (::write(shared->ready.get(), &one, sizeof one) < 0) return;  // full: it is ready anyway
     }).detach();
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(absl::StrCat("a thread: ", error.what()));
   }
-  pieces_[key] = {number, std::move(work.where), work.may_be_given_up, RealClock()->BootNs() + patience_ns_, std::nullopt};
+  pieces_[key] = {number, std::move(work.where), work.may_be_given_up,
+                  RealClock()->BootNs() + patience_ns_, std::nullopt};
   return under_way;
 }
 
@@ -78,7 +83,9 @@ std::vector<StorageKey> StorageThreads::TakeAnswered() {
   }
   for (auto& [number, status] : done) {
     given_up_.erase(number);
-    const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [number = number](const auto& p) { return p.second.number == number; });
+    const auto piece =
+        std::find_if(pieces_.begin(), pieces_.end(),
+                     [number = number](const auto& p) { return p.second.number == number; });
     if (piece == pieces_.end() || piece->second.answer.has_value()) continue;
     piece->second.answer = std::move(status);
     answered.push_back(piece->first);
@@ -86,7 +93,10 @@ std::vector<StorageKey> StorageThreads::TakeAnswered() {
   const int64_t now_ns = RealClock()->BootNs();
   for (auto& [key, piece] : pieces_) {
     if (piece.answer.has_value() || now_ns < piece.until_ns) continue;
-    LogWarn("storage does not answer", {{"where", piece.where}, {"job", key.attempt.job_uid}, {"task", key.attempt.task}, {"attempt", key.attempt.attempt}});
+    LogWarn("storage does not answer", {{"where", piece.where},
+                                        {"job", key.attempt.job_uid},
+                                        {"task", key.attempt.task},
+                                        {"attempt", key.attempt.attempt}});
     piece.until_ns = kNever;
     if (!piece.may_be_given_up) continue;
     given_up_[piece.number] = piece.where;

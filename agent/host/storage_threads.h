@@ -1,5 +1,5 @@
-// Work on jobs' storage that may take for ever: each piece has a thread of its own, and who wants it goes on
-// (docs/decisions/044-dead-mounts.md).
+// Work on jobs' storage that may take for ever: each piece has a thread of its own, and who wants
+// it goes on (docs/decisions/044-dead-mounts.md).
 #pragma once
 
 #include <compare>
@@ -26,9 +26,10 @@ struct StorageKey {
 };
 
 struct StorageWork {
-  std::string where;                      // for people: "/home (nfs4 of nas:/home)"
-  bool may_be_given_up = false;           // when patience is over; else it is waited for, and only a warning is logged
-  std::function<absl::Status()> run;      // by any thread; it may outlive this class
+  std::string where;  // for people: "/home (nfs4 of nas:/home)"
+  bool may_be_given_up =
+      false;  // when patience is over; else it is waited for, and only a warning is logged
+  std::function<absl::Status()> run;  // by any thread; it may outlive this class
 };
 
 // All calls from one thread.
@@ -39,8 +40,9 @@ class StorageThreads {
   ~StorageThreads();
   StorageThreads(const StorageThreads&) = delete;
 
-  // Begins `work`, or asks for what was begun under this key. UNAVAILABLE: it is under way. Anything else is its answer, given once; DEADLINE_EXCEEDED:
-  // there is none in time. What was given up may still happen.
+  // Begins `work`, or asks for what was begun under this key. UNAVAILABLE: it is under way.
+  // Anything else is its answer, given once; DEADLINE_EXCEEDED: there is none in time. What was
+  // given up may still happen.
   absl::Status Do(const StorageKey& key, StorageWork work);
   bool UnderWay(const StorageKey& key) const;
   // Those that Do would give an answer by now and wouldn't at the last call.
@@ -48,13 +50,13 @@ class StorageThreads {
   // Nobody asks any more for an answer that is there.
   void Drop(const StorageKey& key);
 
-  int ready() const;                      // a descriptor: readable when some thread has done its work
-  int64_t next_ns() const;                // BootNs: when somebody's patience ends; INT64_MAX: nobody waits
+  int ready() const;        // a descriptor: readable when some thread has done its work
+  int64_t next_ns() const;  // BootNs: when somebody's patience ends; INT64_MAX: nobody waits
 
  private:
   struct Shared;
   struct Piece {
-    uint64_t number = 0;                  // of its thread
+    uint64_t number = 0;  // of its thread
     std::string where;
     bool may_be_given_up = false;
     int64_t until_ns = 0;
@@ -65,7 +67,7 @@ class StorageThreads {
   const std::shared_ptr<Shared> shared_;  // with the threads
   uint64_t newest_ = 0;
   std::map<StorageKey, Piece> pieces_;
-  std::map<uint64_t, std::string> given_up_;   // threads that are still at it, and where
+  std::map<uint64_t, std::string> given_up_;  // threads that are still at it, and where
 };
 
 }  // namespace muster::agent

@@ -1,5 +1,7 @@
-// In which order the agent and the shim write, sync, rename and link (CONTRACTS 3, 5, 13): this program's own fsync, rename and link tell,
-// and then do it; its write and mkdir know of a full disk. What a loss of power leaves is not tested by this, but that each step waits for what it relies on.
+// In which order the agent and the shim write, sync, rename and link (CONTRACTS 3, 5, 13): this
+// program's own fsync, rename and link tell, and then do it; its write and mkdir know of a full
+// disk. What a loss of power leaves is not tested by this, but that each step waits for what it
+// relies on.
 #include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -25,10 +27,10 @@
 
 namespace {
 
-std::string g_root;                    // empty: nothing is told
+std::string g_root;  // empty: nothing is told
 std::vector<std::string> g_log;
-bool g_full = false;                   // no file below the root grows, no directory is made there
-int64_t g_ends_at = -1;                // SIGTERM arrives before the call that would be g_log[g_ends_at]
+bool g_full = false;     // no file below the root grows, no directory is made there
+int64_t g_ends_at = -1;  // SIGTERM arrives before the call that would be g_log[g_ends_at]
 
 // A path below the root, without what differs from run to run.
 std::string Short(const std::string& path) {
@@ -41,10 +43,13 @@ std::string Short(const std::string& path) {
 void Tell(const std::string& what, const std::string& path, const std::string& to = "") {
   if (g_root.empty() || !absl::StartsWith(path, g_root)) return;
   if (static_cast<int64_t>(g_log.size()) == g_ends_at) ::raise(SIGTERM);
-  g_log.push_back(absl::StrCat(what, " ", Short(path), to.empty() ? "" : absl::StrCat(" ", Short(to))));
+  g_log.push_back(
+      absl::StrCat(what, " ", Short(path), to.empty() ? "" : absl::StrCat(" ", Short(to))));
 }
 
-std::string PathOf(int fd) { return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", fd)).string(); }
+std::string PathOf(int fd) {
+  return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", fd)).string();
+}
 
 }  // namespace
 
@@ -56,9 +61,13 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   Tell("rename", from, to);
   return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
-extern "C" int renameat2(int from_directory, const char* from, int to_directory, const char* to, unsigned flags) noexcept {
-  const int result = static_cast<int>(::syscall(SYS_renameat2, from_directory, from, to_directory, to, flags));
-  if (result == 0) Tell((flags & RENAME_EXCHANGE) != 0 ? "exchange" : "rename", from, to);   // not every file system can; then it isn't what counts
+extern "C" int renameat2(int from_directory, const char* from, int to_directory, const char* to,
+                         unsigned flags) noexcept {
+  const int result =
+      static_cast<int>(::syscall(SYS_renameat2, from_directory, from, to_directory, to, flags));
+  if (result == 0)
+    Tell((flags & RENAME_EXCHANGE) != 0 ? "exchange" : "rename", from,
+         to);  // not every file system can; then it isn't what counts
   return result;
 }
 extern "C" int link(const char* from, const char* to) noexcept {
@@ -66,12 +75,15 @@ extern "C" int link(const char* from, const char* to) noexcept {
   return static_cast<int>(::syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 extern "C" int mkdir(const char* path, mode_t mode) noexcept {
-  if (g_full && absl::StartsWith(path, g_root) && ::access(path, F_OK) != 0) return errno = ENOSPC, -1;
+  if (g_full && absl::StartsWith(path, g_root) && ::access(path, F_OK) != 0)
+    return errno = ENOSPC, -1;
   return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
 }
 extern "C" ssize_t write(int fd, const void* bytes, size_t size) {
-  struct stat info{};
-  if (g_full && absl::StartsWith(PathOf(fd), g_root) && ::fstat(fd, &info) == 0 && ::lseek(fd, 0, SEEK_CUR) + static_cast<off_t>(size) > info.st_size) return errno = ENOSPC, -1;
+  struct stat info {};
+  if (g_full && absl::StartsWith(PathOf(fd), g_root) && ::fstat(fd, &info) == 0 &&
+      ::lseek(fd, 0, SEEK_CUR) + static_cast<off_t>(size) > info.st_size)
+    return errno = ENOSPC, -1;
   return ::syscall(SYS_write, fd, bytes, size);
 }
 
@@ -120,15 +132,18 @@ TEST_F(Syncs, AClaimItsDirectoryAndTheDirectorysNameAreDurableBeforeAnybodyActsO
   const std::string directory = root_ + "/attempts/a";
   shim::Claim winner = shim::Claim::kNone;
   Listen();
-  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);   // no text lies ready
-  EXPECT_EQ(Take(), (Log{"link claim-started attempts/a/claim", "sync attempts/a/.claim-started.tmp", "link attempts/a/.claim-started.tmp attempts/a/claim", "sync attempts/a",
-                         "sync attempts"}));
+  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);  // no text lies ready
+  EXPECT_EQ(Take(),
+            (Log{"link claim-started attempts/a/claim", "sync attempts/a/.claim-started.tmp",
+                 "link attempts/a/.claim-started.tmp attempts/a/claim", "sync attempts/a",
+                 "sync attempts"}));
   // Who lost it acts on it as well.
   ASSERT_EQ(shim::MakeClaimTexts(root_), 0);
   Take();
   ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStopped, &winner), 0);
   EXPECT_EQ(winner, shim::Claim::kStarted);
-  EXPECT_EQ(Take(), (Log{"link claim-stopped attempts/a/claim", "sync attempts/a", "sync attempts"}));
+  EXPECT_EQ(Take(),
+            (Log{"link claim-stopped attempts/a/claim", "sync attempts/a", "sync attempts"}));
 }
 
 TEST_F(Syncs, OfAStateDirectory) {
@@ -145,7 +160,9 @@ TEST_F(Syncs, OfAStateDirectory) {
 
   // Durable: with its directory's name. Not so: only whole.
   ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
-  EXPECT_EQ(Take(), (Log{"sync s/attempts", "sync " + at + "/.prepared.tmp", absl::StrCat("rename ", at, "/.prepared.tmp ", at, "/prepared"), "sync " + at}));
+  EXPECT_EQ(Take(),
+            (Log{"sync s/attempts", "sync " + at + "/.prepared.tmp",
+                 absl::StrCat("rename ", at, "/.prepared.tmp ", at, "/prepared"), "sync " + at}));
   AttemptRecord later = record;
   later.id.attempt = 2;
   *later.prepare.mutable_key() = KeyOf(later.id);
@@ -157,12 +174,15 @@ TEST_F(Syncs, OfAStateDirectory) {
 
   record.stop = StopRecord{v1::CANCEL, 1};
   ASSERT_TRUE((*state)->PersistStop(record).ok());
-  EXPECT_EQ(Take(), (Log{"sync " + at + "/.stop.tmp", absl::StrCat("rename ", at, "/.stop.tmp ", at, "/stop"), "sync " + at,
+  EXPECT_EQ(Take(), (Log{"sync " + at + "/.stop.tmp",
+                         absl::StrCat("rename ", at, "/.stop.tmp ", at, "/stop"), "sync " + at,
                          absl::StrCat("rename ", at, "/.stop.tmp ", at, "/.stop.spare")}));
   ASSERT_TRUE((*state)->ClaimStopped(record).ok());
-  EXPECT_EQ(Take(), (Log{"link s/claim-stopped " + at + "/claim", "sync " + at, "sync s/attempts"}));
+  EXPECT_EQ(Take(),
+            (Log{"link s/claim-stopped " + at + "/claim", "sync " + at, "sync s/attempts"}));
 
-  // The commit number of a Forget is synced with the name that goes, before what it names is removed.
+  // The commit number of a Forget is synced with the name that goes, before what it names is
+  // removed.
   ASSERT_TRUE((*state)->PersistSeen({"store", 1, 7}, false).ok());
   ASSERT_TRUE((*state)->PersistSeen({"store", 1, 8}, false).ok());
   Take();
@@ -194,8 +214,10 @@ TEST_F(Syncs, OnAFullDiskAttemptsAreRefusedAndStopped) {
   Listen();
   g_full = true;
   EXPECT_TRUE((*state)->PersistStop(record).ok());
-  // What a scheduler that was restarted says is obeyed once its epoch is kept, however often it was.
-  for (uint64_t epoch = 2; epoch <= 4; ++epoch) EXPECT_TRUE((*state)->PersistSeen({"store", epoch, 1}, /*synced=*/true).ok()) << epoch;
+  // What a scheduler that was restarted says is obeyed once its epoch is kept, however often it
+  // was.
+  for (uint64_t epoch = 2; epoch <= 4; ++epoch)
+    EXPECT_TRUE((*state)->PersistSeen({"store", epoch, 1}, /*synced=*/true).ok()) << epoch;
   for (int round = 0; round < 3; ++round) {
     for (int attempt = 2; attempt < 10; ++attempt) {
       AttemptRecord late;
@@ -206,7 +228,7 @@ TEST_F(Syncs, OnAFullDiskAttemptsAreRefusedAndStopped) {
       EXPECT_EQ(*winner, Claim::kStopped);
       ASSERT_TRUE(round == 2 || (*state)->Forget(late.id).ok());
     }
-    g_full = round == 1;               // there is room for a moment, but not at once
+    g_full = round == 1;  // there is room for a moment, but not at once
     (*state)->CollectForgotten();
     g_full = true;
   }
@@ -218,12 +240,15 @@ TEST_F(Syncs, OnAFullDiskAttemptsAreRefusedAndStopped) {
   ASSERT_TRUE(records.ok()) << records.status();
   ASSERT_EQ(records->size(), 9u);
   for (const AttemptRecord& found : *records) {
-    if (found.id == record.id) EXPECT_EQ(found.stop, record.stop);
-    else EXPECT_EQ(found.claim, Claim::kStopped) << found.id.attempt;
+    if (found.id == record.id)
+      EXPECT_EQ(found.stop, record.stop);
+    else
+      EXPECT_EQ(found.claim, Claim::kStopped) << found.id.attempt;
   }
 }
 
-// The marker comes last, whole, and by its name: what ends before it is no preparation (CONTRACTS 5).
+// The marker comes last, whole, and by its name: what ends before it is no preparation (CONTRACTS
+// 5).
 TEST_F(Syncs, ASigtermDuringPrepareLeavesNoMarker) {
   AttemptRecord record;
   record.id = {std::string(32, 'c'), "t", 1};
@@ -231,7 +256,8 @@ TEST_F(Syncs, ASigtermDuringPrepareLeavesNoMarker) {
   *record.prepare.mutable_key() = KeyOf(record.id);
   for (const bool durable : {true, false}) {
     int64_t at = 0;
-    for (bool named = false; !named; ++at) {   // of the calls, which SIGTERM comes before; until it comes after the marker has its name
+    for (bool named = false; !named; ++at) {  // of the calls, which SIGTERM comes before; until it
+                                              // comes after the marker has its name
       const std::string directory = absl::StrCat(root_, "/", durable ? "durable" : "loose", at);
       ASSERT_TRUE(std::filesystem::create_directory(directory));
       std::filesystem::permissions(directory, std::filesystem::perms::owner_all);

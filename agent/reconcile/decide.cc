@@ -3,23 +3,29 @@
 namespace muster::agent {
 namespace {
 
-Decision Refuse(v1::Cause cause, std::string detail) { return Decision{Step::kRefuse, false, cause, std::move(detail)}; }
+Decision Refuse(v1::Cause cause, std::string detail) {
+  return Decision{Step::kRefuse, false, cause, std::move(detail)};
+}
 
 Decision OnUnknown(const Situation& situation, Command command) {
   switch (command) {
-    case Command::kForget: return {Step::kIgnore};
+    case Command::kForget:
+      return {Step::kIgnore};
     case Command::kPrepare:
       if (!situation.forgotten) return {Step::kPrepare};
       break;
     case Command::kPrepareAndStart:
-      // The one start of an attempt never seen (CONTRACTS 4): its Starting was committed with the placement.
+      // The one start of an attempt never seen (CONTRACTS 4): its Starting was committed with the
+      // placement.
       if (!situation.forgotten) return {Step::kSpawn, /*prepare_first=*/true};
       break;
     case Command::kStart:
     case Command::kStop:
-    case Command::kQuery: break;
+    case Command::kQuery:
+      break;
   }
-  // A Query is answered Gone only behind a claim, or a Prepare still on its way could start what was said to be gone.
+  // A Query is answered Gone only behind a claim, or a Prepare still on its way could start what
+  // was said to be gone.
   return Refuse(v1::CAUSE_UNSPECIFIED, situation.forgotten ? "forgotten here" : "not known here");
 }
 
@@ -30,16 +36,21 @@ Decision Decide(const Situation& situation, Command command) {
   const AttemptRecord& record = *situation.record;
   if (command == Command::kForget) return {record.gone() ? Step::kForget : Step::kIgnore};
   if (record.gone()) return {Step::kReport};
-  if (record.claim == Claim::kStarted) return {command == Command::kStop ? Step::kStop : Step::kReport};
+  if (record.claim == Claim::kStarted)
+    return {command == Command::kStop ? Step::kStop : Step::kReport};
 
   // Prepared (or half prepared: no marker), nobody has claimed it yet.
   if (!record.prepared) return Refuse(v1::LAUNCH_FAILED, "preparing was interrupted");
-  if (record.boot_id != situation.boot_id) return Refuse(v1::HOST_LOST, "prepared in an earlier boot of the host");
+  if (record.boot_id != situation.boot_id)
+    return Refuse(v1::HOST_LOST, "prepared in an earlier boot of the host");
   switch (command) {
-    case Command::kStop: return Refuse(v1::CAUSE_UNSPECIFIED, "stopped before it started");
+    case Command::kStop:
+      return Refuse(v1::CAUSE_UNSPECIFIED, "stopped before it started");
     case Command::kStart:
-    case Command::kPrepareAndStart: return {situation.shim_lives ? Step::kReport : Step::kSpawn};
-    default: return {Step::kReport};
+    case Command::kPrepareAndStart:
+      return {situation.shim_lives ? Step::kReport : Step::kSpawn};
+    default:
+      return {Step::kReport};
   }
 }
 

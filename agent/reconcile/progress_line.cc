@@ -14,7 +14,8 @@ namespace {
 using google::protobuf::Struct;
 using google::protobuf::Value;
 
-// Beyond these the scheduler ends the stream, and would again each time it is repeated (scheduler/agents/check_message.cc).
+// Beyond these the scheduler ends the stream, and would again each time it is repeated
+// (scheduler/agents/check_message.cc).
 constexpr size_t kMaxPath = 4096;
 constexpr int kMaxRefused = 1000;
 
@@ -25,7 +26,10 @@ const Value* Find(const Struct& object, const char* key) {
 
 double Number(const Struct& object, const char* key, double missing = 0) {
   const Value* value = Find(object, key);
-  return value != nullptr && value->kind_case() == Value::kNumberValue && std::isfinite(value->number_value()) ? value->number_value() : missing;
+  return value != nullptr && value->kind_case() == Value::kNumberValue &&
+                 std::isfinite(value->number_value())
+             ? value->number_value()
+             : missing;
 }
 
 int64_t Whole(const Struct& object, const char* key, int64_t missing) {
@@ -38,11 +42,14 @@ std::string Text(const Struct& object, const char* key) {
   return value != nullptr ? value->string_value() : std::string();
 }
 
-std::string Path(const Struct& object, const char* key) { return std::string(CutUtf8(Text(object, key), kMaxPath)); }
+std::string Path(const Struct& object, const char* key) {
+  return std::string(CutUtf8(Text(object, key), kMaxPath));
+}
 
 const Struct* Object(const Struct& object, const char* key) {
   const Value* value = Find(object, key);
-  return value != nullptr && value->kind_case() == Value::kStructValue ? &value->struct_value() : nullptr;
+  return value != nullptr && value->kind_case() == Value::kStructValue ? &value->struct_value()
+                                                                       : nullptr;
 }
 
 }  // namespace
@@ -61,7 +68,9 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     progress.set_mfu_full(Number(root, "mfu_full"));
     progress.set_grad_norm(Number(root, "grad_norm"));
   }
-  if (const Struct* object = Object(root, "checkpoint"); object != nullptr && !Text(*object, "path").empty() && Text(*object, "path").size() <= kMaxPath) {
+  if (const Struct* object = Object(root, "checkpoint"); object != nullptr &&
+                                                         !Text(*object, "path").empty() &&
+                                                         Text(*object, "path").size() <= kMaxPath) {
     v1::CheckpointReport& report = line.checkpoint.emplace();
     report.mutable_checkpoint()->set_step(std::max<int64_t>(0, Whole(*object, "step", 0)));
     report.mutable_checkpoint()->set_path(Text(*object, "path"));
@@ -76,11 +85,14 @@ std::optional<ProgressLine> ParseProgressLine(const std::string& json) {
     if (const Value* skipped = Find(*object, "skipped"); skipped != nullptr) {
       for (const Value& entry : skipped->list_value().values()) {
         if (report.refused_size() == kMaxRefused) break;
-        report.add_refused(Text(entry.struct_value(), "path") + ": " + Text(entry.struct_value(), "why"));
+        report.add_refused(Text(entry.struct_value(), "path") + ": " +
+                           Text(entry.struct_value(), "why"));
       }
     }
   }
-  if (const Struct* object = Object(root, "export"); object != nullptr && !Text(*object, "staged").empty() && Text(*object, "staged").size() <= kMaxPath && Text(*object, "target").size() <= kMaxPath) {
+  if (const Struct* object = Object(root, "export");
+      object != nullptr && !Text(*object, "staged").empty() &&
+      Text(*object, "staged").size() <= kMaxPath && Text(*object, "target").size() <= kMaxPath) {
     v1::ExportReport& report = line.export_report.emplace();
     report.set_staged(Text(*object, "staged"));
     report.set_target(Text(*object, "target"));

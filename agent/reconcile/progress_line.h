@@ -1,4 +1,5 @@
-// A progress line's JSON as messages. Unknown keys are ignored, as they may come from a newer trainer.
+// A progress line's JSON as messages. Unknown keys are ignored, as they may come from a newer
+// trainer.
 #pragma once
 
 #include <optional>
@@ -9,7 +10,7 @@
 namespace muster::agent {
 
 struct ProgressLine {
-  std::optional<v1::Progress> progress;          // a line with "step"
+  std::optional<v1::Progress> progress;  // a line with "step"
   std::optional<v1::CheckpointReport> checkpoint;
   std::optional<v1::LoadedReport> loaded;
   std::optional<v1::ExportReport> export_report;

@@ -37,7 +37,9 @@ AttemptRecord Claimed(Claim claim, bool ended = false) {
 }
 
 TEST(Decide, EveryStateAgainstEveryCommand) {
-  const std::vector<Command> commands = {Command::kPrepare, Command::kPrepareAndStart, Command::kStart, Command::kStop, Command::kForget, Command::kQuery};
+  const std::vector<Command> commands = {Command::kPrepare, Command::kPrepareAndStart,
+                                         Command::kStart,   Command::kStop,
+                                         Command::kForget,  Command::kQuery};
   const struct {
     const char* name;
     std::optional<AttemptRecord> record;
@@ -45,19 +47,56 @@ TEST(Decide, EveryStateAgainstEveryCommand) {
     bool shim_lives;
     std::vector<Step> want;  // parallel to commands
   } cases[] = {
-      {"unknown", std::nullopt, false, false, {Step::kPrepare, Step::kSpawn, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
-      {"forgotten", std::nullopt, true, false, {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
-      {"half prepared", Half(), false, false, {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
-      {"prepared", Prepared(), false, false, {Step::kReport, Step::kSpawn, Step::kSpawn, Step::kRefuse, Step::kIgnore, Step::kReport}},
-      {"prepared, shim about to claim", Prepared(), false, true, {Step::kReport, Step::kReport, Step::kReport, Step::kRefuse, Step::kIgnore, Step::kReport}},
-      {"prepared in an earlier boot", Prepared("boot-1"), false, false, {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
-      {"claimed stopped", Claimed(Claim::kStopped), false, false, {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
-      {"running", Claimed(Claim::kStarted), false, true, {Step::kReport, Step::kReport, Step::kReport, Step::kStop, Step::kIgnore, Step::kReport}},
-      {"ended", Claimed(Claim::kStarted, true), false, false, {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
+      {"unknown",
+       std::nullopt,
+       false,
+       false,
+       {Step::kPrepare, Step::kSpawn, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"forgotten",
+       std::nullopt,
+       true,
+       false,
+       {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"half prepared",
+       Half(),
+       false,
+       false,
+       {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"prepared",
+       Prepared(),
+       false,
+       false,
+       {Step::kReport, Step::kSpawn, Step::kSpawn, Step::kRefuse, Step::kIgnore, Step::kReport}},
+      {"prepared, shim about to claim",
+       Prepared(),
+       false,
+       true,
+       {Step::kReport, Step::kReport, Step::kReport, Step::kRefuse, Step::kIgnore, Step::kReport}},
+      {"prepared in an earlier boot",
+       Prepared("boot-1"),
+       false,
+       false,
+       {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+      {"claimed stopped",
+       Claimed(Claim::kStopped),
+       false,
+       false,
+       {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
+      {"running",
+       Claimed(Claim::kStarted),
+       false,
+       true,
+       {Step::kReport, Step::kReport, Step::kReport, Step::kStop, Step::kIgnore, Step::kReport}},
+      {"ended",
+       Claimed(Claim::kStarted, true),
+       false,
+       false,
+       {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
   };
   for (const auto& c : cases) {
     for (size_t i = 0; i < commands.size(); ++i) {
-      const Situation situation{c.record.has_value() ? &*c.record : nullptr, c.forgotten, c.shim_lives, kBoot};
+      const Situation situation{c.record.has_value() ? &*c.record : nullptr, c.forgotten,
+                                c.shim_lives, kBoot};
       EXPECT_EQ(Decide(situation, commands[i]).step, c.want[i]) << c.name << ", command " << i;
     }
   }
@@ -72,17 +111,34 @@ TEST(Retry, IsAQuarterOfTheTimeThatTheSchedulerHasBeenAwayAndSlowerWhileItRefuse
     int64_t wait_ms;
   };
   const std::vector<Try> lives[] = {
-      {{0, false, false, 20}, {80, false, false, 20}, {1'000, false, false, 250}, {8'000, false, false, 2'000}, {3'600'000, false, false, 2'000}},
+      {{0, false, false, 20},
+       {80, false, false, 20},
+       {1'000, false, false, 250},
+       {8'000, false, false, 2'000},
+       {3'600'000, false, false, 2'000}},
       // Away, met and gone again: counted from when it spoke.
-      {{5'000, true, false, 20}, {5'400, false, false, 100}, {6'000, true, false, 20}, {7'000, false, false, 250}},
-      // A refusal, however long nobody was there before it, is first met again soon, then more and more slowly.
-      {{3'600'000, false, true, 20}, {3'600'020, false, true, 20}, {3'600'100, false, true, 100}, {3'605'000, false, true, 5'000}, {3'700'000, false, true, 10'000}},
+      {{5'000, true, false, 20},
+       {5'400, false, false, 100},
+       {6'000, true, false, 20},
+       {7'000, false, false, 250}},
+      // A refusal, however long nobody was there before it, is first met again soon, then more and
+      // more slowly.
+      {{3'600'000, false, true, 20},
+       {3'600'020, false, true, 20},
+       {3'600'100, false, true, 100},
+       {3'605'000, false, true, 5'000},
+       {3'700'000, false, true, 10'000}},
       // In a row only.
-      {{1'000, false, true, 20}, {3'000, false, true, 2'000}, {4'000, false, false, 1'000}, {8'000, false, true, 20}},
+      {{1'000, false, true, 20},
+       {3'000, false, true, 2'000},
+       {4'000, false, false, 1'000},
+       {8'000, false, true, 20}},
   };
   for (const std::vector<Try>& life : lives) {
     Retry retry(0);
-    for (const Try& t : life) EXPECT_EQ(retry.After(t.at_ms * kMillisecond, t.spoke, t.refused), t.wait_ms * kMillisecond) << t.at_ms;
+    for (const Try& t : life)
+      EXPECT_EQ(retry.After(t.at_ms * kMillisecond, t.spoke, t.refused), t.wait_ms * kMillisecond)
+          << t.at_ms;
   }
 }
 
@@ -108,7 +164,9 @@ struct World final : Files, Processes, Sender {
   }
   absl::Status PersistOutcome(const AttemptRecord& record) override { return absl::OkStatus(); }
   absl::Status PersistSeen(const Seen& seen, bool synced) override {
-    if (logs_seen) log.push_back(absl::StrCat(synced ? "seen, synced, " : "seen ", seen.epoch, ":", seen.commit));
+    if (logs_seen)
+      log.push_back(
+          absl::StrCat(synced ? "seen, synced, " : "seen ", seen.epoch, ":", seen.commit));
     this->seen = seen;
     return seen_error;
   }
@@ -116,7 +174,8 @@ struct World final : Files, Processes, Sender {
     log.push_back("forget");
     return absl::OkStatus();
   }
-  absl::Status Publish(const AttemptRecord& record, const std::string& staged, const std::string& target) override {
+  absl::Status Publish(const AttemptRecord& record, const std::string& staged,
+                       const std::string& target) override {
     log.push_back("publish");
     return publish_error;
   }
@@ -151,7 +210,8 @@ class ReconcilerTest : public ::testing::Test {
   void SetUp() override { Begin({}); }
 
   void Begin(std::vector<AttemptRecord> records) {
-    agent_ = std::make_unique<Reconciler>(Identity{"lab", "a", std::string(32, 'e'), kBoot}, std::move(records), Seen{}, &world_, &world_, &world_);
+    agent_ = std::make_unique<Reconciler>(Identity{"lab", "a", std::string(32, 'e'), kBoot},
+                                          std::move(records), Seen{}, &world_, &world_, &world_);
     session_.set_store_id("store");
     session_.set_epoch(3);
     session_.set_session("s1");
@@ -213,7 +273,8 @@ TEST_F(ReconcilerTest, TellsTheNewestLineOncePerSessionAndAgainWhenItIsSaidAgain
   const auto told = [&] {
     const size_t before = world_.sent.size();
     agent_->OnShim(kId, news, 2000);
-    return std::count_if(world_.sent.begin() + static_cast<int64_t>(before), world_.sent.end(), [](const auto& m) { return m.has_progress(); });
+    return std::count_if(world_.sent.begin() + static_cast<int64_t>(before), world_.sent.end(),
+                         [](const auto& m) { return m.has_progress(); });
   };
   EXPECT_EQ(told(), 0);
   news.metrics = R"({"step": 1})";
@@ -274,7 +335,8 @@ TEST_F(ReconcilerTest, StopBeforeTheClaimMeansGone) {
   Stop(10);
   EXPECT_EQ(world_.Take(), Log({"claim"}));
   EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
-  EXPECT_EQ(world_.LastReport().cause(), v1::CAUSE_UNSPECIFIED) << "it is no fault of this host, whatever the stop is for";
+  EXPECT_EQ(world_.LastReport().cause(), v1::CAUSE_UNSPECIFIED)
+      << "it is no fault of this host, whatever the stop is for";
   Start();
   EXPECT_EQ(world_.Take(), Log({}));
 }
@@ -329,26 +391,36 @@ TEST_F(ReconcilerTest, ACollisionOfItsRendezvousPortIsToldAsSuch) {
   const struct {
     const char* what;
     int rank;
-    v1::Cause told;       // by the log of the rank
+    v1::Cause told;  // by the log of the rank
     const char* detail;
     v1::Cause cause;
   } cases[] = {
       {"torch", 0, v1::NETWORK_FAILURE,
-       "exit 1: torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 20001, useIpv6: true, code: -98, name: "
-       "EADDRINUSE, message: address already in use", v1::RENDEZVOUS},
-      {"torch, old", 0, v1::NETWORK_FAILURE, "exit 1: RuntimeError: Address already in use", v1::RENDEZVOUS},
-      {"with its address", 0, v1::NETWORK_FAILURE, "exit 1: failed to bind to 0.0.0.0:20001 (errno: 98 - Address already in use).", v1::RENDEZVOUS},
-      {"of another rank that knows no port", 1, v1::NETWORK_FAILURE, "exit 1: OSError: [Errno 98] Address already in use", v1::NETWORK_FAILURE},
-      {"of another port", 0, v1::NETWORK_FAILURE, "exit 1: failed to bind to [::]:29500 (errno: 98 - Address already in use).", v1::NETWORK_FAILURE},
-      {"of a port that begins like it", 0, v1::NETWORK_FAILURE, "exit 1: [::]:200011 Address already in use", v1::NETWORK_FAILURE},
-      {"another failure", 0, v1::NETWORK_FAILURE, "exit 1: connection to 10.0.0.1:20001 reset", v1::NETWORK_FAILURE},
+       "exit 1: torch.distributed.DistNetworkError: The server socket has failed to listen on any "
+       "local network address. port: 20001, useIpv6: true, code: -98, name: "
+       "EADDRINUSE, message: address already in use",
+       v1::RENDEZVOUS},
+      {"torch, old", 0, v1::NETWORK_FAILURE, "exit 1: RuntimeError: Address already in use",
+       v1::RENDEZVOUS},
+      {"with its address", 0, v1::NETWORK_FAILURE,
+       "exit 1: failed to bind to 0.0.0.0:20001 (errno: 98 - Address already in use).",
+       v1::RENDEZVOUS},
+      {"of another rank that knows no port", 1, v1::NETWORK_FAILURE,
+       "exit 1: OSError: [Errno 98] Address already in use", v1::NETWORK_FAILURE},
+      {"of another port", 0, v1::NETWORK_FAILURE,
+       "exit 1: failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+       v1::NETWORK_FAILURE},
+      {"of a port that begins like it", 0, v1::NETWORK_FAILURE,
+       "exit 1: [::]:200011 Address already in use", v1::NETWORK_FAILURE},
+      {"another failure", 0, v1::NETWORK_FAILURE, "exit 1: connection to 10.0.0.1:20001 reset",
+       v1::NETWORK_FAILURE},
       {"another cause", 0, v1::PROGRAM_ERROR, "exit 1: Address already in use", v1::PROGRAM_ERROR},
   };
   for (const auto& c : cases) {
     for (const bool final : {false, true}) {
       world_.claims.clear();
       Begin({});
-      Prepare(true);      // World gives it port 20001
+      Prepare(true);  // World gives it port 20001
       ShimNews news = Running();
       news.exits = {Exit(c.rank, 1)};
       news.exits[0].set_cause(c.told);
@@ -357,7 +429,10 @@ TEST_F(ReconcilerTest, ACollisionOfItsRendezvousPortIsToldAsSuch) {
       for (int again = 0; again < 2; ++again) agent_->OnShim(kId, news, 2000);
       const v1::WorkerExit& exit = world_.LastReport().exits(0);
       EXPECT_EQ(exit.cause(), c.cause) << c.what;
-      const std::string wanted = c.cause == v1::RENDEZVOUS ? absl::StrCat("port 20001, which was free when it was prepared: ", c.detail) : c.detail;
+      const std::string wanted =
+          c.cause == v1::RENDEZVOUS
+              ? absl::StrCat("port 20001, which was free when it was prepared: ", c.detail)
+              : c.detail;
       EXPECT_EQ(exit.detail(), wanted) << c.what;
     }
   }
@@ -416,7 +491,8 @@ TEST_F(ReconcilerTest, ARebootIsAFaultOfTheHost) {
   EXPECT_EQ(world_.LastReport().cause(), v1::HOST_LOST);
 }
 
-// Decision 018: a task on one host promises nothing before its shim's claim, and from its first checkpoint on its record counts.
+// Decision 018: a task on one host promises nothing before its shim's claim, and from its first
+// checkpoint on its record counts.
 TEST_F(ReconcilerTest, ARecordIsDurableBeforeOthersRelyOnIt) {
   Prepare(true);
   EXPECT_EQ(world_.Take(), Log({"prepared, not synced", "spawn"}));
@@ -436,7 +512,7 @@ TEST_F(ReconcilerTest, ARecordIsDurableBeforeOthersRelyOnIt) {
 TEST_F(ReconcilerTest, WithoutItsRecordAnAttemptEndsAndNothingOfItCounts) {
   AttemptRecord record;
   record.id = kId;
-  record.claim = Claim::kStarted;      // the claim outlived power loss, the record did not
+  record.claim = Claim::kStarted;  // the claim outlived power loss, the record did not
   Begin({record});
   ShimNews news;
   news.claim = Claim::kStarted;
@@ -482,15 +558,18 @@ TEST_F(ReconcilerTest, WhatTheJobNamesAndIsNotThereIsTheJobsMistake) {
   news.alive = false;
   news.final = true;
   news.exits = {Exit(0, 127)};
-  for (const auto& [detail, cause] : {std::pair("program: exec nosuch: No such file or directory", v1::PROGRAM_ERROR),
-                                      std::pair("launch: fork: Cannot allocate memory", v1::LAUNCH_FAILED)}) {
+  for (const auto& [detail, cause] :
+       {std::pair("program: exec nosuch: No such file or directory", v1::PROGRAM_ERROR),
+        std::pair("launch: fork: Cannot allocate memory", v1::LAUNCH_FAILED)}) {
     Begin({});
     Prepare(true);
     news.exits[0].set_detail(detail);
     agent_->OnShim(kId, news, 3000);
     EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
     EXPECT_EQ(world_.LastReport().cause(), cause) << detail;
-    EXPECT_EQ(world_.LastReport().exits(0).detail(), std::string(detail).substr(std::string(detail).find(' ') + 1)) << "the cause says the rest";
+    EXPECT_EQ(world_.LastReport().exits(0).detail(),
+              std::string(detail).substr(std::string(detail).find(' ') + 1))
+        << "the cause says the rest";
   }
 }
 
@@ -507,7 +586,8 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   EXPECT_EQ(hello.epoch_seen(), 3u);
   EXPECT_EQ(world_.seen.epoch, 3u);
 
-  // The newest commit is told exactly, however seldom it is written down while nothing is done because of it.
+  // The newest commit is told exactly, however seldom it is written down while nothing is done
+  // because of it.
   EXPECT_EQ(world_.Take(), (Log{"seen, synced, 3:0"}));
   v1::SchedulerMessage later;
   later.mutable_heartbeat_ack();
@@ -560,7 +640,8 @@ TEST_F(ReconcilerTest, TheCommitNumberOfACommandIsKeptBeforeItIsActedOn) {
 TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {
   Prepare(true);
   ShimNews news = Running();
-  news.lines = {R"({"checkpoint":{"step":5,"path":"/c/5"}})", R"({"checkpoint":{"step":9,"path":"/c/9"}})"};
+  news.lines = {R"({"checkpoint":{"step":5,"path":"/c/5"}})",
+                R"({"checkpoint":{"step":9,"path":"/c/9"}})"};
   news.lines_at_ns = {1, 2};
   agent_->OnShim(kId, news, 2000);
   agent_->OnShim(kId, news, 2000);
@@ -644,32 +725,38 @@ TEST_F(ReconcilerTest, APublishOfWhatItDoesNotKnowIsAnsweredWithAnError) {
   Tell(publish);
   ASSERT_EQ(world_.sent.size(), 1u);
   EXPECT_FALSE(world_.sent[0].export_report().published());
-  EXPECT_EQ(world_.sent[0].export_report().detail(), "lab/a knows nothing of this attempt any more");
+  EXPECT_EQ(world_.sent[0].export_report().detail(),
+            "lab/a knows nothing of this attempt any more");
   EXPECT_EQ(world_.Take(), Log({}));
 }
 
 TEST(ProgressLine, WhatTheSchedulerWouldRefuseIsShortened) {
   const std::string path(5000, 'p');
-  const auto line = ParseProgressLine("{\"step\":1,\"total_steps\":-7,\"loaded\":{\"step\":-9,\"path\":\"" + path + "\"}}");
+  const auto line = ParseProgressLine(
+      "{\"step\":1,\"total_steps\":-7,\"loaded\":{\"step\":-9,\"path\":\"" + path + "\"}}");
   ASSERT_TRUE(line.has_value());
   EXPECT_EQ(line->progress->total_steps(), 0);
   EXPECT_EQ(line->loaded->path().size(), 4096u);
   EXPECT_EQ(line->loaded->step(), -1);
 }
 
-// The scheduler can't read a message with a text that is no UTF-8: the stream would end, and again each time the line is repeated.
+// The scheduler can't read a message with a text that is no UTF-8: the stream would end, and again
+// each time the line is repeated.
 TEST(ProgressLine, NoPathIsCutWithinACharacter) {
   std::string path(1400, 'p');
-  for (int i = 0; i < 1000; ++i) path += "日";   // three bytes; the 4096th is within one
-  const auto line = ParseProgressLine("{\"checkpoint\":{\"path\":\"/c\",\"loaded_path\":\"" + path + "\"},\"loaded\":{\"path\":\"" + path + "\"}}");
+  for (int i = 0; i < 1000; ++i) path += "日";  // three bytes; the 4096th is within one
+  const auto line = ParseProgressLine("{\"checkpoint\":{\"path\":\"/c\",\"loaded_path\":\"" + path +
+                                      "\"},\"loaded\":{\"path\":\"" + path + "\"}}");
   ASSERT_TRUE(line.has_value());
-  for (const std::string& cut : {line->checkpoint->loaded_path(), line->loaded->path()}) EXPECT_EQ(cut, path.substr(0, 1400 + 898 * 3));
+  for (const std::string& cut : {line->checkpoint->loaded_path(), line->loaded->path()})
+    EXPECT_EQ(cut, path.substr(0, 1400 + 898 * 3));
 }
 
 TEST(ProgressLine, WrongTypesCountAsMissing) {
   EXPECT_FALSE(ParseProgressLine("[1]").has_value());
   EXPECT_FALSE(ParseProgressLine("{").has_value());
-  const auto line = ParseProgressLine(R"({"step":"x","loss":"1","checkpoint":3,"loaded":[],"export":{"staged":1}})");
+  const auto line = ParseProgressLine(
+      R"({"step":"x","loss":"1","checkpoint":3,"loaded":[],"export":{"staged":1}})");
   ASSERT_TRUE(line.has_value());
   EXPECT_EQ(line->progress->step(), 0);
   EXPECT_FALSE(line->checkpoint.has_value());

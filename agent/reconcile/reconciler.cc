@@ -15,9 +15,12 @@
 namespace muster::agent {
 namespace {
 
-std::string Describe(const AttemptId& id) { return absl::StrCat(id.job_uid, "/", id.task, "/", id.attempt); }
+std::string Describe(const AttemptId& id) {
+  return absl::StrCat(id.job_uid, "/", id.task, "/", id.attempt);
+}
 
-// The scheduler refuses a report whose texts exceed 16 KiB or are no UTF-8, and would again each time it is repeated.
+// The scheduler refuses a report whose texts exceed 16 KiB or are no UTF-8, and would again each
+// time it is repeated.
 std::string Shortened(const std::string& text) {
   constexpr size_t kLongest = 4096;
   const std::string valid = ValidUtf8(text);
@@ -25,14 +28,16 @@ std::string Shortened(const std::string& text) {
 }
 
 void LogFailure(const char* what, const AttemptId& id, const absl::Status& status) {
-  LogError("agent failed", {{"doing", what}, {"attempt", Describe(id)}, {"error", std::string(status.message())}});
+  LogError("agent failed",
+           {{"doing", what}, {"attempt", Describe(id)}, {"error", std::string(status.message())}});
 }
 
 // Exits of ranks that have none: their records were lost with the shim or the boot.
 void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns) {
   std::set<int32_t> known;
   for (const v1::WorkerExit& exit : record->exits) known.insert(exit.rank());
-  const int32_t per_worker = record->prepare.processes_per_worker() > 0 ? record->prepare.processes_per_worker() : 1;
+  const int32_t per_worker =
+      record->prepare.processes_per_worker() > 0 ? record->prepare.processes_per_worker() : 1;
   const int32_t first = record->prepare.here().first_group_rank() * per_worker;
   for (int32_t rank = first; rank < first + record->prepare.here().workers() * per_worker; ++rank) {
     if (known.count(rank) > 0) continue;
@@ -44,8 +49,9 @@ void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns)
   }
 }
 
-// How the shim says whose fault it is that a process did not get as far as its program (agent/shim/exec_status.h).
-constexpr int kFaultRepeats = 60;          // heartbeats
+// How the shim says whose fault it is that a process did not get as far as its program
+// (agent/shim/exec_status.h).
+constexpr int kFaultRepeats = 60;  // heartbeats
 constexpr size_t kFaultsKept = 64;
 constexpr char kProgramMark[] = "program: ";
 constexpr char kLaunchMark[] = "launch: ";
@@ -70,13 +76,15 @@ v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits) {
   return v1::CAUSE_UNSPECIFIED;
 }
 
-// Somebody else has the port that this host found free for the attempt's rendezvous (CONTRACTS 15): the process that was to listen there says
-// so, and names that port or none.
+// Somebody else has the port that this host found free for the attempt's rendezvous (CONTRACTS 15):
+// the process that was to listen there says so, and names that port or none.
 void TellCollision(int32_t port, std::vector<v1::WorkerExit>* exits) {
   for (v1::WorkerExit& exit : *exits) {
     if (port == 0 || exit.cause() != v1::NETWORK_FAILURE) continue;
     const std::string said = absl::AsciiStrToLower(exit.detail());
-    if (!absl::StrContains(said, "address already in use") && !absl::StrContains(said, "eaddrinuse")) continue;
+    if (!absl::StrContains(said, "address already in use") &&
+        !absl::StrContains(said, "eaddrinuse"))
+      continue;
     bool ours = false, others = false;
     for (size_t at = 0; at < said.size();) {
       const size_t length = std::min(said.find_first_not_of("0123456789", at), said.size()) - at;
@@ -89,14 +97,21 @@ void TellCollision(int32_t port, std::vector<v1::WorkerExit>* exits) {
     }
     if (!ours && (others || exit.rank() != 0)) continue;
     exit.set_cause(v1::RENDEZVOUS);
-    exit.set_detail(absl::StrCat("port ", port, ", which was free when it was prepared: ", exit.detail()));
+    exit.set_detail(
+        absl::StrCat("port ", port, ", which was free when it was prepared: ", exit.detail()));
   }
 }
 
 }  // namespace
 
-Reconciler::Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender)
-    : identity_(std::move(identity)), files_(files), processes_(processes), sender_(sender), seen_(std::move(seen)), seen_kept_(seen_) {
+Reconciler::Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen,
+                       Files* files, Processes* processes, Sender* sender)
+    : identity_(std::move(identity)),
+      files_(files),
+      processes_(processes),
+      sender_(sender),
+      seen_(std::move(seen)),
+      seen_kept_(seen_) {
   for (AttemptRecord& record : records) {
     const AttemptId id = record.id;
     records_[id] = std::move(record);
@@ -124,8 +139,10 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_
   for (const auto& [id, record] : records_) {
     v1::AttemptReport* report = hello->add_attempts();
     *report = ReportOf(record);
-    // A checkpoint or an export is told before the end of the attempt that wrote it, here too: what follows the Welcome says both.
-    const bool more = (!record.checkpoints.empty() && record.checkpoints.back().sequence() > record.checkpoint_acked) ||
+    // A checkpoint or an export is told before the end of the attempt that wrote it, here too: what
+    // follows the Welcome says both.
+    const bool more = (!record.checkpoints.empty() &&
+                       record.checkpoints.back().sequence() > record.checkpoint_acked) ||
                       (record.export_report.has_value() && !record.published);
     if (more && record.gone() && record.claim == Claim::kStarted) report->set_phase(v1::STARTED);
   }
@@ -143,17 +160,20 @@ bool Reconciler::See(const v1::SchedulerMessage& message) {
   if (key.epoch() > next.epoch || next.store_id.empty()) {
     next.store_id = key.store_id();
     next.epoch = key.epoch();
-    next.commit = 0;                   // of this epoch: where a backup was restored, they count from there
+    next.commit = 0;  // of this epoch: where a backup was restored, they count from there
   }
   next.commit = std::max(next.commit, message.commit());
   seen_ = next;
-  // The epoch is worth a sync. Not so the commit number: it is kept before anything is done because of it, and of what else is heard every
-  // now and then.
+  // The epoch is worth a sync. Not so the commit number: it is kept before anything is done because
+  // of it, and of what else is heard every now and then.
   const bool other = seen_.epoch != seen_kept_.epoch || seen_.store_id != seen_kept_.store_id;
-  const bool acts = !message.has_welcome() && (!message.has_heartbeat_ack() || !message.heartbeat_ack().renews().empty());
+  const bool acts = !message.has_welcome() &&
+                    (!message.has_heartbeat_ack() || !message.heartbeat_ack().renews().empty());
   if (!other && seen_.commit < seen_kept_.commit + (acts ? 1 : 64)) return true;
   if (const absl::Status status = files_->PersistSeen(seen_, /*synced=*/other); !status.ok()) {
-    LogError("agent failed", {{"doing", other ? "remember the epoch" : "remember the commit number"}, {"error", std::string(status.message())}});
+    LogError("agent failed",
+             {{"doing", other ? "remember the epoch" : "remember the commit number"},
+              {"error", std::string(status.message())}});
     return !acts;
   }
   seen_kept_ = seen_;
@@ -162,9 +182,10 @@ bool Reconciler::See(const v1::SchedulerMessage& message) {
 
 bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) {
   if (message.has_welcome()) {
-    if (message.session().session().empty() || message.session().state_id() != identity_.state_id) return false;
+    if (message.session().session().empty() || message.session().state_id() != identity_.state_id)
+      return false;
     session_ = message.session();
-    metrics_sent_.clear();             // what was said meanwhile reached nobody
+    metrics_sent_.clear();  // what was said meanwhile reached nobody
     acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
     See(message);
@@ -172,49 +193,72 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
     return true;
   }
   const v1::SessionKey& key = message.session();
-  if (!has_session() || key.session() != session_.session() || key.epoch() != session_.epoch() || key.store_id() != session_.store_id() ||
-      key.state_id() != session_.state_id()) {
+  if (!has_session() || key.session() != session_.session() || key.epoch() != session_.epoch() ||
+      key.store_id() != session_.store_id() || key.state_id() != session_.state_id()) {
     LogWarn("command dropped", {{"why", "not of this session"}, {"epoch", key.epoch()}});
     return true;
   }
-  if (!See(message)) return true;   // as if it had never come: the scheduler repeats it
+  if (!See(message)) return true;  // as if it had never come: the scheduler repeats it
   switch (message.body_case()) {
     case v1::SchedulerMessage::kPrepare:
-      OnCommand(message.prepare().key(), message.prepare().start_at_once() ? Command::kPrepareAndStart : Command::kPrepare, message, now_ns);
+      OnCommand(message.prepare().key(),
+                message.prepare().start_at_once() ? Command::kPrepareAndStart : Command::kPrepare,
+                message, now_ns);
       return true;
-    case v1::SchedulerMessage::kStart: OnCommand(message.start().key(), Command::kStart, message, now_ns); return true;
-    case v1::SchedulerMessage::kStop: OnCommand(message.stop().key(), Command::kStop, message, now_ns); return true;
-    case v1::SchedulerMessage::kForget: OnCommand(message.forget().key(), Command::kForget, message, now_ns); return true;
-    case v1::SchedulerMessage::kQuery: OnCommand(message.query().key(), Command::kQuery, message, now_ns); return true;
-    case v1::SchedulerMessage::kPublish: OnPublish(message.publish()); return true;
+    case v1::SchedulerMessage::kStart:
+      OnCommand(message.start().key(), Command::kStart, message, now_ns);
+      return true;
+    case v1::SchedulerMessage::kStop:
+      OnCommand(message.stop().key(), Command::kStop, message, now_ns);
+      return true;
+    case v1::SchedulerMessage::kForget:
+      OnCommand(message.forget().key(), Command::kForget, message, now_ns);
+      return true;
+    case v1::SchedulerMessage::kQuery:
+      OnCommand(message.query().key(), Command::kQuery, message, now_ns);
+      return true;
+    case v1::SchedulerMessage::kPublish:
+      OnPublish(message.publish());
+      return true;
     case v1::SchedulerMessage::kCheckpointAck: {
       const auto found = records_.find(IdOf(message.checkpoint_ack().key()));
-      if (found == records_.end() || message.checkpoint_ack().sequence() <= found->second.checkpoint_acked) return true;
+      if (found == records_.end() ||
+          message.checkpoint_ack().sequence() <= found->second.checkpoint_acked)
+        return true;
       found->second.checkpoint_acked = message.checkpoint_ack().sequence();
       // If this is not remembered, the checkpoint is reported once more: no harm.
-      if (const absl::Status status = files_->PersistOutcome(found->second); !status.ok()) LogFailure("remember", found->first, status);
+      if (const absl::Status status = files_->PersistOutcome(found->second); !status.ok())
+        LogFailure("remember", found->first, status);
       return true;
     }
-    case v1::SchedulerMessage::kHeartbeatAck: OnHeartbeatAck(message.heartbeat_ack()); return true;
-    default: return false;
+    case v1::SchedulerMessage::kHeartbeatAck:
+      OnHeartbeatAck(message.heartbeat_ack());
+      return true;
+    default:
+      return false;
   }
 }
 
-// A fence is put off to the time when the heartbeat was sent, not when its answer came (CONTRACTS 9).
+// A fence is put off to the time when the heartbeat was sent, not when its answer came (CONTRACTS
+// 9).
 void Reconciler::OnHeartbeatAck(const v1::HeartbeatAck& ack) {
   acknowledged_ns_ = std::max(acknowledged_ns_, ack.sent_boottime_ns());
   for (const v1::AttemptKey& key : ack.renews()) {
     const auto found = records_.find(IdOf(key));
     if (found == records_.end()) continue;
     AttemptRecord& record = found->second;
-    if (record.gone() || record.prepare.task().when_unreachable() != v1::FENCE || ack.sent_boottime_ns() <= record.renewed_ns) continue;
+    if (record.gone() || record.prepare.task().when_unreachable() != v1::FENCE ||
+        ack.sent_boottime_ns() <= record.renewed_ns)
+      continue;
     record.renewed_ns = ack.sent_boottime_ns();
     // Without it the shim stops the attempt early: safe.
-    if (const absl::Status status = files_->Renew(record); !status.ok()) LogFailure("renew", record.id, status);
+    if (const absl::Status status = files_->Renew(record); !status.ok())
+      LogFailure("renew", record.id, status);
   }
 }
 
-void Reconciler::OnCommand(const v1::AttemptKey& key, Command command, const v1::SchedulerMessage& message, int64_t now_ns) {
+void Reconciler::OnCommand(const v1::AttemptKey& key, Command command,
+                           const v1::SchedulerMessage& message, int64_t now_ns) {
   const AttemptId id = IdOf(key);
   if (!IsValid(id)) {
     LogWarn("command dropped", {{"why", "no such attempt id"}, {"attempt", Describe(id)}});
@@ -222,11 +266,15 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command, const v1:
   }
   const auto found = records_.find(id);
   AttemptRecord* record = found == records_.end() ? nullptr : &found->second;
-  Situation situation{record, forgotten_.count(id) > 0, record != nullptr && processes_->ShimLives(id), identity_.boot_id};
+  Situation situation{record, forgotten_.count(id) > 0,
+                      record != nullptr && processes_->ShimLives(id), identity_.boot_id};
   const Decision decision = Decide(situation, command);
   switch (decision.step) {
-    case Step::kIgnore: return;
-    case Step::kReport: Report(*record); return;
+    case Step::kIgnore:
+      return;
+    case Step::kReport:
+      Report(*record);
+      return;
     case Step::kPrepare:
       if (PrepareNew(message.prepare())) Report(records_.at(id));
       return;
@@ -245,10 +293,13 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command, const v1:
       fresh.id = id;
       fresh.end_ns = now_ns;
       // Not the cause of a stop: who ordered it knows that, and would take it for this host's own.
-      Refuse(std::move(fresh), decision.cause, decision.detail, message.has_stop() ? &message.stop() : nullptr);
+      Refuse(std::move(fresh), decision.cause, decision.detail,
+             message.has_stop() ? &message.stop() : nullptr);
       return;
     }
-    case Step::kStop: Stop(record, message.stop()); return;
+    case Step::kStop:
+      Stop(record, message.stop());
+      return;
     case Step::kForget: {
       if (const absl::Status status = files_->Forget(id); !status.ok()) {
         LogFailure("forget", id, status);
@@ -271,7 +322,7 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
   record.boot_id = identity_.boot_id;
   absl::StatusOr<int32_t> port = processes_->Prepare(prepare);
   absl::Status status = port.status();
-  if (absl::IsUnavailable(status)) return false;   // under way: as if this had not come yet
+  if (absl::IsUnavailable(status)) return false;  // under way: as if this had not come yet
   if (status.ok()) {
     record.port = *port;
     record.prepared = true;
@@ -279,15 +330,17 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
       record.master_address = "127.0.0.1";
       record.master_port = record.port;
     }
-    // A gang's host is told to be Prepared, which is a promise; what is prepared and started by one command promises nothing until
-    // its shim claims it (decision 018).
+    // A gang's host is told to be Prepared, which is a promise; what is prepared and started by one
+    // command promises nothing until its shim claims it (decision 018).
     record.durable = !prepare.start_at_once();
     status = files_->PersistPrepared(record, record.durable);
   }
   if (!status.ok()) {
     record.prepared = false;
     // What the job names and this host doesn't have is the job's mistake; all else is the host's.
-    Refuse(std::move(record), absl::IsInvalidArgument(status) ? v1::PROGRAM_ERROR : v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
+    Refuse(std::move(record),
+           absl::IsInvalidArgument(status) ? v1::PROGRAM_ERROR : v1::LAUNCH_FAILED,
+           std::string(status.message()), nullptr);
     return false;
   }
   const AttemptId id = record.id;
@@ -302,7 +355,8 @@ void Reconciler::Spawn(AttemptRecord* record) {
   }
 }
 
-void Reconciler::Refuse(AttemptRecord record, v1::Cause cause, std::string detail, const v1::Stop* stop) {
+void Reconciler::Refuse(AttemptRecord record, v1::Cause cause, std::string detail,
+                        const v1::Stop* stop) {
   const absl::StatusOr<Claim> winner = files_->ClaimStopped(record);
   if (!winner.ok()) {
     // Nothing may be said that isn't durable; the scheduler repeats its command.
@@ -313,7 +367,8 @@ void Reconciler::Refuse(AttemptRecord record, v1::Cause cause, std::string detai
   if (*winner == Claim::kStopped) {
     record.cause = cause;
     record.detail = std::move(detail);
-    if (const absl::Status status = files_->PersistOutcome(record); !status.ok()) LogFailure("remember", record.id, status);
+    if (const absl::Status status = files_->PersistOutcome(record); !status.ok())
+      LogFailure("remember", record.id, status);
   }
   const AttemptId id = record.id;
   AttemptRecord& kept = records_[id];
@@ -352,19 +407,24 @@ void Reconciler::OnPublish(const v1::Publish& publish) {
   report->set_target(publish.target());
   const auto found = records_.find(IdOf(publish.key()));
   if (found == records_.end() || !found->second.prepared) {
-    // Its record was lost, and with it what its paths are relative to. Silence would be waited for, for ever.
-    report->set_detail(absl::StrCat(identity_.cluster, "/", identity_.host, " knows nothing of this attempt any more"));
+    // Its record was lost, and with it what its paths are relative to. Silence would be waited for,
+    // for ever.
+    report->set_detail(absl::StrCat(identity_.cluster, "/", identity_.host,
+                                    " knows nothing of this attempt any more"));
     Send(std::move(message));
     return;
   }
   AttemptRecord& record = found->second;
-  const absl::Status status = record.published ? absl::OkStatus() : files_->Publish(record, publish.staged(), publish.target());
-  if (absl::IsUnavailable(status)) return;   // under way
+  const absl::Status status = record.published
+                                  ? absl::OkStatus()
+                                  : files_->Publish(record, publish.staged(), publish.target());
+  if (absl::IsUnavailable(status)) return;  // under way
   if (status.ok()) {
     report->set_published(true);
     record.published = true;
     record.export_report = *report;
-    if (const absl::Status kept = files_->PersistOutcome(record); !kept.ok()) LogFailure("remember", record.id, kept);
+    if (const absl::Status kept = files_->PersistOutcome(record); !kept.ok())
+      LogFailure("remember", record.id, kept);
   } else {
     report->set_detail(Shortened(std::string(status.message())));
   }
@@ -376,7 +436,8 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
   if (!line.has_value()) return;
   const v1::AttemptKey key = KeyOf(record->id);
   if (line->checkpoint.has_value() || line->export_report.has_value()) {
-    if (!record->prepared) return;   // power loss took the record, and with it where its checkpoints and exports belong
+    if (!record->prepared)
+      return;  // power loss took the record, and with it where its checkpoints and exports belong
     if (!record->durable) {
       // From here on others rely on what the record says.
       const absl::Status status = files_->PersistPrepared(*record, /*durable=*/true);
@@ -392,7 +453,8 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
     report.mutable_checkpoint()->set_at_ns(at_ns);
     report.mutable_checkpoint()->set_storage(record->prepare.checkpoint_storage());
     if (report.loaded_step() < 0 && report.loaded_path().empty() && record->loaded.has_value()) {
-      // Said in a line of its own: the first checkpoint of an attempt names what it loaded (CONTRACTS 12).
+      // Said in a line of its own: the first checkpoint of an attempt names what it loaded
+      // (CONTRACTS 12).
       report.set_loaded_step(record->loaded->step());
       report.set_loaded_path(record->loaded->path());
     }
@@ -425,8 +487,10 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   AttemptRecord& record = found->second;
   // Lines first: a checkpoint is told before the end of the attempt that wrote it.
   size_t& read = lines_read_[id];
-  for (; read < news.lines.size(); ++read) OnLine(&record, news.lines[read], news.lines_at_ns[read]);
-  const std::pair<std::string, int64_t> newest(news.metrics, news.metrics_at_ns);   // a line that is said twice is told twice
+  for (; read < news.lines.size(); ++read)
+    OnLine(&record, news.lines[read], news.lines_at_ns[read]);
+  const std::pair<std::string, int64_t> newest(
+      news.metrics, news.metrics_at_ns);  // a line that is said twice is told twice
   if (!news.metrics.empty() && metrics_sent_[id] != newest) {
     metrics_sent_[id] = newest;
     const std::optional<ProgressLine> line = ParseProgressLine(news.metrics);
@@ -454,7 +518,8 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
     record.claim = news.claim;
     changed = true;
   }
-  if (news.start_ns.has_value() && record.start_ns != *news.start_ns) record.start_ns = *news.start_ns;
+  if (news.start_ns.has_value() && record.start_ns != *news.start_ns)
+    record.start_ns = *news.start_ns;
   if (record.claim == Claim::kStarted) {
     if (news.exits.size() > record.exits.size()) {
       record.exits = news.exits;
@@ -470,7 +535,8 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
       if (news.fenced && !record.stop.has_value()) {
         record.cause = v1::HOST_LOST;
         record.detail = "stopped by its fence: no word of the scheduler for fence_after";
-        if (const absl::Status status = files_->PersistOutcome(record); !status.ok()) LogFailure("remember", id, status);
+        if (const absl::Status status = files_->PersistOutcome(record); !status.ok())
+          LogFailure("remember", id, status);
       }
       changed = true;
     } else if (!news.alive) {
@@ -482,18 +548,22 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
       record.detail = rebooted ? "the host was restarted" : "its shim was killed";
       if (rebooted) record.cause = v1::HOST_LOST;
       FillExits(&record, record.detail, now_ns);
-      if (const absl::Status status = files_->PersistOutcome(record); !status.ok()) LogFailure("remember", id, status);
+      if (const absl::Status status = files_->PersistOutcome(record); !status.ok())
+        LogFailure("remember", id, status);
       changed = true;
     }
   }
-  if (record.cause == v1::CAUSE_UNSPECIFIED && !record.stop.has_value()) record.cause = LaunchCause(record.exits);
+  if (record.cause == v1::CAUSE_UNSPECIFIED && !record.stop.has_value())
+    record.cause = LaunchCause(record.exits);
   if (changed) Report(record);
 }
 
 v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   v1::AttemptReport report;
   *report.mutable_key() = KeyOf(record.id);
-  report.set_phase(record.gone() ? v1::GONE : record.claim == Claim::kStarted ? v1::STARTED : v1::PREPARED);
+  report.set_phase(record.gone()                     ? v1::GONE
+                   : record.claim == Claim::kStarted ? v1::STARTED
+                                                     : v1::PREPARED);
   report.set_rendezvous_port(record.port);
   for (const v1::WorkerExit& exit : record.exits) {
     *report.add_exits() = exit;
@@ -503,7 +573,8 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   report.set_detail(Shortened(record.detail));
   report.set_start_ns(record.start_ns);
   report.set_end_ns(record.end_ns);
-  // Its shim says so with the end: an order that comes after the last process has ended stops nothing (CONTRACTS 13).
+  // Its shim says so with the end: an order that comes after the last process has ended stops
+  // nothing (CONTRACTS 13).
   report.set_stop_sent(record.ended && record.stop_sent);
   return report;
 }

@@ -1,6 +1,8 @@
-// The agent's logic: commands and news of shims in, effects through ports and reports to the scheduler out.
+// The agent's logic: commands and news of shims in, effects through ports and reports to the
+// scheduler out.
 //
-// Level-triggered: every input may come twice, late or never. Not thread-safe; no clock, no I/O of its own. The rules are in decide.h.
+// Level-triggered: every input may come twice, late or never. Not thread-safe; no clock, no I/O of
+// its own. The rules are in decide.h.
 #pragma once
 
 #include <map>
@@ -27,21 +29,24 @@ struct Identity {
 class Reconciler {
  public:
   // `records` is what the state directory held at start. The ports outlive this object.
-  Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files, Processes* processes, Sender* sender);
+  Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files,
+             Processes* processes, Sender* sender);
 
   // To be sent now, `boot_ns` by CLOCK_BOOTTIME.
   v1::AgentMessage Hello(const v1::Inventory& inventory, int64_t boot_ns);
 
   // A stream ended: its session is over, and with it what was remembered of forgotten attempts.
   void OnDisconnected();
-  // Any message but log requests. A Welcome begins the session; commands of another session are dropped (CONTRACTS 1).
-  // False: the message is not one that a scheduler may send; the stream should end.
+  // Any message but log requests. A Welcome begins the session; commands of another session are
+  // dropped (CONTRACTS 1). False: the message is not one that a scheduler may send; the stream
+  // should end.
   bool OnMessage(const v1::SchedulerMessage& message, int64_t now_ns);
 
   // What a shim's files say now. Any order, any number of times.
   void OnShim(const AttemptId& id, const ShimNews& news, int64_t now_ns);
 
-  // Something of the host failed: told now and with the next heartbeats, as nobody acknowledges it. at_ns is Unix time.
+  // Something of the host failed: told now and with the next heartbeats, as nobody acknowledges it.
+  // at_ns is Unix time.
   void OnFault(int32_t device, int32_t code, const std::string& detail, int64_t at_ns);
 
   // Says again what is not yet acknowledged: ends, checkpoints, exports. For each heartbeat.
@@ -53,7 +58,8 @@ class Reconciler {
   const AttemptRecord* Find(const AttemptId& id) const;
 
  private:
-  void OnCommand(const v1::AttemptKey& key, Command command, const v1::SchedulerMessage& message, int64_t now_ns);
+  void OnCommand(const v1::AttemptKey& key, Command command, const v1::SchedulerMessage& message,
+                 int64_t now_ns);
   bool PrepareNew(const v1::Prepare& prepare);
   void Spawn(AttemptRecord* record);
   void Refuse(AttemptRecord record, v1::Cause cause, std::string detail, const v1::Stop* stop);
@@ -72,17 +78,19 @@ class Reconciler {
   Processes* const processes_;
   Sender* const sender_;
   std::map<AttemptId, AttemptRecord> records_;
-  std::set<AttemptId> forgotten_;                 // in this session
-  std::map<AttemptId, size_t> lines_read_;        // durable lines of its shim taken in
-  std::map<AttemptId, std::pair<std::string, int64_t>> metrics_sent_;   // to this session: line and time
+  std::set<AttemptId> forgotten_;           // in this session
+  std::map<AttemptId, size_t> lines_read_;  // durable lines of its shim taken in
+  std::map<AttemptId, std::pair<std::string, int64_t>>
+      metrics_sent_;  // to this session: line and time
   std::map<AttemptId, std::string> times_sent_;
-  std::vector<std::pair<v1::HostFault, int>> faults_;   // and how often they are still repeated
-  int64_t fault_ns_ = 0;             // at_ns of the newest
+  std::vector<std::pair<v1::HostFault, int>> faults_;  // and how often they are still repeated
+  int64_t fault_ns_ = 0;                               // at_ns of the newest
   Seen seen_;
-  Seen seen_kept_;                                // as the state directory has it
-  int64_t hello_ns_ = 0;                          // CLOCK_BOOTTIME, when the newest Hello was sent
-  int64_t acknowledged_ns_ = 0;                   // sending time of the newest message that this session's scheduler acknowledged
-  v1::SessionKey session_;                        // empty: none
+  Seen seen_kept_;        // as the state directory has it
+  int64_t hello_ns_ = 0;  // CLOCK_BOOTTIME, when the newest Hello was sent
+  int64_t acknowledged_ns_ =
+      0;  // sending time of the newest message that this session's scheduler acknowledged
+  v1::SessionKey session_;  // empty: none
 };
 
 }  // namespace muster::agent

@@ -4,7 +4,9 @@
 
 namespace muster::agent {
 
-AttemptId IdOf(const v1::AttemptKey& key) { return AttemptId{key.job_uid(), key.task(), key.attempt()}; }
+AttemptId IdOf(const v1::AttemptKey& key) {
+  return AttemptId{key.job_uid(), key.task(), key.attempt()};
+}
 
 v1::AttemptKey KeyOf(const AttemptId& id) {
   v1::AttemptKey key;

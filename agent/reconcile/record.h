@@ -21,7 +21,8 @@ struct AttemptId {
 
 AttemptId IdOf(const v1::AttemptKey& key);
 v1::AttemptKey KeyOf(const AttemptId& id);
-bool IsValid(const AttemptId& id);  // safe as a file name: uid 32 hex digits, task a label, attempt positive
+bool IsValid(
+    const AttemptId& id);  // safe as a file name: uid 32 hex digits, task a label, attempt positive
 
 enum class Claim { kNone, kStarted, kStopped };
 
@@ -33,19 +34,20 @@ struct StopRecord {
 
 struct AttemptRecord {
   AttemptId id;
-  bool prepared = false;           // the marker is there; prepare, boot_id and port count
-  bool durable = false;            // the marker survives power loss (decision 018)
+  bool prepared = false;  // the marker is there; prepare, boot_id and port count
+  bool durable = false;   // the marker survives power loss (decision 018)
   v1::Prepare prepare;
-  std::string boot_id;             // of the boot that prepared it
+  std::string boot_id;  // of the boot that prepared it
   int32_t port = 0;
-  std::string master_address;      // from Start
+  std::string master_address;  // from Start
   int32_t master_port = 0;
   Claim claim = Claim::kNone;
   std::optional<StopRecord> stop;
-  bool ended = false;              // claim "started" and no process is left; exits are final
+  bool ended = false;  // claim "started" and no process is left; exits are final
   std::vector<v1::WorkerExit> exits;
-  bool stop_sent = false;          // before the processes ended
-  int64_t renewed_ns = 0;          // CLOCK_BOOTTIME; with a fence: sending time of the newest heartbeat that was acknowledged for it
+  bool stop_sent = false;  // before the processes ended
+  int64_t renewed_ns = 0;  // CLOCK_BOOTTIME; with a fence: sending time of the newest heartbeat
+                           // that was acknowledged for it
   v1::Cause cause = v1::CAUSE_UNSPECIFIED;  // GONE without a start, or lost exit records: why
   std::string detail;
   int64_t start_ns = 0;
@@ -71,18 +73,18 @@ struct Seen {
 // What a shim's files say, whole: the Reconciler compares it with what it knows.
 struct ShimNews {
   Claim claim = Claim::kNone;
-  bool alive = false;                        // a shim holds the attempt, or strays of it still run
+  bool alive = false;  // a shim holds the attempt, or strays of it still run
   std::optional<int64_t> start_ns;
-  std::vector<v1::WorkerExit> exits;         // known so far, in the order of their end
-  bool final = false;                        // DIR/exits is there: no process is left
+  std::vector<v1::WorkerExit> exits;  // known so far, in the order of their end
+  bool final = false;                 // DIR/exits is there: no process is left
   bool stop_sent = false;
   bool fenced = false;
   int64_t end_ns = 0;
-  std::vector<std::string> lines;            // durable progress lines since the attempt's beginning
-  std::vector<int64_t> lines_at_ns;          // parallel
-  std::string metrics;                       // the newest progress line; empty: none
+  std::vector<std::string> lines;    // durable progress lines since the attempt's beginning
+  std::vector<int64_t> lines_at_ns;  // parallel
+  std::string metrics;               // the newest progress line; empty: none
   int64_t metrics_at_ns = 0;
-  std::vector<v1::RankTime> times;           // of ranks that tell how long their steps take, by rank
+  std::vector<v1::RankTime> times;  // of ranks that tell how long their steps take, by rank
 };
 
 }  // namespace muster::agent

@@ -24,7 +24,9 @@ int64_t Number(const std::string& path, std::string_view name) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = std::string_view(text).substr(at, end - at);
-    if (line.size() > name.size() && line.substr(0, name.size()) == name && line[name.size()] == ' ') return ::strtoll(text.c_str() + at + name.size(), nullptr, 10);
+    if (line.size() > name.size() && line.substr(0, name.size()) == name &&
+        line[name.size()] == ' ')
+      return ::strtoll(text.c_str() + at + name.size(), nullptr, 10);
     at = end + 1;
   }
   return 0;
@@ -38,7 +40,8 @@ void ForEachGroup(const std::string& directory, F f) {
   if (directory.empty()) return;
   if (DIR* open = ::opendir(directory.c_str()); open != nullptr) {
     while (const dirent* entry = ::readdir(open)) {
-      if (entry->d_type == DT_DIR && entry->d_name[0] != '.') ForEachGroup(directory + "/" + entry->d_name, f);
+      if (entry->d_type == DT_DIR && entry->d_name[0] != '.')
+        ForEachGroup(directory + "/" + entry->d_name, f);
     }
     ::closedir(open);
   }
@@ -60,7 +63,8 @@ void KillMembers(const std::string& directory) {
   ForEachGroup(directory, [](const std::string& group) {
     std::string text;
     if (ReadSmallFile(group + "/cgroup.procs", &text) != 0) return;
-    for (size_t at = 0; at < text.size(); at = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at) + 1) {
+    for (size_t at = 0; at < text.size();
+         at = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at) + 1) {
       const long pid = ::strtol(text.c_str() + at, nullptr, 10);
       if (pid > 1) ::kill(static_cast<pid_t>(pid), SIGKILL);
     }
@@ -85,7 +89,9 @@ int WriteControl(const std::string& file, std::string_view text) {
 
 pid_t ForkInto(const Cgroups& cgroups, Cgroups* left) {
   *left = cgroups;
-  const int directory = kPlainForks || cgroups.unified.empty() ? -1 : ::open(cgroups.unified.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  const int directory = kPlainForks || cgroups.unified.empty()
+                            ? -1
+                            : ::open(cgroups.unified.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return ::fork();
   clone_args arguments{};
   arguments.flags = CLONE_INTO_CGROUP;
@@ -120,7 +126,8 @@ bool CgroupPopulated(const Cgroups& cgroups) {
 
 void KillCgroup(const Cgroups& cgroups) {
   // One word where the kernel knows it (5.14); else whoever is there now, again and again.
-  if (!cgroups.unified.empty() && WriteControl(cgroups.unified + "/cgroup.kill", "1") != 0) KillMembers(cgroups.unified);
+  if (!cgroups.unified.empty() && WriteControl(cgroups.unified + "/cgroup.kill", "1") != 0)
+    KillMembers(cgroups.unified);
   KillMembers(cgroups.memory);
 }
 
@@ -128,7 +135,8 @@ bool RemoveCgroups(const Cgroups& cgroups) {
   bool gone = true;
   for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
     if (directory->empty() || ::rmdir(directory->c_str()) == 0 || errno == ENOENT) continue;
-    ForEachGroup(*directory, [&](const std::string& group) { gone = ::rmdir(group.c_str()) == 0 && gone; });
+    ForEachGroup(*directory,
+                 [&](const std::string& group) { gone = ::rmdir(group.c_str()) == 0 && gone; });
   }
   return gone;
 }

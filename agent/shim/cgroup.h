@@ -1,5 +1,6 @@
-// An attempt's own control groups, where the agent could make them: they name its processes for certain, whatever those forked, and say
-// when the kernel killed one for memory (CONTRACTS 14). Part of the shim: no dependencies beyond the standard library.
+// An attempt's own control groups, where the agent could make them: they name its processes for
+// certain, whatever those forked, and say when the kernel killed one for memory (CONTRACTS 14).
+// Part of the shim: no dependencies beyond the standard library.
 #pragma once
 
 #include <sys/types.h>
@@ -12,8 +13,9 @@ namespace muster::shim {
 
 // Directories; empty: there is none.
 struct Cgroups {
-  std::string unified;                 // version 2: membership, cgroup.kill, populated, memory where it has that controller
-  std::string memory;                  // version 1, of the memory controller
+  std::string unified;  // version 2: membership, cgroup.kill, populated, memory where it has that
+                        // controller
+  std::string memory;   // version 1, of the memory controller
 
   bool any() const { return !unified.empty() || !memory.empty(); }
 };
@@ -22,15 +24,17 @@ struct Cgroups {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kPlainForks = true;
 #elif defined(__has_feature)
-inline constexpr bool kPlainForks = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+inline constexpr bool kPlainForks =
+    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
 #else
 inline constexpr bool kPlainForks = false;
 #endif
 
 // Writes to a file that exists already, such as cgroup.procs; 0, or an errno.
 int WriteControl(const std::string& file, std::string_view text);
-// As fork, but where the kernel can (5.7) the child begins in the group of version 2: to move it there afterwards would stop every fork
-// of the machine for a moment. It still has to call EnterCgroups with what `left` says.
+// As fork, but where the kernel can (5.7) the child begins in the group of version 2: to move it
+// there afterwards would stop every fork of the machine for a moment. It still has to call
+// EnterCgroups with what `left` says.
 pid_t ForkInto(const Cgroups& cgroups, Cgroups* left);
 // Moves the calling process there; 0, or an errno.
 int EnterCgroups(const Cgroups& cgroups);

@@ -31,16 +31,21 @@ std::string TemporaryName(const std::string& directory, std::string_view name) {
 
 // The content of a file that lies there, of whatever length.
 int Overwrite(int fd, std::string_view content, bool sync) {
-  struct stat info{};
+  struct stat info {};
   if (const int error = WriteAll(fd, content); error != 0) return error;
-  if (::fstat(fd, &info) != 0 || (info.st_size > static_cast<off_t>(content.size()) && ::ftruncate(fd, static_cast<off_t>(content.size())) != 0)) return errno;
+  if (::fstat(fd, &info) != 0 || (info.st_size > static_cast<off_t>(content.size()) &&
+                                  ::ftruncate(fd, static_cast<off_t>(content.size())) != 0))
+    return errno;
   return sync && ::fsync(fd) != 0 ? errno : 0;
 }
 
 int WriteTemporary(const std::string& path, std::string_view content, bool sync) {
-  const auto make = [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); };
+  const auto make = [&] {
+    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  };
   int made = make();
-  if (made < 0 && errno == EEXIST && ::unlink(path.c_str()) == 0) made = make();     // of one that was killed here before us
+  if (made < 0 && errno == EEXIST && ::unlink(path.c_str()) == 0)
+    made = make();  // of one that was killed here before us
   Descriptor fd(made);
   if (fd.get() < 0) return errno;
   if (const int error = WriteAll(fd.get(), content); error != 0) return error;
@@ -51,20 +56,27 @@ int WriteTemporary(const std::string& path, std::string_view content, bool sync)
 constexpr std::string_view kStartedText = "started\n";
 constexpr std::string_view kStoppedText = "stopped\n";
 
-std::string_view TextOf(Claim claim) { return claim == Claim::kStarted ? kStartedText : kStoppedText; }
-const char* ClaimTextName(Claim claim) { return claim == Claim::kStarted ? "claim-started" : "claim-stopped"; }
+std::string_view TextOf(Claim claim) {
+  return claim == Claim::kStarted ? kStartedText : kStoppedText;
+}
+const char* ClaimTextName(Claim claim) {
+  return claim == Claim::kStarted ? "claim-started" : "claim-stopped";
+}
 
 }  // namespace
 
 bool NamesNothing(int error) {
-  return error == ENOENT || error == EACCES || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG || error == ENOEXEC || error == E2BIG;
+  return error == ENOENT || error == EACCES || error == ENOTDIR || error == ELOOP ||
+         error == ENAMETOOLONG || error == ENOEXEC || error == E2BIG;
 }
 
-std::string SpareName(const std::string& directory, std::string_view name) { return directory + "/." + std::string(name) + ".spare"; }
+std::string SpareName(const std::string& directory, std::string_view name) {
+  return directory + "/." + std::string(name) + ".spare";
+}
 
 pid_t LockHolder(const std::string& path) {
   Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct flock lock{};
+  struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   if (fd.get() < 0 || ::fcntl(fd.get(), F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) return 0;
@@ -95,16 +107,18 @@ int SyncFile(const std::string& path) {
   return SyncDirectory(path.substr(0, path.rfind('/')));
 }
 
-int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content, bool sync) {
+int ReplaceFile(const std::string& directory, const std::string& name, std::string_view content,
+                bool sync) {
   const std::string target = directory + "/" + name;
   std::string temporary = SpareName(directory, name);
   Descriptor spare(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat info{};
+  struct stat info {};
   bool exchanged = false;
   int error = 0;
   if (spare.get() >= 0 && ::fstat(spare.get(), &info) == 0 && S_ISREG(info.st_mode)) {
     error = Overwrite(spare.get(), content, sync);
-    exchanged = error == 0 && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0;
+    exchanged = error == 0 && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(),
+                                          RENAME_EXCHANGE) == 0;
   } else {
     temporary = TemporaryName(directory, name);
     error = WriteTemporary(temporary, content, sync);
@@ -122,16 +136,21 @@ int ReserveFile(const std::string& directory, const std::string& name, size_t by
   if (::access(spare.c_str(), F_OK) == 0) return 0;
   // Whole before it has its name: somebody else may use it from then on.
   int error = WriteTemporary(temporary, std::string(bytes, '\n'), /*sync=*/false);
-  if (error == 0 && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, spare.c_str(), RENAME_NOREPLACE) == 0) return 0;
+  if (error == 0 &&
+      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, spare.c_str(), RENAME_NOREPLACE) == 0)
+    return 0;
   // Not every file system can.
-  if (error == 0 && errno != EEXIST && ::link(temporary.c_str(), spare.c_str()) != 0 && errno != EEXIST) error = errno;
+  if (error == 0 && errno != EEXIST && ::link(temporary.c_str(), spare.c_str()) != 0 &&
+      errno != EEXIST)
+    error = errno;
   ::unlink(temporary.c_str());
   return error;
 }
 
 int ReadSmallFile(const std::string& path, std::string* content) {
   content->clear();
-  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));   // a FIFO would wait for a writer
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW |
+                                         O_NONBLOCK));  // a FIFO would wait for a writer
   return fd.get() < 0 ? errno : ReadAll(fd.get(), content);
 }
 
@@ -178,12 +197,14 @@ int MakeClaimTexts(const std::string& root) {
 
 int MakeClaim(const std::string& directory, Claim wanted, Claim* winner) {
   const std::string name = directory + "/" + kClaimFile;
-  // The text that lies ready saves writing and syncing a file of its own. Without it, or with all of its links in use, one is made.
+  // The text that lies ready saves writing and syncing a file of its own. Without it, or with all
+  // of its links in use, one is made.
   const std::string ready = directory + "/../../" + ClaimTextName(wanted);
   if (::link(ready.c_str(), name.c_str()) != 0 && errno != EEXIST) {
     const std::string temporary = TemporaryName(directory, ClaimTextName(wanted));
     int error = WriteTemporary(temporary, TextOf(wanted), true);
-    if (error == 0 && ::link(temporary.c_str(), name.c_str()) != 0 && errno != EEXIST) error = errno;
+    if (error == 0 && ::link(temporary.c_str(), name.c_str()) != 0 && errno != EEXIST)
+      error = errno;
     ::unlink(temporary.c_str());
     if (error != 0) return error;
   }

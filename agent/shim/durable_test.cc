@@ -19,7 +19,8 @@
 namespace muster::shim {
 namespace {
 
-// vfork leaves its caller in the kernel until the child is done, in the state of one that waits for a dead file server.
+// vfork leaves its caller in the kernel until the child is done, in the state of one that waits for
+// a dead file server.
 TEST(Token, IsFoundInAProcessThatWaitsInTheKernel) {
   const std::string token = "stuck-" + std::to_string(::getpid());
   int ready[2];
@@ -29,8 +30,10 @@ TEST(Token, IsFoundInAProcessThatWaitsInTheKernel) {
     const std::string variable = std::string(kTokenVariable) + "=" + token;
     char* const environment[] = {const_cast<char*>(variable.c_str()), nullptr};
     ::dup2(ready[1], 5);
-    ::execle("/usr/bin/python3", "python3", "-c",
-             "import ctypes,os\nc=ctypes.CDLL(None)\nos.write(5,b'x')\nif c.vfork()==0:\n c.pause()\n", nullptr, environment);
+    ::execle(
+        "/usr/bin/python3", "python3", "-c",
+        "import ctypes,os\nc=ctypes.CDLL(None)\nos.write(5,b'x')\nif c.vfork()==0:\n c.pause()\n",
+        nullptr, environment);
     ::_exit(127);
   }
   ::close(ready[1]);
@@ -38,7 +41,9 @@ TEST(Token, IsFoundInAProcessThatWaitsInTheKernel) {
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   const std::string process = "/proc/" + std::to_string(stuck);
   std::string stat;
-  ASSERT_TRUE(Eventually([&] { return ReadSmallFile(process + "/stat", &stat) == 0 && stat.find(") D ") != std::string::npos; })) << stat;
+  ASSERT_TRUE(Eventually([&] {
+    return ReadSmallFile(process + "/stat", &stat) == 0 && stat.find(") D ") != std::string::npos;
+  })) << stat;
   std::string environment;
   EXPECT_TRUE(Eventually([&] { return ReadEnvironment(process, &environment) == 0; }));
   EXPECT_NE(environment.find(token), std::string::npos);
@@ -49,7 +54,7 @@ TEST(Token, IsFoundInAProcessThatWaitsInTheKernel) {
 
 TEST(Token, IsNotWaitedForWhereItCannotBeRead) {
   char name[] = "/tmp/muster-token-test-XXXXXX";
-  const std::string process = ::mkdtemp(name);     // as of one that hangs with its memory's lock
+  const std::string process = ::mkdtemp(name);  // as of one that hangs with its memory's lock
   std::filesystem::create_directories(process + "/task/1");
   std::ofstream(process + "/task/1/stat") << "1 (any) name) D 0 1";
   ASSERT_EQ(::mkfifo((process + "/environ").c_str(), 0600), 0);
@@ -63,7 +68,9 @@ TEST(Token, IsNotWaitedForWhereItCannotBeRead) {
 TEST(Durable, WhatIsNoPlainFileIsNotWaitedFor) {
   char name[] = "/tmp/muster-durable-test-XXXXXX";
   const std::string directory = ::mkdtemp(name);
-  for (const std::string& path : {SpareName(directory, "f"), directory + "/.f." + std::to_string(::getpid()) + ".tmp", directory + "/g"}) {
+  for (const std::string& path :
+       {SpareName(directory, "f"), directory + "/.f." + std::to_string(::getpid()) + ".tmp",
+        directory + "/g"}) {
     ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0) << path;
   }
   EXPECT_EQ(ReplaceFile(directory, "f", "content"), 0);
@@ -82,7 +89,8 @@ TEST(Durable, ASpareServesAgainAndAgain) {
   const std::string directory = ::mkdtemp(name);
   ASSERT_EQ(ReplaceFile(directory, "f", "the first"), 0);
   ASSERT_EQ(ReserveFile(directory, "f", 4096), 0);
-  struct stat spare{}, file{};
+  struct stat spare {
+  }, file{};
   ASSERT_EQ(::stat(SpareName(directory, "f").c_str(), &spare), 0);
   for (const char* content : {"one", "a longer one", "2"}) {
     ASSERT_EQ(ReplaceFile(directory, "f", content), 0);

@@ -87,8 +87,8 @@ bool IsVariableName(std::string_view name) {
 }
 
 bool ReadVariable(const Line& line, EnvironmentVariable* variable) {
-  return Read(line, "name", &variable->name) && Read(line, "value", &variable->value) && IsVariableName(variable->name) &&
-         variable->value.find('\0') == std::string::npos;
+  return Read(line, "name", &variable->name) && Read(line, "value", &variable->value) &&
+         IsVariableName(variable->name) && variable->value.find('\0') == std::string::npos;
 }
 
 Line VariableLine(const char* kind, const EnvironmentVariable& variable) {
@@ -163,12 +163,15 @@ std::optional<Line> ParseLine(std::string_view text) {
   return line;
 }
 
-bool ParseFile(std::string_view content, std::string_view name, std::vector<Line>* lines, std::string* error) {
+bool ParseFile(std::string_view content, std::string_view name, std::vector<Line>* lines,
+               std::string* error) {
   lines->clear();
   bool ended = false;
   for (int number = 1; !content.empty(); ++number) {
     const size_t newline = content.find('\n');
-    const auto fail = [&](const std::string& how) { return Fail(error, std::string(name) + ":" + std::to_string(number) + ": " + how); };
+    const auto fail = [&](const std::string& how) {
+      return Fail(error, std::string(name) + ":" + std::to_string(number) + ": " + how);
+    };
     if (newline == std::string_view::npos) return fail("the last line is cut off");
     if (ended) return fail("text after end");
     std::optional<Line> line = ParseLine(content.substr(0, newline));
@@ -176,7 +179,8 @@ bool ParseFile(std::string_view content, std::string_view name, std::vector<Line
     if (!line.has_value()) return fail("malformed line");
     if (number == 1) {
       if (line->kind != name) return fail("not a " + std::string(name) + " file");
-      if (line->Get("version") != "1") return fail("version " + line->Get("version") + " is not known here");
+      if (line->Get("version") != "1")
+        return fail("version " + line->Get("version") + " is not known here");
       continue;
     }
     if (line->kind == "end") {
@@ -197,29 +201,37 @@ std::string FormatFile(std::string_view name, const std::vector<Line>& lines) {
 
 std::string FormatSpec(const Spec& spec) {
   std::vector<Line> lines;
-  lines.push_back(Line{"attempt"}.Add("job", spec.job_uid).Add("task", spec.task).Add("attempt", spec.attempt));
+  lines.push_back(
+      Line{"attempt"}.Add("job", spec.job_uid).Add("task", spec.task).Add("attempt", spec.attempt));
   lines.push_back(Line{"boot"}.Add("id", spec.boot_id));
   lines.push_back(Line{"token"}.Add("value", spec.token));
   lines.push_back(Line{"workdir"}.Add("path", spec.workdir));
   lines.push_back(Line{"umask"}.Add("value", int64_t{spec.umask}));
   if (!spec.setup.empty()) lines.push_back(Line{"setup"}.Add("text", spec.setup));
   for (const std::string& word : spec.argv) lines.push_back(Line{"argv"}.Add("word", word));
-  for (const EnvironmentVariable& variable : spec.env) lines.push_back(VariableLine("env", variable));
+  for (const EnvironmentVariable& variable : spec.env)
+    lines.push_back(VariableLine("env", variable));
   for (const WorkerSpec& worker : spec.workers) {
     lines.push_back(Line{"worker"}.Add("group_rank", worker.group_rank));
     for (const ProcessSpec& process : worker.processes) {
       lines.push_back(Line{"process"}.Add("rank", process.rank));
-      for (const EnvironmentVariable& variable : process.env) lines.push_back(VariableLine("process_env", variable));
+      for (const EnvironmentVariable& variable : process.env)
+        lines.push_back(VariableLine("process_env", variable));
     }
   }
-  lines.push_back(Line{"stop"}.Add("grace_ns", spec.grace_ns).Add("failure_kill_ns", spec.failure_kill_ns));
+  lines.push_back(
+      Line{"stop"}.Add("grace_ns", spec.grace_ns).Add("failure_kill_ns", spec.failure_kill_ns));
   lines.push_back(Line{"logs"}
                       .Add("file_bytes", spec.log_file_bytes)
                       .Add("files", spec.log_files)
                       .Add("line_bytes", spec.log_line_bytes));
-  if (spec.fence_after_ns > 0) lines.push_back(Line{"fence"}.Add("after_ns", spec.fence_after_ns).Add("renewed_ns", spec.renewed_ns));
-  if (!spec.progress_socket.empty()) lines.push_back(Line{"progress"}.Add("socket", spec.progress_socket));
-  if (!spec.cgroup.empty() || !spec.memory_cgroup.empty()) lines.push_back(Line{"cgroup"}.Add("unified", spec.cgroup).Add("memory", spec.memory_cgroup));
+  if (spec.fence_after_ns > 0)
+    lines.push_back(
+        Line{"fence"}.Add("after_ns", spec.fence_after_ns).Add("renewed_ns", spec.renewed_ns));
+  if (!spec.progress_socket.empty())
+    lines.push_back(Line{"progress"}.Add("socket", spec.progress_socket));
+  if (!spec.cgroup.empty() || !spec.memory_cgroup.empty())
+    lines.push_back(Line{"cgroup"}.Add("unified", spec.cgroup).Add("memory", spec.memory_cgroup));
   lines.push_back(Line{"isolation"}.Add("pid_namespace", int64_t{spec.pid_namespace}));
   return FormatFile("muster-shim-spec", lines);
 }
@@ -231,7 +243,8 @@ bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
   for (const Line& line : lines) {
     bool ok = false;
     if (line.kind == "attempt") {
-      ok = Read(line, "job", &spec->job_uid) && Read(line, "task", &spec->task) && Read(line, "attempt", &spec->attempt);
+      ok = Read(line, "job", &spec->job_uid) && Read(line, "task", &spec->task) &&
+           Read(line, "attempt", &spec->attempt);
     } else if (line.kind == "boot") {
       ok = Read(line, "id", &spec->boot_id);
     } else if (line.kind == "token") {
@@ -243,27 +256,32 @@ bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
     } else if (line.kind == "setup") {
       ok = Read(line, "text", &spec->setup);
     } else if (line.kind == "argv") {
-      ok = Read(line, "word", &spec->argv.emplace_back()) && spec->argv.back().find('\0') == std::string::npos;
+      ok = Read(line, "word", &spec->argv.emplace_back()) &&
+           spec->argv.back().find('\0') == std::string::npos;
     } else if (line.kind == "env") {
       ok = ReadVariable(line, &spec->env.emplace_back());
     } else if (line.kind == "worker") {
       ok = Read(line, "group_rank", &spec->workers.emplace_back().group_rank);
     } else if (line.kind == "process") {
-      ok = !spec->workers.empty() && Read(line, "rank", &spec->workers.back().processes.emplace_back().rank);
+      ok = !spec->workers.empty() &&
+           Read(line, "rank", &spec->workers.back().processes.emplace_back().rank);
     } else if (line.kind == "process_env") {
       ok = !spec->workers.empty() && !spec->workers.back().processes.empty() &&
            ReadVariable(line, &spec->workers.back().processes.back().env.emplace_back());
     } else if (line.kind == "stop") {
-      ok = Read(line, "grace_ns", &spec->grace_ns) && Read(line, "failure_kill_ns", &spec->failure_kill_ns) &&
-           spec->grace_ns >= 0 && spec->failure_kill_ns >= 0;
+      ok = Read(line, "grace_ns", &spec->grace_ns) &&
+           Read(line, "failure_kill_ns", &spec->failure_kill_ns) && spec->grace_ns >= 0 &&
+           spec->failure_kill_ns >= 0;
     } else if (line.kind == "logs") {
-      ok = Read(line, "file_bytes", &spec->log_file_bytes) && Read(line, "files", &spec->log_files) &&
-           Read(line, "line_bytes", &spec->log_line_bytes) && spec->log_line_bytes > 0 && spec->log_files > 0 &&
-           spec->log_file_bytes >= spec->log_line_bytes;
+      ok = Read(line, "file_bytes", &spec->log_file_bytes) &&
+           Read(line, "files", &spec->log_files) &&
+           Read(line, "line_bytes", &spec->log_line_bytes) && spec->log_line_bytes > 0 &&
+           spec->log_files > 0 && spec->log_file_bytes >= spec->log_line_bytes;
     } else if (line.kind == "progress") {
       ok = Read(line, "socket", &spec->progress_socket) && spec->progress_socket.size() <= 107;
     } else if (line.kind == "fence") {
-      ok = Read(line, "after_ns", &spec->fence_after_ns) && Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&
+      ok = Read(line, "after_ns", &spec->fence_after_ns) &&
+           Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&
            spec->renewed_ns >= 0;
     } else if (line.kind == "cgroup") {
       ok = Read(line, "unified", &spec->cgroup) && Read(line, "memory", &spec->memory_cgroup);
@@ -278,13 +296,15 @@ bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
   if (spec->token.empty()) return Fail(error, "muster-shim-spec: no token");
   if (spec->workers.empty()) return Fail(error, "muster-shim-spec: no worker");
   for (const WorkerSpec& worker : spec->workers) {
-    if (worker.processes.empty()) return Fail(error, "muster-shim-spec: a worker without processes");
+    if (worker.processes.empty())
+      return Fail(error, "muster-shim-spec: a worker without processes");
   }
   return true;
 }
 
 std::string FormatStop(const StopOrder& stop) {
-  return FormatFile("muster-shim-stop", {Line{"stop"}.Add("cause", stop.cause).Add("grace_ns", stop.grace_ns)});
+  return FormatFile("muster-shim-stop",
+                    {Line{"stop"}.Add("cause", stop.cause).Add("grace_ns", stop.grace_ns)});
 }
 
 bool ParseStop(std::string_view content, StopOrder* stop, std::string* error) {
@@ -299,17 +319,22 @@ bool ParseStop(std::string_view content, StopOrder* stop, std::string* error) {
 
 Line ExitLine(const Exit& exit) {
   Line line{"exit"};
-  line.Add("rank", exit.rank).Add("code", exit.exit_code).Add("signal", exit.signal).Add("at_ns", exit.at_ns).Add("detail", exit.detail);
+  line.Add("rank", exit.rank)
+      .Add("code", exit.exit_code)
+      .Add("signal", exit.signal)
+      .Add("at_ns", exit.at_ns)
+      .Add("detail", exit.detail);
   if (exit.own) line.Add("own", int64_t{1});
   if (exit.oom) line.Add("oom", int64_t{1});
   return line;
 }
 
 bool ReadExitLine(const Line& line, Exit* exit) {
-  Read(line, "own", &exit->own);       // missing where it isn't so, and of a shim of the release before
+  Read(line, "own", &exit->own);  // missing where it isn't so, and of a shim of the release before
   Read(line, "oom", &exit->oom);
-  return line.kind == "exit" && Read(line, "rank", &exit->rank) && Read(line, "code", &exit->exit_code) &&
-         Read(line, "signal", &exit->signal) && Read(line, "at_ns", &exit->at_ns) && Read(line, "detail", &exit->detail);
+  return line.kind == "exit" && Read(line, "rank", &exit->rank) &&
+         Read(line, "code", &exit->exit_code) && Read(line, "signal", &exit->signal) &&
+         Read(line, "at_ns", &exit->at_ns) && Read(line, "detail", &exit->detail);
 }
 
 std::string FormatRenewal(int64_t renewed_ns) {
@@ -319,7 +344,8 @@ std::string FormatRenewal(int64_t renewed_ns) {
 bool ParseRenewal(std::string_view content, int64_t* renewed_ns, std::string* error) {
   std::vector<Line> lines;
   if (!ParseFile(content, "muster-shim-renewed", &lines, error)) return false;
-  if (lines.size() != 1 || lines[0].kind != "renewed" || !Read(lines[0], "boottime_ns", renewed_ns) || *renewed_ns < 0) {
+  if (lines.size() != 1 || lines[0].kind != "renewed" ||
+      !Read(lines[0], "boottime_ns", renewed_ns) || *renewed_ns < 0) {
     return Fail(error, "muster-shim-renewed: wants one renewed line with boottime_ns");
   }
   return true;
@@ -342,13 +368,15 @@ bool ParseExits(std::string_view content, Exits* exits, std::string* error) {
   if (!ParseFile(content, "muster-shim-exits", &lines, error)) return false;
   *exits = Exits();
   if (lines.empty() || lines[0].kind != "run" || !Read(lines[0], "start_ns", &exits->start_ns) ||
-      !Read(lines[0], "end_ns", &exits->end_ns) || !Read(lines[0], "stop_sent", &exits->stop_sent)) {
+      !Read(lines[0], "end_ns", &exits->end_ns) ||
+      !Read(lines[0], "stop_sent", &exits->stop_sent)) {
     return Fail(error, "muster-shim-exits: wants a run line first");
   }
-  Read(lines[0], "fenced", &exits->fenced);            // of a shim of the release before, missing
+  Read(lines[0], "fenced", &exits->fenced);  // of a shim of the release before, missing
   exits->attempt = lines[0].Get("attempt");
   for (size_t i = 1; i < lines.size(); ++i) {
-    if (!ReadExitLine(lines[i], &exits->exits.emplace_back())) return Fail(error, "muster-shim-exits: bad exit line");
+    if (!ReadExitLine(lines[i], &exits->exits.emplace_back()))
+      return Fail(error, "muster-shim-exits: bad exit line");
   }
   return true;
 }

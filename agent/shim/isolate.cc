@@ -31,7 +31,8 @@ void Sleep(int64_t ns) {
   ::nanosleep(&time, nullptr);
 }
 
-// Runs in the keeper: blocks until the shim is gone, or (false) its deadline has passed, or so many milliseconds.
+// Runs in the keeper: blocks until the shim is gone, or (false) its deadline has passed, or so many
+// milliseconds.
 bool WaitForEnd(int pipe, int deadline, int timeout_ms) {
   while (true) {
     pollfd ready[2] = {{pipe, POLLIN, 0}, {deadline, POLLIN, 0}};
@@ -40,12 +41,14 @@ bool WaitForEnd(int pipe, int deadline, int timeout_ms) {
     if (count == 0) return false;
     if (count < 0) continue;
     if (ready[0].revents != 0) return true;
-    uint64_t times = 0;                       // 0 again where the shim has put it off meanwhile
-    if (ready[1].revents != 0 && ::read(deadline, &times, sizeof times) == sizeof times) return false;
+    uint64_t times = 0;  // 0 again where the shim has put it off meanwhile
+    if (ready[1].revents != 0 && ::read(deadline, &times, sizeof times) == sizeof times)
+      return false;
   }
 }
 
-// "pid (any name) state ppid ...": the state, and the number of the parent. '\0': there is none such.
+// "pid (any name) state ppid ...": the state, and the number of the parent. '\0': there is none
+// such.
 char StateOf(const std::string& stat, pid_t* parent) {
   const size_t name_end = stat.rfind(") ");
   if (name_end == std::string::npos || name_end + 4 >= stat.size()) return '\0';
@@ -53,7 +56,8 @@ char StateOf(const std::string& stat, pid_t* parent) {
   return stat[name_end + 2];
 }
 
-// One of its threads waits in the kernel, perhaps for long, and perhaps with what a reader of its memory waits for.
+// One of its threads waits in the kernel, perhaps for long, and perhaps with what a reader of its
+// memory waits for.
 bool Stuck(const std::string& process) {
   bool stuck = false;
   DIR* tasks = ::opendir((process + "/task").c_str());
@@ -61,13 +65,17 @@ bool Stuck(const std::string& process) {
   while (const dirent* entry = ::readdir(tasks)) {
     std::string stat;
     pid_t parent = 0;
-    if (entry->d_name[0] != '.' && ReadSmallFile(process + "/task/" + entry->d_name + "/stat", &stat) == 0) stuck = stuck || StateOf(stat, &parent) == 'D';
+    if (entry->d_name[0] != '.' &&
+        ReadSmallFile(process + "/task/" + entry->d_name + "/stat", &stat) == 0)
+      stuck = stuck || StateOf(stat, &parent) == 'D';
   }
   ::closedir(tasks);
   return stuck;
 }
 
-int OpenEnvironment(const std::string& process) { return ::open((process + "/environ").c_str(), O_RDONLY | O_CLOEXEC); }
+int OpenEnvironment(const std::string& process) {
+  return ::open((process + "/environ").c_str(), O_RDONLY | O_CLOEXEC);
+}
 
 // By a process of its own, which can be killed while it waits. 0, or an errno.
 int ReadApart(int file, std::string* content) {
@@ -99,12 +107,14 @@ int ReadApart(int file, std::string* content) {
   ::close(pipe[0]);
   if (reader > 0) {
     ::kill(reader, SIGKILL);
-    for (int i = 0; i < 20 && ::waitpid(reader, nullptr, WNOHANG) == 0; ++i) Sleep(5 * kMillisecond);
+    for (int i = 0; i < 20 && ::waitpid(reader, nullptr, WNOHANG) == 0; ++i)
+      Sleep(5 * kMillisecond);
   }
   return error;
 }
 
-// Kills the children of `parent` but one, and says how many live ones there were, those included that another user's rights protect.
+// Kills the children of `parent` but one, and says how many live ones there were, those included
+// that another user's rights protect.
 int KillChildren(pid_t parent, pid_t but) {
   int found = 0;
   DIR* proc = ::opendir("/proc");
@@ -153,7 +163,7 @@ int KillByToken(std::string_view token, int* unknown) {
   DIR* proc = ::opendir("/proc");
   if (proc == nullptr) return 0;
   const pid_t self = ::getpid();
-  std::vector<pid_t> stuck;                   // last: each may take its time
+  std::vector<pid_t> stuck;  // last: each may take its time
   const auto kill_if = [&](pid_t pid, const std::string& environment) {
     for (size_t at = 0; at < environment.size();) {
       size_t stop = environment.find('\0', at);
@@ -173,17 +183,21 @@ int KillByToken(std::string_view token, int* unknown) {
     const std::string process = std::string("/proc/") + entry->d_name;
     std::string environment;
     const int file = OpenEnvironment(process);
-    if (file < 0) continue;                   // another user's, mostly
-    if (Stuck(process)) stuck.push_back(static_cast<pid_t>(pid));
-    else if (ReadAll(file, &environment) == 0) kill_if(static_cast<pid_t>(pid), environment);
+    if (file < 0) continue;  // another user's, mostly
+    if (Stuck(process))
+      stuck.push_back(static_cast<pid_t>(pid));
+    else if (ReadAll(file, &environment) == 0)
+      kill_if(static_cast<pid_t>(pid), environment);
     ::close(file);
   }
   ::closedir(proc);
   for (const pid_t pid : stuck) {
     std::string environment;
     const int error = ReadEnvironment("/proc/" + std::to_string(pid), &environment);
-    if (error == 0) kill_if(pid, environment);
-    else if (unknown != nullptr && error != ENOENT && error != ESRCH && error != EACCES) ++*unknown;
+    if (error == 0)
+      kill_if(pid, environment);
+    else if (unknown != nullptr && error != ENOENT && error != ESRCH && error != EACCES)
+      ++*unknown;
   }
   return found;
 }
@@ -193,7 +207,8 @@ Isolation::Isolation(std::string token, bool want_namespace, Cgroups cgroups, in
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   if (want_namespace && ::unshare(CLONE_NEWPID | CLONE_NEWNS) == 0) {
     has_namespace_ = true;
-    ::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr);  // what the host mounts later still shows, ours doesn't leave
+    ::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE,
+            nullptr);  // what the host mounts later still shows, ours doesn't leave
   }
   StartKeeper();
 }
@@ -206,7 +221,8 @@ int Isolation::Keep(Pipes pipes) const {
   BlockEverySignal();
   if (has_namespace_) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    // A view of /proc that agrees with getpid(). Not every container allows it; then /proc shows the host's numbers.
+    // A view of /proc that agrees with getpid(). Not every container allows it; then /proc shows
+    // the host's numbers.
     ::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
   } else {
     ::setsid();
@@ -241,11 +257,13 @@ void Isolation::KillStrays() const {
 void Isolation::StartKeeper() {
   Pipes pipes;
   if (::pipe2(pipes.end, O_CLOEXEC) != 0 || ::pipe2(pipes.ready, O_CLOEXEC) != 0) ::_exit(70);
-  // In a namespace it makes a few calls of the kernel and waits, so it may share the shim's memory: a copy would cost both of them a fault
-  // for each page they write to. Without one it has work to do when the shim is dead, and needs memory of its own.
+  // In a namespace it makes a few calls of the kernel and waits, so it may share the shim's memory:
+  // a copy would cost both of them a fault for each page they write to. Without one it has work to
+  // do when the shim is dead, and needs memory of its own.
   if (has_namespace_ && !kPlainForks) {
     alignas(16) static char stack[32 << 10];
-    std::pair<const Isolation*, Pipes> given{this, pipes};   // read before the keeper says that it is ready
+    std::pair<const Isolation*, Pipes> given{
+        this, pipes};  // read before the keeper says that it is ready
     const auto keep = [](void* argument) -> int {
       const auto [self, own] = *static_cast<const std::pair<const Isolation*, Pipes>*>(argument);
       ::_exit(self->Keep(own));
@@ -273,9 +291,12 @@ bool Isolation::EnterChild(pid_t shim) const {
 void Isolation::KillAll() {
   KillCgroup(cgroups_);
   if (has_namespace_) {
-    if (keeper_ > 0) ::kill(keeper_, SIGKILL);  // returns from waitpid only when the kernel has ended and reaped the whole namespace
+    if (keeper_ > 0)
+      ::kill(keeper_, SIGKILL);  // returns from waitpid only when the kernel has ended and reaped
+                                 // the whole namespace
   } else {
-    // By parent: whoever they are of, orphans become our children. What another daemon of this user started for them isn't, and is found by its token.
+    // By parent: whoever they are of, orphans become our children. What another daemon of this user
+    // started for them isn't, and is found by its token.
     const pid_t self = ::getpid();
     Backoff backoff;
     for (int quiet = 0; quiet < 2;) {

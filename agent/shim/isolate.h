@@ -1,9 +1,12 @@
-// Keeps an attempt's processes together, so that none outlives the shim and none is left when it ends (CONTRACTS 14).
+// Keeps an attempt's processes together, so that none outlives the shim and none is left when it
+// ends (CONTRACTS 14).
 //
-// With the right to: a PID namespace of its own. Its first process does nothing but die with the shim, and the kernel then kills the rest.
-// Without: PDEATHSIG for the workers, a subreaper for their orphans, and a guardian process that, when the shim dies, kills whatever
-// is in the attempt's control groups, or carries its token in its environment.
-// Either kills the attempt's processes, too, when the shim's deadline has passed: it does nothing with disks, which the shim may wait for.
+// With the right to: a PID namespace of its own. Its first process does nothing but die with the
+// shim, and the kernel then kills the rest. Without: PDEATHSIG for the workers, a subreaper for
+// their orphans, and a guardian process that, when the shim dies, kills whatever is in the
+// attempt's control groups, or carries its token in its environment. Either kills the attempt's
+// processes, too, when the shim's deadline has passed: it does nothing with disks, which the shim
+// may wait for.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +22,8 @@ namespace muster::shim {
 
 inline constexpr char kTokenVariable[] = "MUSTER_SHIM_TOKEN";
 
-// Between looks for what was killed and may take its time to die, or can't be killed by us: each pause is twice the one before.
+// Between looks for what was killed and may take its time to die, or can't be killed by us: each
+// pause is twice the one before.
 class Backoff {
  public:
   static constexpr int64_t kShortest = 2 * kMillisecond, kLongest = 250 * kMillisecond;
@@ -32,18 +36,21 @@ class Backoff {
   int64_t next_ns_ = kShortest;
 };
 
-// Sends SIGKILL to every process whose environment carries the token; how many it found. Our own process is spared. To read an environment may
-// take as long as a dead file server, where its process waits for that in the kernel: such a process is passed over after a moment, and
-// counted in `unknown`.
+// Sends SIGKILL to every process whose environment carries the token; how many it found. Our own
+// process is spared. To read an environment may take as long as a dead file server, where its
+// process waits for that in the kernel: such a process is passed over after a moment, and counted
+// in `unknown`.
 int KillByToken(std::string_view token, int* unknown = nullptr);
 
-// An environment, by its process' directory below /proc, with the same patience (ETIMEDOUT). 0, or an errno.
+// An environment, by its process' directory below /proc, with the same patience (ETIMEDOUT). 0, or
+// an errno.
 int ReadEnvironment(const std::string& process, std::string* content);
 
 class Isolation {
  public:
-  // Call once, before the first process. Never fails: falls back to the guardian. `deadline`: a timer's descriptor, -1: none; when it has run out
-  // the attempt's processes are killed, whatever the shim does.
+  // Call once, before the first process. Never fails: falls back to the guardian. `deadline`: a
+  // timer's descriptor, -1: none; when it has run out the attempt's processes are killed, whatever
+  // the shim does.
   Isolation(std::string token, bool want_namespace, Cgroups cgroups = {}, int deadline = -1);
 
   bool has_namespace() const { return has_namespace_; }
@@ -52,10 +59,12 @@ class Isolation {
   // The keeper was reaped: by its deadline.
   void KeeperEnded() { keeper_ = -1; }
 
-  // In a new child, before exec: dies with the shim from now on. False: the shim is dead already, exit.
+  // In a new child, before exec: dies with the shim from now on. False: the shim is dead already,
+  // exit.
   bool EnterChild(pid_t shim) const;
 
-  // Kills what is left and waits until nothing is. Call when every process that matters has been reaped; reaps the rest.
+  // Kills what is left and waits until nothing is. Call when every process that matters has been
+  // reaped; reaps the rest.
   void KillAll();
 
  private:

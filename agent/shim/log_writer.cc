@@ -26,7 +26,9 @@ std::optional<std::pair<int32_t, int64_t>> ParseName(std::string_view name) {
   const char* end = name.data() + name.size();
   const auto first = std::from_chars(name.data(), name.data() + dot, rank);
   const auto second = std::from_chars(name.data() + dot + 1, end, offset, 16);
-  if (first.ec != std::errc() || first.ptr != name.data() + dot || second.ec != std::errc() || second.ptr != end) return std::nullopt;
+  if (first.ec != std::errc() || first.ptr != name.data() + dot || second.ec != std::errc() ||
+      second.ptr != end)
+    return std::nullopt;
   return std::make_pair(rank, static_cast<int64_t>(offset));
 }
 
@@ -78,9 +80,12 @@ void LogWriter::OpenNext() {
   start_ += size_;
   size_ = 0;
   const std::string name = directory_ + "/" + LogFileName(rank_, start_);
-  const auto open = [&] { return ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600); };
+  const auto open = [&] {
+    return ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  };
   fd_ = open();
-  if (fd_ < 0 && errno == ENOENT && (::mkdir(directory_.c_str(), 0700) == 0 || errno == EEXIST)) fd_ = open();
+  if (fd_ < 0 && errno == ENOENT && (::mkdir(directory_.c_str(), 0700) == 0 || errno == EEXIST))
+    fd_ = open();
   if (start_ == 0) return;
   std::vector<int64_t> offsets = LogFileOffsets(directory_, rank_);
   for (size_t i = 0; i + static_cast<size_t>(files_) < offsets.size(); ++i) {
@@ -89,7 +94,8 @@ void LogWriter::OpenNext() {
 }
 
 void LogWriter::Append(std::string_view lines) {
-  if (fd_ < 0 || (size_ > 0 && size_ + static_cast<int64_t>(lines.size()) > file_bytes_)) OpenNext();
+  if (fd_ < 0 || (size_ > 0 && size_ + static_cast<int64_t>(lines.size()) > file_bytes_))
+    OpenNext();
   if (fd_ < 0 || WriteAll(fd_, lines) != 0) {
     // Part of it may have been written; the file's length is the truth about offsets.
     const off_t length = fd_ < 0 ? -1 : ::lseek(fd_, 0, SEEK_END);
@@ -100,8 +106,11 @@ void LogWriter::Append(std::string_view lines) {
 }
 
 std::string MarkedLine(std::string_view line, bool is_error) {
-  const bool ambiguous = !line.empty() && (line.front() == kErrorMark || line.front() == kOutputMark);
-  std::string marked = is_error ? std::string(1, kErrorMark) : ambiguous ? std::string(1, kOutputMark) : std::string();
+  const bool ambiguous =
+      !line.empty() && (line.front() == kErrorMark || line.front() == kOutputMark);
+  std::string marked = is_error    ? std::string(1, kErrorMark)
+                       : ambiguous ? std::string(1, kOutputMark)
+                                   : std::string();
   return marked.append(line);
 }
 

@@ -10,13 +10,16 @@
 namespace muster::shim {
 namespace {
 
-// A reader of JSON that checks nesting and strings, and leaves numbers and words to the agent's real parser.
+// A reader of JSON that checks nesting and strings, and leaves numbers and words to the agent's
+// real parser.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
 
   void SkipBlanks() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r')) ++at_;
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
+      ++at_;
   }
   bool Take(char c) {
     SkipBlanks();
@@ -61,7 +64,8 @@ class Scanner {
       ++at_;
     }
     *value = text_.substr(start, at_ - start);
-    while (!value->empty() && (value->back() == ' ' || value->back() == '\t' || value->back() == '\n' || value->back() == '\r')) {
+    while (!value->empty() && (value->back() == ' ' || value->back() == '\t' ||
+                               value->back() == '\n' || value->back() == '\r')) {
       value->remove_suffix(1);
     }
     return depth == 0 && !value->empty();
@@ -83,17 +87,23 @@ LineKind ClassifyProgress(std::string_view text) {
   while (!scanner.Take('}')) {
     std::string_view key;
     std::string_view value;
-    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') || !scanner.Value(&value)) return LineKind::kBad;
+    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') ||
+        !scanner.Value(&value))
+      return LineKind::kBad;
     first = false;
-    if (!value.empty() && value[0] == '{') {   // all else is none of these to the agent, and would be kept for nothing
+    if (!value.empty() &&
+        value[0] == '{') {  // all else is none of these to the agent, and would be kept for nothing
       if (key == "export" || key == "loaded") kind = LineKind::kDurable;
       if (key == "checkpoint" && kind != LineKind::kDurable) kind = LineKind::kCheckpoint;
     }
     if (key == "rank" && value != "0" && kind == LineKind::kMetrics) kind = LineKind::kOther;
-    if (key == "own_time_s") own_time = true;
-    else if (key != "rank" && key != "step") more = true;
+    if (key == "own_time_s")
+      own_time = true;
+    else if (key != "rank" && key != "step")
+      more = true;
   }
-  if (kind == LineKind::kMetrics && own_time && !more) kind = LineKind::kOther;  // it would take the place of rank 0's metrics
+  if (kind == LineKind::kMetrics && own_time && !more)
+    kind = LineKind::kOther;  // it would take the place of rank 0's metrics
   return scanner.AtEnd() ? kind : LineKind::kBad;
 }
 
@@ -105,7 +115,9 @@ bool ReadStepTime(std::string_view text, StepTime* time) {
   bool stepped = false, first = true;
   while (!scanner.Take('}')) {
     std::string_view key, value;
-    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') || !scanner.Value(&value)) return false;
+    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') ||
+        !scanner.Value(&value))
+      return false;
     first = false;
     if (value.size() > 40) continue;
     const std::string number(value);
@@ -139,15 +151,22 @@ std::vector<StepTimes::Row> StepTimes::Rows() const {
   std::vector<Row> rows;
   for (const auto& [number, rank] : ranks_) {
     std::vector<int64_t> sorted = rank.own_us;
-    std::nth_element(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2), sorted.end());
-    rows.push_back({number, rank.step, static_cast<int32_t>(sorted.size()), sorted[sorted.size() / 2]});
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2),
+                     sorted.end());
+    rows.push_back(
+        {number, rank.step, static_cast<int32_t>(sorted.size()), sorted[sorted.size() / 2]});
   }
   return rows;
 }
 
 std::string FormatTimes(const std::vector<StepTimes::Row>& rows) {
   std::vector<Line> lines;
-  for (const StepTimes::Row& row : rows) lines.push_back(Line{"time"}.Add("rank", row.rank).Add("step", row.step).Add("steps", row.steps).Add("own_us", row.own_us));
+  for (const StepTimes::Row& row : rows)
+    lines.push_back(Line{"time"}
+                        .Add("rank", row.rank)
+                        .Add("step", row.step)
+                        .Add("steps", row.steps)
+                        .Add("own_us", row.own_us));
   return FormatFile("muster-shim-times", lines);
 }
 
@@ -158,8 +177,9 @@ bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std
   for (const Line& line : lines) {
     int64_t rank = 0, steps = 0;
     StepTimes::Row row;
-    if (line.kind != "time" || !line.GetInt("rank", &rank) || !line.GetInt("step", &row.step) || !line.GetInt("steps", &steps) || !line.GetInt("own_us", &row.own_us) ||
-        rank < 0 || rank > INT32_MAX || row.step < 0 || steps < 0 || steps > INT32_MAX || row.own_us < 0) {
+    if (line.kind != "time" || !line.GetInt("rank", &rank) || !line.GetInt("step", &row.step) ||
+        !line.GetInt("steps", &steps) || !line.GetInt("own_us", &row.own_us) || rank < 0 ||
+        rank > INT32_MAX || row.step < 0 || steps < 0 || steps > INT32_MAX || row.own_us < 0) {
       *error = "muster-shim-times: bad line " + line.kind;
       return false;
     }
@@ -171,7 +191,8 @@ bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std
 }
 
 bool RateLimit::Allow(int64_t now_ns) {
-  if (window_start_ns_ < 0 || now_ns - window_start_ns_ >= window_ns_ || now_ns < window_start_ns_) {
+  if (window_start_ns_ < 0 || now_ns - window_start_ns_ >= window_ns_ ||
+      now_ns < window_start_ns_) {
     window_start_ns_ = now_ns;
     used_ = 0;
   }
@@ -186,6 +207,9 @@ bool DurableLines::Put(std::string line) {
   return alone;
 }
 
-std::string DurableLines::Take(int64_t now_ns, bool last) { return line_.empty() || !(last || limit_.Allow(now_ns)) ? std::string() : std::exchange(line_, {}); }
+std::string DurableLines::Take(int64_t now_ns, bool last) {
+  return line_.empty() || !(last || limit_.Allow(now_ns)) ? std::string()
+                                                          : std::exchange(line_, {});
+}
 
 }  // namespace muster::shim

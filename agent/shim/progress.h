@@ -1,4 +1,5 @@
-// What the shim must know of a progress line: which kind it is, and whether it comes too fast. Parsing the rest is the agent's.
+// What the shim must know of a progress line: which kind it is, and whether it comes too fast.
+// Parsing the rest is the agent's.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace muster::shim {
 inline constexpr int64_t kProgressLineBytes = 8 << 10;
 inline constexpr int64_t kSecondNs = 1'000'000'000;
 inline constexpr int kProgressLinesPerSecond = 100;
-inline constexpr int kDurableLines = 20;               // of each kind, in
+inline constexpr int kDurableLines = 20;  // of each kind, in
 inline constexpr int64_t kDurableWindowNs = 10 * kSecondNs;
 
 enum class LineKind {
@@ -20,14 +21,16 @@ enum class LineKind {
   kMetrics,     // only the newest matters
   kOther,       // metrics of a rank other than 0, or a rank's own time alone
   kCheckpoint,  // durable
-  kDurable,     // export or loaded, as well or alone: the same, and not kept back by a flood of checkpoints
+  kDurable,     // export or loaded, as well or alone: the same, and not kept back by a flood of
+                // checkpoints
 };
 
 // Looks at the top-level keys alone.
 LineKind ClassifyProgress(std::string_view text);
 
-// How long a rank's own part of a step took, if the line says so: "own_time_s", its time before it waits for other ranks. The time of a
-// whole step says nothing, as in a gang all take the slowest one's. The rank is "rank", 0 where that is missing. False: it doesn't.
+// How long a rank's own part of a step took, if the line says so: "own_time_s", its time before it
+// waits for other ranks. The time of a whole step says nothing, as in a gang all take the slowest
+// one's. The rank is "rank", 0 where that is missing. False: it doesn't.
 struct StepTime {
   int32_t rank = 0;
   int64_t step = 0;
@@ -40,21 +43,21 @@ class StepTimes {
  public:
   struct Row {
     int32_t rank = 0;
-    int64_t step = 0;                  // the newest
-    int32_t steps = 0;                 // that the median is of
-    int64_t own_us = 0;                // the median
+    int64_t step = 0;    // the newest
+    int32_t steps = 0;   // that the median is of
+    int64_t own_us = 0;  // the median
   };
   static constexpr size_t kSteps = 32;
   static constexpr size_t kRanks = 1024;
 
   // A step counts once; false: nothing is new.
   bool Add(const StepTime& time);
-  std::vector<Row> Rows() const;       // by rank
+  std::vector<Row> Rows() const;  // by rank
 
  private:
   struct Rank {
     int64_t step = -1;
-    std::vector<int64_t> own_us;       // of the newest kSteps, in a ring
+    std::vector<int64_t> own_us;  // of the newest kSteps, in a ring
     size_t next = 0;
   };
   std::map<int32_t, Rank> ranks_;
@@ -67,7 +70,8 @@ bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std
 // At most `limit` in so long, in fixed windows. Not thread-safe.
 class RateLimit {
  public:
-  explicit RateLimit(int limit, int64_t window_ns = kSecondNs) : limit_(limit), window_ns_(window_ns) {}
+  explicit RateLimit(int limit, int64_t window_ns = kSecondNs)
+      : limit_(limit), window_ns_(window_ns) {}
   bool Allow(int64_t now_ns);
   int64_t next_window_ns() const { return window_start_ns_ + window_ns_; }
 
@@ -78,7 +82,8 @@ class RateLimit {
   int used_ = 0;
 };
 
-// Lines of one kind on their way to DIR/events. What comes too fast waits, and the newest takes the place of one that does.
+// Lines of one kind on their way to DIR/events. What comes too fast waits, and the newest takes the
+// place of one that does.
 class DurableLines {
  public:
   // False: one that waited is dropped for it.

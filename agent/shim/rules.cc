@@ -17,10 +17,15 @@ bool Rules::Stop(int64_t grace_ns, int64_t now_ns) {
   return grace_ns > 0;
 }
 
-bool Rules::StopByFence(const Fence& fence, int64_t grace_ns) { return Stop(grace_ns, fence.due_ns()); }
+bool Rules::StopByFence(const Fence& fence, int64_t grace_ns) {
+  return Stop(grace_ns, fence.due_ns());
+}
 
-bool Rules::Exited(int32_t rank, int exit_code, int signal, std::string detail, int64_t wall_ns, int64_t now_ns, bool own, bool oom) {
-  if (!exits_.emplace(rank, Exit{rank, exit_code, signal, wall_ns, std::move(detail), own, oom}).second) return false;
+bool Rules::Exited(int32_t rank, int exit_code, int signal, std::string detail, int64_t wall_ns,
+                   int64_t now_ns, bool own, bool oom) {
+  if (!exits_.emplace(rank, Exit{rank, exit_code, signal, wall_ns, std::move(detail), own, oom})
+           .second)
+    return false;
   const bool failed = exit_code != 0 || signal != 0;
   if (failed && !stop_sent_) kill_at_ns_ = std::min(kill_at_ns_, now_ns + failure_kill_ns_);
   return true;

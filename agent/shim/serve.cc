@@ -16,7 +16,7 @@
 namespace muster::shim {
 namespace {
 
-constexpr int kAgent = 0;   // the socket
+constexpr int kAgent = 0;  // the socket
 
 // A request: the directory, and its spec's descriptor. Its length; 0: the agent is gone.
 ssize_t Receive(char* directory, size_t room, int* spec) {
@@ -32,12 +32,15 @@ ssize_t Receive(char* directory, size_t room, int* spec) {
   }
   *spec = -1;
   const cmsghdr* header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) memcpy(spec, CMSG_DATA(header), sizeof *spec);
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
+    memcpy(spec, CMSG_DATA(header), sizeof *spec);
   return got < 0 ? 0 : got;
 }
 
 // As fork, but the child is our parent's: the agent waits for its shims as if it had spawned them.
-pid_t ForkSibling() { return static_cast<pid_t>(::syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0)); }
+pid_t ForkSibling() {
+  return static_cast<pid_t>(::syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0));
+}
 
 }  // namespace
 
@@ -48,12 +51,14 @@ int ServeShims(char* words, size_t bytes) {
     int spec = -1;
     const ssize_t length = Receive(directory.data(), directory.size(), &spec);
     if (length == 0) return 0;
-    int32_t answer = spec < 0 ? -EBADMSG : sizeof kName + static_cast<size_t>(length) >= bytes ? -ENAMETOOLONG : ForkSibling();
+    int32_t answer = spec < 0                                              ? -EBADMSG
+                     : sizeof kName + static_cast<size_t>(length) >= bytes ? -ENAMETOOLONG
+                                                                           : ForkSibling();
     if (answer == 0) {
       memset(words, 0, bytes);
       memcpy(words, kName, sizeof kName);
       memcpy(words + sizeof kName, directory.data(), static_cast<size_t>(length));
-      ::dup2(spec, kAgent);   // without close-on-exec; the shim replaces it before it makes anything
+      ::dup2(spec, kAgent);  // without close-on-exec; the shim replaces it before it makes anything
       ::close(spec);
       ::_exit(RunShim(directory.substr(0, static_cast<size_t>(length))));
     }

@@ -67,7 +67,8 @@ class ShimTest : public ::testing::TestWithParam<bool> {
     for (int w = 0; w < workers; ++w) {
       WorkerSpec& worker = spec_.workers.emplace_back();
       worker.group_rank = w;
-      for (int p = 0; p < processes; ++p, ++rank) worker.processes.push_back({rank, {{"RANK", std::to_string(rank)}}});
+      for (int p = 0; p < processes; ++p, ++rank)
+        worker.processes.push_back({rank, {{"RANK", std::to_string(rank)}}});
     }
   }
   void Script(const std::string& text) { spec_.argv = {"bash", "-euo", "pipefail", "-c", text}; }
@@ -97,7 +98,8 @@ class ShimTest : public ::testing::TestWithParam<bool> {
   }
   bool Ended() {
     siginfo_t info{};
-    return ::waitid(P_PID, static_cast<id_t>(shim_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == shim_;
+    return ::waitid(P_PID, static_cast<id_t>(shim_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == shim_;
   }
   Exits Result() {
     std::string text, error;
@@ -117,17 +119,23 @@ class ShimTest : public ::testing::TestWithParam<bool> {
   }
   std::string Log(int rank) {
     std::string all;
-    for (const int64_t offset : LogFileOffsets(directory_ + "/logs", rank)) all += Text("logs/" + LogFileName(rank, offset));
+    for (const int64_t offset : LogFileOffsets(directory_ + "/logs", rank))
+      all += Text("logs/" + LogFileName(rank, offset));
     return all;
   }
   // The attempt's directory is a small disk of its own from now on. False: errno says why not.
-  bool MountDisk() { return mounted_ = ::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") == 0; }
+  bool MountDisk() {
+    return mounted_ =
+               ::mount("muster-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=0700") == 0;
+  }
   // A process of the attempt.
   bool AnyLives() {
     const std::string wanted = std::string(kTokenVariable) + "=" + spec_.token;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       std::string environment;
-      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 && environment.find(wanted) != std::string::npos) return true;
+      if (ReadSmallFile(entry.path().string() + "/environ", &environment) == 0 &&
+          environment.find(wanted) != std::string::npos)
+        return true;
     }
     return false;
   }
@@ -142,12 +150,15 @@ class ShimTest : public ::testing::TestWithParam<bool> {
 TEST_P(ShimTest, TellsEachRanksExitCode) {
   Workers(2, 2);
   // Rank 2 fails once the others are through, so that its failure stops nobody.
-  Script("if [ $RANK = 2 ]; then while [ $(ls $D/done.* 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.01; done; sleep 0.2; exit 42; fi; touch $D/done.$RANK");
+  Script(
+      "if [ $RANK = 2 ]; then while [ $(ls $D/done.* 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.01; "
+      "done; sleep 0.2; exit 42; fi; touch $D/done.$RANK");
   Start();
   EXPECT_EQ(Wait(), 0);
   const Exits exits = Result();
   ASSERT_EQ(exits.exits.size(), 4u);
-  for (const Exit& exit : exits.exits) EXPECT_EQ(exit.exit_code, exit.rank == 2 ? 42 : 0) << exit.rank;
+  for (const Exit& exit : exits.exits)
+    EXPECT_EQ(exit.exit_code, exit.rank == 2 ? 42 : 0) << exit.rank;
   EXPECT_FALSE(exits.stop_sent);
 }
 
@@ -173,7 +184,8 @@ TEST_P(ShimTest, AWorkdirThatIsNotThereIsTheJobsMistakeAndItsPathIsTold) {
   Script("true");
   Start();
   EXPECT_EQ(Wait(), 0);
-  EXPECT_EQ(Result().exits[0].detail, "program: workdir " + directory_ + "/nowhere: No such file or directory");
+  EXPECT_EQ(Result().exits[0].detail,
+            "program: workdir " + directory_ + "/nowhere: No such file or directory");
 }
 
 TEST(AwaitExec, EndsWithTheExecWithTheChildsWordsOrWhenItHasWaitedLongEnough) {
@@ -188,9 +200,17 @@ TEST(AwaitExec, EndsWithTheExecWithTheChildsWordsOrWhenItHasWaitedLongEnough) {
   };
   bool late = false;
   EXPECT_EQ(await([](int* ends) { ends[1] = (::close(ends[1]), -1); }, &late), "");
-  EXPECT_EQ(await([](int* ends) { TellLaunchFailure(ends[1], "exec prog", EACCES), ends[1] = (::close(ends[1]), -1); }, &late),
+  EXPECT_EQ(await(
+                [](int* ends) {
+                  TellLaunchFailure(ends[1], "exec prog", EACCES), ends[1] = (::close(ends[1]), -1);
+                },
+                &late),
             "program: exec prog: Permission denied");
-  EXPECT_EQ(await([](int* ends) { TellLaunchFailure(ends[1], "exec prog", ENOMEM), ends[1] = (::close(ends[1]), -1); }, &late),
+  EXPECT_EQ(await(
+                [](int* ends) {
+                  TellLaunchFailure(ends[1], "exec prog", ENOMEM), ends[1] = (::close(ends[1]), -1);
+                },
+                &late),
             "launch: exec prog: Cannot allocate memory");
   EXPECT_FALSE(late);
   EXPECT_EQ(looks, 0);
@@ -213,8 +233,11 @@ TEST_P(ShimTest, StopGivesTimeAndThenKills) {
 }
 
 TEST_P(ShimTest, AProgramBehindAShellGetsItsGraceToo) {
-  Script("python3 -c 'import signal,time,os\ndef f(*a):\n time.sleep(0.3); open(os.environ[\"D\"]+\"/saved\",\"w\").close(); os._exit(0)\n"
-         "signal.signal(signal.SIGTERM,f)\nopen(os.environ[\"D\"]+\"/ready\",\"w\").close()\ntime.sleep(60)'; echo not reached");
+  Script(
+      "python3 -c 'import signal,time,os\ndef f(*a):\n time.sleep(0.3); "
+      "open(os.environ[\"D\"]+\"/saved\",\"w\").close(); os._exit(0)\n"
+      "signal.signal(signal.SIGTERM,f)\nopen(os.environ[\"D\"]+\"/"
+      "ready\",\"w\").close()\ntime.sleep(60)'; echo not reached");
   Start();
   ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
   Stop(10'000'000'000);
@@ -224,9 +247,12 @@ TEST_P(ShimTest, AProgramBehindAShellGetsItsGraceToo) {
 
 TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
   if (!MountDisk()) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
-  Script("trap '' TERM; while true; do dd if=/dev/zero bs=4k >> $D/big 2> /dev/null || true; sleep 0.02; done");
+  Script(
+      "trap '' TERM; while true; do dd if=/dev/zero bs=4k >> $D/big 2> /dev/null || true; sleep "
+      "0.02; done");
   Start();
-  ASSERT_TRUE(Eventually([&] { return ReplaceFile(directory_, "probe", std::string(4096, 'x'), false) == ENOSPC; }));
+  ASSERT_TRUE(Eventually(
+      [&] { return ReplaceFile(directory_, "probe", std::string(4096, 'x'), false) == ENOSPC; }));
   Stop(0);
   ASSERT_TRUE(Eventually([&] { return Ended(); }));
   EXPECT_EQ(Wait(), 0);
@@ -237,8 +263,11 @@ TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
 TEST_P(ShimTest, WhatTheProgramSaidWaitsForRoomAndIsToldBeforeItsEnd) {
   if (!MountDisk()) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
   spec_.progress_socket = directory_ + "/s";
-  Script("touch $D/up; while [ -e $D/wait ]; do sleep 0.02; done\n"
-         "python3 -c 'import socket,os\nsocket.socket(socket.AF_UNIX,socket.SOCK_DGRAM).sendto(b\"{\\\"export\\\":{\\\"staged\\\":\\\"\"+b\"e\"*5000+b\"\\\"}}\", os.environ[\"D\"]+\"/s\")'");
+  Script(
+      "touch $D/up; while [ -e $D/wait ]; do sleep 0.02; done\n"
+      "python3 -c 'import "
+      "socket,os\nsocket.socket(socket.AF_UNIX,socket.SOCK_DGRAM).sendto(b\"{\\\"export\\\":{"
+      "\\\"staged\\\":\\\"\"+b\"e\"*5000+b\"\\\"}}\", os.environ[\"D\"]+\"/s\")'");
   std::ofstream(directory_ + "/wait");
   Start();
   ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
@@ -250,7 +279,8 @@ TEST_P(ShimTest, WhatTheProgramSaidWaitsForRoomAndIsToldBeforeItsEnd) {
   // The program has ended: its shim alone is left, and says nothing yet.
   const auto left = [&] {
     std::string mine;
-    ReadSmallFile("/proc/" + std::to_string(shim_) + "/task/" + std::to_string(shim_) + "/children", &mine);
+    ReadSmallFile("/proc/" + std::to_string(shim_) + "/task/" + std::to_string(shim_) + "/children",
+                  &mine);
     return mine;
   };
   ASSERT_TRUE(Eventually([&] { return left().empty(); }));
@@ -258,7 +288,8 @@ TEST_P(ShimTest, WhatTheProgramSaidWaitsForRoomAndIsToldBeforeItsEnd) {
   std::filesystem::remove(directory_ + "/big");
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);
-  EXPECT_NE(Text(kEventsFile).find("export"), std::string::npos) << Text(kEventsFile);   // longer than what its last block may have left
+  EXPECT_NE(Text(kEventsFile).find("export"), std::string::npos)
+      << Text(kEventsFile);  // longer than what its last block may have left
 }
 
 TEST_P(ShimTest, AfterAStopNothingIsStarted) {
@@ -312,14 +343,17 @@ TEST_P(ShimTest, BackgroundProcessesEndWithTheAttempt) {
   EXPECT_EQ(Log(0), "started\n");
 }
 
-// As by a descriptor that was passed through a socket, or `yes > /proc/PID/fd/1` in somebody's shell.
+// As by a descriptor that was passed through a socket, or `yes > /proc/PID/fd/1` in somebody's
+// shell.
 TEST_P(ShimTest, EndsThoughSomebodyElseHoldsItsOutputAndGoesOnWriting) {
   Script("echo first; until [ -e $D/go ]; do sleep 0.01; done");
   Start();
   const auto pid = [&] {
     const std::string events = Text(kEventsFile);
     const size_t at = events.find(" pid=");
-    return at == std::string::npos ? std::string() : events.substr(at + 5, events.find_first_of(" \n", at + 5) - at - 5);
+    return at == std::string::npos
+               ? std::string()
+               : events.substr(at + 5, events.find_first_of(" \n", at + 5) - at - 5);
   };
   ASSERT_TRUE(Eventually([&] { return !pid().empty(); }));
   const int held = ::open(("/proc/" + pid() + "/fd/1").c_str(), O_WRONLY | O_CLOEXEC);
@@ -338,7 +372,7 @@ TEST_P(ShimTest, EndsThoughSomebodyElseHoldsItsOutputAndGoesOnWriting) {
   const bool ended = Eventually([&] { return Ended(); });
   EXPECT_TRUE(ended);
   if (ended) EXPECT_EQ(Wait(), 0);
-  if (!ended) ::kill(shim_, SIGKILL);   // the writer ends with its reader
+  if (!ended) ::kill(shim_, SIGKILL);  // the writer ends with its reader
   writer.join();
   ::signal(SIGPIPE, piped);
   ::close(held);
@@ -381,8 +415,10 @@ TEST_P(ShimTest, WhatEndsAtOnceAndInSilenceLeavesAClaimAndItsExitsAndNothingElse
   Start();
   EXPECT_EQ(Wait(), 0);
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) names.insert(entry.path().filename());
-  EXPECT_EQ(names, (std::set<std::string>{".stop.spare", kClaimFile, kExitsFile, kPreparedFile, "told"}));
+  for (const auto& entry : std::filesystem::directory_iterator(directory_))
+    names.insert(entry.path().filename());
+  EXPECT_EQ(names,
+            (std::set<std::string>{".stop.spare", kClaimFile, kExitsFile, kPreparedFile, "told"}));
 }
 
 TEST_P(ShimTest, WhatStaysIsToldWhileItRuns) {
@@ -448,43 +484,52 @@ TEST_P(ShimTest, LogsRotateAndKeepTheNewest) {
 
 TEST_P(ShimTest, DrainsAFloodOfProgressAndKeepsEveryCheckpoint) {
   spec_.progress_socket = directory_ + "/s";
-  Script("python3 -c 'import socket,os\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
-         "for i in range(20000): s.sendto(b\"{\\\"step\\\":%d}\" % i, os.environ[\"D\"]+\"/s\")\n"
-         "s.sendto(b\"x\"*9000, os.environ[\"D\"]+\"/s\")\n"
-         "for i in range(20): s.sendto(b\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i, os.environ[\"D\"]+\"/s\")'");
+  Script(
+      "python3 -c 'import socket,os\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
+      "for i in range(20000): s.sendto(b\"{\\\"step\\\":%d}\" % i, os.environ[\"D\"]+\"/s\")\n"
+      "s.sendto(b\"x\"*9000, os.environ[\"D\"]+\"/s\")\n"
+      "for i in range(20): "
+      "s.sendto(b\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i, "
+      "os.environ[\"D\"]+\"/s\")'");
   Start();
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);
   const std::string events = Text(kEventsFile);
   int checkpoints = 0;
-  for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1) checkpoints += events.compare(at, 5, "line ") == 0 ? 1 : 0;
+  for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1)
+    checkpoints += events.compare(at, 5, "line ") == 0 ? 1 : 0;
   EXPECT_EQ(checkpoints, 20);
 }
 
-// A checkpoint a step, of steps that take no time: a few are kept, the newest for certain, and what matters more isn't behind them.
+// A checkpoint a step, of steps that take no time: a few are kept, the newest for certain, and what
+// matters more isn't behind them.
 TEST_P(ShimTest, AFloodOfCheckpointsLeavesAFewAndTheNewestAndTheExport) {
   spec_.progress_socket = directory_ + "/s";
-  Script("python3 -c 'import socket,os,time\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
-         "say=lambda text: s.sendto(text.encode(), os.environ[\"D\"]+\"/s\")\n"
-         "for i in range(200): say(\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" % i)\n"
-         "for i in range(200): say(\"{\\\"step\\\":1,\\\"checkpoint\\\":\\\"no checkpoint\\\"}\")\n"
-         "say(\"{\\\"export\\\":{\\\"staged\\\":\\\"e\\\"}}\")\n"
-         "open(os.environ[\"D\"]+\"/said\",\"w\").close()\n"
-         "while not os.path.exists(os.environ[\"D\"]+\"/go\"): time.sleep(0.01)\n'");
+  Script(
+      "python3 -c 'import socket,os,time\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n"
+      "say=lambda text: s.sendto(text.encode(), os.environ[\"D\"]+\"/s\")\n"
+      "for i in range(200): say(\"{\\\"checkpoint\\\":{\\\"step\\\":%d,\\\"path\\\":\\\"p\\\"}}\" "
+      "% i)\n"
+      "for i in range(200): say(\"{\\\"step\\\":1,\\\"checkpoint\\\":\\\"no checkpoint\\\"}\")\n"
+      "say(\"{\\\"export\\\":{\\\"staged\\\":\\\"e\\\"}}\")\n"
+      "open(os.environ[\"D\"]+\"/said\",\"w\").close()\n"
+      "while not os.path.exists(os.environ[\"D\"]+\"/go\"): time.sleep(0.01)\n'");
   Start();
   ASSERT_TRUE(Eventually([&] { return Exists("said"); }));
   const auto lines = [&] {
     std::vector<std::string> kept;
     const std::string events = Text(kEventsFile);
     for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1) {
-      const std::optional<Line> line = ParseLine(std::string_view(events).substr(at, events.find('\n', at) - at));
+      const std::optional<Line> line =
+          ParseLine(std::string_view(events).substr(at, events.find('\n', at) - at));
       if (line.has_value() && line->kind == "line") kept.push_back(line->Get("json"));
     }
     return kept;
   };
   const std::string newest = R"({"checkpoint":{"step":199,"path":"p"}})";
   // While it runs, too: once the rate allows it.
-  if (GetParam()) EXPECT_TRUE(Eventually([&] { return !lines().empty() && lines().back() == newest; }));
+  if (GetParam())
+    EXPECT_TRUE(Eventually([&] { return !lines().empty() && lines().back() == newest; }));
   std::ofstream(directory_ + "/go");
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(Result().exits[0].exit_code, 0) << Log(0);
@@ -531,12 +576,13 @@ TEST(Fence, IsDueSoLongAfterTheNewestRenewal) {
   EXPECT_FALSE(fence.Passed(109));
   EXPECT_TRUE(fence.Passed(110));
   fence.Renew(105);
-  fence.Renew(50);                     // an older one takes nothing back
+  fence.Renew(50);  // an older one takes nothing back
   EXPECT_EQ(fence.due_ns(), 115);
 }
 
 TEST_P(ShimTest, ItsFenceStopsItUnlessTheAgentPutsItOff) {
-  Script("trap 'echo saved >> $D/saved; exit 0' TERM; touch $D/up; while true; do sleep 0.05; done");
+  Script(
+      "trap 'echo saved >> $D/saved; exit 0' TERM; touch $D/up; while true; do sleep 0.05; done");
   spec_.fence_after_ns = 1'500'000'000;
   spec_.renewed_ns = BootNs();
   Start();
@@ -585,7 +631,8 @@ TEST_P(ShimTest, ItsKeeperKillsWhatItsFenceEndsWhereTheShimCannot) {
   ASSERT_EQ(::kill(shim_, SIGSTOP), 0);
   EXPECT_TRUE(AnyLives());
   EXPECT_TRUE(Eventually([&] { return !AnyLives(); }));
-  EXPECT_LT(BootNs(), spec_.renewed_ns + spec_.fence_after_ns + spec_.grace_ns + 5'000'000'000) << "what the scheduler waits beyond them";
+  EXPECT_LT(BootNs(), spec_.renewed_ns + spec_.fence_after_ns + spec_.grace_ns + 5'000'000'000)
+      << "what the scheduler waits beyond them";
   ASSERT_EQ(::kill(shim_, SIGCONT), 0);
   EXPECT_EQ(Wait(), 0);
   EXPECT_TRUE(Result().fenced);
@@ -603,8 +650,9 @@ TEST_P(ShimTest, OneThatComesAfterItsFenceClaimsNothing) {
   EXPECT_FALSE(Exists(kExitsFile));
 }
 
-INSTANTIATE_TEST_SUITE_P(Isolation, ShimTest, ::testing::Values(true, false),
-                         [](const auto& info) { return info.param ? "PidNamespace" : "ProcessGroup"; });
+INSTANTIATE_TEST_SUITE_P(Isolation, ShimTest, ::testing::Values(true, false), [](const auto& info) {
+  return info.param ? "PidNamespace" : "ProcessGroup";
+});
 
 TEST(Format, AnyByteSurvives) {
   Spec spec;
@@ -631,9 +679,13 @@ TEST(Format, RefusesWhatIsCutOffOrUnknown) {
   Spec read;
   std::string error;
   ASSERT_TRUE(ParseSpec(good, &read, &error)) << error;
-  for (size_t length = 0; length < good.size(); ++length) EXPECT_FALSE(ParseSpec(good.substr(0, length), &read, &error)) << length;
-  const std::string bad[] = {"muster-shim-spec version=2\nend\n", "muster-shim-exits version=1\nend\n", good + "more\n",
-                             "muster-shim-spec version=1\nnonsense a=b\nend\n", "muster-shim-spec version=1\numask value=%\nend\n",
+  for (size_t length = 0; length < good.size(); ++length)
+    EXPECT_FALSE(ParseSpec(good.substr(0, length), &read, &error)) << length;
+  const std::string bad[] = {"muster-shim-spec version=2\nend\n",
+                             "muster-shim-exits version=1\nend\n",
+                             good + "more\n",
+                             "muster-shim-spec version=1\nnonsense a=b\nend\n",
+                             "muster-shim-spec version=1\numask value=%\nend\n",
                              "muster-shim-spec version=1\numask value=99999999999999999999\nend\n"};
   for (const std::string& text : bad) {
     EXPECT_FALSE(ParseSpec(text, &read, &error)) << text;

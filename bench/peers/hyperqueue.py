@@ -40,16 +40,27 @@ def python() -> Path:
     if not (folder / "ready").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         venv.create(folder, with_pip=True, clear=True)
-        done = subprocess.run([interpreter, "-m", "pip", "install", "--quiet", f"hyperqueue=={VERSION}"], capture_output=True, text=True)
+        done = subprocess.run(
+            [interpreter, "-m", "pip", "install", "--quiet", f"hyperqueue=={VERSION}"],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode != 0:
-            raise Unavailable(f"pip install hyperqueue=={VERSION}: {done.stderr.strip().splitlines()[-1:]}")
+            raise Unavailable(
+                f"pip install hyperqueue=={VERSION}: {done.stderr.strip().splitlines()[-1:]}"
+            )
         (folder / "ready").touch()
     return interpreter
 
 
 def measure(tasks: int, cores: int, timeout_s: float = 120) -> dict:
     """/bin/true as tasks of one job to completion, on one worker with that many cores declared."""
-    done = subprocess.run([python(), "-c", PROGRAM, str(tasks), str(cores)], capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(
+        [python(), "-c", PROGRAM, str(tasks), str(cores)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
     if done.returncode != 0:
         raise Unavailable(f"hyperqueue: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

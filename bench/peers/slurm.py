@@ -69,23 +69,43 @@ class Unavailable(Exception):
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("MUSTER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "muster")
+    base = os.environ.get("MUSTER_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "muster"
+    )
     return Path(base) / "peers"
 
 
 def fetch() -> Path:
     """The folder into which the packages are unpacked; downloads them if it isn't there."""
+
     def run(command, **more):
         done = subprocess.run(command, capture_output=True, text=True, **more)
         if done.returncode != 0:
-            raise Unavailable(f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+            raise Unavailable(
+                f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}"
+            )
         return done.stdout
+
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Unavailable(f"{tool} is missing: the packages are Debian's")
-    planned = run(["apt-get", "-s", "-o", "Debug::NoLocking=1", "install", "--no-install-recommends", *PACKAGES])
+    planned = run(
+        [
+            "apt-get",
+            "-s",
+            "-o",
+            "Debug::NoLocking=1",
+            "install",
+            "--no-install-recommends",
+            *PACKAGES,
+        ]
+    )
     wanted = sorted(set(re.findall(r"^Inst (\S+) ", planned, re.MULTILINE)) | set(PACKAGES))
-    version = run(["apt-cache", "show", "--no-all-versions", "slurmctld"]).split("Version: ", 1)[1].split("\n", 1)[0]
+    version = (
+        run(["apt-cache", "show", "--no-all-versions", "slurmctld"])
+        .split("Version: ", 1)[1]
+        .split("\n", 1)[0]
+    )
     root = cache_folder() / f"slurm-{version}"
     if root.exists():
         return root
@@ -115,8 +135,10 @@ class Slurm:
         os.chmod(self.folder, 0o755)
         self.daemons: list[subprocess.Popen] = []
         libraries = self.root / "usr/lib/x86_64-linux-gnu"
-        self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"),
-                                         "LD_LIBRARY_PATH": f"{libraries}:{libraries}/slurm-wlm"}
+        self.environment = os.environ | {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "LD_LIBRARY_PATH": f"{libraries}:{libraries}/slurm-wlm",
+        }
 
     def program(self, name: str) -> Path:
         for path in (f"usr/sbin/{name}-wlm", f"usr/sbin/{name}", f"usr/bin/{name}"):
@@ -149,7 +171,10 @@ class Slurm:
         needle = str(self.folder).encode()
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
-                text = Path(f"/proc/{entry}/cmdline").read_bytes() + Path(f"/proc/{entry}/environ").read_bytes()
+                text = (
+                    Path(f"/proc/{entry}/cmdline").read_bytes()
+                    + Path(f"/proc/{entry}/environ").read_bytes()
+                )
                 if int(entry) != os.getpid() and needle in text:
                     os.kill(int(entry), signal.SIGKILL)
             except OSError:
@@ -166,11 +191,29 @@ class Slurm:
         key.chmod(0o400)
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         plugins = self.root / "usr/lib/x86_64-linux-gnu/slurm-wlm"
-        (self.folder / "slurm.conf").write_text(CONFIG.format(host=host, user=user, folder=self.folder, plugins=plugins, cpus=self.cpus,
-                                                              ctld_port=free_port(), d_port=free_port()))
+        (self.folder / "slurm.conf").write_text(
+            CONFIG.format(
+                host=host,
+                user=user,
+                folder=self.folder,
+                plugins=plugins,
+                cpus=self.cpus,
+                ctld_port=free_port(),
+                d_port=free_port(),
+            )
+        )
         munge = self.folder / "munge"
-        self.daemon("munged", "--foreground", "--force", "--num-threads=2", f"--key-file={key}", f"--socket={munge}/socket",
-                    f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed")
+        self.daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            "--num-threads=2",
+            f"--key-file={key}",
+            f"--socket={munge}/socket",
+            f"--pid-file={munge}/pid",
+            f"--log-file={munge}/log",
+            f"--seed-file={munge}/seed",
+        )
         self.wait(lambda: (munge / "socket").exists(), "munged")
         self.daemon("slurmctld", "-D", "-i")
         self.daemon("slurmd", "-D", "-N", host, "-d", self.program("slurmstepd"))
@@ -178,20 +221,40 @@ class Slurm:
 
     def daemon(self, name: str, *arguments) -> None:
         with open(self.folder / f"{name}.out", "wb") as out:
-            self.daemons.append(subprocess.Popen([self.program(name), *arguments], env=self.environment, stdin=subprocess.DEVNULL,
-                                                 stdout=out, stderr=out, cwd=self.folder, start_new_session=True))
+            self.daemons.append(
+                subprocess.Popen(
+                    [self.program(name), *arguments],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd=self.folder,
+                    start_new_session=True,
+                )
+            )
 
     def wait(self, condition, what: str, timeout_s: float = 20) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             ended = [d.args[0] for d in self.daemons if d.poll() is not None]
             if ended or time.monotonic() > deadline:
-                logs = "".join(p.read_text(errors="replace")[-600:] for p in (*self.folder.glob("*.log"), *self.folder.glob("*.out")))
-                raise Unavailable(f"waited for {what}; ended: {[str(e) for e in ended]}; {logs.strip()}")
+                logs = "".join(
+                    p.read_text(errors="replace")[-600:]
+                    for p in (*self.folder.glob("*.log"), *self.folder.glob("*.out"))
+                )
+                raise Unavailable(
+                    f"waited for {what}; ended: {[str(e) for e in ended]}; {logs.strip()}"
+                )
             time.sleep(0.05)
 
     def run(self, name: str, *arguments) -> subprocess.CompletedProcess:
-        return subprocess.run([self.program(name), *arguments], env=self.environment, capture_output=True, text=True, cwd=self.folder)
+        return subprocess.run(
+            [self.program(name), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+        )
 
     def completed(self) -> int:
         """Jobs that have ended well, as slurmctld wrote them down."""
@@ -201,13 +264,29 @@ class Slurm:
     def submissions_per_s(self, jobs: int, submitters: int = 8) -> float:
         """sbatch of a job of /bin/true from that many processes at a time. The jobs are held, so that nothing else runs meanwhile,
         and are cancelled afterwards."""
-        command = [self.program("sbatch"), "--quiet", "--hold", "--ntasks=1", "--output=/dev/null", self.script()]
+        command = [
+            self.program("sbatch"),
+            "--quiet",
+            "--hold",
+            "--ntasks=1",
+            "--output=/dev/null",
+            self.script(),
+        ]
         left = threading.Semaphore(jobs)
         failed = []
 
         def submit():
             while left.acquire(blocking=False):
-                if subprocess.run(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=self.folder).returncode != 0:
+                if (
+                    subprocess.run(
+                        command,
+                        env=self.environment,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE,
+                        cwd=self.folder,
+                    ).returncode
+                    != 0
+                ):
                     failed.append(1)
 
         began = time.monotonic()
@@ -225,7 +304,14 @@ class Slurm:
         """One array of /bin/true to completion: no submission of each costs anything."""
         before = self.completed()
         began = time.monotonic()
-        done = self.run("sbatch", "--quiet", "--ntasks=1", "--output=/dev/null", f"--array=0-{jobs - 1}", str(self.script()))
+        done = self.run(
+            "sbatch",
+            "--quiet",
+            "--ntasks=1",
+            "--output=/dev/null",
+            f"--array=0-{jobs - 1}",
+            str(self.script()),
+        )
         if done.returncode != 0:
             raise Unavailable(f"sbatch: {done.stderr.strip()}")
         self.wait(lambda: self.completed() - before >= jobs, f"{jobs} jobs to end", timeout_s)
@@ -238,5 +324,7 @@ class Slurm:
 
     def measure(self, jobs: int, times: int = 2) -> dict[str, float]:
         """The best of so many runs of each."""
-        return {"submissions_per_s": max(self.submissions_per_s(jobs) for _ in range(times)),
-                "jobs_per_s": max(self.jobs_per_s(jobs) for _ in range(times))}
+        return {
+            "submissions_per_s": max(self.submissions_per_s(jobs) for _ in range(times)),
+            "jobs_per_s": max(self.jobs_per_s(jobs) for _ in range(times)),
+        }

@@ -23,15 +23,20 @@ int Fields(Session& session, const std::string& path) {
     }
     if (schema.empty()) schema = LocalTrainerSchema();
   }
-  std::string text = session.for_people() ? FieldsText(path, schema) : FieldsJson(path, schema);    // JSON is YAML, too
+  std::string text = session.for_people() ? FieldsText(path, schema)
+                                          : FieldsJson(path, schema);  // JSON is YAML, too
   if (trainers && schema.empty()) {
-    session.Err(absl::StrCat("muster: what trainer takes isn't known here: no server that knows it answers, and ",
-                             LocalTrainer().empty() ? "no muster-trainer lies beside muster" : "the muster-trainer beside muster doesn't say it (muster-trainer --schema)",
-                             ". All of it is in docs/trainer.md\n"));
+    session.Err(absl::StrCat(
+        "muster: what trainer takes isn't known here: no server that knows it answers, and ",
+        LocalTrainer().empty()
+            ? "no muster-trainer lies beside muster"
+            : "the muster-trainer beside muster doesn't say it (muster-trainer --schema)",
+        ". All of it is in docs/trainer.md\n"));
     if (text.empty()) return kExitUnreachable;
   }
   if (text.empty()) {
-    session.Err(absl::StrCat("muster: no field ", Plain(path), ".", FieldSuggestion(path, schema), "  All: muster fields", trainers ? " trainer" : "", "\n"));
+    session.Err(absl::StrCat("muster: no field ", Plain(path), ".", FieldSuggestion(path, schema),
+                             "  All: muster fields", trainers ? " trainer" : "", "\n"));
     return kExitNotFound;
   }
   session.Out(text);
@@ -44,17 +49,23 @@ int Ping(Session& session) {
   int64_t begin_ns = RealClock()->MonotonicNs();
   absl::StatusOr<pb::PingResponse> response = (*client)->Ping();
   if (!response.ok()) return session.Fail(response.status());
-  std::string text = absl::StrCat((*client)->server(), ": musterd ", response->version(), ", epoch ", response->epoch(), ", you are ", Plain(response->user()),
-                                  response->single_user() ? " (single user)" : "", ", answered in ", (RealClock()->MonotonicNs() - begin_ns) / 1000, " us\n");
+  std::string text = absl::StrCat(
+      (*client)->server(), ": musterd ", response->version(), ", epoch ", response->epoch(),
+      ", you are ", Plain(response->user()), response->single_user() ? " (single user)" : "",
+      ", answered in ", (RealClock()->MonotonicNs() - begin_ns) / 1000, " us\n");
   if (const pb::StepStats& steps = response->steps(); steps.steps() > 0) {
-    absl::StrAppend(&text, steps.steps(), " steps with ", steps.events(), " events since its start; 99 of 100 took at most ", steps.step_ns_p99() / 1000,
+    absl::StrAppend(&text, steps.steps(), " steps with ", steps.events(),
+                    " events since its start; 99 of 100 took at most ", steps.step_ns_p99() / 1000,
                     " us, their commits ", steps.commit_ns_p99() / 1000, " us\n");
   }
   if (response->steps().refused_plans() > 0) {
-    absl::StrAppend(&text, response->steps().refused_plans(), " times a plan was wrong, and it, or the one job's part that was, wasn't carried out. Please report that with what lies in "
+    absl::StrAppend(&text, response->steps().refused_plans(),
+                    " times a plan was wrong, and it, or the one job's part that was, wasn't "
+                    "carried out. Please report that with what lies in "
                     "refused-plans/ of its data_dir.\n");
   }
-  if (!response->accepts_submissions()) absl::StrAppend(&text, "It takes no submissions: ", Plain(response->why_not()), "\n");
+  if (!response->accepts_submissions())
+    absl::StrAppend(&text, "It takes no submissions: ", Plain(response->why_not()), "\n");
   return session.ShowOne(text, *response, response->version());
 }
 
@@ -62,9 +73,11 @@ int Ping(Session& session) {
 
 void AddAbout(CLI::App& root, Session& session) {
   auto path = std::make_shared<std::string>();
-  CLI::App* fields = root.add_subcommand("fields", "What a job file may say: fields, types, defaults, limits");
+  CLI::App* fields =
+      root.add_subcommand("fields", "What a job file may say: fields, types, defaults, limits");
   fields->add_option("path", *path, "A field such as resources or trainer.max_steps");
-  fields->callback([&session, path] { session.command = [&session, path] { return Fields(session, *path); }; });
+  fields->callback(
+      [&session, path] { session.command = [&session, path] { return Fields(session, *path); }; });
 
   CLI::App* ping = root.add_subcommand("ping", "Who serves, and as whom it knows you");
   ping->callback([&session] { session.command = [&session] { return Ping(session); }; });
@@ -72,17 +85,21 @@ void AddAbout(CLI::App& root, Session& session) {
   CLI::App* version = root.add_subcommand("version", "Version of this program");
   version->callback([&session] {
     session.command = [&session] {
-      session.Out(session.for_people()                    ? absl::StrCat("muster ", MUSTER_VERSION, "\n")
+      session.Out(session.for_people() ? absl::StrCat("muster ", MUSTER_VERSION, "\n")
                   : session.format() == Format::kName ? absl::StrCat(MUSTER_VERSION, "\n")
-                  : session.format() == Format::kYaml ? absl::StrCat("version: \"", MUSTER_VERSION, "\"\n")
-                                                      : absl::StrCat("{\"version\": \"", MUSTER_VERSION, "\"}\n"));
+                  : session.format() == Format::kYaml
+                      ? absl::StrCat("version: \"", MUSTER_VERSION, "\"\n")
+                      : absl::StrCat("{\"version\": \"", MUSTER_VERSION, "\"}\n"));
       return static_cast<int>(kExitOk);
     };
   });
 
   auto shell = std::make_shared<std::string>("bash");
-  CLI::App* completion = root.add_subcommand("completion", "Shell completion:  source <(muster completion bash), or zsh, or fish");
-  completion->add_option("shell", *shell, "bash, zsh or fish")->check(CLI::IsMember({"bash", "zsh", "fish"}))->capture_default_str();
+  CLI::App* completion = root.add_subcommand(
+      "completion", "Shell completion:  source <(muster completion bash), or zsh, or fish");
+  completion->add_option("shell", *shell, "bash, zsh or fish")
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+      ->capture_default_str();
   completion->callback([&session, shell] {
     session.command = [&session, shell] {
       session.Out(CompletionScript(*shell));
@@ -94,7 +111,7 @@ void AddAbout(CLI::App& root, Session& session) {
 std::vector<std::string> ServerNames(Session& session, NameOf what) {
   std::vector<std::string> names;
   absl::StatusOr<Client*> client = session.client();
-  if (!client.ok()) return names;                     // nobody serves: nothing to name
+  if (!client.ok()) return names;  // nobody serves: nothing to name
   if (what == NameOf::kJob) {
     pb::ListJobsRequest request;
     request.set_page_size(100);

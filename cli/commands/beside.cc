@@ -17,7 +17,8 @@ int BecomeBeside(Session& session, const std::string& name, std::vector<std::str
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   execv(program.c_str(), argv.data());
-  session.Err(absl::StrCat("muster: ", program, ": ", strerror(errno), ". ", name, " has to lie beside muster, or in MUSTER_BIN_DIR\n"));
+  session.Err(absl::StrCat("muster: ", program, ": ", strerror(errno), ". ", name,
+                           " has to lie beside muster, or in MUSTER_BIN_DIR\n"));
   return kExitBadInput;
 }
 

@@ -8,7 +8,8 @@
 
 namespace muster {
 
-// Becomes that program with these arguments: its output and its exit code are this command's. Returns only if it can't be started.
+// Becomes that program with these arguments: its output and its exit code are this command's.
+// Returns only if it can't be started.
 int BecomeBeside(Session& session, const std::string& name, std::vector<std::string> arguments);
 
 }  // namespace muster

@@ -1,4 +1,5 @@
-// Every command: each function adds its subcommands to the parser; the chosen one sets Session::command.
+// Every command: each function adds its subcommands to the parser; the chosen one sets
+// Session::command.
 #pragma once
 
 #include "cli/session.h"
@@ -9,17 +10,18 @@ class App;
 
 namespace muster {
 
-void AddSubmit(CLI::App& root, Session& session);    // submit, validate
-void AddRun(CLI::App& root, Session& session);       // run -- CMD
-void AddJobs(CLI::App& root, Session& session);      // jobs, history, show
-void AddFollow(CLI::App& root, Session& session);    // attach, wait, cancel, logs
-void AddQueue(CLI::App& root, Session& session);     // queue list, show, apply, diff
-void AddFleet(CLI::App& root, Session& session);     // cluster, host: list, show, drain, resume; host confirm-off
-void AddExplain(CLI::App& root, Session& session);   // explain, simulate
-void AddTop(CLI::App& root, Session& session);       // top, ledger
-void AddSandbox(CLI::App& root, Session& session);   // sandbox
-void AddUp(CLI::App& root, Session& session);        // up, down
-void AddAdmin(CLI::App& root, Session& session);     // admin backup, verify, replay, adopt-restored
-void AddAbout(CLI::App& root, Session& session);     // fields, ping, version, completion
+void AddSubmit(CLI::App& root, Session& session);  // submit, validate
+void AddRun(CLI::App& root, Session& session);     // run -- CMD
+void AddJobs(CLI::App& root, Session& session);    // jobs, history, show
+void AddFollow(CLI::App& root, Session& session);  // attach, wait, cancel, logs
+void AddQueue(CLI::App& root, Session& session);   // queue list, show, apply, diff
+void AddFleet(CLI::App& root,
+              Session& session);  // cluster, host: list, show, drain, resume; host confirm-off
+void AddExplain(CLI::App& root, Session& session);  // explain, simulate
+void AddTop(CLI::App& root, Session& session);      // top, ledger
+void AddSandbox(CLI::App& root, Session& session);  // sandbox
+void AddUp(CLI::App& root, Session& session);       // up, down
+void AddAdmin(CLI::App& root, Session& session);    // admin backup, verify, replay, adopt-restored
+void AddAbout(CLI::App& root, Session& session);    // fields, ping, version, completion
 
 }  // namespace muster

@@ -26,38 +26,46 @@ struct Candidates {
 const CLI::Option* OptionNamed(const std::string& word, const CLI::App& app, const CLI::App& root) {
   for (const CLI::App* of : {&app, &root}) {
     for (const CLI::Option* option : of->get_options()) {
-      for (const std::string& name : option->get_lnames()) if (word == "--" + name) return option;
-      for (const std::string& name : option->get_snames()) if (word == "-" + name) return option;
+      for (const std::string& name : option->get_lnames())
+        if (word == "--" + name) return option;
+      for (const std::string& name : option->get_snames())
+        if (word == "-" + name) return option;
     }
   }
   return nullptr;
 }
 
 const CLI::App* CommandNamed(const std::string& word, const CLI::App& app) {
-  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) if (sub->get_name() == word) return sub;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (sub->get_name() == word) return sub;
   return nullptr;
 }
 
 // What stands for an option's or a positional's value: by its name.
 NameOf KindOf(const std::string& name) {
-  static const std::map<std::string, NameOf> kinds = {{"job", NameOf::kJob},         {"jobs", NameOf::kJob},          {"queue", NameOf::kQueue},
-                                                      {"cluster", NameOf::kCluster}, {"cluster/host", NameOf::kHost}, {"drain", NameOf::kHostOrCluster},
-                                                      {"gpu-type", NameOf::kFlavour}};
+  static const std::map<std::string, NameOf> kinds = {
+      {"job", NameOf::kJob},           {"jobs", NameOf::kJob},
+      {"queue", NameOf::kQueue},       {"cluster", NameOf::kCluster},
+      {"cluster/host", NameOf::kHost}, {"drain", NameOf::kHostOrCluster},
+      {"gpu-type", NameOf::kFlavour}};
   const auto found = kinds.find(name);
   return found == kinds.end() ? NameOf::kNothing : found->second;
 }
 
 bool IsPath(const std::string& name) {
-  return name == "file" || name == "files" || name == "submit" || name == "queues" || name == "data-dir" || name == "workdir" || name == "schema";
+  return name == "file" || name == "files" || name == "submit" || name == "queues" ||
+         name == "data-dir" || name == "workdir" || name == "schema";
 }
 
 void AddValues(const CLI::Option& option, const NamesOf& names, Candidates* out) {
-  const std::string name = option.get_lnames().empty() ? option.get_name(true) : option.get_lnames().front();
+  const std::string name =
+      option.get_lnames().empty() ? option.get_name(true) : option.get_lnames().front();
   // The check for one of a few words shows them in the type: TEXT:{table,wide,json}.
   const std::string type = option.get_type_name();
   const size_t open = type.find('{'), close = type.rfind('}');
   if (open != std::string::npos && close != std::string::npos && open < close) {
-    for (absl::string_view word : absl::StrSplit(absl::string_view(type).substr(open + 1, close - open - 1), ',')) {
+    for (absl::string_view word :
+         absl::StrSplit(absl::string_view(type).substr(open + 1, close - open - 1), ',')) {
       out->Add(std::string(absl::StripAsciiWhitespace(word)));
     }
   } else if (IsPath(name) || type == "FILE") {
@@ -69,7 +77,8 @@ void AddValues(const CLI::Option& option, const NamesOf& names, Candidates* out)
 
 }  // namespace
 
-std::string Completions(const CLI::App& root, const std::vector<std::string>& words, const NamesOf& names,
+std::string Completions(const CLI::App& root, const std::vector<std::string>& words,
+                        const NamesOf& names,
                         const std::function<void(const std::string&, const std::string&)>& flags) {
   const CLI::App* app = &root;
   const CLI::Option* wants_value = nullptr;
@@ -80,7 +89,7 @@ std::string Completions(const CLI::App& root, const std::vector<std::string>& wo
       for (const std::string& name : wants_value->get_lnames()) flags(name, word);
       wants_value = nullptr;
     } else if (word == "--") {
-      return absl::StrCat(kFiles, "\n");               // another program's words
+      return absl::StrCat(kFiles, "\n");  // another program's words
     } else if (absl::StartsWith(word, "-")) {
       const CLI::Option* option = OptionNamed(word, *app, root);
       if (option != nullptr && option->get_items_expected_max() > 0) wants_value = option;
@@ -99,19 +108,22 @@ std::string Completions(const CLI::App& root, const std::vector<std::string>& wo
   if (absl::StartsWith(out.prefix, "-")) {
     for (const CLI::App* of : {app, &root}) {
       for (const CLI::Option* option : of->get_options()) {
-        for (const std::string& name : option->get_lnames()) out.Add("--" + name, option->get_description());
+        for (const std::string& name : option->get_lnames())
+          out.Add("--" + name, option->get_description());
       }
       if (app == &root) break;
     }
     return out.lines;
   }
   if (positionals == 0) {
-    for (const CLI::App* sub : app->get_subcommands([](const CLI::App*) { return true; })) out.Add(sub->get_name(), sub->get_description());
+    for (const CLI::App* sub : app->get_subcommands([](const CLI::App*) { return true; }))
+      out.Add(sub->get_name(), sub->get_description());
   }
   size_t place = 0;
   for (const CLI::Option* option : app->get_options()) {
     if (!option->get_positional()) continue;
-    const bool here = place++ == positionals || (place <= positionals && option->get_items_expected_max() > 1);
+    const bool here =
+        place++ == positionals || (place <= positionals && option->get_items_expected_max() > 1);
     if (here) AddValues(*option, names, &out);
   }
   return out.lines;

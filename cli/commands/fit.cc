@@ -19,22 +19,34 @@ constexpr int kDoesNotFit = 3;  // estimate's exit code then
 constexpr double kGiB = 1 << 30;
 
 // What `muster-trainer estimate` answers; not an object if it doesn't.
-nlohmann::json Ask(const std::string& config, int64_t ranks, const std::string& flavour, int64_t memory_bytes) {
-  const std::optional<std::string> text = AskLocalTrainer({"estimate", "--config", "/dev/stdin", "--ranks", absl::StrCat(ranks), "--device", flavour,
-                                                           "--device-memory", absl::StrCat(memory_bytes), "--json", "true"},
-                                                          config, {0, kDoesNotFit});
-  return text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();
+nlohmann::json Ask(const std::string& config, int64_t ranks, const std::string& flavour,
+                   int64_t memory_bytes) {
+  const std::optional<std::string> text = AskLocalTrainer(
+      {"estimate", "--config", "/dev/stdin", "--ranks", absl::StrCat(ranks), "--device", flavour,
+       "--device-memory", absl::StrCat(memory_bytes), "--json", "true"},
+      config, {0, kDoesNotFit});
+  return text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false)
+              : nlohmann::json();
 }
 
 std::string Line(const std::string& flavour, int64_t memory_bytes, const nlohmann::json& told) {
-  const auto number = [&](const char* key) { return told.contains(key) && told[key].is_number() ? told[key].get<double>() : 0.0; };
+  const auto number = [&](const char* key) {
+    return told.contains(key) && told[key].is_number() ? told[key].get<double>() : 0.0;
+  };
   const double needed = number("memory_bytes"), has = static_cast<double>(memory_bytes);
   if (needed <= 0) return "";
-  if (needed <= has) return absl::StrFormat("%s: a rank needs about %.1f of a GPU's %.0f GiB.\n", flavour, needed / kGiB, has / kGiB);
-  std::string line = absl::StrFormat("%s: does not fit: a rank needs about %.1f GiB, a GPU has %.0f.", flavour, needed / kGiB, has / kGiB);
+  if (needed <= has)
+    return absl::StrFormat("%s: a rank needs about %.1f of a GPU's %.0f GiB.\n", flavour,
+                           needed / kGiB, has / kGiB);
+  std::string line =
+      absl::StrFormat("%s: does not fit: a rank needs about %.1f GiB, a GPU has %.0f.", flavour,
+                      needed / kGiB, has / kGiB);
   const bool remedy = told.contains("fits_with") && told["fits_with"].is_string();
-  if (remedy) absl::StrAppendFormat(&line, " With %s it needs about %.1f.", told["fits_with"].get<std::string>(), number("fits_with_bytes") / kGiB);
-  else line += " Take more workers, or GPUs with more memory.";
+  if (remedy)
+    absl::StrAppendFormat(&line, " With %s it needs about %.1f.",
+                          told["fits_with"].get<std::string>(), number("fits_with_bytes") / kGiB);
+  else
+    line += " Take more workers, or GPUs with more memory.";
   return line + "\n";
 }
 
@@ -43,17 +55,26 @@ std::string Line(const std::string& flavour, int64_t memory_bytes, const nlohman
 int64_t FlavourMemoryBytes(const std::string& flavour) {
   const size_t dash = flavour.rfind('-');
   int64_t gib = 0;
-  if (dash == std::string::npos || !flavour.ends_with('g') || !absl::SimpleAtoi(flavour.substr(dash + 1, flavour.size() - dash - 2), &gib)) return 0;
+  if (dash == std::string::npos || !flavour.ends_with('g') ||
+      !absl::SimpleAtoi(flavour.substr(dash + 1, flavour.size() - dash - 2), &gib))
+    return 0;
   return gib > 0 && gib <= 1 << 20 ? gib << 30 : 0;
 }
 
 std::string FitText(const pb::PreviewResponse& preview) {
-  const auto task = std::find_if(preview.resolved().tasks().begin(), preview.resolved().tasks().end(), [&](const pb::TaskSpec& t) { return t.name() == preview.task(); });
-  if (task == preview.resolved().tasks().end() || task->trainer_json().empty() || task->resources().gpus_milli() < 1000) return "";
+  const auto task =
+      std::find_if(preview.resolved().tasks().begin(), preview.resolved().tasks().end(),
+                   [&](const pb::TaskSpec& t) { return t.name() == preview.task(); });
+  if (task == preview.resolved().tasks().end() || task->trainer_json().empty() ||
+      task->resources().gpus_milli() < 1000)
+    return "";
   if (LocalTrainer().empty()) return "";
-  std::map<std::string, int64_t> workers;  // of each flavour, the fewest that it would start with: they hold the most
+  std::map<std::string, int64_t>
+      workers;  // of each flavour, the fewest that it would start with: they hold the most
   for (const pb::PreviewResponse::Candidate& candidate : preview.candidates()) {
-    if (candidate.start_ns() < 0 || candidate.declared() || FlavourMemoryBytes(candidate.flavour()) == 0) continue;
+    if (candidate.start_ns() < 0 || candidate.declared() ||
+        FlavourMemoryBytes(candidate.flavour()) == 0)
+      continue;
     const auto [at, added] = workers.try_emplace(candidate.flavour(), candidate.workers());
     if (!added) at->second = std::min<int64_t>(at->second, candidate.workers());
   }

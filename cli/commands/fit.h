@@ -1,4 +1,5 @@
-// Whether the ranks of a `trainer:` task fit their GPUs. How much a rank needs is asked of the muster-trainer beside this program
+// Whether the ranks of a `trainer:` task fit their GPUs. How much a rank needs is asked of the
+// muster-trainer beside this program
 // (`estimate`), how much a GPU has is in its flavour's name ("h100-80g").
 #pragma once
 
@@ -13,8 +14,9 @@ namespace muster {
 // Bytes of a GPU of this flavour; 0 where the name doesn't say.
 int64_t FlavourMemoryBytes(const std::string& flavour);
 
-// A line for each flavour that the task of the preview may start on; "" where there is nothing to tell: no `trainer:`, parts of GPUs,
-// no trainer here, or one that doesn't know (it can't read the model's directory from here). Blocks for a second or two.
+// A line for each flavour that the task of the preview may start on; "" where there is nothing to
+// tell: no `trainer:`, parts of GPUs, no trainer here, or one that doesn't know (it can't read the
+// model's directory from here). Blocks for a second or two.
 std::string FitText(const pb::PreviewResponse& preview);
 
 }  // namespace muster

@@ -53,7 +53,9 @@ int ShowHost(Session& session, const std::string& name) {
   if (!client.ok()) return session.Fail(client.status());
   absl::StatusOr<pb::Host> host = (*client)->GetHost(name);
   if (!host.ok()) return session.Fail(host.status());
-  std::string text = absl::StrCat(HostsTable({*host}, session.now_ns()).Render(session.out_screen()), "\n", DevicesTable(*host).Render(session.out_screen()), HostNotes(*host, session.now_ns()));
+  std::string text = absl::StrCat(
+      HostsTable({*host}, session.now_ns()).Render(session.out_screen()), "\n",
+      DevicesTable(*host).Render(session.out_screen()), HostNotes(*host, session.now_ns()));
   return session.ShowOne(text, *host, host->name());
 }
 
@@ -76,8 +78,13 @@ int Drain(Session& session, const std::string& target, const std::string& reason
   absl::StatusOr<pb::DrainResponse> response = (*client)->Drain(target, reason);
   if (!response.ok()) return session.Fail(response.status());
   std::string text = absl::StrCat(target, " is drained: nothing new starts there.");
-  if (response->jobs_size() > 0) absl::StrAppend(&text, " These are stopped and move: ", absl::StrJoin(response->jobs(), ", "), ".");
-  return session.ShowOne(absl::StrCat(text, "  Undo: muster ", target.find('/') == std::string::npos ? "cluster" : "host", " resume ", target, "\n"), *response, target);
+  if (response->jobs_size() > 0)
+    absl::StrAppend(&text, " These are stopped and move: ", absl::StrJoin(response->jobs(), ", "),
+                    ".");
+  return session.ShowOne(absl::StrCat(text, "  Undo: muster ",
+                                      target.find('/') == std::string::npos ? "cluster" : "host",
+                                      " resume ", target, "\n"),
+                         *response, target);
 }
 
 int Resume(Session& session, const std::string& target) {
@@ -85,7 +92,8 @@ int Resume(Session& session, const std::string& target) {
   if (!client.ok()) return session.Fail(client.status());
   absl::Status status = (*client)->Resume(target);
   if (!status.ok()) return session.Fail(status);
-  return session.ShowOne(absl::StrCat(target, " takes work again.\n"), pb::ResumeResponse(), target);
+  return session.ShowOne(absl::StrCat(target, " takes work again.\n"), pb::ResumeResponse(),
+                         target);
 }
 
 int ConfirmOff(Session& session, const std::string& host) {
@@ -94,36 +102,52 @@ int ConfirmOff(Session& session, const std::string& host) {
   absl::StatusOr<pb::ConfirmOffResponse> response = (*client)->ConfirmOff(host);
   if (!response.ok()) return session.Fail(response.status());
   std::string text = absl::StrCat(host, " counts as off until it speaks again.");
-  if (response->jobs_size() > 0) absl::StrAppend(&text, " These may start elsewhere: ", absl::StrJoin(response->jobs(), ", "), ".");
+  if (response->jobs_size() > 0)
+    absl::StrAppend(&text, " These may start elsewhere: ", absl::StrJoin(response->jobs(), ", "),
+                    ".");
   return session.ShowOne(text + "\n", *response, host);
 }
 
 int Release(Session& session, const std::string& host, std::optional<int32_t> device) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  absl::StatusOr<pb::ReleaseQuarantineResponse> response = (*client)->ReleaseQuarantine(host, device);
+  absl::StatusOr<pb::ReleaseQuarantineResponse> response =
+      (*client)->ReleaseQuarantine(host, device);
   if (!response.ok()) return session.Fail(response.status());
   std::vector<std::string> what;
-  for (const pb::Quarantine& row : response->released()) what.push_back(row.device() < 0 ? "the host" : absl::StrCat("device ", row.device()));
-  return session.ShowOne(absl::StrCat(host, ": ", absl::StrJoin(what, ", "), " may get work again; what spoke against it counts no more.\n"), *response, host);
+  for (const pb::Quarantine& row : response->released())
+    what.push_back(row.device() < 0 ? "the host" : absl::StrCat("device ", row.device()));
+  return session.ShowOne(
+      absl::StrCat(host, ": ", absl::StrJoin(what, ", "),
+                   " may get work again; what spoke against it counts no more.\n"),
+      *response, host);
 }
 
 // `cluster` and `host` have the same four verbs.
-void AddVerbs(CLI::App* noun, Session& session, const std::string& what, std::function<int(const std::string&)> show) {
+void AddVerbs(CLI::App* noun, Session& session, const std::string& what,
+              std::function<int(const std::string&)> show) {
   auto target = std::make_shared<std::string>();
   auto reason = std::make_shared<std::string>();
   CLI::App* show_command = noun->add_subcommand("show", "One of them");
   show_command->add_option(what, *target)->required();
-  show_command->callback([&session, target, show] { session.command = [target, show] { return show(*target); }; });
+  show_command->callback(
+      [&session, target, show] { session.command = [target, show] { return show(*target); }; });
   auto yes = std::make_shared<bool>(false);
-  CLI::App* drain = noun->add_subcommand("drain", "Start nothing new there; what runs is stopped and moves");
+  CLI::App* drain =
+      noun->add_subcommand("drain", "Start nothing new there; what runs is stopped and moves");
   drain->add_option(what, *target)->required();
   drain->add_option("--reason", *reason, "Shown to everybody who waits for it");
   drain->add_flag("-y,--yes", *yes, "Don't ask");
-  drain->callback([&session, target, reason, yes] { session.command = [&session, target, reason, yes] { return Drain(session, *target, *reason, *yes); }; });
+  drain->callback([&session, target, reason, yes] {
+    session.command = [&session, target, reason, yes] {
+      return Drain(session, *target, *reason, *yes);
+    };
+  });
   CLI::App* resume = noun->add_subcommand("resume", "Take work again");
   resume->add_option(what, *target)->required();
-  resume->callback([&session, target] { session.command = [&session, target] { return Resume(session, *target); }; });
+  resume->callback([&session, target] {
+    session.command = [&session, target] { return Resume(session, *target); };
+  });
   for (CLI::App* command : {show_command, drain, resume}) command->fallthrough();
 }
 
@@ -135,28 +159,38 @@ void AddFleet(CLI::App& root, Session& session) {
   CLI::App* list = cluster->add_subcommand("list", "All of them, with their devices");
   list->fallthrough();
   list->callback([&session] { session.command = [&session] { return ListClusters(session); }; });
-  AddVerbs(cluster, session, "cluster", [&session](const std::string& name) { return ShowCluster(session, name); });
+  AddVerbs(cluster, session, "cluster",
+           [&session](const std::string& name) { return ShowCluster(session, name); });
 
-  CLI::App* host = root.add_subcommand("host", "Hosts: list, show, drain, resume, release, confirm-off");
+  CLI::App* host =
+      root.add_subcommand("host", "Hosts: list, show, drain, resume, release, confirm-off");
   host->require_subcommand(1);
   auto of = std::make_shared<std::string>();
   CLI::App* hosts = host->add_subcommand("list", "All of them, with what runs there");
   hosts->fallthrough();
   hosts->add_option("cluster", *of, "Only this cluster's");
-  hosts->callback([&session, of] { session.command = [&session, of] { return ListHosts(session, *of); }; });
+  hosts->callback(
+      [&session, of] { session.command = [&session, of] { return ListHosts(session, *of); }; });
   auto off = std::make_shared<std::string>();
-  CLI::App* confirm = host->add_subcommand("confirm-off", "Say that nothing runs on a host that can't be reached: you have switched it off. Its tasks start elsewhere");
+  CLI::App* confirm = host->add_subcommand("confirm-off",
+                                           "Say that nothing runs on a host that can't be reached: "
+                                           "you have switched it off. Its tasks start elsewhere");
   confirm->fallthrough();
   confirm->add_option("cluster/host", *off)->required();
-  confirm->callback([&session, off] { session.command = [&session, off] { return ConfirmOff(session, *off); }; });
+  confirm->callback(
+      [&session, off] { session.command = [&session, off] { return ConfirmOff(session, *off); }; });
   auto kept = std::make_shared<std::string>();
   auto device = std::make_shared<std::optional<int32_t>>();
-  CLI::App* release = host->add_subcommand("release", "End a quarantine: work may be placed there again");
+  CLI::App* release =
+      host->add_subcommand("release", "End a quarantine: work may be placed there again");
   release->fallthrough();
   release->add_option("cluster/host", *kept)->required();
   release->add_option("device", *device, "Only this device, by its index");
-  release->callback([&session, kept, device] { session.command = [&session, kept, device] { return Release(session, *kept, *device); }; });
-  AddVerbs(host, session, "cluster/host", [&session](const std::string& name) { return ShowHost(session, name); });
+  release->callback([&session, kept, device] {
+    session.command = [&session, kept, device] { return Release(session, *kept, *device); };
+  });
+  AddVerbs(host, session, "cluster/host",
+           [&session](const std::string& name) { return ShowHost(session, name); });
 }
 
 }  // namespace muster

@@ -26,7 +26,9 @@ int Wait(Session& session, const std::vector<std::string>& ids, const std::strin
   options.quiet = true;
   if (!timeout.empty()) {
     absl::StatusOr<int64_t> parsed = ParseDuration(timeout);
-    if (!parsed.ok()) return session.Fail(absl::InvalidArgumentError(absl::StrCat("--timeout ", timeout, ": ", std::string(parsed.status().message()))));
+    if (!parsed.ok())
+      return session.Fail(absl::InvalidArgumentError(
+          absl::StrCat("--timeout ", timeout, ": ", std::string(parsed.status().message()))));
     options.timeout_ns = std::max<int64_t>(1, *parsed);
     options.since_ns = RealClock()->MonotonicNs();
   }
@@ -53,9 +55,13 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
       if (result == kExitOk) result = code;
       continue;
     }
-    std::string text = job->state() == pb::CANCELLED ? absl::StrCat("Job ", job->number(), " is cancelled.\n")
-                       : HasEnded(job->state())      ? absl::StrCat("Job ", job->number(), " has ended already: ", StateName(job->state()), ".\n")
-                                                     : absl::StrCat("Job ", job->number(), " is being cancelled; it ends when its processes are gone.\n");
+    std::string text =
+        job->state() == pb::CANCELLED ? absl::StrCat("Job ", job->number(), " is cancelled.\n")
+        : HasEnded(job->state())
+            ? absl::StrCat("Job ", job->number(), " has ended already: ", StateName(job->state()),
+                           ".\n")
+            : absl::StrCat("Job ", job->number(),
+                           " is being cancelled; it ends when its processes are gone.\n");
     session.ShowOne(text, *job, absl::StrCat(job->number()));
   }
   if (!wait || result != kExitOk) return result;
@@ -80,8 +86,12 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   writer.End();
   if (interrupt.pending()) return kExitInterrupted;
   if (status.ok() && !writer.wrote() && HasEnded(job->state()) && session.for_people()) {
-    const bool ran = std::any_of(job->tasks().begin(), job->tasks().end(), [](const pb::Task& task) { return task.attempts_size() > 0; });
-    session.Err(absl::StrCat("muster: job ", job->number(), ran ? " left no output: its processes wrote none, or its hosts no longer keep it\n" : " never ran, so it left no output\n"));
+    const bool ran = std::any_of(job->tasks().begin(), job->tasks().end(),
+                                 [](const pb::Task& task) { return task.attempts_size() > 0; });
+    session.Err(absl::StrCat(
+        "muster: job ", job->number(),
+        ran ? " left no output: its processes wrote none, or its hosts no longer keep it\n"
+            : " never ran, so it left no output\n"));
   }
   if (!status.ok()) return session.Fail(status);
   return writer.has_gaps() && !request.follow() ? kExitUnreachable : kExitOk;
@@ -92,23 +102,32 @@ int Logs(Session& session, const pb::LogsRequest& request) {
 void AddFollow(CLI::App& root, Session& session) {
   auto ids = std::make_shared<std::vector<std::string>>();
   auto id = std::make_shared<std::string>();
-  CLI::App* attach = root.add_subcommand("attach", "Follow a job; Ctrl+C stops following, never the job");
+  CLI::App* attach =
+      root.add_subcommand("attach", "Follow a job; Ctrl+C stops following, never the job");
   attach->add_option("job", *id, "Number or uid")->required();
-  attach->callback([&session, id] { session.command = [&session, id] { return Attach(session, *id); }; });
+  attach->callback(
+      [&session, id] { session.command = [&session, id] { return Attach(session, *id); }; });
 
   auto timeout = std::make_shared<std::string>();
-  CLI::App* wait = root.add_subcommand("wait", "Block until jobs have ended; the exit code tells how");
+  CLI::App* wait =
+      root.add_subcommand("wait", "Block until jobs have ended; the exit code tells how");
   wait->add_option("jobs", *ids, "Numbers or uids")->required();
-  wait->add_option("--timeout", *timeout, "Give up after so long, such as 10m, however many jobs: exit 124");
-  wait->callback([&session, ids, timeout] { session.command = [&session, ids, timeout] { return Wait(session, *ids, *timeout); }; });
+  wait->add_option("--timeout", *timeout,
+                   "Give up after so long, such as 10m, however many jobs: exit 124");
+  wait->callback([&session, ids, timeout] {
+    session.command = [&session, ids, timeout] { return Wait(session, *ids, *timeout); };
+  });
 
   auto until_gone = std::make_shared<bool>(false);
   CLI::App* cancel = root.add_subcommand("cancel", "Stop jobs for good (scancel)");
   cancel->add_option("jobs", *ids, "Numbers or uids")->required();
   cancel->add_flag("--wait", *until_gone, "Until their processes are gone");
   auto yes = std::make_shared<bool>(false);
-  cancel->add_flag("-y,--yes", *yes, "Don't ask: it never does; for scripts that say so everywhere");
-  cancel->callback([&session, ids, until_gone, yes] { session.command = [&session, ids, until_gone] { return Cancel(session, *ids, *until_gone); }; });
+  cancel->add_flag("-y,--yes", *yes,
+                   "Don't ask: it never does; for scripts that say so everywhere");
+  cancel->callback([&session, ids, until_gone, yes] {
+    session.command = [&session, ids, until_gone] { return Cancel(session, *ids, *until_gone); };
+  });
 
   auto request = std::make_shared<pb::LogsRequest>();
   struct LogOptions {
@@ -123,8 +142,10 @@ void AddFollow(CLI::App& root, Session& session) {
   logs->add_flag("-f,--follow", log->follow, "Until the task has ended");
   logs->add_option("--task", log->task, "Default: the newest that ran");
   logs->add_option("--attempt", log->attempt, "Default: the newest")->check(CLI::Range(1, 1000000));
-  logs->add_option("--rank", log->rank, "Default: all, each line with its rank")->check(CLI::Range(0, 1 << 26));
-  logs->add_option("--tail", log->tail, "Only the last N lines")->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  logs->add_option("--rank", log->rank, "Default: all, each line with its rank")
+      ->check(CLI::Range(0, 1 << 26));
+  logs->add_option("--tail", log->tail, "Only the last N lines")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   logs->callback([&session, log, request] {
     request->set_id(log->id);
     request->set_task(log->task);

@@ -26,13 +26,16 @@ absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool
   request.set_owner(options.owner);
   for (const std::string& label : options.labels) {
     size_t equals = label.find('=');
-    if (equals == std::string::npos) return absl::InvalidArgumentError(absl::StrCat("--label ", label, ": write KEY=VALUE"));
+    if (equals == std::string::npos)
+      return absl::InvalidArgumentError(absl::StrCat("--label ", label, ": write KEY=VALUE"));
     (*request.mutable_labels())[label.substr(0, equals)] = label.substr(equals + 1);
   }
   if (!options.state.empty()) {
     pb::JobState state;
-    if (!pb::JobState_Parse(absl::AsciiStrToUpper(options.state), &state) || state == pb::JOB_STATE_UNSPECIFIED) {
-      return absl::InvalidArgumentError(absl::StrCat("--state ", options.state, ": one of waiting, running, succeeded, failed, cancelled"));
+    if (!pb::JobState_Parse(absl::AsciiStrToUpper(options.state), &state) ||
+        state == pb::JOB_STATE_UNSPECIFIED) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--state ", options.state, ": one of waiting, running, succeeded, failed, cancelled"));
     }
     request.add_states(state);
   } else if (finished) {
@@ -44,7 +47,8 @@ absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool
 }
 
 // All pages up to `limit` jobs; *more says whether there would have been others.
-absl::StatusOr<pb::ListJobsResponse> ListAll(Client& client, pb::ListJobsRequest request, int limit, bool* more) {
+absl::StatusOr<pb::ListJobsResponse> ListAll(Client& client, pb::ListJobsRequest request, int limit,
+                                             bool* more) {
   pb::ListJobsResponse all;
   *more = false;
   for (;;) {
@@ -53,7 +57,8 @@ absl::StatusOr<pb::ListJobsResponse> ListAll(Client& client, pb::ListJobsRequest
     if (!page.ok()) return page.status();
     for (pb::Job& job : *page->mutable_jobs()) all.add_jobs()->Swap(&job);
     *more = !page->next_page_token().empty();
-    if (!*more || all.jobs_size() >= limit || page->next_page_token() == request.page_token()) return all;
+    if (!*more || all.jobs_size() >= limit || page->next_page_token() == request.page_token())
+      return all;
     request.set_page_token(page->next_page_token());
   }
 }
@@ -76,11 +81,14 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
   Table table = finished ? HistoryTable(jobs, session.now_ns()) : JobsTable(jobs, session.now_ns());
   if (jobs.empty() && session.for_people()) {
     session.Err(finished ? "No finished jobs.  Unfinished ones: muster jobs\n"
-                : options.all || !options.state.empty() ? "No such jobs.\n" : "No unfinished jobs.  Finished ones: muster history\n");
+                : options.all || !options.state.empty()
+                    ? "No such jobs.\n"
+                    : "No unfinished jobs.  Finished ones: muster history\n");
     return kExitOk;
   }
   int code = session.Show(table, *response, rows, names);
-  if (more) session.Err(absl::StrCat("There are more than ", options.limit, ": --limit N shows them.\n"));
+  if (more)
+    session.Err(absl::StrCat("There are more than ", options.limit, ": --limit N shows them.\n"));
   return code;
 }
 
@@ -104,15 +112,19 @@ int ShowJob(Session& session, const std::string& id, bool spec_only) {
     session.Out(SpecToYaml(job->spec()));
     return kExitOk;
   }
-  return session.ShowOne(RenderJob(*job, session.out_screen(), session.now_ns()), *job, absl::StrCat(job->number()));
+  return session.ShowOne(RenderJob(*job, session.out_screen(), session.now_ns()), *job,
+                         absl::StrCat(job->number()));
 }
 
 void AddListOptions(CLI::App* command, const std::shared_ptr<ListOptions>& options) {
   command->add_option("--queue", options->queue, "Only this queue and those below it");
   command->add_option("--owner", options->owner, "Only this user's");
   command->add_option("--label", options->labels, "Only with KEY=VALUE; may be repeated");
-  command->add_option("--state", options->state, "waiting, running, succeeded, failed or cancelled");
-  command->add_option("--limit", options->limit, "At most so many, newest first")->check(CLI::Range(1, 1000000))->capture_default_str();
+  command->add_option("--state", options->state,
+                      "waiting, running, succeeded, failed or cancelled");
+  command->add_option("--limit", options->limit, "At most so many, newest first")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -123,19 +135,27 @@ void AddJobs(CLI::App& root, Session& session) {
   AddListOptions(jobs, list);
   jobs->add_flag("-a,--all", list->all, "Finished ones, too");
   jobs->add_flag("-w,--watch", list->watch, "Look again every 2 s until Ctrl+C");
-  jobs->callback([&session, list] { session.command = [&session, list] { return list->watch ? WatchList(session, *list) : ShowList(session, *list, false); }; });
+  jobs->callback([&session, list] {
+    session.command = [&session, list] {
+      return list->watch ? WatchList(session, *list) : ShowList(session, *list, false);
+    };
+  });
 
   auto past = std::make_shared<ListOptions>();
   CLI::App* history = root.add_subcommand("history", "List finished jobs (sacct)");
   AddListOptions(history, past);
-  history->callback([&session, past] { session.command = [&session, past] { return ShowList(session, *past, true); }; });
+  history->callback([&session, past] {
+    session.command = [&session, past] { return ShowList(session, *past, true); };
+  });
 
   auto id = std::make_shared<std::string>();
   auto spec_only = std::make_shared<bool>(false);
   CLI::App* show = root.add_subcommand("show", "One job whole: tasks, attempts, checkpoints");
   show->add_option("job", *id, "Number or uid")->required();
   show->add_flag("--spec", *spec_only, "Its job file, to submit again");
-  show->callback([&session, id, spec_only] { session.command = [&session, id, spec_only] { return ShowJob(session, *id, *spec_only); }; });
+  show->callback([&session, id, spec_only] {
+    session.command = [&session, id, spec_only] { return ShowJob(session, *id, *spec_only); };
+  });
 }
 
 }  // namespace muster

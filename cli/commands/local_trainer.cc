@@ -15,13 +15,17 @@ std::string LocalTrainer() {
   return ::access(trainer.c_str(), X_OK) == 0 ? trainer : "";
 }
 
-std::optional<std::string> AskLocalTrainer(const std::vector<std::string>& arguments, const std::string& config, const std::vector<int>& good) {
+std::optional<std::string> AskLocalTrainer(const std::vector<std::string>& arguments,
+                                           const std::string& config,
+                                           const std::vector<int>& good) {
   const std::string trainer = LocalTrainer();
   if (trainer.empty()) return std::nullopt;
-  ProgramOptions options{.argv = {trainer}, .input = config, .time_limit_ns = 10 * kSecond, .most_bytes = 1 << 20};
+  ProgramOptions options{
+      .argv = {trainer}, .input = config, .time_limit_ns = 10 * kSecond, .most_bytes = 1 << 20};
   options.argv.insert(options.argv.end(), arguments.begin(), arguments.end());
   const absl::StatusOr<ProgramEnd> end = RunProgram(options);
-  if (!end.ok() || std::find(good.begin(), good.end(), end->exit_code) == good.end()) return std::nullopt;
+  if (!end.ok() || std::find(good.begin(), good.end(), end->exit_code) == good.end())
+    return std::nullopt;
   return end->output;
 }
 

@@ -12,20 +12,25 @@ namespace muster {
 namespace {
 
 constexpr int kBackoffMs = 200;
-constexpr int64_t kServedNs = 5 * kSecond;     // a call that lasted so long was served
+constexpr int64_t kServedNs = 5 * kSecond;  // a call that lasted so long was served
 
 bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
   for (const pb::TaskSpec& spec : job.spec().tasks()) {
     if (!task.empty() && spec.name() != task) continue;
-    if (spec.workers().max() > 1 || spec.processes_per_worker() > 1 || spec.resources().gpus_milli() >= 2000) return true;
+    if (spec.workers().max() > 1 || spec.processes_per_worker() > 1 ||
+        spec.resources().gpus_milli() >= 2000)
+      return true;
   }
   return false;
 }
 
 }  // namespace
 
-LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request, Streams streams)
-    : session_(session), with_rank_(request.rank() < 0 && HasSeveralRanks(job, request.task())), streams_(streams) {}
+LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request,
+                     Streams streams)
+    : session_(session),
+      with_rank_(request.rank() < 0 && HasSeveralRanks(job, request.task())),
+      streams_(streams) {}
 
 void LogWriter::Write(const pb::LogsResponse& chunk) {
   wrote_ = wrote_ || !chunk.data().empty() || chunk.dropped_bytes() > 0;
@@ -35,12 +40,14 @@ void LogWriter::Write(const pb::LogsResponse& chunk) {
     return;
   }
   if (chunk.dropped_bytes() > 0) {
-    session_.Err(absl::StrCat("muster: ", chunk.dropped_bytes(), " bytes of rank ", chunk.rank(), " were rotated away before they were read\n"));
+    session_.Err(absl::StrCat("muster: ", chunk.dropped_bytes(), " bytes of rank ", chunk.rank(),
+                              " were rotated away before they were read\n"));
   }
   const std::string_view data = chunk.data();
   size_t at = 0;
   for (const pb::ByteRange& range : chunk.from_stderr()) {
-    const size_t begin = std::clamp(static_cast<size_t>(range.begin()), at, data.size()), end = std::clamp(static_cast<size_t>(range.end()), begin, data.size());
+    const size_t begin = std::clamp(static_cast<size_t>(range.begin()), at, data.size()),
+                 end = std::clamp(static_cast<size_t>(range.end()), begin, data.size());
     WritePart(chunk.rank(), false, data.substr(at, begin - at));
     WritePart(chunk.rank(), streams_ == kApart, data.substr(begin, end - begin));
     at = end;
@@ -73,7 +80,8 @@ void LogWriter::End() {
   unfinished_.clear();
 }
 
-absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request, const Interrupt& interrupt, LogWriter* writer, bool tells) {
+absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
+                      const Interrupt& interrupt, LogWriter* writer, bool tells) {
   bool resumable = true;
   int64_t lost_ns = 0;
   int backoff_ms = kBackoffMs;
@@ -94,12 +102,17 @@ absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
   while (true) {
     const int64_t begin_ns = RealClock()->MonotonicNs();
     const absl::Status status = client.Logs(request, &interrupt, on);
-    const bool away = (absl::IsUnavailable(status) || absl::IsCancelled(status)) && !status.GetPayload(kDetailsUrl).has_value();
-    if (!request.follow() || !away || !resumable || interrupt.pending() || session.out_failed()) return status;
+    const bool away = (absl::IsUnavailable(status) || absl::IsCancelled(status)) &&
+                      !status.GetPayload(kDetailsUrl).has_value();
+    if (!request.follow() || !away || !resumable || interrupt.pending() || session.out_failed())
+      return status;
     const int64_t now_ns = RealClock()->MonotonicNs();
     if (lost_ns == 0 || now_ns - begin_ns > kServedNs) {
       lost_ns = now_ns;
-      if (tells) session.Err("muster: no contact with the server; the job goes on without it. Trying again; Ctrl+C stops following.\n");
+      if (tells)
+        session.Err(
+            "muster: no contact with the server; the job goes on without it. Trying again; Ctrl+C "
+            "stops following.\n");
     }
     if (now_ns - lost_ns > kGiveUpAfterNs || interrupt.WaitFor(backoff_ms)) return status;
     backoff_ms = std::min(2000, backoff_ms * 2);

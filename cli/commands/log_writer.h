@@ -1,4 +1,5 @@
-// Puts the chunks of a log stream on the screen: whole lines, with their rank in front when there are several.
+// Puts the chunks of a log stream on the screen: whole lines, with their rank in front when there
+// are several.
 #pragma once
 
 #include <map>
@@ -12,14 +13,17 @@ namespace muster {
 
 class LogWriter {
  public:
-  // A log is data: all of it goes to stdout. Apart: what the processes wrote to standard error goes to stderr.
+  // A log is data: all of it goes to stdout. Apart: what the processes wrote to standard error goes
+  // to stderr.
   enum Streams { kTogether, kApart };
 
   LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request, Streams streams);
   void Write(const pb::LogsResponse& chunk);
-  void End();  // what is left of unfinished lines
-  bool wrote() const { return wrote_; }   // anything at all
-  bool has_gaps() const { return has_gaps_; }   // output was deleted before it was read; it is told where that is
+  void End();                            // what is left of unfinished lines
+  bool wrote() const { return wrote_; }  // anything at all
+  bool has_gaps() const {
+    return has_gaps_;
+  }  // output was deleted before it was read; it is told where that is
 
  private:
   void WritePart(int rank, bool is_error, std::string_view data);
@@ -28,11 +32,14 @@ class LogWriter {
   const bool with_rank_;
   const Streams streams_;
   bool wrote_ = false, has_gaps_ = false;
-  std::map<std::pair<int, bool>, std::string> unfinished_;  // by rank and whether it is of standard error
+  std::map<std::pair<int, bool>, std::string>
+      unfinished_;  // by rank and whether it is of standard error
 };
 
-// Reads what is asked for, to the end. With follow, a server that goes away is waited for, some minutes, and what came is not asked for again.
-// `tells`: and that is said. An error: the output is not complete, or there is none.
-absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request, const Interrupt& interrupt, LogWriter* writer, bool tells);
+// Reads what is asked for, to the end. With follow, a server that goes away is waited for, some
+// minutes, and what came is not asked for again. `tells`: and that is said. An error: the output is
+// not complete, or there is none.
+absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
+                      const Interrupt& interrupt, LogWriter* writer, bool tells);
 
 }  // namespace muster

@@ -24,7 +24,8 @@ int List(Session& session, const std::string& below) {
   if (!response.ok()) return session.Fail(response.status());
   std::vector<pb::Queue> queues;
   for (const pb::Queue& queue : response->queues()) {
-    if (below.empty() || queue.path() == below || absl::StartsWith(queue.path(), below + "/")) queues.push_back(queue);
+    if (below.empty() || queue.path() == below || absl::StartsWith(queue.path(), below + "/"))
+      queues.push_back(queue);
   }
   std::vector<const google::protobuf::Message*> rows;
   std::vector<std::string> names;
@@ -37,7 +38,8 @@ int List(Session& session, const std::string& below) {
     return kExitOk;
   }
   int code = session.Show(QueuesTable(queues), *response, rows, names);
-  if (session.for_people()) session.Err(absl::StrCat("Version ", response->version(), " of the queues.\n"));
+  if (session.for_people())
+    session.Err(absl::StrCat("Version ", response->version(), " of the queues.\n"));
   return code;
 }
 
@@ -72,31 +74,37 @@ int Apply(Session& session, const ApplyOptions& options) {
     session.Err(FormatProblems(found, file->name, format));
     return kExitBadInput;
   };
-  if (!ParseQueueFile(file->text, file->name, QueueContext(), request.mutable_tree(), &problems)) return refuse(problems);
+  if (!ParseQueueFile(file->text, file->name, QueueContext(), request.mutable_tree(), &problems))
+    return refuse(problems);
   request.set_dry_run(options.dry_run);
   request.set_if_version(options.if_version);
   absl::StatusOr<pb::ApplyQueuesResponse> response = (*client)->ApplyQueues(request);
   if (!response.ok()) {
     std::vector<FieldProblem> found = ProblemsOf(response.status());
-    if (absl::IsInvalidArgument(response.status()) && !found.empty()) return refuse(PlaceQueueProblems(file->text, file->name, found));
+    if (absl::IsInvalidArgument(response.status()) && !found.empty())
+      return refuse(PlaceQueueProblems(file->text, file->name, found));
     return session.Fail(response.status());
   }
   std::string text;
   for (const std::string& change : response->changes()) absl::StrAppend(&text, Plain(change), "\n");
   if (response->changes_size() == 0) text = "The queues are like this already.\n";
   for (const pb::PreviewResponse::Taken& taken : response->evicted()) {
-    absl::StrAppend(&text, "Takes from ", Plain(taken.queue()), " ", taken.job(), taken.gpus_milli() > 0 ? absl::StrCat(": ", FormatMilli(taken.gpus_milli()), " GPUs") : "", "; it ",
-                    Plain(taken.outcome()), "\n");
+    absl::StrAppend(
+        &text, "Takes from ", Plain(taken.queue()), " ", taken.job(),
+        taken.gpus_milli() > 0 ? absl::StrCat(": ", FormatMilli(taken.gpus_milli()), " GPUs") : "",
+        "; it ", Plain(taken.outcome()), "\n");
   }
   int code = session.ShowOne(text, *response, absl::StrCat(response->version()));
-  if (code == kExitOk && options.detailed_exitcode && response->evicted_size() > 0) code = kExitWouldEvict;
+  if (code == kExitOk && options.detailed_exitcode && response->evicted_size() > 0)
+    code = kExitWouldEvict;
   if (!session.for_people()) return code;
   if (!options.dry_run) {
     session.Err(absl::StrCat("Applied as version ", response->version(), ".\n"));
   } else if (response->changes_size() > 0) {
     absl::StatusOr<pb::ListQueuesResponse> now = (*client)->ListQueues();
     std::string guard = now.ok() ? absl::StrCat(" --if-version ", now->version()) : "";
-    session.Err(absl::StrCat("Nothing was changed.  Apply: muster queue apply ", options.file, guard, "\n"));
+    session.Err(absl::StrCat("Nothing was changed.  Apply: muster queue apply ", options.file,
+                             guard, "\n"));
   }
   return code;
 }
@@ -111,24 +119,37 @@ void AddQueue(CLI::App& root, Session& session) {
   auto path = std::make_shared<std::string>();
   CLI::App* list = queue->add_subcommand("list", "Guarantee, entitlement and use of every queue");
   list->add_option("queue", *path, "Only this one and those below it");
-  list->callback([&session, path] { session.command = [&session, path] { return List(session, *path); }; });
+  list->callback(
+      [&session, path] { session.command = [&session, path] { return List(session, *path); }; });
   CLI::App* show = queue->add_subcommand("show", "One queue");
   show->add_option("queue", *path, "Path such as research/nlp")->required();
-  show->callback([&session, path] { session.command = [&session, path] { return ShowQueue(session, *path); }; });
+  show->callback([&session, path] {
+    session.command = [&session, path] { return ShowQueue(session, *path); };
+  });
 
-  CLI::App* exported = queue->add_subcommand("export", "The tree as a file that apply reads:  muster queue export > queues.yaml");
+  CLI::App* exported = queue->add_subcommand(
+      "export", "The tree as a file that apply reads:  muster queue export > queues.yaml");
   exported->callback([&session] { session.command = [&session] { return Export(session); }; });
 
   auto options = std::make_shared<ApplyOptions>();
-  CLI::App* apply = queue->add_subcommand("apply", "Replace the tree by a file's (sacctmgr modify)");
+  CLI::App* apply =
+      queue->add_subcommand("apply", "Replace the tree by a file's (sacctmgr modify)");
   apply->add_option("file", options->file, "queues.yaml; - reads standard input")->required();
-  CLI::Option* dry_run = apply->add_flag("--dry-run", options->dry_run, "Only say what would change, and whom it would take from");
-  apply->add_flag("--detailed-exitcode", options->detailed_exitcode, "With --dry-run: exit 7 if somebody would be evicted")->needs(dry_run);
-  apply->add_option("--if-version", options->if_version, "Only if the tree still has this version; else exit 5");
-  apply->callback([&session, options] { session.command = [&session, options] { return Apply(session, *options); }; });
+  CLI::Option* dry_run = apply->add_flag("--dry-run", options->dry_run,
+                                         "Only say what would change, and whom it would take from");
+  apply
+      ->add_flag("--detailed-exitcode", options->detailed_exitcode,
+                 "With --dry-run: exit 7 if somebody would be evicted")
+      ->needs(dry_run);
+  apply->add_option("--if-version", options->if_version,
+                    "Only if the tree still has this version; else exit 5");
+  apply->callback([&session, options] {
+    session.command = [&session, options] { return Apply(session, *options); };
+  });
   CLI::App* diff = queue->add_subcommand("diff", "What apply would change");
   diff->add_option("file", options->file, "queues.yaml; - reads standard input")->required();
-  diff->add_flag("--detailed-exitcode", options->detailed_exitcode, "Exit 7 if somebody would be evicted");
+  diff->add_flag("--detailed-exitcode", options->detailed_exitcode,
+                 "Exit 7 if somebody would be evicted");
   diff->callback([&session, options] {
     options->dry_run = true;
     session.command = [&session, options] { return Apply(session, *options); };

@@ -33,7 +33,8 @@ std::string NameFor(const RunOptions& options) {
 absl::StatusOr<int64_t> ParseSizeWithUnit(std::string_view text) {
   if (text.find_first_not_of("0123456789.") == std::string_view::npos) {
     const std::string number(text);
-    return absl::InvalidArgumentError(absl::StrCat("\"", number, "\" has no unit; write ", number, "GiB, or ", number, "B for bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("\"", number, "\" has no unit; write ", number,
+                                                   "GiB, or ", number, "B for bytes"));
   }
   return ParseSize(text);
 }
@@ -52,37 +53,47 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
   for (const std::string& word : options.command) task->mutable_run()->add_exec(word);
   pb::Resources* resources = task->mutable_resources();
   for (const std::string& type : options.gpu_types) resources->add_gpu_types(type);
-  auto fill = [](const char* flag, const std::string& text, absl::StatusOr<int64_t> (*parse)(std::string_view), auto set) -> absl::Status {
+  auto fill = [](const char* flag, const std::string& text,
+                 absl::StatusOr<int64_t> (*parse)(std::string_view), auto set) -> absl::Status {
     if (text.empty()) return absl::OkStatus();
     absl::StatusOr<int64_t> value = parse(text);
-    if (!value.ok()) return absl::InvalidArgumentError(absl::StrCat(flag, " ", text, ": ", std::string(value.status().message())));
+    if (!value.ok())
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, " ", text, ": ", std::string(value.status().message())));
     set(*value);
     return absl::OkStatus();
   };
   for (const absl::Status& status :
        {fill("--gpus", options.gpus, ParseMilli, [&](int64_t v) { resources->set_gpus_milli(v); }),
         fill("--cpus", options.cpus, ParseMilli, [&](int64_t v) { resources->set_cpus_milli(v); }),
-        fill("--memory", options.memory, ParseSizeWithUnit, [&](int64_t v) { resources->set_memory_bytes(v); }),
-        fill("--time-limit", options.time_limit, ParseDuration, [&](int64_t v) { task->set_time_limit_ns(v); })}) {
+        fill("--memory", options.memory, ParseSizeWithUnit,
+             [&](int64_t v) { resources->set_memory_bytes(v); }),
+        fill("--time-limit", options.time_limit, ParseDuration,
+             [&](int64_t v) { task->set_time_limit_ns(v); })}) {
     if (!status.ok()) return status;
   }
   for (const std::string& pair : options.env) {
     size_t equals = pair.find('=');
-    if (equals == std::string::npos || equals == 0) return absl::InvalidArgumentError(absl::StrCat("--env ", pair, ": write NAME=VALUE"));
+    if (equals == std::string::npos || equals == 0)
+      return absl::InvalidArgumentError(absl::StrCat("--env ", pair, ": write NAME=VALUE"));
     (*task->mutable_env())[pair.substr(0, equals)] = pair.substr(equals + 1);
   }
   if (!options.workdir.empty()) {
     char path[PATH_MAX];
-    if (realpath(options.workdir.c_str(), path) == nullptr) return absl::InvalidArgumentError(absl::StrCat("--workdir ", options.workdir, ": there is no such directory here"));
+    if (realpath(options.workdir.c_str(), path) == nullptr)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--workdir ", options.workdir, ": there is no such directory here"));
     task->set_workdir(path);
   }
   return spec;
 }
 
-// Reads each attempt's output as the attempts start, one after the other: stdout onto stdout, stderr onto stderr.
+// Reads each attempt's output as the attempts start, one after the other: stdout onto stdout,
+// stderr onto stderr.
 class OutputReader {
  public:
-  OutputReader(Session& session, Client& client, const Interrupt& interrupt) : session_(session), client_(client), interrupt_(interrupt) {}
+  OutputReader(Session& session, Client& client, const Interrupt& interrupt)
+      : session_(session), client_(client), interrupt_(interrupt) {}
   ~OutputReader() { Join(); }
 
   void On(const pb::Job& job) {
@@ -100,7 +111,7 @@ class OutputReader {
       thread_ = std::thread([this, job, request] { Read(job, request); });
     }
   }
-  bool complete() const { return complete_; }   // all that was read so far; what isn't was told
+  bool complete() const { return complete_; }  // all that was read so far; what isn't was told
   void Join() {
     if (thread_.joinable()) thread_.join();
   }
@@ -108,12 +119,15 @@ class OutputReader {
  private:
   void Read(const pb::Job& job, const pb::LogsRequest& request) {
     LogWriter writer(session_, job, request, LogWriter::kApart);
-    const absl::Status status = ReadLogs(session_, client_, request, interrupt_, &writer, false);   // Follow tells
+    const absl::Status status =
+        ReadLogs(session_, client_, request, interrupt_, &writer, false);  // Follow tells
     writer.End();
     if (writer.has_gaps()) complete_ = false;
     if (!status.ok() && !interrupt_.pending()) {
       complete_ = false;
-      session_.Err(absl::StrCat("muster: the output is not complete here: ", Plain(std::string(status.message())), "  All of it: muster logs ", job.number(), "\n"));
+      session_.Err(absl::StrCat(
+          "muster: the output is not complete here: ", Plain(std::string(status.message())),
+          "  All of it: muster logs ", job.number(), "\n"));
     }
   }
 
@@ -133,16 +147,20 @@ int RunCommand(Session& session, RunOptions options) {
   if (!client.ok()) return session.Fail(client.status());
   SpecContext context = ContextOf(**client);
   if (options.queue.empty()) options.queue = DefaultQueue(*settings, context);
-  if (!options.gpus.empty() && options.gpu_types.empty() && context.flavours.size() == 1) options.gpu_types = {context.flavours.begin()->first};
+  if (!options.gpus.empty() && options.gpu_types.empty() && context.flavours.size() == 1)
+    options.gpu_types = {context.flavours.begin()->first};
   absl::StatusOr<pb::JobSpec> spec = SpecFor(options);
   if (!spec.ok()) return session.Fail(spec.status());
   const std::string key = SubmissionKey(options.key);
   absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
   if (!response.ok()) return FailSubmitted(session, response.status(), nullptr, key);
   std::string id = absl::StrCat(response->job().number());
-  const std::string which = absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()), response->existed() ? " was submitted before with this key." : " submitted.");
+  const std::string which =
+      absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()),
+                   response->existed() ? " was submitted before with this key." : " submitted.");
   if (options.detach || !session.for_people()) {
-    return session.ShowOne(absl::StrCat(which, "  Follow: muster attach ", id, "\n"), response->job(), id);
+    return session.ShowOne(absl::StrCat(which, "  Follow: muster attach ", id, "\n"),
+                           response->job(), id);
   }
   session.Err(absl::StrCat(which, " Its output follows; Ctrl+C stops following, never the job.\n"));
   OutputReader reader(session, **client, interrupt);
@@ -158,23 +176,35 @@ int RunCommand(Session& session, RunOptions options) {
 
 void AddRun(CLI::App& root, Session& session) {
   auto options = std::make_shared<RunOptions>();
-  CLI::App* run = root.add_subcommand("run", "Run one command as a job: muster run [flags] -- CMD ARGS; its output comes here");
-  run->add_option("command", options->command, "The program and its arguments, after --")->required();
+  CLI::App* run = root.add_subcommand(
+      "run", "Run one command as a job: muster run [flags] -- CMD ARGS; its output comes here");
+  run->add_option("command", options->command, "The program and its arguments, after --")
+      ->required();
   run->add_option("--queue", options->queue, "Default: the context's, or the only one");
   run->add_option("--name", options->name, "Default: the program's name");
-  run->add_option("--workers", options->workers, "Identical workers, placed all or none")->check(CLI::Range(1, 65536));
+  run->add_option("--workers", options->workers, "Identical workers, placed all or none")
+      ->check(CLI::Range(1, 65536));
   run->add_option("--gpus", options->gpus, "Per worker; a fraction with one worker only");
-  run->add_option("--gpu-type", options->gpu_types, "Flavours in order of preference")->delimiter(',');
+  run->add_option("--gpu-type", options->gpu_types, "Flavours in order of preference")
+      ->delimiter(',');
   run->add_option("--cpus", options->cpus, "Per worker");
   run->add_option("--memory", options->memory, "Per worker, such as 4GiB");
   run->add_option("--time-limit", options->time_limit, "Hard stop after so long, such as 30m");
-  run->add_option("--cluster", options->clusters, "Where it may run, in order of preference")->delimiter(',');
+  run->add_option("--cluster", options->clusters, "Where it may run, in order of preference")
+      ->delimiter(',');
   run->add_option("--env", options->env, "NAME=VALUE; may be repeated")->allow_extra_args(false);
-  run->add_option("-C,--workdir", options->workdir, "Directory to run in; must exist on the host, too");
-  run->add_option("--max-restarts", options->max_restarts, "After failures of the program")->check(CLI::Range(0, 1000))->capture_default_str();
-  run->add_option("--idempotency-key", options->key, "For scripts that repeat themselves: the same key gives the same job, submitted once");
+  run->add_option("-C,--workdir", options->workdir,
+                  "Directory to run in; must exist on the host, too");
+  run->add_option("--max-restarts", options->max_restarts, "After failures of the program")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  run->add_option(
+      "--idempotency-key", options->key,
+      "For scripts that repeat themselves: the same key gives the same job, submitted once");
   run->add_flag("-d,--detach", options->detach, "Don't follow");
-  run->callback([&session, options] { session.command = [&session, options] { return RunCommand(session, *options); }; });
+  run->callback([&session, options] {
+    session.command = [&session, options] { return RunCommand(session, *options); };
+  });
 }
 
 }  // namespace muster

@@ -21,19 +21,25 @@ absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* in
   if (path != "-") {
     absl::StatusOr<std::string> text = ReadFile(path, kMaxYamlBytes + 1);
     if (absl::IsOutOfRange(text.status())) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": larger than ", kMaxYamlBytes / 1024, " KiB; a job file may have no more"));
+      return absl::InvalidArgumentError(absl::StrCat(path, ": larger than ", kMaxYamlBytes / 1024,
+                                                     " KiB; a job file may have no more"));
     }
     if (!text.ok()) {
       std::string why(text.status().message());
-      return absl::InvalidArgumentError(absl::StrContains(why, path) ? why : absl::StrCat(path, ": ", why));
+      return absl::InvalidArgumentError(
+          absl::StrContains(why, path) ? why : absl::StrCat(path, ": ", why));
     }
     file.text = *std::move(text);
     return file;
   }
   char buffer[65536];
-  auto next = [&] { return interrupt != nullptr ? interrupt->Read(STDIN_FILENO, buffer, sizeof buffer) : read(STDIN_FILENO, buffer, sizeof buffer); };
+  auto next = [&] {
+    return interrupt != nullptr ? interrupt->Read(STDIN_FILENO, buffer, sizeof buffer)
+                                : read(STDIN_FILENO, buffer, sizeof buffer);
+  };
   for (ssize_t count; (count = next()) != 0;) {
-    if (count < 0 && errno == EINTR) return absl::CancelledError("interrupted while reading the job from standard input");
+    if (count < 0 && errno == EINTR)
+      return absl::CancelledError("interrupted while reading the job from standard input");
     if (count < 0) return ErrnoStatus(errno, "standard input");
     file.text.append(buffer, static_cast<size_t>(count));
     if (file.text.size() > kMaxYamlBytes) break;  // ParseJobFile says so
@@ -46,7 +52,9 @@ SpecContext ContextOf(Client& client) {
   if (auto queues = client.ListQueues(); queues.ok()) {
     for (const pb::Queue& queue : queues->queues()) {
       bool leaf = std::none_of(queues->queues().begin(), queues->queues().end(),
-                               [&](const pb::Queue& other) { return absl::StartsWith(other.path(), queue.path() + "/"); });
+                               [&](const pb::Queue& other) {
+                                 return absl::StartsWith(other.path(), queue.path() + "/");
+                               });
       if (leaf) context.queues.push_back(queue.path());
     }
   }
@@ -54,11 +62,13 @@ SpecContext ContextOf(Client& client) {
     for (const pb::Cluster& cluster : clusters->clusters()) {
       context.clusters.push_back(cluster.name());
       for (const pb::Capacity& capacity : cluster.capacity()) {
-        if (!capacity.flavour().empty()) context.flavours[capacity.flavour()].push_back(cluster.name());
+        if (!capacity.flavour().empty())
+          context.flavours[capacity.flavour()].push_back(cluster.name());
       }
     }
   }
-  if (auto schema = client.TrainerSchema(); schema.ok()) context.trainer_schema_json = schema->json();
+  if (auto schema = client.TrainerSchema(); schema.ok())
+    context.trainer_schema_json = schema->json();
   return context;
 }
 
@@ -81,9 +91,10 @@ absl::StatusOr<pb::QueueTree> PresentTree(Client& client) {
   absl::StatusOr<pb::ListQueuesResponse> response = client.ListQueues();
   if (!response.ok()) return response.status();
   pb::QueueTree tree;
-  for (const pb::Queue& queue : response->queues()) {      // parents come before their children
+  for (const pb::Queue& queue : response->queues()) {  // parents come before their children
     const size_t slash = queue.path().rfind('/');
-    pb::QueueSpec* parent = slash == std::string::npos ? nullptr : FindQueue(&tree, queue.path().substr(0, slash));
+    pb::QueueSpec* parent =
+        slash == std::string::npos ? nullptr : FindQueue(&tree, queue.path().substr(0, slash));
     *(parent == nullptr ? tree.add_queues() : parent->add_queues()) = queue.spec();
   }
   return tree;
@@ -94,7 +105,8 @@ std::string DefaultQueue(const Settings& settings, const SpecContext& context) {
   return context.queues.size() == 1 ? context.queues[0] : "";
 }
 
-int FailWithProblems(Session& session, const std::vector<Problem>& problems, const std::string& filename, const std::string& outcome) {
+int FailWithProblems(Session& session, const std::vector<Problem>& problems,
+                     const std::string& filename, const std::string& outcome) {
   ProblemFormat format;
   format.outcome = outcome;
   format.footer = JobFooter(problems, filename);
@@ -109,14 +121,19 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
   std::vector<FieldProblem> found = ProblemsOf(status);
   if (file == nullptr || found.empty()) return session.Fail(status);
   if (absl::IsInvalidArgument(status)) {
-    return FailWithProblems(session, PlaceProblems(file->text, file->name, found), file->name, "nothing was submitted");
+    return FailWithProblems(session, PlaceProblems(file->text, file->name, found), file->name,
+                            "nothing was submitted");
   }
   if (absl::IsFailedPrecondition(status)) {
-    std::string text = absl::StrCat(file->name, ": this job can never start, so it was not accepted\n");
+    std::string text =
+        absl::StrCat(file->name, ": this job can never start, so it was not accepted\n");
     for (const FieldProblem& problem : found) {
-      for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty())) absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
+      for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty()))
+        absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
     }
-    if (MayWaitForCapacity(status)) absl::StrAppend(&text, "  Hosts are on their way? muster submit ", file->name, " --wait-for-capacity\n");
+    if (MayWaitForCapacity(status))
+      absl::StrAppend(&text, "  Hosts are on their way? muster submit ", file->name,
+                      " --wait-for-capacity\n");
     session.Err(text);
     return kExitBadInput;
   }
@@ -125,7 +142,8 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
 
 std::string SubmissionKey(const std::string& asked) { return asked.empty() ? RandomId() : asked; }
 
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key, bool wait_for_capacity) {
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec,
+                                              const std::string& key, bool wait_for_capacity) {
   pb::SubmitRequest request;
   *request.mutable_spec() = spec;
   request.set_wait_for_capacity(wait_for_capacity);
@@ -136,11 +154,16 @@ absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec&
   return client.Submit(request);
 }
 
-int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file, const std::string& key) {
-  const bool answered = status.GetPayload(kDetailsUrl).has_value() || (ExitCodeFor(status) != kExitUnreachable && !absl::IsCancelled(status));
+int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file,
+                  const std::string& key) {
+  const bool answered = status.GetPayload(kDetailsUrl).has_value() ||
+                        (ExitCodeFor(status) != kExitUnreachable && !absl::IsCancelled(status));
   if (answered || absl::IsResourceExhausted(status)) return FailRefused(session, status, file);
-  session.Err(absl::StrCat("muster: no certain answer to the submission (", Plain(std::string(status.message())), "): the job may have been submitted, or not.\n",
-                           "  Safe to repeat: the same command with --idempotency-key ", key, "\n  Look: muster jobs\n"));
+  session.Err(absl::StrCat("muster: no certain answer to the submission (",
+                           Plain(std::string(status.message())),
+                           "): the job may have been submitted, or not.\n",
+                           "  Safe to repeat: the same command with --idempotency-key ", key,
+                           "\n  Look: muster jobs\n"));
   return kExitUnreachable;
 }
 

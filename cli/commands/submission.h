@@ -1,4 +1,5 @@
-// From a job file, or a spec made of flags, to a job on the server: what `submit`, `validate` and `run` share.
+// From a job file, or a spec made of flags, to a job on the server: what `submit`, `validate` and
+// `run` share.
 #pragma once
 
 #include <string>
@@ -18,25 +19,33 @@ struct JobFile {
 // With an Interrupt alive, name it: it ends the reading of standard input.
 absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* interrupt = nullptr);
 
-// What the server can tell a checker: queues, clusters, flavours, the trainer's schema. What it doesn't answer stays unknown.
+// What the server can tell a checker: queues, clusters, flavours, the trainer's schema. What it
+// doesn't answer stays unknown.
 SpecContext ContextOf(Client& client);
 // The queue of that path; nullptr if there is none.
 pb::QueueSpec* FindQueue(pb::QueueTree* tree, const std::string& path);
 // The tree that the server has now, put together from its flat list.
 absl::StatusOr<pb::QueueTree> PresentTree(Client& client);
-// The queue for a job that names none: the settings' one, else the server's only leaf; empty: the user must say.
+// The queue for a job that names none: the settings' one, else the server's only leaf; empty: the
+// user must say.
 std::string DefaultQueue(const Settings& settings, const SpecContext& context);
 
 // The problems on stderr, in PRODUCT.md's form; kExitBadInput.
-int FailWithProblems(Session& session, const std::vector<Problem>& problems, const std::string& filename, const std::string& outcome);
+int FailWithProblems(Session& session, const std::vector<Problem>& problems,
+                     const std::string& filename, const std::string& outcome);
 // A refusal by the server, with the places in the file where `file` is not null.
 int FailRefused(Session& session, const absl::Status& status, const JobFile* file);
 
 // A submission's idempotency key: the one asked for, else a new one.
 std::string SubmissionKey(const std::string& asked);
-// Submits with this process's umask. Repeats itself safely, with the same key, while the server is away or doesn't answer.
-absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec, const std::string& key, bool wait_for_capacity = false);
-// What SubmitSpec met: as FailRefused, or, where no answer came, that the job may be there and how to go on without submitting it twice.
-int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file, const std::string& key);
+// Submits with this process's umask. Repeats itself safely, with the same key, while the server is
+// away or doesn't answer.
+absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec& spec,
+                                              const std::string& key,
+                                              bool wait_for_capacity = false);
+// What SubmitSpec met: as FailRefused, or, where no answer came, that the job may be there and how
+// to go on without submitting it twice.
+int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file,
+                  const std::string& key);
 
 }  // namespace muster

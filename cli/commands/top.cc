@@ -33,14 +33,18 @@ int ShowTop(Session& session, const pb::TopRequest& request, bool redraw) {
     return kExitOk;
   }
   const int code = session.Show(TopTable(*top, request.by()), *top, rows, names);
-  if (top->left_out() > 0 && session.for_people()) session.Err(absl::StrCat(top->left_out(), " more rows: --limit N shows them.\n"));
+  if (top->left_out() > 0 && session.for_people())
+    session.Err(absl::StrCat(top->left_out(), " more rows: --limit N shows them.\n"));
   return code;
 }
 
 int Top(Session& session, const TopOptions& options) {
   pb::TopRequest request;
   request.set_limit(options.limit);
-  request.set_by(options.by == "cluster" ? pb::TopRequest::CLUSTER : options.by == "user" ? pb::TopRequest::USER : options.by == "job" ? pb::TopRequest::JOB : pb::TopRequest::QUEUE);
+  request.set_by(options.by == "cluster" ? pb::TopRequest::CLUSTER
+                 : options.by == "user"  ? pb::TopRequest::USER
+                 : options.by == "job"   ? pb::TopRequest::JOB
+                                         : pb::TopRequest::QUEUE);
   const bool live = session.out_screen().live && session.for_people();
   if (options.once || (!live && !options.watch)) return ShowTop(session, request, false);
   Interrupt interrupt;
@@ -56,7 +60,10 @@ int ShowLedger(Session& session, const std::string& by) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   pb::GetLedgerRequest request;
-  request.set_by(by == "queue" ? pb::GetLedgerRequest::QUEUE : by == "user" ? pb::GetLedgerRequest::USER : by == "job" ? pb::GetLedgerRequest::JOB : pb::GetLedgerRequest::NOTHING);
+  request.set_by(by == "queue"  ? pb::GetLedgerRequest::QUEUE
+                 : by == "user" ? pb::GetLedgerRequest::USER
+                 : by == "job"  ? pb::GetLedgerRequest::JOB
+                                : pb::GetLedgerRequest::NOTHING);
   absl::StatusOr<pb::LedgerResponse> ledger = (*client)->Ledger(request);
   if (!ledger.ok()) return session.Fail(ledger.status());
   std::vector<const google::protobuf::Message*> rows;
@@ -71,7 +78,8 @@ int ShowLedger(Session& session, const std::string& by) {
     names.push_back(row.job() != 0 ? absl::StrCat(row.job()) : row.name());
   }
   if (session.for_people()) session.Err(LedgerLine(*ledger));
-  return session.Show(by.empty() ? LedgerTable(*ledger) : LedgerRowsTable(*ledger, request.by()), *ledger, rows, names);
+  return session.Show(by.empty() ? LedgerTable(*ledger) : LedgerRowsTable(*ledger, request.by()),
+                      *ledger, rows, names);
 }
 
 }  // namespace
@@ -79,16 +87,25 @@ int ShowLedger(Session& session, const std::string& by) {
 void AddTop(CLI::App& root, Session& session) {
   auto options = std::make_shared<TopOptions>();
   CLI::App* top = root.add_subcommand("top", "Who uses what now, live on a terminal (sinfo)");
-  top->add_option("--by", options->by, "queue, cluster, user or job")->check(CLI::IsMember({"queue", "cluster", "user", "job"}))->capture_default_str();
-  top->add_option("--limit", options->limit, "At most so many rows")->check(CLI::Range(1, 1000))->capture_default_str();
+  top->add_option("--by", options->by, "queue, cluster, user or job")
+      ->check(CLI::IsMember({"queue", "cluster", "user", "job"}))
+      ->capture_default_str();
+  top->add_option("--limit", options->limit, "At most so many rows")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   top->add_flag("-1,--once", options->once, "Once, even on a terminal");
   top->add_flag("-w,--watch", options->watch, "Again every 2 s until Ctrl+C, even in a pipe");
-  top->callback([&session, options] { session.command = [&session, options] { return Top(session, *options); }; });
+  top->callback([&session, options] {
+    session.command = [&session, options] { return Top(session, *options); };
+  });
 
   auto by = std::make_shared<std::string>();
-  CLI::App* ledger = root.add_subcommand("ledger", "Where every device-second went, by class (sreport)");
-  ledger->add_option("--by", *by, "queue, user or job")->check(CLI::IsMember({"queue", "user", "job"}));
-  ledger->callback([&session, by] { session.command = [&session, by] { return ShowLedger(session, *by); }; });
+  CLI::App* ledger =
+      root.add_subcommand("ledger", "Where every device-second went, by class (sreport)");
+  ledger->add_option("--by", *by, "queue, user or job")
+      ->check(CLI::IsMember({"queue", "user", "job"}));
+  ledger->callback(
+      [&session, by] { session.command = [&session, by] { return ShowLedger(session, *by); }; });
 }
 
 }  // namespace muster

@@ -26,16 +26,27 @@ using Report = std::function<void(int code, const std::string& text)>;
 
 absl::StatusOr<UpPlan> PlanFor(const UpOptions& options) {
   UpPlan plan;
-  plan.data_dir = options.data_dir.empty() ? DefaultDataDirectory(ProcessEnvironment) : options.data_dir;
-  if (plan.data_dir.empty()) return absl::InvalidArgumentError("no home directory to keep data in; name one: --data-dir DIR");
-  if (absl::Status made = MakeDirectories(plan.data_dir, 0700); !made.ok()) return absl::InvalidArgumentError(std::string(made.message()));
+  plan.data_dir =
+      options.data_dir.empty() ? DefaultDataDirectory(ProcessEnvironment) : options.data_dir;
+  if (plan.data_dir.empty())
+    return absl::InvalidArgumentError(
+        "no home directory to keep data in; name one: --data-dir DIR");
+  if (absl::Status made = MakeDirectories(plan.data_dir, 0700); !made.ok())
+    return absl::InvalidArgumentError(std::string(made.message()));
   char* absolute = realpath(plan.data_dir.c_str(), nullptr);
-  if (absolute == nullptr) return absl::InvalidArgumentError(absl::StrCat("--data-dir ", plan.data_dir, ": can't be resolved"));
+  if (absolute == nullptr)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data-dir ", plan.data_dir, ": can't be resolved"));
   plan.data_dir = absolute;
   free(absolute);
-  plan.server = options.listen.empty() ? absl::StrCat("unix://", LocalSocketPath(ProcessEnvironment)) : options.listen;
+  plan.server = options.listen.empty()
+                    ? absl::StrCat("unix://", LocalSocketPath(ProcessEnvironment))
+                    : options.listen;
   if (plan.server[0] == '/') plan.server = "unix://" + plan.server;
-  if (plan.server.rfind("unix:///", 0) != 0) return absl::InvalidArgumentError(absl::StrCat("--listen ", plan.server, ": only unix:///path yet; the network needs TLS, which is not there yet"));
+  if (plan.server.rfind("unix:///", 0) != 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--listen ", plan.server,
+                     ": only unix:///path yet; the network needs TLS, which is not there yet"));
   plan.binaries_dir = ExecutableDirectory();
   plan.slots = options.slots;
   plan.adopt_restored = options.adopt_restored;
@@ -67,7 +78,9 @@ absl::Status StopJobs(Session& session, Client& client) {
     session.Err(absl::StrCat("Stopping job ", job.number(), " ", Plain(job.spec().name()), ".\n"));
   }
   for (const pb::Job& job : *jobs) {
-    absl::Status status = client.Watch(absl::StrCat(job.number()), 0, nullptr, [](const pb::WatchJobResponse& r) { return !HasEnded(r.job().state()); });
+    absl::Status status =
+        client.Watch(absl::StrCat(job.number()), 0, nullptr,
+                     [](const pb::WatchJobResponse& r) { return !HasEnded(r.job().state()); });
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -87,16 +100,27 @@ void SayWhatGoesOn(Session& session, Client& client) {
   }
   bool several = running.find(',') != std::string::npos;
   if (!running.empty()) {
-    session.Err(absl::StrCat(several ? "Jobs " : "Job ", running, several ? " go" : " goes", " on; muster up finds ", several ? "them" : "it", " again.  With --stop-jobs (muster up, muster down) jobs end, too.\n"));
+    session.Err(
+        absl::StrCat(several ? "Jobs " : "Job ", running, several ? " go" : " goes",
+                     " on; muster up finds ", several ? "them" : "it",
+                     " again.  With --stop-jobs (muster up, muster down) jobs end, too.\n"));
   }
-  if (waiting > 0) session.Err(absl::StrCat(waiting, waiting == 1 ? " waiting job is" : " waiting jobs are", " kept.\n"));
+  if (waiting > 0)
+    session.Err(
+        absl::StrCat(waiting, waiting == 1 ? " waiting job is" : " waiting jobs are", " kept.\n"));
 }
 
 std::string HowToUse(const UpPlan& plan, bool detached) {
   std::string text;
-  if (plan.server != absl::StrCat("unix://", LocalSocketPath(ProcessEnvironment))) absl::StrAppend(&text, "Here, and in other shells:  export MUSTER_SERVER=", plan.server, "\n");
-  absl::StrAppend(&text, "Try:  muster run -- echo hello     muster submit JOB.yaml     muster jobs     muster host list\n");
-  absl::StrAppend(&text, detached ? "End it:  muster down     (running jobs go on; with --stop-jobs they end, too)\n" : "Ctrl+C ends it; running jobs go on, and the next muster up finds them again.\n");
+  if (plan.server != absl::StrCat("unix://", LocalSocketPath(ProcessEnvironment)))
+    absl::StrAppend(&text, "Here, and in other shells:  export MUSTER_SERVER=", plan.server, "\n");
+  absl::StrAppend(&text,
+                  "Try:  muster run -- echo hello     muster submit JOB.yaml     muster jobs     "
+                  "muster host list\n");
+  absl::StrAppend(
+      &text,
+      detached ? "End it:  muster down     (running jobs go on; with --stop-jobs they end, too)\n"
+               : "Ctrl+C ends it; running jobs go on, and the next muster up finds them again.\n");
   return text;
 }
 
@@ -104,9 +128,11 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
   Interrupt interrupt;
   pid_t holder = 0;
   std::string held;
-  absl::StatusOr<std::unique_ptr<UpLock>> lock = UpLock::Take(plan.data_dir, plan.server, &holder, &held);
+  absl::StatusOr<std::unique_ptr<UpLock>> lock =
+      UpLock::Take(plan.data_dir, plan.server, &holder, &held);
   if (absl::IsAlreadyExists(lock.status())) {
-    report(kExitOk, absl::StrCat("Muster is up already (pid ", holder, ", ", held, ").  Look around: muster jobs   End it: muster down\n"));
+    report(kExitOk, absl::StrCat("Muster is up already (pid ", holder, ", ", held,
+                                 ").  Look around: muster jobs   End it: muster down\n"));
     return kExitOk;
   }
   if (!lock.ok()) {
@@ -114,7 +140,10 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
     return kExitBadInput;
   }
   if (CheckReachable(plan.server).ok()) {
-    report(kExitBadInput, absl::StrCat("muster: something else serves ", plan.server, " already; it was not started from ", plan.data_dir, ".\n  Choose another socket: muster up --listen unix:///path\n"));
+    report(kExitBadInput,
+           absl::StrCat("muster: something else serves ", plan.server,
+                        " already; it was not started from ", plan.data_dir,
+                        ".\n  Choose another socket: muster up --listen unix:///path\n"));
     return kExitBadInput;
   }
   Supervisor supervisor(plan, interrupt);
@@ -122,7 +151,9 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
   if (!status.ok()) {
     supervisor.Stop();
     int code = interrupt.pending() ? kExitInterrupted : kExitUnreachable;
-    report(code, interrupt.pending() ? "" : absl::StrCat("muster: ", std::string(status.message()), "\n"));
+    report(code, interrupt.pending()
+                     ? ""
+                     : absl::StrCat("muster: ", std::string(status.message()), "\n"));
     return code;
   }
   report(kExitOk, supervisor.Describe() + HowToUse(plan, options.detach));
@@ -146,7 +177,8 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
 int Detach(Session& session, const UpPlan& plan, const UpOptions& options) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return session.Fail(ErrnoStatus(errno, "pipe"));
-  if (absl::Status made = MakeDirectories(plan.data_dir + "/logs", 0700); !made.ok()) return session.Fail(made);
+  if (absl::Status made = MakeDirectories(plan.data_dir + "/logs", 0700); !made.ok())
+    return session.Fail(made);
   pid_t pid = fork();
   if (pid < 0) return session.Fail(ErrnoStatus(errno, "fork"));
   if (pid == 0) {
@@ -154,14 +186,16 @@ int Detach(Session& session, const UpPlan& plan, const UpOptions& options) {
     setsid();
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     KeepLogShort(plan.data_dir + "/logs/up.log");
-    int log = open((plan.data_dir + "/logs/up.log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    int log = open((plan.data_dir + "/logs/up.log").c_str(),
+                   O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dup2(null, STDIN_FILENO);
     dup2(log < 0 ? null : log, STDOUT_FILENO);
     dup2(log < 0 ? null : log, STDERR_FILENO);
     int code = Serve(session, plan, options, [&](int result, const std::string& text) {
       std::string message = absl::StrCat(result, "\n", text);
-      const auto before = signal(SIGPIPE, SIG_IGN);   // for this write only: the children inherit it
-      if (write(ends[1], message.data(), message.size()) < 0) session.Err("muster: the caller is gone; going on\n");
+      const auto before = signal(SIGPIPE, SIG_IGN);  // for this write only: the children inherit it
+      if (write(ends[1], message.data(), message.size()) < 0)
+        session.Err("muster: the caller is gone; going on\n");
       close(ends[1]);
       signal(SIGPIPE, before);
     });
@@ -170,11 +204,13 @@ int Detach(Session& session, const UpPlan& plan, const UpOptions& options) {
   close(ends[1]);
   std::string message;
   char buffer[4096];
-  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;) message.append(buffer, static_cast<size_t>(count));
+  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;)
+    message.append(buffer, static_cast<size_t>(count));
   close(ends[0]);
   size_t newline = message.find('\n');
   if (newline == std::string::npos) {
-    session.Err(absl::StrCat("muster: the background process ended before it was ready; see ", plan.data_dir, "/logs/up.log\n"));
+    session.Err(absl::StrCat("muster: the background process ended before it was ready; see ",
+                             plan.data_dir, "/logs/up.log\n"));
     return kExitUnreachable;
   }
   int code = atoi(message.c_str());
@@ -187,7 +223,9 @@ int Up(Session& session, const UpOptions& options) {
   absl::StatusOr<UpPlan> plan = PlanFor(options);
   if (!plan.ok()) return session.Fail(plan.status());
   if (options.detach) return Detach(session, *plan, options);
-  return Serve(session, *plan, options, [&](int code, const std::string& text) { code == kExitOk ? session.Out(text) : session.Err(text); });
+  return Serve(session, *plan, options, [&](int code, const std::string& text) {
+    code == kExitOk ? session.Out(text) : session.Err(text);
+  });
 }
 
 int Down(Session& session, const UpOptions& options) {
@@ -207,7 +245,8 @@ int Down(Session& session, const UpOptions& options) {
   } else if (client.ok()) {
     SayWhatGoesOn(session, **client);
   }
-  if (kill(holder, SIGTERM) != 0) return session.Fail(ErrnoStatus(errno, absl::StrCat("process ", holder)));
+  if (kill(holder, SIGTERM) != 0)
+    return session.Fail(ErrnoStatus(errno, absl::StrCat("process ", holder)));
   if (!UpLock::WaitUntilFree(plan->data_dir, interrupt)) return kExitInterrupted;
   session.Err("Muster is down.\n");
   return kExitOk;
@@ -217,19 +256,29 @@ int Down(Session& session, const UpOptions& options) {
 
 void AddUp(CLI::App& root, Session& session) {
   auto options = std::make_shared<UpOptions>();
-  CLI::App* up = root.add_subcommand("up", "The daemon and one agent on this machine: no files, no root");
+  CLI::App* up =
+      root.add_subcommand("up", "The daemon and one agent on this machine: no files, no root");
   up->add_option("--data-dir", options->data_dir, "Default: ~/.local/share/muster/up");
   up->add_option("--listen", options->listen, "unix:///path; default: the local socket");
-  up->add_option("--slots", options->slots, "Declare so many CPU slots as stand-ins for GPUs; default: only where there is no GPU, one a core")->check(CLI::Range(1, 1024));
+  up->add_option("--slots", options->slots,
+                 "Declare so many CPU slots as stand-ins for GPUs; default: only where there is no "
+                 "GPU, one a core")
+      ->check(CLI::Range(1, 1024));
   up->add_flag("-d,--detach", options->detach, "In the background; muster down ends it");
   up->add_flag("--stop-jobs", options->stop_jobs, "Stop the jobs, too, when it ends");
-  up->add_flag("--adopt-restored", options->adopt_restored, "Go on, once, from a store that was copied or restored here; the original is stopped for good, and so are its jobs");
-  up->callback([&session, options] { session.command = [&session, options] { return Up(session, *options); }; });
+  up->add_flag("--adopt-restored", options->adopt_restored,
+               "Go on, once, from a store that was copied or restored here; the original is "
+               "stopped for good, and so are its jobs");
+  up->callback([&session, options] {
+    session.command = [&session, options] { return Up(session, *options); };
+  });
 
   CLI::App* down = root.add_subcommand("down", "End what muster up started; running jobs go on");
   down->add_option("--data-dir", options->data_dir, "As given to muster up");
   down->add_flag("--stop-jobs", options->stop_jobs, "Stop the jobs first");
-  down->callback([&session, options] { session.command = [&session, options] { return Down(session, *options); }; });
+  down->callback([&session, options] {
+    session.command = [&session, options] { return Down(session, *options); };
+  });
 }
 
 }  // namespace muster

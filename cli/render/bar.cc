@@ -13,13 +13,15 @@ constexpr int kBarWidth = 22;
 int Percent(const pb::Progress& progress) {
   if (progress.total_steps() <= 0) return 0;
   int64_t step = std::clamp<int64_t>(progress.step(), 0, progress.total_steps());
-  return static_cast<int>(static_cast<double>(step) / static_cast<double>(progress.total_steps()) * 100);
+  return static_cast<int>(static_cast<double>(step) / static_cast<double>(progress.total_steps()) *
+                          100);
 }
 
 std::string Bar(const pb::Progress& progress, const Screen& screen) {
   int64_t total = progress.total_steps();
   int64_t step = std::clamp<int64_t>(progress.step(), 0, total);
-  int half_cells = static_cast<int>(static_cast<double>(step) / static_cast<double>(total) * 2 * kBarWidth);
+  int half_cells =
+      static_cast<int>(static_cast<double>(step) / static_cast<double>(total) * 2 * kBarWidth);
   std::string done, rest;
   if (screen.utf8) {
     for (int i = 0; i < half_cells / 2; ++i) done += "━";
@@ -38,16 +40,20 @@ std::vector<std::string> Figures(const pb::Task& task, int64_t now_ns) {
   const pb::Progress& progress = task.progress();
   std::vector<std::string> out;
   if (progress.loss() != 0) out.push_back(absl::StrFormat("loss %.3f", progress.loss()));
-  if (progress.tokens_per_s() > 0) out.push_back(absl::StrCat(FormatCount(progress.tokens_per_s()), " tok/s"));
-  if (progress.mfu_causal() > 0) out.push_back(absl::StrFormat("MFU %.0f%% causal", progress.mfu_causal() * 100));
+  if (progress.tokens_per_s() > 0)
+    out.push_back(absl::StrCat(FormatCount(progress.tokens_per_s()), " tok/s"));
+  if (progress.mfu_causal() > 0)
+    out.push_back(absl::StrFormat("MFU %.0f%% causal", progress.mfu_causal() * 100));
   int64_t checkpoint = -1;
   for (const pb::Checkpoint& c : task.checkpoints()) checkpoint = std::max(checkpoint, c.step());
   if (checkpoint >= 0) out.push_back(absl::StrCat("ckpt ", checkpoint));
-  if (progress.expected_end_ns() > now_ns) out.push_back(absl::StrCat("ends ", FormatClock(progress.expected_end_ns(), now_ns)));
+  if (progress.expected_end_ns() > now_ns)
+    out.push_back(absl::StrCat("ends ", FormatClock(progress.expected_end_ns(), now_ns)));
   return out;
 }
 
-// Its progress as far as anything tells: a checkpoint may be known before the line that reports its step.
+// Its progress as far as anything tells: a checkpoint may be known before the line that reports its
+// step.
 pb::Progress Newest(const pb::Task& task) {
   pb::Progress progress = task.progress();
   for (const pb::Checkpoint& c : task.checkpoints()) {
@@ -56,14 +62,18 @@ pb::Progress Newest(const pb::Task& task) {
   return progress;
 }
 
-bool Reported(const pb::Task& task) { return task.has_progress() && (task.progress().step() > 0 || task.progress().at_ns() > 0); }
+bool Reported(const pb::Task& task) {
+  return task.has_progress() && (task.progress().step() > 0 || task.progress().at_ns() > 0);
+}
 
 std::string Steps(const pb::Progress& progress) {
   if (progress.total_steps() <= 0) return absl::StrCat("step ", progress.step());
   return absl::StrCat(progress.step(), "/", progress.total_steps());
 }
 
-bool UnderWay(const pb::Task& task) { return task.state() >= pb::TASK_PREPARING && task.state() <= pb::TASK_STOPPING; }
+bool UnderWay(const pb::Task& task) {
+  return task.state() >= pb::TASK_PREPARING && task.state() <= pb::TASK_STOPPING;
+}
 
 }  // namespace
 
@@ -72,7 +82,8 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
   name.resize(std::max(name.size(), static_cast<size_t>(name_width)), ' ');
   const pb::Attempt* attempt = NewestAttempt(task);
   if (task.state() == pb::TASK_WAITING) {
-    std::string why = task.verdict().text().empty() ? "no verdict yet" : Plain(task.verdict().text());
+    std::string why =
+        task.verdict().text().empty() ? "no verdict yet" : Plain(task.verdict().text());
     return Truncated(absl::StrCat(name, " waits: ", why), screen.width, screen.utf8);
   }
   bool current = attempt != nullptr && task.progress().attempt() == attempt->number();
@@ -88,7 +99,8 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
   if (progress.total_steps() > 0) {
     std::string percent = absl::StrFormat(" %3d%%", Percent(progress));
     absl::StrAppend(&text, " ", Bar(progress, screen), percent);
-    width += 1 + kBarWidth + (screen.utf8 || screen.color ? 0 : 2) + static_cast<int>(percent.size());
+    width +=
+        1 + kBarWidth + (screen.utf8 || screen.color ? 0 : 2) + static_cast<int>(percent.size());
   }
   std::vector<std::string> fields = {Steps(progress)};
   if (!what.empty()) fields.push_back(what);
@@ -104,10 +116,14 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
 std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int64_t now_ns) {
   std::vector<std::string> lines;
   size_t name_width = 0;
-  auto shown = [](const pb::Task& task) { return UnderWay(task) || task.state() == pb::TASK_WAITING; };
-  for (const pb::Task& task : job.tasks()) if (shown(task)) name_width = std::max(name_width, task.name().size());
+  auto shown = [](const pb::Task& task) {
+    return UnderWay(task) || task.state() == pb::TASK_WAITING;
+  };
+  for (const pb::Task& task : job.tasks())
+    if (shown(task)) name_width = std::max(name_width, task.name().size());
   for (const pb::Task& task : job.tasks()) {
-    if (shown(task) && lines.size() < 8) lines.push_back(TaskBar(task, screen, now_ns, static_cast<int>(name_width)));
+    if (shown(task) && lines.size() < 8)
+      lines.push_back(TaskBar(task, screen, now_ns, static_cast<int>(name_width)));
   }
   return lines;
 }

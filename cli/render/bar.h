@@ -1,4 +1,5 @@
-// The lines of a followed job: the bar of a task that runs, and plain lines where there is no terminal. Pure.
+// The lines of a followed job: the bar of a task that runs, and plain lines where there is no
+// terminal. Pure.
 #pragma once
 
 #include <string>
@@ -8,11 +9,13 @@
 
 namespace muster {
 
-// "main ━━━━━━━╸────── 41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40": fields that aren't
-// known are left out; the rightmost go first when the screen is narrow. Without a total: no bar. `name_width` aligns tasks.
+// "main ━━━━━━━╸────── 41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40":
+// fields that aren't known are left out; the rightmost go first when the screen is narrow. Without
+// a total: no bar. `name_width` aligns tasks.
 std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, int name_width = 0);
 
-// A line for each task that is under way (runs, stops, prepares) or waits for a place; what a live screen shows below the events.
+// A line for each task that is under way (runs, stops, prepares) or waits for a place; what a live
+// screen shows below the events.
 std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int64_t now_ns);
 
 // For pipes, no escape codes: "14:01:38  main  41%  246/600  loss 1.321  106k tok/s  ckpt 240".

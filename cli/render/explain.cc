@@ -16,8 +16,11 @@ namespace {
 using Explained = pb::ExplainResponse;
 using Simulated = pb::SimulateResponse;
 
-// A task that lacks no devices but isn't entitled to more waits for its turn rather than for its share.
-bool WaitsForItsTurn(const Explained::Why& why) { return why.code() == pb::V_SHARE && why.missing_milli() == 0; }
+// A task that lacks no devices but isn't entitled to more waits for its turn rather than for its
+// share.
+bool WaitsForItsTurn(const Explained::Why& why) {
+  return why.code() == pb::V_SHARE && why.missing_milli() == 0;
+}
 
 std::string CodeText(const Explained::Why& why) {
   if (WaitsForItsTurn(why)) return "order";
@@ -28,13 +31,16 @@ std::string CodeText(const Explained::Why& why) {
 }
 
 std::string Devices(int64_t milli, const std::string& flavour) {
-  return absl::StrCat(FormatMilli(milli), " ", flavour.empty() ? "cpus" : FlavourName(flavour, false));
+  return absl::StrCat(FormatMilli(milli), " ",
+                      flavour.empty() ? "cpus" : FlavourName(flavour, false));
 }
 
 // "prod 290: 32 until 18:20"
 std::string HolderText(const Explained::Holder& holder, int64_t now_ns) {
-  std::string text = absl::StrCat(Plain(holder.queue()), " ", holder.job(), ": ", FormatMilli(holder.held_milli()));
-  if (holder.until_ns() > 0) absl::StrAppend(&text, " until ", FormatClock(holder.until_ns(), now_ns));
+  std::string text = absl::StrCat(Plain(holder.queue()), " ", holder.job(), ": ",
+                                  FormatMilli(holder.held_milli()));
+  if (holder.until_ns() > 0)
+    absl::StrAppend(&text, " until ", FormatClock(holder.until_ns(), now_ns));
   return text;
 }
 
@@ -44,14 +50,18 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
   for (const pb::Task& task : job.tasks()) {
     if (task.state() >= pb::TASK_PREPARING && task.state() <= pb::TASK_STOPPING) {
       const pb::Attempt* attempt = NewestAttempt(task);
-      absl::StrAppend(&text, "  ", Plain(task.name()), " ", StateName(task.state()), attempt != nullptr ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
-      if (task.state() == pb::TASK_STOPPING && attempt != nullptr) absl::StrAppend(&text, ", stopping: ", CauseName(attempt->cause()));
-      if (task.progress().expected_end_ns() > now_ns) absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
+      absl::StrAppend(&text, "  ", Plain(task.name()), " ", StateName(task.state()),
+                      attempt != nullptr ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
+      if (task.state() == pb::TASK_STOPPING && attempt != nullptr)
+        absl::StrAppend(&text, ", stopping: ", CauseName(attempt->cause()));
+      if (task.progress().expected_end_ns() > now_ns)
+        absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));
       text += "\n";
     } else if (task.state() == pb::TASK_BLOCKED) {
       const pb::TaskSpec* spec = SpecOf(job, task.name());
-      absl::StrAppend(&text, "  ", Plain(task.name()), " comes after ", spec == nullptr ? "" : absl::StrJoin(spec->after(), ", "), "\n");
+      absl::StrAppend(&text, "  ", Plain(task.name()), " comes after ",
+                      spec == nullptr ? "" : absl::StrJoin(spec->after(), ", "), "\n");
     }
   }
   return text;
@@ -60,12 +70,19 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
 // How to follow a "with": nothing changes a job that waits.
 std::string AnewText(const Explained& explained) {
   const auto& found = explained.relaxations();
-  if (std::none_of(found.begin(), found.end(), [](const auto& relaxation) { return relaxation.own(); })) return "";
+  if (std::none_of(found.begin(), found.end(),
+                   [](const auto& relaxation) { return relaxation.own(); }))
+    return "";
   const pb::Job& job = explained.job();
-  std::string text = absl::StrCat("\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n  muster show ", job.number(),
-                                  " --spec > job.yaml    # change it there\n  muster submit -d job.yaml && muster cancel ", job.number(),
-                                  "\nThe new job stands behind those of its queue and priority that wait already");
-  const bool saved = std::any_of(job.tasks().begin(), job.tasks().end(), [](const pb::Task& task) { return task.checkpoints_size() > 0; });
+  std::string text = absl::StrCat(
+      "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n  "
+      "muster show ",
+      job.number(),
+      " --spec > job.yaml    # change it there\n  muster submit -d job.yaml && muster cancel ",
+      job.number(),
+      "\nThe new job stands behind those of its queue and priority that wait already");
+  const bool saved = std::any_of(job.tasks().begin(), job.tasks().end(),
+                                 [](const pb::Task& task) { return task.checkpoints_size() > 0; });
   return absl::StrCat(text, saved ? ", and starts without the checkpoints of this one.\n" : ".\n");
 }
 
@@ -83,8 +100,11 @@ std::string RelaxationLines(Explained explained, const Screen& screen) {
   std::string text;
   for (int i = 0; i < explained.relaxations_size(); ++i) {
     const auto& relaxation = explained.relaxations(i);
-    std::string line = absl::StrCat(" ", starts[i], std::string(start_width - starts[i].size() + 2, ' '), changes[i]);
-    if (!relaxation.place().empty()) absl::StrAppend(&line, std::string(change_width - changes[i].size() + 2, ' '), "on ", Plain(relaxation.place()));
+    std::string line = absl::StrCat(
+        " ", starts[i], std::string(start_width - starts[i].size() + 2, ' '), changes[i]);
+    if (!relaxation.place().empty())
+      absl::StrAppend(&line, std::string(change_width - changes[i].size() + 2, ' '), "on ",
+                      Plain(relaxation.place()));
     const std::string taken = TakenText(relaxation.takes_from());
     if (!taken.empty()) absl::StrAppend(&line, ", from ", taken);
     absl::StrAppend(&text, screen.live ? Truncated(line, screen.width, screen.utf8) : line, "\n");
@@ -98,7 +118,8 @@ std::string FromTo(const std::string& from, const std::string& to, const Screen&
 }
 
 std::string When(int64_t at_ns, const Simulated& simulated) {
-  return at_ns == 0 ? absl::StrCat("after ", FormatClock(simulated.until_ns(), simulated.now_ns())) : FormatStart(at_ns, simulated.now_ns());
+  return at_ns == 0 ? absl::StrCat("after ", FormatClock(simulated.until_ns(), simulated.now_ns()))
+                    : FormatStart(at_ns, simulated.now_ns());
 }
 
 }  // namespace
@@ -107,7 +128,8 @@ std::string TakenText(const google::protobuf::RepeatedPtrField<pb::PreviewRespon
   std::string text;
   for (const auto& one : taken) {
     absl::StrAppend(&text, text.empty() ? "" : "; ", Plain(one.queue()), " ", one.job());
-    if (one.gpus_milli() > 0) absl::StrAppend(&text, ": ", FormatMilli(one.gpus_milli()));   // else it only moves
+    if (one.gpus_milli() > 0)
+      absl::StrAppend(&text, ": ", FormatMilli(one.gpus_milli()));  // else it only moves
     if (!one.outcome().empty()) absl::StrAppend(&text, ", ", Plain(one.outcome()));
   }
   return text;
@@ -118,16 +140,24 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
   const int64_t now_ns = explained.now_ns();
   std::string out = HeadLine(job, now_ns);
   if (HasEnded(job.state())) {
-    const std::string reason = job.state() == pb::SUCCEEDED ? "every task succeeded" : OutcomeReason(job);
-    return absl::StrCat(out, "\n  ", reason, ". It waits for nothing.  Whole story: muster show ", job.number(), "\n");
+    const std::string reason =
+        job.state() == pb::SUCCEEDED ? "every task succeeded" : OutcomeReason(job);
+    return absl::StrCat(out, "\n  ", reason, ". It waits for nothing.  Whole story: muster show ",
+                        job.number(), "\n");
   }
   if (explained.why_size() > 0) {
     if (explained.start_ns() > 0) {
-      const std::string start = FormatStart(explained.start_ns(), now_ns);     // "~35 s" says "about" by itself
+      const std::string start =
+          FormatStart(explained.start_ns(), now_ns);  // "~35 s" says "about" by itself
       absl::StrAppend(&out, ", starts ", start[0] >= '0' && start[0] <= '9' ? "about " : "", start);
-      if (!explained.place().empty()) absl::StrAppend(&out, explained.forecast() ? " (forecast: " : " (", Plain(explained.place()), ")");
+      if (!explained.place().empty())
+        absl::StrAppend(&out, explained.forecast() ? " (forecast: " : " (",
+                        Plain(explained.place()), ")");
     } else {
-      absl::StrAppend(&out, explained.complete() ? "; when it starts is unknown: nobody's end is known that would make room" : "; when it starts is unknown");
+      absl::StrAppend(
+          &out, explained.complete()
+                    ? "; when it starts is unknown: nobody's end is known that would make room"
+                    : "; when it starts is unknown");
     }
   }
   out += "\n";
@@ -140,25 +170,37 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
     for (const auto& holder : why.holders()) {
       if (!WaitsForItsTurn(why)) held.push_back(HolderText(holder, now_ns));
     }
-    std::string missing = why.missing_milli() > 0 ? Devices(why.missing_milli(), why.flavour()) : "";
-    if (!missing.empty() && !why.cluster().empty()) absl::StrAppend(&missing, " in ", Plain(why.cluster()));
-    table.AddRow({why.task(), CodeText(why), missing, absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
-    if (!why.text().empty()) absl::StrAppend(&sentences, "  ", several ? absl::StrCat(Plain(why.task()), ": ") : "", Plain(why.text()), "\n");
+    std::string missing =
+        why.missing_milli() > 0 ? Devices(why.missing_milli(), why.flavour()) : "";
+    if (!missing.empty() && !why.cluster().empty())
+      absl::StrAppend(&missing, " in ", Plain(why.cluster()));
+    table.AddRow(
+        {why.task(), CodeText(why), missing, absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
+    if (!why.text().empty())
+      absl::StrAppend(&sentences, "  ", several ? absl::StrCat(Plain(why.task()), ": ") : "",
+                      Plain(why.text()), "\n");
   }
   if (!table.empty()) {
     Table::Shape shape;
-    shape.columns = several ? std::vector<std::string>{"task", "why", "missing", "held-by"} : std::vector<std::string>{"why", "missing", "held-by"};
+    shape.columns = several ? std::vector<std::string>{"task", "why", "missing", "held-by"}
+                            : std::vector<std::string>{"why", "missing", "held-by"};
     out += table.Render(screen, shape).value();
   }
   absl::StrAppend(&out, sentences, OtherTasks(job, now_ns));
   if (explained.relaxations_size() > 0) {
-    absl::StrAppend(&out, "It would start\n", RelaxationLines(explained, screen), AnewText(explained));
+    absl::StrAppend(&out, "It would start\n", RelaxationLines(explained, screen),
+                    AnewText(explained));
   } else if (explained.why_size() > 0 && explained.tried() > 0 && explained.complete()) {
-    absl::StrAppend(&out, "None of the ", explained.tried(), " changes that were tried would start it sooner.\n");
+    absl::StrAppend(&out, "None of the ", explained.tried(),
+                    " changes that were tried would start it sooner.\n");
   }
   if (explained.why_size() > 0) {
-    if (!explained.complete()) out += "Not everything was tried in time; there may be more.  muster explain --budget 20s looks longer.\n";
-    if (explained.start_ns() > now_ns + kSecond || explained.relaxations_size() > 0) out += "Ends come from reported progress and time limits; the forecast moves with them.\n";
+    if (!explained.complete())
+      out +=
+          "Not everything was tried in time; there may be more.  muster explain --budget 20s looks "
+          "longer.\n";
+    if (explained.start_ns() > now_ns + kSecond || explained.relaxations_size() > 0)
+      out += "Ends come from reported progress and time limits; the forecast moves with them.\n";
   }
   return out;
 }
@@ -169,40 +211,76 @@ std::string RenderSimulation(const Simulated& simulated, const Screen& screen) {
   const auto block = [&out, &screen](const Table& table) {
     if (!table.empty()) absl::StrAppend(&out, out.empty() ? "" : "\n", table.Render(screen));
   };
-  Table submitted({{"JOB"}, {"QUEUE"}, {"WORKERS"}, {"WITHIN"}, {"STARTS"}, {"ENDS"}, {"WHERE"}, {"TAKES FROM"}});
+  Table submitted({{"JOB"},
+                   {"QUEUE"},
+                   {"WORKERS"},
+                   {"WITHIN"},
+                   {"STARTS"},
+                   {"ENDS"},
+                   {"WHERE"},
+                   {"TAKES FROM"}});
   for (const auto& job : simulated.submitted()) {
     const std::string taken = TakenText(job.takes_from());
-    submitted.AddRow({job.name(), job.queue(),
-                      job.gpus_milli_per_worker() > 0 ? absl::StrCat(job.workers(), " x ", FormatMilli(job.gpus_milli_per_worker()), " ", job.flavour()) : absl::StrCat(job.workers()),
-                      job.within(), When(job.start_ns(), simulated), job.start_ns() == 0 ? "" : job.end_ns() == 0 ? "unknown" : FormatClock(job.end_ns(), now_ns),
-                      job.place(), taken.empty() ? "nobody" : taken});
+    submitted.AddRow(
+        {job.name(), job.queue(),
+         job.gpus_milli_per_worker() > 0
+             ? absl::StrCat(job.workers(), " x ", FormatMilli(job.gpus_milli_per_worker()), " ",
+                            job.flavour())
+             : absl::StrCat(job.workers()),
+         job.within(), When(job.start_ns(), simulated),
+         job.start_ns() == 0 ? ""
+         : job.end_ns() == 0 ? "unknown"
+                             : FormatClock(job.end_ns(), now_ns),
+         job.place(), taken.empty() ? "nobody" : taken});
   }
   block(submitted);
 
   Table queues({{"QUEUE"}, {"FLAVOUR"}, {"GUARANTEE"}, {"ENTITLED"}, {"IN USE"}});
   for (const auto& queue : simulated.queues()) {
-    const auto milli = [&](int64_t before, int64_t after) { return FromTo(FormatMilli(before), FormatMilli(after), screen); };
-    queues.AddRow({queue.path(), queue.flavour(), milli(queue.guarantee_before_milli(), queue.guarantee_after_milli()),
-                   milli(queue.entitled_before_milli(), queue.entitled_after_milli()), milli(queue.used_before_milli(), queue.used_after_milli())});
+    const auto milli = [&](int64_t before, int64_t after) {
+      return FromTo(FormatMilli(before), FormatMilli(after), screen);
+    };
+    queues.AddRow({queue.path(), queue.flavour(),
+                   milli(queue.guarantee_before_milli(), queue.guarantee_after_milli()),
+                   milli(queue.entitled_before_milli(), queue.entitled_after_milli()),
+                   milli(queue.used_before_milli(), queue.used_after_milli())});
   }
   block(queues);
 
-  Table effects({{"JOB", Table::kRight}, {"NAME"}, {"QUEUE"}, {"STOPPED"}, {"GIVES UP", Table::kRight}, {"THEN"}, {"STARTS"}, {"ENDS"}});
+  Table effects({{"JOB", Table::kRight},
+                 {"NAME"},
+                 {"QUEUE"},
+                 {"STOPPED"},
+                 {"GIVES UP", Table::kRight},
+                 {"THEN"},
+                 {"STARTS"},
+                 {"ENDS"}});
   for (const auto& effect : simulated.effects()) {
     const bool waits = effect.start_before_ns() != 0 || effect.start_after_ns() != 0;
-    effects.AddRow({absl::StrCat(effect.job()), effect.name(), effect.queue(),
-                    effect.stopped_ns() == 0 ? "" : absl::StrCat(FormatStart(effect.stopped_ns(), now_ns), ", ", CauseName(effect.cause())),
-                    effect.gpus_milli() == 0 ? "" : FormatMilli(effect.gpus_milli()), effect.outcome(),
-                    waits ? FromTo(When(effect.start_before_ns(), simulated), When(effect.start_after_ns(), simulated), screen) : "",
-                    effect.end_before_ns() == 0 && effect.end_after_ns() == 0
-                        ? ""
-                        : FromTo(effect.end_before_ns() == 0 ? "unknown" : FormatClock(effect.end_before_ns(), now_ns),
-                                 effect.end_after_ns() == 0 ? "unknown" : FormatClock(effect.end_after_ns(), now_ns), screen)});
+    effects.AddRow(
+        {absl::StrCat(effect.job()), effect.name(), effect.queue(),
+         effect.stopped_ns() == 0 ? ""
+                                  : absl::StrCat(FormatStart(effect.stopped_ns(), now_ns), ", ",
+                                                 CauseName(effect.cause())),
+         effect.gpus_milli() == 0 ? "" : FormatMilli(effect.gpus_milli()), effect.outcome(),
+         waits ? FromTo(When(effect.start_before_ns(), simulated),
+                        When(effect.start_after_ns(), simulated), screen)
+               : "",
+         effect.end_before_ns() == 0 && effect.end_after_ns() == 0
+             ? ""
+             : FromTo(effect.end_before_ns() == 0 ? "unknown"
+                                                  : FormatClock(effect.end_before_ns(), now_ns),
+                      effect.end_after_ns() == 0 ? "unknown"
+                                                 : FormatClock(effect.end_after_ns(), now_ns),
+                      screen)});
   }
   block(effects);
-  if (simulated.effects_size() == 0) absl::StrAppend(&out, out.empty() ? "" : "\n", "No other job would fare otherwise.\n");
-  absl::StrAppend(&out, simulated.complete() ? "Looked ahead until " : "Time ran out at ", FormatClock(simulated.until_ns(), now_ns),
-                  simulated.complete() ? "" : "; --budget 20s looks further", ". Nothing was changed.\n");
+  if (simulated.effects_size() == 0)
+    absl::StrAppend(&out, out.empty() ? "" : "\n", "No other job would fare otherwise.\n");
+  absl::StrAppend(&out, simulated.complete() ? "Looked ahead until " : "Time ran out at ",
+                  FormatClock(simulated.until_ns(), now_ns),
+                  simulated.complete() ? "" : "; --budget 20s looks further",
+                  ". Nothing was changed.\n");
   return out;
 }
 

@@ -53,10 +53,12 @@ std::string FormatDateTime(int64_t unix_ns) {
 
 std::string FormatSpan(int64_t duration_ns) {
   if (duration_ns < 0) duration_ns = 0;
-  if (duration_ns < 10 * kSecond) return absl::StrFormat("%.1f s", static_cast<double>(duration_ns) / kSecond);
+  if (duration_ns < 10 * kSecond)
+    return absl::StrFormat("%.1f s", static_cast<double>(duration_ns) / kSecond);
   if (duration_ns < 2 * kMinute) return absl::StrCat(duration_ns / kSecond, " s");
   if (duration_ns < 2 * kHour) return absl::StrCat(duration_ns / kMinute, " m");
-  if (duration_ns < 2 * kDay) return absl::StrFormat("%d h %02d m", duration_ns / kHour, duration_ns % kHour / kMinute);
+  if (duration_ns < 2 * kDay)
+    return absl::StrFormat("%d h %02d m", duration_ns / kHour, duration_ns % kHour / kMinute);
   return absl::StrFormat("%d d %d h", duration_ns / kDay, duration_ns % kDay / kHour);
 }
 
@@ -64,7 +66,8 @@ std::string FormatStart(int64_t start_ns, int64_t now_ns) {
   if (start_ns < 0) return "never";
   if (start_ns == 0) return "unknown";
   if (start_ns <= now_ns + kSecond) return "now";
-  if (start_ns < now_ns + 2 * kMinute) return absl::StrCat("~", (start_ns - now_ns) / kSecond, " s");
+  if (start_ns < now_ns + 2 * kMinute)
+    return absl::StrCat("~", (start_ns - now_ns) / kSecond, " s");
   return FormatClock(start_ns, now_ns);
 }
 
@@ -75,12 +78,14 @@ std::string FormatCount(double count) {
   double scaled = count / 1e3;
   if (scaled >= 999.5) scaled /= 1e3, unit = "M";
   if (scaled >= 999.5) scaled /= 1e3, unit = "G";
-  return scaled < 99.95 ? absl::StrFormat("%.1f%s", scaled, unit) : absl::StrFormat("%.0f%s", scaled, unit);
+  return scaled < 99.95 ? absl::StrFormat("%.1f%s", scaled, unit)
+                        : absl::StrFormat("%.0f%s", scaled, unit);
 }
 
 std::string FlavourName(std::string_view flavour, bool declared) {
   if (flavour.empty()) return "no devices";
-  return declared || flavour == "cpu-slot" ? absl::StrCat(Plain(flavour), " (declared)") : Plain(flavour);
+  return declared || flavour == "cpu-slot" ? absl::StrCat(Plain(flavour), " (declared)")
+                                           : Plain(flavour);
 }
 
 std::string DemandName(const pb::TaskSpec& task) {
@@ -89,15 +94,19 @@ std::string DemandName(const pb::TaskSpec& task) {
   const pb::Resources& each = task.resources();
   if (each.gpus_milli() > 0) {
     absl::StrAppend(&text, " x ", FormatMilli(each.gpus_milli()), " ");
-    for (int i = 0; i < each.gpu_types_size(); ++i) absl::StrAppend(&text, i ? "|" : "", FlavourName(each.gpu_types(i), false));
+    for (int i = 0; i < each.gpu_types_size(); ++i)
+      absl::StrAppend(&text, i ? "|" : "", FlavourName(each.gpu_types(i), false));
     return text;
   }
-  return absl::StrCat(text, " x ", FormatMilli(each.cpus_milli() > 0 ? each.cpus_milli() : 1000), " cpu");
+  return absl::StrCat(text, " x ", FormatMilli(each.cpus_milli() > 0 ? each.cpus_milli() : 1000),
+                      " cpu");
 }
 
 std::string PlaceName(const pb::Attempt& attempt) {
-  if (attempt.placements_size() > 4) return absl::StrCat(Plain(attempt.cluster()), ", ", attempt.placements_size(), " hosts");
-  std::string text = absl::StrCat(Plain(attempt.cluster()), attempt.placements_size() > 0 ? "/" : "");
+  if (attempt.placements_size() > 4)
+    return absl::StrCat(Plain(attempt.cluster()), ", ", attempt.placements_size(), " hosts");
+  std::string text =
+      absl::StrCat(Plain(attempt.cluster()), attempt.placements_size() > 0 ? "/" : "");
   for (int i = 0; i < attempt.placements_size(); ++i) {
     absl::StrAppend(&text, i ? "," : "", HostPart(attempt.placements(i).host()));
   }
@@ -109,7 +118,8 @@ std::string StateName(pb::JobState state) {
 }
 
 std::string StateName(pb::TaskState state) {
-  return state == pb::TASK_STATE_UNSPECIFIED ? "unknown" : LowerEnum(pb::TaskState_Name(state), "TASK_");
+  return state == pb::TASK_STATE_UNSPECIFIED ? "unknown"
+                                             : LowerEnum(pb::TaskState_Name(state), "TASK_");
 }
 
 std::string CauseName(pb::Cause cause) {
@@ -158,12 +168,20 @@ std::string Truncated(std::string_view utf8_text, int width, bool utf8) {
 }
 
 const pb::Task* LeadTask(const pb::Job& job) {
-  auto active = [](const pb::Task& task) { return task.state() >= pb::TASK_PREPARING && task.state() <= pb::TASK_STOPPING; };
-  auto unfinished = [](const pb::Task& task) { return task.state() == pb::TASK_WAITING || task.state() == pb::TASK_BLOCKED; };
-  for (const pb::Task& task : job.tasks()) if (active(task)) return &task;
-  for (const pb::Task& task : job.tasks()) if (task.state() == pb::TASK_WAITING) return &task;
-  for (const pb::Task& task : job.tasks()) if (unfinished(task)) return &task;
-  for (const pb::Task& task : job.tasks()) if (task.state() == pb::TASK_FAILED) return &task;
+  auto active = [](const pb::Task& task) {
+    return task.state() >= pb::TASK_PREPARING && task.state() <= pb::TASK_STOPPING;
+  };
+  auto unfinished = [](const pb::Task& task) {
+    return task.state() == pb::TASK_WAITING || task.state() == pb::TASK_BLOCKED;
+  };
+  for (const pb::Task& task : job.tasks())
+    if (active(task)) return &task;
+  for (const pb::Task& task : job.tasks())
+    if (task.state() == pb::TASK_WAITING) return &task;
+  for (const pb::Task& task : job.tasks())
+    if (unfinished(task)) return &task;
+  for (const pb::Task& task : job.tasks())
+    if (task.state() == pb::TASK_FAILED) return &task;
   return job.tasks_size() > 0 ? &job.tasks(job.tasks_size() - 1) : nullptr;
 }
 
@@ -172,7 +190,8 @@ const pb::Attempt* NewestAttempt(const pb::Task& task) {
 }
 
 const pb::TaskSpec* SpecOf(const pb::Job& job, std::string_view task) {
-  for (const pb::TaskSpec& spec : job.spec().tasks()) if (spec.name() == task) return &spec;
+  for (const pb::TaskSpec& spec : job.spec().tasks())
+    if (spec.name() == task) return &spec;
   return nullptr;
 }
 

@@ -11,7 +11,9 @@
 namespace muster {
 namespace {
 
-bool UnderWay(pb::TaskState state) { return state >= pb::TASK_PREPARING && state <= pb::TASK_STOPPING; }
+bool UnderWay(pb::TaskState state) {
+  return state >= pb::TASK_PREPARING && state <= pb::TASK_STOPPING;
+}
 
 const pb::TaskSpec& SpecOrEmpty(const pb::Job& job, const pb::Task& task) {
   const pb::TaskSpec* spec = SpecOf(job, task.name());
@@ -22,7 +24,8 @@ const pb::TaskSpec& SpecOrEmpty(const pb::Job& job, const pb::Task& task) {
 std::string DevicesOf(const pb::Job& job, const pb::Task& task) {
   const pb::TaskSpec& spec = SpecOrEmpty(job, task);
   const pb::Attempt* attempt = NewestAttempt(task);
-  if (attempt == nullptr || !UnderWay(task.state()) || spec.resources().gpus_milli() == 0) return DemandName(spec);
+  if (attempt == nullptr || !UnderWay(task.state()) || spec.resources().gpus_milli() == 0)
+    return DemandName(spec);
   return absl::StrCat(attempt->workers(), " x ", FormatMilli(spec.resources().gpus_milli()), " ",
                       FlavourName(attempt->flavour(), attempt->declared()));
 }
@@ -30,19 +33,22 @@ std::string DevicesOf(const pb::Job& job, const pb::Task& task) {
 // "starts 15:40 (forecast)"; "" when it isn't known.
 std::string StartText(const pb::Verdict& verdict, int64_t now_ns) {
   if (verdict.expected_start_ns() <= 0) return "";
-  return absl::StrCat("starts ", FormatStart(verdict.expected_start_ns(), now_ns), verdict.forecast() ? " (forecast)" : "");
+  return absl::StrCat("starts ", FormatStart(verdict.expected_start_ns(), now_ns),
+                      verdict.forecast() ? " (forecast)" : "");
 }
 
 // Since when a job that waits has done so: what ran, or came before in the job, ended then.
 int64_t WaitingSince(const pb::Job& job) {
   int64_t since_ns = job.submit_ns();
   for (const pb::Task& task : job.tasks()) {
-    for (const pb::Attempt& attempt : task.attempts()) since_ns = std::max(since_ns, attempt.end_ns());
+    for (const pb::Attempt& attempt : task.attempts())
+      since_ns = std::max(since_ns, attempt.end_ns());
   }
   return since_ns;
 }
 
-// Since when a job that runs has done so: the earliest start of what runs now, or its first one while nothing has started anew.
+// Since when a job that runs has done so: the earliest start of what runs now, or its first one
+// while nothing has started anew.
 int64_t RunningSince(const pb::Job& job) {
   int64_t since_ns = 0;
   for (const pb::Task& task : job.tasks()) {
@@ -65,8 +71,10 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
       return attempt == nullptr ? "" : absl::StrCat("stopping: ", CauseName(attempt->cause()));
     }
     default:
-      if (task.verdict().code() == pb::V_EXPORT || task.verdict().code() == pb::V_UNREACHABLE) return task.verdict().text();
-      if (task.progress().expected_end_ns() > now_ns) return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
+      if (task.verdict().code() == pb::V_EXPORT || task.verdict().code() == pb::V_UNREACHABLE)
+        return task.verdict().text();
+      if (task.progress().expected_end_ns() > now_ns)
+        return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       return "";
   }
 }
@@ -74,14 +82,20 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
 std::string AttemptOutcome(const pb::Attempt& attempt) {
   std::string text = StateName(attempt.state());
   const bool moved = attempt.state() == pb::TASK_CANCELLED;
-  if (moved && attempt.cause() == pb::RESIZE) text = "resized";            // nobody cancelled it
-  else if (moved && attempt.cause() == pb::PREEMPTION) text = "preempted";
-  else if (moved && attempt.cause() == pb::DRAIN) text = "moved for a drain";
-  else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE) absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
+  if (moved && attempt.cause() == pb::RESIZE)
+    text = "resized";  // nobody cancelled it
+  else if (moved && attempt.cause() == pb::PREEMPTION)
+    text = "preempted";
+  else if (moved && attempt.cause() == pb::DRAIN)
+    text = "moved for a drain";
+  else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE)
+    absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
   if (!attempt.detail().empty()) absl::StrAppend(&text, ": ", attempt.detail());
   for (const pb::Straggler& row : attempt.stragglers()) {
-    absl::StrAppend(&text, " (rank ", row.rank(), " on ", row.host(), row.device() < 0 ? "" : absl::StrCat(" device ", row.device()), " is ", row.permille() / 1000, ".",
-                    row.permille() % 1000 / 100, " times as slow as the others)");
+    absl::StrAppend(&text, " (rank ", row.rank(), " on ", row.host(),
+                    row.device() < 0 ? "" : absl::StrCat(" device ", row.device()), " is ",
+                    row.permille() / 1000, ".", row.permille() % 1000 / 100,
+                    " times as slow as the others)");
   }
   if (attempt.lost_may_run()) text += " (its processes may still run)";
   return text;
@@ -101,16 +115,21 @@ void AppendLine(std::string* out, std::string_view label, std::string_view value
 }  // namespace
 
 std::string HeadLine(const pb::Job& job, int64_t now_ns) {
-  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), ", ", Plain(job.spec().queue()));
+  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), ", ",
+                                  Plain(job.spec().queue()));
   const pb::Task* lead = LeadTask(job);
   if (lead != nullptr) absl::StrAppend(&text, ", ", DevicesOf(job, *lead));
   absl::StrAppend(&text, ": ", StateName(job.state()));
-  if (job.state() == pb::WAITING) absl::StrAppend(&text, " since ", FormatClock(WaitingSince(job), now_ns));
+  if (job.state() == pb::WAITING)
+    absl::StrAppend(&text, " since ", FormatClock(WaitingSince(job), now_ns));
   if (job.state() == pb::RUNNING && job.start_ns() > 0) {
-    const std::string since = FormatClock(RunningSince(job), now_ns), first = FormatClock(job.start_ns(), now_ns);
-    absl::StrAppend(&text, " since ", since, since == first ? "" : absl::StrCat(", first started ", first));
+    const std::string since = FormatClock(RunningSince(job), now_ns),
+                      first = FormatClock(job.start_ns(), now_ns);
+    absl::StrAppend(&text, " since ", since,
+                    since == first ? "" : absl::StrCat(", first started ", first));
   }
-  if (HasEnded(job.state()) && job.end_ns() > 0) absl::StrAppend(&text, " at ", FormatClock(job.end_ns(), now_ns));
+  if (HasEnded(job.state()) && job.end_ns() > 0)
+    absl::StrAppend(&text, " at ", FormatClock(job.end_ns(), now_ns));
   return text;
 }
 
@@ -121,41 +140,67 @@ std::string OutcomeReason(const pb::Job& job) {
     if (task.state() != pb::TASK_FAILED) continue;
     const pb::Attempt* attempt = NewestAttempt(task);
     std::string detail = attempt == nullptr ? "" : Plain(attempt->detail());
-    if (!detail.empty() && text.find(detail) == std::string::npos) absl::StrAppend(&text, text.empty() ? "" : ": ", detail);
-    if (text.find(task.name()) == std::string::npos) text = absl::StrCat(Plain(task.name()), text.empty() ? "" : ", ", text);
+    if (!detail.empty() && text.find(detail) == std::string::npos)
+      absl::StrAppend(&text, text.empty() ? "" : ": ", detail);
+    if (text.find(task.name()) == std::string::npos)
+      text = absl::StrCat(Plain(task.name()), text.empty() ? "" : ", ", text);
     break;
   }
   return text;
 }
 
 Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
-  Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 2}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"}, {"TASK", Table::kLeft, false, 4},
-               {"DEVICES"}, {"WHERE", Table::kLeft, false, 1}, {"PROGRESS", Table::kLeft, false, 3}, {"ATTEMPT", Table::kRight, true},
-               {"RESTARTS", Table::kRight, true}, {"AGE", Table::kRight}, {"WHY"}});
+  Table table({{"JOB", Table::kRight},
+               {"NAME", Table::kLeft, false, 2},
+               {"QUEUE"},
+               {"OWNER", Table::kLeft, true},
+               {"STATE"},
+               {"TASK", Table::kLeft, false, 4},
+               {"DEVICES"},
+               {"WHERE", Table::kLeft, false, 1},
+               {"PROGRESS", Table::kLeft, false, 3},
+               {"ATTEMPT", Table::kRight, true},
+               {"RESTARTS", Table::kRight, true},
+               {"AGE", Table::kRight},
+               {"WHY"}});
   for (const pb::Job& job : jobs) {
     const pb::Task* task = LeadTask(job);
     const pb::Attempt* attempt = task == nullptr ? nullptr : NewestAttempt(*task);
     bool placed = attempt != nullptr && UnderWay(task->state());
-    table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
-                  task == nullptr ? "" : task->name(), task == nullptr ? "" : DevicesOf(job, *task),
-                  placed ? PlaceName(*attempt) : "", task == nullptr ? "" : ShortProgress(*task),
-                  attempt == nullptr ? "" : absl::StrCat(attempt->number()), task == nullptr ? "" : absl::StrCat(task->restarts_used()),
+    table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(),
+                  StateName(job.state()), task == nullptr ? "" : task->name(),
+                  task == nullptr ? "" : DevicesOf(job, *task), placed ? PlaceName(*attempt) : "",
+                  task == nullptr ? "" : ShortProgress(*task),
+                  attempt == nullptr ? "" : absl::StrCat(attempt->number()),
+                  task == nullptr ? "" : absl::StrCat(task->restarts_used()),
                   FormatSpan(now_ns - job.submit_ns()),
-                  HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? OutcomeReason(job) : task == nullptr ? "" : WhyOf(job, *task, now_ns)});
+                  HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? OutcomeReason(job)
+                  : task == nullptr                                     ? ""
+                                    : WhyOf(job, *task, now_ns)});
   }
   return table;
 }
 
 Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
-  Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 1}, {"QUEUE"}, {"OWNER", Table::kLeft, true}, {"STATE"},
-               {"SUBMITTED", Table::kLeft, false, 3}, {"WAITED", Table::kRight}, {"RAN", Table::kRight}, {"ENDED", Table::kLeft, false, 2},
-               {"WHERE", Table::kLeft, false, 4}, {"WHY"}});
+  Table table({{"JOB", Table::kRight},
+               {"NAME", Table::kLeft, false, 1},
+               {"QUEUE"},
+               {"OWNER", Table::kLeft, true},
+               {"STATE"},
+               {"SUBMITTED", Table::kLeft, false, 3},
+               {"WAITED", Table::kRight},
+               {"RAN", Table::kRight},
+               {"ENDED", Table::kLeft, false, 2},
+               {"WHERE", Table::kLeft, false, 4},
+               {"WHY"}});
   for (const pb::Job& job : jobs) {
-    table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
-                  FormatClock(job.submit_ns(), now_ns),
-                  FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
-                  Span(job.start_ns(), job.end_ns(), now_ns), job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
-                  job.state() == pb::SUCCEEDED ? "" : OutcomeReason(job)});
+    table.AddRow(
+        {absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(),
+         StateName(job.state()), FormatClock(job.submit_ns(), now_ns),
+         FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
+         Span(job.start_ns(), job.end_ns(), now_ns),
+         job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
+         job.state() == pb::SUCCEEDED ? "" : OutcomeReason(job)});
   }
   return table;
 }
@@ -165,44 +210,74 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   AppendLine(&out, "uid", job.uid());
   AppendLine(&out, "owner", job.owner());
   AppendLine(&out, "submitted", FormatDateTime(job.submit_ns()));
-  if (job.start_ns() > 0) AppendLine(&out, "started", absl::StrCat(FormatDateTime(job.start_ns()), ", after ", FormatSpan(job.start_ns() - job.submit_ns())));
-  if (job.end_ns() > 0) AppendLine(&out, "ended", absl::StrCat(FormatDateTime(job.end_ns()), job.start_ns() > 0 ? absl::StrCat(", after ", FormatSpan(job.end_ns() - job.start_ns())) : ""));
-  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED) AppendLine(&out, "why", OutcomeReason(job));
+  if (job.start_ns() > 0)
+    AppendLine(&out, "started",
+               absl::StrCat(FormatDateTime(job.start_ns()), ", after ",
+                            FormatSpan(job.start_ns() - job.submit_ns())));
+  if (job.end_ns() > 0)
+    AppendLine(
+        &out, "ended",
+        absl::StrCat(FormatDateTime(job.end_ns()),
+                     job.start_ns() > 0
+                         ? absl::StrCat(", after ", FormatSpan(job.end_ns() - job.start_ns()))
+                         : ""));
+  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED)
+    AppendLine(&out, "why", OutcomeReason(job));
   if (job.spec().priority() != 0) AppendLine(&out, "priority", absl::StrCat(job.spec().priority()));
   AppendLine(&out, "clusters", absl::StrJoin(job.spec().clusters(), ", "));
   AppendLine(&out, "cluster", job.cluster());
   for (const pb::Task& task : job.tasks()) {
-    if (!task.spill_reason().empty()) AppendLine(&out, "spilled", absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "", task.spill_reason()));
+    if (!task.spill_reason().empty())
+      AppendLine(&out, "spilled",
+                 absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "",
+                              task.spill_reason()));
   }
   AppendLine(&out, "directory", job.directory());
 
-  Table tasks({{"TASK"}, {"STATE"}, {"DEVICES", Table::kLeft, false, 2}, {"WHERE"}, {"PROGRESS", Table::kLeft, false, 1}, {"RESTARTS", Table::kRight, false, 3}, {"WHY"}});
+  Table tasks({{"TASK"},
+               {"STATE"},
+               {"DEVICES", Table::kLeft, false, 2},
+               {"WHERE"},
+               {"PROGRESS", Table::kLeft, false, 1},
+               {"RESTARTS", Table::kRight, false, 3},
+               {"WHY"}});
   for (const pb::Task& task : job.tasks()) {
     const pb::Attempt* attempt = NewestAttempt(task);
     bool placed = attempt != nullptr && UnderWay(task.state());
     std::string why = WhyOf(job, task, now_ns);
-    if (task.state() == pb::TASK_BLOCKED) why = absl::StrCat("after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "));
-    tasks.AddRow({task.name(), StateName(task.state()), DevicesOf(job, task), placed ? PlaceName(*attempt) : "", ShortProgress(task),
+    if (task.state() == pb::TASK_BLOCKED)
+      why = absl::StrCat("after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "));
+    tasks.AddRow({task.name(), StateName(task.state()), DevicesOf(job, task),
+                  placed ? PlaceName(*attempt) : "", ShortProgress(task),
                   absl::StrCat(task.restarts_used()), why});
   }
   if (!tasks.empty()) absl::StrAppend(&out, "\n", tasks.Render(screen));
 
-  Table attempts({{"TASK", Table::kLeft, false, 2}, {"ATTEMPT", Table::kRight}, {"STARTED"}, {"RAN", Table::kRight}, {"WHERE", Table::kLeft, false, 1},
-                  {"WORKERS", Table::kRight, false, 3}, {"FROM STEP", Table::kRight}, {"OUTCOME"}});
+  Table attempts({{"TASK", Table::kLeft, false, 2},
+                  {"ATTEMPT", Table::kRight},
+                  {"STARTED"},
+                  {"RAN", Table::kRight},
+                  {"WHERE", Table::kLeft, false, 1},
+                  {"WORKERS", Table::kRight, false, 3},
+                  {"FROM STEP", Table::kRight},
+                  {"OUTCOME"}});
   for (const pb::Task& task : job.tasks()) {
     for (const pb::Attempt& attempt : task.attempts()) {
       std::string from = attempt.resumed_step() > 0 ? absl::StrCat(attempt.resumed_step()) : "";
-      attempts.AddRow({task.name(), absl::StrCat(attempt.number()), attempt.start_ns() > 0 ? FormatClockSeconds(attempt.start_ns()) : "",
-                       Span(attempt.start_ns(), attempt.end_ns(), now_ns), PlaceName(attempt), absl::StrCat(attempt.workers()), from,
-                       AttemptOutcome(attempt)});
+      attempts.AddRow({task.name(), absl::StrCat(attempt.number()),
+                       attempt.start_ns() > 0 ? FormatClockSeconds(attempt.start_ns()) : "",
+                       Span(attempt.start_ns(), attempt.end_ns(), now_ns), PlaceName(attempt),
+                       absl::StrCat(attempt.workers()), from, AttemptOutcome(attempt)});
     }
   }
   if (!attempts.empty()) absl::StrAppend(&out, "\n", attempts.Render(screen));
 
-  Table checkpoints({{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});
+  Table checkpoints(
+      {{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});
   for (const pb::Task& task : job.tasks()) {
     for (const pb::Checkpoint& c : task.checkpoints()) {
-      checkpoints.AddRow({task.name(), absl::StrCat("step ", c.step()), absl::StrCat(c.attempt()), c.at_ns() > 0 ? FormatClockSeconds(c.at_ns()) : "", c.path()});
+      checkpoints.AddRow({task.name(), absl::StrCat("step ", c.step()), absl::StrCat(c.attempt()),
+                          c.at_ns() > 0 ? FormatClockSeconds(c.at_ns()) : "", c.path()});
     }
   }
   if (!checkpoints.empty()) absl::StrAppend(&out, "\n", checkpoints.Render(screen));
@@ -217,25 +292,36 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
   std::vector<Line> lines;
   auto add = [&](int64_t at_ns, const pb::Task& task, std::string text) {
     if (at_ns == 0) at_ns = now_ns;
-    lines.push_back({at_ns, absl::StrCat(FormatClockSeconds(at_ns), "  ", Plain(task.name()), "  ", Plain(text))});
+    lines.push_back({at_ns, absl::StrCat(FormatClockSeconds(at_ns), "  ", Plain(task.name()), "  ",
+                                         Plain(text))});
   };
   for (const pb::Task& task : after.tasks()) {
     const pb::Task* old_task = nullptr;
-    if (before != nullptr) for (const pb::Task& t : before->tasks()) if (t.name() == task.name()) old_task = &t;
+    if (before != nullptr)
+      for (const pb::Task& t : before->tasks())
+        if (t.name() == task.name()) old_task = &t;
     for (const pb::Attempt& attempt : task.attempts()) {
       const pb::Attempt* old_attempt = nullptr;
-      if (old_task != nullptr) for (const pb::Attempt& a : old_task->attempts()) if (a.number() == attempt.number()) old_attempt = &a;
+      if (old_task != nullptr)
+        for (const pb::Attempt& a : old_task->attempts())
+          if (a.number() == attempt.number()) old_attempt = &a;
       bool newest = attempt.number() == NewestAttempt(task)->number();
       if (before == nullptr && !newest) continue;  // attached late: the past is `muster show`'s
       std::string id = absl::StrCat("attempt ", attempt.number());
-      pb::TaskState was = old_attempt == nullptr ? pb::TASK_STATE_UNSPECIFIED : old_attempt->state();
-      bool ended = attempt.end_ns() > 0, had_ended = old_attempt != nullptr && old_attempt->end_ns() > 0;
+      pb::TaskState was =
+          old_attempt == nullptr ? pb::TASK_STATE_UNSPECIFIED : old_attempt->state();
+      bool ended = attempt.end_ns() > 0,
+           had_ended = old_attempt != nullptr && old_attempt->end_ns() > 0;
       if (attempt.start_ns() > 0 && (old_attempt == nullptr || old_attempt->start_ns() == 0)) {
         std::string text = absl::StrCat(id, ended ? " ran on " : " runs on ", PlaceName(attempt));
         if (attempt.workers() > 1) absl::StrAppend(&text, ", ", attempt.workers(), " workers");
-        if (!attempt.flavour().empty() && attempt.declared()) absl::StrAppend(&text, ", ", FlavourName(attempt.flavour(), true));
-        if (attempt.resumed_step() > 0) absl::StrAppend(&text, ", from step ", attempt.resumed_step());
-        if (attempt.number() == 1 && before != nullptr) absl::StrAppend(&text, "  (waited ", FormatSpan(attempt.start_ns() - after.submit_ns()), ")");
+        if (!attempt.flavour().empty() && attempt.declared())
+          absl::StrAppend(&text, ", ", FlavourName(attempt.flavour(), true));
+        if (attempt.resumed_step() > 0)
+          absl::StrAppend(&text, ", from step ", attempt.resumed_step());
+        if (attempt.number() == 1 && before != nullptr)
+          absl::StrAppend(&text, "  (waited ", FormatSpan(attempt.start_ns() - after.submit_ns()),
+                          ")");
         add(attempt.start_ns(), task, text);
       } else if (attempt.start_ns() == 0 && was == pb::TASK_STATE_UNSPECIFIED && !ended) {
         add(attempt.place_ns(), task, absl::StrCat(id, " placed on ", PlaceName(attempt)));
@@ -245,24 +331,30 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
         if (!attempt.detail().empty()) absl::StrAppend(&text, ", ", attempt.detail());
         add(attempt.stop_ns(), task, text);
       }
-      if (ended && !had_ended) add(attempt.end_ns(), task, absl::StrCat(id, " ended: ", AttemptOutcome(attempt)));
+      if (ended && !had_ended)
+        add(attempt.end_ns(), task, absl::StrCat(id, " ended: ", AttemptOutcome(attempt)));
     }
     bool waits_anew = task.state() == pb::TASK_WAITING && !task.verdict().text().empty() &&
-                      (old_task == nullptr || old_task->state() != pb::TASK_WAITING || old_task->verdict().code() != task.verdict().code());
+                      (old_task == nullptr || old_task->state() != pb::TASK_WAITING ||
+                       old_task->verdict().code() != task.verdict().code());
     if (waits_anew) {
       const std::string& why = task.verdict().text();
       const std::string start = StartText(task.verdict(), now_ns);
-      add(now_ns, task, absl::StrCat(why.rfind("waits", 0) == 0 ? "" : "waits: ", why, start.empty() ? "" : "; ", start));
+      add(now_ns, task,
+          absl::StrCat(why.rfind("waits", 0) == 0 ? "" : "waits: ", why, start.empty() ? "" : "; ",
+                       start));
     }
   }
-  std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) { return a.at_ns < b.at_ns; });
+  std::stable_sort(lines.begin(), lines.end(),
+                   [](const Line& a, const Line& b) { return a.at_ns < b.at_ns; });
   std::vector<std::string> out;
   for (Line& line : lines) out.push_back(std::move(line.text));
   return out;
 }
 
 std::string OutcomeLine(const pb::Job& job) {
-  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ", StateName(job.state()));
+  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ",
+                                  StateName(job.state()));
   if (job.state() != pb::SUCCEEDED) {
     std::string reason = OutcomeReason(job);
     if (!reason.empty()) absl::StrAppend(&text, ": ", reason);

@@ -1,4 +1,5 @@
-// Jobs as tables and pages: `jobs`, `history`, `show`, `explain`, and the event lines of a followed job. Pure.
+// Jobs as tables and pages: `jobs`, `history`, `show`, `explain`, and the event lines of a followed
+// job. Pure.
 #pragma once
 
 #include <map>
@@ -10,8 +11,10 @@
 
 namespace muster {
 
-Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns);     // unfinished ones: progress, place, ETA or verdict
-Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns);  // finished ones: outcome and times
+Table JobsTable(const std::vector<pb::Job>& jobs,
+                int64_t now_ns);  // unfinished ones: progress, place, ETA or verdict
+Table HistoryTable(const std::vector<pb::Job>& jobs,
+                   int64_t now_ns);  // finished ones: outcome and times
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);  // `muster show`
 
 // "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58"
@@ -20,7 +23,8 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns);
 std::string OutcomeReason(const pb::Job& job);
 
 // What happened between two looks at a job, oldest first, each with its clock time and task:
-// "14:01:38  main  attempt 1 runs on phx/r4/h07,h08". `before` is nullptr at the first look: then what is under way.
+// "14:01:38  main  attempt 1 runs on phx/r4/h07,h08". `before` is nullptr at the first look: then
+// what is under way.
 std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after, int64_t now_ns);
 
 // "Job 318 sft-8b succeeded after 12 m.", "Job 318 sft-8b failed: main, killed: rank 3 by SIGKILL."

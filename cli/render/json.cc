@@ -35,7 +35,8 @@ std::string Quoted(const std::string& text) {
   return out + "\"";
 }
 
-// The shortest text that reads back as the same number; as the proto's JSON has them, the others are text.
+// The shortest text that reads back as the same number; as the proto's JSON has them, the others
+// are text.
 template <typename Float>
 std::string Real(Float value) {
   if (std::isnan(value)) return "\"NaN\"";
@@ -50,19 +51,35 @@ std::string Scalar(const Message& message, const FieldDescriptor* field, int ind
   const Reflection* r = message.GetReflection();
   bool one = index < 0;
   switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32: return absl::StrCat(one ? r->GetInt32(message, field) : r->GetRepeatedInt32(message, field, index));
-    case FieldDescriptor::CPPTYPE_INT64: return absl::StrCat(one ? r->GetInt64(message, field) : r->GetRepeatedInt64(message, field, index));
-    case FieldDescriptor::CPPTYPE_UINT32: return absl::StrCat(one ? r->GetUInt32(message, field) : r->GetRepeatedUInt32(message, field, index));
-    case FieldDescriptor::CPPTYPE_UINT64: return absl::StrCat(one ? r->GetUInt64(message, field) : r->GetRepeatedUInt64(message, field, index));
-    case FieldDescriptor::CPPTYPE_DOUBLE: return Real(one ? r->GetDouble(message, field) : r->GetRepeatedDouble(message, field, index));
-    case FieldDescriptor::CPPTYPE_FLOAT: return Real(one ? r->GetFloat(message, field) : r->GetRepeatedFloat(message, field, index));
-    case FieldDescriptor::CPPTYPE_BOOL: return (one ? r->GetBool(message, field) : r->GetRepeatedBool(message, field, index)) ? "true" : "false";
-    case FieldDescriptor::CPPTYPE_ENUM: return (one ? r->GetEnum(message, field) : r->GetRepeatedEnum(message, field, index))->name();
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(one ? r->GetInt32(message, field)
+                              : r->GetRepeatedInt32(message, field, index));
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(one ? r->GetInt64(message, field)
+                              : r->GetRepeatedInt64(message, field, index));
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(one ? r->GetUInt32(message, field)
+                              : r->GetRepeatedUInt32(message, field, index));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(one ? r->GetUInt64(message, field)
+                              : r->GetRepeatedUInt64(message, field, index));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return Real(one ? r->GetDouble(message, field) : r->GetRepeatedDouble(message, field, index));
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return Real(one ? r->GetFloat(message, field) : r->GetRepeatedFloat(message, field, index));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return (one ? r->GetBool(message, field) : r->GetRepeatedBool(message, field, index))
+                 ? "true"
+                 : "false";
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return (one ? r->GetEnum(message, field) : r->GetRepeatedEnum(message, field, index))->name();
     case FieldDescriptor::CPPTYPE_STRING: {
-      std::string text = one ? r->GetString(message, field) : r->GetRepeatedString(message, field, index);
+      std::string text =
+          one ? r->GetString(message, field) : r->GetRepeatedString(message, field, index);
       return Quoted(field->type() == FieldDescriptor::TYPE_BYTES ? absl::Base64Escape(text) : text);
     }
-    case FieldDescriptor::CPPTYPE_MESSAGE: break;
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      break;
   }
   MUSTER_CHECK_MSG(false, "a message is no scalar");
   return "";
@@ -84,7 +101,9 @@ std::vector<const Message*> SortedEntries(const Message& message, const FieldDes
   for (int i = 0; i < message.GetReflection()->FieldSize(message, field); ++i) {
     entries.push_back(&message.GetReflection()->GetRepeatedMessage(message, field, i));
   }
-  std::sort(entries.begin(), entries.end(), [&](const Message* a, const Message* b) { return Scalar(*a, key, -1) < Scalar(*b, key, -1); });
+  std::sort(entries.begin(), entries.end(), [&](const Message* a, const Message* b) {
+    return Scalar(*a, key, -1) < Scalar(*b, key, -1);
+  });
   return entries;
 }
 
@@ -108,7 +127,8 @@ void Append(const Message& message, int indent, bool in_list, std::string* out) 
   r->ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
     // The first field of a list's element stands behind its "- ".
-    std::string pad = in_list && field == fields.front() ? "" : std::string(static_cast<size_t>(indent), ' ');
+    std::string pad =
+        in_list && field == fields.front() ? "" : std::string(static_cast<size_t>(indent), ' ');
     absl::StrAppend(out, pad, field->name(), ":");
     if (field->is_map()) {
       *out += "\n";
@@ -124,25 +144,32 @@ void Append(const Message& message, int indent, bool in_list, std::string* out) 
       for (int i = 0; i < r->FieldSize(message, field); ++i) {
         std::string inner;
         Append(r->GetRepeatedMessage(message, field, i), indent + 2, true, &inner);
-        absl::StrAppend(out, std::string(static_cast<size_t>(indent), ' '), "- ", inner.empty() ? "{}\n" : inner);
+        absl::StrAppend(out, std::string(static_cast<size_t>(indent), ' '), "- ",
+                        inner.empty() ? "{}\n" : inner);
       }
     } else {
       *out += " [";
-      for (int i = 0; i < r->FieldSize(message, field); ++i) absl::StrAppend(out, i ? ", " : "", Scalar(message, field, i));
+      for (int i = 0; i < r->FieldSize(message, field); ++i)
+        absl::StrAppend(out, i ? ", " : "", Scalar(message, field, i));
       *out += "]\n";
     }
   }
 }
 
 // indent: 0 for one line, else how deep the next line stands.
-std::string LineTo(int indent) { return indent == 0 ? "" : "\n" + std::string(static_cast<size_t>(indent), ' '); }
+std::string LineTo(int indent) {
+  return indent == 0 ? "" : "\n" + std::string(static_cast<size_t>(indent), ' ');
+}
 
 void AppendJson(const Message& message, int indent, std::string* out);
 
-void AppendJsonValue(const Message& message, const FieldDescriptor* field, int index, int indent, std::string* out) {
+void AppendJsonValue(const Message& message, const FieldDescriptor* field, int index, int indent,
+                     std::string* out) {
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
     const Reflection* r = message.GetReflection();
-    AppendJson(index < 0 ? r->GetMessage(message, field) : r->GetRepeatedMessage(message, field, index), indent, out);
+    AppendJson(
+        index < 0 ? r->GetMessage(message, field) : r->GetRepeatedMessage(message, field, index),
+        indent, out);
   } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
     absl::StrAppend(out, "\"", Scalar(message, field, index), "\"");
   } else {
@@ -171,8 +198,13 @@ void AppendJson(const Message& message, int indent, std::string* out) {
       const FieldDescriptor* key = field->message_type()->FindFieldByNumber(1);
       for (const Message* entry : SortedEntries(message, field)) {
         const std::string name = Scalar(*entry, key, -1);
-        absl::StrAppend(out, next, LineTo(inner), key->cpp_type() == FieldDescriptor::CPPTYPE_STRING ? name : absl::StrCat("\"", name, "\""), colon);
-        AppendJsonValue(*entry, field->message_type()->FindFieldByNumber(2), -1, inner == 0 ? 0 : inner + 1, out);
+        absl::StrAppend(out, next, LineTo(inner),
+                        key->cpp_type() == FieldDescriptor::CPPTYPE_STRING
+                            ? name
+                            : absl::StrCat("\"", name, "\""),
+                        colon);
+        AppendJsonValue(*entry, field->message_type()->FindFieldByNumber(2), -1,
+                        inner == 0 ? 0 : inner + 1, out);
         next = ",";
       }
     } else {
@@ -185,7 +217,8 @@ void AppendJson(const Message& message, int indent, std::string* out) {
     if (*next != '\0') *out += LineTo(indent);
     *out += field->is_map() ? '}' : ']';
   }
-  if (*before != '\0' && indent > 0) absl::StrAppend(out, "\n", std::string(static_cast<size_t>(indent - 1), ' '));
+  if (*before != '\0' && indent > 0)
+    absl::StrAppend(out, "\n", std::string(static_cast<size_t>(indent - 1), ' '));
   *out += '}';
 }
 

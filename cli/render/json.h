@@ -1,5 +1,6 @@
-// Messages for programs: the proto's JSON (fields by their proto names, defaults printed), but every number is a number, the
-// 64-bit ones, too (decision 027); and the same tree as YAML. Stable: what a script reads. Any proto JSON parser reads it back.
+// Messages for programs: the proto's JSON (fields by their proto names, defaults printed), but
+// every number is a number, the 64-bit ones, too (decision 027); and the same tree as YAML. Stable:
+// what a script reads. Any proto JSON parser reads it back.
 #pragma once
 
 #include <string>
@@ -8,7 +9,8 @@
 
 namespace muster {
 
-std::string ToJson(const google::protobuf::Message& message, bool pretty);  // with a newline at the end
-std::string ToYaml(const google::protobuf::Message& message);               // unset fields left out
+std::string ToJson(const google::protobuf::Message& message,
+                   bool pretty);                               // with a newline at the end
+std::string ToYaml(const google::protobuf::Message& message);  // unset fields left out
 
 }  // namespace muster

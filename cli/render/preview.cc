@@ -16,7 +16,8 @@ std::string TakesFrom(const Candidate& candidate) {
   const std::string text = TakenText(candidate.takes_from());
   if (!text.empty()) return text;
   if (candidate.after_jobs().empty()) return "nobody";
-  return absl::StrCat("nobody (", absl::StrJoin(candidate.after_jobs(), ", "), candidate.after_jobs_size() == 1 ? " ends)" : " end)");
+  return absl::StrCat("nobody (", absl::StrJoin(candidate.after_jobs(), ", "),
+                      candidate.after_jobs_size() == 1 ? " ends)" : " end)");
 }
 
 std::string LossLine(const pb::PreviewResponse& preview) {
@@ -25,7 +26,8 @@ std::string LossLine(const pb::PreviewResponse& preview) {
     if (!candidate.chosen()) continue;
     for (const auto& taken : candidate.takes_from()) {
       if (taken.lost_gpu_ms() <= 0) continue;
-      const char* unit = candidate.declared() ? "slot" : "GPU";  // a stand-in's hours are not a GPU's
+      const char* unit =
+          candidate.declared() ? "slot" : "GPU";  // a stand-in's hours are not a GPU's
       double seconds = static_cast<double>(taken.lost_gpu_ms()) / 1000;
       std::string loss = seconds < 360 ? absl::StrFormat("%.0f %s-seconds", seconds, unit)
                                        : absl::StrFormat("%.1f %s-h", seconds / 3600, unit);
@@ -37,29 +39,43 @@ std::string LossLine(const pb::PreviewResponse& preview) {
 
 }  // namespace
 
-std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& screen, int64_t now_ns) {
-  Table table({{"#", Table::kRight}, {"CLUSTER"}, {"FLAVOUR"}, {"WORKERS"}, {"WITHIN"}, {"STARTS"}, {"TAKES FROM"}, {"CHOSEN"}});
+std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& screen,
+                          int64_t now_ns) {
+  Table table({{"#", Table::kRight},
+               {"CLUSTER"},
+               {"FLAVOUR"},
+               {"WORKERS"},
+               {"WITHIN"},
+               {"STARTS"},
+               {"TAKES FROM"},
+               {"CHOSEN"}});
   int number = 0;
   for (const Candidate& candidate : preview.candidates()) {
-    std::string flavour = candidate.flavour().empty() ? "-" : FlavourName(candidate.flavour(), candidate.declared());
+    std::string flavour =
+        candidate.flavour().empty() ? "-" : FlavourName(candidate.flavour(), candidate.declared());
     if (candidate.start_ns() < 0) {
       table.AddRow({"-", candidate.cluster(), flavour, "-", "-", "never", candidate.reason(), ""});
       continue;
     }
     std::string workers = candidate.gpus_milli_per_worker() > 0
-                              ? absl::StrCat(candidate.workers(), " x ", FormatMilli(candidate.gpus_milli_per_worker()))
+                              ? absl::StrCat(candidate.workers(), " x ",
+                                             FormatMilli(candidate.gpus_milli_per_worker()))
                               : absl::StrCat(candidate.workers());
     table.AddRow({absl::StrCat(++number), candidate.cluster(), flavour, workers, candidate.within(),
-                  FormatStart(candidate.start_ns(), now_ns), TakesFrom(candidate), candidate.chosen() ? "yes" : ""});
+                  FormatStart(candidate.start_ns(), now_ns), TakesFrom(candidate),
+                  candidate.chosen() ? "yes" : ""});
   }
   std::string out;
-  if (preview.resolved().tasks_size() > 1 && !preview.task().empty()) absl::StrAppend(&out, "Task ", Plain(preview.task()), ":\n");
+  if (preview.resolved().tasks_size() > 1 && !preview.task().empty())
+    absl::StrAppend(&out, "Task ", Plain(preview.task()), ":\n");
   if (!table.empty()) out += table.Render(screen);
   number = 0;
-  for (const Candidate& candidate : preview.candidates()) {       // a start that is unknown has its reason below
+  for (const Candidate& candidate :
+       preview.candidates()) {  // a start that is unknown has its reason below
     if (candidate.start_ns() < 0) continue;
     ++number;
-    if (candidate.start_ns() == 0 && !candidate.reason().empty()) absl::StrAppend(&out, number, ": ", Plain(candidate.reason()), ".\n");
+    if (candidate.start_ns() == 0 && !candidate.reason().empty())
+      absl::StrAppend(&out, number, ": ", Plain(candidate.reason()), ".\n");
   }
   std::string last = Plain(preview.queue_line()), loss = LossLine(preview);
   if (!loss.empty()) absl::StrAppend(&last, last.empty() ? "" : " ", loss);
@@ -68,7 +84,8 @@ std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& scre
 }
 
 bool WouldEvict(const pb::PreviewResponse& preview) {
-  for (const Candidate& candidate : preview.candidates()) if (candidate.chosen() && candidate.takes_from_size() > 0) return true;
+  for (const Candidate& candidate : preview.candidates())
+    if (candidate.chosen() && candidate.takes_from_size() > 0) return true;
   return false;
 }
 

@@ -1,4 +1,5 @@
-// The table before a submission (PRODUCT.md): where it would run, when, and whom it would take from. Pure.
+// The table before a submission (PRODUCT.md): where it would run, when, and whom it would take
+// from. Pure.
 #pragma once
 
 #include <string>

@@ -90,12 +90,20 @@ TEST(FormatTest, TimesReadAsPeopleSayThem) {
   EXPECT_EQ(FormatClock(kNow + 2 * kHour, kNow), "16:00");
   EXPECT_EQ(FormatClock(kNow + kDay, kNow), "Sun 14:00");
   EXPECT_EQ(FormatClock(kNow + 30 * kDay, kNow), "2026-12-21 14:00");
-  const std::pair<int64_t, const char*> spans[] = {{-5, "0.0 s"}, {300 * kMillisecond, "0.3 s"}, {35 * kSecond, "35 s"}, {12 * kMinute, "12 m"},
-                                                   {3 * kHour + 4 * kMinute, "3 h 04 m"}, {51 * kHour, "2 d 3 h"}};
+  const std::pair<int64_t, const char*> spans[] = {
+      {-5, "0.0 s"},          {300 * kMillisecond, "0.3 s"},         {35 * kSecond, "35 s"},
+      {12 * kMinute, "12 m"}, {3 * kHour + 4 * kMinute, "3 h 04 m"}, {51 * kHour, "2 d 3 h"}};
   for (const auto& [span, text] : spans) EXPECT_EQ(FormatSpan(span), text);
-  const std::pair<int64_t, const char*> starts[] = {{-1, "never"}, {0, "unknown"}, {kNow, "now"}, {kNow - kHour, "now"}, {kNow + 35 * kSecond, "~35 s"}, {kNow + 10 * kMinute, "14:10"}};
+  const std::pair<int64_t, const char*> starts[] = {{-1, "never"},
+                                                    {0, "unknown"},
+                                                    {kNow, "now"},
+                                                    {kNow - kHour, "now"},
+                                                    {kNow + 35 * kSecond, "~35 s"},
+                                                    {kNow + 10 * kMinute, "14:10"}};
   for (const auto& [start, text] : starts) EXPECT_EQ(FormatStart(start, kNow), text);
-  const std::pair<double, const char*> counts[] = {{0, "0"}, {950, "950"}, {15200, "15.2k"}, {106000, "106k"}, {999960, "1.0M"}, {1.3e6, "1.3M"}};
+  const std::pair<double, const char*> counts[] = {{0, "0"},         {950, "950"},
+                                                   {15200, "15.2k"}, {106000, "106k"},
+                                                   {999960, "1.0M"}, {1.3e6, "1.3M"}};
   for (const auto& [count, text] : counts) EXPECT_EQ(FormatCount(count), text);
 }
 
@@ -107,7 +115,9 @@ TEST(FormatTest, StandInsAreAlwaysMarkedAsDeclared) {
 
 TEST(FormatTest, TerminalEscapesFromNamesAreHarmless) {
   EXPECT_EQ(Plain("a\x1b[2Jb\nc"), "a?[2Jb c");
-  EXPECT_EQ(Plain("a\xc2\x9b""1m"), "a??1m");
+  EXPECT_EQ(Plain("a\xc2\x9b"
+                  "1m"),
+            "a??1m");
   EXPECT_EQ(Plain("naïve ━"), "naïve ━");
   pb::Job job = Job318();
   job.mutable_spec()->set_name("x\x1b]0;owned\x07");
@@ -119,25 +129,34 @@ TEST(TableTest, ColumnsAreAlignedChosenAndCut) {
   Table table({{"JOB", Table::kRight}, {"NAME"}, {"IN USE", Table::kRight, true}, {"WHY"}});
   table.AddRow({"7", "a", "1", "a long reason that goes on"});
   table.AddRow({"318", "sft-8b", "12", ""});
-  EXPECT_EQ(table.Render(Screen()), "JOB  NAME    WHY\n  7  a       a long reason that goes on\n318  sft-8b  -\n");
+  EXPECT_EQ(table.Render(Screen()),
+            "JOB  NAME    WHY\n  7  a       a long reason that goes on\n318  sft-8b  -\n");
   Table::Shape wide;
   wide.wide = true;
-  EXPECT_EQ(*table.Render(Screen(), wide), "JOB  NAME    IN USE  WHY\n  7  a            1  a long reason that goes on\n318  sft-8b      12  -\n");
+  EXPECT_EQ(*table.Render(Screen(), wide),
+            "JOB  NAME    IN USE  WHY\n  7  a            1  a long reason that goes on\n318  "
+            "sft-8b      12  -\n");
   Table::Shape chosen;
   chosen.columns = {"in-use", "job"};
   EXPECT_EQ(*table.Render(Screen(), chosen), "IN USE  JOB\n     1    7\n    12  318\n");
   chosen.columns = {"nope"};
-  EXPECT_THAT(std::string(table.Render(Screen(), chosen).status().message()), HasSubstr("no column \"nope\" here. There are job, name, in-use, why"));
-  for (absl::string_view line : absl::StrSplit(table.Render(Terminal(24)), '\n')) EXPECT_LE(DisplayWidth(std::string(line)), 24) << line;
+  EXPECT_THAT(std::string(table.Render(Screen(), chosen).status().message()),
+              HasSubstr("no column \"nope\" here. There are job, name, in-use, why"));
+  for (absl::string_view line : absl::StrSplit(table.Render(Terminal(24)), '\n'))
+    EXPECT_LE(DisplayWidth(std::string(line)), 24) << line;
 }
 
 TEST(BarTest, ShowsAllFiguresAndDropsTheRightmostWhenNarrow) {
   pb::Job job = Job318();
   EXPECT_EQ(TaskBar(job.tasks(0), Terminal(140), kNow),
-            "main ━━━━━━━━━───────────── " " 41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40");
-  EXPECT_EQ(TaskBar(job.tasks(0), Terminal(60), kNow), "main ━━━━━━━━━─────────────  41%  246/600  loss 1.321");
+            "main ━━━━━━━━━───────────── "
+            " 41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40");
+  EXPECT_EQ(TaskBar(job.tasks(0), Terminal(60), kNow),
+            "main ━━━━━━━━━─────────────  41%  246/600  loss 1.321");
   Screen ascii;
-  EXPECT_EQ(TaskBar(job.tasks(0), ascii, kNow), "main [#########-------------]  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240");
+  EXPECT_EQ(TaskBar(job.tasks(0), ascii, kNow),
+            "main [#########-------------]  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  "
+            "ckpt 240");
   for (int width = 20; width < 160; ++width) {
     std::string bar = TaskBar(job.tasks(0), Terminal(width), kNow);
     if (width >= 40) {
@@ -151,7 +170,8 @@ TEST(BarTest, StepsBeyondTheTotalAndUnknownTotals) {
   job.mutable_tasks(0)->mutable_progress()->set_step(1'000'000);
   EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow), HasSubstr("[######################] 100%"));
   job.mutable_tasks(0)->mutable_progress()->set_total_steps(0);
-  EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow), ::testing::StartsWith("main  step 1000000  loss 1.321"));
+  EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow),
+              ::testing::StartsWith("main  step 1000000  loss 1.321"));
   job.mutable_tasks(0)->mutable_progress()->set_total_steps(INT64_MAX);
   EXPECT_THAT(TaskBar(job.tasks(0), Screen(), kNow), HasSubstr("[----------------------]   0%"));
   job.mutable_tasks(0)->clear_progress();
@@ -168,7 +188,9 @@ TEST(BarTest, AnAttemptThatHasReportedNothingShowsNoOldBar) {
 }
 
 TEST(BarTest, PlainLinesHaveNoEscapes) {
-  EXPECT_EQ(PlainProgress(Job318().tasks(0), kNow), "14:00:00  main  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40");
+  EXPECT_EQ(
+      PlainProgress(Job318().tasks(0), kNow),
+      "14:00:00  main  41%  246/600  loss 1.321  106k tok/s  MFU 37% causal  ckpt 240  ends 15:40");
   EXPECT_EQ(PlainProgress(pb::Task(), kNow), "");
 }
 
@@ -201,13 +223,19 @@ TEST(PreviewTest, TableNamesGiversAndImpossiblePlaces) {
   never->set_cluster("dal");
   never->set_start_ns(-1);
   never->set_reason("gpu_types allows only h100-80g");
-  preview.set_queue_line("Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job.");
+  preview.set_queue_line(
+      "Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job.");
   EXPECT_EQ(RenderPreview(preview, Screen(), kNow),
-            "#  CLUSTER  FLAVOUR              WORKERS  WITHIN  STARTS  TAKES FROM                       CHOSEN\n"
-            "1  phx      h100-80g             2 x 8    1 rack  ~35 s   scratch 311: 16, goes on in dal  yes\n"
-            "2  lab      cpu-slot (declared)  2 x 1    1 host  16:10   nobody (305 ends)                -\n"
-            "-  dal      -                    -        -       never   gpu_types allows only h100-80g   -\n"
-            "Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job. 311 loses about 0.2 GPU-h.\n");
+            "#  CLUSTER  FLAVOUR              WORKERS  WITHIN  STARTS  TAKES FROM                  "
+            "     CHOSEN\n"
+            "1  phx      h100-80g             2 x 8    1 rack  ~35 s   scratch 311: 16, goes on in "
+            "dal  yes\n"
+            "2  lab      cpu-slot (declared)  2 x 1    1 host  16:10   nobody (305 ends)           "
+            "     -\n"
+            "-  dal      -                    -        -       never   gpu_types allows only "
+            "h100-80g   -\n"
+            "Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job. 311 loses "
+            "about 0.2 GPU-h.\n");
   EXPECT_TRUE(WouldEvict(preview));
   preview.mutable_candidates(0)->set_chosen(false);
   EXPECT_FALSE(WouldEvict(preview));
@@ -232,7 +260,8 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
   why->set_flavour("h100-80g");
   why->set_missing_milli(16000);
   why->set_text("its turn has come, and it waits for 16 more h100-80g in phx to become free");
-  for (auto [number, until_ns] : {std::pair{305, kNow + 100 * kMinute}, std::pair{290, int64_t{0}}}) {
+  for (auto [number, until_ns] :
+       {std::pair{305, kNow + 100 * kMinute}, std::pair{290, int64_t{0}}}) {
     auto* holder = why->add_holders();
     holder->set_job(static_cast<uint64_t>(number));
     holder->set_queue("prod");
@@ -257,28 +286,37 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
   moved->set_queue("rl");
   moved->set_job(312);
   moved->set_outcome("goes on with other devices");
-  explained.mutable_relaxations()->SwapElements(0, 1);       // told by their time
+  explained.mutable_relaxations()->SwapElements(0, 1);  // told by their time
   explained.set_tried(9);
-  EXPECT_EQ(RenderExplain(explained, Screen()),
-            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58, starts about 16:10 (forecast: phx/r3,r4)\n"
-            "WHY       MISSING             HELD BY\n"
-            "capacity  16 h100-80g in phx  prod 305: 16 until 15:40; prod 290: 16\n"
-            "  its turn has come, and it waits for 16 more h100-80g in phx to become free\n"
-            "It would start\n"
-            " now    with workers: 1                            on phx/r4/h07\n"
-            " ~10 s  if guarantee of research/nlp raised to 32  on phx/r1, from scratch 311: 16, goes on in dal; rl 312, goes on with other devices\n"
-            "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n"
-            "  muster show 318 --spec > job.yaml    # change it there\n"
-            "  muster submit -d job.yaml && muster cancel 318\n"
-            "The new job stands behind those of its queue and priority that wait already, and starts without the checkpoints of this one.\n"
-            "Ends come from reported progress and time limits; the forecast moves with them.\n");
+  EXPECT_EQ(
+      RenderExplain(explained, Screen()),
+      "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58, starts about 16:10 "
+      "(forecast: phx/r3,r4)\n"
+      "WHY       MISSING             HELD BY\n"
+      "capacity  16 h100-80g in phx  prod 305: 16 until 15:40; prod 290: 16\n"
+      "  its turn has come, and it waits for 16 more h100-80g in phx to become free\n"
+      "It would start\n"
+      " now    with workers: 1                            on phx/r4/h07\n"
+      " ~10 s  if guarantee of research/nlp raised to 32  on phx/r1, from scratch 311: 16, goes on "
+      "in dal; rl 312, goes on with other devices\n"
+      "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n"
+      "  muster show 318 --spec > job.yaml    # change it there\n"
+      "  muster submit -d job.yaml && muster cancel 318\n"
+      "The new job stands behind those of its queue and priority that wait already, and starts "
+      "without the checkpoints of this one.\n"
+      "Ends come from reported progress and time limits; the forecast moves with them.\n");
   pb::ExplainResponse running;
   running.set_now_ns(kNow);
   *running.mutable_job() = Job318();
   EXPECT_EQ(RenderExplain(running, Screen()),
-            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on phx/h07,h08, ends 15:40\n");
-  running.mutable_job()->mutable_tasks(0)->set_spill_reason("dal is full for about 9m; phx has room now");
-  EXPECT_THAT(RenderExplain(running, Screen()), HasSubstr("main running on phx/h07,h08, ends 15:40: dal is full for about 9m; phx has room now\n"));
+            "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on "
+            "phx/h07,h08, ends 15:40\n");
+  running.mutable_job()->mutable_tasks(0)->set_spill_reason(
+      "dal is full for about 9m; phx has room now");
+  EXPECT_THAT(
+      RenderExplain(running, Screen()),
+      HasSubstr(
+          "main running on phx/h07,h08, ends 15:40: dal is full for about 9m; phx has room now\n"));
 }
 
 TEST(ExplainTest, WhatLacksNoDevicesWaitsForItsTurn) {
@@ -290,7 +328,8 @@ TEST(ExplainTest, WhatLacksNoDevicesWaitsForItsTurn) {
   why->set_code(pb::V_SHARE);
   why->set_text("behind job 174");
   why->add_holders()->set_job(305);
-  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("WHY    MISSING  HELD BY\norder  -        -\n  behind job 174\n"));
+  EXPECT_THAT(RenderExplain(explained, Screen()),
+              HasSubstr("WHY    MISSING  HELD BY\norder  -        -\n  behind job 174\n"));
   why->set_missing_milli(1000);
   EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("\nshare  "));
 }
@@ -343,7 +382,8 @@ TEST(SimulateTest, ShowsStartsQueuesAndEffects) {
             "QUEUE  FLAVOUR   GUARANTEE  ENTITLED  IN USE\n"
             "prod   h100-80g  32 -> 40   0         0\n\n"
             "JOB  NAME  QUEUE     STOPPED          GIVES UP  THEN                   STARTS  ENDS\n"
-            "305  vit   research  now, preemption         8  goes on with 1 worker  -       14:10 -> 14:20\n"
+            "305  vit   research  now, preemption         8  goes on with 1 worker  -       14:10 "
+            "-> 14:20\n"
             "Looked ahead until 16:00. Nothing was changed.\n");
 }
 
@@ -359,7 +399,9 @@ TEST(TopTest, HeadAndRowsByQueueAndByJob) {
   total->set_used_milli(20000);
   total->set_down_milli(4000);
   total->set_waiting_milli(16000);
-  EXPECT_EQ(TopHead(top, Screen()), "14:00:00  2 of 3 hosts up, 1 jobs run, 0 wait\n h100-80g  ##########........xx  20 of 40 in use, 50 %; 4 drained or down; 16 waited for\n");
+  EXPECT_EQ(TopHead(top, Screen()),
+            "14:00:00  2 of 3 hosts up, 1 jobs run, 0 wait\n h100-80g  ##########........xx  20 of "
+            "40 in use, 50 %; 4 drained or down; 16 waited for\n");
   auto* row = top.add_rows();
   row->set_name("research");
   row->set_flavour("h100-80g");
@@ -369,10 +411,13 @@ TEST(TopTest, HeadAndRowsByQueueAndByJob) {
   row->set_running_jobs(1);
   row->set_tokens_per_s(106000);
   EXPECT_EQ(TopTable(top, pb::TopRequest::QUEUE).Render(Screen()),
-            "QUEUE     FLAVOUR   GUARANTEE  ENTITLED  IN USE  WAITS FOR  RUNNING  WAITING  LONGEST WAIT  TOKENS/S\n"
-            "research  h100-80g         16        20      20          -        1        0             -      106k\n");
-  top.mutable_totals(0)->set_declared(true);           // nobody may take a stand-in for a GPU
-  for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER, pb::TopRequest::JOB}) {
+            "QUEUE     FLAVOUR   GUARANTEE  ENTITLED  IN USE  WAITS FOR  RUNNING  WAITING  LONGEST "
+            "WAIT  TOKENS/S\n"
+            "research  h100-80g         16        20      20          -        1        0          "
+            "   -      106k\n");
+  top.mutable_totals(0)->set_declared(true);  // nobody may take a stand-in for a GPU
+  for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER,
+                        pb::TopRequest::JOB}) {
     EXPECT_THAT(TopTable(top, by).Render(Screen()), HasSubstr("h100-80g (declared)")) << by;
   }
   row->set_job(318);
@@ -386,8 +431,10 @@ TEST(TopTest, HeadAndRowsByQueueAndByJob) {
 
 TEST(JobTest, ListShowsPlaceProgressAndEnd) {
   EXPECT_EQ(JobsTable({Job318()}, kNow).Render(Screen()),
-            "JOB  NAME    QUEUE         STATE    TASK  DEVICES         WHERE        PROGRESS      AGE  WHY\n"
-            "318  sft-8b  research/nlp  running  main  2 x 8 h100-80g  phx/h07,h08  41% 246/600  93 s  ends 15:40\n");
+            "JOB  NAME    QUEUE         STATE    TASK  DEVICES         WHERE        PROGRESS      "
+            "AGE  WHY\n"
+            "318  sft-8b  research/nlp  running  main  2 x 8 h100-80g  phx/h07,h08  41% 246/600  "
+            "93 s  ends 15:40\n");
 }
 
 TEST(JobTest, AJobThatStartedAgainRunsSinceThen) {
@@ -397,7 +444,8 @@ TEST(JobTest, AJobThatStartedAgainRunsSinceThen) {
   job.set_start_ns(kNow - 30 * kMinute);
   EXPECT_THAT(HeadLine(job, kNow), ::testing::EndsWith("running since 13:59, first started 13:30"));
   job.mutable_tasks(0)->mutable_attempts(0)->set_start_ns(0);
-  EXPECT_THAT(HeadLine(job, kNow), ::testing::EndsWith("running since 13:30")) << "the new attempt has not started yet";
+  EXPECT_THAT(HeadLine(job, kNow), ::testing::EndsWith("running since 13:30"))
+      << "the new attempt has not started yet";
 }
 
 TEST(JobTest, ProgressIsNeverOlderThanTheCheckpointBesideIt) {
@@ -417,9 +465,13 @@ TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
   placed.mutable_tasks(0)->mutable_attempts(0)->set_place_ns(kNow - 61 * kSecond);
   pb::Job waiting = placed;
   waiting.mutable_tasks(0)->clear_attempts();
-  EXPECT_THAT(EventLines(&waiting, placed, kNow), ::testing::ElementsAre("13:58:59  main  attempt 1 placed on phx/h07,h08"));
-  EXPECT_THAT(EventLines(&placed, Job318(), kNow), ::testing::ElementsAre("13:59:00  main  attempt 1 runs on phx/h07,h08, 2 workers  (waited 33 s)"));
-  EXPECT_THAT(EventLines(nullptr, Job318(), kNow), ::testing::ElementsAre("13:59:00  main  attempt 1 runs on phx/h07,h08, 2 workers"));
+  EXPECT_THAT(EventLines(&waiting, placed, kNow),
+              ::testing::ElementsAre("13:58:59  main  attempt 1 placed on phx/h07,h08"));
+  EXPECT_THAT(EventLines(&placed, Job318(), kNow),
+              ::testing::ElementsAre(
+                  "13:59:00  main  attempt 1 runs on phx/h07,h08, 2 workers  (waited 33 s)"));
+  EXPECT_THAT(EventLines(nullptr, Job318(), kNow),
+              ::testing::ElementsAre("13:59:00  main  attempt 1 runs on phx/h07,h08, 2 workers"));
   pb::Job killed = Job318();
   pb::Attempt* attempt = killed.mutable_tasks(0)->mutable_attempts(0);
   attempt->set_state(pb::TASK_FAILED);
@@ -427,7 +479,9 @@ TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
   attempt->set_detail("rank 3 by SIGKILL");
   attempt->set_end_ns(kNow);
   pb::Job before = Job318();
-  EXPECT_THAT(EventLines(&before, killed, kNow), ::testing::ElementsAre("14:00:00  main  attempt 1 ended: failed, killed: rank 3 by SIGKILL"));
+  EXPECT_THAT(
+      EventLines(&before, killed, kNow),
+      ::testing::ElementsAre("14:00:00  main  attempt 1 ended: failed, killed: rank 3 by SIGKILL"));
   EXPECT_THAT(EventLines(&killed, killed, kNow), ::testing::IsEmpty());
 }
 
@@ -441,8 +495,10 @@ TEST(JobTest, WaitsSinceItWasStoppedAndSaysWhatTheStopWas) {
   attempt->set_state(pb::TASK_CANCELLED);
   attempt->set_end_ns(kNow - kMinute);
   EXPECT_THAT(HeadLine(job, kNow), HasSubstr("waiting since 13:59"));
-  const std::pair<pb::Cause, const char*> kStops[] = {
-      {pb::PREEMPTION, "preempted: why"}, {pb::RESIZE, "resized: why"}, {pb::DRAIN, "moved for a drain: why"}, {pb::CANCEL, "cancelled, cancel: why"}};
+  const std::pair<pb::Cause, const char*> kStops[] = {{pb::PREEMPTION, "preempted: why"},
+                                                      {pb::RESIZE, "resized: why"},
+                                                      {pb::DRAIN, "moved for a drain: why"},
+                                                      {pb::CANCEL, "cancelled, cancel: why"}};
   attempt->set_detail("why");
   for (const auto& [cause, says] : kStops) {
     attempt->set_cause(cause);
@@ -453,14 +509,19 @@ TEST(JobTest, WaitsSinceItWasStoppedAndSaysWhatTheStopWas) {
   task->mutable_verdict()->set_text("waits for 2 more h100-80g");
   task->mutable_verdict()->set_expected_start_ns(kNow + kHour);
   task->mutable_verdict()->set_forecast(true);
-  EXPECT_THAT(EventLines(&before, job, kNow), ::testing::ElementsAre("14:00:00  main  waits for 2 more h100-80g; starts 15:00 (forecast)"));
+  EXPECT_THAT(
+      EventLines(&before, job, kNow),
+      ::testing::ElementsAre("14:00:00  main  waits for 2 more h100-80g; starts 15:00 (forecast)"));
   task->mutable_verdict()->set_text("its turn has come");
-  EXPECT_THAT(EventLines(&before, job, kNow), ::testing::ElementsAre("14:00:00  main  waits: its turn has come; starts 15:00 (forecast)"));
+  EXPECT_THAT(
+      EventLines(&before, job, kNow),
+      ::testing::ElementsAre("14:00:00  main  waits: its turn has come; starts 15:00 (forecast)"));
 }
 
 TEST(TableTest, OnANarrowScreenWideColumnsGiveWayToTheLast) {
   Table table({{"JOB", Table::kRight}, {"DEVICES"}, {"WHERE"}, {"WHY"}});
-  table.AddRow({"318", "32 x 8 h100-80g (declared)", "phx, 32 hosts in 4 racks", "waits for 16 more h100-80g in phx"});
+  table.AddRow({"318", "32 x 8 h100-80g (declared)", "phx, 32 hosts in 4 racks",
+                "waits for 16 more h100-80g in phx"});
   EXPECT_EQ(table.Render(Terminal(60)),
             "JOB  DEVICES        WHERE           WHY\n"
             "318  32 x 8 h100-…  phx, 32 hosts…  waits for 16 more h100-…\n");
@@ -468,10 +529,17 @@ TEST(TableTest, OnANarrowScreenWideColumnsGiveWayToTheLast) {
 }
 
 TEST(TableTest, OnANarrowScreenSpareColumnsAreLeftOutForTheLast) {
-  Table table({{"JOB", Table::kRight}, {"NAME", Table::kLeft, false, 1}, {"STATE"}, {"TASK", Table::kLeft, false, 2}, {"WHY"}});
+  Table table({{"JOB", Table::kRight},
+               {"NAME", Table::kLeft, false, 1},
+               {"STATE"},
+               {"TASK", Table::kLeft, false, 2},
+               {"WHY"}});
   table.AddRow({"318", "sft-8b-long", "waiting", "main", "waits for 16 more h100-80g in phx"});
-  EXPECT_EQ(table.Render(Terminal(56)), "JOB  NAME         STATE    WHY\n318  sft-8b-long  waiting  waits for 16 more h100-80g i…\n");
-  EXPECT_EQ(table.Render(Terminal(44)), "JOB  STATE    WHY\n318  waiting  waits for 16 more h100-80g in…\n");
+  EXPECT_EQ(
+      table.Render(Terminal(56)),
+      "JOB  NAME         STATE    WHY\n318  sft-8b-long  waiting  waits for 16 more h100-80g i…\n");
+  EXPECT_EQ(table.Render(Terminal(44)),
+            "JOB  STATE    WHY\n318  waiting  waits for 16 more h100-80g in…\n");
   EXPECT_EQ(table.Render(Terminal(100)), table.Render(Screen())) << "wide enough";
 }
 
@@ -479,14 +547,16 @@ TEST(JobTest, OnEightyColumnsAllTablesSayWhy) {
   pb::Job job = Job318();
   job.set_state(pb::WAITING);
   job.mutable_tasks(0)->set_state(pb::TASK_WAITING);
-  job.mutable_tasks(0)->mutable_verdict()->set_text("waits for 16 more h100-80g in phx to become free");
+  job.mutable_tasks(0)->mutable_verdict()->set_text(
+      "waits for 16 more h100-80g in phx to become free");
   EXPECT_THAT(JobsTable({job}, kNow).Render(Terminal(80)), HasSubstr("waits for 16 more h100-"));
   pb::TopResponse top;
   auto* row = top.add_rows();
   row->set_name("research/vision");
   row->set_flavour("h100-80g");
   row->set_oldest_wait_ns(23 * kMinute);
-  EXPECT_THAT(TopTable(top, pb::TopRequest::QUEUE).Render(Terminal(80)), HasSubstr("LONGEST WAIT\n"));
+  EXPECT_THAT(TopTable(top, pb::TopRequest::QUEUE).Render(Terminal(80)),
+              HasSubstr("LONGEST WAIT\n"));
 }
 
 TEST(JobTest, OutcomeNamesTheTaskThatFailed) {
@@ -513,8 +583,10 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   use->set_limit_milli(-1);
   use->set_weight(1);
   EXPECT_EQ(QueuesTable({queue}).Render(Screen()),
-            "QUEUE     FLAVOUR              GUARANTEE  ENTITLED  IN USE  LIMIT  WEIGHT  RUNNING  WAITING\n"
-            "research  cpu-slot (declared)          2         4     3.5   none       1        1        0\n");
+            "QUEUE     FLAVOUR              GUARANTEE  ENTITLED  IN USE  LIMIT  WEIGHT  RUNNING  "
+            "WAITING\n"
+            "research  cpu-slot (declared)          2         4     3.5   none       1        1    "
+            "    0\n");
   use->set_flavour("h100-80g");
   use->set_declared(true);
   EXPECT_THAT(QueuesTable({queue}).Render(Screen()), HasSubstr("h100-80g (declared)"));
@@ -530,12 +602,16 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   host.mutable_use(0)->set_used_milli(1000);
   host.set_last_heard_ns(kNow - kSecond);
   EXPECT_EQ(HostsTable({host}, kNow).Render(Screen()),
-            "HOST    STATE        DEVICES                  IN USE  CPUS FREE  MEMORY FREE  JOBS      HEARD  WHY\n"
-            "lab/h1  up, drained  1 x cpu-slot (declared)       1          0           0B  3     1.0 s ago  new disk\n");
+            "HOST    STATE        DEVICES                  IN USE  CPUS FREE  MEMORY FREE  JOBS    "
+            "  HEARD  WHY\n"
+            "lab/h1  up, drained  1 x cpu-slot (declared)       1          0           0B  3     "
+            "1.0 s ago  new disk\n");
   host.set_differs("1 device instead of 2");
-  EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()), HasSubstr("new disk; not as its SKU: 1 device instead of 2\n"));
+  EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()),
+              HasSubstr("new disk; not as its SKU: 1 device instead of 2\n"));
   host.clear_drain_reason();
-  EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()), HasSubstr("ago  not as its SKU: 1 device instead of 2\n"));
+  EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()),
+              HasSubstr("ago  not as its SKU: 1 device instead of 2\n"));
 }
 
 TEST(FleetTest, NothingOfADrainedClusterIsFree) {
@@ -559,7 +635,8 @@ TEST(FleetTest, LedgerSharesAreOfTheCapacity) {
   }
   ledger.set_capacity_device_us(3'600'000'000);
   EXPECT_EQ(LedgerTable(ledger).Render(Screen()),
-            "CLASS       DEVICE-HOURS    SHARE\nproductive         0.510   51.0 %\nidle               0.490   49.0 %\nall                1.000  100.0 %\n");
+            "CLASS       DEVICE-HOURS    SHARE\nproductive         0.510   51.0 %\nidle            "
+            "   0.490   49.0 %\nall                1.000  100.0 %\n");
 }
 
 TEST(FleetTest, TheLedgersUnitFitsWhatItSays) {
@@ -567,18 +644,23 @@ TEST(FleetTest, TheLedgersUnitFitsWhatItSays) {
   ledger.add_entries()->set_class_("productive");
   ledger.mutable_entries(0)->set_device_us(1'500'000);
   ledger.set_capacity_device_us(3'000'000);
-  EXPECT_EQ(LedgerTable(ledger).Render(Screen()), "CLASS       DEVICE-SECONDS    SHARE\nproductive           1.500   50.0 %\nall                  3.000  100.0 %\n");
+  EXPECT_EQ(LedgerTable(ledger).Render(Screen()),
+            "CLASS       DEVICE-SECONDS    SHARE\nproductive           1.500   50.0 %\nall         "
+            "         3.000  100.0 %\n");
   ledger.set_capacity_device_us(1'200'000'000);
   EXPECT_THAT(LedgerTable(ledger).Render(Screen()), HasSubstr("DEVICE-MINUTES"));
   auto* row = ledger.add_rows();
   row->set_name("research");
   row->add_device_us(1'500'000);
-  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::QUEUE).Render(Screen()), "QUEUE     PRODUCTIVE      ALL\nresearch     1.500 s  1.500 s\n");
+  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::QUEUE).Render(Screen()),
+            "QUEUE     PRODUCTIVE      ALL\nresearch     1.500 s  1.500 s\n");
 }
 
 TEST(FleetTest, LedgerRowsGiveEachClassAndTheirSum) {
   pb::LedgerResponse ledger;
-  for (const char* name : {"productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"}) ledger.add_entries()->set_class_(name);
+  for (const char* name :
+       {"productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"})
+    ledger.add_entries()->set_class_(name);
   auto* row = ledger.add_rows();
   row->set_name("research");
   for (int64_t hours : {3, 1, 0, 0, 2, 0, 0}) row->add_device_us(hours * 3'600'000'000);
@@ -586,7 +668,9 @@ TEST(FleetTest, LedgerRowsGiveEachClassAndTheirSum) {
             "QUEUE     PRODUCTIVE  RESTART  PREEMPTION  RESERVED  FRAGMENTED      ALL\n"
             "research     3.000 h  1.000 h     0.000 h   0.000 h     2.000 h  6.000 h\n");
   row->set_device_us(4, 0);
-  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::USER).Render(Screen()), "USER      PRODUCTIVE  RESTART  PREEMPTION      ALL\nresearch     3.000 h  1.000 h     0.000 h  4.000 h\n");
+  EXPECT_EQ(LedgerRowsTable(ledger, pb::GetLedgerRequest::USER).Render(Screen()),
+            "USER      PRODUCTIVE  RESTART  PREEMPTION      ALL\nresearch     3.000 h  1.000 h     "
+            "0.000 h  4.000 h\n");
 }
 
 TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {
@@ -604,7 +688,9 @@ TEST(JsonTest, ProtoNamesWithDefaultsAndYamlOfTheSameTree) {
   spec.add_tasks()->mutable_workers()->set_min(2);
   spec.mutable_tasks(0)->add_after("x");
   spec.mutable_tasks(0)->mutable_topology();
-  EXPECT_EQ(ToYaml(spec), "name: \"a \\\"b\\\"\\n\"\nclusters: [\"phx\"]\nlabels:\n  \"k\": \"v\"\ntasks:\n- after: [\"x\"]\n  workers:\n    min: 2\n  topology: {}\n");
+  EXPECT_EQ(ToYaml(spec),
+            "name: \"a \\\"b\\\"\\n\"\nclusters: [\"phx\"]\nlabels:\n  \"k\": \"v\"\ntasks:\n- "
+            "after: [\"x\"]\n  workers:\n    min: 2\n  topology: {}\n");
 }
 
 TEST(JsonTest, AnyProtoJsonParserReadsItBack) {
@@ -617,7 +703,9 @@ TEST(JsonTest, AnyProtoJsonParserReadsItBack) {
   job.mutable_tasks(0)->mutable_progress()->set_grad_norm(std::numeric_limits<double>::infinity());
   pb::LogsResponse logs;
   logs.set_data(std::string("\0\xff bytes", 8));
-  for (const google::protobuf::Message* message : {static_cast<const google::protobuf::Message*>(&job), static_cast<const google::protobuf::Message*>(&logs)}) {
+  for (const google::protobuf::Message* message :
+       {static_cast<const google::protobuf::Message*>(&job),
+        static_cast<const google::protobuf::Message*>(&logs)}) {
     for (const bool pretty : {false, true}) {
       const std::string json = ToJson(*message, pretty);
       std::unique_ptr<google::protobuf::Message> back(message->New());

@@ -24,8 +24,9 @@ int Wanted(const std::vector<int>& widths) {
   return wanted;
 }
 
-// Where the lines are wider than the screen, the widest columns but the first and the last give way until the last, which says
-// why, has room for some words. False: they are as narrow as they may be, and it has not.
+// Where the lines are wider than the screen, the widest columns but the first and the last give way
+// until the last, which says why, has room for some words. False: they are as narrow as they may
+// be, and it has not.
 bool MakeRoom(int screen_width, std::vector<int>* widths) {
   if (widths->size() < 3) return true;
   for (int wanted = Wanted(*widths); wanted > screen_width; --wanted) {
@@ -46,15 +47,19 @@ void Table::AddRow(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chosen, bool header) const {
+std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chosen,
+                                 bool header) const {
   std::vector<int> widths, whole_widths;
   for (size_t c : chosen) {
     int width = header ? DisplayWidth(columns_[c].title) : 0;
     for (const auto& row : rows_) width = std::max(width, DisplayWidth(row[c]));
     whole_widths.push_back(width);
   }
-  for (widths = whole_widths; screen.live && !MakeRoom(screen.width, &widths); widths = whole_widths) {
-    const auto spare = std::max_element(chosen.begin(), chosen.end(), [this](size_t a, size_t b) { return columns_[a].spare < columns_[b].spare; });
+  for (widths = whole_widths; screen.live && !MakeRoom(screen.width, &widths);
+       widths = whole_widths) {
+    const auto spare = std::max_element(chosen.begin(), chosen.end(), [this](size_t a, size_t b) {
+      return columns_[a].spare < columns_[b].spare;
+    });
     if (columns_[*spare].spare == 0) break;
     whole_widths.erase(whole_widths.begin() + (spare - chosen.begin()));
     chosen.erase(spare);
@@ -64,11 +69,12 @@ std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chose
     std::string text;
     for (size_t i = 0; i < chosen.size(); ++i) {
       const std::string& whole = cell_of(chosen[i]);
-      const bool last = i + 1 == chosen.size();                  // it may be wider: the line is cut
+      const bool last = i + 1 == chosen.size();  // it may be wider: the line is cut
       const std::string cell = last ? whole : Truncated(whole, widths[i], screen.utf8);
       std::string padding(static_cast<size_t>(std::max(0, widths[i] - DisplayWidth(cell))), ' ');
       if (i > 0) text += "  ";
-      text += columns_[chosen[i]].align == kRight ? absl::StrCat(padding, cell) : absl::StrCat(cell, padding);
+      text += columns_[chosen[i]].align == kRight ? absl::StrCat(padding, cell)
+                                                  : absl::StrCat(cell, padding);
     }
     std::string trimmed(absl::StripTrailingAsciiWhitespace(text));
     return screen.live ? Truncated(trimmed, screen.width, screen.utf8) : trimmed;
@@ -78,7 +84,8 @@ std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chose
     std::string titles = line([&](size_t c) -> const std::string& { return columns_[c].title; });
     out = screen.color ? absl::StrCat("\x1b[1m", titles, "\x1b[0m\n") : absl::StrCat(titles, "\n");
   }
-  for (const auto& row : rows_) absl::StrAppend(&out, line([&](size_t c) -> const std::string& { return row[c]; }), "\n");
+  for (const auto& row : rows_)
+    absl::StrAppend(&out, line([&](size_t c) -> const std::string& { return row[c]; }), "\n");
   return out;
 }
 
@@ -88,14 +95,17 @@ absl::StatusOr<std::string> Table::Render(const Screen& screen, const Shape& sha
     size_t c = 0;
     while (c < columns_.size() && Key(columns_[c].title) != Key(name)) ++c;
     if (c == columns_.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--columns: no column \"", name, "\" here. There are ",
-          absl::StrJoin(columns_, ", ", [](std::string* out, const Column& column) { out->append(Key(column.title)); })));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--columns: no column \"", name, "\" here. There are ",
+                       absl::StrJoin(columns_, ", ", [](std::string* out, const Column& column) {
+                         out->append(Key(column.title));
+                       })));
     }
     chosen.push_back(c);
   }
   if (shape.columns.empty()) {
-    for (size_t c = 0; c < columns_.size(); ++c) if (shape.wide || !columns_[c].wide_only) chosen.push_back(c);
+    for (size_t c = 0; c < columns_.size(); ++c)
+      if (shape.wide || !columns_[c].wide_only) chosen.push_back(c);
   }
   Screen chosen_screen = screen;
   if (shape.wide || !shape.columns.empty()) chosen_screen.live = false;  // asked for: not cut
@@ -104,7 +114,8 @@ absl::StatusOr<std::string> Table::Render(const Screen& screen, const Shape& sha
 
 std::string Table::Render(const Screen& screen) const {
   std::vector<size_t> chosen;
-  for (size_t c = 0; c < columns_.size(); ++c) if (!columns_[c].wide_only) chosen.push_back(c);
+  for (size_t c = 0; c < columns_.size(); ++c)
+    if (!columns_[c].wide_only) chosen.push_back(c);
   return RenderColumns(screen, chosen, true);
 }
 

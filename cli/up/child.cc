@@ -27,7 +27,8 @@ constexpr off_t kLogBytesMax = 64 << 20;
 
 void KeepLogShort(const std::string& path) {
   struct stat info;
-  if (stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= kLogBytesMax) return;
+  if (stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= kLogBytesMax)
+    return;
   const std::string kept = path + ".1";
   const int from = open(path.c_str(), O_RDWR | O_CLOEXEC);
   const int to = open(kept.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -36,9 +37,11 @@ void KeepLogShort(const std::string& path) {
     do copied = sendfile(to, from, nullptr, kLogBytesMax);
     while (copied > 0 || (copied < 0 && errno == EINTR));
   }
-  if (copied < 0) unlink(kept.c_str());   // no room for both: the disk counts more than what was said long ago
+  if (copied < 0)
+    unlink(kept.c_str());  // no room for both: the disk counts more than what was said long ago
   if (from >= 0 && ftruncate(from, 0) != 0) unlink(kept.c_str());
-  for (const int fd : {from, to}) if (fd >= 0) close(fd);
+  for (const int fd : {from, to})
+    if (fd >= 0) close(fd);
 }
 
 void Child::KeepShort() {
@@ -48,7 +51,10 @@ void Child::KeepShort() {
 }
 
 Child::Child(std::string program, std::vector<std::string> arguments, std::string log_path)
-    : program_(std::move(program)), name_(program_.substr(program_.rfind('/') + 1)), log_path_(std::move(log_path)), arguments_(std::move(arguments)) {}
+    : program_(std::move(program)),
+      name_(program_.substr(program_.rfind('/') + 1)),
+      log_path_(std::move(log_path)),
+      arguments_(std::move(arguments)) {}
 
 Child::~Child() { Stop(10'000); }
 
@@ -59,7 +65,8 @@ absl::Status Child::Start() {
   struct stat info;
   log_begin_ = fstat(log, &info) == 0 ? info.st_size : 0;
   int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  std::vector<char*> argv = {program_.data()};  // made before the fork: nothing may be allocated after it
+  std::vector<char*> argv = {
+      program_.data()};  // made before the fork: nothing may be allocated after it
   for (std::string& argument : arguments_) argv.push_back(argument.data());
   std::string once = std::exchange(once_, "");
   if (!once.empty()) argv.push_back(once.data());
@@ -90,7 +97,8 @@ absl::Status Child::Start() {
 }
 
 void Child::Note(int wait_status) {
-  ending_ = WIFSIGNALED(wait_status) ? absl::StrCat("SIG", sigabbrev_np(WTERMSIG(wait_status))) : absl::StrCat("exit ", WEXITSTATUS(wait_status));
+  ending_ = WIFSIGNALED(wait_status) ? absl::StrCat("SIG", sigabbrev_np(WTERMSIG(wait_status)))
+                                     : absl::StrCat("exit ", WEXITSTATUS(wait_status));
   pid_ = -1;
 }
 

@@ -1,5 +1,5 @@
-// Stands in for musterd and muster-agent in up_test, by the name it is called: the daemon serves what `muster up` asks it,
-// the agent only lives. Ping answers the pid.
+// Stands in for musterd and muster-agent in up_test, by the name it is called: the daemon serves
+// what `muster up` asks it, the agent only lives. Ping answers the pid.
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,7 +17,8 @@ namespace {
 namespace pb = ::muster::v1;
 
 struct Clusters : pb::ClusterService::Service {
-  grpc::Status Ping(grpc::ServerContext*, const pb::PingRequest*, pb::PingResponse* response) override {
+  grpc::Status Ping(grpc::ServerContext*, const pb::PingRequest*,
+                    pb::PingResponse* response) override {
     response->set_version(std::to_string(getpid()));
     return grpc::Status::OK;
   }
@@ -29,11 +30,15 @@ struct Clusters : pb::ClusterService::Service {
     host->mutable_inventory()->add_devices();
     return grpc::Status::OK;
   }
-  grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*, pb::GetTrainerSchemaResponse*) override { return grpc::Status::OK; }
+  grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*,
+                                pb::GetTrainerSchemaResponse*) override {
+    return grpc::Status::OK;
+  }
 };
 
 struct Jobs : pb::JobService::Service {
-  grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest*, pb::ListJobsResponse* response) override {
+  grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest*,
+                    pb::ListJobsResponse* response) override {
     pb::Job* job = response->add_jobs();
     job->set_number(3);
     job->set_state(pb::RUNNING);
@@ -54,7 +59,8 @@ int main(int argc, char** argv) {
   Jobs jobs;
   if (std::string(argv[0]).ends_with("musterd")) {
     std::string listen;
-    for (int i = 1; i + 1 < argc; ++i) if (std::string(argv[i]) == "--listen") listen = argv[i + 1];
+    for (int i = 1; i + 1 < argc; ++i)
+      if (std::string(argv[i]) == "--listen") listen = argv[i + 1];
     unlink(listen.substr(7).c_str());
     grpc::ServerBuilder builder;
     builder.AddListeningPort(listen, grpc::InsecureServerCredentials());

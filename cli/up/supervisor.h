@@ -13,17 +13,21 @@ namespace muster {
 
 struct UpPlan {
   std::string data_dir;
-  std::string server;        // unix:///path
-  std::string binaries_dir;  // musterd, muster-agent and their like
-  int slots = 0;             // stand-ins to declare; 0: what the agent finds
+  std::string server;           // unix:///path
+  std::string binaries_dir;     // musterd, muster-agent and their like
+  int slots = 0;                // stand-ins to declare; 0: what the agent finds
   bool adopt_restored = false;  // the store below data_dir is a backup or a copy
 };
 
-// Holds <data_dir>/up.lock while it lives, with its pid and server inside: one `muster up` a directory.
+// Holds <data_dir>/up.lock while it lives, with its pid and server inside: one `muster up` a
+// directory.
 class UpLock {
  public:
-  // ALREADY_EXISTS: held by another process (its pid in *holder, its server in *server). Others: the file can't be made.
-  static absl::StatusOr<std::unique_ptr<UpLock>> Take(const std::string& data_dir, const std::string& server, pid_t* holder, std::string* held_server);
+  // ALREADY_EXISTS: held by another process (its pid in *holder, its server in *server). Others:
+  // the file can't be made.
+  static absl::StatusOr<std::unique_ptr<UpLock>> Take(const std::string& data_dir,
+                                                      const std::string& server, pid_t* holder,
+                                                      std::string* held_server);
   // Who holds it; 0: nobody.
   static pid_t Holder(const std::string& data_dir, std::string* server);
   // Until nobody holds it. False: interrupted.
@@ -39,7 +43,8 @@ class Supervisor {
  public:
   Supervisor(UpPlan plan, const Interrupt& interrupt);
 
-  // Starts both and waits until the agent is known to the daemon. CANCELLED: interrupted. Errors carry the log's last lines.
+  // Starts both and waits until the agent is known to the daemon. CANCELLED: interrupted. Errors
+  // carry the log's last lines.
   absl::Status Start();
   // Until interrupted; a child that ends is started again. An error: one keeps ending.
   absl::Status Run();

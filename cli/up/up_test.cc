@@ -1,4 +1,5 @@
-// `muster up` with stand-ins for the daemon and the agent: starting, saying what was found, restarting, ending.
+// `muster up` with stand-ins for the daemon and the agent: starting, saying what was found,
+// restarting, ending.
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -25,7 +26,8 @@ class UpTest : public ::testing::Test {
     char name[] = "/tmp/muster-up-test-XXXXXX";
     home_ = mkdtemp(name);
     EXPECT_EQ(system(absl::StrCat("mkdir ", home_, "/bin").c_str()), 0);
-    for (const char* program : {"musterd", "muster-agent", "muster-shim"}) EXPECT_EQ(symlink(FAKE_PROGRAMS, absl::StrCat(home_, "/bin/", program).c_str()), 0);
+    for (const char* program : {"musterd", "muster-agent", "muster-shim"})
+      EXPECT_EQ(symlink(FAKE_PROGRAMS, absl::StrCat(home_, "/bin/", program).c_str()), 0);
   }
   ~UpTest() override {
     Run("down");
@@ -33,7 +35,9 @@ class UpTest : public ::testing::Test {
   }
   // Exit code; both streams in out_.
   int Run(const std::string& arguments) {
-    std::string command = absl::StrCat("env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_, " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ", MUSTER_BINARY, " ", arguments, " 2>&1 </dev/null");
+    std::string command = absl::StrCat("env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_,
+                                       " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ",
+                                       MUSTER_BINARY, " ", arguments, " 2>&1 </dev/null");
     FILE* pipe = popen(command.c_str(), "r");
     out_.clear();
     for (int c; (c = fgetc(pipe)) != EOF;) out_ += static_cast<char>(c);
@@ -67,24 +71,40 @@ TEST_F(UpTest, StartsSaysWhatItFoundAndEndsLeavingJobs) {
 
 TEST_F(UpTest, AKilledDaemonIsStartedAgain) {
   ASSERT_EQ(Run("up --detach --adopt-restored"), 0) << out_;
-  const auto adopts = [](pid_t pid) { return ReadFile(absl::StrCat("/proc/", pid, "/cmdline")).value_or("").find("--adopt-restored") != std::string::npos; };
+  const auto adopts = [](pid_t pid) {
+    return ReadFile(absl::StrCat("/proc/", pid, "/cmdline"))
+               .value_or("")
+               .find("--adopt-restored") != std::string::npos;
+  };
   pid_t first = DaemonPid();
   ASSERT_GT(first, 1);
   EXPECT_TRUE(adopts(first));
   ASSERT_EQ(kill(first, SIGKILL), 0);
   pid_t second = first;
-  for (int i = 0; i < 1500 && (second == first || second == 0); ++i) second = Run("ping -o name") == 0 ? atoi(out_.c_str()) : 0;
+  for (int i = 0; i < 1500 && (second == first || second == 0); ++i)
+    second = Run("ping -o name") == 0 ? atoi(out_.c_str()) : 0;
   EXPECT_GT(second, 1);
   EXPECT_NE(second, first);
   EXPECT_FALSE(adopts(second)) << "once";
 }
 
 TEST_F(UpTest, ItOutlivesACallerThatDiesBeforeItIsReady) {
-  ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && rm musterd && printf '#!/bin/bash\nwhile [ ! -e ", home_, "/go ]; do sleep 0.02; done\nexec -a musterd ", FAKE_PROGRAMS,
-                                " \"$@\"\n' > musterd && chmod +x musterd").c_str()), 0);
-  ASSERT_EQ(system(absl::StrCat("env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_, " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ", MUSTER_BINARY,
-                                " up --detach > /dev/null 2>&1 < /dev/null & for i in $(seq 1500); do [ -e ", home_, "/.local/share/muster/up/logs/musterd.log ] && break; sleep 0.02; done; kill -9 $!; touch ",
-                                home_, "/go").c_str()), 0);
+  ASSERT_EQ(
+      system(absl::StrCat("cd ", home_, "/bin && rm musterd && printf '#!/bin/bash\nwhile [ ! -e ",
+                          home_, "/go ]; do sleep 0.02; done\nexec -a musterd ", FAKE_PROGRAMS,
+                          " \"$@\"\n' > musterd && chmod +x musterd")
+                 .c_str()),
+      0);
+  ASSERT_EQ(system(absl::StrCat(
+                       "env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_,
+                       " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ", MUSTER_BINARY,
+                       " up --detach > /dev/null 2>&1 < /dev/null & for i in $(seq 1500); do [ -e ",
+                       home_,
+                       "/.local/share/muster/up/logs/musterd.log ] && break; sleep 0.02; done; "
+                       "kill -9 $!; touch ",
+                       home_, "/go")
+                       .c_str()),
+            0);
   std::string said;
   for (int i = 0; i < 1500 && !absl::StrContains(said, "the caller is gone; going on"); ++i) {
     usleep(20'000);
@@ -97,7 +117,9 @@ TEST_F(UpTest, ItOutlivesACallerThatDiesBeforeItIsReady) {
 
 TEST_F(UpTest, LogsThatGrewLongBeginAnewWithOnePredecessor) {
   const std::string logs = home_ + "/.local/share/muster/up/logs";
-  const auto grow = [&](const std::string& name) { return system(absl::StrCat("mkdir -p ", logs, " && truncate -s 65M ", logs, "/", name).c_str()); };
+  const auto grow = [&](const std::string& name) {
+    return system(absl::StrCat("mkdir -p ", logs, " && truncate -s 65M ", logs, "/", name).c_str());
+  };
   const auto size = [&](const std::string& name) {
     struct stat info {};
     return stat(absl::StrCat(logs, "/", name).c_str(), &info) == 0 ? int64_t{info.st_size} : -1;
@@ -109,7 +131,7 @@ TEST_F(UpTest, LogsThatGrewLongBeginAnewWithOnePredecessor) {
     EXPECT_LT(size(name), 1 << 20);
   }
   EXPECT_EQ(size("agent.log.1"), -1);
-  ASSERT_EQ(grow("agent.log"), 0);   // while it runs
+  ASSERT_EQ(grow("agent.log"), 0);  // while it runs
   for (int i = 0; i < 1500 && size("agent.log") > 1 << 20; ++i) usleep(20'000);
   EXPECT_LT(size("agent.log"), 1 << 20);
   EXPECT_EQ(size("agent.log.1"), 65 << 20);
@@ -119,10 +141,18 @@ TEST_F(UpTest, AMissingProgramAndAFailingDaemonAreTold) {
   ASSERT_EQ(unlink((home_ + "/bin/muster-shim").c_str()), 0);
   EXPECT_EQ(Run("up"), 6);
   EXPECT_THAT(out_, HasSubstr("muster-shim: not there"));
-  ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && touch muster-shim && rm musterd && printf '#!/bin/sh\\necho the disk is full >&2; exit 3\\n' > musterd && chmod +x *").c_str()), 0);
+  ASSERT_EQ(
+      system(absl::StrCat("cd ", home_,
+                          "/bin && touch muster-shim && rm musterd && printf '#!/bin/sh\\necho the "
+                          "disk is full >&2; exit 3\\n' > musterd && chmod +x *")
+                 .c_str()),
+      0);
   EXPECT_EQ(Run("up --detach"), 6);
   EXPECT_THAT(out_, HasSubstr("musterd ended (exit 3). Its last words:\nthe disk is full"));
-  ASSERT_EQ(system(absl::StrCat("cd ", home_, "/bin && printf '#!/bin/sh\\necho \"$@\" >&2; exit 3\\n' > musterd").c_str()), 0);
+  ASSERT_EQ(system(absl::StrCat("cd ", home_,
+                                "/bin && printf '#!/bin/sh\\necho \"$@\" >&2; exit 3\\n' > musterd")
+                       .c_str()),
+            0);
   EXPECT_EQ(Run("up --detach --adopt-restored"), 6);
   EXPECT_THAT(out_, HasSubstr("--single-user --adopt-restored\n"));
 }

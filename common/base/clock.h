@@ -9,9 +9,9 @@ namespace muster {
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual int64_t WallNs() = 0;      // may jump
-  virtual int64_t MonotonicNs() = 0; // CLOCK_MONOTONIC; never stored across boots
-  virtual int64_t BootNs() = 0;      // CLOCK_BOOTTIME: goes on while the machine sleeps
+  virtual int64_t WallNs() = 0;       // may jump
+  virtual int64_t MonotonicNs() = 0;  // CLOCK_MONOTONIC; never stored across boots
+  virtual int64_t BootNs() = 0;       // CLOCK_BOOTTIME: goes on while the machine sleeps
 };
 
 // The machine's own clocks; lives for ever.

@@ -1,4 +1,5 @@
-// A file descriptor that is closed with its scope. (The static shim, which includes nothing of common, has its own.)
+// A file descriptor that is closed with its scope. (The static shim, which includes nothing of
+// common, has its own.)
 #pragma once
 
 #include <unistd.h>

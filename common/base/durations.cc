@@ -16,8 +16,10 @@ size_t BucketOf(uint64_t ns) {
 int64_t LastOf(size_t bucket) {
   if (bucket < 8) return static_cast<int64_t>(bucket);
   const int power = static_cast<int>(bucket / 8) + 2;
-  if (power > 62) return std::numeric_limits<int64_t>::max();   // no int64_t is as long as these buckets' ends
-  return static_cast<int64_t>((uint64_t{1} << power) - 1 + (bucket % 8 + 1) * (uint64_t{1} << (power - 3)));
+  if (power > 62)
+    return std::numeric_limits<int64_t>::max();  // no int64_t is as long as these buckets' ends
+  return static_cast<int64_t>((uint64_t{1} << power) - 1 +
+                              (bucket % 8 + 1) * (uint64_t{1} << (power - 3)));
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ TEST(Durations, CountThoseUpToALength) {
 }
 
 TEST(Durations, TakeWhatIsShortLongOrNegative) {
-  for (const int64_t ns : {int64_t{-5}, int64_t{0}, int64_t{7}, int64_t{8}, int64_t{1} << 40, INT64_MAX}) {
+  for (const int64_t ns :
+       {int64_t{-5}, int64_t{0}, int64_t{7}, int64_t{8}, int64_t{1} << 40, INT64_MAX}) {
     Durations durations;
     durations.Add(ns);
     EXPECT_EQ(durations.PerMilleNs(990), std::max<int64_t>(0, ns));

@@ -8,7 +8,8 @@ namespace muster {
 
 // True as soon as the condition holds, which is asked every 2 ms; false after `patience`.
 template <typename Condition>
-bool Eventually(Condition condition, std::chrono::milliseconds patience = std::chrono::seconds(20)) {
+bool Eventually(Condition condition,
+                std::chrono::milliseconds patience = std::chrono::seconds(20)) {
   const auto end = std::chrono::steady_clock::now() + patience;
   while (std::chrono::steady_clock::now() < end) {
     if (condition()) return true;

@@ -22,18 +22,24 @@ std::string DirectoryOf(const std::string& path) {
 }  // namespace
 
 absl::Status ErrnoStatus(int error, std::string_view what) {
-  const std::string text = absl::StrCat(absl::string_view(what.data(), what.size()), ": ", strerror(error));
+  const std::string text =
+      absl::StrCat(absl::string_view(what.data(), what.size()), ": ", strerror(error));
   switch (error) {
-    case ENOENT: return absl::NotFoundError(text);
+    case ENOENT:
+      return absl::NotFoundError(text);
     case EACCES:
-    case EPERM: return absl::PermissionDeniedError(text);
-    case EEXIST: return absl::AlreadyExistsError(text);
+    case EPERM:
+      return absl::PermissionDeniedError(text);
+    case EEXIST:
+      return absl::AlreadyExistsError(text);
     case ENOSPC:
     case EDQUOT:
     case EMFILE:
     case ENFILE:
-    case ENOMEM: return absl::ResourceExhaustedError(text);
-    default: return absl::InternalError(text);
+    case ENOMEM:
+      return absl::ResourceExhaustedError(text);
+    default:
+      return absl::InternalError(text);
   }
 }
 
@@ -59,7 +65,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
 absl::Status WriteFileDurably(const std::string& path, std::string_view content, unsigned mode) {
   const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
   {
-    Descriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode));
+    Descriptor fd(
+        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode));
     if (fd.get() < 0) return ErrnoStatus(errno, temporary);
     size_t done = 0;
     while (done < content.size()) {
@@ -98,7 +105,8 @@ absl::Status MakeDirectories(const std::string& path, unsigned mode) {
   }
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
-  if (!S_ISDIR(info.st_mode)) return absl::AlreadyExistsError(absl::StrCat(path, " is not a directory"));
+  if (!S_ISDIR(info.st_mode))
+    return absl::AlreadyExistsError(absl::StrCat(path, " is not a directory"));
   return absl::OkStatus();
 }
 

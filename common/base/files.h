@@ -10,11 +10,14 @@
 namespace muster {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
-// temporary file, write, fsync, rename, fsync of the directory. The old content or the new one, never a mixture.
-absl::Status WriteFileDurably(const std::string& path, std::string_view content, unsigned mode = 0600);
+// temporary file, write, fsync, rename, fsync of the directory. The old content or the new one,
+// never a mixture.
+absl::Status WriteFileDurably(const std::string& path, std::string_view content,
+                              unsigned mode = 0600);
 absl::Status MakeDirectories(const std::string& path, unsigned mode = 0700);
 absl::Status SyncDirectory(const std::string& path);
-absl::Status ErrnoStatus(int error, std::string_view what);  // "what: No space left on device", code by errno
-std::string ExecutableDirectory();                           // $MUSTER_BIN_DIR, else the directory of /proc/self/exe
+absl::Status ErrnoStatus(int error,
+                         std::string_view what);  // "what: No space left on device", code by errno
+std::string ExecutableDirectory();  // $MUSTER_BIN_DIR, else the directory of /proc/self/exe
 
 }  // namespace muster

@@ -1,5 +1,6 @@
-// FNV-1a, 64 bits (Fowler, Noll, Vo): names, seeds and buckets that have to differ, sums that tell a torn file, digests of runs that have to be equal; the
-// same on every machine. Not against anybody who wants them to be equal.
+// FNV-1a, 64 bits (Fowler, Noll, Vo): names, seeds and buckets that have to differ, sums that tell
+// a torn file, digests of runs that have to be equal; the same on every machine. Not against
+// anybody who wants them to be equal.
 #pragma once
 
 #include <cstdint>

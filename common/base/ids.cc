@@ -9,10 +9,11 @@
 namespace muster {
 namespace {
 
-// Random bytes for sixteen ids at once. A child has its parent's bytes and must not use them: getpid is the cheaper call of the kernel.
+// Random bytes for sixteen ids at once. A child has its parent's bytes and must not use them:
+// getpid is the cheaper call of the kernel.
 void TakeRandom(unsigned char* bytes, size_t size) {
   static thread_local struct {
-    unsigned char bytes[256];           // so many getrandom gives whole
+    unsigned char bytes[256];  // so many getrandom gives whole
     size_t left = 0;
     pid_t process = 0;
   } pool;
@@ -51,7 +52,8 @@ bool IsId(std::string_view text) {
 bool IsLabel(std::string_view text) {
   if (text.empty() || text.size() > 63 || text[0] == '-' || text[0] == '.') return false;
   for (char c : text) {
-    const bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    const bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                    c == '.' || c == '_' || c == '-';
     if (!ok) return false;
   }
   return true;

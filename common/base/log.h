@@ -1,5 +1,5 @@
-// Logs: one event a line, with fields: `2026-11-21T04:00:00.123Z info attempt placed job=42 task=train attempt=3`.
-// Thread-safe. Everything goes to stderr; stdout belongs to data.
+// Logs: one event a line, with fields: `2026-11-21T04:00:00.123Z info attempt placed job=42
+// task=train attempt=3`. Thread-safe. Everything goes to stderr; stdout belongs to data.
 #pragma once
 
 #include <string>
@@ -19,10 +19,13 @@ class LogField {
  public:
   LogField(std::string_view key, std::string_view value);
   LogField(std::string_view key, const char* value) : LogField(key, std::string_view(value)) {}
-  LogField(std::string_view key, const std::string& value) : LogField(key, std::string_view(value)) {}
-  LogField(std::string_view key, bool value) : LogField(key, std::string_view(value ? "true" : "false")) {}
+  LogField(std::string_view key, const std::string& value)
+      : LogField(key, std::string_view(value)) {}
+  LogField(std::string_view key, bool value)
+      : LogField(key, std::string_view(value ? "true" : "false")) {}
   template <typename Number, typename = std::enable_if_t<std::is_arithmetic_v<Number>>>
-  LogField(std::string_view key, Number value) : LogField(key, std::string_view(absl::StrCat(value))) {}
+  LogField(std::string_view key, Number value)
+      : LogField(key, std::string_view(absl::StrCat(value))) {}
 
   const std::string& text() const { return text_; }
 
@@ -32,8 +35,14 @@ class LogField {
 
 void LogEvent(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
 
-inline void LogInfo(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kInfo, event, fields); }
-inline void LogWarn(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kWarn, event, fields); }
-inline void LogError(std::string_view event, std::initializer_list<LogField> fields = {}) { LogEvent(LogLevel::kError, event, fields); }
+inline void LogInfo(std::string_view event, std::initializer_list<LogField> fields = {}) {
+  LogEvent(LogLevel::kInfo, event, fields);
+}
+inline void LogWarn(std::string_view event, std::initializer_list<LogField> fields = {}) {
+  LogEvent(LogLevel::kWarn, event, fields);
+}
+inline void LogError(std::string_view event, std::initializer_list<LogField> fields = {}) {
+  LogEvent(LogLevel::kError, event, fields);
+}
 
 }  // namespace muster

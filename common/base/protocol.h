@@ -1,5 +1,6 @@
-// The version of what musterd and its agents say to each other (proto/muster/v1/agent.proto): one more whenever a message that older ones
-// send means something else, or something that they don't send is needed.
+// The version of what musterd and its agents say to each other (proto/muster/v1/agent.proto): one
+// more whenever a message that older ones send means something else, or something that they don't
+// send is needed.
 #pragma once
 
 #include <cstdint>

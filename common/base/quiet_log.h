@@ -3,6 +3,6 @@
 
 namespace muster {
 
-void SilenceLog();   // nothing is logged any more by this process
+void SilenceLog();  // nothing is logged any more by this process
 
 }  // namespace muster

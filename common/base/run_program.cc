@@ -25,10 +25,11 @@
 namespace muster {
 namespace {
 
-constexpr size_t kErrorBytes = 500;        // of standard error, its end
+constexpr size_t kErrorBytes = 500;  // of standard error, its end
 constexpr int64_t kCancelIntervalNs = 100 * kMillisecond;
 
-// A file in memory with these bytes, closed in programs; "" is /dev/null. -1: not to be had, errno says why.
+// A file in memory with these bytes, closed in programs; "" is /dev/null. -1: not to be had, errno
+// says why.
 int OpenInput(const std::string& bytes) {
   if (bytes.empty()) return ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const int fd = ::memfd_create("input", MFD_CLOEXEC);
@@ -75,18 +76,20 @@ struct Pipe {
         read = -1;
         return;
       }
-      const size_t room = keep_end ? static_cast<size_t>(got) : std::min(static_cast<size_t>(got), most - out->size());
+      const size_t room = keep_end ? static_cast<size_t>(got)
+                                   : std::min(static_cast<size_t>(got), most - out->size());
       out->append(buffer, room);
       if (keep_end && out->size() > most) out->erase(0, out->size() - most);
     }
   }
 };
 
-// posix_spawn's work with a word of its own: the kernel kills the child when the calling thread is gone, which waits for it. 0, or an errno; a
-// program that isn't there exits with 127.
-int SpawnBound(char* const* words, char* const* variables, int input, int out, int err, pid_t* child) {
+// posix_spawn's work with a word of its own: the kernel kills the child when the calling thread is
+// gone, which waits for it. 0, or an errno; a program that isn't there exits with 127.
+int SpawnBound(char* const* words, char* const* variables, int input, int out, int err,
+               pid_t* child) {
   const pid_t parent = ::getpid();
-  const pid_t pid = ::_Fork();               // fork() would run gRPC's handlers, which wait for its threads
+  const pid_t pid = ::_Fork();  // fork() would run gRPC's handlers, which wait for its threads
   if (pid < 0) return errno;
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -128,16 +131,20 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
   ::posix_spawnattr_setsigmask(&attributes, &none);
   ::posix_spawnattr_setsigdefault(&attributes, &all);
   ::posix_spawnattr_setpgroup(&attributes, 0);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  ::posix_spawnattr_setflags(
+      &attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   std::vector<char*> words, variables;
   for (const std::string& word : options.argv) words.push_back(const_cast<char*>(word.c_str()));
-  for (const std::string& variable : options.environment) variables.push_back(const_cast<char*>(variable.c_str()));
+  for (const std::string& variable : options.environment)
+    variables.push_back(const_cast<char*>(variable.c_str()));
   words.push_back(nullptr);
   variables.push_back(nullptr);
   pid_t pid = -1;
   char* const* const environment = options.environment.empty() ? environ : variables.data();
-  const int error = options.dies_with_us ? SpawnBound(words.data(), environment, input, out.write, err.write, &pid)
-                                         : ::posix_spawn(&pid, words[0], &actions, &attributes, words.data(), environment);
+  const int error =
+      options.dies_with_us
+          ? SpawnBound(words.data(), environment, input, out.write, err.write, &pid)
+          : ::posix_spawn(&pid, words[0], &actions, &attributes, words.data(), environment);
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
   ::close(input);
@@ -155,15 +162,17 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramOptions& options) {
     late = options.time_limit_ns > 0 && wait_ns <= 0;
     cancelled = options.cancel != nullptr && *options.cancel;
     if (late || cancelled) break;
-    if (options.time_limit_ns == 0 || options.cancel != nullptr || pidfd < 0) wait_ns = kCancelIntervalNs;
+    if (options.time_limit_ns == 0 || options.cancel != nullptr || pidfd < 0)
+      wait_ns = kCancelIntervalNs;
     pollfd ready[3] = {{pidfd, POLLIN, 0}, {out.read, POLLIN, 0}, {err.read, POLLIN, 0}};
     ::poll(ready, 3, static_cast<int>(std::min<int64_t>(wait_ns, kMinute) / kMillisecond) + 1);
     siginfo_t info{};
-    ended = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+    ended = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+            info.si_pid == pid;
     out.Drain(options.most_bytes, /*keep_end=*/false, &end.output);
     err.Drain(kErrorBytes, /*keep_end=*/true, &said);
   }
-  if (!ended) ::kill(-pid, SIGKILL);       // not reaped yet: the group's number is still its own
+  if (!ended) ::kill(-pid, SIGKILL);  // not reaped yet: the group's number is still its own
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }

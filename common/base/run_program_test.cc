@@ -43,10 +43,13 @@ TEST(RunProgram, SaysHowItEndedAndWhatItSaid) {
   }
 }
 
-TEST(RunProgram, GivesItsWordsAsTheyAre) { EXPECT_EQ(End({"/bin/echo", "$(id); 'a b'", "*"}).output, "$(id); 'a b' *\n"); }
+TEST(RunProgram, GivesItsWordsAsTheyAre) {
+  EXPECT_EQ(End({"/bin/echo", "$(id); 'a b'", "*"}).output, "$(id); 'a b' *\n");
+}
 
 TEST(RunProgram, GivesItsInputAsAFileThatMayBeOpenedAgain) {
-  ProgramOptions options{.argv = {"/bin/sh", "-c", "cat /dev/stdin; cat"}, .input = std::string(100'000, 'x') + "\n"};
+  ProgramOptions options{.argv = {"/bin/sh", "-c", "cat /dev/stdin; cat"},
+                         .input = std::string(100'000, 'x') + "\n"};
   options.most_bytes = 1 << 20;
   EXPECT_EQ(RunProgram(options)->output, options.input + options.input);
   EXPECT_EQ(End({"/bin/cat"}).output, "");
@@ -54,7 +57,8 @@ TEST(RunProgram, GivesItsInputAsAFileThatMayBeOpenedAgain) {
 
 TEST(RunProgram, KillsWhatTakesTooLongWithWhatItStarted) {
   const int64_t began_ns = RealClock()->MonotonicNs();
-  const ProgramEnd end = End({"/bin/sh", "-c", "echo waits >&2; sleep 60; true"}, 200 * kMillisecond);
+  const ProgramEnd end =
+      End({"/bin/sh", "-c", "echo waits >&2; sleep 60; true"}, 200 * kMillisecond);
   EXPECT_EQ(end.exit_code, -1);
   EXPECT_EQ(end.why, "no end within 200ms: waits");
   EXPECT_LT(RealClock()->MonotonicNs() - began_ns, 20 * kSecond);
@@ -92,7 +96,7 @@ TEST(RunProgram, WhatIsBoundToUsEndsWithUsAndElseAsAnyOther) {
   ASSERT_EQ(::pipe(told), 0);
   const pid_t us = ::fork();
   if (us == 0) {
-    ::dup2(told[1], 5);                      // the program's, too: the pipe ends with the last of them
+    ::dup2(told[1], 5);  // the program's, too: the pipe ends with the last of them
     options.argv = {"/bin/sh", "-c", "echo runs >&5; exec sleep 600"};
     (void)RunProgram(options);
     ::_exit(0);

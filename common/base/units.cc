@@ -11,7 +11,8 @@ namespace {
 
 absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
-// A decimal number at the start of *text, scaled by `scale` exactly (rounded down); consumes it. False: none, or too large.
+// A decimal number at the start of *text, scaled by `scale` exactly (rounded down); consumes it.
+// False: none, or too large.
 bool TakeScaled(std::string_view* text, int64_t scale, size_t* consumed, __int128* value) {
   size_t i = 0;
   __int128 whole = 0, fraction = 0, divisor = 1;
@@ -47,11 +48,17 @@ struct Unit {
 }  // namespace
 
 absl::StatusOr<int64_t> ParseDuration(std::string_view text) {
-  static constexpr std::array<Unit, 7> kUnits = {
-      {{"ns", 1}, {"us", 1'000}, {"ms", kMillisecond}, {"s", kSecond}, {"m", kMinute}, {"h", kHour}, {"d", kDay}}};
+  static constexpr std::array<Unit, 7> kUnits = {{{"ns", 1},
+                                                  {"us", 1'000},
+                                                  {"ms", kMillisecond},
+                                                  {"s", kSecond},
+                                                  {"m", kMinute},
+                                                  {"h", kHour},
+                                                  {"d", kDay}}};
   const auto wrong = [&](std::string_view why) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", View(text), "\" is no duration", View(why), "; write a number with a unit, such as 90s, 10m, 1h30m or 7d"));
+        absl::StrCat("\"", View(text), "\" is no duration", View(why),
+                     "; write a number with a unit, such as 90s, 10m, 1h30m or 7d"));
   };
   if (text == "0") return 0;
   std::string_view rest = text;
@@ -94,7 +101,8 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text) {
                                                    {"PiB", int64_t{1} << 50}}};
   const auto wrong = [&] {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", View(text), "\" is no size; write a number with a unit, such as 512MiB, 64GiB or 2TB"));
+        absl::StrCat("\"", View(text),
+                     "\" is no size; write a number with a unit, such as 512MiB, 64GiB or 2TB"));
   };
   std::string_view rest = text;
   size_t number_size = 0;
@@ -115,13 +123,16 @@ absl::StatusOr<int64_t> ParseMilli(std::string_view text) {
   size_t number_size = 0;
   __int128 micro = 0;
   if (!TakeScaled(&rest, 1'000'000, &number_size, &micro) || number_size != text.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", View(text), "\" is no number; write 8 or 0.5"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", View(text), "\" is no number; write 8 or 0.5"));
   }
   if (micro % 1000 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", View(text), "\" has more than three decimals"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", View(text), "\" has more than three decimals"));
   }
   if (micro / 1000 > (static_cast<__int128>(1) << 42)) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", View(text), "\" is too large; at most ", FormatMilli(int64_t{1} << 42)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", View(text), "\" is too large; at most ", FormatMilli(int64_t{1} << 42)));
   }
   return static_cast<int64_t>(micro / 1000);
 }
@@ -133,9 +144,11 @@ std::string FormatDuration(int64_t duration_ns) {
   if (duration_ns < kSecond) return absl::StrCat(duration_ns / kMillisecond, "ms");
   if (duration_ns < kMinute) {
     const int64_t tenths = duration_ns / (kSecond / 10);
-    return tenths % 10 == 0 ? absl::StrCat(tenths / 10, "s") : absl::StrCat(tenths / 10, ".", tenths % 10, "s");
+    return tenths % 10 == 0 ? absl::StrCat(tenths / 10, "s")
+                            : absl::StrCat(tenths / 10, ".", tenths % 10, "s");
   }
-  const auto two = [&](int64_t big, std::string_view big_name, int64_t small, std::string_view small_name) {
+  const auto two = [&](int64_t big, std::string_view big_name, int64_t small,
+                       std::string_view small_name) {
     const int64_t rest = duration_ns % big / small;
     std::string out = absl::StrCat(duration_ns / big, View(big_name));
     if (rest != 0) absl::StrAppend(&out, rest, View(small_name));

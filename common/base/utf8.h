@@ -10,7 +10,9 @@ namespace muster {
 
 // Bytes of the UTF-8 character at `text[i]`; 0: malformed (overlong and surrogates included).
 inline size_t CharacterSize(std::string_view text, size_t i) {
-  const auto byte = [&](size_t k) { return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u; };
+  const auto byte = [&](size_t k) {
+    return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u;
+  };
   const auto follows = [&](size_t k) { return (byte(k) & 0xc0u) == 0x80u; };
   const unsigned first = byte(0);
   if (first < 0x80) return 1;
@@ -28,15 +30,18 @@ inline size_t CharacterSize(std::string_view text, size_t i) {
   return 0;
 }
 
-// The beginning of `text` in at most so many bytes, between two characters. Malformed text stays malformed.
+// The beginning of `text` in at most so many bytes, between two characters. Malformed text stays
+// malformed.
 inline std::string_view CutUtf8(std::string_view text, size_t bytes) {
   if (text.size() <= bytes) return text;
   size_t end = bytes;
-  while (end > 0 && bytes - end < 3 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;
+  while (end > 0 && bytes - end < 3 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u)
+    --end;
   return text.substr(0, end);
 }
 
-// Each byte that belongs to no character as '?'. What protobuf has as a `string` must be UTF-8: it writes any bytes and refuses to read them again.
+// Each byte that belongs to no character as '?'. What protobuf has as a `string` must be UTF-8: it
+// writes any bytes and refuses to read them again.
 inline std::string ValidUtf8(std::string_view text) {
   std::string valid;
   valid.reserve(text.size());

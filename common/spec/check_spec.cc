@@ -27,11 +27,14 @@ constexpr size_t kMaxPathBytes = 4'096;
 constexpr int64_t kMaxGpusMilli = 1'024'000;
 constexpr int64_t kMaxDurationNs = 3'650 * kDay;
 constexpr int64_t kLeastFenceAfterNs = 10 * kSecond;
-constexpr char kLabelRule[] = "must be 1 to 63 of letters, digits, '.', '_' and '-', and start with a letter, a digit or '_'";
+constexpr char kLabelRule[] =
+    "must be 1 to 63 of letters, digits, '.', '_' and '-', and start with a letter, a digit or '_'";
 
 absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
-std::string Quoted(std::string_view text) { return absl::StrCat("\"", View(text.substr(0, 60)), text.size() > 60 ? "..." : "", "\""); }
+std::string Quoted(std::string_view text) {
+  return absl::StrCat("\"", View(text.substr(0, 60)), text.size() > 60 ? "..." : "", "\"");
+}
 
 bool IsVariableName(std::string_view name) {
   if (name.empty() || name.size() > 255 || (name[0] >= '0' && name[0] <= '9')) return false;
@@ -42,24 +45,33 @@ bool IsVariableName(std::string_view name) {
 
 class JobChecker {
  public:
-  JobChecker(const pb::JobSpec& spec, const SpecRules& rules) : spec_(spec), rules_(rules), context_(rules.context) {}
+  JobChecker(const pb::JobSpec& spec, const SpecRules& rules)
+      : spec_(spec), rules_(rules), context_(rules.context) {}
 
   void Run() {
     CheckJob();
     if (spec_.tasks_size() > kMaxTasks) {
-      return Emit("tasks", absl::StrCat(spec_.tasks_size(), " tasks; a job has at most ", kMaxTasks));
+      return Emit("tasks",
+                  absl::StrCat(spec_.tasks_size(), " tasks; a job has at most ", kMaxTasks));
     }
-    if (spec_.tasks_size() == 0 && Sound("")) Emit("tasks", "is empty; a job has at least one task");
+    if (spec_.tasks_size() == 0 && Sound(""))
+      Emit("tasks", "is empty; a job has at least one task");
     CheckTaskNames();
     CheckOrder();
     for (int i = 0; i < spec_.tasks_size(); ++i) CheckTask(spec_.tasks(i), TaskPath(i));
   }
 
  private:
-  void Emit(const std::string& path, const std::string& message) { rules_.emit(path, message, Document::Where::kValue); }
-  void EmitName(const std::string& path, const std::string& message) { rules_.emit(path, message, Document::Where::kName); }
+  void Emit(const std::string& path, const std::string& message) {
+    rules_.emit(path, message, Document::Where::kValue);
+  }
+  void EmitName(const std::string& path, const std::string& message) {
+    rules_.emit(path, message, Document::Where::kName);
+  }
   bool Sound(const std::string& map_path) const { return rules_.sound(map_path); }
-  std::string TaskPath(int i) const { return rules_.short_form ? "" : IndexPath("tasks", static_cast<size_t>(i)); }
+  std::string TaskPath(int i) const {
+    return rules_.short_form ? "" : IndexPath("tasks", static_cast<size_t>(i));
+  }
 
   template <typename List>
   bool Unique(const List& list, const std::string& path, int most) {
@@ -69,7 +81,9 @@ class JobChecker {
     }
     std::set<std::string> seen;
     for (int i = 0; i < list.size(); ++i) {
-      if (!seen.insert(list[i]).second) Emit(IndexPath(path, static_cast<size_t>(i)), absl::StrCat(Quoted(list[i]), " is listed twice"));
+      if (!seen.insert(list[i]).second)
+        Emit(IndexPath(path, static_cast<size_t>(i)),
+             absl::StrCat(Quoted(list[i]), " is listed twice"));
     }
     return true;
   }
@@ -79,60 +93,87 @@ class JobChecker {
   }
 
   void CheckJob() {
-    if (!spec_.name().empty() && !IsLabel(spec_.name())) Emit("name", absl::StrCat(Quoted(spec_.name()), ": ", kLabelRule));
+    if (!spec_.name().empty() && !IsLabel(spec_.name()))
+      Emit("name", absl::StrCat(Quoted(spec_.name()), ": ", kLabelRule));
     CheckQueue();
-    if (spec_.priority() < 0 || spec_.priority() > 100) Emit("priority", absl::StrCat("must be a whole number from 0 to 100; got ", spec_.priority()));
+    if (spec_.priority() < 0 || spec_.priority() > 100)
+      Emit("priority",
+           absl::StrCat("must be a whole number from 0 to 100; got ", spec_.priority()));
     if (Unique(spec_.clusters(), "clusters", kMaxListed)) {
       for (int i = 0; i < spec_.clusters_size(); ++i) {
-        CheckKnown(spec_.clusters(i), context_.clusters, "cluster", IndexPath("clusters", static_cast<size_t>(i)));
+        CheckKnown(spec_.clusters(i), context_.clusters, "cluster",
+                   IndexPath("clusters", static_cast<size_t>(i)));
       }
     }
-    if (spec_.labels_size() > kMaxLabels) Emit("labels", absl::StrCat(spec_.labels_size(), " labels; at most ", kMaxLabels));
+    if (spec_.labels_size() > kMaxLabels)
+      Emit("labels", absl::StrCat(spec_.labels_size(), " labels; at most ", kMaxLabels));
     const std::map<std::string, std::string> labels(spec_.labels().begin(), spec_.labels().end());
     for (const auto& [name, value] : labels) {
       const std::string path = JoinPath("labels", name);
       if (!IsLabel(name)) EmitName(path, absl::StrCat("the label's name ", kLabelRule));
-      if (value.size() > 63) Emit(path, absl::StrCat("a label's value has at most 63 characters; got ", value.size()));
-      if (std::any_of(value.begin(), value.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; })) {
+      if (value.size() > 63)
+        Emit(path, absl::StrCat("a label's value has at most 63 characters; got ", value.size()));
+      if (std::any_of(value.begin(), value.end(),
+                      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; })) {
         Emit(path, "a label's value has no control characters");
       }
     }
     CheckEnv(spec_.env(), "env");
     if (spec_.secrets_size() > 0) {
-      Emit("secrets", "not yet: needs the secret store. Put the value into a file that only you can read, and name the file in env:");
+      Emit("secrets",
+           "not yet: needs the secret store. Put the value into a file that only you can read, and "
+           "name the file in env:");
     }
   }
 
   void CheckQueue() {
     if (spec_.queue().empty()) return;
     const std::vector<std::string> parts = absl::StrSplit(spec_.queue(), '/');
-    if (spec_.queue().size() > 512 || parts.size() > 8 || !std::all_of(parts.begin(), parts.end(), [](const std::string& p) { return IsLabel(p); })) {
-      return Emit("queue", absl::StrCat(Quoted(spec_.queue()), " is no queue path; write names with '/' between, such as research/nlp"));
+    if (spec_.queue().size() > 512 || parts.size() > 8 ||
+        !std::all_of(parts.begin(), parts.end(), [](const std::string& p) { return IsLabel(p); })) {
+      return Emit(
+          "queue",
+          absl::StrCat(Quoted(spec_.queue()),
+                       " is no queue path; write names with '/' between, such as research/nlp"));
     }
     std::vector<std::string> below;
     for (const std::string& leaf : context_.queues) {
-      if (leaf.compare(0, spec_.queue().size() + 1, spec_.queue() + "/") == 0) below.push_back(leaf);
+      if (leaf.compare(0, spec_.queue().size() + 1, spec_.queue() + "/") == 0)
+        below.push_back(leaf);
     }
     if (!below.empty()) {
-      return Emit("queue", absl::StrCat(Quoted(spec_.queue()), " has queues of its own and takes no jobs itself; name one of them: ", absl::StrJoin(below, ", ")));
+      return Emit(
+          "queue",
+          absl::StrCat(Quoted(spec_.queue()),
+                       " has queues of its own and takes no jobs itself; name one of them: ",
+                       absl::StrJoin(below, ", ")));
     }
     CheckKnown(spec_.queue(), context_.queues, "queue", "queue");
   }
 
   // A name that must exist, if the context knows which do.
-  void CheckKnown(const std::string& name, const std::vector<std::string>& known, std::string_view what, const std::string& path) {
-    if (what != "queue" && !IsLabel(name)) return Emit(path, absl::StrCat(Quoted(name), ": the name of a ", View(what), " ", kLabelRule));
+  void CheckKnown(const std::string& name, const std::vector<std::string>& known,
+                  std::string_view what, const std::string& path) {
+    if (what != "queue" && !IsLabel(name))
+      return Emit(path,
+                  absl::StrCat(Quoted(name), ": the name of a ", View(what), " ", kLabelRule));
     if (known.empty() || std::find(known.begin(), known.end(), name) != known.end()) return;
-    std::vector<std::string> shown(known.begin(), known.begin() + std::min<std::ptrdiff_t>(8, static_cast<std::ptrdiff_t>(known.size())));
+    std::vector<std::string> shown(
+        known.begin(),
+        known.begin() + std::min<std::ptrdiff_t>(8, static_cast<std::ptrdiff_t>(known.size())));
     if (known.size() > shown.size()) shown.push_back("...");
     const std::string guess = DidYouMean(name, known);
-    Emit(path, absl::StrCat("no ", View(what), " ", Quoted(name), " here.",
-                            guess.empty() ? absl::StrCat(" There ", known.size() == 1 ? "is " : "are ", absl::StrJoin(shown, ", "), ".") : guess));
+    Emit(path,
+         absl::StrCat("no ", View(what), " ", Quoted(name), " here.",
+                      guess.empty() ? absl::StrCat(" There ", known.size() == 1 ? "is " : "are ",
+                                                   absl::StrJoin(shown, ", "), ".")
+                                    : guess));
   }
 
   template <typename Map>
   void CheckEnv(const Map& env, const std::string& path) {
-    if (env.size() > static_cast<size_t>(kMaxVariables)) Emit(path, absl::StrCat(env.size(), " variables; at most ", kMaxVariables));
+    if (env.size() > static_cast<size_t>(kMaxVariables))
+      Emit(path, absl::StrCat(env.size(), " variables; at most ", kMaxVariables));
     const std::map<std::string, std::string> sorted(env.begin(), env.end());
     for (const auto& [name, value] : sorted) {
       const std::string at = JoinPath(path, name);
@@ -154,13 +195,15 @@ class JobChecker {
       const std::string& name = spec_.tasks(i).name();
       const std::string path = JoinPath(TaskPath(i), "name");
       if (name.empty()) {
-        if (spec_.tasks_size() > 1 && Sound(TaskPath(i))) Emit(path, "is missing; each of several tasks has a name");
+        if (spec_.tasks_size() > 1 && Sound(TaskPath(i)))
+          Emit(path, "is missing; each of several tasks has a name");
         continue;
       }
       if (rules_.short_form) continue;
       if (!IsLabel(name)) Emit(path, absl::StrCat(Quoted(name), ": ", kLabelRule));
       const auto [seen, fresh] = first.emplace(name, i);
-      if (!fresh) Emit(path, absl::StrCat(Quoted(name), " is already the name of tasks[", seen->second, "]"));
+      if (!fresh)
+        Emit(path, absl::StrCat(Quoted(name), " is already the name of tasks[", seen->second, "]"));
     }
   }
 
@@ -183,11 +226,13 @@ class JobChecker {
         if (task.after(k) == task.name()) {
           Emit(at, "a task can't wait for itself");
         } else if (index.count(task.after(k)) == 0 && names_sound) {
-          Emit(at, absl::StrCat("no task ", Quoted(task.after(k)), " in this job.", DidYouMean(task.after(k), names)));
+          Emit(at, absl::StrCat("no task ", Quoted(task.after(k)), " in this job.",
+                                DidYouMean(task.after(k), names)));
         }
       }
     }
-    std::vector<int> state(static_cast<size_t>(spec_.tasks_size()), 0);  // 0 new, 1 on the path, 2 done
+    std::vector<int> state(static_cast<size_t>(spec_.tasks_size()),
+                           0);  // 0 new, 1 on the path, 2 done
     std::vector<int> path;
     for (int i = 0; i < spec_.tasks_size(); ++i) {
       if (state[static_cast<size_t>(i)] == 0 && Visit(i, index, &state, &path)) return;
@@ -195,7 +240,8 @@ class JobChecker {
   }
 
   // True: a cycle was found and said. Recursion is at most kMaxTasks deep.
-  bool Visit(int task, const std::map<std::string, int>& index, std::vector<int>* state, std::vector<int>* path) {
+  bool Visit(int task, const std::map<std::string, int>& index, std::vector<int>* state,
+             std::vector<int>* path) {
     (*state)[static_cast<size_t>(task)] = 1;
     path->push_back(task);
     for (const std::string& name : spec_.tasks(task).after()) {
@@ -204,7 +250,8 @@ class JobChecker {
       const int seen = (*state)[static_cast<size_t>(next->second)];
       if (seen == 1) {
         std::string cycle;
-        for (auto it = std::find(path->begin(), path->end(), next->second); it != path->end(); ++it) {
+        for (auto it = std::find(path->begin(), path->end(), next->second); it != path->end();
+             ++it) {
           absl::StrAppend(&cycle, spec_.tasks(*it).name(), " waits for ");
         }
         Emit(JoinPath(TaskPath(task), "after"), absl::StrCat("a cycle: ", cycle, name));
@@ -222,35 +269,49 @@ class JobChecker {
     CheckWorkers(task, path);
     CheckResources(task, at("resources"));
     if (task.processes_per_worker() < 0 || task.processes_per_worker() > kMaxProcessesPerWorker) {
-      Emit(at("processes_per_worker"), absl::StrCat("must be a whole number from 1 to ", kMaxProcessesPerWorker, "; got ", task.processes_per_worker()));
+      Emit(at("processes_per_worker"),
+           absl::StrCat("must be a whole number from 1 to ", kMaxProcessesPerWorker, "; got ",
+                        task.processes_per_worker()));
     }
     CheckTopology(task.topology(), at("topology"));
-    if (task.setup().size() > kMaxScriptBytes) Emit(at("setup"), absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
+    if (task.setup().size() > kMaxScriptBytes)
+      Emit(at("setup"),
+           absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
     CheckNul(task.setup(), at("setup"));
     CheckProgram(task, path);
-    if (!task.image().empty()) Emit(at("image"), "not yet: there is no container runtime. Leave it out; the program runs on the host");
+    if (!task.image().empty())
+      Emit(at("image"),
+           "not yet: there is no container runtime. Leave it out; the program runs on the host");
     CheckWorkdir(task.workdir(), at("workdir"));
     CheckEnv(task.env(), at("env"));
     CheckCheckpoint(task.checkpoint(), at("checkpoint"));
     if (task.has_input()) CheckInput(task.input(), at("input"));
     if (task.has_max_restarts() && (task.max_restarts() < 0 || task.max_restarts() > 1000)) {
-      Emit(at("max_restarts"), absl::StrCat("must be a whole number from 0 to 1000; got ", task.max_restarts()));
+      Emit(at("max_restarts"),
+           absl::StrCat("must be a whole number from 0 to 1000; got ", task.max_restarts()));
     }
     CheckDuration(task.hang_timeout_ns(), kMaxDurationNs, at("hang_timeout"));
     CheckDuration(task.grace_ns(), kHour, at("grace"));
     CheckDuration(task.time_limit_ns(), kMaxDurationNs, at("time_limit"));
     if (task.fence_after_ns() != 0 && task.when_unreachable() != pb::FENCE) {
-      Emit(at("fence_after"), "goes with when_unreachable: fence only. Leave it out, or say when_unreachable: fence");
-    } else if (task.fence_after_ns() != 0 && (task.fence_after_ns() < kLeastFenceAfterNs || task.fence_after_ns() > kMaxDurationNs)) {
-      Emit(at("fence_after"), absl::StrCat("must be from ", FormatDuration(kLeastFenceAfterNs), " (heartbeats come every few seconds) to ",
-                                           FormatDuration(kMaxDurationNs), "; got ", FormatDuration(task.fence_after_ns())));
+      Emit(at("fence_after"),
+           "goes with when_unreachable: fence only. Leave it out, or say when_unreachable: fence");
+    } else if (task.fence_after_ns() != 0 && (task.fence_after_ns() < kLeastFenceAfterNs ||
+                                              task.fence_after_ns() > kMaxDurationNs)) {
+      Emit(at("fence_after"),
+           absl::StrCat("must be from ", FormatDuration(kLeastFenceAfterNs),
+                        " (heartbeats come every few seconds) to ", FormatDuration(kMaxDurationNs),
+                        "; got ", FormatDuration(task.fence_after_ns())));
     }
-    if (!pb::WhenUnreachable_IsValid(task.when_unreachable())) Emit(at("when_unreachable"), "must be one of replace, wait, fence");
+    if (!pb::WhenUnreachable_IsValid(task.when_unreachable()))
+      Emit(at("when_unreachable"), "must be one of replace, wait, fence");
   }
 
   void CheckDuration(int64_t duration_ns, int64_t most_ns, const std::string& path) {
     if (duration_ns < 0) return Emit(path, "may not be negative");
-    if (duration_ns > most_ns) Emit(path, absl::StrCat("must be from 0s to ", FormatDuration(most_ns), "; got ", FormatDuration(duration_ns)));
+    if (duration_ns > most_ns)
+      Emit(path, absl::StrCat("must be from 0s to ", FormatDuration(most_ns), "; got ",
+                              FormatDuration(duration_ns)));
   }
 
   void CheckWorkers(const pb::TaskSpec& task, const std::string& path) {
@@ -258,7 +319,8 @@ class JobChecker {
     const std::string at = JoinPath(path, "workers");
     const int32_t least = task.workers().min(), most = task.workers().max();
     if (!Sound(at)) return;
-    const std::string range = absl::StrCat("must be a whole number from 1 to ", kMaxWorkers, "; got ");
+    const std::string range =
+        absl::StrCat("must be a whole number from 1 to ", kMaxWorkers, "; got ");
     if (least == most) {
       if (least < 1 || least > kMaxWorkers) Emit(at, absl::StrCat(range, least));
       return;
@@ -275,14 +337,22 @@ class JobChecker {
     const pb::Resources& r = task.resources();
     const auto at = [&](std::string_view field) { return JoinPath(path, field); };
     if (r.gpus_milli() < 0 || r.gpus_milli() > kMaxGpusMilli) {
-      Emit(at("gpus"), absl::StrCat("must be a number from 0 to ", kMaxGpusMilli / 1000, "; got ", FormatMilli(r.gpus_milli())));
+      Emit(at("gpus"), absl::StrCat("must be a number from 0 to ", kMaxGpusMilli / 1000, "; got ",
+                                    FormatMilli(r.gpus_milli())));
     } else if (r.gpus_milli() % 1000 != 0) {
       if (r.gpus_milli() > 1000) {
-        Emit(at("gpus"), absl::StrCat(FormatMilli(r.gpus_milli()), ": a worker takes a fraction of one GPU, or whole ones"));
+        Emit(at("gpus"), absl::StrCat(FormatMilli(r.gpus_milli()),
+                                      ": a worker takes a fraction of one GPU, or whole ones"));
       } else if (task.workers().max() > 1 && Sound(ParentPath(path))) {
-        Emit(at("gpus"), absl::StrCat(FormatMilli(r.gpus_milli()), ": a fraction of a GPU works with one worker only; workers is ", task.workers().max()));
+        Emit(at("gpus"),
+             absl::StrCat(FormatMilli(r.gpus_milli()),
+                          ": a fraction of a GPU works with one worker only; workers is ",
+                          task.workers().max()));
       } else if (task.processes_per_worker() > 1) {
-        Emit(at("gpus"), absl::StrCat(FormatMilli(r.gpus_milli()), ": a fraction of a GPU works with one process; processes_per_worker is ", task.processes_per_worker()));
+        Emit(at("gpus"),
+             absl::StrCat(FormatMilli(r.gpus_milli()),
+                          ": a fraction of a GPU works with one process; processes_per_worker is ",
+                          task.processes_per_worker()));
       }
     }
     if (Sound(path)) {
@@ -290,62 +360,87 @@ class JobChecker {
         std::vector<std::string> known;
         for (const auto& [flavour, unused] : context_.flavours) known.push_back(flavour);
         if (known.size() > 8) known.resize(8);
-        Emit(at("gpu_types"), absl::StrCat("is missing; gpus needs the types it may run on, such as gpu_types: [", known.empty() ? "h100-80g" : absl::StrJoin(known, ", "), "]"));
+        Emit(at("gpu_types"),
+             absl::StrCat("is missing; gpus needs the types it may run on, such as gpu_types: [",
+                          known.empty() ? "h100-80g" : absl::StrJoin(known, ", "), "]"));
       }
-      if (r.gpus_milli() == 0 && !r.gpu_types().empty()) Emit(at("gpu_types"), "without gpus; give gpus: 1 or more, or leave gpu_types out");
+      if (r.gpus_milli() == 0 && !r.gpu_types().empty())
+        Emit(at("gpu_types"), "without gpus; give gpus: 1 or more, or leave gpu_types out");
     }
     if (Unique(r.gpu_types(), at("gpu_types"), kMaxListed)) {
-      for (int i = 0; i < r.gpu_types_size(); ++i) CheckFlavour(r.gpu_types(i), IndexPath(at("gpu_types"), static_cast<size_t>(i)));
+      for (int i = 0; i < r.gpu_types_size(); ++i)
+        CheckFlavour(r.gpu_types(i), IndexPath(at("gpu_types"), static_cast<size_t>(i)));
     }
-    if (r.cpus_milli() < 0 || r.cpus_milli() > 65'536'000) Emit(at("cpus"), absl::StrCat("must be a number from 0 to 65536; got ", FormatMilli(r.cpus_milli())));
+    if (r.cpus_milli() < 0 || r.cpus_milli() > 65'536'000)
+      Emit(at("cpus"),
+           absl::StrCat("must be a number from 0 to 65536; got ", FormatMilli(r.cpus_milli())));
     const auto bytes = [&](int64_t value, std::string_view field) {
-      if (value < 0 || value > (int64_t{1} << 60)) Emit(at(field), "must be a size from 0 to 1024PiB");
+      if (value < 0 || value > (int64_t{1} << 60))
+        Emit(at(field), "must be a size from 0 to 1024PiB");
     };
     bytes(r.memory_bytes(), "memory");
     bytes(r.disk_bytes(), "disk");
   }
 
   void CheckFlavour(const std::string& flavour, const std::string& path) {
-    if (!IsLabel(flavour)) return Emit(path, absl::StrCat(Quoted(flavour), ": a flavour's name ", kLabelRule));
+    if (!IsLabel(flavour))
+      return Emit(path, absl::StrCat(Quoted(flavour), ": a flavour's name ", kLabelRule));
     if (context_.flavours.empty() || context_.flavours.count(flavour) > 0) return;
     std::vector<std::string> known;
     for (const auto& [name, clusters] : context_.flavours) {
       if (known.size() == 8) break;
-      known.push_back(clusters.empty() ? name : absl::StrCat(name, " (", absl::StrJoin(clusters, ", "), ")"));
+      known.push_back(
+          clusters.empty() ? name : absl::StrCat(name, " (", absl::StrJoin(clusters, ", "), ")"));
     }
     const std::string last = known.back();
     known.pop_back();
     Emit(path, absl::StrCat("no flavour ", Quoted(flavour), " here. ",
-                            known.empty() ? absl::StrCat("There is ", last) : absl::StrCat("There are ", absl::StrJoin(known, ", "), " and ", last), "."));
+                            known.empty() ? absl::StrCat("There is ", last)
+                                          : absl::StrCat("There are ", absl::StrJoin(known, ", "),
+                                                         " and ", last),
+                            "."));
   }
 
   void CheckTopology(const pb::Topology& topology, const std::string& path) {
-    for (const auto& [level, field] : {std::pair(topology.preferred(), "preferred"), std::pair(topology.required(), "required")}) {
-      if (level == pb::ANY) Emit(JoinPath(path, field), "any: not yet; a gang stays inside one cluster. Use cluster or a tighter level");
-      if (!pb::TopologyLevel_IsValid(level)) Emit(JoinPath(path, field), "must be one of island, host, rack, block, cluster");
+    for (const auto& [level, field] : {std::pair(topology.preferred(), "preferred"),
+                                       std::pair(topology.required(), "required")}) {
+      if (level == pb::ANY)
+        Emit(JoinPath(path, field),
+             "any: not yet; a gang stays inside one cluster. Use cluster or a tighter level");
+      if (!pb::TopologyLevel_IsValid(level))
+        Emit(JoinPath(path, field), "must be one of island, host, rack, block, cluster");
     }
-    if (topology.preferred() != pb::ANY && topology.required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED && topology.preferred() > topology.required()) {
-      Emit(JoinPath(path, "preferred"), "is looser than required; prefer a level that is as tight or tighter");
+    if (topology.preferred() != pb::ANY && topology.required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED &&
+        topology.preferred() > topology.required()) {
+      Emit(JoinPath(path, "preferred"),
+           "is looser than required; prefer a level that is as tight or tighter");
     }
   }
 
   void CheckProgram(const pb::TaskSpec& task, const std::string& path) {
     const auto at = [&](std::string_view field) { return JoinPath(path, field); };
     const bool trainer = !task.trainer_json().empty();
-    if (trainer && task.has_run()) EmitName(at("trainer"), "run and trainer exclude each other; keep one");
-    if (!trainer && !task.has_run() && Sound(path)) Emit(at("run"), "is missing; give run: (a command) or trainer: (what muster-trainer trains)");
+    if (trainer && task.has_run())
+      EmitName(at("trainer"), "run and trainer exclude each other; keep one");
+    if (!trainer && !task.has_run() && Sound(path))
+      Emit(at("run"), "is missing; give run: (a command) or trainer: (what muster-trainer trains)");
     if (trainer) CheckTrainer(task.trainer_json(), at("trainer"));
     if (!task.has_run()) return;
     const pb::Run& run = task.run();
     size_t bytes = run.shell().size();
     for (const std::string& word : run.exec()) bytes += word.size() + 1;
-    if (!run.shell().empty() && run.exec_size() > 0) Emit(at("run"), "is either a text for bash or a list of words");
-    if (run.exec_size() > 0 ? run.exec(0).empty() : run.shell().find_first_not_of(" \t\r\n") == std::string::npos) {
+    if (!run.shell().empty() && run.exec_size() > 0)
+      Emit(at("run"), "is either a text for bash or a list of words");
+    if (run.exec_size() > 0 ? run.exec(0).empty()
+                            : run.shell().find_first_not_of(" \t\r\n") == std::string::npos) {
       if (Sound(path)) Emit(at("run"), "is empty; write the command");
     }
-    if (bytes > kMaxScriptBytes) Emit(at("run"), absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
+    if (bytes > kMaxScriptBytes)
+      Emit(at("run"),
+           absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
     CheckNul(run.shell(), at("run"));
-    for (int i = 0; i < run.exec_size(); ++i) CheckNul(run.exec(i), IndexPath(at("run"), static_cast<size_t>(i)));
+    for (int i = 0; i < run.exec_size(); ++i)
+      CheckNul(run.exec(i), IndexPath(at("run"), static_cast<size_t>(i)));
   }
 
   void CheckTrainer(const std::string& text, const std::string& path) {
@@ -361,9 +456,11 @@ class JobChecker {
       const std::string& given = found->get_ref<const std::string&>();
       const std::string at = JoinPath(path, field);
       if (absl::StrContains(given, "://")) {
-        Emit(at, absl::StrCat("not yet: URLs. Give a directory that the hosts see, absolute or under the job's directory"));
+        Emit(at, absl::StrCat("not yet: URLs. Give a directory that the hosts see, absolute or "
+                              "under the job's directory"));
       } else if (std::string_view(field) == "init" && IsHubName(given)) {
-        Emit(at, absl::StrCat("not yet: names on the hub. Give a Hugging Face directory: /models/", given, ", or ./", given, " under the job's directory"));
+        Emit(at, absl::StrCat("not yet: names on the hub. Give a Hugging Face directory: /models/",
+                              given, ", or ./", given, " under the job's directory"));
       }
     }
   }
@@ -371,27 +468,37 @@ class JobChecker {
   // owner/model: one slash, not at an end, and no leading dot.
   static bool IsHubName(std::string_view text) {
     const size_t slash = text.find('/');
-    return slash != std::string_view::npos && slash > 0 && slash + 1 < text.size() && text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
+    return slash != std::string_view::npos && slash > 0 && slash + 1 < text.size() &&
+           text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
   }
 
   void CheckWorkdir(const std::string& workdir, const std::string& path) {
     if (workdir.empty()) return;
-    if (workdir.size() > kMaxPathBytes) return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
-    if (workdir[0] != '/') return Emit(path, "not yet: a relative directory would be packed and sent. Give an absolute one that is there on the hosts");
+    if (workdir.size() > kMaxPathBytes)
+      return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
+    if (workdir[0] != '/')
+      return Emit(path,
+                  "not yet: a relative directory would be packed and sent. Give an absolute one "
+                  "that is there on the hosts");
     CheckNul(workdir, path);
   }
 
   void CheckInput(const pb::Input& input, const std::string& path) {
-    if (input.storage().empty()) return Emit(JoinPath(path, "storage"), "is missing; name the storage where the data lies");
+    if (input.storage().empty())
+      return Emit(JoinPath(path, "storage"), "is missing; name the storage where the data lies");
     CheckKnown(input.storage(), context_.storages, "storage", JoinPath(path, "storage"));
-    if (input.size_bytes() <= 0) Emit(JoinPath(path, "size"), "must be above 0, such as 120GiB; it says how much a start elsewhere would move");
+    if (input.size_bytes() <= 0)
+      Emit(JoinPath(path, "size"),
+           "must be above 0, such as 120GiB; it says how much a start elsewhere would move");
   }
 
   void CheckCheckpoint(const pb::CheckpointPolicy& policy, const std::string& path) {
-    if (!policy.storage().empty()) CheckKnown(policy.storage(), context_.storages, "storage", JoinPath(path, "storage"));
+    if (!policy.storage().empty())
+      CheckKnown(policy.storage(), context_.storages, "storage", JoinPath(path, "storage"));
     CheckDuration(policy.interval_ns(), kMaxDurationNs, JoinPath(path, "interval"));
     if (policy.has_keep() && (policy.keep() < 1 || policy.keep() > 1000)) {
-      Emit(JoinPath(path, "keep"), absl::StrCat("must be a whole number from 1 to 1000; got ", policy.keep()));
+      Emit(JoinPath(path, "keep"),
+           absl::StrCat("must be a whole number from 1 to 1000; got ", policy.keep()));
     }
   }
 
@@ -403,12 +510,23 @@ class JobChecker {
 }  // namespace
 
 bool IsReservedVariable(std::string_view name) {
-  static constexpr std::array kNames = {
-      std::string_view("RANK"), std::string_view("LOCAL_RANK"), std::string_view("WORLD_SIZE"), std::string_view("LOCAL_WORLD_SIZE"),
-      std::string_view("GROUP_RANK"), std::string_view("GROUP_WORLD_SIZE"), std::string_view("ROLE_RANK"), std::string_view("ROLE_WORLD_SIZE"),
-      std::string_view("ROLE_NAME"), std::string_view("MASTER_ADDR"), std::string_view("MASTER_PORT"), std::string_view("CUDA_VISIBLE_DEVICES"),
-      std::string_view("CUDA_DEVICE_ORDER"), std::string_view("NVIDIA_VISIBLE_DEVICES"), std::string_view("HIP_VISIBLE_DEVICES"),
-      std::string_view("ROCR_VISIBLE_DEVICES"), std::string_view("GPU_DEVICE_ORDINAL")};
+  static constexpr std::array kNames = {std::string_view("RANK"),
+                                        std::string_view("LOCAL_RANK"),
+                                        std::string_view("WORLD_SIZE"),
+                                        std::string_view("LOCAL_WORLD_SIZE"),
+                                        std::string_view("GROUP_RANK"),
+                                        std::string_view("GROUP_WORLD_SIZE"),
+                                        std::string_view("ROLE_RANK"),
+                                        std::string_view("ROLE_WORLD_SIZE"),
+                                        std::string_view("ROLE_NAME"),
+                                        std::string_view("MASTER_ADDR"),
+                                        std::string_view("MASTER_PORT"),
+                                        std::string_view("CUDA_VISIBLE_DEVICES"),
+                                        std::string_view("CUDA_DEVICE_ORDER"),
+                                        std::string_view("NVIDIA_VISIBLE_DEVICES"),
+                                        std::string_view("HIP_VISIBLE_DEVICES"),
+                                        std::string_view("ROCR_VISIBLE_DEVICES"),
+                                        std::string_view("GPU_DEVICE_ORDINAL")};
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
   for (std::string_view prefix : {"LD_", "MUSTER_", "TORCHELASTIC_", "CUDA_MPS_"}) {
     if (name.substr(0, prefix.size()) == prefix) return true;
@@ -416,34 +534,43 @@ bool IsReservedVariable(std::string_view name) {
   return false;
 }
 
-void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) { JobChecker(spec, rules).Run(); }
+void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
+  JobChecker(spec, rules).Run();
+}
 
 std::vector<FieldProblem> CheckSpec(const pb::JobSpec& spec, const SpecContext& context) {
   std::vector<FieldProblem> found;
   SpecRules rules{context};
-  rules.emit = [&](const std::string& path, const std::string& message, Document::Where) { found.push_back({path, message}); };
+  rules.emit = [&](const std::string& path, const std::string& message, Document::Where) {
+    found.push_back({path, message});
+  };
   rules.sound = [](const std::string&) { return true; };
-  rules.short_form = spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main");
+  rules.short_form =
+      spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main");
   CheckJobRules(spec, rules);
   return found;
 }
 
 void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
   if (spec->name().empty()) spec->set_name("job");
-  if (spec->tasks_size() == 1 && spec->tasks(0).name().empty()) spec->mutable_tasks(0)->set_name("main");
+  if (spec->tasks_size() == 1 && spec->tasks(0).name().empty())
+    spec->mutable_tasks(0)->set_name("main");
   for (pb::TaskSpec& task : *spec->mutable_tasks()) {
     if (!task.has_workers()) {
       task.mutable_workers()->set_min(1);
       task.mutable_workers()->set_max(1);
     }
     pb::Resources* resources = task.mutable_resources();
-    if (resources->gpus_milli() == 0 && resources->cpus_milli() == 0) resources->set_cpus_milli(1000);
+    if (resources->gpus_milli() == 0 && resources->cpus_milli() == 0)
+      resources->set_cpus_milli(1000);
     if (task.processes_per_worker() == 0) {
-      task.set_processes_per_worker(std::max<int32_t>(1, static_cast<int32_t>(resources->gpus_milli() / 1000)));
+      task.set_processes_per_worker(
+          std::max<int32_t>(1, static_cast<int32_t>(resources->gpus_milli() / 1000)));
     }
     pb::Topology* topology = task.mutable_topology();
     if (topology->required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) topology->set_required(pb::CLUSTER);
-    if (topology->preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) topology->set_preferred(pb::ISLAND);
+    if (topology->preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED)
+      topology->set_preferred(pb::ISLAND);
     pb::CheckpointPolicy* checkpoint = task.mutable_checkpoint();
     if (!checkpoint->has_interval_ns()) checkpoint->set_interval_ns(kDefaultCheckpointIntervalNs);
     if (!checkpoint->has_keep()) checkpoint->set_keep(kDefaultCheckpointsKept);
@@ -458,7 +585,8 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
         task.set_when_unreachable(pb::WAIT);
       }
     }
-    if (task.when_unreachable() == pb::FENCE && task.fence_after_ns() == 0) task.set_fence_after_ns(kDefaultFenceAfterNs);
+    if (task.when_unreachable() == pb::FENCE && task.fence_after_ns() == 0)
+      task.set_fence_after_ns(kDefaultFenceAfterNs);
   }
 }
 

@@ -13,7 +13,8 @@ struct SpecRules {
   const SpecContext& context;
   bool short_form = false;  // the one task's fields are at the top of the file
   EmitProblem emit;
-  // False: a field of this map could not be read, so rules that compare its fields or miss one say nothing.
+  // False: a field of this map could not be read, so rules that compare its fields or miss one say
+  // nothing.
   std::function<bool(const std::string& map_path)> sound;
 };
 void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules);

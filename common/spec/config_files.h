@@ -1,6 +1,7 @@
-// Operators' and clients' files: clusters, queues, musterd's configuration, declared inventories, client contexts.
-// All strict: unknown or duplicate fields, wrong types and values out of range are problems with places, all at once.
-// Each function returns true and fills *out, or returns false and adds to *problems (sorted by place). Pure.
+// Operators' and clients' files: clusters, queues, musterd's configuration, declared inventories,
+// client contexts. All strict: unknown or duplicate fields, wrong types and values out of range are
+// problems with places, all at once. Each function returns true and fills *out, or returns false
+// and adds to *problems (sorted by place). Pure.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +18,21 @@
 
 namespace muster {
 
-// clusters.yaml (deploy/examples). In `topology`, block → rack → list of hosts. A host is "h07", a range "h[01-08]" (numbers
-// keep their width), or a map {host: "h[05-06]", sku: a100x4} that names another SKU than the cluster's. `open: true`: any
-// host may join. A SKU with `declared: true` is a stand-in. Hosts are listed in file order, at most 100,000 in all.
-bool ParseClusterFile(std::string_view text, std::string_view filename, pb::ClusterFile* out, std::vector<Problem>* problems);
+// clusters.yaml (deploy/examples). In `topology`, block → rack → list of hosts. A host is "h07", a
+// range "h[01-08]" (numbers keep their width), or a map {host: "h[05-06]", sku: a100x4} that names
+// another SKU than the cluster's. `open: true`: any host may join. A SKU with `declared: true` is a
+// stand-in. Hosts are listed in file order, at most 100,000 in all.
+bool ParseClusterFile(std::string_view text, std::string_view filename, pb::ClusterFile* out,
+                      std::vector<Problem>* problems);
 
 // The SKU of a cluster's host; null if the file has none of that name.
-const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster, const pb::HostSpec& host);
-// What a host of this SKU has: healthy devices with indexes from 0 and uuids UUIDS0, UUIDS1, … (none if `uuids` is empty).
+const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster,
+                     const pb::HostSpec& host);
+// What a host of this SKU has: healthy devices with indexes from 0 and uuids UUIDS0, UUIDS1, …
+// (none if `uuids` is empty).
 void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* out);
-// How an inventory contradicts the SKU, such as "5 devices instead of 2"; empty if it doesn't. Less than a tenth less memory or
-// disk is none: firmware and file systems take their part.
+// How an inventory contradicts the SKU, such as "5 devices instead of 2"; empty if it doesn't. Less
+// than a tenth less memory or disk is none: firmware and file systems take their part.
 std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory);
 // Which SKU each host of a clusters file is of. Thread-safe.
 class HostSkus {
@@ -36,36 +41,43 @@ class HostSkus {
   HostSkus(const HostSkus&) = delete;
   HostSkus& operator=(const HostSkus&) = delete;
 
-  // As above, of the host's SKU; empty if the file says none. A host that joined an open cluster is of the cluster's.
-  std::string HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const;
+  // As above, of the host's SKU; empty if the file says none. A host that joined an open cluster is
+  // of the cluster's.
+  std::string HowDiffers(const std::string& cluster, const std::string& host,
+                         const pb::Inventory& inventory) const;
 
  private:
   struct Cluster {
     const pb::Sku* sku = nullptr;
-    std::map<std::string, const pb::Sku*> others;   // of hosts that name one of their own
+    std::map<std::string, const pb::Sku*> others;  // of hosts that name one of their own
   };
   const pb::ClusterFile file_;
-  std::map<std::string, Cluster> clusters_;         // their SKUs are file_'s
+  std::map<std::string, Cluster> clusters_;  // their SKUs are file_'s
 };
 
-// queues.yaml. A quota's guarantee is a number of devices, or a map with one per cluster (then guarantee_milli is their sum).
-// Refused: guarantee above limit, children's guarantees above their parent's (in total, and per cluster where both say it),
-// weights out of range, same names among siblings. `clusters` (names) and `flavours` are checked where not empty.
+// queues.yaml. A quota's guarantee is a number of devices, or a map with one per cluster (then
+// guarantee_milli is their sum). Refused: guarantee above limit, children's guarantees above their
+// parent's (in total, and per cluster where both say it), weights out of range, same names among
+// siblings. `clusters` (names) and `flavours` are checked where not empty.
 struct QueueContext {
   std::vector<std::string> clusters;
   std::vector<std::string> flavours;
 };
-bool ParseQueueFile(std::string_view text, std::string_view filename, const QueueContext& context, pb::QueueTree* out,
-                    std::vector<Problem>* problems);
-// The same rules for a tree that arrives as a proto; paths such as queues[1].quota.h100-80g.guarantee.
-std::vector<FieldProblem> CheckQueueTree(const pb::QueueTree& tree, const QueueContext& context = {});
+bool ParseQueueFile(std::string_view text, std::string_view filename, const QueueContext& context,
+                    pb::QueueTree* out, std::vector<Problem>* problems);
+// The same rules for a tree that arrives as a proto; paths such as
+// queues[1].quota.h100-80g.guarantee.
+std::vector<FieldProblem> CheckQueueTree(const pb::QueueTree& tree,
+                                         const QueueContext& context = {});
 // PlaceProblems for a queues file.
-std::vector<Problem> PlaceQueueProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found);
+std::vector<Problem> PlaceQueueProblems(std::string_view text, std::string_view filename,
+                                        const std::vector<FieldProblem>& found);
 std::string QueueTreeToYaml(const pb::QueueTree& tree);
 
-// musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH, `metrics_listen` loopback.
+// musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH,
+// `metrics_listen` loopback.
 struct MusterdConfig {
-  std::string listen;    // unix:///path
+  std::string listen;          // unix:///path
   std::string metrics_listen;  // 127.0.0.1:PORT; empty: no metrics
   std::string data_dir;
   std::string clusters;  // path; empty: none
@@ -85,21 +97,26 @@ struct MusterdConfig {
   int64_t history_retention_ns = 7 * kDay;
   int64_t journal_retention_ns = 1 * kDay;
 };
-bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out, std::vector<Problem>* problems);
+bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out,
+                        std::vector<Problem>* problems);
 
-// Empty if `listen` may be served (unix:///absolute/path of at most 107 bytes); else why not, with a remedy.
+// Empty if `listen` may be served (unix:///absolute/path of at most 107 bytes); else why not, with
+// a remedy.
 std::string WhyNotListen(std::string_view listen);
-// Empty if metrics may be served there (127.A.B.C:PORT; port 0: any that is free); else why not, with a remedy.
+// Empty if metrics may be served there (127.A.B.C:PORT; port 0: any that is free); else why not,
+// with a remedy.
 std::string WhyNotMetricsListen(std::string_view listen);
 
-// host.yaml, `muster-agent --inventory`: {flavour, gpus, nvlink_island, gpu_memory, cpus, memory, disk, address}. The result
-// is always marked declared; devices get indexes from 0 and uuids "declared-0", ….
-bool ParseHostInventory(std::string_view text, std::string_view filename, pb::Inventory* out, std::vector<Problem>* problems);
+// host.yaml, `muster-agent --inventory`: {flavour, gpus, nvlink_island, gpu_memory, cpus, memory,
+// disk, address}. The result is always marked declared; devices get indexes from 0 and uuids
+// "declared-0", ….
+bool ParseHostInventory(std::string_view text, std::string_view filename, pb::Inventory* out,
+                        std::vector<Problem>* problems);
 
 // ~/.config/muster/config.yaml.
 struct ClientContext {
-  std::string server;   // unix:///path; HOST:PORT needs TLS
-  std::string queue;    // default for job files
+  std::string server;  // unix:///path; HOST:PORT needs TLS
+  std::string queue;   // default for job files
   std::string ca;
   std::string login;
   std::string not_yet;  // not empty: this context can't be used yet, and why (TLS, login)
@@ -108,6 +125,7 @@ struct ClientConfig {
   std::string current_context;
   std::map<std::string, ClientContext> contexts;
 };
-bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out, std::vector<Problem>* problems);
+bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out,
+                       std::vector<Problem>* problems);
 
 }  // namespace muster

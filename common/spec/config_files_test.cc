@@ -14,7 +14,8 @@ namespace {
 std::string Summary(const std::vector<Problem>& problems) {
   std::string out;
   for (const Problem& p : problems) {
-    absl::StrAppend(&out, out.empty() ? "" : "\n", p.line, ":", p.column, " ", p.path.empty() ? "-" : p.path, ": ", p.message);
+    absl::StrAppend(&out, out.empty() ? "" : "\n", p.line, ":", p.column, " ",
+                    p.path.empty() ? "-" : p.path, ": ", p.message);
   }
   return out;
 }
@@ -29,7 +30,8 @@ std::string Problems(File file, std::string_view text) {
     good = ParseClusterFile(text, "x.yaml", &out, &problems);
   } else if (file == File::kQueues) {
     pb::QueueTree out;
-    good = ParseQueueFile(text, "x.yaml", {{"phx", "dal"}, {"h100-80g", "a100-80g"}}, &out, &problems);
+    good =
+        ParseQueueFile(text, "x.yaml", {{"phx", "dal"}, {"h100-80g", "a100-80g"}}, &out, &problems);
   } else if (file == File::kMusterd) {
     MusterdConfig out;
     good = ParseMusterdConfig(text, "x.yaml", &out, &problems);
@@ -94,7 +96,9 @@ storages: {nfs: {path: /nfs, clusters: [phx, home]}}
 clusters:
   - {name: phx, sku: a100x8, job_storage: nfs, topology: {b: {r: [h1, {host: h2, sku: slots2}]}}}
   - {name: home, job_storage: nfs, open: true}
-)", "clusters.yaml", &file, &problems)) << FormatProblems(problems, "clusters.yaml", {});
+)",
+                               "clusters.yaml", &file, &problems))
+      << FormatProblems(problems, "clusters.yaml", {});
   const HostSkus skus(file);
   pb::Inventory eight, two;
   FillInventory(file.skus().at("a100x8"), "u", &eight);
@@ -108,12 +112,15 @@ clusters:
   eight.mutable_devices()->RemoveLast();
   eight.set_cpus_milli(64000);
   eight.set_memory_bytes(int64_t{512} << 30);
-  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight), "7 devices instead of 8, 64 cpus instead of 96, 512GiB memory instead of 1000GiB");
+  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight),
+            "7 devices instead of 8, 64 cpus instead of 96, 512GiB memory instead of 1000GiB");
   two.set_flavour("");
   two.clear_devices();
   two.set_declared(false);
   two.set_disk_bytes(0);
-  EXPECT_EQ(skus.HowDiffers("phx", "h2", two), "no flavour instead of cpu-slot, 0 devices instead of 2, devices instead of declared stand-ins, 0B disk instead of 10GiB");
+  EXPECT_EQ(skus.HowDiffers("phx", "h2", two),
+            "no flavour instead of cpu-slot, 0 devices instead of 2, devices instead of declared "
+            "stand-ins, 0B disk instead of 10GiB");
 }
 
 TEST(ClusterFile, RangesTopologyAndOtherSkusAreRead) {
@@ -121,8 +128,11 @@ TEST(ClusterFile, RangesTopologyAndOtherSkusAreRead) {
   std::vector<Problem> problems;
   ASSERT_TRUE(ParseClusterFile(kClusters, "c.yaml", &file, &problems)) << Summary(problems);
   std::string hosts;
-  for (const pb::HostSpec& host : file.clusters(0).hosts()) absl::StrAppend(&hosts, host.block(), "/", host.rack(), "/", host.name(), ":", host.sku(), " ");
-  EXPECT_EQ(hosts, "b1/r1/h01: b1/r1/h02: b1/r2/h08: b1/r2/h09: b1/r2/h10: b1/r2/h05:a100x4 b2/r3/g1:a100x4 b2/r3/g2:a100x4 ");
+  for (const pb::HostSpec& host : file.clusters(0).hosts())
+    absl::StrAppend(&hosts, host.block(), "/", host.rack(), "/", host.name(), ":", host.sku(), " ");
+  EXPECT_EQ(hosts,
+            "b1/r1/h01: b1/r1/h02: b1/r2/h08: b1/r2/h09: b1/r2/h10: b1/r2/h05:a100x4 "
+            "b2/r3/g1:a100x4 b2/r3/g2:a100x4 ");
   EXPECT_EQ(file.skus().at("h100x8").nvlink_island(), 4);
   EXPECT_EQ(file.skus().at("a100x4").nvlink_island(), 4);
   EXPECT_TRUE(file.skus().at("slots").declared());
@@ -136,7 +146,9 @@ TEST(QueueFile, TheTreeIsReadAndWrittenBack) {
   std::vector<Problem> problems;
   // cpu is guaranteed below research, but not there: refused until research says so too.
   EXPECT_FALSE(ParseQueueFile(kQueues, "q.yaml", {}, &tree, &problems));
-  EXPECT_EQ(Summary(problems), "11:74 queues[1].queues[0].quota.cpu.guarantee: the queues below research are guaranteed 0.5 cpu, more than research's 0; raise it or lower theirs");
+  EXPECT_EQ(Summary(problems),
+            "11:74 queues[1].queues[0].quota.cpu.guarantee: the queues below research are "
+            "guaranteed 0.5 cpu, more than research's 0; raise it or lower theirs");
   problems.clear();
   std::string fixed = kQueues;
   fixed.replace(fixed.find("weight: 3}}"), 11, "weight: 3}, cpu: {guarantee: 1}}");
@@ -150,7 +162,8 @@ TEST(QueueFile, TheTreeIsReadAndWrittenBack) {
   EXPECT_EQ(tree.queues(1).queues(0).min_runtime_ns(), 10 * kMinute);
   EXPECT_EQ(tree.queues(1).queues(1).max_gpus_per_job_milli(), 64'000);
   EXPECT_EQ(CheckQueueTree(tree).size(), 0u);
-  ASSERT_TRUE(ParseQueueFile(QueueTreeToYaml(tree), "q.yaml", {}, &again, &problems)) << QueueTreeToYaml(tree) << Summary(problems);
+  ASSERT_TRUE(ParseQueueFile(QueueTreeToYaml(tree), "q.yaml", {}, &again, &problems))
+      << QueueTreeToYaml(tree) << Summary(problems);
   EXPECT_EQ(tree.DebugString(), again.DebugString());
 }
 
@@ -161,23 +174,27 @@ TEST(QueueFile, TreesThatArriveAsProtosObeyTheSameRules) {
   (*queue->mutable_quota())["h100-80g"].set_guarantee_milli(-5);
   for (int i = 0; i < 20; ++i) queue = queue->add_queues(), queue->set_name("x");
   std::string out;
-  for (const FieldProblem& p : CheckQueueTree(tree)) absl::StrAppend(&out, p.path, ": ", p.message, "\n");
-  EXPECT_THAT(out, testing::HasSubstr("queues[0].quota.h100-80g.guarantee: must be a number from 0 to"));
+  for (const FieldProblem& p : CheckQueueTree(tree))
+    absl::StrAppend(&out, p.path, ": ", p.message, "\n");
+  EXPECT_THAT(out,
+              testing::HasSubstr("queues[0].quota.h100-80g.guarantee: must be a number from 0 to"));
   EXPECT_THAT(out, testing::HasSubstr("nested deeper than 8 levels"));
 }
 
 TEST(QueueFile, TheDaemonsProblemsGetTheirPlacesInTheFile) {
-  const std::vector<Problem> placed = PlaceQueueProblems("queues:\n  - name: a\n    quota: {cpu-slot: {guarantee: 5, limit: 9}}\n", "q.yaml",
-                                                         {{"queues[0].quota.cpu-slot.guarantee", "too many"}, {"b", "has jobs"}});
+  const std::vector<Problem> placed = PlaceQueueProblems(
+      "queues:\n  - name: a\n    quota: {cpu-slot: {guarantee: 5, limit: 9}}\n", "q.yaml",
+      {{"queues[0].quota.cpu-slot.guarantee", "too many"}, {"b", "has jobs"}});
   EXPECT_EQ(Summary(placed), "1:1 b: has jobs\n3:35 queues[0].quota.cpu-slot.guarantee: too many");
 }
 
 TEST(MusterdConfig, IsReadWithItsDefaults) {
   MusterdConfig config;
   std::vector<Problem> problems;
-  ASSERT_TRUE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nsingle_user: true\n"
-                                 "defaults: {grace: 1m}\nscheduling: {placement: best_fit, lease: 20s, heartbeat: 2s}\n",
-                                 "m.yaml", &config, &problems))
+  ASSERT_TRUE(ParseMusterdConfig(
+      "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nsingle_user: true\n"
+      "defaults: {grace: 1m}\nscheduling: {placement: best_fit, lease: 20s, heartbeat: 2s}\n",
+      "m.yaml", &config, &problems))
       << Summary(problems);
   EXPECT_TRUE(config.single_user);
   EXPECT_EQ(config.defaults.grace_ns, kMinute);
@@ -185,16 +202,23 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   EXPECT_EQ(config.lease_ns, 20 * kSecond);
   EXPECT_EQ(config.grow_interval_ns, 10 * kMinute);
   EXPECT_EQ(config.placement, "best_fit");
-  ASSERT_TRUE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\n", "m.yaml", &config, &problems)) << Summary(problems);
+  ASSERT_TRUE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\n",
+                                 "m.yaml", &config, &problems))
+      << Summary(problems);
   EXPECT_EQ(config.placement, "v");
-  EXPECT_FALSE(ParseMusterdConfig("listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nscheduling: {placement: worst}\n", "m.yaml", &config, &problems));
+  EXPECT_FALSE(ParseMusterdConfig(
+      "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nscheduling: {placement: worst}\n",
+      "m.yaml", &config, &problems));
   EXPECT_THAT(Summary(problems), testing::HasSubstr("must be one of v, fgd, best_fit; got"));
 }
 
 TEST(HostInventory, IsAlwaysDeclared) {
   pb::Inventory inventory;
   std::vector<Problem> problems;
-  ASSERT_TRUE(ParseHostInventory("{flavour: cpu-slot, gpus: 4, nvlink_island: 2, cpus: 2, memory: 4GiB, disk: 10GiB}", "h.yaml", &inventory, &problems)) << Summary(problems);
+  ASSERT_TRUE(ParseHostInventory(
+      "{flavour: cpu-slot, gpus: 4, nvlink_island: 2, cpus: 2, memory: 4GiB, disk: 10GiB}",
+      "h.yaml", &inventory, &problems))
+      << Summary(problems);
   EXPECT_TRUE(inventory.declared());
   ASSERT_EQ(inventory.devices_size(), 4);
   EXPECT_EQ(inventory.devices(3).uuid(), "declared-3");
@@ -206,9 +230,11 @@ TEST(HostInventory, IsAlwaysDeclared) {
 TEST(ClientConfig, ContextsThatNeedTlsAreKeptWithTheReasonWhyNot) {
   ClientConfig config;
   std::vector<Problem> problems;
-  ASSERT_TRUE(ParseClientConfig("current_context: acme\ncontexts:\n  acme: {server: \"muster.acme.example:7070\", ca: ~/ca.pem, login: oidc, queue: research/nlp}\n"
-                                "  demo: {server: \"unix:///run/m.sock\"}\n",
-                                "c.yaml", &config, &problems))
+  ASSERT_TRUE(ParseClientConfig(
+      "current_context: acme\ncontexts:\n  acme: {server: \"muster.acme.example:7070\", ca: "
+      "~/ca.pem, login: oidc, queue: research/nlp}\n"
+      "  demo: {server: \"unix:///run/m.sock\"}\n",
+      "c.yaml", &config, &problems))
       << Summary(problems);
   EXPECT_EQ(config.contexts["acme"].queue, "research/nlp");
   EXPECT_THAT(config.contexts["acme"].not_yet, testing::HasSubstr("needs TLS"));
@@ -220,12 +246,14 @@ TEST(Listen, OnlyAUnixSocketIsServed) {
   EXPECT_THAT(WhyNotListen("unix://relative.sock"), testing::HasSubstr("absolute"));
   EXPECT_THAT(WhyNotListen("unix:///" + std::string(120, 'a')), testing::HasSubstr("at most 107"));
   EXPECT_THAT(WhyNotListen("127.0.0.1:7070"), testing::HasSubstr("use unix://"));
-  EXPECT_THAT(WhyNotListen("0.0.0.0:7070"), testing::HasSubstr("needs tls:, which is not there yet"));
+  EXPECT_THAT(WhyNotListen("0.0.0.0:7070"),
+              testing::HasSubstr("needs tls:, which is not there yet"));
   EXPECT_THAT(WhyNotListen(""), testing::HasSubstr("use unix://"));
 }
 
 TEST(Listen, MetricsAreServedOnLoopbackOnly) {
-  for (const char* good : {"127.0.0.1:9464", "127.0.0.1:0", "127.1.2.3:65535"}) EXPECT_EQ(WhyNotMetricsListen(good), "") << good;
+  for (const char* good : {"127.0.0.1:9464", "127.0.0.1:0", "127.1.2.3:65535"})
+    EXPECT_EQ(WhyNotMetricsListen(good), "") << good;
   const std::pair<const char*, const char*> kBad[] = {
       {"", "write 127.0.0.1:9464"},
       {"127.0.0.1", "names no port"},
@@ -245,7 +273,8 @@ TEST(Listen, MetricsAreServedOnLoopbackOnly) {
       {"[::]:9464", "no address"},
       {"unix:///run/metrics.sock", "no address"},
   };
-  for (const auto& [listen, why] : kBad) EXPECT_THAT(WhyNotMetricsListen(listen), testing::HasSubstr(why)) << listen;
+  for (const auto& [listen, why] : kBad)
+    EXPECT_THAT(WhyNotMetricsListen(listen), testing::HasSubstr(why)) << listen;
 }
 
 struct BadCase {
@@ -257,26 +286,32 @@ struct BadCase {
 
 class BadConfig : public testing::TestWithParam<BadCase> {};
 
-TEST_P(BadConfig, IsRefusedWithPlaceAndRemedy) { EXPECT_EQ(Problems(GetParam().file, GetParam().text), GetParam().want); }
+TEST_P(BadConfig, IsRefusedWithPlaceAndRemedy) {
+  EXPECT_EQ(Problems(GetParam().file, GetParam().text), GetParam().want);
+}
 
 const BadCase kBadCases[] = {
 #include "common/spec/bad_configs.inc"
 };
 
 INSTANTIATE_TEST_SUITE_P(ConfigFile, BadConfig, testing::ValuesIn(kBadCases),
-                         [](const testing::TestParamInfo<BadCase>& info) { return std::string(info.param.name); });
+                         [](const testing::TestParamInfo<BadCase>& info) {
+                           return std::string(info.param.name);
+                         });
 
 TEST(ConfigFiles, TheSharedExamplesAreReadOrRefusedForWhatIsNotYetOnly) {
   if (!std::filesystem::exists("../shared/examples")) GTEST_SKIP() << "needs ../shared/examples";
-  for (const auto& [name, file] : {std::pair("clusters.yaml", File::kClusters), std::pair("queues.yaml", File::kQueues), std::pair("musterd.yaml", File::kMusterd),
-                                   std::pair("config.yaml", File::kClient)}) {
+  for (const auto& [name, file] :
+       {std::pair("clusters.yaml", File::kClusters), std::pair("queues.yaml", File::kQueues),
+        std::pair("musterd.yaml", File::kMusterd), std::pair("config.yaml", File::kClient)}) {
     const std::filesystem::path path = std::filesystem::path("../shared/examples") / name;
     ASSERT_TRUE(std::filesystem::exists(path)) << path;
     std::ifstream in(path);
     std::stringstream text;
     text << in.rdbuf();
     std::stringstream found(Problems(file, text.str()));
-    for (std::string line; std::getline(found, line);) EXPECT_THAT(line, testing::HasSubstr(": not yet: ")) << path;
+    for (std::string line; std::getline(found, line);)
+      EXPECT_THAT(line, testing::HasSubstr(": not yet: ")) << path;
   }
 }
 

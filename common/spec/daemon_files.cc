@@ -15,11 +15,15 @@ namespace muster {
 namespace {
 
 // A duration that must lie in a range.
-void Bounded(Fields& fields, std::string_view name, int64_t least_ns, int64_t most_ns, int64_t* out) {
+void Bounded(Fields& fields, std::string_view name, int64_t least_ns, int64_t most_ns,
+             int64_t* out) {
   int64_t value = 0;
   if (!fields.Duration(name, &value)) return;
   if (value < least_ns || value > most_ns) {
-    return fields.document().AddAtPath(fields.PathOf(name), absl::StrCat("must be from ", FormatDuration(least_ns), " to ", FormatDuration(most_ns), "; got ", FormatDuration(value)));
+    return fields.document().AddAtPath(
+        fields.PathOf(name),
+        absl::StrCat("must be from ", FormatDuration(least_ns), " to ", FormatDuration(most_ns),
+                     "; got ", FormatDuration(value)));
   }
   *out = value;
 }
@@ -30,8 +34,11 @@ std::string WhyNotListen(std::string_view listen) {
   static constexpr std::string_view kUnix = "unix://";
   if (listen.substr(0, kUnix.size()) == kUnix) {
     const std::string_view path = listen.substr(kUnix.size());
-    if (path.empty() || path[0] != '/') return "the socket's path must be absolute: unix:///run/muster/musterd.sock";
-    if (path.size() >= sizeof(sockaddr_un::sun_path)) return absl::StrCat("the socket's path has ", path.size(), " characters; at most ", sizeof(sockaddr_un::sun_path) - 1);
+    if (path.empty() || path[0] != '/')
+      return "the socket's path must be absolute: unix:///run/muster/musterd.sock";
+    if (path.size() >= sizeof(sockaddr_un::sun_path))
+      return absl::StrCat("the socket's path has ", path.size(), " characters; at most ",
+                          sizeof(sockaddr_un::sun_path) - 1);
     return "";
   }
   std::string_view host = listen.substr(0, listen.rfind(':'));
@@ -47,20 +54,30 @@ std::string WhyNotMetricsListen(std::string_view listen) {
   const std::vector<std::string> octets = absl::StrSplit(parts[0], '.');
   const auto number = [](const std::string& digits, size_t longest, int most) {
     int value = 0;
-    return digits.size() <= longest && digits.find_first_not_of("0123456789") == digits.npos && absl::SimpleAtoi(digits, &value) && value <= most;
+    return digits.size() <= longest && digits.find_first_not_of("0123456789") == digits.npos &&
+           absl::SimpleAtoi(digits, &value) && value <= most;
   };
-  if (parts[0] == "localhost" || text.substr(0, text.rfind(':')) == "[::1]") return absl::StrCat("\"", text, "\": write the address as 127.0.0.1");
-  if (octets.size() != 4 || !std::all_of(octets.begin(), octets.end(), [&](const std::string& octet) { return number(octet, 3, 255); })) {
+  if (parts[0] == "localhost" || text.substr(0, text.rfind(':')) == "[::1]")
+    return absl::StrCat("\"", text, "\": write the address as 127.0.0.1");
+  if (octets.size() != 4 ||
+      !std::all_of(octets.begin(), octets.end(),
+                   [&](const std::string& octet) { return number(octet, 3, 255); })) {
     return absl::StrCat("\"", text, "\" is no address with a port; write 127.0.0.1:9464");
   }
-  if (parts.size() != 2 || !number(parts[1], 5, 65535)) return absl::StrCat("\"", text, "\" names no port from 0 to 65535; write 127.0.0.1:9464, or port 0 for any that is free");
+  if (parts.size() != 2 || !number(parts[1], 5, 65535))
+    return absl::StrCat(
+        "\"", text,
+        "\" names no port from 0 to 65535; write 127.0.0.1:9464, or port 0 for any that is free");
   if (octets[0] != "127") {
-    return absl::StrCat("\"", text, "\" is no loopback address, and whoever reaches it may read; write 127.0.0.1:9464, and let a collector on this machine pass it on");
+    return absl::StrCat("\"", text,
+                        "\" is no loopback address, and whoever reaches it may read; write "
+                        "127.0.0.1:9464, and let a collector on this machine pass it on");
   }
   return "";
 }
 
-bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out, std::vector<Problem>* problems) {
+bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out,
+                        std::vector<Problem>* problems) {
   *out = MusterdConfig();
   Document document;
   if (document.Parse(text, filename)) {
@@ -101,30 +118,40 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
       Bounded(*scheduling, "journal_retention", kMinute, 3650 * kDay, &out->journal_retention_ns);
       scheduling->Finish();
       if (document.Sound("scheduling") && out->lease_ns < 3 * out->heartbeat_ns) {
-        document.AddAtPath("scheduling.lease", absl::StrCat(FormatDuration(out->lease_ns), " is below three heartbeats of ", FormatDuration(out->heartbeat_ns)));
+        document.AddAtPath("scheduling.lease", absl::StrCat(FormatDuration(out->lease_ns),
+                                                            " is below three heartbeats of ",
+                                                            FormatDuration(out->heartbeat_ns)));
       }
     }
     fields.Finish();
     if (document.Sound("")) {
-      if (!fields.Has("listen")) document.AddAtPath("listen", "is missing; write listen: unix:///run/muster/musterd.sock");
-      if (!fields.Has("data_dir")) document.AddAtPath("data_dir", "is missing; name a directory for musterd's store");
-      for (const auto& [name, path] : {std::pair("data_dir", out->data_dir), std::pair("clusters", out->clusters), std::pair("queues", out->queues)}) {
-        if (fields.Has(name) && (path.empty() || path[0] != '/')) document.AddAtPath(name, absl::StrCat("\"", path, "\" is not absolute; start it with /"));
+      if (!fields.Has("listen"))
+        document.AddAtPath("listen", "is missing; write listen: unix:///run/muster/musterd.sock");
+      if (!fields.Has("data_dir"))
+        document.AddAtPath("data_dir", "is missing; name a directory for musterd's store");
+      for (const auto& [name, path] :
+           {std::pair("data_dir", out->data_dir), std::pair("clusters", out->clusters),
+            std::pair("queues", out->queues)}) {
+        if (fields.Has(name) && (path.empty() || path[0] != '/'))
+          document.AddAtPath(name, absl::StrCat("\"", path, "\" is not absolute; start it with /"));
       }
     }
   }
   return document.Deliver(problems);
 }
 
-bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out, std::vector<Problem>* problems) {
+bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out,
+                       std::vector<Problem>* problems) {
   *out = ClientConfig();
   Document document;
   if (document.Parse(text, filename)) {
     Fields fields(document, document.root(), "");
     fields.Text("current_context", &out->current_context);
     std::vector<std::string> names;
-    fields.ForEachEntry("contexts", [&](const YamlNode& key, const YamlNode& value, const std::string& path) {
-      if (!value.IsMap()) return document.Add(key, path, absl::StrCat("must be a map of fields; got ", Shown(value)));
+    fields.ForEachEntry("contexts", [&](const YamlNode& key, const YamlNode& value,
+                                        const std::string& path) {
+      if (!value.IsMap())
+        return document.Add(key, path, absl::StrCat("must be a map of fields; got ", Shown(value)));
       names.push_back(key.text);
       Fields context(document, value, path);
       ClientContext& entry = out->contexts[key.text];
@@ -133,20 +160,29 @@ bool ParseClientConfig(std::string_view text, std::string_view filename, ClientC
       context.Text("ca", &entry.ca);
       context.Text("login", &entry.login);
       context.Finish();
-      if (!context.Has("server") && document.Sound(path)) document.AddAtPath(path + ".server", "is missing; write server: unix:///path/to/musterd.sock");
+      if (!context.Has("server") && document.Sound(path))
+        document.AddAtPath(path + ".server",
+                           "is missing; write server: unix:///path/to/musterd.sock");
       if (entry.server.empty()) return;
       if (absl::StartsWith(entry.server, "unix://")) {
         const std::string why = WhyNotListen(entry.server);
         if (!why.empty()) document.AddAtPath(path + ".server", why);
       } else {
-        entry.not_yet = "needs TLS, which is not there yet; use a server of the form unix:///path/to/musterd.sock";
+        entry.not_yet =
+            "needs TLS, which is not there yet; use a server of the form "
+            "unix:///path/to/musterd.sock";
       }
-      if (entry.not_yet.empty() && !entry.ca.empty()) entry.not_yet = "ca: needs TLS, which is not there yet; leave it out";
-      if (entry.not_yet.empty() && !entry.login.empty()) entry.not_yet = "login: is not there yet; the Unix socket says who you are";
+      if (entry.not_yet.empty() && !entry.ca.empty())
+        entry.not_yet = "ca: needs TLS, which is not there yet; leave it out";
+      if (entry.not_yet.empty() && !entry.login.empty())
+        entry.not_yet = "login: is not there yet; the Unix socket says who you are";
     });
     fields.Finish();
-    if (!out->current_context.empty() && out->contexts.count(out->current_context) == 0 && document.Sound("")) {
-      document.AddAtPath("current_context", absl::StrCat("no context \"", out->current_context, "\" under contexts.", DidYouMean(out->current_context, names)));
+    if (!out->current_context.empty() && out->contexts.count(out->current_context) == 0 &&
+        document.Sound("")) {
+      document.AddAtPath("current_context",
+                         absl::StrCat("no context \"", out->current_context, "\" under contexts.",
+                                      DidYouMean(out->current_context, names)));
     }
   }
   return document.Deliver(problems);

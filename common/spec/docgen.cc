@@ -1,5 +1,5 @@
-// muster-docgen DESCRIPTORS (--table | --reference) OUT: the comments of job.proto as the table that fields.cc includes, or as
-// docs/job-reference.md. Runs at build time only.
+// muster-docgen DESCRIPTORS (--table | --reference) OUT: the comments of job.proto as the table
+// that fields.cc includes, or as docs/job-reference.md. Runs at build time only.
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -43,7 +43,8 @@ std::string Choices(const EnumDescriptor& type) {
   for (int i = 1; i < type.value_count(); ++i) {
     google::protobuf::SourceLocation place;
     type.value(i)->GetSourceLocation(&place);
-    if (!absl::StrContains(absl::AsciiStrToLower(place.trailing_comments), "not yet")) names.push_back(absl::AsciiStrToLower(type.value(i)->name()));
+    if (!absl::StrContains(absl::AsciiStrToLower(place.trailing_comments), "not yet"))
+      names.push_back(absl::AsciiStrToLower(type.value(i)->name()));
   }
   return absl::StrJoin(names, ", ");
 }
@@ -69,7 +70,8 @@ std::string Type(const FieldDescriptor& field) {
 std::string Doc(const FieldDescriptor& field) {
   google::protobuf::SourceLocation place;
   if (!field.GetSourceLocation(&place)) return "";
-  std::string text = place.leading_comments.empty() ? place.trailing_comments : place.leading_comments;
+  std::string text =
+      place.leading_comments.empty() ? place.trailing_comments : place.leading_comments;
   text = absl::StrJoin(absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty()), " ");
   text = absl::StrReplaceAll(text, {{" Nanoseconds.", ""},
                                     {" nanoseconds;", ""},
@@ -83,13 +85,16 @@ std::string Doc(const FieldDescriptor& field) {
   return text;
 }
 
-void Collect(const Descriptor& message, const std::string& prefix, bool task, std::vector<Row>* rows) {
+void Collect(const Descriptor& message, const std::string& prefix, bool task,
+             std::vector<Row>* rows) {
   for (int i = 0; i < message.field_count(); ++i) {
     const FieldDescriptor& field = *message.field(i);
-    const std::string path = prefix.empty() ? YamlName(field.name()) : absl::StrCat(prefix, ".", YamlName(field.name()));
+    const std::string path =
+        prefix.empty() ? YamlName(field.name()) : absl::StrCat(prefix, ".", YamlName(field.name()));
     rows->push_back({path, Type(field), Doc(field), task});
     const Descriptor* below = field.message_type();
-    if (below != nullptr && !field.is_repeated() && below->name() != "Run") Collect(*below, path, task, rows);
+    if (below != nullptr && !field.is_repeated() && below->name() != "Run")
+      Collect(*below, path, task, rows);
   }
 }
 
@@ -116,7 +121,8 @@ int Main(int argc, char** argv) {
     }
   }
   std::vector<Row> rows;
-  for (const auto& [name, task] : {std::pair("muster.v1.JobSpec", false), std::pair("muster.v1.TaskSpec", true)}) {
+  for (const auto& [name, task] :
+       {std::pair("muster.v1.JobSpec", false), std::pair("muster.v1.TaskSpec", true)}) {
     const Descriptor* message = pool.FindMessageTypeByName(name);
     if (message == nullptr) {
       std::cerr << argv[1] << ": no " << name << "\n";
@@ -131,10 +137,13 @@ int Main(int argc, char** argv) {
   }
   std::ofstream out(argv[3]);
   if (std::string_view(argv[2]) == "--table") {
-    for (const Row& row : rows) out << "{" << Quoted(row.path) << ", " << Quoted(row.type) << ",\n " << Quoted(row.doc) << ", " << (row.task ? "true" : "false") << "},\n";
+    for (const Row& row : rows)
+      out << "{" << Quoted(row.path) << ", " << Quoted(row.type) << ",\n " << Quoted(row.doc)
+          << ", " << (row.task ? "true" : "false") << "},\n";
   } else {
     std::vector<FieldDoc> fields;
-    for (const Row& row : rows) fields.push_back({row.path.c_str(), row.type.c_str(), row.doc.c_str(), row.task});
+    for (const Row& row : rows)
+      fields.push_back({row.path.c_str(), row.type.c_str(), row.doc.c_str(), row.task});
     out << RenderJobReference(fields);
   }
   out.close();

@@ -31,7 +31,8 @@ void AppendWrapped(std::string_view text, size_t indent, std::string* out) {
   flush();
 }
 
-void AppendField(std::string_view path, std::string_view type, std::string_view doc, std::string* out) {
+void AppendField(std::string_view path, std::string_view type, std::string_view doc,
+                 std::string* out) {
   absl::StrAppend(out, View(path), "  (", View(type), ")\n");
   AppendWrapped(doc, 4, out);
 }
@@ -40,21 +41,34 @@ void AppendField(std::string_view path, std::string_view type, std::string_view 
 void AppendTrainerField(const std::string& path, const nlohmann::json& property, std::string* out) {
   const auto text = [&](const char* key) {
     const auto found = property.find(key);
-    return found != property.end() && found->is_string() ? found->get<std::string>() : std::string();
+    return found != property.end() && found->is_string() ? found->get<std::string>()
+                                                         : std::string();
   };
   std::string type = text("type");
-  if (const auto types = property.find("type"); types != property.end() && types->is_array() && !types->empty() && types->front().is_string()) type = types->front().get<std::string>();
-  type = type == "integer" ? "whole number" : type == "string" ? "text" : type == "object" ? "map" : type == "array" ? "list" : type == "boolean" ? "true or false" : type.empty() ? "any" : type;
-  if (const auto choices = property.find("enum"); choices != property.end() && choices->is_array()) {
+  if (const auto types = property.find("type");
+      types != property.end() && types->is_array() && !types->empty() && types->front().is_string())
+    type = types->front().get<std::string>();
+  type = type == "integer"   ? "whole number"
+         : type == "string"  ? "text"
+         : type == "object"  ? "map"
+         : type == "array"   ? "list"
+         : type == "boolean" ? "true or false"
+         : type.empty()      ? "any"
+                             : type;
+  if (const auto choices = property.find("enum");
+      choices != property.end() && choices->is_array()) {
     std::string words;
     for (const auto& choice : *choices) {
-      if (!choice.is_null()) absl::StrAppend(&words, words.empty() ? "" : ", ", choice.is_string() ? choice.get<std::string>() : choice.dump());
+      if (!choice.is_null())
+        absl::StrAppend(&words, words.empty() ? "" : ", ",
+                        choice.is_string() ? choice.get<std::string>() : choice.dump());
     }
     type = words.empty() ? "not taken" : words;
   }
   std::string doc = text("description");
   if (const auto fallback = property.find("default"); fallback != property.end()) {
-    absl::StrAppend(&doc, " Default ", fallback->is_string() ? fallback->get<std::string>() : fallback->dump(), ".");
+    absl::StrAppend(&doc, " Default ",
+                    fallback->is_string() ? fallback->get<std::string>() : fallback->dump(), ".");
   }
   AppendField(path, type, doc, out);
 }
@@ -76,32 +90,39 @@ const nlohmann::json* At(const nlohmann::json& schema, std::string_view path) {
   return at;
 }
 
-bool OfTrainer(std::string_view path) { return path == "trainer" || path.substr(0, 8) == "trainer."; }
+bool OfTrainer(std::string_view path) {
+  return path == "trainer" || path.substr(0, 8) == "trainer.";
+}
 
 constexpr size_t kSchemaBytes = size_t{1} << 20;
 
-// What stands below `path` of the trainer's schema: trainer itself has all its keys, a key that is a map has its own.
+// What stands below `path` of the trainer's schema: trainer itself has all its keys, a key that is
+// a map has its own.
 std::string TrainerText(std::string_view path, std::string_view schema_json) {
   const nlohmann::json schema = ParseBoundedJson(schema_json, kSchemaBytes);
   const nlohmann::json* at = At(schema, path);
   if (at == nullptr) return "";
   std::string out;
-  if (absl::StrContains(View(path), ".") && at->is_object()) AppendTrainerField(std::string(path), *at, &out);
+  if (absl::StrContains(View(path), ".") && at->is_object())
+    AppendTrainerField(std::string(path), *at, &out);
   if (const nlohmann::json* keys = Properties(*at); keys != nullptr) {
     for (const auto& [key, property] : keys->items()) {
-      if (property.is_object()) AppendTrainerField(absl::StrCat(View(path), ".", key), property, &out);
+      if (property.is_object())
+        AppendTrainerField(absl::StrCat(View(path), ".", key), property, &out);
     }
   }
   return out;
 }
 
 std::string_view BelowTask(std::string_view path) {
-  if (path.substr(0, 6) == "tasks." || path.substr(0, 8) == "tasks[].") path.remove_prefix(path.find('.') + 1);
+  if (path.substr(0, 6) == "tasks." || path.substr(0, 8) == "tasks[].")
+    path.remove_prefix(path.find('.') + 1);
   return path;
 }
 
 bool IsAtOrBelow(std::string_view name, std::string_view path) {
-  return name == path || (name.size() > path.size() && name.substr(0, path.size()) == path && name[path.size()] == '.');
+  return name == path || (name.size() > path.size() && name.substr(0, path.size()) == path &&
+                          name[path.size()] == '.');
 }
 
 }  // namespace
@@ -118,12 +139,16 @@ std::string FieldsText(std::string_view path, std::string_view trainer_schema_js
   if (path.empty()) {
     absl::StrAppend(&out, "A job's fields; more of each: muster fields FIELD\n");
     for (const bool task : {false, true}) {
-      absl::StrAppend(&out, task ? "\nA task's; at the top of the file when the job has one task:\n" : "\n");
+      absl::StrAppend(
+          &out, task ? "\nA task's; at the top of the file when the job has one task:\n" : "\n");
       for (const FieldDoc& field : JobFields()) {
         if (field.task != task || absl::StrContains(field.path, ".")) continue;
         const std::string_view doc = field.doc;
         const size_t end = doc.find(". ");
-        absl::StrAppend(&out, absl::StrFormat("  %-22s%s\n", field.path, std::string(doc.substr(0, end == std::string_view::npos ? doc.size() : end + 1))));
+        absl::StrAppend(
+            &out, absl::StrFormat("  %-22s%s\n", field.path,
+                                  std::string(doc.substr(
+                                      0, end == std::string_view::npos ? doc.size() : end + 1))));
       }
     }
     return out;
@@ -140,7 +165,9 @@ std::string FieldsJson(std::string_view path, std::string_view trainer_schema_js
   path = BelowTask(path);
   nlohmann::ordered_json fields = nlohmann::ordered_json::array();
   for (const FieldDoc& field : JobFields()) {
-    if (path.empty() || IsAtOrBelow(field.path, path)) fields.push_back({{"path", field.path}, {"type", field.type}, {"doc", field.doc}, {"task", field.task}});
+    if (path.empty() || IsAtOrBelow(field.path, path))
+      fields.push_back(
+          {{"path", field.path}, {"type", field.type}, {"doc", field.doc}, {"task", field.task}});
   }
   if (OfTrainer(path)) {
     const nlohmann::json schema = ParseBoundedJson(trainer_schema_json, kSchemaBytes);
@@ -155,18 +182,21 @@ bool IsTrainersField(std::string_view path) { return OfTrainer(BelowTask(path));
 
 std::string FieldSuggestion(std::string_view path, std::string_view trainer_schema_json) {
   std::vector<std::string> names;
-  if (IsTrainersField(path) && path.find('.') != std::string_view::npos) {  // below the map that it would be in
+  if (IsTrainersField(path) &&
+      path.find('.') != std::string_view::npos) {  // below the map that it would be in
     const std::string parent(BelowTask(path).substr(0, BelowTask(path).rfind('.')));
     const nlohmann::json schema = ParseBoundedJson(trainer_schema_json, kSchemaBytes);
     const nlohmann::json* at = At(schema, parent);
     if (const nlohmann::json* keys = at == nullptr ? nullptr : Properties(*at); keys != nullptr) {
-      for (const auto& [key, property] : keys->items()) names.push_back(absl::StrCat(parent, ".", key));
+      for (const auto& [key, property] : keys->items())
+        names.push_back(absl::StrCat(parent, ".", key));
     }
     return DidYouMean(BelowTask(path), names);
   }
   for (const FieldDoc& field : JobFields()) names.emplace_back(field.path);
   for (const std::string& name : names) {
-    if (absl::EndsWith(name, absl::StrCat(".", View(path)))) return absl::StrCat(" Did you mean ", name, "?");
+    if (absl::EndsWith(name, absl::StrCat(".", View(path))))
+      return absl::StrCat(" Did you mean ", name, "?");
   }
   return DidYouMean(path, names);
 }

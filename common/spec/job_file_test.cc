@@ -28,7 +28,8 @@ SpecContext Here() {
 std::string Summary(const std::vector<Problem>& problems) {
   std::string out;
   for (const Problem& p : problems) {
-    absl::StrAppend(&out, out.empty() ? "" : "\n", p.line, ":", p.column, " ", p.path.empty() ? "-" : p.path, ": ", p.message);
+    absl::StrAppend(&out, out.empty() ? "" : "\n", p.line, ":", p.column, " ",
+                    p.path.empty() ? "-" : p.path, ": ", p.message);
   }
   return out;
 }
@@ -49,14 +50,18 @@ struct BadCase {
 
 class BadJobFile : public testing::TestWithParam<BadCase> {};
 
-TEST_P(BadJobFile, IsRefusedWithPlaceAndRemedy) { EXPECT_EQ(Problems(GetParam().text, Here()), GetParam().want); }
+TEST_P(BadJobFile, IsRefusedWithPlaceAndRemedy) {
+  EXPECT_EQ(Problems(GetParam().text, Here()), GetParam().want);
+}
 
 const BadCase kBadCases[] = {
 #include "common/spec/bad_jobs.inc"
 };
 
 INSTANTIATE_TEST_SUITE_P(JobFile, BadJobFile, testing::ValuesIn(kBadCases),
-                         [](const testing::TestParamInfo<BadCase>& info) { return std::string(info.param.name); });
+                         [](const testing::TestParamInfo<BadCase>& info) {
+                           return std::string(info.param.name);
+                         });
 
 TEST(JobFile, CapsHoldBeforeTheParserCanRunAway) {
   const std::string deep_flow = "run: " + std::string(200, '[') + std::string(200, ']');
@@ -65,14 +70,16 @@ TEST(JobFile, CapsHoldBeforeTheParserCanRunAway) {
   std::string deep_block;
   for (int i = 0; i < 400; ++i) deep_block += std::string(static_cast<size_t>(i), ' ') + "a:\n";
   EXPECT_THAT(Problems(deep_block, {}), testing::HasSubstr("nested deeper than 32 levels"));
-  std::string dashes = "run:\n  " ;
+  std::string dashes = "run:\n  ";
   for (int i = 0; i < 50'000; ++i) dashes += "- ";
   EXPECT_THAT(Problems(dashes, {}), testing::HasSubstr("nested deeper than 32 levels"));
-  EXPECT_THAT(Problems(std::string(300'000, '#'), {}), testing::HasSubstr("0:0 -: larger than 256 KiB"));
+  EXPECT_THAT(Problems(std::string(300'000, '#'), {}),
+              testing::HasSubstr("0:0 -: larger than 256 KiB"));
   std::string many = "run: [";
   for (int i = 0; i < 20'000; ++i) many += "a,";
   EXPECT_THAT(Problems(many + "a]", {}), testing::HasSubstr("more than 10000 values"));
-  for (const char* unit : {"{", "? ", "{a: ", "&a ", "!a ", "*a ", "'", "\"", "|\n", "a: ", "[{", "- a: "}) {
+  for (const char* unit :
+       {"{", "? ", "{a: ", "&a ", "!a ", "*a ", "'", "\"", "|\n", "a: ", "[{", "- a: "}) {
     std::string text = "a: ";
     while (text.size() < 100'000) text += unit;
     EXPECT_NE(Problems(text, {}), "") << unit;
@@ -154,7 +161,8 @@ TEST(JobFile, AnElasticJobIsReadWhole) {
   EXPECT_EQ(task.resources().gpus_milli(), 4000);
   EXPECT_EQ(task.resources().memory_bytes(), int64_t{400} << 30);
   EXPECT_EQ(task.topology().preferred(), pb::RACK);
-  EXPECT_THAT(task.run().exec(), testing::ElementsAre(".venv/bin/python", "train.py", "--batch-tokens", "2097152"));
+  EXPECT_THAT(task.run().exec(),
+              testing::ElementsAre(".venv/bin/python", "train.py", "--batch-tokens", "2097152"));
   EXPECT_EQ(task.checkpoint().interval_ns(), 10 * kMinute);
   EXPECT_EQ(task.input().storage(), "s3-shared");
   EXPECT_EQ(task.input().size_bytes(), int64_t{120} << 30);
@@ -168,36 +176,47 @@ TEST(JobFile, TheTrainersMapBecomesCanonicalJsonTypedByItsSchema) {
   SpecContext context;
   context.trainer_schema_json = kTestTrainerSchema;
   ASSERT_TRUE(ParseJobFile(kPipeline, "x.yaml", context, &spec, &problems)) << Summary(problems);
-  EXPECT_EQ(spec.tasks(1).trainer_json(),
-            R"({"data":"tokens","export":"model","global_batch_size":128,"init":"/models/Llama-3.1-8B","learning_rate":2e-05,)"
-            R"("max_length":8192,"max_steps":3000})");
+  EXPECT_EQ(
+      spec.tasks(1).trainer_json(),
+      R"({"data":"tokens","export":"model","global_batch_size":128,"init":"/models/Llama-3.1-8B","learning_rate":2e-05,)"
+      R"("max_length":8192,"max_steps":3000})");
   EXPECT_EQ(spec.tasks(2).resources().gpus_milli(), 500);
   EXPECT_EQ(spec.tasks(2).env().at("LEVEL"), "3");
-  const char* numbers_as_text = "trainer: {model: {hidden_size: 6.4e1, head_dim: null, hidden_act: null, quantization_config: null, bos_token_id: [1, 2]}, data: 007, max_length: 1, global_batch_size: 1, max_steps: 1, learning_rate: 1}\n";
-  ASSERT_TRUE(ParseJobFile(numbers_as_text, "x.yaml", context, &spec, &problems)) << Summary(problems);
+  const char* numbers_as_text =
+      "trainer: {model: {hidden_size: 6.4e1, head_dim: null, hidden_act: null, "
+      "quantization_config: null, bos_token_id: [1, 2]}, data: 007, max_length: 1, "
+      "global_batch_size: 1, max_steps: 1, learning_rate: 1}\n";
+  ASSERT_TRUE(ParseJobFile(numbers_as_text, "x.yaml", context, &spec, &problems))
+      << Summary(problems);
   EXPECT_THAT(spec.tasks(0).trainer_json(), testing::HasSubstr(R"("data":"007")"));
   EXPECT_THAT(spec.tasks(0).trainer_json(), testing::HasSubstr(R"("hidden_size":64,)"));
 }
 
 TEST(CheckAgainstSchema, EveryOneOfOfAllOfHolds) {
-  const nlohmann::json schema = nlohmann::json::parse(R"({"type": "object", "oneOf": [{"required": ["init"]}, {"required": ["model"]}],
+  const nlohmann::json schema = nlohmann::json::parse(
+      R"({"type": "object", "oneOf": [{"required": ["init"]}, {"required": ["model"]}],
     "allOf": [{"oneOf": [{"required": ["data"]}, {"required": ["mixture"]}]}]})");
   const std::pair<const char*, const char*> cases[] = {
       {R"({"init": 1, "data": 1})", ""},
       {R"({"init": 1})", "trainer: give data or mixture\n"},
-      {R"({"model": 1, "data": 1, "mixture": 1})", "trainer.mixture: data and mixture exclude each other; keep one\n"},
+      {R"({"model": 1, "data": 1, "mixture": 1})",
+       "trainer.mixture: data and mixture exclude each other; keep one\n"},
       {R"({})", "trainer: give init or model\ntrainer: give data or mixture\n"},
   };
   for (const auto& [value, want] : cases) {
     std::string said;
     CheckAgainstSchema(nlohmann::json::parse(value), schema, "trainer",
-                       [&](const std::string& path, const std::string& message, Document::Where) { said += path + ": " + message + "\n"; });
+                       [&](const std::string& path, const std::string& message, Document::Where) {
+                         said += path + ": " + message + "\n";
+                       });
     EXPECT_EQ(said, want) << value;
   }
 }
 
 TEST(JobFile, SettingsArePutOverTheFile) {
-  const std::string_view file = "queue: prod\ntasks:\n  - {name: prepare, run: [make]}\n  - {name: train, after: [prepare], trainer: {max_steps: 5}}\n";
+  const std::string_view file =
+      "queue: prod\ntasks:\n  - {name: prepare, run: [make]}\n  - {name: train, after: [prepare], "
+      "trainer: {max_steps: 5}}\n";
   const auto read = [&](const std::vector<std::string>& settings, pb::JobSpec* spec) {
     std::vector<Problem> problems;
     SpecContext context = Here();
@@ -206,7 +225,10 @@ TEST(JobFile, SettingsArePutOverTheFile) {
     return Summary(problems);
   };
   pb::JobSpec spec;
-  EXPECT_EQ(read({"priority=7", "tasks[train].trainer.max_steps=9", "tasks[0].run=[make, -k]", "labels.sweep=\"1\"", "tasks[1].grace=5s"}, &spec), "");
+  EXPECT_EQ(read({"priority=7", "tasks[train].trainer.max_steps=9", "tasks[0].run=[make, -k]",
+                  "labels.sweep=\"1\"", "tasks[1].grace=5s"},
+                 &spec),
+            "");
   EXPECT_EQ(spec.priority(), 7);
   EXPECT_EQ(spec.tasks(1).trainer_json(), "{\"max_steps\":9}");
   EXPECT_THAT(spec.tasks(0).run().exec(), testing::ElementsAre("make", "-k"));
@@ -216,9 +238,14 @@ TEST(JobFile, SettingsArePutOverTheFile) {
     const char* setting;
     const char* want;
   } kCases[] = {
-      {"priority", "0:0 --set priority: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
-      {"=3", "0:0 --set =3: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
-      {"a..b=3", "0:0 --set a..b=3: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
+      {"priority",
+       "0:0 --set priority: write FIELD=VALUE, such as trainer.max_steps=100 or "
+       "tasks[train].workers=4"},
+      {"=3",
+       "0:0 --set =3: write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4"},
+      {"a..b=3",
+       "0:0 --set a..b=3: write FIELD=VALUE, such as trainer.max_steps=100 or "
+       "tasks[train].workers=4"},
       {"tasks[eval].workers=2", "0:0 --set tasks[eval].workers: the file has no element [eval]"},
       {"queue.x=2", "0:0 --set queue.x: what stands before x has no fields in the file"},
       {"priority=200", "0:0 priority: must be a whole number from 0 to 100; got 200"},
@@ -229,7 +256,9 @@ TEST(JobFile, SettingsArePutOverTheFile) {
 }
 
 TEST(JobFile, TheFilesStemIsTheDefaultName) {
-  for (const auto& [file, name] : {std::pair("dir/sft 8b.v2.yaml", "sft-8b.v2"), std::pair("-", "job"), std::pair("/x/.yaml", "yaml"), std::pair("é.yaml", "job")}) {
+  for (const auto& [file, name] :
+       {std::pair("dir/sft 8b.v2.yaml", "sft-8b.v2"), std::pair("-", "job"),
+        std::pair("/x/.yaml", "yaml"), std::pair("é.yaml", "job")}) {
     pb::JobSpec spec;
     std::vector<Problem> problems;
     EXPECT_TRUE(ParseJobFile("run: ls\n", file, {}, &spec, &problems)) << Summary(problems);
@@ -256,24 +285,34 @@ resources: {memory: 1000B, cpus: 0.125}
     EXPECT_EQ(spec.DebugString(), again.DebugString()) << yaml;
     full = spec;
     ApplyDefaults(&full);
-    ASSERT_TRUE(ParseJobFile(SpecToYaml(full), "x.yaml", {}, &full_again, &problems)) << SpecToYaml(full) << Summary(problems);
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(full), "x.yaml", {}, &full_again, &problems))
+        << SpecToYaml(full) << Summary(problems);
     EXPECT_EQ(full.DebugString(), full_again.DebugString()) << SpecToYaml(full);
   }
 }
 
-// Replaces, removes, doubles and moves pieces of good files. Whatever is still accepted must survive the way to YAML and back.
+// Replaces, removes, doubles and moves pieces of good files. Whatever is still accepted must
+// survive the way to YAML and back.
 TEST(JobFile, MutatedFilesAreRefusedOrReadBackAsTheSameSpec) {
   constexpr uint32_t kSeed = 20'261'121;
   std::mt19937 random(kSeed);
-  const std::vector<std::string> pieces = {"{", "}", "[", "]", ": ", "- ", "\n", "\"", "'", "|", ">", "#", "&a ", "*a", "!x ", "? ", "\t", ",", "~", "-1", "1e999", "\\", "\xc3\xa9"};
+  const std::vector<std::string> pieces = {"{",  "}", "[", "]",  ": ",    "- ", "\n",      "\"",
+                                           "'",  "|", ">", "#",  "&a ",   "*a", "!x ",     "? ",
+                                           "\t", ",", "~", "-1", "1e999", "\\", "\xc3\xa9"};
   for (int round = 0; round < 4'000; ++round) {
     std::string text = round % 2 == 0 ? kElastic : kPipeline;
     for (uint32_t edits = random() % 4 + 1; edits > 0; --edits) {
-      const size_t at = random() % text.size(), size = std::min<size_t>(random() % 12, text.size() - at);
+      const size_t at = random() % text.size(),
+                   size = std::min<size_t>(random() % 12, text.size() - at);
       switch (random() % 3) {
-        case 0: text.erase(at, size); break;
-        case 1: text.insert(at, pieces[random() % pieces.size()]); break;
-        default: text.insert(random() % text.size(), text.substr(at, size));
+        case 0:
+          text.erase(at, size);
+          break;
+        case 1:
+          text.insert(at, pieces[random() % pieces.size()]);
+          break;
+        default:
+          text.insert(random() % text.size(), text.substr(at, size));
       }
     }
     pb::JobSpec spec, again;
@@ -284,8 +323,12 @@ TEST(JobFile, MutatedFilesAreRefusedOrReadBackAsTheSameSpec) {
       continue;
     }
     ASSERT_TRUE(CheckSpec(spec).empty()) << "seed " << kSeed << " round " << round << "\n" << text;
-    ASSERT_TRUE(ParseJobFile(SpecToYaml(spec), "x.yaml", {}, &again, &problems)) << "seed " << kSeed << " round " << round << "\n" << SpecToYaml(spec) << Summary(problems);
-    ASSERT_EQ(spec.DebugString(), again.DebugString()) << "seed " << kSeed << " round " << round << "\n" << text << SpecToYaml(spec);
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(spec), "x.yaml", {}, &again, &problems))
+        << "seed " << kSeed << " round " << round << "\n"
+        << SpecToYaml(spec) << Summary(problems);
+    ASSERT_EQ(spec.DebugString(), again.DebugString())
+        << "seed " << kSeed << " round " << round << "\n"
+        << text << SpecToYaml(spec);
   }
 }
 
@@ -336,14 +379,16 @@ TEST(JobFile, TheSharedExamplesAreReadOrRefusedForWhatIsNotYetOnly) {
   for (const char* name : {"sft.yaml", "elastic.yaml", "pipeline.yaml"}) {
     const std::filesystem::path path = std::filesystem::path("../shared/examples") / name;
     ASSERT_TRUE(std::filesystem::exists(path)) << path;
-    for (const Problem& problem : ProblemsOfFile(path)) EXPECT_THAT(problem.message, testing::HasSubstr("not yet:")) << Summary({problem});
+    for (const Problem& problem : ProblemsOfFile(path))
+      EXPECT_THAT(problem.message, testing::HasSubstr("not yet:")) << Summary({problem});
   }
 }
 
 TEST(CheckSpec, ProtosObeyTheSameRulesAsFiles) {
   const auto found = [](const pb::JobSpec& spec) {
     std::string out;
-    for (const FieldProblem& p : CheckSpec(spec, Here())) absl::StrAppend(&out, out.empty() ? "" : "\n", p.path, ": ", p.message);
+    for (const FieldProblem& p : CheckSpec(spec, Here()))
+      absl::StrAppend(&out, out.empty() ? "" : "\n", p.path, ": ", p.message);
     return out;
   };
   pb::JobSpec spec;
@@ -372,11 +417,14 @@ TEST(CheckSpec, WorkIsBoundedForAnyProto) {
 }
 
 TEST(PlaceProblems, TheDaemonsProblemsGetTheirPlacesInTheFile) {
-  const std::vector<Problem> placed = PlaceProblems(kPipeline, "x.yaml",
-                                                    {{"tasks[2].resources.gpu_types[1]", "no such flavour"},
-                                                     {"tasks[0].workdir", "does not exist"},
-                                                     {"queue", "no such queue"}});
-  EXPECT_EQ(Summary(placed), "2:8 queue: no such queue\n6:5 tasks[0].workdir: does not exist\n26:50 tasks[2].resources.gpu_types[1]: no such flavour");
+  const std::vector<Problem> placed =
+      PlaceProblems(kPipeline, "x.yaml",
+                    {{"tasks[2].resources.gpu_types[1]", "no such flavour"},
+                     {"tasks[0].workdir", "does not exist"},
+                     {"queue", "no such queue"}});
+  EXPECT_EQ(Summary(placed),
+            "2:8 queue: no such queue\n6:5 tasks[0].workdir: does not exist\n26:50 "
+            "tasks[2].resources.gpu_types[1]: no such flavour");
 }
 
 TEST(FormatProblems, LooksAsProductSays) {
@@ -392,7 +440,10 @@ trainer:
   gradient_accumulation_steps: 2
 )";
   SpecContext context = Here();
-  context.trainer_schema_json = absl::StrReplaceAll(kTestTrainerSchema, {{"\"required\": [\"data\", \"max_length\", \"global_batch_size\", \"max_steps\", \"learning_rate\"],", ""}});
+  context.trainer_schema_json = absl::StrReplaceAll(
+      kTestTrainerSchema, {{"\"required\": [\"data\", \"max_length\", \"global_batch_size\", "
+                            "\"max_steps\", \"learning_rate\"],",
+                            ""}});
   pb::JobSpec spec;
   std::vector<Problem> problems;
   ASSERT_FALSE(ParseJobFile(text, "sft.yaml", context, &spec, &problems));
@@ -424,8 +475,10 @@ TEST(FormatProblems, LongLinesAreCutAndControlCharactersShownAsQuestionMarks) {
   const std::string shown = FormatProblems({problem}, "x.yaml");
   EXPECT_EQ(shown.find('\x1b'), std::string::npos);
   EXPECT_THAT(shown, testing::HasSubstr("env.A?[31m: bad"));
-  EXPECT_THAT(shown, testing::HasSubstr("1 | ..." + std::string(36, 'a') + "\xc3\xa4" + std::string(73, 'b') + "...\n"));
-  EXPECT_THAT(FormatProblems({problem}, "x.yaml", {.color = true}), testing::HasSubstr("\033[31m^^^"));
+  EXPECT_THAT(shown, testing::HasSubstr("1 | ..." + std::string(36, 'a') + "\xc3\xa4" +
+                                        std::string(73, 'b') + "...\n"));
+  EXPECT_THAT(FormatProblems({problem}, "x.yaml", {.color = true}),
+              testing::HasSubstr("\033[31m^^^"));
 }
 
 TEST(FormatProblems, BytesThatAreNotUtf8AreShownAsQuestionMarks) {
@@ -434,7 +487,8 @@ TEST(FormatProblems, BytesThatAreNotUtf8AreShownAsQuestionMarks) {
   problem.column = 8;
   problem.message = "bad";
   problem.source_line = "name: a\xff b\xe2\x82 c\xc2\x9b d\xc3\xa4";
-  EXPECT_THAT(FormatProblems({problem}, "x.yaml"), testing::HasSubstr("1 | name: a? b?? c? d\xc3\xa4\n"));
+  EXPECT_THAT(FormatProblems({problem}, "x.yaml"),
+              testing::HasSubstr("1 | name: a? b?? c? d\xc3\xa4\n"));
 }
 
 TEST(DidYouMean, FindsTheNearestNameOnly) {
@@ -443,7 +497,8 @@ TEST(DidYouMean, FindsTheNearestNameOnly) {
   EXPECT_EQ(DidYouMean("learningRate", names), " Did you mean learning_rate?");
   EXPECT_EQ(DidYouMean("gpu-types", names), " Did you mean gpu_types?");
   EXPECT_EQ(DidYouMean("mmeory", names), " Did you mean memory?") << "neighbours swapped";
-  EXPECT_EQ(DidYouMean("H100-80", {"a100-40g", "h100-80g"}), " Did you mean h100-80g?") << "'-' in both";
+  EXPECT_EQ(DidYouMean("H100-80", {"a100-40g", "h100-80g"}), " Did you mean h100-80g?")
+      << "'-' in both";
   EXPECT_EQ(DidYouMean("zzz", names), "");
   EXPECT_EQ(DidYouMean(std::string(100'000, 'g'), names), "");
 }

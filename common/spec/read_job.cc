@@ -12,7 +12,8 @@ namespace muster {
 namespace {
 
 const std::vector<std::string>& TopologyNames() {  // by TopologyLevel - 1; the last is "not yet"
-  static const std::vector<std::string> names = {"island", "host", "rack", "block", "cluster", "any"};
+  static const std::vector<std::string> names = {"island", "host",    "rack",
+                                                 "block",  "cluster", "any"};
   return names;
 }
 
@@ -42,8 +43,10 @@ std::string NameFromFile(std::string_view filename) {
 
 class JobReader {
  public:
-  JobReader(const SpecContext& context, Document* document, pb::JobSpec* spec) : context_(context), document_(*document), spec_(*spec) {
-    if (!context.trainer_schema_json.empty()) schema_ = ParseBoundedJson(context.trainer_schema_json, size_t{1} << 20);
+  JobReader(const SpecContext& context, Document* document, pb::JobSpec* spec)
+      : context_(context), document_(*document), spec_(*spec) {
+    if (!context.trainer_schema_json.empty())
+      schema_ = ParseBoundedJson(context.trainer_schema_json, size_t{1} << 20);
   }
 
   // True if the file has the short form.
@@ -57,8 +60,12 @@ class JobReader {
     int32_t priority = 0;
     if (top.Int("priority", 0, 100, &priority)) spec_.set_priority(priority);
     top.TextList("clusters", [&](std::string name) { spec_.add_clusters(std::move(name)); });
-    top.TextMap("labels", [&](std::string name, std::string value) { (*spec_.mutable_labels())[std::move(name)] = std::move(value); });
-    top.TextMap("env", [&](std::string name, std::string value) { (*spec_.mutable_env())[std::move(name)] = std::move(value); });
+    top.TextMap("labels", [&](std::string name, std::string value) {
+      (*spec_.mutable_labels())[std::move(name)] = std::move(value);
+    });
+    top.TextMap("env", [&](std::string name, std::string value) {
+      (*spec_.mutable_env())[std::move(name)] = std::move(value);
+    });
     top.TextList("secrets", [&](std::string name) { spec_.add_secrets(std::move(name)); });
 
     if (!top.Has("tasks")) {
@@ -72,20 +79,26 @@ class JobReader {
       pb::TaskSpec* task = spec_.add_tasks();
       if (!node.IsMap()) {
         document_.MarkUnsound(path);
-        return document_.Add(node, path, absl::StrCat("must be a map with a task's fields; got ", Shown(node)));
+        return document_.Add(node, path,
+                             absl::StrCat("must be a map with a task's fields; got ", Shown(node)));
       }
       Fields fields(document_, node, path);
       std::string name;
       if (fields.Text("name", &name)) task->set_name(name);
-      fields.TextMap("env", [&](std::string key, std::string value) { (*task->mutable_env())[std::move(key)] = std::move(value); });
+      fields.TextMap("env", [&](std::string key, std::string value) {
+        (*task->mutable_env())[std::move(key)] = std::move(value);
+      });
       ReadTask(fields, task);
       fields.Finish();
     });
-    for (const std::string_view field : {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run", "trainer", "image",
-                                         "workdir", "checkpoint", "max_restarts", "hang_timeout", "when_unreachable", "fence_after", "grace",
-                                         "time_limit", "input"}) {
+    for (const std::string_view field :
+         {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run",
+          "trainer", "image", "workdir", "checkpoint", "max_restarts", "hang_timeout",
+          "when_unreachable", "fence_after", "grace", "time_limit", "input"}) {
       if (top.Take(field) == nullptr) continue;
-      document_.AddAtPath(field, "belongs to a task: with tasks: every task has its own; move it there", Document::Where::kName);
+      document_.AddAtPath(field,
+                          "belongs to a task: with tasks: every task has its own; move it there",
+                          Document::Where::kName);
     }
     top.Finish();
     return false;
@@ -95,14 +108,18 @@ class JobReader {
   void ReadTask(Fields& fields, pb::TaskSpec* task) {
     fields.TextList("after", [&](std::string name) { task->add_after(std::move(name)); });
     ReadWorkers(fields, task);
-    if (std::optional<Fields> resources = fields.Map("resources")) ReadResources(*resources, task->mutable_resources());
+    if (std::optional<Fields> resources = fields.Map("resources"))
+      ReadResources(*resources, task->mutable_resources());
     int32_t number = 0;
-    if (fields.Int("processes_per_worker", 1, kMaxProcessesPerWorker, &number)) task->set_processes_per_worker(number);
+    if (fields.Int("processes_per_worker", 1, kMaxProcessesPerWorker, &number))
+      task->set_processes_per_worker(number);
     std::string text;
     if (std::optional<Fields> topology = fields.Map("topology")) {
       pb::Topology* out = task->mutable_topology();
-      if (topology->Choice("preferred", TopologyNames(), 1, &text)) out->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
-      if (topology->Choice("required", TopologyNames(), 1, &text)) out->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      if (topology->Choice("preferred", TopologyNames(), 1, &text))
+        out->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      if (topology->Choice("required", TopologyNames(), 1, &text))
+        out->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
       topology->Finish();
     }
     if (fields.Text("setup", &text)) task->set_setup(text);
@@ -127,7 +144,8 @@ class JobReader {
     if (fields.Int("max_restarts", 0, 1000, &number)) task->set_max_restarts(number);
     int64_t duration_ns = 0;
     if (fields.Duration("hang_timeout", &duration_ns)) task->set_hang_timeout_ns(duration_ns);
-    if (fields.Choice("when_unreachable", UnreachableNames(), 0, &text)) task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
+    if (fields.Choice("when_unreachable", UnreachableNames(), 0, &text))
+      task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));
     if (fields.Duration("fence_after", &duration_ns)) task->set_fence_after_ns(duration_ns);
     if (fields.Duration("grace", &duration_ns)) task->set_grace_ns(duration_ns);
     if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);
@@ -139,11 +157,14 @@ class JobReader {
     if (node->IsMap()) {
       Fields range(document_, *node, fields.PathOf("workers"));
       int32_t least = 0, most = 0;
-      const bool has_least = range.Int("min", 1, kMaxWorkers, &least), has_most = range.Int("max", 1, kMaxWorkers, &most);
+      const bool has_least = range.Int("min", 1, kMaxWorkers, &least),
+                 has_most = range.Int("max", 1, kMaxWorkers, &most);
       range.Finish();
       for (const char* end : {"min", "max"}) {
         if (range.Has(end) || !document_.Sound(range.path())) continue;
-        document_.AddAtPath(range.PathOf(end), "is missing; an elastic gang has min and max, a fixed one is a number: workers: 4");
+        document_.AddAtPath(
+            range.PathOf(end),
+            "is missing; an elastic gang has min and max, a fixed one is a number: workers: 4");
         document_.MarkUnsound(range.path());
       }
       if (!has_least || !has_most) return;
@@ -153,8 +174,10 @@ class JobReader {
     }
     const std::optional<int64_t> value = WholeNumber(*node);
     if (!value.has_value() || *value < 1 || *value > kMaxWorkers) {
-      return fields.Bad("workers", *node,
-                        absl::StrCat("must be a whole number from 1 to ", kMaxWorkers, ", or {min: 2, max: 4}; got ", value ? absl::StrCat(*value) : Shown(*node)));
+      return fields.Bad(
+          "workers", *node,
+          absl::StrCat("must be a whole number from 1 to ", kMaxWorkers,
+                       ", or {min: 2, max: 4}; got ", value ? absl::StrCat(*value) : Shown(*node)));
     }
     task->mutable_workers()->set_min(static_cast<int32_t>(*value));
     task->mutable_workers()->set_max(static_cast<int32_t>(*value));
@@ -174,7 +197,9 @@ class JobReader {
     const YamlNode* node = fields.Take("run");
     if (node == nullptr) return;
     const std::string path = fields.PathOf("run");
-    if (node->IsMap()) return fields.Bad("run", *node, "must be a text for bash, or a list of words to execute; got a map");
+    if (node->IsMap())
+      return fields.Bad("run", *node,
+                        "must be a text for bash, or a list of words to execute; got a map");
     pb::Run* run = task->mutable_run();
     if (node->IsScalar()) {
       std::string text;
@@ -191,9 +216,12 @@ class JobReader {
   }
 
   void ReadTrainer(Fields& fields, const YamlNode& node, pb::TaskSpec* task) {
-    if (!node.IsMap()) return fields.Bad("trainer", node, absl::StrCat("must be a map of fields; got ", Shown(node)));
+    if (!node.IsMap())
+      return fields.Bad("trainer", node,
+                        absl::StrCat("must be a map of fields; got ", Shown(node)));
     const std::string path = fields.PathOf("trainer");
-    const nlohmann::json value = TrainerJson(node, schema_.is_object() ? &schema_ : nullptr, path, document_);
+    const nlohmann::json value =
+        TrainerJson(node, schema_.is_object() ? &schema_ : nullptr, path, document_);
     task->set_trainer_json(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
 
@@ -203,7 +231,8 @@ class JobReader {
   nlohmann::json schema_;
 };
 
-// "For 4 a device, 16 GPUs, 2 accumulations:  global_batch_size: 128": the trainer's hint made concrete.
+// "For 4 a device, 16 GPUs, 2 accumulations:  global_batch_size: 128": the trainer's hint made
+// concrete.
 std::string BatchRemedy(const pb::TaskSpec& task) {
   const nlohmann::json trainer = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
   const auto number = [&](const char* name) -> int64_t {
@@ -212,29 +241,37 @@ std::string BatchRemedy(const pb::TaskSpec& task) {
     const int64_t value = found->get<int64_t>();
     return value >= 1 && value <= 65'536 ? value : 0;
   };
-  const int64_t each = number("per_device_train_batch_size"), accumulations = number("gradient_accumulation_steps");
+  const int64_t each = number("per_device_train_batch_size"),
+                accumulations = number("gradient_accumulation_steps");
   const int64_t workers = std::max<int64_t>(1, task.workers().max());
-  const int64_t devices = workers * std::max<int64_t>(1, task.processes_per_worker() > 0 ? task.processes_per_worker() : task.resources().gpus_milli() / 1000);
+  const int64_t devices =
+      workers * std::max<int64_t>(1, task.processes_per_worker() > 0
+                                         ? task.processes_per_worker()
+                                         : task.resources().gpus_milli() / 1000);
   if (each == 0 || devices > 1'000'000) return "";
-  return absl::StrCat("\nFor ", each, " a device, ", devices, devices == 1 ? " GPU" : " GPUs",
-                      accumulations > 1 ? absl::StrCat(", ", accumulations, " accumulations") : "",
-                      ":  global_batch_size: ", each * devices * std::max<int64_t>(1, accumulations));
+  return absl::StrCat(
+      "\nFor ", each, " a device, ", devices, devices == 1 ? " GPU" : " GPUs",
+      accumulations > 1 ? absl::StrCat(", ", accumulations, " accumulations") : "",
+      ":  global_batch_size: ", each * devices * std::max<int64_t>(1, accumulations));
 }
 
 }  // namespace
 
-bool ParseJobFile(std::string_view text, std::string_view filename, const SpecContext& context, pb::JobSpec* spec,
-                  std::vector<Problem>* problems, const std::vector<std::string>& settings) {
+bool ParseJobFile(std::string_view text, std::string_view filename, const SpecContext& context,
+                  pb::JobSpec* spec, std::vector<Problem>* problems,
+                  const std::vector<std::string>& settings) {
   spec->Clear();
   Document document;
   if (document.Parse(text, filename)) {
     for (const std::string& setting : settings) document.Set(setting);
     const bool short_form = JobReader(context, &document, spec).Read();
-    const auto emit = [&](const std::string& path, const std::string& message, Document::Where where) {
+    const auto emit = [&](const std::string& path, const std::string& message,
+                          Document::Where where) {
       if (document.HasProblemAt(path)) return;
       std::string shown = message;
       const std::string_view parent = ".per_device_train_batch_size";
-      if (path.size() > parent.size() && std::string_view(path).substr(path.size() - parent.size()) == parent) {
+      if (path.size() > parent.size() &&
+          std::string_view(path).substr(path.size() - parent.size()) == parent) {
         for (int i = 0; i < spec->tasks_size(); ++i) {
           const std::string task = short_form ? "" : IndexPath("tasks", static_cast<size_t>(i));
           if (path != JoinPath(task, "trainer") + std::string(parent)) continue;
@@ -244,12 +281,14 @@ bool ParseJobFile(std::string_view text, std::string_view filename, const SpecCo
       }
       document.AddAtPath(path, std::move(shown), where);
     };
-    CheckJobRules(*spec, {context, short_form, emit, [&](const std::string& map) { return document.Sound(map); }});
+    CheckJobRules(*spec, {context, short_form, emit,
+                          [&](const std::string& map) { return document.Sound(map); }});
   }
   return document.Deliver(problems);
 }
 
-std::vector<Problem> PlaceProblems(std::string_view text, std::string_view filename, const std::vector<FieldProblem>& found) {
+std::vector<Problem> PlaceProblems(std::string_view text, std::string_view filename,
+                                   const std::vector<FieldProblem>& found) {
   Document document;
   pb::JobSpec spec;
   const SpecContext context;

@@ -18,10 +18,14 @@ absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 std::string Shown(const YamlNode& node) {
   switch (node.kind) {
-    case YamlNode::Kind::kNull: return "nothing";
-    case YamlNode::Kind::kList: return "a list";
-    case YamlNode::Kind::kMap: return "a map";
-    case YamlNode::Kind::kScalar: break;
+    case YamlNode::Kind::kNull:
+      return "nothing";
+    case YamlNode::Kind::kList:
+      return "a list";
+    case YamlNode::Kind::kMap:
+      return "a map";
+    case YamlNode::Kind::kScalar:
+      break;
   }
   if (node.text.size() <= 60) return absl::StrCat("\"", node.text, "\"");
   size_t end = 57;
@@ -45,7 +49,9 @@ bool ReadText(Document& document, const YamlNode& node, const std::string& path,
 std::optional<int64_t> WholeNumber(const YamlNode& node) {
   int64_t value = 0;
   if (!node.IsScalar() || node.quoted || node.text.empty()) return std::nullopt;
-  if (node.text.find_first_not_of("+-0123456789") != std::string::npos || !absl::SimpleAtoi(node.text, &value)) return std::nullopt;
+  if (node.text.find_first_not_of("+-0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(node.text, &value))
+    return std::nullopt;
   return value;
 }
 
@@ -84,7 +90,9 @@ bool Fields::Int(std::string_view name, int64_t least, int64_t most, int64_t* ou
   if (node == nullptr) return false;
   const std::optional<int64_t> value = WholeNumber(*node);
   if (!value.has_value() || *value < least || *value > most) {
-    Bad(name, *node, absl::StrCat("must be a whole number from ", least, " to ", most, "; got ", value ? absl::StrCat(*value) : Shown(*node)));
+    Bad(name, *node,
+        absl::StrCat("must be a whole number from ", least, " to ", most, "; got ",
+                     value ? absl::StrCat(*value) : Shown(*node)));
     return false;
   }
   *out = *value;
@@ -152,29 +160,40 @@ bool Fields::Size(std::string_view name, int64_t* out) {
     return false;
   }
   if (*value != 0 && node->text.find_first_not_of("0123456789.") == std::string::npos) {
-    Bad(name, *node, absl::StrCat("\"", node->text, "\" has no unit; write ", node->text, "GiB, or ", node->text, "B for bytes"));
+    Bad(name, *node,
+        absl::StrCat("\"", node->text, "\" has no unit; write ", node->text, "GiB, or ", node->text,
+                     "B for bytes"));
     return false;
   }
   *out = *value;
   return true;
 }
 
-bool Fields::Choice(std::string_view name, const std::vector<std::string>& choices, size_t unnamed, std::string* out) {
+bool Fields::Choice(std::string_view name, const std::vector<std::string>& choices, size_t unnamed,
+                    std::string* out) {
   const YamlNode* node = Take(name);
   if (node == nullptr) return false;
   if (!node->IsScalar() || std::find(choices.begin(), choices.end(), node->text) == choices.end()) {
-    Bad(name, *node, absl::StrCat("must be one of ", absl::StrJoin(choices.begin(), choices.end() - static_cast<std::ptrdiff_t>(unnamed), ", "), "; got ", Shown(*node)));
+    Bad(name, *node,
+        absl::StrCat("must be one of ",
+                     absl::StrJoin(choices.begin(),
+                                   choices.end() - static_cast<std::ptrdiff_t>(unnamed), ", "),
+                     "; got ", Shown(*node)));
     return false;
   }
   *out = node->text;
   return true;
 }
 
-void Fields::ForEach(std::string_view name, const std::function<void(const YamlNode&, const std::string&)>& each) {
+void Fields::ForEach(std::string_view name,
+                     const std::function<void(const YamlNode&, const std::string&)>& each) {
   const YamlNode* node = Take(name);
   if (node == nullptr) return;
   if (!node->IsList()) {
-    return Bad(name, *node, absl::StrCat("must be a list, such as [", node->IsScalar() ? node->text.substr(0, 60) : "a, b", "]; got ", Shown(*node)));
+    return Bad(name, *node,
+               absl::StrCat("must be a list, such as [",
+                            node->IsScalar() ? node->text.substr(0, 60) : "a, b", "]; got ",
+                            Shown(*node)));
   }
   const std::string path = PathOf(name);
   for (size_t i = 0; i < node->items.size(); ++i) {
@@ -194,10 +213,14 @@ void Fields::TextList(std::string_view name, const std::function<void(std::strin
   });
 }
 
-void Fields::ForEachEntry(std::string_view name, const std::function<void(const YamlNode&, const YamlNode&, const std::string&)>& each) {
+void Fields::ForEachEntry(
+    std::string_view name,
+    const std::function<void(const YamlNode&, const YamlNode&, const std::string&)>& each) {
   const YamlNode* node = Take(name);
   if (node == nullptr) return;
-  if (!node->IsMap()) return Bad(name, *node, absl::StrCat("must be a map, such as {name: value}; got ", Shown(*node)));
+  if (!node->IsMap())
+    return Bad(name, *node,
+               absl::StrCat("must be a map, such as {name: value}; got ", Shown(*node)));
   for (size_t i = 0; i < node->items.size(); ++i) {
     const std::string path = JoinPath(PathOf(name), node->keys[i].text);
     document_.Note(path, node->items[i], &node->keys[i]);
@@ -205,7 +228,8 @@ void Fields::ForEachEntry(std::string_view name, const std::function<void(const 
   }
 }
 
-void Fields::TextMap(std::string_view name, const std::function<void(std::string, std::string)>& add) {
+void Fields::TextMap(std::string_view name,
+                     const std::function<void(std::string, std::string)>& add) {
   ForEachEntry(name, [&](const YamlNode& key, const YamlNode& value, const std::string& path) {
     std::string text;
     if (value.kind == YamlNode::Kind::kNull) {
@@ -233,7 +257,8 @@ std::optional<Fields> Fields::Map(std::string_view name) {
 void Fields::NotYet(std::string_view name, std::string_view why) {
   known_.emplace_back(name);
   for (size_t i = 0; i < map_.keys.size(); ++i) {
-    if (map_.keys[i].text == name) document_.Add(map_.keys[i], PathOf(name), absl::StrCat("not yet: ", View(why)));
+    if (map_.keys[i].text == name)
+      document_.Add(map_.keys[i], PathOf(name), absl::StrCat("not yet: ", View(why)));
   }
 }
 
@@ -242,7 +267,8 @@ void Fields::Finish() {
     if (std::find(known_.begin(), known_.end(), key.text) != known_.end()) continue;
     document_.MarkUnsound(path_);
     const std::string path = PathOf(key.text);
-    if (!document_.HasProblemAt(path)) document_.Add(key, path, absl::StrCat("no such field.", DidYouMean(key.text, known_)));
+    if (!document_.HasProblemAt(path))
+      document_.Add(key, path, absl::StrCat("no such field.", DidYouMean(key.text, known_)));
   }
 }
 

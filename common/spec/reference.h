@@ -1,4 +1,5 @@
-// docs/job-reference.md from field docs: one rendering for muster-docgen, which writes it, and for the test that compares it.
+// docs/job-reference.md from field docs: one rendering for muster-docgen, which writes it, and for
+// the test that compares it.
 #pragma once
 
 #include <string>

@@ -10,7 +10,9 @@
 namespace muster {
 namespace {
 
-std::string LevelName(pb::TopologyLevel level) { return absl::AsciiStrToLower(pb::TopologyLevel_Name(level)); }
+std::string LevelName(pb::TopologyLevel level) {
+  return absl::AsciiStrToLower(pb::TopologyLevel_Name(level));
+}
 
 template <typename Map>
 void WriteMap(YamlWriter& out, std::string_view name, const Map& map) {
@@ -32,12 +34,14 @@ std::string FlowJson(const nlohmann::json& value) {
   if (value.is_string()) return YamlScalar(value.get<std::string>());
   if (value.is_array()) {
     std::string text = "[";
-    for (size_t i = 0; i < value.size(); ++i) absl::StrAppend(&text, i == 0 ? "" : ", ", FlowJson(value[i]));
+    for (size_t i = 0; i < value.size(); ++i)
+      absl::StrAppend(&text, i == 0 ? "" : ", ", FlowJson(value[i]));
     return text + "]";
   }
   if (value.is_object()) {
     std::string text = "{";
-    for (const auto& [key, member] : value.items()) absl::StrAppend(&text, text.size() == 1 ? "" : ", ", YamlScalar(key), ": ", FlowJson(member));
+    for (const auto& [key, member] : value.items())
+      absl::StrAppend(&text, text.size() == 1 ? "" : ", ", YamlScalar(key), ": ", FlowJson(member));
     return text + "}";
   }
   return value.dump();
@@ -55,8 +59,10 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
   WriteList(out, "after", task.after());
   if (task.has_workers()) {
     const pb::Workers& workers = task.workers();
-    out.Plain("workers", workers.min() == workers.max() ? absl::StrCat(workers.min())
-                                                        : absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), "}"));
+    out.Plain("workers",
+              workers.min() == workers.max()
+                  ? absl::StrCat(workers.min())
+                  : absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), "}"));
   }
   const pb::Resources& resources = task.resources();
   if (task.has_resources() && resources.ByteSizeLong() > 0) {
@@ -68,11 +74,14 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
     if (resources.disk_bytes() != 0) out.Plain("disk", ExactSize(resources.disk_bytes()));
     out.Close();
   }
-  if (task.processes_per_worker() != 0) out.Plain("processes_per_worker", absl::StrCat(task.processes_per_worker()));
+  if (task.processes_per_worker() != 0)
+    out.Plain("processes_per_worker", absl::StrCat(task.processes_per_worker()));
   if (task.topology().ByteSizeLong() > 0) {
     out.Open("topology");
-    if (task.topology().preferred() != pb::TOPOLOGY_LEVEL_UNSPECIFIED) out.Plain("preferred", LevelName(task.topology().preferred()));
-    if (task.topology().required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED) out.Plain("required", LevelName(task.topology().required()));
+    if (task.topology().preferred() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)
+      out.Plain("preferred", LevelName(task.topology().preferred()));
+    if (task.topology().required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)
+      out.Plain("required", LevelName(task.topology().required()));
     out.Close();
   }
   if (!task.setup().empty()) out.Text("setup", task.setup());
@@ -91,20 +100,23 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
   if (!checkpoint.storage().empty() || checkpoint.has_interval_ns() || checkpoint.has_keep()) {
     out.Open("checkpoint");
     if (!checkpoint.storage().empty()) out.Text("storage", checkpoint.storage());
-    if (checkpoint.has_interval_ns()) out.Plain("interval", ExactDuration(checkpoint.interval_ns()));
+    if (checkpoint.has_interval_ns())
+      out.Plain("interval", ExactDuration(checkpoint.interval_ns()));
     if (checkpoint.has_keep()) out.Plain("keep", absl::StrCat(checkpoint.keep()));
     out.Close();
   }
   if (task.has_input()) {
     out.Open("input");
     if (!task.input().storage().empty()) out.Text("storage", task.input().storage());
-    if (task.input().size_bytes() != 0) out.Plain("size", absl::StrCat(task.input().size_bytes(), "B"));
+    if (task.input().size_bytes() != 0)
+      out.Plain("size", absl::StrCat(task.input().size_bytes(), "B"));
     out.Close();
   }
   if (task.has_max_restarts()) out.Plain("max_restarts", absl::StrCat(task.max_restarts()));
   if (task.has_hang_timeout_ns()) out.Plain("hang_timeout", ExactDuration(task.hang_timeout_ns()));
   if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) {
-    out.Plain("when_unreachable", absl::AsciiStrToLower(pb::WhenUnreachable_Name(task.when_unreachable())));
+    out.Plain("when_unreachable",
+              absl::AsciiStrToLower(pb::WhenUnreachable_Name(task.when_unreachable())));
   }
   if (task.fence_after_ns() != 0) out.Plain("fence_after", ExactDuration(task.fence_after_ns()));
   if (task.has_grace_ns()) out.Plain("grace", ExactDuration(task.grace_ns()));
@@ -122,7 +134,9 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
   WriteList(out, "clusters", spec.clusters());
   WriteMap(out, "env", spec.env());
   WriteList(out, "secrets", spec.secrets());
-  const bool short_form = spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main") && spec.tasks(0).env().empty();
+  const bool short_form = spec.tasks_size() == 1 &&
+                          (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main") &&
+                          spec.tasks(0).env().empty();
   if (short_form) {
     WriteTask(out, spec.tasks(0));
   } else {

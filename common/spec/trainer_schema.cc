@@ -33,8 +33,11 @@ std::string TextMember(const json* schema, const std::string& key) {
 
 // A decimal number, with or without fraction and exponent; finite.
 std::optional<json> Number(const std::string& text) {
-  if (text.empty() || text.size() > 64 || text.find_first_not_of("+-.0123456789eE") != std::string::npos) return std::nullopt;
-  if (text.find_first_of("0123456789") == std::string::npos || text[0] == 'e' || text[0] == 'E') return std::nullopt;
+  if (text.empty() || text.size() > 64 ||
+      text.find_first_not_of("+-.0123456789eE") != std::string::npos)
+    return std::nullopt;
+  if (text.find_first_of("0123456789") == std::string::npos || text[0] == 'e' || text[0] == 'E')
+    return std::nullopt;
   if (text.find_first_not_of("+-0123456789") == std::string::npos) {
     int64_t whole = 0;
     if (absl::SimpleAtoi(text, &whole)) return json(whole);
@@ -53,7 +56,8 @@ std::string Dump(const json& value) {
 }
 
 std::string NumberText(double value) {
-  if (value == std::floor(value) && std::abs(value) < 1e15) return absl::StrCat(static_cast<int64_t>(value));
+  if (value == std::floor(value) && std::abs(value) < 1e15)
+    return absl::StrCat(static_cast<int64_t>(value));
   return Dump(value);
 }
 
@@ -75,7 +79,8 @@ bool TakesNull(const json& schema) {
 
 std::optional<double> Bound(const json& schema, const char* key) {
   const json* bound = Member(&schema, key);
-  return bound != nullptr && bound->is_number() ? std::optional(bound->get<double>()) : std::nullopt;
+  return bound != nullptr && bound->is_number() ? std::optional(bound->get<double>())
+                                                : std::nullopt;
 }
 
 std::string RangeText(const json& schema) {
@@ -93,8 +98,8 @@ std::string RangeText(const json& schema) {
 bool InRange(const json& schema, double value) {
   const auto least = Bound(schema, "minimum"), above = Bound(schema, "exclusiveMinimum");
   const auto most = Bound(schema, "maximum"), below = Bound(schema, "exclusiveMaximum");
-  return std::isfinite(value) && (!least || value >= *least) && (!above || value > *above) && (!most || value <= *most) &&
-         (!below || value < *below);
+  return std::isfinite(value) && (!least || value >= *least) && (!above || value > *above) &&
+         (!most || value <= *most) && (!below || value < *below);
 }
 
 std::vector<std::string> Names(const json* list) {
@@ -107,7 +112,8 @@ std::vector<std::string> Names(const json* list) {
 }
 
 // oneOf of required: exactly one of the names it lists.
-void CheckOneOf(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
+void CheckOneOf(const json& value, const json& schema, const std::string& path,
+                const EmitProblem& emit) {
   const json* one_of = Member(&schema, "oneOf");
   if (one_of == nullptr || !one_of->is_array()) return;
   std::vector<std::string> given, all;
@@ -117,7 +123,10 @@ void CheckOneOf(const json& value, const json& schema, const std::string& path, 
     all.push_back(names[0]);
     if (value.contains(names[0])) given.push_back(names[0]);
   }
-  if (given.size() > 1) emit(JoinPath(path, given[1]), absl::StrCat(given[0], " and ", given[1], " exclude each other; keep one"), Document::Where::kName);
+  if (given.size() > 1)
+    emit(JoinPath(path, given[1]),
+         absl::StrCat(given[0], " and ", given[1], " exclude each other; keep one"),
+         Document::Where::kName);
   if (given.empty() && !all.empty()) {
     std::string wanted = all[0];
     for (size_t i = 1; i < all.size(); ++i) absl::StrAppend(&wanted, " or ", all[i]);
@@ -125,7 +134,8 @@ void CheckOneOf(const json& value, const json& schema, const std::string& path, 
   }
 }
 
-void CheckObject(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
+void CheckObject(const json& value, const json& schema, const std::string& path,
+                 const EmitProblem& emit) {
   const json* properties = Member(&schema, "properties");
   const json* hints = Member(&schema, "x-muster-hints");
   const json* additional = Member(&schema, "additionalProperties");
@@ -151,7 +161,9 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
   for (const std::string& name : Names(Member(&schema, "required"))) {
     if (value.contains(name)) continue;
     const std::string description = TextMember(Member(properties, name), "description");
-    emit(JoinPath(path, name), absl::StrCat("is missing.", description.empty() ? "" : " ", description), Document::Where::kValue);
+    emit(JoinPath(path, name),
+         absl::StrCat("is missing.", description.empty() ? "" : " ", description),
+         Document::Where::kValue);
   }
   CheckOneOf(value, schema, path, emit);
   if (const json* all_of = Member(&schema, "allOf"); all_of != nullptr && all_of->is_array()) {
@@ -182,16 +194,20 @@ json ParseBoundedJson(std::string_view text, size_t max_bytes) {
   return json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-json TrainerJson(const YamlNode& node, const json* schema, const std::string& path, Document& document) {
+json TrainerJson(const YamlNode& node, const json* schema, const std::string& path,
+                 Document& document) {
   switch (node.kind) {
-    case YamlNode::Kind::kNull: return json();
+    case YamlNode::Kind::kNull:
+      return json();
     case YamlNode::Kind::kMap: {
       json out = json::object();
       for (size_t i = 0; i < node.items.size(); ++i) {
         const std::string& name = node.keys[i].text;
         const std::string at = JoinPath(path, name);
         document.Note(at, node.items[i], &node.keys[i]);
-        if (!out.contains(name)) out[name] = TrainerJson(node.items[i], Member(Member(schema, "properties"), name), at, document);
+        if (!out.contains(name))
+          out[name] =
+              TrainerJson(node.items[i], Member(Member(schema, "properties"), name), at, document);
       }
       return out;
     }
@@ -204,7 +220,8 @@ json TrainerJson(const YamlNode& node, const json* schema, const std::string& pa
       }
       return out;
     }
-    case YamlNode::Kind::kScalar: break;
+    case YamlNode::Kind::kScalar:
+      break;
   }
   const std::string type = TypeOf(schema);
   if (node.quoted || type == "string") return node.text;
@@ -220,39 +237,49 @@ json TrainerJson(const YamlNode& node, const json* schema, const std::string& pa
   return node.text;
 }
 
-void CheckAgainstSchema(const json& value, const json& schema, const std::string& path, const EmitProblem& emit) {
+void CheckAgainstSchema(const json& value, const json& schema, const std::string& path,
+                        const EmitProblem& emit) {
   if (!schema.is_object()) return;
   const std::string type = TypeOf(&schema);
-  const auto bad = [&](const std::string& wanted) { emit(path, absl::StrCat("must be ", wanted, "; got ", Dump(value)), Document::Where::kValue); };
+  const auto bad = [&](const std::string& wanted) {
+    emit(path, absl::StrCat("must be ", wanted, "; got ", Dump(value)), Document::Where::kValue);
+  };
   if (value.is_null()) {
-    if (!TakesNull(schema)) emit(path, "has no value; give one or leave the field out", Document::Where::kValue);
+    if (!TakesNull(schema))
+      emit(path, "has no value; give one or leave the field out", Document::Where::kValue);
     return;
   }
   if (const json* choices = Member(&schema, "enum"); choices != nullptr && choices->is_array()) {
     if (std::find(choices->begin(), choices->end(), value) != choices->end()) return;
     std::vector<std::string> words;
     for (const json& choice : *choices) {
-      if (!choice.is_null()) words.push_back(choice.is_string() ? choice.get<std::string>() : Dump(choice));
+      if (!choice.is_null())
+        words.push_back(choice.is_string() ? choice.get<std::string>() : Dump(choice));
     }
-    if (!words.empty()) return bad((words.size() == 1 ? "" : "one of ") + absl::StrJoin(words, ", "));
-    const std::string description = TextMember(&schema, "description");   // nothing may stand here
-    return emit(path, description.empty() ? "can't be given; leave it out" : description, Document::Where::kName);
+    if (!words.empty())
+      return bad((words.size() == 1 ? "" : "one of ") + absl::StrJoin(words, ", "));
+    const std::string description = TextMember(&schema, "description");  // nothing may stand here
+    return emit(path, description.empty() ? "can't be given; leave it out" : description,
+                Document::Where::kName);
   }
   if (type == "integer") {
     const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
     if (!whole || !InRange(schema, value.get<double>())) bad("a whole number" + RangeText(schema));
   } else if (type == "number") {
-    if (!value.is_number() || !InRange(schema, value.get<double>())) bad("a number" + RangeText(schema));
+    if (!value.is_number() || !InRange(schema, value.get<double>()))
+      bad("a number" + RangeText(schema));
   } else if (type == "boolean") {
     if (!value.is_boolean()) bad("true or false");
   } else if (type == "string") {
     if (!value.is_string()) return bad("text");
     const std::optional<double> least = Bound(schema, "minLength");
-    if (least && static_cast<double>(value.get_ref<const std::string&>().size()) < *least) bad("text that isn't empty");
+    if (least && static_cast<double>(value.get_ref<const std::string&>().size()) < *least)
+      bad("text that isn't empty");
   } else if (type == "array") {
     if (!value.is_array()) return bad("a list");
     const json* items = Member(&schema, "items");
-    for (size_t i = 0; items != nullptr && i < value.size(); ++i) CheckAgainstSchema(value[i], *items, IndexPath(path, i), emit);
+    for (size_t i = 0; items != nullptr && i < value.size(); ++i)
+      CheckAgainstSchema(value[i], *items, IndexPath(path, i), emit);
   } else if (type == "object" || Member(&schema, "properties") != nullptr) {
     if (!value.is_object()) return bad("a map");
     CheckObject(value, schema, path, emit);

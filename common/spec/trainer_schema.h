@@ -1,6 +1,7 @@
-// The subset of JSON Schema that muster-trainer publishes: type, enum, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
-// minLength, required, properties, additionalProperties, items, oneOf of required (several of them in allOf); and
-// x-muster-hints: remedies for names that users of other tools try.
+// The subset of JSON Schema that muster-trainer publishes: type, enum, minimum, maximum,
+// exclusiveMinimum, exclusiveMaximum, minLength, required, properties, additionalProperties, items,
+// oneOf of required (several of them in allOf); and x-muster-hints: remedies for names that users
+// of other tools try.
 #pragma once
 
 #include <functional>
@@ -13,15 +14,21 @@
 
 namespace muster {
 
-// Parses JSON that may come from anywhere: at most `max_bytes` and kMaxYamlDepth levels. Discarded (is_discarded()) if bad.
+// Parses JSON that may come from anywhere: at most `max_bytes` and kMaxYamlDepth levels. Discarded
+// (is_discarded()) if bad.
 nlohmann::json ParseBoundedJson(std::string_view text, size_t max_bytes);
 
-// The YAML below trainer: as JSON. Plain scalars get the type that the schema gives their place ("2e-5" is a number, 123 may be
-// text), or what YAML's core schema says where the schema is silent or absent. Quoted ones are text. Notes the places.
-nlohmann::json TrainerJson(const YamlNode& node, const nlohmann::json* schema, const std::string& path, Document& document);
+// The YAML below trainer: as JSON. Plain scalars get the type that the schema gives their place
+// ("2e-5" is a number, 123 may be text), or what YAML's core schema says where the schema is silent
+// or absent. Quoted ones are text. Notes the places.
+nlohmann::json TrainerJson(const YamlNode& node, const nlohmann::json* schema,
+                           const std::string& path, Document& document);
 
-// Every violation with its path ("trainer.max_steps"), and whether the field's name or its value is at fault.
-using EmitProblem = std::function<void(const std::string& path, const std::string& message, Document::Where where)>;
-void CheckAgainstSchema(const nlohmann::json& value, const nlohmann::json& schema, const std::string& path, const EmitProblem& emit);
+// Every violation with its path ("trainer.max_steps"), and whether the field's name or its value is
+// at fault.
+using EmitProblem =
+    std::function<void(const std::string& path, const std::string& message, Document::Where where)>;
+void CheckAgainstSchema(const nlohmann::json& value, const nlohmann::json& schema,
+                        const std::string& path, const EmitProblem& emit);
 
 }  // namespace muster

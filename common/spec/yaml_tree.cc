@@ -34,20 +34,25 @@ class TreeBuilder : public YAML::EventHandler {
     if (++documents_ > 1) Refuse(mark, "a second document starts here; write one to a file");
   }
   void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { Place(mark, anchor, "", YamlNode::Kind::kNull); }
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    Place(mark, anchor, "", YamlNode::Kind::kNull);
+  }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
     Refuse(mark, "aliases (*name) are not used here; write the value out");
   }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
     YamlNode* node = Place(mark, anchor, tag, YamlNode::Kind::kScalar);
     node->text = value;
     node->quoted = tag == "!";
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
     Open(mark, Place(mark, anchor, tag, YamlNode::Kind::kList));
   }
   void OnSequenceEnd() override { open_.pop_back(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
     Open(mark, Place(mark, anchor, tag, YamlNode::Kind::kMap));
   }
   void OnMapEnd() override { open_.pop_back(); }
@@ -57,16 +62,22 @@ class TreeBuilder : public YAML::EventHandler {
     throw Refusal{mark.line + 1, mark.column + 1, std::move(message)};
   }
 
-  // A node of `kind` at its place in the innermost open list or map. Nodes that are open don't move: only the innermost grows.
-  YamlNode* Place(const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& tag, YamlNode::Kind kind) {
-    if (anchor != 0) Refuse(mark, "anchors (&name) are not used here; write the value out where it is needed");
-    if (!tag.empty() && tag != "?" && tag != "!") Refuse(mark, "tags (!name) are not used here; leave it out");
-    if (++nodes_ > kMaxYamlNodes) Refuse(mark, absl::StrCat("more than ", kMaxYamlNodes, " values; a file may have no more"));
+  // A node of `kind` at its place in the innermost open list or map. Nodes that are open don't
+  // move: only the innermost grows.
+  YamlNode* Place(const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& tag,
+                  YamlNode::Kind kind) {
+    if (anchor != 0)
+      Refuse(mark, "anchors (&name) are not used here; write the value out where it is needed");
+    if (!tag.empty() && tag != "?" && tag != "!")
+      Refuse(mark, "tags (!name) are not used here; leave it out");
+    if (++nodes_ > kMaxYamlNodes)
+      Refuse(mark, absl::StrCat("more than ", kMaxYamlNodes, " values; a file may have no more"));
     YamlNode* node = root_;
     if (!open_.empty()) {
       YamlNode* parent = open_.back();
       const bool is_key = parent->IsMap() && parent->keys.size() == parent->items.size();
-      if (is_key && kind != YamlNode::Kind::kScalar) Refuse(mark, "the name of a field must be a word");
+      if (is_key && kind != YamlNode::Kind::kScalar)
+        Refuse(mark, "the name of a field must be a word");
       std::vector<YamlNode>& nodes = is_key ? parent->keys : parent->items;
       node = &nodes.emplace_back();
     }
@@ -78,7 +89,8 @@ class TreeBuilder : public YAML::EventHandler {
 
   void Open(const YAML::Mark& mark, YamlNode* node) {
     if (open_.size() >= static_cast<size_t>(kMaxYamlDepth)) {
-      Refuse(mark, absl::StrCat("nested deeper than ", kMaxYamlDepth, " levels; a file may have no more"));
+      Refuse(mark, absl::StrCat("nested deeper than ", kMaxYamlDepth,
+                                " levels; a file may have no more"));
     }
     open_.push_back(node);
   }
@@ -90,7 +102,8 @@ class TreeBuilder : public YAML::EventHandler {
 };
 
 int CountCharacters(std::string_view bytes) {
-  return static_cast<int>(std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return static_cast<int>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 }  // namespace
@@ -99,7 +112,9 @@ std::string JoinPath(std::string_view parent, std::string_view field) {
   return parent.empty() ? std::string(field) : absl::StrCat(View(parent), ".", View(field));
 }
 
-std::string IndexPath(std::string_view parent, size_t index) { return absl::StrCat(View(parent), "[", index, "]"); }
+std::string IndexPath(std::string_view parent, size_t index) {
+  return absl::StrCat(View(parent), "[", index, "]");
+}
 
 std::string ParentPath(std::string_view path) {
   const size_t end = path.find_last_of(".[");
@@ -116,7 +131,8 @@ const YamlNode* YamlNode::Find(std::string_view key) const {
 bool Document::Parse(std::string_view text, std::string_view filename) {
   filename_ = std::string(filename);
   if (text.size() > kMaxYamlBytes) {
-    AddAt({}, "", absl::StrCat("larger than ", kMaxYamlBytes / 1024, " KiB; a file may have no more"));
+    AddAt({}, "",
+          absl::StrCat("larger than ", kMaxYamlBytes / 1024, " KiB; a file may have no more"));
     return false;
   }
   if (absl::StartsWith(View(text), "\xef\xbb\xbf")) text.remove_prefix(3);
@@ -142,11 +158,13 @@ bool Document::Parse(std::string_view text, std::string_view filename) {
     std::string message = absl::StrCat("not valid YAML: ", error.msg);
     const absl::string_view source = View(Line(line));
     const absl::string_view indent = source.substr(0, source.find_first_not_of(" \t"));
-    if (absl::StrContains(indent, "\t")) absl::StrAppend(&message, ". The line is indented with a tab; use spaces");
+    if (absl::StrContains(indent, "\t"))
+      absl::StrAppend(&message, ". The line is indented with a tab; use spaces");
     AddAt({line, placed ? error.mark.column + 1 : 0, 1}, "", message);
     return false;
   }
-  if (root_.kind == YamlNode::Kind::kNull) root_.kind = YamlNode::Kind::kMap;  // an empty file; what it lacks is told by name
+  if (root_.kind == YamlNode::Kind::kNull)
+    root_.kind = YamlNode::Kind::kMap;  // an empty file; what it lacks is told by name
   if (!root_.IsMap()) {
     Add(root_, "", "must be a map of fields, such as name: hello");
     return false;
@@ -190,11 +208,15 @@ void Document::Set(std::string_view setting) {
   const std::string path(setting.substr(0, equals));
   std::vector<std::string> steps;
   if (equals == std::string_view::npos || !SplitPath(path, &steps)) {
-    return AddAt({}, absl::StrCat("--set ", View(setting)), "write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4");
+    return AddAt({}, absl::StrCat("--set ", View(setting)),
+                 "write FIELD=VALUE, such as trainer.max_steps=100 or tasks[train].workers=4");
   }
   Document value;
-  if (!value.Parse(absl::StrCat("value: ", View(setting.substr(equals + 1)), "\n"), filename_) || !value.ok() || value.root_.items.size() != 1) {
-    return AddAt({}, absl::StrCat("--set ", path), value.problems_.empty() ? "must be one YAML value" : value.problems_.front().message);
+  if (!value.Parse(absl::StrCat("value: ", View(setting.substr(equals + 1)), "\n"), filename_) ||
+      !value.ok() || value.root_.items.size() != 1) {
+    return AddAt(
+        {}, absl::StrCat("--set ", path),
+        value.problems_.empty() ? "must be one YAML value" : value.problems_.front().message);
   }
   YamlNode fresh = std::move(value.root_.items[0]);
   ForgetPlaces(&fresh);
@@ -205,14 +227,19 @@ void Document::Set(std::string_view setting) {
       YamlNode* found = nullptr;
       for (size_t i = 0; at->IsList() && i < at->items.size(); ++i) {
         const YamlNode* name = at->items[i].IsMap() ? at->items[i].Find("name") : nullptr;
-        if (wanted == std::to_string(i) || (name != nullptr && name->text == wanted)) found = &at->items[i];
+        if (wanted == std::to_string(i) || (name != nullptr && name->text == wanted))
+          found = &at->items[i];
       }
-      if (found == nullptr) return AddAt({}, absl::StrCat("--set ", path), absl::StrCat("the file has no element ", step, "]"));
+      if (found == nullptr)
+        return AddAt({}, absl::StrCat("--set ", path),
+                     absl::StrCat("the file has no element ", step, "]"));
       at = found;
       continue;
     }
     if (at->kind == YamlNode::Kind::kNull) at->kind = YamlNode::Kind::kMap;
-    if (!at->IsMap()) return AddAt({}, absl::StrCat("--set ", path), absl::StrCat("what stands before ", step, " has no fields in the file"));
+    if (!at->IsMap())
+      return AddAt({}, absl::StrCat("--set ", path),
+                   absl::StrCat("what stands before ", step, " has no fields in the file"));
     size_t i = 0;
     while (i < at->keys.size() && at->keys[i].text != step) ++i;
     if (i == at->keys.size()) {
@@ -238,7 +265,8 @@ bool Document::CheckText(std::string_view text) {
       return false;
     }
     if ((c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7f) {
-      AddAt({line, column, 1}, "", absl::StrCat("a control character (code ", static_cast<int>(c), ") has no place here"));
+      AddAt({line, column, 1}, "",
+            absl::StrCat("a control character (code ", static_cast<int>(c), ") has no place here"));
       return false;
     }
     if (c == '\n') ++line;
@@ -247,7 +275,8 @@ bool Document::CheckText(std::string_view text) {
   return true;
 }
 
-// yaml-cpp 0.7 takes a quoted text that the end of the file cuts off after a line break for a whole one.
+// yaml-cpp 0.7 takes a quoted text that the end of the file cuts off after a line break for a whole
+// one.
 bool Document::CheckQuotes(const YamlNode& node) {
   for (const std::vector<YamlNode>* nodes : {&node.keys, &node.items}) {
     for (const YamlNode& child : *nodes) {
@@ -255,8 +284,10 @@ bool Document::CheckQuotes(const YamlNode& node) {
     }
   }
   if (!node.IsScalar() || !node.quoted) return true;
-  const size_t start = line_starts_[static_cast<size_t>(node.line) - 1] + static_cast<size_t>(node.column) - 1;
-  if (start >= text_.size() || (text_[start] != '"' && text_[start] != '\'')) return true;  // a block scalar
+  const size_t start =
+      line_starts_[static_cast<size_t>(node.line) - 1] + static_cast<size_t>(node.column) - 1;
+  if (start >= text_.size() || (text_[start] != '"' && text_[start] != '\''))
+    return true;  // a block scalar
   const char quote = text_[start];
   for (size_t i = start + 1; i < text_.size(); ++i) {
     if (quote == '"' && text_[i] == '\\') {
@@ -279,7 +310,9 @@ void Document::CheckDuplicates(const YamlNode& node, const std::string& path) {
     }
     const std::string field = JoinPath(path, node.keys[i].text);
     const auto [seen, fresh] = first_line.emplace(node.keys[i].text, node.keys[i].line);
-    if (!fresh) Add(node.keys[i], field, absl::StrCat("given twice, first in line ", seen->second, "; keep one"));
+    if (!fresh)
+      Add(node.keys[i], field,
+          absl::StrCat("given twice, first in line ", seen->second, "; keep one"));
     CheckDuplicates(node.items[i], field);
   }
 }
@@ -287,7 +320,9 @@ void Document::CheckDuplicates(const YamlNode& node, const std::string& path) {
 std::string_view Document::Line(int line) const {
   if (line < 1 || static_cast<size_t>(line) > line_starts_.size()) return {};
   const size_t start = line_starts_[static_cast<size_t>(line) - 1];
-  size_t end = static_cast<size_t>(line) < line_starts_.size() ? line_starts_[static_cast<size_t>(line)] - 1 : text_.size();
+  size_t end = static_cast<size_t>(line) < line_starts_.size()
+                   ? line_starts_[static_cast<size_t>(line)] - 1
+                   : text_.size();
   if (end > start && text_[end - 1] == '\r') --end;
   return std::string_view(text_).substr(start, end - start);
 }
@@ -320,20 +355,28 @@ void Document::AddAt(Place place, std::string_view path, std::string message) {
   problem.file = filename_;
   problem.line = place.line;
   problem.source_line = std::string(Line(place.line));
-  const size_t before = std::min(problem.source_line.size(), static_cast<size_t>(std::max(place.column, 1)) - 1);
-  problem.column = place.line == 0 ? 0 : CountCharacters(std::string_view(problem.source_line).substr(0, before)) + 1;
+  const size_t before =
+      std::min(problem.source_line.size(), static_cast<size_t>(std::max(place.column, 1)) - 1);
+  problem.column =
+      place.line == 0
+          ? 0
+          : CountCharacters(std::string_view(problem.source_line).substr(0, before)) + 1;
   problem.caret_width = place.width;
   problem.path = std::string(path);
   problem.message = std::move(message);
 }
 
-void Document::Add(const YamlNode& at, std::string_view path, std::string message) { AddAt(PlaceOf(at), path, std::move(message)); }
+void Document::Add(const YamlNode& at, std::string_view path, std::string message) {
+  AddAt(PlaceOf(at), path, std::move(message));
+}
 
 void Document::AddAtPath(std::string_view path, std::string message, Where where) {
   std::string place = std::string(path);
   while (true) {
     const auto found = places_.find(place);
-    if (found != places_.end()) return AddAt(where == Where::kName ? found->second.name : found->second.value, path, std::move(message));
+    if (found != places_.end())
+      return AddAt(where == Where::kName ? found->second.name : found->second.value, path,
+                   std::move(message));
     if (place.empty()) break;
     place = ParentPath(place);
   }
@@ -341,7 +384,8 @@ void Document::AddAtPath(std::string_view path, std::string message, Where where
 }
 
 void Document::Note(const std::string& path, const YamlNode& value, const YamlNode* key) {
-  places_.emplace(path, FieldPlaces{PlaceOf(key == nullptr ? value : *key), PlaceOf(value.IsScalar() || key == nullptr ? value : *key)});
+  places_.emplace(path, FieldPlaces{PlaceOf(key == nullptr ? value : *key),
+                                    PlaceOf(value.IsScalar() || key == nullptr ? value : *key)});
 }
 
 bool Document::Sound(std::string_view map_path) const {
@@ -349,7 +393,8 @@ bool Document::Sound(std::string_view map_path) const {
 }
 
 bool Document::HasProblemAt(std::string_view path) const {
-  return std::any_of(problems_.begin(), problems_.end(), [&](const Problem& problem) { return problem.path == path; });
+  return std::any_of(problems_.begin(), problems_.end(),
+                     [&](const Problem& problem) { return problem.path == path; });
 }
 
 std::vector<Problem> Document::TakeSorted() {

@@ -1,5 +1,6 @@
-// YAML text as a tree of nodes with places. Built from yaml-cpp's events, so that the caps (kMaxYaml…) hold before its
-// recursion or memory can run away. Refuses anchors, aliases, tags, several documents, keys that aren't words, duplicate keys.
+// YAML text as a tree of nodes with places. Built from yaml-cpp's events, so that the caps
+// (kMaxYaml…) hold before its recursion or memory can run away. Refuses anchors, aliases, tags,
+// several documents, keys that aren't words, duplicate keys.
 #pragma once
 
 #include <map>
@@ -29,11 +30,13 @@ struct YamlNode {
 // A parsed file, the problems found in it so far, and the places of its fields.
 class Document {
  public:
-  // False: not usable at all; problems() says why. Duplicate keys are problems, but leave the tree usable.
+  // False: not usable at all; problems() says why. Duplicate keys are problems, but leave the tree
+  // usable.
   bool Parse(std::string_view text, std::string_view filename);
 
-  // Puts a value over what the file says: "trainer.max_steps=100", "tasks[1].workers={min: 1, max: 2}", "tasks[train].grace=1m"
-  // (an element by its name:). The value is YAML; maps on the way are made. Its problems have no line.
+  // Puts a value over what the file says: "trainer.max_steps=100", "tasks[1].workers={min: 1, max:
+  // 2}", "tasks[train].grace=1m" (an element by its name:). The value is YAML; maps on the way are
+  // made. Its problems have no line.
   void Set(std::string_view setting);
 
   const YamlNode& root() const { return root_; }
@@ -44,17 +47,20 @@ class Document {
   enum class Where { kValue, kName };
   void AddAtPath(std::string_view path, std::string message, Where where = Where::kValue);
 
-  // A field's places: its name, the key (null for elements of lists), and its value if that is a scalar.
+  // A field's places: its name, the key (null for elements of lists), and its value if that is a
+  // scalar.
   void Note(const std::string& path, const YamlNode& value, const YamlNode* key);
 
-  // A field of the map at `map_path` could not be read: rules that compare fields of that map would only mislead.
+  // A field of the map at `map_path` could not be read: rules that compare fields of that map would
+  // only mislead.
   void MarkUnsound(const std::string& map_path) { unsound_.push_back(map_path); }
   bool Sound(std::string_view map_path) const;
 
   bool ok() const { return problems_.empty(); }
   bool HasProblemAt(std::string_view path) const;
   std::vector<Problem> TakeSorted();
-  bool Deliver(std::vector<Problem>* problems);  // adds them, sorted by place; true if there were none
+  bool Deliver(
+      std::vector<Problem>* problems);  // adds them, sorted by place; true if there were none
 
  private:
   struct Place {
@@ -80,6 +86,6 @@ class Document {
 
 std::string JoinPath(std::string_view parent, std::string_view field);  // "a.b"; "b" below the root
 std::string IndexPath(std::string_view parent, size_t index);           // "a[3]"
-std::string ParentPath(std::string_view path);                          // of "a.b[3]" "a.b"; of "a" ""
+std::string ParentPath(std::string_view path);  // of "a.b[3]" "a.b"; of "a" ""
 
 }  // namespace muster

@@ -14,23 +14,34 @@ namespace {
 absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 bool StaysPlain(std::string_view text) {
-  static constexpr std::array kNotText = {std::string_view("true"), std::string_view("false"), std::string_view("null"), std::string_view("Null"),
-                                          std::string_view("NULL"), std::string_view("yes"), std::string_view("no"), std::string_view("on"),
-                                          std::string_view("off"), std::string_view("~")};
-  if (text.empty() || std::find(kNotText.begin(), kNotText.end(), text) != kNotText.end()) return false;
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '/'; };
+  static constexpr std::array kNotText = {std::string_view("true"), std::string_view("false"),
+                                          std::string_view("null"), std::string_view("Null"),
+                                          std::string_view("NULL"), std::string_view("yes"),
+                                          std::string_view("no"),   std::string_view("on"),
+                                          std::string_view("off"),  std::string_view("~")};
+  if (text.empty() || std::find(kNotText.begin(), kNotText.end(), text) != kNotText.end())
+    return false;
+  const auto letter = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '/';
+  };
   if (!letter(text[0])) return false;
-  return std::all_of(text.begin(), text.end(), [&](char c) { return letter(c) || (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '+' || c == '='; });
+  return std::all_of(text.begin(), text.end(), [&](char c) {
+    return letter(c) || (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '+' || c == '=';
+  });
 }
 
-// A block scalar keeps the text as it is: printable lines, the first not indented, no carriage returns.
+// A block scalar keeps the text as it is: printable lines, the first not indented, no carriage
+// returns.
 bool FitsBlock(std::string_view text) {
-  if (text.find('\n') == std::string_view::npos || text[0] == ' ' || text[0] == '\n' || text[0] == '\t') return false;
+  if (text.find('\n') == std::string_view::npos || text[0] == ' ' || text[0] == '\n' ||
+      text[0] == '\t')
+    return false;
   for (char c : text) {
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n') return false;
     if (c == 0x7f) return false;
   }
-  return text.find("\n\n", text.size() - std::min<size_t>(2, text.size())) == std::string_view::npos;
+  return text.find("\n\n", text.size() - std::min<size_t>(2, text.size())) ==
+         std::string_view::npos;
 }
 
 }  // namespace
@@ -40,14 +51,25 @@ std::string YamlScalar(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
     switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\t': out += "\\t"; break;
-      case '\r': out += "\\r"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
       default:
         if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+          absl::StrAppendFormat(&out, "\\x%02x",
+                                static_cast<unsigned>(static_cast<unsigned char>(c)));
         } else {
           out.push_back(c);
         }
@@ -57,13 +79,14 @@ std::string YamlScalar(std::string_view text) {
 }
 
 std::string ExactDuration(int64_t duration_ns) {
-  static constexpr std::array<std::pair<const char*, int64_t>, 7> kUnits = {{{"d", 86'400'000'000'000},
-                                                                             {"h", 3'600'000'000'000},
-                                                                             {"m", 60'000'000'000},
-                                                                             {"s", 1'000'000'000},
-                                                                             {"ms", 1'000'000},
-                                                                             {"us", 1'000},
-                                                                             {"ns", 1}}};
+  static constexpr std::array<std::pair<const char*, int64_t>, 7> kUnits = {
+      {{"d", 86'400'000'000'000},
+       {"h", 3'600'000'000'000},
+       {"m", 60'000'000'000},
+       {"s", 1'000'000'000},
+       {"ms", 1'000'000},
+       {"us", 1'000},
+       {"ns", 1}}};
   std::string out;
   for (const auto& [unit, scale] : kUnits) {
     if (duration_ns / scale > 0) absl::StrAppend(&out, duration_ns / scale, unit);
@@ -99,13 +122,16 @@ void YamlWriter::Text(std::string_view name, std::string_view value) {
   Plain(name, ends ? "|" : "|-");
   if (ends) value.remove_suffix(1);
   for (absl::string_view line : absl::StrSplit(View(value), '\n')) {
-    absl::StrAppend(&out_, line.empty() ? "" : std::string(static_cast<size_t>(depth_) * 2 + 2, ' '), line, "\n");
+    absl::StrAppend(&out_,
+                    line.empty() ? "" : std::string(static_cast<size_t>(depth_) * 2 + 2, ' '), line,
+                    "\n");
   }
 }
 
 void YamlWriter::List(std::string_view name, const std::vector<std::string>& values) {
   std::string text = "[";
-  for (const std::string& value : values) absl::StrAppend(&text, text.size() == 1 ? "" : ", ", YamlScalar(value));
+  for (const std::string& value : values)
+    absl::StrAppend(&text, text.size() == 1 ? "" : ", ", YamlScalar(value));
   Plain(name, text + "]");
 }
 

@@ -34,7 +34,9 @@ def main() -> int:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise Failed(f"{folder} belongs to somebody else; name another place in MUSTER_DEMO_DIR")
+            raise Failed(
+                f"{folder} belongs to somebody else; name another place in MUSTER_DEMO_DIR"
+            )
         with open(folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +69,9 @@ def run(options, folder: Path, bin_dir: Path) -> int:
     story = None
     kept = False
     try:
-        story = Story(LocalSystem(folder, bin_dir), reference, screen, options.python, options.short)
+        story = Story(
+            LocalSystem(folder, bin_dir), reference, screen, options.python, options.short
+        )
         holds = story.tell()
         if options.keep:
             kept = True

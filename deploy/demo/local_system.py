@@ -52,7 +52,9 @@ class LocalSystem:
         for name in ("", "etc", "logs", "storage", "agents"):
             (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (self.folder / "etc" / "config.yaml").exists():
-            self.configure({"config.yaml": "contexts: {}\n"})  # of the `muster` command: not the user's own
+            self.configure(
+                {"config.yaml": "contexts: {}\n"}
+            )  # of the `muster` command: not the user's own
 
     # ---- starting ----
 
@@ -62,37 +64,79 @@ class LocalSystem:
             (self.folder / "etc" / name).write_text(text)
 
     def environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MUSTER_", "TORCHELASTIC_"))
-                and key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-        return kept | {"PATH": f"{self.bin_dir}:{os.environ.get('PATH', '/usr/bin:/bin')}", "MUSTER_SERVER": self.server,
-                       "MUSTER_CONFIG": str(self.folder / "etc" / "config.yaml")}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("MUSTER_", "TORCHELASTIC_"))
+            and key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        }
+        return kept | {
+            "PATH": f"{self.bin_dir}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+            "MUSTER_SERVER": self.server,
+            "MUSTER_CONFIG": str(self.folder / "etc" / "config.yaml"),
+        }
 
     def spawn(self, name: str, command: list) -> subprocess.Popen:
         """In a session of its own, so that a terminal's Ctrl+C reaches the caller alone; output to logs/NAME.log."""
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
-            process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       env=self.environment(), cwd=self.folder, start_new_session=True)
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+                cwd=self.folder,
+                start_new_session=True,
+            )
         self.processes[name] = process
         return process
 
     def start_musterd(self, timeout_s: float = 20) -> float:
         """Seconds from its start to its first answer."""
         began = time.monotonic()
-        process = self.spawn("musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"])
+        process = self.spawn(
+            "musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"]
+        )
 
         def answers():
             if process.poll() is not None:
-                raise Failed(f"musterd ended with {process.returncode}:\n{self.log_tail('musterd')}")
+                raise Failed(
+                    f"musterd ended with {process.returncode}:\n{self.log_tail('musterd')}"
+                )
             return self.socket.exists() and self.run(["ping"], check=False).returncode == 0
 
-        wait_for(f"musterd's first answer (log: {self.folder}/logs/musterd.log)", answers, timeout_s, 0.01)
+        wait_for(
+            f"musterd's first answer (log: {self.folder}/logs/musterd.log)",
+            answers,
+            timeout_s,
+            0.01,
+        )
         return time.monotonic() - began
 
-    def start_agent(self, cluster: str, host: str, inventory: str = "host.yaml", port_range: str = "20000-29999") -> subprocess.Popen:
-        return self.spawn(f"agent-{cluster}-{host}", [
-            self.bin_dir / "muster-agent", "--server", self.server, "--cluster", cluster, "--host", host,
-            "--state-dir", self.folder / "agents" / f"{cluster}-{host}", "--inventory", self.folder / "etc" / inventory,
-            "--address", "127.0.0.1", "--port-range", port_range, "--single-user"])
+    def start_agent(
+        self, cluster: str, host: str, inventory: str = "host.yaml", port_range: str = "20000-29999"
+    ) -> subprocess.Popen:
+        return self.spawn(
+            f"agent-{cluster}-{host}",
+            [
+                self.bin_dir / "muster-agent",
+                "--server",
+                self.server,
+                "--cluster",
+                cluster,
+                "--host",
+                host,
+                "--state-dir",
+                self.folder / "agents" / f"{cluster}-{host}",
+                "--inventory",
+                self.folder / "etc" / inventory,
+                "--address",
+                "127.0.0.1",
+                "--port-range",
+                port_range,
+                "--single-user",
+            ],
+        )
 
     def wait_hosts_up(self, hosts: set[str], timeout_s: float = 30) -> None:
         def up():
@@ -100,18 +144,32 @@ class LocalSystem:
                 if process.poll() is not None:
                     raise Failed(f"{name} ended with {process.returncode}:\n{self.log_tail(name)}")
             return {host["name"] for host in self.hosts() if host["state"] == "HOST_UP"} >= hosts
+
         wait_for(f"hosts {', '.join(sorted(hosts))} to be up", up, timeout_s)
 
     # ---- asking ----
 
-    def run(self, arguments: list, *, check: bool = True, timeout_s: float = 60, text: str | None = None) -> subprocess.CompletedProcess:
+    def run(
+        self, arguments: list, *, check: bool = True, timeout_s: float = 60, text: str | None = None
+    ) -> subprocess.CompletedProcess:
         """One `muster` command."""
         arguments = [str(argument) for argument in arguments]
         try:
-            done = subprocess.run([str(self.bin_dir / "muster"), *arguments], capture_output=True, text=True, errors="replace", timeout=timeout_s,
-                                  input=text, stdin=subprocess.DEVNULL if text is None else None, env=self.environment(), cwd=self.folder)
+            done = subprocess.run(
+                [str(self.bin_dir / "muster"), *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                input=text,
+                stdin=subprocess.DEVNULL if text is None else None,
+                env=self.environment(),
+                cwd=self.folder,
+            )
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"muster {' '.join(arguments)} had not ended after {timeout_s:g} s") from error
+            raise Failed(
+                f"muster {' '.join(arguments)} had not ended after {timeout_s:g} s"
+            ) from error
         if check and done.returncode != 0:
             raise CommandFailed(arguments, done.returncode, done.stdout, done.stderr)
         return done
@@ -133,18 +191,30 @@ class LocalSystem:
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         path = self.folder / "logs" / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no log)"
+        return (
+            "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+            if path.exists()
+            else "(no log)"
+        )
 
     # ---- ending ----
 
     def stop(self, timeout_s: float = 15) -> None:
         """By the system's own means: jobs cancelled, agents and musterd told to end. Then whatever is left is killed."""
         try:
-            if self.processes.get("musterd") and self.processes["musterd"].poll() is None and self.socket.exists():
+            if (
+                self.processes.get("musterd")
+                and self.processes["musterd"].poll() is None
+                and self.socket.exists()
+            ):
                 unfinished = [job["number"] for job in self.json("jobs")["jobs"]]
                 if unfinished:
                     self.run(["cancel", *unfinished], check=False, timeout_s=5)
-                    wait_for("the jobs' processes to end", lambda: not job_processes(self.folder), timeout_s / 3)
+                    wait_for(
+                        "the jobs' processes to end",
+                        lambda: not job_processes(self.folder),
+                        timeout_s / 3,
+                    )
         except (Failed, OSError, ValueError):
             pass  # what the system can't end any more is killed below
         for process in self.processes.values():
@@ -166,6 +236,7 @@ class LocalSystem:
 
 # ---- processes of a folder ----
 
+
 def processes_of(folder: Path) -> dict[int, str]:
     """{pid: program} of every live process that belongs to the folder: Muster's programs that name it in their command
     line, and the processes of jobs, which have it in their environment."""
@@ -185,8 +256,13 @@ def processes_of(folder: Path) -> dict[int, str]:
         except (OSError, IndexError):
             continue  # ended meanwhile, or somebody else's
         program = os.path.basename(words[0]).decode(errors="replace")
-        of_ours = program in PROGRAMS and any(needle in word for word in words + environment if not word.startswith(b"PATH="))
-        of_a_job = any(word.startswith((b"MUSTER_CHECKPOINT_DIR=" + needle, b"MUSTER_JOB_DIR=" + needle)) for word in environment)
+        of_ours = program in PROGRAMS and any(
+            needle in word for word in words + environment if not word.startswith(b"PATH=")
+        )
+        of_a_job = any(
+            word.startswith((b"MUSTER_CHECKPOINT_DIR=" + needle, b"MUSTER_JOB_DIR=" + needle))
+            for word in environment
+        )
         if of_ours or of_a_job:
             found[int(entry)] = program
     return found
@@ -198,7 +274,11 @@ def job_processes(folder: Path) -> dict[int, dict[str, str]]:
     for pid in processes_of(folder):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                pairs = [word.decode(errors="replace").partition("=") for word in file.read().split(b"\0") if b"=" in word]
+                pairs = [
+                    word.decode(errors="replace").partition("=")
+                    for word in file.read().split(b"\0")
+                    if b"=" in word
+                ]
             with open(f"/proc/{pid}/stat") as file:
                 parents[pid] = int(file.read().rsplit(")", 1)[1].split()[1])
         except OSError:
@@ -230,7 +310,14 @@ def kill_all(folder: Path, timeout_s: float = 10) -> int:
             return len(killed)
         if time.monotonic() > deadline:
             raise Failed(f"processes of {folder} that don't end: {alive}")
-        for pid in sorted(alive, key=lambda pid: (alive[pid] not in ("musterd", "muster-agent"), alive[pid] != "muster-shim", pid)):
+        for pid in sorted(
+            alive,
+            key=lambda pid: (
+                alive[pid] not in ("musterd", "muster-agent"),
+                alive[pid] != "muster-shim",
+                pid,
+            ),
+        ):
             try:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)

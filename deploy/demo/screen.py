@@ -41,7 +41,11 @@ class Screen:
             return
         width = 24
         filled = int(width * share)
-        drawn = ("━" * filled + "╸" * (filled < width) + "─" * (width - filled - 1)) if self.unicode else "#" * filled + "-" * (width - filled)
+        drawn = (
+            ("━" * filled + "╸" * (filled < width) + "─" * (width - filled - 1))
+            if self.unicode
+            else "#" * filled + "-" * (width - filled)
+        )
         self._bar = f"{drawn} {100 * share:3.0f}%  {text}"
         self._clear()
         self._draw()
@@ -63,11 +67,18 @@ class Screen:
     def _draw(self) -> None:
         if self._bar:
             columns = shutil.get_terminal_size().columns
-            sys.stdout.write(self._bar[:columns - 1])
+            sys.stdout.write(self._bar[: columns - 1])
             sys.stdout.flush()
 
 
 def plain(text: str) -> str:
-    for sign, ascii_sign in (("→", "->"), ("≤", "<="), ("·", "-"), ("…", "..."), ("✔", "ok"), ("✘", "MISSED")):
+    for sign, ascii_sign in (
+        ("→", "->"),
+        ("≤", "<="),
+        ("·", "-"),
+        ("…", "..."),
+        ("✔", "ok"),
+        ("✘", "MISSED"),
+    ):
         text = text.replace(sign, ascii_sign)
     return text.encode("ascii", "replace").decode()

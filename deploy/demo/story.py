@@ -15,8 +15,8 @@ from reference import MODEL, Reference, losses
 from screen import Screen
 from timeline import timeline
 
-LOSS_BAR = 1e-3       # against the undisturbed run, any step: other ranks sum in another order, and the steps amplify it (1e-7 seen)
-EXPORT_BAR = 1e-5     # loss of the exported model by transformers against the trainer's own, one batch
+LOSS_BAR = 1e-3  # against the undisturbed run, any step: other ranks sum in another order, and the steps amplify it (1e-7 seen)
+EXPORT_BAR = 1e-5  # loss of the exported model by transformers against the trainer's own, one batch
 PROMPT = "Permission is hereby "
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -38,13 +38,21 @@ def seconds(value_ms: float) -> str:
 
 
 class Story:
-    def __init__(self, system: LocalSystem, reference: Reference, screen: Screen, python: Path, short: bool):
-        self.system, self.reference, self.screen, self.python, self.short = system, reference, screen, python, short
+    def __init__(
+        self, system: LocalSystem, reference: Reference, screen: Screen, python: Path, short: bool
+    ):
+        self.system, self.reference, self.screen, self.python, self.short = (
+            system,
+            reference,
+            screen,
+            python,
+            short,
+        )
         self.rows: list[Row] = []
-        self.job: dict = {}       # job 1 as last read
+        self.job: dict = {}  # job 1 as last read
         self.steps = 0
         self.losses: dict[int, float] = {}
-        self.marks: list[tuple[int, str]] = []   # Unix times in ns
+        self.marks: list[tuple[int, str]] = []  # Unix times in ns
 
     def tell(self) -> bool:
         """All of it; whether every row of the summary holds."""
@@ -66,100 +74,192 @@ class Story:
 
     def set_up(self) -> None:
         screen = self.screen
-        screen.line("Muster demo. 2 clusters, 3 hosts, 6 slots: CPU slots stand in for GPUs (flavour cpu-slot, declared).")
+        screen.line(
+            "Muster demo. 2 clusters, 3 hosts, 6 slots: CPU slots stand in for GPUs (flavour cpu-slot, declared)."
+        )
         screen.bar(0, "collecting this machine's own text")
         self.reference.prepare_data()
         screen.bar(0, "measuring a step")
-        self.steps, step_time_s = (self.reference.steps_for(20, 140, 400) if self.short else self.reference.steps_for(45, 160, 600))
+        self.steps, step_time_s = (
+            self.reference.steps_for(20, 140, 400)
+            if self.short
+            else self.reference.steps_for(45, 160, 600)
+        )
         self.checkpoint_interval_s = 2 if self.short else 4
         began = time.monotonic()
 
         def on_step(step: int, steps: int) -> None:
             left_s = (time.monotonic() - began) / step * (steps - step)
-            screen.bar(step / steps, f"reference run, undisturbed and without Muster (kept for next time)  {step}/{steps}" + (f"  about {left_s:.0f} s left" if step > 5 else ""))
+            screen.bar(
+                step / steps,
+                f"reference run, undisturbed and without Muster (kept for next time)  {step}/{steps}"
+                + (f"  about {left_s:.0f} s left" if step > 5 else ""),
+            )
 
         self.expected, cached = self.reference.run(self.steps, on_step)
         screen.end_bar()
-        screen.line(f"Reference run of {self.steps} steps, {1000 * step_time_s:.0f} ms each on {os.cpu_count()} cores: "
-                    f"{'known from an earlier demo' if cached else f'{time.monotonic() - began:.0f} s'}, loss {self.expected[1]:.2f} to {self.expected[self.steps]:.2f}.")
+        screen.line(
+            f"Reference run of {self.steps} steps, {1000 * step_time_s:.0f} ms each on {os.cpu_count()} cores: "
+            f"{'known from an earlier demo' if cached else f'{time.monotonic() - began:.0f} s'}, loss {self.expected[1]:.2f} to {self.expected[self.steps]:.2f}."
+        )
 
     # ---- the story ----
 
     def start(self) -> None:
         system = self.system
         self.screen.began = time.monotonic()
-        values = {"server": system.server, "folder": str(system.folder), "storage": str(system.storage), "corpus": str(self.reference.corpus),
-                  "tokens": str(self.reference.tokens), "model": json.dumps(MODEL), "checkpoint_interval": f"{self.checkpoint_interval_s}s"}
-        templates = {path.name: string.Template(path.read_text()) for path in (Path(__file__).parent / "files").iterdir()}
+        values = {
+            "server": system.server,
+            "folder": str(system.folder),
+            "storage": str(system.storage),
+            "corpus": str(self.reference.corpus),
+            "tokens": str(self.reference.tokens),
+            "model": json.dumps(MODEL),
+            "checkpoint_interval": f"{self.checkpoint_interval_s}s",
+        }
+        templates = {
+            path.name: string.Template(path.read_text())
+            for path in (Path(__file__).parent / "files").iterdir()
+        }
         job_steps = {"tiny-llama.yaml": self.steps, "serve-tune.yaml": max(40, self.steps // 4)}
-        system.configure({name: template.substitute(values, steps=job_steps.get(name, 0)) for name, template in templates.items()})
+        system.configure(
+            {
+                name: template.substitute(values, steps=job_steps.get(name, 0))
+                for name, template in templates.items()
+            }
+        )
         ready_s = system.start_musterd()
         for cluster, host in (("lab", "h01"), ("lab", "h02"), ("cloud", "c01")):
             system.start_agent(cluster, host)
         system.wait_hosts_up({"lab/h01", "lab/h02", "cloud/c01"})
         system.run(["queue", "apply", system.folder / "etc" / "queues.yaml"])
         # The first start of a new trainer takes seconds, on a busy machine many; until then its jobs can't be checked.
-        wait_for("a host to tell its trainer's schema",
-                 lambda: system.run(["submit", system.folder / "etc" / "tiny-llama.yaml", "--preview-only"], check=False).returncode == 0, 60, 0.2)
+        wait_for(
+            "a host to tell its trainer's schema",
+            lambda: (
+                system.run(
+                    ["submit", system.folder / "etc" / "tiny-llama.yaml", "--preview-only"],
+                    check=False,
+                ).returncode
+                == 0
+            ),
+            60,
+            0.2,
+        )
         hosts = system.hosts()
-        assert_that(all(host["inventory"]["declared"] for host in hosts), "a host's slots aren't shown as declared")
-        self.screen.event(f"musterd answered after {ready_s:.2f} s; {len(hosts)} agents are up, queues research and prod applied")
-        self.screen.line(f"       look from another terminal:  export MUSTER_SERVER={system.server}; {system.bin_dir}/muster jobs")
+        assert_that(
+            all(host["inventory"]["declared"] for host in hosts),
+            "a host's slots aren't shown as declared",
+        )
+        self.screen.event(
+            f"musterd answered after {ready_s:.2f} s; {len(hosts)} agents are up, queues research and prod applied"
+        )
+        self.screen.line(
+            f"       look from another terminal:  export MUSTER_SERVER={system.server}; {system.bin_dir}/muster jobs"
+        )
 
     def borrow(self) -> None:
         self.number = self.submit("tiny-llama.yaml")["number"]
-        self.screen.event(f"job {self.number} tiny-llama submitted to research (guarantee 2 in lab): prepare, then train on 2 to 4 workers")
-        attempt = self.wait_train(lambda: self.running(workers=4), 60, "job 1 to train on 4 workers")
-        queue = next(one for one in self.system.json("queue", "list")["queues"] if one["path"] == "research")
+        self.screen.event(
+            f"job {self.number} tiny-llama submitted to research (guarantee 2 in lab): prepare, then train on 2 to 4 workers"
+        )
+        attempt = self.wait_train(
+            lambda: self.running(workers=4), 60, "job 1 to train on 4 workers"
+        )
+        queue = next(
+            one for one in self.system.json("queue", "list")["queues"] if one["path"] == "research"
+        )
         use = next(one for one in queue["use"] if one["flavour"] == "cpu-slot")
         used, guaranteed = int(use["used_milli"]) // 1000, int(use["guarantee_milli"]) // 1000
         self.guaranteed = guaranteed
-        self.screen.event(f"job {self.number} trains on {where(attempt)}: {guaranteed} guaranteed + {used - guaranteed} borrowed from prod")
-        self.rows.append(Row("borrowed", f"job {self.number} ran on {used} slots with a guarantee of {guaranteed}", used == 4 and guaranteed == 2))
+        self.screen.event(
+            f"job {self.number} trains on {where(attempt)}: {guaranteed} guaranteed + {used - guaranteed} borrowed from prod"
+        )
+        self.rows.append(
+            Row(
+                "borrowed",
+                f"job {self.number} ran on {used} slots with a guarantee of {guaranteed}",
+                used == 4 and guaranteed == 2,
+            )
+        )
 
     def reclaim(self) -> None:
         self.wait_step(0.25)
         before = self.current()
-        preview = self.system.json("submit", self.system.folder / "etc" / "serve-tune.yaml", "--preview-only")
+        preview = self.system.json(
+            "submit", self.system.folder / "etc" / "serve-tune.yaml", "--preview-only"
+        )
         chosen = next((one for one in preview["candidates"] if one["chosen"]), None)
         givers = [taken["job"] for taken in chosen["takes_from"]] if chosen else []
         outcome = f" ({chosen['takes_from'][0]['outcome']})" if givers else ""
-        self.screen.event(f"prod wants 2 slots of lab; the preview names whom they come from: job {', '.join(map(str, givers)) or 'nobody'}{outcome}")
+        self.screen.event(
+            f"prod wants 2 slots of lab; the preview names whom they come from: job {', '.join(map(str, givers)) or 'nobody'}{outcome}"
+        )
         self.second = self.submit("serve-tune.yaml")["number"]
-        shrunk = self.wait_train(lambda: self.running(workers=2, after=before), 60, "job 1 to go on with 2 workers")
+        shrunk = self.wait_train(
+            lambda: self.running(workers=2, after=before), 60, "job 1 to go on with 2 workers"
+        )
         second = self.wait_train(lambda: started(self.system.job(self.second)), 60, "job 2 to run")
         waited_ms = ms(int(second["tasks"][0]["attempts"][0]["start_ns"]), int(second["submit_ns"]))
         lost = self.steps_lost(before, shrunk)
         self.shrunk = shrunk
-        self.screen.event(f"job {self.second} serve-tune runs on {where(second['tasks'][0]['attempts'][0])} after {seconds(waited_ms)}; "
-                          f"job {self.number} checkpointed and goes on with 2 ranks from step {shrunk['resumed_step']}")
-        self.rows.append(Row("reclaimed", f"prod waited {seconds(waited_ms)}; job {self.number} checkpointed, went on with 2 ranks",
-                             lost == 0 and givers == [self.number], f"{lost} steps lost"))
+        self.screen.event(
+            f"job {self.second} serve-tune runs on {where(second['tasks'][0]['attempts'][0])} after {seconds(waited_ms)}; "
+            f"job {self.number} checkpointed and goes on with 2 ranks from step {shrunk['resumed_step']}"
+        )
+        self.rows.append(
+            Row(
+                "reclaimed",
+                f"prod waited {seconds(waited_ms)}; job {self.number} checkpointed, went on with 2 ranks",
+                lost == 0 and givers == [self.number],
+                f"{lost} steps lost",
+            )
+        )
 
     def spill(self) -> None:
-        preview = self.system.json("submit", self.system.folder / "etc" / "baseline.yaml", "--preview-only")
+        preview = self.system.json(
+            "submit", self.system.folder / "etc" / "baseline.yaml", "--preview-only"
+        )
         places = ", ".join(f"{one['cluster']} {when(one)}" for one in preview["candidates"])
         self.third = self.submit("baseline.yaml")["number"]
-        self.screen.event(f"job {self.third} baseline (research, 1 worker, lab or cloud): the preview says {places}")
+        self.screen.event(
+            f"job {self.third} baseline (research, 1 worker, lab or cloud): the preview says {places}"
+        )
         self.screen.event(f"explain {self.third}: {self.explain(self.third)}")
         third = self.wait_train(lambda: started(self.system.job(self.third)), 60, "job 3 to run")
         attempt = third["tasks"][0]["attempts"][0]
         waited_ms = ms(int(attempt["start_ns"]), int(third["submit_ns"]))
         self.screen.event(f"job {self.third} runs on {where(attempt)} after {seconds(waited_ms)}")
-        self.rows.append(Row("spilled", f"job {self.third} waited {seconds(waited_ms)} for lab, ran in {attempt['cluster']}", attempt["cluster"] == "cloud"))
+        self.rows.append(
+            Row(
+                "spilled",
+                f"job {self.third} waited {seconds(waited_ms)} for lab, ran in {attempt['cluster']}",
+                attempt["cluster"] == "cloud",
+            )
+        )
 
     def grow(self) -> None:
         third = self.wait_train(lambda: ended(self.system.job(self.third)), 90, "job 3 to end")
         said = self.system.run(["logs", self.third]).stdout.strip().splitlines()
-        assert_that(third["state"] == "SUCCEEDED", f"job 3 ended {third['state']}: {third['detail']}")
+        assert_that(
+            third["state"] == "SUCCEEDED", f"job 3 ended {third['state']}: {third['detail']}"
+        )
         self.screen.event(f"job {self.third} ended: {said[-1] if said else ''}")
         second = self.wait_train(lambda: ended(self.system.job(self.second)), 120, "job 2 to end")
-        assert_that(second["state"] == "SUCCEEDED", f"job 2 ended {second['state']}: {second['detail']}")
+        assert_that(
+            second["state"] == "SUCCEEDED", f"job 2 ended {second['state']}: {second['detail']}"
+        )
         self.screen.event(f"job {self.second} reached its last step and left lab")
-        grown = self.wait_train(lambda: self.running(workers=4, after=self.shrunk), 60, "job 1 to grow to 4 workers")
+        grown = self.wait_train(
+            lambda: self.running(workers=4, after=self.shrunk), 60, "job 1 to grow to 4 workers"
+        )
         lost = self.steps_lost(self.shrunk, grown)
-        self.screen.event(f"job {self.number} grew from 2 to 4 ranks at step {grown['resumed_step']}")
-        self.rows.append(Row("grown", "2 → 4 ranks when prod left", lost == 0, f"{lost} steps lost"))
+        self.screen.event(
+            f"job {self.number} grew from 2 to 4 ranks at step {grown['resumed_step']}"
+        )
+        self.rows.append(
+            Row("grown", "2 → 4 ranks when prod left", lost == 0, f"{lost} steps lost")
+        )
 
     def kill_rank(self) -> None:
         # After the growth, and once a checkpoint of this attempt lies a few steps back.
@@ -171,16 +271,28 @@ class Story:
         os.kill(pid, signal.SIGKILL)
         self.marks.append((killed_ns, "rank 3 killed"))
         self.screen.event(f"kill -9 {pid}: rank 3 of job {self.number}")
-        again = self.wait_train(lambda: self.running(workers=4, after=before), 60, "job 1 to start again after rank 3 was killed")
+        again = self.wait_train(
+            lambda: self.running(workers=4, after=before),
+            60,
+            "job 1 to start again after rank 3 was killed",
+        )
         first = self.wait_train(lambda: self.trained(again), 60, "a step of the new attempt")
         dead = self.attempt(before["number"])
         seen_ms = ms(int(dead["stop_ns"]) or int(dead["end_ns"]), killed_ns)
         back_ms = ms(int(first["at_ns"]), killed_ns)
         lost = self.steps_lost(before, again)
         cause = dead["cause"].lower().replace("_", " ")
-        self.screen.event(f"seen as '{cause}' after {seconds(seen_ms)}; training again after {seconds(back_ms)}, from step {again['resumed_step']}")
-        self.rows.append(Row("killed", f"rank 3, SIGKILL: seen {seconds(seen_ms)}, training again {seconds(back_ms)}",
-                             dead["cause"] == "KILLED" and 0 <= lost <= self.steps // 2, f"{lost} steps lost"))
+        self.screen.event(
+            f"seen as '{cause}' after {seconds(seen_ms)}; training again after {seconds(back_ms)}, from step {again['resumed_step']}"
+        )
+        self.rows.append(
+            Row(
+                "killed",
+                f"rank 3, SIGKILL: seen {seconds(seen_ms)}, training again {seconds(back_ms)}",
+                dead["cause"] == "KILLED" and 0 <= lost <= self.steps // 2,
+                f"{lost} steps lost",
+            )
+        )
 
     def kill_musterd(self) -> None:
         self.wait_step(0.75)
@@ -196,18 +308,32 @@ class Story:
         self.system.start_musterd()
         back_s = time.monotonic() - killed_at
         jobs_after = {job["uid"] for job in self.system.jobs()}
-        self.wait_train(lambda: self.read_job() and int(self.progress()["step"]) > step_before + 2, 60, "progress after musterd's restart")
+        self.wait_train(
+            lambda: self.read_job() and int(self.progress()["step"]) > step_before + 2,
+            60,
+            "progress after musterd's restart",
+        )
         after = self.current()
         undisturbed = after["number"] == before["number"] and set(self.rank_pids()) == pids
         lost = len(jobs_before - jobs_after)
-        self.screen.event(f"musterd is back after {back_s:.1f} s, {lost} jobs lost; the training {'did not notice' if undisturbed else 'WAS DISTURBED'}")
-        self.rows.append(Row("restarted", f"musterd, SIGKILL: back in {back_s:.1f} s, {lost} jobs lost, same trainer processes", lost == 0 and undisturbed))
+        self.screen.event(
+            f"musterd is back after {back_s:.1f} s, {lost} jobs lost; the training {'did not notice' if undisturbed else 'WAS DISTURBED'}"
+        )
+        self.rows.append(
+            Row(
+                "restarted",
+                f"musterd, SIGKILL: back in {back_s:.1f} s, {lost} jobs lost, same trainer processes",
+                lost == 0 and undisturbed,
+            )
+        )
 
     def finish(self) -> None:
         job = self.wait_train(lambda: ended(self.read_job()), 180, "job 1 to end")
         assert_that(job["state"] == "SUCCEEDED", f"job 1 ended {job['state']}: {job['detail']}")
         self.directory = Path(job["directory"])
-        self.screen.event(f"job {self.number} reached step {self.steps} and published {self.directory / 'model'}")
+        self.screen.event(
+            f"job {self.number} reached step {self.steps} and published {self.directory / 'model'}"
+        )
 
     # ---- the checks ----
 
@@ -216,17 +342,41 @@ class Story:
         for attempt in self.train()["attempts"]:  # a later attempt's steps are the ones that count
             found |= {step: loss for step, loss in self.log_losses(attempt["number"]).items()}
         missing = [step for step in range(1, self.steps + 1) if step not in found]
-        worst = max((abs(found[step] - self.expected[step]) for step in found), default=float("inf"))
-        text = f"loss against an undisturbed run: max difference {worst:.1e} over {len(found)} steps"
-        self.rows.append(Row("same run", text, not missing and worst < LOSS_BAR, f"< {LOSS_BAR:g}" + (f", {len(missing)} steps unseen" if missing else "")))
+        worst = max(
+            (abs(found[step] - self.expected[step]) for step in found), default=float("inf")
+        )
+        text = (
+            f"loss against an undisturbed run: max difference {worst:.1e} over {len(found)} steps"
+        )
+        self.rows.append(
+            Row(
+                "same run",
+                text,
+                not missing and worst < LOSS_BAR,
+                f"< {LOSS_BAR:g}" + (f", {len(missing)} steps unseen" if missing else ""),
+            )
+        )
 
     def check_export(self) -> None:
         model = self.directory / "model"
         self.screen.bar(1, "transformers loads the exported model")
         ours, ids, length = self.reference.loss_of_model(model, self.system.folder / "verify")
-        command = [self.python, Path(__file__).parent / "verify_export.py", model, ids, length, PROMPT]
+        command = [
+            self.python,
+            Path(__file__).parent / "verify_export.py",
+            model,
+            ids,
+            length,
+            PROMPT,
+        ]
         try:
-            done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                [str(word) for word in command],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.TimeoutExpired as error:
             raise Failed("transformers had not loaded the exported model after 120 s") from error
         if done.returncode != 0:
@@ -235,27 +385,47 @@ class Story:
         difference = abs(theirs["loss"] - ours)
         self.continuation = theirs["text"]
         short_text = " ".join(theirs["text"].split())[:34]
-        self.rows.append(Row("export", f"transformers {theirs['transformers']}: loss agrees to {difference:.0e}; \"{short_text} ...\"",
-                             difference <= EXPORT_BAR and theirs["text"].startswith(PROMPT), f"<= {EXPORT_BAR:.0e}"))
+        self.rows.append(
+            Row(
+                "export",
+                f'transformers {theirs["transformers"]}: loss agrees to {difference:.0e}; "{short_text} ..."',
+                difference <= EXPORT_BAR and theirs["text"].startswith(PROMPT),
+                f"<= {EXPORT_BAR:.0e}",
+            )
+        )
         self.screen.end_bar()
 
     def check_ledger(self) -> None:
         ledger = self.system.json("ledger")
         capacity = int(ledger["capacity_device_us"])
-        shares = {entry["class"]: 100 * int(entry["device_us"]) / max(1, capacity) for entry in ledger["entries"]}
+        shares = {
+            entry["class"]: 100 * int(entry["device_us"]) / max(1, capacity)
+            for entry in ledger["entries"]
+        }
         text = " · ".join(f"{name} {share:.0f}" for name, share in shares.items()) + " %"
         total = sum(int(entry["device_us"]) for entry in ledger["entries"])
-        self.rows.append(Row("slot-time", text, capacity > 0 and total == capacity and shares.get("productive", 0) > 0, "sums to 100"))
+        self.rows.append(
+            Row(
+                "slot-time",
+                text,
+                capacity > 0 and total == capacity and shares.get("productive", 0) > 0,
+                "sums to 100",
+            )
+        )
 
     def summary(self) -> bool:
         screen = self.screen
         screen.end_bar()
         took = int(time.monotonic() - screen.began)
         screen.line()
-        screen.line(f"Muster demo: {took // 60} m {took % 60} s, 2 clusters, 3 hosts, 6 slots (CPU stand-ins for GPUs)")
+        screen.line(
+            f"Muster demo: {took // 60} m {took % 60} s, 2 clusters, 3 hosts, 6 slots (CPU stand-ins for GPUs)"
+        )
         texts = [screen.shown(row.text) for row in self.rows]
         for row, text in zip(self.rows, texts):
-            screen.line(f" {row.name:<10}  {text:<{max(map(len, texts))}}  {screen.mark(row.holds)} {row.bar}".rstrip())
+            screen.line(
+                f" {row.name:<10}  {text:<{max(map(len, texts))}}  {screen.mark(row.holds)} {row.bar}".rstrip()
+            )
         screen.line(f"Who held which slot when: {self.draw_timeline()}")
         missed = [row.name for row in self.rows if not row.holds]
         if missed:
@@ -271,16 +441,26 @@ class Story:
 
     def say_how_to_look_around(self) -> None:
         self.screen.line("It keeps running. Look around:")
-        self.screen.line(f"  export MUSTER_SERVER={self.system.server} PATH={self.system.bin_dir}:$PATH")
-        self.screen.line(f"  muster jobs --all; muster show {self.number}; muster logs {self.number} --tail 5; muster queue list; muster host list; muster ledger")
+        self.screen.line(
+            f"  export MUSTER_SERVER={self.system.server} PATH={self.system.bin_dir}:$PATH"
+        )
+        self.screen.line(
+            f"  muster jobs --all; muster show {self.number}; muster logs {self.number} --tail 5; muster queue list; muster host list; muster ledger"
+        )
         self.screen.line("End it and remove everything:  deploy/demo.sh clean")
 
     def evidence(self) -> str:
         """For a failure: what the system says, while it's still there."""
         parts = []
-        for command in (["jobs", "--all"], ["host", "list"], ["show", str(getattr(self, "number", 1))]):
+        for command in (
+            ["jobs", "--all"],
+            ["host", "list"],
+            ["show", str(getattr(self, "number", 1))],
+        ):
             try:
-                parts.append(f"$ muster {' '.join(command)}\n{self.system.run(command, timeout_s=5).stdout}")
+                parts.append(
+                    f"$ muster {' '.join(command)}\n{self.system.run(command, timeout_s=5).stdout}"
+                )
             except (Failed, OSError) as error:
                 parts.append(f"$ muster {' '.join(command)}\n{error}")
         for name in self.system.processes:
@@ -306,7 +486,13 @@ class Story:
         return next(task for task in self.job["tasks"] if task["name"] == "train")
 
     def progress(self) -> dict:
-        return self.train().get("progress") or {"step": 0, "attempt": 0, "at_ns": 0, "loss": 0, "tokens_per_s": 0}
+        return self.train().get("progress") or {
+            "step": 0,
+            "attempt": 0,
+            "at_ns": 0,
+            "loss": 0,
+            "tokens_per_s": 0,
+        }
 
     def current(self) -> dict:
         self.read_job()
@@ -321,32 +507,60 @@ class Story:
         if not self.read_job() or not self.train()["attempts"]:
             return None
         newest = self.train()["attempts"][-1]
-        fits = newest["workers"] == workers and newest["state"] == "TASK_RUNNING" and (after is None or newest["number"] > after["number"])
+        fits = (
+            newest["workers"] == workers
+            and newest["state"] == "TASK_RUNNING"
+            and (after is None or newest["number"] > after["number"])
+        )
         return newest if fits and int(self.progress()["attempt"]) == newest["number"] else None
 
     def trained(self, attempt: dict) -> dict | None:
         self.read_job()
         progress = self.progress()
-        return progress if int(progress["attempt"]) == attempt["number"] and int(progress["step"]) > int(attempt["resumed_step"]) else None
+        return (
+            progress
+            if int(progress["attempt"]) == attempt["number"]
+            and int(progress["step"]) > int(attempt["resumed_step"])
+            else None
+        )
 
     def steps_since_checkpoint(self) -> int:
         self.read_job()
-        known = [int(one["step"]) for one in self.train()["checkpoints"] if one["attempt"] == self.train()["attempts"][-1]["number"]]
+        known = [
+            int(one["step"])
+            for one in self.train()["checkpoints"]
+            if one["attempt"] == self.train()["attempts"][-1]["number"]
+        ]
         return int(self.progress()["step"]) - max(known) if known else -1
 
     def log_losses(self, attempt: int) -> dict[int, float]:
-        return losses(self.system.run(["logs", self.number, "--task", "train", "--attempt", attempt, "--rank", "0"]).stdout)
+        return losses(
+            self.system.run(
+                ["logs", self.number, "--task", "train", "--attempt", attempt, "--rank", "0"]
+            ).stdout
+        )
 
     def steps_lost(self, before: dict, after: dict) -> int:
         """Steps made twice from `before` to `after`, over each restart between: one's log against where the next went on."""
-        chain = [one for one in self.train()["attempts"] if before["number"] <= one["number"] <= after["number"]]
-        return sum(max(self.log_losses(one["number"]), default=max(0, int(one["resumed_step"]))) - max(0, int(following["resumed_step"]))
-                   for one, following in zip(chain, chain[1:]))
+        chain = [
+            one
+            for one in self.train()["attempts"]
+            if before["number"] <= one["number"] <= after["number"]
+        ]
+        return sum(
+            max(self.log_losses(one["number"]), default=max(0, int(one["resumed_step"])))
+            - max(0, int(following["resumed_step"]))
+            for one, following in zip(chain, chain[1:])
+        )
 
     def rank_pids(self, rank: int | None = None) -> list[int]:
-        return [pid for pid, environment in job_processes(self.system.folder).items()
-                if environment.get("MUSTER_TASK") == "train" and environment.get("MUSTER_JOB") in (str(self.number), self.job["uid"])
-                and (rank is None or environment["RANK"] == str(rank))]
+        return [
+            pid
+            for pid, environment in job_processes(self.system.folder).items()
+            if environment.get("MUSTER_TASK") == "train"
+            and environment.get("MUSTER_JOB") in (str(self.number), self.job["uid"])
+            and (rank is None or environment["RANK"] == str(rank))
+        ]
 
     def explain(self, number: int) -> str:
         """The verdict's sentence, or where it runs by now."""
@@ -357,20 +571,30 @@ class Story:
         if not job["tasks"][0]["attempts"]:
             return job["state"].lower()
         spilled = job["tasks"][0].get("spill_reason")
-        return f"runs on {where(job['tasks'][0]['attempts'][-1])}" + (f": {spilled}" if spilled else "")
+        return f"runs on {where(job['tasks'][0]['attempts'][-1])}" + (
+            f": {spilled}" if spilled else ""
+        )
 
     def wait_step(self, share: float) -> None:
         step = int(self.steps * share)
-        self.wait_train(lambda: self.read_job() and int(self.progress()["step"]) >= step, 240, f"step {step} of job 1")
+        self.wait_train(
+            lambda: self.read_job() and int(self.progress()["step"]) >= step,
+            240,
+            f"step {step} of job 1",
+        )
 
     def wait_train(self, condition, timeout_s: float, what: str):
         """wait_for with the live bar; job 1's failure ends the wait."""
+
         def turn():
             value = condition()
             self.draw()
             if not value and self.job.get("state") in ("FAILED", "CANCELLED"):
-                raise Failed(f"job 1 ended {self.job['state']} ({self.job['cause']}: {self.job['detail']}) while waiting for {what}")
+                raise Failed(
+                    f"job 1 ended {self.job['state']} ({self.job['cause']}: {self.job['detail']}) while waiting for {what}"
+                )
             return value
+
         return wait_for(what, turn, timeout_s, 0.15)
 
     def draw(self) -> None:
@@ -379,10 +603,21 @@ class Story:
             return
         progress, newest = self.progress(), self.train()["attempts"][-1]
         step = int(progress["step"])
-        left = f"  {(time.monotonic() - self.screen.began) / step * (self.steps - step):.0f} s left" if step > 5 else ""
-        state = "" if newest["state"] == "TASK_RUNNING" else f" {newest['state'].removeprefix('TASK_').lower()}"
-        self.screen.bar(step / self.steps, f"{step}/{self.steps}{left}  loss {float(progress['loss']):.2f}  "
-                        f"{float(progress['tokens_per_s']) / 1000:.0f}k tok/s  {newest['workers']} ranks{state}")
+        left = (
+            f"  {(time.monotonic() - self.screen.began) / step * (self.steps - step):.0f} s left"
+            if step > 5
+            else ""
+        )
+        state = (
+            ""
+            if newest["state"] == "TASK_RUNNING"
+            else f" {newest['state'].removeprefix('TASK_').lower()}"
+        )
+        self.screen.bar(
+            step / self.steps,
+            f"{step}/{self.steps}{left}  loss {float(progress['loss']):.2f}  "
+            f"{float(progress['tokens_per_s']) / 1000:.0f}k tok/s  {newest['workers']} ranks{state}",
+        )
 
 
 def where(attempt: dict) -> str:
@@ -393,8 +628,22 @@ def where(attempt: dict) -> str:
 def when(candidate: dict) -> str:
     """When a job would start in a cluster, and why not sooner."""
     start_ns = int(candidate["start_ns"])
-    time_text = "never" if start_ns < 0 else "at an unknown time" if start_ns == 0 else "now" if start_ns <= now_ns() + 10**9 else f"in {(start_ns - now_ns()) / 1e9:.0f} s"
-    why = f" (job {', '.join(map(str, candidate['after_jobs']))} ends)" if candidate["after_jobs"] else f" ({candidate['reason']})" if candidate["reason"] else ""
+    time_text = (
+        "never"
+        if start_ns < 0
+        else "at an unknown time"
+        if start_ns == 0
+        else "now"
+        if start_ns <= now_ns() + 10**9
+        else f"in {(start_ns - now_ns()) / 1e9:.0f} s"
+    )
+    why = (
+        f" (job {', '.join(map(str, candidate['after_jobs']))} ends)"
+        if candidate["after_jobs"]
+        else f" ({candidate['reason']})"
+        if candidate["reason"]
+        else ""
+    )
     return time_text + why + (", chosen" if candidate["chosen"] else "")
 
 

@@ -20,15 +20,34 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    ids = torch.from_numpy(numpy.fromfile(ids_file, dtype="<i4").reshape(-1, length).astype("int64"))  # [batch, max_length + 1]
+    ids = torch.from_numpy(
+        numpy.fromfile(ids_file, dtype="<i4").reshape(-1, length).astype("int64")
+    )  # [batch, max_length + 1]
     with torch.no_grad():
         logits = model(ids[:, :-1]).logits  # [batch, max_length, vocabulary]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), ids[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).double(), ids[:, 1:].flatten()
+        )
         start = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
         torch.manual_seed(1)
-        whole = model.generate(start, max_new_tokens=40, do_sample=True, temperature=0.7, repetition_penalty=1.3, pad_token_id=0)
-    print(json.dumps({"loss": loss.item(), "text": tokenizer.decode(whole[0], skip_special_tokens=True),
-                      "transformers": transformers.__version__, "parameters": sum(p.numel() for p in model.parameters())}))
+        whole = model.generate(
+            start,
+            max_new_tokens=40,
+            do_sample=True,
+            temperature=0.7,
+            repetition_penalty=1.3,
+            pad_token_id=0,
+        )
+    print(
+        json.dumps(
+            {
+                "loss": loss.item(),
+                "text": tokenizer.decode(whole[0], skip_special_tokens=True),
+                "transformers": transformers.__version__,
+                "parameters": sum(p.numel() for p in model.parameters()),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

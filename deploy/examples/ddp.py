@@ -60,7 +60,10 @@ def main() -> None:
 
     if rank == 0:
         temporary = f"{options.checkpoint}.tmp"
-        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, temporary)
+        torch.save(
+            {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+            temporary,
+        )
         os.replace(temporary, options.checkpoint)
         print(f"saved step {step} of {options.steps}", flush=True)
     dist.barrier()

@@ -26,10 +26,13 @@ bool MostAreSilentIn(const State& state, int32_t cluster, int64_t lease_ns) {
 }
 
 // It can't be reached, and nobody has said that it is off.
-bool Fenceable(const HostRow& host) { return host.state == pb::HOST_UNREACHABLE && host.confirmed_off_by.empty(); }
+bool Fenceable(const HostRow& host) {
+  return host.state == pb::HOST_UNREACHABLE && host.confirmed_off_by.empty();
+}
 
 // nullptr: it is not fenceable, or there is none of that name.
-const HostRow* FindFenceable(const State& state, const std::string& cluster, const std::string& host) {
+const HostRow* FindFenceable(const State& state, const std::string& cluster,
+                             const std::string& host) {
   const HostId id = state.FindHost(cluster, host);
   return id == kNoHost || !Fenceable(state.host(id)) ? nullptr : &state.host(id);
 }
@@ -38,20 +41,27 @@ const HostRow* FindFenceable(const State& state, const std::string& cluster, con
 
 std::vector<std::string> FenceWords(const pb::ClusterSpec& cluster, const std::string& host) {
   std::vector<std::string> words;
-  for (const std::string& word : cluster.fence_command()) words.push_back(absl::StrReplaceAll(word, {{"{host}", host}, {"{cluster}", cluster.name()}}));
+  for (const std::string& word : cluster.fence_command())
+    words.push_back(absl::StrReplaceAll(word, {{"{host}", host}, {"{cluster}", cluster.name()}}));
   return words;
 }
 
 bool AwaitsFence(const State& state, const HostRow& host) {
   return std::any_of(host.attempts.begin(), host.attempts.end(), [&](const AttemptRef& ref) {
     const AttemptRow& attempt = *state.FindAttempt(ref);
-    if (UnreachableRule(state.FindJob(ref.job)->task_spec(ref.task), attempt) != pb::WAIT) return false;
-    return std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) { return part.host == host.id && !part.over(); });
+    if (UnreachableRule(state.FindJob(ref.job)->task_spec(ref.task), attempt) != pb::WAIT)
+      return false;
+    return std::any_of(attempt.parts.begin(), attempt.parts.end(),
+                       [&](const PartRow& part) { return part.host == host.id && !part.over(); });
   });
 }
 
 Fencer::Fencer(Engine* engine, const Sessions* sessions, Clock* clock, int64_t lease_ns, Run run)
-    : engine_(engine), sessions_(sessions), clock_(clock), lease_ns_(lease_ns), run_(std::move(run)) {}
+    : engine_(engine),
+      sessions_(sessions),
+      clock_(clock),
+      lease_ns_(lease_ns),
+      run_(std::move(run)) {}
 
 void Fencer::Look() {
   if (stopped_) return;
@@ -66,7 +76,8 @@ void Fencer::Look() {
     // What was granted for another time of being unreachable is void.
     const bool granted = entry.leave != nullptr && entry.leave->answer == Leave::kYes;
     const bool holds = row != nullptr && !sessions_->Speaks(cluster, host) &&
-                       (!granted || (row->state_since_ns == entry.leave->since_ns && row->state_id == entry.leave->state_id));
+                       (!granted || (row->state_since_ns == entry.leave->since_ns &&
+                                     row->state_id == entry.leave->state_id));
     if (entry.running) {
       if (!holds) entry.cancel = true;
       ++busy;
@@ -89,7 +100,8 @@ void Fencer::Look() {
     const HostRow& row = state.host(id);
     const pb::ClusterSpec& cluster = state.clusters()[row.cluster].spec;
     if (!Fenceable(row) || cluster.fence_command().empty() || !AwaitsFence(state, row)) continue;
-    if (sessions_->Speaks(cluster.name(), row.name)) continue;     // on its way back, whatever is committed
+    if (sessions_->Speaks(cluster.name(), row.name))
+      continue;  // on its way back, whatever is committed
     const auto [silent, first] = most_silent.try_emplace(row.cluster, false);
     if (first) silent->second = MostAreSilentIn(state, row.cluster, lease_ns_);
     if (silent->second || busy >= kMostAtOnce) continue;
@@ -113,31 +125,37 @@ void Fencer::Ask(const std::string& cluster, const std::string& host, Entry* ent
   engine_->Call(
       [cluster, host, leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const HostRow* row = FindFenceable(state, cluster, host);
-        if (row == nullptr || state.restoring() || !AwaitsFence(state, *row)) return absl::FailedPreconditionError("nobody waits for it any more");
+        if (row == nullptr || state.restoring() || !AwaitsFence(state, *row))
+          return absl::FailedPreconditionError("nobody waits for it any more");
         leave->since_ns = row->state_since_ns;
         leave->state_id = row->state_id;
         return std::vector<pb::Event>();
       },
-      [leave](const absl::Status& status) { leave->answer = status.ok() ? Leave::kYes : Leave::kNo; });
+      [leave](const absl::Status& status) {
+        leave->answer = status.ok() ? Leave::kYes : Leave::kNo;
+      });
 }
 
 void Fencer::Begin(const pb::ClusterSpec& cluster, const std::string& host, Entry* entry) {
   ProgramOptions options;
   options.argv = FenceWords(cluster, host);
-  options.time_limit_ns = cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kDefaultTimeoutNs;
+  options.time_limit_ns =
+      cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kDefaultTimeoutNs;
   options.cancel = &entry->cancel;
-  options.dies_with_us = true;                // nobody would hold it back from a host that is used again
+  options.dies_with_us = true;  // nobody would hold it back from a host that is used again
   entry->cancel = false;
   entry->running = true;
   ++started_;
-  LogWarn("running fence_command", {{"cluster", cluster.name()}, {"host", host}, {"try", entry->failures + 1}});
+  LogWarn("running fence_command",
+          {{"cluster", cluster.name()}, {"host", host}, {"try", entry->failures + 1}});
   entry->thread = std::thread([this, cluster = cluster.name(), host, options, entry] {
     Fence(cluster, host, options, entry);
     entry->running = false;
   });
 }
 
-void Fencer::Fence(const std::string& cluster, const std::string& host, const ProgramOptions& options, Entry* entry) {
+void Fencer::Fence(const std::string& cluster, const std::string& host,
+                   const ProgramOptions& options, Entry* entry) {
   const absl::StatusOr<ProgramEnd> end = run_(options);
   if (entry->cancel) {
     LogWarn("fence_command was given up", {{"cluster", cluster}, {"host", host}});
@@ -151,10 +169,13 @@ void Fencer::Fence(const std::string& cluster, const std::string& host, const Pr
     ++entry->failures;
   }
   engine_->Call(
-      [cluster, host, why, leave = entry->leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+      [cluster, host, why,
+       leave = entry->leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         std::vector<pb::Event> events;
         const HostRow* row = FindFenceable(state, cluster, host);
-        if (row == nullptr || row->state_since_ns != leave->since_ns || row->state_id != leave->state_id) return events;   // it has spoken since
+        if (row == nullptr || row->state_since_ns != leave->since_ns ||
+            row->state_id != leave->state_id)
+          return events;  // it has spoken since
         if (why.empty()) {
           pb::HostConfirmedOff& off = *events.emplace_back().mutable_host_confirmed_off();
           off.set_cluster(cluster);

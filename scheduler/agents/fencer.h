@@ -1,10 +1,12 @@
-// Runs the cluster's fence_command for hosts that can't be reached and that work waits for (CONTRACTS 9, `wait`).
+// Runs the cluster's fence_command for hosts that can't be reached and that work waits for
+// (CONTRACTS 9, `wait`).
 //
-// Its success is a word like an operator's: the host is off, committed as HostConfirmedOff by "fence_command". It holds for the time of
-// being unreachable that the run was for, no later one: a host that speaks ends the run. Its failure is told in the verdict of what
-// waits, and it is tried again, later each time. One run a host at a time, after a commit that proves that this process still owns the
-// store (CONTRACTS 17); never for a host that speaks, nor while most of its cluster is silent (CONTRACTS 11): that is the network, and
-// what runs there is left alone.
+// Its success is a word like an operator's: the host is off, committed as HostConfirmedOff by
+// "fence_command". It holds for the time of being unreachable that the run was for, no later one: a
+// host that speaks ends the run. Its failure is told in the verdict of what waits, and it is tried
+// again, later each time. One run a host at a time, after a commit that proves that this process
+// still owns the store (CONTRACTS 17); never for a host that speaks, nor while most of its cluster
+// is silent (CONTRACTS 11): that is the network, and what runs there is left alone.
 #pragma once
 
 #include <atomic>
@@ -34,19 +36,21 @@ class Fencer {
   using Run = std::function<absl::StatusOr<ProgramEnd>(const ProgramOptions&)>;
 
   // All must outlive Stop. `run` is called on a thread of its own for each host.
-  Fencer(Engine* engine, const Sessions* sessions, Clock* clock, int64_t lease_ns, Run run = RunProgram);
+  Fencer(Engine* engine, const Sessions* sessions, Clock* clock, int64_t lease_ns,
+         Run run = RunProgram);
   ~Fencer() { Stop(); }
 
-  // Asks for what is due and starts what was granted. Call it once a second or so, from one thread; it never blocks for long.
+  // Asks for what is due and starts what was granted. Call it once a second or so, from one thread;
+  // it never blocks for long.
   void Look();
   // Ends what runs. Nothing is started any more.
   void Stop();
 
-  int64_t started() const { return started_; }   // runs so far; of Look's thread
+  int64_t started() const { return started_; }  // runs so far; of Look's thread
 
  private:
-  // Leave to run for a host, asked of the engine; which time of being unreachable it is for. Written on the engine's thread before
-  // `answer` is.
+  // Leave to run for a host, asked of the engine; which time of being unreachable it is for.
+  // Written on the engine's thread before `answer` is.
   struct Leave {
     int64_t since_ns = 0;
     std::string state_id;
@@ -54,17 +58,18 @@ class Fencer {
     std::atomic<int> answer = kOpen;
   };
   struct Entry {
-    std::shared_ptr<Leave> leave;          // asked for; nullptr: not
+    std::shared_ptr<Leave> leave;  // asked for; nullptr: not
     std::thread thread;
-    std::atomic<bool> running = false;     // cleared by the thread at its end
+    std::atomic<bool> running = false;  // cleared by the thread at its end
     std::atomic<bool> cancel = false;
-    int failures = 0;                      // written by the thread while it runs
-    int64_t next_ns = 0;                   // BootNs
+    int failures = 0;     // written by the thread while it runs
+    int64_t next_ns = 0;  // BootNs
   };
 
   void Ask(const std::string& cluster, const std::string& host, Entry* entry);
   void Begin(const pb::ClusterSpec& cluster, const std::string& host, Entry* entry);
-  void Fence(const std::string& cluster, const std::string& host, const ProgramOptions& options, Entry* entry);
+  void Fence(const std::string& cluster, const std::string& host, const ProgramOptions& options,
+             Entry* entry);
 
   Engine* const engine_;
   const Sessions* const sessions_;
@@ -73,7 +78,8 @@ class Fencer {
   const Run run_;
   bool stopped_ = false;
   int64_t started_ = 0;
-  std::map<std::string, Entry> entries_;   // by cluster/host; of Look's thread, but for what a running one's own thread writes
+  std::map<std::string, Entry> entries_;  // by cluster/host; of Look's thread, but for what a
+                                          // running one's own thread writes
 };
 
 }  // namespace muster

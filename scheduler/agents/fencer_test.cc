@@ -28,23 +28,27 @@ class FencerTest : public ::testing::Test {
     sessions_ = std::make_unique<Sessions>(SessionOptions(), &clock_);
     sessions_->Attach(engine_.get());
     pb::Event clusters = LabConfigured();
-    pb::ClusterSpec* lab = clusters.mutable_clusters_configured()->mutable_file()->mutable_clusters(0);
-    for (const char* word : {"/sbin/power", "off", "{host}.mgmt.{cluster}"}) lab->add_fence_command(word);
+    pb::ClusterSpec* lab =
+        clusters.mutable_clusters_configured()->mutable_file()->mutable_clusters(0);
+    for (const char* word : {"/sbin/power", "off", "{host}.mgmt.{cluster}"})
+      lab->add_fence_command(word);
     engine_->Post(clusters);
     engine_->Post(HostJoins("h1"));
     Submit();
     Settle();
     for (const char* host : {"h2", "h3", "h4"}) engine_->Post(HostJoins(host));
     Settle();
-    fencer_ = std::make_unique<Fencer>(engine_.get(), sessions_.get(), &clock_, 45 * kSecond, [this](const ProgramOptions& options) -> absl::StatusOr<ProgramEnd> {
-      std::unique_lock lock(mutex_);
-      runs_.push_back(absl::StrJoin(options.argv, " "));
-      changed_.wait(lock, [&] { return !answers_.empty(); });
-      ProgramEnd end;
-      end.why = answers_.front();
-      answers_.erase(answers_.begin());
-      return end;
-    });
+    fencer_ = std::make_unique<Fencer>(
+        engine_.get(), sessions_.get(), &clock_, 45 * kSecond,
+        [this](const ProgramOptions& options) -> absl::StatusOr<ProgramEnd> {
+          std::unique_lock lock(mutex_);
+          runs_.push_back(absl::StrJoin(options.argv, " "));
+          changed_.wait(lock, [&] { return !answers_.empty(); });
+          ProgramEnd end;
+          end.why = answers_.front();
+          answers_.erase(answers_.begin());
+          return end;
+        });
   }
   ~FencerTest() override {
     Answer("");
@@ -157,7 +161,8 @@ TEST_F(FencerTest, DoesNothingWhileMostOfTheClusterIsSilent) {
   EXPECT_EQ(fencer_->started(), 0);
 }
 
-// The host speaks while the command runs, and is unreachable anew before it ends: what it switched off has been on since.
+// The host speaks while the command runs, and is unreachable anew before it ends: what it switched
+// off has been on since.
 class FencerOfAHostThatSpeaks : public FencerTest, public ::testing::WithParamInterface<bool> {};
 INSTANTIATE_TEST_SUITE_P(Looked, FencerOfAHostThatSpeaks, ::testing::Bool());
 
@@ -165,16 +170,16 @@ TEST_P(FencerOfAHostThatSpeaks, CountsItsSuccessForNoLaterTimeOfBeingUnreachable
   Tell("h1", pb::HOST_UNREACHABLE);
   AwaitRuns(1);
   Tell("h1", pb::HOST_UP);
-  if (GetParam()) Look();                      // it sees the host speak, or it doesn't
+  if (GetParam()) Look();  // it sees the host speak, or it doesn't
   Tell("h1", pb::HOST_UNREACHABLE);
   Answer("");
-  EXPECT_TRUE(Eventually([&] {                 // its thread has ended: the next begins
+  EXPECT_TRUE(Eventually([&] {  // its thread has ended: the next begins
     Look();
     return fencer_->started() == 2;
   }));
   EXPECT_EQ(Host().confirmed_off_by, "");
   EXPECT_EQ(Host().fence_detail, "") << "given up is not failed";
-  Answer("");                                  // of the run for the second time
+  Answer("");  // of the run for the second time
   EXPECT_TRUE(Eventually([&] { return Host().confirmed_off_by == "fence_command"; }));
 }
 
@@ -199,7 +204,9 @@ TEST(AwaitsFence, AHostWhosePartIsNotOverYet) {
   builder.Workers(2);
   builder.task()->set_when_unreachable(pb::WAIT);
   const uint64_t job = builder.SubmitTo(&system);
-  const auto awaits = [&](const char* host) { return AwaitsFence(system.state, system.state.host(system.state.FindHost("c", host))); };
+  const auto awaits = [&](const char* host) {
+    return AwaitsFence(system.state, system.state.host(system.state.FindHost("c", host)));
+  };
   EXPECT_FALSE(awaits("h00"));
   system.Do(testing::Placed(system.state, job, "c", {{"h00", {0}}, {"h01", {0}}}));
   testing::StartAll(&system, job);

@@ -16,10 +16,13 @@
 namespace muster {
 namespace {
 
-std::string Name(const std::string& cluster, const std::string& host) { return absl::StrCat(cluster, "/", host); }
+std::string Name(const std::string& cluster, const std::string& host) {
+  return absl::StrCat(cluster, "/", host);
+}
 
 // The attempt has a part on this host, in whatever state.
-bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& cluster, const std::string& host) {
+bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& cluster,
+          const std::string& host) {
   const AttemptRow* attempt = state.FindAttempt(key);
   if (attempt == nullptr) return false;
   const HostId id = state.FindHost(cluster, host);
@@ -29,16 +32,21 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
   return false;
 }
 
-constexpr char kDisconnected[] = "has disconnected: what followed can't be read now", kNotConnected[] = "is not connected; its output can't be read now";
+constexpr char kDisconnected[] = "has disconnected: what followed can't be read now",
+               kNotConnected[] = "is not connected; its output can't be read now";
 
 constexpr char kRestored[] =
-    "agents have seen a later state of this store: it was restored from a backup, or a copy of it is served elsewhere. Nothing is changed, and no "
-    "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, with --adopt-restored to go on from this one";
+    "agents have seen a later state of this store: it was restored from a backup, or a copy of it "
+    "is served elsewhere. Nothing is changed, and no "
+    "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, "
+    "with --adopt-restored to go on from this one";
 
-// The agent was told of what this store doesn't hold. What it was told before a restored store was adopted says nothing.
+// The agent was told of what this store doesn't hold. What it was told before a restored store was
+// adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
   const uint64_t since_epoch = options.adopts ? options.epoch : view.state.adopted_epoch();
-  return hello.epoch_seen() > options.epoch || (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
+  return hello.epoch_seen() > options.epoch ||
+         (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
 }
 
 // An attempt that may run there lives on the acknowledgement of heartbeats.
@@ -55,9 +63,12 @@ bool HasFences(const State& state, HostId id) {
 std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
   const int32_t oldest = std::max(1, ours - 1);
   if (theirs >= oldest && theirs <= ours) return "";
-  return absl::StrCat("protocol version ", theirs, " is not spoken here; this musterd speaks ", oldest == ours ? "" : absl::StrCat(oldest, " and "), ours, ". ",
-                      theirs > ours ? "The agent is of a newer release: install that release of musterd first"
-                                    : "The agent is more than one release older: install musterd's release on its host, too; what runs there goes on");
+  return absl::StrCat("protocol version ", theirs, " is not spoken here; this musterd speaks ",
+                      oldest == ours ? "" : absl::StrCat(oldest, " and "), ours, ". ",
+                      theirs > ours
+                          ? "The agent is of a newer release: install that release of musterd first"
+                          : "The agent is more than one release older: install musterd's release "
+                            "on its host, too; what runs there goes on");
 }
 
 Sessions::Sessions(SessionOptions options, Clock* clock)
@@ -65,7 +76,8 @@ Sessions::Sessions(SessionOptions options, Clock* clock)
 
 void Sessions::Attach(Engine* engine) { engine_ = engine; }
 
-absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message) {
+absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
+                               const pb::AgentMessage& message) {
   if (absl::Status status = CheckAgentMessage(message); !status.ok()) return status;
   if (message.has_hello()) return ReceiveHello(stream, message.hello());
   std::shared_ptr<Session> session;
@@ -75,7 +87,8 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
     if (it == streams_.end()) return absl::InvalidArgumentError("the first message must be hello");
     session = it->second;
     HostEntry& entry = hosts_[Name(session->cluster, session->host)];
-    if (entry.session != session || message.session().session() != session->id) return absl::OkStatus();   // of a dead session
+    if (entry.session != session || message.session().session() != session->id)
+      return absl::OkStatus();  // of a dead session
     Heard(&entry, *session);
   }
   const auto key_of = [&] { return message.SerializeAsString(); };
@@ -117,7 +130,7 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
       if (report.detail().empty()) {
         PostOnce(session, report.key(), key_of(), std::move(event));
       } else if (AwaitsExport(view->state, report.key())) {
-        engine_->Post(std::move(event));   // each failed try counts, however alike they are
+        engine_->Post(std::move(event));  // each failed try counts, however alike they are
       }
       break;
     }
@@ -128,7 +141,8 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
       event.mutable_loaded_seen()->set_step(report.step());
       event.mutable_loaded_seen()->set_path(report.path());
       *event.mutable_loaded_seen()->mutable_refused() = report.refused();
-      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) PostOnce(session, report.key(), key_of(), std::move(event));
+      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host))
+        PostOnce(session, report.key(), key_of(), std::move(event));
       break;
     }
     case pb::AgentMessage::kLogChunk:
@@ -147,52 +161,64 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream, const
 // Empty if the host may join now.
 std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const {
   *final = true;
-  if (const std::string why = WhyNotSpoken(hello.protocol_version(), kAgentProtocolVersion); !why.empty()) return why;
+  if (const std::string why = WhyNotSpoken(hello.protocol_version(), kAgentProtocolVersion);
+      !why.empty())
+    return why;
   if (!hello.store_id_seen().empty() && hello.store_id_seen() != options_.store_id) {
-    return absl::StrCat("the agent has served another store (", hello.store_id_seen(), ") and may run its attempts; this one is ",
-                        options_.store_id, ". Stop what it runs and give it a fresh --state-dir");
+    return absl::StrCat("the agent has served another store (", hello.store_id_seen(),
+                        ") and may run its attempts; this one is ", options_.store_id,
+                        ". Stop what it runs and give it a fresh --state-dir");
   }
   if (restored_ || SeenLater(hello, options_, view)) {
     *final = false;
     return kRestored;
   }
   const int32_t cluster = view.state.FindCluster(hello.cluster());
-  if (cluster < 0) return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
+  if (cluster < 0)
+    return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
   const HostId id = view.state.FindHost(hello.cluster(), hello.host());
-  if (!view.state.clusters()[cluster].spec.open() && (id == kNoHost || !view.state.host(id).listed)) {
-    return absl::StrCat("cluster ", hello.cluster(), " has no host \"", hello.host(), "\". Add it to the clusters file");
+  if (!view.state.clusters()[cluster].spec.open() &&
+      (id == kNoHost || !view.state.host(id).listed)) {
+    return absl::StrCat("cluster ", hello.cluster(), " has no host \"", hello.host(),
+                        "\". Add it to the clusters file");
   }
   // Another agent of this name may be running, connected or not, until its lease is over.
   *final = false;
   const int64_t now_ns = clock_->BootNs();
   std::string holder;
   int64_t heard_ns = started_ns_;
-  if (const auto it = hosts_.find(Name(hello.cluster(), hello.host())); it != hosts_.end() && it->second.heard_ns != 0) {
+  if (const auto it = hosts_.find(Name(hello.cluster(), hello.host()));
+      it != hosts_.end() && it->second.heard_ns != 0) {
     holder = it->second.state_id;
     heard_ns = it->second.heard_ns;
   } else if (id != kNoHost && view.state.host(id).state != pb::HOST_UNREACHABLE) {
     holder = view.state.host(id).state_id;
   }
   if (!holder.empty() && holder != hello.state_id() && now_ns - heard_ns < options_.lease_ns) {
-    return absl::StrCat("another agent serves as ", hello.cluster(), "/", hello.host(), " (state id ", holder.substr(0, 8),
-                        "). Give this one another --host, or wait ",
-                        FormatDuration((options_.lease_ns - (now_ns - heard_ns)) / kSecond * kSecond + kSecond), " if that one is gone");
+    return absl::StrCat(
+        "another agent serves as ", hello.cluster(), "/", hello.host(), " (state id ",
+        holder.substr(0, 8), "). Give this one another --host, or wait ",
+        FormatDuration((options_.lease_ns - (now_ns - heard_ns)) / kSecond * kSecond + kSecond),
+        " if that one is gone");
   }
   return "";
 }
 
-absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello) {
+absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
+                                    const pb::Hello& hello) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   auto session = std::make_shared<Session>();
   std::shared_ptr<Session> replaced;
   std::vector<std::pair<uint64_t, LogSink>> broken;
   {
     std::lock_guard lock(mutex_);
-    if (streams_.count(stream.get()) != 0) return absl::InvalidArgumentError("a second hello on the same stream");
+    if (streams_.count(stream.get()) != 0)
+      return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
     if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
       if (why == kRestored) SawLater(hello);
-      LogWarn("agent refused", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
+      LogWarn("agent refused",
+              {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
       pb::SchedulerMessage message;
       message.mutable_refused()->set_reason(why);
       message.mutable_refused()->set_final(final);
@@ -213,11 +239,14 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     entry.heard_ns = clock_->BootNs();
     entry.heard_wall_ns = clock_->WallNs();
     entry.posted_quiet_ns = 0;
-    entry.posted = pb::HOST_UP;                    // HostHello says so
+    entry.posted = pb::HOST_UP;  // HostHello says so
     streams_[stream.get()] = session;
-    for (const pb::AttemptReport& report : hello.attempts()) session->reports[AttemptText(report.key())] = report.SerializeAsString();
+    for (const pb::AttemptReport& report : hello.attempts())
+      session->reports[AttemptText(report.key())] = report.SerializeAsString();
   }
-  if (replaced != nullptr) replaced->stream->End(absl::AbortedError("a newer session of this agent has replaced this one"));
+  if (replaced != nullptr)
+    replaced->stream->End(
+        absl::AbortedError("a newer session of this agent has replaced this one"));
   EndLogs(broken, kDisconnected);
 
   // One operation, so that the whole Hello is one step.
@@ -237,14 +266,18 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
     reported->set_state_id(hello.state_id());
     *reported->mutable_report() = report;
   }
-  LogInfo("agent connected", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"session", session->id.substr(0, 8)},
-                              {"attempts", hello.attempts_size()}, {"declared", hello.inventory().declared()}});
+  LogInfo("agent connected", {{"cluster", hello.cluster()},
+                              {"host", hello.host()},
+                              {"session", session->id.substr(0, 8)},
+                              {"attempts", hello.attempts_size()},
+                              {"declared", hello.inventory().declared()}});
   const std::string differs = HowDiffers(hello.cluster(), hello.host(), hello.inventory());
   if (!differs.empty()) {
     LogWarn("a host contradicts its SKU in the clusters file; what it has is what counts",
             {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", differs}});
   }
-  engine_->Call([events = std::move(events)](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return events; },
+  engine_->Call([events = std::move(events)](
+                    const State&) -> absl::StatusOr<std::vector<pb::Event>> { return events; },
                 [this, session, mentioned, differs](absl::Status status) {
                   if (status.ok()) {
                     Welcome(session, mentioned, differs);
@@ -255,7 +288,8 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream, 
   return absl::OkStatus();
 }
 
-void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned, const std::string& differs) {
+void Sessions::Welcome(const std::shared_ptr<Session>& session,
+                       const std::set<std::string>& mentioned, const std::string& differs) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   std::lock_guard lock(mutex_);
   if (hosts_[Name(session->cluster, session->host)].session != session) return;
@@ -271,7 +305,8 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
     session->sent[DeterministicBytes(command)] = now_ns;
     SendOn(session.get(), std::move(command));
   }
-  for (pb::SchedulerMessage& query : QueriesFor(view->state, session->cluster, session->host, mentioned)) {
+  for (pb::SchedulerMessage& query :
+       QueriesFor(view->state, session->cluster, session->host, mentioned)) {
     session->asked[AttemptText(query.query().key())] = query;
     SendOn(session.get(), std::move(query));
   }
@@ -285,7 +320,8 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
     SendOn(session.get(), std::move(forget));
   }
   for (auto& [number, log] : logs_) {
-    if (log.waiting.request() == 0 || log.cluster != session->cluster || log.host != session->host) continue;
+    if (log.waiting.request() == 0 || log.cluster != session->cluster || log.host != session->host)
+      continue;
     pb::SchedulerMessage request;
     request.mutable_log_request()->Swap(&log.waiting);
     SendOn(session.get(), std::move(request));
@@ -294,11 +330,16 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session, const std::set<s
 
 void Sessions::SawLater(const pb::Hello& hello) {
   if (std::exchange(restored_, true)) return;
-  LogError("an agent has seen a later state of this store: it was restored from a backup, or a copy is served elsewhere; nothing is changed any more",
-           {{"host", Name(hello.cluster(), hello.host())}, {"epoch_seen", hello.epoch_seen()}, {"commit_seen", hello.commit_seen()}});
+  LogError(
+      "an agent has seen a later state of this store: it was restored from a backup, or a copy is "
+      "served elsewhere; nothing is changed any more",
+      {{"host", Name(hello.cluster(), hello.host())},
+       {"epoch_seen", hello.epoch_seen()},
+       {"commit_seen", hello.commit_seen()}});
   engine_->StopServing(kRestored);
   // Who is served here may be what somebody else's store decides about.
-  for (const auto& [stream, session] : streams_) session->stream->End(absl::FailedPreconditionError(kRestored));
+  for (const auto& [stream, session] : streams_)
+    session->stream->End(absl::FailedPreconditionError(kRestored));
   if (options_.on_restored) options_.on_restored(hello.epoch_seen(), hello.commit_seen());
 }
 
@@ -311,7 +352,8 @@ bool Sessions::AwaitsHosts(const State& state) const {
     const auto entry = hosts_.find(Name(state.clusters()[host.cluster].name, host.name));
     const bool answered = entry != hosts_.end() && entry->second.answered;
     if (!answered && in_time) return true;
-    const bool stray = std::any_of(host.lost.begin(), host.lost.end(), [](const LostRow& lost) { return lost.stray(); });
+    const bool stray = std::any_of(host.lost.begin(), host.lost.end(),
+                                   [](const LostRow& lost) { return lost.stray(); });
     if (answered && stray && host.state != pb::HOST_UNREACHABLE) return true;
   }
   return false;
@@ -330,18 +372,24 @@ void Sessions::Heard(HostEntry* entry, const Session& session) {
   engine_->Post(std::move(event));
 }
 
-// What lives on it may be fenced and replaced by a scheduler that has taken over: it is acknowledged only once a commit has shown that
-// none has, with the host's word in it (CONTRACTS 17).
+// What lives on it may be fenced and replaced by a scheduler that has taken over: it is
+// acknowledged only once a commit has shown that none has, with the host's word in it (CONTRACTS
+// 17).
 void Sessions::Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
-  if (!HasFences(view->state, view->state.FindHost(session->cluster, session->host))) return Acknowledge(session, heartbeat);
-  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); },
-                [this, session, heartbeat](absl::Status status) {
-                  if (status.ok()) Acknowledge(session, heartbeat);
-                });
+  if (!HasFences(view->state, view->state.FindHost(session->cluster, session->host)))
+    return Acknowledge(session, heartbeat);
+  engine_->Call(
+      [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        return std::vector<pb::Event>();
+      },
+      [this, session, heartbeat](absl::Status status) {
+        if (status.ok()) Acknowledge(session, heartbeat);
+      });
 }
 
-void Sessions::Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat) {
+void Sessions::Acknowledge(const std::shared_ptr<Session>& session,
+                           const pb::Heartbeat& heartbeat) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   pb::SchedulerMessage message;
   pb::HeartbeatAck* ack = message.mutable_heartbeat_ack();
@@ -386,8 +434,10 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
     session->asked.erase(key);
     std::string bytes = report.SerializeAsString();
     std::string& last = session->reports[key];
-    // A repetition says nothing new, but an end has to be answered: it goes through the engine again.
-    if (last == bytes && (report.phase() != pb::GONE || AwaitsExport(view->state, report.key()))) return;
+    // A repetition says nothing new, but an end has to be answered: it goes through the engine
+    // again.
+    if (last == bytes && (report.phase() != pb::GONE || AwaitsExport(view->state, report.key())))
+      return;
     last = std::move(bytes);
   }
   pb::Event event;
@@ -399,23 +449,28 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
   engine_->Post(std::move(event));
 }
 
-void Sessions::Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report) {
+void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
+                            const pb::CheckpointReport& report) {
   const std::string attempt = AttemptText(report.key());
-  const auto acknowledge = [this, session, attempt, key = report.key(), sequence = report.sequence()](const absl::Status& status) {
+  const auto acknowledge = [this, session, attempt, key = report.key(),
+                            sequence = report.sequence()](const absl::Status& status) {
     std::lock_guard lock(mutex_);
     if (!status.ok()) return;
-    if (const auto told = session->told.find(attempt); told != session->told.end()) told->second.acknowledged.insert(sequence);
+    if (const auto told = session->told.find(attempt); told != session->told.end())
+      told->second.acknowledged.insert(sequence);
     pb::SchedulerMessage message;
     *message.mutable_checkpoint_ack()->mutable_key() = key;
     message.mutable_checkpoint_ack()->set_sequence(sequence);
     SendOn(session.get(), std::move(message));
   };
-  bool durable = !IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host);   // of nobody: without effect
+  bool durable = !IsOn(engine_->Snapshot()->state, report.key(), session->cluster,
+                       session->host);  // of nobody: without effect
   if (!durable) {
     std::lock_guard lock(mutex_);
     Session::Told& told = session->told[attempt];
     durable = told.acknowledged.contains(report.sequence());
-    if (!durable && !told.posted.insert(absl::StrCat("#", report.sequence())).second) return;   // its commit is under way
+    if (!durable && !told.posted.insert(absl::StrCat("#", report.sequence())).second)
+      return;  // its commit is under way
   }
   if (durable) {
     acknowledge(absl::OkStatus());
@@ -431,7 +486,8 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session, const pb::C
   engine_->Post(std::move(event), acknowledge);
 }
 
-void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt, const std::string& identity, pb::Event event) {
+void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
+                        const std::string& identity, pb::Event event) {
   {
     std::lock_guard lock(mutex_);
     if (!session->told[AttemptText(attempt)].posted.insert(identity).second) return;
@@ -444,7 +500,8 @@ void Sessions::Fault(const std::shared_ptr<Session>& session, const pb::HostFaul
   {
     std::lock_guard lock(mutex_);
     const int64_t now_ns = clock_->BootNs();
-    std::erase_if(session->faults, [&](const auto& known) { return now_ns - known.second >= options_.lease_ns; });
+    std::erase_if(session->faults,
+                  [&](const auto& known) { return now_ns - known.second >= options_.lease_ns; });
     if (!session->faults.insert_or_assign(fault.SerializeAsString(), now_ns).second) return;
   }
   pb::Event event;
@@ -463,8 +520,13 @@ void Sessions::Timed(const View& view, const pb::ProgressReport& report) {
     news = stragglers_.Told(report.key(), *attempt, report.times());
   }
   for (pb::StragglerSeen& seen : news) {
-    LogWarn(seen.permille() == 0 ? "a rank is no longer slower than its gang" : "a rank is slower than its gang",
-            {{"job", seen.key().job_uid()}, {"task", seen.key().task()}, {"attempt", seen.key().attempt()}, {"rank", seen.rank()}, {"permille", seen.permille()}});
+    LogWarn(seen.permille() == 0 ? "a rank is no longer slower than its gang"
+                                 : "a rank is slower than its gang",
+            {{"job", seen.key().job_uid()},
+             {"task", seen.key().task()},
+             {"attempt", seen.key().attempt()},
+             {"rank", seen.rank()},
+             {"permille", seen.permille()}});
     pb::Event event;
     *event.mutable_straggler() = std::move(seen);
     engine_->Post(std::move(event));
@@ -480,19 +542,24 @@ void Sessions::Closed(const AgentStream* stream) {
     const std::shared_ptr<Session> session = it->second;
     streams_.erase(it);
     HostEntry& entry = hosts_[Name(session->cluster, session->host)];
-    if (entry.session != session) return;   // replaced
+    if (entry.session != session) return;  // replaced
     entry.session = nullptr;
-    LogInfo("agent disconnected", {{"cluster", session->cluster}, {"host", session->host}, {"session", session->id.substr(0, 8)}});
+    LogInfo("agent disconnected", {{"cluster", session->cluster},
+                                   {"host", session->host},
+                                   {"session", session->id.substr(0, 8)}});
     broken = TakeLogsOf(*session);
   }
   EndLogs(broken, kDisconnected);
 }
 
 std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogsOf(const Session& session) {
-  return TakeLogs([&](const LogStream& log) { return log.waiting.request() == 0 && log.cluster == session.cluster && log.host == session.host; });
+  return TakeLogs([&](const LogStream& log) {
+    return log.waiting.request() == 0 && log.cluster == session.cluster && log.host == session.host;
+  });
 }
 
-std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(const std::function<bool(const LogStream&)>& over) {
+std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(
+    const std::function<bool(const LogStream&)>& over) {
   std::vector<std::pair<uint64_t, LogSink>> taken;
   for (auto log = logs_.begin(); log != logs_.end();) {
     if (over(log->second)) {
@@ -505,7 +572,8 @@ std::vector<std::pair<uint64_t, Sessions::LogSink>> Sessions::TakeLogs(const std
   return taken;
 }
 
-void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended, const std::string& why) {
+void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended,
+                       const std::string& why) {
   for (const auto& [request, sink] : ended) {
     pb::LogChunk chunk;
     chunk.set_request(request);
@@ -516,8 +584,8 @@ void Sessions::EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended, c
   }
 }
 
-// A scheduler that another has replaced finds out by its next commit, which may be long in coming where nothing happens: until then
-// agents would stay with it. So there is one a lease at least.
+// A scheduler that another has replaced finds out by its next commit, which may be long in coming
+// where nothing happens: until then agents would stay with it. So there is one a lease at least.
 void Sessions::ProveOwnership() {
   const int64_t now_ns = clock_->BootNs();
   {
@@ -525,7 +593,11 @@ void Sessions::ProveOwnership() {
     if (now_ns - proved_ns_ < options_.lease_ns) return;
     proved_ns_ = now_ns;
   }
-  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
+  engine_->Call(
+      [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        return std::vector<pb::Event>();
+      },
+      nullptr);
 }
 
 void Sessions::StoodStill() {
@@ -537,18 +609,21 @@ void Sessions::Tick() {
   ProveOwnership();
   const std::shared_ptr<const View> view = engine_->Snapshot();
   const int64_t now_ns = clock_->BootNs();
-  const int64_t silent_ns = options_.heartbeat_ns * 5 / 2;   // two missed, and half of one for its way
+  const int64_t silent_ns =
+      options_.heartbeat_ns * 5 / 2;  // two missed, and half of one for its way
   std::vector<std::pair<uint64_t, LogSink>> waited;
   {
     std::lock_guard lock(mutex_);
-    waited = TakeLogs([&](const LogStream& log) { return log.waiting.request() != 0 && log.until_ns <= now_ns; });
+    waited = TakeLogs(
+        [&](const LogStream& log) { return log.waiting.request() != 0 && log.until_ns <= now_ns; });
   }
   EndLogs(waited, kNotConnected);
   std::lock_guard lock(mutex_);
   stragglers_.Forget(view->state);
   for (const HostId id : view->state.hosts()) {
     const HostRow& row = view->state.host(id);
-    if (!row.quarantines.empty() || told_quarantines_.contains(id)) LookAtQuarantines(view->state, id);
+    if (!row.quarantines.empty() || told_quarantines_.contains(id))
+      LookAtQuarantines(view->state, id);
     if (row.state == pb::HOST_NEVER_SEEN || row.state == pb::HOST_STATE_UNSPECIFIED) continue;
     const std::string& cluster = view->state.clusters()[row.cluster].name;
     HostEntry& entry = hosts_[Name(cluster, row.name)];
@@ -559,8 +634,10 @@ void Sessions::Tick() {
       now = pb::HOST_UNREACHABLE;
     } else if (entry.posted == pb::HOST_UP && (entry.heard_ns == 0 || quiet_ns >= silent_ns)) {
       now = pb::HOST_SILENT;
-    } else if (entry.posted == pb::HOST_UNREACHABLE && entry.heard_ns == 0 && quiet_ns < options_.lease_ns) {
-      now = pb::HOST_SILENT;           // it may have spoken to the process before this one: it has a full lease again
+    } else if (entry.posted == pb::HOST_UNREACHABLE && entry.heard_ns == 0 &&
+               quiet_ns < options_.lease_ns) {
+      now = pb::HOST_SILENT;  // it may have spoken to the process before this one: it has a full
+                              // lease again
     }
     if (now == entry.posted) {
       // What is fenced there has been stopped by its shim once the host was quiet for long enough.
@@ -569,7 +646,8 @@ void Sessions::Tick() {
         const int64_t wait_ns = FenceWaitNs(view->state.FindJob(ref.job)->task_spec(ref.task));
         if (wait_ns <= quiet_ns) proved_ns = std::max(proved_ns, wait_ns);
       }
-      if (now != pb::HOST_UNREACHABLE || proved_ns <= std::max(entry.posted_quiet_ns, row.quiet_ns)) continue;
+      if (now != pb::HOST_UNREACHABLE || proved_ns <= std::max(entry.posted_quiet_ns, row.quiet_ns))
+        continue;
       entry.posted_quiet_ns = proved_ns;
       pb::Event event;
       event.mutable_host_state()->set_cluster(cluster);
@@ -580,7 +658,8 @@ void Sessions::Tick() {
       continue;
     }
     entry.posted = now;
-    LogWarn(now == pb::HOST_SILENT ? "host is silent" : "host is unreachable", {{"cluster", cluster}, {"host", row.name}});
+    LogWarn(now == pb::HOST_SILENT ? "host is silent" : "host is unreachable",
+            {{"cluster", cluster}, {"host", row.name}});
     pb::Event event;
     event.mutable_host_state()->set_cluster(cluster);
     event.mutable_host_state()->set_host(row.name);
@@ -595,14 +674,18 @@ void Sessions::LookAtQuarantines(const State& state, HostId id) {
   const std::string& cluster = state.clusters()[row.cluster].name;
   std::set<std::string> now;
   for (const pb::Quarantine& q : row.quarantines) {
-    const std::string key = absl::StrCat(q.device(), q.withheld() ? " withheld " : " ", q.since_ns());
+    const std::string key =
+        absl::StrCat(q.device(), q.withheld() ? " withheld " : " ", q.since_ns());
     now.insert(key);
     if (!told_quarantines_[id].contains(key)) {
-      (q.withheld() ? LogError : LogWarn)(q.withheld() ? "too much of the cluster is in quarantine: an operator has to look" : "taken out of placement",
-                                          {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"why", q.reason()}});
+      (q.withheld() ? LogError : LogWarn)(
+          q.withheld() ? "too much of the cluster is in quarantine: an operator has to look"
+                       : "taken out of placement",
+          {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"why", q.reason()}});
     }
     if (q.release_ns() == 0 || q.release_ns() > clock_->WallNs()) continue;
-    LogInfo("released from quarantine", {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"by", "time"}});
+    LogInfo("released from quarantine",
+            {{"cluster", cluster}, {"host", row.name}, {"device", q.device()}, {"by", "time"}});
     pb::Event event;
     event.mutable_quarantine_released()->set_cluster(cluster);
     event.mutable_quarantine_released()->set_host(row.name);
@@ -617,12 +700,15 @@ void Sessions::LookAtQuarantines(const State& state, HostId id) {
   }
 }
 
-void Sessions::Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) {
+void Sessions::Send(const std::string& cluster, const std::string& host,
+                    const pb::SchedulerMessage& message) {
   std::lock_guard lock(mutex_);
   const auto it = hosts_.find(Name(cluster, host));
   if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed) return;
   Session* session = it->second.session.get();
-  if (!message.has_forget() && !session->sent.emplace(DeterministicBytes(message), clock_->BootNs()).second) return;
+  if (!message.has_forget() &&
+      !session->sent.emplace(DeterministicBytes(message), clock_->BootNs()).second)
+    return;
   if (message.has_forget()) {
     const std::string attempt = AttemptText(message.forget().key());
     session->reports.erase(attempt);
@@ -632,7 +718,7 @@ void Sessions::Send(const std::string& cluster, const std::string& host, const p
 }
 
 void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
-  if (restored_) return;                           // nothing of this store counts any more
+  if (restored_) return;  // nothing of this store counts any more
   pb::SessionKey* key = message.mutable_session();
   key->set_store_id(options_.store_id);
   key->set_epoch(options_.epoch);
@@ -642,10 +728,12 @@ void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
   session->stream->Send(message);
 }
 
-uint64_t Sessions::RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink, int64_t wait_ns) {
+uint64_t Sessions::RequestLogs(const std::string& cluster, const std::string& host,
+                               pb::LogRequest request, LogSink sink, int64_t wait_ns) {
   std::lock_guard lock(mutex_);
   const auto it = hosts_.find(Name(cluster, host));
-  const bool there = it != hosts_.end() && it->second.session != nullptr && it->second.session->welcomed;
+  const bool there =
+      it != hosts_.end() && it->second.session != nullptr && it->second.session->welcomed;
   if (!there && wait_ns == 0) return 0;
   const uint64_t number = next_log_++;
   LogStream& log = logs_[number] = {cluster, host, std::move(sink), pb::LogRequest(), 0};
@@ -679,7 +767,9 @@ void Sessions::Deliver(const Session& session, const pb::LogChunk& chunk) {
   {
     std::lock_guard lock(mutex_);
     const auto it = logs_.find(chunk.request());
-    if (it == logs_.end() || it->second.cluster != session.cluster || it->second.host != session.host) return;
+    if (it == logs_.end() || it->second.cluster != session.cluster ||
+        it->second.host != session.host)
+      return;
     sink = it->second.sink;
     if (chunk.end()) logs_.erase(it);
   }
@@ -694,7 +784,8 @@ size_t Sessions::Connected() const {
 bool Sessions::Speaks(const std::string& cluster, const std::string& host) const {
   std::lock_guard lock(mutex_);
   const auto it = hosts_.find(Name(cluster, host));
-  return it != hosts_.end() && it->second.heard_ns != 0 && clock_->BootNs() - it->second.heard_ns < options_.lease_ns;
+  return it != hosts_.end() && it->second.heard_ns != 0 &&
+         clock_->BootNs() - it->second.heard_ns < options_.lease_ns;
 }
 
 int64_t Sessions::LastHeardNs(const std::string& cluster, const std::string& host) const {

@@ -1,10 +1,13 @@
-// Agents as the scheduler sees them: who is connected, as what, since when silent (CONTRACTS 1, 2, 9, 11).
+// Agents as the scheduler sees them: who is connected, as what, since when silent (CONTRACTS 1, 2,
+// 9, 11).
 //
-// One Session a stream, born by an accepted Hello, dead with the stream or when a newer one of the same host and state id
-// replaces it. Its messages become events of the engine; what the engine says to a host goes out on its session. Commands are
-// level-triggered: sent on change, on Hello, and again at heartbeats while they hold. Acknowledgements follow commits.
+// One Session a stream, born by an accepted Hello, dead with the stream or when a newer one of the
+// same host and state id replaces it. Its messages become events of the engine; what the engine
+// says to a host goes out on its session. Commands are level-triggered: sent on change, on Hello,
+// and again at heartbeats while they hold. Acknowledgements follow commits.
 //
-// No gRPC here: a stream is an interface. Thread-safe; never calls a stream or the engine while it holds a lock of theirs.
+// No gRPC here: a stream is an interface. Thread-safe; never calls a stream or the engine while it
+// holds a lock of theirs.
 #pragma once
 
 #include <cstdint>
@@ -41,17 +44,22 @@ struct SessionOptions {
   uint64_t epoch = 0;
   int64_t lease_ns = 45'000'000'000;
   int64_t heartbeat_ns = 5'000'000'000;
-  bool adopts = false;                            // this epoch is the first after a backup was restored
-  // An agent has seen what this store hasn't: it is a backup that was restored. Called with the highest epoch and commit seen, on an
-  // agent's thread, each time they rise; the engine serves nobody any more.
+  bool adopts = false;  // this epoch is the first after a backup was restored
+  // An agent has seen what this store hasn't: it is a backup that was restored. Called with the
+  // highest epoch and commit seen, on an agent's thread, each time they rise; the engine serves
+  // nobody any more.
   std::function<void(uint64_t epoch, uint64_t commit)> on_restored;
-  std::function<std::string()> new_id = RandomId;   // of a session; the fault simulation draws them from its seed
-  // How the host's inventory contradicts what the clusters file says of it (HostSkus); empty: it doesn't. From any thread. Null: nobody knows.
-  std::function<std::string(const std::string& cluster, const std::string& host, const pb::Inventory& inventory)> how_differs;
+  std::function<std::string()> new_id =
+      RandomId;  // of a session; the fault simulation draws them from its seed
+  // How the host's inventory contradicts what the clusters file says of it (HostSkus); empty: it
+  // doesn't. From any thread. Null: nobody knows.
+  std::function<std::string(const std::string& cluster, const std::string& host,
+                            const pb::Inventory& inventory)>
+      how_differs;
 };
 
-// Why a musterd whose version is `ours` (common/base/protocol.h) serves no agent whose version is `theirs`, with the remedy; empty: it does.
-// Agents one release older work (CONTRACTS 1).
+// Why a musterd whose version is `ours` (common/base/protocol.h) serves no agent whose version is
+// `theirs`, with the remedy; empty: it does. Agents one release older work (CONTRACTS 1).
 std::string WhyNotSpoken(int32_t theirs, int32_t ours);
 
 class Sessions : public AgentLink {
@@ -62,31 +70,39 @@ class Sessions : public AgentLink {
   // Before anything else; the engine must outlive the last call.
   void Attach(Engine* engine);
 
-  // A message of a stream. An error means that the stream is to be ended with it: INVALID_ARGUMENT for what no agent sends.
+  // A message of a stream. An error means that the stream is to be ended with it: INVALID_ARGUMENT
+  // for what no agent sends.
   absl::Status Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message);
-  // The stream has ended, whoever ended it. Its host counts as heard until its heartbeats are missed.
+  // The stream has ended, whoever ended it. Its host counts as heard until its heartbeats are
+  // missed.
   void Closed(const AgentStream* stream);
-  // Finds hosts that fell silent or unreachable. Call it once a second or so, from one thread; first right after the start.
+  // Finds hosts that fell silent or unreachable. Call it once a second or so, from one thread;
+  // first right after the start.
   void Tick();
-  // Called before Tick by who could not call it for long: this process stood still, or its machine did, and heard nobody. Each host has a
-  // full lease again, as after a start; what a fence waits for is still counted from the host's last word.
+  // Called before Tick by who could not call it for long: this process stood still, or its machine
+  // did, and heard nobody. Each host has a full lease again, as after a start; what a fence waits
+  // for is still counted from the host's last word.
   void StoodStill();
 
-  // Of a restored store (Engine::awaits_hosts): a host that it knows has said nothing yet, for less than a lease, or one that did runs
-  // what the store doesn't know.
+  // Of a restored store (Engine::awaits_hosts): a host that it knows has said nothing yet, for less
+  // than a lease, or one that did runs what the store doesn't know.
   bool AwaitsHosts(const State& state) const;
 
   // AgentLink: for the engine.
-  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override;
+  void Send(const std::string& cluster, const std::string& host,
+            const pb::SchedulerMessage& message) override;
 
-  // Asks a host for output; chunks come to `sink` (from any thread, not concurrently) until one with `end`. A stream that
-  // breaks gives a last chunk with an error. A host that isn't connected is waited for so long, to the next Tick. Returns the
-  // number of the request; 0 if the host isn't connected and `wait_ns` is 0.
-  uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request, LogSink sink, int64_t wait_ns = 0);
+  // Asks a host for output; chunks come to `sink` (from any thread, not concurrently) until one
+  // with `end`. A stream that breaks gives a last chunk with an error. A host that isn't connected
+  // is waited for so long, to the next Tick. Returns the number of the request; 0 if the host isn't
+  // connected and `wait_ns` is 0.
+  uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request,
+                       LogSink sink, int64_t wait_ns = 0);
   void CancelLogs(uint64_t request);
 
   // SessionOptions::how_differs.
-  std::string HowDiffers(const std::string& cluster, const std::string& host, const pb::Inventory& inventory) const {
+  std::string HowDiffers(const std::string& cluster, const std::string& host,
+                         const pb::Inventory& inventory) const {
     return options_.how_differs ? options_.how_differs(cluster, host, inventory) : "";
   }
   // Agents that are connected now.
@@ -101,68 +117,77 @@ class Sessions : public AgentLink {
     std::shared_ptr<AgentStream> stream;
     std::string cluster, host, state_id, id;
     bool welcomed = false;
-    std::map<std::string, int64_t> sent;          // commands (serialized) that hold, and when they were sent last
-    std::map<std::string, std::string> reports;   // newest report by attempt, serialized
-    std::map<std::string, pb::SchedulerMessage> asked;   // queries without an answer, by attempt
+    std::map<std::string, int64_t>
+        sent;  // commands (serialized) that hold, and when they were sent last
+    std::map<std::string, std::string> reports;         // newest report by attempt, serialized
+    std::map<std::string, pb::SchedulerMessage> asked;  // queries without an answer, by attempt
     struct Told {
-      std::set<std::string> posted;               // other messages that became events in this session
-      std::set<uint64_t> acknowledged;            // checkpoints whose event is durable, by sequence
+      std::set<std::string> posted;     // other messages that became events in this session
+      std::set<uint64_t> acknowledged;  // checkpoints whose event is durable, by sequence
     };
-    std::map<std::string, Told> told;             // by attempt, until its host is to forget it
-    std::map<std::string, int64_t> faults;        // that became events: BootNs when the host last repeated them
+    std::map<std::string, Told> told;  // by attempt, until its host is to forget it
+    std::map<std::string, int64_t>
+        faults;  // that became events: BootNs when the host last repeated them
   };
   struct HostEntry {
-    std::shared_ptr<Session> session;             // null: not connected
-    std::string state_id;                         // of the last session
-    int64_t heard_ns = 0;                         // BootNs; 0 = not since the start
+    std::shared_ptr<Session> session;  // null: not connected
+    std::string state_id;              // of the last session
+    int64_t heard_ns = 0;              // BootNs; 0 = not since the start
     int64_t heard_wall_ns = 0;
     pb::HostState posted = pb::HOST_STATE_UNSPECIFIED;  // what the engine was last told
     int64_t posted_quiet_ns = 0;
-    bool answered = false;                        // to this process, with all that it runs: that is in the store
+    bool answered = false;  // to this process, with all that it runs: that is in the store
   };
   struct LogStream {
     std::string cluster, host;
     LogSink sink;
-    pb::LogRequest waiting;                       // for the host to connect; its number is 0 once it was sent
-    int64_t until_ns = 0;                         // BootNs; of one that waits
+    pb::LogRequest waiting;  // for the host to connect; its number is 0 once it was sent
+    int64_t until_ns = 0;    // BootNs; of one that waits
   };
 
   absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
-  std::string WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const;   // under mutex_
-  void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned, const std::string& differs);
-  void Heard(HostEntry* entry, const Session& session);                                  // under mutex_
+  std::string WhyRefuse(const pb::Hello& hello, const View& view,
+                        bool* final) const;  // under mutex_
+  void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,
+               const std::string& differs);
+  void Heard(HostEntry* entry, const Session& session);  // under mutex_
   void Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
   void Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
-  void SawLater(const pb::Hello& hello);                                                 // under mutex_
+  void SawLater(const pb::Hello& hello);  // under mutex_
   void ProveOwnership();
   void Timed(const View& view, const pb::ProgressReport& report);
-  void LookAtQuarantines(const State& state, HostId id);                                  // under mutex_
+  void LookAtQuarantines(const State& state, HostId id);  // under mutex_
   void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
-  void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt, const std::string& identity, pb::Event event);
+  void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
+                const std::string& identity, pb::Event event);
   void Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault);
   void Deliver(const Session& session, const pb::LogChunk& chunk);
-  // Requests for output whose session is over, or that waited long enough, and the last word to those who wait for it.
-  std::vector<std::pair<uint64_t, LogSink>> TakeLogs(const std::function<bool(const LogStream&)>& over);   // under mutex_
-  std::vector<std::pair<uint64_t, LogSink>> TakeLogsOf(const Session& session);          // under mutex_
-  static void EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended, const std::string& why);
-  void SendOn(Session* session, pb::SchedulerMessage message);                           // under mutex_
+  // Requests for output whose session is over, or that waited long enough, and the last word to
+  // those who wait for it.
+  std::vector<std::pair<uint64_t, LogSink>> TakeLogs(
+      const std::function<bool(const LogStream&)>& over);                        // under mutex_
+  std::vector<std::pair<uint64_t, LogSink>> TakeLogsOf(const Session& session);  // under mutex_
+  static void EndLogs(const std::vector<std::pair<uint64_t, LogSink>>& ended,
+                      const std::string& why);
+  void SendOn(Session* session, pb::SchedulerMessage message);  // under mutex_
 
   const SessionOptions options_;
   Clock* const clock_;
-  const int64_t started_ns_;                      // BootNs
-  int64_t listens_ns_ = started_ns_;              // BootNs since when it was always there to hear; Tick's thread's
+  const int64_t started_ns_;  // BootNs
+  int64_t listens_ns_ =
+      started_ns_;  // BootNs since when it was always there to hear; Tick's thread's
   Engine* engine_ = nullptr;
 
   mutable std::mutex mutex_;
-  std::map<std::string, HostEntry> hosts_;        // by cluster/host
+  std::map<std::string, HostEntry> hosts_;  // by cluster/host
   std::map<const AgentStream*, std::shared_ptr<Session>> streams_;
   std::map<uint64_t, LogStream> logs_;
   uint64_t next_log_ = 1;
-  int64_t proved_ns_ = started_ns_;               // BootNs of the newest commit that was made to prove it
+  int64_t proved_ns_ = started_ns_;  // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
-  std::map<HostId, std::set<std::string>> told_quarantines_;   // in the log
-  bool restored_ = false;                         // an agent has seen what this store doesn't have
+  std::map<HostId, std::set<std::string>> told_quarantines_;  // in the log
+  bool restored_ = false;  // an agent has seen what this store doesn't have
 };
 
 }  // namespace muster

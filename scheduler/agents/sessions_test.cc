@@ -1,4 +1,5 @@
-// Sessions, leases and acknowledgements, with the real engine and streams that write down what they were told.
+// Sessions, leases and acknowledgements, with the real engine and streams that write down what they
+// were told.
 #include "scheduler/agents/sessions.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +27,8 @@ const std::string kJob(32, '1');
 constexpr uint64_t kEpoch = 7;
 
 std::string BodyName(const google::protobuf::Message& message) {
-  const auto* field = message.GetReflection()->GetOneofFieldDescriptor(message, message.GetDescriptor()->FindOneofByName("body"));
+  const auto* field = message.GetReflection()->GetOneofFieldDescriptor(
+      message, message.GetDescriptor()->FindOneofByName("body"));
   return field == nullptr ? "nothing" : std::string(field->name());
 }
 
@@ -115,7 +117,8 @@ class SessionsTest : public ::testing::Test {
     sessions_ = std::make_unique<Sessions>(options, &clock_);
     EngineOptions engine_options;
     engine_options.last_commit = commit_;
-    engine_ = std::make_unique<Engine>(engine_options, &clock_, &store_, sessions_.get(), std::move(state));
+    engine_ = std::make_unique<Engine>(engine_options, &clock_, &store_, sessions_.get(),
+                                       std::move(state));
     sessions_->Attach(engine_.get());
   }
   void Settle() {
@@ -149,7 +152,9 @@ class SessionsTest : public ::testing::Test {
     message.mutable_session()->set_session(session);
     EXPECT_TRUE(sessions_->Receive(stream, message).ok());
   }
-  void Say(const StreamPtr& stream, const pb::AgentMessage& message) { Say(stream, message, stream->session()); }
+  void Say(const StreamPtr& stream, const pb::AgentMessage& message) {
+    Say(stream, message, stream->session());
+  }
   // Job 1 of one worker, placed on the only host.
   void Submit(int environment = 0) {
     pb::JobSpec spec = OneSlotSpec();
@@ -165,7 +170,9 @@ class SessionsTest : public ::testing::Test {
     engine_->Post(event);
     Settle();
   }
-  bool Refused(const StreamPtr& stream) { return stream->sent.size() == 1 && stream->sent[0].has_refused() && stream->ended.has_value(); }
+  bool Refused(const StreamPtr& stream) {
+    return stream->sent.size() == 1 && stream->sent[0].has_refused() && stream->ended.has_value();
+  }
   // Commits that the engine makes for what was said: 0 if it heard nothing.
   uint64_t Commits() {
     const uint64_t before = engine_->Snapshot()->commit;
@@ -206,18 +213,26 @@ TEST_P(HelloRefused, WithTheReason) {
   EXPECT_EQ(stream->sent[0].refused().final(), GetParam().final);
   EXPECT_EQ(stream->ended->code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(Commits(), 0u) << "it has no effect";
-  EXPECT_EQ(holder->ended.has_value(), std::string_view(GetParam().why) == kLater) << "all are ended where this store is the older one";
+  EXPECT_EQ(holder->ended.has_value(), std::string_view(GetParam().why) == kLater)
+      << "all are ended where this store is the older one";
   EXPECT_FALSE(sessions_->Receive(stream, Beat()).ok()) << "it is no session";
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Rules, HelloRefused,
     ::testing::Values(
-        RefusalCase{"NewerProtocol", [](pb::Hello* h) { h->set_protocol_version(kAgentProtocolVersion + 1); }, "install that release of musterd first", true},
-        RefusalCase{"NoProtocol", [](pb::Hello* h) { h->clear_protocol_version(); }, "install musterd's release on its host, too", true},
-        RefusalCase{"UnknownCluster", [](pb::Hello* h) { h->set_cluster("moon"); }, "there is no cluster \"moon\"", true},
-        RefusalCase{"UnknownHostOfAClosedCluster", [](pb::Hello* h) { h->set_cluster("shut"); }, "cluster shut has no host \"h2\"", true},
-        RefusalCase{"AnotherStore", [](pb::Hello* h) { h->set_store_id_seen(std::string(32, 'e')); }, "has served another store", true},
+        RefusalCase{"NewerProtocol",
+                    [](pb::Hello* h) { h->set_protocol_version(kAgentProtocolVersion + 1); },
+                    "install that release of musterd first", true},
+        RefusalCase{"NoProtocol", [](pb::Hello* h) { h->clear_protocol_version(); },
+                    "install musterd's release on its host, too", true},
+        RefusalCase{"UnknownCluster", [](pb::Hello* h) { h->set_cluster("moon"); },
+                    "there is no cluster \"moon\"", true},
+        RefusalCase{"UnknownHostOfAClosedCluster", [](pb::Hello* h) { h->set_cluster("shut"); },
+                    "cluster shut has no host \"h2\"", true},
+        RefusalCase{"AnotherStore",
+                    [](pb::Hello* h) { h->set_store_id_seen(std::string(32, 'e')); },
+                    "has served another store", true},
         RefusalCase{"LaterEpoch",
                     [](pb::Hello* h) {
                       h->set_store_id_seen(kStore);
@@ -225,19 +240,29 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     kLater, false},
         RefusalCase{"LaterCommit", [](pb::Hello* h) { h->set_commit_seen(1000); }, kLater, false},
-        RefusalCase{"NameOfALiveAgent", [](pb::Hello* h) { h->set_host("h1"); }, "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
+        RefusalCase{"NameOfALiveAgent", [](pb::Hello* h) { h->set_host("h1"); },
+                    "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
     [](const auto& info) { return info.param.name; });
 
 TEST(WhyNotSpoken, AgentsOneReleaseOlderWork) {
   const struct {
     int32_t theirs, ours;
-    const char* why;   // empty: served
+    const char* why;  // empty: served
   } cases[] = {
-      {1, 1, ""}, {3, 3, ""}, {2, 3, ""}, {1, 2, ""},
-      {0, 1, "protocol version 0 is not spoken here; this musterd speaks 1. The agent is more than one release older: install musterd's release on its host, too"},
+      {1, 1, ""},
+      {3, 3, ""},
+      {2, 3, ""},
+      {1, 2, ""},
+      {0, 1,
+       "protocol version 0 is not spoken here; this musterd speaks 1. The agent is more than one "
+       "release older: install musterd's release on its host, too"},
       {0, 2, "speaks 1 and 2. The agent is more than one release older"},
-      {1, 3, "protocol version 1 is not spoken here; this musterd speaks 2 and 3. The agent is more than one release older: install musterd's release on its host, too"},
-      {4, 3, "protocol version 4 is not spoken here; this musterd speaks 2 and 3. The agent is of a newer release: install that release of musterd first"},
+      {1, 3,
+       "protocol version 1 is not spoken here; this musterd speaks 2 and 3. The agent is more than "
+       "one release older: install musterd's release on its host, too"},
+      {4, 3,
+       "protocol version 4 is not spoken here; this musterd speaks 2 and 3. The agent is of a "
+       "newer release: install that release of musterd first"},
       {2, 1, "this musterd speaks 1. The agent is of a newer release"},
       {-1, 1, "more than one release older"},
   };
@@ -272,7 +297,8 @@ TEST_F(SessionsTest, WelcomesOnceTheHelloIsDurableAndNamesTheSession) {
 }
 
 TEST_F(SessionsTest, AHostThatContradictsItsSkuIsWelcomeAndToldSo) {
-  how_differs_ = [](const std::string& cluster, const std::string& host, const pb::Inventory& inventory) {
+  how_differs_ = [](const std::string& cluster, const std::string& host,
+                    const pb::Inventory& inventory) {
     return host == "h1" ? absl::StrCat(cluster, " has ", inventory.devices_size()) : "";
   };
   Start(state());
@@ -291,7 +317,8 @@ TEST_F(SessionsTest, TheNewestStreamOfTheSameStateIdReplacesTheOther) {
   EXPECT_NE(first->session(), second->session());
   sessions_->Closed(first.get());
   Say(second, Beat());
-  EXPECT_THAT(log_, ElementsAre("heartbeat_ack")) << "the end of the old stream doesn't end the new session";
+  EXPECT_THAT(log_, ElementsAre("heartbeat_ack"))
+      << "the end of the old stream doesn't end the new session";
 }
 
 TEST_F(SessionsTest, AnotherStateIdWaitsUntilTheLeaseIsOver) {
@@ -301,7 +328,8 @@ TEST_F(SessionsTest, AnotherStateIdWaitsUntilTheLeaseIsOver) {
   EXPECT_TRUE(Refused(Connect("h1", kStateB))) << "a closed stream is no end of a lease";
   clock_.now_ns += 1;
   const StreamPtr b = Connect("h1", kStateB);
-  EXPECT_EQ(b->sent.at(0).body_case(), pb::SchedulerMessage::kWelcome) << "a refused Hello renews nothing";
+  EXPECT_EQ(b->sent.at(0).body_case(), pb::SchedulerMessage::kWelcome)
+      << "a refused Hello renews nothing";
   EXPECT_EQ(state().host(state().FindHost("lab", "h1")).state_id, kStateB);
   EXPECT_TRUE(Refused(Connect("h1", kStateA))) << "the first one is the other now";
 }
@@ -335,7 +363,8 @@ TEST_F(SessionsTest, DropsWhatAnOldSessionSays) {
                 {"the new stream without a session", now, ""}};
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.what);
-    for (const pb::AgentMessage& message : {Beat(), Reported(pb::GONE), Checkpointed(1)}) Say(c.stream, message, c.session);
+    for (const pb::AgentMessage& message : {Beat(), Reported(pb::GONE), Checkpointed(1)})
+      Say(c.stream, message, c.session);
     EXPECT_EQ(Commits(), 0u);
     EXPECT_THAT(log_, IsEmpty());
   }
@@ -364,33 +393,65 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
       {"hello.state_id", [](pb::AgentMessage* m) { kHello(m)->set_state_id("s1"); }},
       {"hello.boot_id", [](pb::AgentMessage* m) { kHello(m)->clear_boot_id(); }},
       {"hello.store_id_seen", [](pb::AgentMessage* m) { kHello(m)->set_store_id_seen("x"); }},
-      {"inventory", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_cpus_milli(-1); }},
-      {"inventory", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_memory_bytes(-1); }},
-      {"inventory.flavour", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->clear_flavour(); }},
-      {"inventory.devices", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(0); }},
-      {"inventory.devices", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(1024); }},
-      {"inventory.devices", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(-1); }},
-      {"inventory.address", [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_address(std::string(256, '1')); }},
+      {"inventory",
+       [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_cpus_milli(-1); }},
+      {"inventory",
+       [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->set_memory_bytes(-1); }},
+      {"inventory.flavour",
+       [](pb::AgentMessage* m) { kHello(m)->mutable_inventory()->clear_flavour(); }},
+      {"inventory.devices",
+       [](pb::AgentMessage* m) {
+         kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(0);
+       }},
+      {"inventory.devices",
+       [](pb::AgentMessage* m) {
+         kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(1024);
+       }},
+      {"inventory.devices",
+       [](pb::AgentMessage* m) {
+         kHello(m)->mutable_inventory()->mutable_devices(1)->set_index(-1);
+       }},
+      {"inventory.address",
+       [](pb::AgentMessage* m) {
+         kHello(m)->mutable_inventory()->set_address(std::string(256, '1'));
+       }},
       {"key.job_uid", [](pb::AgentMessage* m) { kHello(m)->add_attempts()->set_phase(pb::GONE); }},
-      {"key.job_uid", [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_job_uid("1"); }},
-      {"key.task", [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_task("../x"); }},
-      {"key.attempt", [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_attempt(0); }},
+      {"key.job_uid",
+       [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_job_uid("1"); }},
+      {"key.task",
+       [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_task("../x"); }},
+      {"key.attempt",
+       [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_attempt(0); }},
       {"report.phase", [](pb::AgentMessage* m) { m->mutable_report()->clear_phase(); }},
-      {"report.phase", [](pb::AgentMessage* m) { m->mutable_report()->set_phase(static_cast<pb::AttemptPhase>(5)); }},
-      {"report.rendezvous_port", [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(65'536); }},
-      {"report.rendezvous_port", [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(-1); }},
-      {"report.detail", [](pb::AgentMessage* m) { m->mutable_report()->set_detail(std::string((16 << 10) + 1, 'x')); }},
-      {"report.cause", [](pb::AgentMessage* m) { m->mutable_report()->set_cause(static_cast<pb::Cause>(99)); }},
-      {"report.cause", [](pb::AgentMessage* m) { m->mutable_report()->set_cause(static_cast<pb::Cause>(-1)); }},
-      {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_rank(-1); }},
-      {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_exit_code(256); }},
-      {"report.exits", [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_signal(65); }},
+      {"report.phase",
+       [](pb::AgentMessage* m) {
+         m->mutable_report()->set_phase(static_cast<pb::AttemptPhase>(5));
+       }},
+      {"report.rendezvous_port",
+       [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(65'536); }},
+      {"report.rendezvous_port",
+       [](pb::AgentMessage* m) { m->mutable_report()->set_rendezvous_port(-1); }},
+      {"report.detail",
+       [](pb::AgentMessage* m) {
+         m->mutable_report()->set_detail(std::string((16 << 10) + 1, 'x'));
+       }},
+      {"report.cause",
+       [](pb::AgentMessage* m) { m->mutable_report()->set_cause(static_cast<pb::Cause>(99)); }},
+      {"report.cause",
+       [](pb::AgentMessage* m) { m->mutable_report()->set_cause(static_cast<pb::Cause>(-1)); }},
+      {"report.exits",
+       [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_rank(-1); }},
+      {"report.exits",
+       [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_exit_code(256); }},
+      {"report.exits",
+       [](pb::AgentMessage* m) { m->mutable_report()->mutable_exits(0)->set_signal(65); }},
       {"progress.step",
        [](pb::AgentMessage* m) {
          *m->mutable_progress()->mutable_key() = Key();
          m->mutable_progress()->mutable_progress()->set_step(-1);
        }},
-      {"key.job_uid", [](pb::AgentMessage* m) { m->mutable_progress()->mutable_progress()->set_step(1); }},
+      {"key.job_uid",
+       [](pb::AgentMessage* m) { m->mutable_progress()->mutable_progress()->set_step(1); }},
       {"checkpoint.step",
        [](pb::AgentMessage* m) {
          *m = Checkpointed(1);
@@ -436,18 +497,26 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
          *m->mutable_loaded()->mutable_key() = Key();
          for (int i = 0; i < 3; ++i) m->mutable_loaded()->add_refused(std::string(100 << 10, 'x'));
        }},
-      {"log_chunk.data", [](pb::AgentMessage* m) { m->mutable_log_chunk()->set_data(std::string((1 << 20) + 1, 'x')); }},
-      {"log_chunk.from_stderr", [](pb::AgentMessage* m) {
+      {"log_chunk.data",
+       [](pb::AgentMessage* m) {
+         m->mutable_log_chunk()->set_data(std::string((1 << 20) + 1, 'x'));
+       }},
+      {"log_chunk.from_stderr",
+       [](pb::AgentMessage* m) {
          m->mutable_log_chunk()->set_data("12345");
          m->mutable_log_chunk()->add_from_stderr()->set_end(6);
        }},
-      {"log_chunk.from_stderr", [](pb::AgentMessage* m) {
+      {"log_chunk.from_stderr",
+       [](pb::AgentMessage* m) {
          m->mutable_log_chunk()->set_data("12345");
          m->mutable_log_chunk()->add_from_stderr()->set_end(3);
          m->mutable_log_chunk()->add_from_stderr()->set_begin(2);
          m->mutable_log_chunk()->mutable_from_stderr(1)->set_end(5);
        }},
-      {"log_chunk.error", [](pb::AgentMessage* m) { m->mutable_log_chunk()->set_error(std::string((16 << 10) + 1, 'x')); }},
+      {"log_chunk.error",
+       [](pb::AgentMessage* m) {
+         m->mutable_log_chunk()->set_error(std::string((16 << 10) + 1, 'x'));
+       }},
       {"loaded.refused",
        [](pb::AgentMessage* m) {
          *m->mutable_loaded()->mutable_key() = Key();
@@ -465,7 +534,8 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
     EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(std::string(c.field) + ":"));
     EXPECT_EQ(Commits(), 0u) << c.field;
   }
-  for (const pb::AgentMessage& right : {Reported(pb::GONE), Checkpointed(1), Beat()}) EXPECT_TRUE(CheckAgentMessage(right).ok());
+  for (const pb::AgentMessage& right : {Reported(pb::GONE), Checkpointed(1), Beat()})
+    EXPECT_TRUE(CheckAgentMessage(right).ok());
   EXPECT_TRUE(CheckHello(HelloOf("h2", kStateB)).ok());
 }
 
@@ -495,7 +565,8 @@ TEST_F(SessionsTest, AHostFallsSilentAfterTwoMissedHeartbeatsAndIsUnreachableAft
   EXPECT_EQ(after(12'500 * kMillisecond), pb::HOST_SILENT);
   EXPECT_EQ(after(45 * kSecond - 1), pb::HOST_SILENT);
   EXPECT_EQ(after(45 * kSecond), pb::HOST_UNREACHABLE);
-  EXPECT_EQ(StateOf("n1", "shut"), pb::HOST_NEVER_SEEN) << "nobody has served it, so nobody is missed";
+  EXPECT_EQ(StateOf("n1", "shut"), pb::HOST_NEVER_SEEN)
+      << "nobody has served it, so nobody is missed";
   Say(stream, Beat());
   engine_->Step();
   EXPECT_EQ(StateOf("h1"), pb::HOST_UP);
@@ -623,7 +694,8 @@ TEST_F(SessionsTest, ACheckpointIsAcknowledgedOnlyAfterItsCommit) {
   Say(stream, Checkpointed(5));
   EXPECT_THAT(log_, IsEmpty());
   engine_->Step();
-  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "checkpoint_ack")) << "its repetition is the same";
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "checkpoint_ack"))
+      << "its repetition is the same";
   EXPECT_EQ(stream->sent.back().checkpoint_ack().sequence(), 5u);
   EXPECT_EQ(stream->sent.back().commit(), engine_->Snapshot()->commit);
   EXPECT_THAT(state().FindJob(1)->tasks[0].checkpoints, SizeIs(1));
@@ -653,7 +725,8 @@ TEST_F(SessionsTest, AHostForgetsOnlyAfterTheEndIsCommitted) {
   log_.clear();
   Say(stream, Reported(pb::GONE));
   engine_->Step();
-  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "forget")) << "the first Forget may have been lost";
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "forget"))
+      << "the first Forget may have been lost";
 }
 
 TEST_F(SessionsTest, WhatAnAttemptToldIsRememberedOnlyUntilItIsForgotten) {
@@ -673,7 +746,8 @@ TEST_F(SessionsTest, WhatAnAttemptToldIsRememberedOnlyUntilItIsForgotten) {
   Say(stream, Reported(pb::GONE));
   Settle();
   Say(stream, loaded);
-  EXPECT_EQ(Commits(), 1u) << "nothing is known of it any more; State keeps a repetition without effect";
+  EXPECT_EQ(Commits(), 1u)
+      << "nothing is known of it any more; State keeps a repetition without effect";
   Say(stream, Checkpointed(1));
   EXPECT_EQ(Commits(), 1u);
   EXPECT_EQ(stream->sent.back().body_case(), pb::SchedulerMessage::kCheckpointAck);
@@ -749,7 +823,8 @@ TEST_F(SessionsTest, AnAttemptThatAHelloLeavesOutIsAskedAbout) {
   log_.clear();
   const StreamPtr second = Open(HelloOf("h1", kStateA));
   engine_->Step();
-  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "welcome", "query")) << "absence proves nothing";
+  EXPECT_THAT(log_, ElementsAre(::testing::StartsWith("commit "), "welcome", "query"))
+      << "absence proves nothing";
   EXPECT_EQ(state().FindJob(1)->state, pb::RUNNING);
   log_.clear();
   Say(second, Beat());
@@ -765,11 +840,14 @@ TEST_F(SessionsTest, AnAttemptThatAHelloLeavesOutIsAskedAbout) {
 TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
   const StreamPtr first = Connect();
   std::vector<std::string> heard;
-  const auto sink = [&](const pb::LogChunk& chunk) { heard.push_back(chunk.end() ? "end: " + chunk.error() : chunk.data()); };
+  const auto sink = [&](const pb::LogChunk& chunk) {
+    heard.push_back(chunk.end() ? "end: " + chunk.error() : chunk.data());
+  };
   const uint64_t request = sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
   ASSERT_NE(request, 0u);
   EXPECT_THAT(log_, ElementsAre("log_request"));
-  EXPECT_EQ(sessions_->RequestLogs("lab", "h2", pb::LogRequest(), sink), 0u) << "it isn't connected";
+  EXPECT_EQ(sessions_->RequestLogs("lab", "h2", pb::LogRequest(), sink), 0u)
+      << "it isn't connected";
   pb::AgentMessage chunk;
   chunk.mutable_log_chunk()->set_request(request);
   chunk.mutable_log_chunk()->set_data("hello");
@@ -779,7 +857,8 @@ TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
   Say(first, chunk);
   EXPECT_THAT(heard, ElementsAre("hello"));
   const StreamPtr second = Connect();
-  EXPECT_THAT(heard, ElementsAre("hello", "end: has disconnected: what followed can't be read now"));
+  EXPECT_THAT(heard,
+              ElementsAre("hello", "end: has disconnected: what followed can't be read now"));
   heard.clear();
   sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
   sessions_->Closed(first.get());
@@ -790,7 +869,10 @@ TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
 
 TEST_F(SessionsTest, OutputOfAHostThatIsAwayWaitsForItForAWhile) {
   std::vector<std::string> heard;
-  const auto sink = [&](const pb::LogChunk& chunk) { heard.push_back(absl::StrCat(chunk.request(), chunk.end() ? " end: " : " ", chunk.error(), chunk.more() ? ", perhaps more" : "")); };
+  const auto sink = [&](const pb::LogChunk& chunk) {
+    heard.push_back(absl::StrCat(chunk.request(), chunk.end() ? " end: " : " ", chunk.error(),
+                                 chunk.more() ? ", perhaps more" : ""));
+  };
   pb::LogRequest asked;
   asked.set_tail_lines(77);
   const uint64_t first = sessions_->RequestLogs("lab", "h1", asked, sink, kSecond);
@@ -804,13 +886,17 @@ TEST_F(SessionsTest, OutputOfAHostThatIsAwayWaitsForItForAWhile) {
   EXPECT_THAT(heard, IsEmpty());
   clock_.now_ns += 2 * kSecond;
   sessions_->Tick();
-  EXPECT_THAT(heard, ElementsAre(absl::StrCat(second, " end: is not connected; its output can't be read now, perhaps more")));
+  EXPECT_THAT(heard,
+              ElementsAre(absl::StrCat(
+                  second, " end: is not connected; its output can't be read now, perhaps more")));
   log_.clear();
   Connect("h2", kStateB);
-  EXPECT_THAT(log_, ::testing::Not(::testing::Contains("log_request"))) << "nobody waits for it any more";
+  EXPECT_THAT(log_, ::testing::Not(::testing::Contains("log_request")))
+      << "nobody waits for it any more";
 }
 
-// CONTRACTS 17: a scheduler that another has replaced must not put off the fence of what the other may have started again.
+// CONTRACTS 17: a scheduler that another has replaced must not put off the fence of what the other
+// may have started again.
 TEST_F(SessionsTest, WithAFenceAHeartbeatIsAcknowledgedOnlyAfterACommit) {
   const StreamPtr stream = Connect();
   pb::JobSpec spec = OneSlotSpec();
@@ -868,7 +954,11 @@ TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
   ASSERT_EQ(later->sent.size(), 1u);
   EXPECT_FALSE(later->sent[0].refused().final());
   absl::Status said;
-  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, [&](absl::Status s) { said = s; });
+  engine_->Call(
+      [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        return std::vector<pb::Event>();
+      },
+      [&](absl::Status s) { said = s; });
   EXPECT_FALSE(engine_->Step());
   EXPECT_EQ(said.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(said.message()), ::testing::HasSubstr("--adopt-restored"));
@@ -876,7 +966,8 @@ TEST_F(SessionsTest, AnAgentThatHasSeenMoreEndsAllChanges) {
   EXPECT_TRUE(served->ended.has_value()) << "whom it serves may be served elsewhere";
   Say(served, Beat());
   EXPECT_EQ(served->sent.size(), told);
-  EXPECT_TRUE(Refused(Open(HelloOf("h1", kStateA)))) << "also who has seen nothing of it: it is to wait before it asks again";
+  EXPECT_TRUE(Refused(Open(HelloOf("h1", kStateA))))
+      << "also who has seen nothing of it: it is to wait before it asks again";
 }
 
 TEST_F(SessionsTest, ARestoredStoreAwaitsItsHostsForALeaseAtMost) {

@@ -9,18 +9,20 @@
 namespace muster {
 namespace {
 
-constexpr int32_t kNewsPermille = 200;           // a known straggler that changes by less is no news
+constexpr int32_t kNewsPermille = 200;  // a known straggler that changes by less is no news
 
 int64_t MedianOf(std::vector<int64_t> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) / 2);   // of an even number the lower
+  const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) /
+                                                              2);  // of an even number the lower
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
 }  // namespace
 
-std::vector<pb::StragglerSeen> Stragglers::Told(const pb::AttemptKey& key, const AttemptRow& attempt,
-                                                const google::protobuf::RepeatedPtrField<pb::RankTime>& times) {
+std::vector<pb::StragglerSeen> Stragglers::Told(
+    const pb::AttemptKey& key, const AttemptRow& attempt,
+    const google::protobuf::RepeatedPtrField<pb::RankTime>& times) {
   Gang& gang = gangs_[AttemptText(key)];
   gang.key = key;
   for (const pb::RankTime& time : times) {
@@ -34,10 +36,14 @@ std::vector<pb::StragglerSeen> Stragglers::Told(const pb::AttemptKey& key, const
   const int64_t median_us = MedianOf(std::move(all));
   std::vector<pb::StragglerSeen> news;
   for (const auto& [rank, time] : gang.ranks) {
-    const auto known = std::find_if(attempt.stragglers.begin(), attempt.stragglers.end(), [r = rank](const pb::Straggler& row) { return row.rank() == r; });
+    const auto known =
+        std::find_if(attempt.stragglers.begin(), attempt.stragglers.end(),
+                     [r = rank](const pb::Straggler& row) { return row.rank() == r; });
     const int32_t before = known == attempt.stragglers.end() ? 0 : known->permille();
-    const int64_t exact = static_cast<int64_t>(static_cast<__int128>(time.own_us()) * 1000 / median_us);
-    const auto permille = static_cast<int32_t>(std::min<int64_t>(exact, std::numeric_limits<int32_t>::max()));
+    const int64_t exact =
+        static_cast<int64_t>(static_cast<__int128>(time.own_us()) * 1000 / median_us);
+    const auto permille =
+        static_cast<int32_t>(std::min<int64_t>(exact, std::numeric_limits<int32_t>::max()));
     int32_t now = before;
     if (before == 0 && permille >= kStragglerPermille) now = permille;
     if (before != 0 && permille < kNoStragglerPermille) now = 0;

@@ -16,7 +16,8 @@ pb::AttemptKey Key() {
 class StragglersTest : public ::testing::Test {
  protected:
   // A host's word: median own times of its ranks, from `first` on.
-  std::vector<pb::StragglerSeen> Tell(int32_t first, const std::vector<int64_t>& own_us, int32_t steps = 32) {
+  std::vector<pb::StragglerSeen> Tell(int32_t first, const std::vector<int64_t>& own_us,
+                                      int32_t steps = 32) {
     google::protobuf::RepeatedPtrField<pb::RankTime> times;
     for (const int64_t us : own_us) {
       pb::RankTime* time = times.Add();
@@ -25,8 +26,9 @@ class StragglersTest : public ::testing::Test {
       time->set_own_us(us);
     }
     std::vector<pb::StragglerSeen> news = stragglers_.Told(Key(), attempt_, times);
-    for (const pb::StragglerSeen& seen : news) {   // as Apply does
-      std::erase_if(attempt_.stragglers, [&](const pb::Straggler& row) { return row.rank() == seen.rank(); });
+    for (const pb::StragglerSeen& seen : news) {  // as Apply does
+      std::erase_if(attempt_.stragglers,
+                    [&](const pb::Straggler& row) { return row.rank() == seen.rank(); });
       if (seen.permille() == 0) continue;
       attempt_.stragglers.emplace_back().set_rank(seen.rank());
       attempt_.stragglers.back().set_permille(seen.permille());

@@ -7,7 +7,8 @@
 namespace muster {
 namespace {
 
-constexpr size_t kMaxBacklog = 100'000;   // messages an agent may leave unread before its stream is ended
+constexpr size_t kMaxBacklog =
+    100'000;  // messages an agent may leave unread before its stream is ended
 
 using Bidi = grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>;
 
@@ -24,7 +25,8 @@ class StreamHandle : public AgentStream {
   const std::weak_ptr<Stream> stream_;
 };
 
-class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>, public std::enable_shared_from_this<Stream> {
+class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
+               public std::enable_shared_from_this<Stream> {
  public:
   explicit Stream(Sessions* sessions) : sessions_(sessions) {}
 
@@ -70,7 +72,8 @@ void StreamHandle::Send(const pb::SchedulerMessage& message) {
 }
 
 void StreamHandle::End(const absl::Status& status) {
-  if (const std::shared_ptr<Stream> stream = stream_.lock(); stream != nullptr) stream->Finally(ToGrpc(status));
+  if (const std::shared_ptr<Stream> stream = stream_.lock(); stream != nullptr)
+    stream->Finally(ToGrpc(status));
 }
 
 // Refuses at once.
@@ -84,7 +87,8 @@ class Refusal : public Bidi {
 
 Bidi* AgentServiceImpl::Connect(grpc::CallbackServerContext* call) {
   if (!who_.operator_) {
-    return new Refusal(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "agents run as root or as the user who runs musterd"));
+    return new Refusal(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                                    "agents run as root or as the user who runs musterd"));
   }
   const auto stream = std::make_shared<Stream>(context_->sessions);
   stream->Begin();

@@ -8,8 +8,10 @@ namespace muster {
 
 class AgentServiceImpl : public pb::AgentService::CallbackService {
  public:
-  AgentServiceImpl(const ApiContext* context, Identity who) : context_(context), who_(std::move(who)) {}
-  grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(grpc::CallbackServerContext* call) override;
+  AgentServiceImpl(const ApiContext* context, Identity who)
+      : context_(context), who_(std::move(who)) {}
+  grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(
+      grpc::CallbackServerContext* call) override;
 
  private:
   const ApiContext* const context_;

@@ -12,11 +12,13 @@ namespace {
 // kNoHost if `name` isn't cluster/host of a known host.
 HostId FindHostByName(const State& state, const std::string& name) {
   const size_t slash = name.find('/');
-  return slash == std::string::npos ? kNoHost : state.FindHost(name.substr(0, slash), name.substr(slash + 1));
+  return slash == std::string::npos ? kNoHost
+                                    : state.FindHost(name.substr(0, slash), name.substr(slash + 1));
 }
 
 grpc::Status NotFound(const std::string& what, const std::string& name) {
-  return grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("there is no ", what, " \"", name, "\""));
+  return grpc::Status(grpc::StatusCode::NOT_FOUND,
+                      absl::StrCat("there is no ", what, " \"", name, "\""));
 }
 
 }  // namespace
@@ -24,15 +26,19 @@ grpc::Status NotFound(const std::string& what, const std::string& name) {
 pb::Host ClusterServiceImpl::Describe(const View& view, HostId id) const {
   pb::Host host = DescribeHost(view.state, id);
   const HostRow& row = view.state.host(id);
-  if (const int64_t heard_ns = context_->sessions->LastHeardNs(view.state.clusters()[row.cluster].name, row.name); heard_ns != 0) {
+  if (const int64_t heard_ns =
+          context_->sessions->LastHeardNs(view.state.clusters()[row.cluster].name, row.name);
+      heard_ns != 0) {
     host.set_last_heard_ns(heard_ns);
   }
-  if (row.state != pb::HOST_NEVER_SEEN) host.set_differs(context_->sessions->HowDiffers(host.cluster(), row.name, row.inventory));
+  if (row.state != pb::HOST_NEVER_SEEN)
+    host.set_differs(context_->sessions->HowDiffers(host.cluster(), row.name, row.inventory));
   host.mutable_inventory()->clear_trainer_schema_json();
   return host;
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetCluster(grpc::CallbackServerContext* call, const pb::GetClusterRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetCluster(grpc::CallbackServerContext* call,
+                                                         const pb::GetClusterRequest* request,
                                                          pb::Cluster* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const int32_t cluster = view->state.FindCluster(request->name());
@@ -41,14 +47,17 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetCluster(grpc::CallbackServerCon
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ListClusters(grpc::CallbackServerContext* call, const pb::ListClustersRequest*,
+grpc::ServerUnaryReactor* ClusterServiceImpl::ListClusters(grpc::CallbackServerContext* call,
+                                                           const pb::ListClustersRequest*,
                                                            pb::ListClustersResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  for (size_t i = 0; i < view->state.clusters().size(); ++i) *response->add_clusters() = DescribeCluster(view->state, i);
+  for (size_t i = 0; i < view->state.clusters().size(); ++i)
+    *response->add_clusters() = DescribeCluster(view->state, i);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetHost(grpc::CallbackServerContext* call, const pb::GetHostRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetHost(grpc::CallbackServerContext* call,
+                                                      const pb::GetHostRequest* request,
                                                       pb::Host* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const HostId id = FindHostByName(view->state, request->name());
@@ -57,21 +66,28 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetHost(grpc::CallbackServerContex
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ListHosts(grpc::CallbackServerContext* call, const pb::ListHostsRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::ListHosts(grpc::CallbackServerContext* call,
+                                                        const pb::ListHostsRequest* request,
                                                         pb::ListHostsResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const int32_t cluster = view->state.FindCluster(request->cluster());
-  if (!request->cluster().empty() && cluster < 0) return Reply(call, NotFound("cluster", request->cluster()));
+  if (!request->cluster().empty() && cluster < 0)
+    return Reply(call, NotFound("cluster", request->cluster()));
   for (const HostId id : view->state.hosts()) {
-    if (request->cluster().empty() || view->state.host(id).cluster == cluster) *response->add_hosts() = Describe(*view, id);
+    if (request->cluster().empty() || view->state.host(id).cluster == cluster)
+      *response->add_hosts() = Describe(*view, id);
   }
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(grpc::CallbackServerContext* call, const std::string& target, bool drained,
-                                                         const std::string& reason, google::protobuf::RepeatedField<uint64_t>* jobs) {
-  if (grpc::Status status = OperatorOnly(who_, drained ? "draining" : "resuming"); !status.ok()) return Reply(call, status);
-  if (reason.size() > 1000) return Reply(call, BadRequest("the request is wrong", {{"reason", "longer than 1000 characters"}}));
+grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(
+    grpc::CallbackServerContext* call, const std::string& target, bool drained,
+    const std::string& reason, google::protobuf::RepeatedField<uint64_t>* jobs) {
+  if (grpc::Status status = OperatorOnly(who_, drained ? "draining" : "resuming"); !status.ok())
+    return Reply(call, status);
+  if (reason.size() > 1000)
+    return Reply(call,
+                 BadRequest("the request is wrong", {{"reason", "longer than 1000 characters"}}));
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   if (view->state.FindCluster(target) < 0 && FindHostByName(view->state, target) == kNoHost) {
     return Reply(call, NotFound("cluster or host (cluster/host)", target));
@@ -83,28 +99,35 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(grpc::CallbackServerCon
   event.mutable_drain_changed()->set_target(target);
   event.mutable_drain_changed()->set_drained(drained);
   event.mutable_drain_changed()->set_reason(reason);
-  LogInfo(drained ? "drained" : "resumed", {{"target", target}, {"by", who_.user}, {"reason", reason}});
+  LogInfo(drained ? "drained" : "resumed",
+          {{"target", target}, {"by", who_.user}, {"reason", reason}});
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_->engine->Post(std::move(event), [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  context_->engine->Post(std::move(event),
+                         [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Drain(grpc::CallbackServerContext* call, const pb::DrainRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::Drain(grpc::CallbackServerContext* call,
+                                                    const pb::DrainRequest* request,
                                                     pb::DrainResponse* response) {
   return SetDrained(call, request->target(), true, request->reason(), response->mutable_jobs());
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(grpc::CallbackServerContext* call, const pb::ResumeRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(grpc::CallbackServerContext* call,
+                                                     const pb::ResumeRequest* request,
                                                      pb::ResumeResponse*) {
   return SetDrained(call, request->target(), false, "", nullptr);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerContext* call, const pb::ConfirmOffRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerContext* call,
+                                                         const pb::ConfirmOffRequest* request,
                                                          pb::ConfirmOffResponse* response) {
-  if (grpc::Status status = OperatorOnly(who_, "confirming that a host is off"); !status.ok()) return Reply(call, status);
+  if (grpc::Status status = OperatorOnly(who_, "confirming that a host is off"); !status.ok())
+    return Reply(call, status);
   const std::string name = request->host();
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  if (FindHostByName(view->state, name) == kNoHost) return Reply(call, NotFound("host (cluster/host)", name));
+  if (FindHostByName(view->state, name) == kNoHost)
+    return Reply(call, NotFound("host (cluster/host)", name));
   for (const uint64_t job : JobsOn(view->state, name)) response->add_jobs(job);
   LogWarn("an operator says that a host is off", {{"host", name}, {"by", who_.user}});
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
@@ -112,7 +135,9 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerCon
       [name, by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const HostId id = FindHostByName(state, name);
         if (id == kNoHost || state.host(id).state != pb::HOST_UNREACHABLE) {
-          return absl::FailedPreconditionError(absl::StrCat(name, " can be reached, or could a lease ago: muster host drain ", name, " empties it"));
+          return absl::FailedPreconditionError(
+              absl::StrCat(name, " can be reached, or could a lease ago: muster host drain ", name,
+                           " empties it"));
         }
         std::vector<pb::Event> events(1);
         events[0].mutable_host_confirmed_off()->set_cluster(name.substr(0, name.find('/')));
@@ -124,26 +149,34 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerCon
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(grpc::CallbackServerContext* call, const pb::ReleaseQuarantineRequest* request,
-                                                                pb::ReleaseQuarantineResponse* response) {
-  if (grpc::Status status = OperatorOnly(who_, "releasing from quarantine"); !status.ok()) return Reply(call, status);
+grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(
+    grpc::CallbackServerContext* call, const pb::ReleaseQuarantineRequest* request,
+    pb::ReleaseQuarantineResponse* response) {
+  if (grpc::Status status = OperatorOnly(who_, "releasing from quarantine"); !status.ok())
+    return Reply(call, status);
   const std::string name = request->host();
   const int32_t device = request->has_device() ? request->device() : -1;
-  if (request->has_device() && device < 0) return Reply(call, BadRequest("the request is wrong", {{"device", "must not be negative"}}));
+  if (request->has_device() && device < 0)
+    return Reply(call, BadRequest("the request is wrong", {{"device", "must not be negative"}}));
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  if (FindHostByName(view->state, name) == kNoHost) return Reply(call, NotFound("host (cluster/host)", name));
-  LogWarn("an operator releases from quarantine", {{"host", name}, {"device", device}, {"by", who_.user}});
+  if (FindHostByName(view->state, name) == kNoHost)
+    return Reply(call, NotFound("host (cluster/host)", name));
+  LogWarn("an operator releases from quarantine",
+          {{"host", name}, {"device", device}, {"by", who_.user}});
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   context_->engine->Call(
-      [name, device, by = who_.user, response](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+      [name, device, by = who_.user,
+       response](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const HostId id = FindHostByName(state, name);
         for (size_t i = 0; id != kNoHost && i < state.host(id).quarantines.size(); ++i) {
           const pb::Quarantine& row = state.host(id).quarantines[i];
           if (device < 0 || row.device() == device) *response->add_released() = row;
         }
         if (response->released_size() == 0) {
-          const std::string what = device < 0 ? name : absl::StrCat("device ", device, " of ", name);
-          return absl::FailedPreconditionError(absl::StrCat(what, " is not in quarantine: muster host show ", name));
+          const std::string what =
+              device < 0 ? name : absl::StrCat("device ", device, " of ", name);
+          return absl::FailedPreconditionError(
+              absl::StrCat(what, " is not in quarantine: muster host show ", name));
         }
         std::vector<pb::Event> events(1);
         pb::QuarantineReleased& released = *events[0].mutable_quarantine_released();
@@ -157,40 +190,49 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(grpc::CallbackSe
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
-                                                               pb::GetTrainerSchemaResponse* response) {
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(
+    grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
+    pb::GetTrainerSchemaResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   for (const HostId id : view->state.hosts()) {
     const HostRow& host = view->state.host(id);
     if (host.inventory.trainer_schema_json().empty()) continue;
     response->set_json(host.inventory.trainer_schema_json());
     response->set_hash(host.inventory.trainer_schema_hash());
-    if (host.state == pb::HOST_UP) break;   // rather one that is there now
+    if (host.state == pb::HOST_UP) break;  // rather one that is there now
   }
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerContext* call, const pb::GetLedgerRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerContext* call,
+                                                        const pb::GetLedgerRequest* request,
                                                         pb::LedgerResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   *response = DescribeLedger(view->state);
   const Sees sees = [this](const JobRow& job) { return MaySee(who_, job); };
-  for (pb::LedgerResponse::Row& row : LedgerRows(view->state, request->by(), sees)) *response->add_rows() = std::move(row);
+  for (pb::LedgerResponse::Row& row : LedgerRows(view->state, request->by(), sees))
+    *response->add_rows() = std::move(row);
   const Stranded stranded = StrandedNow(view->state, *view->plan);
   response->mutable_fragmentation()->set_now_milli(stranded.milli);
   response->mutable_fragmentation()->set_now_tasks(stranded.tasks);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Top(grpc::CallbackServerContext* call, const pb::TopRequest* request, pb::TopResponse* response) {
-  if (request->limit() < 0 || request->limit() > 1000) return Reply(call, BadRequest("the request is wrong", {{"limit", "must be 0..1000"}}));
+grpc::ServerUnaryReactor* ClusterServiceImpl::Top(grpc::CallbackServerContext* call,
+                                                  const pb::TopRequest* request,
+                                                  pb::TopResponse* response) {
+  if (request->limit() < 0 || request->limit() > 1000)
+    return Reply(call, BadRequest("the request is wrong", {{"limit", "must be 0..1000"}}));
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  *response = DescribeTop(view->state, *view->plan, *request, std::max(view->now_ns, context_->clock->WallNs()),
+  *response = DescribeTop(view->state, *view->plan, *request,
+                          std::max(view->now_ns, context_->clock->WallNs()),
                           [this](const JobRow& job) { return MaySee(who_, job); });
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* call, const pb::PingRequest*, pb::PingResponse* response) {
+grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* call,
+                                                   const pb::PingRequest*,
+                                                   pb::PingResponse* response) {
   response->set_version(context_->version);
   response->set_epoch(context_->epoch);
   response->set_store_id(context_->store_id);

@@ -14,11 +14,13 @@
 
 namespace muster {
 
-// The caller, as the kernel named it when the connection was accepted (SO_PEERCRED). Never taken from a request.
+// The caller, as the kernel named it when the connection was accepted (SO_PEERCRED). Never taken
+// from a request.
 struct Identity {
   uint32_t uid = 0;
-  std::string user;       // name of the uid, or its number
-  bool operator_ = false; // root, or the user who runs musterd: may do everything, and speak as an agent
+  std::string user;  // name of the uid, or its number
+  bool operator_ =
+      false;  // root, or the user who runs musterd: may do everything, and speak as an agent
 };
 
 class Outlook;
@@ -27,7 +29,7 @@ class Outlook;
 struct ApiContext {
   Engine* engine = nullptr;
   Sessions* sessions = nullptr;
-  History* history = nullptr;   // null: what State forgets is gone
+  History* history = nullptr;  // null: what State forgets is gone
   Outlook* outlook = nullptr;
   Clock* clock = nullptr;
   SchedulingOptions scheduling;
@@ -36,12 +38,17 @@ struct ApiContext {
   uint64_t epoch = 0;
   std::string version;
   bool single_user = false;
-  // Empty while jobs are taken, else why not; asked by each submission, from any thread. Null: always taken.
+  // Empty while jobs are taken, else why not; asked by each submission, from any thread. Null:
+  // always taken.
   std::function<std::string()> why_no_submissions;
 };
 
-inline std::string WhyNoSubmissions(const ApiContext& context) { return context.why_no_submissions ? context.why_no_submissions() : ""; }
+inline std::string WhyNoSubmissions(const ApiContext& context) {
+  return context.why_no_submissions ? context.why_no_submissions() : "";
+}
 
-inline bool MaySee(const Identity& who, const JobRow& job) { return who.operator_ || job.owner == who.user; }
+inline bool MaySee(const Identity& who, const JobRow& job) {
+  return who.operator_ || job.owner == who.user;
+}
 
 }  // namespace muster

@@ -26,7 +26,8 @@ google::rpc::ErrorInfo Info(const std::string& reason) {
 }
 
 grpc::Status WithDetails(google::rpc::Status status) {
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message(), status.SerializeAsString());
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message(),
+                      status.SerializeAsString());
 }
 
 }  // namespace
@@ -43,7 +44,8 @@ grpc::Status BadRequest(const std::string& message, const std::vector<FieldProbl
   return WithDetails(std::move(status));
 }
 
-grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems, bool may_wait) {
+grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems,
+                       bool may_wait) {
   google::rpc::PreconditionFailure failure;
   for (const FieldProblem& problem : problems) {
     google::rpc::PreconditionFailure::Violation* violation = failure.add_violations();

@@ -14,11 +14,14 @@ namespace muster {
 grpc::Status ToGrpc(const absl::Status& status);
 // INVALID_ARGUMENT with a BadRequest of all problems.
 grpc::Status BadRequest(const std::string& message, const std::vector<FieldProblem>& problems);
-// FAILED_PRECONDITION, type NEVER_FITS: the same problems as violations, and as a BadRequest for the fields' places. `may_wait`: an
-// ErrorInfo says that it would be accepted with wait_for_capacity.
-grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems, bool may_wait);
+// FAILED_PRECONDITION, type NEVER_FITS: the same problems as violations, and as a BadRequest for
+// the fields' places. `may_wait`: an ErrorInfo says that it would be accepted with
+// wait_for_capacity.
+grpc::Status NeverFits(const std::string& message, const std::vector<FieldProblem>& problems,
+                       bool may_wait);
 
-// UNAVAILABLE by the server's own word: an ErrorInfo with this reason tells it from a server that isn't there.
+// UNAVAILABLE by the server's own word: an ErrorInfo with this reason tells it from a server that
+// isn't there.
 grpc::Status NotNow(const std::string& message, const std::string& reason);
 
 }  // namespace muster

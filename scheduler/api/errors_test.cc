@@ -13,13 +13,18 @@ TEST(ErrorsTest, ABadRequestIsAGoogleRpcStatusByteForByte) {
   const grpc::Status status = BadRequest("m", {{"f", "d"}});
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(), "m");
-  const std::string violation("\x0a\x06\x0a\x01" "f\x12\x01" "d", 8);
+  const std::string violation(
+      "\x0a\x06\x0a\x01"
+      "f\x12\x01"
+      "d",
+      8);
   const std::string any = "\x0a\x29type.googleapis.com/google.rpc.BadRequest\x12\x08" + violation;
   EXPECT_EQ(status.error_details(), std::string("\x08\x03\x12\x01m\x1a\x35", 7) + any);
 }
 
 TEST(ErrorsTest, NeverFitsNamesEachProblemTwice) {
-  const grpc::Status status = NeverFits("no", {{"tasks[0].workers", "12 of 8"}, {"tasks[0].resources", "too much"}}, false);
+  const grpc::Status status =
+      NeverFits("no", {{"tasks[0].workers", "12 of 8"}, {"tasks[0].resources", "too much"}}, false);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   google::rpc::Status details;
   ASSERT_TRUE(details.ParseFromString(status.error_details()));
@@ -40,7 +45,8 @@ TEST(ErrorsTest, NeverFitsNamesEachProblemTwice) {
 
 TEST(ErrorsTest, NeverFitsSaysWhetherWaitingForHostsWouldHelp) {
   google::rpc::Status details;
-  ASSERT_TRUE(details.ParseFromString(NeverFits("no", {{"workers", "12 of 8"}}, true).error_details()));
+  ASSERT_TRUE(
+      details.ParseFromString(NeverFits("no", {{"workers", "12 of 8"}}, true).error_details()));
   ASSERT_EQ(details.details_size(), 3);
   google::rpc::ErrorInfo info;
   ASSERT_TRUE(details.details(2).UnpackTo(&info));

@@ -12,13 +12,18 @@ namespace {
 
 class Filter {
  public:
-  Filter(const pb::ListJobsRequest& request, const std::function<bool(const JobRow&)>& may_see) : request_(request), may_see_(may_see) {}
+  Filter(const pb::ListJobsRequest& request, const std::function<bool(const JobRow&)>& may_see)
+      : request_(request), may_see_(may_see) {}
 
   // By what needs no spec.
   bool MayMatch(std::string_view owner, std::string_view queue, pb::JobState state) const {
     if (!request_.owner().empty() && owner != request_.owner()) return false;
-    if (!request_.queue().empty() && queue != request_.queue() && !queue.starts_with(request_.queue() + "/")) return false;
-    return request_.states_size() == 0 || std::find(request_.states().begin(), request_.states().end(), state) != request_.states().end();
+    if (!request_.queue().empty() && queue != request_.queue() &&
+        !queue.starts_with(request_.queue() + "/"))
+      return false;
+    return request_.states_size() == 0 ||
+           std::find(request_.states().begin(), request_.states().end(), state) !=
+               request_.states().end();
   }
 
   bool Matches(const JobRow& job) const {
@@ -32,7 +37,8 @@ class Filter {
   // Who asks for jobs that have not ended doesn't wait for those that have, which may be many more.
   bool Ended() const {
     return request_.states_size() == 0 ||
-           std::any_of(request_.states().begin(), request_.states().end(), [](int asked) { return asked != pb::WAITING && asked != pb::RUNNING; });
+           std::any_of(request_.states().begin(), request_.states().end(),
+                       [](int asked) { return asked != pb::WAITING && asked != pb::RUNNING; });
   }
 
  private:
@@ -41,41 +47,50 @@ class Filter {
 };
 
 // Of a State's own row: it lives as long as the view.
-std::shared_ptr<const JobRow> Held(const std::shared_ptr<const View>& view, const JobRow& job) { return {view, &job}; }
+std::shared_ptr<const JobRow> Held(const std::shared_ptr<const View>& view, const JobRow& job) {
+  return {view, &job};
+}
 
 absl::StatusOr<std::shared_ptr<const JobRow>> Past(const State& state, const std::string& record) {
   absl::StatusOr<JobRow> job = state.ParseJob(record);
-  if (!job.ok()) return absl::Status(job.status().code(), absl::StrCat("the history of finished jobs: ", job.status().message()));
+  if (!job.ok())
+    return absl::Status(job.status().code(),
+                        absl::StrCat("the history of finished jobs: ", job.status().message()));
   return std::make_shared<const JobRow>(*std::move(job));
 }
 
-// The jobs of the past among [above + 1, before), merged into *page, which holds those of State in that range. Of a page that is full, `above`
-// is its last.
-absl::Status AddPast(const std::shared_ptr<const View>& view, History* history, const Filter& filter, size_t size, uint64_t before, JobPage* page) {
+// The jobs of the past among [above + 1, before), merged into *page, which holds those of State in
+// that range. Of a page that is full, `above` is its last.
+absl::Status AddPast(const std::shared_ptr<const View>& view, History* history,
+                     const Filter& filter, size_t size, uint64_t before, JobPage* page) {
   const State& state = view->state;
   const uint64_t above = page->next_page_token.empty() ? 0 : page->jobs.back()->number;
   std::vector<std::shared_ptr<const JobRow>> past;
   absl::Status broken = absl::OkStatus();
-  uint64_t reached = 0;              // the last one that was looked at, where others may follow
+  uint64_t reached = 0;  // the last one that was looked at, where others may follow
   int examined = 0;
-  const absl::Status status = history->Scan(std::min(before, state.next_job_number()), above, [&](const History::Row& row) {
-    if (past.size() == size || examined++ == kExamined) return false;
-    reached = row.number;
-    if (state.FindJob(row.number) != nullptr || !filter.MayMatch(row.owner, row.queue, row.state)) return true;
-    absl::StatusOr<std::shared_ptr<const JobRow>> job = Past(state, row.record());
-    if (!job.ok()) {
-      broken = job.status();
-      return false;
-    }
-    if (filter.Matches(**job)) past.push_back(*std::move(job));
-    return true;
-  });
+  const absl::Status status =
+      history->Scan(std::min(before, state.next_job_number()), above, [&](const History::Row& row) {
+        if (past.size() == size || examined++ == kExamined) return false;
+        reached = row.number;
+        if (state.FindJob(row.number) != nullptr ||
+            !filter.MayMatch(row.owner, row.queue, row.state))
+          return true;
+        absl::StatusOr<std::shared_ptr<const JobRow>> job = Past(state, row.record());
+        if (!job.ok()) {
+          broken = job.status();
+          return false;
+        }
+        if (filter.Matches(**job)) past.push_back(*std::move(job));
+        return true;
+      });
   if (!status.ok()) return status;
   if (!broken.ok()) return broken;
   const bool more = past.size() == size || examined > kExamined;
   std::vector<std::shared_ptr<const JobRow>> merged;
   const auto newer = [](const auto& a, const auto& b) { return a->number > b->number; };
-  std::merge(page->jobs.begin(), page->jobs.end(), past.begin(), past.end(), std::back_inserter(merged), newer);
+  std::merge(page->jobs.begin(), page->jobs.end(), past.begin(), past.end(),
+             std::back_inserter(merged), newer);
   // Below what was looked at, the past may hold more.
   if (more) std::erase_if(merged, [&](const auto& job) { return job->number < reached; });
   if (merged.size() > size) {
@@ -90,7 +105,8 @@ absl::Status AddPast(const std::shared_ptr<const View>& view, History* history, 
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const JobRow>> FindJob(std::shared_ptr<const View> view, History* history, std::string_view id) {
+absl::StatusOr<std::shared_ptr<const JobRow>> FindJob(std::shared_ptr<const View> view,
+                                                      History* history, std::string_view id) {
   if (const JobRow* job = view->state.FindJobByText(id); job != nullptr) return Held(view, *job);
   if (history == nullptr) return nullptr;
   const absl::StatusOr<std::string> record = history->Find(id);
@@ -99,9 +115,11 @@ absl::StatusOr<std::shared_ptr<const JobRow>> FindJob(std::shared_ptr<const View
   return Past(view->state, *record);
 }
 
-absl::StatusOr<JobPage> ListJobs(std::shared_ptr<const View> view, History* history, const pb::ListJobsRequest& request,
+absl::StatusOr<JobPage> ListJobs(std::shared_ptr<const View> view, History* history,
+                                 const pb::ListJobsRequest& request,
                                  const std::function<bool(const JobRow&)>& may_see) {
-  if (request.page_size() < 0 || request.page_size() > 1000) return absl::InvalidArgumentError("page_size must be 1..1000 (0: 100)");
+  if (request.page_size() < 0 || request.page_size() > 1000)
+    return absl::InvalidArgumentError("page_size must be 1..1000 (0: 100)");
   const size_t size = request.page_size() == 0 ? 100 : request.page_size();
   uint64_t before = UINT64_MAX;
   if (!request.page_token().empty() && !absl::SimpleAtoi(request.page_token(), &before)) {
@@ -122,18 +140,23 @@ absl::StatusOr<JobPage> ListJobs(std::shared_ptr<const View> view, History* hist
   if (filter.Ended()) {
     state.ForEachJobBelow(before, take);
     if (history != nullptr) {
-      if (absl::Status status = AddPast(view, history, filter, size, before, &page); !status.ok()) return status;
+      if (absl::Status status = AddPast(view, history, filter, size, before, &page); !status.ok())
+        return status;
     }
   } else {
     const std::vector<uint64_t>& numbers = state.active_jobs();
-    for (auto it = std::lower_bound(numbers.begin(), numbers.end(), before); it != numbers.begin() && take(*state.FindJob(*(it - 1)));) --it;
+    for (auto it = std::lower_bound(numbers.begin(), numbers.end(), before);
+         it != numbers.begin() && take(*state.FindJob(*(it - 1)));)
+      --it;
   }
   // A queue that is gone may still have had jobs; one that never was is a slip of the pen.
-  if (page.jobs.empty() && page.next_page_token.empty() && request.page_token().empty() && !request.queue().empty() &&
-      state.queues().Find(request.queue()) < 0) {
+  if (page.jobs.empty() && page.next_page_token.empty() && request.page_token().empty() &&
+      !request.queue().empty() && state.queues().Find(request.queue()) < 0) {
     std::vector<std::string> known;
-    for (size_t n = 1; n < state.queues().nodes.size(); ++n) known.push_back(state.queues().nodes[n].path);
-    return absl::NotFoundError(absl::StrCat("no queue \"", request.queue(), "\"; there are ", absl::StrJoin(known, ", ")));
+    for (size_t n = 1; n < state.queues().nodes.size(); ++n)
+      known.push_back(state.queues().nodes[n].path);
+    return absl::NotFoundError(
+        absl::StrCat("no queue \"", request.queue(), "\"; there are ", absl::StrJoin(known, ", ")));
   }
   return page;
 }

@@ -16,7 +16,8 @@ namespace {
 // Finished jobs, newest first, as the store's.
 class ListedHistory : public History {
  public:
-  void Add(uint64_t number, const std::string& owner, const std::string& queue, pb::JobState state, const std::string& label = "") {
+  void Add(uint64_t number, const std::string& owner, const std::string& queue, pb::JobState state,
+           const std::string& label = "") {
     pb::JobRecord& job = jobs_[number];
     job.set_number(number);
     job.set_uid(absl::StrCat("past", number));
@@ -33,11 +34,16 @@ class ListedHistory : public History {
     }
     return "";
   }
-  absl::Status Scan(uint64_t before, uint64_t above, const std::function<bool(const Row&)>& each) override {
+  absl::Status Scan(uint64_t before, uint64_t above,
+                    const std::function<bool(const Row&)>& each) override {
     for (auto it = jobs_.rbegin(); it != jobs_.rend(); ++it) {
       if (it->first >= before || it->first <= above) continue;
       const pb::JobRecord& job = it->second;
-      if (!each({it->first, job.owner(), job.spec().queue(), job.state(), [&] { ++read; return DeterministicBytes(job); }})) break;
+      if (!each({it->first, job.owner(), job.spec().queue(), job.state(), [&] {
+                   ++read;
+                   return DeterministicBytes(job);
+                 }}))
+        break;
     }
     return absl::OkStatus();
   }
@@ -53,11 +59,12 @@ TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
     pb::SubmitRequest request;
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(key);
-    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [](const SubmitOutcome&) {});
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [](const SubmitOutcome&) {});
     lab.engine.Step();
   }
   pb::Event cancel;
-  cancel.mutable_job_cancel()->set_number(3);          // it waits
+  cancel.mutable_job_cancel()->set_number(3);  // it waits
   lab.engine.Post(cancel);
   lab.engine.Step();
   const std::shared_ptr<const View> view = lab.engine.Snapshot();
@@ -65,8 +72,10 @@ TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
     pb::ListJobsRequest request;
     for (const pb::JobState state : states) request.add_states(state);
     std::vector<uint64_t> numbers;
-    const absl::StatusOr<JobPage> page = ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
-    for (const std::shared_ptr<const JobRow>& job : page.value().jobs) numbers.push_back(job->number);
+    const absl::StatusOr<JobPage> page =
+        ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
+    for (const std::shared_ptr<const JobRow>& job : page.value().jobs)
+      numbers.push_back(job->number);
     return numbers;
   };
   using ::testing::ElementsAre;
@@ -82,9 +91,10 @@ TEST(List, ItsPagesTogetherAreAllJobsNewestFirst) {
     pb::SubmitRequest request;
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(absl::StrCat(i));
-    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [](const SubmitOutcome&) {});
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [](const SubmitOutcome&) {});
   }
-  for (const uint64_t number : {7, 4, 5}) {            // ended, and in another order; two slots are taken
+  for (const uint64_t number : {7, 4, 5}) {  // ended, and in another order; two slots are taken
     lab.engine.Step();
     pb::Event cancel;
     cancel.mutable_job_cancel()->set_number(number);
@@ -98,8 +108,10 @@ TEST(List, ItsPagesTogetherAreAllJobsNewestFirst) {
     for (const pb::JobState state : states) request.add_states(state);
     std::string numbers;
     do {
-      const absl::StatusOr<JobPage> page = ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
-      for (const std::shared_ptr<const JobRow>& job : page.value().jobs) absl::StrAppend(&numbers, job->number, " ");
+      const absl::StatusOr<JobPage> page =
+          ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
+      for (const std::shared_ptr<const JobRow>& job : page.value().jobs)
+        absl::StrAppend(&numbers, job->number, " ");
       absl::StrAppend(&numbers, "| ");
       request.set_page_token(page.value().next_page_token);
     } while (!request.page_token().empty());
@@ -121,7 +133,8 @@ TEST(List, OfAQueueThatNeverWasIsNotFound) {
   EXPECT_EQ(page.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(page.status().message(), "no queue \"nope\"; there are default");
   request.set_page_token("5");
-  EXPECT_TRUE(ListJobs(state, nullptr, request, all).ok()) << "the last page of one that was removed meanwhile";
+  EXPECT_TRUE(ListJobs(state, nullptr, request, all).ok())
+      << "the last page of one that was removed meanwhile";
 }
 
 // State holds the even ones of twelve jobs, the history all of them.
@@ -136,9 +149,10 @@ TEST(List, GoesOnInTheHistoryOfWhatStateForgot) {
     job->set_owner("ada");
     *job->mutable_spec() = OneSlotSpec();
     if (number % 2 == 0) lab.engine.Post(event);
-    history.Add(number, "ada", "default", number % 3 == 0 ? pb::FAILED : pb::SUCCEEDED, number == 7 ? "seven" : "");
+    history.Add(number, "ada", "default", number % 3 == 0 ? pb::FAILED : pb::SUCCEEDED,
+                number == 7 ? "seven" : "");
   }
-  history.Add(40, "ada", "default", pb::SUCCEEDED);      // ended after the view was taken
+  history.Add(40, "ada", "default", pb::SUCCEEDED);  // ended after the view was taken
   lab.engine.Step();
   const std::shared_ptr<const View> view = lab.engine.Snapshot();
   ASSERT_EQ(view->state.AllJobs().size(), 6u);
@@ -149,12 +163,28 @@ TEST(List, GoesOnInTheHistoryOfWhatStateForgot) {
   };
   const Case cases[] = {
       {"all", [](pb::ListJobsRequest*) {}, "12 11 10 9 8 | 7 6 5 4 3 | 2 1 | "},
-      {"finished", [](pb::ListJobsRequest* r) { r->add_states(pb::SUCCEEDED); r->add_states(pb::FAILED); }, "11 9 7 5 3 | 1 | "},
+      {"finished",
+       [](pb::ListJobsRequest* r) {
+         r->add_states(pb::SUCCEEDED);
+         r->add_states(pb::FAILED);
+       },
+       "11 9 7 5 3 | 1 | "},
       {"failed", [](pb::ListJobsRequest* r) { r->add_states(pb::FAILED); }, "9 3 | "},
-      {"unfinished", [](pb::ListJobsRequest* r) { r->add_states(pb::WAITING); r->add_states(pb::RUNNING); }, "12 10 8 6 4 | 2 | "},
-      {"by label", [](pb::ListJobsRequest* r) { (*r->mutable_labels())["kind"] = "seven"; }, "7 | "},
+      {"unfinished",
+       [](pb::ListJobsRequest* r) {
+         r->add_states(pb::WAITING);
+         r->add_states(pb::RUNNING);
+       },
+       "12 10 8 6 4 | 2 | "},
+      {"by label", [](pb::ListJobsRequest* r) { (*r->mutable_labels())["kind"] = "seven"; },
+       "7 | "},
       {"of somebody else", [](pb::ListJobsRequest* r) { r->set_owner("bob"); }, "| "},
-      {"of another queue", [](pb::ListJobsRequest* r) { r->set_queue("default"); r->add_states(pb::FAILED); }, "9 3 | "},
+      {"of another queue",
+       [](pb::ListJobsRequest* r) {
+         r->set_queue("default");
+         r->add_states(pb::FAILED);
+       },
+       "9 3 | "},
   };
   for (const Case& c : cases) {
     pb::ListJobsRequest request;
@@ -162,9 +192,11 @@ TEST(List, GoesOnInTheHistoryOfWhatStateForgot) {
     c.ask(&request);
     std::string numbers;
     do {
-      const absl::StatusOr<JobPage> page = ListJobs(view, &history, request, [](const JobRow&) { return true; });
+      const absl::StatusOr<JobPage> page =
+          ListJobs(view, &history, request, [](const JobRow&) { return true; });
       ASSERT_TRUE(page.ok()) << c.name << ": " << page.status();
-      for (const std::shared_ptr<const JobRow>& job : page->jobs) absl::StrAppend(&numbers, job->number, " ");
+      for (const std::shared_ptr<const JobRow>& job : page->jobs)
+        absl::StrAppend(&numbers, job->number, " ");
       absl::StrAppend(&numbers, "| ");
       request.set_page_token(page->next_page_token);
     } while (!request.page_token().empty());
@@ -175,7 +207,8 @@ TEST(List, GoesOnInTheHistoryOfWhatStateForgot) {
 // No call reads the whole past of a system that has had millions of jobs; the pages together do.
 TEST(List, APageEndsWhereEnoughOfThePastWasLookedAt) {
   ListedHistory history;
-  for (uint64_t number = 1; number <= 50'000; ++number) history.Add(number, number == 9 ? "bob" : "ada", "default", pb::SUCCEEDED);
+  for (uint64_t number = 1; number <= 50'000; ++number)
+    history.Add(number, number == 9 ? "bob" : "ada", "default", pb::SUCCEEDED);
   State state;
   pb::Event last;
   last.mutable_job_submitted()->set_number(50'001);
@@ -187,7 +220,8 @@ TEST(List, APageEndsWhereEnoughOfThePastWasLookedAt) {
   request.set_owner("bob");
   std::string pages;
   do {
-    const absl::StatusOr<JobPage> page = ListJobs(view, &history, request, [](const JobRow&) { return true; });
+    const absl::StatusOr<JobPage> page =
+        ListJobs(view, &history, request, [](const JobRow&) { return true; });
     absl::StrAppend(&pages, page.value().jobs.size(), " before ", page->next_page_token, "; ");
     request.set_page_token(page->next_page_token);
   } while (!request.page_token().empty());
@@ -206,7 +240,8 @@ TEST(FindJob, ByNumberOrUidInStateAndInThePast) {
   lab.engine.Post(event);
   lab.engine.Step();
   const std::shared_ptr<const View> view = lab.engine.Snapshot();
-  for (const auto& [id, number] : std::map<std::string, uint64_t>{{"1", 1}, {"past1", 1}, {"2", 2}, {"held2", 2}, {"3", 0}, {"", 0}}) {
+  for (const auto& [id, number] : std::map<std::string, uint64_t>{
+           {"1", 1}, {"past1", 1}, {"2", 2}, {"held2", 2}, {"3", 0}, {"", 0}}) {
     const auto found = FindJob(view, &history, id);
     ASSERT_TRUE(found.ok()) << id;
     EXPECT_EQ(*found == nullptr ? 0 : (*found)->number, number) << id;

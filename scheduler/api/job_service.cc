@@ -19,18 +19,24 @@ namespace muster {
 namespace {
 
 // NOT_FOUND, too, of what the caller may not see.
-absl::StatusOr<std::shared_ptr<const JobRow>> FindSeen(const ApiContext& context, const std::shared_ptr<const View>& view, const std::string& id, const Identity& who) {
+absl::StatusOr<std::shared_ptr<const JobRow>> FindSeen(const ApiContext& context,
+                                                       const std::shared_ptr<const View>& view,
+                                                       const std::string& id, const Identity& who) {
   absl::StatusOr<std::shared_ptr<const JobRow>> job = FindJob(view, context.history, id);
-  if (job.ok() && (*job == nullptr || !MaySee(who, **job))) return absl::NotFoundError(absl::StrCat("there is no job \"", id, "\". See: muster jobs"));
+  if (job.ok() && (*job == nullptr || !MaySee(who, **job)))
+    return absl::NotFoundError(absl::StrCat("there is no job \"", id, "\". See: muster jobs"));
   return job;
 }
 
 grpc::Status RefusedSpec(const Resolution& resolution) {
   if (!resolution.not_now.empty()) return NotNow(resolution.not_now, "TRAINER_SCHEMA_UNKNOWN");
-  return resolution.never_fits ? NeverFits("this job can never start, so it was not accepted", resolution.problems, resolution.may_wait)
-                               : BadRequest(absl::StrCat("the job has ", resolution.problems.size(), " problem",
-                                                         resolution.problems.size() == 1 ? "" : "s", ", nothing was submitted"),
-                                            resolution.problems);
+  return resolution.never_fits
+             ? NeverFits("this job can never start, so it was not accepted", resolution.problems,
+                         resolution.may_wait)
+             : BadRequest(absl::StrCat("the job has ", resolution.problems.size(), " problem",
+                                       resolution.problems.size() == 1 ? "" : "s",
+                                       ", nothing was submitted"),
+                          resolution.problems);
 }
 
 constexpr int64_t kPreviewBudgetNs = 500 * kMillisecond;
@@ -42,12 +48,17 @@ int64_t BudgetNs(int64_t asked_ms, int64_t default_ms) {
   return (asked_ms <= 0 ? default_ms : std::min(asked_ms, kMaxBudgetMs)) * kMillisecond;
 }
 
-grpc::Status Busy() { return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many questions at once; ask again in a moment"); }
+grpc::Status Busy() {
+  return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                      "too many questions at once; ask again in a moment");
+}
 
-class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
+class WatchStream
+    : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
   // `streams` are the user's.
-  WatchStream(const ApiContext* context, WatchHub* hub, std::atomic<int>* streams) : context_(context), hub_(hub), streams_(streams) {}
+  WatchStream(const ApiContext* context, WatchHub* hub, std::atomic<int>* streams)
+      : context_(context), hub_(hub), streams_(streams) {}
 
   void Begin(const std::shared_ptr<const JobRow>& job) {
     {
@@ -58,7 +69,10 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
       }
       streams_->fetch_sub(1);
     }
-    Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("you follow ", kWatchesMax, " jobs now, and no more are served at once; end one, or try again later")));
+    Finally(grpc::Status(
+        grpc::StatusCode::RESOURCE_EXHAUSTED,
+        absl::StrCat("you follow ", kWatchesMax,
+                     " jobs now, and no more are served at once; end one, or try again later")));
   }
   // Nothing to follow.
   void Refuse(const grpc::Status& status) { Finally(status); }
@@ -85,10 +99,12 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
   void Changed(const WatchHub::News& news) {
     const JobRow* row = news.job;
     if (row == nullptr) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
+      Finally(
+          grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
       return;
     }
-    // A slow reader gets fewer messages, not older ones: what happened is told once it has read what waits.
+    // A slow reader gets fewer messages, not older ones: what happened is told once it has read
+    // what waits.
     held_.insert(held_.end(), news.events.begin(), news.events.end());
     behind_ = true;
     if (backlog() > 0 && !row->finished()) return;
@@ -106,8 +122,8 @@ class WatchStream : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobRes
   std::atomic<int>* const streams_;
   std::mutex mutex_;
   uint64_t id_ = 0;
-  std::atomic<bool> behind_ = false;   // something is to be told, but a message waits
-  std::vector<std::string> held_;      // the hub's thread only
+  std::atomic<bool> behind_ = false;  // something is to be told, but a message waits
+  std::vector<std::string> held_;     // the hub's thread only
 };
 
 }  // namespace
@@ -119,82 +135,104 @@ grpc::Status CheckSize(const google::protobuf::Message& request) {
 
 grpc::Status OperatorOnly(const Identity& who, const char* what) {
   if (who.operator_) return grpc::Status::OK;
-  return grpc::Status(grpc::StatusCode::PERMISSION_DENIED, absl::StrCat(what, " takes root or the user who runs musterd; you are ", who.user));
+  return grpc::Status(
+      grpc::StatusCode::PERMISSION_DENIED,
+      absl::StrCat(what, " takes root or the user who runs musterd; you are ", who.user));
 }
 
-pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job, CellHolders* holders) {
+pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job,
+                CellHolders* holders) {
   pb::Job told = DescribeJob(view.state, *view.plan, job, holders);
   for (size_t i = 0; i < job.tasks.size() && i < static_cast<size_t>(told.tasks_size()); ++i) {
     const AttemptRow* attempt = job.tasks[i].current();
     if (attempt == nullptr) continue;
-    const std::optional<pb::Progress> live = context.engine->LiveProgress(KeyOf(job, i, attempt->number));
-    if (live.has_value() && live->at_ns() >= told.tasks(i).progress().at_ns()) *told.mutable_tasks(i)->mutable_progress() = *live;
+    const std::optional<pb::Progress> live =
+        context.engine->LiveProgress(KeyOf(job, i, attempt->number));
+    if (live.has_value() && live->at_ns() >= told.tasks(i).progress().at_ns())
+      *told.mutable_tasks(i)->mutable_progress() = *live;
   }
-  const bool waits = std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& task) { return task.waiting(); });
+  const bool waits = std::any_of(job.tasks.begin(), job.tasks.end(),
+                                 [](const TaskRow& task) { return task.waiting(); });
   if (waits && context.outlook != nullptr) {
-    if (const std::shared_ptr<const Forecast> forecast = context.outlook->Newest(); forecast != nullptr) AddForecast(*forecast, job.number, view.now_ns, &told);
+    if (const std::shared_ptr<const Forecast> forecast = context.outlook->Newest();
+        forecast != nullptr)
+      AddForecast(*forecast, job.number, view.now_ns, &told);
   }
   return told;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* call, const pb::PreviewRequest* request,
+grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* call,
+                                                  const pb::PreviewRequest* request,
                                                   pb::PreviewResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
+  const Resolution resolution =
+      ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
   if (!resolution.ok()) return Reply(call, RefusedSpec(resolution));
   FutureOptions options;
   options.expired = [spent = SpentOf(context_->clock, kPreviewBudgetNs)] { return spent(100); };
-  *response = muster::Preview(view->state, resolution.resolved, who_.user, std::max(view->now_ns, context_->clock->WallNs()),
+  *response = muster::Preview(view->state, resolution.resolved, who_.user,
+                              std::max(view->now_ns, context_->clock->WallNs()),
                               context_->scheduling, options);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call, const pb::SubmitRequest* request,
+grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call,
+                                                 const pb::SubmitRequest* request,
                                                  pb::SubmitResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   // One that is known already needs no room, and has to be told as what it is: done.
-  const auto known = [&] { return context_->engine->Snapshot()->state.FindByIdempotencyKey(who_.user, request->idempotency_key()) != 0; };
+  const auto known = [&] {
+    return context_->engine->Snapshot()->state.FindByIdempotencyKey(
+               who_.user, request->idempotency_key()) != 0;
+  };
   if (const std::string why = WhyNoSubmissions(*context_); !why.empty() && !known()) {
-    return Reply(call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
+    return Reply(
+        call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
   }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);
-  muster::Submit(context_->engine, context_->defaults, who_.user, kept, [this, reactor, response](const SubmitOutcome& outcome) {
-    if (!outcome.resolution.ok()) {
-      reactor->Finish(RefusedSpec(outcome.resolution));
-      return;
-    }
-    if (outcome.status.ok()) {
-      const std::shared_ptr<const View> view = context_->engine->Snapshot();
-      if (answered_.lock() != view) {
-        answered_holders_.emplace(view->state);
-        answered_ = view;
-      }
-      if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
-        *response->mutable_job() = TellJob(*context_, *view, *job, &*answered_holders_);
-      }
-      response->set_existed(outcome.existed);
-    }
-    reactor->Finish(ToGrpc(outcome.status));
-  });
+  muster::Submit(context_->engine, context_->defaults, who_.user, kept,
+                 [this, reactor, response](const SubmitOutcome& outcome) {
+                   if (!outcome.resolution.ok()) {
+                     reactor->Finish(RefusedSpec(outcome.resolution));
+                     return;
+                   }
+                   if (outcome.status.ok()) {
+                     const std::shared_ptr<const View> view = context_->engine->Snapshot();
+                     if (answered_.lock() != view) {
+                       answered_holders_.emplace(view->state);
+                       answered_ = view;
+                     }
+                     if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
+                       *response->mutable_job() =
+                           TellJob(*context_, *view, *job, &*answered_holders_);
+                     }
+                     response->set_existed(outcome.existed);
+                   }
+                   reactor->Finish(ToGrpc(outcome.status));
+                 });
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Get(grpc::CallbackServerContext* call, const pb::GetJobRequest* request, pb::Job* response) {
+grpc::ServerUnaryReactor* JobServiceImpl::Get(grpc::CallbackServerContext* call,
+                                              const pb::GetJobRequest* request, pb::Job* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
+      FindSeen(*context_, view, request->id(), who_);
   if (!job.ok()) return Reply(call, ToGrpc(job.status()));
   *response = TellJob(*context_, *view, **job);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call, const pb::ListJobsRequest* request,
+grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call,
+                                               const pb::ListJobsRequest* request,
                                                pb::ListJobsResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  absl::StatusOr<JobPage> page = ListJobs(view, context_->history, *request, [this](const JobRow& job) { return MaySee(who_, job); });
+  absl::StatusOr<JobPage> page = ListJobs(view, context_->history, *request,
+                                          [this](const JobRow& job) { return MaySee(who_, job); });
   if (!page.ok()) return Reply(call, ToGrpc(page.status()));
   CellHolders holders(view->state);
   for (const std::shared_ptr<const JobRow>& row : page->jobs) {
@@ -210,12 +248,13 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(grpc::CallbackServerContext* call,
-                                                                      const pb::WatchJobRequest* request) {
+grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(
+    grpc::CallbackServerContext* call, const pb::WatchJobRequest* request) {
   const auto stream = std::make_shared<WatchStream>(context_, hub_, &watches_);
   stream->KeepAlive(stream);
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
+      FindSeen(*context_, view, request->id(), who_);
   if (job.ok()) {
     stream->Begin(*job);
   } else {
@@ -224,12 +263,15 @@ grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(grpc::Call
   return stream.get();
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* call, const pb::CancelJobRequest* request, pb::Job* response) {
+grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* call,
+                                                 const pb::CancelJobRequest* request,
+                                                 pb::Job* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
+      FindSeen(*context_, view, request->id(), who_);
   if (!job.ok()) return Reply(call, ToGrpc(job.status()));
   const uint64_t number = (*job)->number;
-  if (view->state.FindJob(number) == nullptr) {          // it ended long ago
+  if (view->state.FindJob(number) == nullptr) {  // it ended long ago
     *response = TellJob(*context_, *view, **job);
     return Reply(call, grpc::Status::OK);
   }
@@ -240,16 +282,19 @@ grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* ca
   context_->engine->Post(std::move(event), [this, reactor, response, number](absl::Status status) {
     if (status.ok()) {
       const std::shared_ptr<const View> now = context_->engine->Snapshot();
-      if (const JobRow* row = now->state.FindJob(number); row != nullptr) *response = TellJob(*context_, *now, *row);
+      if (const JobRow* row = now->state.FindJob(number); row != nullptr)
+        *response = TellJob(*context_, *now, *row);
     }
     reactor->Finish(ToGrpc(status));
   });
   return reactor;
 }
 
-grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackServerContext* call, const pb::LogsRequest* request) {
+grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackServerContext* call,
+                                                                 const pb::LogsRequest* request) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindSeen(*context_, view, request->id(), who_);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
+      FindSeen(*context_, view, request->id(), who_);
   const auto stream = std::make_shared<LogStream>(context_, hub_, *request);
   stream->KeepAlive(stream);
   if (job.ok()) {
@@ -260,34 +305,44 @@ grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackS
   return stream.get();
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Explain(grpc::CallbackServerContext* call, const pb::ExplainRequest* request,
+grpc::ServerUnaryReactor* JobServiceImpl::Explain(grpc::CallbackServerContext* call,
+                                                  const pb::ExplainRequest* request,
                                                   pb::ExplainResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> found = FindSeen(*context_, view, request->id(), who_);
+  const absl::StatusOr<std::shared_ptr<const JobRow>> found =
+      FindSeen(*context_, view, request->id(), who_);
   if (!found.ok()) return Reply(call, ToGrpc(found.status()));
   const int64_t budget_ns = BudgetNs(request->budget_ms(), 2000);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, job = *found, budget_ns] {
-    const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-    *response = muster::Explain(view->state, *view->plan, job->number, now_ns, context_->scheduling,
-                                SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
-    *response->mutable_job() = TellJob(*context_, *view, *job);
-    reactor->Finish(grpc::Status::OK);
-  });
+  const bool asked =
+      context_->outlook->Ask([this, call, reactor, response, view, job = *found, budget_ns] {
+        const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+        *response = muster::Explain(
+            view->state, *view->plan, job->number, now_ns, context_->scheduling,
+            SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
+        *response->mutable_job() = TellJob(*context_, *view, *job);
+        reactor->Finish(grpc::Status::OK);
+      });
   if (!asked) reactor->Finish(Busy());
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* call, const pb::SimulateRequest* request,
+grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* call,
+                                                   const pb::SimulateRequest* request,
                                                    pb::SimulateResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   if (request->change_queues() || request->drain_size() > 0 || request->resume_size() > 0) {
-    if (grpc::Status status = OperatorOnly(who_, "trying changes of queues and hosts"); !status.ok()) return Reply(call, status);
+    if (grpc::Status status = OperatorOnly(who_, "trying changes of queues and hosts");
+        !status.ok())
+      return Reply(call, status);
   }
   std::vector<FieldProblem> problems;
-  if (request->jobs_size() > kMaxHypotheticalJobs) problems.push_back({"jobs", absl::StrCat("at most ", kMaxHypotheticalJobs, " at once")});
-  if (request->delay_ns() < 0 || request->delay_ns() > kMaxHorizonNs) problems.push_back({"delay", "0..30d"});
-  if (request->horizon_ns() < 0 || request->horizon_ns() > kMaxHorizonNs) problems.push_back({"horizon", "0..30d"});
+  if (request->jobs_size() > kMaxHypotheticalJobs)
+    problems.push_back({"jobs", absl::StrCat("at most ", kMaxHypotheticalJobs, " at once")});
+  if (request->delay_ns() < 0 || request->delay_ns() > kMaxHorizonNs)
+    problems.push_back({"delay", "0..30d"});
+  if (request->horizon_ns() < 0 || request->horizon_ns() > kMaxHorizonNs)
+    problems.push_back({"horizon", "0..30d"});
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const auto changes = std::make_shared<Changes>();
   if (problems.empty()) {
@@ -295,18 +350,22 @@ grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* 
     problems = changes->problems;
   }
   if (!problems.empty()) {
-    return Reply(call, BadRequest(absl::StrCat("the question has ", problems.size(), " problem", problems.size() == 1 ? "" : "s"), problems));
+    return Reply(call, BadRequest(absl::StrCat("the question has ", problems.size(), " problem",
+                                               problems.size() == 1 ? "" : "s"),
+                                  problems));
   }
   FutureOptions options;
   if (request->horizon_ns() > 0) options.horizon_ns = request->horizon_ns();
   options.horizon_ns += request->delay_ns();
   const int64_t budget_ns = BudgetNs(request->budget_ms(), 5000);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, changes, options, budget_ns, delay_ns = request->delay_ns()] {
+  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, changes, options,
+                                             budget_ns, delay_ns = request->delay_ns()] {
     const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-    *response = muster::Simulate(view->state, *changes, who_.user, delay_ns, now_ns, context_->scheduling, options,
-                                 SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }),
-                                 [this](const JobRow& job) { return MaySee(who_, job); });
+    *response = muster::Simulate(
+        view->state, *changes, who_.user, delay_ns, now_ns, context_->scheduling, options,
+        SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }),
+        [this](const JobRow& job) { return MaySee(who_, job); });
     reactor->Finish(grpc::Status::OK);
   });
   if (!asked) reactor->Finish(Busy());

@@ -13,23 +13,30 @@ namespace {
 
 std::string NoSuchAttempt(const JobRow& job, int32_t index, int32_t attempt) {
   const std::vector<AttemptRow>& attempts = job.tasks[index].attempts;
-  const std::string whose = absl::StrCat("job ", job.number, job.tasks.size() > 1 ? absl::StrCat(", task ", job.task_spec(index).name()) : "");
+  const std::string whose = absl::StrCat(
+      "job ", job.number,
+      job.tasks.size() > 1 ? absl::StrCat(", task ", job.task_spec(index).name()) : "");
   if (attempts.empty()) return absl::StrCat(whose, ": nothing of it has run");
   const int32_t first = attempts.front().number, last = attempts.back().number;
-  return absl::StrCat(whose, " has no attempt ", attempt, "; there ", first == last ? absl::StrCat("is ", first) : absl::StrCat("are ", first, " to ", last));
+  return absl::StrCat(
+      whose, " has no attempt ", attempt, "; there ",
+      first == last ? absl::StrCat("is ", first) : absl::StrCat("are ", first, " to ", last));
 }
 
 std::atomic<int> g_readers{0};
 
-constexpr size_t kBacklogBytesMax = 4 << 20;      // that a reader may be behind
-constexpr size_t kAskBelowBytes = 1 << 20;        // hosts are asked again once it is less behind
-constexpr int64_t kAskedBytes = 2 << 20, kAskedBytesMin = 64 << 10;   // of all hosts together, and of one
-constexpr size_t kAskedAtOnce = 16;               // hosts, where each has an end; with follow all must be heard
-constexpr int64_t kAwaitHostNs = 5 * kSecond;     // then it is asked again; given up the second time if the attempt has ended
+constexpr size_t kBacklogBytesMax = 4 << 20;  // that a reader may be behind
+constexpr size_t kAskBelowBytes = 1 << 20;    // hosts are asked again once it is less behind
+constexpr int64_t kAskedBytes = 2 << 20,
+                  kAskedBytesMin = 64 << 10;  // of all hosts together, and of one
+constexpr size_t kAskedAtOnce = 16;  // hosts, where each has an end; with follow all must be heard
+constexpr int64_t kAwaitHostNs =
+    5 * kSecond;  // then it is asked again; given up the second time if the attempt has ended
 
 }  // namespace
 
-LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request) : context_(context), hub_(hub), request_(std::move(request)) {
+LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request)
+    : context_(context), hub_(hub), request_(std::move(request)) {
   if (!request_.has_from()) return;
   task_ = request_.from().task();
   attempt_ = request_.from().attempt() - 1;
@@ -47,7 +54,11 @@ void LogStream::Begin(const std::shared_ptr<const JobRow>& job) {
     }
     g_readers.fetch_sub(1);
   }
-  Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat(kLogReadersMax, " calls read logs now, and no more are served at once; end one, or try again later")));
+  Finally(grpc::Status(
+      grpc::StatusCode::RESOURCE_EXHAUSTED,
+      absl::StrCat(
+          kLogReadersMax,
+          " calls read logs now, and no more are served at once; end one, or try again later")));
 }
 
 void LogStream::Gone() {
@@ -88,7 +99,8 @@ void LogStream::Look(const View& view, const JobRow* job) {
   if (const std::string& name = task_.empty() ? request_.task() : task_; !name.empty()) {
     index = TaskIndex(*job->spec, name);
     if (index < 0) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("job ", job->number, " has no task \"", name, "\"")));
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND,
+                           absl::StrCat("job ", job->number, " has no task \"", name, "\"")));
       return;
     }
   } else {
@@ -114,7 +126,8 @@ void LogStream::Look(const View& view, const JobRow* job) {
     const AttemptRow* attempt = nullptr;
     if (index >= 0 && !(asked_ && one_only)) {
       for (const AttemptRow& candidate : job->tasks[index].attempts) {
-        if (request_.attempt() != 0 ? candidate.number == request_.attempt() : candidate.number > attempt_) {
+        if (request_.attempt() != 0 ? candidate.number == request_.attempt()
+                                    : candidate.number > attempt_) {
           attempt = &candidate;
           if (begun_) break;
         }
@@ -123,23 +136,32 @@ void LogStream::Look(const View& view, const JobRow* job) {
     if (attempt == nullptr) {
       if (asked_ && (ended || one_only)) {
         Finally(incomplete.empty() ? grpc::Status::OK : NotNow(incomplete, "OUTPUT_INCOMPLETE"));
-      } else if (!asked_ && request_.attempt() != 0 && index >= 0 && (ended || !request_.follow() || request_.attempt() < job->tasks[index].next_attempt)) {
-        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, NoSuchAttempt(*job, index, request_.attempt())));
+      } else if (!asked_ && request_.attempt() != 0 && index >= 0 &&
+                 (ended || !request_.follow() ||
+                  request_.attempt() < job->tasks[index].next_attempt)) {
+        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND,
+                             NoSuchAttempt(*job, index, request_.attempt())));
       } else if (!asked_ && (ended || !request_.follow())) {
-        Finally(begun_ ? grpc::Status::OK : grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("job ", job->number, ": nothing of it has run")));
+        Finally(begun_
+                    ? grpc::Status::OK
+                    : grpc::Status(grpc::StatusCode::NOT_FOUND,
+                                   absl::StrCat("job ", job->number, ": nothing of it has run")));
       }
       return;
     }
     // Before its processes exist there is nothing to read, and its hosts may not know it yet.
     if (attempt->start_ns == 0 && !attempt->ended()) {
       if (!request_.follow()) {
-        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("attempt ", attempt->number, " has not started yet")));
+        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND,
+                             absl::StrCat("attempt ", attempt->number, " has not started yet")));
       }
       return;
     }
     std::vector<Source> sources = SourcesOf(view, *job, index, *attempt);
     if (sources.empty()) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, absl::StrCat("attempt ", attempt->number, " has no rank ", request_.rank())));
+      Finally(grpc::Status(
+          grpc::StatusCode::NOT_FOUND,
+          absl::StrCat("attempt ", attempt->number, " has no rank ", request_.rank())));
       return;
     }
     task_ = job->task_spec(index).name();
@@ -150,12 +172,14 @@ void LogStream::Look(const View& view, const JobRow* job) {
   }
 }
 
-std::vector<LogStream::Source> LogStream::SourcesOf(const View& view, const JobRow& job, int32_t task, const AttemptRow& attempt) const {
+std::vector<LogStream::Source> LogStream::SourcesOf(const View& view, const JobRow& job,
+                                                    int32_t task, const AttemptRow& attempt) const {
   const int32_t per_worker = std::max(1, job.task_spec(task).processes_per_worker());
   const bool goes_on = request_.has_from() && request_.from().attempt() == attempt.number;
   std::vector<Source> sources;
   for (const PartRow& part : attempt.parts) {
-    const int32_t first = part.first_group_rank * per_worker, end = first + part.workers * per_worker;
+    const int32_t first = part.first_group_rank * per_worker,
+                  end = first + part.workers * per_worker;
     if (request_.rank() >= 0 && (request_.rank() < first || request_.rank() >= end)) continue;
     const HostRow& host = view.state.host(part.host);
     Source& source = sources.emplace_back();
@@ -176,7 +200,8 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
   for (const AttemptRow& attempt : job.tasks[task].attempts) {
     if (attempt.number == attempt_) live = request_.follow() && !attempt.ended();
   }
-  const size_t at_once = request_.follow() ? sources_.size() : std::min(sources_.size(), kAskedAtOnce);
+  const size_t at_once =
+      request_.follow() ? sources_.size() : std::min(sources_.size(), kAskedAtOnce);
   pb::LogRequest request;
   *request.mutable_key() = KeyOf(job, task, attempt_);
   request.set_rank(request_.rank());
@@ -184,11 +209,14 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
   request.set_max_bytes(std::max(kAskedBytesMin, kAskedBytes / static_cast<int64_t>(at_once)));
   for (size_t i = 0; i < sources_.size(); ++i) {
     Source& source = sources_[i];
-    if (source.state == Source::kToAsk && !source.broken.empty() && (!request_.follow() || !source.resumable || source.tries_ended >= 2)) {
+    if (source.state == Source::kToAsk && !source.broken.empty() &&
+        (!request_.follow() || !source.resumable || source.tries_ended >= 2)) {
       Incomplete(source, source.broken);
       source.state = Source::kDone;
     }
-    if (source.state != Source::kToAsk || open_.size() >= at_once || backlog_bytes() >= kAskBelowBytes) continue;
+    if (source.state != Source::kToAsk || open_.size() >= at_once ||
+        backlog_bytes() >= kAskBelowBytes)
+      continue;
     request.set_tail_lines(source.heard ? 0 : request_.tail_lines());
     request.clear_from();
     for (const auto& [rank, offset] : source.next_offsets) (*request.mutable_from())[rank] = offset;
@@ -197,8 +225,10 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
     const uint64_t number = context_->sessions->RequestLogs(
         source.cluster, source.host, request,
         // The call may be over while an agent still sends.
-        [self = weak_from_this(), name = task_, attempt_number = attempt_](const pb::LogChunk& chunk) {
-          if (const auto alive = self.lock(); alive != nullptr) alive->Chunk(name, attempt_number, chunk);
+        [self = weak_from_this(), name = task_,
+         attempt_number = attempt_](const pb::LogChunk& chunk) {
+          if (const auto alive = self.lock(); alive != nullptr)
+            alive->Chunk(name, attempt_number, chunk);
         },
         request_.follow() ? kAwaitHostNs : 0);
     if (number == 0) {
@@ -209,7 +239,9 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
     source.state = Source::kOpen;
     open_[number] = i;
   }
-  if (std::any_of(sources_.begin(), sources_.end(), [](const Source& source) { return source.state != Source::kDone; })) return false;
+  if (std::any_of(sources_.begin(), sources_.end(),
+                  [](const Source& source) { return source.state != Source::kDone; }))
+    return false;
   sources_.clear();
   return true;
 }
@@ -223,7 +255,8 @@ void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChu
   const bool fits = !has_output || backlog_bytes() < kBacklogBytesMax;
   bool too_slow = false;
   if (has_output) {
-    std::lock_guard lock(state_mutex_);     // of a request that is just being made, it waits until that is in open_
+    std::lock_guard lock(
+        state_mutex_);  // of a request that is just being made, it waits until that is in open_
     const auto it = open_.find(chunk.request());
     if (over_ || it == open_.end()) return;
     Source& source = sources_[it->second];
@@ -234,7 +267,8 @@ void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChu
   }
   if (too_slow) {
     Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                         "output comes faster than it is read, and the agent of its host, of an older release, doesn't wait; --tail N reads the end of it"));
+                         "output comes faster than it is read, and the agent of its host, of an "
+                         "older release, doesn't wait; --tail N reads the end of it"));
     return;
   }
   if (has_output && fits) {
@@ -249,18 +283,21 @@ void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChu
     Push(std::move(response), chunk.data().size());
   }
   if (!chunk.end() && fits) return;
-  std::lock_guard lock(state_mutex_);       // only behind Push: who sees that all are done ends the call
+  std::lock_guard lock(state_mutex_);  // only behind Push: who sees that all are done ends the call
   const auto it = open_.find(chunk.request());
   if (over_ || it == open_.end()) return;
   Source& source = sources_[it->second];
   if (!chunk.end()) context_->sessions->CancelLogs(chunk.request());
   source.state = !fits || chunk.more() ? Source::kToAsk : Source::kDone;
   if (fits && !chunk.error().empty()) {
-    if (chunk.more()) source.broken = absl::StrCat(" ", chunk.error());
-    else Incomplete(source, absl::StrCat(": ", chunk.error()));
+    if (chunk.more())
+      source.broken = absl::StrCat(" ", chunk.error());
+    else
+      Incomplete(source, absl::StrCat(": ", chunk.error()));
   }
   open_.erase(it);
-  hub_->Poke(watch_);                       // asks again, ends, or waits for the next attempt, on its thread as for the job's changes
+  hub_->Poke(watch_);  // asks again, ends, or waits for the next attempt, on its thread as for the
+                       // job's changes
 }
 
 }  // namespace muster

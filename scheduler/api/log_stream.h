@@ -1,8 +1,9 @@
-// One Logs call: asks the hosts of an attempt for its output and passes on what they send; with `follow`, goes on with the
-// task's next attempts until the task has ended.
+// One Logs call: asks the hosts of an attempt for its output and passes on what they send; with
+// `follow`, goes on with the task's next attempts until the task has ended.
 //
-// A host sends so much, then ends with `more` and is asked again from where it was, once the reader has taken most of that: what waits here is
-// bounded, and nothing is left out for a slow reader. A host that disconnects is asked again likewise, with `follow`, when it is back.
+// A host sends so much, then ends with `more` and is asked again from where it was, once the reader
+// has taken most of that: what waits here is bounded, and nothing is left out for a slow reader. A
+// host that disconnects is asked again likewise, with `follow`, when it is back.
 #pragma once
 
 #include <map>
@@ -18,7 +19,7 @@
 
 namespace muster {
 
-inline constexpr int kLogReadersMax = 256;   // Logs calls of this process at once
+inline constexpr int kLogReadersMax = 256;  // Logs calls of this process at once
 
 class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>, pb::LogsResponse>,
                   public std::enable_shared_from_this<LogStream> {
@@ -35,20 +36,21 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
   struct Source {
     enum { kToAsk, kOpen, kDone } state = kToAsk;
     std::string cluster, host;
-    std::map<int32_t, int64_t> next_offsets;   // by rank
-    bool heard = false;                        // output of it came, to this call or the one that this goes on with
-    bool resumable = true;                     // all of that told where it goes on: not from an agent that can't
-    int tries_ended = 0;                       // how often it was asked since the attempt has ended
-    std::string broken;                        // why the last answer broke off, unless it ended as it should
+    std::map<int32_t, int64_t> next_offsets;  // by rank
+    bool heard = false;     // output of it came, to this call or the one that this goes on with
+    bool resumable = true;  // all of that told where it goes on: not from an agent that can't
+    int tries_ended = 0;    // how often it was asked since the attempt has ended
+    std::string broken;     // why the last answer broke off, unless it ended as it should
   };
 
   // The hub's thread: starts what can be started, ends when nothing more can come.
   void Look(const View& view, const JobRow* job);
   // Of an attempt: its hosts, to be asked. Empty: none has the rank.
-  std::vector<Source> SourcesOf(const View& view, const JobRow& job, int32_t task, const AttemptRow& attempt) const;
+  std::vector<Source> SourcesOf(const View& view, const JobRow& job, int32_t task,
+                                const AttemptRow& attempt) const;
   // Asks those that are to be asked. True once all are done.
-  bool AskHosts(const JobRow& job, int32_t task);                            // under state_mutex_
-  void Incomplete(const Source& source, const std::string& why);             // under state_mutex_
+  bool AskHosts(const JobRow& job, int32_t task);                 // under state_mutex_
+  void Incomplete(const Source& source, const std::string& why);  // under state_mutex_
   void Chunk(const std::string& task, int32_t attempt, const pb::LogChunk& chunk);
 
   const ApiContext* const context_;
@@ -56,18 +58,18 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
   const pb::LogsRequest request_;
 
   // The hub's thread's.
-  int32_t attempt_ = 0;                 // the newest that was begun, or the one before that to go on with
-  bool begun_ = false;                  // attempt_ is set
-  bool asked_ = false;                  // hosts of one were asked
-  std::string task_;                    // once chosen
+  int32_t attempt_ = 0;  // the newest that was begun, or the one before that to go on with
+  bool begun_ = false;   // attempt_ is set
+  bool asked_ = false;   // hosts of one were asked
+  std::string task_;     // once chosen
 
   std::mutex state_mutex_;
   uint64_t watch_ = 0;
-  bool over_ = false;                   // Gone was called
-  bool counted_ = false;                // among the readers
-  std::vector<Source> sources_;         // of attempt_
-  std::map<uint64_t, size_t> open_;     // requests at agents without an end yet: whose
-  std::string incomplete_;              // what is missing and why; told at the end
+  bool over_ = false;                // Gone was called
+  bool counted_ = false;             // among the readers
+  std::vector<Source> sources_;      // of attempt_
+  std::map<uint64_t, size_t> open_;  // requests at agents without an end yet: whose
+  std::string incomplete_;           // what is missing and why; told at the end
 };
 
 }  // namespace muster

@@ -1,5 +1,6 @@
-// What GET /metrics tells, in Prometheus' text format (0.0.4): gauges from a snapshot, counts and durations from the engine's own.
-// docs/operating.md lists them for operators. Labels are what operators configure (queues, clusters, flavours), never a job or a user.
+// What GET /metrics tells, in Prometheus' text format (0.0.4): gauges from a snapshot, counts and
+// durations from the engine's own. docs/operating.md lists them for operators. Labels are what
+// operators configure (queues, clusters, flavours), never a job or a user.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace muster {
 struct MetricsInput {
   const View* view = nullptr;
   EngineStats stats;
-  int64_t now_ns = 0;                  // Unix time
+  int64_t now_ns = 0;  // Unix time
   int64_t uptime_ns = 0;
   std::string version;
   bool takes_submissions = true;

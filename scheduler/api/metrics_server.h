@@ -1,7 +1,9 @@
-// GET /metrics over HTTP, by CivetWeb (docs/decisions/042-metrics.md). Knows nothing of the scheduler.
+// GET /metrics over HTTP, by CivetWeb (docs/decisions/042-metrics.md). Knows nothing of the
+// scheduler.
 //
-// A client can cost no more than its share: two threads, requests of 8 KiB that have to be there within five seconds, no bodies, one
-// request a connection; whoever comes while both threads are busy waits in a queue of bounded length.
+// A client can cost no more than its share: two threads, requests of 8 KiB that have to be there
+// within five seconds, no bodies, one request a connection; whoever comes while both threads are
+// busy waits in a queue of bounded length.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +23,12 @@ namespace muster {
 
 class MetricsServer {
  public:
-  // `address` is one that WhyNotMetricsListen accepts. `render` gives the text; it is called on the server's threads, by one at a time
-  // and at most once a second. UNAVAILABLE says why it can't be served there.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, std::function<std::string()> render, Clock* clock);
+  // `address` is one that WhyNotMetricsListen accepts. `render` gives the text; it is called on the
+  // server's threads, by one at a time and at most once a second. UNAVAILABLE says why it can't be
+  // served there.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address,
+                                                              std::function<std::string()> render,
+                                                              Clock* clock);
   // Takes up to two seconds. `render` isn't called any more.
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
@@ -32,7 +37,8 @@ class MetricsServer {
   int port() const { return port_; }
 
  private:
-  MetricsServer(std::function<std::string()> render, Clock* clock) : render_(std::move(render)), clock_(clock) {}
+  MetricsServer(std::function<std::string()> render, Clock* clock)
+      : render_(std::move(render)), clock_(clock) {}
   absl::Status Listen(const std::string& address);
   static int Answer(mg_connection* connection);
   static int TakeMessage(const mg_connection* connection, const char* message);

@@ -19,34 +19,56 @@ std::string Places(const State& state, const AttemptRow& attempt) {
   if (names.size() > 4) return absl::StrCat(names[0], " and ", names.size() - 1, " more hosts");
   for (size_t i = names.size(); i-- > 1;) {
     const size_t slash = names[i].find('/');
-    if (names[i].compare(0, slash + 1, names[i - 1], 0, slash + 1) == 0) names[i].erase(0, slash + 1);
+    if (names[i].compare(0, slash + 1, names[i - 1], 0, slash + 1) == 0)
+      names[i].erase(0, slash + 1);
   }
   return absl::StrJoin(names, ",");
 }
 
-std::string Workers(int32_t workers) { return workers == 1 ? "1 worker" : absl::StrCat(workers, " workers"); }
+std::string Workers(int32_t workers) {
+  return workers == 1 ? "1 worker" : absl::StrCat(workers, " workers");
+}
 
 std::string CauseText(pb::Cause cause) {
   switch (cause) {
-    case pb::PROGRAM_ERROR: return "the program failed";
-    case pb::KILLED: return "a process was killed";
-    case pb::OUT_OF_MEMORY: return "out of memory";
-    case pb::HANG: return "no progress for hang_timeout";
-    case pb::TIME_LIMIT: return "time_limit is over";
-    case pb::CANCEL: return "cancelled";
-    case pb::PREEMPTION: return "its devices are needed by others";
-    case pb::RESIZE: return "resized";
-    case pb::DRAIN: return "its host is drained";
-    case pb::HOST_LOST: return "its host is lost";
-    case pb::LAUNCH_FAILED: return "it could not be launched";
-    case pb::RENDEZVOUS: return "its rendezvous port was taken";
-    case pb::SETUP_FAILED: return "setup failed";
-    case pb::DEVICE_FAILURE: return "a device failed";
-    case pb::HOST_FAILURE: return "its host failed";
-    case pb::NETWORK_FAILURE: return "the network failed";
-    case pb::STORAGE_FAILURE: return "the storage failed";
-    case pb::EXPORT_FAILED: return "its export could not be published";
-    default: return "";
+    case pb::PROGRAM_ERROR:
+      return "the program failed";
+    case pb::KILLED:
+      return "a process was killed";
+    case pb::OUT_OF_MEMORY:
+      return "out of memory";
+    case pb::HANG:
+      return "no progress for hang_timeout";
+    case pb::TIME_LIMIT:
+      return "time_limit is over";
+    case pb::CANCEL:
+      return "cancelled";
+    case pb::PREEMPTION:
+      return "its devices are needed by others";
+    case pb::RESIZE:
+      return "resized";
+    case pb::DRAIN:
+      return "its host is drained";
+    case pb::HOST_LOST:
+      return "its host is lost";
+    case pb::LAUNCH_FAILED:
+      return "it could not be launched";
+    case pb::RENDEZVOUS:
+      return "its rendezvous port was taken";
+    case pb::SETUP_FAILED:
+      return "setup failed";
+    case pb::DEVICE_FAILURE:
+      return "a device failed";
+    case pb::HOST_FAILURE:
+      return "its host failed";
+    case pb::NETWORK_FAILURE:
+      return "the network failed";
+    case pb::STORAGE_FAILURE:
+      return "the storage failed";
+    case pb::EXPORT_FAILED:
+      return "its export could not be published";
+    default:
+      return "";
   }
 }
 
@@ -58,16 +80,18 @@ std::string With(const std::string& text, const std::string& detail) {
 std::string Stopping(const State& state, const AttemptRow& attempt) {
   std::string who;
   const JobRow* claimant = state.FindJobByUid(attempt.claimant.job_uid());
-  if (claimant != nullptr) who = absl::StrCat(claimant->spec->queue(), " needs its share (job ", claimant->number, ")");
+  if (claimant != nullptr)
+    who = absl::StrCat(claimant->spec->queue(), " needs its share (job ", claimant->number, ")");
   if (attempt.next_workers > 0 && attempt.next_workers == attempt.workers) {
     return With("goes on with other devices", With(who, attempt.detail));
   }
   if (attempt.next_workers > 0) {
-    return With(absl::StrCat(attempt.next_workers < attempt.workers ? "shrinks " : "grows ", attempt.workers, " → ",
-                             Workers(attempt.next_workers)),
+    return With(absl::StrCat(attempt.next_workers < attempt.workers ? "shrinks " : "grows ",
+                             attempt.workers, " → ", Workers(attempt.next_workers)),
                 who.empty() ? attempt.detail : who);
   }
-  if (attempt.cause == pb::CANCEL) return absl::StrCat("attempt ", attempt.number, " is being stopped: cancelled");
+  if (attempt.cause == pb::CANCEL)
+    return absl::StrCat("attempt ", attempt.number, " is being stopped: cancelled");
   return With(absl::StrCat("attempt ", attempt.number, " is being stopped"),
               With(who.empty() ? CauseText(attempt.cause) : who, attempt.detail));
 }
@@ -76,7 +100,8 @@ class Narrator {
  public:
   Narrator(const State& state, const JobRow& job) : state_(state), job_(job) {}
 
-  void Task(const TaskRow* before, const TaskRow& task, int32_t index, const std::vector<pb::Event>& events) {
+  void Task(const TaskRow* before, const TaskRow& task, int32_t index,
+            const std::vector<pb::Event>& events) {
     prefix_ = job_.tasks.size() > 1 ? absl::StrCat(job_.task_spec(index).name(), ": ") : "";
     for (const AttemptRow& attempt : task.attempts) {
       const AttemptRow* was = nullptr;
@@ -94,21 +119,29 @@ class Narrator {
     }
     for (const pb::Checkpoint& checkpoint : task.checkpoints) {
       // By path, as State tells them apart: their times are by the clocks of several hosts.
-      const auto same = [&](const pb::Checkpoint& other) { return other.path() == checkpoint.path(); };
-      if (before == nullptr || std::none_of(before->checkpoints.begin(), before->checkpoints.end(), same)) {
+      const auto same = [&](const pb::Checkpoint& other) {
+        return other.path() == checkpoint.path();
+      };
+      if (before == nullptr ||
+          std::none_of(before->checkpoints.begin(), before->checkpoints.end(), same)) {
         Say(absl::StrCat("checkpoint at step ", checkpoint.step()));
       }
     }
     if (task.export_failures > (before == nullptr ? 0 : before->export_failures)) {
-      Say(absl::StrCat("the export could not be published (try ", task.export_failures, " of ", kExportTries, "): ", task.export_detail));
+      Say(absl::StrCat("the export could not be published (try ", task.export_failures, " of ",
+                       kExportTries, "): ", task.export_detail));
     }
-    if (task.export_state == "published" && (before == nullptr || before->export_state != "published")) Published(task);
+    if (task.export_state == "published" &&
+        (before == nullptr || before->export_state != "published"))
+      Published(task);
     if (before != nullptr && task.restarts_used > before->restarts_used && !task.finished()) {
-      Say(absl::StrCat("restarts: failure ", task.restarts_used, " of ", job_.task_spec(index).max_restarts(), " allowed"));
+      Say(absl::StrCat("restarts: failure ", task.restarts_used, " of ",
+                       job_.task_spec(index).max_restarts(), " allowed"));
     }
     if (task.finished() && (before == nullptr || !before->finished()) && job_.tasks.size() > 1) {
       if (task.state == pb::TASK_SUCCEEDED) Say("succeeded");
-      if (task.state == pb::TASK_FAILED) Say(With("failed", With(CauseText(task.cause), task.detail)));
+      if (task.state == pb::TASK_FAILED)
+        Say(With("failed", With(CauseText(task.cause), task.detail)));
     }
   }
 
@@ -118,25 +151,32 @@ class Narrator {
  private:
   void Published(const TaskRow& task) {
     for (const AttemptRow& attempt : task.attempts) {
-      if (!attempt.export_staged.empty()) Say(absl::StrCat("the export is at ", attempt.export_target));
+      if (!attempt.export_staged.empty())
+        Say(absl::StrCat("the export is at ", attempt.export_target));
     }
   }
 
-  void Attempt(const AttemptRow* was, const AttemptRow& attempt, int32_t task, const std::vector<pb::Event>& events) {
+  void Attempt(const AttemptRow* was, const AttemptRow& attempt, int32_t task,
+               const std::vector<pb::Event>& events) {
     if (was == nullptr) {
-      Say(absl::StrCat("attempt ", attempt.number, " is placed on ", Places(state_, attempt), " with ", Workers(attempt.workers)));
+      Say(absl::StrCat("attempt ", attempt.number, " is placed on ", Places(state_, attempt),
+                       " with ", Workers(attempt.workers)));
     }
     if (attempt.start_ns != 0 && (was == nullptr || was->start_ns == 0)) {
-      Say(absl::StrCat("attempt ", attempt.number, " runs on ", Places(state_, attempt), " with ", Workers(attempt.workers)));
+      Say(absl::StrCat("attempt ", attempt.number, " runs on ", Places(state_, attempt), " with ",
+                       Workers(attempt.workers)));
     }
     for (const pb::Event& event : events) {
       if (!event.has_loaded_seen() || event.loaded_seen().key().job_uid() != job_.uid ||
-          event.loaded_seen().key().task() != job_.task_spec(task).name() || event.loaded_seen().key().attempt() != attempt.number) {
+          event.loaded_seen().key().task() != job_.task_spec(task).name() ||
+          event.loaded_seen().key().attempt() != attempt.number) {
         continue;
       }
-      for (const std::string& refused : event.loaded_seen().refused()) Say(absl::StrCat("a checkpoint was refused: ", refused));
+      for (const std::string& refused : event.loaded_seen().refused())
+        Say(absl::StrCat("a checkpoint was refused: ", refused));
     }
-    if (attempt.resumed_step >= 0 && (was == nullptr || was->resumed_step != attempt.resumed_step)) {
+    if (attempt.resumed_step >= 0 &&
+        (was == nullptr || was->resumed_step != attempt.resumed_step)) {
       Say(absl::StrCat("attempt ", attempt.number, " goes on from step ", attempt.resumed_step));
     }
     if (const std::optional<Failure> failure = FirstFailure(attempt);
@@ -144,10 +184,12 @@ class Narrator {
       Say(With(failure->detail.empty() ? CauseText(failure->cause) : "", failure->detail));
     }
     const bool stopping = attempt.stop_ns != 0 && (was == nullptr || was->stop_ns == 0);
-    const bool by_failure = attempt.cause == pb::PROGRAM_ERROR || attempt.cause == pb::KILLED || attempt.cause == pb::OUT_OF_MEMORY;
+    const bool by_failure = attempt.cause == pb::PROGRAM_ERROR || attempt.cause == pb::KILLED ||
+                            attempt.cause == pb::OUT_OF_MEMORY;
     if (stopping && !by_failure) Say(Stopping(state_, attempt));
     if (attempt.ended() && (was == nullptr || !was->ended())) {
-      const std::string why = attempt.cause == pb::DONE ? "every worker is done" : CauseText(attempt.cause);
+      const std::string why =
+          attempt.cause == pb::DONE ? "every worker is done" : CauseText(attempt.cause);
       Say(With(absl::StrCat("attempt ", attempt.number, " ended"), why));
     }
   }
@@ -160,13 +202,17 @@ class Narrator {
 
 }  // namespace
 
-std::vector<std::string> Narrate(const State& before_state, const JobRow* before, const State& state, const JobRow& job,
+std::vector<std::string> Narrate(const State& before_state, const JobRow* before,
+                                 const State& state, const JobRow& job,
                                  const std::vector<pb::Event>& events) {
   Narrator narrator(state, job);
-  if (before == nullptr) narrator.Say(absl::StrCat("submitted by ", job.owner, " to queue ", job.spec->queue()));
-  if (job.cancel_requested && (before == nullptr || !before->cancel_requested)) narrator.Say("its cancellation was asked for");
+  if (before == nullptr)
+    narrator.Say(absl::StrCat("submitted by ", job.owner, " to queue ", job.spec->queue()));
+  if (job.cancel_requested && (before == nullptr || !before->cancel_requested))
+    narrator.Say("its cancellation was asked for");
   for (size_t i = 0; i < job.tasks.size(); ++i) {
-    narrator.Task(before == nullptr ? nullptr : &before->tasks[i], job.tasks[i], static_cast<int32_t>(i), events);
+    narrator.Task(before == nullptr ? nullptr : &before->tasks[i], job.tasks[i],
+                  static_cast<int32_t>(i), events);
   }
   std::vector<std::string> said = narrator.Done();
   for (const pb::Event& event : events) {
@@ -174,12 +220,15 @@ std::vector<std::string> Narrate(const State& before_state, const JobRow* before
     const HostId host = state.FindHost(event.host_state().cluster(), event.host_state().host());
     if (host == kNoHost) continue;
     for (const AttemptRef& ref : state.host(host).attempts) {
-      if (ref.job == job.number) said.push_back(absl::StrCat(state.HostName(host), " can't be reached; what runs there may go on"));
+      if (ref.job == job.number)
+        said.push_back(
+            absl::StrCat(state.HostName(host), " can't be reached; what runs there may go on"));
     }
   }
   if (job.finished() && (before == nullptr || !before->finished())) {
     if (job.state == pb::SUCCEEDED) said.push_back("succeeded");
-    if (job.state == pb::FAILED) said.push_back(With("failed", With(CauseText(job.cause), job.detail)));
+    if (job.state == pb::FAILED)
+      said.push_back(With("failed", With(CauseText(job.cause), job.detail)));
     if (job.state == pb::CANCELLED) said.push_back("cancelled");
   }
   return said;

@@ -8,20 +8,26 @@ namespace muster {
 namespace {
 
 constexpr int64_t kForecastBudgetNs = 2 * kSecond;
-constexpr int64_t kForecastOldNs = kMinute;         // after that a forecast of an earlier state isn't told
-constexpr int64_t kForecastKeptNs = 3 * kSecond;    // and ten times as long as it took: a tenth of a core at most
+constexpr int64_t kForecastOldNs = kMinute;  // after that a forecast of an earlier state isn't told
+constexpr int64_t kForecastKeptNs =
+    3 * kSecond;  // and ten times as long as it took: a tenth of a core at most
 constexpr size_t kQuestions = 16;
 
 }  // namespace
 
 Spent SpentOf(Clock* clock, int64_t budget_ns, std::function<bool()> given_up) {
-  return [clock, budget_ns, begin_ns = clock->MonotonicNs(), given_up = std::move(given_up)](int percent) {
+  return [clock, budget_ns, begin_ns = clock->MonotonicNs(),
+          given_up = std::move(given_up)](int percent) {
     return (given_up && given_up()) || clock->MonotonicNs() - begin_ns >= budget_ns / 100 * percent;
   };
 }
 
 Outlook::Outlook(const Engine* engine, Clock* clock, const SchedulingOptions& scheduling)
-    : engine_(engine), clock_(clock), scheduling_(scheduling), looking_([this] { Look(); }), answering_([this] { Answer(); }) {}
+    : engine_(engine),
+      clock_(clock),
+      scheduling_(scheduling),
+      looking_([this] { Look(); }),
+      answering_([this] { Answer(); }) {}
 
 Outlook::~Outlook() { Stop(); }
 
@@ -39,12 +45,14 @@ void Outlook::Stop() {
 std::shared_ptr<const Forecast> Outlook::Newest() {
   const uint64_t commit = engine_->Snapshot()->commit;
   std::lock_guard lock(mutex_);
-  if (!wanted_ && (forecast_ == nullptr || (commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_))) {
+  if (!wanted_ && (forecast_ == nullptr ||
+                   (commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_))) {
     wanted_ = true;
     wake_.notify_one();
   }
   // Of a state that was: one that nobody asked for since may be of yesterday.
-  const bool old = commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_ + kForecastOldNs;
+  const bool old =
+      commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_ + kForecastOldNs;
   return old ? nullptr : forecast_;
 }
 
@@ -86,7 +94,8 @@ void Outlook::Look() {
       std::lock_guard lock(mutex_);
       return stopping_;
     };
-    auto forecast = std::make_shared<const Forecast>(MakeForecast(view->state, now_ns, scheduling_, options));
+    auto forecast =
+        std::make_shared<const Forecast>(MakeForecast(view->state, now_ns, scheduling_, options));
     const int64_t end_ns = clock_->MonotonicNs();
     std::lock_guard lock(mutex_);
     forecast_ = std::move(forecast);

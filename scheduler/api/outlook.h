@@ -1,5 +1,5 @@
-// Looks ahead beside the engine: the forecast of what waits, kept for a few seconds; and a thread for questions that take a
-// while. Nothing here runs on the engine's thread or changes anything.
+// Looks ahead beside the engine: the forecast of what waits, kept for a few seconds; and a thread
+// for questions that take a while. Nothing here runs on the engine's thread or changes anything.
 #pragma once
 
 #include <condition_variable>
@@ -25,8 +25,8 @@ class Outlook {
   Outlook(const Engine* engine, Clock* clock, const SchedulingOptions& scheduling);
   ~Outlook();
 
-  // The newest forecast, or null if there is none yet. Never waits; asks for a new one when this one is old. So nothing is
-  // computed while nobody looks.
+  // The newest forecast, or null if there is none yet. Never waits; asks for a new one when this
+  // one is old. So nothing is computed while nobody looks.
   std::shared_ptr<const Forecast> Newest();
   // Runs the question on a thread of its own, in turn. False: too many wait already.
   bool Ask(std::function<void()> question);
@@ -44,7 +44,7 @@ class Outlook {
   std::condition_variable wake_, asked_;
   std::shared_ptr<const Forecast> forecast_;
   uint64_t forecast_commit_ = 0;
-  int64_t not_before_ns_ = 0;           // monotonic: no new forecast before this
+  int64_t not_before_ns_ = 0;  // monotonic: no new forecast before this
   bool wanted_ = false, stopping_ = false;
   std::deque<std::function<void()>> questions_;
   std::thread looking_, answering_;

@@ -16,23 +16,28 @@ struct Applied {
   uint64_t version = 0;
 };
 
-// What applying the request to `state` gives; an error, or problems, or the tree to store and its version.
+// What applying the request to `state` gives; an error, or problems, or the tree to store and its
+// version.
 absl::Status Resolve(const State& state, const pb::ApplyQueuesRequest& request, Applied* applied) {
   if (request.if_version() != 0 && request.if_version() != state.queue_version()) {
-    return absl::AbortedError(absl::StrCat("the queues changed meanwhile: version ", state.queue_version(), ", not ",
-                                           request.if_version(), ". Look at them again: muster queue list"));
+    return absl::AbortedError(absl::StrCat("the queues changed meanwhile: version ",
+                                           state.queue_version(), ", not ", request.if_version(),
+                                           ". Look at them again: muster queue list"));
   }
   applied->resolution = ResolveQueues(state, request.tree());
   if (!applied->resolution.ok()) return absl::InvalidArgumentError("the queues were not changed");
-  applied->version = state.queue_version() + (applied->resolution.changes.empty() && state.queue_version() > 0 ? 0 : 1);
+  applied->version = state.queue_version() +
+                     (applied->resolution.changes.empty() && state.queue_version() > 0 ? 0 : 1);
   return absl::OkStatus();
 }
 
-grpc::Status Answer(const absl::Status& status, const Applied& applied, pb::ApplyQueuesResponse* response) {
+grpc::Status Answer(const absl::Status& status, const Applied& applied,
+                    pb::ApplyQueuesResponse* response) {
   if (!applied.resolution.ok()) {
-    return BadRequest(absl::StrCat("the tree has ", applied.resolution.problems.size(), " problem",
-                                   applied.resolution.problems.size() == 1 ? "" : "s", ", nothing was changed"),
-                      applied.resolution.problems);
+    return BadRequest(
+        absl::StrCat("the tree has ", applied.resolution.problems.size(), " problem",
+                     applied.resolution.problems.size() == 1 ? "" : "s", ", nothing was changed"),
+        applied.resolution.problems);
   }
   if (!status.ok()) return ToGrpc(status);
   response->set_version(applied.version);
@@ -42,9 +47,11 @@ grpc::Status Answer(const absl::Status& status, const Applied& applied, pb::Appl
 
 }  // namespace
 
-grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* call, const pb::ApplyQueuesRequest* request,
+grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* call,
+                                                  const pb::ApplyQueuesRequest* request,
                                                   pb::ApplyQueuesResponse* response) {
-  if (grpc::Status status = OperatorOnly(who_, "changing queues"); !status.ok()) return Reply(call, status);
+  if (grpc::Status status = OperatorOnly(who_, "changing queues"); !status.ok())
+    return Reply(call, status);
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const auto applied = std::make_shared<Applied>();
   if (request->dry_run()) {
@@ -52,7 +59,8 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* c
     const absl::Status status = Resolve(view->state, *request, applied.get());
     if (status.ok() && !applied->resolution.changes.empty()) {
       const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-      for (pb::PreviewResponse::Taken& taken : Evictions(view->state, applied->resolution.resolved, now_ns, context_->scheduling)) {
+      for (pb::PreviewResponse::Taken& taken :
+           Evictions(view->state, applied->resolution.resolved, now_ns, context_->scheduling)) {
         *response->add_evicted() = std::move(taken);
       }
     }
@@ -60,8 +68,10 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* c
   }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   context_->engine->Call(
-      [applied, request = *request, by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-        if (absl::Status status = Resolve(state, request, applied.get()); !status.ok()) return status;
+      [applied, request = *request,
+       by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        if (absl::Status status = Resolve(state, request, applied.get()); !status.ok())
+          return status;
         if (applied->version == state.queue_version()) return std::vector<pb::Event>();
         std::vector<pb::Event> events(1);
         *events[0].mutable_queues_applied()->mutable_tree() = applied->resolution.resolved;
@@ -76,7 +86,9 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* c
   return reactor;
 }
 
-grpc::ServerUnaryReactor* QueueServiceImpl::Get(grpc::CallbackServerContext* call, const pb::GetQueueRequest* request, pb::Queue* response) {
+grpc::ServerUnaryReactor* QueueServiceImpl::Get(grpc::CallbackServerContext* call,
+                                                const pb::GetQueueRequest* request,
+                                                pb::Queue* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   absl::StatusOr<pb::Queue> queue = DescribeQueue(view->state, *view->plan, request->path());
   if (!queue.ok()) return Reply(call, ToGrpc(queue.status()));
@@ -84,10 +96,12 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Get(grpc::CallbackServerContext* cal
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* QueueServiceImpl::List(grpc::CallbackServerContext* call, const pb::ListQueuesRequest*,
+grpc::ServerUnaryReactor* QueueServiceImpl::List(grpc::CallbackServerContext* call,
+                                                 const pb::ListQueuesRequest*,
                                                  pb::ListQueuesResponse* response) {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  for (pb::Queue& queue : DescribeQueues(view->state, *view->plan)) *response->add_queues() = std::move(queue);
+  for (pb::Queue& queue : DescribeQueues(view->state, *view->plan))
+    *response->add_queues() = std::move(queue);
   response->set_version(view->state.queue_version());
   return Reply(call, grpc::Status::OK);
 }

@@ -1,6 +1,8 @@
-// A server stream's sending half for gRPC's callback API: messages queue here, one write is in flight at a time.
+// A server stream's sending half for gRPC's callback API: messages queue here, one write is in
+// flight at a time.
 //
-// Base is the reactor class. Thread-safe. The object keeps itself alive until gRPC is done with the call.
+// Base is the reactor class. Thread-safe. The object keeps itself alive until gRPC is done with the
+// call.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -58,7 +60,8 @@ class QueuedWriter : public Base {
       writing_ = false;
       if (!ok) {
         Clear();
-        if (!end_.has_value()) end_ = grpc::Status(grpc::StatusCode::CANCELLED, "the other side is gone");
+        if (!end_.has_value())
+          end_ = grpc::Status(grpc::StatusCode::CANCELLED, "the other side is gone");
       }
     }
     if (ok) Written();
@@ -85,7 +88,7 @@ class QueuedWriter : public Base {
   virtual void Written() {}
 
  private:
-  void Clear() {                // under mutex_
+  void Clear() {  // under mutex_
     queue_.clear();
     bytes_ = 0;
   }
@@ -99,7 +102,7 @@ class QueuedWriter : public Base {
       queue_.pop_front();
       writing_ = true;
       grpc::WriteOptions options;
-      if (!queue_.empty()) options.set_buffer_hint();   // what follows takes it along
+      if (!queue_.empty()) options.set_buffer_hint();  // what follows takes it along
       lock.unlock();
       this->StartWrite(&current_, options);
     } else if (end_.has_value()) {
@@ -112,8 +115,8 @@ class QueuedWriter : public Base {
 
   mutable std::mutex mutex_;
   std::deque<std::pair<Message, size_t>> queue_;
-  size_t bytes_ = 0;            // of queue_
-  Message current_;             // being written
+  size_t bytes_ = 0;  // of queue_
+  Message current_;   // being written
   bool writing_ = false;
   bool finished_ = false;
   std::optional<grpc::Status> end_;

@@ -29,7 +29,8 @@ std::string UserName(uint32_t uid) {
   std::vector<char> buffer(16 << 10);
   passwd entry{};
   passwd* found = nullptr;
-  if (getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr) return found->pw_name;
+  if (getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr)
+    return found->pw_name;
   return absl::StrCat(uid);
 }
 
@@ -37,7 +38,10 @@ std::string UserName(uint32_t uid) {
 
 struct ApiServer::User {
   User(const ApiContext* context, WatchHub* hub, const Identity& who)
-      : jobs(context, hub, who), queues(context, who), clusters(context, who), agents(context, who) {}
+      : jobs(context, hub, who),
+        queues(context, who),
+        clusters(context, who),
+        agents(context, who) {}
 
   JobServiceImpl jobs;
   QueueServiceImpl queues;
@@ -54,25 +58,33 @@ absl::Status ApiServer::Listen(const std::string& path, unsigned mode) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": a socket's path has at most 107 bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": a socket's path has at most 107 bytes"));
   }
   path.copy(address.sun_path, path.size());
   struct stat info {};
   if (lstat(path.c_str(), &info) == 0) {
-    if (!S_ISSOCK(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " exists and is no socket"));
+    if (!S_ISSOCK(info.st_mode))
+      return absl::FailedPreconditionError(absl::StrCat(path, " exists and is no socket"));
     const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const bool served = connect(probe, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
     close(probe);
-    if (served) return absl::FailedPreconditionError(absl::StrCat(path, ": another process serves this socket. Stop it, or listen elsewhere"));
+    if (served)
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, ": another process serves this socket. Stop it, or listen elsewhere"));
     if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, path);
   }
   listen_fd_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listen_fd_ < 0) return ErrnoStatus(errno, "socket");
   // Nobody can connect before listen, so the mode is right from the first connection on.
-  if (bind(listen_fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return ErrnoStatus(errno, path);
+  if (bind(listen_fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
+    return ErrnoStatus(errno, path);
   path_ = path;
-  if (chmod(path.c_str(), mode) != 0 || listen(listen_fd_, 128) != 0 || pipe2(wake_fds_, O_CLOEXEC) != 0) return ErrnoStatus(errno, path);
-  absl::StatusOr<User*> own = UserOf(geteuid());   // most calls come from here: ready before the first
+  if (chmod(path.c_str(), mode) != 0 || listen(listen_fd_, 128) != 0 ||
+      pipe2(wake_fds_, O_CLOEXEC) != 0)
+    return ErrnoStatus(errno, path);
+  absl::StatusOr<User*> own =
+      UserOf(geteuid());  // most calls come from here: ready before the first
   if (!own.ok()) return own.status();
   thread_ = std::thread([this] { AcceptLoop(); });
   return absl::OkStatus();
@@ -80,7 +92,8 @@ absl::Status ApiServer::Listen(const std::string& path, unsigned mode) {
 
 absl::StatusOr<ApiServer::User*> ApiServer::UserOf(uint32_t uid) {
   if (context_->single_user && uid != geteuid()) {
-    return absl::PermissionDeniedError(absl::StrCat("single_user: only uid ", geteuid(), " is served, not ", uid));
+    return absl::PermissionDeniedError(
+        absl::StrCat("single_user: only uid ", geteuid(), " is served, not ", uid));
   }
   if (const auto it = users_.find(uid); it != users_.end()) return it->second.get();
   if (users_.size() >= kMaxUsers) return absl::ResourceExhaustedError("too many users at once");
@@ -104,7 +117,8 @@ void ApiServer::AcceptLoop() {
   while (true) {
     pollfd fds[2] = {{listen_fd_, POLLIN, 0}, {wake_fds_[0], POLLIN, 0}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR) {
-      LogError("poll of the socket failed", {{"error", std::string(ErrnoStatus(errno, path_).message())}});
+      LogError("poll of the socket failed",
+               {{"error", std::string(ErrnoStatus(errno, path_).message())}});
       return;
     }
     if (fds[1].revents != 0) return;
@@ -113,7 +127,8 @@ void ApiServer::AcceptLoop() {
     if (fd < 0) {
       if (errno == EMFILE || errno == ENFILE) {
         LogWarn("too many open files: a connection waits", {{"path", path_}});
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));   // the connection stays in the queue
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(100));  // the connection stays in the queue
       }
       continue;
     }
@@ -125,7 +140,9 @@ void ApiServer::AcceptLoop() {
     }
     absl::StatusOr<User*> user = UserOf(peer.uid);
     if (!user.ok()) {
-      LogWarn("connection refused", {{"uid", peer.uid}, {"pid", peer.pid}, {"why", std::string(user.status().message())}});
+      LogWarn(
+          "connection refused",
+          {{"uid", peer.uid}, {"pid", peer.pid}, {"why", std::string(user.status().message())}});
       close(fd);
       continue;
     }
@@ -140,7 +157,8 @@ void ApiServer::Shutdown() {
     }
     thread_.join();
   }
-  for (auto& [uid, user] : users_) user->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+  for (auto& [uid, user] : users_)
+    user->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
   users_.clear();
   for (int* fd : {&listen_fd_, &wake_fds_[0], &wake_fds_[1]}) {
     if (*fd >= 0) close(*fd);

@@ -1,5 +1,6 @@
-// Listens on a Unix socket. Connections are accepted here: the kernel says who is at the other end (SO_PEERCRED), and the
-// descriptor goes to the gRPC server of that user, whose services are built for that identity. No call can borrow another's.
+// Listens on a Unix socket. Connections are accepted here: the kernel says who is at the other end
+// (SO_PEERCRED), and the descriptor goes to the gRPC server of that user, whose services are built
+// for that identity. No call can borrow another's.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -17,7 +18,7 @@
 
 namespace muster {
 
-inline constexpr size_t kMaxUsers = 256;   // distinct uids served at once
+inline constexpr size_t kMaxUsers = 256;  // distinct uids served at once
 
 class ApiServer {
  public:
@@ -25,7 +26,8 @@ class ApiServer {
   ApiServer(const ApiContext* context, WatchHub* hub);
   ~ApiServer();
 
-  // Binds and serves `path` with this mode. FAILED_PRECONDITION: somebody serves it already, or it is no socket.
+  // Binds and serves `path` with this mode. FAILED_PRECONDITION: somebody serves it already, or it
+  // is no socket.
   absl::Status Listen(const std::string& path, unsigned mode);
   // Ends all calls and connections; removes the socket. Idempotent.
   void Shutdown();
@@ -41,7 +43,8 @@ class ApiServer {
   int listen_fd_ = -1;
   int wake_fds_[2] = {-1, -1};
   std::thread thread_;
-  std::map<uint32_t, std::unique_ptr<User>> users_;   // the accepting thread's; Shutdown's after that has ended
+  std::map<uint32_t, std::unique_ptr<User>>
+      users_;  // the accepting thread's; Shutdown's after that has ended
 };
 
 }  // namespace muster

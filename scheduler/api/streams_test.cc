@@ -1,4 +1,5 @@
-// Watch and Logs as clients meet them: the real server on a Unix socket, the real engine, an agent played by the test.
+// Watch and Logs as clients meet them: the real server on a Unix socket, the real engine, an agent
+// played by the test.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -92,7 +93,8 @@ class FakeAgent : public AgentStream, public std::enable_shared_from_this<FakeAg
     if (exit_code >= 0) message.mutable_report()->add_exits()->set_exit_code(exit_code);
     Say(std::move(message));
   }
-  void Output(uint64_t request, const std::string& data, int64_t dropped_bytes = 0, int64_t next_offset = 0) {
+  void Output(uint64_t request, const std::string& data, int64_t dropped_bytes = 0,
+              int64_t next_offset = 0) {
     pb::AgentMessage message;
     message.mutable_log_chunk()->set_request(request);
     message.mutable_log_chunk()->set_data(data);
@@ -100,18 +102,24 @@ class FakeAgent : public AgentStream, public std::enable_shared_from_this<FakeAg
     message.mutable_log_chunk()->set_next_offset(next_offset);
     Say(std::move(message));
   }
-  // As an agent does of a log of one rank: from where it is asked, as much as it is asked for at once.
+  // As an agent does of a log of one rank: from where it is asked, as much as it is asked for at
+  // once.
   void Serve(const pb::LogRequest& request, const std::string& log) {
-    const size_t from = request.from().count(0) != 0 ? static_cast<size_t>(request.from().at(0)) : 0;
+    const size_t from =
+        request.from().count(0) != 0 ? static_cast<size_t>(request.from().at(0)) : 0;
     size_t at = from;
-    for (; at < log.size() && at - from < static_cast<size_t>(request.max_bytes()); at += kPieceBytes) {
-      Output(request.request(), log.substr(at, kPieceBytes), 0, static_cast<int64_t>(std::min(log.size(), at + kPieceBytes)));
+    for (; at < log.size() && at - from < static_cast<size_t>(request.max_bytes());
+         at += kPieceBytes) {
+      Output(request.request(), log.substr(at, kPieceBytes), 0,
+             static_cast<int64_t>(std::min(log.size(), at + kPieceBytes)));
     }
     EndOutput(request.request(), at < log.size());
   }
   bool WasCancelled(uint64_t request) {
     std::lock_guard lock(mutex_);
-    return std::any_of(told_.begin(), told_.end(), [&](const pb::SchedulerMessage& m) { return m.log_cancel().request() == request; });
+    return std::any_of(told_.begin(), told_.end(), [&](const pb::SchedulerMessage& m) {
+      return m.log_cancel().request() == request;
+    });
   }
   void EndOutput(uint64_t request, bool more = false) {
     pb::AgentMessage message;
@@ -171,7 +179,8 @@ class StreamsTest : public ::testing::Test {
   static std::unique_ptr<pb::JobService::Stub> Stub(const std::string& socket) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return pb::JobService::NewStub(grpc::CreateCustomChannel("unix://" + socket, grpc::InsecureChannelCredentials(), arguments));
+    return pb::JobService::NewStub(grpc::CreateCustomChannel(
+        "unix://" + socket, grpc::InsecureChannelCredentials(), arguments));
   }
   // The same services as another, ordinary user meets them.
   std::unique_ptr<pb::JobService::Stub> StubOfBob() {
@@ -198,7 +207,9 @@ class StreamsTest : public ::testing::Test {
     return std::to_string(response.job().number());
   }
   pb::AttemptKey AwaitPrepare() {
-    return agent_->Await([](const pb::SchedulerMessage& m) { return m.has_prepare(); }).prepare().key();
+    return agent_->Await([](const pb::SchedulerMessage& m) { return m.has_prepare(); })
+        .prepare()
+        .key();
   }
   // Job 1 on lab/h1, its first attempt running.
   pb::AttemptKey Running(int max_restarts = 3) {
@@ -206,29 +217,36 @@ class StreamsTest : public ::testing::Test {
     Submit(max_restarts);
     const pb::AttemptKey key = AwaitPrepare();
     agent_->Report(key, pb::STARTED);
-    AwaitState([](const State& state) { return state.FindJob(1)->tasks[0].state == pb::TASK_RUNNING; });
+    AwaitState(
+        [](const State& state) { return state.FindJob(1)->tasks[0].state == pb::TASK_RUNNING; });
     return key;
   }
   void AwaitState(const std::function<bool(const State&)>& wanted) {
     const auto until = std::chrono::steady_clock::now() + kPatience;
     std::shared_ptr<const View> view = engine_->Snapshot();
-    for (; !wanted(view->state) && std::chrono::steady_clock::now() < until; view = engine_->Snapshot()) std::this_thread::yield();
+    for (; !wanted(view->state) && std::chrono::steady_clock::now() < until;
+         view = engine_->Snapshot())
+      std::this_thread::yield();
     EXPECT_TRUE(wanted(view->state));
   }
   void AwaitWatchers(size_t watchers) {
     const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (hub_->watchers() != watchers && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    while (hub_->watchers() != watchers && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
     EXPECT_EQ(hub_->watchers(), watchers);
   }
   void AwaitNobodyWatches() { AwaitWatchers(0); }
 
-  std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>> Watch(grpc::ClientContext* call, const std::string& id) {
+  std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>> Watch(grpc::ClientContext* call,
+                                                                  const std::string& id) {
     call->set_deadline(std::chrono::system_clock::now() + kPatience);
     pb::WatchJobRequest request;
     request.set_id(id);
     return jobs_->Watch(call, request);
   }
-  std::unique_ptr<grpc::ClientReader<pb::LogsResponse>> Logs(grpc::ClientContext* call, bool follow, const std::function<void(pb::LogsRequest*)>& change = nullptr) {
+  std::unique_ptr<grpc::ClientReader<pb::LogsResponse>> Logs(
+      grpc::ClientContext* call, bool follow,
+      const std::function<void(pb::LogsRequest*)>& change = nullptr) {
     call->set_deadline(std::chrono::system_clock::now() + kPatience);
     pb::LogsRequest request;
     request.set_id("1");
@@ -285,7 +303,8 @@ TEST_F(StreamsTest, WithoutRoomForItAJobIsRefusedForNowAndPingSaysSo) {
   EXPECT_EQ(repeated.job().number(), first.job().number());
   pb::PingResponse ping;
   grpc::ClientContext again;
-  const auto channel = grpc::CreateChannel("unix://" + folder_ + "/s", grpc::InsecureChannelCredentials());
+  const auto channel =
+      grpc::CreateChannel("unix://" + folder_ + "/s", grpc::InsecureChannelCredentials());
   ASSERT_TRUE(pb::ClusterService::NewStub(channel)->Ping(&again, pb::PingRequest(), &ping).ok());
   EXPECT_FALSE(ping.accepts_submissions());
   EXPECT_EQ(ping.why_not(), "only 12 MiB are free");
@@ -316,7 +335,8 @@ TEST_F(StreamsTest, AWatchTellsTheJobNowThenWhatHappensInOrderAndEndsWithTheJob)
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(message.job().state(), pb::SUCCEEDED) << "the last message is the end";
-  EXPECT_THAT(events, ElementsAre("attempt 1 is placed on lab/h1 with 1 worker", "attempt 1 runs on lab/h1 with 1 worker",
+  EXPECT_THAT(events, ElementsAre("attempt 1 is placed on lab/h1 with 1 worker",
+                                  "attempt 1 runs on lab/h1 with 1 worker",
                                   "attempt 1 ended: every worker is done", "succeeded"));
   AwaitNobodyWatches();
 }
@@ -341,13 +361,14 @@ TEST_F(StreamsTest, AWatchResumedLaterBeginsWithTheJobAsItIsAndMissesNothingAfte
     const auto reader = Watch(&first, "1");
     pb::WatchJobResponse message;
     ASSERT_TRUE(reader->Read(&message));
-    first.TryCancel();   // the client hangs up
+    first.TryCancel();  // the client hangs up
     while (reader->Read(&message)) {
     }
     EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
   AwaitNobodyWatches();
-  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING) << "hanging up touches no job";
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING)
+      << "hanging up touches no job";
   grpc::ClientContext second;
   const auto reader = Watch(&second, "1");
   pb::WatchJobResponse message;
@@ -356,7 +377,8 @@ TEST_F(StreamsTest, AWatchResumedLaterBeginsWithTheJobAsItIsAndMissesNothingAfte
   EXPECT_THAT(message.events(), IsEmpty());
   agent_->Report(key, pb::GONE, 0);
   std::vector<std::string> events;
-  while (reader->Read(&message)) events.insert(events.end(), message.events().begin(), message.events().end());
+  while (reader->Read(&message))
+    events.insert(events.end(), message.events().begin(), message.events().end());
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_THAT(events, ElementsAre("attempt 1 ended: every worker is done", "succeeded"));
 }
@@ -367,17 +389,18 @@ TEST_F(StreamsTest, ASlowReaderGetsFewerMessagesButEverythingThatHappened) {
   const auto reader = Watch(&call, "1");
   pb::WatchJobResponse message;
   ASSERT_TRUE(reader->Read(&message));
-  constexpr int kChanges = 500;            // of messages that are more together than what is under way
+  constexpr int kChanges = 500;  // of messages that are more together than what is under way
   for (int step = 1; step <= kChanges; ++step) {
     pb::Event event;
     *event.mutable_checkpoint_seen()->mutable_key() = key;
     event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(step);
-    event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/shared/", std::string(20'000, 'x'), step));
+    event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(
+        absl::StrCat("/shared/", std::string(20'000, 'x'), step));
     event.mutable_checkpoint_seen()->set_loaded_step(-1);
     engine_->Post(event);
     AwaitState([&](const State& state) {
       const auto& checkpoints = state.FindJob(1)->tasks[0].checkpoints;
-      return !checkpoints.empty() && checkpoints.back().step() == step;   // a commit each
+      return !checkpoints.empty() && checkpoints.back().step() == step;  // a commit each
     });
   }
   int messages = 0;
@@ -390,7 +413,9 @@ TEST_F(StreamsTest, ASlowReaderGetsFewerMessagesButEverythingThatHappened) {
     }
     return true;
   };
-  while (checkpoints.size() < kChanges) ASSERT_TRUE(read()) << "nothing else happens to the job: what was held back must come by itself";
+  while (checkpoints.size() < kChanges)
+    ASSERT_TRUE(read())
+        << "nothing else happens to the job: what was held back must come by itself";
   agent_->Report(key, pb::GONE, 0);
   while (read()) {
   }
@@ -398,14 +423,18 @@ TEST_F(StreamsTest, ASlowReaderGetsFewerMessagesButEverythingThatHappened) {
   EXPECT_EQ(message.job().state(), pb::SUCCEEDED);
   EXPECT_LT(messages, kChanges) << "what waits is told together";
   ASSERT_EQ(checkpoints.size(), static_cast<size_t>(kChanges)) << "nothing is left out";
-  for (int step = 1; step <= kChanges; ++step) EXPECT_EQ(checkpoints[step - 1], absl::StrCat("checkpoint at step ", step));
+  for (int step = 1; step <= kChanges; ++step)
+    EXPECT_EQ(checkpoints[step - 1], absl::StrCat("checkpoint at step ", step));
 }
 
 TEST_F(StreamsTest, OneUserFollowsOnlySoManyJobsAtOnce) {
   Submit();
   std::vector<std::unique_ptr<grpc::ClientContext>> calls;
   std::vector<std::unique_ptr<grpc::ClientReader<pb::WatchJobResponse>>> readers;
-  const auto follow = [&] { readers.push_back(Watch(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), "1")); };
+  const auto follow = [&] {
+    readers.push_back(
+        Watch(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), "1"));
+  };
   pb::WatchJobResponse message;
   for (int i = 0; i < kWatchesMax; ++i) follow();
   AwaitWatchers(kWatchesMax);
@@ -425,9 +454,11 @@ TEST_F(StreamsTest, OneUserFollowsOnlySoManyJobsAtOnce) {
 TEST_F(StreamsTest, UnknownJobsAndThoseOfOthersLookAlike) {
   Submit();
   const auto bob = StubOfBob();
-  for (const auto& [stub, id] : {std::pair(jobs_.get(), "4711"), std::pair(jobs_.get(), "nonsense"), std::pair(bob.get(), "1")}) {
+  for (const auto& [stub, id] : {std::pair(jobs_.get(), "4711"), std::pair(jobs_.get(), "nonsense"),
+                                 std::pair(bob.get(), "1")}) {
     grpc::ClientContext watch, logs;
-    for (grpc::ClientContext* call : {&watch, &logs}) call->set_deadline(std::chrono::system_clock::now() + kPatience);
+    for (grpc::ClientContext* call : {&watch, &logs})
+      call->set_deadline(std::chrono::system_clock::now() + kPatience);
     pb::WatchJobRequest watch_request;
     watch_request.set_id(id);
     pb::WatchJobResponse told;
@@ -479,7 +510,7 @@ TEST_F(StreamsTest, LogsFollowAJobFromAttemptToAttemptAndEndWithIt) {
   ASSERT_TRUE(reader->Read(&chunk));
   EXPECT_EQ(chunk.data(), "two\n");
   EXPECT_EQ(chunk.attempt(), 2);
-  agent_->EndOutput(two.request());   // what a host still sends after the job's end is not cut off
+  agent_->EndOutput(two.request());  // what a host still sends after the job's end is not cut off
   EXPECT_FALSE(reader->Read(&chunk));
   EXPECT_TRUE(reader->Finish().ok());
   AwaitNobodyWatches();
@@ -488,7 +519,8 @@ TEST_F(StreamsTest, LogsFollowAJobFromAttemptToAttemptAndEndWithIt) {
 TEST_F(StreamsTest, LogsOfOneAttemptEndWithItsOutput) {
   Running();
   grpc::ClientContext call;
-  const auto reader = Logs(&call, false, [](pb::LogsRequest* request) { request->set_tail_lines(5); });
+  const auto reader =
+      Logs(&call, false, [](pb::LogsRequest* request) { request->set_tail_lines(5); });
   const pb::LogRequest request = agent_->AwaitLogRequest();
   EXPECT_EQ(request.tail_lines(), 5);
   EXPECT_FALSE(request.follow());
@@ -507,9 +539,12 @@ TEST_F(StreamsTest, LogsThatAreGivenUpAreGivenUpAtTheAgent) {
   const auto reader = Logs(&call, true);
   const pb::LogRequest request = agent_->AwaitLogRequest();
   call.TryCancel();
-  EXPECT_EQ(agent_->Await([](const pb::SchedulerMessage& m) { return m.has_log_cancel(); }).log_cancel().request(), request.request());
+  EXPECT_EQ(agent_->Await([](const pb::SchedulerMessage& m) { return m.has_log_cancel(); })
+                .log_cancel()
+                .request(),
+            request.request());
   AwaitNobodyWatches();
-  agent_->Output(request.request(), "for nobody\n");   // what was on its way harms nothing
+  agent_->Output(request.request(), "for nobody\n");  // what was on its way harms nothing
   pb::LogsResponse chunk;
   while (reader->Read(&chunk)) {
   }
@@ -519,7 +554,8 @@ TEST_F(StreamsTest, LogsThatAreGivenUpAreGivenUpAtTheAgent) {
 TEST_F(StreamsTest, OutputIsAskedForInPiecesAndNothingOfItIsLeftOut) {
   Running();
   grpc::ClientContext call;
-  const auto reader = Logs(&call, false, [](pb::LogsRequest* request) { request->set_tail_lines(1'000'000'000); });
+  const auto reader =
+      Logs(&call, false, [](pb::LogsRequest* request) { request->set_tail_lines(1'000'000'000); });
   const std::string log = Lines(12 << 20);
   std::thread serving([&] {
     for (size_t at = 0; at < log.size();) {
@@ -552,7 +588,8 @@ TEST_F(StreamsTest, OfAnAgentThatSendsMoreThanWaitsForItsReaderTheRestIsAskedFor
   const std::string log = Lines(16 << 20);
   size_t sent = 0;
   for (; sent < log.size() && !agent_->WasCancelled(first.request()); sent += kPieceBytes) {
-    agent_->Output(first.request(), log.substr(sent, kPieceBytes), 0, static_cast<int64_t>(std::min(log.size(), sent + kPieceBytes)));
+    agent_->Output(first.request(), log.substr(sent, kPieceBytes), 0,
+                   static_cast<int64_t>(std::min(log.size(), sent + kPieceBytes)));
   }
   EXPECT_LT(sent, size_t{10} << 20) << "what waits is bounded";
   std::thread serving([&] {
@@ -588,7 +625,8 @@ TEST_F(StreamsTest, AnOlderAgentThatDoesntWaitForASlowReaderEndsTheCallRatherTha
 TEST_F(StreamsTest, FollowedOutputGoesOnWhereItWasWhenItsAgentIsBack) {
   const pb::AttemptKey key = Running();
   grpc::ClientContext call;
-  const auto reader = Logs(&call, true, [](pb::LogsRequest* request) { request->set_tail_lines(3); });
+  const auto reader =
+      Logs(&call, true, [](pb::LogsRequest* request) { request->set_tail_lines(3); });
   const pb::LogRequest first = agent_->AwaitLogRequest();
   EXPECT_EQ(first.tail_lines(), 3);
   agent_->Output(first.request(), "one\n", 0, 704);
@@ -621,7 +659,7 @@ TEST_F(StreamsTest, ACallGoesOnWhereAnotherBrokeOff) {
     request->mutable_from()->set_task("main");
     request->mutable_from()->set_attempt(1);
     (*request->mutable_from()->mutable_next_offsets())[0] = 4;
-    (*request->mutable_from()->mutable_next_offsets())[7] = 9;   // nobody's
+    (*request->mutable_from()->mutable_next_offsets())[7] = 9;  // nobody's
   });
   const pb::LogRequest request = agent_->AwaitLogRequest();
   EXPECT_EQ(request.tail_lines(), 0);
@@ -630,10 +668,13 @@ TEST_F(StreamsTest, ACallGoesOnWhereAnotherBrokeOff) {
 }
 
 TEST_F(StreamsTest, OnlySoManyReadLogsAtOnce) {
-  Submit();   // nobody can run it: who follows it waits
+  Submit();  // nobody can run it: who follows it waits
   std::vector<std::unique_ptr<grpc::ClientContext>> calls;
   std::vector<std::unique_ptr<grpc::ClientReader<pb::LogsResponse>>> readers;
-  const auto read = [&] { readers.push_back(Logs(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), true)); };
+  const auto read = [&] {
+    readers.push_back(
+        Logs(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), true));
+  };
   for (int i = 0; i < kLogReadersMax; ++i) read();
   AwaitWatchers(kLogReadersMax);
   const grpc::Status status = Refused(true, nullptr);
@@ -667,22 +708,27 @@ TEST_F(StreamsTest, WhatThereIsNoOutputOfIsSaidAsItIs) {
   const auto attempt = [](int32_t number) {
     return [number](pb::LogsRequest* request) { request->set_attempt(number); };
   };
-  Submit();   // nobody can run it
+  Submit();  // nobody can run it
   EXPECT_THAT(Refused(false, nullptr).error_message(), HasSubstr("nothing of it has run"));
   EXPECT_THAT(Refused(false, attempt(9)).error_message(), HasSubstr("nothing of it has run"));
   agent_->Join();
   const pb::AttemptKey key = AwaitPrepare();
   EXPECT_THAT(Refused(false, nullptr).error_message(), HasSubstr("attempt 1 has not started yet"));
   agent_->Report(key, pb::STARTED);
-  AwaitState([](const State& state) { return state.FindJob(1)->tasks[0].state == pb::TASK_RUNNING; });
-  EXPECT_THAT(Refused(false, attempt(9)).error_message(), HasSubstr("job 1 has no attempt 9; there is 1"));
-  EXPECT_THAT(Refused(false, [](pb::LogsRequest* request) { request->set_task("nothing"); }).error_message(), HasSubstr("no task \"nothing\""));
+  AwaitState(
+      [](const State& state) { return state.FindJob(1)->tasks[0].state == pb::TASK_RUNNING; });
+  EXPECT_THAT(Refused(false, attempt(9)).error_message(),
+              HasSubstr("job 1 has no attempt 9; there is 1"));
+  EXPECT_THAT(Refused(false, [](pb::LogsRequest* request) { request->set_task("nothing"); })
+                  .error_message(),
+              HasSubstr("no task \"nothing\""));
   const grpc::Status rank = Refused(false, [](pb::LogsRequest* request) { request->set_rank(7); });
   EXPECT_EQ(rank.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(rank.error_message(), HasSubstr("no rank 7"));
   agent_->Report(key, pb::GONE, 0);
   AwaitState([](const State& state) { return state.FindJob(1)->finished(); });
-  EXPECT_THAT(Refused(true, attempt(9)).error_message(), HasSubstr("job 1 has no attempt 9; there is 1"));
+  EXPECT_THAT(Refused(true, attempt(9)).error_message(),
+              HasSubstr("job 1 has no attempt 9; there is 1"));
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/ids.h"
@@ -23,7 +23,7 @@ struct Pending {
   SubmitOutcome outcome;
   SpecDefaults defaults;
   std::string owner, hash;
-  std::string queue;                 // once it is known
+  std::string queue;  // once it is known
   std::shared_ptr<const pb::SubmitRequest> request;
   // What the resolution was made against; another one by the time of the step: it is made again.
   std::shared_ptr<const View> view;
@@ -33,23 +33,31 @@ struct Pending {
 absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& state) {
   SubmitOutcome& outcome = pending->outcome;
   const pb::SubmitRequest& request = *pending->request;
-  if (const uint64_t known = state.FindByIdempotencyKey(pending->owner, request.idempotency_key()); known != 0) {
+  if (const uint64_t known = state.FindByIdempotencyKey(pending->owner, request.idempotency_key());
+      known != 0) {
     outcome.resolution = Resolution();
     if (state.FindJob(known)->request_hash != pending->hash) {
-      return absl::AlreadyExistsError(absl::StrCat("job ", known, " was submitted with this idempotency key and another spec. "
-                                                   "Use a new key for a new job"));
+      return absl::AlreadyExistsError(
+          absl::StrCat("job ", known,
+                       " was submitted with this idempotency key and another spec. "
+                       "Use a new key for a new job"));
     }
     outcome.number = known;
     outcome.existed = true;
     return std::vector<pb::Event>();
   }
-  const bool configured_anew = &state.queues() != &pending->view->state.queues() || &state.clusters() != &pending->view->state.clusters();
-  if (!outcome.resolution.ok() || configured_anew) outcome.resolution = ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
+  const bool configured_anew = &state.queues() != &pending->view->state.queues() ||
+                               &state.clusters() != &pending->view->state.clusters();
+  if (!outcome.resolution.ok() || configured_anew)
+    outcome.resolution =
+        ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
   pending->view = nullptr;
-  if (!outcome.resolution.not_now.empty()) return absl::UnavailableError(outcome.resolution.not_now);
+  if (!outcome.resolution.not_now.empty())
+    return absl::UnavailableError(outcome.resolution.not_now);
   if (!outcome.resolution.ok()) {
-    return outcome.resolution.never_fits ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
-                                         : absl::InvalidArgumentError("the job was not accepted");
+    return outcome.resolution.never_fits
+               ? absl::FailedPreconditionError("this job can never start, so it was not accepted")
+               : absl::InvalidArgumentError("the job was not accepted");
   }
   std::vector<pb::Event> events(1);
   pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
@@ -67,20 +75,24 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
 
 }  // namespace
 
-void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
+void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
+            std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done) {
   auto pending = std::make_shared<Pending>();
   const std::string& key = request->idempotency_key();
-  const bool printable = std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x20 && c < 0x7F; });
+  const bool printable =
+      std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x20 && c < 0x7F; });
   if (key.empty() || key.size() > 128 || !printable) {
     pending->outcome.status = absl::InvalidArgumentError("the request is wrong");
-    pending->outcome.resolution.problems.push_back({"idempotency_key", "must be 1 to 128 printable characters"});
+    pending->outcome.resolution.problems.push_back(
+        {"idempotency_key", "must be 1 to 128 printable characters"});
     done(pending->outcome);
     return;
   }
   if (engine->Full()) {
-    pending->outcome.status =
-        absl::UnavailableError("more submissions wait than can be answered soon; try again in a moment, with the same idempotency key");
+    pending->outcome.status = absl::UnavailableError(
+        "more submissions wait than can be answered soon; try again in a moment, with the same "
+        "idempotency key");
     done(pending->outcome);
     return;
   }
@@ -88,20 +100,24 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
   pending->owner = owner;
   pending->hash = RequestHash(request->spec());
   pending->done = std::move(done);
-  // Resolved here, against the newest durable state, so that the engine's thread doesn't have to; it does so itself only where
-  // that was refused (what is queued before it may be what was missing) or the configuration is another by then.
+  // Resolved here, against the newest durable state, so that the engine's thread doesn't have to;
+  // it does so itself only where that was refused (what is queued before it may be what was
+  // missing) or the configuration is another by then.
   pending->view = engine->Snapshot();
-  pending->outcome.resolution = ResolveSpec(pending->view->state, request->spec(), defaults, request->wait_for_capacity());
+  pending->outcome.resolution =
+      ResolveSpec(pending->view->state, request->spec(), defaults, request->wait_for_capacity());
   pending->request = std::move(request);
-  engine->Call([pending](const State& state) { return EventsOf(pending.get(), state); },
-               [pending](absl::Status status) {
-                 SubmitOutcome& outcome = pending->outcome;
-                 outcome.status = std::move(status);
-                 if (outcome.status.ok() && !outcome.existed) {
-                   LogInfo("job submitted", {{"job", outcome.number}, {"owner", pending->owner}, {"queue", pending->queue}});
-                 }
-                 pending->done(outcome);
-               });
+  engine->Call(
+      [pending](const State& state) { return EventsOf(pending.get(), state); },
+      [pending](absl::Status status) {
+        SubmitOutcome& outcome = pending->outcome;
+        outcome.status = std::move(status);
+        if (outcome.status.ok() && !outcome.existed) {
+          LogInfo("job submitted",
+                  {{"job", outcome.number}, {"owner", pending->owner}, {"queue", pending->queue}});
+        }
+        pending->done(outcome);
+      });
 }
 
 }  // namespace muster

@@ -13,16 +13,18 @@
 namespace muster {
 
 struct SubmitOutcome {
-  absl::Status status;        // OK: the job is durable
-  Resolution resolution;      // its problems, if the spec was refused; `resolved` has gone into the job
+  absl::Status status;    // OK: the job is durable
+  Resolution resolution;  // its problems, if the spec was refused; `resolved` has gone into the job
   uint64_t number = 0;
-  bool existed = false;       // the owner's key was known, with the same spec
+  bool existed = false;  // the owner's key was known, with the same spec
 };
 
-// `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION with problems;
-// ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18). UNAVAILABLE: it can't be checked yet (Resolution::not_now), or the engine is
-// full. `request` is not looked at any more once `done` is called.
-void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
+// `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION
+// with problems; ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18). UNAVAILABLE: it
+// can't be checked yet (Resolution::not_now), or the engine is full. `request` is not looked at any
+// more once `done` is called.
+void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
+            std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done);
 
 // Deterministic hash of a spec as submitted: SHA-256, 32 bytes.

@@ -11,7 +11,8 @@ namespace {
 
 TEST(Sha256Test, KnownValue) {
   std::string hex;
-  for (const char c : Sha256("abc")) absl::StrAppend(&hex, absl::Hex(static_cast<uint8_t>(c), absl::kZeroPad2));
+  for (const char c : Sha256("abc"))
+    absl::StrAppend(&hex, absl::Hex(static_cast<uint8_t>(c), absl::kZeroPad2));
   EXPECT_EQ(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
@@ -32,12 +33,14 @@ TEST_P(SubmitKeyTest, AgainstAKnownKey) {
   LabWithOneHost lab;
   Engine& engine = lab.engine;
   SubmitOutcome outcome;
-  const auto submit = [&](const std::string& owner, const std::string& key, const std::string& shell) {
+  const auto submit = [&](const std::string& owner, const std::string& key,
+                          const std::string& shell) {
     pb::SubmitRequest request;
     *request.mutable_spec() = OneSlotSpec();
     request.mutable_spec()->mutable_tasks(0)->mutable_run()->set_shell(shell);
     request.set_idempotency_key(key);
-    Submit(&engine, SpecDefaults(), owner, std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& result) { outcome = result; });
+    Submit(&engine, SpecDefaults(), owner, std::make_shared<pb::SubmitRequest>(request),
+           [&](const SubmitOutcome& result) { outcome = result; });
     engine.Step();
   };
   submit("ada", "k", "true");
@@ -57,15 +60,17 @@ TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
     *request.mutable_spec() = OneSlotSpec();
     request.mutable_spec()->set_queue(queue);
     request.set_idempotency_key(queue);
-    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
+    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
   };
   pb::Event event;
   event.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("research");
   engine.Post(event);
-  submit("research");                            // not durable yet when it is asked for
-  submit("default");                             // still there when it is asked for
+  submit("research");  // not durable yet when it is asked for
+  submit("default");   // still there when it is asked for
   engine.Step();
-  EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(answers,
+              ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kInvalidArgument));
 }
 
 TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {
@@ -78,14 +83,16 @@ TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {
     pb::SubmitRequest request;
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(key);
-    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
+    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [&](const SubmitOutcome& result) { answers.push_back(result.status.code()); });
   };
   submit("a");
   submit("b");
   submit("c");
   EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kUnavailable));
   engine.Step();
-  EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kUnavailable, absl::StatusCode::kOk, absl::StatusCode::kOk));
+  EXPECT_THAT(answers, ::testing::ElementsAre(absl::StatusCode::kUnavailable, absl::StatusCode::kOk,
+                                              absl::StatusCode::kOk));
   submit("c");
   engine.Step();
   EXPECT_EQ(answers.back(), absl::StatusCode::kOk);
@@ -94,11 +101,12 @@ TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {
 
 INSTANTIATE_TEST_SUITE_P(
     Keys, SubmitKeyTest,
-    ::testing::Values(SubmitCase{"SameAgain", "ada", "k", "true", absl::StatusCode::kOk, 1, true},
-                      SubmitCase{"AnotherSpec", "ada", "k", "false", absl::StatusCode::kAlreadyExists, 0, false},
-                      SubmitCase{"AnotherOwner", "bob", "k", "true", absl::StatusCode::kOk, 2, false},
-                      SubmitCase{"AnotherKey", "ada", "l", "true", absl::StatusCode::kOk, 2, false},
-                      SubmitCase{"NoKey", "ada", "", "true", absl::StatusCode::kInvalidArgument, 0, false}),
+    ::testing::Values(
+        SubmitCase{"SameAgain", "ada", "k", "true", absl::StatusCode::kOk, 1, true},
+        SubmitCase{"AnotherSpec", "ada", "k", "false", absl::StatusCode::kAlreadyExists, 0, false},
+        SubmitCase{"AnotherOwner", "bob", "k", "true", absl::StatusCode::kOk, 2, false},
+        SubmitCase{"AnotherKey", "ada", "l", "true", absl::StatusCode::kOk, 2, false},
+        SubmitCase{"NoKey", "ada", "", "true", absl::StatusCode::kInvalidArgument, 0, false}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Submit, TheUmaskIsTheSubmittersAlsoWhenItIsZeroAndElseTheUsualOne) {
@@ -110,7 +118,8 @@ TEST(Submit, TheUmaskIsTheSubmittersAlsoWhenItIsZeroAndElseTheUsualOne) {
     *request.mutable_spec() = OneSlotSpec();
     request.set_idempotency_key(absl::StrCat(given));
     if (given >= 0) request.set_umask(static_cast<uint32_t>(given));
-    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request), [&](const SubmitOutcome& outcome) { number = outcome.number; });
+    Submit(&engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [&](const SubmitOutcome& outcome) { number = outcome.number; });
     engine.Step();
     EXPECT_EQ(engine.Snapshot()->state.FindJob(number)->umask, want) << given;
   }

@@ -8,21 +8,27 @@
 namespace muster {
 namespace {
 
-// Steps that wait for the hub's thread, each with its snapshot: what happened between two of them is told from both. Half a second's at
-// least.
+// Steps that wait for the hub's thread, each with its snapshot: what happened between two of them
+// is told from both. Half a second's at least.
 constexpr size_t kStepsKept = 256;
 
-// A follower wants to hear of nothing else in the job's verdicts; expected starts move all the time.
+// A follower wants to hear of nothing else in the job's verdicts; expected starts move all the
+// time.
 bool SameVerdicts(const View& a, const View& b, uint64_t job) {
-  return std::ranges::equal(a.plan->verdicts.OfJob(job), b.plan->verdicts.OfJob(job), [](const Verdict& x, const Verdict& y) {
-    return x.task == y.task && x.code == y.code && x.cluster == y.cluster && x.missing_milli == y.missing_milli;
-  });
+  return std::ranges::equal(a.plan->verdicts.OfJob(job), b.plan->verdicts.OfJob(job),
+                            [](const Verdict& x, const Verdict& y) {
+                              return x.task == y.task && x.code == y.code &&
+                                     x.cluster == y.cluster && x.missing_milli == y.missing_milli;
+                            });
 }
 
 }  // namespace
 
 WatchHub::WatchHub(const Engine* engine)
-    : engine_(engine), view_(engine->Snapshot()), holders_(view_->state), thread_([this] { Run(); }) {}
+    : engine_(engine),
+      view_(engine->Snapshot()),
+      holders_(view_->state),
+      thread_([this] { Run(); }) {}
 
 WatchHub::~WatchHub() { Stop(); }
 
@@ -38,14 +44,17 @@ void WatchHub::Stop() {
 Engine::Observer WatchHub::observer() {
   return [this](const StepRecord& step) {
     std::lock_guard lock(mutex_);
-    // Nothing is held for nobody. Should the hub fall behind by more than it keeps, steps become one: of a job's rows that came
-    // and went within it (checkpoints) only those are told that are still there.
+    // Nothing is held for nobody. Should the hub fall behind by more than it keeps, steps become
+    // one: of a job's rows that came and went within it (checkpoints) only those are told that are
+    // still there.
     if (!steps_.empty() && (watchers_.empty() || steps_.size() >= kStepsKept)) {
       steps_.back().view = step.view;
     } else {
       steps_.push_back({step.view, {}});
     }
-    if (!watchers_.empty()) steps_.back().events.insert(steps_.back().events.end(), step.events.begin(), step.events.end());
+    if (!watchers_.empty())
+      steps_.back().events.insert(steps_.back().events.end(), step.events.begin(),
+                                  step.events.end());
     wake_.notify_one();
   };
 }
@@ -96,7 +105,8 @@ void WatchHub::Run() {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] {
         if (stopping_ || !steps_.empty()) return true;
-        return std::ranges::any_of(watchers_, [this](const auto& watcher) { return watcher.second.Due(*view_); });
+        return std::ranges::any_of(
+            watchers_, [this](const auto& watcher) { return watcher.second.Due(*view_); });
       });
       if (stopping_) return;
       if (!steps_.empty()) {
@@ -130,7 +140,7 @@ void WatchHub::Process(const StepRecord& step) {
   struct Change {
     const JobRow* job = nullptr;
     bool changed = false, verdict = false;
-    std::shared_ptr<const JobRow> ended;          // State has forgotten it in this step
+    std::shared_ptr<const JobRow> ended;  // State has forgotten it in this step
   };
   const std::shared_ptr<const View> before = std::exchange(view_, step.view);
   holders_.emplace(view_->state);
@@ -146,8 +156,10 @@ void WatchHub::Process(const StepRecord& step) {
     // Rows are shared between snapshots until they are written: the same row has not changed.
     change.changed = change.job != was;
     change.verdict = !SameVerdicts(*before, *view_, number);
-    if (change.job == nullptr && was != nullptr && was->finished()) change.ended = std::make_shared<const JobRow>(*was);
-    if (change.job != nullptr && change.changed) events[number] = Narrate(before->state, was, view_->state, *change.job, step.events);
+    if (change.job == nullptr && was != nullptr && was->finished())
+      change.ended = std::make_shared<const JobRow>(*was);
+    if (change.job != nullptr && change.changed)
+      events[number] = Narrate(before->state, was, view_->state, *change.job, step.events);
   }
   std::vector<Entry> due;
   {
@@ -155,13 +167,15 @@ void WatchHub::Process(const StepRecord& step) {
     for (auto it = watchers_.begin(); it != watchers_.end();) {
       Entry& entry = it->second;
       const auto found = jobs.find(entry.job);
-      if (found == jobs.end()) {                  // new: its first message is of this view or of a later one
+      if (found == jobs.end()) {  // new: its first message is of this view or of a later one
         ++it;
         continue;
       }
       const Change& change = found->second;
       if (change.ended != nullptr) entry.ended = change.ended;
-      const bool forgotten = change.job == nullptr && entry.ended != nullptr;    // its end was told, and there is no more to tell
+      const bool forgotten =
+          change.job == nullptr &&
+          entry.ended != nullptr;  // its end was told, and there is no more to tell
       if (entry.started && !forgotten && (change.changed || change.verdict)) {
         entry.poked = false;
         due.push_back(entry);
@@ -176,11 +190,13 @@ void WatchHub::Process(const StepRecord& step) {
   Tell(due, events);
 }
 
-void WatchHub::Tell(const std::vector<Entry>& entries, const std::map<uint64_t, std::vector<std::string>>& events) {
+void WatchHub::Tell(const std::vector<Entry>& entries,
+                    const std::map<uint64_t, std::vector<std::string>>& events) {
   static const std::vector<std::string> kNothing;
   for (const Entry& entry : entries) {
     const auto said = events.find(entry.job);
-    (*entry.watcher)({*view_, entry.RowIn(*view_), said != events.end() ? said->second : kNothing, *holders_});
+    (*entry.watcher)(
+        {*view_, entry.RowIn(*view_), said != events.end() ? said->second : kNothing, *holders_});
   }
 }
 

@@ -18,17 +18,20 @@
 
 namespace muster {
 
-// Thread-safe. Register with the engine (Observe) before it runs; stop the engine before this is destroyed.
+// Thread-safe. Register with the engine (Observe) before it runs; stop the engine before this is
+// destroyed.
 class WatchHub {
  public:
   struct News {
     const View& view;
-    const JobRow* job;                         // as of `view`; one that State has forgotten: as it ended
-    const std::vector<std::string>& events;    // what happened since the last call; first call: nothing
-    CellHolders& holders;                      // of `view`, for all who are told of it
+    const JobRow* job;  // as of `view`; one that State has forgotten: as it ended
+    const std::vector<std::string>&
+        events;            // what happened since the last call; first call: nothing
+    CellHolders& holders;  // of `view`, for all who are told of it
   };
-  // Called on the hub's thread: when the watcher is new, when the job changed, when its verdict did. The job is null where its end
-  // wasn't seen, as that and that it was forgotten came at once; then the watcher is called no more.
+  // Called on the hub's thread: when the watcher is new, when the job changed, when its verdict
+  // did. The job is null where its end wasn't seen, as that and that it was forgotten came at once;
+  // then the watcher is called no more.
   using Watcher = std::function<void(const News& news)>;
 
   explicit WatchHub(const Engine* engine);
@@ -39,7 +42,8 @@ class WatchHub {
   uint64_t Add(const std::shared_ptr<const JobRow>& job, Watcher watcher);
   // Calls the watcher once more, whatever changes.
   void Poke(uint64_t id);
-  // Once it returns, the watcher isn't called any more, unless this is called by the watcher itself.
+  // Once it returns, the watcher isn't called any more, unless this is called by the watcher
+  // itself.
   void Remove(uint64_t id);
   void Stop();
   size_t watchers() const;
@@ -47,9 +51,10 @@ class WatchHub {
  private:
   struct Entry {
     uint64_t job = 0;
-    std::shared_ptr<const JobRow> ended;   // a row of its own, which keeps no view alive; nullptr: not ended, or State has it
+    std::shared_ptr<const JobRow>
+        ended;  // a row of its own, which keeps no view alive; nullptr: not ended, or State has it
     std::shared_ptr<Watcher> watcher;
-    uint64_t not_before = 0;      // commit the first message must include
+    uint64_t not_before = 0;  // commit the first message must include
     bool started = false;
     bool poked = false;
 
@@ -60,7 +65,8 @@ class WatchHub {
   void Run();
   void Process(const StepRecord& step);
   void Start();
-  void Tell(const std::vector<Entry>& entries, const std::map<uint64_t, std::vector<std::string>>& events);
+  void Tell(const std::vector<Entry>& entries,
+            const std::map<uint64_t, std::vector<std::string>>& events);
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -68,11 +74,11 @@ class WatchHub {
   std::map<uint64_t, Entry> watchers_;
   uint64_t next_id_ = 1;
   bool stopping_ = false;
-  std::mutex calling_;            // held while watchers are called
+  std::mutex calling_;  // held while watchers are called
   const Engine* const engine_;
   // The hub's thread only.
-  std::shared_ptr<const View> view_;   // newest processed
-  std::optional<CellHolders> holders_; // of view_
+  std::shared_ptr<const View> view_;    // newest processed
+  std::optional<CellHolders> holders_;  // of view_
   std::thread thread_;
 };
 

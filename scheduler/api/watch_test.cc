@@ -29,7 +29,11 @@ class WatchTest : public ::testing::Test {
   }
   ~WatchTest() override { hub_.Stop(); }
   void Step() {
-    engine_.Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
+    engine_.Call(
+        [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+          return std::vector<pb::Event>();
+        },
+        nullptr);
     engine_.Step();
   }
   void Cancel() {
@@ -81,7 +85,9 @@ TEST_F(WatchTest, AHubThatFallsBehindHoldsAFewHundredSnapshotsAndStillTellsTheEn
   called.get_future().wait();
   for (int i = 0; i < 1000; ++i) Step();
   Cancel();
-  EXPECT_LT(std::count_if(views_.begin(), views_.end(), [](const auto& view) { return !view.expired(); }), 300);
+  EXPECT_LT(
+      std::count_if(views_.begin(), views_.end(), [](const auto& view) { return !view.expired(); }),
+      300);
   go_on.set_value();
   EXPECT_EQ(ended.get_future().wait_for(kPatience), std::future_status::ready);
   hub_.Stop();
@@ -134,7 +140,9 @@ TEST_F(WatchTest, AFollowerKeepsNoSnapshotAndIsToldOfAJobThatWasForgottenAsItEnd
   std::promise<void> ended;
   std::promise<pb::JobState> again, anew;
   std::atomic<bool> forgotten = false;
-  const auto state = [](const JobRow* job) { return job == nullptr ? pb::JOB_STATE_UNSPECIFIED : job->state; };
+  const auto state = [](const JobRow* job) {
+    return job == nullptr ? pb::JOB_STATE_UNSPECIFIED : job->state;
+  };
   const uint64_t id = hub_.Add(Job(), [&](const WatchHub::News& news) {
     if (forgotten) {
       again.set_value(state(news.job));

@@ -3,9 +3,9 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
-#include "scheduler/ask/taken.h"
 #include "scheduler/ask/explain.h"
 #include "scheduler/ask/forecast.h"
+#include "scheduler/ask/taken.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/builders.h"
 
@@ -37,7 +37,8 @@ State TwoClusters() {
 
 void ApplyQueues(State* state, const pb::QueueTree& tree) {
   const QueueResolution resolution = ResolveQueues(*state, tree);
-  ASSERT_TRUE(resolution.ok()) << resolution.problems[0].path << ": " << resolution.problems[0].message;
+  ASSERT_TRUE(resolution.ok()) << resolution.problems[0].path << ": "
+                               << resolution.problems[0].message;
   pb::Event event;
   *event.mutable_queues_applied()->mutable_tree() = resolution.resolved;
   event.mutable_queues_applied()->set_version(1);
@@ -45,7 +46,9 @@ void ApplyQueues(State* state, const pb::QueueTree& tree) {
 }
 
 pb::JobSpec Spec(const std::string& more) {
-  return Parse<pb::JobSpec>("name: \"j\" queue: \"default\" tasks { name: \"main\" run { shell: \"true\" } " + more + " }");
+  return Parse<pb::JobSpec>(
+      "name: \"j\" queue: \"default\" tasks { name: \"main\" run { shell: \"true\" } " + more +
+      " }");
 }
 
 TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
@@ -55,21 +58,31 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
     const char* task;
     const char* want;  // empty: accepted
   } kCases[] = {
-      {"fits lab", "workers { min: 4 max: 4 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }", ""},
-      {"too many workers for any cluster", "workers { min: 5 max: 5 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
-       "5 workers x 1 = 5 cpu-slot in one cluster; lab (cpu-slot) holds 4 workers, cloud (cpu-slot) holds 2 workers\nIt can start with  workers: 4"},
-      {"too many even for its least", "workers { min: 5 max: 8 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
+      {"fits lab",
+       "workers { min: 4 max: 4 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }", ""},
+      {"too many workers for any cluster",
+       "workers { min: 5 max: 5 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
+       "5 workers x 1 = 5 cpu-slot in one cluster; lab (cpu-slot) holds 4 workers, cloud "
+       "(cpu-slot) holds 2 workers\nIt can start with  workers: 4"},
+      {"too many even for its least",
+       "workers { min: 5 max: 8 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
        "It can start with  workers: 4  or  workers: {min: 4, max: 8}"},
-      {"too many devices for any host", "workers { min: 1 max: 1 } resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }",
-       "a worker takes 3 cpu-slot of one host; the largest host has 2 cpu-slot (lab/h1)\nIt can start with  gpus: 2  and more workers"},
-      {"too much memory", "workers { min: 1 max: 1 } resources { cpus_milli: 1000 memory_bytes: 99999999999 }",
+      {"too many devices for any host",
+       "workers { min: 1 max: 1 } resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }",
+       "a worker takes 3 cpu-slot of one host; the largest host has 2 cpu-slot (lab/h1)\nIt can "
+       "start with  gpus: 2  and more workers"},
+      {"too much memory",
+       "workers { min: 1 max: 1 } resources { cpus_milli: 1000 memory_bytes: 99999999999 }",
        "of one host; the largest host has 8GiB (lab/h1)\nIt can start with  memory: 8GiB"},
-      {"too many cores", "resources { cpus_milli: 5000 }", "a worker takes 5 cores of one host; the largest host has 4 cores (lab/h1)\nIt can start with  cpus: 4"},
+      {"too many cores", "resources { cpus_milli: 5000 }",
+       "a worker takes 5 cores of one host; the largest host has 4 cores (lab/h1)\nIt can start "
+       "with  cpus: 4"},
   };
   for (const auto& c : kCases) {
     const Resolution resolution = ResolveSpec(state, Spec(c.task), SpecDefaults{});
     if (*c.want == '\0') {
-      EXPECT_TRUE(resolution.ok()) << c.what << ": " << (resolution.ok() ? "" : resolution.problems[0].message);
+      EXPECT_TRUE(resolution.ok())
+          << c.what << ": " << (resolution.ok() ? "" : resolution.problems[0].message);
     } else {
       ASSERT_FALSE(resolution.ok()) << c.what;
       EXPECT_THAT(resolution.problems[0].message, HasSubstr(c.want)) << c.what;
@@ -80,18 +93,25 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
 
 TEST(ResolveSpec, WhatNoClusterHoldsYetIsAcceptedWhenItMayWaitForHosts) {
   State state = TwoClusters();
-  for (const char* const task : {"workers { min: 7 max: 7 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
-                                 "resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }", "resources { cpus_milli: 5000 }"}) {
+  for (const char* const task :
+       {"workers { min: 7 max: 7 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
+        "resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }",
+        "resources { cpus_milli: 5000 }"}) {
     const Resolution refused = ResolveSpec(state, Spec(task), SpecDefaults{});
     EXPECT_TRUE(refused.never_fits) << task;
     EXPECT_TRUE(refused.may_wait) << task;
-    const Resolution waits = ResolveSpec(state, Spec(task), SpecDefaults{}, /*wait_for_capacity=*/true);
+    const Resolution waits =
+        ResolveSpec(state, Spec(task), SpecDefaults{}, /*wait_for_capacity=*/true);
     EXPECT_TRUE(waits.ok()) << task;
     EXPECT_FALSE(waits.may_wait) << task;
   }
   // A limit of its queue holds whatever comes.
-  ApplyQueues(&state, Parse<pb::QueueTree>(R"(queues { name: "default" quota { key: "cpu-slot" value { limit_milli: 2000 } } })"));
-  const pb::JobSpec limited = Spec("workers { min: 7 max: 7 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }");
+  ApplyQueues(
+      &state,
+      Parse<pb::QueueTree>(
+          R"(queues { name: "default" quota { key: "cpu-slot" value { limit_milli: 2000 } } })"));
+  const pb::JobSpec limited =
+      Spec("workers { min: 7 max: 7 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }");
   EXPECT_FALSE(ResolveSpec(state, limited, SpecDefaults{}).may_wait);
   const Resolution still = ResolveSpec(state, limited, SpecDefaults{}, /*wait_for_capacity=*/true);
   EXPECT_TRUE(still.never_fits);
@@ -112,28 +132,49 @@ State TwoFlavours(const std::string& storages) {
 }
 
 TEST(ResolveSpec, TasksThatFitOnlyInClustersWithoutACommonStorageAreRefusedTogether) {
-  const char* const kApart = "storages { key: \"a\" value { path: \"/a\" clusters: \"lab\" } } storages { key: \"b\" value { path: \"/b\" clusters: \"cloud\" } }";
+  const char* const kApart =
+      "storages { key: \"a\" value { path: \"/a\" clusters: \"lab\" } } storages { key: \"b\" "
+      "value { path: \"/b\" clusters: \"cloud\" } }";
   const char* const kShared =
-      "storages { key: \"a\" value { path: \"/a\" clusters: \"lab\" clusters: \"cloud\" } } storages { key: \"b\" value { path: \"/b\" clusters: \"cloud\" } }";
-  const std::string prepare = "tasks { name: \"prepare\" run { shell: \"true\" } resources { cpus_milli: 4000 } } ";          // lab only
-  const std::string light = "tasks { name: \"prepare\" run { shell: \"true\" } } ";                                         // both
-  const std::string train = "tasks { name: \"train\" after: \"prepare\" run { shell: \"true\" } resources { gpus_milli: 1000 gpu_types: \"h100\" } }";
+      "storages { key: \"a\" value { path: \"/a\" clusters: \"lab\" clusters: \"cloud\" } } "
+      "storages { key: \"b\" value { path: \"/b\" clusters: \"cloud\" } }";
+  const std::string prepare =
+      "tasks { name: \"prepare\" run { shell: \"true\" } resources { cpus_milli: 4000 } } ";  // lab
+                                                                                              // only
+  const std::string light = "tasks { name: \"prepare\" run { shell: \"true\" } } ";  // both
+  const std::string train =
+      "tasks { name: \"train\" after: \"prepare\" run { shell: \"true\" } resources { gpus_milli: "
+      "1000 gpu_types: \"h100\" } }";
   const struct {
     const char* what;
     const char* storages;
     std::string tasks;
-    const char* want;      // part of the refusal; empty: accepted
+    const char* want;  // part of the refusal; empty: accepted
     std::vector<std::string> clusters;
   } kCases[] = {
-      {"each fits alone, not together", kApart, prepare + train,
-       "task prepare fits only in lab and task train fits only in cloud, but tasks of one job share its directory, and no storage reaches both", {}},
+      {"each fits alone, not together",
+       kApart,
+       prepare + train,
+       "task prepare fits only in lab and task train fits only in cloud, but tasks of one job "
+       "share its directory, and no storage reaches both",
+       {}},
       {"one storage reaches both", kShared, prepare + train, "", {}},
-      {"one fits in both: the job is kept to where the other fits", kApart, light + train, "", {"cloud"}},
-      {"all fit everywhere", kApart, light + "tasks { name: \"b\" run { shell: \"true\" } }", "", {}},
+      {"one fits in both: the job is kept to where the other fits",
+       kApart,
+       light + train,
+       "",
+       {"cloud"}},
+      {"all fit everywhere",
+       kApart,
+       light + "tasks { name: \"b\" run { shell: \"true\" } }",
+       "",
+       {}},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.what);
-    const Resolution resolution = ResolveSpec(TwoFlavours(c.storages), Parse<pb::JobSpec>("name: \"j\" queue: \"default\" " + c.tasks), SpecDefaults{});
+    const Resolution resolution = ResolveSpec(
+        TwoFlavours(c.storages), Parse<pb::JobSpec>("name: \"j\" queue: \"default\" " + c.tasks),
+        SpecDefaults{});
     if (*c.want != '\0') {
       ASSERT_EQ(resolution.problems.size(), 1u);
       EXPECT_EQ(resolution.problems[0].path, "tasks[1].resources");
@@ -141,8 +182,11 @@ TEST(ResolveSpec, TasksThatFitOnlyInClustersWithoutACommonStorageAreRefusedToget
       EXPECT_THAT(resolution.problems[0].message, HasSubstr("submit them as jobs of their own"));
       EXPECT_TRUE(resolution.never_fits);
     } else {
-      ASSERT_TRUE(resolution.ok()) << (resolution.problems.empty() ? "" : resolution.problems[0].message);
-      EXPECT_EQ(std::vector<std::string>(resolution.resolved.clusters().begin(), resolution.resolved.clusters().end()), c.clusters);
+      ASSERT_TRUE(resolution.ok())
+          << (resolution.problems.empty() ? "" : resolution.problems[0].message);
+      EXPECT_EQ(std::vector<std::string>(resolution.resolved.clusters().begin(),
+                                         resolution.resolved.clusters().end()),
+                c.clusters);
     }
   }
 }
@@ -156,7 +200,10 @@ TEST(ResolveSpec, ATrainerJobWaitsUntilSomebodyHasToldTheSchema) {
   EXPECT_FALSE(early.ok());
   EXPECT_TRUE(early.problems.empty());
   EXPECT_THAT(early.not_now, HasSubstr("no host with muster-trainer has joined"));
-  Apply(&state, Parse<pb::Event>(R"(host_hello { cluster: "lab" host: "h1" state_id: "s" boot_id: "b" inventory { cpus_milli: 1000
+  Apply(
+      &state,
+      Parse<pb::Event>(
+          R"(host_hello { cluster: "lab" host: "h1" state_id: "s" boot_id: "b" inventory { cpus_milli: 1000
       trainer_schema_json: "{\"type\":\"object\",\"properties\":{\"max_steps\":{\"type\":\"integer\"}}}" } })"));
   const Resolution later = ResolveSpec(state, spec, SpecDefaults{});
   EXPECT_EQ(later.not_now, "");
@@ -179,9 +226,15 @@ TEST(ResolveSpec, UnknownQueuesAndFlavoursAreNamedWithWhatThereIs) {
 
 TEST(ResolveSpec, TheQueuesLimitsHold) {
   State state = TwoClusters();
-  ApplyQueues(&state, Parse<pb::QueueTree>(R"(queues { name: "default" max_time_limit_ns: 1000000000 max_gpus_per_job_milli: 3000
+  ApplyQueues(
+      &state,
+      Parse<pb::QueueTree>(
+          R"(queues { name: "default" max_time_limit_ns: 1000000000 max_gpus_per_job_milli: 3000
                                               quota { key: "cpu-slot" value { limit_milli: 2000 } } })"));
-  const Resolution large = ResolveSpec(state, Spec("workers { min: 4 max: 4 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }"), SpecDefaults{});
+  const Resolution large = ResolveSpec(
+      state,
+      Spec("workers { min: 4 max: 4 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }"),
+      SpecDefaults{});
   ASSERT_EQ(large.problems.size(), 2u);
   EXPECT_THAT(large.problems[0].message, HasSubstr("limited to 2 cpu-slot"));
   const Resolution longer = ResolveSpec(state, Spec("time_limit_ns: 2000000000"), SpecDefaults{});
@@ -192,7 +245,8 @@ TEST(ResolveSpec, TheQueuesLimitsHold) {
   EXPECT_EQ(left_out.resolved.tasks(0).time_limit_ns(), 1000000000);
 }
 
-// lab: two racks of two hosts x 2 h100 in one block, and a host of 2 a100 in another; queue `small` is limited to 2 a100 and 2 cores.
+// lab: two racks of two hosts x 2 h100 in one block, and a host of 2 a100 in another; queue `small`
+// is limited to 2 a100 and 2 cores.
 TEST(ResolveSpec, WhatNoDomainOrNoLimitedFlavourHoldsIsRefused) {
   State state;
   Apply(&state, Parse<pb::Event>("step { now_ns: 1700000000000000000 epoch: 1 }"));
@@ -205,34 +259,52 @@ TEST(ResolveSpec, WhatNoDomainOrNoLimitedFlavourHoldsIsRefused) {
   ApplyQueues(&state, Parse<pb::QueueTree>(R"(queues { name: "default" }
       queues { name: "small" quota { key: "h100" value { limit_milli: 4000 } } quota { key: "a100" value { limit_milli: 1000 } }
                              quota { key: "cpu" value { limit_milli: 2000 } } max_gpus_per_job_milli: 4000 })"));
-  const std::string h100 = "resources { gpus_milli: 2000 gpu_types: \"h100\" } ", one = "resources { gpus_milli: 1000 gpu_types: \"h100\" } ";
+  const std::string h100 = "resources { gpus_milli: 2000 gpu_types: \"h100\" } ",
+                    one = "resources { gpus_milli: 1000 gpu_types: \"h100\" } ";
   const struct {
     const char* what;
     const char* queue;
     std::string task;
-    const char* want;      // part of the refusal; empty: accepted
+    const char* want;  // part of the refusal; empty: accepted
   } kCases[] = {
-      {"a rack holds two", "default", h100 + "workers { min: 2 max: 2 } topology { required: RACK }", ""},
-      {"a rack doesn't hold three", "default", h100 + "workers { min: 3 max: 3 } topology { required: RACK }",
-       "3 workers x 2 = 6 h100 in one rack; lab holds 2 workers in one rack\nIt can start with  workers: 2, or with a wider topology.required"},
-      {"the block holds four", "default", h100 + "workers { min: 4 max: 4 } topology { required: BLOCK }", ""},
-      {"a block doesn't hold five", "default", h100 + "workers { min: 5 max: 5 } topology { required: BLOCK }", "in one block; lab holds 4 workers in one block"},
-      {"a host holds two", "default", one + "workers { min: 2 max: 2 } topology { required: HOST }", ""},
-      {"a host doesn't hold three", "default", one + "workers { min: 3 max: 3 } topology { required: ISLAND }", "in one island; lab holds 2 workers in one island"},
-      {"the flavour with room is limited, the other too few", "small", "resources { gpus_milli: 2000 gpu_types: \"h100\" gpu_types: \"a100\" } workers { min: 2 max: 2 }", ""},
-      {"no flavour is both admitted and large enough", "small", "resources { gpus_milli: 3000 gpu_types: \"a100\" gpu_types: \"h100\" }",
+      {"a rack holds two", "default",
+       h100 + "workers { min: 2 max: 2 } topology { required: RACK }", ""},
+      {"a rack doesn't hold three", "default",
+       h100 + "workers { min: 3 max: 3 } topology { required: RACK }",
+       "3 workers x 2 = 6 h100 in one rack; lab holds 2 workers in one rack\nIt can start with  "
+       "workers: 2, or with a wider topology.required"},
+      {"the block holds four", "default",
+       h100 + "workers { min: 4 max: 4 } topology { required: BLOCK }", ""},
+      {"a block doesn't hold five", "default",
+       h100 + "workers { min: 5 max: 5 } topology { required: BLOCK }",
+       "in one block; lab holds 4 workers in one block"},
+      {"a host holds two", "default", one + "workers { min: 2 max: 2 } topology { required: HOST }",
+       ""},
+      {"a host doesn't hold three", "default",
+       one + "workers { min: 3 max: 3 } topology { required: ISLAND }",
+       "in one island; lab holds 2 workers in one island"},
+      {"the flavour with room is limited, the other too few", "small",
+       "resources { gpus_milli: 2000 gpu_types: \"h100\" gpu_types: \"a100\" } workers { min: 2 "
+       "max: 2 }",
+       ""},
+      {"no flavour is both admitted and large enough", "small",
+       "resources { gpus_milli: 3000 gpu_types: \"a100\" gpu_types: \"h100\" }",
        "a worker takes 3 a100 or h100 of one host; the largest host has 2"},
-      {"each flavour is limited somewhere", "small", "resources { gpus_milli: 1000 gpu_types: \"a100\" } workers { min: 2 max: 2 }",
+      {"each flavour is limited somewhere", "small",
+       "resources { gpus_milli: 1000 gpu_types: \"a100\" } workers { min: 2 max: 2 }",
        "it needs 2; queue small is limited to 1 a100"},
-      {"more cores than the queue may ever use", "small", "resources { cpus_milli: 3000 }", "it needs 3 cores; queue small is limited to 2 cpu"},
-      {"larger, when it has grown, than a job may be", "small", one + "workers { min: 1 max: 5 }", "the job may hold 5 GPUs at its largest; queue small allows a job 4"},
+      {"more cores than the queue may ever use", "small", "resources { cpus_milli: 3000 }",
+       "it needs 3 cores; queue small is limited to 2 cpu"},
+      {"larger, when it has grown, than a job may be", "small", one + "workers { min: 1 max: 5 }",
+       "the job may hold 5 GPUs at its largest; queue small allows a job 4"},
       {"as large as a job may be", "small", one + "workers { min: 1 max: 4 }", ""},
   };
   for (const auto& c : kCases) {
     pb::JobSpec spec = Spec(c.task);
     spec.set_queue(c.queue);
     const Resolution resolution = ResolveSpec(state, spec, SpecDefaults{});
-    EXPECT_EQ(resolution.ok(), *c.want == 0) << c.what << ": " << (resolution.ok() ? "" : resolution.problems[0].message);
+    EXPECT_EQ(resolution.ok(), *c.want == 0)
+        << c.what << ": " << (resolution.ok() ? "" : resolution.problems[0].message);
     if (!resolution.ok()) {
       EXPECT_THAT(resolution.problems[0].message, HasSubstr(c.want)) << c.what;
     }
@@ -265,62 +337,83 @@ TEST(ResolveQueues, PlainGuaranteesAreSplitOverTheClustersSoThatTheyNest) {
 
 TEST(ResolveQueues, GuaranteesThatExceedWhatThereIsAreRefusedWithTheirPlace) {
   State state = TwoClusters();
-  pb::Event configured;                // with SKUs that no host is of yet
+  pb::Event configured;  // with SKUs that no host is of yet
   *configured.mutable_clusters_configured()->mutable_file() = state.cluster_file();
-  for (const char* flavour : {"h100-80g", "h200"}) (*configured.mutable_clusters_configured()->mutable_file()->mutable_skus())[flavour].set_flavour(flavour);
+  for (const char* flavour : {"h100-80g", "h200"})
+    (*configured.mutable_clusters_configured()->mutable_file()->mutable_skus())[flavour]
+        .set_flavour(flavour);
   Apply(&state, configured);
   const struct {
     const char* tree;
     const char* path;
     const char* message;
   } kCases[] = {
-      {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 7000 } } })", "queues[0].quota.cpu-slot.guarantee", "1 of 7"},
-      {R"(queues { name: "a" quota { key: "h100-80g" value { guarantee_milli: 1000 } } })", "queues[0].quota.h100-80g.guarantee", "no cluster has any h100-80g"},
+      {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 7000 } } })",
+       "queues[0].quota.cpu-slot.guarantee", "1 of 7"},
+      {R"(queues { name: "a" quota { key: "h100-80g" value { guarantee_milli: 1000 } } })",
+       "queues[0].quota.h100-80g.guarantee", "no cluster has any h100-80g"},
       {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 5000 guarantee_per_cluster { key: "lab" value: 5000 } } } })",
        "queues[0].quota.cpu-slot.guarantee", "in lab exceed what the clusters have there by 1"},
-      {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 1000 guarantee_per_cluster { key: "mars" value: 1000 } } } })", "", "mars"},
+      {R"(queues { name: "a" quota { key: "cpu-slot" value { guarantee_milli: 1000 guarantee_per_cluster { key: "mars" value: 1000 } } } })",
+       "", "mars"},
       {R"(queues { name: "a" quota { key: "h200" value { guarantee_milli: 1000 guarantee_per_cluster { key: "lab" value: 1000 } } } })",
-       "queues[0].quota.h200.guarantee", "no cluster has any h200. What there is: muster cluster list"},
+       "queues[0].quota.h200.guarantee",
+       "no cluster has any h200. What there is: muster cluster list"},
   };
   for (const auto& c : kCases) {
     const QueueResolution resolution = ResolveQueues(state, Parse<pb::QueueTree>(c.tree));
     ASSERT_FALSE(resolution.ok()) << c.tree;
-    if (*c.path != '\0') { EXPECT_EQ(resolution.problems[0].path, c.path); }
-    EXPECT_THAT(resolution.problems[0].path + " " + resolution.problems[0].message, HasSubstr(c.message));
+    if (*c.path != '\0') {
+      EXPECT_EQ(resolution.problems[0].path, c.path);
+    }
+    EXPECT_THAT(resolution.problems[0].path + " " + resolution.problems[0].message,
+                HasSubstr(c.message));
   }
 }
 
 TEST(ResolveQueues, AFlavourThatNobodyHasIsRefusedUnlessAnOpenClusterMayBringIt) {
   const State listed = TwoClusters();
-  const auto open = [](const char* cluster, const char* flavour) {   // flavour: of the host that has joined; "-": none has
+  const auto open = [](const char* cluster,
+                       const char*
+                           flavour) {  // flavour: of the host that has joined; "-": none has
     State state;
     Apply(&state, Parse<pb::Event>(absl::StrCat(R"(clusters_configured { file {
       skus { key: "slots" value { flavour: "cpu-slot" gpus: 2 cpus_milli: 4000 } }
-      clusters { name: "home" open: true )", cluster, " } } }")));
-    pb::Event joined = Parse<pb::Event>(R"(host_hello { cluster: "home" host: "h" state_id: "s" boot_id: "b" inventory { cpus_milli: 1000 } })");
+      clusters { name: "home" open: true )",
+                                                cluster, " } } }")));
+    pb::Event joined = Parse<pb::Event>(
+        R"(host_hello { cluster: "home" host: "h" state_id: "s" boot_id: "b" inventory { cpus_milli: 1000 } })");
     joined.mutable_host_hello()->mutable_inventory()->set_flavour(flavour);
     if (*flavour != '\0') joined.mutable_host_hello()->mutable_inventory()->add_devices();
     if (*flavour != '-') Apply(&state, joined);
     return state;
   };
-  const char* const kLimit = R"(queues { name: "a" queues { name: "b" quota { key: "cpu-slt" value { limit_milli: 2000 } } } })";
-  const char* const kWeight = R"(queues { name: "a" quota { key: "cpu-slot" value { weight: 2 } } quota { key: "h100" value { weight: 2 } } })";
-  const char* const kNear = "queues[0].queues[0].quota.cpu-slt: no flavour \"cpu-slt\" here. Did you mean cpu-slot? One still to come needs a SKU in the clusters file";
-  const char* const kFar = "queues[0].quota.h100: no flavour \"h100\" here; known are cpu, cpu-slot. One still to come needs a SKU in the clusters file";
+  const char* const kLimit =
+      R"(queues { name: "a" queues { name: "b" quota { key: "cpu-slt" value { limit_milli: 2000 } } } })";
+  const char* const kWeight =
+      R"(queues { name: "a" quota { key: "cpu-slot" value { weight: 2 } } quota { key: "h100" value { weight: 2 } } })";
+  const char* const kNear =
+      "queues[0].queues[0].quota.cpu-slt: no flavour \"cpu-slt\" here. Did you mean cpu-slot? One "
+      "still to come needs a SKU in the clusters file";
+  const char* const kFar =
+      "queues[0].quota.h100: no flavour \"h100\" here; known are cpu, cpu-slot. One still to come "
+      "needs a SKU in the clusters file";
   State in_force = listed;
-  pb::Event applied;                   // before that flavour went from the clusters file
+  pb::Event applied;  // before that flavour went from the clusters file
   *applied.mutable_queues_applied()->mutable_tree() = Parse<pb::QueueTree>(kLimit);
   Apply(&in_force, applied);
   const struct {
     const char* what;
     State state;
     const char* tree;
-    std::string want;     // empty: accepted
+    std::string want;  // empty: accepted
   } kCases[] = {
       {"only a limit", listed, kLimit, kNear},
       {"only a weight", listed, kWeight, kFar},
-      {"of a SKU, before any host came", listed, R"(queues { name: "a" quota { key: "cpu-slot" value { limit_milli: 2000 } } })", ""},
-      {"CPUs are everywhere", listed, R"(queues { name: "a" quota { key: "cpu" value { limit_milli: 2000 } } })", ""},
+      {"of a SKU, before any host came", listed,
+       R"(queues { name: "a" quota { key: "cpu-slot" value { limit_milli: 2000 } } })", ""},
+      {"CPUs are everywhere", listed,
+       R"(queues { name: "a" quota { key: "cpu" value { limit_milli: 2000 } } })", ""},
       {"before the first host of an open cluster", open("", "-"), kLimit, ""},
       {"that has a host without devices", open("", ""), kWeight, ""},
       {"that has a host with others", open("", "cpu-slot"), kLimit, kNear},
@@ -331,29 +424,35 @@ TEST(ResolveQueues, AFlavourThatNobodyHasIsRefusedUnlessAnOpenClusterMayBringIt)
   };
   for (const auto& c : kCases) {
     std::string problems;
-    for (const FieldProblem& problem : ResolveQueues(c.state, Parse<pb::QueueTree>(c.tree)).problems) absl::StrAppend(&problems, problem.path, ": ", problem.message);
+    for (const FieldProblem& problem :
+         ResolveQueues(c.state, Parse<pb::QueueTree>(c.tree)).problems)
+      absl::StrAppend(&problems, problem.path, ": ", problem.message);
     EXPECT_EQ(problems, c.want) << c.what;
   }
 }
 
 TEST(ResolveQueues, ChangesSayWhatDiffersAndNothingElse) {
   State state = TwoClusters();
-  const char* const kTree = R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 weight: 1 } } })";
+  const char* const kTree =
+      R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 weight: 1 } } })";
   ApplyQueues(&state, Parse<pb::QueueTree>(kTree));
   const struct {
     const char* tree;
     std::vector<std::string> changes;
   } kCases[] = {
       {kTree, {}},
-      {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 } } })", {}},
+      {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 } } })",
+       {}},
       {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 weight: 2 } } })",
        {"~ a: cpu-slot guarantee 2 limit 4 -> cpu-slot guarantee 2 limit 4 weight 2"}},
       {R"(queues { name: "a" submit: "ann" held: true quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 } } })",
        {"~ a: submit [*] -> [ann]; held no -> yes"}},
       {R"(queues { name: "a" submit: "*" quota { key: "cpu-slot" value { guarantee_milli: 2000 limit_milli: 4000 guarantee_per_cluster { key: "cloud" value: 2000 } } } })",
-       {"~ a: cpu-slot guarantee 2 limit 4 (2 in lab) -> cpu-slot guarantee 2 limit 4 (2 in cloud)"}},
+       {"~ a: cpu-slot guarantee 2 limit 4 (2 in lab) -> cpu-slot guarantee 2 limit 4 (2 in "
+        "cloud)"}},
   };
-  for (const auto& c : kCases) EXPECT_EQ(ResolveQueues(state, Parse<pb::QueueTree>(c.tree)).changes, c.changes) << c.tree;
+  for (const auto& c : kCases)
+    EXPECT_EQ(ResolveQueues(state, Parse<pb::QueueTree>(c.tree)).changes, c.changes) << c.tree;
 }
 
 TEST(ResolveQueues, EveryQueueThatWouldLoseItsUnfinishedJobsIsNamed) {
@@ -362,11 +461,14 @@ TEST(ResolveQueues, EveryQueueThatWouldLoseItsUnfinishedJobsIsNamed) {
   const uint64_t first = testing::JobBuilder("a").SubmitTo(&s);
   testing::JobBuilder("a").SubmitTo(&s);
   const uint64_t other = testing::JobBuilder("b").SubmitTo(&s);
-  const QueueResolution resolution = ResolveQueues(s.state, Parse<pb::QueueTree>("queues { name: \"c\" }"));
+  const QueueResolution resolution =
+      ResolveQueues(s.state, Parse<pb::QueueTree>("queues { name: \"c\" }"));
   ASSERT_EQ(resolution.problems.size(), 2u);
   EXPECT_EQ(resolution.problems[0].path, "a");
-  EXPECT_THAT(resolution.problems[0].message, HasSubstr(absl::StrCat("has 2 unfinished jobs (job ", first, " among them)")));
-  EXPECT_THAT(resolution.problems[1].message, HasSubstr(absl::StrCat("has 1 unfinished job (job ", other, ")")));
+  EXPECT_THAT(resolution.problems[0].message,
+              HasSubstr(absl::StrCat("has 2 unfinished jobs (job ", first, " among them)")));
+  EXPECT_THAT(resolution.problems[1].message,
+              HasSubstr(absl::StrCat("has 1 unfinished job (job ", other, ")")));
 }
 
 TEST(Describe, ListedHostsAreShownBeforeTheirAgentsCame) {
@@ -386,7 +488,13 @@ TEST(Describe, ListedHostsAreShownBeforeTheirAgentsCame) {
 class Sentences : public ::testing::Test {
  protected:
   Sentences() { s_.Cluster("lab", "disk").Hosts("lab", 2, 2, "gpu", "", 8).Queue("research", 4); }
-  std::string Of(uint64_t job) { return DescribeJob(s_.state, Decide(s_.state, s_.now_ns, SchedulingOptions{}), *s_.state.FindJob(job)).tasks(0).verdict().text(); }
+  std::string Of(uint64_t job) {
+    return DescribeJob(s_.state, Decide(s_.state, s_.now_ns, SchedulingOptions{}),
+                       *s_.state.FindJob(job))
+        .tasks(0)
+        .verdict()
+        .text();
+  }
   std::string Text(uint64_t job, pb::VerdictCode code) {
     pb::Verdict verdict;
     verdict.set_code(code);
@@ -410,18 +518,26 @@ TEST_F(Sentences, NameTheResourceThatLacksBesideFreeDevices) {
   s_.Do(testing::Placed(s_.state, greedy, "lab", {{"h00", {0}}}));
   s_.Do(testing::Placed(s_.state, other, "lab", {{"h01", {0}}}));
   const uint64_t cores = testing::JobBuilder("research").Cpus(3).SubmitTo(&s_);
-  EXPECT_EQ(Text(cores, pb::V_PLACEMENT), "waits for cores in lab beside free gpu: each of its workers takes 3 cores; the most free on one host is 1 core (lab/h00)");
+  EXPECT_EQ(Text(cores, pb::V_PLACEMENT),
+            "waits for cores in lab beside free gpu: each of its workers takes 3 cores; the most "
+            "free on one host is 1 core (lab/h00)");
   testing::JobBuilder hungry("research");
   hungry.task()->mutable_resources()->set_memory_bytes(int64_t{300} << 30);
-  EXPECT_THAT(Text(hungry.SubmitTo(&s_), pb::V_PLACEMENT), HasSubstr("waits for memory in lab beside free gpu: each of its workers takes 300GiB; the most free on one host is "));
+  EXPECT_THAT(Text(hungry.SubmitTo(&s_), pb::V_PLACEMENT),
+              HasSubstr("waits for memory in lab beside free gpu: each of its workers takes "
+                        "300GiB; the most free on one host is "));
   const uint64_t pair = testing::JobBuilder("research").Gpus(2).SubmitTo(&s_);
   EXPECT_EQ(Text(pair, pb::V_PLACEMENT),
-            "enough gpu in lab is free by number, but each of its workers takes 2 gpu of one host; the most free on one host is 1 gpu (lab/h00)");
+            "enough gpu in lab is free by number, but each of its workers takes 2 gpu of one host; "
+            "the most free on one host is 1 gpu (lab/h00)");
   s_.Hosts("lab", 1, 2);
   const uint64_t two = testing::JobBuilder("research").Workers(2).Gpus(2).SubmitTo(&s_);
-  EXPECT_EQ(Text(two, pb::V_PLACEMENT), "enough gpu in lab is free by number, but each of its 2 workers takes 2 gpu of one host; 1 of the 2 would fit now");
+  EXPECT_EQ(Text(two, pb::V_PLACEMENT),
+            "enough gpu in lab is free by number, but each of its 2 workers takes 2 gpu of one "
+            "host; 1 of the 2 would fit now");
   const uint64_t fits = testing::JobBuilder("research").SubmitTo(&s_);
-  EXPECT_EQ(Text(fits, pb::V_PLACEMENT), "enough gpu in lab is free, but kept for others, whose turn comes first");
+  EXPECT_EQ(Text(fits, pb::V_PLACEMENT),
+            "enough gpu in lab is free, but kept for others, whose turn comes first");
 }
 
 TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
@@ -429,7 +545,8 @@ TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
   const uint64_t flat = testing::JobBuilder("research").GpusMilli(0).Cpus(1).SubmitTo(&s_);
   s_.Do(testing::Placed(s_.state, trains, "lab", {{"h00", {0}}}));
   s_.Do(testing::Placed(s_.state, flat, "lab", {{"h00", {}}}, 0, ""));
-  EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"), ElementsAre(trains, flat));
+  EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"),
+              ElementsAre(trains, flat));
   EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "gpu"), ElementsAre(trains));
 }
 
@@ -437,13 +554,18 @@ TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
   EXPECT_EQ(Text(job, pb::V_SHARE), "waits for gpu in lab to become free");
   s_.Queue("prod");
-  EXPECT_EQ(Text(job, pb::V_SHARE), "waits for gpu in lab to become free; research has its share, so nobody is stopped for it");
+  EXPECT_EQ(
+      Text(job, pb::V_SHARE),
+      "waits for gpu in lab to become free; research has its share, so nobody is stopped for it");
 }
 
-// Two run, one each host; a job for all four devices comes first and gets a reservation, so the two that are free are kept for it.
+// Two run, one each host; a job for all four devices comes first and gets a reservation, so the two
+// that are free are kept for it.
 TEST_F(Sentences, NameWhoseTurnComesFirst) {
   s_.Queue("prod");
-  for (int i = 0; i < 2; ++i) s_.Do(testing::Placed(s_.state, testing::JobBuilder("research").TimeLimit(3600).SubmitTo(&s_), "lab", {{absl::StrCat("h0", i), {0}}}));
+  for (int i = 0; i < 2; ++i)
+    s_.Do(testing::Placed(s_.state, testing::JobBuilder("research").TimeLimit(3600).SubmitTo(&s_),
+                          "lab", {{absl::StrCat("h0", i), {0}}}));
   s_.Step(60);
   const uint64_t big = testing::JobBuilder("research").Workers(2).Gpus(2).Priority(9).SubmitTo(&s_);
   const uint64_t pair = testing::JobBuilder("research").Workers(2).SubmitTo(&s_);
@@ -451,16 +573,30 @@ TEST_F(Sentences, NameWhoseTurnComesFirst) {
   const uint64_t wide = testing::JobBuilder("research").Gpus(2).SubmitTo(&s_);
   const Plan plan = Decide(s_.state, s_.now_ns, SchedulingOptions{});
   for (const pb::Event& event : plan.events) s_.Do(event);
-  const auto told = [&](uint64_t job) { return DescribeVerdict(s_.state, plan, *s_.state.FindJob(job), 0); };
-  EXPECT_THAT(told(pair).text(), ::testing::MatchesRegex(absl::StrCat("behind job ", big, " .research., for which the free gpu in lab is kept.*")));
+  const auto told = [&](uint64_t job) {
+    return DescribeVerdict(s_.state, plan, *s_.state.FindJob(job), 0);
+  };
+  EXPECT_THAT(told(pair).text(),
+              ::testing::MatchesRegex(absl::StrCat(
+                  "behind job ", big, " .research., for which the free gpu in lab is kept.*")));
   EXPECT_EQ(told(pair).code(), pb::V_SHARE);
   EXPECT_THAT(told(pair).held_by(), ElementsAre(big));
   EXPECT_EQ(told(pair).text().find("has its share"), std::string::npos) << "it uses 2 of 4";
-  EXPECT_THAT(told(three).text(), HasSubstr(absl::StrCat("gpu in lab to become free; the rest of research's share is for job ", big, ", whose turn comes first")));
+  EXPECT_THAT(
+      told(three).text(),
+      HasSubstr(absl::StrCat("gpu in lab to become free; the rest of research's share is for job ",
+                             big, ", whose turn comes first")));
   EXPECT_EQ(told(wide).code(), pb::V_PLACEMENT) << "what is free isn't in its shape";
-  EXPECT_THAT(told(wide).text(), HasSubstr("enough gpu in lab is free by number, but each of its workers takes 2 gpu of one host"));
-  const pb::ExplainResponse explained = Explain(s_.state, plan, pair, s_.now_ns, SchedulingOptions{});
-  EXPECT_THAT(explained.why(0).text(), ::testing::MatchesRegex(absl::StrCat("behind job ", big, " .*; research is entitled to 4 gpu now .guarantee 4., and uses 2.*")));
+  EXPECT_THAT(
+      told(wide).text(),
+      HasSubstr(
+          "enough gpu in lab is free by number, but each of its workers takes 2 gpu of one host"));
+  const pb::ExplainResponse explained =
+      Explain(s_.state, plan, pair, s_.now_ns, SchedulingOptions{});
+  EXPECT_THAT(explained.why(0).text(),
+              ::testing::MatchesRegex(absl::StrCat(
+                  "behind job ", big,
+                  " .*; research is entitled to 4 gpu now .guarantee 4., and uses 2.*")));
 }
 
 TEST_F(Sentences, ASpillIsOfItsTimeAndOfItsAttempt) {
@@ -475,7 +611,8 @@ TEST_F(Sentences, ASpillIsOfItsTimeAndOfItsAttempt) {
   s_.Do(opened);
   s_.Step(7200);
   const auto said = [&] { return SpillText(s_.state, *s_.state.FindJob(job), 0); };
-  EXPECT_THAT(said(), ::testing::MatchesRegex("may start in cloud, too, since ..:..:.. UTC, when it was said: lab is full; cloud has room now"));
+  EXPECT_THAT(said(), ::testing::MatchesRegex("may start in cloud, too, since ..:..:.. UTC, when "
+                                              "it was said: lab is full; cloud has room now"));
   EXPECT_THAT(Text(job, pb::V_CAPACITY), HasSubstr("; may start in cloud, too, since "));
   s_.Do(testing::Placed(s_.state, job, "cloud", {{"h02", {0}}}));
   testing::StartAll(&s_, job);
@@ -494,22 +631,27 @@ TEST_F(Sentences, TheStartIsTheForecastsWhereThatIsNewer) {
     bool forecast;
     const char* why;
   };
-  for (const Case& c : {Case{pb::V_CAPACITY, 600, 600, true, "one source of starts"}, Case{pb::V_CAPACITY, -5, 300, false, "an old forecast"},
-                        Case{pb::V_HELD, 600, 300, false, "no forecast lifts a drain"}, Case{pb::V_BACKOFF, 600, 300, false, "that time is known"}}) {
+  for (const Case& c : {Case{pb::V_CAPACITY, 600, 600, true, "one source of starts"},
+                        Case{pb::V_CAPACITY, -5, 300, false, "an old forecast"},
+                        Case{pb::V_HELD, 600, 300, false, "no forecast lifts a drain"},
+                        Case{pb::V_BACKOFF, 600, 300, false, "that time is known"}}) {
     Forecast forecast;
     forecast.starts[{job, 0}].start_ns = s_.now_ns + c.in_s * kSecond;
     pb::Job told = DescribeJob(s_.state, Plan{}, *s_.state.FindJob(job));
     told.mutable_tasks(0)->mutable_verdict()->set_code(c.code);
     told.mutable_tasks(0)->mutable_verdict()->set_expected_start_ns(s_.now_ns + 300 * kSecond);
     AddForecast(forecast, job, s_.now_ns, &told);
-    EXPECT_EQ(told.tasks(0).verdict().expected_start_ns(), s_.now_ns + c.expected_s * kSecond) << c.why;
+    EXPECT_EQ(told.tasks(0).verdict().expected_start_ns(), s_.now_ns + c.expected_s * kSecond)
+        << c.why;
     EXPECT_EQ(told.tasks(0).verdict().forecast(), c.forecast) << c.why;
   }
   pb::Verdict verdict;
   verdict.set_code(pb::V_CAPACITY);
   verdict.set_cluster("lab");
   verdict.set_expected_start_ns(s_.now_ns + 300 * kSecond);
-  EXPECT_EQ(VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict).find("starts"), std::string::npos) << "said beside it, once";
+  EXPECT_EQ(VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict).find("starts"),
+            std::string::npos)
+      << "said beside it, once";
 }
 
 TEST_F(Sentences, TellWhyAHostIsDrained) {
@@ -523,10 +665,12 @@ TEST_F(Sentences, TellWhyAHostIsDrained) {
 TEST_F(Sentences, NameTheQueueThatIsHeld) {
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
   pb::Event event;
-  *event.mutable_queues_applied()->mutable_tree() = Parse<pb::QueueTree>("queues { name: \"research\" held: true }");
+  *event.mutable_queues_applied()->mutable_tree() =
+      Parse<pb::QueueTree>("queues { name: \"research\" held: true }");
   s_.Do(event);
   EXPECT_EQ(Of(job), "queue research is held by its operator");
-  *event.mutable_queues_applied()->mutable_tree() = Parse<pb::QueueTree>("queues { name: \"prod\" }");
+  *event.mutable_queues_applied()->mutable_tree() =
+      Parse<pb::QueueTree>("queues { name: \"prod\" }");
   s_.Do(event);
   EXPECT_THAT(Of(job), HasSubstr("queue research was removed"));
 }
@@ -545,7 +689,8 @@ TEST_F(Sentences, TellWhoseWordAnExportWaitsFor) {
   const pb::Job told = DescribeJob(s_.state, Plan{}, *s_.state.FindJob(job));
   EXPECT_EQ(told.tasks(0).verdict().code(), pb::V_EXPORT);
   EXPECT_EQ(told.tasks(0).verdict().text(),
-            "its processes are done; waits for lab/h00 to publish the export to /disk/model; that host can't be reached; "
+            "its processes are done; waits for lab/h00 to publish the export to /disk/model; that "
+            "host can't be reached; "
             "muster cancel 1 gives it up, and it stays at /disk/staged");
 }
 
@@ -560,7 +705,8 @@ TEST_F(Sentences, OfCheckpointsOnlyThoseThatAreKept) {
       pb::Event event;
       *event.mutable_checkpoint_seen()->mutable_key() = KeyOf(*s_.state.FindJob(job), 0, attempt);
       event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(step);
-      event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/disk/", attempt, "/", step));
+      event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(
+          absl::StrCat("/disk/", attempt, "/", step));
       event.mutable_checkpoint_seen()->set_loaded_step(loaded);
       s_.Do(event);
     }
@@ -570,8 +716,10 @@ TEST_F(Sentences, OfCheckpointsOnlyThoseThatAreKept) {
   run(2, {50, 60, 70}, 40);
   std::vector<int64_t> steps;
   const pb::Job told = DescribeJob(s_.state, Plan{}, *s_.state.FindJob(job));
-  for (const pb::Checkpoint& checkpoint : told.tasks(0).checkpoints()) steps.push_back(checkpoint.step());
-  EXPECT_THAT(steps, ElementsAre(30, 40, 60, 70)) << "each attempt has its own directory and prunes it";
+  for (const pb::Checkpoint& checkpoint : told.tasks(0).checkpoints())
+    steps.push_back(checkpoint.step());
+  EXPECT_THAT(steps, ElementsAre(30, 40, 60, 70))
+      << "each attempt has its own directory and prunes it";
 }
 
 TEST(Evictions, AreWhatTheNextDecisionTakesBecauseOfTheTree) {
@@ -602,7 +750,8 @@ TEST(Describe, TheLedgerNamesAllClasses) {
     classes.push_back(entry.class_());
     sum += entry.device_us();
   }
-  EXPECT_THAT(classes, ElementsAre("productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"));
+  EXPECT_THAT(classes, ElementsAre("productive", "restart", "preemption", "reserved", "fragmented",
+                                   "idle", "down"));
   EXPECT_EQ(sum, ledger.capacity_device_us());
 }
 
@@ -617,7 +766,8 @@ TEST(Describe, AQueueCountsTheJobsOfAllBelowItAndNobodyElses) {
   s.Cancel(testing::JobBuilder("ml/vision").SubmitTo(&s));
   std::vector<std::string> told;
   for (const pb::Queue& queue : DescribeQueues(s.state, Plan{})) {
-    told.push_back(absl::StrCat(queue.path(), " ", queue.running_jobs(), " ", queue.waiting_jobs()));
+    told.push_back(
+        absl::StrCat(queue.path(), " ", queue.running_jobs(), " ", queue.waiting_jobs()));
   }
   EXPECT_THAT(told, ElementsAre("ml 1 2", "ml/nlp 1 1", "ml/vision 0 1", "mlops 0 1"));
   EXPECT_EQ(DescribeQueue(s.state, Plan{}, "ml")->waiting_jobs(), 2);
@@ -626,7 +776,8 @@ TEST(Describe, AQueueCountsTheJobsOfAllBelowItAndNobodyElses) {
 TEST(Describe, WhatADrainMovesIsWhatIsThereStill) {
   testing::SystemBuilder s;
   s.Cluster("lab").Cluster("cloud").Hosts("lab", 2, 4).Hosts("cloud", 1, 4).Queue("research");
-  const auto runs = [&](const std::string& cluster, const std::vector<testing::On>& parts, int workers) {
+  const auto runs = [&](const std::string& cluster, const std::vector<testing::On>& parts,
+                        int workers) {
     const uint64_t job = testing::JobBuilder("research").Workers(workers).SubmitTo(&s);
     s.Do(testing::Placed(s.state, job, cluster, parts));
     return job;

@@ -15,8 +15,12 @@ pb::Inventory ShapeOf(const State& state, const HostRow& host) {
 const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Inventory* made) {
   if (host.state != pb::HOST_NEVER_SEEN) return host.inventory;
   const pb::ClusterSpec& cluster = state.clusters()[host.cluster].spec;
-  const auto listed = std::find_if(cluster.hosts().begin(), cluster.hosts().end(), [&](const pb::HostSpec& spec) { return spec.name() == host.name; });
-  const pb::Sku* sku = SkuOf(state.cluster_file(), cluster, listed == cluster.hosts().end() ? pb::HostSpec::default_instance() : *listed);
+  const auto listed =
+      std::find_if(cluster.hosts().begin(), cluster.hosts().end(),
+                   [&](const pb::HostSpec& spec) { return spec.name() == host.name; });
+  const pb::Sku* sku =
+      SkuOf(state.cluster_file(), cluster,
+            listed == cluster.hosts().end() ? pb::HostSpec::default_instance() : *listed);
   made->Clear();
   if (sku != nullptr) FillInventory(*sku, "", made);
   return *made;
@@ -64,7 +68,8 @@ std::vector<std::map<std::string, int64_t>> UseByQueue(const State& state) {
       if (attempt == nullptr || attempt->released()) continue;
       const std::string flavour = attempt->flavour.empty() ? "cpu" : attempt->flavour;
       const int64_t held_milli = HeldMilli(job, static_cast<int32_t>(t), *attempt);
-      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {
+      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0;
+           n = state.queues().nodes[n].parent) {
         use[n][flavour] += held_milli;
       }
     }

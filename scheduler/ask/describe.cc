@@ -36,18 +36,21 @@ pb::Attempt DescribeAttempt(const State& state, const AttemptRow& row) {
   attempt.set_stop_ns(row.stop_ns);
   attempt.set_resumed_step(row.resumed_step);
   *attempt.mutable_stragglers() = {row.stragglers.begin(), row.stragglers.end()};
-  attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(), [](const PartRow& part) { return part.lost; }));
+  attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(),
+                                       [](const PartRow& part) { return part.lost; }));
   return attempt;
 }
 
-// A success that lacks its export only: no process is left, and the host that staged it must publish it.
+// A success that lacks its export only: no process is left, and the host that staged it must
+// publish it.
 bool WaitsForExport(const TaskRow& task) {
   return task.current() != nullptr && task.current()->released() && task.export_state == "staged";
 }
 
 // Of each attempt the newest `keep`: what is older, the program has removed.
 void AddCheckpoints(const TaskRow& row, const pb::TaskSpec& spec, pb::Task* task) {
-  const int32_t keep = spec.checkpoint().has_keep() ? spec.checkpoint().keep() : kDefaultCheckpointsKept;
+  const int32_t keep =
+      spec.checkpoint().has_keep() ? spec.checkpoint().keep() : kDefaultCheckpointsKept;
   std::map<int32_t, int32_t> of_attempt;
   std::vector<const pb::Checkpoint*> kept;
   for (auto it = row.checkpoints.rbegin(); it != row.checkpoints.rend(); ++it) {
@@ -58,10 +61,14 @@ void AddCheckpoints(const TaskRow& row, const pb::TaskSpec& spec, pb::Task* task
 
 // What all queues are described from, read once.
 struct QueueFigures {
-  explicit QueueFigures(const State& state) : use(UseByQueue(state)), declared(DeclaredFlavours(state)), jobs(state.queues().nodes.size()) {
+  explicit QueueFigures(const State& state)
+      : use(UseByQueue(state)),
+        declared(DeclaredFlavours(state)),
+        jobs(state.queues().nodes.size()) {
     for (const uint64_t number : state.active_jobs()) {
       const JobRow& job = *state.FindJob(number);
-      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0; n = state.queues().nodes[n].parent) {
+      for (int32_t n = state.queues().Find(job.spec->queue()); n >= 0;
+           n = state.queues().nodes[n].parent) {
         ++(job.state == pb::RUNNING ? jobs[n].running : jobs[n].waiting);
       }
     }
@@ -69,12 +76,13 @@ struct QueueFigures {
   struct Jobs {
     int32_t running = 0, waiting = 0;
   };
-  std::vector<std::map<std::string, int64_t>> use;   // these by node, with what is below it
+  std::vector<std::map<std::string, int64_t>> use;  // these by node, with what is below it
   std::set<std::string> declared;
   std::vector<Jobs> jobs;
 };
 
-pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node, const QueueFigures& figures) {
+pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
+                       const QueueFigures& figures) {
   const QueueNode& row = state.queues().nodes[node];
   pb::Queue queue;
   queue.set_path(row.path);
@@ -95,10 +103,12 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node, const
       if (quota->second.has_limit_milli()) line->set_limit_milli(quota->second.limit_milli());
       if (quota->second.has_weight()) line->set_weight(quota->second.weight());
     }
-    if (const auto entitled = plan.entitled_milli.find({row.path, flavour}); entitled != plan.entitled_milli.end()) {
+    if (const auto entitled = plan.entitled_milli.find({row.path, flavour});
+        entitled != plan.entitled_milli.end()) {
       line->set_entitled_milli(entitled->second);
     }
-    if (const auto held = figures.use[node].find(flavour); held != figures.use[node].end()) line->set_used_milli(held->second);
+    if (const auto held = figures.use[node].find(flavour); held != figures.use[node].end())
+      line->set_used_milli(held->second);
     line->set_declared(figures.declared.contains(flavour));
   }
   queue.set_running_jobs(figures.jobs[node].running);
@@ -106,7 +116,8 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node, const
   return queue;
 }
 
-void AppendBelow(const State& state, const Plan& plan, int32_t node, const QueueFigures& figures, std::vector<pb::Queue>* queues) {
+void AppendBelow(const State& state, const Plan& plan, int32_t node, const QueueFigures& figures,
+                 std::vector<pb::Queue>* queues) {
   for (int32_t child : state.queues().nodes[node].children) {
     queues->push_back(DescribeNode(state, plan, child, figures));
     AppendBelow(state, plan, child, figures, queues);
@@ -144,9 +155,11 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Cel
     }
     if (WaitsForExport(task_row)) {
       task->mutable_verdict()->set_code(pb::V_EXPORT);
-      task->mutable_verdict()->set_text(VerdictText(state, row, static_cast<int32_t>(t), task->verdict()));
+      task->mutable_verdict()->set_text(
+          VerdictText(state, row, static_cast<int32_t>(t), task->verdict()));
     }
-    for (const AttemptRow& attempt : task_row.attempts) *task->add_attempts() = DescribeAttempt(state, attempt);
+    for (const AttemptRow& attempt : task_row.attempts)
+      *task->add_attempts() = DescribeAttempt(state, attempt);
     task->set_restarts_used(task_row.restarts_used);
     *task->mutable_progress() = task_row.progress;
     AddCheckpoints(task_row, row.task_spec(static_cast<int32_t>(t)), task);
@@ -156,7 +169,8 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Cel
   return job;
 }
 
-absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan, const std::string& path) {
+absl::StatusOr<pb::Queue> DescribeQueue(const State& state, const Plan& plan,
+                                        const std::string& path) {
   const int32_t node = state.queues().Find(path);
   if (node < 0) {
     std::string known;
@@ -196,7 +210,9 @@ pb::Host DescribeHost(const State& state, HostId id) {
       const AttemptRow* attempt = state.FindAttempt(ref);
       if (attempt == nullptr) continue;
       for (const PartRow& part : attempt->parts) {
-        if (part.host == id && !part.over() && std::count(part.devices.begin(), part.devices.end(), use->index()) > 0) jobs.insert(ref.job);
+        if (part.host == id && !part.over() &&
+            std::count(part.devices.begin(), part.devices.end(), use->index()) > 0)
+          jobs.insert(ref.job);
       }
     }
     for (uint64_t number : jobs) use->add_jobs(number);
@@ -236,9 +252,11 @@ pb::Cluster DescribeCluster(const State& state, int32_t index) {
     line.set_flavour(host.inventory.flavour());
     line.set_declared(line.declared() || host.inventory.declared());
     if (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) {
-      for (const pb::Device& device : host.inventory.devices()) line.set_total_milli(line.total_milli() + (device.healthy() ? 1000 : 0));
+      for (const pb::Device& device : host.inventory.devices())
+        line.set_total_milli(line.total_milli() + (device.healthy() ? 1000 : 0));
     }
-    for (int64_t used_milli : host.device_used_milli) line.set_used_milli(line.used_milli() + used_milli);
+    for (int64_t used_milli : host.device_used_milli)
+      line.set_used_milli(line.used_milli() + used_milli);
   }
   for (const auto& [flavour, line] : capacity) *cluster.add_capacity() = line;
   return cluster;
@@ -267,17 +285,20 @@ std::vector<uint64_t> JobsOn(const State& state, const std::string& target) {
     const int32_t cluster = state.FindCluster(target);
     for (const uint64_t number : state.active_jobs()) {
       const std::vector<TaskRow>& tasks = state.FindJob(number)->tasks;
-      const auto there = [&](const TaskRow& task) { return task.current() != nullptr && task.current()->cluster == cluster; };
+      const auto there = [&](const TaskRow& task) {
+        return task.current() != nullptr && task.current()->cluster == cluster;
+      };
       if (std::any_of(tasks.begin(), tasks.end(), there)) jobs.push_back(number);
     }
     return jobs;
   }
   const HostId id = state.FindHost(target.substr(0, slash), target.substr(slash + 1));
   if (id == kNoHost) return jobs;
-  for (const AttemptRef& ref : state.host(id).attempts) {    // by job
+  for (const AttemptRef& ref : state.host(id).attempts) {  // by job
     const std::vector<PartRow>& parts = state.FindAttempt(ref)->parts;
     const auto there = [&](const PartRow& part) { return part.host == id && !part.over(); };
-    if ((jobs.empty() || jobs.back() != ref.job) && std::any_of(parts.begin(), parts.end(), there)) jobs.push_back(ref.job);
+    if ((jobs.empty() || jobs.back() != ref.job) && std::any_of(parts.begin(), parts.end(), there))
+      jobs.push_back(ref.job);
   }
   return jobs;
 }

@@ -19,25 +19,32 @@ namespace {
 
 using Response = pb::ExplainResponse;
 
-constexpr size_t kHolders = 8;          // told of a reason, and tried as "if this one ended"
-constexpr int64_t kSoonNs = kMinute;    // a start within this counts as "at once"
-constexpr int64_t kGainNs = kMinute;    // what is told must gain this, or a tenth of the wait where that is less
-constexpr int kShareAsIs = 40;          // percent of the time that the future without changes may take
-constexpr int kTrialSteps = 150;        // decisions of one trial
+constexpr size_t kHolders = 8;        // told of a reason, and tried as "if this one ended"
+constexpr int64_t kSoonNs = kMinute;  // a start within this counts as "at once"
+constexpr int64_t kGainNs =
+    kMinute;  // what is told must gain this, or a tenth of the wait where that is less
+constexpr int kShareAsIs = 40;    // percent of the time that the future without changes may take
+constexpr int kTrialSteps = 150;  // decisions of one trial
 
 // A change, not tried yet.
 struct Trial {
   Response::Kind kind = Response::KIND_UNSPECIFIED;
   std::string change;
   State state;
-  pb::JobSpec spec;                     // of the changed job; empty: the change is not in the job
+  pb::JobSpec spec;  // of the changed job; empty: the change is not in the job
 };
 
 class Explainer {
  public:
-  Explainer(const State& state, const JobRow& job, int32_t task, int64_t now_ns, const SchedulingOptions& scheduling,
-            const Spent& spent)
-      : state_(state), job_(job), task_(task), spec_(job.task_spec(task)), now_ns_(now_ns), scheduling_(scheduling), spent_(spent) {}
+  Explainer(const State& state, const JobRow& job, int32_t task, int64_t now_ns,
+            const SchedulingOptions& scheduling, const Spent& spent)
+      : state_(state),
+        job_(job),
+        task_(task),
+        spec_(job.task_spec(task)),
+        now_ns_(now_ns),
+        scheduling_(scheduling),
+        spent_(spent) {}
 
   void Fill(Response* response) {
     response->set_now_ns(now_ns_);
@@ -51,22 +58,26 @@ class Explainer {
       response->set_start_ns(placed->at_ns);
       response->set_place(PlaceText(state_, placed->hosts));
       response->set_forecast(placed->at_ns > now_ns_);
-      if (!response->why().empty() && !response->why(0).cluster().empty() && placed->cluster != response->why(0).cluster()) {
+      if (!response->why().empty() && !response->why(0).cluster().empty() &&
+          placed->cluster != response->why(0).cluster()) {
         Response::Why* why = response->mutable_why(0);
-        why->set_text(absl::StrCat(why->text(), why->text().empty() ? "" : "; ", "by the forecast there is room in ", placed->cluster,
+        why->set_text(absl::StrCat(why->text(), why->text().empty() ? "" : "; ",
+                                   "by the forecast there is room in ", placed->cluster,
                                    " before that, and it starts there"));
       }
     }
     if (as_is.cut()) response->set_complete(false);
     FillHolders(as_is, response);
-    if (start_ns_ != 0 && start_ns_ <= now_ns_) return;       // nothing has to help
+    if (start_ns_ != 0 && start_ns_ <= now_ns_) return;  // nothing has to help
     Relax(response);
-    std::vector<Response::Relaxation> found(response->relaxations().begin(), response->relaxations().end());
+    std::vector<Response::Relaxation> found(response->relaxations().begin(),
+                                            response->relaxations().end());
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
       return std::make_tuple(a.kind(), a.start_ns()) < std::make_tuple(b.kind(), b.start_ns());
     });
     response->clear_relaxations();
-    for (size_t i = 0; i < found.size() && i < kRelaxationsShown; ++i) *response->add_relaxations() = std::move(found[i]);
+    for (size_t i = 0; i < found.size() && i < kRelaxationsShown; ++i)
+      *response->add_relaxations() = std::move(found[i]);
     response->set_tried(tried_);
     if (Expired()) response->set_complete(false);
   }
@@ -96,19 +107,28 @@ class Explainer {
       for (size_t t = 0; t < job.tasks.size(); ++t) {
         const AttemptRow* attempt = job.tasks[t].current();
         if (attempt == nullptr || attempt->released() || number == job_.number) continue;
-        if (!why->cluster().empty() && state_.clusters()[attempt->cluster].name != why->cluster()) continue;
-        if (gpus() && (attempt->flavour.empty() || (!why->flavour().empty() && attempt->flavour != why->flavour()))) continue;
+        if (!why->cluster().empty() && state_.clusters()[attempt->cluster].name != why->cluster())
+          continue;
+        if (gpus() && (attempt->flavour.empty() ||
+                       (!why->flavour().empty() && attempt->flavour != why->flavour())))
+          continue;
         if (!gpus() && !attempt->flavour.empty()) continue;
-        holder.set_held_milli(holder.held_milli() + HeldMilli(job, static_cast<int32_t>(t), *attempt));
-        holder.set_until_ns(std::max(holder.until_ns(), FirstEnd(as_is, {number, static_cast<int32_t>(t)})));
+        holder.set_held_milli(holder.held_milli() +
+                              HeldMilli(job, static_cast<int32_t>(t), *attempt));
+        holder.set_until_ns(
+            std::max(holder.until_ns(), FirstEnd(as_is, {number, static_cast<int32_t>(t)})));
       }
       if (holder.held_milli() == 0) continue;
       holder.set_job(number);
       holder.set_queue(job.spec->queue());
-      holders.emplace_back(holder.until_ns() == 0 ? std::numeric_limits<int64_t>::max() : holder.until_ns(), std::move(holder));
+      holders.emplace_back(
+          holder.until_ns() == 0 ? std::numeric_limits<int64_t>::max() : holder.until_ns(),
+          std::move(holder));
     }
-    std::stable_sort(holders.begin(), holders.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (size_t i = 0; i < holders.size() && i < kHolders; ++i) *why->add_holders() = std::move(holders[i].second);
+    std::stable_sort(holders.begin(), holders.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (size_t i = 0; i < holders.size() && i < kHolders; ++i)
+      *why->add_holders() = std::move(holders[i].second);
   }
 
   int64_t FirstEnd(const Future& as_is, const TaskRef& task) const {
@@ -134,7 +154,8 @@ class Explainer {
     return trial;
   }
 
-  // Tries it; true if it starts within kSoonNs. `at_once`: only that counts. `flavour`: only a start there, if not empty.
+  // Tries it; true if it starts within kSoonNs. `at_once`: only that counts. `flavour`: only a
+  // start there, if not empty.
   bool Try(Trial trial, Response* response, bool at_once = false, const std::string& flavour = "") {
     if (Expired()) return false;
     ++tried_;
@@ -142,7 +163,8 @@ class Explainer {
     if (at_once) {
       options.horizon_ns = kSoonNs;
     } else if (start_ns_ != 0) {
-      options.horizon_ns = std::min(options.horizon_ns, start_ns_ - now_ns_);   // later than as it is: no help
+      options.horizon_ns =
+          std::min(options.horizon_ns, start_ns_ - now_ns_);  // later than as it is: no help
     }
     State changed = trial.state;
     Future future(std::move(trial.state), now_ns_, scheduling_, options);
@@ -162,7 +184,8 @@ class Explainer {
     found->set_flavour(start.flavour);
     found->set_workers(start.workers);
     found->set_within(WithinText(state_, start.hosts));
-    for (pb::PreviewResponse::Taken& taken : TakenFor(future, job_.number)) *found->add_takes_from() = std::move(taken);
+    for (pb::PreviewResponse::Taken& taken : TakenFor(future, job_.number))
+      *found->add_takes_from() = std::move(taken);
     if (trial.spec.tasks_size() > 0) {
       found->set_own(true);
       *found->mutable_spec() = std::move(trial.spec);
@@ -170,11 +193,13 @@ class Explainer {
     return start.at_ns <= now_ns_ + kSoonNs;
   }
 
-  // Things that come about in the changed future make decisions, and any decision may be the one that starts the task: the change
-  // helps only if the same decisions without it don't.
+  // Things that come about in the changed future make decisions, and any decision may be the one
+  // that starts the task: the change helps only if the same decisions without it don't.
   bool HelpsByItself(State changed, const FutureOptions& options) {
-    Future with(std::move(changed), now_ns_, scheduling_, options), without(state_, now_ns_, scheduling_, options);
-    while (with.PlacedAt(Ref()) == nullptr && without.PlacedAt(Ref()) == nullptr && Future::StepBoth(&without, &with)) {
+    Future with(std::move(changed), now_ns_, scheduling_, options),
+        without(state_, now_ns_, scheduling_, options);
+    while (with.PlacedAt(Ref()) == nullptr && without.PlacedAt(Ref()) == nullptr &&
+           Future::StepBoth(&without, &with)) {
     }
     return without.PlacedAt(Ref()) == nullptr;
   }
@@ -193,44 +218,55 @@ class Explainer {
   void TryClusters(Response* response) {
     if (job_.spec->clusters().empty() || !job_.cluster.empty()) return;
     for (const ClusterRow& cluster : state_.clusters()) {
-      if (std::find(job_.spec->clusters().begin(), job_.spec->clusters().end(), cluster.name) != job_.spec->clusters().end()) continue;
-      pb::JobSpec spec = With([&](pb::JobSpec* job, pb::TaskSpec*) { job->add_clusters(cluster.name); });
+      if (std::find(job_.spec->clusters().begin(), job_.spec->clusters().end(), cluster.name) !=
+          job_.spec->clusters().end())
+        continue;
+      pb::JobSpec spec =
+          With([&](pb::JobSpec* job, pb::TaskSpec*) { job->add_clusters(cluster.name); });
       std::string change = absl::StrCat("clusters: [", absl::StrJoin(spec.clusters(), ", "), "]");
       if (Try(Own(Response::OTHER_CLUSTERS, std::move(change), std::move(spec)), response)) return;
     }
   }
 
-  // A type that it doesn't allow; where hosts have fewer GPUs than a worker wants, with smaller workers.
+  // A type that it doesn't allow; where hosts have fewer GPUs than a worker wants, with smaller
+  // workers.
   void TryTypes(Response* response) {
     if (!gpus()) return;
     const auto& types = spec_.resources().gpu_types();
-    std::map<std::string, int64_t> a_host;              // devices of the largest host of each other flavour
+    std::map<std::string, int64_t> a_host;  // devices of the largest host of each other flavour
     for (const HostId id : state_.hosts()) {
       const pb::Inventory shape = ShapeOf(state_, state_.host(id));
-      if (shape.flavour().empty() || std::find(types.begin(), types.end(), shape.flavour()) != types.end()) continue;
+      if (shape.flavour().empty() ||
+          std::find(types.begin(), types.end(), shape.flavour()) != types.end())
+        continue;
       a_host[shape.flavour()] = std::max<int64_t>(a_host[shape.flavour()], shape.devices_size());
     }
     for (const auto& [type, devices] : a_host) {
       const int64_t each = spec_.resources().gpus_milli() / 1000;
-      if (each > devices && (devices == 0 || (each * spec_.workers().min()) % devices != 0)) continue;
+      if (each > devices && (devices == 0 || (each * spec_.workers().min()) % devices != 0))
+        continue;
       pb::JobSpec spec = With([&, t = type, d = devices](pb::JobSpec*, pb::TaskSpec* task) {
         if (each <= d) {
           task->mutable_resources()->add_gpu_types(t);
           return;
         }
-        task->mutable_resources()->clear_gpu_types();   // another shape: only there
+        task->mutable_resources()->clear_gpu_types();  // another shape: only there
         task->mutable_resources()->add_gpu_types(t);
         const int64_t workers = each * spec_.workers().min() / d;
         task->mutable_resources()->set_gpus_milli(d * 1000);
         task->mutable_resources()->clear_cpus_milli();
         task->mutable_resources()->clear_memory_bytes();
-        task->mutable_workers()->set_max(static_cast<int32_t>(std::max(workers, each * spec_.workers().max() / d)));
+        task->mutable_workers()->set_max(
+            static_cast<int32_t>(std::max(workers, each * spec_.workers().max() / d)));
         task->mutable_workers()->set_min(static_cast<int32_t>(workers));
         task->set_processes_per_worker(static_cast<int32_t>(d));
       });
-      std::string change = absl::StrCat("gpu_types: [", absl::StrJoin(spec.tasks(task_).resources().gpu_types(), ", "), "]");
+      std::string change = absl::StrCat(
+          "gpu_types: [", absl::StrJoin(spec.tasks(task_).resources().gpu_types(), ", "), "]");
       if (each > devices) absl::StrAppend(&change, ", gpus: ", devices);
-      const std::string whole = each > devices ? absl::StrCat(change, ", workers: ", WorkersText(spec.tasks(task_))) : change;
+      const std::string whole =
+          each > devices ? absl::StrCat(change, ", workers: ", WorkersText(spec.tasks(task_)))
+                         : change;
       if (!Try(Own(Response::OTHER_TYPES, whole, spec), response, false, type)) {
         Fewer(Response::OTHER_TYPES, absl::StrCat(change, ", "), spec, response, type);
       }
@@ -241,10 +277,15 @@ class Explainer {
     const pb::TopologyLevel required = spec_.topology().required();
     if (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER) return;
     Try(Own(Response::LOOSER_TOPOLOGY, "topology: {required: cluster}",
-            With([](pb::JobSpec*, pb::TaskSpec* task) { task->mutable_topology()->set_required(pb::CLUSTER); })), response);
+            With([](pb::JobSpec*, pb::TaskSpec* task) {
+              task->mutable_topology()->set_required(pb::CLUSTER);
+            })),
+        response);
   }
 
-  void TryFewerWorkers(Response* response) { Fewer(Response::FEWER_WORKERS, "", *job_.spec, response); }
+  void TryFewerWorkers(Response* response) {
+    Fewer(Response::FEWER_WORKERS, "", *job_.spec, response);
+  }
 
   static std::string WorkersText(const pb::TaskSpec& task) {
     if (task.workers().min() >= task.workers().max()) return absl::StrCat(task.workers().min());
@@ -255,15 +296,17 @@ class Explainer {
   pb::JobSpec Sized(const pb::JobSpec& base, int32_t workers) const {
     pb::JobSpec spec = base;
     pb::TaskSpec* task = spec.mutable_tasks(task_);
-    const bool elastic = !task->trainer_json().empty() || task->workers().max() > task->workers().min();
+    const bool elastic =
+        !task->trainer_json().empty() || task->workers().max() > task->workers().min();
     task->mutable_workers()->set_min(workers);
     if (!elastic) task->mutable_workers()->set_max(workers);
     return spec;
   }
 
-  // The most workers, a quarter of what it wants at least, with which it would start at once, by bisection; if there are none,
-  // half of them, later.
-  void Fewer(Response::Kind kind, const std::string& prefix, const pb::JobSpec& base, Response* response, const std::string& flavour = "") {
+  // The most workers, a quarter of what it wants at least, with which it would start at once, by
+  // bisection; if there are none, half of them, later.
+  void Fewer(Response::Kind kind, const std::string& prefix, const pb::JobSpec& base,
+             Response* response, const std::string& flavour = "") {
     const int32_t wanted = base.tasks(task_).workers().min();
     const int32_t least = (wanted + 3) / 4;
     int32_t starts = least - 1, fails = wanted;
@@ -280,7 +323,8 @@ class Explainer {
     const int32_t workers = starts >= least ? starts : wanted / 2;
     if (workers < 1 || workers >= wanted) return;
     const pb::JobSpec spec = Sized(base, workers);
-    Try(Own(kind, absl::StrCat(prefix, "workers: ", WorkersText(spec.tasks(task_))), spec), response, false, flavour);
+    Try(Own(kind, absl::StrCat(prefix, "workers: ", WorkersText(spec.tasks(task_))), spec),
+        response, false, flavour);
   }
 
   // Another that waits in its queue goes first.
@@ -288,12 +332,14 @@ class Explainer {
     int32_t highest = -1;
     for (const uint64_t number : state_.active_jobs()) {
       const JobRow& other = *state_.FindJob(number);
-      if (number != job_.number && other.spec->queue() == job_.spec->queue()) highest = std::max(highest, other.spec->priority());
+      if (number != job_.number && other.spec->queue() == job_.spec->queue())
+        highest = std::max(highest, other.spec->priority());
     }
     const int32_t enough = std::min(100, highest + 1);
     if (highest < 0 || enough <= job_.spec->priority()) return;
     Try(Own(Response::HIGHER_PRIORITY, absl::StrCat("priority: ", enough),
-            With([&](pb::JobSpec* job, pb::TaskSpec*) { job->set_priority(enough); })), response);
+            With([&](pb::JobSpec* job, pb::TaskSpec*) { job->set_priority(enough); })),
+        response);
   }
 
   void TryResume(Response* response) {
@@ -301,12 +347,16 @@ class Explainer {
     for (const int32_t c : AllowedClusters(state_, job_)) {
       if (state_.clusters()[c].drained) drained.push_back(state_.clusters()[c].name);
       for (const HostId id : state_.hosts()) {
-        if (state_.host(id).cluster == c && state_.host(id).drained) drained.push_back(state_.HostName(id));
+        if (state_.host(id).cluster == c && state_.host(id).drained)
+          drained.push_back(state_.HostName(id));
       }
     }
     if (drained.empty()) return;
-    Trial trial{Response::HOSTS_RESUMED, drained.size() <= 3 ? absl::StrCat(absl::StrJoin(drained, ", "), " resumed")
-                                                             : absl::StrCat(drained.size(), " drained hosts resumed"), state_, {}};
+    Trial trial{Response::HOSTS_RESUMED,
+                drained.size() <= 3 ? absl::StrCat(absl::StrJoin(drained, ", "), " resumed")
+                                    : absl::StrCat(drained.size(), " drained hosts resumed"),
+                state_,
+                {}};
     for (const std::string& target : drained) {
       pb::Event event;
       event.mutable_drain_changed()->set_target(target);
@@ -319,24 +369,34 @@ class Explainer {
   void TryEnds(Response* response) {
     if (response->why().empty()) return;
     std::vector<std::pair<int64_t, uint64_t>> jobs;
-    for (const Response::Holder& holder : response->why(0).holders()) jobs.emplace_back(holder.held_milli(), holder.job());
+    for (const Response::Holder& holder : response->why(0).holders())
+      jobs.emplace_back(holder.held_milli(), holder.job());
     std::sort(jobs.begin(), jobs.end());
     const int64_t missing_milli = response->why(0).missing_milli();
     int shown = 0;
     for (const auto& [held_milli, number] : jobs) {
       if (held_milli < missing_milli || shown == 2) continue;
-      Trial trial{Response::JOB_ENDS, absl::StrCat("job ", number, " (", state_.FindJob(number)->spec->queue(), ") ended"), state_, {}};
+      Trial trial{
+          Response::JOB_ENDS,
+          absl::StrCat("job ", number, " (", state_.FindJob(number)->spec->queue(), ") ended"),
+          state_,
+          {}};
       EndNow(&trial.state, number);
       shown += Try(std::move(trial), response, true);
     }
   }
 
-  // Raises what binds it on the way to its queue: limits that are reached, else guarantees, by what it lacks.
+  // Raises what binds it on the way to its queue: limits that are reached, else guarantees, by what
+  // it lacks.
   void TryQuota(Response* response) {
-    const std::string flavour = gpus() ? spec_.resources().gpu_types_size() > 0 ? spec_.resources().gpu_types(0) : "" : "cpu";
+    const std::string flavour =
+        gpus() ? spec_.resources().gpu_types_size() > 0 ? spec_.resources().gpu_types(0) : ""
+               : "cpu";
     const int32_t leaf = state_.queues().Find(job_.spec->queue());
     if (leaf < 0 || flavour.empty()) return;
-    const int64_t demand_milli = spec_.workers().min() * (gpus() ? spec_.resources().gpus_milli() : std::max<int64_t>(1000, spec_.resources().cpus_milli()));
+    const int64_t demand_milli =
+        spec_.workers().min() * (gpus() ? spec_.resources().gpus_milli()
+                                        : std::max<int64_t>(1000, spec_.resources().cpus_milli()));
     const auto use = UseByQueue(state_);
     for (const bool limits : {true, false}) {
       pb::QueueTree tree = state_.queue_tree();
@@ -348,23 +408,28 @@ class Explainer {
         const int64_t wants_milli = (used == use[n].end() ? 0 : used->second) + demand_milli;
         const auto quota = queue->mutable_quota()->find(flavour);
         if (limits) {
-          if (quota == queue->mutable_quota()->end() || !quota->second.has_limit_milli() || quota->second.limit_milli() >= wants_milli) continue;
+          if (quota == queue->mutable_quota()->end() || !quota->second.has_limit_milli() ||
+              quota->second.limit_milli() >= wants_milli)
+            continue;
           quota->second.set_limit_milli(wants_milli);
-          said.push_back(absl::StrCat("limit of ", state_.queues().nodes[n].path, " ", flavour, " raised to ", FormatMilli(wants_milli)));
+          said.push_back(absl::StrCat("limit of ", state_.queues().nodes[n].path, " ", flavour,
+                                      " raised to ", FormatMilli(wants_milli)));
         } else {
           pb::Quota& raised = (*queue->mutable_quota())[flavour];
           if (raised.guarantee_milli() >= wants_milli) continue;
           const int64_t was_milli = raised.guarantee_milli();
-          raised.clear_guarantee_per_cluster();         // split anew
+          raised.clear_guarantee_per_cluster();  // split anew
           raised.set_guarantee_milli(wants_milli);
-          if (raised.has_limit_milli()) raised.set_limit_milli(std::max(raised.limit_milli(), wants_milli));
-          said.push_back(absl::StrCat("guarantee of ", state_.queues().nodes[n].path, " ", flavour, " raised from ", FormatMilli(was_milli), " to ",
+          if (raised.has_limit_milli())
+            raised.set_limit_milli(std::max(raised.limit_milli(), wants_milli));
+          said.push_back(absl::StrCat("guarantee of ", state_.queues().nodes[n].path, " ", flavour,
+                                      " raised from ", FormatMilli(was_milli), " to ",
                                       FormatMilli(wants_milli)));
         }
       }
       if (said.empty()) continue;
       const QueueResolution resolution = ResolveQueues(state_, tree);
-      if (!resolution.ok()) continue;                   // the guarantees would not nest
+      if (!resolution.ok()) continue;  // the guarantees would not nest
       Trial trial{Response::MORE_QUOTA, absl::StrJoin(said, ", "), state_, {}};
       pb::Event event;
       *event.mutable_queues_applied()->mutable_tree() = resolution.resolved;
@@ -379,7 +444,9 @@ class Explainer {
     while (true) {
       const size_t slash = rest.find('/');
       const std::string name = rest.substr(0, slash);
-      const auto at = std::find_if(level->begin(), level->end(), [&](const pb::QueueSpec& queue) { return queue.name() == name; });
+      const auto at = std::find_if(level->begin(), level->end(), [&](const pb::QueueSpec& queue) {
+        return queue.name() == name;
+      });
       if (at == level->end()) return nullptr;
       if (slash == std::string::npos) return &*at;
       level = at->mutable_queues();
@@ -395,12 +462,13 @@ class Explainer {
   const SchedulingOptions scheduling_;
   const Spent& spent_;
   Decider decider_;
-  int64_t start_ns_ = 0;                // as it is; 0 = not within the horizon
+  int64_t start_ns_ = 0;  // as it is; 0 = not within the horizon
   int tried_ = 0;
 };
 
 // What the job's queue is entitled to, and uses.
-std::optional<pb::QueueUse> ShareOf(const State& state, const Plan& plan, const JobRow& job, const std::string& flavour) {
+std::optional<pb::QueueUse> ShareOf(const State& state, const Plan& plan, const JobRow& job,
+                                    const std::string& flavour) {
   const absl::StatusOr<pb::Queue> queue = DescribeQueue(state, plan, job.spec->queue());
   if (!queue.ok()) return std::nullopt;
   for (const pb::QueueUse& use : queue->use()) {
@@ -412,20 +480,25 @@ std::optional<pb::QueueUse> ShareOf(const State& state, const Plan& plan, const 
 // "research/vision is entitled to 16 h100-80g now (guarantee 8, borrowed 8), and uses 16"
 std::string ShareText(const JobRow& job, const pb::QueueUse& use) {
   const int64_t borrowed_milli = std::max<int64_t>(0, use.entitled_milli() - use.guarantee_milli());
-  return absl::StrCat(job.spec->queue(), " is entitled to ", FormatMilli(use.entitled_milli()), " ", use.flavour(), " now (guarantee ",
-                      FormatMilli(use.guarantee_milli()), borrowed_milli > 0 ? absl::StrCat(", borrowed ", FormatMilli(borrowed_milli)) : "",
-                      "), and uses ", FormatMilli(use.used_milli()));
+  return absl::StrCat(
+      job.spec->queue(), " is entitled to ", FormatMilli(use.entitled_milli()), " ", use.flavour(),
+      " now (guarantee ", FormatMilli(use.guarantee_milli()),
+      borrowed_milli > 0 ? absl::StrCat(", borrowed ", FormatMilli(borrowed_milli)) : "",
+      "), and uses ", FormatMilli(use.used_milli()));
 }
 
-// It is one of those that its queue is entitled to run, though the queue uses that much: others of the queue run in its place.
+// It is one of those that its queue is entitled to run, though the queue uses that much: others of
+// the queue run in its place.
 std::string BeyondText(const JobRow& job, const pb::QueueUse& use) {
-  return absl::StrCat(job.spec->queue(), " uses ", FormatMilli(use.used_milli()), " of the ", FormatMilli(use.entitled_milli()), " ", use.flavour(),
+  return absl::StrCat(job.spec->queue(), " uses ", FormatMilli(use.used_milli()), " of the ",
+                      FormatMilli(use.entitled_milli()), " ", use.flavour(),
                       " that it is entitled to, so others of its own jobs run in this one's place");
 }
 
 }  // namespace
 
-Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t now_ns, const SchedulingOptions& scheduling, const Spent& spent) {
+Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t now_ns,
+                 const SchedulingOptions& scheduling, const Spent& spent) {
   Response response;
   response.set_now_ns(now_ns);
   response.set_complete(true);
@@ -449,9 +522,12 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     if (verdict.code() == pb::V_SHARE || verdict.code() == pb::V_LIMIT) {
       std::string text = ShareText(*job, *share);
       if (verdict.code() == pb::V_SHARE && verdict.missing_milli() == 0) {
-        text = absl::StrCat(verdict.text(), "; ", text);           // enough is free: its share isn't what it lacks
+        text = absl::StrCat(verdict.text(), "; ",
+                            text);  // enough is free: its share isn't what it lacks
       } else if (verdict.code() == pb::V_SHARE && share->used_milli() < share->entitled_milli()) {
-        absl::StrAppend(&text, "; ", ShareLeftText(*job, CellHolders(state).Entitled(plan, job->spec->queue(), verdict.flavour())));
+        absl::StrAppend(&text, "; ",
+                        ShareLeftText(*job, CellHolders(state).Entitled(plan, job->spec->queue(),
+                                                                        verdict.flavour())));
       }
       why->set_text(text);
     }
@@ -459,7 +535,9 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
       why->set_text(absl::StrCat(why->text(), "; ", BeyondText(*job, *share)));
     }
   }
-  if (first >= 0) Explainer(state, *job, first, std::max(now_ns, state.now_ns()), scheduling, spent).Fill(&response);
+  if (first >= 0)
+    Explainer(state, *job, first, std::max(now_ns, state.now_ns()), scheduling, spent)
+        .Fill(&response);
   return response;
 }
 

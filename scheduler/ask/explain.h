@@ -1,5 +1,6 @@
-// Why a job waits, and what would help: explanation by counterfactual. Each answer is the real Decide, and what follows from
-// it, on a changed copy of the present; nothing is guessed from the verdict's code.
+// Why a job waits, and what would help: explanation by counterfactual. Each answer is the real
+// Decide, and what follows from it, on a changed copy of the present; nothing is guessed from the
+// verdict's code.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@ namespace muster {
 
 inline constexpr int kRelaxationsShown = 8;
 
-// `plan` is the newest step's. Everything but `job` is filled. It ends soon after all the time is spent; `complete` tells.
-// Thread-safe on snapshots.
-pb::ExplainResponse Explain(const State& state, const Plan& plan, uint64_t job, int64_t now_ns, const SchedulingOptions& scheduling,
-                            const Spent& spent = {});
+// `plan` is the newest step's. Everything but `job` is filled. It ends soon after all the time is
+// spent; `complete` tells. Thread-safe on snapshots.
+pb::ExplainResponse Explain(const State& state, const Plan& plan, uint64_t job, int64_t now_ns,
+                            const SchedulingOptions& scheduling, const Spent& spent = {});
 
 }  // namespace muster

@@ -2,12 +2,14 @@
 
 namespace muster {
 
-Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOptions& scheduling, const FutureOptions& options) {
+Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOptions& scheduling,
+                      const FutureOptions& options) {
   Forecast forecast;
   for (const uint64_t number : state.active_jobs()) {
     const std::vector<TaskRow>& tasks = state.FindJob(number)->tasks;
     for (size_t t = 0; t < tasks.size(); ++t) {
-      if (tasks[t].waiting() || tasks[t].state == pb::TASK_BLOCKED) forecast.later.insert(forecast.later.end(), {number, static_cast<int32_t>(t)});
+      if (tasks[t].waiting() || tasks[t].state == pb::TASK_BLOCKED)
+        forecast.later.insert(forecast.later.end(), {number, static_cast<int32_t>(t)});
     }
   }
   Future future(state, now_ns, scheduling, options);
@@ -18,8 +20,10 @@ Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOption
     more = future.Step();
     for (; seen < future.turns().size(); ++seen) {
       const Turn& turn = future.turns()[seen];
-      if (turn.kind != Turn::kPlaced || forecast.later.erase(turn.task) == 0) continue;      // else it ran, and comes back
-      forecast.starts[turn.task] = {turn.at_ns, turn.workers, turn.cluster, turn.flavour, PlaceText(state, turn.hosts)};
+      if (turn.kind != Turn::kPlaced || forecast.later.erase(turn.task) == 0)
+        continue;  // else it ran, and comes back
+      forecast.starts[turn.task] = {turn.at_ns, turn.workers, turn.cluster, turn.flavour,
+                                    PlaceText(state, turn.hosts)};
     }
   }
   forecast.complete = !future.cut();
@@ -31,10 +35,14 @@ void AddForecast(const Forecast& forecast, uint64_t number, int64_t now_ns, pb::
   for (int t = 0; t < job->tasks_size(); ++t) {
     pb::Task* task = job->mutable_tasks(t);
     const pb::VerdictCode code = task->verdict().code();
-    if (task->state() != pb::TASK_WAITING || code == pb::V_BACKOFF || code == pb::V_HELD || code == pb::V_STARTING_NOW) continue;
+    if (task->state() != pb::TASK_WAITING || code == pb::V_BACKOFF || code == pb::V_HELD ||
+        code == pb::V_STARTING_NOW)
+      continue;
     const auto start = forecast.starts.find(TaskRef{number, t});
     if (start == forecast.starts.end()) {
-      if (!forecast.later.contains(TaskRef{number, t}) || task->verdict().expected_start_ns() > forecast.until_ns) continue;
+      if (!forecast.later.contains(TaskRef{number, t}) ||
+          task->verdict().expected_start_ns() > forecast.until_ns)
+        continue;
       task->mutable_verdict()->clear_expected_start_ns();
       continue;
     }

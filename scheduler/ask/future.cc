@@ -12,15 +12,18 @@ namespace muster {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-// Moments closer together than this share of the time since the beginning are decided at once: what lies far ahead need not
-// be told to the second.
+// Moments closer together than this share of the time since the beginning are decided at once: what
+// lies far ahead need not be told to the second.
 constexpr int64_t kGrain = 64;
 
-int64_t WorkEnd(int64_t now_ns, int64_t left, int32_t workers) { return left < 0 ? 0 : now_ns + left / std::max(1, workers); }
+int64_t WorkEnd(int64_t now_ns, int64_t left, int32_t workers) {
+  return left < 0 ? 0 : now_ns + left / std::max(1, workers);
+}
 
 }  // namespace
 
-Future::Future(State state, int64_t now_ns, const SchedulingOptions& scheduling, FutureOptions options)
+Future::Future(State state, int64_t now_ns, const SchedulingOptions& scheduling,
+               FutureOptions options)
     : state_(std::move(state)),
       begin_ns_(std::max(now_ns, state_.now_ns())),
       scheduling_(scheduling),
@@ -30,17 +33,19 @@ Future::Future(State state, int64_t now_ns, const SchedulingOptions& scheduling,
   for (const uint64_t number : state_.active_jobs()) {
     const JobRow& job = *state_.FindJob(number);
     for (size_t t = 0; t < job.tasks.size(); ++t) {
-      if (const AttemptRow* attempt = job.tasks[t].current()) Adopt(job, static_cast<int32_t>(t), *attempt);
+      if (const AttemptRow* attempt = job.tasks[t].current())
+        Adopt(job, static_cast<int32_t>(t), *attempt);
     }
   }
 }
 
 void Future::Adopt(const JobRow& job, int32_t task, const AttemptRow& attempt) {
-  if (attempt.released()) return;       // it waits for its export: nobody's devices
-  const bool lost_sight = std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
-    return !part.over() && state_.host(part.host).state == pb::HOST_UNREACHABLE;
-  });
-  if (lost_sight) return;               // nobody knows what it does
+  if (attempt.released()) return;  // it waits for its export: nobody's devices
+  const bool lost_sight =
+      std::any_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
+        return !part.over() && state_.host(part.host).state == pb::HOST_UNREACHABLE;
+      });
+  if (lost_sight) return;  // nobody knows what it does
   const AttemptRef ref{job.number, task, attempt.number};
   if (attempt.state == pb::TASK_STOPPING) {
     const int64_t leave_ns = attempt.stop_ns + std::min(attempt.grace_ns, options_.leave_ns);
@@ -58,20 +63,24 @@ void Future::Adopt(const JobRow& job, int32_t task, const AttemptRow& attempt) {
     pending_.emplace(begin_ns_, Pending{Pending::kLaunch, {}, ref});
     return;
   }
-  if (const int64_t hang_ns = HangNs(state_, *base.spec, *base.row, attempt); hang_ns != kUnbounded && hang_ns > begin_ns_) {
+  if (const int64_t hang_ns = HangNs(state_, *base.spec, *base.row, attempt);
+      hang_ns != kUnbounded && hang_ns > begin_ns_) {
     hang_ns_ = std::min(hang_ns_, hang_ns);
     hang_timeout_ns_ = std::min(hang_timeout_ns_, base.spec->hang_timeout_ns());
   }
   Work work;
   work.since_ns = begin_ns_;
   work.end_ns = ExpectedEnd(base, begin_ns_);
-  const bool by_limit = base.spec->time_limit_ns() > 0 && attempt.start_ns != 0 &&
-                        work.end_ns == attempt.start_ns + base.spec->time_limit_ns() - base.row->ran_ns;
+  const bool by_limit =
+      base.spec->time_limit_ns() > 0 && attempt.start_ns != 0 &&
+      work.end_ns == attempt.start_ns + base.spec->time_limit_ns() - base.row->ran_ns;
   if (work.end_ns != 0 && !by_limit) {
-    work.left = static_cast<int64_t>(std::min<__int128>(static_cast<__int128>(work.end_ns - begin_ns_) * attempt.workers, kNever / 2));
+    work.left = static_cast<int64_t>(std::min<__int128>(
+        static_cast<__int128>(work.end_ns - begin_ns_) * attempt.workers, kNever / 2));
   }
   work_[base.ref] = work;
-  if (work.end_ns != 0) pending_.emplace(std::max(begin_ns_, work.end_ns), Pending{Pending::kEnd, {}, ref});
+  if (work.end_ns != 0)
+    pending_.emplace(std::max(begin_ns_, work.end_ns), Pending{Pending::kEnd, {}, ref});
 }
 
 void Future::At(int64_t when_ns, pb::Event event) {
@@ -85,7 +94,8 @@ bool Future::Step() {
 
 bool Future::StepBoth(Future* one, Future* other) {
   const int64_t next_ns = std::min(one->NextNs(), other->NextNs());
-  const int64_t at_ns = next_ns == kNever ? kNever : std::max(one->GrainEnd(next_ns), other->GrainEnd(next_ns));
+  const int64_t at_ns =
+      next_ns == kNever ? kNever : std::max(one->GrainEnd(next_ns), other->GrainEnd(next_ns));
   const bool first = one->StepAt(at_ns);
   return other->StepAt(at_ns) && first;
 }
@@ -99,7 +109,8 @@ int64_t Future::NextNs() const {
 int64_t Future::GrainEnd(int64_t next_ns) const {
   const int64_t until_ns = next_ns + (next_ns - begin_ns_) / kGrain;
   int64_t at_ns = std::max(now_ns_, next_ns);
-  for (auto it = pending_.begin(); it != pending_.end() && it->first <= until_ns; ++it) at_ns = std::max(at_ns, it->first);
+  for (auto it = pending_.begin(); it != pending_.end() && it->first <= until_ns; ++it)
+    at_ns = std::max(at_ns, it->first);
   return at_ns;
 }
 
@@ -117,7 +128,7 @@ bool Future::StepAt(int64_t at_ns) {
   pb::Event step;
   step.mutable_step()->set_now_ns(now_ns_);
   step.mutable_step()->set_epoch(state_.epoch());
-  if (now_ns_ >= hang_ns_) {            // nobody tells progress here: that it is silent says nothing
+  if (now_ns_ >= hang_ns_) {  // nobody tells progress here: that it is silent says nothing
     step.mutable_step()->set_listens_again(true);
     hang_ns_ = now_ns_ + hang_timeout_ns_;
   }
@@ -126,18 +137,29 @@ bool Future::StepAt(int64_t at_ns) {
     const Pending due = std::move(pending_.begin()->second);
     pending_.erase(pending_.begin());
     switch (due.kind) {
-      case Pending::kEvent: Apply(&state_, due.event); break;
-      case Pending::kLaunch: Launch(due.attempt); break;
-      case Pending::kEnd: End(due.attempt); break;
-      case Pending::kLeave: Leave(due.attempt); break;
+      case Pending::kEvent:
+        Apply(&state_, due.event);
+        break;
+      case Pending::kLaunch:
+        Launch(due.attempt);
+        break;
+      case Pending::kEnd:
+        End(due.attempt);
+        break;
+      case Pending::kLeave:
+        Leave(due.attempt);
+        break;
     }
   }
-  bool opened = true;                   // a cluster: what that allows is decided at the same time
+  bool opened = true;  // a cluster: what that allows is decided at the same time
   while (opened) {
-    plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())->Decide(state_, now_ns_, scheduling_);
-    look_ns_ = plan_.next_look_ns == kNever ? kNever : std::max(plan_.next_look_ns, now_ns_ + kMillisecond);
+    plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())
+                ->Decide(state_, now_ns_, scheduling_);
+    look_ns_ = plan_.next_look_ns == kNever ? kNever
+                                            : std::max(plan_.next_look_ns, now_ns_ + kMillisecond);
     ApplyPlan();
-    opened = std::any_of(plan_.events.begin(), plan_.events.end(), [](const pb::Event& event) { return event.has_cluster_opened(); });
+    opened = std::any_of(plan_.events.begin(), plan_.events.end(),
+                         [](const pb::Event& event) { return event.has_cluster_opened(); });
   }
   return true;
 }
@@ -149,14 +171,17 @@ void Future::ApplyPlan() {
     Apply(&state_, event);
     if (!event.has_attempt_placed()) continue;
     NotePlaced(event.attempt_placed());
-    placed.push_back({turns_.back().task.job, turns_.back().task.task, event.attempt_placed().key().attempt()});
+    placed.push_back(
+        {turns_.back().task.job, turns_.back().task.task, event.attempt_placed().key().attempt()});
   }
   for (const AttemptRef& ref : placed) Launch(ref);
 }
 
 void Future::Report(const AttemptRef& ref, size_t part, pb::AttemptPhase phase, bool stopped) {
   const AttemptRow* attempt = state_.FindAttempt(ref);
-  if (attempt == nullptr || attempt->ended() || part >= attempt->parts.size() || attempt->parts[part].over()) return;
+  if (attempt == nullptr || attempt->ended() || part >= attempt->parts.size() ||
+      attempt->parts[part].over())
+    return;
   const PartRow& row = attempt->parts[part];
   pb::Event event;
   pb::AttemptReported* reported = event.mutable_attempt_reported();
@@ -178,13 +203,14 @@ void Future::Launch(const AttemptRef& ref) {
   if (attempt->state == pb::TASK_PREPARING) {
     for (size_t p = 0; p < parts; ++p) Report(ref, p, pb::PREPARED, false);
     pb::Event prepared;
-    *prepared.mutable_gang_prepared()->mutable_key() = KeyOf(*state_.FindJob(ref.job), ref.task, ref.number);
+    *prepared.mutable_gang_prepared()->mutable_key() =
+        KeyOf(*state_.FindJob(ref.job), ref.task, ref.number);
     Apply(&state_, prepared);
   }
   for (size_t p = 0; p < parts; ++p) Report(ref, p, pb::STARTED, false);
 
   const TaskRef task{ref.job, ref.task};
-  const JobRow* job = state_.FindJob(ref.job);     // read again: applying moves rows
+  const JobRow* job = state_.FindJob(ref.job);  // read again: applying moves rows
   attempt = state_.FindAttempt(ref);
   Work& work = work_.try_emplace(task, WorkOf(*job, ref.task)).first->second;
   work.since_ns = now_ns_;
@@ -197,26 +223,32 @@ void Future::Launch(const AttemptRef& ref) {
   if (work.end_ns != 0) pending_.emplace(work.end_ns, Pending{Pending::kEnd, {}, ref});
 }
 
-// What is left of a task that is placed: from the steps that it has made in the time that it ran, else from history.
+// What is left of a task that is placed: from the steps that it has made in the time that it ran,
+// else from history.
 Future::Work Future::WorkOf(const JobRow& job, int32_t task) const {
   Work work;
   const TaskRow& row = job.tasks[task];
   const pb::Progress& progress = row.progress;
-  if (row.attempts.empty() || row.ran_ns <= 0 || progress.step() <= 0 || progress.total_steps() <= progress.step()) {
-    const __int128 left = static_cast<__int128>(row.expected_run_ns - row.ran_ns) * (row.attempts.empty() ? 1 : row.attempts.back().workers);
+  if (row.attempts.empty() || row.ran_ns <= 0 || progress.step() <= 0 ||
+      progress.total_steps() <= progress.step()) {
+    const __int128 left = static_cast<__int128>(row.expected_run_ns - row.ran_ns) *
+                          (row.attempts.empty() ? 1 : row.attempts.back().workers);
     if (left > 0 && left < kNever / 2) work.left = static_cast<int64_t>(left);
     return work;
   }
-  const int32_t workers = row.attempts.size() > 1 && !row.attempts.back().ended() ? row.attempts[row.attempts.size() - 2].workers
-                                                                                  : row.attempts.back().workers;
-  const __int128 left = static_cast<__int128>(row.ran_ns) * (progress.total_steps() - progress.step()) / progress.step() * workers;
+  const int32_t workers = row.attempts.size() > 1 && !row.attempts.back().ended()
+                              ? row.attempts[row.attempts.size() - 2].workers
+                              : row.attempts.back().workers;
+  const __int128 left = static_cast<__int128>(row.ran_ns) *
+                        (progress.total_steps() - progress.step()) / progress.step() * workers;
   if (left < kNever / 2) work.left = static_cast<int64_t>(left);
   return work;
 }
 
 void Future::End(const AttemptRef& ref) {
   const AttemptRow* attempt = state_.FindAttempt(ref);
-  if (attempt == nullptr || attempt->ended() || attempt->state != pb::TASK_RUNNING) return;   // stopped before
+  if (attempt == nullptr || attempt->ended() || attempt->state != pb::TASK_RUNNING)
+    return;  // stopped before
   const size_t parts = attempt->parts.size();
   NoteEnded(ref);
   for (size_t p = 0; p < parts; ++p) Report(ref, p, pb::GONE, false);
@@ -239,7 +271,8 @@ void Future::NotePlaced(const pb::AttemptPlaced& placed) {
   turn.workers = placed.workers();
   turn.cluster = placed.cluster();
   turn.flavour = placed.flavour();
-  for (const pb::Placement& part : placed.placements()) turn.hosts.push_back(state_.FindHost(placed.cluster(), part.host()));
+  for (const pb::Placement& part : placed.placements())
+    turn.hosts.push_back(state_.FindHost(placed.cluster(), part.host()));
   placed_.try_emplace(turn.task, turns_.size());
   turns_.push_back(std::move(turn));
 }
@@ -257,21 +290,28 @@ void Future::NoteStopping(const pb::AttemptStopping& stopping) {
   turn.cause = stopping.cause();
   turn.cluster = state_.clusters()[attempt->cluster].name;
   turn.flavour = attempt->flavour;
-  if (const JobRow* claimant = state_.FindJobByUid(stopping.claimant().job_uid()); claimant != nullptr) turn.claimant = claimant->number;
+  if (const JobRow* claimant = state_.FindJobByUid(stopping.claimant().job_uid());
+      claimant != nullptr)
+    turn.claimant = claimant->number;
   const int64_t since_ns = std::max(attempt->last_checkpoint_ns, attempt->start_ns);
   if (since_ns > 0) {
-    turn.lost_gpu_ms = (now_ns_ - since_ns) / kMillisecond * attempt->workers * job->task_spec(turn.task.task).resources().gpus_milli() / 1000;
+    turn.lost_gpu_ms = (now_ns_ - since_ns) / kMillisecond * attempt->workers *
+                       job->task_spec(turn.task.task).resources().gpus_milli() / 1000;
   }
-  turn.starts_over = attempt->start_ns != 0 && StartsOver(job->tasks[turn.task.task], job->task_spec(turn.task.task));
+  turn.starts_over = attempt->start_ns != 0 &&
+                     StartsOver(job->tasks[turn.task.task], job->task_spec(turn.task.task));
   if (const auto work = work_.find(turn.task); work != work_.end() && work->second.left >= 0) {
     // To do is what is left, less what it did since; or all that the attempt has begun with.
-    const int64_t kept_ns = turn.starts_over ? std::min<int64_t>(0, attempt->start_ns - work->second.since_ns) : now_ns_ - work->second.since_ns;
+    const int64_t kept_ns = turn.starts_over
+                                ? std::min<int64_t>(0, attempt->start_ns - work->second.since_ns)
+                                : now_ns_ - work->second.since_ns;
     const __int128 left = work->second.left - static_cast<__int128>(kept_ns) * attempt->workers;
     work->second.left = static_cast<int64_t>(std::clamp<__int128>(left, 0, kNever / 2));
     work->second.end_ns = 0;
   }
-  pending_.emplace(now_ns_ + std::min(stopping.grace_ns(), options_.leave_ns),
-                   Pending{Pending::kLeave, {}, AttemptRef{turn.task.job, turn.task.task, attempt->number}});
+  pending_.emplace(
+      now_ns_ + std::min(stopping.grace_ns(), options_.leave_ns),
+      Pending{Pending::kLeave, {}, AttemptRef{turn.task.job, turn.task.task, attempt->number}});
   turns_.push_back(std::move(turn));
 }
 
@@ -303,7 +343,9 @@ int64_t Future::EndOf(const TaskRef& task) const {
   return it == work_.end() ? 0 : it->second.end_ns;
 }
 
-bool StartsOver(const TaskRow& task, const pb::TaskSpec& spec) { return task.checkpoints.empty() && spec.trainer_json().empty(); }
+bool StartsOver(const TaskRow& task, const pb::TaskSpec& spec) {
+  return task.checkpoints.empty() && spec.trainer_json().empty();
+}
 
 void EndNow(State* state, uint64_t number) {
   pb::Event cancel;
@@ -321,7 +363,8 @@ void EndNow(State* state, uint64_t number) {
       reported->set_cluster(state->clusters()[attempt->cluster].name);
       reported->set_host(state->host(part.host).name);
       reported->set_state_id(part.state_id);
-      *reported->mutable_report()->mutable_key() = KeyOf(*job, static_cast<int32_t>(t), attempt->number);
+      *reported->mutable_report()->mutable_key() =
+          KeyOf(*job, static_cast<int32_t>(t), attempt->number);
       reported->mutable_report()->set_phase(pb::GONE);
       reported->mutable_report()->add_exits()->set_rank(part.first_group_rank);
     }
@@ -340,13 +383,20 @@ std::string PlaceText(const State& state, const std::vector<HostId>& hosts) {
     names.push_back(host.name);
   }
   std::sort(names.begin(), names.end());
-  const bool known = std::none_of(racks.begin(), racks.end(), [](const auto& rack) { return rack.second.empty(); });
-  if (known && racks.size() == 1 && names.size() > 4) return absl::StrCat(cluster, "/", racks.begin()->second);
-  const std::string prefix = known && racks.size() == 1 ? absl::StrCat(cluster, "/", racks.begin()->second, "/") : absl::StrCat(cluster, "/");
+  const bool known = std::none_of(racks.begin(), racks.end(),
+                                  [](const auto& rack) { return rack.second.empty(); });
+  if (known && racks.size() == 1 && names.size() > 4)
+    return absl::StrCat(cluster, "/", racks.begin()->second);
+  const std::string prefix = known && racks.size() == 1
+                                 ? absl::StrCat(cluster, "/", racks.begin()->second, "/")
+                                 : absl::StrCat(cluster, "/");
   if (names.size() <= 4) return absl::StrCat(prefix, absl::StrJoin(names, ","));
   if (!known) return absl::StrCat(cluster, ", ", names.size(), " hosts");
   if (racks.size() > 4) return absl::StrCat(cluster, ", ", racks.size(), " racks");
-  return absl::StrCat(cluster, "/", absl::StrJoin(racks, ",", [](std::string* out, const auto& rack) { out->append(rack.second); }));
+  return absl::StrCat(cluster, "/",
+                      absl::StrJoin(racks, ",", [](std::string* out, const auto& rack) {
+                        out->append(rack.second);
+                      }));
 }
 
 std::string WithinText(const State& state, const std::vector<HostId>& hosts) {

@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kNamed = 9;            // eight are told, and one of them may be the job that asks
+constexpr size_t kNamed = 9;  // eight are told, and one of them may be the job that asks
 
 }  // namespace
 
@@ -24,7 +24,8 @@ const std::vector<uint64_t>& CellHolders::Of(int32_t cluster, const std::string&
       const AttemptRow* attempt = state_.FindAttempt(ref);
       if (attempt == nullptr || attempt->ended() || (gpus && attempt->flavour != flavour)) continue;
       const pb::TaskSpec& spec = state_.FindJob(ref.job)->task_spec(ref.task);
-      const int64_t a_worker = gpus ? spec.resources().gpus_milli() : WorkerDemand(spec, host.inventory).cpus_milli;
+      const int64_t a_worker =
+          gpus ? spec.resources().gpus_milli() : WorkerDemand(spec, host.inventory).cpus_milli;
       for (const PartRow& part : attempt->parts) {
         if (part.host == id) held[ref.job] += a_worker * part.workers;
       }
@@ -33,7 +34,8 @@ const std::vector<uint64_t>& CellHolders::Of(int32_t cluster, const std::string&
   std::vector<std::pair<int64_t, uint64_t>> sorted;
   for (const auto& [number, milli] : held) sorted.emplace_back(-milli, number);
   std::sort(sorted.begin(), sorted.end());
-  for (size_t i = 0; i < sorted.size() && i < kNamed; ++i) known->second.push_back(sorted[i].second);
+  for (size_t i = 0; i < sorted.size() && i < kNamed; ++i)
+    known->second.push_back(sorted[i].second);
   return known->second;
 }
 
@@ -43,13 +45,17 @@ const std::vector<KeptFor>& CellHolders::KeptIn(int32_t cluster, const std::stri
     for (const uint64_t number : state_.active_jobs()) {
       for (const TaskRow& task : state_.FindJob(number)->tasks) {
         if (task.reservation == nullptr) continue;
-        kept_[{task.reservation->cluster, task.reservation->flavour.empty() ? "cpu" : task.reservation->flavour}].push_back(
-            {number, task.reservation->start_ns});
+        kept_[{task.reservation->cluster,
+               task.reservation->flavour.empty() ? "cpu" : task.reservation->flavour}]
+            .push_back({number, task.reservation->start_ns});
       }
     }
-    const auto when = [](const KeptFor& kept) { return kept.start_ns == 0 ? std::numeric_limits<int64_t>::max() : kept.start_ns; };
+    const auto when = [](const KeptFor& kept) {
+      return kept.start_ns == 0 ? std::numeric_limits<int64_t>::max() : kept.start_ns;
+    };
     for (auto& [cell, kept] : kept_) {
-      std::stable_sort(kept.begin(), kept.end(), [&](const KeptFor& a, const KeptFor& b) { return when(a) < when(b); });
+      std::stable_sort(kept.begin(), kept.end(),
+                       [&](const KeptFor& a, const KeptFor& b) { return when(a) < when(b); });
     }
   }
   return kept_[{cluster, flavour}];
@@ -62,15 +68,19 @@ int64_t CellHolders::UsedMilli(int32_t queue, const std::string& flavour) {
   return used == use_[queue].end() ? 0 : used->second;
 }
 
-const std::vector<uint64_t>& CellHolders::Entitled(const Plan& plan, const std::string& queue, const std::string& flavour) {
+const std::vector<uint64_t>& CellHolders::Entitled(const Plan& plan, const std::string& queue,
+                                                   const std::string& flavour) {
   if (!entitled_known_) {
     entitled_known_ = true;
     for (const Verdict& verdict : plan.verdicts) {
-      const bool entitled = verdict.code == pb::V_CAPACITY || verdict.code == pb::V_PLACEMENT || verdict.code == pb::V_RECLAIMING ||
-                            verdict.code == pb::V_ENTITLED_CELL || verdict.code == pb::V_STARTING_NOW;
+      const bool entitled = verdict.code == pb::V_CAPACITY || verdict.code == pb::V_PLACEMENT ||
+                            verdict.code == pb::V_RECLAIMING ||
+                            verdict.code == pb::V_ENTITLED_CELL ||
+                            verdict.code == pb::V_STARTING_NOW;
       const JobRow* job = entitled ? state_.FindJob(verdict.task.job) : nullptr;
       if (job == nullptr || job->finished()) continue;
-      std::vector<uint64_t>& jobs = entitled_[{job->spec->queue(), plan.verdicts.FlavourOf(verdict)}];
+      std::vector<uint64_t>& jobs =
+          entitled_[{job->spec->queue(), plan.verdicts.FlavourOf(verdict)}];
       if (jobs.empty() || jobs.back() != job->number) jobs.push_back(job->number);
     }
   }

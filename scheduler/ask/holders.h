@@ -14,24 +14,30 @@ namespace muster {
 
 // A task that starts later, and for which devices are kept until then.
 struct KeptFor {
-  uint64_t job = 0;                     // its number
-  int64_t start_ns = 0;                 // Unix time; 0 = unknown
+  uint64_t job = 0;      // its number
+  int64_t start_ns = 0;  // Unix time; 0 = unknown
 };
 
-// Works each answer out when it is asked for the first time, so that the descriptions of many tasks of one State share it. One thread.
+// Works each answer out when it is asked for the first time, so that the descriptions of many tasks
+// of one State share it. One thread.
 class CellHolders {
  public:
   // `state` must outlive it, unchanged.
   explicit CellHolders(const State& state) : state_(state) {}
 
-  // The jobs that hold most of the flavour ("cpu": cores, whatever holds them) in the cluster, largest first, at most nine.
+  // The jobs that hold most of the flavour ("cpu": cores, whatever holds them) in the cluster,
+  // largest first, at most nine.
   const std::vector<uint64_t>& Of(int32_t cluster, const std::string& flavour);
-  // For whom devices of the flavour ("cpu": hosts' cores) are kept in the cluster, soonest first, unknown starts last.
+  // For whom devices of the flavour ("cpu": hosts' cores) are kept in the cluster, soonest first,
+  // unknown starts last.
   const std::vector<KeptFor>& KeptIn(int32_t cluster, const std::string& flavour);
-  // Thousandths that the queue's jobs hold now, with those of the queues below it. `queue` is an index of State::queues().
+  // Thousandths that the queue's jobs hold now, with those of the queues below it. `queue` is an
+  // index of State::queues().
   int64_t UsedMilli(int32_t queue, const std::string& flavour);
-  // Jobs of the queue that wait for the flavour, and that `plan`, the same at each call, counts among what the queue is entitled to run.
-  const std::vector<uint64_t>& Entitled(const Plan& plan, const std::string& queue, const std::string& flavour);
+  // Jobs of the queue that wait for the flavour, and that `plan`, the same at each call, counts
+  // among what the queue is entitled to run.
+  const std::vector<uint64_t>& Entitled(const Plan& plan, const std::string& queue,
+                                        const std::string& flavour);
 
  private:
   using Cell = std::pair<int32_t, std::string>;
@@ -40,7 +46,7 @@ class CellHolders {
   std::map<Cell, std::vector<uint64_t>> cells_;
   bool kept_known_ = false, entitled_known_ = false;
   std::map<Cell, std::vector<KeptFor>> kept_;
-  std::vector<std::map<std::string, int64_t>> use_;            // by queue; empty: not known yet
+  std::vector<std::map<std::string, int64_t>> use_;  // by queue; empty: not known yet
   std::map<std::pair<std::string, std::string>, std::vector<uint64_t>> entitled_;
 };
 

@@ -1,4 +1,5 @@
-// What a submission would get: each cell that the job may use is tried alone, by the real Decide and what follows from it.
+// What a submission would get: each cell that the job may use is tried alone, by the real Decide
+// and what follows from it.
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -16,7 +17,7 @@ namespace muster {
 namespace {
 
 constexpr char kPreviewUid[] = "ffffffffffffffffffffffffffffffff";
-constexpr size_t kTried = 16;           // cells that are tried; the others of a long list are left out
+constexpr size_t kTried = 16;  // cells that are tried; the others of a long list are left out
 
 // The first task that wants devices, else the first.
 int FirstTask(const pb::JobSpec& spec) {
@@ -37,10 +38,14 @@ pb::JobSpec Alone(const pb::JobSpec& spec, int task) {
 
 class Previewer {
  public:
-  Previewer(const State& state, const pb::JobSpec& resolved, const std::string& owner, int64_t now_ns, const SchedulingOptions& scheduling,
-            const FutureOptions& options)
-      : state_(state), alone_(Alone(resolved, FirstTask(resolved))), owner_(owner), now_ns_(std::max(now_ns, state.now_ns())),
-        scheduling_(scheduling), options_(options) {
+  Previewer(const State& state, const pb::JobSpec& resolved, const std::string& owner,
+            int64_t now_ns, const SchedulingOptions& scheduling, const FutureOptions& options)
+      : state_(state),
+        alone_(Alone(resolved, FirstTask(resolved))),
+        owner_(owner),
+        now_ns_(std::max(now_ns, state.now_ns())),
+        scheduling_(scheduling),
+        options_(options) {
     options_.decider = &decider_;
     for (const HostId id : state.hosts()) {
       const HostRow& host = state.host(id);
@@ -67,15 +72,19 @@ class Previewer {
       }
       if (task().resources().gpus_milli() == 0) flavours = {""};
       if (flavours.empty()) {
-        Never(response, c, "", flavours_in_[c].empty() ? "has no GPUs"
-                                                       : absl::StrCat("gpu_types allows only ", absl::StrJoin(task().resources().gpu_types(), ", ")));
+        Never(response, c, "",
+              flavours_in_[c].empty()
+                  ? "has no GPUs"
+                  : absl::StrCat("gpu_types allows only ",
+                                 absl::StrJoin(task().resources().gpu_types(), ", ")));
       }
       for (const std::string& flavour : flavours) {
         if (++tried <= kTried) Candidate(response, c, flavour);
       }
     }
     for (int32_t c = 0; c < static_cast<int32_t>(state_.clusters().size()); ++c) {
-      if (std::find(allowed.begin(), allowed.end(), c) == allowed.end()) Never(response, c, "", "not among the job's clusters");
+      if (std::find(allowed.begin(), allowed.end(), c) == allowed.end())
+        Never(response, c, "", "not among the job's clusters");
     }
     Choose(response);
   }
@@ -83,7 +92,8 @@ class Previewer {
  private:
   const pb::TaskSpec& task() const { return alone_.tasks(0); }
 
-  pb::PreviewResponse::Candidate* Add(pb::PreviewResponse* response, int32_t cluster, const std::string& flavour) {
+  pb::PreviewResponse::Candidate* Add(pb::PreviewResponse* response, int32_t cluster,
+                                      const std::string& flavour) {
     pb::PreviewResponse::Candidate* candidate = response->add_candidates();
     candidate->set_cluster(state_.clusters()[cluster].name);
     candidate->set_flavour(flavour);
@@ -93,7 +103,8 @@ class Previewer {
     return candidate;
   }
 
-  void Never(pb::PreviewResponse* response, int32_t cluster, const std::string& flavour, const std::string& reason) {
+  void Never(pb::PreviewResponse* response, int32_t cluster, const std::string& flavour,
+             const std::string& reason) {
     pb::PreviewResponse::Candidate* candidate = Add(response, cluster, flavour);
     candidate->set_start_ns(-1);
     candidate->set_reason(reason);
@@ -112,40 +123,48 @@ class Previewer {
     }
     if (state_.clusters()[cluster].drained) {
       const std::string& why = state_.clusters()[cluster].drain_reason;
-      return Never(response, cluster, flavour, absl::StrCat("is drained", why.empty() ? "" : ": ", why));
+      return Never(response, cluster, flavour,
+                   absl::StrCat("is drained", why.empty() ? "" : ": ", why));
     }
     pb::PreviewResponse::Candidate* candidate = Add(response, cluster, flavour);
     Future future = Submitted(spec);
     const Turn* placed = future.RunUntilPlaced(ref_);
     if (placed == nullptr) {
       if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr) {
-        candidate->set_reason(future.cut() ? "the time to look ahead ran out" : "nobody's end is known that would make room for it");
+        candidate->set_reason(future.cut() ? "the time to look ahead ran out"
+                                           : "nobody's end is known that would make room for it");
       }
       return;
     }
-    const Turn start = *placed;         // further steps move turns
+    const Turn start = *placed;  // further steps move turns
     candidate->set_start_ns(start.at_ns);
     candidate->set_workers(start.workers);
     candidate->set_within(WithinText(state_, start.hosts));
     candidate->set_place(PlaceText(state_, start.hosts));
-    future.Step();                      // where do those go whom it takes from?
-    for (pb::PreviewResponse::Taken& taken : TakenFor(future, ref_.job)) *candidate->add_takes_from() = std::move(taken);
+    future.Step();  // where do those go whom it takes from?
+    for (pb::PreviewResponse::Taken& taken : TakenFor(future, ref_.job))
+      *candidate->add_takes_from() = std::move(taken);
     if (start.at_ns <= now_ns_ || candidate->takes_from_size() > 0) return;
     for (const Turn& turn : future.turns()) {
-      if (turn.kind == Turn::kEnded && turn.at_ns == start.at_ns && turn.cluster == start.cluster && candidate->after_jobs_size() < 3) {
+      if (turn.kind == Turn::kEnded && turn.at_ns == start.at_ns && turn.cluster == start.cluster &&
+          candidate->after_jobs_size() < 3) {
         candidate->add_after_jobs(turn.task.job);
       }
     }
   }
 
-  std::string TooLarge(int32_t cluster, const std::string& flavour, const FieldProblem& problem) const {
+  std::string TooLarge(int32_t cluster, const std::string& flavour,
+                       const FieldProblem& problem) const {
     const int64_t demand_milli = task().workers().min() * task().resources().gpus_milli();
     const std::map<int32_t, int64_t> capacity = CellCapacity(state_, flavour);
     const auto has = capacity.find(cluster);
     const int64_t has_milli = has == capacity.end() ? 0 : has->second;
-    if (demand_milli > has_milli) return absl::StrCat("has ", FormatMilli(has_milli), " of the ", FormatMilli(demand_milli), " that it needs");
+    if (demand_milli > has_milli)
+      return absl::StrCat("has ", FormatMilli(has_milli), " of the ", FormatMilli(demand_milli),
+                          " that it needs");
     if (problem.message.find("can never start") == std::string::npos) return problem.message;
-    return absl::StrCat("its hosts can't hold ", task().workers().min(), task().workers().min() == 1 ? " such worker" : " such workers");
+    return absl::StrCat("its hosts can't hold ", task().workers().min(),
+                        task().workers().min() == 1 ? " such worker" : " such workers");
   }
 
   Future Submitted(const pb::JobSpec& spec) {
@@ -168,18 +187,26 @@ class Previewer {
     const Turn* placed = future.RunUntilPlaced(ref_);
     pb::PreviewResponse::Candidate* chosen = nullptr;
     for (pb::PreviewResponse::Candidate& candidate : *response->mutable_candidates()) {
-      const bool best = placed != nullptr ? candidate.cluster() == placed->cluster && candidate.flavour() == placed->flavour
-                                          : candidate.start_ns() >= 0 && (chosen == nullptr || Rank(candidate) < Rank(*chosen));
+      const bool best =
+          placed != nullptr
+              ? candidate.cluster() == placed->cluster && candidate.flavour() == placed->flavour
+              : candidate.start_ns() >= 0 && (chosen == nullptr || Rank(candidate) < Rank(*chosen));
       if (best) chosen = &candidate;
     }
     if (chosen != nullptr) chosen->set_chosen(true);
-    const int32_t workers = chosen != nullptr && chosen->workers() > 0 ? chosen->workers() : task().workers().min();
-    response->set_queue_line(QueueLine(chosen != nullptr ? chosen->flavour() : task().resources().gpu_types_size() > 0 ? task().resources().gpu_types(0) : "", workers));
+    const int32_t workers =
+        chosen != nullptr && chosen->workers() > 0 ? chosen->workers() : task().workers().min();
+    response->set_queue_line(QueueLine(chosen != nullptr ? chosen->flavour()
+                                       : task().resources().gpu_types_size() > 0
+                                           ? task().resources().gpu_types(0)
+                                           : "",
+                                       workers));
   }
 
   // Smaller is better: unknown last, takes from nobody first among equals.
   static std::pair<int64_t, int> Rank(const pb::PreviewResponse::Candidate& candidate) {
-    return {candidate.start_ns() == 0 ? std::numeric_limits<int64_t>::max() : candidate.start_ns(), candidate.takes_from_size()};
+    return {candidate.start_ns() == 0 ? std::numeric_limits<int64_t>::max() : candidate.start_ns(),
+            candidate.takes_from_size()};
   }
 
   std::string QueueLine(const std::string& flavour, int32_t workers) const {
@@ -189,17 +216,23 @@ class Previewer {
     const auto held = use[node].find(flavour);
     const int64_t used_milli = held == use[node].end() ? 0 : held->second;
     const auto quota = state_.queues().nodes[node].spec.quota().find(flavour);
-    const int64_t guarantee_milli = quota == state_.queues().nodes[node].spec.quota().end() ? 0 : quota->second.guarantee_milli();
+    const int64_t guarantee_milli = quota == state_.queues().nodes[node].spec.quota().end()
+                                        ? 0
+                                        : quota->second.guarantee_milli();
     const int64_t demand_milli = workers * task().resources().gpus_milli();
     const bool within = guarantee_milli > 0 && used_milli <= guarantee_milli;
     if (guarantee_milli == 0) {
-      return absl::StrCat("Queue ", alone_.queue(), ": ", FormatMilli(used_milli), " ", flavour, " in use, nothing guaranteed; this job takes ",
-                          FormatMilli(demand_milli), " more.");
+      return absl::StrCat("Queue ", alone_.queue(), ": ", FormatMilli(used_milli), " ", flavour,
+                          " in use, nothing guaranteed; this job takes ", FormatMilli(demand_milli),
+                          " more.");
     }
-    return absl::StrCat("Queue ", alone_.queue(), ": ",
-                        within ? absl::StrCat(FormatMilli(used_milli), " of ", FormatMilli(guarantee_milli), " guaranteed ", flavour, " in use, ")
-                               : absl::StrCat(FormatMilli(used_milli), " ", flavour, " in use, ", FormatMilli(guarantee_milli), " guaranteed, "),
-                        FormatMilli(used_milli + demand_milli), " with this job.");
+    return absl::StrCat(
+        "Queue ", alone_.queue(), ": ",
+        within ? absl::StrCat(FormatMilli(used_milli), " of ", FormatMilli(guarantee_milli),
+                              " guaranteed ", flavour, " in use, ")
+               : absl::StrCat(FormatMilli(used_milli), " ", flavour, " in use, ",
+                              FormatMilli(guarantee_milli), " guaranteed, "),
+        FormatMilli(used_milli + demand_milli), " with this job.");
   }
 
   const State& state_;
@@ -210,13 +243,14 @@ class Previewer {
   FutureOptions options_;
   Decider decider_;
   TaskRef ref_;
-  std::map<int32_t, std::set<std::string>> flavours_in_;   // by cluster
+  std::map<int32_t, std::set<std::string>> flavours_in_;  // by cluster
   std::set<int32_t> declared_;
 };
 
 }  // namespace
 
-pb::PreviewResponse Preview(const State& state, const pb::JobSpec& resolved, const std::string& owner, int64_t now_ns,
+pb::PreviewResponse Preview(const State& state, const pb::JobSpec& resolved,
+                            const std::string& owner, int64_t now_ns,
                             const SchedulingOptions& scheduling, const FutureOptions& options) {
   pb::PreviewResponse response;
   *response.mutable_resolved() = resolved;

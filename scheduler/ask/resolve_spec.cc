@@ -27,7 +27,8 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
     if (wants > 0) workers = std::min(workers, has / wants);
   };
   if (demand.gpus_milli >= 1000) bound(shape.devices_size(), demand.gpus_milli / 1000);
-  if (demand.gpus_milli > 0 && demand.gpus_milli < 1000) bound(1000 * static_cast<int64_t>(shape.devices_size()), 1000);
+  if (demand.gpus_milli > 0 && demand.gpus_milli < 1000)
+    bound(1000 * static_cast<int64_t>(shape.devices_size()), 1000);
   bound(shape.cpus_milli(), demand.cpus_milli);
   bound(shape.memory_bytes(), demand.memory_bytes);
   bound(shape.disk_bytes(), demand.disk_bytes);
@@ -36,31 +37,43 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
 
 struct Cell {
   std::string cluster, flavour;
-  int64_t workers = 0;      // that fit into the empty cell, or into the largest of its domains that the task requires
+  int64_t workers =
+      0;  // that fit into the empty cell, or into the largest of its domains that the task requires
   bool open_ended = false;  // any host may join, and none has: nobody knows
 };
 
-bool Holds(const Cell& cell, const pb::TaskSpec& task) { return cell.open_ended || cell.workers >= task.workers().min(); }
+bool Holds(const Cell& cell, const pb::TaskSpec& task) {
+  return cell.open_ended || cell.workers >= task.workers().min();
+}
 
-// The domain of the task's required level that a host is in; "": the whole cell is one. An island is taken for its host: how devices are
-// connected is known of hosts that have joined only.
+// The domain of the task's required level that a host is in; "": the whole cell is one. An island
+// is taken for its host: how devices are connected is known of hosts that have joined only.
 std::string DomainOf(pb::TopologyLevel required, const HostRow& host) {
   switch (required) {
     case pb::ISLAND:
-    case pb::HOST: return host.name;
-    case pb::RACK: return absl::StrCat(host.block, "/", host.rack);
-    case pb::BLOCK: return host.block;
-    default: return "";
+    case pb::HOST:
+      return host.name;
+    case pb::RACK:
+      return absl::StrCat(host.block, "/", host.rack);
+    case pb::BLOCK:
+      return host.block;
+    default:
+      return "";
   }
 }
 
-// Where a limit of the queue's path is below what the least gang takes of this flavour, or of "cpu": "2 h100 in research"; else "".
-std::string Over(const State& state, int32_t leaf, const std::string& flavour, int64_t demand_milli) {
+// Where a limit of the queue's path is below what the least gang takes of this flavour, or of
+// "cpu": "2 h100 in research"; else "".
+std::string Over(const State& state, int32_t leaf, const std::string& flavour,
+                 int64_t demand_milli) {
   for (int32_t n = leaf; n >= 0; n = state.queues().nodes[n].parent) {
     const QueueNode& node = state.queues().nodes[n];
     const auto quota = node.spec.quota().find(flavour);
-    if (quota == node.spec.quota().end() || !quota->second.has_limit_milli() || quota->second.limit_milli() >= demand_milli) continue;
-    return absl::StrCat("queue ", node.path, " is limited to ", FormatMilli(quota->second.limit_milli()), " ", flavour);
+    if (quota == node.spec.quota().end() || !quota->second.has_limit_milli() ||
+        quota->second.limit_milli() >= demand_milli)
+      continue;
+    return absl::StrCat("queue ", node.path, " is limited to ",
+                        FormatMilli(quota->second.limit_milli()), " ", flavour);
   }
   return "";
 }
@@ -69,23 +82,30 @@ std::string Over(const State& state, int32_t leaf, const std::string& flavour, i
 std::vector<std::string> Admitted(const State& state, int32_t leaf, const pb::TaskSpec& task) {
   std::vector<std::string> admitted;
   for (const std::string& flavour : task.resources().gpu_types()) {
-    if (Over(state, leaf, flavour, task.workers().min() * task.resources().gpus_milli()).empty()) admitted.push_back(flavour);
+    if (Over(state, leaf, flavour, task.workers().min() * task.resources().gpus_milli()).empty())
+      admitted.push_back(flavour);
   }
   return admitted;
 }
 
-// The cells that a task may use, with what they hold when empty. With `one_that_holds`: only the first that holds it, as far as
-// was counted to know that; none if none does. Most submissions end there, with the first host.
-std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task, bool one_that_holds = false) {
+// The cells that a task may use, with what they hold when empty. With `one_that_holds`: only the
+// first that holds it, as far as was counted to know that; none if none does. Most submissions end
+// there, with the first host.
+std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
+                          bool one_that_holds = false) {
   std::vector<Cell> cells;
   std::vector<std::string> flavours = {""};
   if (task.resources().gpus_milli() > 0) {
     flavours = Admitted(state, state.queues().Find(spec.queue()), task);
-    if (flavours.empty()) flavours.assign(task.resources().gpu_types().begin(), task.resources().gpu_types().end());    // refused for that (CheckQueue)
+    if (flavours.empty())
+      flavours.assign(task.resources().gpu_types().begin(),
+                      task.resources().gpu_types().end());  // refused for that (CheckQueue)
   }
   for (size_t c = 0; c < state.clusters().size(); ++c) {
     const ClusterRow& cluster = state.clusters()[c];
-    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(), cluster.name) == spec.clusters().end()) continue;
+    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(),
+                                              cluster.name) == spec.clusters().end())
+      continue;
     for (const std::string& flavour : flavours) {
       Cell cell{cluster.name, flavour};
       bool any = false;
@@ -114,11 +134,13 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
 
 std::string Amount(int resource, int64_t amount, const std::string& flavours) {
   if (resource == 0) return absl::StrCat(FormatMilli(amount), " ", flavours);
-  return resource == 1 ? absl::StrCat(FormatMilli(amount), amount == 1000 ? " core" : " cores") : FormatSize(amount);
+  return resource == 1 ? absl::StrCat(FormatMilli(amount), amount == 1000 ? " core" : " cores")
+                       : FormatSize(amount);
 }
 
 // Why no host holds a single worker: the largest there is of what lacks, and what to write instead.
-std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task) {
+std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec,
+                             const pb::TaskSpec& task) {
   constexpr int kResources = 4;
   const char* const kFields[kResources] = {"gpus", "cpus", "memory", "disk"};
   const std::string flavours = absl::StrJoin(task.resources().gpu_types(), " or ");
@@ -127,13 +149,19 @@ std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec, const 
   for (HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     const std::string& cluster = state.clusters()[host.cluster].name;
-    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(), cluster) == spec.clusters().end()) continue;
+    if (!spec.clusters().empty() &&
+        std::find(spec.clusters().begin(), spec.clusters().end(), cluster) == spec.clusters().end())
+      continue;
     const pb::Inventory shape = ShapeOf(state, host);
     const auto& types = task.resources().gpu_types();
-    if (task.resources().gpus_milli() > 0 && std::find(types.begin(), types.end(), shape.flavour()) == types.end()) continue;
+    if (task.resources().gpus_milli() > 0 &&
+        std::find(types.begin(), types.end(), shape.flavour()) == types.end())
+      continue;
     const Demand demand = WorkerDemand(task, shape);
-    const int64_t has[kResources] = {1000 * static_cast<int64_t>(shape.devices_size()), shape.cpus_milli(), shape.memory_bytes(), shape.disk_bytes()};
-    const int64_t needs[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes, demand.disk_bytes};
+    const int64_t has[kResources] = {1000 * static_cast<int64_t>(shape.devices_size()),
+                                     shape.cpus_milli(), shape.memory_bytes(), shape.disk_bytes()};
+    const int64_t needs[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes,
+                                       demand.disk_bytes};
     for (int r = 0; r < kResources; ++r) {
       if (has[r] <= most[r]) continue;
       most[r] = has[r];
@@ -143,24 +171,31 @@ std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec, const 
   }
   if (where[0].empty()) {
     std::vector<std::string> names(spec.clusters().begin(), spec.clusters().end());
-    return absl::StrCat("no host of ", names.empty() ? "any cluster" : absl::StrJoin(names, ", "), " has ", flavours.empty() ? "cores" : flavours,
-                        "\nAllow more clusters, or other gpu_types; what there is: muster cluster list");
+    return absl::StrCat(
+        "no host of ", names.empty() ? "any cluster" : absl::StrJoin(names, ", "), " has ",
+        flavours.empty() ? "cores" : flavours,
+        "\nAllow more clusters, or other gpu_types; what there is: muster cluster list");
   }
   for (int r = 0; r < kResources; ++r) {
     if (wants[r] <= most[r]) continue;
-    return absl::StrCat("a worker takes ", Amount(r, wants[r], flavours), " of one host; the largest host has ", Amount(r, most[r], flavours), " (", where[r],
-                        ")\nIt can start with  ", kFields[r], ": ", r < 2 ? FormatMilli(most[r]) : FormatSize(most[r]),
+    return absl::StrCat("a worker takes ", Amount(r, wants[r], flavours),
+                        " of one host; the largest host has ", Amount(r, most[r], flavours), " (",
+                        where[r], ")\nIt can start with  ", kFields[r], ": ",
+                        r < 2 ? FormatMilli(most[r]) : FormatSize(most[r]),
                         r == 0 && task.workers().max() == 1 ? "  and more workers" : "");
   }
   std::vector<std::string> all;
   for (int r = 0; r < kResources; ++r) {
     if (wants[r] > 0) all.push_back(Amount(r, wants[r], flavours));
   }
-  return absl::StrCat("a worker takes ", absl::StrJoin(all, ", "), " of one host, and no host has all of that\nAsk for less of one of them; what hosts have: muster host list");
+  return absl::StrCat("a worker takes ", absl::StrJoin(all, ", "),
+                      " of one host, and no host has all of that\nAsk for less of one of them; "
+                      "what hosts have: muster host list");
 }
 
 // The second line says what would be accepted.
-std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task, const std::vector<Cell>& cells) {
+std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
+                     const std::vector<Cell>& cells) {
   int64_t best = 0;
   for (const Cell& cell : cells) best = std::max(best, cell.workers);
   if (best == 0) return TooLargeForAHost(state, spec, task);
@@ -168,21 +203,30 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();
   const pb::TopologyLevel required = task.topology().required();
   const bool within = required != pb::TOPOLOGY_LEVEL_UNSPECIFIED && required < pb::CLUSTER;
-  const std::string domain = within ? absl::AsciiStrToLower(pb::TopologyLevel_Name(required)) : "cluster";
-  std::string text = absl::StrCat(task.workers().min(), " workers x ", FormatMilli(each_milli), " = ", FormatMilli(each_milli * task.workers().min()), " ",
-                                  gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one ", domain, "; ");
+  const std::string domain =
+      within ? absl::AsciiStrToLower(pb::TopologyLevel_Name(required)) : "cluster";
+  std::string text =
+      absl::StrCat(task.workers().min(), " workers x ", FormatMilli(each_milli), " = ",
+                   FormatMilli(each_milli * task.workers().min()), " ",
+                   gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one ",
+                   domain, "; ");
   for (const Cell& cell : cells) {
-    absl::StrAppend(&text, &cell == &cells[0] ? "" : ", ", cell.cluster, cells.size() > 1 && !cell.flavour.empty() ? absl::StrCat(" (", cell.flavour, ")") : "",
-                    " holds ", cell.workers, cell.workers == 1 ? " worker" : " workers", within ? absl::StrCat(" in one ", domain) : "");
+    absl::StrAppend(
+        &text, &cell == &cells[0] ? "" : ", ", cell.cluster,
+        cells.size() > 1 && !cell.flavour.empty() ? absl::StrCat(" (", cell.flavour, ")") : "",
+        " holds ", cell.workers, cell.workers == 1 ? " worker" : " workers",
+        within ? absl::StrCat(" in one ", domain) : "");
   }
   absl::StrAppend(&text, "\nIt can start with  workers: ", best);
   if (within) absl::StrAppend(&text, ", or with a wider topology.required");
-  if (task.workers().max() > 1) absl::StrAppend(&text, "  or  workers: {min: ", best, ", max: ", task.workers().max(), "}");
+  if (task.workers().max() > 1)
+    absl::StrAppend(&text, "  or  workers: {min: ", best, ", max: ", task.workers().max(), "}");
   return text;
 }
 
-// Tasks of one job share its directory: once one of them is placed, the others may only go to clusters that reach it. Refuses a job
-// whose tasks fit one by one, but not in clusters with a storage in common; else keeps the job to clusters where all of it fits.
+// Tasks of one job share its directory: once one of them is placed, the others may only go to
+// clusters that reach it. Refuses a job whose tasks fit one by one, but not in clusters with a
+// storage in common; else keeps the job to clusters where all of it fits.
 void CheckTogether(const State& state, Resolution* resolution) {
   pb::JobSpec& spec = resolution->resolved;
   if (spec.tasks_size() < 2) return;
@@ -194,14 +238,19 @@ void CheckTogether(const State& state, Resolution* resolution) {
   }
   // Clusters that the job may use after its directory was made in `first`.
   const auto reach = [&](const ClusterRow& first, const std::string& cluster) {
-    return cluster == first.name || (!first.spec.job_storage().empty() && Reaches(state.cluster_file(), first.spec.job_storage(), cluster));
+    return cluster == first.name ||
+           (!first.spec.job_storage().empty() &&
+            Reaches(state.cluster_file(), first.spec.job_storage(), cluster));
   };
   std::set<std::string> allowed, good;
   for (const ClusterRow& first : state.clusters()) {
-    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(), first.name) == spec.clusters().end()) continue;
+    if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(),
+                                              first.name) == spec.clusters().end())
+      continue;
     allowed.insert(first.name);
     const bool all = std::all_of(fits.begin(), fits.end(), [&](const std::set<std::string>& of) {
-      return std::any_of(of.begin(), of.end(), [&](const std::string& cluster) { return reach(first, cluster); });
+      return std::any_of(of.begin(), of.end(),
+                         [&](const std::string& cluster) { return reach(first, cluster); });
     });
     if (!all) continue;
     for (const std::set<std::string>& of : fits) {
@@ -215,10 +264,12 @@ void CheckTogether(const State& state, Resolution* resolution) {
     std::string text;
     int at = 1;
     const auto together = [&](int a, int b) {
-      return std::any_of(state.clusters().begin(), state.clusters().end(), [&](const ClusterRow& first) {
-        const auto in_reach = [&](const std::string& cluster) { return reach(first, cluster); };
-        return std::any_of(fits[a].begin(), fits[a].end(), in_reach) && std::any_of(fits[b].begin(), fits[b].end(), in_reach);
-      });
+      return std::any_of(
+          state.clusters().begin(), state.clusters().end(), [&](const ClusterRow& first) {
+            const auto in_reach = [&](const std::string& cluster) { return reach(first, cluster); };
+            return std::any_of(fits[a].begin(), fits[a].end(), in_reach) &&
+                   std::any_of(fits[b].begin(), fits[b].end(), in_reach);
+          });
     };
     std::vector<int> named;
     for (int b = 1; b < spec.tasks_size() && named.empty(); ++b) {
@@ -231,10 +282,17 @@ void CheckTogether(const State& state, Resolution* resolution) {
     }
     at = named.back();
     for (const int t : named) {
-      absl::StrAppend(&text, t == named[0] ? "" : t == at ? " and " : ", ", "task ", spec.tasks(t).name(), " fits only in ", absl::StrJoin(fits[t], ", "));
+      absl::StrAppend(&text,
+                      t == named[0] ? ""
+                      : t == at     ? " and "
+                                    : ", ",
+                      "task ", spec.tasks(t).name(), " fits only in ",
+                      absl::StrJoin(fits[t], ", "));
     }
-    absl::StrAppend(&text, ", but tasks of one job share its directory, and no storage reaches ", named.size() == 2 ? "both" : "all of these",
-                    "\nChange what they ask for so that they fit in one cluster, submit them as jobs of their own, or give the clusters one job_storage");
+    absl::StrAppend(&text, ", but tasks of one job share its directory, and no storage reaches ",
+                    named.size() == 2 ? "both" : "all of these",
+                    "\nChange what they ask for so that they fit in one cluster, submit them as "
+                    "jobs of their own, or give the clusters one job_storage");
     resolution->problems.push_back({TaskPath(spec, at, "resources"), text});
     resolution->never_fits = true;
     return;
@@ -251,7 +309,8 @@ void CheckTogether(const State& state, Resolution* resolution) {
   }
 }
 
-// Tasks of one job that may run at the same time as `task`, itself among them: all but those that come before it or after it.
+// Tasks of one job that may run at the same time as `task`, itself among them: all but those that
+// come before it or after it.
 std::vector<int> Beside(const pb::JobSpec& spec, int task) {
   std::map<std::string, int> at;
   for (int t = 0; t < spec.tasks_size(); ++t) at[spec.tasks(t).name()] = t;
@@ -262,7 +321,8 @@ std::vector<int> Beside(const pb::JobSpec& spec, int task) {
       const int t = left.back();
       left.pop_back();
       for (const std::string& name : spec.tasks(t).after()) {
-        if (const auto it = at.find(name); it != at.end() && reached.insert(it->second).second) left.push_back(it->second);
+        if (const auto it = at.find(name); it != at.end() && reached.insert(it->second).second)
+          left.push_back(it->second);
       }
     }
     return reached;
@@ -279,35 +339,48 @@ std::vector<int> Beside(const pb::JobSpec& spec, int task) {
 void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resolution* resolution) {
   for (int t = 0; t < spec.tasks_size(); ++t) {
     const pb::TaskSpec& task = spec.tasks(t);
-    const auto never = [&](const std::string& field, int64_t demand_milli, const std::string& what, const std::string& why) {
-      resolution->problems.push_back({TaskPath(spec, t, field), absl::StrCat("it needs ", FormatMilli(demand_milli), what, "; ", why,
-                                                                            "\nAsk for less, or submit to another queue: muster queue list")});
+    const auto never = [&](const std::string& field, int64_t demand_milli, const std::string& what,
+                           const std::string& why) {
+      resolution->problems.push_back(
+          {TaskPath(spec, t, field),
+           absl::StrCat("it needs ", FormatMilli(demand_milli), what, "; ", why,
+                        "\nAsk for less, or submit to another queue: muster queue list")});
       resolution->never_fits = true;
     };
     const int64_t gpus_milli = task.workers().min() * task.resources().gpus_milli();
     if (gpus_milli > 0 && Admitted(state, leaf, task).empty()) {
       std::vector<std::string> why;
-      for (const std::string& flavour : task.resources().gpu_types()) why.push_back(Over(state, leaf, flavour, gpus_milli));
+      for (const std::string& flavour : task.resources().gpu_types())
+        why.push_back(Over(state, leaf, flavour, gpus_milli));
       never("workers", gpus_milli, "", absl::StrJoin(why, ", "));
     }
     const int64_t cpus_milli = task.workers().min() * task.resources().cpus_milli();
-    if (const std::string why = Over(state, leaf, "cpu", cpus_milli); cpus_milli > 0 && !why.empty()) never("resources.cpus", cpus_milli, " cores", why);
-    int64_t most_milli = 0;             // of the job beside this task, all at their largest
+    if (const std::string why = Over(state, leaf, "cpu", cpus_milli);
+        cpus_milli > 0 && !why.empty())
+      never("resources.cpus", cpus_milli, " cores", why);
+    int64_t most_milli = 0;  // of the job beside this task, all at their largest
     for (const int other : Beside(spec, t)) {
       const pb::TaskSpec& its = spec.tasks(other);
-      most_milli += std::max(its.workers().min(), its.workers().max()) * its.resources().gpus_milli();
+      most_milli +=
+          std::max(its.workers().min(), its.workers().max()) * its.resources().gpus_milli();
     }
     for (int32_t n = leaf; n >= 0; n = state.queues().nodes[n].parent) {
       const QueueNode& node = state.queues().nodes[n];
-      if (gpus_milli > 0 && node.spec.max_gpus_per_job_milli() > 0 && most_milli > node.spec.max_gpus_per_job_milli()) {
-        resolution->problems.push_back({TaskPath(spec, t, "resources.gpus"),
-                                        absl::StrCat("the job may hold ", FormatMilli(most_milli), " GPUs at its largest; queue ", node.path, " allows a job ",
-                                                     FormatMilli(node.spec.max_gpus_per_job_milli()))});
+      if (gpus_milli > 0 && node.spec.max_gpus_per_job_milli() > 0 &&
+          most_milli > node.spec.max_gpus_per_job_milli()) {
+        resolution->problems.push_back(
+            {TaskPath(spec, t, "resources.gpus"),
+             absl::StrCat("the job may hold ", FormatMilli(most_milli),
+                          " GPUs at its largest; queue ", node.path, " allows a job ",
+                          FormatMilli(node.spec.max_gpus_per_job_milli()))});
       }
-      if (node.spec.max_time_limit_ns() > 0 && task.time_limit_ns() > node.spec.max_time_limit_ns()) {
-        resolution->problems.push_back({TaskPath(spec, t, "time_limit"),
-                                        absl::StrCat(FormatDuration(task.time_limit_ns()), " is above the ",
-                                                     FormatDuration(node.spec.max_time_limit_ns()), " that queue ", node.path, " allows")});
+      if (node.spec.max_time_limit_ns() > 0 &&
+          task.time_limit_ns() > node.spec.max_time_limit_ns()) {
+        resolution->problems.push_back(
+            {TaskPath(spec, t, "time_limit"),
+             absl::StrCat(FormatDuration(task.time_limit_ns()), " is above the ",
+                          FormatDuration(node.spec.max_time_limit_ns()), " that queue ", node.path,
+                          " allows")});
       }
     }
   }
@@ -318,23 +391,28 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
 SpecContext SpecContextOf(const State& state) {
   SpecContext context;
   std::map<std::string, std::set<std::string>> flavours;
-  // Neighbours are of one kind mostly, and the newest schema counts: this is done for each submission, over all hosts.
+  // Neighbours are of one kind mostly, and the newest schema counts: this is done for each
+  // submission, over all hosts.
   pb::Inventory made;
   std::pair<std::string, int32_t> last;
   const std::string* schema = nullptr;
   for (HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    if (!host.inventory.trainer_schema_json().empty()) schema = &host.inventory.trainer_schema_json();
+    if (!host.inventory.trainer_schema_json().empty())
+      schema = &host.inventory.trainer_schema_json();
     const pb::Inventory& shape = ShapeOf(state, host, &made);
-    if (shape.flavour().empty() || (shape.flavour() == last.first && host.cluster == last.second)) continue;
+    if (shape.flavour().empty() || (shape.flavour() == last.first && host.cluster == last.second))
+      continue;
     last = {shape.flavour(), host.cluster};
     flavours[shape.flavour()].insert(state.clusters()[host.cluster].name);
   }
   if (schema != nullptr) context.trainer_schema_json = *schema;
-  for (const auto& [flavour, clusters] : flavours) context.flavours[flavour].assign(clusters.begin(), clusters.end());
+  for (const auto& [flavour, clusters] : flavours)
+    context.flavours[flavour].assign(clusters.begin(), clusters.end());
   for (const ClusterRow& cluster : state.clusters()) context.clusters.push_back(cluster.name);
   for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
-    if (state.queues().leaf(static_cast<int32_t>(n))) context.queues.push_back(state.queues().nodes[n].path);
+    if (state.queues().leaf(static_cast<int32_t>(n)))
+      context.queues.push_back(state.queues().nodes[n].path);
   }
   std::set<std::string> storages;
   for (const auto& [name, storage] : state.cluster_file().storages()) storages.insert(name);
@@ -342,24 +420,32 @@ SpecContext SpecContextOf(const State& state) {
   return context;
 }
 
-Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults, bool wait_for_capacity) {
+Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults,
+                       bool wait_for_capacity) {
   Resolution resolution;
   resolution.resolved = spec;
   const SpecContext context = SpecContextOf(state);
-  if (resolution.resolved.queue().empty() && context.queues.size() == 1) resolution.resolved.set_queue(context.queues[0]);
+  if (resolution.resolved.queue().empty() && context.queues.size() == 1)
+    resolution.resolved.set_queue(context.queues[0]);
   resolution.problems = CheckSpec(resolution.resolved, context);
   const int32_t leaf = state.queues().Find(resolution.resolved.queue());
   if (resolution.resolved.queue().empty()) {
-    resolution.problems.push_back({"queue", absl::StrCat("missing; there are ", absl::StrJoin(context.queues, ", "))});
+    resolution.problems.push_back(
+        {"queue", absl::StrCat("missing; there are ", absl::StrJoin(context.queues, ", "))});
   } else if (resolution.problems.empty() && (leaf < 0 || !state.queues().leaf(leaf))) {
-    resolution.problems.push_back({"queue", absl::StrCat("\"", resolution.resolved.queue(), "\" is no queue that holds jobs; there are ",
-                                                         absl::StrJoin(context.queues, ", "))});
+    resolution.problems.push_back(
+        {"queue", absl::StrCat("\"", resolution.resolved.queue(),
+                               "\" is no queue that holds jobs; there are ",
+                               absl::StrJoin(context.queues, ", "))});
   }
   if (!resolution.ok()) return resolution;
   const auto trained = [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); };
-  if (context.trainer_schema_json.empty() && std::any_of(spec.tasks().begin(), spec.tasks().end(), trained)) {
-    resolution.not_now = "trainer: can't be checked yet: no host with muster-trainer has joined, so its schema isn't known. Try again in some seconds; who has "
-                         "joined: muster host list";
+  if (context.trainer_schema_json.empty() &&
+      std::any_of(spec.tasks().begin(), spec.tasks().end(), trained)) {
+    resolution.not_now =
+        "trainer: can't be checked yet: no host with muster-trainer has joined, so its schema "
+        "isn't known. Try again in some seconds; who has "
+        "joined: muster host list";
     return resolution;
   }
 
@@ -367,7 +453,8 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   int64_t queue_limit_ns = 0;
   for (int32_t n = leaf; n >= 0; n = state.queues().nodes[n].parent) {
     const int64_t limit_ns = state.queues().nodes[n].spec.max_time_limit_ns();
-    if (limit_ns > 0 && (queue_limit_ns == 0 || limit_ns < queue_limit_ns)) queue_limit_ns = limit_ns;
+    if (limit_ns > 0 && (queue_limit_ns == 0 || limit_ns < queue_limit_ns))
+      queue_limit_ns = limit_ns;
   }
   if (queue_limit_ns > 0) filled.time_limit_ns = queue_limit_ns;
   ApplyDefaults(&resolution.resolved, filled);
@@ -386,7 +473,9 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
     }
     all_fit = false;
     if (wait_for_capacity) continue;
-    resolution.problems.push_back({TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"), TooLarge(state, resolution.resolved, task, cells)});
+    resolution.problems.push_back(
+        {TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"),
+         TooLarge(state, resolution.resolved, task, cells)});
     resolution.never_fits = true;
   }
   if (resolution.ok() && !wait_for_capacity) CheckTogether(state, &resolution);

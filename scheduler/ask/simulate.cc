@@ -20,11 +20,12 @@ bool KnownTarget(const State& state, const std::string& target) {
   return state.FindHost(target.substr(0, slash), target.substr(slash + 1)) != kNoHost;
 }
 
-// What a future says of a task: its next start if it waits, its end, and its first stop that takes workers from it.
+// What a future says of a task: its next start if it waits, its end, and its first stop that takes
+// workers from it.
 struct Fate {
   int64_t start_ns = 0;
   int64_t end_ns = 0;
-  int stop = -1;                        // index in turns()
+  int stop = -1;  // index in turns()
 };
 
 std::map<TaskRef, Fate> Fates(const Future& future) {
@@ -34,7 +35,8 @@ std::map<TaskRef, Fate> Fates(const Future& future) {
     Fate& fate = fates[turn.task];
     if (turn.kind == Turn::kPlaced && fate.start_ns == 0) fate.start_ns = turn.at_ns;
     if (turn.kind == Turn::kEnded) fate.end_ns = turn.at_ns;
-    if (turn.kind == Turn::kStopping && turn.workers < turn.before && fate.stop < 0) fate.stop = static_cast<int>(i);
+    if (turn.kind == Turn::kStopping && turn.workers < turn.before && fate.stop < 0)
+      fate.stop = static_cast<int>(i);
   }
   for (auto& [task, fate] : fates) {
     if (fate.end_ns == 0) fate.end_ns = future.EndOf(task);
@@ -63,8 +65,10 @@ bool Differs(int64_t a_ns, int64_t b_ns, int64_t now_ns) {
   return std::abs(a_ns - b_ns) > 5 * kSecond + (std::max(a_ns, b_ns) - now_ns) / 32;
 }
 
-// Whether `with` stops a task for what was changed: a stop that `without` doesn't have, has later, or that takes less there.
-bool StoppedForIt(const Future& before, const Fate& without, const Future& after, const Fate& with, int64_t now_ns) {
+// Whether `with` stops a task for what was changed: a stop that `without` doesn't have, has later,
+// or that takes less there.
+bool StoppedForIt(const Future& before, const Fate& without, const Future& after, const Fate& with,
+                  int64_t now_ns) {
   if (with.stop < 0) return false;
   if (without.stop < 0) return true;
   const Turn &a = before.turns()[without.stop], &b = after.turns()[with.stop];
@@ -88,11 +92,13 @@ std::map<std::string, QueueFacts> FactsOf(const Moment& moment) {
   for (size_t n = 1; n < moment.state.queues().nodes.size(); ++n) {
     const QueueNode& node = moment.state.queues().nodes[n];
     QueueFacts& queue = facts[node.path];
-    for (const auto& [flavour, quota] : node.spec.quota()) queue.guarantee[flavour] = quota.guarantee_milli();
+    for (const auto& [flavour, quota] : node.spec.quota())
+      queue.guarantee[flavour] = quota.guarantee_milli();
     queue.used = use[n];
   }
   for (const auto& [key, milli] : moment.entitled_milli) {
-    if (const auto queue = facts.find(key.first); queue != facts.end()) queue->second.entitled[key.second] = milli;
+    if (const auto queue = facts.find(key.first); queue != facts.end())
+      queue->second.entitled[key.second] = milli;
   }
   return facts;
 }
@@ -119,29 +125,35 @@ void FillQueues(const Moment& was, const Moment& is, Response* response) {
     effect.set_used_before_milli(Milli(b.used, flavour));
     effect.set_used_after_milli(Milli(a.used, flavour));
     const bool same = effect.guarantee_before_milli() == effect.guarantee_after_milli() &&
-                      effect.entitled_before_milli() == effect.entitled_after_milli() && effect.used_before_milli() == effect.used_after_milli();
+                      effect.entitled_before_milli() == effect.entitled_after_milli() &&
+                      effect.used_before_milli() == effect.used_after_milli();
     if (!same) *response->add_queues() = std::move(effect);
   }
 }
 
 }  // namespace
 
-Changes ResolveChanges(const State& state, const pb::SimulateRequest& request, const SpecDefaults& defaults) {
+Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
+                       const SpecDefaults& defaults) {
   Changes changes;
   State after = state;
   if (request.change_queues()) {
     QueueResolution resolution = ResolveQueues(state, request.queues());
-    for (FieldProblem& problem : resolution.problems) changes.problems.push_back({problem.path, problem.message});
+    for (FieldProblem& problem : resolution.problems)
+      changes.problems.push_back({problem.path, problem.message});
     changes.lines = resolution.changes;
     if (resolution.ok()) {
       *changes.events.emplace_back().mutable_queues_applied()->mutable_tree() = resolution.resolved;
       Apply(&after, changes.events.back());
     }
   }
-  const auto drains = [&](const google::protobuf::RepeatedPtrField<std::string>& targets, const char* field, bool drained) {
+  const auto drains = [&](const google::protobuf::RepeatedPtrField<std::string>& targets,
+                          const char* field, bool drained) {
     for (int i = 0; i < targets.size(); ++i) {
       if (!KnownTarget(state, targets[i])) {
-        changes.problems.push_back({absl::StrCat(field, "[", i, "]"), absl::StrCat("there is no cluster or host (cluster/host) \"", targets[i], "\"")});
+        changes.problems.push_back(
+            {absl::StrCat(field, "[", i, "]"),
+             absl::StrCat("there is no cluster or host (cluster/host) \"", targets[i], "\"")});
         continue;
       }
       pb::DrainChanged* change = changes.events.emplace_back().mutable_drain_changed();
@@ -161,8 +173,9 @@ Changes ResolveChanges(const State& state, const pb::SimulateRequest& request, c
   return changes;
 }
 
-Response Simulate(const State& state, const Changes& changes, const std::string& owner, int64_t delay_ns, int64_t now_ns,
-                  const SchedulingOptions& scheduling, const FutureOptions& options, const Spent& spent,
+Response Simulate(const State& state, const Changes& changes, const std::string& owner,
+                  int64_t delay_ns, int64_t now_ns, const SchedulingOptions& scheduling,
+                  const FutureOptions& options, const Spent& spent,
                   const std::function<bool(const JobRow&)>& sees) {
   Response response;
   FutureOptions before_options = options, after_options = options;
@@ -193,7 +206,8 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
   } while (Future::StepBoth(&before, &after));
   response.set_now_ns(now_ns);
   response.set_complete(!before.cut() && !after.cut());
-  response.set_until_ns(response.complete() ? now_ns + options.horizon_ns : std::min(before.now_ns(), after.now_ns()));
+  response.set_until_ns(response.complete() ? now_ns + options.horizon_ns
+                                            : std::min(before.now_ns(), after.now_ns()));
   for (const std::string& line : changes.lines) response.add_changes(line);
 
   const std::map<TaskRef, Fate> fates_before = Fates(before), fates_after = Fates(after);
@@ -201,13 +215,16 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
     Response::Submitted* s = response.add_submitted();
     s->set_name(changes.jobs[j].name());
     s->set_queue(changes.jobs[j].queue());
-    int task = 0;                       // the first that wants devices stands for it
-    while (task < changes.jobs[j].tasks_size() && changes.jobs[j].tasks(task).resources().gpus_milli() == 0) ++task;
+    int task = 0;  // the first that wants devices stands for it
+    while (task < changes.jobs[j].tasks_size() &&
+           changes.jobs[j].tasks(task).resources().gpus_milli() == 0)
+      ++task;
     if (task == changes.jobs[j].tasks_size()) task = 0;
     const TaskRef ref{submitted[j].job, task};
     s->set_gpus_milli_per_worker(changes.jobs[j].tasks(task).resources().gpus_milli());
     s->set_workers(changes.jobs[j].tasks(task).workers().min());
-    for (pb::PreviewResponse::Taken& taken : TakenFor(after, ref.job)) *s->add_takes_from() = std::move(taken);
+    for (pb::PreviewResponse::Taken& taken : TakenFor(after, ref.job))
+      *s->add_takes_from() = std::move(taken);
     const Turn* placed = after.PlacedAt(ref);
     if (placed == nullptr) continue;
     s->set_start_ns(placed->at_ns);
@@ -249,15 +266,17 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
         effect.set_stopped_ns(turn.at_ns);
         effect.set_cause(turn.cause);
         effect.set_outcome(OutcomeOf(after, static_cast<size_t>(with.stop)));
-        effect.set_gpus_milli((turn.before - turn.workers) * job.task_spec(ref.task).resources().gpus_milli());
+        effect.set_gpus_milli((turn.before - turn.workers) *
+                              job.task_spec(ref.task).resources().gpus_milli());
         effect.set_lost_gpu_ms(turn.lost_gpu_ms);
       }
-      break;                            // one line a job
+      break;  // one line a job
     }
   }
-  std::stable_sort(effects.begin(), effects.end(), [](const Response::Effect& a, const Response::Effect& b) {
-    return (a.stopped_ns() != 0) > (b.stopped_ns() != 0);
-  });
+  std::stable_sort(effects.begin(), effects.end(),
+                   [](const Response::Effect& a, const Response::Effect& b) {
+                     return (a.stopped_ns() != 0) > (b.stopped_ns() != 0);
+                   });
   for (Response::Effect& effect : effects) *response.add_effects() = std::move(effect);
 
   FillQueues(was, is, &response);

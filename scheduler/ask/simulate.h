@@ -12,18 +12,21 @@
 
 namespace muster {
 
-// The changes of a request, resolved against a State; problems are those of jobs[i]…, queues…, drain[i], resume[i].
+// The changes of a request, resolved against a State; problems are those of jobs[i]…, queues…,
+// drain[i], resume[i].
 struct Changes {
   std::vector<pb::JobSpec> jobs;
-  std::vector<pb::Event> events;        // queues and drains
-  std::vector<std::string> lines;       // of the queue tree, one a queue that changes
+  std::vector<pb::Event> events;   // queues and drains
+  std::vector<std::string> lines;  // of the queue tree, one a queue that changes
   std::vector<FieldProblem> problems;
 };
-Changes ResolveChanges(const State& state, const pb::SimulateRequest& request, const SpecDefaults& defaults);
+Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
+                       const SpecDefaults& defaults);
 
 // Both futures share the time; names of jobs are given for `sees` alone. Thread-safe on snapshots.
-pb::SimulateResponse Simulate(const State& state, const Changes& changes, const std::string& owner, int64_t delay_ns, int64_t now_ns,
-                              const SchedulingOptions& scheduling, const FutureOptions& options, const Spent& spent,
+pb::SimulateResponse Simulate(const State& state, const Changes& changes, const std::string& owner,
+                              int64_t delay_ns, int64_t now_ns, const SchedulingOptions& scheduling,
+                              const FutureOptions& options, const Spent& spent,
                               const std::function<bool(const JobRow&)>& sees);
 
 }  // namespace muster

@@ -9,15 +9,22 @@ namespace muster {
 
 namespace {
 
-// What becomes of a task that is stopped, as far as the stop says it: it goes on with so many workers (0: as soon as it gets a
-// place) after it had `before`.
+// What becomes of a task that is stopped, as far as the stop says it: it goes on with so many
+// workers (0: as soon as it gets a place) after it had `before`.
 std::string Outcome(int32_t workers, int32_t before, bool starts_over, bool gpus) {
-  if (workers == before) return absl::StrCat(gpus ? "goes on with other devices" : "goes on on another host", starts_over ? " from its start: it has no checkpoint" : "");
-  if (workers == 0) return starts_over ? "waits, and starts over: it has no checkpoint" : "waits, from its checkpoint";
-  return absl::StrCat("goes on with ", workers, workers == 1 ? " worker" : " workers", starts_over ? " from its start: it has no checkpoint" : "");
+  if (workers == before)
+    return absl::StrCat(gpus ? "goes on with other devices" : "goes on on another host",
+                        starts_over ? " from its start: it has no checkpoint" : "");
+  if (workers == 0)
+    return starts_over ? "waits, and starts over: it has no checkpoint"
+                       : "waits, from its checkpoint";
+  return absl::StrCat("goes on with ", workers, workers == 1 ? " worker" : " workers",
+                      starts_over ? " from its start: it has no checkpoint" : "");
 }
 
-const pb::Resources& WantsOf(const Future& future, const Turn& turn) { return future.state().FindJob(turn.task.job)->task_spec(turn.task.task).resources(); }
+const pb::Resources& WantsOf(const Future& future, const Turn& turn) {
+  return future.state().FindJob(turn.task.job)->task_spec(turn.task.task).resources();
+}
 
 // That the stop of work without devices frees; 0 of work with.
 int64_t CoresMilli(const Future& future, const Turn& stop) {
@@ -31,16 +38,24 @@ std::string WhatBecomesOf(const Future& future, size_t index) {
   const bool gpus = WantsOf(future, stop).gpus_milli() > 0;
   if (stop.cause == pb::CANCEL || stop.cause == pb::TIME_LIMIT) return "ends";
   constexpr int64_t kAtOnceNs = kMinute;
-  if (stop.workers == stop.before) return Outcome(stop.workers, stop.before, stop.starts_over, gpus);   // it moves aside
+  if (stop.workers == stop.before)
+    return Outcome(stop.workers, stop.before, stop.starts_over, gpus);  // it moves aside
   const std::string from = stop.starts_over ? "from its start: it has no checkpoint" : "";
   for (size_t i = index + 1; i < future.turns().size(); ++i) {
     const Turn& turn = future.turns()[i];
     if (turn.kind != Turn::kPlaced || turn.task != stop.task) continue;
     const bool at_once = turn.at_ns <= stop.at_ns + kAtOnceNs;
-    std::string text = at_once ? "goes on" : absl::StrCat("waits ", FormatDuration((turn.at_ns - stop.at_ns) / kMinute * kMinute), ", then goes on");
+    std::string text =
+        at_once
+            ? "goes on"
+            : absl::StrCat("waits ", FormatDuration((turn.at_ns - stop.at_ns) / kMinute * kMinute),
+                           ", then goes on");
     if (turn.cluster != stop.cluster) absl::StrAppend(&text, " in ", turn.cluster);
-    if (turn.workers != stop.before) absl::StrAppend(&text, " with ", turn.workers, turn.workers == 1 ? " worker" : " workers");
-    return absl::StrCat(text, !from.empty() ? absl::StrCat(" ", from) : at_once ? "" : " from its checkpoint");
+    if (turn.workers != stop.before)
+      absl::StrAppend(&text, " with ", turn.workers, turn.workers == 1 ? " worker" : " workers");
+    return absl::StrCat(text, !from.empty() ? absl::StrCat(" ", from)
+                              : at_once     ? ""
+                                            : " from its checkpoint");
   }
   return Outcome(stop.workers, stop.before, stop.starts_over, gpus);
 }
@@ -49,7 +64,10 @@ std::string WhatBecomesOf(const Future& future, size_t index) {
 
 std::string OutcomeOf(const Future& future, size_t index) {
   const int64_t cores_milli = CoresMilli(future, future.turns()[index]);
-  const std::string cores = cores_milli == 0 ? "" : absl::StrCat(" (", FormatMilli(cores_milli), cores_milli == 1000 ? " core)" : " cores)");
+  const std::string cores = cores_milli == 0
+                                ? ""
+                                : absl::StrCat(" (", FormatMilli(cores_milli),
+                                               cores_milli == 1000 ? " core)" : " cores)");
   return absl::StrCat(WhatBecomesOf(future, index), cores);
 }
 
@@ -80,7 +98,8 @@ std::map<TaskRef, Loss> TakenSoFar(const Future& future) {
   std::map<TaskRef, Loss> taken;
   for (size_t i = 0; i < future.turns().size(); ++i) {
     const Turn& turn = future.turns()[i];
-    if (turn.kind == Turn::kStopping && turn.workers <= turn.before) taken[turn.task] = {TakenAt(future, i), turn.before - turn.workers};   // above: it grows
+    if (turn.kind == Turn::kStopping && turn.workers <= turn.before)
+      taken[turn.task] = {TakenAt(future, i), turn.before - turn.workers};  // above: it grows
   }
   return taken;
 }
@@ -96,7 +115,8 @@ std::vector<Taken> TakenFor(const Future& future, uint64_t job) {
   return taken;
 }
 
-std::vector<Taken> Evictions(const State& state, const pb::QueueTree& resolved, int64_t now_ns, const SchedulingOptions& options) {
+std::vector<Taken> Evictions(const State& state, const pb::QueueTree& resolved, int64_t now_ns,
+                             const SchedulingOptions& options) {
   Future as_it_is(state, now_ns, options, {}), changed(state, now_ns, options, {});
   pb::Event event;
   *event.mutable_queues_applied()->mutable_tree() = resolved;

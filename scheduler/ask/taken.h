@@ -12,13 +12,16 @@
 
 namespace muster {
 
-// What becomes of what is stopped at turns()[turn]: "goes on with 2 workers", "goes on in dal", "waits 36m, then goes on from its
-// checkpoint", "goes on with other devices"; as far as the future saw it.
+// What becomes of what is stopped at turns()[turn]: "goes on with 2 workers", "goes on in dal",
+// "waits 36m, then goes on from its checkpoint", "goes on with other devices"; as far as the future
+// saw it.
 std::string OutcomeOf(const Future& future, size_t turn);
 // One entry for each task that is stopped or shrunk for the job.
 std::vector<pb::PreviewResponse::Taken> TakenFor(const Future& future, uint64_t job);
-// The jobs that the decision right after this tree was applied would stop or shrink, and that it wouldn't without; by number.
-// `resolved` is of ResolveQueues. What later decisions take, when min_runtime or a backoff is over, is not in it.
-std::vector<pb::PreviewResponse::Taken> Evictions(const State& state, const pb::QueueTree& resolved, int64_t now_ns, const SchedulingOptions& options);
+// The jobs that the decision right after this tree was applied would stop or shrink, and that it
+// wouldn't without; by number. `resolved` is of ResolveQueues. What later decisions take, when
+// min_runtime or a backoff is over, is not in it.
+std::vector<pb::PreviewResponse::Taken> Evictions(const State& state, const pb::QueueTree& resolved,
+                                                  int64_t now_ns, const SchedulingOptions& options);
 
 }  // namespace muster

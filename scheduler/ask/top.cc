@@ -13,26 +13,32 @@ namespace muster {
 namespace {
 
 using Top = pb::TopResponse;
-using Key = std::pair<std::string, std::string>;   // name, flavour ("" without GPUs)
+using Key = std::pair<std::string, std::string>;  // name, flavour ("" without GPUs)
 
 constexpr int kDefaultRows = 50;
 constexpr size_t kClasses = std::size(kLedgerClasses);
 
 // The flavour that a task counts for while it waits: the first that it allows.
 std::string WantedFlavour(const pb::TaskSpec& task) {
-  return task.resources().gpus_milli() > 0 && task.resources().gpu_types_size() > 0 ? task.resources().gpu_types(0) : "";
+  return task.resources().gpus_milli() > 0 && task.resources().gpu_types_size() > 0
+             ? task.resources().gpu_types(0)
+             : "";
 }
 
 int64_t WantedMilli(const pb::TaskSpec& task) {
   const pb::Resources& wants = task.resources();
-  return task.workers().min() * (wants.gpus_milli() > 0 ? wants.gpus_milli() : WorkerDemand(task, pb::Inventory()).cpus_milli);
+  return task.workers().min() * (wants.gpus_milli() > 0
+                                     ? wants.gpus_milli()
+                                     : WorkerDemand(task, pb::Inventory()).cpus_milli);
 }
 
 // The first cluster that the job may use with devices of this flavour; any, without.
-std::string FirstWith(const State& state, const JobRow& job, const std::string& flavour, const std::map<std::string, std::set<int32_t>>& flavours_in) {
+std::string FirstWith(const State& state, const JobRow& job, const std::string& flavour,
+                      const std::map<std::string, std::set<int32_t>>& flavours_in) {
   const auto there = flavours_in.find(flavour);
   for (const int32_t cluster : AllowedClusters(state, job)) {
-    if (flavour.empty() || (there != flavours_in.end() && there->second.contains(cluster))) return state.clusters()[cluster].name;
+    if (flavour.empty() || (there != flavours_in.end() && there->second.contains(cluster)))
+      return state.clusters()[cluster].name;
   }
   return "";
 }
@@ -65,7 +71,8 @@ class Rows {
   void CountJob(const std::string& name, const std::string& flavour, uint64_t job, bool running) {
     if (!counted_.insert({{name, flavour}, job}).second) return;
     Top::Row& row = At(name, flavour);
-    running ? row.set_running_jobs(row.running_jobs() + 1) : row.set_waiting_jobs(row.waiting_jobs() + 1);
+    running ? row.set_running_jobs(row.running_jobs() + 1)
+            : row.set_waiting_jobs(row.waiting_jobs() + 1);
   }
   std::map<Key, Top::Row>& rows() { return rows_; }
 
@@ -85,14 +92,18 @@ std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state)
     if (shape.flavour().empty()) continue;
     CellUse& cell = cells[{host.cluster, shape.flavour()}];
     cell.declared = cell.declared || shape.declared();
-    const bool up = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !state.clusters()[host.cluster].drained;
+    const bool up = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained &&
+                    !state.clusters()[host.cluster].drained;
     for (int d = 0; d < shape.devices_size(); ++d) {
-      const int64_t used_milli = d < static_cast<int>(host.device_used_milli.size()) ? host.device_used_milli[d] : 0;
+      const int64_t used_milli =
+          d < static_cast<int>(host.device_used_milli.size()) ? host.device_used_milli[d] : 0;
       cell.total_milli += 1000;
       cell.used_milli += used_milli;
-      const bool out = host.quarantined() || std::any_of(host.quarantines.begin(), host.quarantines.end(), [&](const pb::Quarantine& row) {
-                         return row.device() == d && !row.withheld();
-                       });
+      const bool out =
+          host.quarantined() || std::any_of(host.quarantines.begin(), host.quarantines.end(),
+                                            [&](const pb::Quarantine& row) {
+                                              return row.device() == d && !row.withheld();
+                                            });
       if (out) cell.quarantined_milli += 1000 - used_milli;
       if (!up || !shape.devices(d).healthy()) cell.down_milli += 1000 - used_milli;
     }
@@ -100,7 +111,8 @@ std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state)
   return cells;
 }
 
-Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request, int64_t now_ns, const Sees& sees) {
+Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request, int64_t now_ns,
+                const Sees& sees) {
   Top top;
   top.set_now_ns(now_ns);
   std::vector<Top::Total> totals = Totals(state);
@@ -110,7 +122,7 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
   }
   Rows rows;
   const auto by = request.by();
-  std::map<std::string, std::set<int32_t>> flavours_in;      // flavour -> clusters
+  std::map<std::string, std::set<int32_t>> flavours_in;  // flavour -> clusters
   if (by == pb::TopRequest::CLUSTER) {
     for (const HostId id : state.hosts()) {
       const pb::Inventory shape = ShapeOf(state, state.host(id));
@@ -134,15 +146,21 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
       const std::string flavour = holds ? attempt->flavour : WantedFlavour(spec);
       std::vector<std::string> names;
       if (by == pb::TopRequest::QUEUE) {
-        for (int32_t n = state.queues().Find(job.spec->queue()); n > 0; n = state.queues().nodes[n].parent) names.push_back(state.queues().nodes[n].path);
+        for (int32_t n = state.queues().Find(job.spec->queue()); n > 0;
+             n = state.queues().nodes[n].parent)
+          names.push_back(state.queues().nodes[n].path);
       } else if (by == pb::TopRequest::CLUSTER) {
-        if (holds) names.push_back(state.clusters()[attempt->cluster].name);
-        else if (const std::string first = FirstWith(state, job, flavour, flavours_in); !first.empty()) names.push_back(first);
+        if (holds)
+          names.push_back(state.clusters()[attempt->cluster].name);
+        else if (const std::string first = FirstWith(state, job, flavour, flavours_in);
+                 !first.empty())
+          names.push_back(first);
       } else {
         names.push_back(by == pb::TopRequest::USER ? job.owner : std::to_string(number));
       }
       for (Top::Total& total : totals) {
-        if (!holds && total.flavour() == flavour) total.set_waiting_milli(total.waiting_milli() + WantedMilli(spec));
+        if (!holds && total.flavour() == flavour)
+          total.set_waiting_milli(total.waiting_milli() + WantedMilli(spec));
       }
       for (const std::string& name : names) {
         rows.CountJob(name, flavour, number, holds);
@@ -150,7 +168,8 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
         if (holds) {
           row.set_running_tasks(row.running_tasks() + 1);
           row.set_used_milli(row.used_milli() + HeldMilli(job, static_cast<int32_t>(t), *attempt));
-          if (task.progress.attempt() == attempt->number) row.set_tokens_per_s(row.tokens_per_s() + task.progress.tokens_per_s());
+          if (task.progress.attempt() == attempt->number)
+            row.set_tokens_per_s(row.tokens_per_s() + task.progress.tokens_per_s());
         } else {
           row.set_waiting_tasks(row.waiting_tasks() + 1);
           row.set_waiting_milli(row.waiting_milli() + WantedMilli(spec));
@@ -168,16 +187,19 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
         if (task.progress.attempt() == attempt->number) *row.mutable_progress() = task.progress;
       }
     }
-    running ? top.set_running_jobs(top.running_jobs() + 1) : top.set_waiting_jobs(top.waiting_jobs() + 1);
+    running ? top.set_running_jobs(top.running_jobs() + 1)
+            : top.set_waiting_jobs(top.waiting_jobs() + 1);
   }
   for (Top::Total& total : totals) *top.add_totals() = std::move(total);
 
   std::vector<Top::Row> out;
-  if (by == pb::TopRequest::QUEUE) {                 // every queue and flavour with a quota, too; in configured order
+  if (by ==
+      pb::TopRequest::QUEUE) {  // every queue and flavour with a quota, too; in configured order
     for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
       const QueueNode& node = state.queues().nodes[n];
       std::set<std::string> flavours;
-      for (const auto& [flavour, quota] : node.spec.quota()) flavours.insert(flavour == "cpu" ? "" : flavour);
+      for (const auto& [flavour, quota] : node.spec.quota())
+        flavours.insert(flavour == "cpu" ? "" : flavour);
       for (const auto& [key, row] : rows.rows()) {
         if (key.first == node.path) flavours.insert(key.second);
       }
@@ -188,7 +210,8 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
           row.set_guarantee_milli(quota->second.guarantee_milli());
           if (quota->second.has_limit_milli()) row.set_limit_milli(quota->second.limit_milli());
         }
-        if (const auto entitled = plan.entitled_milli.find({node.path, listed}); entitled != plan.entitled_milli.end()) {
+        if (const auto entitled = plan.entitled_milli.find({node.path, listed});
+            entitled != plan.entitled_milli.end()) {
           row.set_entitled_milli(entitled->second);
         }
         out.push_back(std::move(row));
@@ -206,7 +229,8 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
       out.push_back(row);
     }
     std::stable_sort(out.begin(), out.end(), [](const Top::Row& a, const Top::Row& b) {
-      return std::make_pair(a.used_milli(), a.waiting_milli()) > std::make_pair(b.used_milli(), b.waiting_milli());
+      return std::make_pair(a.used_milli(), a.waiting_milli()) >
+             std::make_pair(b.used_milli(), b.waiting_milli());
     });
   }
   const size_t limit = static_cast<size_t>(request.limit() > 0 ? request.limit() : kDefaultRows);
@@ -217,30 +241,38 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
 
 namespace {
 
-bool Moved(pb::Cause cause) { return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN; }
+bool Moved(pb::Cause cause) {
+  return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
+}
 
-// Device-microseconds of one attempt by class, as Apply books them: a device's thousandth for a millisecond is one.
-void BookAttempt(const JobRow& job, const TaskRow& task, size_t index, int32_t t, int64_t until_ns, std::array<int64_t, kClasses>* booked) {
+// Device-microseconds of one attempt by class, as Apply books them: a device's thousandth for a
+// millisecond is one.
+void BookAttempt(const JobRow& job, const TaskRow& task, size_t index, int32_t t, int64_t until_ns,
+                 std::array<int64_t, kClasses>* booked) {
   const AttemptRow& attempt = task.attempts[index];
   const int64_t milli = attempt.workers * job.task_spec(t).resources().gpus_milli();
   const int64_t end_ns = attempt.ended() ? attempt.end_ns : until_ns;
   const auto add = [&](LedgerClass to, int64_t from_ns, int64_t to_ns) {
-    if (to_ns > from_ns) (*booked)[static_cast<size_t>(to)] += milli * ((to_ns - from_ns) / kMillisecond);
+    if (to_ns > from_ns)
+      (*booked)[static_cast<size_t>(to)] += milli * ((to_ns - from_ns) / kMillisecond);
   };
   const bool after_move = index > 0 && Moved(task.attempts[index - 1].cause);
   const int64_t stop_ns = attempt.stop_ns != 0 ? attempt.stop_ns : end_ns;
   const int64_t start_ns = attempt.start_ns != 0 ? std::min(attempt.start_ns, stop_ns) : stop_ns;
   add(after_move ? LedgerClass::kPreemption : LedgerClass::kRestart, attempt.place_ns, start_ns);
   add(Moved(attempt.cause) ? LedgerClass::kPreemption : LedgerClass::kRestart, stop_ns, end_ns);
-  const bool lost = attempt.ended() && attempt.cause != pb::DONE && attempt.cause != pb::CANCEL && attempt.cause != pb::TIME_LIMIT;
-  const int64_t kept_ns = lost ? std::clamp(attempt.last_checkpoint_ns, start_ns, stop_ns) : stop_ns;
+  const bool lost = attempt.ended() && attempt.cause != pb::DONE && attempt.cause != pb::CANCEL &&
+                    attempt.cause != pb::TIME_LIMIT;
+  const int64_t kept_ns =
+      lost ? std::clamp(attempt.last_checkpoint_ns, start_ns, stop_ns) : stop_ns;
   add(LedgerClass::kProductive, start_ns, kept_ns);
   add(Moved(attempt.cause) ? LedgerClass::kPreemption : LedgerClass::kRestart, kept_ns, stop_ns);
 }
 
 }  // namespace
 
-std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedgerRequest::By by, const Sees& sees) {
+std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedgerRequest::By by,
+                                                const Sees& sees) {
   std::map<std::string, pb::LedgerResponse::Row> rows;
   const auto row_of = [&](const std::string& name) -> pb::LedgerResponse::Row& {
     pb::LedgerResponse::Row& row = rows[name];
@@ -250,7 +282,7 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
   };
   if (by == pb::GetLedgerRequest::QUEUE) {
     for (const auto& [key, device_us] : state.ledger()) {
-      if (key.first.empty()) continue;               // idle and down, nobody's
+      if (key.first.empty()) continue;  // idle and down, nobody's
       pb::LedgerResponse::Row& row = row_of(key.first);
       row.set_device_us(key.second, row.device_us(key.second) + device_us);
     }
@@ -265,8 +297,10 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
         }
       }
       if (std::all_of(booked.begin(), booked.end(), [](int64_t us) { return us == 0; })) continue;
-      pb::LedgerResponse::Row& row = row_of(by == pb::GetLedgerRequest::USER ? job.owner : std::to_string(number));
-      for (size_t c = 0; c < kClasses; ++c) row.set_device_us(static_cast<int>(c), row.device_us(static_cast<int>(c)) + booked[c]);
+      pb::LedgerResponse::Row& row =
+          row_of(by == pb::GetLedgerRequest::USER ? job.owner : std::to_string(number));
+      for (size_t c = 0; c < kClasses; ++c)
+        row.set_device_us(static_cast<int>(c), row.device_us(static_cast<int>(c)) + booked[c]);
       if (by != pb::GetLedgerRequest::JOB) continue;
       row.set_name(job.spec->name());
       row.set_job(number);
@@ -280,7 +314,8 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
     for (const int64_t us : row.device_us()) sum += us;
     sorted.emplace_back(sum, std::move(row));
   }
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<pb::LedgerResponse::Row> out;
   for (auto& [sum, row] : sorted) out.push_back(std::move(row));
   return out;
@@ -288,23 +323,29 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
 
 Stranded StrandedNow(const State& state, const Plan& plan) {
   Stranded stranded;
-  std::map<Key, int64_t> wanted;                     // by cluster and flavour
+  std::map<Key, int64_t> wanted;  // by cluster and flavour
   for (const Verdict& verdict : plan.verdicts) {
-    if (verdict.code != pb::V_PLACEMENT || verdict.cluster >= static_cast<int32_t>(state.clusters().size())) continue;
+    if (verdict.code != pb::V_PLACEMENT ||
+        verdict.cluster >= static_cast<int32_t>(state.clusters().size()))
+      continue;
     const JobRow* job = state.FindJob(verdict.task.job);
     if (job == nullptr || job->task_spec(verdict.task.task).resources().gpus_milli() == 0) continue;
     ++stranded.tasks;
-    wanted[{state.clusters()[verdict.cluster].name, plan.verdicts.FlavourOf(verdict)}] += WantedMilli(job->task_spec(verdict.task.task));
+    wanted[{state.clusters()[verdict.cluster].name, plan.verdicts.FlavourOf(verdict)}] +=
+        WantedMilli(job->task_spec(verdict.task.task));
   }
   if (wanted.empty()) return stranded;
   std::map<Key, int64_t> free;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    if (!host.usable() || state.clusters()[host.cluster].drained || host.inventory.flavour().empty()) continue;
+    if (!host.usable() || state.clusters()[host.cluster].drained ||
+        host.inventory.flavour().empty())
+      continue;
     const Key key{state.clusters()[host.cluster].name, host.inventory.flavour()};
     if (!wanted.contains(key)) continue;
     for (int d = 0; d < host.inventory.devices_size(); ++d) {
-      if (host.inventory.devices(d).healthy()) free[key] += std::max<int64_t>(0, 1000 - host.device_used_milli[d]);
+      if (host.inventory.devices(d).healthy())
+        free[key] += std::max<int64_t>(0, 1000 - host.device_used_milli[d]);
     }
   }
   for (const auto& [key, milli] : free) stranded.milli += std::min(milli, wanted[key]);

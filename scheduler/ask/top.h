@@ -17,24 +17,29 @@ namespace muster {
 // Jobs that `sees` refuses count in every sum, but have no row of their own.
 using Sees = std::function<bool(const JobRow&)>;
 
-pb::TopResponse DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request, int64_t now_ns, const Sees& sees);
+pb::TopResponse DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request,
+                            int64_t now_ns, const Sees& sees);
 
 // Devices' thousandths of one flavour in one cluster, of all hosts that are listed or were seen.
 struct CellUse {
   bool declared = false;
   int64_t total_milli = 0;
   int64_t used_milli = 0;
-  int64_t down_milli = 0;              // not in use, of hosts that are drained or away, and of unhealthy devices
-  int64_t quarantined_milli = 0;       // part of down_milli
+  int64_t down_milli =
+      0;  // not in use, of hosts that are drained or away, and of unhealthy devices
+  int64_t quarantined_milli = 0;  // part of down_milli
 };
 // By cluster (index) and flavour.
 std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state);
 
-// The rows of a ledger, largest first. QUEUE: the State's own books. USER and JOB: from the attempts that are kept, by the same
-// rules (productive, less what was lost since the last checkpoint; restart and preemption); whole milliseconds.
-std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedgerRequest::By by, const Sees& sees);
+// The rows of a ledger, largest first. QUEUE: the State's own books. USER and JOB: from the
+// attempts that are kept, by the same rules (productive, less what was lost since the last
+// checkpoint; restart and preemption); whole milliseconds.
+std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedgerRequest::By by,
+                                                const Sees& sees);
 
-// Devices that are free in a cell while an entitled task waits there only because they aren't in its shape; and such tasks.
+// Devices that are free in a cell while an entitled task waits there only because they aren't in
+// its shape; and such tasks.
 struct Stranded {
   int64_t milli = 0;
   int64_t tasks = 0;

@@ -21,7 +21,8 @@ std::string ClockTime(int64_t at_ns, int64_t now_ns) {
   tm parts;
   gmtime_r(&seconds, &parts);
   char text[32];
-  strftime(text, sizeof text, std::abs(at_ns - now_ns) > 18 * kHour ? "%Y-%m-%d %H:%M UTC" : "%H:%M:%S UTC", &parts);
+  strftime(text, sizeof text,
+           std::abs(at_ns - now_ns) > 18 * kHour ? "%Y-%m-%d %H:%M UTC" : "%H:%M:%S UTC", &parts);
   return text;
 }
 
@@ -33,13 +34,17 @@ std::string Jobs(const pb::Verdict& verdict) {
 
 std::string Where(const pb::Verdict& verdict) {
   std::string where = verdict.flavour();
-  if (!verdict.cluster().empty()) absl::StrAppend(&where, where.empty() ? "in " : " in ", verdict.cluster());
+  if (!verdict.cluster().empty())
+    absl::StrAppend(&where, where.empty() ? "in " : " in ", verdict.cluster());
   return where;
 }
 
-std::string Because(const std::string& reason) { return reason.empty() ? "" : absl::StrCat(": ", reason); }
+std::string Because(const std::string& reason) {
+  return reason.empty() ? "" : absl::StrCat(": ", reason);
+}
 
-// "lab/h1 is drained: a fan is replaced": what of these clusters is drained; at most four are named.
+// "lab/h1 is drained: a fan is replaced": what of these clusters is drained; at most four are
+// named.
 std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
   std::vector<std::string> said;
   size_t more = 0;
@@ -57,30 +62,38 @@ std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     const bool here = std::find(clusters.begin(), clusters.end(), host.cluster) != clusters.end();
-    if (here && host.drained && !state.clusters()[host.cluster].drained) say(state.HostName(id), host.drain_reason);
+    if (here && host.drained && !state.clusters()[host.cluster].drained)
+      say(state.HostName(id), host.drain_reason);
   }
-  if (more > 0) said.push_back(absl::StrCat(more, more == 1 ? " more host is drained" : " more hosts are drained"));
+  if (more > 0)
+    said.push_back(
+        absl::StrCat(more, more == 1 ? " more host is drained" : " more hosts are drained"));
   return absl::StrJoin(said, "; ");
 }
 
 std::string Held(const State& state, const JobRow& job) {
   const std::string& path = job.spec->queue();
   const int32_t leaf = state.queues().Find(path);
-  if (leaf < 0) return absl::StrCat("queue ", path, " was removed; submit it to another, or apply queues that have it");
-  if (!state.queues().leaf(leaf)) return absl::StrCat("queue ", path, " has queues of its own now and takes no jobs");
+  if (leaf < 0)
+    return absl::StrCat("queue ", path,
+                        " was removed; submit it to another, or apply queues that have it");
+  if (!state.queues().leaf(leaf))
+    return absl::StrCat("queue ", path, " has queues of its own now and takes no jobs");
   for (int32_t node = leaf; node >= 0; node = state.queues().nodes[node].parent) {
-    if (state.queues().nodes[node].spec.held()) return absl::StrCat("queue ", state.queues().nodes[node].path, " is held by its operator");
+    if (state.queues().nodes[node].spec.held())
+      return absl::StrCat("queue ", state.queues().nodes[node].path, " is held by its operator");
   }
   const std::string drains = Drains(state, AllowedClusters(state, job));
   return drains.empty() ? "its queue is held, or its clusters are drained" : drains;
 }
 
-// Enough devices are free in the cell, yet the gang doesn't fit: the resource that lacks beside them, on the host that comes nearest.
+// Enough devices are free in the cell, yet the gang doesn't fit: the resource that lacks beside
+// them, on the host that comes nearest.
 std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const pb::TaskSpec& spec = job.task_spec(task);
   const int32_t cluster = state.FindCluster(verdict.cluster());
   const bool gpus = spec.resources().gpus_milli() > 0;
-  constexpr int kResources = 4;        // devices, cores, memory, disk
+  constexpr int kResources = 4;  // devices, cores, memory, disk
   int64_t fit_devices = 0, fit[kResources] = {};
   struct Most {
     int64_t free = -1, wants = 0;
@@ -88,67 +101,97 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
   } most[kResources];
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    if (host.cluster != cluster || !host.usable() || (gpus && host.inventory.flavour() != verdict.flavour())) continue;
+    if (host.cluster != cluster || !host.usable() ||
+        (gpus && host.inventory.flavour() != verdict.flavour()))
+      continue;
     const Demand demand = WorkerDemand(spec, host.inventory);
     int64_t devices = 0, of_devices = std::numeric_limits<int32_t>::max();
     for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
-      if (host.inventory.devices(static_cast<int>(d)).healthy() && 1000 - host.device_used_milli[d] >= std::min<int64_t>(1000, demand.gpus_milli)) ++devices;
+      if (host.inventory.devices(static_cast<int>(d)).healthy() &&
+          1000 - host.device_used_milli[d] >= std::min<int64_t>(1000, demand.gpus_milli))
+        ++devices;
     }
     if (gpus) of_devices = devices / std::max<int64_t>(1, demand.gpus_milli / 1000);
-    const int64_t free[kResources] = {devices * 1000, host.inventory.cpus_milli() - host.cpus_used_milli,
-                                      host.inventory.memory_bytes() - host.memory_used_bytes, host.inventory.disk_bytes() - host.disk_used_bytes};
-    const int64_t wants[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes, demand.disk_bytes};
+    const int64_t free[kResources] = {devices * 1000,
+                                      host.inventory.cpus_milli() - host.cpus_used_milli,
+                                      host.inventory.memory_bytes() - host.memory_used_bytes,
+                                      host.inventory.disk_bytes() - host.disk_used_bytes};
+    const int64_t wants[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes,
+                                       demand.disk_bytes};
     fit_devices += of_devices;
     for (int r = 0; r < kResources; ++r) {
-      fit[r] += r == 0 || wants[r] == 0 ? of_devices : std::min(of_devices, std::max<int64_t>(0, free[r]) / wants[r]);
+      fit[r] += r == 0 || wants[r] == 0
+                    ? of_devices
+                    : std::min(of_devices, std::max<int64_t>(0, free[r]) / wants[r]);
       if ((of_devices > 0 || r == 0) && free[r] > most[r].free) most[r] = {free[r], wants[r], id};
     }
   }
   const int32_t workers = spec.workers().min();
   const auto shown = [&](int r, int64_t amount) {
-    return r == 0 ? absl::StrCat(FormatMilli(amount), " ", verdict.flavour()) : r == 1 ? absl::StrCat(FormatMilli(amount), amount == 1000 ? " core" : " cores") : FormatSize(amount);
+    return r == 0   ? absl::StrCat(FormatMilli(amount), " ", verdict.flavour())
+           : r == 1 ? absl::StrCat(FormatMilli(amount), amount == 1000 ? " core" : " cores")
+                    : FormatSize(amount);
   };
   const char* const kNames[kResources] = {"", "cores", "memory", "disk"};
   for (int r = 0; r < kResources; ++r) {
-    if (most[r].host == kNoHost || (r == 0 ? !gpus || fit_devices >= workers : fit_devices < workers || fit[r] >= workers)) continue;
-    const std::string each = workers == 1 ? "each of its workers" : absl::StrCat("each of its ", workers, " workers");
+    if (most[r].host == kNoHost ||
+        (r == 0 ? !gpus || fit_devices >= workers : fit_devices < workers || fit[r] >= workers))
+      continue;
+    const std::string each =
+        workers == 1 ? "each of its workers" : absl::StrCat("each of its ", workers, " workers");
     const int64_t fits = r == 0 ? fit_devices : fit[r];
-    const std::string best = fits > 0 ? absl::StrCat("; ", fits, " of the ", workers, " would fit now")
-                                      : absl::StrCat("; the most free on one host is ", shown(r, std::max<int64_t>(0, most[r].free)), " (", state.HostName(most[r].host), ")");
-    if (r == 0) return absl::StrCat("enough ", Where(verdict), " is free by number, but ", each, " takes ", shown(r, most[r].wants), " of one host", best);
-    return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(), gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", ": ", each, " takes ",
-                        shown(r, most[r].wants), best);
+    const std::string best = fits > 0
+                                 ? absl::StrCat("; ", fits, " of the ", workers, " would fit now")
+                                 : absl::StrCat("; the most free on one host is ",
+                                                shown(r, std::max<int64_t>(0, most[r].free)), " (",
+                                                state.HostName(most[r].host), ")");
+    if (r == 0)
+      return absl::StrCat("enough ", Where(verdict), " is free by number, but ", each, " takes ",
+                          shown(r, most[r].wants), " of one host", best);
+    return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(),
+                        gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", ": ", each,
+                        " takes ", shown(r, most[r].wants), best);
   }
   const pb::TopologyLevel level = spec.topology().required();
   if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
     std::string name = pb::TopologyLevel_Name(level);
-    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name, ", as topology.required says");
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name,
+                        ", as topology.required says");
   }
   return "";
 }
 
-// How a task that its queue isn't entitled to run, or that finds enough free and doesn't start, stands to others.
+// How a task that its queue isn't entitled to run, or that finds enough free and doesn't start,
+// stands to others.
 struct Standing {
-  bool enough = false;                 // what it needs is free, in its shape
-  std::vector<KeptFor> kept;           // whom that is kept for; may be unknown
-  bool share_left = false;             // its queue uses less than it is entitled to: for others of its jobs
-  std::vector<uint64_t> ahead;         // which those are; may be unknown
+  bool enough = false;        // what it needs is free, in its shape
+  std::vector<KeptFor> kept;  // whom that is kept for; may be unknown
+  bool share_left = false;    // its queue uses less than it is entitled to: for others of its jobs
+  std::vector<uint64_t> ahead;  // which those are; may be unknown
 };
 
 // "job 174 (research/nlp)", and how many more.
 std::string First(const State& state, const std::vector<KeptFor>& kept) {
   const JobRow* first = state.FindJob(kept[0].job);
-  return absl::StrCat("job ", kept[0].job, first == nullptr ? "" : absl::StrCat(" (", first->spec->queue(), ")"),
-                      kept.size() == 1 ? "" : absl::StrCat(" and ", kept.size() - 1, kept.size() == 2 ? " other" : " others"));
+  return absl::StrCat(
+      "job ", kept[0].job, first == nullptr ? "" : absl::StrCat(" (", first->spec->queue(), ")"),
+      kept.size() == 1
+          ? ""
+          : absl::StrCat(" and ", kept.size() - 1, kept.size() == 2 ? " other" : " others"));
 }
 
 // It would fit now, but isn't its turn.
 std::string NotItsTurn(const State& state, const pb::Verdict& verdict, const Standing& standing) {
-  if (standing.kept.empty()) return absl::StrCat("enough ", Where(verdict), " is free, but kept for others, whose turn comes first");
+  if (standing.kept.empty())
+    return absl::StrCat("enough ", Where(verdict),
+                        " is free, but kept for others, whose turn comes first");
   const int64_t until_ns = standing.kept[0].start_ns;
-  return absl::StrCat("behind ", First(state, standing.kept), ", for which the free ", Where(verdict), " is kept",
-                      until_ns > state.now_ns() ? absl::StrCat(" until ", ClockTime(until_ns, state.now_ns())) : "");
+  return absl::StrCat(
+      "behind ", First(state, standing.kept), ", for which the free ", Where(verdict), " is kept",
+      until_ns > state.now_ns() ? absl::StrCat(" until ", ClockTime(until_ns, state.now_ns()))
+                                : "");
 }
 
 std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
@@ -156,11 +199,16 @@ std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
   for (const AttemptRow& attempt : row.attempts) {
     if (attempt.export_staged.empty() || attempt.parts.empty()) continue;
     const HostId host = attempt.parts[0].host;
-    std::string text = absl::StrCat("its processes are done; waits for ", state.HostName(host), " to publish the export to ", attempt.export_target);
-    if (state.host(host).state == pb::HOST_UNREACHABLE) absl::StrAppend(&text, "; that host can't be reached");
+    std::string text = absl::StrCat("its processes are done; waits for ", state.HostName(host),
+                                    " to publish the export to ", attempt.export_target);
+    if (state.host(host).state == pb::HOST_UNREACHABLE)
+      absl::StrAppend(&text, "; that host can't be reached");
     if (state.host(host).state == pb::HOST_SILENT) absl::StrAppend(&text, "; that host is silent");
-    if (row.export_failures > 0) absl::StrAppend(&text, "; try ", row.export_failures, " of ", kExportTries, " failed: ", row.export_detail);
-    return absl::StrCat(text, "; muster cancel ", job.number, " gives it up, and it stays at ", attempt.export_staged);
+    if (row.export_failures > 0)
+      absl::StrAppend(&text, "; try ", row.export_failures, " of ", kExportTries,
+                      " failed: ", row.export_detail);
+    return absl::StrCat(text, "; muster cancel ", job.number, " gives it up, and it stays at ",
+                        attempt.export_staged);
   }
   return "waits for its export to be published";
 }
@@ -181,27 +229,39 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   std::string text = absl::StrCat(host, " can't be reached, so it may still run there");
   switch (UnreachableRule(job.task_spec(task), *attempt)) {
     case pb::FENCE:
-      absl::StrAppend(&text, "; it starts elsewhere once its fence has stopped it there for certain, after ",
-                      FormatDuration((FenceWaitNs(job.task_spec(task)) + kSecond - 1) / kSecond * kSecond), " of silence");
+      absl::StrAppend(
+          &text, "; it starts elsewhere once its fence has stopped it there for certain, after ",
+          FormatDuration((FenceWaitNs(job.task_spec(task)) + kSecond - 1) / kSecond * kSecond),
+          " of silence");
       break;
     case pb::WAIT: {
       const HostRow& row = state.host(waits_for);
-      absl::StrAppend(&text, "; it waits for that host, unless somebody who switched it off says so: muster host confirm-off ", host);
+      absl::StrAppend(&text,
+                      "; it waits for that host, unless somebody who switched it off says so: "
+                      "muster host confirm-off ",
+                      host);
       if (!row.fence_detail.empty()) {
-        absl::StrAppend(&text, ". fence_command was run to switch it off and failed, it is tried again: ", row.fence_detail);
+        absl::StrAppend(&text,
+                        ". fence_command was run to switch it off and failed, it is tried again: ",
+                        row.fence_detail);
       } else if (state.clusters()[row.cluster].spec.fence_command_size() > 0) {
         absl::StrAppend(&text, ". fence_command is run to switch it off");
       }
       break;
     }
-    default: absl::StrAppend(&text, "; it starts elsewhere once one of its workers has failed and there is room");
+    default:
+      absl::StrAppend(&text,
+                      "; it starts elsewhere once one of its workers has failed and there is room");
   }
   return text;
 }
 
-std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict, const Standing& standing) {
+std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
+                   const Standing& standing) {
   if (standing.enough) return NotItsTurn(state, verdict, standing);
-  const std::string missing = verdict.missing_milli() > 0 ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ") : "";
+  const std::string missing = verdict.missing_milli() > 0
+                                  ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ")
+                                  : "";
   switch (verdict.code()) {
     case pb::V_AFTER: {
       std::vector<std::string> names;
@@ -211,63 +271,94 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       }
       return absl::StrCat("waits for ", absl::StrJoin(names, ", "), " to succeed");
     }
-    case pb::V_STARTING_NOW: return absl::StrCat("starts now on ", Where(verdict));
+    case pb::V_STARTING_NOW:
+      return absl::StrCat("starts now on ", Where(verdict));
     case pb::V_CAPACITY:
-      return absl::StrCat("its turn has come, and it waits for ", missing, Where(verdict), " to become free");
+      return absl::StrCat("its turn has come, and it waits for ", missing, Where(verdict),
+                          " to become free");
     case pb::V_SHARE: {
-      const auto leaves = std::count_if(state.queues().nodes.begin(), state.queues().nodes.end(), [](const QueueNode& node) { return node.children.empty(); });
-      const std::string waits = absl::StrCat("waits for ", missing, Where(verdict), " to become free");
+      const auto leaves =
+          std::count_if(state.queues().nodes.begin(), state.queues().nodes.end(),
+                        [](const QueueNode& node) { return node.children.empty(); });
+      const std::string waits =
+          absl::StrCat("waits for ", missing, Where(verdict), " to become free");
       if (standing.share_left) return absl::StrCat(waits, "; ", ShareLeftText(job, standing.ahead));
-      return absl::StrCat(waits, leaves > 1 ? absl::StrCat("; ", job.spec->queue(), " has its share, so nobody is stopped for it") : "");
+      return absl::StrCat(waits, leaves > 1
+                                     ? absl::StrCat("; ", job.spec->queue(),
+                                                    " has its share, so nobody is stopped for it")
+                                     : "");
     }
-    case pb::V_LIMIT: return absl::StrCat("a limit on the way to ", job.spec->queue(), " is reached", missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict)));
-    case pb::V_RECLAIMING: return absl::StrCat("is entitled to ", Where(verdict), "; others are being stopped for it");
+    case pb::V_LIMIT:
+      return absl::StrCat(
+          "a limit on the way to ", job.spec->queue(), " is reached",
+          missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict)));
+    case pb::V_RECLAIMING:
+      return absl::StrCat("is entitled to ", Where(verdict), "; others are being stopped for it");
     case pb::V_PLACEMENT: {
       const std::string lacks = Lacks(state, job, task, verdict);
       return lacks.empty() ? NotItsTurn(state, verdict, standing) : lacks;
     }
     case pb::V_BACKOFF:
-      return absl::StrCat("failed before; starts again at ", ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
-    case pb::V_UNREACHABLE: return Unreachable(state, job, task);
+      return absl::StrCat("failed before; starts again at ",
+                          ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
+    case pb::V_UNREACHABLE:
+      return Unreachable(state, job, task);
     case pb::V_CLUSTER:
-      if (!missing.empty()) return absl::StrCat("no cluster that it may use is up with as much as it needs; ", FormatMilli(verdict.missing_milli()), " more are missing");
+      if (!missing.empty())
+        return absl::StrCat("no cluster that it may use is up with as much as it needs; ",
+                            FormatMilli(verdict.missing_milli()), " more are missing");
       return "no cluster that it may use is up with such devices";
-    case pb::V_HELD: return Held(state, job);
-    case pb::V_EXPORT: return AwaitedExport(state, job, task);
-    case pb::V_ENTITLED_CELL: return absl::StrCat("waits for its place, ", Where(verdict), "; it goes elsewhere when that pays");
-    case pb::V_REFUSED: return "what was planned for it broke a rule of Muster's own check and was dropped; it is tried again in a few seconds (please report this)";
-    case pb::V_RESTORING: return "a backup was restored: nothing starts until every host has said what it runs, or a lease has passed";
-    default: return "waits";
+    case pb::V_HELD:
+      return Held(state, job);
+    case pb::V_EXPORT:
+      return AwaitedExport(state, job, task);
+    case pb::V_ENTITLED_CELL:
+      return absl::StrCat("waits for its place, ", Where(verdict),
+                          "; it goes elsewhere when that pays");
+    case pb::V_REFUSED:
+      return "what was planned for it broke a rule of Muster's own check and was dropped; it is "
+             "tried again in a few seconds (please report this)";
+    case pb::V_RESTORING:
+      return "a backup was restored: nothing starts until every host has said what it runs, or a "
+             "lease has passed";
+    default:
+      return "waits";
   }
 }
 
 // It waits for devices that others hold.
 bool WaitsForOthers(pb::VerdictCode code) {
-  return code == pb::V_CAPACITY || code == pb::V_SHARE || code == pb::V_LIMIT || code == pb::V_RECLAIMING || code == pb::V_PLACEMENT ||
-         code == pb::V_ENTITLED_CELL;
+  return code == pb::V_CAPACITY || code == pb::V_SHARE || code == pb::V_LIMIT ||
+         code == pb::V_RECLAIMING || code == pb::V_PLACEMENT || code == pb::V_ENTITLED_CELL;
 }
 
-// As many devices are free in the cell as the task wants, those that are kept for others among them: the plan counts only the rest.
+// As many devices are free in the cell as the task wants, those that are kept for others among
+// them: the plan counts only the rest.
 bool EnoughFree(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const pb::TaskSpec& spec = job.task_spec(task);
   const int32_t cluster = state.FindCluster(verdict.cluster());
   int64_t free_milli = 0;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    if (host.cluster != cluster || !host.usable() || host.inventory.flavour() != verdict.flavour()) continue;
+    if (host.cluster != cluster || !host.usable() || host.inventory.flavour() != verdict.flavour())
+      continue;
     for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
-      if (host.inventory.devices(static_cast<int>(d)).healthy()) free_milli += 1000 - host.device_used_milli[d];
+      if (host.inventory.devices(static_cast<int>(d)).healthy())
+        free_milli += 1000 - host.device_used_milli[d];
     }
   }
-  return spec.resources().gpus_milli() > 0 && free_milli >= spec.workers().min() * spec.resources().gpus_milli();
+  return spec.resources().gpus_milli() > 0 &&
+         free_milli >= spec.workers().min() * spec.resources().gpus_milli();
 }
 
-// The verdict's code, held_by and missing_milli as they are told: a task that isn't entitled to more may still find enough free, and then it waits
-// for its shape, or for its turn.
-Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* in, pb::Verdict* told) {
+// The verdict's code, held_by and missing_milli as they are told: a task that isn't entitled to
+// more may still find enough free, and then it waits for its shape, or for its turn.
+Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int32_t task,
+                    CellHolders* in, pb::Verdict* told) {
   Standing standing;
   const int32_t cluster = state.FindCluster(told->cluster());
-  const bool enough = told->missing_milli() == 0 || (told->code() == pb::V_SHARE && EnoughFree(state, job, task, *told));
+  const bool enough = told->missing_milli() == 0 ||
+                      (told->code() == pb::V_SHARE && EnoughFree(state, job, task, *told));
   if (enough && (told->code() == pb::V_SHARE || told->code() == pb::V_PLACEMENT)) {
     told->set_missing_milli(0);
     standing.enough = Lacks(state, job, task, *told).empty();
@@ -283,20 +374,27 @@ Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int
     }
   } else if (told->code() == pb::V_SHARE) {
     const auto entitled = plan.entitled_milli.find({job.spec->queue(), told->flavour()});
-    standing.share_left = entitled != plan.entitled_milli.end() && in->UsedMilli(state.queues().Find(job.spec->queue()), told->flavour()) < entitled->second;
-    if (standing.share_left) standing.ahead = in->Entitled(plan, job.spec->queue(), told->flavour());
+    standing.share_left =
+        entitled != plan.entitled_milli.end() &&
+        in->UsedMilli(state.queues().Find(job.spec->queue()), told->flavour()) < entitled->second;
+    if (standing.share_left)
+      standing.ahead = in->Entitled(plan, job.spec->queue(), told->flavour());
   }
   return standing;
 }
 
-std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict, const Standing& standing) {
+std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
+                   const Standing& standing) {
   std::string text = Reason(state, job, task, verdict, standing);
-  if (verdict.held_by_size() > 0 && !standing.enough) absl::StrAppend(&text, "; held by ", Jobs(verdict));
+  if (verdict.held_by_size() > 0 && !standing.enough)
+    absl::StrAppend(&text, "; held by ", Jobs(verdict));
   const int32_t cluster = state.FindCluster(verdict.cluster());
   if (verdict.code() != pb::V_HELD && verdict.code() != pb::V_STARTING_NOW && cluster >= 0) {
-    if (const std::string drains = Drains(state, {cluster}); !drains.empty()) absl::StrAppend(&text, "; ", drains);
+    if (const std::string drains = Drains(state, {cluster}); !drains.empty())
+      absl::StrAppend(&text, "; ", drains);
   }
-  if (const std::string spilled = SpillText(state, job, task); !spilled.empty()) absl::StrAppend(&text, "; ", spilled);
+  if (const std::string spilled = SpillText(state, job, task); !spilled.empty())
+    absl::StrAppend(&text, "; ", spilled);
   return text;
 }
 
@@ -305,17 +403,22 @@ std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb
 std::string ShareLeftText(const JobRow& job, const std::vector<uint64_t>& ahead) {
   const std::string rest = absl::StrCat("the rest of ", job.spec->queue(), "'s share is for ");
   if (ahead.empty()) return absl::StrCat(rest, "others of its jobs, whose turn comes first");
-  return absl::StrCat(rest, ahead.size() == 1 ? "job " : "jobs ", absl::StrJoin(ahead.begin(), ahead.begin() + std::min<ptrdiff_t>(3, ahead.size()), ", "),
-                      ahead.size() > 3 ? absl::StrCat(" and ", ahead.size() - 3, " more") : "", ", whose turn comes first");
+  return absl::StrCat(
+      rest, ahead.size() == 1 ? "job " : "jobs ",
+      absl::StrJoin(ahead.begin(), ahead.begin() + std::min<ptrdiff_t>(3, ahead.size()), ", "),
+      ahead.size() > 3 ? absl::StrCat(" and ", ahead.size() - 3, " more") : "",
+      ", whose turn comes first");
 }
 
-pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task, CellHolders* holders) {
+pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task,
+                            CellHolders* holders) {
   pb::Verdict told;
   const Verdict* verdict = plan.verdicts.Find({job.number, task});
   if (verdict == nullptr) return told;
   told.set_code(verdict->code);
   // A plan may be older than the clusters that the State has now.
-  const bool known = verdict->cluster >= 0 && verdict->cluster < static_cast<int32_t>(state.clusters().size());
+  const bool known =
+      verdict->cluster >= 0 && verdict->cluster < static_cast<int32_t>(state.clusters().size());
   if (known) told.set_cluster(state.clusters()[verdict->cluster].name);
   told.set_flavour(plan.verdicts.FlavourOf(*verdict));
   told.set_missing_milli(verdict->missing_milli);
@@ -333,18 +436,24 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
   return told;
 }
 
-std::string VerdictText(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
+std::string VerdictText(const State& state, const JobRow& job, int32_t task,
+                        const pb::Verdict& verdict) {
   return TextOf(state, job, task, verdict, Standing());
 }
 
 std::string SpillText(const State& state, const JobRow& job, int32_t task) {
   const TaskRow& row = job.tasks[task];
   const AttemptRow* attempt = row.current();
-  if (row.spill_reason.empty() || row.opened_attempt != (attempt != nullptr ? attempt->number : row.next_attempt)) return "";
-  if (attempt != nullptr && std::count(row.opened.begin(), row.opened.end(), state.clusters()[attempt->cluster].name) == 0) return "";
+  if (row.spill_reason.empty() ||
+      row.opened_attempt != (attempt != nullptr ? attempt->number : row.next_attempt))
+    return "";
+  if (attempt != nullptr && std::count(row.opened.begin(), row.opened.end(),
+                                       state.clusters()[attempt->cluster].name) == 0)
+    return "";
   const std::string at = ClockTime(row.opened_ns, state.now_ns());
   if (attempt != nullptr) return absl::StrCat("at ", at, ": ", row.spill_reason);
-  return absl::StrCat("may start in ", row.opened.back(), ", too, since ", at, ", when it was said: ", row.spill_reason);
+  return absl::StrCat("may start in ", row.opened.back(), ", too, since ", at,
+                      ", when it was said: ", row.spill_reason);
 }
 
 }  // namespace muster

@@ -1,4 +1,5 @@
 // Future, forecast, preview, explain, simulate, top: questions to systems that read like sentences.
+#include "scheduler/state/what_if.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "scheduler/ask/ask.h"
@@ -8,16 +9,15 @@
 #include "scheduler/ask/top.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/builders.h"
-#include "scheduler/state/what_if.h"
 
 namespace muster {
 namespace {
 
 using ::muster::testing::JobBuilder;
-using ::muster::testing::SystemBuilder;
 using ::muster::testing::ReportAll;
 using ::muster::testing::StartAll;
 using ::muster::testing::Stopping;
+using ::muster::testing::SystemBuilder;
 using ::muster::testing::TaskOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -38,7 +38,8 @@ Plan Go(SystemBuilder* system) {
 // The newest attempt of its first task has a checkpoint.
 void Checkpointed(SystemBuilder* system, uint64_t job) {
   pb::Event event;
-  *event.mutable_checkpoint_seen()->mutable_key() = KeyOf(*system->state.FindJob(job), 0, TaskOf(system->state, job).attempts.back().number);
+  *event.mutable_checkpoint_seen()->mutable_key() =
+      KeyOf(*system->state.FindJob(job), 0, TaskOf(system->state, job).attempts.back().number);
   event.mutable_checkpoint_seen()->mutable_checkpoint()->set_step(1);
   event.mutable_checkpoint_seen()->mutable_checkpoint()->set_path(absl::StrCat("/disk/", job));
   event.mutable_checkpoint_seen()->set_loaded_step(-1);
@@ -47,7 +48,8 @@ void Checkpointed(SystemBuilder* system, uint64_t job) {
 
 void Progressed(SystemBuilder* system, uint64_t job, int64_t step, int64_t of) {
   pb::Event seen;
-  *seen.mutable_progress_seen()->mutable_key() = KeyOf(*system->state.FindJob(job), 0, TaskOf(system->state, job).attempts.back().number);
+  *seen.mutable_progress_seen()->mutable_key() =
+      KeyOf(*system->state.FindJob(job), 0, TaskOf(system->state, job).attempts.back().number);
   seen.mutable_progress_seen()->mutable_progress()->set_step(step);
   seen.mutable_progress_seen()->mutable_progress()->set_total_steps(of);
   system->Do(seen);
@@ -55,7 +57,9 @@ void Progressed(SystemBuilder* system, uint64_t job, int64_t step, int64_t of) {
 
 int64_t At(int64_t seconds) { return SystemBuilder::kStart + seconds * kSecond; }
 // Futures are decided in grains of 1/64 of the distance.
-MATCHER_P(About, seconds, "") { return arg >= At(seconds) && arg <= At(seconds + seconds / 60 + 1); }
+MATCHER_P(About, seconds, "") {
+  return arg >= At(seconds) && arg <= At(seconds + seconds / 60 + 1);
+}
 
 TEST(Future, WhatWaitsStartsWhenWhatRunsIsExpectedToEnd) {
   SystemBuilder s;
@@ -108,7 +112,8 @@ int64_t EndOfTheShrunk(bool checkpoint) {
   s.Step(100);
   if (checkpoint) Checkpointed(&s, elastic);
   Progressed(&s, elastic, 100, 200);
-  JobBuilder("prod").Workers(2).SubmitTo(&s);        // takes two of its workers: what is left takes twice as long
+  JobBuilder("prod").Workers(2).SubmitTo(
+      &s);  // takes two of its workers: what is left takes twice as long
   Future future(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
   future.Run();
   int64_t end_ns = 0;
@@ -128,7 +133,8 @@ TEST(Future, WithoutACheckpointAStopLosesAllThatWasDone) {
   EXPECT_LE(EndOfTheShrunk(false), At(100 + 425));
 }
 
-// Nobody tells progress in a future: what runs there isn't taken for hung. What is hung already is stopped.
+// Nobody tells progress in a future: what runs there isn't taken for hung. What is hung already is
+// stopped.
 TEST(Future, WhatMakesProgressGoesOnMakingIt) {
   for (const int64_t silent_s : {0, 700}) {
     SystemBuilder s;
@@ -140,7 +146,7 @@ TEST(Future, WhatMakesProgressGoesOnMakingIt) {
     const uint64_t first = runs.SubmitTo(&s);
     Go(&s);
     s.Step(100);
-    Progressed(&s, first, 100, 10'000);                // a step a second
+    Progressed(&s, first, 100, 10'000);  // a step a second
     const uint64_t second = JobBuilder("research").Workers(4).SubmitTo(&s);
     s.Step(100 + silent_s);
     const Forecast forecast = MakeForecast(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
@@ -204,7 +210,7 @@ TEST(Forecast, TakesAwayAStartThatItHasSeenPass) {
   forecast.later.insert({2, 0});
   const struct {
     uint64_t job;
-    int64_t expected_s, want_s;        // 0: none
+    int64_t expected_s, want_s;  // 0: none
   } kCases[] = {{1, 500, 600}, {2, 600, 0}, {2, 4000, 4000}, {3, 600, 600}};
   for (const auto& c : kCases) {
     pb::Job job;
@@ -212,7 +218,8 @@ TEST(Forecast, TakesAwayAStartThatItHasSeenPass) {
     job.mutable_tasks(0)->mutable_verdict()->set_code(pb::V_CAPACITY);
     job.mutable_tasks(0)->mutable_verdict()->set_expected_start_ns(At(c.expected_s));
     AddForecast(forecast, c.job, At(10), &job);
-    EXPECT_EQ(job.tasks(0).verdict().expected_start_ns(), c.want_s == 0 ? 0 : At(c.want_s)) << c.job << " " << c.expected_s;
+    EXPECT_EQ(job.tasks(0).verdict().expected_start_ns(), c.want_s == 0 ? 0 : At(c.want_s))
+        << c.job << " " << c.expected_s;
   }
 }
 
@@ -221,7 +228,8 @@ TEST(Future, WhatHappensInOneOfTwoIsADecisionInBoth) {
   s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
   JobBuilder("research").Workers(4).TimeLimit(600).SubmitTo(&s);
   Go(&s);
-  Future still(s.state, s.now_ns, SchedulingOptions(), FutureOptions()), changed(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
+  Future still(s.state, s.now_ns, SchedulingOptions(), FutureOptions()),
+      changed(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
   pb::Event drain;
   drain.mutable_drain_changed()->set_target("lab/h00");
   drain.mutable_drain_changed()->set_drained(true);
@@ -250,7 +258,8 @@ TEST(Preview, OfAJobThatWaitsForHostsSaysNeverAndHoldsNobodyUp) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 2).Queue("research", 4);
   const uint64_t large = JobBuilder("research").Workers(8).SubmitTo(&s);
-  const uint64_t wide = JobBuilder("research").Gpus(4).SubmitTo(&s);     // as many as there are, but not on one host
+  const uint64_t wide =
+      JobBuilder("research").Gpus(4).SubmitTo(&s);  // as many as there are, but not on one host
   const uint64_t small = JobBuilder("research").Workers(4).SubmitTo(&s);
   Go(&s);
   EXPECT_TRUE(TaskOf(s.state, large).attempts.empty());
@@ -263,12 +272,20 @@ TEST(Preview, OfAJobThatWaitsForHostsSaysNeverAndHoldsNobodyUp) {
 
 TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
   SystemBuilder s;
-  s.Cluster("lab").Hosts("lab", 2, 2, "gpu", "r1").Cluster("cloud").Hosts("cloud", 1, 2).Cluster("old").Hosts("old", 1, 2, "k80");
+  s.Cluster("lab")
+      .Hosts("lab", 2, 2, "gpu", "r1")
+      .Cluster("cloud")
+      .Hosts("cloud", 1, 2)
+      .Cluster("old")
+      .Hosts("old", 1, 2, "k80");
   s.Queue("research", 4).Queue("prod", 2);
-  s.GuaranteeIn("research", "lab", 2).GuaranteeIn("research", "cloud", 2).GuaranteeIn("prod", "lab", 2);
+  s.GuaranteeIn("research", "lab", 2)
+      .GuaranteeIn("research", "cloud", 2)
+      .GuaranteeIn("prod", "lab", 2);
   const uint64_t elastic = JobBuilder("research").Workers(2, 4).In({"lab"}).SubmitTo(&s);
   Go(&s);
-  const uint64_t other = JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(1800).SubmitTo(&s);
+  const uint64_t other =
+      JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(1800).SubmitTo(&s);
   Go(&s);
   Checkpointed(&s, elastic);
   s.Step(400);
@@ -297,16 +314,27 @@ TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
 
 TEST(Preview, ClustersThatCanNeverTakeItSayWhy) {
   SystemBuilder s;
-  s.Cluster("lab").Hosts("lab", 4, 2).Cluster("small").Hosts("small", 1, 2).Cluster("flat").Hosts("flat", 1, 0).Cluster("away").Hosts("away", 4, 2);
+  s.Cluster("lab")
+      .Hosts("lab", 4, 2)
+      .Cluster("small")
+      .Hosts("small", 1, 2)
+      .Cluster("flat")
+      .Hosts("flat", 1, 0)
+      .Cluster("away")
+      .Hosts("away", 4, 2);
   s.Queue("research");
   s.Drain("away");
-  pb::JobSpec spec = Runs(JobBuilder("research").Workers(4).In({"lab", "small", "flat", "away"}).spec);
+  pb::JobSpec spec =
+      Runs(JobBuilder("research").Workers(4).In({"lab", "small", "flat", "away"}).spec);
   const pb::PreviewResponse preview = Ask(s, spec);
   std::vector<std::string> said;
   for (const auto& candidate : preview.candidates()) {
-    said.push_back(absl::StrCat(candidate.cluster(), candidate.start_ns() < 0 ? " never: " : " starts", candidate.reason()));
+    said.push_back(absl::StrCat(candidate.cluster(),
+                                candidate.start_ns() < 0 ? " never: " : " starts",
+                                candidate.reason()));
   }
-  EXPECT_THAT(said, ElementsAre("lab starts", "small never: has 2 of the 4 that it needs", "flat never: has no GPUs", "away never: is drained"));
+  EXPECT_THAT(said, ElementsAre("lab starts", "small never: has 2 of the 4 that it needs",
+                                "flat never: has no GPUs", "away never: is drained"));
 }
 
 // ---- explain ----
@@ -314,7 +342,8 @@ TEST(Preview, ClustersThatCanNeverTakeItSayWhy) {
 std::vector<std::string> Said(const pb::ExplainResponse& response) {
   std::vector<std::string> said;
   for (const auto& r : response.relaxations()) {
-    said.push_back(absl::StrCat((r.start_ns() - response.now_ns()) / kSecond, " s: ", r.change(), " on ", r.place()));
+    said.push_back(absl::StrCat((r.start_ns() - response.now_ns()) / kSecond, " s: ", r.change(),
+                                " on ", r.place()));
   }
   return said;
 }
@@ -338,8 +367,9 @@ TEST(Explain, FewerWorkersStartAtOnceAndThatIsTrue) {
   EXPECT_EQ(response.why(0).holders(0).job(), running);
   EXPECT_EQ(response.why(0).holders(0).held_milli(), 2000);
   EXPECT_THAT(response.why(0).holders(0).until_ns(), About(3600));
-  EXPECT_THAT(Said(response), ElementsAre("0 s: workers: 6 on lab/h00,h01", "310 s: priority: 1 on lab/h00,h01",
-                                          absl::StrCat("0 s: job ", running, " (research) ended on lab/h00,h01")));
+  EXPECT_THAT(Said(response),
+              ElementsAre("0 s: workers: 6 on lab/h00,h01", "310 s: priority: 1 on lab/h00,h01",
+                          absl::StrCat("0 s: job ", running, " (research) ended on lab/h00,h01")));
 
   // What it says is what happens: the same job with that change, submitted now.
   ASSERT_TRUE(response.relaxations(0).own());
@@ -362,13 +392,19 @@ TEST(Explain, WhatGainsSecondsIsNotTold) {
   const uint64_t waits = JobBuilder("research").Workers(4).SubmitTo(&s);
   const pb::ExplainResponse response = Explained(&s, waits);
   EXPECT_THAT(response.start_ns(), About(3630));
-  for (const auto& relaxation : response.relaxations()) EXPECT_LE(relaxation.start_ns() + kMinute, response.start_ns()) << relaxation.change();
+  for (const auto& relaxation : response.relaxations())
+    EXPECT_LE(relaxation.start_ns() + kMinute, response.start_ns()) << relaxation.change();
 }
 
 // It is charged to lab, and cloud has room first.
 TEST(Explain, WhereTheForecastNamesAnotherClusterThatIsSaid) {
   SystemBuilder s;
-  s.Cluster("lab", "disk").Hosts("lab", 1, 2).Cluster("cloud").Hosts("cloud", 1, 2).Queue("research").Queue("prod");
+  s.Cluster("lab", "disk")
+      .Hosts("lab", 1, 2)
+      .Cluster("cloud")
+      .Hosts("cloud", 1, 2)
+      .Queue("research")
+      .Queue("prod");
   JobBuilder("research").Workers(2).In({"lab"}).TimeLimit(7200).SubmitTo(&s);
   JobBuilder("research").Workers(2).In({"cloud"}).TimeLimit(3600).SubmitTo(&s);
   Go(&s);
@@ -376,12 +412,19 @@ TEST(Explain, WhereTheForecastNamesAnotherClusterThatIsSaid) {
   const pb::ExplainResponse response = Explained(&s, waits);
   ASSERT_EQ(response.why(0).cluster(), "lab");
   ASSERT_THAT(response.place(), HasSubstr("cloud"));
-  EXPECT_THAT(response.why(0).text(), HasSubstr("; by the forecast there is room in cloud before that, and it starts there"));
+  EXPECT_THAT(
+      response.why(0).text(),
+      HasSubstr("; by the forecast there is room in cloud before that, and it starts there"));
 }
 
 TEST(Explain, ListsWhatWouldHelpCheapestFirst) {
   SystemBuilder s;
-  s.Cluster("lab").Hosts("lab", 1, 4).Cluster("cloud").Hosts("cloud", 1, 4).Hosts("cloud", 1, 4, "a100").Queue("research");
+  s.Cluster("lab")
+      .Hosts("lab", 1, 4)
+      .Cluster("cloud")
+      .Hosts("cloud", 1, 4)
+      .Hosts("cloud", 1, 4, "a100")
+      .Queue("research");
   JobBuilder("research").Workers(4).In({"lab"}).TimeLimit(3600).SubmitTo(&s);
   Go(&s);
   const uint64_t waits = JobBuilder("research").Workers(4).In({"lab"}).SubmitTo(&s);
@@ -390,7 +433,8 @@ TEST(Explain, ListsWhatWouldHelpCheapestFirst) {
   EXPECT_EQ(response.relaxations(0).kind(), pb::ExplainResponse::OTHER_CLUSTERS);
   EXPECT_EQ(response.relaxations(0).change(), "clusters: [lab, cloud]");
   EXPECT_EQ(response.relaxations(0).cluster(), "cloud");
-  EXPECT_EQ(response.relaxations(response.relaxations_size() - 1).kind(), pb::ExplainResponse::JOB_ENDS);
+  EXPECT_EQ(response.relaxations(response.relaxations_size() - 1).kind(),
+            pb::ExplainResponse::JOB_ENDS);
   EXPECT_LE(response.relaxations_size(), kRelaxationsShown);
 }
 
@@ -443,12 +487,18 @@ TEST(Explain, WhereItsTurnHasComeItSaysWhoRunsInItsPlace) {
   s.Cluster("lab").Hosts("lab", 1, 4).Queue("research").Queue("prod");
   JobBuilder("research").Workers(4).TimeLimit(3600).SubmitTo(&s);
   Go(&s);
-  const uint64_t waits = JobBuilder("research").Workers(4).Priority(1).SubmitTo(&s);   // the other may not be stopped yet: min_runtime
+  const uint64_t waits = JobBuilder("research")
+                             .Workers(4)
+                             .Priority(1)
+                             .SubmitTo(&s);  // the other may not be stopped yet: min_runtime
   const pb::ExplainResponse response = Explained(&s, waits);
   ASSERT_EQ(response.why_size(), 1);
   EXPECT_EQ(response.why(0).code(), pb::V_CAPACITY);
-  EXPECT_THAT(response.why(0).text(), HasSubstr("its turn has come, and it waits for 4 more gpu in lab to become free"));
-  EXPECT_THAT(response.why(0).text(), HasSubstr("; research uses 4 of the 4 gpu that it is entitled to, so others of its own jobs run in this one's place"));
+  EXPECT_THAT(response.why(0).text(),
+              HasSubstr("its turn has come, and it waits for 4 more gpu in lab to become free"));
+  EXPECT_THAT(response.why(0).text(),
+              HasSubstr("; research uses 4 of the 4 gpu that it is entitled to, so others of its "
+                        "own jobs run in this one's place"));
 }
 
 TEST(Explain, DrainedHostsAreNamed) {
@@ -469,7 +519,8 @@ TEST(Explain, WithoutTimeItSaysThatItIsNotComplete) {
   Go(&s);
   const uint64_t waits = JobBuilder("research").Workers(2).SubmitTo(&s);
   const Plan plan = Go(&s);
-  const pb::ExplainResponse response = Explain(s.state, plan, waits, s.now_ns, SchedulingOptions(), [](int) { return true; });
+  const pb::ExplainResponse response =
+      Explain(s.state, plan, waits, s.now_ns, SchedulingOptions(), [](int) { return true; });
   EXPECT_FALSE(response.complete());
   EXPECT_EQ(response.why_size(), 1) << "the verdict costs nothing";
   EXPECT_THAT(response.relaxations(), IsEmpty());
@@ -490,15 +541,18 @@ TEST(ReplaceSpec, LeavesAStateThatItsFactsDerive) {
   EXPECT_EQ(State::Difference(changed, changed.Rebuilt()), "");
   EXPECT_EQ(State::Difference(s.state, before), "");
   ReplaceSpec(&changed, running, spec);
-  EXPECT_EQ(changed.FindJob(running)->task_spec(0).workers().min(), 2) << "what runs keeps what it runs with";
+  EXPECT_EQ(changed.FindJob(running)->task_spec(0).workers().min(), 2)
+      << "what runs keeps what it runs with";
 }
 
 // ---- simulate ----
 
 pb::SimulateResponse Simulated(const SystemBuilder& s, const pb::SimulateRequest& request) {
   const Changes changes = ResolveChanges(s.state, request, SpecDefaults{});
-  EXPECT_THAT(changes.problems, IsEmpty()) << changes.problems[0].path << " " << changes.problems[0].message;
-  return Simulate(s.state, changes, "ann", request.delay_ns(), s.now_ns, SchedulingOptions(), FutureOptions(), {}, [](const JobRow&) { return true; });
+  EXPECT_THAT(changes.problems, IsEmpty())
+      << changes.problems[0].path << " " << changes.problems[0].message;
+  return Simulate(s.state, changes, "ann", request.delay_ns(), s.now_ns, SchedulingOptions(),
+                  FutureOptions(), {}, [](const JobRow&) { return true; });
 }
 
 TEST(Simulate, ASubmissionShowsItsStartAndWhoWaitsLonger) {
@@ -513,7 +567,8 @@ TEST(Simulate, ASubmissionShowsItsStartAndWhoWaitsLonger) {
   *request.add_jobs() = Runs(JobBuilder("prod").Workers(4).TimeLimit(1000).spec);
   const pb::SimulateResponse response = Simulated(s, request);
   ASSERT_EQ(response.submitted_size(), 1);
-  EXPECT_EQ(response.submitted(0).start_ns(), At(410)) << "its queue is guaranteed them: they are taken back at once";
+  EXPECT_EQ(response.submitted(0).start_ns(), At(410))
+      << "its queue is guaranteed them: they are taken back at once";
   EXPECT_EQ(response.submitted(0).takes_from_size(), 1);
   EXPECT_THAT(response.submitted(0).end_ns(), About(1410));
   ASSERT_EQ(response.effects_size(), 2);
@@ -544,7 +599,12 @@ TEST(Simulate, ADrainListsWhatItStopsThoughThatWouldBeStoppedLaterAnyway) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 1, 8).Queue("research").Queue("prod", 8);
   const uint64_t job = JobBuilder("research").Workers(4).SubmitTo(&s);
-  const uint64_t prod = JobBuilder("prod").Task("first").TimeLimit(3600).Task("then", {"first"}).Workers(8).SubmitTo(&s);
+  const uint64_t prod = JobBuilder("prod")
+                            .Task("first")
+                            .TimeLimit(3600)
+                            .Task("then", {"first"})
+                            .Workers(8)
+                            .SubmitTo(&s);
   Go(&s);
   pb::SimulateRequest request;
   const pb::SimulateResponse none = Simulated(s, request);
@@ -604,7 +664,8 @@ TEST(Simulate, ChangedGuaranteesShowInTheQueues) {
   bool elastic_hit = false, waits_starts = false;
   for (const auto& effect : response.effects()) {
     elastic_hit = elastic_hit || (effect.job() == elastic && effect.cause() == pb::PREEMPTION);
-    waits_starts = waits_starts || (effect.job() == waits && effect.start_before_ns() == 0 && effect.start_after_ns() > 0);
+    waits_starts = waits_starts || (effect.job() == waits && effect.start_before_ns() == 0 &&
+                                    effect.start_after_ns() > 0);
   }
   EXPECT_TRUE(elastic_hit) << response.DebugString();
   EXPECT_TRUE(waits_starts) << response.DebugString();
@@ -626,16 +687,23 @@ TEST(Simulate, NonsenseIsRefusedWithItsPlace) {
 
 TEST(Top, RowsOfEveryGroupingAddUpToTheUse) {
   SystemBuilder s;
-  s.Cluster("lab").Hosts("lab", 1, 4).Cluster("cloud").Hosts("cloud", 1, 2).Queue("research", 4).Queue("prod");
+  s.Cluster("lab")
+      .Hosts("lab", 1, 4)
+      .Cluster("cloud")
+      .Hosts("cloud", 1, 2)
+      .Queue("research", 4)
+      .Queue("prod");
   JobBuilder("research").Workers(3).In({"lab"}).SubmitTo(&s);
   JobBuilder("prod").Workers(2).In({"cloud"}).SubmitTo(&s);
   Go(&s);
   JobBuilder("prod").Workers(2).In({"cloud"}).SubmitTo(&s);
   const Plan plan = Go(&s);
-  for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER, pb::TopRequest::JOB}) {
+  for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER,
+                        pb::TopRequest::JOB}) {
     pb::TopRequest request;
     request.set_by(by);
-    const pb::TopResponse top = DescribeTop(s.state, plan, request, s.now_ns, [](const JobRow&) { return true; });
+    const pb::TopResponse top =
+        DescribeTop(s.state, plan, request, s.now_ns, [](const JobRow&) { return true; });
     ASSERT_EQ(top.totals_size(), 1);
     EXPECT_EQ(top.totals(0).total_milli(), 6000);
     EXPECT_EQ(top.totals(0).used_milli(), 5000);
@@ -659,12 +727,13 @@ TEST(Ledger, RowsOfJobsSumToTheBooksOfTheirQueues) {
   Go(&s);
   s.Step(400);
   JobBuilder("prod").Workers(2).SubmitTo(&s);
-  Go(&s);                                            // stops it, to go on with two
+  Go(&s);  // stops it, to go on with two
   s.Step(407);
   ::muster::testing::ReportAll(&s, elastic, pb::GONE, 0, true);
   Go(&s);
   s.Step(1000);
-  for (const auto by : {pb::GetLedgerRequest::USER, pb::GetLedgerRequest::JOB, pb::GetLedgerRequest::QUEUE}) {
+  for (const auto by :
+       {pb::GetLedgerRequest::USER, pb::GetLedgerRequest::JOB, pb::GetLedgerRequest::QUEUE}) {
     std::map<int, int64_t> sums, books;
     for (const auto& row : LedgerRows(s.state, by, [](const JobRow&) { return true; })) {
       for (int c = 0; c < row.device_us_size(); ++c) sums[c] += row.device_us(c);

@@ -1,5 +1,6 @@
-// Backfill (SCHEDULING.md §4): what is outside S starts on capacity that nobody in S can use now. It is a victim for S, so only
-// what S waits for is kept from it: reserved devices that it would still hold, and limits that it would use up.
+// Backfill (SCHEDULING.md §4): what is outside S starts on capacity that nobody in S can use now.
+// It is a victim for S, so only what S waits for is kept from it: reserved devices that it would
+// still hold, and limits that it would use up.
 #include <algorithm>
 #include <tuple>
 
@@ -9,11 +10,13 @@
 namespace muster {
 namespace {
 
-constexpr int64_t kPassedOverNs = 14 * kDay;   // who waits for so long is passed over no more by what has run less
+constexpr int64_t kPassedOverNs =
+    14 * kDay;  // who waits for so long is passed over no more by what has run less
 
 }  // namespace
 
-// Tasks of a job share a directory: starting this one may not put a sibling's charged cluster out of reach.
+// Tasks of a job share a directory: starting this one may not put a sibling's charged cluster out
+// of reach.
 bool Round::SiblingsReach(const Base& base, int32_t cell) const {
   if (!base.job->cluster.empty() || base.job->tasks.size() == 1) return true;
   const ClusterRow& cluster = s_.clusters()[m_.cells[cell].cluster];
@@ -21,14 +24,18 @@ bool Round::SiblingsReach(const Base& base, int32_t cell) const {
     const auto sibling = m_.base_of.find({base.ref.job, static_cast<int32_t>(t)});
     if (sibling == m_.base_of.end() || !m_.bases[sibling->second].entitled) continue;
     const int32_t theirs = m_.cells[m_.bases[sibling->second].charge].cluster;
-    if (theirs != m_.cells[cell].cluster && !Reaches(s_.cluster_file(), cluster.spec.job_storage(), s_.clusters()[theirs].name)) return false;
+    if (theirs != m_.cells[cell].cluster &&
+        !Reaches(s_.cluster_file(), cluster.spec.job_storage(), s_.clusters()[theirs].name))
+      return false;
   }
   return true;
 }
 
 bool Round::HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const {
-  return HindersClaims(base, m_.cells[cell].flavour, base.worker_milli * base.min_workers, end_ns) ||
-         (base.worker_cpus_milli > 0 && HindersClaims(base, m_.cpu, base.worker_cpus_milli * base.min_workers, end_ns));
+  return HindersClaims(base, m_.cells[cell].flavour, base.worker_milli * base.min_workers,
+                       end_ns) ||
+         (base.worker_cpus_milli > 0 &&
+          HindersClaims(base, m_.cpu, base.worker_cpus_milli * base.min_workers, end_ns));
 }
 
 bool Round::HindersClaims(const Base& base, int32_t f, int64_t takes, int64_t end_ns) const {
@@ -37,7 +44,9 @@ bool Round::HindersClaims(const Base& base, int32_t f, int64_t takes, int64_t en
     if (UseAt(use_claims_, n, f) + takes <= QuotaOf(n, f).limit_milli) continue;
     for (const int32_t b : unserved_) {
       const Base& claimant = m_.bases[b];
-      if (m_.cells[claimant.charge].flavour != f && (f != m_.cpu || claimant.worker_cpus_milli == 0)) continue;
+      if (m_.cells[claimant.charge].flavour != f &&
+          (f != m_.cpu || claimant.worker_cpus_milli == 0))
+        continue;
       int32_t up = claimant.leaf;
       while (up > n) up = m_.parent[up];
       if (up != n) continue;
@@ -45,9 +54,12 @@ bool Round::HindersClaims(const Base& base, int32_t f, int64_t takes, int64_t en
       for (const Kept& kept : reserved_[claimant.charge]) {
         if (kept.base == b) reservation = &kept;
       }
-      const bool gone_before = reservation != nullptr && reservation->start_ns != 0 && end_ns != 0 && end_ns <= reservation->start_ns;
-      if (!gone_before && !(MayTake(claimant, base) && LevelAllows(claimant, claimant.charge, claimant.worker_milli * claimant.min_workers,
-                                                                    base, use_now_, demand))) {
+      const bool gone_before = reservation != nullptr && reservation->start_ns != 0 &&
+                               end_ns != 0 && end_ns <= reservation->start_ns;
+      if (!gone_before &&
+          !(MayTake(claimant, base) &&
+            LevelAllows(claimant, claimant.charge, claimant.worker_milli * claimant.min_workers,
+                        base, use_now_, demand))) {
         return true;
       }
     }
@@ -81,8 +93,10 @@ bool Round::BackfillOne(int32_t b) {
 // What is used, and what S waits for.
 void Round::CountClaims() {
   use_claims_ = use_now_;
-  const auto has = [](const Base& base, int32_t in) {      // and counts there already
-    return base.current != nullptr && !base.may_be_lost && base.bound_cell == in ? base.current->workers : 0;
+  const auto has = [](const Base& base, int32_t in) {  // and counts there already
+    return base.current != nullptr && !base.may_be_lost && base.bound_cell == in
+               ? base.current->workers
+               : 0;
   };
   for (const int32_t b : unserved_) {
     const Base& base = m_.bases[b];
@@ -103,10 +117,12 @@ Round::InLine Round::PlaceInLine(int32_t b) const {
 void Round::Backfill() {
   // What was shrunk for a claim and is outside S keeps its devices as long as S leaves them.
   std::vector<InLine> waiting;
-  std::vector<CellView> cells(m_.cells.size());            // what is free when this begins
+  std::vector<CellView> cells(m_.cells.size());  // what is free when this begins
   const auto has_room = [&](const Base& base) {
     for (size_t i = 0; i < base.cells.size(); ++i) {
-      if (base.opened[i] && FreeMilli(base, base.cells[i], &cells) >= base.worker_milli * base.min_workers) return true;
+      if (base.opened[i] &&
+          FreeMilli(base, base.cells[i], &cells) >= base.worker_milli * base.min_workers)
+        return true;
     }
     return false;
   };
@@ -114,12 +130,16 @@ void Round::Backfill() {
     const Base& base = m_.bases[b];
     if (stopped_[b] || base.ends) return;
     const Reservation* held = base.reserved ? base.row->reservation.get() : nullptr;
-    if (held != nullptr && held->held && held->attempt == base.row->next_attempt && (base.wants_place() || (base.ComesBack() && !Unanswered(base))) &&
-        base.leaf >= 0 && future_.Fits(*base.spec, held->parts, /*silent_too=*/true)) {
+    if (held != nullptr && held->held && held->attempt == base.row->next_attempt &&
+        (base.wants_place() || (base.ComesBack() && !Unanswered(base))) && base.leaf >= 0 &&
+        future_.Fits(*base.spec, held->parts, /*silent_too=*/true)) {
       for (const int32_t cell : base.cells) {
-        if (m_.cells[cell].cluster != held->cluster || (!held->flavour.empty() && held->flavour != m_.flavours[m_.cells[cell].flavour])) continue;
+        if (m_.cells[cell].cluster != held->cluster ||
+            (!held->flavour.empty() && held->flavour != m_.flavours[m_.cells[cell].flavour]))
+          continue;
         if (!WithinLimits(base, cell, held->workers, use_future_)) break;
-        if (base.wants_place() && now_.Fits(*base.spec, held->parts) && WithinLimits(base, cell, held->workers, use_now_)) {
+        if (base.wants_place() && now_.Fits(*base.spec, held->parts) &&
+            WithinLimits(base, cell, held->workers, use_now_)) {
           Start(b, cell, held->workers, held->parts);
         } else {
           Hold(b, cell, held->workers, held->parts);
@@ -138,12 +158,13 @@ void Round::Backfill() {
   if (waiting.empty()) return;
   CountClaims();
 
-  // The queues in turns, the one with the lowest levels along its path first. In each by priority, then what has run the least so
-  // far: who isn't entitled to devices yet gets them in turns, and short work is through before its turn in S comes (decision 041).
+  // The queues in turns, the one with the lowest levels along its path first. In each by priority,
+  // then what has run the least so far: who isn't entitled to devices yet gets them in turns, and
+  // short work is through before its turn in S comes (decision 041).
   std::sort(waiting.begin(), waiting.end());
   struct Turn {
-    std::vector<Level> levels;         // from below the root down to the leaf
-    size_t next = 0, end = 0;          // in `waiting`
+    std::vector<Level> levels;  // from below the root down to the leaf
+    size_t next = 0, end = 0;   // in `waiting`
   };
   const auto levels_of = [&](int32_t b) {
     const Base& base = m_.bases[b];
@@ -159,8 +180,10 @@ void Round::Backfill() {
     return levels;
   };
   const auto later = [&](const Turn& a, const Turn& b) {
-    for (size_t i = 0; i < std::max(a.levels.size(), b.levels.size()); ++i) {   // a leaf nearer to the root has the lowest level below itself
-      const Level mine = i < a.levels.size() ? a.levels[i] : Level(), other = i < b.levels.size() ? b.levels[i] : Level();
+    for (size_t i = 0; i < std::max(a.levels.size(), b.levels.size());
+         ++i) {  // a leaf nearer to the root has the lowest level below itself
+      const Level mine = i < a.levels.size() ? a.levels[i] : Level(),
+                  other = i < b.levels.size() ? b.levels[i] : Level();
       if (const int order = Compare(mine, other); order != 0) return order > 0;
     }
     const Base &x = m_.bases[waiting[a.next].base], &y = m_.bases[waiting[b.next].base];

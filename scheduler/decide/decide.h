@@ -9,8 +9,9 @@
 
 namespace muster {
 
-// Deterministic: the same State, now and options give the same plan, bit for bit, on every machine. `now_ns` is the journalled
-// time of the step. The plan's events are to be applied to this very State. Thread-safe on distinct copies.
+// Deterministic: the same State, now and options give the same plan, bit for bit, on every machine.
+// `now_ns` is the journalled time of the step. The plan's events are to be applied to this very
+// State. Thread-safe on distinct copies.
 Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options);
 
 }  // namespace muster

@@ -28,11 +28,14 @@ SchedulingOptions Quick() {
   return options;
 }
 
-Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) { return testing::DecideAndApply(system, options); }
+Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) {
+  return testing::DecideAndApply(system, options);
+}
 
 // Without what is said of reservations.
 int ActsOf(const Plan& plan) {
-  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return !e.has_reservation(); }));
+  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(),
+                                        [](const pb::Event& e) { return !e.has_reservation(); }));
 }
 
 pb::VerdictCode CodeOf(const Plan& plan, uint64_t job, int task = 0) {
@@ -48,9 +51,14 @@ int32_t WorkersOf(const SystemBuilder& system, uint64_t job) {
 // The demo's system: research is guaranteed 2 in lab, prod 2 in lab and 2 in cloud.
 SystemBuilder DemoSystem() {
   SystemBuilder system;
-  system.Cluster("lab", "shared").Cluster("cloud", "shared2").Hosts("lab", 2, 2).Hosts("cloud", 1, 2);
+  system.Cluster("lab", "shared")
+      .Cluster("cloud", "shared2")
+      .Hosts("lab", 2, 2)
+      .Hosts("cloud", 1, 2);
   system.Queue("research", 2).Queue("prod", 4);
-  system.GuaranteeIn("research", "lab", 2).GuaranteeIn("prod", "lab", 2).GuaranteeIn("prod", "cloud", 2);
+  system.GuaranteeIn("research", "lab", 2)
+      .GuaranteeIn("prod", "lab", 2)
+      .GuaranteeIn("prod", "cloud", 2);
   return system;
 }
 
@@ -106,7 +114,8 @@ TEST(Decide, SpillsWhenTheNextClusterStartsItSoonerByMoreThanItCosts) {
   for (const int64_t left_s : {5, 60}) {
     SystemBuilder system = DemoSystem();
     for (const char* queue : {"research", "prod"}) {
-      const uint64_t full = JobBuilder(queue).Workers(2).In({"lab"}).TimeLimit(left_s).SubmitTo(&system);
+      const uint64_t full =
+          JobBuilder(queue).Workers(2).In({"lab"}).TimeLimit(left_s).SubmitTo(&system);
       Go(&system);
       StartAll(&system, full);
     }
@@ -151,7 +160,10 @@ TEST(Decide, PlacesOnTheTightestLevel) {
   };
   for (const PlacementCase& c : cases) {
     SystemBuilder system;
-    system.Cluster("c").Hosts("c", 3, 4, "gpu", "large").Hosts("c", 2, 4, "gpu", "small").Queue("q");
+    system.Cluster("c")
+        .Hosts("c", 3, 4, "gpu", "large")
+        .Hosts("c", 2, 4, "gpu", "small")
+        .Queue("q");
     JobBuilder builder("q");
     builder.Workers(c.workers).Gpus(c.gpus).task()->mutable_topology()->set_required(c.required);
     const uint64_t job = builder.SubmitTo(&system);
@@ -240,7 +252,8 @@ TEST(Decide, ReplacesWhatIsOnAnUnreachableHostOnlyWhereTheTaskAllowsIt) {
   }
 }
 
-// Once nothing was heard of the host for fence_after + grace + 5 s, and what clocks may drift, its shim has stopped it.
+// Once nothing was heard of the host for fence_after + grace + 5 s, and what clocks may drift, its
+// shim has stopped it.
 TEST(Decide, LosesWhatIsFencedOnlyOnceItsFenceHasPassedForCertain) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 1).Queue("q");
@@ -293,7 +306,8 @@ TEST(Decide, LosesWhatWaitsForItsHostOnceSomebodySaysThatItIsOff) {
   system.Do(off);
   EXPECT_EQ(ActsOf(Go(&system)), 2);
   system.HostState("c", system.state.host(first).name, pb::HOST_UP);
-  EXPECT_TRUE(system.state.host(first).confirmed_off_by.empty()) << "it speaks: the word no longer holds";
+  EXPECT_TRUE(system.state.host(first).confirmed_off_by.empty())
+      << "it speaks: the word no longer holds";
 }
 
 // A trainer's gang of three workers with two GPUs each, running.
@@ -309,10 +323,13 @@ uint64_t StartTrainer(SystemBuilder* system) {
 
 void LoseItsSecondHost(SystemBuilder* system, uint64_t job) {
   system->Step(60);
-  system->HostState("c", system->state.host(TaskOf(system->state, job).attempts.back().parts[1].host).name, pb::HOST_UNREACHABLE);
+  system->HostState(
+      "c", system->state.host(TaskOf(system->state, job).attempts.back().parts[1].host).name,
+      pb::HOST_UNREACHABLE);
 }
 
-// A gang over three of four hosts, of which one can't be reached any more, beside a job that waits for two of them.
+// A gang over three of four hosts, of which one can't be reached any more, beside a job that waits
+// for two of them.
 TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
   for (const bool fails : {false, true}) {
     SCOPED_TRACE(fails ? "its members fail for it" : "its members notice nothing");
@@ -321,7 +338,8 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
     const uint64_t job = StartTrainer(&system);
     const auto hosts = [&] {
       std::vector<HostId> found;
-      for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts) found.push_back(part.host);
+      for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts)
+        found.push_back(part.host);
       return found;
     };
     const std::vector<HostId> first = hosts();
@@ -331,12 +349,14 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
     Go(&system);
     LoseItsSecondHost(&system, job);
     if (fails) {
-      for (const size_t part : {0, 2}) system.Do(Report(system.state, job, 0, 1, part, pb::EXITED, 1));
+      for (const size_t part : {0, 2})
+        system.Do(Report(system.state, job, 0, 1, part, pb::EXITED, 1));
       Go(&system);
     }
     Go(&system);
     EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
-    ASSERT_NE(TaskOf(system.state, job).reservation, nullptr) << "what its next attempt gets is nobody else's";
+    ASSERT_NE(TaskOf(system.state, job).reservation, nullptr)
+        << "what its next attempt gets is nobody else's";
     for (const size_t part : {0, 2}) {
       EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 1u);
       EXPECT_EQ(TaskOf(system.state, waits).state, pb::TASK_WAITING);
@@ -355,7 +375,8 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
   }
 }
 
-// The only spare is still another job's, which is being stopped: until it has left the gang runs on.
+// The only spare is still another job's, which is being stopped: until it has left the gang runs
+// on.
 TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 2).Queue("q");
@@ -376,12 +397,14 @@ TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
   ReportAll(&system, leaves, pb::GONE, 0, true);
   Go(&system);
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
-  for (const size_t part : {0, 2}) system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
+  for (const size_t part : {0, 2})
+    system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
   Go(&system);
   EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 2u);
 }
 
-// Without a spare it keeps running where it is: its devices are not given up for a place that doesn't exist.
+// Without a spare it keeps running where it is: its devices are not given up for a place that
+// doesn't exist.
 TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 3, 2).Queue("q");
@@ -400,8 +423,9 @@ JobBuilder TwoTasks(int64_t first_limit_s) {
   return builder;
 }
 
-// Its first task is over its time limit, on a host that can't be reached: the plan that declares it lost ends the job, and reserves
-// nothing for the second, though another job leaves the devices that this waits for.
+// Its first task is over its time limit, on a host that can't be reached: the plan that declares it
+// lost ends the job, and reserves nothing for the second, though another job leaves the devices
+// that this waits for.
 TEST(Decide, AJobThatEndsByALossIsKeptNoDevices) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 2).Queue("q");
@@ -419,15 +443,19 @@ TEST(Decide, AJobThatEndsByALossIsKeptNoDevices) {
   system.Step(60);
   Go(&system);
   ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
-  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+  system.HostState("c",
+                   system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name,
+                   pb::HOST_UNREACHABLE);
   system.Cancel(leaves);
   const Plan plan = Go(&system);
-  for (const pb::Event& event : plan.events) EXPECT_FALSE(event.has_reservation()) << event.ShortDebugString();
+  for (const pb::Event& event : plan.events)
+    EXPECT_FALSE(event.has_reservation()) << event.ShortDebugString();
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_FAILED);
   EXPECT_TRUE(TaskOf(system.state, job, 1).finished());
 }
 
-// As above, where others' tasks have the devices that the second is entitled to: none of them is stopped for it.
+// As above, where others' tasks have the devices that the second is entitled to: none of them is
+// stopped for it.
 TEST(Decide, NobodyIsStoppedForAJobThatEndsByALoss) {
   for (const bool ends : {false, true}) {
     SystemBuilder system;
@@ -444,12 +472,16 @@ TEST(Decide, NobodyIsStoppedForAJobThatEndsByALoss) {
     system.Step(4);
     Go(&system);
     ASSERT_EQ(TaskOf(system.state, job).state, ends ? pb::TASK_STOPPING : pb::TASK_RUNNING);
-    for (const uint64_t other : others) ASSERT_EQ(TaskOf(system.state, other).state, pb::TASK_RUNNING) << "within its min_runtime";
+    for (const uint64_t other : others)
+      ASSERT_EQ(TaskOf(system.state, other).state, pb::TASK_RUNNING) << "within its min_runtime";
     system.Step(6);
-    const std::string& host = system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name;
+    const std::string& host =
+        system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name;
     if (ends) system.HostState("c", host, pb::HOST_UNREACHABLE);
     const Plan plan = Go(&system);
-    const auto claims = [](const pb::Event& event) { return event.has_attempt_stopping() && event.attempt_stopping().has_claimant(); };
+    const auto claims = [](const pb::Event& event) {
+      return event.has_attempt_stopping() && event.attempt_stopping().has_claimant();
+    };
     EXPECT_EQ(std::count_if(plan.events.begin(), plan.events.end(), claims), ends ? 0 : 1);
     EXPECT_EQ(TaskOf(system.state, job).state == pb::TASK_FAILED, ends);
   }
@@ -470,7 +502,9 @@ TEST(Decide, WhatElseRunsOfAJobThatEndsByALossStopsInTheSamePlan) {
   ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
   ASSERT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_RUNNING);
   system.Step(6);
-  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+  system.HostState("c",
+                   system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name,
+                   pb::HOST_UNREACHABLE);
   const Plan plan = Go(&system);
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_FAILED);
   EXPECT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_STOPPING);
@@ -486,7 +520,9 @@ TEST(Decide, LooksAgainAtOnceAfterAStopThatNobodyWillAnswer) {
   const uint64_t job = builder.SubmitTo(&system);
   Go(&system);
   StartAll(&system, job);
-  system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+  system.HostState("c",
+                   system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name,
+                   pb::HOST_UNREACHABLE);
   system.Cancel(job);
   const Plan plan = Go(&system);
   ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
@@ -506,7 +542,8 @@ TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
   int silent = 0;
   for (const HostId id : system.state.hosts()) {
-    if (id == first || silent++ < 2) system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
+    if (id == first || silent++ < 2)
+      system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
   }
   EXPECT_EQ(ActsOf(Go(&system)), 0);
 }
@@ -527,15 +564,18 @@ TEST(Decide, HostsThatWereLongUnreachableCountNeitherAmongTheSilentNorAmongAll) 
     const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
     int gone = 0, silent = 0;
     for (const HostId id : system.state.hosts()) {
-      if (id != first && gone++ < c.long_gone) system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
+      if (id != first && gone++ < c.long_gone)
+        system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
     }
     system.Step(4 * SchedulingOptions().lease_ns / kSecond);
     system.HostState("c", system.state.host(first).name, pb::HOST_UNREACHABLE);
     for (const HostId id : system.state.hosts()) {
-      if (system.state.host(id).state == pb::HOST_UP && ++silent < c.silent) system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
+      if (system.state.host(id).state == pb::HOST_UP && ++silent < c.silent)
+        system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
     }
     const Plan plan = Go(&system);
-    EXPECT_EQ(ActsOf(plan) > 0, c.lost) << c.silent << " of " << c.hosts << " are silent, and " << c.long_gone << " have been for long";
+    EXPECT_EQ(ActsOf(plan) > 0, c.lost) << c.silent << " of " << c.hosts << " are silent, and "
+                                        << c.long_gone << " have been for long";
   }
 }
 
@@ -567,7 +607,8 @@ TEST(Decide, StopsAtTheTimeLimitAndOnAHang) {
   StartAll(&system, limited);
   StartAll(&system, hangs);
   system.Step(25);
-  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + 30 * kSecond) << "the hang clock starts with the first line";
+  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + 30 * kSecond)
+      << "the hang clock starts with the first line";
   pb::Event progress;
   *progress.mutable_progress_seen()->mutable_key() = KeyOf(*system.state.FindJob(hangs), 0, 1);
   progress.mutable_progress_seen()->mutable_progress()->set_at_ns(system.now_ns);
@@ -595,7 +636,7 @@ struct SilentTask {
     StartAll(&system, job);
     Say(SystemBuilder::kStart);
   }
-  void Say(int64_t host_ns) {                      // by the host's clock
+  void Say(int64_t host_ns) {  // by the host's clock
     pb::Event progress;
     *progress.mutable_progress_seen()->mutable_key() = KeyOf(*system.state.FindJob(job), 0, 1);
     progress.mutable_progress_seen()->mutable_progress()->set_at_ns(host_ns);
@@ -612,9 +653,11 @@ struct SilentTask {
   int64_t HungAtSeconds() {
     const Plan plan = Decide(system.state, system.now_ns, Quick());
     for (const pb::Event& event : plan.events) {
-      if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::HANG) return (system.now_ns - SystemBuilder::kStart) / kSecond;
+      if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::HANG)
+        return (system.now_ns - SystemBuilder::kStart) / kSecond;
     }
-    return plan.next_look_ns == INT64_MAX ? -1 : (plan.next_look_ns - SystemBuilder::kStart) / kSecond;
+    return plan.next_look_ns == INT64_MAX ? -1
+                                          : (plan.next_look_ns - SystemBuilder::kStart) / kSecond;
   }
 };
 
@@ -624,7 +667,7 @@ TEST(Decide, WhatCouldNotBeHeardIsNoHang) {
   still.system.Step(100);
   EXPECT_EQ(still.HungAtSeconds(), 100);
 
-  SilentTask restarted;                            // musterd was down from 10 s to 3000 s
+  SilentTask restarted;  // musterd was down from 10 s to 3000 s
   restarted.ListenAgain(3000);
   EXPECT_EQ(restarted.HungAtSeconds(), 3100);
 
@@ -639,7 +682,7 @@ TEST(Decide, WhatCouldNotBeHeardIsNoHang) {
   cut.system.HostState("c", "h00", pb::HOST_UP);
   EXPECT_EQ(cut.HungAtSeconds(), 3100);
 
-  SilentTask skewed;                               // its host's clock is an hour behind, or ahead
+  SilentTask skewed;  // its host's clock is an hour behind, or ahead
   skewed.system.Step(60);
   skewed.Say(SystemBuilder::kStart - kHour);
   EXPECT_EQ(skewed.HungAtSeconds(), 160);
@@ -676,12 +719,14 @@ TEST(Decide, AHostThatDoesntPrepareAGangInTimeKeepsItNoLonger) {
   Plan plan = Go(&system);
   ASSERT_EQ(ActsOf(plan), 1);
   EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::LAUNCH_FAILED);
-  EXPECT_EQ(plan.events[0].attempt_stopping().detail(), absl::StrCat(system.state.HostName(parts[1].host), " hasn't prepared it for 10m"));
+  EXPECT_EQ(plan.events[0].attempt_stopping().detail(),
+            absl::StrCat(system.state.HostName(parts[1].host), " hasn't prepared it for 10m"));
   ReportAll(&system, job, pb::GONE);
   system.Step(2 * kAllowedS + 60);
   Go(&system);
   ASSERT_EQ(TaskOf(system.state, job).attempts.back().number, 2);
-  for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts) EXPECT_NE(part.host, parts[1].host);
+  for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts)
+    EXPECT_NE(part.host, parts[1].host);
 }
 
 TEST(Decide, ATaskThatLosesOneHostAfterTheOtherEndsAtTheTenth) {
@@ -692,30 +737,36 @@ TEST(Decide, ATaskThatLosesOneHostAfterTheOtherEndsAtTheTenth) {
     JobBuilder builder("q");
     builder.Workers(workers);
     builder.task()->set_when_unreachable(pb::REPLACE);
-    if (workers > 1) builder.task()->set_trainer_json("{}");   // its other members end by themselves
+    if (workers > 1) builder.task()->set_trainer_json("{}");  // its other members end by themselves
     const uint64_t job = builder.SubmitTo(&system);
     int64_t second = 0;
     int attempts = 0;
     while (attempts < 20 && !system.state.FindJob(job)->finished()) {
       system.Step(++second);
-      for (int i = 0; i < 4; ++i) Go(&system);         // stops of a gang's other host, the loss, the next placement
+      for (int i = 0; i < 4; ++i)
+        Go(&system);  // stops of a gang's other host, the loss, the next placement
       if (system.state.FindJob(job)->finished()) break;
       const AttemptRow& newest = TaskOf(system.state, job).attempts.back();
       if (newest.state == pb::TASK_STOPPING) {
         for (size_t p = 0; p < newest.parts.size(); ++p) {
-          if (system.state.host(newest.parts[p].host).state == pb::HOST_UP) system.Do(Report(system.state, job, 0, newest.number, p, pb::GONE, 143, true));
+          if (system.state.host(newest.parts[p].host).state == pb::HOST_UP)
+            system.Do(Report(system.state, job, 0, newest.number, p, pb::GONE, 143, true));
         }
         continue;
       }
       ++attempts;
       StartAll(&system, job);
       system.Step(second += 60);
-      system.HostState("c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name, pb::HOST_UNREACHABLE);
+      system.HostState(
+          "c", system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name,
+          pb::HOST_UNREACHABLE);
     }
     EXPECT_EQ(attempts, kHostsLostInRow);
     EXPECT_EQ(system.state.FindJob(job)->state, pb::FAILED);
     EXPECT_EQ(system.state.FindJob(job)->cause, pb::HOST_LOST);
-    EXPECT_EQ(system.state.FindJob(job)->detail, "10 attempts in a row lost a host before they made progress: see the attempts before this one");
+    EXPECT_EQ(system.state.FindJob(job)->detail,
+              "10 attempts in a row lost a host before they made progress: see the attempts before "
+              "this one");
     EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
   }
 }
@@ -739,11 +790,17 @@ TEST(Decide, AThousandJobsTakeMilliseconds) {
   SystemBuilder system;
   system.Cluster("a").Cluster("b").Hosts("a", 64, 8).Hosts("b", 32, 8);
   for (int q = 0; q < 10; ++q) system.Queue(absl::StrCat("q", q), 40);
-  for (int j = 0; j < 1000; ++j) JobBuilder(absl::StrCat("q", j % 10)).Workers(1 + j % 4, 1 + j % 4 + j % 3).Gpus(1 + j % 2).SubmitTo(&system);
+  for (int j = 0; j < 1000; ++j)
+    JobBuilder(absl::StrCat("q", j % 10))
+        .Workers(1 + j % 4, 1 + j % 4 + j % 3)
+        .Gpus(1 + j % 2)
+        .SubmitTo(&system);
   Go(&system);
   const auto from = std::chrono::steady_clock::now();
   Decide(system.state, system.now_ns, Quick());
-  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - from).count();
+  const auto took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - from)
+          .count();
   std::printf("decide with 1,000 jobs, 768 GPUs: %ld ms\n", static_cast<long>(took));
   EXPECT_LT(took, 1000) << "something became quadratic or worse";
 }

@@ -5,7 +5,9 @@
 
 namespace muster {
 
-Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options) { return Decider().Decide(state, now_ns, options); }
+Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options) {
+  return Decider().Decide(state, now_ns, options);
+}
 
 void Decider::Follow(const State& state, const SchedulingOptions& options) {
   if (!seen_.has_value() || policy_ != options.placement) {
@@ -14,7 +16,7 @@ void Decider::Follow(const State& state, const SchedulingOptions& options) {
     future_.emplace(state, policy_);
   } else {
     const Touched touched = state.Since(*seen_);
-    if (touched.clusters || touched.host_order) {        // a cluster's drain, too
+    if (touched.clusters || touched.host_order) {  // a cluster's drain, too
       now_->Rebuild(state);
       future_->Rebuild(state);
     } else {

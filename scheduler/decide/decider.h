@@ -1,7 +1,9 @@
-// Decide, for who decides step after step: it keeps what it read of State, and reads again what was written since.
+// Decide, for who decides step after step: it keeps what it read of State, and reads again what was
+// written since.
 //
-// A Decider's plan is that of a fresh one, bit for bit, whatever State it is given: the next step's, a copy that went another
-// way, or another system's. Only the time it takes depends on what it saw before. One thread; not to be copied.
+// A Decider's plan is that of a fresh one, bit for bit, whatever State it is given: the next
+// step's, a copy that went another way, or another system's. Only the time it takes depends on what
+// it saw before. One thread; not to be copied.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +28,16 @@ class Decider {
   // As Decide (decide.h).
   Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options);
 
-  // "" if the maps that it keeps are those of a fresh one for this State, else the first difference. For tests.
+  // "" if the maps that it keeps are those of a fresh one for this State, else the first
+  // difference. For tests.
   std::string Difference(const State& state);
 
  private:
   void Follow(const State& state, const SchedulingOptions& options);
 
   ModelUpkeep model_;
-  // What hosts have free by `seen_`: now, and (once a Round has released that) with what stopping attempts give back.
+  // What hosts have free by `seen_`: now, and (once a Round has released that) with what stopping
+  // attempts give back.
   std::optional<FreeMap> now_, future_;
   PlacementPolicy policy_ = PlacementPolicy::kV;
   std::optional<State> seen_;

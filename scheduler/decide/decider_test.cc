@@ -24,14 +24,18 @@ std::string Text(const Plan& plan) {
   std::string text = absl::StrCat("look at ", plan.next_look_ns, "\n");
   for (const pb::Event& event : plan.events) text += event.DebugString();
   for (const Verdict& verdict : plan.verdicts) {
-    absl::StrAppend(&text, verdict.task.job, ".", verdict.task.task, " ", static_cast<int>(verdict.code), " ", verdict.cluster, " ",
-                    plan.verdicts.FlavourOf(verdict), " ", verdict.missing_milli, " ", verdict.expected_start_ns, "\n");
+    absl::StrAppend(&text, verdict.task.job, ".", verdict.task.task, " ",
+                    static_cast<int>(verdict.code), " ", verdict.cluster, " ",
+                    plan.verdicts.FlavourOf(verdict), " ", verdict.missing_milli, " ",
+                    verdict.expected_start_ns, "\n");
   }
-  for (const auto& [where, milli] : plan.entitled_milli) absl::StrAppend(&text, where.first, " ", where.second, " ", milli, "\n");
+  for (const auto& [where, milli] : plan.entitled_milli)
+    absl::StrAppend(&text, where.first, " ", where.second, " ", milli, "\n");
   return text;
 }
 
-// RandomEvents' jobs name no flavours and its queues have no children with quota: here they compete.
+// RandomEvents' jobs name no flavours and its queues have no children with quota: here they
+// compete.
 class Events {
  public:
   explicit Events(uint64_t seed) : events_(seed) {}
@@ -41,14 +45,18 @@ class Events {
     if (event.has_job_submitted()) {
       pb::JobSpec* spec = event.mutable_job_submitted()->mutable_spec();
       spec->set_priority(static_cast<int32_t>(Below(3)));
-      spec->set_queue(std::array<const char*, 4>{"research/nlp", "research/vision", "product", "gone"}[Below(20) == 0 ? 3 : Below(3)]);
+      spec->set_queue(std::array<const char*, 4>{"research/nlp", "research/vision", "product",
+                                                 "gone"}[Below(20) == 0 ? 3 : Below(3)]);
       if (Below(3) == 0) spec->add_clusters(Below(2) ? "lab" : "cloud");
       for (pb::TaskSpec& task : *spec->mutable_tasks()) {
         if (task.resources().gpus_milli() > 0) task.mutable_resources()->add_gpu_types("gpu");
-        if (task.resources().gpus_milli() > 0 && Below(2)) task.mutable_resources()->add_gpu_types("big");
-        const int32_t min = task.resources().gpus_milli() % 1000 == 0 ? 1 + static_cast<int32_t>(Below(4)) : 1;
+        if (task.resources().gpus_milli() > 0 && Below(2))
+          task.mutable_resources()->add_gpu_types("big");
+        const int32_t min =
+            task.resources().gpus_milli() % 1000 == 0 ? 1 + static_cast<int32_t>(Below(4)) : 1;
         task.mutable_workers()->set_min(min);
-        task.mutable_workers()->set_max(min + static_cast<int32_t>(task.resources().gpus_milli() % 1000 == 0 ? Below(3) : 0));
+        task.mutable_workers()->set_max(
+            min + static_cast<int32_t>(task.resources().gpus_milli() % 1000 == 0 ? Below(3) : 0));
         if (Below(3) == 0) task.set_time_limit_ns((1 + Below(20)) * kSecond);
         if (Below(4) == 0) task.set_when_unreachable(Below(2) ? pb::REPLACE : pb::WAIT);
       }
@@ -96,13 +104,15 @@ TEST(Decider, KeptPlansAsAFreshOneDoesAfterRandomEvents) {
     State state;
     Decider kept;
     for (int step = 0; step < 250; ++step, ++steps) {
-      for (int64_t n = step == 0 ? 16 : events.Below(6); n >= 0; --n) Apply(&state, events.Next(state));
+      for (int64_t n = step == 0 ? 16 : events.Below(6); n >= 0; --n)
+        Apply(&state, events.Next(state));
       const Plan plan = kept.Decide(state, state.now_ns(), Quick());
-      ASSERT_EQ(Text(plan), Text(Decide(state, state.now_ns(), Quick()))) << "seed " << seed << " step " << step;
+      ASSERT_EQ(Text(plan), Text(Decide(state, state.now_ns(), Quick())))
+          << "seed " << seed << " step " << step;
       if (step % 8 == 0) {
         ASSERT_EQ(kept.Difference(state), "") << "seed " << seed << " step " << step;
       }
-      if (events.Below(4) == 0) continue;                // a plan that is refused
+      if (events.Below(4) == 0) continue;  // a plan that is refused
       for (const pb::Event& event : plan.events) Apply(&state, event);
       events_planned += static_cast<int64_t>(plan.events.size());
     }
@@ -110,7 +120,8 @@ TEST(Decider, KeptPlansAsAFreshOneDoesAfterRandomEvents) {
   EXPECT_GT(events_planned, 1'500);
 }
 
-// Another history, an older State, a State loaded from rows, another system: it notices, and is right.
+// Another history, an older State, a State loaded from rows, another system: it notices, and is
+// right.
 TEST(Decider, IsRightAboutAnyStateThatItIsGiven) {
   for (uint64_t seed = 1; seed <= 25; ++seed) {
     Events events(seed * 31);
@@ -127,13 +138,15 @@ TEST(Decider, IsRightAboutAnyStateThatItIsGiven) {
       State& state = states[static_cast<size_t>(events.Below(static_cast<int64_t>(states.size())))];
       for (int64_t n = events.Below(12); n >= 0; --n) Apply(&state, events.Next(state));
       const Plan plan = kept.Decide(state, state.now_ns(), Quick());
-      ASSERT_EQ(Text(plan), Text(Decide(state, state.now_ns(), Quick()))) << "seed " << seed << " step " << step;
+      ASSERT_EQ(Text(plan), Text(Decide(state, state.now_ns(), Quick())))
+          << "seed " << seed << " step " << step;
       for (const pb::Event& event : plan.events) Apply(&state, event);
     }
   }
 }
 
-// What hosts have free is read again where an event touched it, and all of it where one may have moved hosts between pools.
+// What hosts have free is read again where an event touched it, and all of it where one may have
+// moved hosts between pools.
 TEST(Decider, KeepsWhatHostsHaveFree) {
   SystemBuilder system;
   system.Cluster("c").Cluster("d").Hosts("c", 3, 2).Hosts("d", 2, 2).Queue("q");
@@ -145,7 +158,8 @@ TEST(Decider, KeepsWhatHostsHaveFree) {
     EXPECT_EQ(kept.Difference(system.state), "") << after;
     const Plan plan = kept.Decide(system.state, system.now_ns, Quick());
     EXPECT_EQ(Text(plan), Text(Decide(system.state, system.now_ns, Quick()))) << after;
-    EXPECT_EQ(kept.Difference(system.state), "") << "a decision after " << after << " leaves the maps as they were";
+    EXPECT_EQ(kept.Difference(system.state), "")
+        << "a decision after " << after << " leaves the maps as they were";
     for (const pb::Event& event : plan.events) system.Do(event);
     EXPECT_EQ(kept.Difference(system.state), "") << "the plan after " << after;
   };
@@ -181,7 +195,8 @@ TEST(Decider, KeepsWhatHostsHaveFree) {
   pb::Event configured;
   *configured.mutable_clusters_configured()->mutable_file() = system.state.cluster_file();
   configured.mutable_clusters_configured()->mutable_file()->mutable_clusters()->SwapElements(0, 1);
-  pb::HostSpec* listed = configured.mutable_clusters_configured()->mutable_file()->mutable_clusters(0)->add_hosts();
+  pb::HostSpec* listed =
+      configured.mutable_clusters_configured()->mutable_file()->mutable_clusters(0)->add_hosts();
   listed->set_name("h03");
   listed->set_rack("r7");
   system.Do(configured);
@@ -189,7 +204,8 @@ TEST(Decider, KeepsWhatHostsHaveFree) {
   SchedulingOptions options = Quick();
   options.placement = PlacementPolicy::kBestFit;
   system.Step(++step);
-  EXPECT_EQ(Text(kept.Decide(system.state, system.now_ns, options)), Text(Decide(system.state, system.now_ns, options)));
+  EXPECT_EQ(Text(kept.Decide(system.state, system.now_ns, options)),
+            Text(Decide(system.state, system.now_ns, options)));
   EXPECT_EQ(kept.Difference(system.state), "");
 }
 

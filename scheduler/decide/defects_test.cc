@@ -1,4 +1,5 @@
-// Eight defects found in Peloton's scheduler by reading it, each as a case that must not come back here.
+// Eight defects found in Peloton's scheduler by reading it, each as a case that must not come back
+// here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,11 +40,17 @@ int32_t WorkersOf(const SystemBuilder& system, uint64_t job) {
 }
 TEST(Defects, AShareOfZeroEndsAndTakesWhatIsLeft) {
   SystemBuilder system;
-  system.Cluster("c").Hosts("c", 1, 8).Queue("zero", 0, -1, 0).Queue("also-zero", 0, -1, 0).Queue("one");
+  system.Cluster("c")
+      .Hosts("c", 1, 8)
+      .Queue("zero", 0, -1, 0)
+      .Queue("also-zero", 0, -1, 0)
+      .Queue("one");
   std::vector<uint64_t> zero, one;
-  for (int i = 0; i < 8; ++i) zero.push_back(JobBuilder(i % 2 ? "zero" : "also-zero").SubmitTo(&system));
+  for (int i = 0; i < 8; ++i)
+    zero.push_back(JobBuilder(i % 2 ? "zero" : "also-zero").SubmitTo(&system));
   Go(&system);
-  EXPECT_TRUE(std::all_of(zero.begin(), zero.end(), [&](uint64_t job) { return WorkersOf(system, job) == 1; }));
+  EXPECT_TRUE(std::all_of(zero.begin(), zero.end(),
+                          [&](uint64_t job) { return WorkersOf(system, job) == 1; }));
   for (const uint64_t job : zero) StartAll(&system, job);
   for (int i = 0; i < 3; ++i) one.push_back(JobBuilder("one").SubmitTo(&system));
   system.Step(60);
@@ -67,7 +74,8 @@ TEST(Defects, GuaranteesBeyondCapacityAreServedProRata) {
   ReportAll(&system, b, pb::GONE, 0, true);
   const Plan plan = Go(&system);
   ASSERT_EQ(StopsIn(plan), 1);
-  EXPECT_EQ(plan.events[0].attempt_stopping().next_workers(), 2) << "4 of 8 guaranteed are left: 2 each";
+  EXPECT_EQ(plan.events[0].attempt_stopping().next_workers(), 2)
+      << "4 of 8 guaranteed are left: 2 each";
   ReportAll(&system, a, pb::GONE, 0, true);
   Go(&system);
   EXPECT_EQ(WorkersOf(system, a), 2);
@@ -96,7 +104,8 @@ TEST(Defects, AParentsDemandIsWhatItsChildrensLimitsLeave) {
   for (int i = 0; i < 8; ++i) q.push_back(JobBuilder("q").SubmitTo(&system));
   Go(&system);
   const auto running = [&](const std::vector<uint64_t>& jobs) {
-    return std::count_if(jobs.begin(), jobs.end(), [&](uint64_t job) { return WorkersOf(system, job) > 0; });
+    return std::count_if(jobs.begin(), jobs.end(),
+                         [&](uint64_t job) { return WorkersOf(system, job) > 0; });
   };
   EXPECT_EQ(running(tight), 2);
   EXPECT_EQ(running(q), 6);
@@ -106,7 +115,8 @@ TEST(Defects, TheHundredthRoundCostsWhatTheFirstDid) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 8, 8);
   pb::Event queues;
-  for (int q = 0; q < 1000; ++q) queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name(absl::StrCat("q", q));
+  for (int q = 0; q < 1000; ++q)
+    queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name(absl::StrCat("q", q));
   system.Do(queues);
   for (int q = 0; q < 1000; ++q) JobBuilder(absl::StrCat("q", q)).SubmitTo(&system);
   const auto rounds = [&](int count) {
@@ -115,14 +125,16 @@ TEST(Defects, TheHundredthRoundCostsWhatTheFirstDid) {
       system.Step(1);
       const auto from = std::chrono::steady_clock::now();
       Go(&system);
-      best = std::min<int64_t>(best, std::chrono::nanoseconds(std::chrono::steady_clock::now() - from).count());
+      best = std::min<int64_t>(
+          best, std::chrono::nanoseconds(std::chrono::steady_clock::now() - from).count());
     }
     return best;
   };
   const int64_t first = rounds(5);
   rounds(90);
   const int64_t last = rounds(5);
-  std::printf("a round over 1,000 queues: %.1f ms, after a hundred: %.1f ms\n", first / 1e6, last / 1e6);
+  std::printf("a round over 1,000 queues: %.1f ms, after a hundred: %.1f ms\n", first / 1e6,
+              last / 1e6);
   EXPECT_LT(last, 3 * first + 1'000'000);
 }
 
@@ -130,7 +142,8 @@ TEST(Defects, ABigHeadThatFindsNoPlaceBlocksNobody) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 4).Queue("q");
   std::vector<uint64_t> halves;
-  for (int i = 0; i < 2; ++i) halves.push_back(JobBuilder("q").Workers(2).Gpus(3).SubmitTo(&system));
+  for (int i = 0; i < 2; ++i)
+    halves.push_back(JobBuilder("q").Workers(2).Gpus(3).SubmitTo(&system));
   Go(&system);
   for (const uint64_t job : halves) StartAll(&system, job);
   const uint64_t head = JobBuilder("q").Gpus(4).Priority(9).SubmitTo(&system);
@@ -165,7 +178,8 @@ TEST(Defects, NobodyIsStoppedForWhatWouldNotFitAfterwards) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8).Queue("b");
   std::vector<uint64_t> jobs;
-  for (const char* queue : {"a", "b", "a", "b"}) {       // a host has 3 of a, which has nowhere to go, and 1 of b
+  for (const char* queue :
+       {"a", "b", "a", "b"}) {  // a host has 3 of a, which has nowhere to go, and 1 of b
     jobs.push_back(JobBuilder(queue).Gpus(queue[0] == 'a' ? 3 : 1).SubmitTo(&system));
     Go(&system);
     StartAll(&system, jobs.back());

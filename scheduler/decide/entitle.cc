@@ -18,7 +18,9 @@ bool Before(const Model& model, int32_t a, int32_t b) {
 
 // The cell where it runs; -1 also if that isn't one of its list.
 int32_t BoundIn(const Base& base) {
-  return std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end() ? base.bound_cell : -1;
+  return std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end()
+             ? base.bound_cell
+             : -1;
 }
 
 }  // namespace
@@ -43,7 +45,8 @@ QuotaTree ReadQuotas(const State& state, const Model& model) {
       if (tree[n].cells.empty()) tree[n].cells.assign(model.cells.size(), kUnbounded);
       for (size_t c = 0; c < model.cells.size(); ++c) {
         if (model.cells[c].flavour != static_cast<int32_t>(f)) continue;
-        const auto cell = row.guarantee_per_cluster().find(state.clusters()[model.cells[c].cluster].name);
+        const auto cell =
+            row.guarantee_per_cluster().find(state.clusters()[model.cells[c].cluster].name);
         tree[n].cells[c] = cell == row.guarantee_per_cluster().end() ? 0 : cell->second;
       }
     }
@@ -53,14 +56,17 @@ QuotaTree ReadQuotas(const State& state, const Model& model) {
 
 // ---- what is kept ----
 
-int32_t Entitlement::EndOf(const Leaf& leaf) { return static_cast<int32_t>(leaf.units.size() + leaf.growing.size()); }
+int32_t Entitlement::EndOf(const Leaf& leaf) {
+  return static_cast<int32_t>(leaf.units.size() + leaf.growing.size());
+}
 
 void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   quotas_ = std::move(quotas);
   flavours_ = static_cast<int32_t>(model.flavours.size());
   cells_ = static_cast<int32_t>(model.cells.size());
   quota_.clear();
-  for (const QuotaNode& node : quotas_) quota_.insert(quota_.end(), node.flavours.begin(), node.flavours.end());
+  for (const QuotaNode& node : quotas_)
+    quota_.insert(quota_.end(), node.flavours.begin(), node.flavours.end());
   leaves_.assign(quotas_.size(), {});
   branches_.clear();
   branches_of_.assign(quotas_.size(), {});
@@ -73,7 +79,8 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
     cell_guarantee_.insert(cell_guarantee_.end(), quotas_[n].cells.begin(), quotas_[n].cells.end());
   }
   cpu_cell_.clear();
-  for (const Cell& cell : model.cells) cpu_cell_.push_back(model.CpusBeside(static_cast<int32_t>(&cell - model.cells.data())));
+  for (const Cell& cell : model.cells)
+    cpu_cell_.push_back(model.CpusBeside(static_cast<int32_t>(&cell - model.cells.data())));
   defers_ = std::any_of(cpu_cell_.begin(), cpu_cell_.end(), [](int32_t cell) { return cell >= 0; });
   need_.clear();
   cell_need_.clear();
@@ -86,10 +93,12 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   promised_.assign(quotas_.size(), {});
   AddBranch(0, -1, 0, false);
   for (size_t b = 0; b < model.bases.size(); ++b) {
-    if (model.bases[b].leaf >= 0 && !model.bases[b].cells.empty()) leaves_[model.bases[b].leaf].members.push_back(static_cast<int32_t>(b));
+    if (model.bases[b].leaf >= 0 && !model.bases[b].cells.empty())
+      leaves_[model.bases[b].leaf].members.push_back(static_cast<int32_t>(b));
   }
   for (Leaf& leaf : leaves_) {
-    std::sort(leaf.members.begin(), leaf.members.end(), [&](int32_t a, int32_t b) { return Before(model, a, b); });
+    std::sort(leaf.members.begin(), leaf.members.end(),
+              [&](int32_t a, int32_t b) { return Before(model, a, b); });
   }
 }
 
@@ -120,7 +129,8 @@ void Entitlement::Rebind(const Model& model, int32_t base) {
   Unit& unit = leaves_[row.leaf].units[unit_at_[base]];
   unit.bound = BoundIn(row);
   // Of the guaranteed part a binding only changes the charge of a unit that is in it.
-  const bool stays = !unit.alone.taken || unit.bound == unit.alone.charge || (unit.bound < 0 && !unit.alone.charged_as_bound);
+  const bool stays = !unit.alone.taken || unit.bound == unit.alone.charge ||
+                     (unit.bound < 0 && !unit.alone.charged_as_bound);
   leaves_[row.leaf].stale = !stays;
 }
 
@@ -164,7 +174,9 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     unit.worker_cpus_milli = base.worker_cpus_milli;
     unit.host_cpus_milli = base.host_cpus_milli * base.min_workers;
     unit.worker_host_cpus_milli = base.host_cpus_milli;
-    leaf->wants_cpus = leaf->wants_cpus || std::any_of(base.cells.begin(), base.cells.end(), [&](int32_t c) { return model.cells[c].flavour == model.cpu; });
+    leaf->wants_cpus = leaf->wants_cpus ||
+                       std::any_of(base.cells.begin(), base.cells.end(),
+                                   [&](int32_t c) { return model.cells[c].flavour == model.cpu; });
     leaf->counts_cpus = leaf->counts_cpus || base.worker_cpus_milli > 0;
     unit.submit_ns = base.submit_ns;
     unit.extra = base.max_workers - base.min_workers;
@@ -177,17 +189,21 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
       leaf->cells.push_back(base.cells[i]);
       ++unit.opened;
     }
-    if (base.binds_others) leaf->cells.resize(static_cast<size_t>(unit.cells_at) + 2 * base.cells.size());   // more may open in the run
+    if (base.binds_others)
+      leaf->cells.resize(static_cast<size_t>(unit.cells_at) +
+                         2 * base.cells.size());  // more may open in the run
     if (unit.extra > 0) {
       unit.growth_at = static_cast<int32_t>(leaf->growing.size());
       leaf->growing.push_back(index);
     }
     // Tasks of a job stand side by side: they have its priority and its time of submission.
     if (base.binds_others) {
-      const bool same = index > 0 && leaf->units[index - 1].group >= 0 && model.bases[leaf->units[index - 1].base].ref.job == base.ref.job;
+      const bool same = index > 0 && leaf->units[index - 1].group >= 0 &&
+                        model.bases[leaf->units[index - 1].base].ref.job == base.ref.job;
       unit.group = same ? leaf->units[index - 1].group : index;
     }
-    leaf->least_milli = std::min(leaf->least_milli, unit.extra > 0 ? unit.worker_milli : unit.demand_milli);
+    leaf->least_milli =
+        std::min(leaf->least_milli, unit.extra > 0 ? unit.worker_milli : unit.demand_milli);
   }
 }
 
@@ -213,7 +229,8 @@ int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool
   }
   branches_of_[node].push_back(id);
   keys_.resize(branches_.size());
-  if (dirty_.size() <= static_cast<size_t>(branch.depth)) dirty_.resize(static_cast<size_t>(branch.depth) + 1);
+  if (dirty_.size() <= static_cast<size_t>(branch.depth))
+    dirty_.resize(static_cast<size_t>(branch.depth) + 1);
   return id;
 }
 
@@ -235,13 +252,14 @@ void Entitlement::StartRun(const Model& model) {
     if (ahead_) {
       leaf.taken = leaf.alone_taken;
     } else {
-      if (leaf.stale) {                // its guaranteed part bound tasks of jobs
+      if (leaf.stale) {  // its guaranteed part bound tasks of jobs
         Read(model, &leaf);
         leaf.stale = true;
       }
       leaf.taken.assign(leaf.units.size(), 0);
     }
-    if (was_ahead && ahead_ && !leaf.fresh) continue;    // what the last run changed is put back below
+    if (was_ahead && ahead_ && !leaf.fresh)
+      continue;  // what the last run changed is put back below
     for (Unit& unit : leaf.units) StartUnit(&unit);
   }
   if (was_ahead && ahead_) {
@@ -265,9 +283,12 @@ void Entitlement::StartRun(const Model& model) {
       under_guarantee_[n * flavours_ + f] = quota_[n * flavours_ + f].guarantee_milli;
     }
   }
-  // The root's allowance is what there is. Of devices the cells' room says so already, of CPUs where nothing else takes them.
-  const bool counts_cpus = std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& leaf) { return leaf.counts_cpus; });
-  if (counts_cpus) under_limit_[model.cpu] = std::min(under_limit_[model.cpu], model.flavour_milli[model.cpu]);
+  // The root's allowance is what there is. Of devices the cells' room says so already, of CPUs
+  // where nothing else takes them.
+  const bool counts_cpus = std::any_of(leaves_.begin(), leaves_.end(),
+                                       [](const Leaf& leaf) { return leaf.counts_cpus; });
+  if (counts_cpus)
+    under_limit_[model.cpu] = std::min(under_limit_[model.cpu], model.flavour_milli[model.cpu]);
   under_cell_ = cell_guarantee_;
   if (ahead_) ChargeAlone();
 }
@@ -278,7 +299,8 @@ void Entitlement::StartBranches() {
     branch.open = branch.dirty = false;
     branch.pass[0].built = branch.pass[1].built = false;
     branch.best = branch.unit = branch.cell = branch.listed_at = -1;
-    const bool over = branch.leaf && ((branch.within && ahead_) || (phase_ == 1 && !leaves_[branch.node].wants_cpus));
+    const bool over = branch.leaf && ((branch.within && ahead_) ||
+                                      (phase_ == 1 && !leaves_[branch.node].wants_cpus));
     branch.position = over ? EndOf(leaves_[branch.node]) : 0;
     branch.choice = 0;
   }
@@ -298,12 +320,14 @@ void Entitlement::StartUnit(Unit* unit) const {
   unit->group_cluster = ahead_ ? unit->group_cluster : -1;
 }
 
-// What the queues of the branch's path may still take, and the cell has, holds the demand. CPUs beside devices are held against
-// the limits of the queues that list cpu, and against guarantees where some were promised.
+// What the queues of the branch's path may still take, and the cell has, holds the demand. CPUs
+// beside devices are held against the limits of the queues that list cpu, and against guarantees
+// where some were promised.
 bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const {
   if (RoomFor(branches_[b], cell) < demand_milli) return false;
   const int32_t f = m_->cells[cell].flavour;
-  if (under_limit_[m_->cpu] < (f == m_->cpu ? demand_milli : cpus_milli)) return false;   // the root's
+  if (under_limit_[m_->cpu] < (f == m_->cpu ? demand_milli : cpus_milli))
+    return false;  // the root's
   for (; b > 0; b = branches_[b].parent) {
     const Branch& branch = branches_[b];
     const size_t at = static_cast<size_t>(branch.node) * flavours_ + f;
@@ -311,7 +335,8 @@ bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cp
     if (cpus_milli > 0 && Allowed(branch, m_->cpu) < cpus_milli) return false;
     if (!branch.guaranteed) continue;
     if (under_guarantee_[at] < demand_milli) return false;
-    if (cell_at_[branch.node] >= 0 && under_cell_[cell_at_[branch.node] + cell] < demand_milli) return false;
+    if (cell_at_[branch.node] >= 0 && under_cell_[cell_at_[branch.node] + cell] < demand_milli)
+      return false;
   }
   return true;
 }
@@ -324,34 +349,38 @@ int64_t Entitlement::RoomFor(const Branch& branch, int32_t cell) const {
 int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
   const size_t at = static_cast<size_t>(branch.node) * flavours_ + flavour;
   const bool promised = flavour != m_->cpu || quota_[at].guarantee_milli > 0;
-  return branch.guaranteed && promised ? std::min(under_limit_[at], under_guarantee_[at]) : under_limit_[at];
+  return branch.guaranteed && promised ? std::min(under_limit_[at], under_guarantee_[at])
+                                       : under_limit_[at];
 }
 
-// Tasks of a job share a directory: once one of them is charged to a cluster, the others go where its storage is reached.
+// Tasks of a job share a directory: once one of them is charged to a cluster, the others go where
+// its storage is reached.
 bool Entitlement::GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const {
   if (unit.group < 0) return true;
   const int32_t cluster = leaf.units[unit.group].group_cluster;
   return cluster < 0 || m_->Reaches(cluster, m_->cells[cell].cluster);
 }
 
-// Binds a job's tasks to what reaches the cluster, as placing the first one will: of what is left of their lists the first
-// cluster that could ever hold them is open.
+// Binds a job's tasks to what reaches the cluster, as placing the first one will: of what is left
+// of their lists the first cluster that could ever hold them is open.
 void Entitlement::BindGroup(int32_t node, int32_t first, int32_t cluster) {
   Leaf& leaf = leaves_[node];
   leaf.units[first].group_cluster = cluster;
-  leaf.stale = true;                   // the lists are read again for the next run
-  for (size_t u = static_cast<size_t>(first); u < leaf.units.size() && leaf.units[u].group == first; ++u) {
+  leaf.stale = true;  // the lists are read again for the next run
+  for (size_t u = static_cast<size_t>(first); u < leaf.units.size() && leaf.units[u].group == first;
+       ++u) {
     Unit& unit = leaf.units[u];
     if (unit.part.taken) continue;
     const Base& base = m_->bases[unit.base];
-    int32_t open = -1;                 // that cluster
+    int32_t open = -1;  // that cluster
     unit.opened = 0;
     for (size_t i = 0; i < base.cells.size(); ++i) {
       const Cell& cell = m_->cells[base.cells[i]];
       if (!m_->Reaches(cluster, cell.cluster)) continue;
       const bool holds = cell.known_milli >= unit.demand_milli;
       if (open < 0 && holds) open = cell.cluster;
-      if (base.opened[i] || (holds && cell.cluster == open)) leaf.cells[unit.cells_at + unit.cells + unit.opened++] = base.cells[i];
+      if (base.opened[i] || (holds && cell.cluster == open))
+        leaf.cells[unit.cells_at + unit.cells + unit.opened++] = base.cells[i];
     }
     for (const int32_t b : branches_of_[node]) {
       if (branches_[b].position < static_cast<int32_t>(u)) continue;
@@ -363,7 +392,8 @@ void Entitlement::BindGroup(int32_t node, int32_t first, int32_t cluster) {
 
 bool Entitlement::Less(const Key& a, const Key& b) {
   if (a.rank != b.rank) return a.rank < b.rank;
-  const __int128 left = static_cast<__int128>(a.numerator) * b.denominator, right = static_cast<__int128>(b.numerator) * a.denominator;
+  const __int128 left = static_cast<__int128>(a.numerator) * b.denominator,
+                 right = static_cast<__int128>(b.numerator) * a.denominator;
   if (left != right) return left < right;
   if (a.history != b.history) return a.history < b.history;
   if (a.submit_ns != b.submit_ns) return a.submit_ns < b.submit_ns;
@@ -415,9 +445,10 @@ void Entitlement::Advance(int32_t b) {
   const Leaf& leaf = leaves_[branch.node];
   Unlist(b);
   branch.best = -1;
-  if (branch.guaranteed) {             // the common end: the guarantee is used up
+  if (branch.guaranteed) {  // the common end: the guarantee is used up
     int64_t most = 0;
-    for (int32_t f = 0; f < flavours_; ++f) most = std::max(most, under_guarantee_[static_cast<size_t>(branch.node) * flavours_ + f]);
+    for (int32_t f = 0; f < flavours_; ++f)
+      most = std::max(most, under_guarantee_[static_cast<size_t>(branch.node) * flavours_ + f]);
     if (most < leaf.least_milli) return;
   }
   const int32_t bases = static_cast<int32_t>(leaf.units.size());
@@ -426,16 +457,19 @@ void Entitlement::Advance(int32_t b) {
     if (branch.position >= bases) {
       const int32_t u = leaf.growing[branch.position - bases];
       const Unit& unit = leaf.units[u];
-      if (unit.part.taken && unit.part.growth < unit.extra && Fits(b, unit.part.charge, unit.worker_milli, unit.worker_cpus_milli)) {
+      if (unit.part.taken && unit.part.growth < unit.extra &&
+          Fits(b, unit.part.charge, unit.worker_milli, unit.worker_cpus_milli)) {
         return SetCandidate(b, u, true, unit.part.charge);
       }
       continue;
     }
     constexpr int32_t kAhead = 8;
-    if (branch.position + kAhead < bases && leaf.taken[branch.position + kAhead] == 0) __builtin_prefetch(&leaf.units[branch.position + kAhead]);
+    if (branch.position + kAhead < bases && leaf.taken[branch.position + kAhead] == 0)
+      __builtin_prefetch(&leaf.units[branch.position + kAhead]);
     if (leaf.taken[branch.position] != 0) continue;
     const Unit& unit = leaf.units[branch.position];
-    // Within the leaf's guarantee every cell of its list counts, else only those opened so far (§4).
+    // Within the leaf's guarantee every cell of its list counts, else only those opened so far
+    // (§4).
     const int32_t at = branch.guaranteed ? unit.cells_at : unit.cells_at + unit.cells;
     const int32_t count = branch.guaranteed ? unit.cells : unit.opened;
     for (; branch.choice < count; ++branch.choice) {
@@ -458,7 +492,9 @@ int32_t Entitlement::Winner(const Pass& pass) const {
 }
 
 void Entitlement::Replay(const Pass& pass, int32_t index) {
-  const auto at = [&](int32_t position) { return position >= pass.count ? position - pass.count : winners_[pass.winners + position]; };
+  const auto at = [&](int32_t position) {
+    return position >= pass.count ? position - pass.count : winners_[pass.winners + position];
+  };
   for (int32_t position = (pass.count + index) / 2; position >= 1; position /= 2) {
     int32_t& winner = winners_[pass.winners + position];
     const int32_t now = Better(pass, at(2 * position), at(2 * position + 1));
@@ -474,7 +510,8 @@ void Entitlement::Build(int32_t b, int p) {
     int32_t count = 0;
     for (const int32_t child : quotas_[node].children) {
       const std::vector<FlavourQuota>& flavours = quotas_[child].flavours;
-      const bool any = std::any_of(flavours.begin(), flavours.end(), [](const FlavourQuota& f) { return f.guarantee_milli > 0; });
+      const bool any = std::any_of(flavours.begin(), flavours.end(),
+                                   [](const FlavourQuota& f) { return f.guarantee_milli > 0; });
       if (p == 0 && !any) continue;
       AddBranch(child, b, count++, p == 0);
     }
@@ -485,16 +522,19 @@ void Entitlement::Build(int32_t b, int p) {
     pass.winners = static_cast<int32_t>(winners_.size());
     winners_.resize(winners_.size() + static_cast<size_t>(count), 0);
   }
-  const Pass pass = branches_[b].pass[p];   // evaluating adds branches
+  const Pass pass = branches_[b].pass[p];  // evaluating adds branches
   for (int32_t child = pass.first; child < pass.first + pass.count; ++child) Evaluate(child);
-  const auto at = [&](int32_t position) { return position >= pass.count ? position - pass.count : winners_[pass.winners + position]; };
+  const auto at = [&](int32_t position) {
+    return position >= pass.count ? position - pass.count : winners_[pass.winners + position];
+  };
   for (int32_t position = pass.count - 1; position >= 1; --position) {
     winners_[pass.winners + position] = Better(pass, at(2 * position), at(2 * position + 1));
   }
   branches_[b].pass[p].built = true;
 }
 
-// An interior branch's candidate: its children's best, those within their guarantees strictly first.
+// An interior branch's candidate: its children's best, those within their guarantees strictly
+// first.
 void Entitlement::Select(int32_t b) {
   branches_[b].best = -1;
   for (int p = 0; p < 2; ++p) {
@@ -536,7 +576,7 @@ void Entitlement::Dominate(const Branch& branch, int32_t flavour, Key* key) cons
   int32_t rank = 0;
   int64_t numerator = used, denominator = quota.guarantee_milli;
   if (branch.guaranteed) {
-    if (denominator == 0) return;      // CPUs of which nothing was promised
+    if (denominator == 0) return;  // CPUs of which nothing was promised
   } else {
     const int64_t whole = m_->flavour_milli[flavour] + 1;
     rank = quota.weight == 0 ? 2 : 1;
@@ -544,7 +584,9 @@ void Entitlement::Dominate(const Branch& branch, int32_t flavour, Key* key) cons
     denominator = quota.weight == 0 ? whole : quota.weight * whole;
   }
   if (rank < key->rank) return;
-  if (rank == key->rank && static_cast<__int128>(numerator) * key->denominator <= static_cast<__int128>(key->numerator) * denominator) return;
+  if (rank == key->rank && static_cast<__int128>(numerator) * key->denominator <=
+                               static_cast<__int128>(key->numerator) * denominator)
+    return;
   key->rank = rank;
   key->numerator = numerator;
   key->denominator = denominator;
@@ -581,7 +623,8 @@ void Entitlement::CheckCell(int32_t cell) {
   listed_need_[cell] = need;
 }
 
-// Candidates below the branch that its queue may not take any more; returns the largest demand of the others.
+// Candidates below the branch that its queue may not take any more; returns the largest demand of
+// the others.
 int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli) {
   int64_t most = 0;
   for (const Pass& pass : branches_[b].pass) {
@@ -590,9 +633,12 @@ int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli
       const Branch& branch = branches_[child];
       if (!branch.leaf) {
         const int64_t need = need_[branch.need_at + flavour];
-        most = std::max(most, need > allowed_milli ? CheckNeed(child, flavour, allowed_milli) : need);
+        most =
+            std::max(most, need > allowed_milli ? CheckNeed(child, flavour, allowed_milli) : need);
       } else if (branch.best >= 0) {
-        const int64_t need = branch.flavour == flavour ? branch.demand_milli : flavour == m_->cpu ? branch.cpus_milli : 0;
+        const int64_t need = branch.flavour == flavour ? branch.demand_milli
+                             : flavour == m_->cpu      ? branch.cpus_milli
+                                                       : 0;
         if (need > allowed_milli) {
           Mark(child);
         } else {
@@ -641,7 +687,8 @@ void Entitlement::Accept(int32_t order) {
   const int32_t node = branches_[b].node;
   Leaf& leaf = leaves_[node];
   Unit& unit = leaf.units[branches_[b].unit];
-  if (!growth && unit.bound >= 0 && unit.bound != cell && Fits(b, unit.bound, demand_milli, cpus_milli) && GroupAllows(leaf, unit, unit.bound)) {
+  if (!growth && unit.bound >= 0 && unit.bound != cell &&
+      Fits(b, unit.bound, demand_milli, cpus_milli) && GroupAllows(leaf, unit, unit.bound)) {
     cell = unit.bound;
   }
   const int32_t f = m_->cells[cell].flavour;
@@ -658,8 +705,9 @@ void Entitlement::Accept(int32_t order) {
     unit.part.charged_as_bound = cell != branches_[b].cell;
     unit.part.charge = cell;
     unit.order = order;
-    if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0) BindGroup(node, unit.group, m_->cells[cell].cluster);
-    if (unit.growth_at >= 0) {         // its growth may stand before the cursors
+    if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0)
+      BindGroup(node, unit.group, m_->cells[cell].cluster);
+    if (unit.growth_at >= 0) {  // its growth may stand before the cursors
       const int32_t position = static_cast<int32_t>(leaf.units.size()) + unit.growth_at;
       for (const int32_t other : branches_of_[node]) {
         if (branches_[other].position > position) {
@@ -686,12 +734,16 @@ void Entitlement::Accept(int32_t order) {
       if (!branch.open) continue;
       Mark(other);
       if (branch.leaf) continue;
-      if (const int64_t allowed_milli = Allowed(branch, f); need_[branch.need_at + f] > allowed_milli) CheckNeed(other, f, allowed_milli);
+      if (const int64_t allowed_milli = Allowed(branch, f);
+          need_[branch.need_at + f] > allowed_milli)
+        CheckNeed(other, f, allowed_milli);
       if (cpus_milli > 0) {
         const int64_t allowed_milli = Allowed(branch, m_->cpu);
-        if (need_[branch.need_at + m_->cpu] > allowed_milli) CheckNeed(other, m_->cpu, allowed_milli);
+        if (need_[branch.need_at + m_->cpu] > allowed_milli)
+          CheckNeed(other, m_->cpu, allowed_milli);
       }
-      if (branch.cell_need_at >= 0 && cell_need_[branch.cell_need_at + cell] > under_cell_[cell_at + cell]) {
+      if (branch.cell_need_at >= 0 &&
+          cell_need_[branch.cell_need_at + cell] > under_cell_[cell_at + cell]) {
         CheckCellNeed(other, cell, under_cell_[cell_at + cell]);
       }
     }
@@ -718,7 +770,8 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   StartRun(*model);
   int32_t order = 0;
   for (Evaluate(0); branches_[0].best >= 0; ++order) Accept(order);
-  if (defers_ && std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& leaf) { return leaf.wants_cpus; })) {
+  if (defers_ && std::any_of(leaves_.begin(), leaves_.end(),
+                             [](const Leaf& leaf) { return leaf.wants_cpus; })) {
     phase_ = 1;
     StartBranches();
     for (Evaluate(0); branches_[0].best >= 0; ++order) Accept(order);
@@ -749,7 +802,8 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   }
   model->entitled.resize(quotas_.size());
   for (size_t n = 0; n < quotas_.size(); ++n) {
-    model->entitled[n].assign(used_.begin() + static_cast<int64_t>(n) * flavours_, used_.begin() + static_cast<int64_t>(n + 1) * flavours_);
+    model->entitled[n].assign(used_.begin() + static_cast<int64_t>(n) * flavours_,
+                              used_.begin() + static_cast<int64_t>(n + 1) * flavours_);
   }
   changed_.erase(changed_.begin(), changed_.begin() + static_cast<int64_t>(changed_before));
   m_ = nullptr;

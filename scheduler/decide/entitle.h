@@ -1,20 +1,26 @@
-// The entitled set (SCHEDULING.md §1): which units may run now, and the cell that each is charged to.
+// The entitled set (SCHEDULING.md §1): which units may run now, and the cell that each is charged
+// to.
 //
-// A *unit* is a base (a gang at its minimum size) or one growth worker of an elastic gang. Each turn accepts the best candidate
-// below the root. A leaf's candidate is the first unit of its order that fits what the queues above it may still take; among a
-// queue's children the one with the smallest share wins, those within their guarantees strictly first.
+// A *unit* is a base (a gang at its minimum size) or one growth worker of an elastic gang. Each
+// turn accepts the best candidate below the root. A leaf's candidate is the first unit of its order
+// that fits what the queues above it may still take; among a queue's children the one with the
+// smallest share wins, those within their guarantees strictly first.
 //
-// The method: a queue under each combination of "within the guarantee, or not" of itself and the queues above is a *branch*.
-// Under one branch allowances only shrink from turn to turn, so a unit that doesn't fit there never will again: each leaf branch
-// keeps a cursor. Candidates are cached; a turn looks again at the accepted unit's path, and at the candidates whose demand the
-// room of the cell, a limit or a guarantee on that path fell below (docs/decisions/013-what-a-decider-keeps.md).
+// The method: a queue under each combination of "within the guarantee, or not" of itself and the
+// queues above is a *branch*. Under one branch allowances only shrink from turn to turn, so a unit
+// that doesn't fit there never will again: each leaf branch keeps a cursor. Candidates are cached;
+// a turn looks again at the accepted unit's path, and at the candidates whose demand the room of
+// the cell, a limit or a guarantee on that path fell below
+// (docs/decisions/013-what-a-decider-keeps.md).
 //
-// What is borrowed of CPUs, without devices, has its turns after everything else (`phase_` 1): it gets what the units with devices leave of
-// their clusters' CPUs (docs/decisions/046-cpus-beside-devices.md).
+// What is borrowed of CPUs, without devices, has its turns after everything else (`phase_` 1): it
+// gets what the units with devices leave of their clusters' CPUs
+// (docs/decisions/046-cpus-beside-devices.md).
 //
-// While every guarantee can be kept at once (children's sums within their parents', the root's within what is healthy), what a
-// leaf gets within its guarantee follows from that leaf alone. That part is kept from run to run, and worked out again for leaves
-// that something happened to: a run begins where all of it is charged, and only has to accept what is borrowed
+// While every guarantee can be kept at once (children's sums within their parents', the root's
+// within what is healthy), what a leaf gets within its guarantee follows from that leaf alone. That
+// part is kept from run to run, and worked out again for leaves that something happened to: a run
+// begins where all of it is charged, and only has to accept what is borrowed
 // (docs/decisions/037-guaranteed-parts-are-kept.md).
 //
 // Inside of scheduler/decide.
@@ -32,9 +38,10 @@ struct QuotaNode {
   int32_t parent = -1;
   std::vector<int32_t> children;       // none: a leaf
   std::vector<FlavourQuota> flavours;  // parallel to Model::flavours
-  std::vector<int64_t> cells;          // guarantee in each of Model::cells; empty: only the flavours' sums count
+  std::vector<int64_t>
+      cells;  // guarantee in each of Model::cells; empty: only the flavours' sums count
 };
-using QuotaTree = std::vector<QuotaNode>;   // as State's queues: the root first
+using QuotaTree = std::vector<QuotaNode>;  // as State's queues: the root first
 
 // The queues' quota, in the terms of the model.
 QuotaTree ReadQuotas(const State& state, const Model& model);
@@ -44,8 +51,8 @@ class Entitlement {
  public:
   // Takes all bases of the model.
   void Reset(QuotaTree quotas, const Model& model);
-  // A base stops being one, or becomes one: of its leaf, with cells. Call Remove before its figures change, Add after it, with
-  // nothing in the base's part of the entitled set.
+  // A base stops being one, or becomes one: of its leaf, with cells. Call Remove before its figures
+  // change, Add after it, with nothing in the base's part of the entitled set.
   void Remove(const Model& model, int32_t base);
   void Add(const Model& model, int32_t base);
   // The base's binding changed, nothing else.
@@ -53,8 +60,8 @@ class Entitlement {
   // Base b is base to[b] now; their order is the same.
   void Renumber(const std::vector<int32_t>& to);
 
-  // Fills the bases' part of the entitled set, `charged_milli` of the cells and `entitled` of the queues. Returns the bases whose
-  // part of the set is another one than it was.
+  // Fills the bases' part of the entitled set, `charged_milli` of the cells and `entitled` of the
+  // queues. Returns the bases whose part of the set is another one than it was.
   std::vector<int32_t> Run(Model* model);
   // Puts bases of S in order of their acceptance in the last run.
   void Sort(const Model& model, std::vector<int32_t>* bases);
@@ -65,33 +72,36 @@ class Entitlement {
  private:
   // A base of a leaf with its growth. What a cursor asks is in its first line.
   struct alignas(64) Unit {
-    int64_t demand_milli = 0;          // of the base
-    int64_t worker_milli = 0;          // of each growth worker
-    int64_t cpus_milli = 0, worker_cpus_milli = 0;   // beside devices, where a queue's quota counts them
+    int64_t demand_milli = 0;  // of the base
+    int64_t worker_milli = 0;  // of each growth worker
+    int64_t cpus_milli = 0,
+            worker_cpus_milli = 0;  // beside devices, where a queue's quota counts them
     int64_t submit_ns = 0;
     int32_t base = 0;
-    int32_t extra = 0;                 // growth workers at most
-    int32_t bound = -1;                // cell; -1 also if it isn't one of its list
-    int32_t cells_at = 0, cells = 0;   // its list in Leaf::cells, and behind that the opened ones of it
+    int32_t extra = 0;   // growth workers at most
+    int32_t bound = -1;  // cell; -1 also if it isn't one of its list
+    int32_t cells_at = 0,
+            cells = 0;  // its list in Leaf::cells, and behind that the opened ones of it
     int32_t opened = 0;
-    int32_t growth_at = -1;            // index in Leaf::growing
-    int32_t group = -1;                // first unit of its job, if where one of them is charged binds the others
-    struct Part {                      // of the entitled set
+    int32_t growth_at = -1;  // index in Leaf::growing
+    int32_t group = -1;  // first unit of its job, if where one of them is charged binds the others
+    struct Part {        // of the entitled set
       bool taken = false, guaranteed = false, charged_as_bound = false;
       int32_t charge = -1, growth = 0;
       bool operator==(const Part&) const = default;
     };
-    Part alone;                        // what it has when the leaf got its guaranteed part, and nothing else
-    int32_t step = -1;                 // of Leaf::alone that took it
+    Part alone;         // what it has when the leaf got its guaranteed part, and nothing else
+    int32_t step = -1;  // of Leaf::alone that took it
     // Of the run:
     Part part;
     int32_t order = 0;
-    int32_t turn = -1;                 // in turns_
+    int32_t turn = -1;  // in turns_
     int32_t group_cluster = -1;
-    Part told;                         // what the base was told last
-    int64_t host_cpus_milli = 0, worker_host_cpus_milli = 0;   // beside devices
+    Part told;                                                // what the base was told last
+    int64_t host_cpus_milli = 0, worker_host_cpus_milli = 0;  // beside devices
   };
-  // Of what competes, the largest key so far, history apart: with it came the turn of those after it.
+  // Of what competes, the largest key so far, history apart: with it came the turn of those after
+  // it.
   struct Turn {
     int64_t numerator = 0, denominator = 1, submit_ns = 0;
     int32_t base = 0;
@@ -99,29 +109,29 @@ class Entitlement {
   };
   // An acceptance within a leaf's guarantee, when nobody else is there.
   struct Step {
-    Turn most;                         // of the leaf's keys up to this
+    Turn most;  // of the leaf's keys up to this
     int64_t milli = 0, submit_ns = 0;
     int32_t base = 0;
     int16_t flavour = 0, charged = 0;  // of the candidate's cell; of the one that it is charged to
     bool growth = false;
   };
   struct Leaf {
-    std::vector<int32_t> members;      // bases, by priority, submission, id
-    bool stale = true;                 // `members` or their figures changed
-    std::vector<Unit> units;           // parallel to members
-    std::vector<uint8_t> taken;        // likewise: Unit::part.taken, close together for the cursors
+    std::vector<int32_t> members;  // bases, by priority, submission, id
+    bool stale = true;             // `members` or their figures changed
+    std::vector<Unit> units;       // parallel to members
+    std::vector<uint8_t> taken;    // likewise: Unit::part.taken, close together for the cursors
     std::vector<int32_t> cells;
-    std::vector<int32_t> growing;      // units that can grow, in order
-    int64_t least_milli = 0;           // smallest demand of a unit
-    bool counts_cpus = false;          // some unit takes CPUs beside devices, and a quota counts them
-    bool wants_cpus = false;           // some unit may be charged to a cell of CPUs
-    std::vector<Step> alone;           // its guaranteed part, in order
-    std::vector<uint8_t> alone_taken;  // as `taken` after it
-    std::vector<int64_t> alone_used;   // by flavour
+    std::vector<int32_t> growing;  // units that can grow, in order
+    int64_t least_milli = 0;       // smallest demand of a unit
+    bool counts_cpus = false;      // some unit takes CPUs beside devices, and a quota counts them
+    bool wants_cpus = false;       // some unit may be charged to a cell of CPUs
+    std::vector<Step> alone;       // its guaranteed part, in order
+    std::vector<uint8_t> alone_taken;                       // as `taken` after it
+    std::vector<int64_t> alone_used;                        // by flavour
     std::vector<std::pair<int32_t, int64_t>> alone_cells;   // charged to each
     std::vector<std::pair<int32_t, int64_t>> alone_beside;  // CPUs beside that, by cell of CPUs
-    bool fresh = false;                // read in this run
-    bool merged = false;               // the steps are in Promised::steps of the queue above
+    bool fresh = false;                                     // read in this run
+    bool merged = false;  // the steps are in Promised::steps of the queue above
   };
   // The guaranteed part of a queue below the root, in order: its leaves' steps.
   struct Promised {
@@ -130,34 +140,37 @@ class Entitlement {
       int32_t leaf = 0, step = 0;
     };
     std::vector<One> steps;
-    std::vector<int64_t> history;      // of its leaves, by which equal turns are ordered here
+    std::vector<int64_t> history;  // of its leaves, by which equal turns are ordered here
   };
-  // Branches below an interior branch: those within their guarantees, or all; one a child, in the tree's order.
+  // Branches below an interior branch: those within their guarantees, or all; one a child, in the
+  // tree's order.
   struct Pass {
     bool made = false, built = false;
     int32_t first = 0, count = 0;
-    int32_t winners = 0;               // tournament: winners_[winners + 1] is the best child's index
+    int32_t winners = 0;  // tournament: winners_[winners + 1] is the best child's index
   };
   struct Branch {
     int32_t node = 0, parent = -1, index = 0, depth = 0;
     bool guaranteed = false, leaf = false;
-    bool within = false;               // it and all above it are guaranteed ones
-    bool promised = false;             // it or one above it is a guaranteed one
-    Pass pass[2];                      // interior: 0 = within guarantees
-    int32_t need_at = -1;              // interior: in need_, by flavour
-    int32_t cell_need_at = -1;         // interior, guaranteed per cell: in cell_need_, by cell
+    bool within = false;        // it and all above it are guaranteed ones
+    bool promised = false;      // it or one above it is a guaranteed one
+    Pass pass[2];               // interior: 0 = within guarantees
+    int32_t need_at = -1;       // interior: in need_, by flavour
+    int32_t cell_need_at = -1;  // interior, guaranteed per cell: in cell_need_, by cell
     // Of the run:
     bool open = false, dirty = false;  // evaluated; to be looked at again
     int32_t best = -1;                 // the leaf branch of its candidate
-    int32_t position = 0, choice = 0;  // leaf: cursor: units, then growing units; index in the unit's list
-    int32_t unit = -1, cell = -1, flavour = -1;   // leaf: its candidate
+    int32_t position = 0,
+            choice = 0;  // leaf: cursor: units, then growing units; index in the unit's list
+    int32_t unit = -1, cell = -1, flavour = -1;  // leaf: its candidate
     bool growth = false;
     int64_t demand_milli = 0, cpus_milli = 0;
-    int32_t listed_at = -1;            // leaf: index in listed_[cell]
+    int32_t listed_at = -1;  // leaf: index in listed_[cell]
   };
   // What a branch's candidate is compared by among its siblings.
   struct Key {
-    int32_t rank = kNoCandidate;       // 0: within the guarantee, or without quota; 1: borrows; 2: borrows with weight 0
+    int32_t rank = kNoCandidate;  // 0: within the guarantee, or without quota; 1: borrows; 2:
+                                  // borrows with weight 0
     int64_t numerator = 0, denominator = 1;
     int64_t history = 0, submit_ns = 0;
     int32_t base = 0;
@@ -172,7 +185,7 @@ class Entitlement {
   void StartBranches();
   // What the cell has for the branch's candidates.
   int64_t RoomFor(const Branch& branch, int32_t cell) const;
-  static int32_t EndOf(const Leaf& leaf);   // a cursor that has been everywhere
+  static int32_t EndOf(const Leaf& leaf);  // a cursor that has been everywhere
   int32_t AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed);
   bool Fits(int32_t branch, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const;
   bool GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const;
@@ -208,39 +221,43 @@ class Entitlement {
   const Promised& PromisedTo(const Model& model, int32_t node);
 
   QuotaTree quotas_;
-  std::vector<Leaf> leaves_;           // by queue node
-  std::vector<Branch> branches_;       // [0] is the root's; others are made when they are first needed
-  std::vector<std::vector<int32_t>> branches_of_;   // by queue node
+  std::vector<Leaf> leaves_;      // by queue node
+  std::vector<Branch> branches_;  // [0] is the root's; others are made when they are first needed
+  std::vector<std::vector<int32_t>> branches_of_;  // by queue node
   std::vector<int32_t> winners_;
-  std::vector<int32_t> cell_at_;       // by queue node: of its row in cell_guarantee_, -1: none
+  std::vector<int32_t> cell_at_;  // by queue node: of its row in cell_guarantee_, -1: none
   std::vector<int64_t> cell_guarantee_;
-  std::vector<int32_t> cpu_cell_;      // by cell of devices: that of its cluster's CPUs; -1: it is one, or there is none
-  bool defers_ = false;                // some cluster has both: what borrows CPUs comes last
+  std::vector<int32_t>
+      cpu_cell_;  // by cell of devices: that of its cluster's CPUs; -1: it is one, or there is none
+  bool defers_ = false;  // some cluster has both: what borrows CPUs comes last
   int32_t flavours_ = 0, cells_ = 0;
 
-  std::vector<FlavourQuota> quota_;    // [node * flavours_ + flavour]: of quotas_
-  bool nests_ = false;                 // guarantees nest, two levels of them: leaves' guaranteed parts are kept
-  std::vector<int64_t> promised_milli_;                  // by cell: to the root's children together
-  std::vector<Promised> promised_;     // by queue node; of the root's children that are no leaves
-  std::vector<int32_t> unit_at_;       // by base: index in its leaf
-  bool ahead_ = false;                 // the last run began with these parts
-  std::vector<std::pair<int32_t, int32_t>> changed_;     // leaf and unit: what it gave beside them, some of them twice
-  std::vector<Turn> turns_;            // of the bases that it accepted within a guarantee of a child of the root
-  std::vector<Turn> latest_;           // by queue node: of these children, in the run
+  std::vector<FlavourQuota> quota_;  // [node * flavours_ + flavour]: of quotas_
+  bool nests_ = false;  // guarantees nest, two levels of them: leaves' guaranteed parts are kept
+  std::vector<int64_t> promised_milli_;  // by cell: to the root's children together
+  std::vector<Promised> promised_;       // by queue node; of the root's children that are no leaves
+  std::vector<int32_t> unit_at_;         // by base: index in its leaf
+  bool ahead_ = false;                   // the last run began with these parts
+  std::vector<std::pair<int32_t, int32_t>>
+      changed_;  // leaf and unit: what it gave beside them, some of them twice
+  std::vector<Turn>
+      turns_;  // of the bases that it accepted within a guarantee of a child of the root
+  std::vector<Turn> latest_;  // by queue node: of these children, in the run
 
   // Of the run.
   const Model* m_ = nullptr;
-  std::vector<Key> keys_;              // by branch
+  std::vector<Key> keys_;  // by branch
   int phase_ = 0;
-  std::vector<int64_t> room_;          // by cell
-  std::vector<int64_t> beside_;        // by cell of CPUs: what units with devices take of them
-  std::vector<int64_t> used_;          // [node * flavours_ + flavour]
-  std::vector<int64_t> under_limit_, under_guarantee_;   // what is left, likewise
-  std::vector<int64_t> under_cell_;    // likewise of cell_guarantee_
-  std::vector<int64_t> need_, cell_need_;                // at least the largest demand among the candidates below
-  std::vector<std::vector<int32_t>> listed_;             // by cell: leaf branches whose candidate would be charged there
-  std::vector<int64_t> listed_need_;   // by cell: at least their largest demand
-  std::vector<std::vector<int32_t>> dirty_;              // by depth
+  std::vector<int64_t> room_;    // by cell
+  std::vector<int64_t> beside_;  // by cell of CPUs: what units with devices take of them
+  std::vector<int64_t> used_;    // [node * flavours_ + flavour]
+  std::vector<int64_t> under_limit_, under_guarantee_;  // what is left, likewise
+  std::vector<int64_t> under_cell_;                     // likewise of cell_guarantee_
+  std::vector<int64_t> need_, cell_need_;  // at least the largest demand among the candidates below
+  std::vector<std::vector<int32_t>>
+      listed_;  // by cell: leaf branches whose candidate would be charged there
+  std::vector<int64_t> listed_need_;         // by cell: at least their largest demand
+  std::vector<std::vector<int32_t>> dirty_;  // by depth
 };
 
 }  // namespace muster

@@ -1,10 +1,13 @@
-// Leaves' guaranteed parts of the entitled set, kept from run to run (docs/decisions/037-guaranteed-parts-are-kept.md).
+// Leaves' guaranteed parts of the entitled set, kept from run to run
+// (docs/decisions/037-guaranteed-parts-are-kept.md).
 //
-// Where guarantees nest, nothing but its own guarantee ever stands in the way of a unit that is accepted within the guarantees of
-// its leaf and of all queues above: not the guarantees above, which hold their children's together, and not a cell's room, which
-// holds all that is promised there. So it doesn't matter for the set in which order the queues had their turns, and each leaf's
-// part is that of a run of its own. The order itself is what Sort finds: of several lines, each time the smallest key of those
-// that stand first goes; so of two units the one goes first whose line had the smaller largest key up to there.
+// Where guarantees nest, nothing but its own guarantee ever stands in the way of a unit that is
+// accepted within the guarantees of its leaf and of all queues above: not the guarantees above,
+// which hold their children's together, and not a cell's room, which holds all that is promised
+// there. So it doesn't matter for the set in which order the queues had their turns, and each
+// leaf's part is that of a run of its own. The order itself is what Sort finds: of several lines,
+// each time the smallest key of those that stand first goes; so of two units the one goes first
+// whose line had the smaller largest key up to there.
 #include <algorithm>
 #include <tuple>
 
@@ -13,9 +16,10 @@
 
 namespace muster {
 
-// Guarantees are those of the root's children and of leaves below these; children's sums are no more than what holds them.
+// Guarantees are those of the root's children and of leaves below these; children's sums are no
+// more than what holds them.
 bool Entitlement::Nests(const Model& model) {
-  const auto most = [&](size_t n, int32_t f) -> int64_t {          // within the guarantee
+  const auto most = [&](size_t n, int32_t f) -> int64_t {  // within the guarantee
     const FlavourQuota& quota = quota_[n * flavours_ + f];
     return std::min(quota.guarantee_milli, quota.limit_milli);
   };
@@ -44,9 +48,12 @@ bool Entitlement::Nests(const Model& model) {
   return true;
 }
 
-// What is promised is healthy. CPUs beside devices count against limits that hold other queues' CPUs, too.
+// What is promised is healthy. CPUs beside devices count against limits that hold other queues'
+// CPUs, too.
 bool Entitlement::CanBeginAhead(const Model& model) const {
-  if (!nests_ || std::any_of(leaves_.begin(), leaves_.end(), [](const Leaf& leaf) { return leaf.counts_cpus; })) return false;
+  if (!nests_ || std::any_of(leaves_.begin(), leaves_.end(),
+                             [](const Leaf& leaf) { return leaf.counts_cpus; }))
+    return false;
   for (int32_t c = 0; c < cells_; ++c) {
     if (promised_milli_[c] > model.cells[c].capacity_milli) return false;
   }
@@ -62,20 +69,25 @@ void Entitlement::RunAlone(int32_t node) {
   leaf.alone_used.assign(static_cast<size_t>(flavours_), 0);
   const FlavourQuota* quotas = &quota_[static_cast<size_t>(node) * flavours_];
   std::vector<int64_t> left, left_in;
-  for (int32_t f = 0; f < flavours_; ++f) left.push_back(std::min(quotas[f].guarantee_milli, quotas[f].limit_milli));
-  if (cell_at_[node] >= 0) left_in.assign(cell_guarantee_.begin() + cell_at_[node], cell_guarantee_.begin() + cell_at_[node] + cells_);
+  for (int32_t f = 0; f < flavours_; ++f)
+    left.push_back(std::min(quotas[f].guarantee_milli, quotas[f].limit_milli));
+  if (cell_at_[node] >= 0)
+    left_in.assign(cell_guarantee_.begin() + cell_at_[node],
+                   cell_guarantee_.begin() + cell_at_[node] + cells_);
   const auto fits = [&](int32_t cell, int64_t milli) {
     return left[m_->cells[cell].flavour] >= milli && (left_in.empty() || left_in[cell] >= milli);
   };
   const auto add = [](std::vector<std::pair<int32_t, int64_t>>* to, int32_t cell, int64_t milli) {
-    const auto at = std::find_if(to->begin(), to->end(), [&](const auto& one) { return one.first == cell; });
+    const auto at =
+        std::find_if(to->begin(), to->end(), [&](const auto& one) { return one.first == cell; });
     if (at != to->end()) {
       at->second += milli;
     } else {
       to->emplace_back(cell, milli);
     }
   };
-  const auto accept = [&](const Unit& unit, bool growth, int32_t cell, int64_t milli, int32_t charge) {
+  const auto accept = [&](const Unit& unit, bool growth, int32_t cell, int64_t milli,
+                          int32_t charge) {
     Step& step = leaf.alone.emplace_back();
     step.milli = milli;
     step.submit_ns = unit.submit_ns;
@@ -83,7 +95,8 @@ void Entitlement::RunAlone(int32_t node) {
     step.flavour = static_cast<int16_t>(m_->cells[cell].flavour);
     step.charged = static_cast<int16_t>(m_->cells[charge].flavour);
     step.growth = growth;
-    step.most = {leaf.alone_used[step.flavour], quotas[step.flavour].guarantee_milli, unit.submit_ns, unit.base, growth};
+    step.most = {leaf.alone_used[step.flavour], quotas[step.flavour].guarantee_milli,
+                 unit.submit_ns, unit.base, growth};
     if (leaf.alone.size() > 1) {
       const Turn& before = leaf.alone[leaf.alone.size() - 2].most;
       if (Earlier(step.most, 0, before, 0)) step.most = before;
@@ -93,7 +106,8 @@ void Entitlement::RunAlone(int32_t node) {
     leaf.alone_used[step.charged] += milli;
     add(&leaf.alone_cells, charge, milli);
     const int64_t beside_milli = growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
-    if (beside_milli > 0 && cpu_cell_[charge] >= 0) add(&leaf.alone_beside, cpu_cell_[charge], beside_milli);
+    if (beside_milli > 0 && cpu_cell_[charge] >= 0)
+      add(&leaf.alone_beside, cpu_cell_[charge], beside_milli);
   };
   // What is left of the time before a queue got queues of its own is in nobody's part.
   const size_t units = quotas_[node].children.empty() ? leaf.units.size() : 0;
@@ -103,17 +117,21 @@ void Entitlement::RunAlone(int32_t node) {
     for (int32_t i = 0; i < unit.cells; ++i) {
       const int32_t cell = leaf.cells[unit.cells_at + i];
       if (!fits(cell, unit.demand_milli) || !GroupAllows(leaf, unit, cell)) continue;
-      const bool as_bound = unit.bound >= 0 && unit.bound != cell && fits(unit.bound, unit.demand_milli) && GroupAllows(leaf, unit, unit.bound);
+      const bool as_bound = unit.bound >= 0 && unit.bound != cell &&
+                            fits(unit.bound, unit.demand_milli) &&
+                            GroupAllows(leaf, unit, unit.bound);
       unit.part = {true, true, as_bound, as_bound ? unit.bound : cell, 0};
       unit.step = static_cast<int32_t>(leaf.alone.size());
       accept(unit, false, cell, unit.demand_milli, unit.part.charge);
-      if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0) BindGroup(node, unit.group, m_->cells[unit.part.charge].cluster);
+      if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0)
+        BindGroup(node, unit.group, m_->cells[unit.part.charge].cluster);
       break;
     }
   }
   for (const int32_t u : leaf.growing) {
     Unit& unit = leaf.units[u];
-    while (unit.part.taken && unit.part.growth < unit.extra && fits(unit.part.charge, unit.worker_milli)) {
+    while (unit.part.taken && unit.part.growth < unit.extra &&
+           fits(unit.part.charge, unit.worker_milli)) {
       ++unit.part.growth;
       accept(unit, true, unit.part.charge, unit.worker_milli, unit.part.charge);
     }
@@ -133,7 +151,8 @@ void Entitlement::ChargeAlone() {
         if (leaves_[leaf].alone_used[f] > 0) Charge(n, f, leaves_[leaf].alone_used[f]);
       }
       if (cell_at_[n] < 0) continue;
-      for (const auto& [cell, milli] : leaves_[leaf].alone_cells) under_cell_[cell_at_[n] + cell] -= milli;
+      for (const auto& [cell, milli] : leaves_[leaf].alone_cells)
+        under_cell_[cell_at_[n] + cell] -= milli;
     }
     for (const auto& [cell, milli] : leaves_[leaf].alone_cells) {
       room_[cell] -= milli;
@@ -146,14 +165,16 @@ void Entitlement::ChargeAlone() {
 // ---- the order ----
 
 bool Entitlement::Earlier(const Turn& a, int64_t a_history, const Turn& b, int64_t b_history) {
-  const __int128 left = static_cast<__int128>(a.numerator) * b.denominator, right = static_cast<__int128>(b.numerator) * a.denominator;
+  const __int128 left = static_cast<__int128>(a.numerator) * b.denominator,
+                 right = static_cast<__int128>(b.numerator) * a.denominator;
   if (left != right) return left < right;
-  return std::tie(a_history, a.submit_ns, a.base, a.growth) < std::tie(b_history, b.submit_ns, b.base, b.growth);
+  return std::tie(a_history, a.submit_ns, a.base, a.growth) <
+         std::tie(b_history, b.submit_ns, b.base, b.growth);
 }
 
-// Leaf branch b is about to be accepted, with a base or (nullptr) with growth. Within the guarantee of a child of the root it
-// stands behind that child's guaranteed part; the others of that class had their turns when their keys were as large. What borrows CPUs
-// comes after all of them.
+// Leaf branch b is about to be accepted, with a base or (nullptr) with growth. Within the guarantee
+// of a child of the root it stands behind that child's guaranteed part; the others of that class
+// had their turns when their keys were as large. What borrows CPUs comes after all of them.
 void Entitlement::KeepTurn(int32_t b, Unit* unit) {
   while (branches_[b].depth > 1) b = branches_[b].parent;
   if (!branches_[b].guaranteed || phase_ == 1) return;
@@ -175,7 +196,8 @@ const Entitlement::Promised& Entitlement::PromisedTo(const Model& model, int32_t
     for (const int32_t leaf : quotas_[node].children) leaves_[leaf].merged = false;
     promised.history = std::move(history);
   }
-  std::erase_if(promised.steps, [&](const Promised::One& one) { return !leaves_[one.leaf].merged; });
+  std::erase_if(promised.steps,
+                [&](const Promised::One& one) { return !leaves_[one.leaf].merged; });
   const auto before = [&](const Promised::One& a, const Promised::One& b) {
     if (a.leaf == b.leaf) return a.step < b.step;
     return Earlier(a.most, model.history[a.leaf], b.most, model.history[b.leaf]);
@@ -185,22 +207,25 @@ const Entitlement::Promised& Entitlement::PromisedTo(const Model& model, int32_t
     if (leaves_[leaf].merged) continue;
     leaves_[leaf].merged = true;
     const std::vector<Step>& alone = leaves_[leaf].alone;
-    for (size_t s = 0; s < alone.size(); ++s) promised.steps.push_back({alone[s].most, leaf, static_cast<int32_t>(s)});
+    for (size_t s = 0; s < alone.size(); ++s)
+      promised.steps.push_back({alone[s].most, leaf, static_cast<int32_t>(s)});
   }
   std::sort(promised.steps.begin() + kept, promised.steps.end(), before);
-  std::inplace_merge(promised.steps.begin(), promised.steps.begin() + kept, promised.steps.end(), before);
+  std::inplace_merge(promised.steps.begin(), promised.steps.begin() + kept, promised.steps.end(),
+                     before);
   return promised;
 }
 
 void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
   struct Place {
     int32_t base = 0, top = 0;
-    int64_t position = 0;              // below `top`, or of all that was accepted within no such guarantee
-    bool promised = false;             // within the guarantee of `top`, a child of the root
+    int64_t position = 0;   // below `top`, or of all that was accepted within no such guarantee
+    bool promised = false;  // within the guarantee of `top`, a child of the root
     Turn turn;
   };
   std::vector<Place> places;
-  std::vector<std::vector<size_t>> asked(quotas_.size());          // by child of the root: places that its steps tell
+  std::vector<std::vector<size_t>> asked(
+      quotas_.size());  // by child of the root: places that its steps tell
   for (const int32_t b : *bases) {
     const int32_t node = model.bases[b].leaf;
     const Unit& unit = leaves_[node].units[unit_at_[b]];
@@ -222,7 +247,8 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
   for (size_t top = 0; top < asked.size(); ++top) {
     if (asked[top].empty()) continue;
     const std::vector<Promised::One>& steps = PromisedTo(model, static_cast<int32_t>(top)).steps;
-    // Where each of them is in the line; what came behind the guaranteed part was accepted after all of that.
+    // Where each of them is in the line; what came behind the guaranteed part was accepted after
+    // all of that.
     std::vector<std::pair<int64_t, size_t>> order;
     for (const size_t p : asked[top]) {
       Place& place = places[p];
@@ -230,10 +256,12 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
       const Unit& unit = leaves_[node].units[unit_at_[place.base]];
       if (unit.alone.taken) {
         const Promised::One wanted{place.turn, node, unit.step};
-        const auto at = std::lower_bound(steps.begin(), steps.end(), wanted, [&](const Promised::One& a, const Promised::One& b) {
-          if (a.leaf == b.leaf) return a.step < b.step;
-          return Earlier(a.most, model.history[a.leaf], b.most, model.history[b.leaf]);
-        });
+        const auto at = std::lower_bound(steps.begin(), steps.end(), wanted,
+                                         [&](const Promised::One& a, const Promised::One& b) {
+                                           if (a.leaf == b.leaf) return a.step < b.step;
+                                           return Earlier(a.most, model.history[a.leaf], b.most,
+                                                          model.history[b.leaf]);
+                                         });
         MUSTER_CHECK(at != steps.end() && at->leaf == node && at->step == unit.step);
         place.position = at - steps.begin();
       } else {
@@ -247,7 +275,8 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
     auto next = order.begin();
     for (size_t s = 0; s < steps.size() && next != order.end(); ++s) {
       const Step& step = leaves_[steps[s].leaf].alone[steps[s].step];
-      const Turn now{used[step.flavour], quota_[top * flavours_ + step.flavour].guarantee_milli, step.submit_ns, step.base, step.growth};
+      const Turn now{used[step.flavour], quota_[top * flavours_ + step.flavour].guarantee_milli,
+                     step.submit_ns, step.base, step.growth};
       used[step.charged] += step.milli;
       if (Earlier(most, 0, now, 0)) most = now;
       if (next->first == static_cast<int64_t>(s)) places[(next++)->second].turn = most;

@@ -1,4 +1,5 @@
-// The entitled set: the paper's examples, and that carrying it out in part changes neither the set nor its charges.
+// The entitled set: the paper's examples, and that carrying it out in part changes neither the set
+// nor its charges.
 #include <gtest/gtest.h>
 
 #include "scheduler/decide/decide.h"
@@ -42,9 +43,9 @@ struct ShareCase {
   const char* name;
   int64_t guarantee_a, guarantee_b;
   int64_t weight_a, weight_b;
-  int64_t limit_a;          // -1: none
-  int jobs_a, jobs_b;       // of one GPU
-  int64_t units_a, units_b; // entitled of 8
+  int64_t limit_a;           // -1: none
+  int jobs_a, jobs_b;        // of one GPU
+  int64_t units_a, units_b;  // entitled of 8
 };
 
 TEST(Entitle, SharesByGuaranteeThenWeightWithinLimits) {
@@ -60,7 +61,8 @@ TEST(Entitle, SharesByGuaranteeThenWeightWithinLimits) {
   for (const ShareCase& c : cases) {
     SystemBuilder system;
     system.Cluster("c").Hosts("c", 2, 4);
-    system.Queue("a", c.guarantee_a, c.limit_a, c.weight_a).Queue("b", c.guarantee_b, -1, c.weight_b);
+    system.Queue("a", c.guarantee_a, c.limit_a, c.weight_a)
+        .Queue("b", c.guarantee_b, -1, c.weight_b);
     for (int j = 0; j < c.jobs_a; ++j) JobBuilder("a").SubmitTo(&system);
     for (int j = 0; j < c.jobs_b; ++j) JobBuilder("b").SubmitTo(&system);
     const Model model = EntitledOf(system);
@@ -86,7 +88,8 @@ TEST(Entitle, CountsTheCpusOfGpuTasksAgainstAQueueThatListsThem) {
     SystemBuilder system;
     system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8);
     pb::QueueTree tree = system.state.queue_tree();
-    if (cpu_limit >= 0) (*tree.mutable_queues(0)->mutable_quota())["cpu"].set_limit_milli(cpu_limit * 1000);
+    if (cpu_limit >= 0)
+      (*tree.mutable_queues(0)->mutable_quota())["cpu"].set_limit_milli(cpu_limit * 1000);
     pb::Event event;
     *event.mutable_queues_applied()->mutable_tree() = tree;
     system.Do(event);
@@ -96,7 +99,8 @@ TEST(Entitle, CountsTheCpusOfGpuTasksAgainstAQueueThatListsThem) {
     EXPECT_EQ(model.entitled[1][model.FlavourIndex("gpu")], units * 1000) << cpu_limit;
     EXPECT_EQ(model.entitled[1][model.cpu], cpu_limit < 0 ? 0 : units * 4000) << cpu_limit;
     for (const Base& base : model.bases) {
-      EXPECT_EQ(base.guaranteed, base.entitled) << "a limit on cpu takes nothing from the guarantee of GPUs";
+      EXPECT_EQ(base.guaranteed, base.entitled)
+          << "a limit on cpu takes nothing from the guarantee of GPUs";
     }
   }
 }
@@ -106,7 +110,8 @@ TEST(Entitle, OfEqualSharesTheQueueThatUsedLessComesFirst) {
   system.Cluster("c").Hosts("c", 1, 1).Queue("a").Queue("b");
   const uint64_t used = JobBuilder("a").SubmitTo(&system);
   system.Step(1);
-  for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events) system.Do(event);
+  for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events)
+    system.Do(event);
   StartAll(&system, used);
   system.Step(1'500);
   ReportAll(&system, used, pb::GONE, 0);
@@ -133,19 +138,24 @@ SystemBuilder RandomSystem(Dice* dice) {
   const int clusters = 1 + dice->Of(3);
   for (int c = 0; c < clusters; ++c) {
     system.Cluster(absl::StrCat("c", c), "everywhere");
-    system.Hosts(absl::StrCat("c", c), 1 + dice->Of(3), 1 + dice->Of(4), dice->Of(2) ? "gpu" : "other");
+    system.Hosts(absl::StrCat("c", c), 1 + dice->Of(3), 1 + dice->Of(4),
+                 dice->Of(2) ? "gpu" : "other");
   }
   const int queues = 1 + dice->Of(3);
   for (int q = 0; q < queues; ++q) {
     const int64_t guarantee = dice->Of(3);
-    system.Queue(absl::StrCat("q", q), guarantee, dice->Of(3) == 0 ? guarantee + dice->Of(4) : -1, dice->Of(3));
-    if (guarantee > 0) system.GuaranteeIn(absl::StrCat("q", q), absl::StrCat("c", dice->Of(clusters)), guarantee);
+    system.Queue(absl::StrCat("q", q), guarantee, dice->Of(3) == 0 ? guarantee + dice->Of(4) : -1,
+                 dice->Of(3));
+    if (guarantee > 0)
+      system.GuaranteeIn(absl::StrCat("q", q), absl::StrCat("c", dice->Of(clusters)), guarantee);
   }
   const int jobs = 1 + dice->Of(8);
   for (int j = 0; j < jobs; ++j) {
     JobBuilder builder(absl::StrCat("q", dice->Of(queues)));
     const int min = 1 + dice->Of(3);
-    builder.Workers(min, min + (dice->Of(2) ? dice->Of(3) : 0)).Priority(dice->Of(2)).Gpus(1 + dice->Of(2));
+    builder.Workers(min, min + (dice->Of(2) ? dice->Of(3) : 0))
+        .Priority(dice->Of(2))
+        .Gpus(1 + dice->Of(2));
     if (dice->Of(2)) builder.Flavours({"gpu", "other"});
     if (dice->Of(3) == 0) builder.In({absl::StrCat("c", dice->Of(clusters))});
     builder.SubmitTo(&system);
@@ -156,7 +166,8 @@ SystemBuilder RandomSystem(Dice* dice) {
 
 std::string Text(const Model& model) {
   std::string text;
-  for (const Base& base : model.bases) absl::StrAppend(&text, base.ref.job, ":", base.entitled_workers(), "@", base.charge, " ");
+  for (const Base& base : model.bases)
+    absl::StrAppend(&text, base.ref.job, ":", base.entitled_workers(), "@", base.charge, " ");
   return text;
 }
 
@@ -205,14 +216,18 @@ TEST(Entitle, ReclaimEndsInEveryRandomSystem) {
         bool moving = !plan.events.empty();
         for (const uint64_t job : system.state.active_jobs()) {
           const pb::TaskState state = TaskOf(system.state, job).state;
-          if (state == pb::TASK_PREPARING || state == pb::TASK_STARTING) StartAll(&system, job), moving = true;
+          if (state == pb::TASK_PREPARING || state == pb::TASK_STARTING)
+            StartAll(&system, job), moving = true;
           if (state == pb::TASK_STOPPING && dice.Of(2)) ReportAll(&system, job, pb::GONE, 0, true);
           moving = moving || state == pb::TASK_STOPPING;
         }
         if (!moving) break;
       }
       for (int j = 0; j < 3; ++j) {
-        JobBuilder(system.state.queues().nodes.back().path).Workers(1 + dice.Of(3)).Priority(dice.Of(3)).SubmitTo(&system);
+        JobBuilder(system.state.queues().nodes.back().path)
+            .Workers(1 + dice.Of(3))
+            .Priority(dice.Of(3))
+            .SubmitTo(&system);
       }
     }
   }

@@ -1,4 +1,5 @@
-// The entitled set against its twin: the pseudo-code of SCHEDULING.md §1, written down word by word, on many small systems.
+// The entitled set against its twin: the pseudo-code of SCHEDULING.md §1, written down word by
+// word, on many small systems.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,25 +51,34 @@ class Twin {
     for (Cell& cell : m_.cells) cell.charged_milli = 0;
     beside_.assign(m_.cells.size(), 0);
     phase_ = 0;
-    defers_ = std::any_of(m_.cells.begin(), m_.cells.end(), [&](const Cell& cell) { return cell.flavour != m_.cpu && m_.CellOf(cell.cluster, m_.cpu) >= 0; });
+    defers_ = std::any_of(m_.cells.begin(), m_.cells.end(), [&](const Cell& cell) {
+      return cell.flavour != m_.cpu && m_.CellOf(cell.cluster, m_.cpu) >= 0;
+    });
     for (int32_t turn = 0;; ++turn) {
       Room room;
-      for (size_t f = 0; f < m_.flavours.size(); ++f) room.flavour.push_back(m_.flavour_milli[f] - u_[0][f]);
+      for (size_t f = 0; f < m_.flavours.size(); ++f)
+        room.flavour.push_back(m_.flavour_milli[f] - u_[0][f]);
       room.cell.assign(m_.cells.size(), kUnbounded);
       room.cpus = m_.flavour_milli[m_.cpu] - u_[0][m_.cpu];
       const std::optional<Found> x = Cand(0, room, false, false);
-      if (!x.has_value()) {            // then what is borrowed of CPUs
+      if (!x.has_value()) {  // then what is borrowed of CPUs
         if (phase_++ == 1) break;
         continue;
       }
       Base& base = m_.bases[x->base];
       int32_t c = x->k;
-      const bool in_list = std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end();
-      if (!x->growth && in_list && Fits(base.bound_cell, Demand(x->base, false), Cpus(x->base, false), x->room, x->promised) && Together(base, base.bound_cell)) c = base.bound_cell;
+      const bool in_list =
+          std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end();
+      if (!x->growth && in_list &&
+          Fits(base.bound_cell, Demand(x->base, false), Cpus(x->base, false), x->room,
+               x->promised) &&
+          Together(base, base.bound_cell))
+        c = base.bound_cell;
       const int64_t demand = Demand(x->base, x->growth);
       m_.cells[c].charged_milli += demand;
       const int32_t cpus = m_.CellOf(m_.cells[c].cluster, m_.cpu);
-      if (m_.cells[c].flavour != m_.cpu && cpus >= 0) beside_[cpus] += base.host_cpus_milli * (x->growth ? 1 : base.min_workers);
+      if (m_.cells[c].flavour != m_.cpu && cpus >= 0)
+        beside_[cpus] += base.host_cpus_milli * (x->growth ? 1 : base.min_workers);
       for (int32_t n = base.leaf; n >= 0; n = quotas_[n].parent) {
         u_[n][m_.cells[c].flavour] += demand;
         u_[n][m_.cpu] += Cpus(x->base, x->growth);
@@ -90,14 +100,14 @@ class Twin {
  private:
   struct Room {
     std::vector<int64_t> flavour, cell;
-    int64_t cpus = kUnbounded;         // beside devices
+    int64_t cpus = kUnbounded;  // beside devices
   };
   struct Found {
     int32_t base = 0;
     bool growth = false, guaranteed = false;
-    bool promised = false;             // by its queue or one above it
+    bool promised = false;  // by its queue or one above it
     int32_t k = 0;
-    Room room;                         // that it fits
+    Room room;  // that it fits
   };
   struct Share {
     int rank = 0;
@@ -105,20 +115,28 @@ class Twin {
     int64_t history = 0;
   };
 
-  int64_t Demand(int32_t b, bool growth) const { return m_.bases[b].worker_milli * (growth ? 1 : m_.bases[b].min_workers); }
+  int64_t Demand(int32_t b, bool growth) const {
+    return m_.bases[b].worker_milli * (growth ? 1 : m_.bases[b].min_workers);
+  }
 
-  int64_t Cpus(int32_t b, bool growth) const { return m_.bases[b].worker_cpus_milli * (growth ? 1 : m_.bases[b].min_workers); }
+  int64_t Cpus(int32_t b, bool growth) const {
+    return m_.bases[b].worker_cpus_milli * (growth ? 1 : m_.bases[b].min_workers);
+  }
 
   bool Fits(int32_t cell, int64_t demand, int64_t cpus, const Room& room, bool promised) const {
     const Cell& c = m_.cells[cell];
     const bool borrows_cpus = defers_ && c.flavour == m_.cpu && !promised;
-    if (borrows_cpus && (phase_ == 0 || c.capacity_milli - c.charged_milli - beside_[cell] < demand)) return false;
-    return (cpus == 0 || room.cpus >= cpus) && c.capacity_milli - c.charged_milli >= demand && room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
+    if (borrows_cpus &&
+        (phase_ == 0 || c.capacity_milli - c.charged_milli - beside_[cell] < demand))
+      return false;
+    return (cpus == 0 || room.cpus >= cpus) && c.capacity_milli - c.charged_milli >= demand &&
+           room.flavour[c.flavour] >= demand && room.cell[cell] >= demand;
   }
 
   int32_t OrderOf(const Base& base) const { return m_.order[&base - m_.bases.data()]; }
 
-  // Tasks of an unbound job go to clusters that reach the storage of the first one's; -1: no other task is charged yet.
+  // Tasks of an unbound job go to clusters that reach the storage of the first one's; -1: no other
+  // task is charged yet.
   int32_t BoundTo(const Base& base) const {
     const Base* first = nullptr;
     for (const Base& other : m_.bases) {
@@ -134,9 +152,14 @@ class Twin {
   // And of those the first that could ever hold the base is open.
   bool Opened(const Base& base, size_t i) const {
     if (base.opened[i] || BoundTo(base) < 0) return base.opened[i];
-    const auto holds = [&](int32_t cell) { return m_.cells[cell].known_milli >= base.worker_milli * base.min_workers; };
-    const auto first = std::find_if(base.cells.begin(), base.cells.end(), [&](int32_t cell) { return Together(base, cell) && holds(cell); });
-    return first != base.cells.end() && holds(base.cells[i]) && m_.cells[*first].cluster == m_.cells[base.cells[i]].cluster;
+    const auto holds = [&](int32_t cell) {
+      return m_.cells[cell].known_milli >= base.worker_milli * base.min_workers;
+    };
+    const auto first = std::find_if(base.cells.begin(), base.cells.end(), [&](int32_t cell) {
+      return Together(base, cell) && holds(cell);
+    });
+    return first != base.cells.end() && holds(base.cells[i]) &&
+           m_.cells[*first].cluster == m_.cells[base.cells[i]].cluster;
   }
 
   std::optional<Found> Cand(int32_t n, const Room& room, bool guaranteed, bool promised) const {
@@ -148,23 +171,29 @@ class Twin {
         Room a = room;
         for (size_t f = 0; f < m_.flavours.size(); ++f) {
           const FlavourQuota& quota = quotas_[c].flavours[f];
-          if (quota.limit_milli != kUnbounded) a.flavour[f] = std::min(a.flavour[f], quota.limit_milli - u_[c][f]);
+          if (quota.limit_milli != kUnbounded)
+            a.flavour[f] = std::min(a.flavour[f], quota.limit_milli - u_[c][f]);
           if (in_guarantee) a.flavour[f] = std::min(a.flavour[f], quota.guarantee_milli - u_[c][f]);
           a.flavour[f] = std::max<int64_t>(0, a.flavour[f]);
         }
         const FlavourQuota& cpu = quotas_[c].flavours[m_.cpu];
-        if (cpu.limit_milli != kUnbounded) a.cpus = std::min(a.cpus, cpu.limit_milli - u_[c][m_.cpu]);
-        if (in_guarantee && cpu.guarantee_milli > 0) a.cpus = std::min(a.cpus, cpu.guarantee_milli - u_[c][m_.cpu]);
+        if (cpu.limit_milli != kUnbounded)
+          a.cpus = std::min(a.cpus, cpu.limit_milli - u_[c][m_.cpu]);
+        if (in_guarantee && cpu.guarantee_milli > 0)
+          a.cpus = std::min(a.cpus, cpu.guarantee_milli - u_[c][m_.cpu]);
         for (size_t k = 0; in_guarantee && !quotas_[c].cells.empty() && k < m_.cells.size(); ++k) {
           if (quotas_[c].cells[k] == kUnbounded) continue;
-          a.cell[k] = std::max<int64_t>(0, std::min(a.cell[k], quotas_[c].cells[k] - u_cell_[c][k]));
+          a.cell[k] =
+              std::max<int64_t>(0, std::min(a.cell[k], quotas_[c].cells[k] - u_cell_[c][k]));
         }
         std::optional<Found> x = Cand(c, a, in_guarantee, promised || in_guarantee);
         if (!x.has_value()) continue;
         Share share = KeyOf(c, m_.cells[x->k].flavour, in_guarantee);
         if (Cpus(x->base, x->growth) > 0 && !(in_guarantee && cpu.guarantee_milli == 0)) {
           const Share cpus = KeyOf(c, m_.cpu, in_guarantee);
-          if (share.rank < cpus.rank || (share.rank == cpus.rank && share.over * cpus.of < cpus.over * share.of)) share = cpus;
+          if (share.rank < cpus.rank ||
+              (share.rank == cpus.rank && share.over * cpus.of < cpus.over * share.of))
+            share = cpus;
         }
         share.history = m_.history[c];
         if (!best.has_value() || Before(share, *x, best_share, *best)) {
@@ -177,8 +206,10 @@ class Twin {
     return std::nullopt;
   }
 
-  std::optional<Found> CandOfLeaf(int32_t n, const Room& room, bool guaranteed, bool promised) const {
-    std::vector<std::tuple<bool, int32_t, int64_t, int32_t>> order;   // bases before growth, then priority, submission, id
+  std::optional<Found> CandOfLeaf(int32_t n, const Room& room, bool guaranteed,
+                                  bool promised) const {
+    std::vector<std::tuple<bool, int32_t, int64_t, int32_t>>
+        order;  // bases before growth, then priority, submission, id
     for (size_t b = 0; b < m_.bases.size(); ++b) {
       const Base& base = m_.bases[b];
       if (base.leaf != n || base.cells.empty()) continue;
@@ -193,7 +224,8 @@ class Twin {
         const int32_t cell = growth ? base.charge : base.cells[i];
         if (!growth && !guaranteed && !Opened(base, i)) continue;
         if (!growth && !Together(base, cell)) continue;
-        if (Fits(cell, Demand(b, growth), Cpus(b, growth), room, promised)) return Found{b, growth, guaranteed, promised, cell, room};
+        if (Fits(cell, Demand(b, growth), Cpus(b, growth), room, promised))
+          return Found{b, growth, guaranteed, promised, cell, room};
       }
     }
     return std::nullopt;
@@ -212,27 +244,31 @@ class Twin {
     if (a.rank != b.rank) return a.rank < b.rank;
     if (a.over * b.of != b.over * a.of) return a.over * b.of < b.over * a.of;
     if (a.history != b.history) return a.history < b.history;
-    return std::make_tuple(m_.bases[x.base].submit_ns, x.base, x.growth) < std::make_tuple(m_.bases[y.base].submit_ns, y.base, y.growth);
+    return std::make_tuple(m_.bases[x.base].submit_ns, x.base, x.growth) <
+           std::make_tuple(m_.bases[y.base].submit_ns, y.base, y.growth);
   }
 
   const QuotaTree& quotas_;
   Model m_;
   std::vector<std::vector<int64_t>> u_, u_cell_;
-  std::vector<int64_t> beside_;        // [cell] of CPUs: what units with devices take of them
+  std::vector<int64_t> beside_;  // [cell] of CPUs: what units with devices take of them
   int phase_ = 0;
-  bool defers_ = false;                // some cluster has devices and CPUs
+  bool defers_ = false;  // some cluster has devices and CPUs
 };
 
 // ---- random systems ----
 
-// Gives leaves what cells have, and queues above them that and a little more: all of it can be kept at once.
+// Gives leaves what cells have, and queues above them that and a little more: all of it can be kept
+// at once.
 void Nest(Instance* instance, Dice* dice) {
   const Model& m = instance->model;
   std::vector<int64_t> left;
-  for (const Cell& cell : m.cells) left.push_back(dice->Chance(90) ? cell.capacity_milli : cell.known_milli);
+  for (const Cell& cell : m.cells)
+    left.push_back(dice->Chance(90) ? cell.capacity_milli : cell.known_milli);
   const auto set = [&](QuotaNode* node) {
     for (FlavourQuota& quota : node->flavours) quota = FlavourQuota();
-    for (size_t c = 0; c < m.cells.size(); ++c) node->flavours[m.cells[c].flavour].guarantee_milli += node->cells[c];
+    for (size_t c = 0; c < m.cells.size(); ++c)
+      node->flavours[m.cells[c].flavour].guarantee_milli += node->cells[c];
     for (FlavourQuota& quota : node->flavours) {
       quota.listed = quota.guarantee_milli > 0 || dice->Chance(70);
       if (!quota.listed) continue;
@@ -241,7 +277,8 @@ void Nest(Instance* instance, Dice* dice) {
     }
   };
   const auto take = [&](size_t c) {
-    const int64_t milli = dice->Chance(60) ? 1000 * dice->Of(std::min<int64_t>(left[c], 9000) / 1000 + 1) : 0;
+    const int64_t milli =
+        dice->Chance(60) ? 1000 * dice->Of(std::min<int64_t>(left[c], 9000) / 1000 + 1) : 0;
     left[c] -= milli;
     return milli;
   };
@@ -256,8 +293,8 @@ void Nest(Instance* instance, Dice* dice) {
   }
 }
 
-// 1-4 clusters with 1-3 flavours, some capacity lost, a tree of up to three levels; guarantees may exceed what is there, unless
-// they are to nest. About as many bases as given, 0: a few.
+// 1-4 clusters with 1-3 flavours, some capacity lost, a tree of up to three levels; guarantees may
+// exceed what is there, unless they are to nest. About as many bases as given, 0: a few.
 Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
   Instance instance;
   Model& m = instance.model;
@@ -271,12 +308,14 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
       cell.cluster = c;
       cell.flavour = f;
       cell.known_milli = 1000 * (1 + dice->Of(about == 0 ? 12 : about));
-      cell.capacity_milli = dice->Chance(nests ? 97 : 75) ? cell.known_milli : cell.known_milli * dice->Of(4) / 4;
+      cell.capacity_milli =
+          dice->Chance(nests ? 97 : 75) ? cell.known_milli : cell.known_milli * dice->Of(4) / 4;
       m.flavour_milli[f] += cell.capacity_milli;
     }
   }
   m.cpu = static_cast<int32_t>(flavours - 1);
-  m.reaches.assign(static_cast<size_t>(clusters), std::vector<bool>(static_cast<size_t>(clusters), false));
+  m.reaches.assign(static_cast<size_t>(clusters),
+                   std::vector<bool>(static_cast<size_t>(clusters), false));
   for (auto& row : m.reaches) {
     for (size_t c = 0; c < row.size(); ++c) row[c] = dice->Chance(60);
   }
@@ -285,7 +324,8 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
   instance.quotas.emplace_back();
   for (int32_t n = 1; n < nodes; ++n) {
     int32_t parent = static_cast<int32_t>(dice->Of(n));
-    while (depth[parent] >= (nests ? 1 + dice->Chance(5) : 3)) parent = instance.quotas[parent].parent;
+    while (depth[parent] >= (nests ? 1 + dice->Chance(5) : 3))
+      parent = instance.quotas[parent].parent;
     depth.push_back(depth[parent] + 1);
     instance.quotas.emplace_back();
     instance.quotas[n].parent = parent;
@@ -314,7 +354,8 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
   if (nests) Nest(&instance, dice);
   for (int64_t n = 0; n < nodes; ++n) m.history.push_back(dice->Of(3));
   const bool with_cpus = flavours > 1 && dice->Chance(nests ? 3 : 40);
-  const int64_t bases = 1 + (about == 0 ? dice->Of(dice->Chance(20) ? 24 : 9) : about / 2 + dice->Of(about));
+  const int64_t bases =
+      1 + (about == 0 ? dice->Of(dice->Chance(20) ? 24 : 9) : about / 2 + dice->Of(about));
   uint64_t job = 0;
   for (int64_t b = 0; b < bases; ++b) {
     Base& base = m.bases.emplace_back();
@@ -329,19 +370,28 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
     base.worker_milli = dice->Chance(80) ? 1000 * (1 + dice->Of(3)) : 250 * (1 + dice->Of(3));
     if (with_cpus && dice->Chance(60)) base.worker_cpus_milli = 500 * (1 + dice->Of(4));
     base.min_workers = 1 + static_cast<int32_t>(dice->Of(3));
-    base.max_workers = base.min_workers + (dice->Chance(40) ? static_cast<int32_t>(dice->Of(4)) : 0);
-    for (size_t tries = 1 + static_cast<size_t>(dice->Of(static_cast<int64_t>(m.cells.size()) + 1)); tries > 0; --tries) {
+    base.max_workers =
+        base.min_workers + (dice->Chance(40) ? static_cast<int32_t>(dice->Of(4)) : 0);
+    for (size_t tries = 1 + static_cast<size_t>(dice->Of(static_cast<int64_t>(m.cells.size()) + 1));
+         tries > 0; --tries) {
       const int32_t cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
-      if (std::find(base.cells.begin(), base.cells.end(), cell) == base.cells.end()) base.cells.push_back(cell);
+      if (std::find(base.cells.begin(), base.cells.end(), cell) == base.cells.end())
+        base.cells.push_back(cell);
     }
     // A task is work on devices, with CPUs beside them, or on CPUs.
     const auto of_cpus = [&](int32_t c) { return m.cells[c].flavour == m.cpu; };
     const bool on_cpus = base.worker_cpus_milli == 0 && of_cpus(base.cells.front());
-    base.cells.erase(std::remove_if(base.cells.begin(), base.cells.end(), [&](int32_t c) { return of_cpus(c) != on_cpus; }), base.cells.end());
-    if (!on_cpus) base.host_cpus_milli = base.worker_cpus_milli > 0 ? base.worker_cpus_milli : 500 * dice->Of(5);
+    base.cells.erase(std::remove_if(base.cells.begin(), base.cells.end(),
+                                    [&](int32_t c) { return of_cpus(c) != on_cpus; }),
+                     base.cells.end());
+    if (!on_cpus)
+      base.host_cpus_milli =
+          base.worker_cpus_milli > 0 ? base.worker_cpus_milli : 500 * dice->Of(5);
     const int64_t opened = dice->Of(3);
-    for (size_t i = 0; i < base.cells.size(); ++i) base.opened.push_back(static_cast<int64_t>(i) <= opened);
-    if (dice->Chance(35)) base.bound_cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
+    for (size_t i = 0; i < base.cells.size(); ++i)
+      base.opened.push_back(static_cast<int64_t>(i) <= opened);
+    if (dice->Chance(35))
+      base.bound_cell = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.cells.size())));
     if (sibling) {
       base.leaf = m.bases[b - 1].leaf;
       base.priority = m.bases[b - 1].priority;
@@ -351,10 +401,12 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
   }
   // A job binds all its tasks or none.
   for (size_t b = 1; b < m.bases.size(); ++b) {
-    if (m.bases[b].ref.job == m.bases[b - 1].ref.job && m.bases[b - 1].binds_others) m.bases[b].binds_others = true;
+    if (m.bases[b].ref.job == m.bases[b - 1].ref.job && m.bases[b - 1].binds_others)
+      m.bases[b].binds_others = true;
   }
   for (size_t b = m.bases.size(); b-- > 1;) {
-    if (m.bases[b].ref.job == m.bases[b - 1].ref.job && m.bases[b].binds_others) m.bases[b - 1].binds_others = true;
+    if (m.bases[b].ref.job == m.bases[b - 1].ref.job && m.bases[b].binds_others)
+      m.bases[b - 1].binds_others = true;
   }
   for (Base& base : m.bases) {
     if (base.binds_others) base.bound_cell = -1;
@@ -376,7 +428,7 @@ void RunAndSort(Entitlement* entitlement, Model* model) {
 // S, its charges and its order.
 std::string Text(const Model& model) {
   std::string text;
-  std::vector<int32_t> orders;         // growth has its turns between the bases'
+  std::vector<int32_t> orders;  // growth has its turns between the bases'
   for (size_t b = 0; b < model.bases.size(); ++b) {
     if (model.bases[b].entitled) orders.push_back(model.order[b]);
   }
@@ -385,12 +437,14 @@ std::string Text(const Model& model) {
     const Base& base = model.bases[b];
     absl::StrAppend(&text, base.ref.job, ".", base.ref.task, ":");
     if (base.entitled) {
-      absl::StrAppend(&text, base.entitled_workers(), "@", base.charge, base.guaranteed ? "g" : "", "#",
-                      std::lower_bound(orders.begin(), orders.end(), model.order[b]) - orders.begin());
+      absl::StrAppend(
+          &text, base.entitled_workers(), "@", base.charge, base.guaranteed ? "g" : "", "#",
+          std::lower_bound(orders.begin(), orders.end(), model.order[b]) - orders.begin());
     }
     absl::StrAppend(&text, " ");
   }
-  for (const Cell& cell : model.cells) absl::StrAppend(&text, " ", cell.charged_milli, "/", cell.capacity_milli);
+  for (const Cell& cell : model.cells)
+    absl::StrAppend(&text, " ", cell.charged_milli, "/", cell.capacity_milli);
   for (const auto& row : model.entitled) {
     for (const int64_t milli : row) absl::StrAppend(&text, " ", milli);
   }
@@ -430,7 +484,8 @@ TEST(EntitleTwin, CarryingItOutInFullOrInPartChangesNeitherTheSetNorItsCharges) 
   for (uint64_t seed = 1; seed <= kInstances; ++seed) {
     Dice dice{seed * 999};
     Instance instance = RandomInstance(&dice, /*nests=*/seed % 2 == 0);
-    for (Base& base : instance.model.bases) base.binds_others = false;   // binding a job is a new fact of its own
+    for (Base& base : instance.model.bases)
+      base.binds_others = false;  // binding a job is a new fact of its own
     Entitlement entitlement;
     entitlement.Reset(instance.quotas, instance.model);
     RunAndSort(&entitlement, &instance.model);
@@ -439,10 +494,12 @@ TEST(EntitleTwin, CarryingItOutInFullOrInPartChangesNeitherTheSetNorItsCharges) 
     for (size_t b = 0; b < instance.model.bases.size(); ++b) {
       Base& base = instance.model.bases[b];
       if (!all && dice.Chance(50)) continue;
-      const int32_t to = base.entitled && (base.bound_cell < 0 || dice.Chance(50)) ? base.charge
-                         : base.entitled && base.bound_cell == base.charge         ? base.charge
-                         : base.entitled || dice.Chance(70)                        ? -1
-                                                                                   : static_cast<int32_t>(dice.Of(static_cast<int64_t>(instance.model.cells.size())));
+      const int32_t to =
+          base.entitled && (base.bound_cell < 0 || dice.Chance(50)) ? base.charge
+          : base.entitled && base.bound_cell == base.charge         ? base.charge
+          : base.entitled || dice.Chance(70)
+              ? -1
+              : static_cast<int32_t>(dice.Of(static_cast<int64_t>(instance.model.cells.size())));
       if (to == base.bound_cell) continue;
       base.bound_cell = to;
       entitlement.Rebind(instance.model, static_cast<int32_t>(b));
@@ -454,7 +511,8 @@ TEST(EntitleTwin, CarryingItOutInFullOrInPartChangesNeitherTheSetNorItsCharges) 
   EXPECT_GT(moved, static_cast<int64_t>(kInstances));
 }
 
-// Units come, go and change, capacity is lost and comes back, history goes on; of few queues that are long, too.
+// Units come, go and change, capacity is lost and comes back, history goes on; of few queues that
+// are long, too.
 TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
   struct Kind {
     uint64_t seeds;
@@ -463,7 +521,8 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
     int64_t about, changes;
   };
   int64_t ahead = 0, runs = 0;
-  for (const Kind& kind : {Kind{2'000, 12, false, 0, 4}, Kind{6'000, 20, true, 0, 4}, Kind{60, 40, true, 60, 4}, Kind{12, 25, true, 160, 8}}) {
+  for (const Kind& kind : {Kind{2'000, 12, false, 0, 4}, Kind{6'000, 20, true, 0, 4},
+                           Kind{60, 40, true, 60, 4}, Kind{12, 25, true, 160, 8}}) {
     for (uint64_t seed = 1; seed <= kind.seeds; ++seed) {
       Dice dice{seed * 998};
       Instance instance = RandomInstance(&dice, kind.nests, kind.about);
@@ -479,12 +538,13 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
           if (what < 2) {
             Cell& cell = m.cells[any(static_cast<int64_t>(m.cells.size()))];
             m.flavour_milli[cell.flavour] -= cell.capacity_milli;
-            cell.capacity_milli = dice.Chance(70) ? cell.known_milli : cell.known_milli * dice.Of(5) / 4;
+            cell.capacity_milli =
+                dice.Chance(70) ? cell.known_milli : cell.known_milli * dice.Of(5) / 4;
             m.flavour_milli[cell.flavour] += cell.capacity_milli;
           } else if (what == 2) {
             m.history[any(static_cast<int64_t>(m.history.size()))] = dice.Of(4);
           } else if (base.binds_others) {
-            continue;                  // its siblings would have to change with it
+            continue;  // its siblings would have to change with it
           } else if (what < 8) {
             base.bound_cell = static_cast<int32_t>(any(static_cast<int64_t>(m.cells.size())));
             if (base.entitled && dice.Chance(60)) base.bound_cell = base.charge;
@@ -508,7 +568,8 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
           }
         }
         RunAndSort(&kept, &m);
-        ASSERT_EQ(Text(m), Text(Twin(instance).Entitle())) << "about " << kind.about << " seed " << seed << " step " << step;
+        ASSERT_EQ(Text(m), Text(Twin(instance).Entitle()))
+            << "about " << kind.about << " seed " << seed << " step " << step;
         ++runs;
         ahead += kept.began_ahead();
         if (!dice.Chance(10)) continue;

@@ -13,8 +13,8 @@
 
 namespace muster::testing {
 
-// One decision, and the next where it opens a cluster: checks each plan, its verdicts and the derived data, and applies the events.
-// The last plan, with the events of all.
+// One decision, and the next where it opens a cluster: checks each plan, its verdicts and the
+// derived data, and applies the events. The last plan, with the events of all.
 inline Plan DecideAndApply(SystemBuilder* system, const SchedulingOptions& options) {
   std::vector<pb::Event> events;
   for (bool opened = true;;) {
@@ -34,10 +34,14 @@ inline Plan DecideAndApply(SystemBuilder* system, const SchedulingOptions& optio
   }
 }
 
-inline const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).reservation.get(); }
+inline const Reservation* ReservationOf(const SystemBuilder& system, uint64_t job) {
+  return TaskOf(system.state, job).reservation.get();
+}
 
 inline int StopsIn(const Plan& plan) {
-  return static_cast<int>(std::count_if(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_attempt_stopping(); }));
+  return static_cast<int>(
+      std::count_if(plan.events.begin(), plan.events.end(),
+                    [](const pb::Event& e) { return e.has_attempt_stopping(); }));
 }
 
 }  // namespace muster::testing

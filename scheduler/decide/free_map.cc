@@ -10,8 +10,8 @@
 namespace muster {
 namespace {
 
-constexpr size_t kTypicalTasks = 32;   // the most frequent ones that a scorer knows
-constexpr int64_t kFewTasks = 16;      // fewer that run say nothing about what comes
+constexpr size_t kTypicalTasks = 32;  // the most frequent ones that a scorer knows
+constexpr int64_t kFewTasks = 16;     // fewer that run say nothing about what comes
 
 }  // namespace
 
@@ -22,7 +22,9 @@ std::vector<HostId> HostsToAvoid(const JobRow& job) {
       if (!attempt.ended()) continue;
       for (const PartRow& part : attempt.parts) {
         const bool alone = attempt.cause == pb::HOST_LOST && attempt.parts.size() == 1;
-        if (part.lost || part.cause == pb::HOST_LOST || part.cause == pb::LAUNCH_FAILED || part.lags || alone) hosts.insert(part.host);
+        if (part.lost || part.cause == pb::HOST_LOST || part.cause == pb::LAUNCH_FAILED ||
+            part.lags || alone)
+          hosts.insert(part.host);
       }
     }
   }
@@ -54,12 +56,14 @@ void FreeMap::Rebuild(const State& state) {
   }
 }
 
-void FreeMap::JoinPools(const State& state, HostId id, std::map<std::pair<int32_t, std::string>, int32_t>* pool_of) {
+void FreeMap::JoinPools(const State& state, HostId id,
+                        std::map<std::pair<int32_t, std::string>, int32_t>* pool_of) {
   const HostRow& row = state.host(id);
   Host& host = hosts_[id];
   host.cluster = row.cluster;
   const auto join = [&](const std::string& flavour, bool gpus, int32_t* rack_index) {
-    const auto [it, added] = pool_of->emplace(std::make_pair(row.cluster, flavour), static_cast<int32_t>(pools_.size()));
+    const auto [it, added] =
+        pool_of->emplace(std::make_pair(row.cluster, flavour), static_cast<int32_t>(pools_.size()));
     if (added) {
       pools_.emplace_back();
       pools_.back().cluster = row.cluster;
@@ -76,7 +80,9 @@ void FreeMap::JoinPools(const State& state, HostId id, std::map<std::pair<int32_
       pool.racks.emplace_back();
       pool.racks.back().block = row.block;
       pool.racks.back().name = row.rack;
-      auto block = std::find_if(pool.blocks.begin(), pool.blocks.end(), [&](const auto& racks) { return pool.racks[racks[0]].block == row.block; });
+      auto block = std::find_if(pool.blocks.begin(), pool.blocks.end(), [&](const auto& racks) {
+        return pool.racks[racks[0]].block == row.block;
+      });
       if (block == pool.blocks.end()) block = pool.blocks.insert(block, std::vector<int32_t>());
       block->push_back(at);
     }
@@ -85,11 +91,13 @@ void FreeMap::JoinPools(const State& state, HostId id, std::map<std::pair<int32_
     return it->second;
   };
   host.site = join("", false, &host.site_rack);
-  host.pool = row.inventory.flavour().empty() ? -1 : join(row.inventory.flavour(), true, &host.pool_rack);
+  host.pool =
+      row.inventory.flavour().empty() ? -1 : join(row.inventory.flavour(), true, &host.pool_rack);
 }
 
 int32_t FreeMap::KindOf(HostKind kind) {
-  if (last_kind_ < static_cast<int32_t>(kinds_.size()) && kinds_[last_kind_] == kind) return last_kind_;   // hosts alike come in rows
+  if (last_kind_ < static_cast<int32_t>(kinds_.size()) && kinds_[last_kind_] == kind)
+    return last_kind_;  // hosts alike come in rows
   const auto [it, added] = kind_of_.emplace(kind, static_cast<int32_t>(kinds_.size()));
   if (added) kinds_.push_back(std::move(kind));
   return last_kind_ = it->second;
@@ -102,13 +110,13 @@ void FreeMap::Read(const State& state, HostId id) {
   host.usable = open && row.state == pb::HOST_UP;
   host.silent = open && row.state == pb::HOST_SILENT;
   const int32_t devices = row.inventory.devices_size();
-  if (host.devices != devices) {       // the first time: another number later builds the map anew
+  if (host.devices != devices) {  // the first time: another number later builds the map anew
     host.first_device = static_cast<int32_t>(device_milli_.size());
     host.devices = devices;
     device_milli_.resize(device_milli_.size() + devices);
     device_island_.resize(device_milli_.size());
   }
-  absl::InlinedVector<int32_t, 8> islands;       // ascending
+  absl::InlinedVector<int32_t, 8> islands;  // ascending
   for (const pb::Device& device : row.inventory.devices()) {
     const auto at = std::lower_bound(islands.begin(), islands.end(), device.island());
     if (at == islands.end() || *at != device.island()) islands.insert(at, device.island());
@@ -119,10 +127,13 @@ void FreeMap::Read(const State& state, HostId id) {
   kind.memory_bytes = row.inventory.memory_bytes();
   for (int32_t d = 0; d < devices; ++d) {
     const pb::Device& device = row.inventory.devices(d);
-    const auto island = std::lower_bound(islands.begin(), islands.end(), device.island()) - islands.begin();
+    const auto island =
+        std::lower_bound(islands.begin(), islands.end(), device.island()) - islands.begin();
     ++kind.islands[island];
-    device_island_[host.first_device + d] = device.healthy() ? static_cast<int8_t>(island) : int8_t{-1};
-    device_milli_[host.first_device + d] = device.healthy() ? static_cast<int16_t>(1000 - row.device_used_milli[d]) : int16_t{0};
+    device_island_[host.first_device + d] =
+        device.healthy() ? static_cast<int8_t>(island) : int8_t{-1};
+    device_milli_[host.first_device + d] =
+        device.healthy() ? static_cast<int16_t>(1000 - row.device_used_milli[d]) : int16_t{0};
   }
   host.kind = KindOf(std::move(kind));
   host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
@@ -163,12 +174,16 @@ void FreeMap::SetTasks(Host* host, std::vector<SliceWish> tasks) {
 
 void FreeMap::Refresh(const State& state, HostId id) {
   MUSTER_CHECK(log_.empty());
-  if (state.hosts().size() != host_at_.size() || id >= static_cast<HostId>(hosts_.size())) return Rebuild(state);
+  if (state.hosts().size() != host_at_.size() || id >= static_cast<HostId>(hosts_.size()))
+    return Rebuild(state);
   const HostRow& row = state.host(id);
   const Host& host = hosts_[id];
   const auto& rack = pools_[host.site].racks[host.site_rack];
-  const bool same_pool = host.pool < 0 ? row.inventory.flavour().empty() : pools_[host.pool].flavour == row.inventory.flavour();
-  if (row.cluster != host.cluster || row.inventory.devices_size() != host.devices || rack.name != row.rack || rack.block != row.block || !same_pool) return Rebuild(state);
+  const bool same_pool = host.pool < 0 ? row.inventory.flavour().empty()
+                                       : pools_[host.pool].flavour == row.inventory.flavour();
+  if (row.cluster != host.cluster || row.inventory.devices_size() != host.devices ||
+      rack.name != row.rack || rack.block != row.block || !same_pool)
+    return Rebuild(state);
   Read(state, id);
 }
 
@@ -187,8 +202,10 @@ void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
   host.cpus_milli = read.cpus_milli;
   host.memory_bytes = read.memory_bytes;
   host.disk_bytes = read.disk_bytes;
-  std::copy_n(twin.device_milli_.begin() + read.first_device, read.devices, device_milli_.begin() + host.first_device);
-  std::copy_n(twin.device_island_.begin() + read.first_device, read.devices, device_island_.begin() + host.first_device);
+  std::copy_n(twin.device_milli_.begin() + read.first_device, read.devices,
+              device_milli_.begin() + host.first_device);
+  std::copy_n(twin.device_island_.begin() + read.first_device, read.devices,
+              device_island_.begin() + host.first_device);
   if (host.pool >= 0) {
     pools_[host.pool].islands = twin.pools_[read.pool].islands;
     SetTasks(&host, read.tasks);
@@ -198,19 +215,26 @@ void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
 
 int64_t FreeMap::Value(const Host& host, int32_t field) const {
   switch (field) {
-    case kCpus: return host.cpus_milli;
-    case kMemory: return host.memory_bytes;
-    case kDisk: return host.disk_bytes;
-    case kUsable: return host.usable ? 1 : 0;
-    case kSilent: return host.silent ? 1 : 0;
-    default: return device_milli_[host.first_device + field];
+    case kCpus:
+      return host.cpus_milli;
+    case kMemory:
+      return host.memory_bytes;
+    case kDisk:
+      return host.disk_bytes;
+    case kUsable:
+      return host.usable ? 1 : 0;
+    case kSilent:
+      return host.silent ? 1 : 0;
+    default:
+      return device_milli_[host.first_device + field];
   }
 }
 
 void FreeMap::MarkDirty(HostId id) {
   Host& host = hosts_[id];
   if (host.pool >= 0 && (host.dirty & kPoolSums) == 0) pools_[host.pool].dirty_sums.push_back(id);
-  if (host.pool >= 0 && (host.dirty & kPoolSlices) == 0) pools_[host.pool].dirty_hosts.push_back(id);
+  if (host.pool >= 0 && (host.dirty & kPoolSlices) == 0)
+    pools_[host.pool].dirty_hosts.push_back(id);
   if ((host.dirty & kSiteSums) == 0) pools_[host.site].dirty_sums.push_back(id);
   if ((host.dirty & kSiteCpus) == 0) pools_[host.site].dirty_hosts.push_back(id);
   host.dirty = kPoolSums | kPoolSlices | kSiteSums | kSiteCpus;
@@ -219,12 +243,23 @@ void FreeMap::MarkDirty(HostId id) {
 void FreeMap::Store(HostId id, int32_t field, int64_t value) {
   Host& host = hosts_[id];
   switch (field) {
-    case kCpus: host.cpus_milli = value; break;
-    case kMemory: host.memory_bytes = value; break;
-    case kDisk: host.disk_bytes = value; break;
-    case kUsable: host.usable = value != 0; break;
-    case kSilent: host.silent = value != 0; break;
-    default: device_milli_[host.first_device + field] = static_cast<int16_t>(value);
+    case kCpus:
+      host.cpus_milli = value;
+      break;
+    case kMemory:
+      host.memory_bytes = value;
+      break;
+    case kDisk:
+      host.disk_bytes = value;
+      break;
+    case kUsable:
+      host.usable = value != 0;
+      break;
+    case kSilent:
+      host.silent = value != 0;
+      break;
+    default:
+      device_milli_[host.first_device + field] = static_cast<int16_t>(value);
   }
   MarkDirty(id);
 }
@@ -238,10 +273,12 @@ void FreeMap::SetValue(HostId id, int32_t field, int64_t value) {
 
 void FreeMap::UndoTo(size_t mark) {
   MUSTER_CHECK(mark <= log_.size());
-  for (; log_.size() > mark; log_.pop_back()) Store(log_.back().host, log_.back().field, log_.back().before);
+  for (; log_.size() > mark; log_.pop_back())
+    Store(log_.back().host, log_.back().field, log_.back().before);
 }
 
-void FreeMap::ChangePart(const Demand& wants, HostId id, int32_t workers, const std::vector<int32_t>& devices,
+void FreeMap::ChangePart(const Demand& wants, HostId id, int32_t workers,
+                         const std::vector<int32_t>& devices,
                          const std::vector<int64_t>& device_milli, int64_t sign) {
   const Host& host = hosts_[id];
   const HostKind& kind = kinds_[host.kind];
@@ -251,8 +288,10 @@ void FreeMap::ChangePart(const Demand& wants, HostId id, int32_t workers, const 
   SetValue(id, kDisk, host.disk_bytes + sign * workers * demand.disk_bytes);
   for (size_t d = 0; d < devices.size(); ++d) {
     const int32_t device = devices[d];
-    if (device < 0 || device >= host.devices || device_island_[host.first_device + device] < 0) continue;
-    SetValue(id, device, Value(host, device) + sign * (d < device_milli.size() ? device_milli[d] : 1000));
+    if (device < 0 || device >= host.devices || device_island_[host.first_device + device] < 0)
+      continue;
+    SetValue(id, device,
+             Value(host, device) + sign * (d < device_milli.size() ? device_milli[d] : 1000));
   }
 }
 
@@ -264,12 +303,14 @@ void FreeMap::Release(const Demand& wants, const AttemptRow& attempt) {
 
 void FreeMap::Take(const pb::TaskSpec& spec, const PlannedGang& gang) {
   const Demand wants = WantsOf(spec);
-  for (const PlannedPart& part : gang) ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, -1);
+  for (const PlannedPart& part : gang)
+    ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, -1);
 }
 
 void FreeMap::GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang) {
   const Demand wants = WantsOf(spec);
-  for (const PlannedPart& part : gang) ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, 1);
+  for (const PlannedPart& part : gang)
+    ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, 1);
 }
 
 void FreeMap::LimitTo(const FreeMap& other, const PlannedGang& gang) {
@@ -277,8 +318,12 @@ void FreeMap::LimitTo(const FreeMap& other, const PlannedGang& gang) {
 }
 
 void FreeMap::LimitHost(HostId id, const HostFree& free) {
-  const auto limit = [&](int32_t field, int64_t most) { SetValue(id, field, std::min(Value(hosts_[id], field), most)); };
-  for (int32_t d = 0; d < hosts_[id].devices && d < static_cast<int32_t>(free.device_milli.size()); ++d) limit(d, free.device_milli[d]);
+  const auto limit = [&](int32_t field, int64_t most) {
+    SetValue(id, field, std::min(Value(hosts_[id], field), most));
+  };
+  for (int32_t d = 0; d < hosts_[id].devices && d < static_cast<int32_t>(free.device_milli.size());
+       ++d)
+    limit(d, free.device_milli[d]);
   limit(kCpus, free.cpus_milli);
   limit(kMemory, free.memory_bytes);
   limit(kDisk, free.disk_bytes);
@@ -293,7 +338,8 @@ HostFree FreeMap::Peek(HostId id) const {
   const Host& host = hosts_[id];
   HostFree free;
   free.usable = host.usable;
-  free.device_milli.assign(device_milli_.begin() + host.first_device, device_milli_.begin() + host.first_device + host.devices);
+  free.device_milli.assign(device_milli_.begin() + host.first_device,
+                           device_milli_.begin() + host.first_device + host.devices);
   free.cpus_milli = host.cpus_milli;
   free.memory_bytes = host.memory_bytes;
   free.disk_bytes = host.disk_bytes;
@@ -305,14 +351,18 @@ bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silen
     const Host& host = hosts_[part.host];
     if (!host.usable && !(silent_too && host.silent)) return false;
     const HostKind& kind = kinds_[host.kind];
-    const Demand demand = ShareOfHost(WantsOf(spec), kind.devices(), kind.cpus_milli, kind.memory_bytes);
+    const Demand demand =
+        ShareOfHost(WantsOf(spec), kind.devices(), kind.cpus_milli, kind.memory_bytes);
     if ((demand.cpus_milli > 0 && host.cpus_milli < part.workers * demand.cpus_milli) ||
         (demand.memory_bytes > 0 && host.memory_bytes < part.workers * demand.memory_bytes) ||
         (demand.disk_bytes > 0 && host.disk_bytes < part.workers * demand.disk_bytes)) {
       return false;
     }
     for (size_t d = 0; d < part.devices.size(); ++d) {
-      if (part.devices[d] >= host.devices || Value(host, part.devices[d]) < (d < part.device_milli.size() ? part.device_milli[d] : 1000)) return false;
+      if (part.devices[d] >= host.devices ||
+          Value(host, part.devices[d]) <
+              (d < part.device_milli.size() ? part.device_milli[d] : 1000))
+        return false;
     }
   }
   return true;
@@ -336,7 +386,8 @@ int64_t FreeMap::FreeMilli(const Cell& cell, bool gpus) {
 void FreeMap::Count(Pool* pool, Host* host, int sign) {
   Rack& rack = pool->racks[pool->gpus ? host->pool_rack : host->site_rack];
   if (!pool->gpus) {
-    if (sign > 0) host->counted_cpus_milli = host->usable ? std::max<int64_t>(0, host->cpus_milli) : 0;
+    if (sign > 0)
+      host->counted_cpus_milli = host->usable ? std::max<int64_t>(0, host->cpus_milli) : 0;
     rack.cpus_milli += sign * host->counted_cpus_milli;
     pool->milli += sign * host->counted_cpus_milli;
     return;
@@ -353,7 +404,8 @@ void FreeMap::Count(Pool* pool, Host* host, int sign) {
   pool->milli += sign * host->counted_milli;
   if (host->counted_whole == 0) return;
   for (std::vector<int32_t>* whole : {&pool->whole, &rack.whole}) {
-    if (static_cast<int32_t>(whole->size()) <= host->counted_whole) whole->resize(host->counted_whole + 1);
+    if (static_cast<int32_t>(whole->size()) <= host->counted_whole)
+      whole->resize(host->counted_whole + 1);
     (*whole)[host->counted_whole] += sign;
   }
 }
@@ -380,15 +432,18 @@ HostRoom FreeMap::FreeOf(const Pool& pool, const Host& host) const {
   for (size_t i = 0; i < kind.islands.size(); ++i) {
     size_t to = from;
     for (int32_t d = 0; d < host.devices; ++d) {
-      if (device_island_[host.first_device + d] == static_cast<int8_t>(i)) free.device_milli[to++] = device_milli_[host.first_device + d];
+      if (device_island_[host.first_device + d] == static_cast<int8_t>(i))
+        free.device_milli[to++] = device_milli_[host.first_device + d];
     }
-    std::sort(free.device_milli.begin() + from, free.device_milli.begin() + to, std::greater<int16_t>());
+    std::sort(free.device_milli.begin() + from, free.device_milli.begin() + to,
+              std::greater<int16_t>());
     from += kind.islands[i];
   }
   return free;
 }
 
-// What is typical follows what runs in the pool, by powers of two: so it, and what the scorer remembers, seldom changes.
+// What is typical follows what runs in the pool, by powers of two: so it, and what the scorer
+// remembers, seldom changes.
 void FreeMap::LearnTypical(Pool* pool) {
   if (pool->slices != nullptr && !pool->running_changed) return;
   pool->running_changed = false;
@@ -401,12 +456,15 @@ void FreeMap::LearnTypical(Pool* pool) {
       while (2 * power <= std::min<int64_t>(count, 1 << 14)) power *= 2;
       typical.push_back({wish, power});
     }
-    std::stable_sort(typical.begin(), typical.end(), [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
+    std::stable_sort(
+        typical.begin(), typical.end(),
+        [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
     if (typical.size() > kTypicalTasks) typical.resize(kTypicalTasks);
     if (running < kFewTasks) {
       typical.clear();
       typical.push_back({SliceWish{Demand{500, 0, 0, 0}}, 1});
-      for (int32_t devices = 1; devices <= pool->most_devices; devices *= 2) typical.push_back({SliceWish{Demand{devices * 1000, 0, 0, 0}}, 1});
+      for (int32_t devices = 1; devices <= pool->most_devices; devices *= 2)
+        typical.push_back({SliceWish{Demand{devices * 1000, 0, 0, 0}}, 1});
     }
     if (pool->slices != nullptr && typical == pool->typical) return;
   }
@@ -432,14 +490,17 @@ void FreeMap::SettleHosts(Pool* pool) {
         pool->slices->Remove(host.slot);
         continue;
       }
-      if (host.kind >= static_cast<int32_t>(pool->kind_at.size())) pool->kind_at.resize(host.kind + 1, -1);
+      if (host.kind >= static_cast<int32_t>(pool->kind_at.size()))
+        pool->kind_at.resize(host.kind + 1, -1);
       if (pool->kind_at[host.kind] < 0) {
         pool->kind_at[host.kind] = pool->scorer->AddKind(kinds_[host.kind]);
         pool->kinds.push_back(host.kind);
       }
       pool->slices->Set(host.slot, FreeOf(*pool, host));
     } else {
-      const CpusKey key = host.usable && host.devices == 0 ? CpusKey{host.cpus_milli, host.memory_bytes, host.slot} : CpusKey{-1, 0, 0};
+      const CpusKey key = host.usable && host.devices == 0
+                              ? CpusKey{host.cpus_milli, host.memory_bytes, host.slot}
+                              : CpusKey{-1, 0, 0};
       if (key == host.cpus_key) continue;
       if (std::get<0>(host.cpus_key) >= 0) pool->by_cpus.erase(host.cpus_key);
       host.cpus_key = key;
@@ -451,14 +512,19 @@ void FreeMap::SettleHosts(Pool* pool) {
 
 std::string FreeMap::Difference(const State& state) {
   FreeMap fresh(state, policy_);
-  if (hosts_.size() != fresh.hosts_.size() || pools_.size() != fresh.pools_.size()) return "hosts or pools";
+  if (hosts_.size() != fresh.hosts_.size() || pools_.size() != fresh.pools_.size())
+    return "hosts or pools";
   for (const HostId id : state.hosts()) {
     const Host& mine = hosts_[id];
     const Host& other = fresh.hosts_[id];
     const std::string name = state.HostName(id);
-    if (mine.usable != other.usable || mine.silent != other.silent || mine.devices != other.devices || mine.tasks != other.tasks) return name;
+    if (mine.usable != other.usable || mine.silent != other.silent ||
+        mine.devices != other.devices || mine.tasks != other.tasks)
+      return name;
     for (int32_t field = kDisk; field < mine.devices; ++field) {
-      if (Value(mine, field) != fresh.Value(other, field)) return absl::StrCat(name, " field ", field, ": ", Value(mine, field), " != ", fresh.Value(other, field));
+      if (Value(mine, field) != fresh.Value(other, field))
+        return absl::StrCat(name, " field ", field, ": ", Value(mine, field),
+                            " != ", fresh.Value(other, field));
     }
   }
   for (size_t p = 0; p < pools_.size(); ++p) {
@@ -473,7 +539,8 @@ std::string FreeMap::Difference(const State& state) {
       std::vector<int32_t> a = mine.racks[r].whole, b = other.racks[r].whole;
       a.resize(std::max(a.size(), b.size()));
       b.resize(a.size());
-      if (a != b || mine.racks[r].cpus_milli != other.racks[r].cpus_milli) return absl::StrCat(name, "rack ", r);
+      if (a != b || mine.racks[r].cpus_milli != other.racks[r].cpus_milli)
+        return absl::StrCat(name, "rack ", r);
     }
     SettleHosts(&mine);
     fresh.SettleHosts(&other);
@@ -481,7 +548,7 @@ std::string FreeMap::Difference(const State& state) {
     for (const HostId id : state.hosts()) {
       if (!mine.gpus || hosts_[id].pool != static_cast<int32_t>(p) || !hosts_[id].usable) continue;
       HostRoom a = mine.slices->at(hosts_[id].slot), b = other.slices->at(hosts_[id].slot);
-      a.kind = b.kind = 0;             // kinds are numbered in the order they came
+      a.kind = b.kind = 0;  // kinds are numbered in the order they came
       if (!(a == b)) return absl::StrCat(name, "slices of ", state.HostName(id));
     }
   }

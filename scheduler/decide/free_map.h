@@ -1,9 +1,11 @@
 // What hosts have free, to try placements on, and the place of a gang in it (SCHEDULING.md §3).
 //
-// Built once from a State, then kept: Refresh re-reads a host that an event touched, and what a decision tries or takes is undone
-// to a mark. Each pool (the hosts of one flavour in one cluster; for work without GPUs the hosts of a cluster) keeps sums by rack
-// and the hosts ordered for one-host slices. These follow lazily: a change only marks its host, the pool settles the marked ones
-// when it is asked next. So a change costs the devices it touches, and a place costs the racks and what it is made of.
+// Built once from a State, then kept: Refresh re-reads a host that an event touched, and what a
+// decision tries or takes is undone to a mark. Each pool (the hosts of one flavour in one cluster;
+// for work without GPUs the hosts of a cluster) keeps sums by rack and the hosts ordered for
+// one-host slices. These follow lazily: a change only marks its host, the pool settles the marked
+// ones when it is asked next. So a change costs the devices it touches, and a place costs the racks
+// and what it is made of.
 //
 // Inside of scheduler/decide. One thread at a time.
 #pragma once
@@ -30,7 +32,7 @@ using PlannedGang = std::vector<PlannedPart>;
 
 // What one host has free.
 struct HostFree {
-  bool usable = false;                 // may get work
+  bool usable = false;  // may get work
   std::vector<int64_t> device_milli;
   int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
 };
@@ -41,27 +43,32 @@ class FreeMap {
   explicit FreeMap(const State& state, PlacementPolicy policy = PlacementPolicy::kV);
   FreeMap(FreeMap&&) = default;
 
-  // Reads the host anew, after an event that touched its row or its cluster's drain. A host that is new, or has another
-  // cluster, flavour, rack or number of devices, makes the map build itself anew. Nothing may be left to undo. After ClustersConfigured, which may
-  // move all of them, Rebuild instead.
+  // Reads the host anew, after an event that touched its row or its cluster's drain. A host that is
+  // new, or has another cluster, flavour, rack or number of devices, makes the map build itself
+  // anew. Nothing may be left to undo. After ClustersConfigured, which may move all of them,
+  // Rebuild instead.
   void Refresh(const State& state, HostId id);
-  // As Refresh, from another map that has just done so: it has read, and was made of, what this one has. Nothing may be left to undo there either.
+  // As Refresh, from another map that has just done so: it has read, and was made of, what this one
+  // has. Nothing may be left to undo there either.
   void RefreshAs(const FreeMap& twin, const State& state, HostId id);
   void Rebuild(const State& state);
 
-  // Gives back what the attempt holds, its workers as they want it, on usable hosts; or takes it again.
+  // Gives back what the attempt holds, its workers as they want it, on usable hosts; or takes it
+  // again.
   void Release(const Demand& wants, const AttemptRow& attempt);
   void Take(const pb::TaskSpec& spec, const PlannedGang& gang);
   void GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang);
   // Nothing that the other map doesn't have either.
   void LimitTo(const FreeMap& other, const PlannedGang& gang);
 
-  // Nothing on the host that `free` doesn't have either; nothing at all, should it speak again or not.
+  // Nothing on the host that `free` doesn't have either; nothing at all, should it speak again or
+  // not.
   void LimitHost(HostId id, const HostFree& free);
   void Close(HostId id);
 
   HostFree Peek(HostId id) const;
-  // The gang's place is free; with `silent_too` also where a host doesn't speak just now, which keeps what is kept there.
+  // The gang's place is free; with `silent_too` also where a host doesn't speak just now, which
+  // keeps what is kept there.
   bool Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silent_too = false) const;
 
   // UndoTo(mark) takes back every change since Mark() gave it. Marks nest.
@@ -80,12 +87,14 @@ class FreeMap {
     size_t mark_;
   };
 
-  // A place for `workers` of the task on the cell's hosts; none: there is none, by devices, CPUs, memory, disk and the required
-  // level. On one host by the policy; else the tightest level from the preferred one (tightest: island, then host) to the required
-  // one that holds them, there in the domain with the least free, spread evenly over as few of its racks (blocks) as hold them, on
-  // few hosts in each. Hosts in `avoid` (ascending) are used only if there is no place without them. Equal places in State's order
-  // of hosts. Parts follow that order.
-  std::optional<PlannedGang> Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell, const std::vector<HostId>& avoid = {});
+  // A place for `workers` of the task on the cell's hosts; none: there is none, by devices, CPUs,
+  // memory, disk and the required level. On one host by the policy; else the tightest level from
+  // the preferred one (tightest: island, then host) to the required one that holds them, there in
+  // the domain with the least free, spread evenly over as few of its racks (blocks) as hold them,
+  // on few hosts in each. Hosts in `avoid` (ascending) are used only if there is no place without
+  // them. Equal places in State's order of hosts. Parts follow that order.
+  std::optional<PlannedGang> Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell,
+                                   const std::vector<HostId>& avoid = {});
 
   // No more workers than this find a place on the cell's hosts: by counting whole devices, or CPUs.
   int64_t AtMost(const Demand& wants, const Cell& cell);
@@ -97,54 +106,61 @@ class FreeMap {
   std::string Difference(const State& state);
 
  private:
-  enum Field : int32_t { kCpus = -1, kMemory = -2, kDisk = -3, kUsable = -4, kSilent = -5 };   // 0 and above: a device
+  enum Field : int32_t {
+    kCpus = -1,
+    kMemory = -2,
+    kDisk = -3,
+    kUsable = -4,
+    kSilent = -5
+  };  // 0 and above: a device
   enum Dirty : uint8_t { kPoolSums = 1, kPoolSlices = 2, kSiteSums = 4, kSiteCpus = 8 };
 
-  using CpusKey = std::tuple<int64_t, int64_t, int32_t>;           // CPUs, memory, slot
+  using CpusKey = std::tuple<int64_t, int64_t, int32_t>;  // CPUs, memory, slot
 
   struct Host {
     bool usable = false;
-    bool silent = false;               // it would be if it spoke
+    bool silent = false;  // it would be if it spoke
     uint8_t dirty = 0;
     int32_t cluster = -1;
-    int32_t slot = 0;                  // in State's order
-    int32_t kind = 0;                  // index in kinds_
-    int32_t pool = -1, site = -1;      // index in pools_; pool -1: no devices
+    int32_t slot = 0;              // in State's order
+    int32_t kind = 0;              // index in kinds_
+    int32_t pool = -1, site = -1;  // index in pools_; pool -1: no devices
     int32_t pool_rack = 0, site_rack = 0;
     int32_t first_device = 0, devices = 0;
     int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
     // What the sums of its pool and its site hold of it.
     int32_t counted_whole = 0;
     int64_t counted_milli = 0, counted_cpus_milli = 0;
-    CpusKey cpus_key{-1, 0, 0};        // in its site's by_cpus; -1: not there
-    std::vector<SliceWish> tasks;      // one-host tasks that run here
+    CpusKey cpus_key{-1, 0, 0};    // in its site's by_cpus; -1: not there
+    std::vector<SliceWish> tasks;  // one-host tasks that run here
   };
   struct Rack {
     std::string block, name;
     std::vector<HostId> hosts;
-    std::vector<int32_t> whole;        // hosts by number of whole devices free
+    std::vector<int32_t> whole;  // hosts by number of whole devices free
     int64_t cpus_milli = 0;
   };
   struct Pool {
     int32_t cluster = 0;
     std::string flavour;
-    bool gpus = false;                 // else a site: all hosts of a cluster, for work without GPUs
+    bool gpus = false;  // else a site: all hosts of a cluster, for work without GPUs
     std::vector<Rack> racks;
-    std::vector<std::vector<int32_t>> blocks;   // racks of each
-    int32_t most_devices = 0;          // of one host
-    bool islands = false;              // some host has more than one
-    int64_t milli = 0;                 // free: of devices, for a site of CPUs
-    std::vector<int32_t> whole;        // hosts by number of whole devices free
+    std::vector<std::vector<int32_t>> blocks;  // racks of each
+    int32_t most_devices = 0;                  // of one host
+    bool islands = false;                      // some host has more than one
+    int64_t milli = 0;                         // free: of devices, for a site of CPUs
+    std::vector<int32_t> whole;                // hosts by number of whole devices free
     std::vector<HostId> dirty_sums, dirty_hosts;
-    // One-host slices: on GPU hosts by class; in a site the hosts without devices by what they have free.
-    std::vector<int32_t> kinds;        // indexes in kinds_ by the scorer's number
-    std::vector<int32_t> kind_at;      // the reverse; -1: none of its hosts
+    // One-host slices: on GPU hosts by class; in a site the hosts without devices by what they have
+    // free.
+    std::vector<int32_t> kinds;    // indexes in kinds_ by the scorer's number
+    std::vector<int32_t> kind_at;  // the reverse; -1: none of its hosts
     std::unique_ptr<HostScorer> scorer;
     std::unique_ptr<SliceIndex> slices;
     absl::btree_set<CpusKey> by_cpus;
-    std::map<SliceWish, int64_t> running;   // one-host tasks on its hosts
+    std::map<SliceWish, int64_t> running;  // one-host tasks on its hosts
     bool running_changed = true;
-    std::vector<TypicalSlice> typical;      // that the scorer knows
+    std::vector<TypicalSlice> typical;  // that the scorer knows
   };
   struct Change {
     HostId host;
@@ -154,30 +170,32 @@ class FreeMap {
   // What each worker of one Place wants.
   struct Wanted {
     SliceWish wish;
-    int64_t devices = 0;               // whole ones; 0: none, or a share
-    int32_t kind = -1;                 // that `demand` is for
+    int64_t devices = 0;  // whole ones; 0: none, or a share
+    int32_t kind = -1;    // that `demand` is for
     Demand demand;
   };
   struct Fit {
     HostId host = kNoHost;
     int64_t workers = 0;
   };
-  struct Domain {                      // a rack or a block
+  struct Domain {  // a rack or a block
     int32_t index = 0;
-    int64_t workers = 0;               // that fit there
-    int64_t share = 0;                 // that it gets
+    int64_t workers = 0;  // that fit there
+    int64_t share = 0;    // that it gets
   };
 
   void Read(const State& state, HostId id);
   void SetTasks(Host* host, std::vector<SliceWish> tasks);
-  void JoinPools(const State& state, HostId id, std::map<std::pair<int32_t, std::string>, int32_t>* pool_of);
+  void JoinPools(const State& state, HostId id,
+                 std::map<std::pair<int32_t, std::string>, int32_t>* pool_of);
   int32_t KindOf(HostKind kind);
   int64_t Value(const Host& host, int32_t field) const;
   void Store(HostId id, int32_t field, int64_t value);
-  void SetValue(HostId id, int32_t field, int64_t value);    // and remembers what was there
+  void SetValue(HostId id, int32_t field, int64_t value);  // and remembers what was there
   void MarkDirty(HostId id);
-  void ChangePart(const Demand& wants, HostId id, int32_t workers, const std::vector<int32_t>& devices,
-                  const std::vector<int64_t>& device_milli, int64_t sign);
+  void ChangePart(const Demand& wants, HostId id, int32_t workers,
+                  const std::vector<int32_t>& devices, const std::vector<int64_t>& device_milli,
+                  int64_t sign);
   Pool* PoolOf(const Cell& cell, bool gpus);
   void SettleSums(Pool* pool);
   void SettleHosts(Pool* pool);
@@ -186,19 +204,23 @@ class FreeMap {
   void LearnTypical(Pool* pool);
 
   // place.cc
-  std::optional<PlannedGang> PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers, const std::vector<HostId>& avoid);
-  std::optional<PlannedPart> PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers, bool one_island, const std::vector<HostId>& avoid);
-  std::optional<HostId> HostWithoutDevices(Pool* pool, const Demand& demand, const std::vector<HostId>& avoid);
+  std::optional<PlannedGang> PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers,
+                                     const std::vector<HostId>& avoid);
+  std::optional<PlannedPart> PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers,
+                                        bool one_island, const std::vector<HostId>& avoid);
+  std::optional<HostId> HostWithoutDevices(Pool* pool, const Demand& demand,
+                                           const std::vector<HostId>& avoid);
   static Wanted WantedOf(const Demand& wants);
   const Demand& DemandAt(Wanted* wanted, const Host& host) const;
   int64_t Capacity(Wanted* wanted, HostId id) const;
   int64_t AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const;
-  int64_t FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid, std::vector<Fit>* fits) const;
+  int64_t FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid,
+                 std::vector<Fit>* fits) const;
   void Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted, PlannedGang* gang) const;
   PlannedPart PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const;
 
   PlacementPolicy policy_;
-  uint64_t built_ = 0;                 // how often
+  uint64_t built_ = 0;  // how often
   std::vector<HostKind> kinds_;
   std::map<HostKind, int32_t> kind_of_;
   int32_t last_kind_ = 0;
@@ -207,7 +229,7 @@ class FreeMap {
   std::vector<int16_t> device_milli_;  // of all hosts, one after the other
   std::vector<int8_t> device_island_;  // position in HostKind::islands; -1: the device is down
   std::vector<Pool> pools_;
-  std::vector<std::vector<int32_t>> gpu_pools_;   // by cluster
+  std::vector<std::vector<int32_t>> gpu_pools_;  // by cluster
   std::vector<Change> log_;
 };
 

@@ -1,4 +1,5 @@
-// Places of gangs and slices: tables with the reason, a brute-force twin, and what is kept against what is built anew.
+// Places of gangs and slices: tables with the reason, a brute-force twin, and what is kept against
+// what is built anew.
 #include "scheduler/decide/free_map.h"
 
 #include <gtest/gtest.h>
@@ -21,9 +22,9 @@ using testing::TaskOf;
 
 struct TestHost {
   std::string block, rack;
-  std::vector<int> islands;            // devices of each; empty: no GPUs
+  std::vector<int> islands;  // devices of each; empty: no GPUs
   int64_t cpus = 64;
-  std::vector<int64_t> used_milli;     // of its devices, as far as given
+  std::vector<int64_t> used_milli;  // of its devices, as far as given
   int64_t used_cpus = 0;
 };
 
@@ -31,7 +32,8 @@ struct TestHost {
 struct Fleet {
   explicit Fleet(const std::vector<TestHost>& hosts) {
     pb::Event configure;
-    pb::ClusterSpec* cluster = configure.mutable_clusters_configured()->mutable_file()->add_clusters();
+    pb::ClusterSpec* cluster =
+        configure.mutable_clusters_configured()->mutable_file()->add_clusters();
     cluster->set_name("c");
     for (size_t h = 0; h < hosts.size(); ++h) {
       pb::HostSpec* spec = cluster->add_hosts();
@@ -80,7 +82,8 @@ struct Fleet {
   static std::string Name(size_t h) { return absl::StrCat("h", absl::StrCat(100 + h).substr(1)); }
   void Hold(JobBuilder* job, size_t h, int32_t device, int64_t milli) {
     const uint64_t number = job->SubmitTo(&system);
-    pb::Event event = Placed(system.state, number, "c", {{Name(h), {}}}, 0, device < 0 ? "" : "gpu");
+    pb::Event event =
+        Placed(system.state, number, "c", {{Name(h), {}}}, 0, device < 0 ? "" : "gpu");
     pb::Placement* placement = event.mutable_attempt_placed()->mutable_placements(0);
     if (device >= 0) placement->add_devices(device);
     if (device >= 0 && milli < 1000) placement->add_device_milli(milli);
@@ -98,7 +101,9 @@ struct Fleet {
     if (!gang.has_value()) return "none";
     std::vector<std::string> parts;
     for (const PlannedPart& part : *gang) {
-      parts.push_back(absl::StrCat(system.state.host(part.host).name, "*", part.workers, part.devices.empty() ? "" : ":", absl::StrJoin(part.devices, ",")));
+      parts.push_back(absl::StrCat(system.state.host(part.host).name, "*", part.workers,
+                                   part.devices.empty() ? "" : ":",
+                                   absl::StrJoin(part.devices, ",")));
     }
     return absl::StrJoin(parts, " ");
   }
@@ -106,7 +111,8 @@ struct Fleet {
   SystemBuilder system;
 };
 
-pb::TaskSpec Task(int64_t gpus_milli, int64_t cpus = 1, pb::TopologyLevel preferred = pb::ISLAND, pb::TopologyLevel required = pb::CLUSTER) {
+pb::TaskSpec Task(int64_t gpus_milli, int64_t cpus = 1, pb::TopologyLevel preferred = pb::ISLAND,
+                  pb::TopologyLevel required = pb::CLUSTER) {
   pb::TaskSpec task;
   task.mutable_resources()->set_gpus_milli(gpus_milli);
   if (gpus_milli > 0) task.mutable_resources()->add_gpu_types("gpu");
@@ -119,7 +125,8 @@ pb::TaskSpec Task(int64_t gpus_milli, int64_t cpus = 1, pb::TopologyLevel prefer
 
 TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
   // Blocks a (racks 1, 2) and b (racks 3, 4), two hosts of 4 GPUs (two islands of 2) a rack.
-  const auto host = [](const std::string& block, const std::string& rack, std::vector<int64_t> used = {}) {
+  const auto host = [](const std::string& block, const std::string& rack,
+                       std::vector<int64_t> used = {}) {
     return TestHost{block, rack, {2, 2}, 64, std::move(used)};
   };
   struct Case {
@@ -129,8 +136,9 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
     int32_t workers;
     std::string wanted;
   };
-  const std::vector<TestHost> empty = {host("a", "1"), host("a", "1"), host("a", "2"), host("a", "2"),
-                                       host("b", "3"), host("b", "3"), host("b", "4"), host("b", "4")};
+  const std::vector<TestHost> empty = {host("a", "1"), host("a", "1"), host("a", "2"),
+                                       host("a", "2"), host("b", "3"), host("b", "3"),
+                                       host("b", "4"), host("b", "4")};
   std::vector<TestHost> used = empty;
   used[4] = host("b", "3", {1000, 0, 0, 0});
   std::vector<TestHost> cut = empty;
@@ -139,9 +147,9 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
   for (const int h : {0, 2, 4, 6}) busy[h].used_milli = {1000, 1000, 1000, 1000};
   std::vector<TestHost> no_cpus = used;
   no_cpus[5].used_cpus = 62;
-  std::vector<TestHost> long_racks;    // two of four hosts
+  std::vector<TestHost> long_racks;  // two of four hosts
   for (int h = 0; h < 8; ++h) long_racks.push_back(host("a", h < 4 ? "1" : "2"));
-  const auto taking = [](int64_t memory_gib, int64_t disk_gib) {   // hosts have 256 and 1024
+  const auto taking = [](int64_t memory_gib, int64_t disk_gib) {  // hosts have 256 and 1024
     pb::TaskSpec task = Task(1000);
     task.mutable_resources()->set_memory_bytes(memory_gib << 30);
     task.mutable_resources()->set_disk_bytes(disk_gib << 30);
@@ -152,41 +160,77 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
       {"an island that is broken anyhow is used up first", used, Task(1000), 1, "h04*1:1"},
       {"four take a whole host", used, Task(1000), 4, "h00*4:0,1,2,3"},
       {"three on the host that has just three", used, Task(1000), 3, "h04*3:1,2,3"},
-      {"one island is required: h00 has two halves only", cut, Task(2000, 1, pb::ISLAND, pb::ISLAND), 1, "h01*1:0,1"},
+      {"one island is required: h00 has two halves only", cut,
+       Task(2000, 1, pb::ISLAND, pb::ISLAND), 1, "h01*1:0,1"},
       {"an island doesn't hold three", empty, Task(1000, 1, pb::ISLAND, pb::ISLAND), 3, "none"},
       {"a host doesn't hold five", empty, Task(1000, 1, pb::ISLAND, pb::HOST), 5, "none"},
-      {"the rack with the least free that holds seven", used, Task(1000), 7, "h04*3:1,2,3 h05*4:0,1,2,3"},
-      {"eight don't fit in the broken rack: the first whole one", used, Task(1000), 8, "h00*4:0,1,2,3 h01*4:0,1,2,3"},
+      {"the rack with the least free that holds seven", used, Task(1000), 7,
+       "h04*3:1,2,3 h05*4:0,1,2,3"},
+      {"eight don't fit in the broken rack: the first whole one", used, Task(1000), 8,
+       "h00*4:0,1,2,3 h01*4:0,1,2,3"},
       {"required rack, none holds nine", empty, Task(1000, 1, pb::ISLAND, pb::RACK), 9, "none"},
-      {"the block with the least free, its emptiest rack and one host of the other", used, Task(4000), 3,
-       "h05*1:0,1,2,3 h06*1:0,1,2,3 h07*1:0,1,2,3"},
-      {"over both blocks evenly by hosts", busy, Task(4000), 4, "h01*1:0,1,2,3 h03*1:0,1,2,3 h05*1:0,1,2,3 h07*1:0,1,2,3"},
+      {"the block with the least free, its emptiest rack and one host of the other", used,
+       Task(4000), 3, "h05*1:0,1,2,3 h06*1:0,1,2,3 h07*1:0,1,2,3"},
+      {"over both blocks evenly by hosts", busy, Task(4000), 4,
+       "h01*1:0,1,2,3 h03*1:0,1,2,3 h05*1:0,1,2,3 h07*1:0,1,2,3"},
       {"over two racks of four hosts three each", long_racks, Task(4000), 6,
        "h00*1:0,1,2,3 h01*1:0,1,2,3 h02*1:0,1,2,3 h04*1:0,1,2,3 h05*1:0,1,2,3 h06*1:0,1,2,3"},
       {"over two blocks of four hosts three each", empty, Task(4000), 6,
        "h00*1:0,1,2,3 h01*1:0,1,2,3 h02*1:0,1,2,3 h04*1:0,1,2,3 h05*1:0,1,2,3 h06*1:0,1,2,3"},
       {"a host has memory for two of the four", empty, taking(100, 0), 4, "h00*2:0,1 h01*2:0,1"},
-      {"a rack has memory for four of the five", empty, taking(100, 0), 5, "h00*2:0,1 h01*2:0,1 h02*1:0"},
+      {"a rack has memory for four of the five", empty, taking(100, 0), 5,
+       "h00*2:0,1 h01*2:0,1 h02*1:0"},
       {"no host has the memory", empty, taking(257, 0), 1, "none"},
       {"a host has disk for three of the four", empty, taking(1, 300), 4, "h00*3:0,1,2 h01*1:0"},
       {"no host has the disk", empty, taking(1, 1025), 1, "none"},
-      {"required block, none holds three hosts", busy, Task(4000, 1, pb::ISLAND, pb::BLOCK), 3, "none"},
-      {"the rack that looks tightest lacks CPUs", no_cpus, Task(1000, 4), 7, "h00*4:0,1,2,3 h01*3:0,1,2"},
-      {"wishes a rack, no tighter: not a whole host elsewhere", used, Task(1000, 1, pb::RACK), 4, "h05*4:0,1,2,3"},
-      {"shares fill the device that is shared already", {host("a", "1"), host("a", "1", {0, 400, 0, 700})}, Task(300), 1, "h01*1:3"},
-      {"no device has so much of it left", {host("a", "1", {500, 500, 500, 500})}, Task(600), 1, "none"},
-      {"work without GPUs stays off the GPU hosts", {host("a", "1"), TestHost{"a", "1", {}, 16}}, Task(0, 8), 1, "h01*1"},
-      {"the host with the fewest CPUs that hold it", {TestHost{"a", "1", {}, 64}, TestHost{"a", "1", {}, 16}, TestHost{"a", "1", {}, 8}}, Task(0, 12), 1, "h01*1"},
-      {"only the GPU host has the CPUs", {host("a", "1"), TestHost{"a", "1", {}, 16}}, Task(0, 32), 1, "h00*1"},
-      {"CPU gangs fill hosts in turn", {TestHost{"a", "1", {}, 8}, TestHost{"a", "1", {}, 4}, TestHost{"a", "1", {}, 8}}, Task(0, 1), 11, "h00*8 h01*3"},
+      {"required block, none holds three hosts", busy, Task(4000, 1, pb::ISLAND, pb::BLOCK), 3,
+       "none"},
+      {"the rack that looks tightest lacks CPUs", no_cpus, Task(1000, 4), 7,
+       "h00*4:0,1,2,3 h01*3:0,1,2"},
+      {"wishes a rack, no tighter: not a whole host elsewhere", used, Task(1000, 1, pb::RACK), 4,
+       "h05*4:0,1,2,3"},
+      {"shares fill the device that is shared already",
+       {host("a", "1"), host("a", "1", {0, 400, 0, 700})},
+       Task(300),
+       1,
+       "h01*1:3"},
+      {"no device has so much of it left",
+       {host("a", "1", {500, 500, 500, 500})},
+       Task(600),
+       1,
+       "none"},
+      {"work without GPUs stays off the GPU hosts",
+       {host("a", "1"), TestHost{"a", "1", {}, 16}},
+       Task(0, 8),
+       1,
+       "h01*1"},
+      {"the host with the fewest CPUs that hold it",
+       {TestHost{"a", "1", {}, 64}, TestHost{"a", "1", {}, 16}, TestHost{"a", "1", {}, 8}},
+       Task(0, 12),
+       1,
+       "h01*1"},
+      {"only the GPU host has the CPUs",
+       {host("a", "1"), TestHost{"a", "1", {}, 16}},
+       Task(0, 32),
+       1,
+       "h00*1"},
+      {"CPU gangs fill hosts in turn",
+       {TestHost{"a", "1", {}, 8}, TestHost{"a", "1", {}, 4}, TestHost{"a", "1", {}, 8}},
+       Task(0, 1),
+       11,
+       "h00*8 h01*3"},
       {"nothing holds it", {TestHost{"a", "1", {}, 8}}, Task(0, 9), 1, "none"},
   };
   for (const Case& c : cases) {
     const Fleet fleet(c.hosts);
     FreeMap map(fleet.system.state, PlacementPolicy::kBestFit);
     std::string free;
-    for (const HostId id : fleet.system.state.hosts()) absl::StrAppend(&free, " [", absl::StrJoin(map.Peek(id).device_milli, ","), "]");
-    EXPECT_EQ(fleet.Shown(map.Place(c.task, c.workers, fleet.CellFor(c.task.resources().gpus_milli() > 0))), c.wanted) << c.why << ":" << free;
+    for (const HostId id : fleet.system.state.hosts())
+      absl::StrAppend(&free, " [", absl::StrJoin(map.Peek(id).device_milli, ","), "]");
+    EXPECT_EQ(fleet.Shown(
+                  map.Place(c.task, c.workers, fleet.CellFor(c.task.resources().gpus_milli() > 0))),
+              c.wanted)
+        << c.why << ":" << free;
   }
 }
 
@@ -198,13 +242,15 @@ TEST(Place, AvoidsHostsThatFailedTheJobWhileThereIsAnotherPlace) {
   EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, cell)), "h00*1:0");
   EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, cell, {first})), "h01*1:0");
   EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 4, cell, {first})), "h01*2:0,1 h02*2:0,1");
-  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 6, cell, {first})), "h00*2:0,1 h01*2:0,1 h02*2:0,1") << "no place without it";
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 6, cell, {first})), "h00*2:0,1 h01*2:0,1 h02*2:0,1")
+      << "no place without it";
 }
 
 TEST(Place, NamesTheHostsThatFailedAJob) {
   JobRow job;
   job.tasks.resize(1);
-  const auto attempt = [&](pb::Cause cause, std::vector<HostId> hosts, bool ended = true) -> AttemptRow& {
+  const auto attempt = [&](pb::Cause cause, std::vector<HostId> hosts,
+                           bool ended = true) -> AttemptRow& {
     AttemptRow& row = job.tasks[0].attempts.emplace_back();
     row.cause = cause;
     row.end_ns = ended ? 1 : 0;
@@ -224,7 +270,8 @@ TEST(Place, ARestartAvoidsTheHostThatCouldNotLaunchIt) {
   system.Cluster("c").Hosts("c", 2, 1).Queue("q");
   const uint64_t job = JobBuilder("q").SubmitTo(&system);
   const auto decide = [&] {
-    for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events) system.Do(event);
+    for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events)
+      system.Do(event);
     return TaskOf(system.state, job).attempts.back().parts[0].host;
   };
   const HostId first = decide();
@@ -245,7 +292,8 @@ struct TwinHost {
 };
 
 bool TakeOne(TwinHost* host, const pb::Resources& wants, bool one_island_only, size_t island) {
-  if (host->cpus_milli < wants.cpus_milli() || host->memory_bytes < wants.memory_bytes()) return false;
+  if (host->cpus_milli < wants.cpus_milli() || host->memory_bytes < wants.memory_bytes())
+    return false;
   int64_t left = wants.gpus_milli() / 1000;
   const int64_t share = left == 0 ? wants.gpus_milli() : 0;
   for (size_t i = 0; i < host->islands.size(); ++i) {
@@ -264,7 +312,7 @@ bool TakeOne(TwinHost* host, const pb::Resources& wants, bool one_island_only, s
       for (int64_t& milli : devices) found = found || milli >= share;
     }
     if (!found) return false;
-    host->islands.clear();             // one share a host and gang
+    host->islands.clear();  // one share a host and gang
   }
   host->cpus_milli -= wants.cpus_milli();
   host->memory_bytes -= wants.memory_bytes();
@@ -273,7 +321,8 @@ bool TakeOne(TwinHost* host, const pb::Resources& wants, bool one_island_only, s
 
 int32_t CountOn(TwinHost host, const pb::Resources& wants, int32_t most, int island = -1) {
   int32_t workers = 0;
-  while (workers < most && TakeOne(&host, wants, island >= 0, static_cast<size_t>(island))) ++workers;
+  while (workers < most && TakeOne(&host, wants, island >= 0, static_cast<size_t>(island)))
+    ++workers;
   return workers;
 }
 
@@ -285,17 +334,23 @@ bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int
   for (const TwinHost& h : hosts) {
     const int32_t here = CountOn(h, wants, workers);
     host = host || here >= workers;
-    for (size_t i = 0; i < h.islands.size(); ++i) island = island || CountOn(h, wants, workers, static_cast<int>(i)) >= workers;
+    for (size_t i = 0; i < h.islands.size(); ++i)
+      island = island || CountOn(h, wants, workers, static_cast<int>(i)) >= workers;
     rack = rack || (of_rack[h.block + "/" + h.rack] += here) >= workers;
     block = block || (of_block[h.block] += here) >= workers;
     all += here;
   }
   switch (task.topology().required()) {
-    case pb::ISLAND: return wants.gpus_milli() < 1000 ? host : island;
-    case pb::HOST: return host;
-    case pb::RACK: return rack;
-    case pb::BLOCK: return block;
-    default: return all >= workers;
+    case pb::ISLAND:
+      return wants.gpus_milli() < 1000 ? host : island;
+    case pb::HOST:
+      return host;
+    case pb::RACK:
+      return rack;
+    case pb::BLOCK:
+      return block;
+    default:
+      return all >= workers;
   }
 }
 
@@ -310,7 +365,8 @@ TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
       TestHost host{absl::StrCat("b", h / 4), absl::StrCat("r", h / 2), {}, 4 + upto(12)};
       for (int i = upto(3); i > 0; --i) host.islands.push_back(1 + upto(3));
       for (const int size : host.islands) {
-        for (int d = 0; d < size; ++d) host.used_milli.push_back(upto(3) == 0 ? 1000 : upto(4) == 0 ? 100 * (1 + upto(9)) : 0);
+        for (int d = 0; d < size; ++d)
+          host.used_milli.push_back(upto(3) == 0 ? 1000 : upto(4) == 0 ? 100 * (1 + upto(9)) : 0);
       }
       hosts.push_back(host);
     }
@@ -321,28 +377,33 @@ TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
       const HostRow& row = fleet.system.state.host(id);
       TwinHost& host = twin.emplace_back();
       std::map<int, std::vector<int64_t>> islands;
-      for (int d = 0; d < row.inventory.devices_size(); ++d) islands[row.inventory.devices(d).island()].push_back(1000 - row.device_used_milli[d]);
+      for (int d = 0; d < row.inventory.devices_size(); ++d)
+        islands[row.inventory.devices(d).island()].push_back(1000 - row.device_used_milli[d]);
       for (auto& [island, devices] : islands) host.islands.push_back(devices);
       host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
       host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
       host.block = row.block;
       host.rack = row.rack;
     }
-    for (const PlacementPolicy policy : {PlacementPolicy::kV, PlacementPolicy::kFgd, PlacementPolicy::kBestFit}) {
+    for (const PlacementPolicy policy :
+         {PlacementPolicy::kV, PlacementPolicy::kFgd, PlacementPolicy::kBestFit}) {
       FreeMap map(fleet.system.state, policy);
       for (int t = 0; t < 12; ++t) {
         const int64_t gpus[] = {0, 300, 700, 1000, 1000, 2000, 3000};
         const pb::TopologyLevel required = static_cast<pb::TopologyLevel>(1 + upto(5));
-        pb::TaskSpec task = Task(gpus[upto(7)], 1 + upto(4), static_cast<pb::TopologyLevel>(1 + upto(required)), required);
+        pb::TaskSpec task = Task(gpus[upto(7)], 1 + upto(4),
+                                 static_cast<pb::TopologyLevel>(1 + upto(required)), required);
         const bool share = task.resources().gpus_milli() % 1000 != 0;
         const int32_t workers = share ? 1 : 1 + upto(7);
         std::vector<TwinHost> allowed;
         for (size_t h = 0; h < twin.size(); ++h) {
-          if (task.resources().gpus_milli() == 0 || !hosts[h].islands.empty()) allowed.push_back(twin[h]);
+          if (task.resources().gpus_milli() == 0 || !hosts[h].islands.empty())
+            allowed.push_back(twin[h]);
         }
         const Cell cell = fleet.CellFor(task.resources().gpus_milli() > 0);
         const std::optional<PlannedGang> gang = map.Place(task, workers, cell);
-        ASSERT_EQ(gang.has_value(), TwinHolds(allowed, task, workers)) << "round " << round << " " << task.ShortDebugString() << " x " << workers;
+        ASSERT_EQ(gang.has_value(), TwinHolds(allowed, task, workers))
+            << "round " << round << " " << task.ShortDebugString() << " x " << workers;
         ++(gang.has_value() ? found : none);
         if (!gang.has_value()) continue;
         EXPECT_TRUE(map.Fits(task, *gang));
@@ -353,8 +414,12 @@ TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
           const HostRow& row = fleet.system.state.host(part.host);
           racks.insert(row.block + "/" + row.rack);
           blocks.insert(row.block);
-          EXPECT_EQ(std::set<int32_t>(part.devices.begin(), part.devices.end()).size(), part.devices.size());
-          EXPECT_EQ(part.devices.size(), share ? 1 : static_cast<size_t>(part.workers * (task.resources().gpus_milli() / 1000)));
+          EXPECT_EQ(std::set<int32_t>(part.devices.begin(), part.devices.end()).size(),
+                    part.devices.size());
+          EXPECT_EQ(
+              part.devices.size(),
+              share ? 1
+                    : static_cast<size_t>(part.workers * (task.resources().gpus_milli() / 1000)));
         }
         EXPECT_EQ(placed, workers);
         if (required <= pb::HOST) {
@@ -377,7 +442,9 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
   std::mt19937 random(11);
   const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   std::vector<TestHost> hosts;
-  for (int h = 0; h < 12; ++h) hosts.push_back({absl::StrCat("b", h / 6), absl::StrCat("r", h / 3), h % 4 == 3 ? std::vector<int>{} : std::vector<int>{2, 2}, 32});
+  for (int h = 0; h < 12; ++h)
+    hosts.push_back({absl::StrCat("b", h / 6), absl::StrCat("r", h / 3),
+                     h % 4 == 3 ? std::vector<int>{} : std::vector<int>{2, 2}, 32});
   Fleet fleet(hosts);
   for (const PlacementPolicy policy : {PlacementPolicy::kV, PlacementPolicy::kBestFit}) {
     FreeMap map(fleet.system.state, policy);
@@ -402,7 +469,8 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
             taken.clear();
           } else if (what == 2) {
             map.Close(fleet.system.state.hosts()[static_cast<size_t>(upto(12))]);
-          } else if (auto gang = map.Place(task, share ? 1 : 1 + upto(5), fleet.CellFor(task.resources().gpus_milli() > 0))) {
+          } else if (auto gang = map.Place(task, share ? 1 : 1 + upto(5),
+                                           fleet.CellFor(task.resources().gpus_milli() > 0))) {
             map.Take(task, *gang);
             taken.emplace_back(task, *gang);
           }
@@ -436,7 +504,8 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
         if (device != devices.end()) {
           JobBuilder job("q");
           job.Gpus(1);
-          fleet.Hold(&job, static_cast<size_t>(std::stoi(name.substr(1))), static_cast<int32_t>(device - devices.begin()), 1000);
+          fleet.Hold(&job, static_cast<size_t>(std::stoi(name.substr(1))),
+                     static_cast<int32_t>(device - devices.begin()), 1000);
           running.emplace_back(fleet.system.state.next_job_number() - 1, id);
           map.Refresh(fleet.system.state, id);
         }

@@ -19,7 +19,7 @@
 namespace muster {
 namespace {
 
-constexpr int kSettlesWithin = 60;    // decisions with an effect in one quiet time
+constexpr int kSettlesWithin = 60;  // decisions with an effect in one quiet time
 constexpr const char* kFlavours[] = {"a100", "h100"};
 
 // SplitMix64 (Steele, Lea, Flood 2014).
@@ -40,7 +40,8 @@ class Dice {
 
 class Case {
  public:
-  Case(uint64_t seed, FuzzTotals* totals, bool trace) : dice_(seed), cpu_heavy_(seed % 8 == 3), totals_(*totals), trace_(trace) {}
+  Case(uint64_t seed, FuzzTotals* totals, bool trace)
+      : dice_(seed), cpu_heavy_(seed % 8 == 3), totals_(*totals), trace_(trace) {}
 
   std::string Run() {
     ++totals_.trees;
@@ -70,7 +71,8 @@ class Case {
   }
 
   void Do(const pb::Event& event) {
-    if (trace_) std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
+    if (trace_)
+      std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
     Apply(&s_, event);
     ++totals_.events;
   }
@@ -111,7 +113,8 @@ class Case {
         pb::HostSpec* host = cluster->add_hosts();
         host->set_name(absl::StrCat("h", h));
         host->set_rack(absl::StrCat("r", h / 2));
-        hosts_.push_back({cluster->name(), host->name(), kFlavours[dice_.Percent(20) ? 1 - flavour : flavour],
+        hosts_.push_back({cluster->name(), host->name(),
+                          kFlavours[dice_.Percent(20) ? 1 - flavour : flavour],
                           dice_.Percent(20) ? 1 << dice_.Of(4) : devices, 8 + dice_.Of(3) * 8});
       }
     }
@@ -150,12 +153,15 @@ class Case {
 
   // A tree of depth 1 to 3 whose guarantees nest in every cell.
   void Queues() {
-    std::map<std::string, std::map<std::string, int64_t>> room;  // flavour -> cluster -> milli not guaranteed yet
+    std::map<std::string, std::map<std::string, int64_t>>
+        room;  // flavour -> cluster -> milli not guaranteed yet
     for (const HostKind& host : hosts_) room[host.flavour][host.cluster] += host.devices * 1000;
     leaves_.clear();
     pb::Event event;
     const int tops = 1 + dice_.Of(3);
-    for (int t = 0; t < tops; ++t) Queue(event.mutable_queues_applied()->mutable_tree()->add_queues(), absl::StrCat("q", t), "", 0, &room);
+    for (int t = 0; t < tops; ++t)
+      Queue(event.mutable_queues_applied()->mutable_tree()->add_queues(), absl::StrCat("q", t), "",
+            0, &room);
     event.mutable_queues_applied()->set_version(++tree_version_);
     Do(event);
   }
@@ -169,15 +175,18 @@ class Case {
     std::map<std::string, std::map<std::string, int64_t>> guaranteed;
     if (inner) {
       const int children = 1 + dice_.Of(3);
-      for (int c = 0; c < children; ++c) Queue(queue->add_queues(), absl::StrCat("k", c), path, depth + 1, room);
+      for (int c = 0; c < children; ++c)
+        Queue(queue->add_queues(), absl::StrCat("k", c), path, depth + 1, room);
       for (const pb::QueueSpec& child : queue->queues()) {
         for (const auto& [flavour, quota] : child.quota()) {
-          for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) guaranteed[flavour][cluster] += milli;
+          for (const auto& [cluster, milli] : quota.guarantee_per_cluster())
+            guaranteed[flavour][cluster] += milli;
         }
       }
     } else {
       leaves_.push_back(path);
-      queue->set_held(tree_version_ > 0 && (tree_version_ + leaves_.size()) % 4 == 0);   // later: something runs by then
+      queue->set_held(tree_version_ > 0 &&
+                      (tree_version_ + leaves_.size()) % 4 == 0);  // later: something runs by then
     }
     for (const char* flavour : kFlavours) {
       bool listed = inner && guaranteed.contains(flavour);
@@ -200,11 +209,13 @@ class Case {
       quota.set_weight(dice_.Of(4));
       if (dice_.Percent(30)) quota.set_limit_milli(sum + 1000 * dice_.Of(6));
     }
-    if (dice_.Percent(10)) (*queue->mutable_quota())["cpu"].set_limit_milli(1000 * (4 + dice_.Of(20)));
-    if (cpu_heavy_ && depth == 0 && dice_.Percent(50)) {                 // less than a third of what there is
+    if (dice_.Percent(10))
+      (*queue->mutable_quota())["cpu"].set_limit_milli(1000 * (4 + dice_.Of(20)));
+    if (cpu_heavy_ && depth == 0 && dice_.Percent(50)) {  // less than a third of what there is
       pb::Quota& quota = (*queue->mutable_quota())["cpu"];
       int64_t sum = 0;
-      for (const ClusterRow& cluster : s_.clusters()) sum += (*quota.mutable_guarantee_per_cluster())[cluster.name] = 1000 * (1 + dice_.Of(2));
+      for (const ClusterRow& cluster : s_.clusters())
+        sum += (*quota.mutable_guarantee_per_cluster())[cluster.name] = 1000 * (1 + dice_.Of(2));
       quota.set_guarantee_milli(sum);
       if (quota.has_limit_milli()) quota.set_limit_milli(std::max(sum, quota.limit_milli()));
       quota.set_weight(1);
@@ -238,7 +249,8 @@ class Case {
       for (const ClusterRow& cluster : s_.clusters()) {
         if (dice_.Percent(60)) spec->add_clusters(cluster.name);
       }
-      if (dice_.Percent(30) && spec->clusters_size() > 1) spec->mutable_clusters()->SwapElements(0, 1);
+      if (dice_.Percent(30) && spec->clusters_size() > 1)
+        spec->mutable_clusters()->SwapElements(0, 1);
     }
     const int tasks = dice_.Percent(20) ? 2 : 1;
     for (int t = 0; t < tasks; ++t) {
@@ -270,13 +282,15 @@ class Case {
         if (dice_.Percent(30)) wants->set_cpus_milli(1000 * (1 + dice_.Of(4)));
       }
       if (dice_.Percent(20)) {
-        wants->set_memory_bytes(int64_t{16} << (30 + dice_.Of(4)));    // 16 to 128 of a host's 256 GiB
-        wants->set_disk_bytes(int64_t{64} << (30 + dice_.Of(4)));      // 64 to 512 of 1,024
+        wants->set_memory_bytes(int64_t{16}
+                                << (30 + dice_.Of(4)));            // 16 to 128 of a host's 256 GiB
+        wants->set_disk_bytes(int64_t{64} << (30 + dice_.Of(4)));  // 64 to 512 of 1,024
       }
       task->mutable_workers()->set_min(min);
       const bool elastic = wants->gpus_milli() % 1000 == 0 && dice_.Percent(40);
       task->mutable_workers()->set_max(min + (elastic ? dice_.Of(5) : 0));
-      if (dice_.Percent(15)) task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(1 + dice_.Of(5)));
+      if (dice_.Percent(15))
+        task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(1 + dice_.Of(5)));
       if (dice_.Percent(40)) task->set_time_limit_ns((5 + dice_.Of(200)) * kSecond);
       task->set_grace_ns((1 + dice_.Of(5)) * kSecond);
       task->set_max_restarts(dice_.Of(3));
@@ -299,13 +313,15 @@ class Case {
       const JobRow* job = s_.FindJob(number);
       for (size_t t = 0; t < job->tasks.size(); ++t) {
         const AttemptRow* current = job->tasks[t].current();
-        if (current != nullptr && current->state == state) found.push_back({job, static_cast<int32_t>(t), current});
+        if (current != nullptr && current->state == state)
+          found.push_back({job, static_cast<int32_t>(t), current});
       }
     }
     return found.empty() ? Target() : found[dice_.Of(static_cast<int>(found.size()))];
   }
 
-  pb::Event ReportOf(const Target& target, size_t part, pb::AttemptPhase phase, int exit_code, bool stop_sent) {
+  pb::Event ReportOf(const Target& target, size_t part, pb::AttemptPhase phase, int exit_code,
+                     bool stop_sent) {
     const PartRow& row = target.attempt->parts[part];
     const HostRow& host = s_.host(row.host);
     pb::Event event;
@@ -329,8 +345,12 @@ class Case {
   void EndOne() {
     const Target target = PickAttempt(pb::TASK_RUNNING);
     if (target.attempt == nullptr) return;
-    if (!std::all_of(target.attempt->parts.begin(), target.attempt->parts.end(), [&](const PartRow& p) { return Reachable(p); })) return;
-    if (dice_.Percent(25)) return Do(ReportOf(target, dice_.Of(static_cast<int>(target.attempt->parts.size())), pb::EXITED, 1, false));
+    if (!std::all_of(target.attempt->parts.begin(), target.attempt->parts.end(),
+                     [&](const PartRow& p) { return Reachable(p); }))
+      return;
+    if (dice_.Percent(25))
+      return Do(ReportOf(target, dice_.Of(static_cast<int>(target.attempt->parts.size())),
+                         pb::EXITED, 1, false));
     const size_t parts = target.attempt->parts.size();
     const AttemptRef ref{target.job->number, target.task, target.attempt->number};
     for (size_t p = 0; p < parts; ++p) {
@@ -342,7 +362,8 @@ class Case {
   void Cancel() {
     if (s_.active_jobs().empty()) return;
     pb::Event event;
-    event.mutable_job_cancel()->set_number(s_.active_jobs()[dice_.Of(static_cast<int>(s_.active_jobs().size()))]);
+    event.mutable_job_cancel()->set_number(
+        s_.active_jobs()[dice_.Of(static_cast<int>(s_.active_jobs().size()))]);
     Do(event);
   }
 
@@ -358,9 +379,11 @@ class Case {
         event.mutable_host_state()->set_state(pb::HOST_SILENT);
         return Do(event);
       case pb::HOST_SILENT:
-        event.mutable_host_state()->set_state(dice_.Percent(50) ? pb::HOST_UP : pb::HOST_UNREACHABLE);
+        event.mutable_host_state()->set_state(dice_.Percent(50) ? pb::HOST_UP
+                                                                : pb::HOST_UNREACHABLE);
         return Do(event);
-      default: return Hello(kind, -1);
+      default:
+        return Hello(kind, -1);
     }
   }
 
@@ -368,8 +391,10 @@ class Case {
     const HostKind& kind = hosts_[dice_.Of(static_cast<int>(hosts_.size()))];
     pb::Event event;
     const bool whole = dice_.Percent(20);
-    event.mutable_drain_changed()->set_target(whole ? kind.cluster : absl::StrCat(kind.cluster, "/", kind.name));
-    const bool drained = whole ? s_.clusters()[s_.FindCluster(kind.cluster)].drained : s_.host(s_.FindHost(kind.cluster, kind.name)).drained;
+    event.mutable_drain_changed()->set_target(whole ? kind.cluster
+                                                    : absl::StrCat(kind.cluster, "/", kind.name));
+    const bool drained = whole ? s_.clusters()[s_.FindCluster(kind.cluster)].drained
+                               : s_.host(s_.FindHost(kind.cluster, kind.name)).drained;
     event.mutable_drain_changed()->set_drained(!drained);
     Do(event);
   }
@@ -401,7 +426,8 @@ class Case {
     bool moving = false;
     const std::vector<uint64_t> jobs = s_.active_jobs();
     for (const uint64_t number : jobs) {
-      for (size_t t = 0; s_.FindJob(number) != nullptr && t < s_.FindJob(number)->tasks.size(); ++t) {
+      for (size_t t = 0; s_.FindJob(number) != nullptr && t < s_.FindJob(number)->tasks.size();
+           ++t) {
         const AttemptRow* current = s_.FindJob(number)->tasks[t].current();
         if (current == nullptr || current->released()) continue;
         const AttemptRef ref{number, static_cast<int32_t>(t), current->number};
@@ -454,7 +480,8 @@ class Case {
     }
     if (state == pb::TASK_PREPARING && AllPrepared(*s_.FindAttempt(ref))) {
       pb::Event event;
-      *event.mutable_gang_prepared()->mutable_key() = KeyOf(*s_.FindJob(ref.job), ref.task, ref.number);
+      *event.mutable_gang_prepared()->mutable_key() =
+          KeyOf(*s_.FindJob(ref.job), ref.task, ref.number);
       Do(event);
     }
     return moving;
@@ -474,21 +501,24 @@ class Case {
     if (!valid.ok()) {
       Fail(absl::StrCat("refused: ", std::string(valid.message())));
       if (trace_) {
-        for (const pb::Event& event : plan.events) std::fprintf(stderr, "%d  plan: %s\n", step_, event.ShortDebugString().c_str());
+        for (const pb::Event& event : plan.events)
+          std::fprintf(stderr, "%d  plan: %s\n", step_, event.ShortDebugString().c_str());
       }
       return 0;
     }
     int acts = 0;
     const Model before = Entitled();
-    for (const std::string& broken : {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
-                                      CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged)}) {
+    for (const std::string& broken :
+         {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
+          CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged)}) {
       if (!broken.empty()) Fail(broken);
     }
     round_ = s_.round();
     bool opened = false;
     for (const pb::Event& event : plan.events) {
       totals_.digest = Fnv1a(event.SerializeAsString(), totals_.digest);
-      if (event.has_cluster_opened() && !opened) CheckAfter(before, plan);   // these stand last, and make the set another one
+      if (event.has_cluster_opened() && !opened)
+        CheckAfter(before, plan);  // these stand last, and make the set another one
       opened = opened || event.has_cluster_opened();
       if (opened && !event.has_cluster_opened()) Fail("acts after it has opened a cluster");
       totals_.spills += event.has_cluster_opened();
@@ -505,8 +535,10 @@ class Case {
   // What is kept between decisions changes none of them.
   void CheckFresh(const Plan& plan) {
     const Plan fresh = Decide(s_, now_ns_, options_);
-    bool same = fresh.events.size() == plan.events.size() && fresh.next_look_ns == plan.next_look_ns;
-    for (size_t i = 0; same && i < fresh.events.size(); ++i) same = fresh.events[i].SerializeAsString() == plan.events[i].SerializeAsString();
+    bool same =
+        fresh.events.size() == plan.events.size() && fresh.next_look_ns == plan.next_look_ns;
+    for (size_t i = 0; same && i < fresh.events.size(); ++i)
+      same = fresh.events[i].SerializeAsString() == plan.events[i].SerializeAsString();
     if (!same) Fail("a fresh decision is another one");
   }
 
@@ -518,14 +550,18 @@ class Case {
       ++totals_.starts;
       if (base == nullptr) return Fail("starts what is no unit");
       const Cell& cell = m.cells[base->entitled ? base->charge : 0];
-      if (base->entitled && (s_.clusters()[cell.cluster].name != e.cluster() || (!e.flavour().empty() && m.flavours[cell.flavour] != e.flavour()))) {
+      if (base->entitled && (s_.clusters()[cell.cluster].name != e.cluster() ||
+                             (!e.flavour().empty() && m.flavours[cell.flavour] != e.flavour()))) {
         Fail(absl::StrCat("job ", base->ref.job, " starts outside its charged cell"));
       }
-      if (base->entitled && e.workers() > base->entitled_workers()) Fail("starts with more workers than S grants");
+      if (base->entitled && e.workers() > base->entitled_workers())
+        Fail("starts with more workers than S grants");
       if (!base->entitled) {
         ++totals_.backfills;
         const TaskRow& row = s_.FindJob(base->ref.job)->tasks[base->ref.task];
-        if (row.evicted_round == s_.round()) Fail(absl::StrCat("job ", base->ref.job, " is backfilled in the round in which it was evicted"));
+        if (row.evicted_round == s_.round())
+          Fail(absl::StrCat("job ", base->ref.job,
+                            " is backfilled in the round in which it was evicted"));
       }
       claims_.erase(base->ref);
     }
@@ -535,40 +571,60 @@ class Case {
     const pb::AttemptStopping& e = event.attempt_stopping();
     const Base* victim = BaseOf(m, s_, e.key());
     if (e.cause() == pb::RESIZE) ++totals_.growths;
-    const bool held = victim != nullptr && victim->leaf >= 0 && s_.queues().nodes[victim->leaf].held;
-    if (held && e.cause() == pb::RESIZE) Fail(absl::StrCat("job ", victim->ref.job, " of a held queue grows"));
+    const bool held =
+        victim != nullptr && victim->leaf >= 0 && s_.queues().nodes[victim->leaf].held;
+    if (held && e.cause() == pb::RESIZE)
+      Fail(absl::StrCat("job ", victim->ref.job, " of a held queue grows"));
     if (e.cause() != pb::PREEMPTION) return;
     const Base* claimant = BaseOf(m, s_, e.claimant());
     if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
-    const AttemptRow& attempt = *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
-    const bool moves = e.next_workers() == attempt.workers;              // to other devices of its cell (decision 024)
+    const AttemptRow& attempt =
+        *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
+    const bool moves =
+        e.next_workers() == attempt.workers;  // to other devices of its cell (decision 024)
     ++(moves ? totals_.moves : e.next_workers() > 0 ? totals_.shrinks : totals_.evictions);
-    const bool beside = victim->gpus != claimant->gpus;                  // it stands on their hosts without devices
-    if (victim->gpus && !claimant->gpus) Fail(absl::StrCat("job ", victim->ref.job, " has devices and is stopped for CPUs"));
+    const bool beside = victim->gpus != claimant->gpus;  // it stands on their hosts without devices
+    if (victim->gpus && !claimant->gpus)
+      Fail(absl::StrCat("job ", victim->ref.job, " has devices and is stopped for CPUs"));
     totals_.beside += beside;
-    if (!beside) totals_.evicted_milli += victim->worker_milli * (attempt.workers - (moves ? 0 : e.next_workers()));
+    if (!beside)
+      totals_.evicted_milli +=
+          victim->worker_milli * (attempt.workers - (moves ? 0 : e.next_workers()));
     if (moves) {
       if (held) Fail(absl::StrCat("job ", victim->ref.job, " of a held queue moves"));
-      if (!claimant->guaranteed || claimant->row->waiting_since_ns + options_.min_runtime_ns > now_ns_) Fail("moves others for a claim that isn't overdue");
-      if (!victim->entitled || victim->charge != victim->bound_cell || attempt.parts.size() != 1) Fail("moves what has no place in S on one host");
+      if (!claimant->guaranteed ||
+          claimant->row->waiting_since_ns + options_.min_runtime_ns > now_ns_)
+        Fail("moves others for a claim that isn't overdue");
+      if (!victim->entitled || victim->charge != victim->bound_cell || attempt.parts.size() != 1)
+        Fail("moves what has no place in S on one host");
       claims_.insert(victim->ref);
     }
     const bool grows = !claimant->wants_place() && !claimant->may_be_lost;
     claims_.insert(claimant->ref);
     if (!beside && (requested_.insert(claimant->ref).second || grows)) {
-      totals_.requested_milli += claimant->worker_milli * (grows ? claimant->entitled_workers() - claimant->current->workers : claimant->min_workers);
+      totals_.requested_milli += claimant->worker_milli *
+                                 (grows ? claimant->entitled_workers() - claimant->current->workers
+                                        : claimant->min_workers);
     }
     if (!claimant->entitled) Fail("a claim for what is not entitled");
     const bool mover = victim->entitled && victim->charge != victim->bound_cell;
-    if (victim->entitled && !mover && e.next_workers() < victim->entitled_workers()) Fail("stops units of S");
-    if (attempt.place_round == s_.round()) Fail(absl::StrCat("job ", victim->ref.job, " is stopped in the round in which it was started"));
+    if (victim->entitled && !mover && e.next_workers() < victim->entitled_workers())
+      Fail("stops units of S");
+    if (attempt.place_round == s_.round())
+      Fail(absl::StrCat("job ", victim->ref.job,
+                        " is stopped in the round in which it was started"));
     const int32_t leaf = s_.queues().Find(victim->job->spec->queue());
     const int64_t own_ns = leaf < 0 ? 0 : s_.queues().nodes[leaf].min_runtime_ns;
     const int64_t start_ns = attempt.start_ns != 0 ? attempt.start_ns : attempt.place_ns;
-    if (now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns) && (!claimant->guaranteed || grows)) {
-      Fail(absl::StrCat("job ", victim->ref.job, " is stopped within its min_runtime by a claim outside the guarantees"));
+    if (now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns) &&
+        (!claimant->guaranteed || grows)) {
+      Fail(absl::StrCat("job ", victim->ref.job,
+                        " is stopped within its min_runtime by a claim outside the guarantees"));
     }
-    if (!mover && !victim->entitled && victim->leaf == claimant->leaf && victim->job->spec->priority() >= claimant->job->spec->priority() + (beside && !grows && victim->ref.job != claimant->ref.job)) {
+    if (!mover && !victim->entitled && victim->leaf == claimant->leaf &&
+        victim->job->spec->priority() >=
+            claimant->job->spec->priority() +
+                (beside && !grows && victim->ref.job != claimant->ref.job)) {
       Fail(absl::StrCat("job ", victim->ref.job, " is stopped for an equal of its own queue"));
     }
   }
@@ -576,42 +632,53 @@ class Case {
   static std::string Text(const Model& model) {
     std::string text;
     for (const Base& base : model.bases) {
-      if (base.entitled) absl::StrAppend(&text, base.ref.job, "/", base.ref.task, ":", base.entitled_workers(), "@", base.charge, " ");
+      if (base.entitled)
+        absl::StrAppend(&text, base.ref.job, "/", base.ref.task, ":", base.entitled_workers(), "@",
+                        base.charge, " ");
     }
     return text;
   }
 
   void CheckAfter(const Model& before, const Plan& plan) {
-    // Where the round is another one the plan carried an outside event: a time limit ran out, a directory bound its job.
+    // Where the round is another one the plan carried an outside event: a time limit ran out, a
+    // directory bound its job.
     if (!plan.events.empty() && s_.round() == round_) {
       const std::string was = Text(before), is = Text(Entitled());
       if (was != is) Fail(absl::StrCat("S was ", was, "and the plan's own acts made it ", is));
     }
     // Every stop for a claim leaves its claimant with devices that are its own.
     for (const pb::Event& event : plan.events) {
-      if (!event.has_attempt_stopping() || event.attempt_stopping().cause() != pb::PREEMPTION) continue;
+      if (!event.has_attempt_stopping() || event.attempt_stopping().cause() != pb::PREEMPTION)
+        continue;
       const pb::AttemptKey& key = event.attempt_stopping().claimant();
       const JobRow* job = s_.FindJobByUid(key.job_uid());
       const Reservation* held = job->tasks[TaskIndex(*job->spec, key.task())].reservation.get();
-      if (held == nullptr || !held->held) Fail(absl::StrCat("stops for job ", job->number, " without a place for it"));
+      if (held == nullptr || !held->held)
+        Fail(absl::StrCat("stops for job ", job->number, " without a place for it"));
       if (event.attempt_stopping().next_workers() == 0) continue;
       const JobRow* again = s_.FindJobByUid(event.attempt_stopping().key().job_uid());
-      const Reservation* kept = again->tasks[TaskIndex(*again->spec, event.attempt_stopping().key().task())].reservation.get();
-      if (kept == nullptr || !kept->held || kept->workers != event.attempt_stopping().next_workers()) Fail(absl::StrCat("job ", again->number, " has no place to go on"));
+      const Reservation* kept =
+          again->tasks[TaskIndex(*again->spec, event.attempt_stopping().key().task())]
+              .reservation.get();
+      if (kept == nullptr || !kept->held ||
+          kept->workers != event.attempt_stopping().next_workers())
+        Fail(absl::StrCat("job ", again->number, " has no place to go on"));
     }
     int64_t booked = 0;
     for (const auto& [key, device_us] : s_.ledger()) {
       if (device_us < 0) Fail("a negative ledger class");
       booked += device_us;
     }
-    if (booked != s_.ledger_capacity_device_us()) Fail(absl::StrCat("ledger: ", booked, " of ", s_.ledger_capacity_device_us()));
+    if (booked != s_.ledger_capacity_device_us())
+      Fail(absl::StrCat("ledger: ", booked, " of ", s_.ledger_capacity_device_us()));
     for (const HostId id : s_.hosts()) {
       const HostRow& host = s_.host(id);
       int64_t sum = 0;
       for (const LedgerShare& share : host.shares) sum += share.milli;
       if (sum != 1000 * host.inventory.devices_size()) Fail("ledger shares of a host");
       for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
-        if (host.device_used_milli[d] > 1000) Fail(absl::StrCat(host.name, ": device ", d, " is used twice"));
+        if (host.device_used_milli[d] > 1000)
+          Fail(absl::StrCat(host.name, ": device ", d, " is used twice"));
       }
     }
     for (const uint64_t number : s_.active_jobs()) {
@@ -621,12 +688,15 @@ class Case {
         if (current == nullptr) continue;
         int32_t workers = 0;
         for (const PartRow& part : current->parts) workers += part.workers;
-        if (workers != current->workers || workers < job.task_spec(static_cast<int>(t)).workers().min()) Fail("part of a gang");
+        if (workers != current->workers ||
+            workers < job.task_spec(static_cast<int>(t)).workers().min())
+          Fail("part of a gang");
       }
     }
   }
 
-  // Nothing happens from outside: decisions must come to an end, and then what can start has started.
+  // Nothing happens from outside: decisions must come to an end, and then what can start has
+  // started.
   void Settle() {
     int effects = 0;
     for (int jumps = 0; error_.empty();) {
@@ -649,7 +719,8 @@ class Case {
       // The step before may have told of a reservation; the same State again has nothing to say.
       for (const pb::Event& event : again.events) Do(event);
       again = Decide(s_, now_ns_, options_);
-      if (!again.events.empty()) return Fail(absl::StrCat("the same time again, and: ", again.events[0].ShortDebugString()));
+      if (!again.events.empty())
+        return Fail(absl::StrCat("the same time again, and: ", again.events[0].ShortDebugString()));
     }
     CheckSettled();
   }
@@ -659,9 +730,12 @@ class Case {
     for (const uint64_t number : s_.active_jobs()) {
       for (const TaskRow& task : s_.FindJob(number)->tasks) {
         const AttemptRow* current = task.current();
-        if (current == nullptr || current->released() || current->state == pb::TASK_RUNNING) continue;
+        if (current == nullptr || current->released() || current->state == pb::TASK_RUNNING)
+          continue;
         for (const PartRow& part : current->parts) {
-          const bool said = current->state == pb::TASK_PREPARING ? part.phase >= pb::PREPARED : current->state == pb::TASK_STARTING && part.phase >= pb::STARTED;
+          const bool said = current->state == pb::TASK_PREPARING
+                                ? part.phase >= pb::PREPARED
+                                : current->state == pb::TASK_STARTING && part.phase >= pb::STARTED;
           if (!part.over() && Reachable(part) && !said) return true;
         }
       }
@@ -675,33 +749,45 @@ class Case {
   void CheckSettled() {
     const Model m = Entitled();
     FreeMap map(s_);
-    std::vector<int> waits(s_.clusters().size(), 0); // units of S without a place, and what is kept for others, by cluster
+    std::vector<int> waits(
+        s_.clusters().size(),
+        0);  // units of S without a place, and what is kept for others, by cluster
     for (const Base& base : m.bases) {
       if (!base.entitled) continue;
       ++totals_.entitled;
-      // What may be lost and found no other place is a claimant like what waits (SCHEDULING.md §2): a limit's rest may be its own.
+      // What may be lost and found no other place is a claimant like what waits (SCHEDULING.md §2):
+      // a limit's rest may be its own.
       if (!base.wants_place() && !(base.may_be_lost && !base.ComesBack())) continue;
       totals_.entitled_waiting += base.wants_place();
       if (base.row->reservation == nullptr) ++waits[m.cells[base.charge].cluster];
     }
-    for (const TaskRef& ref : s_.reserved_tasks()) ++waits[s_.FindJob(ref.job)->tasks[ref.task].reservation->cluster];
+    for (const TaskRef& ref : s_.reserved_tasks())
+      ++waits[s_.FindJob(ref.job)->tasks[ref.task].reservation->cluster];
     for (const Base& base : m.bases) {
-      if (!base.wants_place() || base.cells.empty() || base.row->backoff_until_ns > now_ns_) continue;
+      if (!base.wants_place() || base.cells.empty() || base.row->backoff_until_ns > now_ns_)
+        continue;
       if (base.entitled) {
         if (claims_.contains(base.ref) && claim_round_ == s_.round()) {
           Fail(absl::StrCat("job ", base.ref.job, " had others stopped for it and doesn't run"));
         }
         if (waits[m.cells[base.charge].cluster] != 1) continue;
-        if (Fits(m, base, base.charge, &map)) Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
-        if (base.guaranteed && base.gpus && !HoldsOnSilentHosts(base) && base.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ && FitsWithoutOthers(m, base)) {
-          Fail(absl::StrCat("job ", base.ref.job, " is guaranteed its place, and waits for what is outside S"));
+        if (Fits(m, base, base.charge, &map))
+          Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
+        if (base.guaranteed && base.gpus && !HoldsOnSilentHosts(base) &&
+            base.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ &&
+            FitsWithoutOthers(m, base)) {
+          Fail(absl::StrCat("job ", base.ref.job,
+                            " is guaranteed its place, and waits for what is outside S"));
         }
         continue;
       }
       if (base.row->evicted_round == s_.round()) continue;
       for (size_t i = 0; i < base.cells.size(); ++i) {
-        if (!base.opened[i] || std::any_of(waits.begin(), waits.end(), [](int n) { return n > 0; })) continue;
-        if (Fits(m, base, base.cells[i], &map)) Fail(absl::StrCat("job ", base.ref.job, " is outside S, has room that nobody waits for, and waits"));
+        if (!base.opened[i] || std::any_of(waits.begin(), waits.end(), [](int n) { return n > 0; }))
+          continue;
+        if (Fits(m, base, base.cells[i], &map))
+          Fail(absl::StrCat("job ", base.ref.job,
+                            " is outside S, has room that nobody waits for, and waits"));
       }
     }
     claims_.clear();
@@ -710,18 +796,22 @@ class Case {
     CheckPromise(m);
   }
 
-  // Of the flavour, or of CPUs beside devices, what starting `base` would leave within every limit above it.
-  bool WithinLimits(const Model& m, const Base& base, int32_t flavour, int64_t worker_milli, int64_t Base::*counted) {
+  // Of the flavour, or of CPUs beside devices, what starting `base` would leave within every limit
+  // above it.
+  bool WithinLimits(const Model& m, const Base& base, int32_t flavour, int64_t worker_milli,
+                    int64_t Base::*counted) {
     for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
       const auto quota = s_.queues().nodes[n].spec.quota().find(m.flavours[flavour]);
-      if (quota == s_.queues().nodes[n].spec.quota().end() || !quota->second.has_limit_milli()) continue;
+      if (quota == s_.queues().nodes[n].spec.quota().end() || !quota->second.has_limit_milli())
+        continue;
       int64_t used = 0;
       for (const Base& other : m.bases) {
         if (other.current == nullptr || other.bound_cell < 0) continue;
         int32_t up = other.leaf;
         while (up > n) up = s_.queues().nodes[up].parent;
         if (up != n) continue;
-        if (m.cells[other.bound_cell].flavour == flavour) used += other.worker_milli * other.current->workers;
+        if (m.cells[other.bound_cell].flavour == flavour)
+          used += other.worker_milli * other.current->workers;
         if (counted != nullptr) used += other.*counted * other.current->workers;
       }
       if (used + worker_milli * base.min_workers > quota->second.limit_milli()) return false;
@@ -731,8 +821,12 @@ class Case {
 
   bool Fits(const Model& m, const Base& base, int32_t cell, FreeMap* map) {
     const int32_t flavour = m.cells[cell].flavour;
-    if (!WithinLimits(m, base, flavour, base.worker_milli, flavour == m.cpu ? &Base::worker_cpus_milli : nullptr)) return false;
-    if (base.worker_cpus_milli > 0 && !WithinLimits(m, base, m.cpu, base.worker_cpus_milli, &Base::worker_cpus_milli)) return false;
+    if (!WithinLimits(m, base, flavour, base.worker_milli,
+                      flavour == m.cpu ? &Base::worker_cpus_milli : nullptr))
+      return false;
+    if (base.worker_cpus_milli > 0 &&
+        !WithinLimits(m, base, m.cpu, base.worker_cpus_milli, &Base::worker_cpus_milli))
+      return false;
     return map->Place(*base.spec, base.min_workers, m.cells[cell]).has_value();
   }
 
@@ -740,22 +834,29 @@ class Case {
   bool FitsWithoutOthers(const Model& m, const Base& base) {
     FreeMap map(s_);
     for (const Base& other : m.bases) {
-      if (!other.running() || other.entitled || !other.hosts_up || other.bound_cell < 0 || other.place_round == s_.round()) continue;
-      if (other.leaf == base.leaf && other.priority >= base.priority + (other.gpus || other.ref.job == base.ref.job ? 0 : 1)) continue;
+      if (!other.running() || other.entitled || !other.hosts_up || other.bound_cell < 0 ||
+          other.place_round == s_.round())
+        continue;
+      if (other.leaf == base.leaf &&
+          other.priority >= base.priority + (other.gpus || other.ref.job == base.ref.job ? 0 : 1))
+        continue;
       map.Release(other.wants, *other.current);
     }
     return Fits(m, base, base.charge, &map);
   }
 
-  // What others were to give back they have given back by now, or it is theirs again; a host of it that is silent may be back.
+  // What others were to give back they have given back by now, or it is theirs again; a host of it
+  // that is silent may be back.
   bool HoldsOnSilentHosts(const Base& base) {
     const Reservation* held = base.row->reservation.get();
-    return held != nullptr && held->held && std::any_of(held->parts.begin(), held->parts.end(), [&](const HostSlice& part) {
-      return s_.host(part.host).state == pb::HOST_SILENT;
-    });
+    return held != nullptr && held->held &&
+           std::any_of(held->parts.begin(), held->parts.end(), [&](const HostSlice& part) {
+             return s_.host(part.host).state == pb::HOST_SILENT;
+           });
   }
 
-  // With all capacity healthy, a base that in leaf order fits what its leaf's share in one of its cells still leaves is in S.
+  // With all capacity healthy, a base that in leaf order fits what its leaf's share in one of its
+  // cells still leaves is in S.
   void CheckPromise(const Model& m) {
     for (const HostId id : s_.hosts()) {
       const HostRow& host = s_.host(id);
@@ -769,9 +870,10 @@ class Case {
       if (!base.cells.empty()) leaves[base.leaf].push_back(&base);
     }
     for (auto& [leaf, bases] : leaves) {
-      if (!s_.queues().leaf(leaf)) continue;             // an edit made it one
+      if (!s_.queues().leaf(leaf)) continue;  // an edit made it one
       std::sort(bases.begin(), bases.end(), [](const Base* x, const Base* y) {
-        return std::make_tuple(-x->job->spec->priority(), x->job->submit_ns, x->ref) < std::make_tuple(-y->job->spec->priority(), y->job->submit_ns, y->ref);
+        return std::make_tuple(-x->job->spec->priority(), x->job->submit_ns, x->ref) <
+               std::make_tuple(-y->job->spec->priority(), y->job->submit_ns, y->ref);
       });
       std::map<int32_t, int64_t> used;
       for (const Base* base : bases) {
@@ -780,16 +882,22 @@ class Case {
           used[base->charge] += demand;
           continue;
         }
-        if (base->job->tasks.size() > 1) continue;       // a sibling may have bound it to another cluster
-        if (base->worker_cpus_milli > 0) continue;       // a limit on CPUs may keep it out
+        if (base->job->tasks.size() > 1)
+          continue;  // a sibling may have bound it to another cluster
+        if (base->worker_cpus_milli > 0) continue;  // a limit on CPUs may keep it out
         for (const int32_t c : base->cells) {
           const auto& quotas = s_.queues().nodes[leaf].spec.quota();
           const auto quota = quotas.find(m.flavours[m.cells[c].flavour]);
           if (quota == quotas.end()) continue;
-          const auto beside = [](const Base* other) { return other->entitled && other->worker_cpus_milli > 0; };
-          if (m.cells[c].flavour == m.cpu && std::any_of(bases.begin(), bases.end(), beside)) continue;   // their CPUs count against it
-          const auto share = quota->second.guarantee_per_cluster().find(s_.clusters()[m.cells[c].cluster].name);
-          if (share != quota->second.guarantee_per_cluster().end() && demand <= share->second - used[c]) {
+          const auto beside = [](const Base* other) {
+            return other->entitled && other->worker_cpus_milli > 0;
+          };
+          if (m.cells[c].flavour == m.cpu && std::any_of(bases.begin(), bases.end(), beside))
+            continue;  // their CPUs count against it
+          const auto share =
+              quota->second.guarantee_per_cluster().find(s_.clusters()[m.cells[c].cluster].name);
+          if (share != quota->second.guarantee_per_cluster().end() &&
+              demand <= share->second - used[c]) {
             Fail(absl::StrCat("job ", base->ref.job, " fits its queue's guarantee and isn't in S"));
           }
         }
@@ -798,23 +906,23 @@ class Case {
   }
 
   Dice dice_;
-  const bool cpu_heavy_;              // much of the work wants no devices
+  const bool cpu_heavy_;  // much of the work wants no devices
   FuzzTotals& totals_;
   const bool trace_;
   State s_;
   SchedulingOptions options_;
   Decider decider_;
   ModelUpkeep upkeep_;
-  uint64_t round_ = 0;                 // before the plan's own events
+  uint64_t round_ = 0;  // before the plan's own events
   int64_t now_ns_ = 0, next_look_ns_ = 0;
   int step_ = 0;
   uint64_t tree_version_ = 0;
   std::string error_;
   std::vector<HostKind> hosts_;
   std::vector<std::string> leaves_;
-  std::map<AttemptRef, int> stops_;    // steps until the hosts answer
-  std::set<TaskRef> claims_;           // for whom others were stopped since it settled last
-  std::set<TaskRef> requested_;        // of them those that are counted in totals_.requested_milli
+  std::map<AttemptRef, int> stops_;  // steps until the hosts answer
+  std::set<TaskRef> claims_;         // for whom others were stopped since it settled last
+  std::set<TaskRef> requested_;      // of them those that are counted in totals_.requested_milli
   uint64_t claim_round_ = 0;
 };
 

@@ -14,7 +14,7 @@
 namespace muster {
 namespace {
 
-using Use = std::vector<int64_t>;    // as Model::use
+using Use = std::vector<int64_t>;  // as Model::use
 
 void AddUse(const Model& m, const Base& base, int32_t cell, int64_t workers, Use* use) {
   for (int32_t n = base.leaf; n >= 0; n = m.parent[n]) {
@@ -23,37 +23,50 @@ void AddUse(const Model& m, const Base& base, int32_t cell, int64_t workers, Use
   }
 }
 
-// The level of the claimant's queue, with `after` and its demand, is no higher than that of the victim's, with `before` and what
-// the victim adds to it: how far the two queues below the nearest one that they share are over their guarantees, by weight.
-bool NoHigher(const Model& m, const Base& claimant, int64_t demand, const Use& after, const Base& victim, int64_t adds, const Use& before) {
-  std::vector<int32_t> mine, theirs;           // from the root down
+// The level of the claimant's queue, with `after` and its demand, is no higher than that of the
+// victim's, with `before` and what the victim adds to it: how far the two queues below the nearest
+// one that they share are over their guarantees, by weight.
+bool NoHigher(const Model& m, const Base& claimant, int64_t demand, const Use& after,
+              const Base& victim, int64_t adds, const Use& before) {
+  std::vector<int32_t> mine, theirs;  // from the root down
   for (int32_t n = claimant.leaf; n >= 0; n = m.parent[n]) mine.insert(mine.begin(), n);
   for (int32_t n = victim.leaf; n >= 0; n = m.parent[n]) theirs.insert(theirs.begin(), n);
   size_t i = 0;
   while (i < mine.size() && i < theirs.size() && mine[i] == theirs[i]) ++i;
-  if (i == mine.size() || i == theirs.size()) return true;     // one queue, or a queue that is there no more
+  if (i == mine.size() || i == theirs.size())
+    return true;  // one queue, or a queue that is there no more
   const int32_t flavour = m.cells[claimant.charge].flavour;
-  const auto level = [&](int32_t n, int64_t used) -> std::array<int64_t, 3> {   // rank, over, weight
+  const auto level = [&](int32_t n, int64_t used) -> std::array<int64_t, 3> {  // rank, over, weight
     const FlavourQuota& quota = m.quota[n * m.flavours.size() + flavour];
     const int64_t over = quota.listed ? used - quota.guarantee_milli : 0;
     if (over <= 0) return {0, 0, 1};
-    return quota.weight == 0 ? std::array<int64_t, 3>{2, over, 1} : std::array<int64_t, 3>{1, over, quota.weight};
+    return quota.weight == 0 ? std::array<int64_t, 3>{2, over, 1}
+                             : std::array<int64_t, 3>{1, over, quota.weight};
   };
-  const auto [my_rank, my_over, my_weight] = level(mine[i], after[mine[i] * m.flavours.size() + flavour] + demand);
-  const auto [rank, over, weight] = level(theirs[i], before[theirs[i] * m.flavours.size() + flavour] + adds);
+  const auto [my_rank, my_over, my_weight] =
+      level(mine[i], after[mine[i] * m.flavours.size() + flavour] + demand);
+  const auto [rank, over, weight] =
+      level(theirs[i], before[theirs[i] * m.flavours.size() + flavour] + adds);
   return my_rank != rank ? my_rank < rank : my_over * weight <= over * my_weight;
 }
 
-// The host's part of both, in one device or in what its workers take of the host, is more than there is.
-bool Clash(const HostRow& host, const Base& a, const pb::Placement& of_a, const Base& b, const pb::Placement& of_b) {
+// The host's part of both, in one device or in what its workers take of the host, is more than
+// there is.
+bool Clash(const HostRow& host, const Base& a, const pb::Placement& of_a, const Base& b,
+           const pb::Placement& of_b) {
   std::map<int32_t, int64_t> taken;
   for (const pb::Placement* placement : {&of_a, &of_b}) {
-    for (int d = 0; d < placement->devices_size(); ++d) taken[placement->devices(d)] += d < placement->device_milli_size() ? placement->device_milli(d) : 1000;
+    for (int d = 0; d < placement->devices_size(); ++d)
+      taken[placement->devices(d)] +=
+          d < placement->device_milli_size() ? placement->device_milli(d) : 1000;
   }
-  if (std::any_of(taken.begin(), taken.end(), [](const auto& device) { return device.second > 1000; })) return true;
+  if (std::any_of(taken.begin(), taken.end(),
+                  [](const auto& device) { return device.second > 1000; }))
+    return true;
   const Demand x = WorkerDemand(*a.spec, host.inventory), y = WorkerDemand(*b.spec, host.inventory);
   const int64_t n = of_a.workers(), k = of_b.workers();
-  return n * x.cpus_milli + k * y.cpus_milli > host.inventory.cpus_milli() || n * x.memory_bytes + k * y.memory_bytes > host.inventory.memory_bytes() ||
+  return n * x.cpus_milli + k * y.cpus_milli > host.inventory.cpus_milli() ||
+         n * x.memory_bytes + k * y.memory_bytes > host.inventory.memory_bytes() ||
          n * x.disk_bytes + k * y.disk_bytes > host.inventory.disk_bytes();
 }
 
@@ -65,26 +78,34 @@ const Base* BaseOf(const Model& model, const State& state, const pb::AttemptKey&
   return it == model.base_of.end() ? nullptr : &model.bases[it->second];
 }
 
-std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& m, const Plan& plan,
-                          int64_t* lent) {
-  // State knows an older word of what is reserved (decision 016). That is taken back first, which may not change what is done.
+std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOptions& options,
+                          const Model& m, const Plan& plan, int64_t* lent) {
+  // State knows an older word of what is reserved (decision 016). That is taken back first, which
+  // may not change what is done.
   State asked = state;
-  bool any = std::any_of(plan.events.begin(), plan.events.end(), [](const pb::Event& e) { return e.has_reservation() && !e.reservation().held(); });
+  bool any = std::any_of(plan.events.begin(), plan.events.end(), [](const pb::Event& e) {
+    return e.has_reservation() && !e.reservation().held();
+  });
   for (const TaskRef& ref : state.reserved_tasks()) {
     const JobRow& job = *state.FindJob(ref.job);
     const Reservation& told = *job.tasks[ref.task].reservation;
-    const auto silent = [&](const HostSlice& part) { return state.host(part.host).state == pb::HOST_SILENT; };
-    if (told.held || std::any_of(told.parts.begin(), told.parts.end(), silent)) continue;   // the latter stands until its hosts are back or unreachable
+    const auto silent = [&](const HostSlice& part) {
+      return state.host(part.host).state == pb::HOST_SILENT;
+    };
+    if (told.held || std::any_of(told.parts.begin(), told.parts.end(), silent))
+      continue;  // the latter stands until its hosts are back or unreachable
     any = true;
     pb::Event event;
-    *event.mutable_reservation()->mutable_key() = KeyOf(job, ref.task, job.tasks[ref.task].next_attempt);
+    *event.mutable_reservation()->mutable_key() =
+        KeyOf(job, ref.task, job.tasks[ref.task].next_attempt);
     Apply(&asked, event);
   }
   if (!any) return "";
   const Plan anew = Decide(asked, now_ns, options);
   const auto acts = [](const Plan& of) {
     std::string text;
-    for (const pb::Event& event : of.events) absl::StrAppend(&text, event.has_reservation() ? "" : event.SerializeAsString());
+    for (const pb::Event& event : of.events)
+      absl::StrAppend(&text, event.has_reservation() ? "" : event.SerializeAsString());
     return text;
   };
   if (acts(plan) != acts(anew)) return "what was told of reservations changes what is done";
@@ -92,39 +113,52 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
   std::vector<std::pair<const Base*, const pb::ReservationChanged*>> reserved;
   std::map<int32_t, int> in_cell;
   for (const pb::Event& event : anew.events) {
-    if (!event.has_reservation() || event.reservation().placements().empty() || event.reservation().held()) continue;
+    if (!event.has_reservation() || event.reservation().placements().empty() ||
+        event.reservation().held())
+      continue;
     const pb::ReservationChanged& e = event.reservation();
     const Base* base = BaseOf(m, state, e.key());
-    if (base == nullptr || !base->entitled || !base->wants_place()) return "reserves for what is no waiting unit of S";
+    if (base == nullptr || !base->entitled || !base->wants_place())
+      return "reserves for what is no waiting unit of S";
     const std::string what = absl::StrCat("the reservation of job ", base->ref.job);
     const Cell& cell = m.cells[base->charge];
-    const bool there = e.cluster() == state.clusters()[cell.cluster].name && (e.flavour().empty() || e.flavour() == m.flavours[cell.flavour]);
+    const bool there = e.cluster() == state.clusters()[cell.cluster].name &&
+                       (e.flavour().empty() || e.flavour() == m.flavours[cell.flavour]);
     if (!there) return what + " is outside its charged cell";
     if (e.start_ns() != 0 && e.start_ns() < now_ns) return what + " begins in the past";
     const bool starves = base->row->waiting_since_ns + options.starve_after_ns <= now_ns;
-    if (!e.draining() && (e.start_ns() == 0 || (starves && base->guaranteed))) return what + " doesn't drain";
+    if (!e.draining() && (e.start_ns() == 0 || (starves && base->guaranteed)))
+      return what + " doesn't drain";
     if (++in_cell[base->charge] > 4) return "more than four reservations in a cell";
     reserved.emplace_back(base, &e);
   }
 
-  Use use = m.use;                     // with what starts, in the plan's order
+  Use use = m.use;  // with what starts, in the plan's order
   std::set<std::string> claimants;
-  for (const pb::Event& event : plan.events) claimants.insert(event.attempt_stopping().claimant().ShortDebugString());
+  for (const pb::Event& event : plan.events)
+    claimants.insert(event.attempt_stopping().claimant().ShortDebugString());
   for (const pb::Event& event : plan.events) {
     if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::RESIZE) {
       const Base& base = *BaseOf(m, state, event.attempt_stopping().key());
-      if (claimants.contains(KeyOf(*base.job, base.ref.task, base.row->next_attempt).ShortDebugString())) continue;   // with others' devices
-      AddUse(m, base, base.bound_cell, event.attempt_stopping().next_workers() - base.workers, &use);
+      if (claimants.contains(
+              KeyOf(*base.job, base.ref.task, base.row->next_attempt).ShortDebugString()))
+        continue;  // with others' devices
+      AddUse(m, base, base.bound_cell, event.attempt_stopping().next_workers() - base.workers,
+             &use);
     }
     if (!event.has_attempt_placed()) continue;
     const pb::AttemptPlaced& e = event.attempt_placed();
     const Base& base = *BaseOf(m, state, e.key());
-    const int32_t cell = m.CellOf(state.FindCluster(e.cluster()), e.flavour().empty() ? m.cpu : m.FlavourIndex(e.flavour()));
+    const int32_t cell = m.CellOf(state.FindCluster(e.cluster()),
+                                  e.flavour().empty() ? m.cpu : m.FlavourIndex(e.flavour()));
     int64_t left_ns = base.limit_left_ns;
-    if (base.history_left_ns > 0 && base.history_left_ns < left_ns) left_ns = base.history_left_ns;   // what ran longer than its history isn't expected to end
+    if (base.history_left_ns > 0 && base.history_left_ns < left_ns)
+      left_ns = base.history_left_ns;  // what ran longer than its history isn't expected to end
     const int64_t end_ns = left_ns == kUnbounded ? 0 : now_ns + std::max<int64_t>(0, left_ns);
-    // What has left S since devices were freed for it starts on these, whoever has reserved them meanwhile (decision 016).
-    const bool own = !base.entitled && base.row->reservation != nullptr && base.row->reservation->held;
+    // What has left S since devices were freed for it starts on these, whoever has reserved them
+    // meanwhile (decision 016).
+    const bool own =
+        !base.entitled && base.row->reservation != nullptr && base.row->reservation->held;
     for (const auto& [claimant, reservation] : reserved) {
       const bool beside = claimant->gpus && !base.gpus && m.CpusBeside(claimant->charge) == cell;
       if ((claimant->charge != cell && !beside) || claimant == &base || own) continue;
@@ -133,54 +167,69 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
         for (const pb::Placement& placed : e.placements()) {
           if (kept.host() != placed.host()) continue;
           together = true;
-          clash = clash || Clash(state.host(state.FindHost(e.cluster(), kept.host())), *claimant, kept, base, placed);
+          clash = clash || Clash(state.host(state.FindHost(e.cluster(), kept.host())), *claimant,
+                                 kept, base, placed);
         }
       }
       if (!together || (!clash && (base.entitled || !reservation->draining()))) continue;
       const int64_t start_ns = reservation->start_ns();
       ++*lent;
       if (start_ns != 0 && end_ns != 0 && end_ns <= start_ns) continue;
-      const std::string what = absl::StrCat("job ", base.ref.job, " starts on what is reserved for job ", claimant->ref.job, " from ",
-                                            (start_ns - now_ns) / kSecond, " s on");
+      const std::string what =
+          absl::StrCat("job ", base.ref.job, " starts on what is reserved for job ",
+                       claimant->ref.job, " from ", (start_ns - now_ns) / kSecond, " s on");
       if (base.entitled) return what + ", both of S";
       if (reservation->draining()) return what + ", which drains";
       const int64_t own_ns = state.queues().nodes[base.leaf].min_runtime_ns;
-      const int64_t protected_ns = claimant->guaranteed ? 0 : own_ns != 0 ? own_ns : options.min_runtime_ns;
-      const int64_t adds = base.worker_milli * e.workers(), demand = claimant->worker_milli * claimant->min_workers;
-      if (base.leaf == claimant->leaf && base.priority >= claimant->priority + (beside && base.ref.job != claimant->ref.job)) return what + ", an equal of its own queue";
-      if (now_ns + protected_ns + base.spec->grace_ns() > start_ns) return what + ", and can't be stopped by then";
-      if (adds > 4 * (beside ? claimant->host_cpus_milli * claimant->min_workers : demand)) return what + ", and is more than four times as large";
+      const int64_t protected_ns = claimant->guaranteed ? 0
+                                   : own_ns != 0        ? own_ns
+                                                        : options.min_runtime_ns;
+      const int64_t adds = base.worker_milli * e.workers(),
+                    demand = claimant->worker_milli * claimant->min_workers;
+      if (base.leaf == claimant->leaf &&
+          base.priority >= claimant->priority + (beside && base.ref.job != claimant->ref.job))
+        return what + ", an equal of its own queue";
+      if (now_ns + protected_ns + base.spec->grace_ns() > start_ns)
+        return what + ", and can't be stopped by then";
+      if (adds > 4 * (beside ? claimant->host_cpus_milli * claimant->min_workers : demand))
+        return what + ", and is more than four times as large";
       // Where the plan left out again what it had counted, it looks again at once.
       const bool counted = plan.next_look_ns > now_ns;
-      if (!claimant->guaranteed && !beside && counted && !NoHigher(m, *claimant, demand, use, base, adds, use)) return what + ", whose level is higher";
+      if (!claimant->guaranteed && !beside && counted &&
+          !NoHigher(m, *claimant, demand, use, base, adds, use))
+        return what + ", whose level is higher";
     }
     AddUse(m, base, cell, e.workers(), &use);
   }
   return "";
 }
 
-std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& m, const Plan& plan,
-                        int64_t* judged) {
+std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOptions& options,
+                        const Model& m, const Plan& plan, int64_t* judged) {
   struct Claim {
     const Base* claimant = nullptr;
-    int64_t evicted = 0, moved = 0;                  // of what has devices if it has
-    int64_t evicted_beside = 0, moved_beside = 0;    // of what hasn't, for one that has
+    int64_t evicted = 0, moved = 0;                // of what has devices if it has
+    int64_t evicted_beside = 0, moved_beside = 0;  // of what hasn't, for one that has
     std::vector<const Base*> victims;
   };
   std::map<TaskRef, Claim> claims;
-  std::map<TaskRef, int32_t> grow;     // to so many workers
-  std::set<TaskRef> held;              // beside claimants and victims
-  bool alone = true;                   // nothing else is placed or held: what is used is known without the order of the decision
+  std::map<TaskRef, int32_t> grow;  // to so many workers
+  std::set<TaskRef> held;           // beside claimants and victims
+  bool alone = true;  // nothing else is placed or held: what is used is known without the order of
+                      // the decision
   Use before = m.use;
   for (const Base& base : m.bases) {
     if (!base.stopping || base.bound_cell < 0 || base.may_be_lost) continue;
     const int64_t since_ns = std::max(base.current->stop_ns, state.listens_since_ns());
-    if (since_ns + base.current->grace_ns + 2 * kMinute > now_ns) AddUse(m, base, base.bound_cell, -base.workers, &before);
+    if (since_ns + base.current->grace_ns + 2 * kMinute > now_ns)
+      AddUse(m, base, base.bound_cell, -base.workers, &before);
   }
-  for (const TaskRef& ref : state.reserved_tasks()) alone = alone && !state.FindJob(ref.job)->tasks[ref.task].reservation->held;
+  for (const TaskRef& ref : state.reserved_tasks())
+    alone = alone && !state.FindJob(ref.job)->tasks[ref.task].reservation->held;
   Use after = before;
   for (const pb::Event& event : plan.events) {
-    if (event.has_reservation() && event.reservation().held()) held.insert(BaseOf(m, state, event.reservation().key())->ref);
+    if (event.has_reservation() && event.reservation().held())
+      held.insert(BaseOf(m, state, event.reservation().key())->ref);
     alone = alone && !event.has_attempt_placed() && !event.has_attempt_lost();
     if (!event.has_attempt_stopping()) continue;
     const pb::AttemptStopping& e = event.attempt_stopping();
@@ -195,11 +244,14 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
       claim.claimant = claimant;
       claim.victims.push_back(base);
       if (e.next_workers() == base->workers) {
-        (base->gpus == claimant->gpus ? claim.moved : claim.moved_beside) += base->worker_milli * base->workers;
+        (base->gpus == claimant->gpus ? claim.moved : claim.moved_beside) +=
+            base->worker_milli * base->workers;
       } else {
-        (base->gpus == claimant->gpus ? claim.evicted : claim.evicted_beside) += base->worker_milli * (base->workers - e.next_workers());
+        (base->gpus == claimant->gpus ? claim.evicted : claim.evicted_beside) +=
+            base->worker_milli * (base->workers - e.next_workers());
         // What only moves goes on counting where its queues stand.
-        const bool moves = base->entitled && base->charge != base->bound_cell && m.cells[base->charge].flavour == m.cells[base->bound_cell].flavour;
+        const bool moves = base->entitled && base->charge != base->bound_cell &&
+                           m.cells[base->charge].flavour == m.cells[base->bound_cell].flavour;
         if (!moves) AddUse(m, *base, base->bound_cell, e.next_workers() - base->workers, &after);
       }
     } else if (!base->may_be_lost && base->bound_cell >= 0) {
@@ -217,29 +269,37 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
     const Base& claimant = *claim.claimant;
     const bool grows = grow.contains(ref);
     const int64_t asks = grows ? grow[ref] - claimant.workers : claimant.min_workers;
-    const int64_t demand = claimant.worker_milli * asks, demand_beside = claimant.host_cpus_milli * asks;
-    int64_t asked = 0, asked_beside = 0;       // by all that waits for the same
+    const int64_t demand = claimant.worker_milli * asks,
+                  demand_beside = claimant.host_cpus_milli * asks;
+    int64_t asked = 0, asked_beside = 0;  // by all that waits for the same
     for (const Base& base : m.bases) {
-      const bool same = base.charge == claimant.charge && base.leaf == claimant.leaf && base.guaranteed == claimant.guaranteed;
+      const bool same = base.charge == claimant.charge && base.leaf == claimant.leaf &&
+                        base.guaranteed == claimant.guaranteed;
       if (!same || !base.entitled || !base.wants_place() || grows) continue;
       asked += base.worker_milli * base.min_workers;
       asked_beside += base.host_cpus_milli * base.min_workers;
     }
     // Decision 024.
-    const bool overdue = claimant.guaranteed && claimant.wants_place() && claimant.row->waiting_since_ns + options.min_runtime_ns <= now_ns;
+    const bool overdue = claimant.guaranteed && claimant.wants_place() &&
+                         claimant.row->waiting_since_ns + options.min_runtime_ns <= now_ns;
     if (!overdue && claim.evicted > 4 * std::max(demand, asked)) {
-      return absl::StrCat("stops ", claim.evicted, " for job ", ref.job, ", which asks for ", demand, " and its like for ", asked);
+      return absl::StrCat("stops ", claim.evicted, " for job ", ref.job, ", which asks for ",
+                          demand, " and its like for ", asked);
     }
-    if (claim.moved > 4 * demand) return absl::StrCat("moves ", claim.moved, " for job ", ref.job, ", which asks for ", demand);
-    if (claim.moved_beside > 4 * demand_beside || (!overdue && claim.evicted_beside > 4 * std::max(demand_beside, asked_beside))) {
-      return absl::StrCat("moves ", claim.moved_beside, " and stops ", claim.evicted_beside, " of CPUs for job ", ref.job, ", which asks for ", demand_beside);
+    if (claim.moved > 4 * demand)
+      return absl::StrCat("moves ", claim.moved, " for job ", ref.job, ", which asks for ", demand);
+    if (claim.moved_beside > 4 * demand_beside ||
+        (!overdue && claim.evicted_beside > 4 * std::max(demand_beside, asked_beside))) {
+      return absl::StrCat("moves ", claim.moved_beside, " and stops ", claim.evicted_beside,
+                          " of CPUs for job ", ref.job, ", which asks for ", demand_beside);
     }
     if (!alone || (claimant.guaranteed && !grows)) continue;
     for (const Base* victim : claim.victims) {
       if (victim->gpus != claimant.gpus) continue;
       ++*judged;
       if (NoHigher(m, claimant, demand, after, *victim, 0, before)) continue;
-      return absl::StrCat("job ", victim->ref.job, " is stopped for job ", ref.job, ", whose level will be higher");
+      return absl::StrCat("job ", victim->ref.job, " is stopped for job ", ref.job,
+                          ", whose level will be higher");
     }
   }
   return "";

@@ -1,4 +1,5 @@
-// A thousand random systems keep the rules; `bench/run.sh sched-fuzz` runs millions of steps of them.
+// A thousand random systems keep the rules; `bench/run.sh sched-fuzz` runs millions of steps of
+// them.
 #include "scheduler/decide/fuzz.h"
 
 #include <gtest/gtest.h>
@@ -12,9 +13,11 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
     const std::string error = RunFuzzCase(seed, &totals);
     ASSERT_EQ(error, "") << "seed " << seed << "; sched-fuzz --replay=" << seed;
   }
-  std::printf("%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld reservations, %ld lent, %ld levels compared, %ld stopped beside devices\n", totals.trees, totals.steps,
-              totals.starts, totals.backfills, totals.evictions, totals.shrinks, totals.growths, totals.reservations, totals.lent, totals.judged,
-              totals.beside);
+  std::printf(
+      "%ld trees, %ld steps, %ld starts, %ld backfilled, %ld evicted, %ld shrunk, %ld grown, %ld "
+      "reservations, %ld lent, %ld levels compared, %ld stopped beside devices\n",
+      totals.trees, totals.steps, totals.starts, totals.backfills, totals.evictions, totals.shrinks,
+      totals.growths, totals.reservations, totals.lent, totals.judged, totals.beside);
   // Everything that is to be tried was tried.
   EXPECT_GT(totals.backfills, 100);
   EXPECT_GT(totals.evictions, 100);
@@ -30,7 +33,8 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 
-// As long as the fuzzer draws what it does: 225625 left a victim behind for whose queue the claimant's level was too high.
+// As long as the fuzzer draws what it does: 225625 left a victim behind for whose queue the
+// claimant's level was too high.
 TEST(Fuzz, SeedsThatBrokeARuleKeepItNow) {
   for (const uint64_t seed : {uint64_t{225625}}) {
     FuzzTotals totals;

@@ -31,10 +31,13 @@ int32_t Model::FlavourIndex(const std::string& flavour) const {
 }
 
 int32_t Model::CellOf(int32_t cluster, int32_t flavour) const {
-  const auto it = std::lower_bound(cells.begin(), cells.end(), std::make_pair(cluster, flavour), [](const Cell& cell, const auto& wanted) {
-    return std::make_pair(cell.cluster, cell.flavour) < wanted;
-  });
-  return it == cells.end() || it->cluster != cluster || it->flavour != flavour ? -1 : static_cast<int32_t>(it - cells.begin());
+  const auto it = std::lower_bound(cells.begin(), cells.end(), std::make_pair(cluster, flavour),
+                                   [](const Cell& cell, const auto& wanted) {
+                                     return std::make_pair(cell.cluster, cell.flavour) < wanted;
+                                   });
+  return it == cells.end() || it->cluster != cluster || it->flavour != flavour
+             ? -1
+             : static_cast<int32_t>(it - cells.begin());
 }
 
 Demand WantsOf(const pb::TaskSpec& spec) {
@@ -50,9 +53,10 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
       unreachable = true;
       known_off = known_off && KnownOff(host, spec);
     }
-    const bool exit_0 = !part.exits.empty() && std::all_of(part.exits.begin(), part.exits.end(), [](const pb::WorkerExit& e) {
-      return e.exit_code() == 0 && e.signal() == 0;
-    });
+    const bool exit_0 =
+        !part.exits.empty() &&
+        std::all_of(part.exits.begin(), part.exits.end(),
+                    [](const pb::WorkerExit& e) { return e.exit_code() == 0 && e.signal() == 0; });
     if (part.phase == pb::GONE && !exit_0) member_failed = true;
   }
   if (unreachable && known_off) return true;
@@ -71,16 +75,19 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
     if (part.phase == pb::GONE && !part.lost && (part.stop_sent || part.exits.empty())) return 0;
     if (part.over()) continue;
     const HostRow& host = state.host(part.host);
-    if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained) return 0;
+    if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained)
+      return 0;
   }
   if (row.hosts_lost >= kHostsLostInRow) return 0;
   if (attempt.start_ns == 0) return LaunchDueNs(state, attempt);
   int64_t look_ns = kUnbounded;
-  if (spec.time_limit_ns() > 0) look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
+  if (spec.time_limit_ns() > 0)
+    look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
   return std::min(look_ns, HangNs(state, spec, row, attempt));
 }
 
-// Since when the scheduler and every host that the attempt isn't over on could hear each other; kUnbounded: one can't be heard now.
+// Since when the scheduler and every host that the attempt isn't over on could hear each other;
+// kUnbounded: one can't be heard now.
 static int64_t HeardSinceNs(const State& state, const AttemptRow& attempt) {
   int64_t since_ns = state.listens_since_ns();
   for (const PartRow& part : attempt.parts) {
@@ -95,15 +102,18 @@ static int64_t HeardSinceNs(const State& state, const AttemptRow& attempt) {
 int64_t LaunchDueNs(const State& state, const AttemptRow& attempt) {
   if (attempt.start_ns != 0) return kUnbounded;
   const int64_t heard_ns = HeardSinceNs(state, attempt);
-  return heard_ns == kUnbounded ? kUnbounded : std::max(heard_ns, attempt.place_ns) + kLaunchTimeoutNs;
+  return heard_ns == kUnbounded ? kUnbounded
+                                : std::max(heard_ns, attempt.place_ns) + kLaunchTimeoutNs;
 }
 
-int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row, const AttemptRow& attempt) {
+int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row,
+               const AttemptRow& attempt) {
   if (spec.hang_timeout_ns() <= 0 || attempt.start_ns == 0) return kUnbounded;
   if (row.progress.attempt() != attempt.number || row.progress.heard_ns() == 0) return kUnbounded;
   const int64_t heard_ns = HeardSinceNs(state, attempt);
   if (heard_ns == kUnbounded) return kUnbounded;
-  return std::max({heard_ns, row.progress.heard_ns(), attempt.last_checkpoint_ns}) + spec.hang_timeout_ns();
+  return std::max({heard_ns, row.progress.heard_ns(), attempt.last_checkpoint_ns}) +
+         spec.hang_timeout_ns();
 }
 
 void ReadRun(const State& state, const AttemptRow* attempt, Base* base) {
@@ -143,14 +153,18 @@ int64_t ExpectedEnd(const Base& base, int64_t now_ns) {
   if (base.current == nullptr) return 0;
   if (base.told_end_ns > now_ns) return base.told_end_ns;
   if (base.steps > 0) {
-    const __int128 rest = static_cast<__int128>(std::max<int64_t>(0, now_ns - base.start_ns)) * base.steps_left / base.steps;
+    const __int128 rest = static_cast<__int128>(std::max<int64_t>(0, now_ns - base.start_ns)) *
+                          base.steps_left / base.steps;
     if (rest < 10 * 365 * static_cast<__int128>(kDay)) return now_ns + static_cast<int64_t>(rest);
   }
   const int64_t start_ns = base.start_ns != 0 ? base.start_ns : now_ns;
-  const auto after = [&](int64_t left_ns) { return left_ns == kUnbounded ? 0 : start_ns + left_ns; };
+  const auto after = [&](int64_t left_ns) {
+    return left_ns == kUnbounded ? 0 : start_ns + left_ns;
+  };
   const int64_t limit_ns = after(base.limit_left_ns);
   const int64_t history_ns = after(base.history_left_ns);
-  if (history_ns > now_ns) return limit_ns == 0 ? history_ns : std::min(history_ns, std::max(limit_ns, now_ns));
+  if (history_ns > now_ns)
+    return limit_ns == 0 ? history_ns : std::min(history_ns, std::max(limit_ns, now_ns));
   return limit_ns == 0 ? 0 : std::max(now_ns, limit_ns);
 }
 

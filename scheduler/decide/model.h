@@ -1,7 +1,8 @@
 // What Decide works on: the cells, and the tasks that want or hold devices.
 //
-// Inside of scheduler/decide. A base is a task at its minimum size; its growth workers are counted with it. ModelUpkeep
-// (model_upkeep.h) makes a Model from State and brings it up to date; everything else only reads it.
+// Inside of scheduler/decide. A base is a task at its minimum size; its growth workers are counted
+// with it. ModelUpkeep (model_upkeep.h) makes a Model from State and brings it up to date;
+// everything else only reads it.
 #pragma once
 
 #include <algorithm>
@@ -25,101 +26,120 @@ inline constexpr char kCpuFlavour[] = "cpu";  // cells of work without GPUs
 // The devices of one flavour in one cluster; for work without GPUs the CPUs of the cluster's hosts.
 struct Cell {
   int32_t cluster = 0;
-  int32_t flavour = 0;            // index in Model::flavours
-  int64_t capacity_milli = 0;     // healthy now
-  int64_t known_milli = 0;        // of all hosts ever heard from, up or not
-  std::vector<HostId> hosts;      // in State's order; never empty
-  int64_t charged_milli = 0;      // to units of S
-  int64_t beside_milli = 0;       // of CPUs: what units of S with devices take on their hosts
+  int32_t flavour = 0;         // index in Model::flavours
+  int64_t capacity_milli = 0;  // healthy now
+  int64_t known_milli = 0;     // of all hosts ever heard from, up or not
+  std::vector<HostId> hosts;   // in State's order; never empty
+  int64_t charged_milli = 0;   // to units of S
+  int64_t beside_milli = 0;    // of CPUs: what units of S with devices take on their hosts
 };
 
 // What a queue is promised and may take of one flavour.
 struct FlavourQuota {
-  bool listed = false;                 // else without quota
+  bool listed = false;  // else without quota
   int64_t guarantee_milli = 0;
   int64_t limit_milli = kUnbounded;
-  int64_t weight = 1;                  // 0..2^20
+  int64_t weight = 1;  // 0..2^20
 };
 
-// The rows that it names belong to the State that the model was last brought up to. A base that is no unit (blocked, finished,
-// held in the queue without devices) has empty rows, no leaf and no cells: it neither wants a place nor holds anything.
+// The rows that it names belong to the State that the model was last brought up to. A base that is
+// no unit (blocked, finished, held in the queue without devices) has empty rows, no leaf and no
+// cells: it neither wants a place nor holds anything.
 struct alignas(64) Base {
   Base();
 
-  // Some tens of thousands wait or run, and a decision goes through many of them: what it asks of each stands together.
+  // Some tens of thousands wait or run, and a decision goes through many of them: what it asks of
+  // each stands together.
   TaskRef ref;
-  int32_t leaf = -1;                    // queue node
+  int32_t leaf = -1;  // queue node
   int32_t min_workers = 1;
-  int32_t shape = 0;                    // equal where one place serves as well as the other: size, demand, topology; has no order
-  int32_t charge = -1;                  // cell of the entitled set (Entitlement fills it, and what follows to charged_as_bound)
+  int32_t shape =
+      0;  // equal where one place serves as well as the other: size, demand, topology; has no order
+  int32_t charge =
+      -1;  // cell of the entitled set (Entitlement fills it, and what follows to charged_as_bound)
   bool entitled = false;
-  bool guaranteed = false;              // accepted within its leaf's guarantee
-  bool charged_as_bound = false;        // to the cell where it runs, not to the first of its list with room
+  bool guaranteed = false;  // accepted within its leaf's guarantee
+  bool charged_as_bound =
+      false;  // to the cell where it runs, not to the first of its list with room
   bool unit = false;
-  bool gpus = false;                    // its workers want devices
-  bool waiting = false;                 // wants a placement, its backoff apart
-  bool blocked = false;                 // of what is no unit: it waits for other tasks
-  bool held = false;                    // of what is no unit: it waits, and its queue or its job's end keeps it from being one
-  bool unreachable = false;             // a host of what it runs as can't be reached
-  bool reserved = false;                // devices are kept for it
-  bool stopping = false;                // what it runs as is being stopped
-  bool ends = false;                    // cancelled, failed or out of time: it won't start again
-  bool may_be_lost = false;             // its hosts can't be reached and it may be replaced
-  bool binds_others = false;            // its job has other tasks, and where the first of them is placed binds them all
-  bool all_opened = true;               // every one of its cells
-  bool takeable = false;                // it is in Model::takeable
-  int64_t worker_milli = 0;             // devices' (or CPUs') thousandths a worker
-  int64_t backoff_until_ns = 0;         // of what waits
+  bool gpus = false;     // its workers want devices
+  bool waiting = false;  // wants a placement, its backoff apart
+  bool blocked = false;  // of what is no unit: it waits for other tasks
+  bool held = false;  // of what is no unit: it waits, and its queue or its job's end keeps it from
+                      // being one
+  bool unreachable = false;  // a host of what it runs as can't be reached
+  bool reserved = false;     // devices are kept for it
+  bool stopping = false;     // what it runs as is being stopped
+  bool ends = false;         // cancelled, failed or out of time: it won't start again
+  bool may_be_lost = false;  // its hosts can't be reached and it may be replaced
+  bool binds_others =
+      false;  // its job has other tasks, and where the first of them is placed binds them all
+  bool all_opened = true;        // every one of its cells
+  bool takeable = false;         // it is in Model::takeable
+  int64_t worker_milli = 0;      // devices' (or CPUs') thousandths a worker
+  int64_t backoff_until_ns = 0;  // of what waits
 
-  absl::InlinedVector<int32_t, 4> cells;         // in order of preference
-  absl::InlinedVector<uint8_t, 16> opened;       // parallel to cells
-  int64_t spill_ns = 0;                 // when it was last opened a cluster for the attempt that waits; 0: not yet
-  uint64_t evicted_round = 0;           // as TaskRow's
+  absl::InlinedVector<int32_t, 4> cells;    // in order of preference
+  absl::InlinedVector<uint8_t, 16> opened;  // parallel to cells
+  int64_t spill_ns = 0;  // when it was last opened a cluster for the attempt that waits; 0: not yet
+  uint64_t evicted_round = 0;  // as TaskRow's
 
   const JobRow* job;
   const TaskRow* row;
   const pb::TaskSpec* spec;
-  const AttemptRow* current = nullptr;  // that holds devices, stopping ones too; nullptr: it waits
-  int64_t limit_left_ns = kUnbounded;   // how long it may run, what ran before taken off; kUnbounded: as long as it likes
-  int64_t history_left_ns = kUnbounded; // and how long it would by history; kUnbounded: unknown
+  const AttemptRow* current = nullptr;   // that holds devices, stopping ones too; nullptr: it waits
+  int64_t limit_left_ns = kUnbounded;    // how long it may run, what ran before taken off;
+                                         // kUnbounded: as long as it likes
+  int64_t history_left_ns = kUnbounded;  // and how long it would by history; kUnbounded: unknown
   int64_t submit_ns = 0;
-  int64_t ran_ns = 0;                   // so far, in attempts that have ended
+  int64_t ran_ns = 0;  // so far, in attempts that have ended
   int64_t waiting_since_ns = 0;
   int32_t priority = 0;
-  int32_t bound_cell = -1;              // where it runs
+  int32_t bound_cell = -1;  // where it runs
 
   // Of what runs, so that no row is read for it (ReadRun):
   int32_t workers = 0;
-  int32_t max_workers = 1;              // that it may have
-  int64_t place_ns = 0, start_ns = 0;   // start_ns 0: not yet
-  int64_t told_end_ns = 0;              // its program's word; 0: none
-  int64_t steps = 0, steps_left = 0;    // since its start, by its progress; steps 0: unknown
+  int32_t max_workers = 1;             // that it may have
+  int64_t place_ns = 0, start_ns = 0;  // start_ns 0: not yet
+  int64_t told_end_ns = 0;             // its program's word; 0: none
+  int64_t steps = 0, steps_left = 0;   // since its start, by its progress; steps 0: unknown
   int64_t last_checkpoint_ns = 0;
-  uint64_t place_round = 0;             // State::round() when it was placed
+  uint64_t place_round = 0;  // State::round() when it was placed
 
-  int64_t resize_ns = 0;                // its start or its last growth
-  int64_t look_ns = kUnbounded;         // no earlier may it have to be stopped for a cause of its own (StopWhatMust); 0: now
-  bool knows_steps = false;             // its progress has a number of steps in all
-  bool hosts_up = false;                // all that may have processes of it: one that doesn't answer wouldn't carry out a stop
-  bool may_resize = false;              // it runs on all its hosts, and they may get work
-  int32_t growth = 0;                   // growth workers entitled (Entitlement)
-  Demand wants;                         // of a worker, as its spec has it
-  int64_t host_cpus_milli = 0;          // that a worker with devices takes of its host, on the largest of its cells
-  int64_t worker_cpus_milli = 0;        // the same, if a queue above it lists cpu; else 0
+  int64_t resize_ns = 0;         // its start or its last growth
+  int64_t look_ns = kUnbounded;  // no earlier may it have to be stopped for a cause of its own
+                                 // (StopWhatMust); 0: now
+  bool knows_steps = false;      // its progress has a number of steps in all
+  bool hosts_up = false;    // all that may have processes of it: one that doesn't answer wouldn't
+                            // carry out a stop
+  bool may_resize = false;  // it runs on all its hosts, and they may get work
+  int32_t growth = 0;       // growth workers entitled (Entitlement)
+  Demand wants;             // of a worker, as its spec has it
+  int64_t host_cpus_milli =
+      0;  // that a worker with devices takes of its host, on the largest of its cells
+  int64_t worker_cpus_milli = 0;  // the same, if a queue above it lists cpu; else 0
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }
   int64_t since_ns() const { return start_ns != 0 ? start_ns : place_ns; }
-  // How long it would run if it started now, by its limit and history; kUnbounded: unknown. History that is used up says nothing.
-  int64_t run_left_ns() const { return std::max<int64_t>(0, history_left_ns > 0 ? std::min(limit_left_ns, history_left_ns) : limit_left_ns); }
+  // How long it would run if it started now, by its limit and history; kUnbounded: unknown. History
+  // that is used up says nothing.
+  int64_t run_left_ns() const {
+    return std::max<int64_t>(
+        0, history_left_ns > 0 ? std::min(limit_left_ns, history_left_ns) : limit_left_ns);
+  }
   // It runs, and not as S has it: outside S, elsewhere than it is charged, or with more workers.
-  bool runs_beside_s() const { return running() && bound_cell >= 0 && (!entitled || charge != bound_cell || workers > entitled_workers()); }
+  bool runs_beside_s() const {
+    return running() && bound_cell >= 0 &&
+           (!entitled || charge != bound_cell || workers > entitled_workers());
+  }
   // It is being stopped to start again smaller or larger.
   bool ComesBack() const { return current != nullptr && stopping && current->next_workers > 0; }
 };
 
-// Calls f(b) for each base of the list. They lie far apart: what a look at one begins with is fetched some ahead.
+// Calls f(b) for each base of the list. They lie far apart: what a look at one begins with is
+// fetched some ahead.
 template <typename F>
 void EachOf(const std::vector<Base>& bases, const std::vector<int32_t>& list, F f) {
   constexpr size_t kAhead = 12;
@@ -133,59 +153,73 @@ void EachOf(const std::vector<Base>& bases, const std::vector<int32_t>& list, F 
 }
 
 struct Model {
-  std::vector<std::string> flavours;    // sorted; kCpuFlavour among them
-  std::vector<Cell> cells;              // by cluster and flavour
-  std::vector<Base> bases;              // by job number and task
-  std::vector<int32_t> order;           // [base] of those in S that wait, are being stopped or may be lost: of acceptance among them
-  std::vector<int64_t> flavour_milli;   // capacity of each flavour
+  std::vector<std::string> flavours;  // sorted; kCpuFlavour among them
+  std::vector<Cell> cells;            // by cluster and flavour
+  std::vector<Base> bases;            // by job number and task
+  std::vector<int32_t> order;  // [base] of those in S that wait, are being stopped or may be lost:
+                               // of acceptance among them
+  std::vector<int64_t> flavour_milli;          // capacity of each flavour
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
-  std::vector<int64_t> history;         // [queue node] decayed device-microseconds: orders equal shares
-  std::map<TaskRef, int32_t> base_of;   // units only
+  std::vector<int64_t> history;  // [queue node] decayed device-microseconds: orders equal shares
+  std::map<TaskRef, int32_t> base_of;  // units only
 
   // Of the bases, so that nobody has to look at all of them; lists ascend.
-  std::vector<std::vector<int32_t>> holding;   // [cell] that have devices there
-  std::vector<std::vector<int32_t>> takeable;  // [cell] that run there beside S: what claims may stop
-  std::vector<int32_t> stopping;        // that have devices and are being stopped
-  std::vector<int32_t> told;            // that wait, or can't be reached: whoever gets a verdict
-  std::vector<int32_t> growing;         // that run with less than their largest size
-  std::vector<int64_t> use;             // [queue node * flavours + flavour] held, but by what may be lost
-  std::set<std::pair<int64_t, TaskRef>> looks;   // of what runs: when StopWhatMust has to look at it (LookNs), without kUnbounded
+  std::vector<std::vector<int32_t>> holding;  // [cell] that have devices there
+  std::vector<std::vector<int32_t>>
+      takeable;                   // [cell] that run there beside S: what claims may stop
+  std::vector<int32_t> stopping;  // that have devices and are being stopped
+  std::vector<int32_t> told;      // that wait, or can't be reached: whoever gets a verdict
+  std::vector<int32_t> growing;   // that run with less than their largest size
+  std::vector<int64_t> use;       // [queue node * flavours + flavour] held, but by what may be lost
+  std::set<std::pair<int64_t, TaskRef>>
+      looks;  // of what runs: when StopWhatMust has to look at it (LookNs), without kUnbounded
 
-  std::vector<FlavourQuota> quota;      // [queue node * flavours + flavour]
-  std::vector<int32_t> parent, depth;   // of queue nodes; the root has -1 and 0
-  std::vector<std::vector<bool>> reaches;      // [cluster][cluster]: the other one reaches its job_storage
+  std::vector<FlavourQuota> quota;     // [queue node * flavours + flavour]
+  std::vector<int32_t> parent, depth;  // of queue nodes; the root has -1 and 0
+  std::vector<std::vector<bool>>
+      reaches;  // [cluster][cluster]: the other one reaches its job_storage
 
-  int32_t cpu = 0;                      // index of kCpuFlavour
+  int32_t cpu = 0;  // index of kCpuFlavour
 
-  int32_t FlavourIndex(const std::string& flavour) const;      // -1: none
-  int32_t CellOf(int32_t cluster, int32_t flavour) const;      // -1: none
+  int32_t FlavourIndex(const std::string& flavour) const;  // -1: none
+  int32_t CellOf(int32_t cluster, int32_t flavour) const;  // -1: none
   // Of a cell of devices: that of its cluster's CPUs; -1: the cell is one, or there is none.
-  int32_t CpusBeside(int32_t cell) const { return cells[cell].flavour == cpu ? -1 : CellOf(cells[cell].cluster, cpu); }
-  bool Reaches(int32_t cluster, int32_t from) const { return cluster == from || reaches[cluster][from]; }
+  int32_t CpusBeside(int32_t cell) const {
+    return cells[cell].flavour == cpu ? -1 : CellOf(cells[cell].cluster, cpu);
+  }
+  bool Reaches(int32_t cluster, int32_t from) const {
+    return cluster == from || reaches[cluster][from];
+  }
 };
 
 // What the spec says of a worker; 0: left out, a share of its host (ShareOfHost).
 Demand WantsOf(const pb::TaskSpec& spec);
-// Every member of the attempt is Gone or may be declared lost, or will be once reachable members are stopped (CONTRACTS 9), its
-// cluster's mass loss apart.
+// Every member of the attempt is Gone or may be declared lost, or will be once reachable members
+// are stopped (CONTRACTS 9), its cluster's mass loss apart.
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 
-// When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed or went, a host is strange or
-// drained), else when its launch, its time limit or its hang timeout passes; kUnbounded = never by itself.
+// When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed
+// or went, a host is strange or drained), else when its launch, its time limit or its hang timeout
+// passes; kUnbounded = never by itself.
 int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
 
-// When the attempt that is prepared or started has taken too long for that (kLaunchTimeoutNs), its hosts up and the scheduler there to hear
-// them all the time. kUnbounded: it runs, or one of its hosts can't be reached, which is another matter.
+// When the attempt that is prepared or started has taken too long for that (kLaunchTimeoutNs), its
+// hosts up and the scheduler there to hear them all the time. kUnbounded: it runs, or one of its
+// hosts can't be reached, which is another matter.
 int64_t LaunchDueNs(const State& state, const AttemptRow& attempt);
 
-// When the running attempt is taken for hung: it has said something, and then nothing new for hang_timeout while it could be heard all the
-// time (its hosts were up, the scheduler ran). Times are the scheduler's. kUnbounded: not by itself.
-int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row, const AttemptRow& attempt);
+// When the running attempt is taken for hung: it has said something, and then nothing new for
+// hang_timeout while it could be heard all the time (its hosts were up, the scheduler ran). Times
+// are the scheduler's. kUnbounded: not by itself.
+int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row,
+               const AttemptRow& attempt);
 
-// Fills what a Base says of the attempt that runs (nullptr: none) and of how long it may; `base.row` and `base.spec` are set.
+// Fills what a Base says of the attempt that runs (nullptr: none) and of how long it may;
+// `base.row` and `base.spec` are set.
 void ReadRun(const State& state, const AttemptRow* attempt, Base* base);
 
-// When the attempt is expected to end: from its progress, else from history, else its time limit; 0 = unknown.
+// When the attempt is expected to end: from its progress, else from history, else its time limit; 0
+// = unknown.
 int64_t ExpectedEnd(const Base& base, int64_t now_ns);
 
 }  // namespace muster

@@ -9,19 +9,21 @@
 namespace muster {
 namespace {
 
-constexpr size_t kOverBasesKept = 256;   // and a fifth of all: then the bases move together
+constexpr size_t kOverBasesKept = 256;  // and a fifth of all: then the bases move together
 
 bool Ends(const JobRow& job) {
   return job.cancel_requested ||
-         std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+         std::any_of(job.tasks.begin(), job.tasks.end(),
+                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
 }
 
 // Everything that the entitled set follows from but the binding.
 bool SameUnits(const Base& a, const Base& b) {
-  return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
-         a.max_workers == b.max_workers && a.worker_milli == b.worker_milli &&
-         a.host_cpus_milli == b.host_cpus_milli && a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others && a.cells == b.cells &&
-         a.opened == b.opened;
+  return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns &&
+         a.min_workers == b.min_workers && a.max_workers == b.max_workers &&
+         a.worker_milli == b.worker_milli && a.host_cpus_milli == b.host_cpus_milli &&
+         a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others &&
+         a.cells == b.cells && a.opened == b.opened;
 }
 
 // Puts the base into an ascending list, or takes it out of it.
@@ -41,7 +43,8 @@ std::vector<std::vector<bool>> ReadReaches(const State& state) {
   for (size_t c = 0; c < clusters; ++c) index[state.clusters()[c].name] = static_cast<int32_t>(c);
   std::vector<std::vector<bool>> reaches(clusters, std::vector<bool>(clusters, false));
   for (size_t c = 0; c < clusters; ++c) {
-    const auto storage = state.cluster_file().storages().find(state.clusters()[c].spec.job_storage());
+    const auto storage =
+        state.cluster_file().storages().find(state.clusters()[c].spec.job_storage());
     if (storage == state.cluster_file().storages().end()) continue;
     for (const std::string& name : storage->second.clusters()) {
       if (const auto it = index.find(name); it != index.end()) reaches[c][it->second] = true;
@@ -52,7 +55,8 @@ std::vector<std::vector<bool>> ReadReaches(const State& state) {
 
 }  // namespace
 
-const Model& ModelUpkeep::Update(const State& state, int64_t now_ns, const SchedulingOptions& options) {
+const Model& ModelUpkeep::Update(const State& state, int64_t now_ns,
+                                 const SchedulingOptions& options) {
   bool follows = seen_.has_value();
   if (follows) {
     const Touched touched = state.Since(*seen_);
@@ -96,7 +100,8 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   HostId bound = 0;
   for (const HostId id : state.hosts()) {
     bound = std::max(bound, id + 1);
-    if (const std::string& flavour = state.host(id).inventory.flavour(); !flavour.empty()) names.insert(flavour);
+    if (const std::string& flavour = state.host(id).inventory.flavour(); !flavour.empty())
+      names.insert(flavour);
   }
   model_.flavours.assign(names.begin(), names.end());
   model_.flavour_milli.assign(model_.flavours.size(), 0);
@@ -110,7 +115,8 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
     const HostRow& host = state.host(id);
     if (host.state == pb::HOST_NEVER_SEEN) continue;
     cells.insert({host.cluster, model_.cpu});
-    if (!host.inventory.flavour().empty()) cells.insert({host.cluster, model_.FlavourIndex(host.inventory.flavour())});
+    if (!host.inventory.flavour().empty())
+      cells.insert({host.cluster, model_.FlavourIndex(host.inventory.flavour())});
   }
   for (const auto& [cluster, flavour] : cells) {
     model_.cells.emplace_back();
@@ -147,7 +153,8 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   ReadShares(state);
   for (size_t n = 0; n < counts_cpus_.size(); ++n) {
     const QueueNode& node = nodes[n];
-    counts_cpus_[n] = node.spec.quota().contains(kCpuFlavour) || (node.parent >= 0 && counts_cpus_[node.parent]);
+    counts_cpus_[n] =
+        node.spec.quota().contains(kCpuFlavour) || (node.parent >= 0 && counts_cpus_[node.parent]);
   }
   for (const uint64_t number : state.active_jobs()) {
     const size_t first = model_.bases.size();
@@ -155,7 +162,8 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
     ReadJob(state, number, first);
   }
   QuotaTree quotas = ReadQuotas(state, model_);
-  for (const QuotaNode& node : quotas) model_.quota.insert(model_.quota.end(), node.flavours.begin(), node.flavours.end());
+  for (const QuotaNode& node : quotas)
+    model_.quota.insert(model_.quota.end(), node.flavours.begin(), node.flavours.end());
   entitlement_.Reset(std::move(quotas), model_);
   built_ = true;
 }
@@ -189,15 +197,18 @@ void ModelUpkeep::ReadShares(const State& state) {
 bool ModelUpkeep::SharesStand(const State& state, HostId host, int32_t was_in) const {
   const CpuShare share = ShareOf(state, host);
   const int32_t is_in = hosts_[host].gpu_cell;
-  if (is_in >= 0 && model_.cells[is_in].flavour != model_.cpu && shares_[is_in] < share) return false;
+  if (is_in >= 0 && model_.cells[is_in].flavour != model_.cpu && shares_[is_in] < share)
+    return false;
   if (was_in < 0 || shares_[was_in].host != host) return true;
-  return is_in == was_in && share.cpus_milli == shares_[was_in].cpus_milli && share.devices == shares_[was_in].devices;
+  return is_in == was_in && share.cpus_milli == shares_[was_in].cpus_milli &&
+         share.devices == shares_[was_in].devices;
 }
 
 void ModelUpkeep::ReadHistory(const State& state) {
   std::vector<int64_t> history(state.queues().nodes.size(), 0);
   for (const auto& [queue, row] : state.history()) {
-    for (int32_t n = state.queues().Find(queue); n >= 0; n = state.queues().nodes[n].parent) history[n] += row.decayed_device_us;
+    for (int32_t n = state.queues().Find(queue); n >= 0; n = state.queues().nodes[n].parent)
+      history[n] += row.decayed_device_us;
   }
   stale_ = stale_ || history != model_.history;
   model_.history = std::move(history);
@@ -205,7 +216,8 @@ void ModelUpkeep::ReadHistory(const State& state) {
 
 // ---- hosts ----
 
-// Healthy devices of a host that may get work; of an unreachable one what attempts hold there that may not be lost yet.
+// Healthy devices of a host that may get work; of an unreachable one what attempts hold there that
+// may not be lost yet.
 ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) const {
   const HostRow& host = state.host(id);
   HostShare share;
@@ -215,14 +227,16 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.drained = host.drained;
   share.usable = host.usable();
   share.state_id = host.state_id;
-  share.flavour = host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
+  share.flavour =
+      host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
   if (host.state == pb::HOST_NEVER_SEEN) return share;
   share.known = true;
   share.silent_since_ns = host.silent_since_ns;
   share.spoke_ns = host.spoke_ns;
   share.cpu_cell = model_.CellOf(host.cluster, model_.cpu);
   if (share.flavour >= 0) share.gpu_cell = model_.CellOf(host.cluster, share.flavour);
-  const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained && !host.quarantined() &&
+  const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) &&
+                      !host.drained && !host.quarantined() &&
                       !state.clusters()[host.cluster].drained;
   share.cpus_known_milli = host.inventory.cpus_milli();
   if (counts) share.cpus_milli = host.inventory.cpus_milli();
@@ -242,7 +256,9 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
     if (MayBeLost(state, spec, *attempt)) continue;
     for (const PartRow& part : attempt->parts) {
       if (part.host != id) continue;
-      share.cpus_milli += part.workers * WorkerDemand(spec, host.inventory).cpus_milli;   // beside devices, too: S counts them there
+      share.cpus_milli +=
+          part.workers * WorkerDemand(spec, host.inventory)
+                             .cpus_milli;  // beside devices, too: S counts them there
       if (share.flavour >= 0) share.gpus_milli += part.workers * spec.resources().gpus_milli();
     }
   }
@@ -258,7 +274,9 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
   if (now.known && (now.cpu_cell < 0 || (has_flavour && now.gpu_cell < 0))) return false;
   if (old.flavour != now.flavour) {
     if (now.flavour >= 0) ++flavour_hosts_[now.flavour];
-    if (old.flavour >= 0 && --flavour_hosts_[old.flavour] == 0 && model_.flavours[old.flavour] != kCpuFlavour) return false;
+    if (old.flavour >= 0 && --flavour_hosts_[old.flavour] == 0 &&
+        model_.flavours[old.flavour] != kCpuFlavour)
+      return false;
   }
   const auto leave = [&](int32_t cell) {
     std::vector<HostId>& hosts = model_.cells[cell].hosts;
@@ -267,7 +285,9 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
   };
   const auto join = [&](int32_t cell) {
     std::vector<HostId>& hosts = model_.cells[cell].hosts;
-    hosts.insert(std::lower_bound(hosts.begin(), hosts.end(), id, [&](HostId a, HostId b) { return rank_[a] < rank_[b]; }), id);
+    hosts.insert(std::lower_bound(hosts.begin(), hosts.end(), id,
+                                  [&](HostId a, HostId b) { return rank_[a] < rank_[b]; }),
+                 id);
   };
   const auto add = [&](int32_t cell, int64_t known_milli, int64_t capacity_milli) {
     if (cell < 0 || (known_milli == 0 && capacity_milli == 0)) return;
@@ -299,7 +319,8 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
   return true;
 }
 
-bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const {
+bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns,
+                           const SchedulingOptions& options) const {
   const int32_t cell = model_.CellOf(cluster, model_.cpu);
   if (cell < 0) return false;
   return MostAreSilent(now_ns, options.lease_ns, [&](const auto& look) {
@@ -307,7 +328,8 @@ bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOpti
   });
 }
 
-bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const {
+bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec,
+                            const AttemptRow& attempt) const {
   if (unreachable_.empty() || !MayBeLostAlone(state, spec, attempt)) return false;
   const auto lost = mass_loss_.find(attempt.cluster);
   if (lost == mass_loss_.end() || !lost->second) return true;
@@ -320,17 +342,19 @@ bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec, const 
 
 // ---- jobs ----
 
-Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf) {
+Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task,
+                           const std::vector<int32_t>& clusters, int32_t leaf) {
   Base base;
   base.ref = {job.number, task};
   const TaskRow& row = job.tasks[task];
   const AttemptRow* current = row.current();
   const bool ends = Ends(job);
-  if (current != nullptr && current->released()) return base;   // it waits for its export only
+  if (current != nullptr && current->released()) return base;  // it waits for its export only
   base.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
   base.blocked = row.state == pb::TASK_BLOCKED;
   if (row.finished() || base.blocked) return base;
-  base.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) || (state.queues().nodes[leaf].held && !row.comes_back()));
+  base.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) ||
+                                (state.queues().nodes[leaf].held && !row.comes_back()));
   if (base.held) return base;
   if (current == nullptr && !row.waiting()) return base;
   base.unit = true;
@@ -352,16 +376,24 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   const pb::Resources& wants = base.spec->resources();
   base.gpus = wants.gpus_milli() > 0;
   base.wants = WantsOf(*base.spec);
-  base.shape = shapes_.try_emplace({base.min_workers, wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes(),
-                                    base.spec->topology().preferred(), base.spec->topology().required()},
-                                   static_cast<int32_t>(shapes_.size())).first->second;
-  base.worker_milli = std::max<int64_t>(1, wants.gpus_milli() > 0 ? wants.gpus_milli() : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
+  base.shape =
+      shapes_
+          .try_emplace({base.min_workers, wants.gpus_milli(), wants.cpus_milli(),
+                        wants.memory_bytes(), wants.disk_bytes(), base.spec->topology().preferred(),
+                        base.spec->topology().required()},
+                       static_cast<int32_t>(shapes_.size()))
+          .first->second;
+  base.worker_milli = std::max<int64_t>(
+      1, wants.gpus_milli() > 0 ? wants.gpus_milli()
+                                : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
   base.evicted_round = row.evicted_round;
   base.reserved = row.reservation != nullptr;
   if (row.opened_attempt == row.next_attempt) base.spill_ns = row.opened_ns;
   ReadRun(state, current, &base);
   if (current != nullptr) {
-    base.bound_cell = model_.CellOf(current->cluster, model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
+    base.bound_cell = model_.CellOf(
+        current->cluster,
+        model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
     base.may_be_lost = MayBeLost(state, *base.spec, *current);
   }
   base.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
@@ -372,10 +404,11 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     flavours.push_back(model_.cpu);
   } else {
     for (const std::string& type : wants.gpu_types()) {
-      if (const int32_t flavour = model_.FlavourIndex(type); flavour >= 0) flavours.push_back(flavour);
+      if (const int32_t flavour = model_.FlavourIndex(type); flavour >= 0)
+        flavours.push_back(flavour);
     }
   }
-  bool first = true;                   // the first cluster that could ever hold it is open
+  bool first = true;  // the first cluster that could ever hold it is open
   for (const int32_t cluster : clusters) {
     const std::string& name = state.clusters()[cluster].name;
     const bool spilled = std::find(row.opened.begin(), row.opened.end(), name) != row.opened.end();
@@ -390,12 +423,14 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
     }
     first = first && !could;
   }
-  if (!row.fronted.empty()) {          // spill found free devices there
+  if (!row.fronted.empty()) {  // spill found free devices there
     decltype(base.cells) cells;
     decltype(base.opened) opened;
     for (const bool front : {true, false}) {
       for (size_t i = 0; i < base.cells.size(); ++i) {
-        if ((state.clusters()[model_.cells[base.cells[i]].cluster].name == row.fronted.back()) != front) continue;
+        if ((state.clusters()[model_.cells[base.cells[i]].cluster].name == row.fronted.back()) !=
+            front)
+          continue;
         cells.push_back(base.cells[i]);
         opened.push_back(base.opened[i]);
       }
@@ -407,7 +442,8 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task, 
   for (const int32_t cell : base.cells) {
     if (wants.gpus_milli() == 0 || shares_[cell].host < 0) continue;
     const pb::Inventory& inventory = state.host(shares_[cell].host).inventory;
-    base.host_cpus_milli = std::max(base.host_cpus_milli, WorkerDemand(*base.spec, inventory).cpus_milli);
+    base.host_cpus_milli =
+        std::max(base.host_cpus_milli, WorkerDemand(*base.spec, inventory).cpus_milli);
   }
   if (counts_cpus_[leaf]) base.worker_cpus_milli = base.host_cpus_milli;
   return base;
@@ -442,8 +478,10 @@ void ModelUpkeep::Replace(size_t b, Base fresh) {
   }
   const bool rebound = base.bound_cell != fresh.bound_cell;
   if (rebound) {
-    // Where it starts in its charged cell, or leaves what isn't, the set and its charges stay as they are.
-    const bool follows = !base.charged_as_bound && (fresh.bound_cell < 0 || fresh.bound_cell == base.charge);
+    // Where it starts in its charged cell, or leaves what isn't, the set and its charges stay as
+    // they are.
+    const bool follows =
+        !base.charged_as_bound && (fresh.bound_cell < 0 || fresh.bound_cell == base.charge);
     stale_ = stale_ || (base.entitled && !follows);
   }
   fresh.entitled = base.entitled;
@@ -489,8 +527,10 @@ void ModelUpkeep::List(int32_t b, bool there) {
   if (base.may_be_lost) return;
   const int64_t workers = there ? base.workers : -base.workers;
   for (int32_t n = base.leaf; n >= 0; n = model_.parent[n]) {
-    model_.use[n * model_.flavours.size() + model_.cells[base.bound_cell].flavour] += workers * base.worker_milli;
-    if (base.worker_cpus_milli > 0) model_.use[n * model_.flavours.size() + model_.cpu] += workers * base.worker_cpus_milli;
+    model_.use[n * model_.flavours.size() + model_.cells[base.bound_cell].flavour] +=
+        workers * base.worker_milli;
+    if (base.worker_cpus_milli > 0)
+      model_.use[n * model_.flavours.size() + model_.cpu] += workers * base.worker_cpus_milli;
   }
 }
 
@@ -510,15 +550,18 @@ bool ModelUpkeep::FollowJob(const State& state, uint64_t number) {
     }
     return true;
   }
-  if (over_.contains(number)) return false;            // of another history
-  if (known && (first + job->tasks.size() > model_.bases.size() || model_.bases[first + job->tasks.size() - 1].ref.job != number ||
-                (first + job->tasks.size() < model_.bases.size() && model_.bases[first + job->tasks.size()].ref.job == number))) {
-    return false;                                      // another job of this number
+  if (over_.contains(number)) return false;  // of another history
+  if (known && (first + job->tasks.size() > model_.bases.size() ||
+                model_.bases[first + job->tasks.size() - 1].ref.job != number ||
+                (first + job->tasks.size() < model_.bases.size() &&
+                 model_.bases[first + job->tasks.size()].ref.job == number))) {
+    return false;  // another job of this number
   }
   if (!known) {
-    if (first != model_.bases.size()) return false;    // numbers rise
+    if (first != model_.bases.size()) return false;  // numbers rise
     model_.bases.resize(first + job->tasks.size());
-    for (size_t t = 0; t < job->tasks.size(); ++t) model_.bases[first + t].ref = {number, static_cast<int32_t>(t)};
+    for (size_t t = 0; t < job->tasks.size(); ++t)
+      model_.bases[first + t].ref = {number, static_cast<int32_t>(t)};
   }
   ReadJob(state, number, first);
   return true;
@@ -541,7 +584,8 @@ void ModelUpkeep::Compact() {
   const auto renumber = [&](std::vector<int32_t>* bases) {
     for (int32_t& b : *bases) b = to[b];
   };
-  for (std::vector<int32_t>* bases : {&model_.stopping, &model_.told, &model_.growing}) renumber(bases);
+  for (std::vector<int32_t>* bases : {&model_.stopping, &model_.told, &model_.growing})
+    renumber(bases);
   for (std::vector<std::vector<int32_t>>* cells : {&model_.holding, &model_.takeable}) {
     for (std::vector<int32_t>& bases : *cells) renumber(&bases);
   }
@@ -550,31 +594,37 @@ void ModelUpkeep::Compact() {
   over_bases_ = 0;
 }
 
-bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns, const SchedulingOptions& options) {
+bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns,
+                         const SchedulingOptions& options) {
   if (over_bases_ > kOverBasesKept && over_bases_ * 5 > model_.bases.size()) Compact();
   if (touched.host_order) ReadRanks(state);
   if (touched.history) ReadHistory(state);
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
   std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
   if (seen_->listens_since_ns() != state.listens_since_ns()) {
-    for (const auto& [look_ns, ref] : model_.looks) jobs.insert(ref.job);    // what it took for silence was none
+    for (const auto& [look_ns, ref] : model_.looks)
+      jobs.insert(ref.job);  // what it took for silence was none
   }
-  const auto again = [&](HostId id) {    // what may be lost or has to be stopped there may have changed
-    hosts.insert(id);
-    for (const AttemptRef& ref : state.host(id).attempts) jobs.insert(ref.job);
-  };
+  const auto again =
+      [&](HostId id) {  // what may be lost or has to be stopped there may have changed
+        hosts.insert(id);
+        for (const AttemptRef& ref : state.host(id).attempts) jobs.insert(ref.job);
+      };
   std::vector<int64_t> known_milli;
   for (const Cell& cell : model_.cells) known_milli.push_back(cell.known_milli);
 
   for (const HostId id : touched.hosts) {
-    if (rank_.size() <= static_cast<size_t>(id) || rank_[id] < 0) return false;   // of another history
+    if (rank_.size() <= static_cast<size_t>(id) || rank_[id] < 0)
+      return false;  // of another history
     const bool was = unreachable_.erase(id) > 0;
     const bool is = state.host(id).state == pb::HOST_UNREACHABLE;
     if (is) unreachable_.insert(id);
-    const bool other = hosts_.size() > static_cast<size_t>(id) &&
-                       (hosts_[id].drained != state.host(id).drained || hosts_[id].state != state.host(id).state ||
-                        hosts_[id].state_since_ns != state.host(id).state_since_ns ||
-                        hosts_[id].usable != state.host(id).usable() || hosts_[id].state_id != state.host(id).state_id);
+    const bool other =
+        hosts_.size() > static_cast<size_t>(id) &&
+        (hosts_[id].drained != state.host(id).drained || hosts_[id].state != state.host(id).state ||
+         hosts_[id].state_since_ns != state.host(id).state_since_ns ||
+         hosts_[id].usable != state.host(id).usable() ||
+         hosts_[id].state_id != state.host(id).state_id);
     if (was || is || other) again(id);
     const int32_t was_in = hosts_.size() > static_cast<size_t>(id) ? hosts_[id].gpu_cell : -1;
     if (!FollowHost(state, id) || !SharesStand(state, id, was_in)) return false;
@@ -590,7 +640,8 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     }
     mass_loss_ = std::move(mass_loss);
   }
-  // An attempt whose hosts were written may be lost since: its parts on unreachable hosts count otherwise now.
+  // An attempt whose hosts were written may be lost since: its parts on unreachable hosts count
+  // otherwise now.
   if (!unreachable_.empty()) {
     for (const uint64_t number : jobs) {
       const JobRow* job = state.FindJob(number);
@@ -613,7 +664,9 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     for (const Base& base : model_.bases) {
       const int64_t needs = base.min_workers * base.worker_milli;
       if ((before >= needs) == (now >= needs)) continue;
-      if (std::find(base.cells.begin(), base.cells.end(), static_cast<int32_t>(c)) != base.cells.end()) jobs.insert(base.ref.job);
+      if (std::find(base.cells.begin(), base.cells.end(), static_cast<int32_t>(c)) !=
+          base.cells.end())
+        jobs.insert(base.ref.job);
     }
   }
   for (const uint64_t number : jobs) {

@@ -1,12 +1,13 @@
 // Keeps a Model, with its entitled set, between decisions and brings it up to what State says now.
 //
-// It holds a copy of the State that it saw last, so that State::Since tells which jobs and hosts were written meanwhile; only
-// those are read again. A State that is no continuation of it differs everywhere and is read from scratch: the model is that of
-// a fresh ModelUpkeep in every case, and the test holds that. Rare changes (clusters or queues configured, a new flavour, a
-// cluster's first host of a flavour) read everything again.
+// It holds a copy of the State that it saw last, so that State::Since tells which jobs and hosts
+// were written meanwhile; only those are read again. A State that is no continuation of it differs
+// everywhere and is read from scratch: the model is that of a fresh ModelUpkeep in every case, and
+// the test holds that. Rare changes (clusters or queues configured, a new flavour, a cluster's
+// first host of a flavour) read everything again.
 //
-// What time alone changes is looked at in every call: while most of a cluster is silent, nothing there may be lost
-// (CONTRACTS 11). Inside of scheduler/decide. One thread.
+// What time alone changes is looked at in every call: while most of a cluster is silent, nothing
+// there may be lost (CONTRACTS 11). Inside of scheduler/decide. One thread.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +28,20 @@ namespace muster {
 
 class ModelUpkeep {
  public:
-  // The model of this State and time, entitled set included. Valid until the next call, and while the State's rows are alive:
-  // they are, at least until then.
+  // The model of this State and time, entitled set included. Valid until the next call, and while
+  // the State's rows are alive: they are, at least until then.
   const Model& Update(const State& state, int64_t now_ns, const SchedulingOptions& options);
 
  private:
   // What a host adds to its cells, and what decides that.
   struct HostShare {
-    bool known = false;                // it was heard from
+    bool known = false;  // it was heard from
     pb::HostState state = pb::HOST_NEVER_SEEN;
     int32_t cluster = 0;
-    int32_t flavour = -1;              // of its devices
+    int32_t flavour = -1;  // of its devices
     int32_t cpu_cell = -1, gpu_cell = -1;
     int64_t cpus_known_milli = 0, gpus_known_milli = 0;
-    int64_t cpus_milli = 0, gpus_milli = 0;    // capacity
+    int64_t cpus_milli = 0, gpus_milli = 0;  // capacity
     bool drained = false, usable = false;
     std::string state_id;
     int64_t silent_since_ns = 0, spoke_ns = 0, state_since_ns = 0;
@@ -48,15 +49,18 @@ class ModelUpkeep {
 
   void Rebuild(const State& state, int64_t now_ns, const SchedulingOptions& options);
   // False: only Rebuild can.
-  bool Follow(const State& state, const Touched& touched, int64_t now_ns, const SchedulingOptions& options);
+  bool Follow(const State& state, const Touched& touched, int64_t now_ns,
+              const SchedulingOptions& options);
   void ReadRanks(const State& state);
   void ReadHistory(const State& state);
   HostShare ReadHost(const State& state, HostId id) const;
   bool FollowHost(const State& state, HostId id);
-  // While at least three hosts and more than half of a cluster are silent, nothing of them may become Lost.
+  // While at least three hosts and more than half of a cluster are silent, nothing of them may
+  // become Lost.
   bool MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const;
   bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const;
-  Base ReadBase(const State& state, const JobRow& job, int32_t task, const std::vector<int32_t>& clusters, int32_t leaf);
+  Base ReadBase(const State& state, const JobRow& job, int32_t task,
+                const std::vector<int32_t>& clusters, int32_t leaf);
   void ReadJob(const State& state, uint64_t number, size_t first);
   bool FollowJob(const State& state, uint64_t number);
   void Replace(size_t b, Base fresh);
@@ -66,13 +70,16 @@ class ModelUpkeep {
   void OrderClaims();
   void Compact();
 
-  // What a worker that names no CPUs gets beside its devices is told by one host of each cell: of those with the most devices the one with
-  // the most CPUs. One that comes back with fewer devices and all its CPUs tells nothing of the others.
+  // What a worker that names no CPUs gets beside its devices is told by one host of each cell: of
+  // those with the most devices the one with the most CPUs. One that comes back with fewer devices
+  // and all its CPUs tells nothing of the others.
   struct CpuShare {
-    HostId host = -1;                  // -1: none has devices
+    HostId host = -1;  // -1: none has devices
     int64_t cpus_milli = 0;
     int32_t devices = 0;
-    bool operator<(const CpuShare& other) const { return std::tie(devices, cpus_milli) < std::tie(other.devices, other.cpus_milli); }
+    bool operator<(const CpuShare& other) const {
+      return std::tie(devices, cpus_milli) < std::tie(other.devices, other.cpus_milli);
+    }
   };
   static CpuShare ShareOf(const State& state, HostId host);
   void ReadShares(const State& state);
@@ -81,19 +88,19 @@ class ModelUpkeep {
 
   Model model_;
   Entitlement entitlement_;
-  std::vector<bool> counts_cpus_;      // by queue node: it or one above it lists cpu
-  std::vector<CpuShare> shares_;       // by cell
-  bool stale_ = true;                  // the entitled set has to be computed again
-  bool built_ = false;                 // changes of bases have to be told to entitlement_
+  std::vector<bool> counts_cpus_;  // by queue node: it or one above it lists cpu
+  std::vector<CpuShare> shares_;   // by cell
+  bool stale_ = true;              // the entitled set has to be computed again
+  bool built_ = false;             // changes of bases have to be told to entitlement_
   std::optional<State> seen_;
-  std::vector<HostShare> hosts_;       // by HostId
-  std::vector<int32_t> rank_;          // by HostId: its place in State's order
-  std::vector<int32_t> flavour_hosts_; // by flavour: hosts that have it
+  std::vector<HostShare> hosts_;        // by HostId
+  std::vector<int32_t> rank_;           // by HostId: its place in State's order
+  std::vector<int32_t> flavour_hosts_;  // by flavour: hosts that have it
   std::set<HostId> unreachable_;
   std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
   // Workers, a worker's GPUs, CPUs, memory and disk, topology preferred and required.
   std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int, int>, int32_t> shapes_;
-  std::set<uint64_t> over_;            // finished jobs whose bases are still in the model
+  std::set<uint64_t> over_;  // finished jobs whose bases are still in the model
   size_t over_bases_ = 0;
 };
 

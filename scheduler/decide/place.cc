@@ -1,4 +1,5 @@
-// The place of a gang: one host by the policy, else the tightest domain of the topology that holds it.
+// The place of a gang: one host by the policy, else the tightest domain of the topology that holds
+// it.
 #include <algorithm>
 #include <limits>
 
@@ -10,15 +11,20 @@ namespace {
 
 constexpr int64_t kMostWorkers = 1 << 20;
 
-bool Avoided(const std::vector<HostId>& avoid, HostId id) { return !avoid.empty() && std::binary_search(avoid.begin(), avoid.end(), id); }
+bool Avoided(const std::vector<HostId>& avoid, HostId id) {
+  return !avoid.empty() && std::binary_search(avoid.begin(), avoid.end(), id);
+}
 
-// Gives each of the domains its share of the workers: as few of them as hold all, of these the fullest ones that do, and evenly
-// between them, in multiples of `grain` (what the emptiest host holds, so that evenness breaks no host that needn't be broken).
-// Domain is {index, workers, share}; in: workers by index; out: those with a share, by index.
+// Gives each of the domains its share of the workers: as few of them as hold all, of these the
+// fullest ones that do, and evenly between them, in multiples of `grain` (what the emptiest host
+// holds, so that evenness breaks no host that needn't be broken). Domain is {index, workers,
+// share}; in: workers by index; out: those with a share, by index.
 template <typename Domain>
 void Share(std::vector<Domain>* domains, int64_t workers, int64_t grain) {
   std::vector<Domain>& d = *domains;
-  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) { return a.workers != b.workers ? a.workers > b.workers : a.index < b.index; });
+  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) {
+    return a.workers != b.workers ? a.workers > b.workers : a.index < b.index;
+  });
   size_t count = 0;
   int64_t spare = -workers;
   while (spare < 0) spare += d[count++].workers;
@@ -32,10 +38,13 @@ void Share(std::vector<Domain>* domains, int64_t workers, int64_t grain) {
     d.erase(d.begin() + static_cast<int64_t>(with));
   }
   d.resize(count);
-  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) { return a.workers != b.workers ? a.workers < b.workers : a.index < b.index; });
+  std::sort(d.begin(), d.end(), [](const Domain& a, const Domain& b) {
+    return a.workers != b.workers ? a.workers < b.workers : a.index < b.index;
+  });
   int64_t rest = workers;
   for (size_t i = 0; i < count; ++i) {
-    const int64_t even = (rest + static_cast<int64_t>(count - i) - 1) / static_cast<int64_t>(count - i);
+    const int64_t even =
+        (rest + static_cast<int64_t>(count - i) - 1) / static_cast<int64_t>(count - i);
     d[i].share = std::min({d[i].workers, rest, (even + grain - 1) / grain * grain});
     rest -= d[i].share;
   }
@@ -50,7 +59,8 @@ const Demand& FreeMap::DemandAt(Wanted* wanted, const Host& host) const {
   if (wanted->kind != host.kind) {
     const HostKind& kind = kinds_[host.kind];
     wanted->kind = host.kind;
-    wanted->demand = ShareOfHost(wanted->wish.worker, kind.devices(), kind.cpus_milli, kind.memory_bytes);
+    wanted->demand =
+        ShareOfHost(wanted->wish.worker, kind.devices(), kind.cpus_milli, kind.memory_bytes);
   }
   return wanted->demand;
 }
@@ -66,7 +76,8 @@ int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
     workers = std::count(devices, devices + host.devices, 1000);
     if (wanted->devices > 1) workers /= wanted->devices;
   } else if (demand.gpus_milli > 0) {
-    workers = std::any_of(devices, devices + host.devices, [&](int16_t milli) { return milli >= demand.gpus_milli; });
+    workers = std::any_of(devices, devices + host.devices,
+                          [&](int16_t milli) { return milli >= demand.gpus_milli; });
   }
   if (workers == 0) return 0;
   if (demand.cpus_milli > 0) workers = std::min(workers, host.cpus_milli / demand.cpus_milli);
@@ -84,9 +95,10 @@ FreeMap::Wanted FreeMap::WantedOf(const Demand& wants) {
 }
 
 // No more workers than this, by the sums of a pool or rack alone.
-int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const {
+int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli,
+                        const Wanted& wanted) const {
   if (wanted.wish.worker.gpus_milli == 0) return cpus_milli / wanted.demand.cpus_milli;
-  if (wanted.devices == 0) return kMostWorkers;        // shares aren't counted
+  if (wanted.devices == 0) return kMostWorkers;  // shares aren't counted
   int64_t workers = 0;
   for (size_t free = static_cast<size_t>(wanted.devices); free < whole.size(); ++free) {
     workers += whole[free] * (static_cast<int64_t>(free) / wanted.devices);
@@ -101,7 +113,8 @@ int64_t FreeMap::AtMost(const Demand& wants, const Cell& cell) {
   return AtMost(pool->whole, pool->milli, WantedOf(wants));
 }
 
-int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid, std::vector<Fit>* fits) const {
+int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted,
+                        const std::vector<HostId>& avoid, std::vector<Fit>* fits) const {
   int64_t workers = 0;
   for (const HostId id : pool.racks[rack].hosts) {
     if (Avoided(avoid, id)) continue;
@@ -113,18 +126,21 @@ int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const st
   return workers;
 }
 
-// The devices of a part: all in one island where that holds them, else worker by worker, each in one island where that is possible.
-// The island with the fewest free ones first; a share goes to the lowest device with `share_of` free (0: the fullest one).
-PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const {
+// The devices of a part: all in one island where that holds them, else worker by worker, each in
+// one island where that is possible. The island with the fewest free ones first; a share goes to
+// the lowest device with `share_of` free (0: the fullest one).
+PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
+                            int16_t share_of) const {
   const Host& host = hosts_[id];
   PlannedPart part;
   part.host = id;
   part.workers = workers;
   const int64_t gpus_milli = wanted.wish.worker.gpus_milli;
   if (gpus_milli == 0) return part;
-  std::vector<int16_t> free(device_milli_.begin() + host.first_device, device_milli_.begin() + host.first_device + host.devices);
+  std::vector<int16_t> free(device_milli_.begin() + host.first_device,
+                            device_milli_.begin() + host.first_device + host.devices);
   if (wanted.devices == 0) {
-    if (share_of == 0) {               // the fullest one that holds it
+    if (share_of == 0) {  // the fullest one that holds it
       for (const int16_t milli : free) {
         if (milli >= gpus_milli && (share_of == 0 || milli < share_of)) share_of = milli;
       }
@@ -142,7 +158,8 @@ PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted, in
     int64_t fewest = 0;
     for (size_t i = 0; i < islands; ++i) {
       int64_t here = 0;
-      for (int32_t d = 0; d < host.devices; ++d) here += free[d] == 1000 && island[d] == static_cast<int8_t>(i) ? 1 : 0;
+      for (int32_t d = 0; d < host.devices; ++d)
+        here += free[d] == 1000 && island[d] == static_cast<int8_t>(i) ? 1 : 0;
       if (here >= count && (best < 0 || here < fewest)) {
         best = static_cast<int32_t>(i);
         fewest = here;
@@ -164,12 +181,15 @@ PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted, in
 }
 
 // Work without GPUs goes where no devices are, to the host with the fewest CPUs left that holds it.
-std::optional<HostId> FreeMap::HostWithoutDevices(Pool* pool, const Demand& demand, const std::vector<HostId>& avoid) {
+std::optional<HostId> FreeMap::HostWithoutDevices(Pool* pool, const Demand& demand,
+                                                  const std::vector<HostId>& avoid) {
   SettleHosts(pool);
-  for (auto it = pool->by_cpus.lower_bound({demand.cpus_milli, 0, 0}); it != pool->by_cpus.end(); ++it) {
+  for (auto it = pool->by_cpus.lower_bound({demand.cpus_milli, 0, 0}); it != pool->by_cpus.end();
+       ++it) {
     const HostId id = host_at_[std::get<2>(*it)];
     if ((demand.memory_bytes > 0 && std::get<1>(*it) < demand.memory_bytes) ||
-        (demand.disk_bytes > 0 && hosts_[id].disk_bytes < demand.disk_bytes) || Avoided(avoid, id)) {
+        (demand.disk_bytes > 0 && hosts_[id].disk_bytes < demand.disk_bytes) ||
+        Avoided(avoid, id)) {
       continue;
     }
     return id;
@@ -177,16 +197,19 @@ std::optional<HostId> FreeMap::HostWithoutDevices(Pool* pool, const Demand& dema
   return std::nullopt;
 }
 
-std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers, bool one_island, const std::vector<HostId>& avoid) {
+std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers,
+                                               bool one_island, const std::vector<HostId>& avoid) {
   const bool gpus = wanted->wish.worker.gpus_milli > 0;
   if (gpus && wanted->devices * workers > pool->most_devices) return std::nullopt;
-  if (gpus && wanted->devices == 0 && workers > 1) return std::nullopt;   // shares of one host's devices are for one worker
+  if (gpus && wanted->devices == 0 && workers > 1)
+    return std::nullopt;  // shares of one host's devices are for one worker
   SliceWish wish = wanted->wish;
   wish.workers = workers;
   wish.one_island = one_island;
   if (!gpus) {
     const Demand demand = *DemandOn(wish, HostKind());
-    if (const std::optional<HostId> id = HostWithoutDevices(pool, demand, avoid)) return PartOn(*id, workers, *wanted, 0);
+    if (const std::optional<HostId> id = HostWithoutDevices(pool, demand, avoid))
+      return PartOn(*id, workers, *wanted, 0);
   }
   std::vector<int32_t> slots;
   for (const HostId id : avoid) slots.push_back(hosts_[id].slot);
@@ -195,7 +218,9 @@ std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32
   const auto pick = [&](Pool* from) {
     SettleHosts(from);
     const std::optional<SliceIndex::Choice> choice = from->slices->Pick(wish, slots);
-    const auto key = [](const SliceIndex::Choice& c) { return std::make_tuple(c.first, c.second, c.slot); };
+    const auto key = [](const SliceIndex::Choice& c) {
+      return std::make_tuple(c.first, c.second, c.slot);
+    };
     if (choice.has_value() && (!best.has_value() || key(*choice) < key(*best))) best = choice;
   };
   if (gpus) {
@@ -208,44 +233,61 @@ std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32
 }
 
 // The fullest hosts first; the last one is the tightest that holds the rest.
-void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted, PlannedGang* gang) const {
-  std::stable_sort(fits.begin(), fits.end(), [](const Fit& a, const Fit& b) { return a.workers > b.workers; });
+void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted,
+                   PlannedGang* gang) const {
+  std::stable_sort(fits.begin(), fits.end(),
+                   [](const Fit& a, const Fit& b) { return a.workers > b.workers; });
   const size_t first = gang->size();
   for (size_t h = 0; workers > 0; ++h) {
     size_t use = h;
     if (fits[h].workers >= workers) {
-      const auto less = std::partition_point(fits.begin() + h, fits.end(), [&](const Fit& fit) { return fit.workers >= workers; });
+      const auto less = std::partition_point(
+          fits.begin() + h, fits.end(), [&](const Fit& fit) { return fit.workers >= workers; });
       const int64_t tightest = (less - 1)->workers;
-      use = std::partition_point(fits.begin() + h, fits.end(), [&](const Fit& fit) { return fit.workers > tightest; }) - fits.begin();
+      use = std::partition_point(fits.begin() + h, fits.end(),
+                                 [&](const Fit& fit) { return fit.workers > tightest; }) -
+            fits.begin();
     }
     const int64_t here = std::min(workers, fits[use].workers);
     gang->push_back(PartOn(fits[use].host, static_cast<int32_t>(here), wanted, 0));
     workers -= here;
   }
-  std::sort(gang->begin() + first, gang->end(), [&](const PlannedPart& a, const PlannedPart& b) { return hosts_[a.host].slot < hosts_[b.host].slot; });
+  std::sort(gang->begin() + first, gang->end(), [&](const PlannedPart& a, const PlannedPart& b) {
+    return hosts_[a.host].slot < hosts_[b.host].slot;
+  });
 }
 
-std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers, const std::vector<HostId>& avoid) {
+std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers,
+                                            const std::vector<HostId>& avoid) {
   Wanted wanted = WantedOf(WantsOf(spec));
   SettleSums(pool);
   if (AtMost(pool->whole, pool->milli, wanted) < workers) return std::nullopt;
 
-  const pb::TopologyLevel required = spec.topology().required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED ? pb::CLUSTER : spec.topology().required();
-  pb::TopologyLevel preferred = spec.topology().preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED ? pb::ISLAND : spec.topology().preferred();
-  if (workers == 1 && preferred > pb::HOST) preferred = pb::HOST;     // one worker is on one host anyhow
+  const pb::TopologyLevel required = spec.topology().required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED
+                                         ? pb::CLUSTER
+                                         : spec.topology().required();
+  pb::TopologyLevel preferred = spec.topology().preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED
+                                    ? pb::ISLAND
+                                    : spec.topology().preferred();
+  if (workers == 1 && preferred > pb::HOST)
+    preferred = pb::HOST;  // one worker is on one host anyhow
   preferred = std::min(preferred, required);
   if (preferred <= pb::HOST) {
     const bool islands = wanted.devices * workers > 1;
     if (required == pb::ISLAND || (preferred == pb::ISLAND && islands && pool->islands)) {
-      if (auto part = PlaceOnOne(pool, &wanted, workers, islands, avoid)) return PlannedGang{std::move(*part)};
+      if (auto part = PlaceOnOne(pool, &wanted, workers, islands, avoid))
+        return PlannedGang{std::move(*part)};
     }
     if (required == pb::ISLAND) return std::nullopt;
-    if (auto part = PlaceOnOne(pool, &wanted, workers, false, avoid)) return PlannedGang{std::move(*part)};
+    if (auto part = PlaceOnOne(pool, &wanted, workers, false, avoid))
+      return PlannedGang{std::move(*part)};
   }
   if (required <= pb::HOST || workers == 1) return std::nullopt;
 
   // Domains of a level by what is free in them, the least first: the larger ones stay whole.
-  const auto at_most = [&](int32_t rack) { return AtMost(pool->racks[rack].whole, pool->racks[rack].cpus_milli, wanted); };
+  const auto at_most = [&](int32_t rack) {
+    return AtMost(pool->racks[rack].whole, pool->racks[rack].cpus_milli, wanted);
+  };
   std::vector<std::pair<int64_t, int32_t>> order;
   if (preferred <= pb::RACK) {
     for (int32_t r = 0; r < static_cast<int32_t>(pool->racks.size()); ++r) {
@@ -262,7 +304,7 @@ std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec
   }
   // Over several racks of these blocks.
   const auto spread = [&](const std::vector<int32_t>& blocks) -> std::optional<PlannedGang> {
-    std::vector<std::vector<std::vector<Fit>>> fits(blocks.size());   // by block, by rack
+    std::vector<std::vector<std::vector<Fit>>> fits(blocks.size());  // by block, by rack
     std::vector<Domain> of_blocks;
     std::vector<std::vector<Domain>> of_racks(blocks.size());
     int64_t total = 0, grain = 1;
@@ -285,7 +327,8 @@ std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec
     for (const Domain& block : of_blocks) {
       std::vector<Domain>& racks = of_racks[block.index];
       Share(&racks, block.share, grain);
-      for (const Domain& rack : racks) Fill(std::move(fits[block.index][rack.index]), rack.share, wanted, &gang);
+      for (const Domain& rack : racks)
+        Fill(std::move(fits[block.index][rack.index]), rack.share, wanted, &gang);
     }
     return gang;
   };
@@ -307,7 +350,8 @@ std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec
   return spread(all);
 }
 
-std::optional<PlannedGang> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell, const std::vector<HostId>& avoid) {
+std::optional<PlannedGang> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers,
+                                          const Cell& cell, const std::vector<HostId>& avoid) {
   Pool* pool = PoolOf(cell, spec.resources().gpus_milli() > 0);
   if (pool == nullptr || workers <= 0) return std::nullopt;
   if (!avoid.empty()) {

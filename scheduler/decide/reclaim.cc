@@ -1,5 +1,6 @@
-// Reclaim (SCHEDULING.md §2): starts an entitled unit by stopping units that are not entitled, victims and placement together; one with devices
-// may stop what stands on their hosts without, too (docs/decisions/046-cpus-beside-devices.md).
+// Reclaim (SCHEDULING.md §2): starts an entitled unit by stopping units that are not entitled,
+// victims and placement together; one with devices may stop what stands on their hosts without, too
+// (docs/decisions/046-cpus-beside-devices.md).
 #include <algorithm>
 #include <tuple>
 
@@ -10,11 +11,14 @@ namespace muster {
 
 PlannedGang SliceOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to) {
   const int64_t gpus_milli = spec.resources().gpus_milli();
-  const size_t a_worker = gpus_milli >= 1000 ? static_cast<size_t>(gpus_milli / 1000) : gpus_milli > 0 ? 1 : 0;
+  const size_t a_worker = gpus_milli >= 1000 ? static_cast<size_t>(gpus_milli / 1000)
+                          : gpus_milli > 0   ? 1
+                                             : 0;
   PlannedGang slice;
   int32_t rank = 0;
   for (const PartRow& part : attempt.parts) {
-    const int32_t first = std::max(from, rank) - rank, last = std::min(to, rank + part.workers) - rank;
+    const int32_t first = std::max(from, rank) - rank,
+                  last = std::min(to, rank + part.workers) - rank;
     rank += part.workers;
     if (first >= last || part.lost) continue;
     HostSlice& here = slice.emplace_back();
@@ -42,7 +46,8 @@ PlannedGang Shortened(const pb::TaskSpec& spec, const PlannedGang& gang, int32_t
 
 int Round::Compare(const Level& a, const Level& b) {
   if (a.rank != b.rank) return a.rank < b.rank ? -1 : 1;
-  const __int128 left = static_cast<__int128>(a.over) * b.weight, right = static_cast<__int128>(b.over) * a.weight;
+  const __int128 left = static_cast<__int128>(a.over) * b.weight,
+                 right = static_cast<__int128>(b.over) * a.weight;
   return left < right ? -1 : left > right ? 1 : 0;
 }
 
@@ -53,12 +58,15 @@ Round::Level Round::LevelOf(int32_t node, int32_t flavour, int64_t used) const {
   return quota.weight == 0 ? Level{2, over, 1} : Level{1, over, quota.weight};
 }
 
-bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more) const {
-  return claimant.guaranteed || !LevelsCount(claimant, victim) || CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
+bool Round::LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim,
+                        const Use& use, int64_t more) const {
+  return claimant.guaranteed || !LevelsCount(claimant, victim) ||
+         CompareLevels(claimant, cell, demand, use, victim, more, use) < 0;
 }
 
 bool Round::LevelsCount(const Base& claimant, const Base& victim) const {
-  return options_.levels && claimant.leaf != victim.leaf && victim.leaf >= 0 && claimant.gpus == victim.gpus;
+  return options_.levels && claimant.leaf != victim.leaf && victim.leaf >= 0 &&
+         claimant.gpus == victim.gpus;
 }
 
 bool Round::SharesQueue(const Base& a, const Base& b) const {
@@ -70,8 +78,8 @@ bool Round::SharesQueue(const Base& a, const Base& b) const {
   return below_root(a.leaf) == below_root(b.leaf);
 }
 
-int Round::CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more,
-                         const Use& before) const {
+int Round::CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after,
+                         const Base& victim, int64_t more, const Use& before) const {
   // The two queues below the nearest one that they share.
   int32_t mine = claimant.leaf, theirs = victim.leaf;
   while (m_.parent[mine] != m_.parent[theirs]) {
@@ -80,7 +88,8 @@ int Round::CompareLevels(const Base& claimant, int32_t cell, int64_t demand, con
     if (difference <= 0) theirs = m_.parent[theirs];
   }
   const int32_t f = m_.cells[cell].flavour;
-  return Compare(LevelOf(mine, f, UseAt(after, mine, f) + demand), LevelOf(theirs, f, UseAt(before, theirs, f) + more));
+  return Compare(LevelOf(mine, f, UseAt(after, mine, f) + demand),
+                 LevelOf(theirs, f, UseAt(before, theirs, f) + more));
 }
 
 int64_t Round::ProtectedUntil(const Base& victim) const {
@@ -91,19 +100,24 @@ int64_t Round::ProtectedUntil(const Base& victim) const {
 bool Round::MayTake(const Base& claimant, const Base& victim, bool grows) const {
   if (victim.gpus && !claimant.gpus) return false;
   const bool runs = victim.current != nullptr;
-  if (runs && (!victim.running() || victim.place_round == s_.round())) return false;  // started in this round
-  if (runs && !victim.hosts_up) return false;            // a gang's devices are free when all of it is gone
+  if (runs && (!victim.running() || victim.place_round == s_.round()))
+    return false;                              // started in this round
+  if (runs && !victim.hosts_up) return false;  // a gang's devices are free when all of it is gone
   const bool mover = runs && victim.entitled && victim.charge != victim.bound_cell;
   if (mover) return true;
   const bool grown = runs && victim.entitled && victim.workers > victim.entitled_workers();
   if (victim.entitled && !grown) return false;
-  // Growth stands behind every base in its leaf's order; and what borrows CPUs behind other jobs' bases with devices that are as urgent.
+  // Growth stands behind every base in its leaf's order; and what borrows CPUs behind other jobs'
+  // bases with devices that are as urgent.
   const bool beside = claimant.gpus != victim.gpus && claimant.ref.job != victim.ref.job && !grows;
-  return victim.leaf != claimant.leaf || grown || victim.priority < claimant.priority + (beside ? 1 : 0);
+  return victim.leaf != claimant.leaf || grown ||
+         victim.priority < claimant.priority + (beside ? 1 : 0);
 }
 
 std::string Round::EntitledTo(const Base& claimant, const Base& victim) {
-  if (claimant.gpus != victim.gpus) return absl::StrCat("job ", claimant.ref.job, " is entitled to devices of its hosts and CPUs beside them");
+  if (claimant.gpus != victim.gpus)
+    return absl::StrCat("job ", claimant.ref.job,
+                        " is entitled to devices of its hosts and CPUs beside them");
   return absl::StrCat("job ", claimant.ref.job, " is entitled to its devices");
 }
 
@@ -112,12 +126,15 @@ bool Round::OnlyMoves(const Base& victim) const {
          m_.cells[victim.charge].flavour == m_.cells[victim.bound_cell].flavour;
 }
 
-std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed, bool grows) {
+std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t workers,
+                                             bool guaranteed, bool grows) {
   const Base& claimant = m_.bases[b];
   const int64_t demand = claimant.worker_milli * workers;
   std::vector<int32_t> pool = m_.takeable[cell];
-  // And what stands on its hosts without devices: first where those are free by number, and it is CPUs that it wants for.
-  if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0) pool.insert(pool.end(), m_.takeable[cpus].begin(), m_.takeable[cpus].end());
+  // And what stands on its hosts without devices: first where those are free by number, and it is
+  // CPUs that it wants for.
+  if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0)
+    pool.insert(pool.end(), m_.takeable[cpus].begin(), m_.takeable[cpus].end());
   const bool cpus_first = future_.FreeMilli(m_.cells[cell], claimant.gpus) >= demand;
   // Where a limit is in the way, what counts against it in other clusters, too.
   const auto add_below = [&](int32_t flavour, int64_t asked) {
@@ -128,10 +145,12 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t wo
         for (const int32_t v : m_.takeable[c]) {
           int32_t up = m_.bases[v].leaf;
           while (up > n) up = m_.parent[up];
-          if (up == n && (m_.cells[c].flavour == flavour || m_.bases[v].worker_cpus_milli > 0)) pool.push_back(v);
+          if (up == n && (m_.cells[c].flavour == flavour || m_.bases[v].worker_cpus_milli > 0))
+            pool.push_back(v);
         }
       }
-      return;                          // a limit further up: what is below this one is below that, too, or doesn't help alone
+      return;  // a limit further up: what is below this one is below that, too, or doesn't help
+               // alone
     }
   };
   const size_t there = pool.size();
@@ -153,7 +172,8 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t wo
     const int64_t start_ns = base.since_ns();
     const int64_t since_ns = std::max(start_ns, base.last_checkpoint_ns);
     const int64_t held = base.worker_milli * base.workers;
-    const int64_t lost = static_cast<int64_t>(std::min<__int128>(static_cast<__int128>(held) * std::max<int64_t>(0, now_ns_ - since_ns), kUnbounded));
+    const int64_t lost = static_cast<int64_t>(std::min<__int128>(
+        static_cast<__int128>(held) * std::max<int64_t>(0, now_ns_ - since_ns), kUnbounded));
     const bool mover = base.entitled && base.charge != base.bound_cell;
     const int32_t keeps = mover ? 0 : std::max(base.entitled_workers(), base.min_workers);
     if (keeps > 0 && base.workers > keeps) all.push_back({v, keeps, lost, start_ns});
@@ -162,18 +182,21 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t wo
   std::sort(all.begin(), all.end(), [&](const Victim& x, const Victim& y) {
     const auto place = [&](const Victim& v) {
       const bool beside = m_.bases[v.base].gpus != claimant.gpus;
-      return std::make_tuple(beside != cpus_first, v.keeps == 0, v.lost_milli_ns, -v.start_ns, v.base);
+      return std::make_tuple(beside != cpus_first, v.keeps == 0, v.lost_milli_ns, -v.start_ns,
+                             v.base);
     };
     return place(x) < place(y);
   });
   if (guaranteed || all.empty()) return all;
 
   Use use = use_future_;
-  std::map<int32_t, int32_t> left;     // workers, by base
+  std::map<int32_t, int32_t> left;  // workers, by base
   std::vector<Victim> allowed;
   for (const Victim& v : all) {
     const Base& base = m_.bases[v.base];
-    if (LevelsCount(claimant, base) && CompareLevels(claimant, cell, demand, use, base, 0, use) >= 0) continue;
+    if (LevelsCount(claimant, base) &&
+        CompareLevels(claimant, cell, demand, use, base, 0, use) >= 0)
+      continue;
     const int32_t has = left.try_emplace(v.base, base.workers).first->second;
     if (!OnlyMoves(base)) AddUse(&use, base, base.bound_cell, v.keeps - has);
     left[v.base] = v.keeps;
@@ -182,12 +205,14 @@ std::vector<Round::Victim> Round::VictimsFor(int32_t b, int32_t cell, int32_t wo
   return allowed;
 }
 
-// It wouldn't be free when what grows has stopped: that would start as small as it was, and grow again.
+// It wouldn't be free when what grows has stopped: that would start as small as it was, and grow
+// again.
 void Round::TakeBackUnanswered(Use* use) {
   const auto take_back = [&](const Base& base) {
     if (base.hosts_up || base.bound_cell < 0 || base.may_be_lost || Unanswered(base)) return;
     AddUse(use, base, base.bound_cell, base.workers);
-    future_.LimitTo(now_, SliceOf(*base.spec, *base.current, 0, base.workers));   // it may be held for others in part
+    future_.LimitTo(now_, SliceOf(*base.spec, *base.current, 0,
+                                  base.workers));  // it may be held for others in part
   };
   for (const int32_t v : m_.stopping) take_back(m_.bases[v]);
   for (const int32_t v : stops_now_) take_back(m_.bases[v]);
@@ -199,8 +224,10 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   const int32_t has = grows ? claimant.workers : 0;
   const int64_t demand = claimant.worker_milli * (workers - has);
   const int64_t end_ns = EndIfStarted(claimant);
-  const std::array<int64_t, 4> key{(guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
-                                   grows ? -1 - b : int64_t{claimant.leaf} << 32 | claimant.shape, LentBits(claimant, cell, end_ns)};
+  const std::array<int64_t, 4> key{
+      (guaranteed ? kGuaranteedClaim : kOtherClaim) + kKinds * int64_t{claimant.priority}, cell,
+      grows ? -1 - b : int64_t{claimant.leaf} << 32 | claimant.shape,
+      LentBits(claimant, cell, end_ns)};
   if (failed_.contains(key)) return Claim::kNobody;
   const std::vector<Victim> victims = VictimsFor(b, cell, workers - has, guaranteed, grows);
   if (victims.empty()) {
@@ -208,10 +235,11 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     return Claim::kNobody;
   }
   // On the maps of the future: what each victim gives back, in that order, and what it still has.
-  std::map<int32_t, int32_t> left;     // workers, by base
+  std::map<int32_t, int32_t> left;  // workers, by base
   for (const Victim& v : victims) left[v.base] = m_.bases[v.base].workers;
   Use use = use_future_;
-  Use levels = guaranteed ? Use() : use;   // what only moves, left as it is; nobody within a guarantee asks
+  Use levels =
+      guaranteed ? Use() : use;  // what only moves, left as it is; nobody within a guarantee asks
   const auto add = [&](const Base& base, int32_t in, int64_t by) {
     AddUse(&use, base, in, by);
     if (!guaranteed && !OnlyMoves(base)) AddUse(&levels, base, in, by);
@@ -231,7 +259,7 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     from = to;
   };
   std::optional<PlannedGang> gang;
-  bool stops = true;                   // somebody, so that a draining reservation lets it have what that frees
+  bool stops = true;  // somebody, so that a draining reservation lets it have what that frees
   const auto holds = [&] {
     if (!WithinLimits(claimant, cell, workers, use)) return false;
     const size_t mark = future_.Mark();
@@ -242,9 +270,10 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     return found.has_value();
   };
   // The shortest sufficient run of victims, by doubling and halving.
-  std::vector<int32_t> before;         // workers left before each applied victim
+  std::vector<int32_t> before;  // workers left before each applied victim
   const auto set_victims = [&](size_t count) {
-    for (; before.size() > count; before.pop_back()) set_left(victims[before.size() - 1].base, before.back());
+    for (; before.size() > count; before.pop_back())
+      set_left(victims[before.size() - 1].base, before.back());
     while (before.size() < count) {
       const Victim& next = victims[before.size()];
       before.push_back(left[next.base]);
@@ -273,25 +302,27 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
   size_t beside = 0;
   while (beside < high && m_.bases[victims[beside].base].gpus != claimant.gpus) ++beside;
   if (beside > 0 && beside < high) {
-    for (size_t i = 0; i < beside; ++i) set_left(victims[i].base, m_.bases[victims[i].base].workers);
+    for (size_t i = 0; i < beside; ++i)
+      set_left(victims[i].base, m_.bases[victims[i].base].workers);
     const bool spared = holds();
     for (size_t i = 0; i < beside && !spared; ++i) set_left(victims[i].base, victims[i].keeps);
   }
-  // Each was allowed beside those before it. Without one that counts against a queue of the claimant's own, its level may be above that
-  // of a victim, as that was.
+  // Each was allowed beside those before it. Without one that counts against a queue of the
+  // claimant's own, its level may be above that of a victim, as that was.
   const auto above = [&](const Base& spared) {
     if (guaranteed || !options_.levels || !SharesQueue(claimant, spared)) return false;
     return std::any_of(left.begin(), left.end(), [&](const auto& l) {
       const Base& base = m_.bases[l.first];
       return l.second < base.workers && LevelsCount(claimant, base) &&
-             CompareLevels(claimant, cell, claimant.worker_milli * workers, levels, base, 0, use_future_) > 0;
+             CompareLevels(claimant, cell, claimant.worker_milli * workers, levels, base, 0,
+                           use_future_) > 0;
     });
   };
   // Drops, in reverse, each that is not needed; of growth no more goes than is needed.
   for (size_t i = high; i-- > 0;) {
     const Victim& v = victims[i];
     const Base& base = m_.bases[v.base];
-    if (left[v.base] != v.keeps) continue;             // the rest of it is taken as well
+    if (left[v.base] != v.keeps) continue;  // the rest of it is taken as well
     set_left(v.base, before[i]);
     if (!above(base) && holds()) continue;
     set_left(v.base, v.keeps);
@@ -304,12 +335,14 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     }
     set_left(v.base, enough);
   }
-  int64_t evicted = 0, evicted_beside = 0;       // the latter of work without devices, by one with
+  int64_t evicted = 0, evicted_beside = 0;  // the latter of work without devices, by one with
   for (const auto& [v, workers_left] : left) {
     const Base& base = m_.bases[v];
-    (base.gpus == claimant.gpus ? evicted : evicted_beside) += base.worker_milli * (base.workers - workers_left);
+    (base.gpus == claimant.gpus ? evicted : evicted_beside) +=
+        base.worker_milli * (base.workers - workers_left);
   }
-  // Who stops nobody doesn't get by a draining reservation: it would hold what it could as well have started on.
+  // Who stops nobody doesn't get by a draining reservation: it would hold what it could as well
+  // have started on.
   stops = evicted + evicted_beside > 0;
   const bool has_place = holds();
   future_.UndoTo(start_mark);
@@ -317,23 +350,31 @@ Round::Claim Round::Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows
     failed_.insert(key);
     return Claim::kNobody;
   }
-  // Too many for what asks for them: with it, all that waits for the same and comes after it takes of what one large gang gives back.
+  // Too many for what asks for them: with it, all that waits for the same and comes after it takes
+  // of what one large gang gives back.
   const auto found_asked = asked_.find({cell, claimant.leaf, guaranteed});
   const Asked asked = grows || found_asked == asked_.end() ? Asked() : found_asked->second;
   if (!takes_all && evicted > 4 * std::max(demand, asked.milli)) return Claim::kTooMany;
-  if (!takes_all && evicted_beside > 4 * std::max(claimant.host_cpus_milli * (workers - has), asked.cpus_milli)) return Claim::kTooMany;
+  if (!takes_all &&
+      evicted_beside > 4 * std::max(claimant.host_cpus_milli * (workers - has), asked.cpus_milli))
+    return Claim::kTooMany;
 
   const pb::AttemptKey claim = KeyOf(*claimant.job, claimant.ref.task, claimant.row->next_attempt);
-  if (grows) Stop(claimant, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"), Grace(*claimant.spec), workers);
+  if (grows)
+    Stop(claimant, pb::RESIZE, absl::StrCat("grows from ", has, " to ", workers, " workers"),
+         Grace(*claimant.spec), workers);
   std::vector<std::pair<int32_t, int32_t>> shrunk;
   for (const auto& [v, workers_left] : left) {
     const Base& base = m_.bases[v];
     if (workers_left == base.workers) continue;
     Stop(base, pb::PREEMPTION,
-         workers_left == 0            ? EntitledTo(claimant, base)
-         : base.gpus != claimant.gpus ? absl::StrCat(EntitledTo(claimant, base), ": ", base.workers - workers_left, " of its ", base.workers, " workers stop")
-                                      : absl::StrCat("job ", claimant.ref.job, " is entitled to ", base.workers - workers_left, " of its ", base.workers,
-                                                     " workers' devices"),
+         workers_left == 0 ? EntitledTo(claimant, base)
+         : base.gpus != claimant.gpus
+             ? absl::StrCat(EntitledTo(claimant, base), ": ", base.workers - workers_left,
+                            " of its ", base.workers, " workers stop")
+             : absl::StrCat("job ", claimant.ref.job, " is entitled to ",
+                            base.workers - workers_left, " of its ", base.workers,
+                            " workers' devices"),
          Grace(*base.spec), workers_left, &claim);
     if (workers_left > 0) shrunk.emplace_back(v, workers_left);
   }

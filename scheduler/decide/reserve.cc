@@ -1,5 +1,6 @@
-// Reservations (SCHEDULING.md §4): when a unit of S could start by the expected ends of what runs, and what may use its devices
-// until then. They are worked out anew in each round, in order of acceptance; State keeps what was told last (decision 016).
+// Reservations (SCHEDULING.md §4): when a unit of S could start by the expected ends of what runs,
+// and what may use its devices until then. They are worked out anew in each round, in order of
+// acceptance; State keeps what was told last (decision 016).
 #include <algorithm>
 #include <limits>
 
@@ -27,26 +28,31 @@ const std::vector<Round::End>& Round::EndsIn(int32_t cell) {
     const Base& base = m_.bases[v];
     if (!base.running()) return;
     const int64_t end_ns = ExpectedEnd(base, now_ns_);
-    ends.push_back({end_ns == 0 ? kUnbounded : std::max(end_ns, now_ns_), base.place_ns, v, base.gpus,
-                    base.worker_milli * base.workers});
+    ends.push_back({end_ns == 0 ? kUnbounded : std::max(end_ns, now_ns_), base.place_ns, v,
+                    base.gpus, base.worker_milli * base.workers});
   });
   std::sort(ends.begin(), ends.end());
   return ends;
 }
 
-// Ends of running work are taken in turn until the base fits. With `takes` (a waiting unit of S in its charged cell) what it may
-// stop later, once that has run for min_runtime, counts as ending then.
-std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes, const PlannedGang* told) {
+// Ends of running work are taken in turn until the base fits. With `takes` (a waiting unit of S in
+// its charged cell) what it may stop later, once that has run for min_runtime, counts as ending
+// then.
+std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32_t workers,
+                                           int64_t not_before_ns, bool takes,
+                                           const PlannedGang* told) {
   const int64_t demand = base.worker_milli * workers;
   std::vector<End> ends;
-  // What ends in a cell; what stands on its hosts without devices is no more of them, but may be in the way.
+  // What ends in a cell; what stands on its hosts without devices is no more of them, but may be in
+  // the way.
   const auto add_ends = [&](int32_t in) {
     std::vector<std::pair<int32_t, int64_t>> stoppable;  // from when on; ascending
     const int64_t most = 4 * (in == cell ? demand : base.host_cpus_milli * workers);
     if (takes) {
       EachOf(m_.bases, m_.takeable[in], [&](int32_t v) {
         const Base& other = m_.bases[v];
-        if (stopped_[v] || other.worker_milli * other.workers > most || !MayTake(base, other)) return;
+        if (stopped_[v] || other.worker_milli * other.workers > most || !MayTake(base, other))
+          return;
         if (!LevelAllows(base, cell, demand, other, use_future_)) return;
         stoppable.emplace_back(v, std::max(ProtectedUntil(other), now_ns_) + Grace(*other.spec));
       });
@@ -57,8 +63,10 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
       if (stopped_[known.base] || &m_.bases[known.base] == &base) continue;
       ends.push_back(known);
       if (in != cell) ends.back().milli = 0;
-      const auto at = std::lower_bound(stoppable.begin(), stoppable.end(), std::make_pair(known.base, int64_t{0}));
-      if (at != stoppable.end() && at->first == known.base) ends.back().end_ns = std::min(known.end_ns, at->second);
+      const auto at = std::lower_bound(stoppable.begin(), stoppable.end(),
+                                       std::make_pair(known.base, int64_t{0}));
+      if (at != stoppable.end() && at->first == known.base)
+        ends.back().end_ns = std::min(known.end_ns, at->second);
     }
     if (!stoppable.empty()) std::sort(ends.begin() + before, ends.end());
     std::inplace_merge(ends.begin(), ends.begin() + before, ends.end());
@@ -67,14 +75,16 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   if (const int32_t cpus = m_.CpusBeside(cell); cpus >= 0) add_ends(cpus);
   // By number it doesn't fit before so many of them.
   size_t least = 0;
-  for (int64_t free_milli = base.gpus && told == nullptr ? future_.FreeMilli(m_.cells[cell], true) : demand; free_milli < demand; ++least) {
+  for (int64_t free_milli = base.gpus && told == nullptr ? future_.FreeMilli(m_.cells[cell], true)
+                                                         : demand;
+       free_milli < demand; ++least) {
     if (least == ends.size()) return std::nullopt;
     free_milli += ends[least].milli;
   }
 
   Use use = use_future_;
   const size_t start_mark = future_.Mark();
-  std::vector<size_t> marks;           // before each end that is applied
+  std::vector<size_t> marks;  // before each end that is applied
   // What the ends behind one begin with: an attempt and its parts lie apart.
   const auto fetch = [&](size_t i) {
     if (i + 8 < ends.size()) __builtin_prefetch(&m_.bases[ends[i + 8].base].current->parts);
@@ -101,7 +111,8 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   const auto fits = [&](size_t count) {
     set_ends(count);
     if (!WithinLimits(base, cell, workers, use)) return false;
-    const int64_t at_ns = std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].end_ns});
+    const int64_t at_ns =
+        std::max({now_ns_, not_before_ns, count == 0 ? 0 : ends[count - 1].end_ns});
     const size_t mark = future_.Mark();
     EachReservation(cell, [&](const Kept& earlier) {
       // Of one on devices beside it nothing is known but its rest: what ends there isn't in `ends`.
@@ -121,7 +132,8 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
       future_.Take(*base.spec, *gang);
       slot.emplace();
       slot->start_ns = at_ns;
-      for (const HostSlice& part : *gang) slot->rest.emplace_back(part.host, future_.Peek(part.host));
+      for (const HostSlice& part : *gang)
+        slot->rest.emplace_back(part.host, future_.Peek(part.host));
       slot->gang = std::move(*gang);
     }
     future_.UndoTo(mark);
@@ -130,11 +142,12 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   // One end after the other while limits or what is whole say no; then by doubling and halving.
   const auto may_fit = [&](size_t count) {
     set_ends(count);
-    return WithinLimits(base, cell, workers, use) && (told != nullptr || future_.AtMost(base.wants, m_.cells[cell]) >= workers);
+    return WithinLimits(base, cell, workers, use) &&
+           (told != nullptr || future_.AtMost(base.wants, m_.cells[cell]) >= workers);
   };
   while (least < ends.size() && !may_fit(least)) ++least;
   // The newest slot is that of the fewest ends tried that let it fit.
-  size_t low = least, high = least;    // it doesn't fit after `low` ends, it does after `high`
+  size_t low = least, high = least;  // it doesn't fit after `low` ends, it does after `high`
   bool found = fits(least);
   for (size_t more = 1; !found && low < ends.size(); more *= 2) {
     high = std::min(least + more, ends.size());
@@ -150,19 +163,25 @@ std::optional<Round::Slot> Round::FindSlot(const Base& base, int32_t cell, int32
   return slot;
 }
 
-// The one case in which it matters what was told (decision 016): such a host is back soon, or unreachable. Until then its reservation, and
-// the hosts that were emptied for it, would be lent to others at every start of the scheduler.
+// The one case in which it matters what was told (decision 016): such a host is back soon, or
+// unreachable. Until then its reservation, and the hosts that were emptied for it, would be lent to
+// others at every start of the scheduler.
 const Reservation* Round::ToldOnSilentHosts(const Base& base) const {
   const Reservation* told = base.reserved ? base.row->reservation.get() : nullptr;
   const Cell& cell = m_.cells[base.charge];
-  if (told == nullptr || told->held || told->attempt != base.row->next_attempt || told->workers != base.min_workers) return nullptr;
+  if (told == nullptr || told->held || told->attempt != base.row->next_attempt ||
+      told->workers != base.min_workers)
+    return nullptr;
   if (told->cluster != cell.cluster) return nullptr;
   if (!told->flavour.empty() && told->flavour != m_.flavours[cell.flavour]) return nullptr;
-  const auto silent = [&](const HostSlice& part) { return s_.host(part.host).state == pb::HOST_SILENT; };
+  const auto silent = [&](const HostSlice& part) {
+    return s_.host(part.host).state == pb::HOST_SILENT;
+  };
   return std::any_of(told->parts.begin(), told->parts.end(), silent) ? told : nullptr;
 }
 
-// True if the base has a reservation now. `drain`: it doesn't stop others for itself, they would be too many.
+// True if the base has a reservation now. `drain`: it doesn't stop others for itself, they would be
+// too many.
 bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   const Base& base = m_.bases[b];
   std::vector<Kept>& in_cell = reserved_[base.charge];
@@ -173,9 +192,12 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   const int64_t starves_ns = base.row->waiting_since_ns + options_.starve_after_ns;
   const bool starves = starves_ns <= now_ns_;
   // Whether its start is known depends on whom it may stop later, too.
-  const std::array<int64_t, 4> unknown_key{kUnknownSlot + kKinds * int64_t{base.priority}, base.charge, int64_t{base.leaf} << 32 | base.shape,
+  const std::array<int64_t, 4> unknown_key{kUnknownSlot + kKinds * int64_t{base.priority},
+                                           base.charge, int64_t{base.leaf} << 32 | base.shape,
                                            2 * int64_t{base.guaranteed} + drain};
-  const bool needs_start = !options_.draining || !(drain || starves);   // else it drains its hosts until then, whenever that is
+  const bool needs_start =
+      !options_.draining ||
+      !(drain || starves);  // else it drains its hosts until then, whenever that is
   if (told == nullptr && needs_start && failed_.contains(unknown_key)) {
     if (!starves) LookAt(starves_ns);
     return false;
@@ -183,14 +205,17 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   if (slots_left_ == 0) return false;
   --slots_left_;
   std::optional<Slot> slot;
-  if (told != nullptr) slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain, &told->parts);
+  if (told != nullptr)
+    slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain, &told->parts);
   const bool keeps = slot.has_value();
   if (!keeps) slot = FindSlot(base, base.charge, base.min_workers, not_before_ns, !drain);
   if (!slot.has_value()) {
     failed_.insert(key);
     return false;
   }
-  if (keeps) slot->start_ns = told->start_ns == 0 ? kUnbounded : told->start_ns;   // what it waits for may be silent, too
+  if (keeps)
+    slot->start_ns =
+        told->start_ns == 0 ? kUnbounded : told->start_ns;  // what it waits for may be silent, too
   if (!starves) LookAt(starves_ns);
   const bool known = slot->start_ns != kUnbounded;
   if (!known && needs_start) {
@@ -198,7 +223,8 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
     return false;
   }
   --reservations_left_;
-  // A borrower that starves keeps an ordinary reservation, which lends to what can be stopped for it (decision 016).
+  // A borrower that starves keeps an ordinary reservation, which lends to what can be stopped for
+  // it (decision 016).
   const bool drains = options_.draining && (drain || (starves && (base.guaranteed || !known)));
   Kept reservation;
   reservation.base = b;
@@ -212,19 +238,24 @@ bool Round::ReserveFrom(int32_t b, int64_t not_before_ns, bool drain) {
   return true;
 }
 
-// To work that ends before it starts; and, unless it drains, to what is outside S and may be stopped for it by then.
+// To work that ends before it starts; and, unless it drains, to what is outside S and may be
+// stopped for it by then.
 bool Round::Lends(const Kept& to, const Base& base, int64_t end_ns) const {
   if (to.start_ns == 0) return false;
   if (end_ns != 0 && end_ns <= to.start_ns) return true;
   const Base& claimant = m_.bases[to.base];
   if (to.draining || base.entitled || !MayTake(claimant, base)) return false;
   const int64_t demand = claimant.worker_milli * to.workers;
-  const int64_t most = 4 * (base.gpus == claimant.gpus ? demand : claimant.host_cpus_milli * to.workers);
+  const int64_t most =
+      4 * (base.gpus == claimant.gpus ? demand : claimant.host_cpus_milli * to.workers);
   if (base.worker_milli * base.min_workers > most) return false;
   const int64_t own_ns = base.leaf < 0 ? 0 : s_.queues().nodes[base.leaf].min_runtime_ns;
-  const int64_t protected_ns = claimant.guaranteed ? 0 : own_ns != 0 ? own_ns : options_.min_runtime_ns;
+  const int64_t protected_ns = claimant.guaranteed ? 0
+                               : own_ns != 0       ? own_ns
+                                                   : options_.min_runtime_ns;
   if (now_ns_ + protected_ns + Grace(*base.spec) > to.start_ns) return false;
-  return LevelAllows(claimant, to.cell, demand, base, use_now_, base.worker_milli * base.min_workers);
+  return LevelAllows(claimant, to.cell, demand, base, use_now_,
+                     base.worker_milli * base.min_workers);
 }
 
 void Round::Block(FreeMap* map, const Kept& reservation) const {
@@ -248,7 +279,8 @@ void Round::BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t en
   });
 }
 
-void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns, int64_t sign) {
+void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns,
+                        int64_t sign) {
   EachReservation(cell, [&](Kept& reservation) {
     if (Lends(reservation, base, end_ns)) return;
     for (auto& [host, rest] : reservation.rest) {
@@ -259,14 +291,16 @@ void Round::ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang,
         rest.memory_bytes -= sign * part.workers * demand.memory_bytes;
         rest.disk_bytes -= sign * part.workers * demand.disk_bytes;
         for (size_t d = 0; d < part.devices.size(); ++d) {
-          rest.device_milli[part.devices[d]] -= sign * (d < part.device_milli.size() ? part.device_milli[d] : 1000);
+          rest.device_milli[part.devices[d]] -=
+              sign * (d < part.device_milli.size() ? part.device_milli[d] : 1000);
         }
       }
     }
   });
 }
 
-// By the expected ends of what runs in the cell; 0 = unknown, or this round has answered often enough.
+// By the expected ends of what runs in the cell; 0 = unknown, or this round has answered often
+// enough.
 int64_t Round::EarliestStart(int32_t b, int32_t cell) {
   const Base& base = m_.bases[b];
   const bool takes = base.entitled && base.charge == cell;

@@ -1,7 +1,9 @@
-// One decision in the making: the free devices, what was planned so far, and the steps that add to it.
+// One decision in the making: the free devices, what was planned so far, and the steps that add to
+// it.
 //
-// Inside of scheduler/decide. Order of the steps: stops that nobody's claim causes; what is over with its job; devices held for claims; placing, reclaim and
-// reservations for waiting units of S; growth; backfill of what is outside S; spill; verdicts.
+// Inside of scheduler/decide. Order of the steps: stops that nobody's claim causes; what is over
+// with its job; devices held for claims; placing, reclaim and reservations for waiting units of S;
+// growth; backfill of what is outside S; spill; verdicts.
 #pragma once
 
 #include <array>
@@ -26,8 +28,10 @@ namespace muster {
 
 class Round {
  public:
-  // `model` is the state's, with its entitled set; `now` and `future` have what is free by it, and have that again when the Round ends.
-  Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model, FreeMap* now, FreeMap* future);
+  // `model` is the state's, with its entitled set; `now` and `future` have what is free by it, and
+  // have that again when the Round ends.
+  Round(const State& state, int64_t now_ns, const SchedulingOptions& options, const Model& model,
+        FreeMap* now, FreeMap* future);
   Plan Run();
 
  private:
@@ -37,51 +41,61 @@ class Round {
     int32_t workers = 0;
     PlannedGang gang;
   };
-  // Devices kept for a base. Held: its own as they become free. Otherwise it is a reservation: from start_ns on, and lent until then.
+  // Devices kept for a base. Held: its own as they become free. Otherwise it is a reservation: from
+  // start_ns on, and lent until then.
   struct Kept {
     int32_t base = 0;
     int32_t cell = 0;
     int32_t workers = 0;
     PlannedGang gang;
     bool held = false;
-    int64_t start_ns = 0;              // 0: unknown
+    int64_t start_ns = 0;  // 0: unknown
     bool draining = false;
-    std::vector<std::pair<HostId, HostFree>> rest;  // of a reservation: what its hosts have beside it from start_ns on
+    std::vector<std::pair<HostId, HostFree>>
+        rest;  // of a reservation: what its hosts have beside it from start_ns on
   };
   // When and where a base could start by the expected ends of what runs.
   struct Slot {
-    int64_t start_ns = 0;              // kUnbounded: only after ends that nobody knows
+    int64_t start_ns = 0;  // kUnbounded: only after ends that nobody knows
     PlannedGang gang;
     std::vector<std::pair<HostId, HostFree>> rest;
   };
   // When what runs in a cell is expected to end.
   struct End {
-    int64_t end_ns = 0;                // kUnbounded: unknown
+    int64_t end_ns = 0;  // kUnbounded: unknown
     int64_t place_ns = 0;
     int32_t base = 0;
     bool gpus = false;
-    int64_t milli = 0;                 // that it gives back then
-    bool operator<(const End& other) const { return std::tie(end_ns, place_ns, base) < std::tie(other.end_ns, other.place_ns, other.base); }
+    int64_t milli = 0;  // that it gives back then
+    bool operator<(const End& other) const {
+      return std::tie(end_ns, place_ns, base) < std::tie(other.end_ns, other.place_ns, other.base);
+    }
   };
   // Devices' use by queue node and flavour: [node * flavours + flavour].
   using Use = std::vector<int64_t>;
-  // How far a queue is over its guarantee, as a fraction of its weight: compared by rank, then over/weight.
+  // How far a queue is over its guarantee, as a fraction of its weight: compared by rank, then
+  // over/weight.
   struct Level {
-    int32_t rank = 0;                  // 0: within the guarantee or without quota, 1: borrows, 2: borrows with weight 0
+    int32_t rank =
+        0;  // 0: within the guarantee or without quota, 1: borrows, 2: borrows with weight 0
     int64_t over = 0, weight = 1;
   };
   static int Compare(const Level& a, const Level& b);
 
   // stops.cc
   void StopWhatMust();
-  // A cancelled or failed task's unreachable members are declared lost, where its rule allows that, so that it can end. What else its
-  // job waits for is over with it: this plan places it nowhere, and stops and keeps nothing for it.
+  // A cancelled or failed task's unreachable members are declared lost, where its rule allows that,
+  // so that it can end. What else its job waits for is over with it: this plan places it nowhere,
+  // and stops and keeps nothing for it.
   void EndWhatIsOver();
-  void Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns, int32_t next_workers = 0,
-            const pb::AttemptKey* claimant = nullptr);
+  void Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns,
+            int32_t next_workers = 0, const pb::AttemptKey* claimant = nullptr);
   void LookAt(int64_t at_ns);
-  // It was to have stopped by now, killed if need be: when its hosts answer nobody knows, and what it holds is counted upon no more.
-  bool Unanswered(const Base& base) const { return base.stopping && !base.may_be_lost && AnswerDueNs(base) <= now_ns_; }
+  // It was to have stopped by now, killed if need be: when its hosts answer nobody knows, and what
+  // it holds is counted upon no more.
+  bool Unanswered(const Base& base) const {
+    return base.stopping && !base.may_be_lost && AnswerDueNs(base) <= now_ns_;
+  }
   int64_t AnswerDueNs(const Base& base) const;
   int64_t Grace(const pb::TaskSpec& spec) const;
 
@@ -90,8 +104,8 @@ class Round {
   void StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held);
   void PlaceEntitled();
   void PlaceOne(int32_t b);
-  // Of a gang whose members may be lost, some of them: a place for it from what is free, is being given back, and its own. True: it
-  // starts there or holds it.
+  // Of a gang whose members may be lost, some of them: a place for it from what is free, is being
+  // given back, and its own. True: it starts there or holds it.
   bool StartWithSpares(int32_t b);
   std::optional<PlannedGang> PlaceWithSpares(const Base& base, int32_t workers);
   void CloseBeside(const Base& base, const PlannedGang& gang);
@@ -104,24 +118,37 @@ class Round {
   void Emit(const Placed& placed);
   void EmitReservations();
   void Lose(const Base& base, const std::string& outcome);
-  // Its queue is held: what runs goes on and, where others need its devices, comes back smaller; nothing of it grows, moves or starts anew.
-  bool InHeldQueue(const Base& base) const { return base.leaf >= 0 && s_.queues().nodes[base.leaf].held; }
+  // Its queue is held: what runs goes on and, where others need its devices, comes back smaller;
+  // nothing of it grows, moves or starts anew.
+  bool InHeldQueue(const Base& base) const {
+    return base.leaf >= 0 && s_.queues().nodes[base.leaf].held;
+  }
   int32_t IndexOf(const Base& base) const { return static_cast<int32_t>(&base - m_.bases.data()); }
   bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;
   void AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const;
-  int64_t& UseAt(Use* use, int32_t node, int32_t flavour) const { return (*use)[node * m_.flavours.size() + flavour]; }
-  const FlavourQuota& QuotaOf(int32_t node, int32_t flavour) const { return m_.quota[node * m_.flavours.size() + flavour]; }
-  int64_t UseAt(const Use& use, int32_t node, int32_t flavour) const { return use[node * m_.flavours.size() + flavour]; }
+  int64_t& UseAt(Use* use, int32_t node, int32_t flavour) const {
+    return (*use)[node * m_.flavours.size() + flavour];
+  }
+  const FlavourQuota& QuotaOf(int32_t node, int32_t flavour) const {
+    return m_.quota[node * m_.flavours.size() + flavour];
+  }
+  int64_t UseAt(const Use& use, int32_t node, int32_t flavour) const {
+    return use[node * m_.flavours.size() + flavour];
+  }
   std::string CellName(int32_t cell) const;
   // A place that is free now and may be used until end_ns (0: for ever), reservations respected.
   std::optional<PlannedGang> PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns);
-  // Calls f(kept) for each reservation that what starts in the cell may meet: of the cell and, for work without devices, of its cluster's devices.
+  // Calls f(kept) for each reservation that what starts in the cell may meet: of the cell and, for
+  // work without devices, of its cluster's devices.
   template <typename F>
   void EachReservation(int32_t cell, F f) {
     for (Kept& kept : reserved_[cell]) f(kept);
     if (m_.cells[cell].flavour != m_.cpu) return;
-    const auto beside = [&](int32_t c) { return c >= 0 && c < static_cast<int32_t>(m_.cells.size()) && m_.cells[c].cluster == m_.cells[cell].cluster; };
-    for (const int32_t step : {-1, 1}) {       // cells of a cluster lie together
+    const auto beside = [&](int32_t c) {
+      return c >= 0 && c < static_cast<int32_t>(m_.cells.size()) &&
+             m_.cells[c].cluster == m_.cells[cell].cluster;
+    };
+    for (const int32_t step : {-1, 1}) {  // cells of a cluster lie together
       for (int32_t c = cell + step; beside(c); c += step) {
         for (Kept& kept : reserved_[c]) f(kept);
       }
@@ -132,49 +159,62 @@ class Round {
 
   // reclaim.cc
   enum class Claim { kStopsOthers, kTooMany, kNobody };
-  // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already with fewer.
-  // `takes_all`: however many that takes.
+  // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already
+  // with fewer. `takes_all`: however many that takes.
   Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all = false);
-  // What is being stopped where a host doesn't answer isn't given back soon: on its hosts future_ has only what is free now, and `use` counts it.
+  // What is being stopped where a host doesn't answer isn't given back soon: on its hosts future_
+  // has only what is free now, and `use` counts it.
   void TakeBackUnanswered(Use* use);
   // Stops the workers of a base beyond `keeps`; 0: all of it.
   struct Victim {
     int32_t base = 0;
     int32_t keeps = 0;
-    int64_t lost_milli_ns = 0;         // devices' time since its last checkpoint, in thousandths
+    int64_t lost_milli_ns = 0;  // devices' time since its last checkpoint, in thousandths
     int64_t start_ns = 0;
   };
-  // Whom a claim for so many workers in the cell may stop, in that order, each beside those before it: growth first, then what loses the least.
-  std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed, bool grows);
+  // Whom a claim for so many workers in the cell may stop, in that order, each beside those before
+  // it: growth first, then what loses the least.
+  std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed,
+                                 bool grows);
   // Why the victim stops, for whoever submitted it.
   static std::string EntitledTo(const Base& claimant, const Base& victim);
   // It starts again in another cell and counts against the levels of its queues as before.
   bool OnlyMoves(const Base& victim) const;
-  // The claimant may stop the victim, min_runtime and levels apart. `grows`: for workers that it has not.
+  // The claimant may stop the victim, min_runtime and levels apart. `grows`: for workers that it
+  // has not.
   bool MayTake(const Base& claimant, const Base& victim, bool grows = false) const;
-  // The claimant's level after it has started is lower than the victim's before, which will hold `more` than in `use`.
-  bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim, const Use& use, int64_t more = 0) const;
-  // Levels have a say between these two, unless the claimant is within its guarantee: they are of different queues.
+  // The claimant's level after it has started is lower than the victim's before, which will hold
+  // `more` than in `use`.
+  bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim,
+                   const Use& use, int64_t more = 0) const;
+  // Levels have a say between these two, unless the claimant is within its guarantee: they are of
+  // different queues.
   bool LevelsCount(const Base& claimant, const Base& victim) const;
   // They count against a queue below the root that is the same.
   bool SharesQueue(const Base& a, const Base& b) const;
-  // The claimant's level with `demand` more than in `after` against the victim's with `more` than in `before`: below 0 if it is lower.
-  int CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after, const Base& victim, int64_t more, const Use& before) const;
+  // The claimant's level with `demand` more than in `after` against the victim's with `more` than
+  // in `before`: below 0 if it is lower.
+  int CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after,
+                    const Base& victim, int64_t more, const Use& before) const;
   Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;
   int64_t ProtectedUntil(const Base& victim) const;
 
   // consolidate.cc
   // It has waited within its guarantee for so long that what others do for it may cost more.
   bool Overdue(const Base& claimant) const;
-  // Moves tasks within the cell so that the overdue claimant starts on whole hosts there. True: they stop, and it holds its place.
+  // Moves tasks within the cell so that the overdue claimant starts on whole hosts there. True:
+  // they stop, and it holds its place.
   bool Consolidate(int32_t b, int32_t cell);
 
   // reserve.cc
   // Of what runs in the cell: by end, of those whose end nobody knows the longest running first.
   const std::vector<End>& EndsIn(int32_t cell);
   // `told`: there and nowhere else.
-  std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers, int64_t not_before_ns, bool takes, const PlannedGang* told = nullptr);
-  // Its reservation as State knows it, if a host of that is silent, so that no slot would be found there; else nullptr.
+  std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers,
+                               int64_t not_before_ns, bool takes,
+                               const PlannedGang* told = nullptr);
+  // Its reservation as State knows it, if a host of that is silent, so that no slot would be found
+  // there; else nullptr.
   const Reservation* ToldOnSilentHosts(const Base& base) const;
   bool ReserveFrom(int32_t b, int64_t not_before_ns, bool drain);
   // When a base that starts now is expected to end; 0 = unknown.
@@ -182,30 +222,37 @@ class Round {
   bool Lends(const Kept& to, const Base& base, int64_t end_ns) const;
   // Leaves on its hosts only what it doesn't need, of draining ones nothing.
   void Block(FreeMap* map, const Kept& reservation) const;
-  // For claims a draining reservation keeps its own devices only: what is stopped for them lets it start, too.
-  void BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns, bool claims = false);
+  // For claims a draining reservation keeps its own devices only: what is stopped for them lets it
+  // start, too.
+  void BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns,
+                   bool claims = false);
   // A gang was placed beside the cell's reservations.
-  void ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns, int64_t sign);
+  void ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns,
+                   int64_t sign);
   int64_t EarliestStart(int32_t b, int32_t cell);
 
   // backfill.cc
   void Backfill();
   void CountClaims();
   bool BackfillOne(int32_t b);
-  // What waits outside S, queue by queue: in each by priority, then the least run so far, then submission; what has waited for very
-  // long counts as never having run, so that it isn't passed over for ever (decision 041).
+  // What waits outside S, queue by queue: in each by priority, then the least run so far, then
+  // submission; what has waited for very long counts as never having run, so that it isn't passed
+  // over for ever (decision 041).
   struct InLine {
-    int32_t leaf = 0, behind = 0;      // the priority's negative
+    int32_t leaf = 0, behind = 0;  // the priority's negative
     int64_t ran_ns = 0, submit_ns = 0;
     int32_t base = 0;
-    // Beside the order, of Spill: it looks for other clusters now; one of them has devices free for it by number.
+    // Beside the order, of Spill: it looks for other clusters now; one of them has devices free for
+    // it by number.
     bool looks = false, may_start = false;
     bool operator<(const InLine& other) const {
-      return std::tie(leaf, behind, ran_ns, submit_ns, base) < std::tie(other.leaf, other.behind, other.ran_ns, other.submit_ns, other.base);
+      return std::tie(leaf, behind, ran_ns, submit_ns, base) <
+             std::tie(other.leaf, other.behind, other.ran_ns, other.submit_ns, other.base);
     }
   };
   InLine PlaceInLine(int32_t b) const;
-  // With it, a limit would keep out a unit of S that waits below the same queue, and that couldn't stop it.
+  // With it, a limit would keep out a unit of S that waits below the same queue, and that couldn't
+  // stop it.
   bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
   // By what it takes of one flavour.
   bool HindersClaims(const Base& base, int32_t flavour, int64_t takes, int64_t end_ns) const;
@@ -213,22 +260,25 @@ class Round {
 
   using Failed = absl::btree_set<std::array<int64_t, 4>>;
   // spill.cc
-  // What a cell's devices will be free by number, by the expected ends of what runs there, and what waits for them.
+  // What a cell's devices will be free by number, by the expected ends of what runs there, and what
+  // waits for them.
   struct Outlook {
-    std::vector<std::pair<int64_t, int64_t>> freed;  // from when on how many thousandths; the first entry is now
+    std::vector<std::pair<int64_t, int64_t>>
+        freed;  // from when on how many thousandths; the first entry is now
     int64_t ahead_milli = 0;
   };
   struct Move {
     int64_t cost_ns = 0;
-    bool reaches = true;               // the cluster reaches what the task reads
-    std::string text;                  // of what is moved; empty: nothing
+    bool reaches = true;  // the cluster reaches what the task reads
+    std::string text;     // of what is moved; empty: nothing
   };
   void Spill();
-  Outlook* OutlookOf(int32_t cell, bool gpus);   // nullptr: that is beyond what a decision works out
+  Outlook* OutlookOf(int32_t cell, bool gpus);  // nullptr: that is beyond what a decision works out
   int64_t CountedStart(const Base& base, int32_t cell);
   std::optional<PlannedGang> FreeNow(int32_t b, int32_t cell, Failed* failed);
   Move MoveTo(const Base& base, int32_t cell) const;
-  void Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns, const Move& move, bool to_front);
+  void Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns,
+            const Move& move, bool to_front);
 
   // verdicts.cc
   // What verdicts ask of a cell, once a round.
@@ -245,35 +295,50 @@ class Round {
   const int64_t now_ns_;
   const SchedulingOptions& options_;
   const Model& m_;
-  FreeMap& now_;                       // free now, less what is placed or held in this round
-  FreeMap& future_;                    // with what stopping attempts will give back
+  FreeMap& now_;     // free now, less what is placed or held in this round
+  FreeMap& future_;  // with what stopping attempts will give back
   const FreeMap::Trial now_trial_, future_trial_;
   Use use_now_, use_future_;
-  Use use_claims_;                     // use_now_ and what waits in S; for backfill
-  std::vector<int32_t> entitled_;      // bases of S that want a place, or come back, or may have to start elsewhere; ascending
-  std::vector<int32_t> outside_;       // bases outside S that want a place or come back; ascending
-  std::set<const JobRow*> ending_;     // jobs that fail or are cancelled for good by what this plan loses
+  Use use_claims_;                 // use_now_ and what waits in S; for backfill
+  std::vector<int32_t> entitled_;  // bases of S that want a place, or come back, or may have to
+                                   // start elsewhere; ascending
+  std::vector<int32_t> outside_;   // bases outside S that want a place or come back; ascending
+  std::set<const JobRow*>
+      ending_;  // jobs that fail or are cancelled for good by what this plan loses
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
-  std::vector<Kept> kept_;             // held
-  std::vector<std::vector<Kept>> reserved_;      // reservations by cell, in order of acceptance
-  std::vector<bool> stopped_;          // bases that this plan stops
-  std::vector<int32_t> stops_now_;     // the same, in order
-  std::vector<bool> served_;           // bases that are placed or have devices held for them
-  std::vector<int32_t> unserved_;      // waiting bases of S that aren't
-  std::vector<std::optional<std::vector<End>>> ends_;   // by cell
-  // What found no place in this round; forgotten when something is stopped. Kind (and workers), cell, shape, and what else matters.
-  enum FailedKind { kNow = 0, kFuture = 1, kSlot = 2, kGuaranteedClaim = 3, kOtherClaim = 4, kMoves = 5, kUnknownSlot = 6, kKinds = 7 };
-  Failed failed_;
-  absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t> starts_;  // estimated, by cell, shape and leaf
-  struct Asked {
-    int64_t milli = 0, cpus_milli = 0;   // the latter beside devices
+  std::vector<Kept> kept_;                   // held
+  std::vector<std::vector<Kept>> reserved_;  // reservations by cell, in order of acceptance
+  std::vector<bool> stopped_;                // bases that this plan stops
+  std::vector<int32_t> stops_now_;           // the same, in order
+  std::vector<bool> served_;                 // bases that are placed or have devices held for them
+  std::vector<int32_t> unserved_;            // waiting bases of S that aren't
+  std::vector<std::optional<std::vector<End>>> ends_;  // by cell
+  // What found no place in this round; forgotten when something is stopped. Kind (and workers),
+  // cell, shape, and what else matters.
+  enum FailedKind {
+    kNow = 0,
+    kFuture = 1,
+    kSlot = 2,
+    kGuaranteedClaim = 3,
+    kOtherClaim = 4,
+    kMoves = 5,
+    kUnknownSlot = 6,
+    kKinds = 7
   };
-  std::map<std::tuple<int32_t, int32_t, bool>, Asked> asked_;  // by cell, leaf and guarantee: of S what still has to be placed
+  Failed failed_;
+  absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t>
+      starts_;  // estimated, by cell, shape and leaf
+  struct Asked {
+    int64_t milli = 0, cpus_milli = 0;  // the latter beside devices
+  };
+  std::map<std::tuple<int32_t, int32_t, bool>, Asked>
+      asked_;  // by cell, leaf and guarantee: of S what still has to be placed
   std::vector<Outlook> outlooks_;
-  std::vector<int32_t> outlook_at_[2]; // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet
+  std::vector<int32_t>
+      outlook_at_[2];  // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet
   int32_t estimates_left_;
-  int32_t reservations_left_, slots_left_;   // slots: looked for, found or not
+  int32_t reservations_left_, slots_left_;  // slots: looked for, found or not
   Plan plan_;
 };
 

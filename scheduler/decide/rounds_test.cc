@@ -1,4 +1,5 @@
-// Reservations, backfill, reclaim within a round: what SCHEDULING.md §2 and §4 promise, case by case.
+// Reservations, backfill, reclaim within a round: what SCHEDULING.md §2 and §4 promise, case by
+// case.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,13 +28,18 @@ SchedulingOptions Quick() {
   return options;
 }
 
-Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) { return testing::DecideAndApply(system, options); }
+Plan Go(SystemBuilder* system, const SchedulingOptions& options = Quick()) {
+  return testing::DecideAndApply(system, options);
+}
 
-bool Runs(const SystemBuilder& system, uint64_t job) { return TaskOf(system.state, job).current() != nullptr; }
+bool Runs(const SystemBuilder& system, uint64_t job) {
+  return TaskOf(system.state, job).current() != nullptr;
+}
 int64_t LedgerMilli(const SystemBuilder& system, LedgerClass ledger_class) {
   int64_t milli = 0;
   for (const HostId id : system.state.hosts()) {
-    for (const LedgerShare& share : system.state.host(id).shares) milli += share.ledger_class == static_cast<int>(ledger_class) ? share.milli : 0;
+    for (const LedgerShare& share : system.state.host(id).shares)
+      milli += share.ledger_class == static_cast<int>(ledger_class) ? share.milli : 0;
   }
   return milli;
 }
@@ -48,8 +54,8 @@ void SetHeld(SystemBuilder* system, const std::string& queue, bool held) {
   system->Do(event);
 }
 
-// Two devices, shared: 0.4 of the first until 100 s, 0.7 of the second for longer. The head wants 0.9 of one: entitled, as all
-// together are the 2 devices, but there is no such place before 100 s.
+// Two devices, shared: 0.4 of the first until 100 s, 0.7 of the second for longer. The head wants
+// 0.9 of one: entitled, as all together are the 2 devices, but there is no such place before 100 s.
 struct HeadOfLine {
   SystemBuilder system;
   uint64_t running = 0, longer = 0, head = 0;
@@ -84,12 +90,14 @@ TEST(Reserve, TheFirstUnitThatDoesntFitGetsTheTimeWhenExpectedEndsLetItIn) {
 TEST(Reserve, WhatItLacksAndIsIdleInAnotherShapeIsBookedAsFragmented) {
   HeadOfLine at;
   const auto booked = [&](LedgerClass ledger_class) {
-    const auto row = at.system.state.ledger().find({ledger_class == LedgerClass::kIdle ? "" : "q", static_cast<int>(ledger_class)});
+    const auto row = at.system.state.ledger().find(
+        {ledger_class == LedgerClass::kIdle ? "" : "q", static_cast<int>(ledger_class)});
     return row == at.system.state.ledger().end() ? 0 : row->second;
   };
   const int64_t before_us = booked(LedgerClass::kIdle);
   at.system.Step(10);
-  EXPECT_EQ(booked(LedgerClass::kFragmented), 300 * 10'000) << "0.3 on the second device, for ten seconds: the head lacks as much of the first";
+  EXPECT_EQ(booked(LedgerClass::kFragmented), 300 * 10'000)
+      << "0.3 on the second device, for ten seconds: the head lacks as much of the first";
   EXPECT_EQ(booked(LedgerClass::kReserved), 600 * 10'000);
   EXPECT_EQ(booked(LedgerClass::kIdle), before_us);
   at.system.Cancel(at.head);
@@ -119,8 +127,8 @@ struct LendCase {
   const char* name;
   const char* queue;
   int priority;
-  int64_t limit_s;     // 0: none
-  int64_t starve_s;    // starve_after; the head waits for 1 s
+  int64_t limit_s;   // 0: none
+  int64_t starve_s;  // starve_after; the head waits for 1 s
   bool starts;
   bool draining = true;
   int64_t guarantee = 2;
@@ -136,8 +144,10 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
       {"draining: could be stopped, but would end later", "other", 1, 0, 1, false},
       {"draining left out: can be stopped", "other", 1, 0, 1, true, false},
       {"draining: could be stopped for its priority", "q", 0, 200, 1, false},
-      {"for a borrower that starves: can be stopped for its priority", "q", 0, 200, 1, true, true, 0},
-      {"for a borrower that starves: can't be stopped, and would end later", "q", 1, 200, 1, false, true, 0},
+      {"for a borrower that starves: can be stopped for its priority", "q", 0, 200, 1, true, true,
+       0},
+      {"for a borrower that starves: can't be stopped, and would end later", "q", 1, 200, 1, false,
+       true, 0},
   };
   for (const LendCase& c : cases) {
     HeadOfLine at(c.guarantee);
@@ -152,7 +162,9 @@ TEST(Backfill, UsesReservedDevicesOnlyIfItEndsBeforeOrCanBeStopped) {
     Go(&at.system, options);
     EXPECT_EQ(Runs(at.system, small), c.starts) << c.name;
     ASSERT_NE(ReservationOf(at.system, at.head), nullptr) << c.name;
-    EXPECT_EQ(ReservationOf(at.system, at.head)->draining, c.draining && c.starve_s == 1 && c.guarantee > 0) << c.name;
+    EXPECT_EQ(ReservationOf(at.system, at.head)->draining,
+              c.draining && c.starve_s == 1 && c.guarantee > 0)
+        << c.name;
   }
 }
 
@@ -216,10 +228,12 @@ TEST(Backfill, StartsOutsideSAndLeavesWhenSWantsThePlace) {
   ReportAll(&at.system, at.running, pb::GONE, 0);
   const Plan plan = Go(&at.system);
   ASSERT_EQ(StopsIn(plan), 1);
-  EXPECT_EQ(plan.events[0].attempt_stopping().key().job_uid(), at.system.state.FindJob(outside)->uid);
+  EXPECT_EQ(plan.events[0].attempt_stopping().key().job_uid(),
+            at.system.state.FindJob(outside)->uid);
   ASSERT_NE(ReservationOf(at.system, at.head), nullptr);
   EXPECT_TRUE(ReservationOf(at.system, at.head)->held);
-  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 450) << "what is free of its device already";
+  EXPECT_EQ(LedgerMilli(at.system, LedgerClass::kReserved), 450)
+      << "what is free of its device already";
   EXPECT_EQ(StopsIn(Go(&at.system)), 0) << "its claim stands";
   ReportAll(&at.system, outside, pb::GONE, 0, true);
   Go(&at.system);
@@ -229,7 +243,7 @@ TEST(Backfill, StartsOutsideSAndLeavesWhenSWantsThePlace) {
 
 TEST(Backfill, OfAQueueItStartsFirstWhatHasRunTheLeast) {
   for (const int priority : {0, 1}) {
-    HeadOfLine at;                     // 0.6 and 0.3 are free: a place for one of the two
+    HeadOfLine at;  // 0.6 and 0.3 are free: a place for one of the two
     JobBuilder builder("other");
     builder.GpusMilli(500).Priority(priority).task()->set_max_restarts(1);
     const uint64_t older = builder.SubmitTo(&at.system);
@@ -246,7 +260,8 @@ TEST(Backfill, OfAQueueItStartsFirstWhatHasRunTheLeast) {
   }
 }
 
-// Its queue is promised nothing, and of S all is another's, which has no such place. Each day one of its own that never ran comes.
+// Its queue is promised nothing, and of S all is another's, which has no such place. Each day one
+// of its own that never ran comes.
 TEST(Backfill, WhatWasEvictedIsPassedOverForTwoWeeksAtMost) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 1).Queue("own", 2).Queue("lent", 0, -1, 0);
@@ -380,7 +395,8 @@ struct Scattered {
     }
     system.Step(20);
     for (const uint64_t job : jobs) {
-      if (std::find(stay.begin(), stay.end(), job) == stay.end()) ReportAll(&system, job, pb::GONE, 0);
+      if (std::find(stay.begin(), stay.end(), job) == stay.end())
+        ReportAll(&system, job, pb::GONE, 0);
     }
   }
 };
@@ -408,14 +424,15 @@ TEST(Consolidate, AnOverdueGuaranteedClaimGetsAWholeHostAndWhatStoodThereGoesOnB
   Go(&at.system);
   ASSERT_TRUE(Runs(at.system, whole));
   ASSERT_TRUE(Runs(at.system, moved));
-  EXPECT_EQ(TaskOf(at.system.state, moved).current()->parts[0].host, TaskOf(at.system.state, stays).current()->parts[0].host);
+  EXPECT_EQ(TaskOf(at.system.state, moved).current()->parts[0].host,
+            TaskOf(at.system.state, stays).current()->parts[0].host);
 }
 
 TEST(Consolidate, WhatMovesTakesThePlaceOfWhatTheClaimantMayStop) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8).Queue("b");
   std::vector<uint64_t> jobs;
-  for (const char* queue : {"a", "b", "a", "b"}) {       // a host has 2 of each
+  for (const char* queue : {"a", "b", "a", "b"}) {  // a host has 2 of each
     jobs.push_back(JobBuilder(queue).Gpus(2).SubmitTo(&system));
     Go(&system);
     StartAll(&system, jobs.back());
@@ -426,7 +443,8 @@ TEST(Consolidate, WhatMovesTakesThePlaceOfWhatTheClaimantMayStop) {
   system.Step(70);
   EXPECT_EQ(StopsIn(Go(&system)), 3);
   for (const uint64_t job : jobs) {
-    if (TaskOf(system.state, job).current()->state == pb::TASK_STOPPING) ReportAll(&system, job, pb::GONE, 0, true);
+    if (TaskOf(system.state, job).current()->state == pb::TASK_STOPPING)
+      ReportAll(&system, job, pb::GONE, 0, true);
   }
   Go(&system);
   EXPECT_TRUE(Runs(system, claimant));
@@ -448,7 +466,8 @@ TEST(Consolidate, NobodyMovesForABorrowerOrWhereTheMovedWouldFindNoPlace) {
   Go(&system);
   StartAll(&system, x);
   StartAll(&system, y);
-  ASSERT_NE(TaskOf(system.state, x).current()->parts[0].host, TaskOf(system.state, y).current()->parts[0].host);
+  ASSERT_NE(TaskOf(system.state, x).current()->parts[0].host,
+            TaskOf(system.state, y).current()->parts[0].host);
   JobBuilder("q").Gpus(4).SubmitTo(&system);
   Go(&system);
   system.Step(60);
@@ -474,8 +493,9 @@ TEST(Reclaim, BorrowsOnlyFromQueuesThatAreAtLeastAsFarOver) {
   EXPECT_TRUE(Runs(system, b1));
 }
 
-// Found by sched-fuzz, seed 32010: what a draining reservation doesn't need was held for a claim that needn't stop anybody for it.
-// It could have started there as well, did so when it was decided again, and the reservation moved about.
+// Found by sched-fuzz, seed 32010: what a draining reservation doesn't need was held for a claim
+// that needn't stop anybody for it. It could have started there as well, did so when it was decided
+// again, and the reservation moved about.
 TEST(Reclaim, WhoStopsNobodyDoesNotGetByADrainingReservation) {
   SchedulingOptions options = Quick();
   options.starve_after_ns = 100 * kSecond;
@@ -487,13 +507,15 @@ TEST(Reclaim, WhoStopsNobodyDoesNotGetByADrainingReservation) {
   StartAll(&system, stays);
   StartAll(&system, borrows);
   system.Step(1);
-  const uint64_t gang = JobBuilder("a").Workers(4).Cpus(2).Priority(1).SubmitTo(&system);   // there are CPUs for it once `stays` ends
+  const uint64_t gang = JobBuilder("a").Workers(4).Cpus(2).Priority(1).SubmitTo(
+      &system);  // there are CPUs for it once `stays` ends
   Go(&system, options);
   system.Step(200);
   Go(&system, options);
   ASSERT_NE(ReservationOf(system, gang), nullptr);
   ASSERT_TRUE(ReservationOf(system, gang)->draining);
-  const uint64_t small = JobBuilder("a").Gpus(2).SubmitTo(&system);   // the third of the 8 that it's promised: b's is outside S now
+  const uint64_t small = JobBuilder("a").Gpus(2).SubmitTo(
+      &system);  // the third of the 8 that it's promised: b's is outside S now
   Go(&system, options);
   EXPECT_FALSE(Runs(system, small)) << "nobody knows when the gang starts, so it would end later";
   EXPECT_EQ(ReservationOf(system, small), nullptr);
@@ -501,14 +523,14 @@ TEST(Reclaim, WhoStopsNobodyDoesNotGetByADrainingReservation) {
   EXPECT_TRUE(Go(&system, options).events.empty()) << "nothing changed, nothing is said again";
 }
 
-// Found by sched-fuzz, seed 39980, whose check took it for room that nobody waits for: what may be lost is a claimant like what
-// waits, and its queue's limit holds for where it starts next.
+// Found by sched-fuzz, seed 39980, whose check took it for room that nobody waits for: what may be
+// lost is a claimant like what waits, and its queue's limit holds for where it starts next.
 TEST(Backfill, LeavesWhatMayBeLostTheRestOfItsLimit) {
   for (const int64_t limit : {5, 6}) {
     SystemBuilder system;
     system.Cluster("c").Hosts("c", 1, 4).Hosts("c", 1, 4, "gpu", "", 2).Queue("q", 0, limit);
     JobBuilder lost("q");
-    lost.Gpus(4).Cpus(4);                                // the other host has devices for it, and too few CPUs
+    lost.Gpus(4).Cpus(4);  // the other host has devices for it, and too few CPUs
     lost.task()->set_when_unreachable(pb::REPLACE);
     const uint64_t gone = lost.SubmitTo(&system);
     Go(&system);
@@ -541,7 +563,8 @@ TEST(Grow, TakesWhatIsOutsideSAndItsOwnShare) {
   EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 4);
 }
 
-// A cancelled gang keeps its devices on one host while another of its hosts doesn't answer: growing onto them would end where it began.
+// A cancelled gang keeps its devices on one host while another of its hosts doesn't answer: growing
+// onto them would end where it began.
 TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 4, 4).Queue("a", 12).Queue("b");
@@ -557,7 +580,8 @@ TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
   StartAll(&system, outside);
   StartAll(&system, elastic);
   ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 3);
-  const std::string gone = system.state.host(TaskOf(system.state, gang).current()->parts[0].host).name;
+  const std::string gone =
+      system.state.host(TaskOf(system.state, gang).current()->parts[0].host).name;
   system.HostState("c", gone, pb::HOST_UNREACHABLE);
   system.Cancel(gang);
   Go(&system);
@@ -600,7 +624,7 @@ TEST(HeldQueue, WhatRunsThereDoesNotMove) {
 
 TEST(HeldQueue, WhatIsStoppedOnlyToComeBackStartsInSpiteOfTheHold) {
   for (const bool held_before : {true, false}) {
-    for (const int64_t guarantee : {2, 0}) {             // of what is shrunk: in S, and outside
+    for (const int64_t guarantee : {2, 0}) {  // of what is shrunk: in S, and outside
       SystemBuilder system;
       system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4 - guarantee).Queue("b", guarantee);
       const uint64_t shrunk = JobBuilder("b").Workers(guarantee == 0 ? 1 : 2, 4).SubmitTo(&system);
@@ -636,7 +660,8 @@ TEST(Reserve, WhoGetsNoReservationTakesNoneFromOthers) {
   system.Cluster("c").Cluster("d").Hosts("c", 24, 16).Hosts("d", 1, 2).Queue("q");
   const auto submit = [&](const char* cluster, int64_t milli, int64_t limit_s = 0, int shape = 0) {
     JobBuilder job("q");
-    job.GpusMilli(milli).In({cluster}).task()->mutable_resources()->set_memory_bytes((1 << 20) + shape);
+    job.GpusMilli(milli).In({cluster}).task()->mutable_resources()->set_memory_bytes((1 << 20) +
+                                                                                     shape);
     if (limit_s > 0) job.TimeLimit(limit_s);
     return job.SubmitTo(&system);
   };
@@ -656,7 +681,8 @@ TEST(Reserve, WhoGetsNoReservationTakesNoneFromOthers) {
   EXPECT_EQ(ReservationOf(system, head)->start_ns, SystemBuilder::kStart + 100 * kSecond);
 }
 
-// One device on each of two hosts, 0.4 of the first until 100 s: a gang that wants 0.8 of both waits for that.
+// One device on each of two hosts, 0.4 of the first until 100 s: a gang that wants 0.8 of both
+// waits for that.
 TEST(Silent, AReservationStandsUntilItsHostCantBeReached) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 1).Queue("q", 2);
@@ -671,13 +697,14 @@ TEST(Silent, AReservationStandsUntilItsHostCantBeReached) {
   const uint64_t small = JobBuilder("q").GpusMilli(500).SubmitTo(&system);
   Go(&system);
   EXPECT_FALSE(Runs(system, small));
-  const std::string host = system.state.host(TaskOf(system.state, running).current()->parts[0].host).name;
+  const std::string host =
+      system.state.host(TaskOf(system.state, running).current()->parts[0].host).name;
   system.HostState("c", host, pb::HOST_SILENT);
   EXPECT_TRUE(Go(&system).events.empty());
   ASSERT_NE(ReservationOf(system, head), nullptr);
   EXPECT_EQ(*ReservationOf(system, head), before);
   EXPECT_FALSE(Runs(system, small)) << "on the host that speaks";
-  system.Step(150);                                      // it was to begin at 100
+  system.Step(150);  // it was to begin at 100
   EXPECT_EQ(StopsIn(Go(&system)), 1) << "its time limit";
   EXPECT_FALSE(Runs(system, small));
   system.Step(160);
@@ -713,8 +740,10 @@ TEST(Silent, WhatIsHeldStandsUntilItsHostCantBeReached) {
     const uint64_t gang = at.claimant;
     ASSERT_EQ(at.stops, 2);
     std::vector<std::string> hosts;
-    for (const uint64_t job : victims) hosts.push_back(system.state.host(TaskOf(system.state, job).current()->parts[0].host).name);
-    for (const std::string& host : hosts) system.HostState("c", host, pb::HOST_SILENT);   // as at the scheduler's start
+    for (const uint64_t job : victims)
+      hosts.push_back(system.state.host(TaskOf(system.state, job).current()->parts[0].host).name);
+    for (const std::string& host : hosts)
+      system.HostState("c", host, pb::HOST_SILENT);  // as at the scheduler's start
     EXPECT_TRUE(Go(&system).events.empty());
     system.HostState("c", hosts[0], pb::HOST_UP);
     ReportAll(&system, victims[0], pb::GONE, 0, true);
@@ -748,7 +777,8 @@ TEST(Silent, WhatComesBackKeepsItsDevicesInSAndOutside) {
     system.Step(1);
     const uint64_t claimant = JobBuilder("a").Workers(2).SubmitTo(&system);
     ASSERT_EQ(StopsIn(Go(&system)), 1);
-    if (guarantee == 0) JobBuilder("a").Workers(2).SubmitTo(&system);   // with it nothing is left for `shrunk`
+    if (guarantee == 0)
+      JobBuilder("a").Workers(2).SubmitTo(&system);  // with it nothing is left for `shrunk`
     const HostId host = TaskOf(system.state, shrunk).current()->parts[0].host;
     system.HostState("c", system.state.host(host).name, pb::HOST_SILENT);
     Go(&system);
@@ -769,7 +799,7 @@ TEST(Reclaim, AStopThatIsNotAnsweredInTimeKeepsNothingFromOthers) {
     ASSERT_EQ(at.stops, 2);
     ReportAll(&system, victims[0], pb::GONE, 0, true);
     const uint64_t other = JobBuilder("b").Gpus(8).SubmitTo(&system);
-    int64_t due_s = 20 + 10 + 120;                       // its grace, and two minutes
+    int64_t due_s = 20 + 10 + 120;  // its grace, and two minutes
     if (restarts) {
       system.Step(500);
       pb::Event step;
@@ -790,7 +820,7 @@ TEST(Reclaim, AStopThatIsNotAnsweredInTimeKeepsNothingFromOthers) {
     ASSERT_TRUE(Runs(system, other)) << restarts;
     StartAll(&system, other);
     ReportAll(&system, victims[1], pb::GONE, 0, true);
-    JobBuilder("b").SubmitTo(&system);                   // a new round
+    JobBuilder("b").SubmitTo(&system);  // a new round
     EXPECT_EQ(StopsIn(Go(&system)), 1) << "it claims anew";
     ReportAll(&system, other, pb::GONE, 0, true);
     Go(&system);
@@ -805,7 +835,8 @@ TEST(Reclaim, WhoWaitsForAStopThatIsNotAnsweredClaimsAnew) {
   at.system.Step(30);
   Plan plan = Go(&at.system);
   ASSERT_EQ(StopsIn(plan), 1);
-  const uint64_t stays = at.system.state.FindJobByUid(plan.events[0].attempt_stopping().key().job_uid())->number;
+  const uint64_t stays =
+      at.system.state.FindJobByUid(plan.events[0].attempt_stopping().key().job_uid())->number;
   const uint64_t moves = stays == at.stay[0] ? at.stay[1] : at.stay[0];
   ASSERT_NE(ReservationOf(at.system, stays), nullptr);
   at.system.Step(30 + 10 + 119);
@@ -838,7 +869,8 @@ TEST(History, TheNewestEqualJobTellsWhenOneEnds) {
   StartAll(&system, second);
   const uint64_t next = JobBuilder("q").Gpus(4).SubmitTo(&system);
   const Plan plan = Go(&system);
-  EXPECT_EQ(plan.verdicts.Find({next, 0})->expected_start_ns, SystemBuilder::kStart + 100 * kSecond);
+  EXPECT_EQ(plan.verdicts.Find({next, 0})->expected_start_ns,
+            SystemBuilder::kStart + 100 * kSecond);
 }
 
 TEST(Backoff, ItsPlaceIsLentUntilItStartsAgain) {

@@ -1,9 +1,11 @@
-// What a decision costs at scale, in a steady state: a federation full of running gangs with a long line before it, a hundred
-// events a step through Apply, Decider and Validate. Used by bench/scale_500k.py; prints one line of key=value figures.
+// What a decision costs at scale, in a steady state: a federation full of running gangs with a long
+// line before it, a hundred events a step through Apply, Decider and Validate. Used by
+// bench/scale_500k.py; prints one line of key=value figures.
 //
 //   bench-scale [--tenth] [--steps N] [--model]
 //
-// --tenth: a tenth of everything but the events. --model: the model and its entitled set only, placed by the bench itself.
+// --tenth: a tenth of everything but the events. --model: the model and its entitled set only,
+// placed by the bench itself.
 #include <sys/resource.h>
 #include <time.h>
 
@@ -70,7 +72,8 @@ struct Stopwatch {
 double Quantile(std::vector<double> values, double share) {
   MUSTER_CHECK(!values.empty());
   std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(static_cast<double>(values.size()) * share))];
+  return values[std::min(values.size() - 1,
+                         static_cast<size_t>(static_cast<double>(values.size()) * share))];
 }
 double Mean(const std::vector<double>& values) {
   double sum = 0;
@@ -79,7 +82,9 @@ double Mean(const std::vector<double>& values) {
 }
 
 std::string ClusterName(int64_t c) { return absl::StrCat("c", 100 + c); }
-std::string LeafName(int64_t leaf, const Size& size) { return absl::StrCat("d", leaf % size.departments, "/q", leaf); }
+std::string LeafName(int64_t leaf, const Size& size) {
+  return absl::StrCat("d", leaf % size.departments, "/q", leaf);
+}
 
 class Fleet {
  public:
@@ -105,7 +110,8 @@ class Fleet {
   }
   int64_t now_ns() const { return now_ns_; }
 
-  // Sizes from one GPU to 256; a tenth is elastic; most name a few clusters that share a storage, and one type or two.
+  // Sizes from one GPU to 256; a tenth is elastic; most name a few clusters that share a storage,
+  // and one type or two.
   void Submit() {
     pb::Event event;
     pb::JobSubmitted* e = event.mutable_job_submitted();
@@ -120,9 +126,11 @@ class Fleet {
     const int64_t home = Home(leaf);
     if (!dice_.Chance(5)) {
       spec->add_clusters(ClusterName(home));
-      for (int64_t more = dice_.Of(4); more > 0; --more) spec->add_clusters(ClusterName(home / 10 * 10 + dice_.Of(std::min(10, size_.clusters))));
+      for (int64_t more = dice_.Of(4); more > 0; --more)
+        spec->add_clusters(ClusterName(home / 10 * 10 + dice_.Of(std::min(10, size_.clusters))));
     }
-    static constexpr int kShares[] = {30, 40, 55, 85, 92, 96, 98, 99, 100};   // of 1, 2, 4, … 256 GPUs
+    static constexpr int kShares[] = {30, 40, 55, 85, 92,
+                                      96, 98, 99, 100};  // of 1, 2, 4, … 256 GPUs
     const int64_t at = dice_.Of(100);
     int gpus = 1;
     for (const int share : kShares) {
@@ -176,10 +184,13 @@ class Fleet {
   // Hosts do at once what they are told: what was placed starts, what is stopped ends.
   void Follow(const std::vector<pb::Event>& plan) {
     for (const pb::Event& event : plan) {
-      const pb::AttemptKey& key = event.has_attempt_placed() ? event.attempt_placed().key() : event.attempt_stopping().key();
+      const pb::AttemptKey& key = event.has_attempt_placed() ? event.attempt_placed().key()
+                                                             : event.attempt_stopping().key();
       if (!event.has_attempt_placed() && !event.has_attempt_stopping()) continue;
       const JobRow* job = state.FindJobByUid(key.job_uid());
-      if (job == nullptr || job->tasks[0].current() == nullptr || job->tasks[0].current()->number != key.attempt()) continue;
+      if (job == nullptr || job->tasks[0].current() == nullptr ||
+          job->tasks[0].current()->number != key.attempt())
+        continue;
       if (event.has_attempt_stopping()) {
         AllReport(*job, pb::GONE, false);
         continue;
@@ -196,7 +207,8 @@ class Fleet {
     }
   }
 
-  // A hundred events: what the last plan caused, gangs that arrive so that the line keeps its length, gangs that end, and reports of progress.
+  // A hundred events: what the last plan caused, gangs that arrive so that the line keeps its
+  // length, gangs that end, and reports of progress.
   void Events(const std::vector<pb::Event>& plan) {
     events_ = 0;
     Follow(plan);
@@ -205,7 +217,8 @@ class Fleet {
     while (events_ < kEventsPerStep) {
       const JobRow* job = AnyRunning();
       pb::Event event;
-      *event.mutable_progress_seen()->mutable_key() = KeyOf(*job, 0, job->tasks[0].attempts.back().number);
+      *event.mutable_progress_seen()->mutable_key() =
+          KeyOf(*job, 0, job->tasks[0].attempts.back().number);
       event.mutable_progress_seen()->mutable_progress()->set_step(1'000 + dice_.Of(1'000));
       event.mutable_progress_seen()->mutable_progress()->set_total_steps(2'000 + dice_.Of(100'000));
       event.mutable_progress_seen()->mutable_progress()->set_at_ns(now_ns_);
@@ -215,7 +228,8 @@ class Fleet {
 
   int64_t Count(bool running) const {
     int64_t count = 0;
-    for (const uint64_t number : state.active_jobs()) count += (state.FindJob(number)->tasks[0].current() != nullptr) == running;
+    for (const uint64_t number : state.active_jobs())
+      count += (state.FindJob(number)->tasks[0].current() != nullptr) == running;
     return count;
   }
   int64_t Gpus() const { return int64_t{size_.clusters} * size_.hosts_per_cluster * kGpusPerHost; }
@@ -227,19 +241,22 @@ class Fleet {
     return milli / 1000;
   }
 
-  // Places waiting units of S in their charged cells, first fit: to fill the fleet, and for --model.
+  // Places waiting units of S in their charged cells, first fit: to fill the fleet, and for
+  // --model.
   std::vector<pb::Event> Place(const Model& model, int64_t most) {
     std::vector<std::pair<int32_t, int32_t>> order;
     for (size_t b = 0; b < model.bases.size(); ++b) {
-      if (model.bases[b].entitled && model.bases[b].wants_place()) order.emplace_back(model.order[b], static_cast<int32_t>(b));
+      if (model.bases[b].entitled && model.bases[b].wants_place())
+        order.emplace_back(model.order[b], static_cast<int32_t>(b));
     }
     std::sort(order.begin(), order.end());
     if (order.size() > static_cast<size_t>(most)) order.resize(static_cast<size_t>(most));
-    std::stable_sort(order.begin(), order.end(), [&](const auto& x, const auto& y) {   // large ones first
-      return model.bases[x.second].worker_milli > model.bases[y.second].worker_milli;
-    });
-    std::map<HostId, int> taken;         // devices of hosts that this call used
-    std::map<int32_t, size_t> from;      // by cell: hosts before are full
+    std::stable_sort(
+        order.begin(), order.end(), [&](const auto& x, const auto& y) {  // large ones first
+          return model.bases[x.second].worker_milli > model.bases[y.second].worker_milli;
+        });
+    std::map<HostId, int> taken;     // devices of hosts that this call used
+    std::map<int32_t, size_t> from;  // by cell: hosts before are full
     std::vector<pb::Event> events;
     for (const auto& [accepted, b] : order) {
       const Base& base = model.bases[b];
@@ -271,7 +288,8 @@ class Fleet {
       }
       if (rank < base.min_workers) continue;
       for (const pb::Placement& placement : e->placements()) {
-        for (const int32_t device : placement.devices()) taken[state.FindHost(e->cluster(), placement.host())] |= 1 << device;
+        for (const int32_t device : placement.devices())
+          taken[state.FindHost(e->cluster(), placement.host())] |= 1 << device;
       }
       e->set_workers(rank);
       e->set_at_once(rank == 1);
@@ -285,7 +303,8 @@ class Fleet {
 
   const JobRow* AnyRunning() {
     for (;;) {
-      const JobRow* job = state.FindJob(state.active_jobs()[dice_.Of(static_cast<int64_t>(state.active_jobs().size()))]);
+      const JobRow* job = state.FindJob(
+          state.active_jobs()[dice_.Of(static_cast<int64_t>(state.active_jobs().size()))]);
       const AttemptRow* attempt = job->tasks[0].current();
       if (attempt != nullptr && attempt->state == pb::TASK_RUNNING) return job;
     }
@@ -331,7 +350,8 @@ class Fleet {
       }
     }
   }
-  // Leaves are guaranteed nine tenths of their home clusters' devices together, a department the sum of its leaves.
+  // Leaves are guaranteed nine tenths of their home clusters' devices together, a department the
+  // sum of its leaves.
   void Queues() {
     pb::Event event;
     pb::QueueTree* tree = event.mutable_queues_applied()->mutable_tree();
@@ -379,25 +399,30 @@ int Main(bool tenth, int steps, bool model_only) {
   Fleet fleet(size);
   SchedulingOptions options;
   ModelUpkeep upkeep;
-  // Enough gangs to fill the fleet, started where the entitled set has them; what is left, topped up, is the line.
+  // Enough gangs to fill the fleet, started where the entitled set has them; what is left, topped
+  // up, is the line.
   const int64_t enough = fleet.Gpus() / 6;
   for (int64_t j = 0; j < enough; ++j) fleet.Submit();
   for (int pass = 0; pass < 4; ++pass) {
     fleet.Step();
-    const std::vector<pb::Event> placed = fleet.Place(upkeep.Update(fleet.state, fleet.now_ns(), options), enough);
+    const std::vector<pb::Event> placed =
+        fleet.Place(upkeep.Update(fleet.state, fleet.now_ns(), options), enough);
     for (const pb::Event& event : placed) fleet.Do(event);
     fleet.Follow(placed);
     fleet.FillLine();
     fleet.state.TakeChanges(/*bytes=*/false);
   }
-  std::fprintf(stderr, "%lld GPUs, %lld of them held by %lld gangs, %lld wait\n", static_cast<long long>(fleet.Gpus()),
-               static_cast<long long>(fleet.GpusHeld()), static_cast<long long>(fleet.Count(true)), static_cast<long long>(fleet.Count(false)));
+  std::fprintf(stderr, "%lld GPUs, %lld of them held by %lld gangs, %lld wait\n",
+               static_cast<long long>(fleet.Gpus()), static_cast<long long>(fleet.GpusHeld()),
+               static_cast<long long>(fleet.Count(true)),
+               static_cast<long long>(fleet.Count(false)));
 
   Decider decider;
   Stopwatch decide, validate, apply;
   std::vector<pb::Event> last;
   int64_t planned = 0;
-  constexpr int kWarmUp = 100;   // the first steps start thousands in gaps that Place left; after the 60th what borrows may be stopped
+  constexpr int kWarmUp = 100;  // the first steps start thousands in gaps that Place left; after
+                                // the 60th what borrows may be stopped
   for (int step = 0; step < steps + kWarmUp; ++step) {
     Stopwatch unused;
     const bool counts = step >= kWarmUp;
@@ -407,11 +432,16 @@ int Main(bool tenth, int steps, bool model_only) {
       return 0;
     });
     if (model_only) {
-      const Model& model = *(counts ? decide : unused).Time([&] { return &upkeep.Update(fleet.state, fleet.now_ns(), options); });
+      const Model& model = *(counts ? decide : unused).Time([&] {
+        return &upkeep.Update(fleet.state, fleet.now_ns(), options);
+      });
       last = fleet.Place(model, 30);
     } else {
-      const Plan plan = (counts ? decide : unused).Time([&] { return decider.Decide(fleet.state, fleet.now_ns(), options); });
-      const absl::Status valid = (counts ? validate : unused).Time([&] { return Validate(fleet.state, plan); });
+      const Plan plan = (counts ? decide : unused).Time([&] {
+        return decider.Decide(fleet.state, fleet.now_ns(), options);
+      });
+      const absl::Status valid =
+          (counts ? validate : unused).Time([&] { return Validate(fleet.state, plan); });
       MUSTER_CHECK_MSG(valid.ok(), std::string(valid.message()).c_str());
       last = plan.events;
     }
@@ -419,15 +449,20 @@ int Main(bool tenth, int steps, bool model_only) {
     planned += counts ? static_cast<int64_t>(last.size()) : 0;
     fleet.state.TakeChanges(/*bytes=*/false);
     if (step % 20 == 0) {
-      std::fprintf(stderr, "step %d: %zu events planned, %lld wait\n", step, last.size(), static_cast<long long>(fleet.Count(false)));
+      std::fprintf(stderr, "step %d: %zu events planned, %lld wait\n", step, last.size(),
+                   static_cast<long long>(fleet.Count(false)));
     }
   }
-  std::printf("decide_p50_ms=%.2f decide_p99_ms=%.2f decide_mean_ms=%.2f decide_wall_p99_ms=%.2f validate_p99_ms=%.2f apply_p99_ms=%.2f "
-              "planned_per_step=%.1f running=%lld waiting=%lld held=%.3f rss_mib=%lld\n",
-              Quantile(decide.cpu_ms, 0.5), Quantile(decide.cpu_ms, 0.99), Mean(decide.cpu_ms), Quantile(decide.wall_ms, 0.99),
-              validate.cpu_ms.empty() ? 0 : Quantile(validate.cpu_ms, 0.99), Quantile(apply.cpu_ms, 0.99),
-              static_cast<double>(planned) / steps, static_cast<long long>(fleet.Count(true)), static_cast<long long>(fleet.Count(false)),
-              static_cast<double>(fleet.GpusHeld()) / static_cast<double>(fleet.Gpus()), static_cast<long long>(PeakRssBytes() >> 20));
+  std::printf(
+      "decide_p50_ms=%.2f decide_p99_ms=%.2f decide_mean_ms=%.2f decide_wall_p99_ms=%.2f "
+      "validate_p99_ms=%.2f apply_p99_ms=%.2f "
+      "planned_per_step=%.1f running=%lld waiting=%lld held=%.3f rss_mib=%lld\n",
+      Quantile(decide.cpu_ms, 0.5), Quantile(decide.cpu_ms, 0.99), Mean(decide.cpu_ms),
+      Quantile(decide.wall_ms, 0.99), validate.cpu_ms.empty() ? 0 : Quantile(validate.cpu_ms, 0.99),
+      Quantile(apply.cpu_ms, 0.99), static_cast<double>(planned) / steps,
+      static_cast<long long>(fleet.Count(true)), static_cast<long long>(fleet.Count(false)),
+      static_cast<double>(fleet.GpusHeld()) / static_cast<double>(fleet.Gpus()),
+      static_cast<long long>(PeakRssBytes() >> 20));
   return 0;
 }
 
@@ -442,7 +477,8 @@ int main(int argc, char** argv) {
       tenth = true;
     } else if (std::strcmp(argv[i], "--model") == 0) {
       model = true;
-    } else if (std::strcmp(argv[i], "--steps") == 0 && i + 1 < argc && absl::SimpleAtoi(argv[i + 1], &steps) && steps > 0) {
+    } else if (std::strcmp(argv[i], "--steps") == 0 && i + 1 < argc &&
+               absl::SimpleAtoi(argv[i + 1], &steps) && steps > 0) {
       ++i;
     } else {
       std::fprintf(stderr, "usage: bench-scale [--tenth] [--steps N] [--model]\n");

@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kMostWishes = 4096;   // remembered at a time
+constexpr size_t kMostWishes = 4096;  // remembered at a time
 
 }  // namespace
 
@@ -18,7 +18,9 @@ bool SliceIndex::Tighter::operator()(int32_t a, int32_t b) const {
   const Class& y = *index->classes_[b];
   if (x.whole != y.whole) return x.whole < y.whole;
   if (x.milli != y.milli) return x.milli < y.milli;
-  const auto rest = [](const HostRoom& r) { return std::tie(r.cpus_milli, r.memory_bytes, r.disk_bytes, r.device_milli); };
+  const auto rest = [](const HostRoom& r) {
+    return std::tie(r.cpus_milli, r.memory_bytes, r.disk_bytes, r.device_milli);
+  };
   if (rest(x.free) != rest(y.free)) return rest(x.free) < rest(y.free);
   return index->scorer_->kinds()[x.free.kind] < index->scorer_->kinds()[y.free.kind];
 }
@@ -81,10 +83,12 @@ int32_t SliceIndex::WishIndex(const SliceWish& wish) {
   return static_cast<int32_t>(wishes_.size()) - 1;
 }
 
-std::optional<SliceIndex::Choice> SliceIndex::Pick(const SliceWish& wish, const std::vector<int32_t>& avoid) {
+std::optional<SliceIndex::Choice> SliceIndex::Pick(const SliceWish& wish,
+                                                   const std::vector<int32_t>& avoid) {
   const int32_t index = WishIndex(wish);
   Wish& wanted = wishes_[index];
-  for (size_t k = wanted.on.size(); k < scorer_->kinds().size(); ++k) wanted.on.push_back(DemandOn(wish, scorer_->kinds()[k]));
+  for (size_t k = wanted.on.size(); k < scorer_->kinds().size(); ++k)
+    wanted.on.push_back(DemandOn(wish, scorer_->kinds()[k]));
   std::optional<Choice> best;
   int scored = 0;
   for (const int32_t c : present_) {
@@ -93,20 +97,27 @@ std::optional<SliceIndex::Choice> SliceIndex::Pick(const SliceWish& wish, const 
     Remembered& cost = here.costs[index];
     if (cost.known == Known::kNo) {
       const std::optional<Demand>& demand = wanted.on[here.free.kind];
-      const bool holds = demand.has_value() && Holds(here.free, scorer_->kinds()[here.free.kind], *demand, wish.one_island);
+      const bool holds = demand.has_value() && Holds(here.free, scorer_->kinds()[here.free.kind],
+                                                     *demand, wish.one_island);
       cost.known = holds ? Known::kHolds : Known::kDoesNot;
     }
     if (cost.known == Known::kDoesNot) continue;
     if (++scored > most_scored_ && best.has_value()) break;
     if (cost.known == Known::kHolds) {
       const HostScorer::Cost of = scorer_->Of(here.free, *wanted.on[here.free.kind]);
-      cost = {of.first, of.second, of.device < 0 ? int16_t{0} : here.free.device_milli[of.device], Known::kScored};
+      cost = {of.first, of.second, of.device < 0 ? int16_t{0} : here.free.device_milli[of.device],
+              Known::kScored};
     }
-    if (best.has_value() && std::tie(cost.first, cost.second) > std::tie(best->first, best->second)) continue;
+    if (best.has_value() && std::tie(cost.first, cost.second) > std::tie(best->first, best->second))
+      continue;
     auto slot = here.slots.begin();
-    while (slot != here.slots.end() && !avoid.empty() && std::binary_search(avoid.begin(), avoid.end(), *slot)) ++slot;
+    while (slot != here.slots.end() && !avoid.empty() &&
+           std::binary_search(avoid.begin(), avoid.end(), *slot))
+      ++slot;
     if (slot == here.slots.end()) continue;
-    if (best.has_value() && std::tie(cost.first, cost.second, *slot) > std::tie(best->first, best->second, best->slot)) continue;
+    if (best.has_value() &&
+        std::tie(cost.first, cost.second, *slot) > std::tie(best->first, best->second, best->slot))
+      continue;
     best = Choice{*slot, cost.share_of, cost.first, cost.second};
   }
   return best;

@@ -1,7 +1,9 @@
-// The hosts that one-host slices are put on, kept as classes of hosts that are alike in all they have free: a slice's cost is
-// worked out once a class, not once a host, and remembered until the class is gone.
+// The hosts that one-host slices are put on, kept as classes of hosts that are alike in all they
+// have free: a slice's cost is worked out once a class, not once a host, and remembered until the
+// class is gone.
 //
-// Inside of scheduler/decide. Used by FreeMap for each pool of GPU hosts, and by bench/openb as it is.
+// Inside of scheduler/decide. Used by FreeMap for each pool of GPU hosts, and by bench/openb as it
+// is.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +11,19 @@
 #include <optional>
 #include <vector>
 
-#include "absl/container/btree_set.h"
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "scheduler/decide/score.h"
 
 namespace muster {
 
 class SliceIndex {
  public:
-  // `scorer` outlives the index (or the next SetScorer) and knows all kinds of its hosts. Of the classes that hold a wish at most
-  // `most_scored` are scored, those with the least free first: that bounds a decision where hardly two hosts are alike.
-  explicit SliceIndex(HostScorer* scorer, int most_scored = kMostScored) : scorer_(scorer), most_scored_(most_scored), present_(Tighter{this}) {}
+  // `scorer` outlives the index (or the next SetScorer) and knows all kinds of its hosts. Of the
+  // classes that hold a wish at most `most_scored` are scored, those with the least free first:
+  // that bounds a decision where hardly two hosts are alike.
+  explicit SliceIndex(HostScorer* scorer, int most_scored = kMostScored)
+      : scorer_(scorer), most_scored_(most_scored), present_(Tighter{this}) {}
   SliceIndex(const SliceIndex&) = delete;
   static constexpr int kMostScored = 128;
   // Other typical tasks: what was remembered is dropped.
@@ -31,10 +35,11 @@ class SliceIndex {
 
   struct Choice {
     int32_t slot = -1;
-    int16_t share_of = 0;              // a share goes to a device that has this much free
-    int64_t first = 0, second = 0;     // its cost
+    int16_t share_of = 0;           // a share goes to a device that has this much free
+    int64_t first = 0, second = 0;  // its cost
   };
-  // The cheapest scored host that holds the wish and isn't in `avoid` (ascending slots); equal ones: the lowest slot.
+  // The cheapest scored host that holds the wish and isn't in `avoid` (ascending slots); equal
+  // ones: the lowest slot.
   std::optional<Choice> Pick(const SliceWish& wish, const std::vector<int32_t>& avoid = {});
 
   const HostRoom& at(int32_t slot) const { return classes_[class_of_slot_[slot]]->free; }
@@ -50,8 +55,8 @@ class SliceIndex {
   struct Class {
     HostRoom free;
     absl::btree_set<int32_t> slots;
-    std::vector<Remembered> costs;     // by wish
-    int64_t whole = 0, milli = 0;      // devices free
+    std::vector<Remembered> costs;  // by wish
+    int64_t whole = 0, milli = 0;   // devices free
   };
   // By what is free, and nothing that depends on the order in which hosts came.
   struct Tighter {
@@ -70,9 +75,9 @@ class SliceIndex {
   int most_scored_;
   absl::btree_map<HostRoom, int32_t> class_of_;
   std::vector<std::unique_ptr<Class>> classes_;
-  std::vector<int32_t> spare_;         // classes_ without hosts
-  absl::btree_set<int32_t, Tighter> present_;   // classes_ with hosts
-  std::vector<int32_t> class_of_slot_; // -1: none
+  std::vector<int32_t> spare_;                 // classes_ without hosts
+  absl::btree_set<int32_t, Tighter> present_;  // classes_ with hosts
+  std::vector<int32_t> class_of_slot_;         // -1: none
   absl::btree_map<SliceWish, int32_t> wish_of_;
   std::vector<Wish> wishes_;
 };

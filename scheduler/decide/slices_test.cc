@@ -1,4 +1,5 @@
-// One-host slices: the policies' scores against plain reference forms, and the index against a look at every host.
+// One-host slices: the policies' scores against plain reference forms, and the index against a look
+// at every host.
 #include "scheduler/decide/slices.h"
 
 #include <gtest/gtest.h>
@@ -9,9 +10,12 @@
 namespace muster {
 namespace {
 
-HostKind Kind(std::vector<int32_t> islands, int64_t cpus = 64) { return {std::move(islands), cpus * 1000, int64_t{256} << 30}; }
+HostKind Kind(std::vector<int32_t> islands, int64_t cpus = 64) {
+  return {std::move(islands), cpus * 1000, int64_t{256} << 30};
+}
 
-HostRoom Room(const HostScorer& scorer, int32_t kind, std::vector<int16_t> devices, int64_t cpus = 64) {
+HostRoom Room(const HostScorer& scorer, int32_t kind, std::vector<int16_t> devices,
+              int64_t cpus = 64) {
   HostRoom room;
   room.kind = kind;
   room.cpus_milli = cpus * 1000;
@@ -21,13 +25,17 @@ HostRoom Room(const HostScorer& scorer, int32_t kind, std::vector<int16_t> devic
   return room;
 }
 
-SliceWish Wish(int64_t gpus_milli, int64_t cpus = 1) { return {Demand{gpus_milli, cpus * 1000, 1 << 20, 0}}; }
+SliceWish Wish(int64_t gpus_milli, int64_t cpus = 1) {
+  return {Demand{gpus_milli, cpus * 1000, 1 << 20, 0}};
+}
 
 TEST(Score, BucketsAreThoseOfTheSigmoid) {
   for (const int64_t total : {1, 7, 8152}) {
     for (int64_t thousandths = -6000; thousandths <= 6000; thousandths += 7) {
       const double x = static_cast<double>(thousandths) / 1000;
-      EXPECT_EQ(HostScorer::SigmoidBucket(thousandths * total, total), static_cast<int>(100 / (1 + std::exp(-x)))) << x;
+      EXPECT_EQ(HostScorer::SigmoidBucket(thousandths * total, total),
+                static_cast<int>(100 / (1 + std::exp(-x))))
+          << x;
     }
   }
   EXPECT_EQ(HostScorer::SigmoidBucket(0, 5), 50);
@@ -45,7 +53,10 @@ TEST(Score, FragmentIsWhatTypicalTasksCannotUse) {
     int64_t wanted;
   };
   for (const Case& c : std::vector<Case>{
-           {"two whole ones: only what needs no GPU can't use them", {1000, 1000, 0, 0}, 64, 2 * 2000},
+           {"two whole ones: only what needs no GPU can't use them",
+            {1000, 1000, 0, 0},
+            64,
+            2 * 2000},
            {"no pair: lost for the pair", {1000, 400, 0, 0}, 64, 3 * 400 + 1 * 1400 + 2 * 1400},
            {"no CPUs: lost for all", {1000, 1000, 0, 0}, 0, 6 * 2000},
            {"nothing idle, nothing lost", {0, 0, 0, 0}, 64, 0},
@@ -69,7 +80,9 @@ TEST(Score, ExpectedWasteIsWhatNoTypicalTaskCanEverUse) {
            {"CPUs for one pair", {1000, 1000, 1000, 1000}, 7, 2000},
            {"a share is of no use", {1000, 1000, 600, 0}, 64, 600},
        }) {
-    EXPECT_EQ(scorer.ExpectedWaste(Room(scorer, kind, c.devices, c.cpus)), c.wanted_milli * HostScorer::kRollouts) << c.why;
+    EXPECT_EQ(scorer.ExpectedWaste(Room(scorer, kind, c.devices, c.cpus)),
+              c.wanted_milli * HostScorer::kRollouts)
+        << c.why;
   }
 }
 
@@ -85,18 +98,61 @@ TEST(Slices, PoliciesChooseTheirHosts) {
   };
   const auto V = PlacementPolicy::kV, Fgd = PlacementPolicy::kFgd, Best = PlacementPolicy::kBestFit;
   for (const Case& c : std::vector<Case>{
-           {"best fit leaves the fewest whole devices", Best, {}, {{1000, 1000}, {1000, 0}}, Wish(1000), 1, 0},
-           {"v keeps the pair for the pairs that come", V, {{Wish(2000), 9}, {Wish(1000), 1}}, {{1000, 1000}, {1000, 0}}, Wish(1000), 1, 0},
-           {"fgd as well", Fgd, {{Wish(2000), 9}, {Wish(1000), 1}}, {{1000, 1000}, {1000, 0}}, Wish(1000), 1, 0},
-           {"a share closes the gap it fits", V, {{Wish(1000), 5}, {Wish(300), 5}}, {{1000, 1000}, {700, 300}}, Wish(300), 1, 300},
-           {"best fit takes the fullest device", Best, {}, {{700, 300}, {1000, 1000}}, Wish(300), 0, 300},
-           {"equal hosts: the lowest slot", V, {{Wish(1000), 1}}, {{1000, 1000}, {1000, 1000}}, Wish(1000), 0, 0},
-           {"no host holds it", V, {{Wish(1000), 1}}, {{1000, 500}, {500, 1000}}, Wish(2000), -1, 0},
+           {"best fit leaves the fewest whole devices",
+            Best,
+            {},
+            {{1000, 1000}, {1000, 0}},
+            Wish(1000),
+            1,
+            0},
+           {"v keeps the pair for the pairs that come",
+            V,
+            {{Wish(2000), 9}, {Wish(1000), 1}},
+            {{1000, 1000}, {1000, 0}},
+            Wish(1000),
+            1,
+            0},
+           {"fgd as well",
+            Fgd,
+            {{Wish(2000), 9}, {Wish(1000), 1}},
+            {{1000, 1000}, {1000, 0}},
+            Wish(1000),
+            1,
+            0},
+           {"a share closes the gap it fits",
+            V,
+            {{Wish(1000), 5}, {Wish(300), 5}},
+            {{1000, 1000}, {700, 300}},
+            Wish(300),
+            1,
+            300},
+           {"best fit takes the fullest device",
+            Best,
+            {},
+            {{700, 300}, {1000, 1000}},
+            Wish(300),
+            0,
+            300},
+           {"equal hosts: the lowest slot",
+            V,
+            {{Wish(1000), 1}},
+            {{1000, 1000}, {1000, 1000}},
+            Wish(1000),
+            0,
+            0},
+           {"no host holds it",
+            V,
+            {{Wish(1000), 1}},
+            {{1000, 500}, {500, 1000}},
+            Wish(2000),
+            -1,
+            0},
        }) {
     HostScorer scorer(c.policy, c.typical);
     const int32_t kind = scorer.AddKind(Kind({2}));
     SliceIndex index(&scorer);
-    for (size_t h = 0; h < c.hosts.size(); ++h) index.Set(static_cast<int32_t>(h), Room(scorer, kind, c.hosts[h]));
+    for (size_t h = 0; h < c.hosts.size(); ++h)
+      index.Set(static_cast<int32_t>(h), Room(scorer, kind, c.hosts[h]));
     const auto choice = index.Pick(c.wish);
     EXPECT_EQ(choice.has_value() ? choice->slot : -1, c.slot) << c.why;
     EXPECT_EQ(choice.has_value() ? choice->share_of : 0, c.share_of) << c.why;
@@ -106,8 +162,10 @@ TEST(Slices, PoliciesChooseTheirHosts) {
 TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
   std::mt19937 random(3);
   const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const std::vector<TypicalSlice> typical = {{Wish(1000, 8), 5}, {Wish(300, 2), 4}, {Wish(2000, 16), 2}, {Wish(0, 4), 1}};
-  for (const PlacementPolicy policy : {PlacementPolicy::kV, PlacementPolicy::kFgd, PlacementPolicy::kBestFit}) {
+  const std::vector<TypicalSlice> typical = {
+      {Wish(1000, 8), 5}, {Wish(300, 2), 4}, {Wish(2000, 16), 2}, {Wish(0, 4), 1}};
+  for (const PlacementPolicy policy :
+       {PlacementPolicy::kV, PlacementPolicy::kFgd, PlacementPolicy::kBestFit}) {
     HostScorer scorer(policy, typical), plain(policy, typical);
     for (HostScorer* s : {&scorer, &plain}) {
       s->AddKind(Kind({4}));
@@ -126,7 +184,10 @@ TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
       } else {
         const int32_t kind = upto(3);
         std::vector<int16_t> devices;
-        for (int d = 0; d < 4; ++d) devices.push_back(static_cast<int16_t>(upto(3) == 0 ? 0 : upto(2) == 0 ? 1000 : 100 * upto(10)));
+        for (int d = 0; d < 4; ++d)
+          devices.push_back(static_cast<int16_t>(upto(3) == 0   ? 0
+                                                 : upto(2) == 0 ? 1000
+                                                                : 100 * upto(10)));
         auto from = devices.begin();
         for (const int32_t size : scorer.kinds()[kind].islands) {
           std::sort(from, from + size, std::greater<int16_t>());
@@ -150,8 +211,11 @@ TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
         const std::optional<Demand> demand = DemandOn(wish, kind);
         if (!demand.has_value() || !Holds(*hosts[s], kind, *demand, wish.one_island)) continue;
         const HostScorer::Cost cost = plain.Of(*hosts[s], *demand);
-        if (!wanted.has_value() || std::tie(cost.first, cost.second) < std::tie(wanted->first, wanted->second)) {
-          wanted = SliceIndex::Choice{s, cost.device < 0 ? int16_t{0} : hosts[s]->device_milli[cost.device], cost.first, cost.second};
+        if (!wanted.has_value() ||
+            std::tie(cost.first, cost.second) < std::tie(wanted->first, wanted->second)) {
+          wanted = SliceIndex::Choice{
+              s, cost.device < 0 ? int16_t{0} : hosts[s]->device_milli[cost.device], cost.first,
+              cost.second};
         }
       }
       const std::optional<SliceIndex::Choice> chosen = index.Pick(wish, avoid);

@@ -1,4 +1,5 @@
-// Spill over the whole list of clusters, what moving costs, and looking again (SCHEDULING.md §4, decision 019).
+// Spill over the whole list of clusters, what moving costs, and looking again (SCHEDULING.md §4,
+// decision 019).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,14 +10,14 @@
 namespace muster {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::JobBuilder;
 using testing::ReportAll;
 using testing::StartAll;
 using testing::SystemBuilder;
 using testing::TaskOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 Plan Go(SystemBuilder* system) {
   SchedulingOptions options;
@@ -67,8 +68,8 @@ TEST(Spill, OpensTheListAsFarAsTheFirstClusterThatPays) {
 TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {
   const struct {
     const char* why;
-    int priority;                      // of what has run
-    int64_t now_s;                     // when b has room; the time since 20 s it waits
+    int priority;   // of what has run
+    int64_t now_s;  // when b has room; the time since 20 s it waits
     bool goes;
   } kCases[] = {
       {"another never ran", 0, 40, false},
@@ -84,7 +85,8 @@ TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {
     StartAll(&at.system, older);
     at.system.Step(20);
     ReportAll(&at.system, older, pb::GONE, 1);
-    const uint64_t first = JobBuilder("q").In({"a"}).Priority(2).TimeLimit(1'900'000).SubmitTo(&at.system);
+    const uint64_t first =
+        JobBuilder("q").In({"a"}).Priority(2).TimeLimit(1'900'000).SubmitTo(&at.system);
     Go(&at.system);
     StartAll(&at.system, first);
     const uint64_t fresh = JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system);
@@ -104,7 +106,10 @@ TEST(Spill, PriorityOrdersOneQueueAndNotAnothersTasksBehindIt) {
     Go(&at.system);
     StartAll(&at.system, first);
     const uint64_t older = JobBuilder("lent").In({"a", "b", "c"}).SubmitTo(&at.system);
-    const uint64_t younger = JobBuilder(one_queue ? "lent" : "also").In({"a", "b", "c"}).Priority(5).SubmitTo(&at.system);
+    const uint64_t younger = JobBuilder(one_queue ? "lent" : "also")
+                                 .In({"a", "b", "c"})
+                                 .Priority(5)
+                                 .SubmitTo(&at.system);
     at.system.Step(40);
     ReportAll(&at.system, at.holder[1], pb::GONE, 0);
     Go(&at.system);
@@ -116,7 +121,8 @@ TEST(Spill, PriorityOrdersOneQueueAndNotAnothersTasksBehindIt) {
 TEST(Spill, ABurstTakesEachFreeDeviceOnce) {
   ThreeClusters at({1000, 0, 0});
   std::vector<uint64_t> jobs;
-  for (int i = 0; i < 3; ++i) jobs.push_back(JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system));
+  for (int i = 0; i < 3; ++i)
+    jobs.push_back(JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system));
   Go(&at.system);
   EXPECT_EQ(at.system.state.FindJob(jobs[0])->cluster, "b");
   EXPECT_EQ(at.system.state.FindJob(jobs[1])->cluster, "c");
@@ -144,13 +150,14 @@ TEST(Spill, LooksAgainWhenWhatItCostsHasPassed) {
 TEST(Spill, MovingWhatIsReadCostsItsBytesOverTheBandwidth) {
   const struct {
     const char* why;
-    int64_t here_s;                    // until a is free
+    int64_t here_s;  // until a is free
     const char* home;
-    int64_t bits_per_s;                // of b
+    int64_t bits_per_s;  // of b
     bool spills;
     const char* says;
   } kCases[] = {
-      {"12 GiB at 10 Gbit/s are 10 s, and 10 s it costs anyway", 25, "a", 10'000'000'000, true, "moving 12GiB at 10 Gbit/s: 10s"},
+      {"12 GiB at 10 Gbit/s are 10 s, and 10 s it costs anyway", 25, "a", 10'000'000'000, true,
+       "moving 12GiB at 10 Gbit/s: 10s"},
       {"that is too long", 19, "a", 10'000'000'000, false, ""},
       {"it lies in b", 19, "b", 10'000'000'000, true, ""},
       {"it lies near to all", 19, "", 10'000'000'000, true, ""},
@@ -194,14 +201,15 @@ TEST(Spill, NeverOpensAClusterThatDoesNotReachTheInput) {
   EXPECT_THAT(TaskOf(at.system.state, job).opened, IsEmpty());
 }
 
-// The task that starts first binds the job's directory to its cluster's storage (decision 017), which doesn't reach the other one.
+// The task that starts first binds the job's directory to its cluster's storage (decision 017),
+// which doesn't reach the other one.
 TEST(Spill, OpensNothingThatTheSamePlanPutsOutOfReach) {
   SystemBuilder system;
   system.Cluster("a", "in_a").Cluster("b", "in_b").Hosts("a", 1, 2).Hosts("b", 1, 2).Queue("q");
   JobBuilder builder("q");
   builder.In({"a", "b"}).Task("small").Task("large").Gpus(2);
   const uint64_t job = builder.SubmitTo(&system);
-  Go(&system);                         // which holds the plan against Validate
+  Go(&system);  // which holds the plan against Validate
   EXPECT_EQ(system.state.FindJob(job)->cluster, "a");
   EXPECT_THAT(TaskOf(system.state, job, 1).opened, IsEmpty());
 }

@@ -23,22 +23,28 @@ std::string LaunchIsLate(const State& state, const AttemptRow& attempt) {
   }
   const char* const what = attempt.state == pb::TASK_PREPARING ? "prepared" : "started";
   if (others < 0) return absl::StrCat("not ", what, " for ", FormatDuration(kLaunchTimeoutNs));
-  const std::string more = others == 0 ? " hasn't " : absl::StrCat(" and ", others, " more haven't ");
+  const std::string more =
+      others == 0 ? " hasn't " : absl::StrCat(" and ", others, " more haven't ");
   return absl::StrCat(first, more, what, " it for ", FormatDuration(kLaunchTimeoutNs));
 }
 
 }  // namespace
 
 int64_t Round::AnswerDueNs(const Base& base) const {
-  return std::max(base.current->stop_ns, s_.listens_since_ns()) + base.current->grace_ns + kAnswerNs;
+  return std::max(base.current->stop_ns, s_.listens_since_ns()) + base.current->grace_ns +
+         kAnswerNs;
 }
 
-void Round::LookAt(int64_t at_ns) { plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_)); }
+void Round::LookAt(int64_t at_ns) {
+  plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_));
+}
 
-int64_t Round::Grace(const pb::TaskSpec& spec) const { return spec.has_grace_ns() ? spec.grace_ns() : kDefaultGraceNs; }
+int64_t Round::Grace(const pb::TaskSpec& spec) const {
+  return spec.has_grace_ns() ? spec.grace_ns() : kDefaultGraceNs;
+}
 
-void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns, int32_t next_workers,
-                 const pb::AttemptKey* claimant) {
+void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns,
+                 int32_t next_workers, const pb::AttemptKey* claimant) {
   pb::AttemptStopping* stopping = stops_.emplace_back().mutable_attempt_stopping();
   *stopping->mutable_key() = KeyOf(*base.job, base.ref.task, base.current->number);
   stopping->set_cause(cause);
@@ -48,10 +54,12 @@ void Round::Stop(const Base& base, pb::Cause cause, const std::string& detail, i
   if (claimant != nullptr) *stopping->mutable_claimant() = *claimant;
   stopped_[IndexOf(base)] = true;
   stops_now_.push_back(IndexOf(base));
-  if (AllOver(*base.current)) LookAt(now_ns_);   // nobody will answer: what follows is the next decision's
+  if (AllOver(*base.current))
+    LookAt(now_ns_);  // nobody will answer: what follows is the next decision's
   failed_.clear();
   future_.Release(base.wants, *base.current);
-  if (base.bound_cell >= 0 && !base.may_be_lost) AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
+  if (base.bound_cell >= 0 && !base.may_be_lost)
+    AddUse(&use_future_, base, base.bound_cell, -base.current->workers);
 }
 
 void Round::StopWhatMust() {
@@ -82,18 +90,21 @@ void Round::StopWhatMust() {
       continue;
     }
     if (failed != nullptr) {
-      Stop(base, pb::CANCEL, absl::StrCat("task ", job.task_spec(failed_index).name(), " failed"), grace_ns);
+      Stop(base, pb::CANCEL, absl::StrCat("task ", job.task_spec(failed_index).name(), " failed"),
+           grace_ns);
       continue;
     }
     if (const std::optional<Failure> failure = FirstFailure(attempt)) {
-      Stop(base, failure->cause, failure->detail, 0);      // a gang that failed is killed at once
+      Stop(base, failure->cause, failure->detail, 0);  // a gang that failed is killed at once
       continue;
     }
-    // One member's host stopped it, or no longer knows it, and nobody here asked for that: the others would wait for it for ever.
+    // One member's host stopped it, or no longer knows it, and nobody here asked for that: the
+    // others would wait for it for ever.
     if (std::any_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
           return part.phase == pb::GONE && !part.lost && (part.stop_sent || part.exits.empty());
         })) {
-      Stop(base, pb::HOST_LOST, "a host of the gang stopped its part or lost track of it", grace_ns);
+      Stop(base, pb::HOST_LOST, "a host of the gang stopped its part or lost track of it",
+           grace_ns);
       continue;
     }
     bool strange = false;
@@ -105,14 +116,16 @@ void Round::StopWhatMust() {
       if (part.state_id != host.state_id) strange = true;
       if (host.drained || cluster.drained) {
         const std::string& reason = host.drained ? host.drain_reason : cluster.drain_reason;
-        drained = absl::StrCat(host.drained ? s_.HostName(part.host) : cluster.name, " is drained", reason.empty() ? "" : ": ", reason);
+        drained = absl::StrCat(host.drained ? s_.HostName(part.host) : cluster.name, " is drained",
+                               reason.empty() ? "" : ": ", reason);
       }
     }
     if (strange) {
       Stop(base, pb::HOST_LOST, "a host came back with a new state directory", 0);
       continue;
     }
-    // The loss before this attempt was one too many; it was placed all the same, as a loss needs the next placement (CONTRACTS 9).
+    // The loss before this attempt was one too many; it was placed all the same, as a loss needs
+    // the next placement (CONTRACTS 9).
     if (base.row->hosts_lost >= kHostsLostInRow) {
       Stop(base, pb::HOST_LOST, "see the attempts before this one", 0);
       continue;
@@ -124,15 +137,18 @@ void Round::StopWhatMust() {
       LookAt(at_ns);
     }
     if (base.spec->time_limit_ns() > 0 && attempt.start_ns != 0) {
-      const int64_t at_ns = attempt.start_ns + std::max<int64_t>(0, base.spec->time_limit_ns() - base.row->ran_ns);
+      const int64_t at_ns =
+          attempt.start_ns + std::max<int64_t>(0, base.spec->time_limit_ns() - base.row->ran_ns);
       if (at_ns <= now_ns_) {
-        Stop(base, pb::TIME_LIMIT, absl::StrCat("ran for ", FormatDuration(base.spec->time_limit_ns())), grace_ns);
+        Stop(base, pb::TIME_LIMIT,
+             absl::StrCat("ran for ", FormatDuration(base.spec->time_limit_ns())), grace_ns);
         continue;
       }
       LookAt(at_ns);
     }
     if (const int64_t at_ns = HangNs(s_, *base.spec, *base.row, attempt); at_ns <= now_ns_) {
-      Stop(base, pb::HANG, absl::StrCat("no progress for ", FormatDuration(base.spec->hang_timeout_ns())), 0);
+      Stop(base, pb::HANG,
+           absl::StrCat("no progress for ", FormatDuration(base.spec->hang_timeout_ns())), 0);
       continue;
     } else if (at_ns != kUnbounded) {
       LookAt(at_ns);
@@ -147,14 +163,16 @@ void Round::EndWhatIsOver() {
     if (!base.ends || !base.may_be_lost || !AllOver(*base.current)) continue;
     Lose(base, "the job ends without it");
     if (!ending_.insert(base.job).second) continue;
-    LookAt(now_ns_);   // S is another one without the job, and nothing else need happen
-    // What else runs of it ends with it, before anything is done for it; where it was cancelled, that was said already.
+    LookAt(now_ns_);  // S is another one without the job, and nothing else need happen
+    // What else runs of it ends with it, before anything is done for it; where it was cancelled,
+    // that was said already.
     for (size_t t = 0; t < base.job->tasks.size(); ++t) {
       const auto other = m_.base_of.find({base.job->number, static_cast<int32_t>(t)});
       if (other == m_.base_of.end()) continue;
       const Base& sibling = m_.bases[other->second];
       if (!sibling.running() || stopped_[other->second]) continue;
-      Stop(sibling, pb::CANCEL, absl::StrCat("task ", base.spec->name(), " failed"), Grace(*sibling.spec));
+      Stop(sibling, pb::CANCEL, absl::StrCat("task ", base.spec->name(), " failed"),
+           Grace(*sibling.spec));
     }
   }
   if (ending_.empty()) return;

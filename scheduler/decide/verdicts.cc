@@ -1,5 +1,5 @@
-// Why each waiting task waits, and when it is expected to start. Some tens of thousands may wait: what they ask of a cell is worked
-// out once, and their rows aren't read.
+// Why each waiting task waits, and when it is expected to start. Some tens of thousands may wait:
+// what they ask of a cell is worked out once, and their rows aren't read.
 #include <algorithm>
 
 #include "common/base/check.h"
@@ -17,7 +17,8 @@ bool Round::Drained(int32_t cell, std::vector<CellView>* cells) {
   int& known = (*cells)[cell].drained;
   if (known < 0) {
     const std::vector<HostId>& hosts = m_.cells[cell].hosts;
-    known = s_.clusters()[m_.cells[cell].cluster].drained || std::any_of(hosts.begin(), hosts.end(), [&](HostId id) { return s_.host(id).drained; });
+    known = s_.clusters()[m_.cells[cell].cluster].drained ||
+            std::any_of(hosts.begin(), hosts.end(), [&](HostId id) { return s_.host(id).drained; });
   }
   return known != 0;
 }
@@ -54,7 +55,8 @@ Verdict Round::VerdictOf(int32_t b, std::vector<CellView>* cells) {
   }
   const int64_t demand = base.worker_milli * base.min_workers;
   if (cell < 0 || m_.cells[cell].capacity_milli < demand) {
-    const bool drained = std::any_of(base.cells.begin(), base.cells.end(), [&](int32_t c) { return Drained(c, cells); });
+    const bool drained = std::any_of(base.cells.begin(), base.cells.end(),
+                                     [&](int32_t c) { return Drained(c, cells); });
     verdict.code = drained ? pb::V_HELD : pb::V_CLUSTER;
     if (cell >= 0) verdict.missing_milli = demand - m_.cells[cell].capacity_milli;
     return verdict;
@@ -69,7 +71,8 @@ Verdict Round::VerdictOf(int32_t b, std::vector<CellView>* cells) {
   }
   if (base.entitled) {
     const bool shape = free_milli >= demand && WithinLimits(base, cell, base.min_workers, use_now_);
-    bool elsewhere = false;            // another of its clusters has room: it keeps to its charged one until spilling pays
+    bool elsewhere =
+        false;  // another of its clusters has room: it keeps to its charged one until spilling pays
     for (size_t i = 0; i < base.cells.size() && !shape && !elsewhere; ++i) {
       elsewhere = base.cells[i] != cell && FreeMilli(base, base.cells[i], cells) >= demand;
     }
@@ -92,7 +95,7 @@ Verdict Round::VerdictOf(int32_t b, std::vector<CellView>* cells) {
 }
 
 void Round::GiveVerdicts() {
-  std::vector<std::pair<int32_t, int32_t>> placed;       // base and cell
+  std::vector<std::pair<int32_t, int32_t>> placed;  // base and cell
   for (const Placed& one : placed_) placed.emplace_back(one.base, one.cell);
   std::sort(placed.begin(), placed.end());
   std::vector<CellView> cells(m_.cells.size());

@@ -7,8 +7,8 @@
 namespace muster {
 namespace {
 
-pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt,
-                                    const PartRow& part) {
+pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task,
+                                    const AttemptRow& attempt, const PartRow& part) {
   const pb::TaskSpec& spec = job.task_spec(task);
   pb::SchedulerMessage message;
   pb::Prepare* prepare = message.mutable_prepare();
@@ -24,11 +24,14 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
   prepare->set_hosts_rendezvous(part.first_group_rank == 0);
   prepare->set_job_directory(JobDirectory(state, job));
   const std::string of_attempt = absl::StrCat("/", spec.name(), "/attempt-", attempt.number);
-  if (!prepare->job_directory().empty()) prepare->set_attempt_directory(prepare->job_directory() + of_attempt);
-  const std::string storage = spec.checkpoint().storage().empty() ? JobStorage(state, job) : spec.checkpoint().storage();
+  if (!prepare->job_directory().empty())
+    prepare->set_attempt_directory(prepare->job_directory() + of_attempt);
+  const std::string storage =
+      spec.checkpoint().storage().empty() ? JobStorage(state, job) : spec.checkpoint().storage();
   prepare->set_checkpoint_storage(storage);
   const std::string checkpoints = DirectoryIn(state, storage, job);
-  if (!checkpoints.empty()) prepare->set_checkpoint_directory(absl::StrCat(checkpoints, of_attempt, "/checkpoints"));
+  if (!checkpoints.empty())
+    prepare->set_checkpoint_directory(absl::StrCat(checkpoints, of_attempt, "/checkpoints"));
   for (const std::string& path : attempt.resume_from) prepare->add_resume_from(path);
   prepare->set_umask(job.umask);
   prepare->set_start_at_once(attempt.state != pb::TASK_PREPARING);
@@ -46,20 +49,23 @@ pb::SchedulerMessage StopCommand(const pb::AttemptKey& key, pb::Cause cause, int
 }
 
 // What this part's host should do next; nothing if it is the host's or the program's turn.
-void AppendPartCommand(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part,
+void AppendPartCommand(const State& state, const JobRow& job, int32_t task,
+                       const AttemptRow& attempt, const PartRow& part,
                        std::vector<pb::SchedulerMessage>* commands) {
   if (part.over()) return;
   if (attempt.state == pb::TASK_STOPPING) {
-    commands->push_back(StopCommand(KeyOf(job, task, attempt.number), attempt.cause, attempt.grace_ns));
+    commands->push_back(
+        StopCommand(KeyOf(job, task, attempt.number), attempt.cause, attempt.grace_ns));
     return;
   }
-  if (part.state_id != state.host(part.host).state_id) return;   // its agent has never heard of it
+  if (part.state_id != state.host(part.host).state_id) return;  // its agent has never heard of it
   if (part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED) {
     const bool at_once = attempt.state == pb::TASK_STARTING && attempt.parts.size() == 1;
     if (attempt.state == pb::TASK_PREPARING || at_once) {
       commands->push_back(PrepareCommand(state, job, task, attempt, part));
     }
-  } else if (part.phase == pb::PREPARED && (attempt.state == pb::TASK_STARTING || attempt.state == pb::TASK_RUNNING)) {
+  } else if (part.phase == pb::PREPARED &&
+             (attempt.state == pb::TASK_STARTING || attempt.state == pb::TASK_RUNNING)) {
     pb::Start* start = commands->emplace_back().mutable_start();
     *start->mutable_key() = KeyOf(job, task, attempt.number);
     // A task on one host needs no GangPrepared, so nobody has written its address down.
@@ -68,21 +74,28 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task, cons
   }
 }
 
-// The attempt as it was, if all that AppendPartCommand reads of it apart from its parts was the same; else nullptr.
+// The attempt as it was, if all that AppendPartCommand reads of it apart from its parts was the
+// same; else nullptr.
 const AttemptRow* Unchanged(const JobRow* before, size_t task, const AttemptRow& attempt) {
   const AttemptRow* was = before == nullptr ? nullptr : before->tasks[task].current();
-  if (was == nullptr || was->number != attempt.number || was->state != attempt.state || was->parts.size() != attempt.parts.size()) return nullptr;
+  if (was == nullptr || was->number != attempt.number || was->state != attempt.state ||
+      was->parts.size() != attempt.parts.size())
+    return nullptr;
   const bool same_stop = was->cause == attempt.cause && was->grace_ns == attempt.grace_ns;
-  const bool same_master = was->master_address == attempt.master_address && was->master_port == attempt.master_port;
+  const bool same_master =
+      was->master_address == attempt.master_address && was->master_port == attempt.master_port;
   return same_stop && (same_master || attempt.state == pb::TASK_PREPARING) ? was : nullptr;
 }
 
-// The host of rank 0 of the attempt that staged it publishes, also when its processes are gone or a later attempt runs.
-// kNoHost if there is nothing to publish.
-HostId AppendPublish(const State& state, const AttemptRef& staged, std::vector<pb::SchedulerMessage>* commands, HostId only = kNoHost) {
+// The host of rank 0 of the attempt that staged it publishes, also when its processes are gone or a
+// later attempt runs. kNoHost if there is nothing to publish.
+HostId AppendPublish(const State& state, const AttemptRef& staged,
+                     std::vector<pb::SchedulerMessage>* commands, HostId only = kNoHost) {
   const JobRow& job = *state.FindJob(staged.job);
   const AttemptRow* attempt = state.FindAttempt(staged);
-  if (attempt == nullptr || attempt->parts.empty() || (only != kNoHost && attempt->parts[0].host != only)) return kNoHost;
+  if (attempt == nullptr || attempt->parts.empty() ||
+      (only != kNoHost && attempt->parts[0].host != only))
+    return kNoHost;
   pb::Publish* publish = commands->emplace_back().mutable_publish();
   *publish->mutable_key() = KeyOf(job, staged.task, attempt->number);
   publish->set_staged(attempt->export_staged);
@@ -109,20 +122,24 @@ bool AwaitsExport(const State& state, const pb::AttemptKey& key) {
   const JobRow* job = nullptr;
   int32_t task = 0;
   const AttemptRow* attempt = state.FindAttempt(key, &job, &task);
-  return attempt != nullptr && !job->finished() && !attempt->export_staged.empty() && job->tasks[task].export_state == "staged";
+  return attempt != nullptr && !job->finished() && !attempt->export_staged.empty() &&
+         job->tasks[task].export_state == "staged";
 }
 
-std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster, const std::string& host_name) {
+std::vector<pb::SchedulerMessage> CommandsFor(const State& state, const std::string& cluster,
+                                              const std::string& host_name) {
   std::vector<pb::SchedulerMessage> commands;
   const HostId id = state.FindHost(cluster, host_name);
   if (id == kNoHost) return commands;
   const HostRow& host = state.host(id);
-  ForEachPart(state, host, [&](const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part) {
-    AppendPartCommand(state, job, task, attempt, part, &commands);
-  });
+  ForEachPart(state, host,
+              [&](const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part) {
+                AppendPartCommand(state, job, task, attempt, part, &commands);
+              });
   // What was lost here may still run; nobody waits for its checkpoint any more.
   for (const LostRow& lost : host.lost) commands.push_back(StopCommand(lost.key, pb::HOST_LOST, 0));
-  for (const AttemptRef& staged : state.staged_exports()) AppendPublish(state, staged, &commands, id);
+  for (const AttemptRef& staged : state.staged_exports())
+    AppendPublish(state, staged, &commands, id);
   return commands;
 }
 
@@ -139,28 +156,36 @@ std::vector<HostCommand> CommandsOf(const State& state, const JobRow& job, const
     const AttemptRow* was = Unchanged(before, task, *attempt);
     for (size_t p = 0; p < attempt->parts.size(); ++p) {
       const PartRow& part = attempt->parts[p];
-      if (was != nullptr && was->parts[p].phase == part.phase && was->parts[p].over() == part.over()) continue;
+      if (was != nullptr && was->parts[p].phase == part.phase &&
+          was->parts[p].over() == part.over())
+        continue;
       AppendPartCommand(state, job, static_cast<int32_t>(task), *attempt, part, &made);
       take(part.host);
     }
   }
   const std::set<AttemptRef>& staged = state.staged_exports();
-  for (auto it = staged.lower_bound({job.number, 0, 0}); it != staged.end() && it->job == job.number; ++it) take(AppendPublish(state, *it, &made));
+  for (auto it = staged.lower_bound({job.number, 0, 0});
+       it != staged.end() && it->job == job.number; ++it)
+    take(AppendPublish(state, *it, &made));
   return commands;
 }
 
-std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster, const std::string& host_name,
+std::vector<pb::SchedulerMessage> QueriesFor(const State& state, const std::string& cluster,
+                                             const std::string& host_name,
                                              const std::set<std::string>& mentioned) {
   std::vector<pb::SchedulerMessage> queries;
   const HostId id = state.FindHost(cluster, host_name);
   if (id == kNoHost) return queries;
   const auto ask = [&](const pb::AttemptKey& key) {
-    if (mentioned.count(AttemptText(key)) == 0) *queries.emplace_back().mutable_query()->mutable_key() = key;
+    if (mentioned.count(AttemptText(key)) == 0)
+      *queries.emplace_back().mutable_query()->mutable_key() = key;
   };
   const HostRow& host = state.host(id);
-  ForEachPart(state, host, [&](const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part) {
-    if (!part.over() && part.phase != pb::ATTEMPT_PHASE_UNSPECIFIED) ask(KeyOf(job, task, attempt.number));
-  });
+  ForEachPart(state, host,
+              [&](const JobRow& job, int32_t task, const AttemptRow& attempt, const PartRow& part) {
+                if (!part.over() && part.phase != pb::ATTEMPT_PHASE_UNSPECIFIED)
+                  ask(KeyOf(job, task, attempt.number));
+              });
   for (const LostRow& lost : host.lost) ask(lost.key);
   return queries;
 }

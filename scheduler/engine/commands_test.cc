@@ -1,4 +1,5 @@
-// What a host is told follows from State alone (CONTRACTS 4-9): a State loaded from its rows tells the same.
+// What a host is told follows from State alone (CONTRACTS 4-9): a State loaded from its rows tells
+// the same.
 #include "scheduler/engine/commands.h"
 
 #include <gmock/gmock.h>
@@ -11,25 +12,29 @@
 namespace muster {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using testing::JobBuilder;
 using testing::Placed;
 using testing::Report;
 using testing::Stopping;
 using testing::TaskOf;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 std::string Describe(const pb::SchedulerMessage& message) {
   switch (message.body_case()) {
     case pb::SchedulerMessage::kPrepare:
-      return absl::StrCat("prepare ", AttemptText(message.prepare().key()), message.prepare().start_at_once() ? " and start" : "");
+      return absl::StrCat("prepare ", AttemptText(message.prepare().key()),
+                          message.prepare().start_at_once() ? " and start" : "");
     case pb::SchedulerMessage::kStart:
-      return absl::StrCat("start ", AttemptText(message.start().key()), " ", message.start().master_address(), ":", message.start().master_port());
+      return absl::StrCat("start ", AttemptText(message.start().key()), " ",
+                          message.start().master_address(), ":", message.start().master_port());
     case pb::SchedulerMessage::kStop:
-      return absl::StrCat("stop ", AttemptText(message.stop().key()), " ", pb::Cause_Name(message.stop().cause()), " ",
+      return absl::StrCat("stop ", AttemptText(message.stop().key()), " ",
+                          pb::Cause_Name(message.stop().cause()), " ",
                           message.stop().grace_ns() / kSecond, "s");
     case pb::SchedulerMessage::kPublish:
-      return absl::StrCat("publish ", AttemptText(message.publish().key()), " ", message.publish().staged(), " ", message.publish().target());
+      return absl::StrCat("publish ", AttemptText(message.publish().key()), " ",
+                          message.publish().staged(), " ", message.publish().target());
     case pb::SchedulerMessage::kQuery:
       return absl::StrCat("query ", AttemptText(message.query().key()));
     default:
@@ -74,11 +79,13 @@ class CommandsTest : public ::testing::Test {
   }
   void PlaceAgain(uint64_t job, int first_host = 0) {
     std::vector<testing::On> parts;
-    for (int w = 0; w < s_.state.FindJob(job)->task_spec(0).workers().min(); ++w) parts.push_back({absl::StrCat("h0", first_host + w), {0}});
+    for (int w = 0; w < s_.state.FindJob(job)->task_spec(0).workers().min(); ++w)
+      parts.push_back({absl::StrCat("h0", first_host + w), {0}});
     s_.Do(Placed(s_.state, job, "lab", parts));
   }
   void Says(uint64_t job, size_t part, pb::AttemptPhase phase, int exit_code = -1) {
-    s_.Do(Report(s_.state, job, 0, TaskOf(s_.state, job).attempts.back().number, part, phase, exit_code));
+    s_.Do(Report(s_.state, job, 0, TaskOf(s_.state, job).attempts.back().number, part, phase,
+                 exit_code));
   }
   void GangIsPrepared(uint64_t job) {
     pb::Event event;
@@ -101,16 +108,19 @@ class CommandsTest : public ::testing::Test {
   }
   void Lose(uint64_t job, const std::string& host) {
     pb::Event event;
-    *event.mutable_attempt_lost()->mutable_key() = KeyOf(*s_.state.FindJob(job), 0, TaskOf(s_.state, job).attempts.back().number);
+    *event.mutable_attempt_lost()->mutable_key() =
+        KeyOf(*s_.state.FindJob(job), 0, TaskOf(s_.state, job).attempts.back().number);
     event.mutable_attempt_lost()->set_cluster("lab");
     event.mutable_attempt_lost()->set_host(host);
     s_.Do(event);
   }
-  // Asked twice, and of a State loaded from the rows: always the same. Job by job the same, too, but for what was lost here.
+  // Asked twice, and of a State loaded from the rows: always the same. Job by job the same, too,
+  // but for what was lost here.
   std::vector<std::string> To(const std::string& host) {
     const std::vector<pb::SchedulerMessage> commands = CommandsFor(s_.state, "lab", host);
     EXPECT_EQ(Text(commands), Text(CommandsFor(s_.state, "lab", host))) << "repeated";
-    EXPECT_EQ(Text(commands), Text(CommandsFor(*State::Load(s_.state.AllRows()), "lab", host))) << "loaded";
+    EXPECT_EQ(Text(commands), Text(CommandsFor(*State::Load(s_.state.AllRows()), "lab", host)))
+        << "loaded";
     const HostId id = s_.state.FindHost("lab", host);
     if (id == kNoHost) return Describe(commands);
     std::multiset<std::string> of_jobs, of_host;
@@ -121,13 +131,16 @@ class CommandsTest : public ::testing::Test {
     }
     const std::vector<LostRow>& lost = s_.state.host(id).lost;
     for (const pb::SchedulerMessage& command : commands) {
-      const bool of_lost = std::any_of(lost.begin(), lost.end(), [&](const LostRow& row) { return AttemptText(row.key) == AttemptText(command.stop().key()); });
+      const bool of_lost = std::any_of(lost.begin(), lost.end(), [&](const LostRow& row) {
+        return AttemptText(row.key) == AttemptText(command.stop().key());
+      });
       if (!of_lost) of_host.insert(command.DebugString());
     }
     EXPECT_EQ(of_jobs, of_host);
     return Describe(commands);
   }
-  std::vector<std::string> Asked(const std::string& host, const std::set<std::string>& mentioned = {}) {
+  std::vector<std::string> Asked(const std::string& host,
+                                 const std::set<std::string>& mentioned = {}) {
     return Describe(QueriesFor(s_.state, "lab", host, mentioned));
   }
 
@@ -159,7 +172,7 @@ TEST_F(CommandsTest, AGangIsStartedOnlyOnceStartingIsCommitted) {
 TEST_F(CommandsTest, ATaskOnOneHostIsPreparedAndStartedByOneCommand) {
   const uint64_t job = Gang(1);
   EXPECT_THAT(To("h00"), ElementsAre("prepare uid1/main/1 and start"));
-  Says(job, 0, pb::PREPARED);   // its agent died before it started the program
+  Says(job, 0, pb::PREPARED);  // its agent died before it started the program
   EXPECT_THAT(To("h00"), ElementsAre("start uid1/main/1 127.0.0.1:20000"));
   Says(job, 0, pb::STARTED);
   EXPECT_THAT(To("h00"), IsEmpty());
@@ -200,7 +213,8 @@ TEST_F(CommandsTest, PrepareSaysWhereAndAsWhatToRun) {
 }
 
 TEST_F(CommandsTest, AStopIsRepeatedToEachHostUntilThatHostIsGone) {
-  for (const pb::AttemptPhase phase : {pb::ATTEMPT_PHASE_UNSPECIFIED, pb::PREPARED, pb::STARTED, pb::EXITED}) {
+  for (const pb::AttemptPhase phase :
+       {pb::ATTEMPT_PHASE_UNSPECIFIED, pb::PREPARED, pb::STARTED, pb::EXITED}) {
     SCOPED_TRACE(pb::AttemptPhase_Name(phase));
     const uint64_t job = Gang(2);
     const std::string stop = absl::StrCat("stop uid", job, "/main/1 DRAIN 1s");
@@ -246,10 +260,12 @@ TEST_F(CommandsTest, AHostWithAnotherStateIdIsToldToStopAndNothingElse) {
   GangIsPrepared(starting);
   s_.Hello("lab", "h00", 2, "gpu", 64, "another");
   EXPECT_THAT(To("h00"), IsEmpty());
-  EXPECT_THAT(To("h01"), ElementsAre("start uid1/main/1 10.0.0.1:20000", "prepare uid2/main/1")) << "it is the same agent as before";
+  EXPECT_THAT(To("h01"), ElementsAre("start uid1/main/1 10.0.0.1:20000", "prepare uid2/main/1"))
+      << "it is the same agent as before";
   s_.Do(Stopping(s_.state, starting, pb::HOST_LOST));
   s_.Do(Stopping(s_.state, preparing, pb::HOST_LOST));
-  EXPECT_THAT(To("h00"), ElementsAre("stop uid1/main/1 HOST_LOST 1s", "stop uid2/main/1 HOST_LOST 1s"));
+  EXPECT_THAT(To("h00"),
+              ElementsAre("stop uid1/main/1 HOST_LOST 1s", "stop uid2/main/1 HOST_LOST 1s"));
 }
 
 TEST_F(CommandsTest, TheHostOfRankZeroPublishesUntilItSaysSo) {
@@ -279,7 +295,8 @@ TEST_F(CommandsTest, AnExportIsPublishedByItsAttemptAlsoWhileALaterOneRuns) {
   EXPECT_THAT(To("h00"), ElementsAre("publish uid1/main/1 /disk/staged /disk/model"));
   EXPECT_THAT(To("h01"), ElementsAre("prepare uid1/main/2 and start"));
   Says(job, 0, pb::GONE, 0);
-  EXPECT_EQ(TaskOf(s_.state, job).current(), &TaskOf(s_.state, job).attempts.back()) << "it waits for the export";
+  EXPECT_EQ(TaskOf(s_.state, job).current(), &TaskOf(s_.state, job).attempts.back())
+      << "it waits for the export";
   Published(job, 1);
   EXPECT_EQ(s_.state.FindJob(job)->state, pb::SUCCEEDED);
   EXPECT_THAT(To("h00"), IsEmpty());
@@ -294,7 +311,8 @@ TEST_F(CommandsTest, NobodyWaitsForTheExportOfAJobThatHasEnded) {
   Says(job, 0, pb::GONE, 1);
   ASSERT_TRUE(s_.state.FindJob(job)->finished());
   EXPECT_THAT(To("h00"), IsEmpty());
-  EXPECT_FALSE(AwaitsExport(s_.state, KeyOf(*s_.state.FindJob(job), 0, 1))) << "its host may forget it";
+  EXPECT_FALSE(AwaitsExport(s_.state, KeyOf(*s_.state.FindJob(job), 0, 1)))
+      << "its host may forget it";
 }
 
 TEST_F(CommandsTest, AsksAfterWhatAHelloLeavesOut) {
@@ -304,12 +322,14 @@ TEST_F(CommandsTest, AsksAfterWhatAHelloLeavesOut) {
   const uint64_t gone = Gang(1);
   for (const uint64_t job : {told, silent, gone}) Says(job, 0, pb::STARTED);
   Says(gone, 0, pb::GONE, 0);
-  EXPECT_THAT(Asked("h00", {absl::StrCat("uid", told, "/main/1")}), ElementsAre(absl::StrCat("query uid", silent, "/main/1")))
+  EXPECT_THAT(Asked("h00", {absl::StrCat("uid", told, "/main/1")}),
+              ElementsAre(absl::StrCat("query uid", silent, "/main/1")))
       << "not after job " << unprepared << ", which gets its Prepare again";
   EXPECT_THAT(Asked("h01"), IsEmpty());
 }
 
-// The engine says after each step what its changed hosts are to do, and of its changed jobs what may be new: nothing else comes to hold.
+// The engine says after each step what its changed hosts are to do, and of its changed jobs what
+// may be new: nothing else comes to hold.
 TEST(CommandsOf, WithWhatItWasLeavesOutNothingThatHasComeToHold) {
   size_t came = 0, said_of_jobs = 0, all_of_jobs = 0;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
@@ -322,7 +342,9 @@ TEST(CommandsOf, WithWhatItWasLeavesOutNothingThatHasComeToHold) {
       for (const RowChange& row : state.TakeChanges(false)) {
         const size_t slash = row.id.find('/');
         if (row.kind == "host") {
-          for (const auto& command : CommandsFor(state, row.id.substr(0, slash), row.id.substr(slash + 1))) said.insert(row.id + " " + Describe(command));
+          for (const auto& command :
+               CommandsFor(state, row.id.substr(0, slash), row.id.substr(slash + 1)))
+            said.insert(row.id + " " + Describe(command));
         }
         const JobRow* job = row.kind == "job" ? state.FindJob(std::stoull(row.id)) : nullptr;
         if (job == nullptr) continue;
@@ -334,11 +356,14 @@ TEST(CommandsOf, WithWhatItWasLeavesOutNothingThatHasComeToHold) {
       }
       for (const HostId id : state.hosts()) {
         const std::string name = state.HostName(id), cluster = name.substr(0, name.find('/'));
-        const std::vector<std::string> held = Describe(CommandsFor(before, cluster, state.host(id).name));
-        for (const std::string& holds : Describe(CommandsFor(state, cluster, state.host(id).name))) {
+        const std::vector<std::string> held =
+            Describe(CommandsFor(before, cluster, state.host(id).name));
+        for (const std::string& holds :
+             Describe(CommandsFor(state, cluster, state.host(id).name))) {
           if (std::find(held.begin(), held.end(), holds) != held.end()) continue;
           ++came;
-          ASSERT_TRUE(said.contains(name + " " + holds)) << "seed " << seed << ", event " << i << ": " << name << " " << holds;
+          ASSERT_TRUE(said.contains(name + " " + holds))
+              << "seed " << seed << ", event " << i << ": " << name << " " << holds;
         }
       }
     }

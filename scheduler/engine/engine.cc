@@ -21,9 +21,11 @@ namespace {
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLookAfterRefusalNs = 10 * kSecond;
 constexpr int kReproducersKept = 20;
-constexpr int kJobsDroppedFromAPlan = 20;               // a plan that is wrong for more is dropped whole
-constexpr int64_t kGatherNs = 2 * kMillisecond;        // from one step's beginning to the next one's, but for the first after a rest
-constexpr size_t kGatherAtMost = 512;                  // a step that is worth it begins at once
+constexpr int kJobsDroppedFromAPlan = 20;  // a plan that is wrong for more is dropped whole
+constexpr int64_t kGatherNs =
+    2 *
+    kMillisecond;  // from one step's beginning to the next one's, but for the first after a rest
+constexpr size_t kGatherAtMost = 512;  // a step that is worth it begins at once
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
 constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
@@ -31,13 +33,20 @@ constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
 // Uid of the job that an event of a plan is about; empty: of none.
 std::string JobOf(const pb::Event& event) {
   switch (event.body_case()) {
-    case pb::Event::kAttemptPlaced: return event.attempt_placed().key().job_uid();
-    case pb::Event::kAttemptStopping: return event.attempt_stopping().key().job_uid();
-    case pb::Event::kAttemptLost: return event.attempt_lost().key().job_uid();
-    case pb::Event::kClusterOpened: return event.cluster_opened().job_uid();
-    case pb::Event::kTaskFailed: return event.task_failed().job_uid();
-    case pb::Event::kReservation: return event.reservation().key().job_uid();
-    default: return "";
+    case pb::Event::kAttemptPlaced:
+      return event.attempt_placed().key().job_uid();
+    case pb::Event::kAttemptStopping:
+      return event.attempt_stopping().key().job_uid();
+    case pb::Event::kAttemptLost:
+      return event.attempt_lost().key().job_uid();
+    case pb::Event::kClusterOpened:
+      return event.cluster_opened().job_uid();
+    case pb::Event::kTaskFailed:
+      return event.task_failed().job_uid();
+    case pb::Event::kReservation:
+      return event.reservation().key().job_uid();
+    default:
+      return "";
   }
 }
 
@@ -46,17 +55,26 @@ void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
   for (const pb::Event& event : events) {
     stats->submissions += event.has_job_submitted();
     stats->starts += event.has_attempt_placed();
-    stats->evictions += event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::PREEMPTION;
+    stats->evictions +=
+        event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::PREEMPTION;
   }
 }
 
 }  // namespace
 
-std::string AttemptText(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt()); }
+std::string AttemptText(const pb::AttemptKey& key) {
+  return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt());
+}
 
 Engine::Engine(EngineOptions options, Clock* clock, Store* store, AgentLink* link, State state)
-    : options_(std::move(options)), clock_(clock), store_(store), link_(link), state_(std::move(state)),
-      commit_(options_.last_commit), now_ns_(state_.now_ns()), now_at_ns_(clock_->MonotonicNs()) {
+    : options_(std::move(options)),
+      clock_(clock),
+      store_(store),
+      link_(link),
+      state_(std::move(state)),
+      commit_(options_.last_commit),
+      now_ns_(state_.now_ns()),
+      now_at_ns_(clock_->MonotonicNs()) {
   view_ = std::make_shared<View>(View{state_, plan_, commit_, now_ns_});
 }
 
@@ -72,7 +90,8 @@ Engine::~Engine() {
 
 void Engine::Refuse(std::vector<Queued> queue) {
   for (Queued& queued : queue) {
-    if (queued.done) queued.done(absl::UnavailableError("musterd is stopping; try again when it is back"));
+    if (queued.done)
+      queued.done(absl::UnavailableError("musterd is stopping; try again when it is back"));
   }
 }
 
@@ -115,7 +134,8 @@ EngineStats Engine::Stats() const {
 
 void Engine::PostProgress(const pb::ProgressSeen& progress) {
   std::lock_guard lock(mutex_);
-  // What comes after the end, which may have been committed while the report was under way, would stay for ever.
+  // What comes after the end, which may have been committed while the report was under way, would
+  // stay for ever.
   const AttemptRow* attempt = view_->state.FindAttempt(progress.key());
   if (attempt == nullptr || attempt->ended()) return;
   std::string key = AttemptText(progress.key());
@@ -152,7 +172,9 @@ std::vector<pb::Event> Engine::TakeDueProgress(int64_t now_ns) {
 std::vector<pb::Event> Engine::TakeLastProgress(int64_t now_ns) {
   std::vector<pb::Event> events;
   for (const Queued& queued : queue_) {
-    if (queued.operation || !queued.event.has_attempt_reported() || queued.event.attempt_reported().report().phase() != pb::GONE) continue;
+    if (queued.operation || !queued.event.has_attempt_reported() ||
+        queued.event.attempt_reported().report().phase() != pb::GONE)
+      continue;
     const auto it = progress_.find(AttemptText(queued.event.attempt_reported().report().key()));
     if (it == progress_.end() || !it->second.waiting) continue;
     progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
@@ -163,26 +185,33 @@ std::vector<pb::Event> Engine::TakeLastProgress(int64_t now_ns) {
   return events;
 }
 
-int64_t Engine::ProgressDueNs() const { return progress_due_.empty() ? kNever : progress_due_.begin()->first; }
+int64_t Engine::ProgressDueNs() const {
+  return progress_due_.empty() ? kNever : progress_due_.begin()->first;
+}
 
 void Engine::ForgetProgress(const pb::AttemptKey& key) {
   const auto it = progress_.find(AttemptText(key));
   if (it == progress_.end()) return;
-  if (it->second.waiting) progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
+  if (it->second.waiting)
+    progress_due_.erase({it->second.journalled_ns + options_.progress_interval_ns, it->first});
   progress_.erase(it);
 }
 
 void Engine::ForgetEndedProgress() {
   for (const pb::Event& event : step_events_) {
     // A cancel ends what waited for its export only.
-    if (const JobRow* job = event.has_job_cancel() ? view_->state.FindJob(event.job_cancel().number()) : nullptr; job != nullptr) {
+    if (const JobRow* job =
+            event.has_job_cancel() ? view_->state.FindJob(event.job_cancel().number()) : nullptr;
+        job != nullptr) {
       for (size_t t = 0; t < job->tasks.size(); ++t) {
         const std::vector<AttemptRow>& attempts = job->tasks[t].attempts;
-        if (!attempts.empty() && attempts.back().ended()) ForgetProgress(KeyOf(*job, static_cast<int32_t>(t), attempts.back().number));
+        if (!attempts.empty() && attempts.back().ended())
+          ForgetProgress(KeyOf(*job, static_cast<int32_t>(t), attempts.back().number));
       }
     }
     // Each of these may be the one that ends an attempt.
-    const pb::AttemptKey* key = event.has_attempt_reported()   ? &event.attempt_reported().report().key()
+    const pb::AttemptKey* key = event.has_attempt_reported()
+                                    ? &event.attempt_reported().report().key()
                                 : event.has_attempt_lost()     ? &event.attempt_lost().key()
                                 : event.has_export_published() ? &event.export_published().key()
                                                                : nullptr;
@@ -192,7 +221,9 @@ void Engine::ForgetEndedProgress() {
   }
 }
 
-int64_t Engine::NowNs() const { return std::max(clock_->WallNs(), now_ns_ + (clock_->MonotonicNs() - now_at_ns_) / 2); }
+int64_t Engine::NowNs() const {
+  return std::max(clock_->WallNs(), now_ns_ + (clock_->MonotonicNs() - now_at_ns_) / 2);
+}
 
 int64_t Engine::NextLookNs() const {
   std::lock_guard lock(mutex_);
@@ -223,7 +254,8 @@ bool Engine::Step() {
     if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
     queue.swap(queue_);
     // Where there are agents, there is a step a lease at least (Sessions::ProveOwnership).
-    listens_again = !std::exchange(stepped_, true) || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
+    listens_again =
+        !std::exchange(stepped_, true) || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
     now_ns_ = now_ns;
     now_at_ns_ = clock_->MonotonicNs();
   }
@@ -235,7 +267,8 @@ bool Engine::Step() {
   start.mutable_step()->set_restart_backoff_ns(options_.scheduling.restart_backoff_ns);
   if (listens_again) start.mutable_step()->set_listens_again(true);
   ApplyEvent(std::move(start));
-  for (pb::Event& event : last_progress) ApplyEvent(std::move(event));       // before the ends that come after them
+  for (pb::Event& event : last_progress)
+    ApplyEvent(std::move(event));  // before the ends that come after them
   std::vector<absl::Status> answers(queue.size());
   for (size_t i = 0; i < queue.size(); ++i) {
     if (!queue[i].operation) {
@@ -256,11 +289,13 @@ bool Engine::Step() {
   Transaction transaction;
   transaction.commit = commit_ + 1;
   transaction.now_ns = now_ns_;
-  for (const pb::Event& event : step_events_) transaction.events.push_back(DeterministicBytes(event));
+  for (const pb::Event& event : step_events_)
+    transaction.events.push_back(DeterministicBytes(event));
   transaction.rows = state_.TakeChanges(store_->WantsRows());
   const int64_t commit_ns = clock_->MonotonicNs();
   if (absl::Status status = store_->Commit(transaction); !status.ok()) {
-    // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is (CONTRACTS 17, 18).
+    // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is
+    // (CONTRACTS 17, 18).
     LogError("commit failed, musterd ends and has to be started again",
              {{"commit", transaction.commit}, {"error", std::string(status.message())}});
     if (options_.end_process) options_.end_process();
@@ -298,7 +333,8 @@ void Engine::ApplyEvent(pb::Event event) {
   step_events_.push_back(std::move(event));
 }
 
-// Starting of a gang is committed once all its hosts are prepared, before the first Start is sent (CONTRACTS 6).
+// Starting of a gang is committed once all its hosts are prepared, before the first Start is sent
+// (CONTRACTS 6).
 void Engine::AppendGangPrepared() {
   const size_t reported = step_events_.size();
   for (size_t i = 0; i < reported; ++i) {
@@ -315,7 +351,8 @@ void Engine::AppendGangPrepared() {
   }
 }
 
-// While a restored store's hosts are waited for, each waiting task is told so, and nothing is decided.
+// While a restored store's hosts are waited for, each waiting task is told so, and nothing is
+// decided.
 bool Engine::AwaitsHosts() {
   if (!state_.restoring()) return false;
   if (options_.awaits_hosts == nullptr || !options_.awaits_hosts(state_)) {
@@ -345,21 +382,26 @@ bool Engine::AwaitsHosts() {
 
 void Engine::DecideAndApply() {
   if (AwaitsHosts()) return;
-  Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling) : decider_.Decide(state_, now_ns_, options_.scheduling);
+  Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling)
+                              : decider_.Decide(state_, now_ns_, options_.scheduling);
   int64_t look_ns = plan.next_look_ns;
   bool refused = false;
   bool accepted = false;
   for (int times = 0; !accepted && times <= kJobsDroppedFromAPlan; ++times) {
     PlanFault fault;
-    const absl::Status status = options_.check_plans ? Validate(state_, plan, &fault) : absl::OkStatus();
+    const absl::Status status =
+        options_.check_plans ? Validate(state_, plan, &fault) : absl::OkStatus();
     accepted = status.ok();
     if (accepted) break;
     if (!refused) SaveRefusedPlan(plan, status);
     refused = true;
     const bool confined = DropOffender(&plan, fault);
-    LogError(confined ? "a plan was refused: its part for one job is dropped; please report this"
-                      : "a plan was refused: nothing is started or stopped by it; please report this",
-             {{"why", std::string(status.message())}, {"commit", commit_ + 1}, {"saved", options_.refused_plans_directory}});
+    LogError(confined
+                 ? "a plan was refused: its part for one job is dropped; please report this"
+                 : "a plan was refused: nothing is started or stopped by it; please report this",
+             {{"why", std::string(status.message())},
+              {"commit", commit_ + 1},
+              {"saved", options_.refused_plans_directory}});
     if (!confined) break;
   }
   if (accepted) {
@@ -367,21 +409,26 @@ void Engine::DecideAndApply() {
     plan.events.clear();
     plan_ = std::make_shared<const Plan>(std::move(plan));
   }
-  if (refused) look_ns = accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
+  if (refused)
+    look_ns =
+        accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
   std::lock_guard lock(mutex_);
   stats_.plans += accepted;
   stats_.refused_plans += refused;
   next_look_ns_ = std::max(look_ns, now_ns_ + kMillisecond);
 }
 
-// Takes out of the plan what it wants of the job that the fault is about, and what others are stopped for on its behalf. Its
-// waiting tasks are told so. False if the fault is about no job: then nothing of the plan can be kept.
+// Takes out of the plan what it wants of the job that the fault is about, and what others are
+// stopped for on its behalf. Its waiting tasks are told so. False if the fault is about no job:
+// then nothing of the plan can be kept.
 bool Engine::DropOffender(Plan* plan, const PlanFault& fault) {
   const std::string uid = fault.event >= 0 ? JobOf(plan->events[fault.event]) : "";
   const JobRow* job = fault.event >= 0 ? state_.FindJobByUid(uid) : state_.FindJob(fault.job);
   const size_t before = plan->events.size();
   if (fault.event >= 0) {
-    std::erase_if(plan->events, [&](const pb::Event& event) { return JobOf(event) == uid || event.attempt_stopping().claimant().job_uid() == uid; });
+    std::erase_if(plan->events, [&](const pb::Event& event) {
+      return JobOf(event) == uid || event.attempt_stopping().claimant().job_uid() == uid;
+    });
   }
   if (job == nullptr) return plan->events.size() < before && !uid.empty();
   for (size_t t = 0; t < job->tasks.size(); ++t) {
@@ -397,16 +444,20 @@ bool Engine::DropOffender(Plan* plan, const PlanFault& fault) {
 
 void Engine::SaveRefusedPlan(const Plan& plan, const absl::Status& why) {
   if (options_.refused_plans_directory.empty() || refused_plans_++ >= kReproducersKept) return;
-  const std::string directory = absl::StrCat(options_.refused_plans_directory, "/", options_.epoch, "-", commit_ + 1);
+  const std::string directory =
+      absl::StrCat(options_.refused_plans_directory, "/", options_.epoch, "-", commit_ + 1);
   std::string text = absl::StrCat("refused: ", why.ToString(), "\nnow_ns: ", now_ns_, "\n");
-  for (size_t i = 0; i < plan.events.size(); ++i) absl::StrAppend(&text, "event ", i, ":\n", plan.events[i].DebugString());
+  for (size_t i = 0; i < plan.events.size(); ++i)
+    absl::StrAppend(&text, "event ", i, ":\n", plan.events[i].DebugString());
   absl::Status status = MakeDirectories(directory);
   if (status.ok()) status = WriteFileDurably(directory + "/plan.txt", text);
   if (status.ok()) status = SaveRows(directory + "/rows", state_.AllRows());
-  if (!status.ok()) LogWarn("the refused plan could not be saved", {{"error", std::string(status.message())}});
+  if (!status.ok())
+    LogWarn("the refused plan could not be saved", {{"error", std::string(status.message())}});
 }
 
-// What has come to hold since the step before; what holds still was sent then, and is repeated by the link.
+// What has come to hold since the step before; what holds still was sent then, and is repeated by
+// the link.
 void Engine::Dispatch(const std::vector<RowChange>& rows, const State& before) {
   const auto send = [this](HostId id, const pb::SchedulerMessage& command) {
     const HostRow& host = state_.host(id);
@@ -416,19 +467,23 @@ void Engine::Dispatch(const std::vector<RowChange>& rows, const State& before) {
     if (row.kind == "host") {
       const size_t slash = row.id.find('/');
       const std::string cluster = row.id.substr(0, slash), host = row.id.substr(slash + 1);
-      for (const pb::SchedulerMessage& command : CommandsFor(state_, cluster, host)) link_->Send(cluster, host, command);
+      for (const pb::SchedulerMessage& command : CommandsFor(state_, cluster, host))
+        link_->Send(cluster, host, command);
     } else if (row.kind == "job") {
       uint64_t number = 0;
       const JobRow* job = absl::SimpleAtoi(row.id, &number) ? state_.FindJob(number) : nullptr;
       if (job == nullptr) continue;
-      for (const HostCommand& command : CommandsOf(state_, *job, before.FindJob(number))) send(command.host, command.message);
+      for (const HostCommand& command : CommandsOf(state_, *job, before.FindJob(number)))
+        send(command.host, command.message);
     }
   }
 }
 
-// A host may forget an attempt once its end is durable here; its export, if any, published or given up.
+// A host may forget an attempt once its end is durable here; its export, if any, published or given
+// up.
 void Engine::ForgetWhatEnded() {
-  const auto forget = [this](const std::string& cluster, const std::string& host, const pb::AttemptKey& key) {
+  const auto forget = [this](const std::string& cluster, const std::string& host,
+                             const pb::AttemptKey& key) {
     pb::SchedulerMessage message;
     *message.mutable_forget()->mutable_key() = key;
     link_->Send(cluster, host, message);
@@ -436,31 +491,37 @@ void Engine::ForgetWhatEnded() {
   for (const pb::Event& event : step_events_) {
     if (event.has_attempt_reported() && event.attempt_reported().report().phase() == pb::GONE) {
       const pb::AttemptReported& reported = event.attempt_reported();
-      if (!AwaitsExport(state_, reported.report().key())) forget(reported.cluster(), reported.host(), reported.report().key());
+      if (!AwaitsExport(state_, reported.report().key()))
+        forget(reported.cluster(), reported.host(), reported.report().key());
     } else if (event.has_export_published()) {
       const AttemptRow* attempt = state_.FindAttempt(event.export_published().key());
-      if (attempt == nullptr || AwaitsExport(state_, event.export_published().key())) continue;   // it is tried again
+      if (attempt == nullptr || AwaitsExport(state_, event.export_published().key()))
+        continue;  // it is tried again
       for (const PartRow& part : attempt->parts) {
         const HostRow& host = state_.host(part.host);
-        if (part.phase == pb::GONE) forget(state_.clusters()[host.cluster].name, host.name, event.export_published().key());
+        if (part.phase == pb::GONE)
+          forget(state_.clusters()[host.cluster].name, host.name, event.export_published().key());
       }
     }
   }
 }
 
-// A step costs as much for one event as for some, most of all its commit; what comes in quick succession shares it.
+// A step costs as much for one event as for some, most of all its commit; what comes in quick
+// succession shares it.
 void Engine::Gather(int64_t began_ns) {
   if (began_ns == 0) return;
-  const int64_t left_ns = std::min(began_ns + kGatherNs - clock_->MonotonicNs(), kGatherNs);   // a clock that was set back holds nobody up
+  const int64_t left_ns = std::min(began_ns + kGatherNs - clock_->MonotonicNs(),
+                                   kGatherNs);  // a clock that was set back holds nobody up
   std::unique_lock lock(mutex_);
   if (left_ns <= 0) return;
   gathering_ = true;
-  work_.wait_for(lock, std::chrono::nanoseconds(left_ns), [this] { return stopping_ || queue_.size() >= kGatherAtMost; });
+  work_.wait_for(lock, std::chrono::nanoseconds(left_ns),
+                 [this] { return stopping_ || queue_.size() >= kGatherAtMost; });
   gathering_ = false;
 }
 
 void Engine::Run() {
-  bool dirty = true;                                  // commits since the last housekeeping
+  bool dirty = true;  // commits since the last housekeeping
   int64_t idled_ns = clock_->MonotonicNs();
   int64_t began_ns = 0;
   while (true) {
@@ -477,7 +538,8 @@ void Engine::Run() {
         const int64_t progress_ns = ProgressDueNs();
         const int64_t look_ns = std::min(next_look_ns_, progress_ns);
         int64_t wait_ns = dirty ? kIdleAfterNs : kMinute;
-        if (look_ns != kNever && why_not_.empty()) wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - NowNs()));
+        if (look_ns != kNever && why_not_.empty())
+          wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - NowNs()));
         quiet = !work_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [this, progress_ns] {
           return stopping_ || !queue_.empty() || ProgressDueNs() < progress_ns;
         }) && wait_ns >= kIdleAfterNs;
@@ -505,11 +567,18 @@ void Engine::TellStats(int64_t now_ns) {
   told_stats_ns_ = now_ns;
   if (stats_.step.count() == told_steps_) return;
   told_steps_ = stats_.step.count();
-  const auto micros = [](const Durations& durations, int per_mille) { return durations.PerMilleNs(per_mille) / 1000; };
-  LogInfo("steps", {{"steps", stats_.step.count()}, {"events", stats_.events}, {"step_us_p50", micros(stats_.step, 500)},
-                    {"step_us_p99", micros(stats_.step, 990)}, {"decide_us_p99", micros(stats_.decide, 990)},
-                    {"commit_us_p50", micros(stats_.commit, 500)}, {"commit_us_p99", micros(stats_.commit, 990)},
-                    {"commit_us_longest", stats_.commit.longest_ns() / 1000}, {"most_queued", stats_.most_queued}});
+  const auto micros = [](const Durations& durations, int per_mille) {
+    return durations.PerMilleNs(per_mille) / 1000;
+  };
+  LogInfo("steps", {{"steps", stats_.step.count()},
+                    {"events", stats_.events},
+                    {"step_us_p50", micros(stats_.step, 500)},
+                    {"step_us_p99", micros(stats_.step, 990)},
+                    {"decide_us_p99", micros(stats_.decide, 990)},
+                    {"commit_us_p50", micros(stats_.commit, 500)},
+                    {"commit_us_p99", micros(stats_.commit, 990)},
+                    {"commit_us_longest", stats_.commit.longest_ns() / 1000},
+                    {"most_queued", stats_.most_queued}});
 }
 
 void Engine::Stop() {

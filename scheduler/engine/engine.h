@@ -1,12 +1,15 @@
 // The engine: the one place where State changes.
 //
-// Step() takes everything that is queued, applies it, decides, validates the plan, applies the plan's events, commits all
-// of that as one transaction, and only then dispatches commands to agents and answers callers (CONTRACTS 17, 18, 20).
-// What arrives while a commit runs, and what comes within 2 ms of a step's beginning, goes into the next step together: that is the group commit.
-// The first after a rest waits for nobody; who asks one thing after the other gets at most 500 answers a second.
+// Step() takes everything that is queued, applies it, decides, validates the plan, applies the
+// plan's events, commits all of that as one transaction, and only then dispatches commands to
+// agents and answers callers (CONTRACTS 17, 18, 20). What arrives while a commit runs, and what
+// comes within 2 ms of a step's beginning, goes into the next step together: that is the group
+// commit. The first after a rest waits for nobody; who asks one thing after the other gets at most
+// 500 answers a second.
 //
-// Threads: Post, Call, PostProgress, LiveProgress, Full, Stats, Snapshot, Stop, StopServing and WhyNotServing may be called from any thread. All else is the
-// engine's thread's, where Step, Run and the observers run; the simulator calls Step itself on its virtual clock.
+// Threads: Post, Call, PostProgress, LiveProgress, Full, Stats, Snapshot, Stop, StopServing and
+// WhyNotServing may be called from any thread. All else is the engine's thread's, where Step, Run
+// and the observers run; the simulator calls Step itself on its virtual clock.
 #pragma once
 
 #include <condition_variable>
@@ -38,39 +41,44 @@ namespace muster {
 struct EngineOptions {
   SchedulingOptions scheduling;
   uint64_t epoch = 1;
-  uint64_t last_commit = 0;             // newest commit of the store when it was opened
-  std::string refused_plans_directory;  // reproducers of plans that Validate refused; empty: not written
+  uint64_t last_commit = 0;  // newest commit of the store when it was opened
+  std::string
+      refused_plans_directory;  // reproducers of plans that Validate refused; empty: not written
   // For fault injection: decides instead of the engine's Decider.
   std::function<Plan(const State&, int64_t now_ns, const SchedulingOptions&)> decide;
-  std::function<void()> end_process;    // after a commit error, in place of _Exit; must not return. For fault simulation
-  // Of a State that is restoring(): whether hosts that may run what it doesn't know have still to be waited for. Called by Step. Null:
-  // nobody is waited for.
+  std::function<void()> end_process;  // after a commit error, in place of _Exit; must not return.
+                                      // For fault simulation
+  // Of a State that is restoring(): whether hosts that may run what it doesn't know have still to
+  // be waited for. Called by Step. Null: nobody is waited for.
   std::function<bool(const State&)> awaits_hosts;
-  bool check_plans = true;              // Validate each plan; off only for the simulator's peers, which give no verdicts
-  int64_t progress_interval_ns = 1'000'000'000;  // least time between two journalled progress events of an attempt
-  size_t most_queued = 65'536;          // what may wait for the next step before Full says so
+  bool check_plans =
+      true;  // Validate each plan; off only for the simulator's peers, which give no verdicts
+  int64_t progress_interval_ns =
+      1'000'000'000;            // least time between two journalled progress events of an attempt
+  size_t most_queued = 65'536;  // what may wait for the next step before Full says so
 };
 
 // What steps cost since the process started.
 struct EngineStats {
   uint64_t events = 0;
-  Durations decide;                     // Decide, Validate and applying the plan
-  Durations commit;                     // the store's part
-  Durations step;                       // all of it
-  size_t most_queued = 0;               // at the beginning of a step
-  uint64_t plans = 0;                   // that were accepted
-  uint64_t refused_plans = 0;           // by Validate (CONTRACTS 20); each is to be reported
-  uint64_t submissions = 0;             // new jobs
-  uint64_t starts = 0;                  // attempts that were placed
-  uint64_t evictions = 0;               // attempts that were told to stop for somebody else's sake (PREEMPTION)
+  Durations decide;            // Decide, Validate and applying the plan
+  Durations commit;            // the store's part
+  Durations step;              // all of it
+  size_t most_queued = 0;      // at the beginning of a step
+  uint64_t plans = 0;          // that were accepted
+  uint64_t refused_plans = 0;  // by Validate (CONTRACTS 20); each is to be reported
+  uint64_t submissions = 0;    // new jobs
+  uint64_t starts = 0;         // attempts that were placed
+  uint64_t evictions = 0;  // attempts that were told to stop for somebody else's sake (PREEMPTION)
 };
 
 // What readers see: the newest durable State with what the last step said about it. Immutable.
 struct View {
   State state;
-  std::shared_ptr<const Plan> plan;      // of the newest step, as far as it was accepted: verdicts, entitled use; never null
+  std::shared_ptr<const Plan>
+      plan;  // of the newest step, as far as it was accepted: verdicts, entitled use; never null
   uint64_t commit = 0;
-  int64_t now_ns = 0;                    // of the newest step
+  int64_t now_ns = 0;  // of the newest step
 };
 
 std::string AttemptText(const pb::AttemptKey& key);  // "uid/task/attempt"
@@ -78,14 +86,14 @@ std::string AttemptText(const pb::AttemptKey& key);  // "uid/task/attempt"
 // One committed step, for observers.
 struct StepRecord {
   std::shared_ptr<const View> view;
-  std::vector<pb::Event> events;         // all of it, in order, the plan's own last
+  std::vector<pb::Event> events;  // all of it, in order, the plan's own last
 };
 
 class Engine {
  public:
   using Done = std::function<void(absl::Status)>;
-  // Reads State on the engine's thread, with everything queued before it applied, and returns the events to apply at once.
-  // An error reaches `done` and changes nothing.
+  // Reads State on the engine's thread, with everything queued before it applied, and returns the
+  // events to apply at once. An error reaches `done` and changes nothing.
   using Operation = std::function<absl::StatusOr<std::vector<pb::Event>>(const State&)>;
   using Observer = std::function<void(const StepRecord&)>;
 
@@ -93,34 +101,38 @@ class Engine {
   Engine(EngineOptions options, Clock* clock, Store* store, AgentLink* link, State state);
   ~Engine();
 
-  // `done` is called on the engine's thread, OK once the event is durable, UNAVAILABLE if the engine stops before.
+  // `done` is called on the engine's thread, OK once the event is durable, UNAVAILABLE if the
+  // engine stops before.
   void Post(pb::Event event, Done done = nullptr);
   void Call(Operation operation, Done done);
   // More waits for the next step than should: who can be told to come back later should be.
   bool Full() const;
   EngineStats Stats() const;
-  // Progress of a running attempt; journalled once a progress_interval at most, at once visible to LiveProgress. Without effect
-  // once the attempt has ended.
+  // Progress of a running attempt; journalled once a progress_interval at most, at once visible to
+  // LiveProgress. Without effect once the attempt has ended.
   void PostProgress(const pb::ProgressSeen& progress);
   // The attempt's newest progress, journalled or not; nullopt if it reported none to this process.
   std::optional<pb::Progress> LiveProgress(const pb::AttemptKey& key) const;
 
-  // Called on the engine's thread after each committed step, commands dispatched and callers answered. Register before Run.
+  // Called on the engine's thread after each committed step, commands dispatched and callers
+  // answered. Register before Run.
   void Observe(Observer observer);
 
-  // One engine step, if anything is queued or due; false if there was nothing to do. A commit error ends the process.
+  // One engine step, if anything is queued or due; false if there was nothing to do. A commit error
+  // ends the process.
   bool Step();
-  // The time of a step made now. Never goes back: a wall clock that was set back is waited for at half speed, so that what is due is
-  // late but comes.
+  // The time of a step made now. Never goes back: a wall clock that was set back is waited for at
+  // half speed, so that what is due is late but comes.
   int64_t NowNs() const;
   // When Step next has something to do although nothing is queued: by NowNs, INT64_MAX if never.
   int64_t NextLookNs() const;
   // Steps until Stop, sleeping between.
   void Run();
   void Stop();
-  // From now on nothing changes: every call gets FAILED_PRECONDITION with these words, what is posted is dropped, nothing is decided.
+  // From now on nothing changes: every call gets FAILED_PRECONDITION with these words, what is
+  // posted is dropped, nothing is decided.
   void StopServing(const std::string& why);
-  std::string WhyNotServing() const;     // empty: it serves
+  std::string WhyNotServing() const;  // empty: it serves
 
   std::shared_ptr<const View> Snapshot() const;
 
@@ -131,18 +143,18 @@ class Engine {
     Done done;
   };
   struct PendingProgress {
-    int64_t journalled_ns = 0;           // Unix time of the last one in the journal
-    bool waiting = false;                // `newest` is not in the journal yet
+    int64_t journalled_ns = 0;  // Unix time of the last one in the journal
+    bool waiting = false;       // `newest` is not in the journal yet
     pb::ProgressSeen newest;
   };
 
-  void Wake();                                                // under mutex_
+  void Wake();  // under mutex_
   void Gather(int64_t began_ns);
-  std::vector<pb::Event> TakeLastProgress(int64_t now_ns);    // under mutex_
-  std::vector<pb::Event> TakeDueProgress(int64_t now_ns);     // under mutex_
-  int64_t ProgressDueNs() const;                              // under mutex_
-  void ForgetProgress(const pb::AttemptKey& key);             // under mutex_
-  void ForgetEndedProgress();                                 // under mutex_; of what the step ended
+  std::vector<pb::Event> TakeLastProgress(int64_t now_ns);  // under mutex_
+  std::vector<pb::Event> TakeDueProgress(int64_t now_ns);   // under mutex_
+  int64_t ProgressDueNs() const;                            // under mutex_
+  void ForgetProgress(const pb::AttemptKey& key);           // under mutex_
+  void ForgetEndedProgress();                               // under mutex_; of what the step ended
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
   bool AwaitsHosts();
@@ -165,25 +177,27 @@ class Engine {
   std::shared_ptr<const Plan> plan_ = std::make_shared<const Plan>();
   uint64_t commit_;
   int64_t now_ns_ = 0;
-  int64_t now_at_ns_ = 0;                // MonotonicNs when it was
+  int64_t now_at_ns_ = 0;  // MonotonicNs when it was
   bool stepped_ = false;
-  std::vector<pb::Event> step_events_;   // of the step being made
+  std::vector<pb::Event> step_events_;  // of the step being made
   int refused_plans_ = 0;
-  int64_t told_stats_ns_ = 0;            // MonotonicNs
+  int64_t told_stats_ns_ = 0;  // MonotonicNs
   uint64_t told_steps_ = 0;
   std::vector<Observer> observers_;
 
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::vector<Queued> queue_;
-  std::map<std::string, PendingProgress> progress_;           // of attempts that have not ended, by AttemptText
-  std::set<std::pair<int64_t, std::string>> progress_due_;    // those that wait, by when they may be journalled
+  std::map<std::string, PendingProgress>
+      progress_;  // of attempts that have not ended, by AttemptText
+  std::set<std::pair<int64_t, std::string>>
+      progress_due_;  // those that wait, by when they may be journalled
   std::shared_ptr<const View> view_;
   EngineStats stats_;
-  int64_t next_look_ns_ = 0;             // at once: recovery may have left work
-  bool gathering_ = false;               // Run waits for company of what is queued
+  int64_t next_look_ns_ = 0;  // at once: recovery may have left work
+  bool gathering_ = false;    // Run waits for company of what is queued
   bool stopping_ = false;
-  std::string why_not_;                  // not empty: nothing changes any more
+  std::string why_not_;  // not empty: nothing changes any more
 };
 
 }  // namespace muster

@@ -17,11 +17,14 @@ using ::testing::ElementsAre;
 
 class EngineTest : public ::testing::Test, public AgentLink {
  protected:
-  void Send(const std::string& cluster, const std::string& host, const pb::SchedulerMessage& message) override {
+  void Send(const std::string& cluster, const std::string& host,
+            const pb::SchedulerMessage& message) override {
     log_.push_back(absl::StrCat("send ", host, " ", static_cast<int>(message.body_case())));
   }
   Engine::Done Noted(const std::string& what) {
-    return [this, what](absl::Status status) { log_.push_back(absl::StrCat(what, status.ok() ? " ok" : " failed")); };
+    return [this, what](absl::Status status) {
+      log_.push_back(absl::StrCat(what, status.ok() ? " ok" : " failed"));
+    };
   }
   pb::Event Submitted(uint64_t number) {
     pb::Event event;
@@ -70,13 +73,16 @@ TEST_F(EngineTest, CommitsBeforeItDispatchesAndAnswersOnceForAllThatWasQueued) {
   engine_->Post(Submitted(1), Noted("one"));
   engine_->Post(Submitted(2), Noted("two"));
   EXPECT_TRUE(engine_->Step());
-  const std::string prepare = absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kPrepare));
+  const std::string prepare =
+      absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kPrepare));
   EXPECT_THAT(log_, ElementsAre("commit 2", prepare, prepare, "one ok", "two ok"));
 }
 
 TEST_F(EngineTest, HasNothingToDoWhenNothingIsQueuedOrDue) {
   Start();
-  while (engine_->Step()) clock_.now_ns = std::max(clock_.now_ns + kMillisecond, std::min(engine_->NextLookNs(), clock_.now_ns + kHour));
+  while (engine_->Step())
+    clock_.now_ns = std::max(clock_.now_ns + kMillisecond,
+                             std::min(engine_->NextLookNs(), clock_.now_ns + kHour));
   EXPECT_FALSE(engine_->Step());
 }
 
@@ -89,7 +95,7 @@ TEST_F(EngineTest, TellsHowManyWaitedAndWhatStepsCost) {
   EXPECT_FALSE(engine_->Full());
   engine_->Post(Submitted(2));
   EXPECT_TRUE(engine_->Full());
-  engine_->Post(Submitted(3));          // what isn't asked is taken nevertheless
+  engine_->Post(Submitted(3));  // what isn't asked is taken nevertheless
   store_.slow = [this] { clock_.now_ns += 5 * kMillisecond; };
   engine_->Step();
   EXPECT_FALSE(engine_->Full());
@@ -123,7 +129,11 @@ TEST_F(EngineTest, ListensAgainFromItsFirstStepAndAfterItStoodStill) {
   EXPECT_EQ(began_ns, engine_->Snapshot()->now_ns);
   const auto step_after = [&](int64_t ns) {
     clock_.now_ns += ns;
-    engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return std::vector<pb::Event>(); }, nullptr);
+    engine_->Call(
+        [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+          return std::vector<pb::Event>();
+        },
+        nullptr);
     engine_->Step();
   };
   step_after(2 * lease_ns);
@@ -142,7 +152,11 @@ TEST_F(EngineTest, ListensAgainFromItsFirstStepAndAfterItStoodStill) {
 
 TEST_F(EngineTest, AnOperationThatFailsChangesNothing) {
   Start();
-  engine_->Call([](const State&) -> absl::StatusOr<std::vector<pb::Event>> { return absl::NotFoundError("no"); }, Noted("call"));
+  engine_->Call(
+      [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        return absl::NotFoundError("no");
+      },
+      Noted("call"));
   engine_->Step();
   EXPECT_EQ(log_.back(), "call failed");
   EXPECT_TRUE(engine_->Snapshot()->state.AllJobs().empty());
@@ -154,7 +168,8 @@ TEST_F(EngineTest, EndsTheProcessWithoutRepliesWhenACommitFails) {
   store_.fail = true;
   engine_->Post(Submitted(1), [](absl::Status) { std::fprintf(stderr, "ANSWERED"); });
   EXPECT_EXIT(engine_->Step(), ::testing::ExitedWithCode(EXIT_FAILURE),
-              ::testing::AllOf(::testing::HasSubstr("commit failed"), ::testing::Not(::testing::HasSubstr("ANSWERED"))));
+              ::testing::AllOf(::testing::HasSubstr("commit failed"),
+                               ::testing::Not(::testing::HasSubstr("ANSWERED"))));
 }
 
 TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
@@ -164,7 +179,8 @@ TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
   bool wrong = false;
   options.decide = [&](const State& state, int64_t, const SchedulingOptions&) {
     Plan plan;
-    if (wrong) plan.events.emplace_back().mutable_attempt_lost()->mutable_key()->set_job_uid("nobody");
+    if (wrong)
+      plan.events.emplace_back().mutable_attempt_lost()->mutable_key()->set_job_uid("nobody");
     return plan;
   };
   Start(options);
@@ -176,11 +192,15 @@ TEST_F(EngineTest, DropsAPlanThatValidateRefusesButKeepsTheEvents) {
   EXPECT_EQ(engine_->Stats().plans, 2u) << "what is left without the offender counts";
   EXPECT_EQ(engine_->Stats().refused_plans, 1u);
   EXPECT_FALSE(engine_->Step()) << "it looks again later, not at once";
-  const absl::StatusOr<std::vector<RowChange>> rows = LoadRows(options.refused_plans_directory + "/1-2/rows");
+  const absl::StatusOr<std::vector<RowChange>> rows =
+      LoadRows(options.refused_plans_directory + "/1-2/rows");
   ASSERT_TRUE(rows.ok()) << rows.status();
   EXPECT_EQ(State::Difference(*State::Load(*rows), engine_->Snapshot()->state), "");
 
-  const auto replay = [&](const auto&... decide) { return ReplayRefusedPlan(options.refused_plans_directory + "/1-2", options.scheduling, decide...); };
+  const auto replay = [&](const auto&... decide) {
+    return ReplayRefusedPlan(options.refused_plans_directory + "/1-2", options.scheduling,
+                             decide...);
+  };
   const absl::StatusOr<RefusedAgain> again = replay(options.decide);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_THAT(again->now, ::testing::HasSubstr("event 0"));
@@ -203,7 +223,9 @@ TEST_F(EngineTest, ConfinesARefusalToTheJobThatItIsAbout) {
   options.decide = [&](const State& state, int64_t now_ns, const SchedulingOptions& scheduling) {
     Plan plan = Decide(state, now_ns, scheduling);
     for (pb::Event& event : plan.events) {
-      if (wrong && event.has_attempt_placed() && event.attempt_placed().key().job_uid().back() == '1') event.mutable_attempt_placed()->set_workers(7);
+      if (wrong && event.has_attempt_placed() &&
+          event.attempt_placed().key().job_uid().back() == '1')
+        event.mutable_attempt_placed()->set_workers(7);
     }
     return plan;
   };
@@ -238,7 +260,7 @@ TEST_F(EngineTest, ConfinesAMissingVerdictToTheJobThatLacksIt) {
   };
   Start(options);
   wrong = true;
-  for (const uint64_t number : {1, 2, 3}) engine_->Post(Submitted(number));   // for two slots
+  for (const uint64_t number : {1, 2, 3}) engine_->Post(Submitted(number));  // for two slots
   engine_->Step();
   EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING);
   EXPECT_EQ(engine_->Snapshot()->plan->verdicts.Find({3, 0})->code, pb::V_REFUSED);
@@ -254,14 +276,16 @@ TEST_F(EngineTest, KeepsNoProgressOfAnAttemptThatHasEnded) {
   engine_->PostProgress(seen);
   engine_->Step();
   seen.mutable_progress()->set_step(2);
-  engine_->PostProgress(seen);                      // waits for its interval
+  engine_->PostProgress(seen);  // waits for its interval
   engine_->Post(Reported(pb::STARTED));
   engine_->Post(Reported(pb::GONE));
   engine_->Step();
-  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->tasks[0].progress.step(), 2) << "the last line goes with the end";
-  engine_->PostProgress(seen);                      // was still under way
+  EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->tasks[0].progress.step(), 2)
+      << "the last line goes with the end";
+  engine_->PostProgress(seen);  // was still under way
   EXPECT_FALSE(engine_->LiveProgress(Key()).has_value());
-  EXPECT_GT(engine_->NextLookNs(), clock_.now_ns + kSecond) << "nothing of it waits to be journalled";
+  EXPECT_GT(engine_->NextLookNs(), clock_.now_ns + kSecond)
+      << "nothing of it waits to be journalled";
 }
 
 TEST_F(EngineTest, JournalsProgressOnceASecondAndShowsTheNewestAtOnce) {
@@ -279,7 +303,8 @@ TEST_F(EngineTest, JournalsProgressOnceASecondAndShowsTheNewestAtOnce) {
   EXPECT_EQ(engine_->NextLookNs(), clock_.now_ns + kSecond);
 }
 
-// Each host of a gang is told once what holds, however many reports of the others come one by one: the link repeats it.
+// Each host of a gang is told once what holds, however many reports of the others come one by one:
+// the link repeats it.
 TEST_F(EngineTest, TellsTheHostsOfAGangNothingAgainBecauseOneOfThemReports) {
   Start();
   const std::vector<std::string> hosts = {"h1", "h2", "h3", "h4"};
@@ -294,12 +319,14 @@ TEST_F(EngineTest, TellsTheHostsOfAGangNothingAgainBecauseOneOfThemReports) {
   engine_->Step();
   const auto sends = [&](pb::SchedulerMessage::BodyCase body) {
     std::vector<std::string> told;
-    for (const std::string& host : hosts) told.push_back(absl::StrCat("send ", host, " ", static_cast<int>(body)));
+    for (const std::string& host : hosts)
+      told.push_back(absl::StrCat("send ", host, " ", static_cast<int>(body)));
     return told;
   };
   const auto told = [&] {
     std::vector<std::string> sent;
-    std::copy_if(log_.begin(), log_.end(), std::back_inserter(sent), [](const std::string& line) { return line.starts_with("send"); });
+    std::copy_if(log_.begin(), log_.end(), std::back_inserter(sent),
+                 [](const std::string& line) { return line.starts_with("send"); });
     log_.clear();
     return sent;
   };
@@ -307,8 +334,10 @@ TEST_F(EngineTest, TellsTheHostsOfAGangNothingAgainBecauseOneOfThemReports) {
     for (size_t h = 0; h < hosts.size(); ++h) {
       pb::Event event = Reported(phase);
       event.mutable_attempt_reported()->set_host(hosts[h]);
-      if (phase == pb::PREPARED) event.mutable_attempt_reported()->mutable_report()->set_rendezvous_port(20'000);
-      if (phase == pb::GONE) event.mutable_attempt_reported()->mutable_report()->set_stop_sent(true);
+      if (phase == pb::PREPARED)
+        event.mutable_attempt_reported()->mutable_report()->set_rendezvous_port(20'000);
+      if (phase == pb::GONE)
+        event.mutable_attempt_reported()->mutable_report()->set_stop_sent(true);
       engine_->Post(event);
       if (h + 1 == hosts.size()) return;
       engine_->Step();
@@ -345,7 +374,9 @@ TEST_F(EngineTest, TellsAHostToForgetOnlyWhatItHasCommittedAsGone) {
   EXPECT_THAT(log_, ElementsAre("commit 3"));
   engine_->Post(Reported(pb::GONE));
   engine_->Step();
-  EXPECT_THAT(log_, ElementsAre("commit 3", "commit 4", absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kForget))));
+  EXPECT_THAT(
+      log_, ElementsAre("commit 3", "commit 4",
+                        absl::StrCat("send h1 ", static_cast<int>(pb::SchedulerMessage::kForget))));
   EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::SUCCEEDED);
 }
 

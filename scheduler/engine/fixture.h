@@ -1,5 +1,5 @@
-// For tests of the engine and of what stands around it: a clock to set, a store that writes down what it was told, a link that drops it, and
-// the events of a small cluster.
+// For tests of the engine and of what stands around it: a clock to set, a store that writes down
+// what it was told, a link that drops it, and the events of a small cluster.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ class ManualClock : public Clock {
   int64_t MonotonicNs() override { return now_ns; }
   int64_t BootNs() override { return now_ns; }
   int64_t now_ns = 1'000'000 * kSecond;
-  int64_t behind_ns = 0;                 // of the wall clock: it was set back
+  int64_t behind_ns = 0;  // of the wall clock: it was set back
 };
 
 class RecordingStore : public Store {
@@ -32,7 +32,7 @@ class RecordingStore : public Store {
     return absl::OkStatus();
   }
   bool fail = false;
-  std::function<void()> slow;       // time that a commit takes
+  std::function<void()> slow;  // time that a commit takes
   Transaction last;
 
  private:
@@ -98,7 +98,8 @@ inline pb::JobSpec OneSlotSpec() {
 
 // An engine that knows cluster `lab` and its host h1.
 struct LabWithOneHost {
-  explicit LabWithOneHost(const EngineOptions& options = {}) : engine(options, &clock, &store, &link, State()) {
+  explicit LabWithOneHost(const EngineOptions& options = {})
+      : engine(options, &clock, &store, &link, State()) {
     engine.Post(LabConfigured());
     engine.Post(HostJoins("h1"));
     engine.Step();

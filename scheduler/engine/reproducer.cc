@@ -16,7 +16,8 @@ void AppendText(std::string_view text, std::string* out) {
 bool TakeText(std::string_view* in, std::string* text) {
   if (in->size() < 4) return false;
   size_t size = 0;
-  for (int i = 0; i < 4; ++i) size |= static_cast<size_t>(static_cast<uint8_t>((*in)[i])) << (8 * i);
+  for (int i = 0; i < 4; ++i)
+    size |= static_cast<size_t>(static_cast<uint8_t>((*in)[i])) << (8 * i);
   if (in->size() - 4 < size) return false;
   text->assign(in->substr(4, size));
   in->remove_prefix(4 + size);
@@ -51,25 +52,31 @@ absl::StatusOr<std::vector<RowChange>> LoadRows(const std::string& path) {
   return rows;
 }
 
-absl::StatusOr<RefusedAgain> ReplayRefusedPlan(const std::string& directory, const SchedulingOptions& options,
-                                               const std::function<Plan(const State&, int64_t, const SchedulingOptions&)>& decide) {
+absl::StatusOr<RefusedAgain> ReplayRefusedPlan(
+    const std::string& directory, const SchedulingOptions& options,
+    const std::function<Plan(const State&, int64_t, const SchedulingOptions&)>& decide) {
   constexpr std::string_view kWhy = "refused: ", kWhen = "\nnow_ns: ";
   const absl::StatusOr<std::string> text = ReadFile(directory + "/plan.txt");
   if (!text.ok()) return text.status();
   const size_t when = text->find(kWhen);
   int64_t now_ns = 0;
   if (text->rfind(kWhy, 0) != 0 || when == std::string::npos ||
-      !absl::SimpleAtoi(text->substr(when + kWhen.size(), text->find('\n', when + 1) - when - kWhen.size()), &now_ns)) {
-    return absl::DataLossError(absl::StrCat(directory, "/plan.txt: doesn't begin with why a plan was refused, and when"));
+      !absl::SimpleAtoi(
+          text->substr(when + kWhen.size(), text->find('\n', when + 1) - when - kWhen.size()),
+          &now_ns)) {
+    return absl::DataLossError(
+        absl::StrCat(directory, "/plan.txt: doesn't begin with why a plan was refused, and when"));
   }
   const absl::StatusOr<std::vector<RowChange>> rows = LoadRows(directory + "/rows");
   if (!rows.ok()) return rows.status();
   const absl::StatusOr<State> state = State::Load(*rows);
-  if (!state.ok()) return absl::DataLossError(absl::StrCat(directory, "/rows: ", state.status().message()));
+  if (!state.ok())
+    return absl::DataLossError(absl::StrCat(directory, "/rows: ", state.status().message()));
   const Plan plan = decide(*state, now_ns, options);
   RefusedAgain again;
   again.then = text->substr(kWhy.size(), when - kWhy.size());
-  if (const absl::Status status = Validate(*state, plan); !status.ok()) again.now = status.ToString();
+  if (const absl::Status status = Validate(*state, plan); !status.ok())
+    again.now = status.ToString();
   again.events = plan.events.size();
   return again;
 }

@@ -11,7 +11,8 @@ namespace muster {
 // Key of the index by (owner, idempotency key).
 std::string IdempotencyIndexKey(std::string_view owner, std::string_view key);
 int LedgerClassOf(std::string_view name);  // -1 if there is none
-// What a placement describes, as a reservation has it and as an attempt does; host kNoHost if the cluster has no such host.
+// What a placement describes, as a reservation has it and as an attempt does; host kNoHost if the
+// cluster has no such host.
 HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement);
 PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
 // GPUs' thousandths that the attempt holds.
@@ -22,18 +23,20 @@ class Applier {
   explicit Applier(State* state) : s_(*state) {}
 
   void Apply(const pb::Event& event);
-  void ReplaceSpec(uint64_t number, pb::JobSpec spec);   // what_if.h
+  void ReplaceSpec(uint64_t number, pb::JobSpec spec);  // what_if.h
 
   // For State::Load, too.
   void SetQueues(const pb::QueueTree& tree);
   void SetClusters(const pb::ClusterFile& file);
   void SetClusterDrained(const std::string& name, bool drained, const std::string& reason);
-  HostId FindOrAddHost(const std::string& cluster, const std::string& host);  // kNoHost without such a cluster
+  HostId FindOrAddHost(const std::string& cluster,
+                       const std::string& host);  // kNoHost without such a cluster
   void GoneOff(AttemptRow* attempt, const HostRow& host);
   void OrderHosts();
-  void OrderHost(HostId id);           // that isn't listed, among the others
+  void OrderHost(HostId id);  // that isn't listed, among the others
   void InsertLoaded(JobRow job);
-  // Derives which of the task's attempts stages the export that is still to be published, if one does.
+  // Derives which of the task's attempts stages the export that is still to be published, if one
+  // does.
   void RefreshStagedExport(const JobRow& job, int32_t task);
   // Derives the host's use and what its devices are booked to.
   void RefreshHost(HostId id);
@@ -49,20 +52,22 @@ class Applier {
   };
 
   void Carry(const pb::Event& event);
-  JobRow* Job(uint64_t number);        // for writing: a new version, to be saved
-  HostRow* Host(HostId id);            // for writing, to be saved
-  void NewRound();                     // something happened that isn't the scheduler's own act
+  JobRow* Job(uint64_t number);  // for writing: a new version, to be saved
+  HostRow* Host(HostId id);      // for writing, to be saved
+  void NewRound();               // something happened that isn't the scheduler's own act
   // The attempt's devices count as its queue's (sign 1), or no longer (-1).
   void CountUse(const JobRow& job, int32_t task, const AttemptRow& attempt, int64_t sign);
   // Derives which of the job's tasks wait.
   void IndexWaiting(uint64_t number);
   void IndexReservation(const TaskRef& ref, const Reservation& reservation, bool there);
-  // Remembers a finished job's tasks that succeeded as the newest of their names, unless a later one is known.
+  // Remembers a finished job's tasks that succeeded as the newest of their names, unless a later
+  // one is known.
   void IndexDone(const JobRow& job);
   // How long the newest equal task of the owner ran, for this many workers (linear); 0 = unknown.
   int64_t ExpectedRun(const JobRow& job, int32_t task, int32_t workers) const;
   // Keeps these devices for the task; nullptr: none. `task` is a row of a job that Job() gave.
-  void SetReservation(const TaskRef& ref, TaskRow* task, std::shared_ptr<const Reservation> reservation);
+  void SetReservation(const TaskRef& ref, TaskRow* task,
+                      std::shared_ptr<const Reservation> reservation);
   // The named attempt if it is the task's newest. Finished jobs' too.
   Found FindNewest(const pb::AttemptKey& key);
   void RefreshHostsOf(const AttemptRow& attempt);
@@ -110,7 +115,8 @@ class Applier {
   void ForgetOldJobs();
   void KeepStray(HostId id, const pb::AttemptReported& e);
   void SetHostState(HostRow* host, pb::HostState state);
-  // All its processes are gone or lost: frees its devices, and ends it unless it waits for its export.
+  // All its processes are gone or lost: frees its devices, and ends it unless it waits for its
+  // export.
   void Release(const Found& found);
   void EndAttempt(const Found& found);
   void BookLoss(const Found& found, pb::Cause cause);
@@ -119,7 +125,7 @@ class Applier {
   void SettleJob(JobRow* job);
 
   State& s_;
-  std::vector<uint64_t> written_;      // jobs that the event wrote
+  std::vector<uint64_t> written_;  // jobs that the event wrote
 };
 
 }  // namespace muster

@@ -1,4 +1,5 @@
-// Apply: what users, operators and plans say. What hosts say is in apply_reports.cc; the ledger's time in ledger.cc.
+// Apply: what users, operators and plans say. What hosts say is in apply_reports.cc; the ledger's
+// time in ledger.cc.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -60,9 +61,12 @@ void Applier::Apply(const pb::Event& event) {
 
 void Applier::Carry(const pb::Event& event) {
   switch (event.body_case()) {
-    case pb::Event::kStep: return On(event.step());
-    case pb::Event::kJobSubmitted: return On(event.job_submitted());
-    case pb::Event::kJobCancel: return On(event.job_cancel());
+    case pb::Event::kStep:
+      return On(event.step());
+    case pb::Event::kJobSubmitted:
+      return On(event.job_submitted());
+    case pb::Event::kJobCancel:
+      return On(event.job_cancel());
     case pb::Event::kQueuesApplied:
       SetQueues(event.queues_applied().tree());
       s_.queue_version_ = std::max(s_.queue_version_ + 1, event.queues_applied().version());
@@ -73,30 +77,53 @@ void Applier::Carry(const pb::Event& event) {
       NewRound();
       for (int32_t c = 0; c < static_cast<int32_t>(s_.clusters_->size()); ++c) Reconsider(c);
       return;
-    case pb::Event::kDrainChanged: return On(event.drain_changed());
-    case pb::Event::kHostConfirmedOff: return On(event.host_confirmed_off());
-    case pb::Event::kStoreAdopted: return On(event.store_adopted());
-    case pb::Event::kHostHello: return On(event.host_hello());
-    case pb::Event::kHostState: return On(event.host_state());
-    case pb::Event::kAttemptReported: return On(event.attempt_reported());
-    case pb::Event::kGangPrepared: return On(event.gang_prepared());
-    case pb::Event::kCheckpointSeen: return On(event.checkpoint_seen());
-    case pb::Event::kProgressSeen: return On(event.progress_seen());
-    case pb::Event::kExportStaged: return On(event.export_staged());
-    case pb::Event::kExportPublished: return On(event.export_published());
-    case pb::Event::kLoadedSeen: return On(event.loaded_seen());
-    case pb::Event::kAttemptPlaced: return On(event.attempt_placed());
-    case pb::Event::kAttemptStopping: return On(event.attempt_stopping());
-    case pb::Event::kAttemptLost: return On(event.attempt_lost());
-    case pb::Event::kClusterOpened: return On(event.cluster_opened());
-    case pb::Event::kTaskFailed: return On(event.task_failed());
-    case pb::Event::kReservation: return On(event.reservation());
-    case pb::Event::kHostFault: return On(event.host_fault());
-    case pb::Event::kStraggler: return On(event.straggler());
-    case pb::Event::kQuarantineReleased: return On(event.quarantine_released());
-    case pb::Event::kHostFenceFailed: return On(event.host_fence_failed());
+    case pb::Event::kDrainChanged:
+      return On(event.drain_changed());
+    case pb::Event::kHostConfirmedOff:
+      return On(event.host_confirmed_off());
+    case pb::Event::kStoreAdopted:
+      return On(event.store_adopted());
+    case pb::Event::kHostHello:
+      return On(event.host_hello());
+    case pb::Event::kHostState:
+      return On(event.host_state());
+    case pb::Event::kAttemptReported:
+      return On(event.attempt_reported());
+    case pb::Event::kGangPrepared:
+      return On(event.gang_prepared());
+    case pb::Event::kCheckpointSeen:
+      return On(event.checkpoint_seen());
+    case pb::Event::kProgressSeen:
+      return On(event.progress_seen());
+    case pb::Event::kExportStaged:
+      return On(event.export_staged());
+    case pb::Event::kExportPublished:
+      return On(event.export_published());
+    case pb::Event::kLoadedSeen:
+      return On(event.loaded_seen());
+    case pb::Event::kAttemptPlaced:
+      return On(event.attempt_placed());
+    case pb::Event::kAttemptStopping:
+      return On(event.attempt_stopping());
+    case pb::Event::kAttemptLost:
+      return On(event.attempt_lost());
+    case pb::Event::kClusterOpened:
+      return On(event.cluster_opened());
+    case pb::Event::kTaskFailed:
+      return On(event.task_failed());
+    case pb::Event::kReservation:
+      return On(event.reservation());
+    case pb::Event::kHostFault:
+      return On(event.host_fault());
+    case pb::Event::kStraggler:
+      return On(event.straggler());
+    case pb::Event::kQuarantineReleased:
+      return On(event.quarantine_released());
+    case pb::Event::kHostFenceFailed:
+      return On(event.host_fence_failed());
     case pb::Event::kTimer:
-    case pb::Event::BODY_NOT_SET: return;
+    case pb::Event::BODY_NOT_SET:
+      return;
   }
 }
 
@@ -124,7 +151,8 @@ Applier::Found Applier::FindNewest(const pb::AttemptKey& key) {
   const JobRow* row = nullptr;
   Found found;
   const AttemptRow* attempt = s_.FindAttempt(key, &row, &found.index);
-  if (attempt == nullptr || row->tasks[found.index].attempts.back().number != key.attempt()) return found;
+  if (attempt == nullptr || row->tasks[found.index].attempts.back().number != key.attempt())
+    return found;
   found.job = Job(row->number);
   found.task = &found.job->tasks[found.index];
   found.attempt = &found.task->attempts.back();
@@ -179,7 +207,8 @@ void Applier::SetClusters(const pb::ClusterFile& file) {
   }
   for (const uint64_t number : s_.AllJobs()) {
     for (TaskRow& task : s_.jobs_.Mutable(number)->tasks) {
-      for (AttemptRow& attempt : task.attempts) attempt.cluster = index.at(old[attempt.cluster].name);
+      for (AttemptRow& attempt : task.attempts)
+        attempt.cluster = index.at(old[attempt.cluster].name);
       if (task.reservation == nullptr) continue;
       Reservation moved = *task.reservation;
       moved.cluster = index.at(old[moved.cluster].name);
@@ -190,7 +219,8 @@ void Applier::SetClusters(const pb::ClusterFile& file) {
   pb::ClusterFile kept = file;
   for (const ClusterRow& row : rows) {
     const auto in_file = [&](const pb::ClusterSpec& spec) { return spec.name() == row.name; };
-    if (std::none_of(file.clusters().begin(), file.clusters().end(), in_file)) *kept.add_clusters() = row.spec;
+    if (std::none_of(file.clusters().begin(), file.clusters().end(), in_file))
+      *kept.add_clusters() = row.spec;
   }
   s_.cluster_file_ = std::make_shared<const pb::ClusterFile>(std::move(kept));
   s_.clusters_ = std::make_shared<const std::vector<ClusterRow>>(std::move(rows));
@@ -261,7 +291,8 @@ void Applier::OrderHost(HostId id) {
   std::vector<HostId> order = *s_.host_order_;
   const auto at = std::partition_point(order.begin(), order.end(), [&](HostId other_id) {
     const HostRow& other = s_.host(other_id);
-    return other.cluster != row.cluster ? other.cluster < row.cluster : other.listed || other.name < row.name;
+    return other.cluster != row.cluster ? other.cluster < row.cluster
+                                        : other.listed || other.name < row.name;
   });
   order.insert(at, id);
   s_.host_order_ = std::make_shared<const std::vector<HostId>>(std::move(order));
@@ -294,11 +325,12 @@ void Applier::InsertLoaded(JobRow job) {
   if (finished) IndexDone(*s_.FindJob(number));
   std::vector<uint64_t>& numbers = *Own(finished ? &s_.finished_ : &s_.active_);
   if (finished) {
-    const auto at = std::upper_bound(numbers.begin(), numbers.end(), number, [&](uint64_t a, uint64_t b) {
-      const int64_t end_a = a == number ? end_ns : s_.FindJob(a)->end_ns;
-      const int64_t end_b = b == number ? end_ns : s_.FindJob(b)->end_ns;
-      return std::make_pair(end_a, a) < std::make_pair(end_b, b);
-    });
+    const auto at =
+        std::upper_bound(numbers.begin(), numbers.end(), number, [&](uint64_t a, uint64_t b) {
+          const int64_t end_a = a == number ? end_ns : s_.FindJob(a)->end_ns;
+          const int64_t end_b = b == number ? end_ns : s_.FindJob(b)->end_ns;
+          return std::make_pair(end_a, a) < std::make_pair(end_b, b);
+        });
     numbers.insert(at, number);
   } else {
     numbers.insert(std::lower_bound(numbers.begin(), numbers.end(), number), number);
@@ -310,7 +342,8 @@ void Applier::IndexWaiting(uint64_t number) {
   const JobRow* job = s_.FindJob(number);
   std::vector<TaskRef> now;
   for (size_t t = 0; job != nullptr && !job->finished() && t < job->tasks.size(); ++t) {
-    if (job->tasks[t].waiting() || job->tasks[t].state == pb::TASK_BLOCKED) now.push_back({number, static_cast<int32_t>(t)});
+    if (job->tasks[t].waiting() || job->tasks[t].state == pb::TASK_BLOCKED)
+      now.push_back({number, static_cast<int32_t>(t)});
   }
   const std::vector<TaskRef>& known = *s_.waiting_;
   const auto first = std::lower_bound(known.begin(), known.end(), TaskRef{number, 0});
@@ -327,7 +360,8 @@ void Applier::RefreshStagedExport(const JobRow& job, int32_t task) {
   const TaskRow& row = job.tasks[task];
   const AttemptRef first{job.number, task, 0};
   const auto known = s_.staged_exports_->lower_bound(first);
-  const bool listed = known != s_.staged_exports_->end() && known->job == job.number && known->task == task;
+  const bool listed =
+      known != s_.staged_exports_->end() && known->job == job.number && known->task == task;
   const bool staged = row.export_state == "staged" && !job.finished();
   if (listed == staged) return;
   std::set<AttemptRef> refs = *s_.staged_exports_;
@@ -349,7 +383,9 @@ void Applier::RefreshHost(HostId id) {
   const auto book_idle = [&](const LedgerShare& share, int64_t sign) {
     if (share.ledger_class != static_cast<int>(LedgerClass::kIdle)) return;
     auto& idle = *Own(&s_.idle_);
-    const auto at = idle.emplace(std::make_pair((*s_.clusters_)[host->cluster].name, host->booked_flavour), 0).first;
+    const auto at =
+        idle.emplace(std::make_pair((*s_.clusters_)[host->cluster].name, host->booked_flavour), 0)
+            .first;
     at->second += sign * share.milli;
     if (at->second == 0) idle.erase(at);
   };
@@ -364,14 +400,15 @@ void Applier::RefreshHost(HostId id) {
   host->device_used_milli.assign(static_cast<size_t>(devices), 0);
   host->cpus_used_milli = host->memory_used_bytes = host->disk_used_bytes = 0;
   std::map<std::pair<std::string, int>, int64_t> booked;
-  const auto hold = [&](const PartRow& part, const pb::TaskSpec& task, const std::string& queue, LedgerClass ledger_class) {
+  const auto hold = [&](const PartRow& part, const pb::TaskSpec& task, const std::string& queue,
+                        LedgerClass ledger_class) {
     const Demand demand = WorkerDemand(task, host->inventory);
     host->cpus_used_milli += part.workers * demand.cpus_milli;
     host->memory_used_bytes += part.workers * demand.memory_bytes;
     host->disk_used_bytes += part.workers * demand.disk_bytes;
     for (size_t d = 0; d < part.devices.size(); ++d) {
       const int32_t device = part.devices[d];
-      if (device < 0 || device >= devices) continue;   // the host came back with fewer devices
+      if (device < 0 || device >= devices) continue;  // the host came back with fewer devices
       const int64_t milli = d < part.device_milli.size() ? part.device_milli[d] : 1000;
       const int64_t room = std::max<int64_t>(0, 1000 - host->device_used_milli[device]);
       host->device_used_milli[device] += milli;
@@ -392,7 +429,8 @@ void Applier::RefreshHost(HostId id) {
         ledger_class = moved(attempt->cause) ? LedgerClass::kPreemption : LedgerClass::kRestart;
       } else if (attempt->state != pb::TASK_RUNNING) {
         const TaskRow& task = job->tasks[ref.task];
-        const bool after_move = task.attempts.size() >= 2 && moved(task.attempts[task.attempts.size() - 2].cause);
+        const bool after_move =
+            task.attempts.size() >= 2 && moved(task.attempts[task.attempts.size() - 2].cause);
         ledger_class = after_move ? LedgerClass::kPreemption : LedgerClass::kRestart;
       }
       hold(part, job->task_spec(ref.task), job->spec->queue(), ledger_class);
@@ -402,10 +440,11 @@ void Applier::RefreshHost(HostId id) {
     const JobRow* job = s_.FindJobByUid(lost.key.job_uid());
     const int32_t task = job == nullptr ? -1 : TaskIndex(*job->spec, lost.key.task());
     const PartRow part = ToPart(s_, (*s_.clusters_)[host->cluster].name, lost.placement);
-    hold(part, task < 0 ? pb::TaskSpec::default_instance() : job->task_spec(task), "", LedgerClass::kDown);
+    hold(part, task < 0 ? pb::TaskSpec::default_instance() : job->task_spec(task), "",
+         LedgerClass::kDown);
   }
-  const bool up = (host->state == pb::HOST_UP || host->state == pb::HOST_SILENT) && !host->drained &&
-                  !(*s_.clusters_)[host->cluster].drained;
+  const bool up = (host->state == pb::HOST_UP || host->state == pb::HOST_SILENT) &&
+                  !host->drained && !(*s_.clusters_)[host->cluster].drained;
   std::vector<int64_t> rest(static_cast<size_t>(devices), 0);
   for (int d = 0; d < devices; ++d) {
     const int64_t rest_milli = std::max<int64_t>(0, 1000 - host->device_used_milli[d]);
@@ -422,13 +461,15 @@ void Applier::RefreshHost(HostId id) {
       for (size_t d = 0; d < part.devices.size(); ++d) {
         if (part.devices[d] < 0 || part.devices[d] >= devices) continue;
         int64_t& rest_milli = rest[part.devices[d]];
-        const int64_t kept_milli = std::min(rest_milli, d < part.device_milli.size() ? part.device_milli[d] : int64_t{1000});
+        const int64_t kept_milli = std::min(
+            rest_milli, d < part.device_milli.size() ? part.device_milli[d] : int64_t{1000});
         rest_milli -= kept_milli;
         booked[{job.spec->queue(), static_cast<int>(LedgerClass::kReserved)}] += kept_milli;
       }
     }
   }
-  for (const int64_t rest_milli : rest) booked[{"", static_cast<int>(LedgerClass::kIdle)}] += rest_milli;
+  for (const int64_t rest_milli : rest)
+    booked[{"", static_cast<int>(LedgerClass::kIdle)}] += rest_milli;
   host->shares.clear();
   host->booked_flavour = host->inventory.flavour();
   int64_t sum_milli = 0;
@@ -460,7 +501,9 @@ void Applier::ForgetOldJobs() {
   size_t gone = 0;
   while (gone < s_.finished_->size()) {
     const JobRow& job = *s_.FindJob((*s_.finished_)[gone]);
-    if (static_cast<int64_t>(s_.finished_->size() - gone) <= kFinishedJobsKept && job.end_ns + kFinishedKeptNs > s_.now_ns_) break;
+    if (static_cast<int64_t>(s_.finished_->size() - gone) <= kFinishedJobsKept &&
+        job.end_ns + kFinishedKeptNs > s_.now_ns_)
+      break;
     s_.job_by_uid_.Erase(job.uid);
     if (!job.idempotency_key.empty()) {
       s_.job_by_key_.Erase(IdempotencyIndexKey(job.owner, job.idempotency_key));
@@ -474,15 +517,19 @@ void Applier::ForgetOldJobs() {
     ++gone;
   }
   if (gone == 0) return;
-  Own(&s_.finished_)->erase(s_.finished_->begin(), s_.finished_->begin() + static_cast<int64_t>(gone));
-  // A host that still holds what a forgotten job lost there no longer knows its share of CPU and memory.
+  Own(&s_.finished_)
+      ->erase(s_.finished_->begin(), s_.finished_->begin() + static_cast<int64_t>(gone));
+  // A host that still holds what a forgotten job lost there no longer knows its share of CPU and
+  // memory.
   for (const HostId id : *s_.host_order_) {
     if (!s_.host(id).lost.empty()) RefreshHost(id);
   }
 }
 
 void Applier::On(const pb::JobSubmitted& e) {
-  if (e.number() == 0 || e.uid().empty() || s_.FindJob(e.number()) != nullptr || s_.FindJobByUid(e.uid()) != nullptr) return;
+  if (e.number() == 0 || e.uid().empty() || s_.FindJob(e.number()) != nullptr ||
+      s_.FindJobByUid(e.uid()) != nullptr)
+    return;
   JobRow job;
   job.number = e.number();
   job.uid = e.uid();
@@ -499,7 +546,9 @@ void Applier::On(const pb::JobSubmitted& e) {
     job.tasks.push_back(std::move(task));
   }
   for (size_t t = 0; t < job.tasks.size(); ++t) {
-    job.tasks[t].expected_run_ns = ExpectedRun(job, static_cast<int32_t>(t), std::max(1, e.spec().tasks(static_cast<int>(t)).workers().min()));
+    job.tasks[t].expected_run_ns =
+        ExpectedRun(job, static_cast<int32_t>(t),
+                    std::max(1, e.spec().tasks(static_cast<int>(t)).workers().min()));
   }
   s_.next_job_number_ = std::max(s_.next_job_number_, e.number() + 1);
   NewRound();
@@ -513,10 +562,12 @@ void Applier::On(const pb::JobCancelRequested& e) {
   JobRow* job = Job(e.number());
   job->cancel_requested = true;
   job->detail = e.by().empty() ? "" : absl::StrCat("cancelled by ", e.by());
-  // What has no process any more and waits for its export alone ends here: its host may never come back.
+  // What has no process any more and waits for its export alone ends here: its host may never come
+  // back.
   for (size_t t = 0; t < job->tasks.size(); ++t) {
     TaskRow* task = &job->tasks[t];
-    if (task->current() != nullptr && task->current()->released()) EndAttempt({job, static_cast<int32_t>(t), task, &task->attempts.back()});
+    if (task->current() != nullptr && task->current()->released())
+      EndAttempt({job, static_cast<int32_t>(t), task, &task->attempts.back()});
   }
   NewRound();
   if (!job->finished()) SettleJob(job);
@@ -534,9 +585,10 @@ void Applier::On(const pb::DrainChanged& e) {
   RefreshHost(id);
 }
 
-// What was decided after the backup is not known: an attempt of a number that it gave away may have run, or run still. So no number
-// below that of the adoption is given again, and what the backup does not show as running is stopped: a host that never heard of it claims it
-// "stopped", one where it has ended says Gone (CONTRACTS 4, 19).
+// What was decided after the backup is not known: an attempt of a number that it gave away may have
+// run, or run still. So no number below that of the adoption is given again, and what the backup
+// does not show as running is stopped: a host that never heard of it claims it "stopped", one where
+// it has ended says Gone (CONTRACTS 4, 19).
 void Applier::On(const pb::StoreAdopted& e) {
   if (e.settled()) {
     s_.restoring_ = false;
@@ -545,17 +597,23 @@ void Applier::On(const pb::StoreAdopted& e) {
   if (e.epoch() <= s_.adopted_epoch_) return;
   s_.adopted_epoch_ = e.epoch();
   s_.restoring_ = true;
-  const int32_t from = static_cast<int32_t>(std::clamp<int64_t>(static_cast<int64_t>(e.epoch() / 1000) - kAttemptsSinceS, 0, int64_t{1} << 30));
+  const int32_t from = static_cast<int32_t>(std::clamp<int64_t>(
+      static_cast<int64_t>(e.epoch() / 1000) - kAttemptsSinceS, 0, int64_t{1} << 30));
   const std::vector<uint64_t> active = *s_.active_;
   for (const uint64_t number : active) {
     JobRow* job = Job(number);
     for (size_t t = 0; t < job->tasks.size(); ++t) {
       TaskRow* task = &job->tasks[t];
-      if (task->reservation != nullptr) SetReservation({number, static_cast<int32_t>(t)}, task, nullptr);
+      if (task->reservation != nullptr)
+        SetReservation({number, static_cast<int32_t>(t)}, task, nullptr);
       task->claimed_attempt = 0;
       if (!task->finished()) task->next_attempt = std::max(task->next_attempt + 1, from);
-      AttemptRow* attempt = task->attempts.empty() || task->attempts.back().ended() ? nullptr : &task->attempts.back();
-      if (attempt == nullptr || attempt->released() || (attempt->state != pb::TASK_PREPARING && attempt->state != pb::TASK_STARTING)) continue;
+      AttemptRow* attempt = task->attempts.empty() || task->attempts.back().ended()
+                                ? nullptr
+                                : &task->attempts.back();
+      if (attempt == nullptr || attempt->released() ||
+          (attempt->state != pb::TASK_PREPARING && attempt->state != pb::TASK_STARTING))
+        continue;
       attempt->state = task->state = pb::TASK_STOPPING;
       attempt->cause = pb::HOST_LOST;
       attempt->detail = "it was starting when the backup was made that is the store now";
@@ -579,13 +637,15 @@ void Applier::On(const pb::AttemptPlaced& e) {
   for (const pb::Placement& placement : e.placements()) {
     PartRow part = ToPart(s_, e.cluster(), placement);
     const auto same_host = [&](const PartRow& other) { return other.host == part.host; };
-    if (part.host == kNoHost || std::any_of(attempt.parts.begin(), attempt.parts.end(), same_host)) return;
+    if (part.host == kNoHost || std::any_of(attempt.parts.begin(), attempt.parts.end(), same_host))
+      return;
     attempt.parts.push_back(std::move(part));
     attempt.parts.back().state_id = s_.host(attempt.parts.back().host).state_id;
   }
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
-  // Its directory binds a job to the clusters that reach it, once: an outside event where that leaves it fewer (decision 017).
+  // Its directory binds a job to the clusters that reach it, once: an outside event where that
+  // leaves it fewer (decision 017).
   if (job->cluster.empty()) {
     const size_t before = AllowedClusters(s_, *job).size();
     job->cluster = e.cluster();
@@ -601,7 +661,8 @@ void Applier::On(const pb::AttemptPlaced& e) {
   attempt.resume_from.assign(e.resume_from().begin(), e.resume_from().end());
   if (!attempt.resume_from.empty()) {
     for (const pb::Checkpoint& checkpoint : task->checkpoints) {
-      if (checkpoint.path() == attempt.resume_from.front()) attempt.resumed_step = checkpoint.step();
+      if (checkpoint.path() == attempt.resume_from.front())
+        attempt.resumed_step = checkpoint.step();
     }
   }
   task->state = attempt.state;
@@ -614,10 +675,12 @@ void Applier::On(const pb::AttemptPlaced& e) {
   job->state = pb::RUNNING;
   const AttemptRef ref{job->number, index, attempt.number};
   if (task->attempts.size() >= kFinishedAttemptsKept) {
-    // The export that was committed stays until it is published: only its own attempt's host can do that.
-    const auto old = std::find_if(task->attempts.begin(), task->attempts.end(), [&](const AttemptRow& a) {
-      return a.export_staged.empty() || task->export_state != "staged";
-    });
+    // The export that was committed stays until it is published: only its own attempt's host can do
+    // that.
+    const auto old =
+        std::find_if(task->attempts.begin(), task->attempts.end(), [&](const AttemptRow& a) {
+          return a.export_staged.empty() || task->export_state != "staged";
+        });
     task->attempts.erase(old);
   }
   task->attempts.push_back(std::move(attempt));
@@ -650,13 +713,16 @@ void Applier::On(const pb::AttemptStopping& e) {
   if (e.cause() == pb::TIME_LIMIT) NewRound();
   if (e.cause() == pb::PREEMPTION && e.next_workers() == 0) found.task->evicted_round = s_.round_;
   attempt->stop_ns = s_.now_ns_;
-  if (e.cause() == pb::RESIZE && e.next_workers() > attempt->workers) found.task->last_resize_ns = s_.now_ns_;
+  if (e.cause() == pb::RESIZE && e.next_workers() > attempt->workers)
+    found.task->last_resize_ns = s_.now_ns_;
   RefreshHostsOf(*attempt);
   if (e.claimant().job_uid().empty()) return;
   attempt->claimant = e.claimant();
   const JobRow* claimant = s_.FindJobByUid(e.claimant().job_uid());
   const int32_t index = claimant == nullptr ? -1 : TaskIndex(*claimant->spec, e.claimant().task());
-  if (index < 0 || claimant->finished() || claimant->tasks[index].next_attempt != e.claimant().attempt()) return;
+  if (index < 0 || claimant->finished() ||
+      claimant->tasks[index].next_attempt != e.claimant().attempt())
+    return;
   Job(claimant->number)->tasks[index].claimed_attempt = e.claimant().attempt();
 }
 
@@ -681,7 +747,9 @@ void Applier::On(const pb::ClusterOpened& e) {
   const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.task());
   if (index < 0 || row->finished()) return;
   TaskRow* task = &Job(row->number)->tasks[index];
-  const auto holds = [&](const std::vector<std::string>& list) { return std::find(list.begin(), list.end(), e.cluster()) != list.end(); };
+  const auto holds = [&](const std::vector<std::string>& list) {
+    return std::find(list.begin(), list.end(), e.cluster()) != list.end();
+  };
   const bool again = task->opened_attempt == task->next_attempt;
   if (!again) task->fronted.clear();
   if (again && holds(task->opened) && (!e.to_front() || holds(task->fronted))) return;
@@ -696,7 +764,9 @@ void Applier::On(const pb::ClusterOpened& e) {
 void Applier::On(const pb::TaskFailed& e) {
   const JobRow* row = s_.FindJobByUid(e.job_uid());
   const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.task());
-  if (index < 0 || row->finished() || row->tasks[index].finished() || row->tasks[index].current() != nullptr) return;
+  if (index < 0 || row->finished() || row->tasks[index].finished() ||
+      row->tasks[index].current() != nullptr)
+    return;
   JobRow* job = Job(row->number);
   NewRound();
   FailTask(job, index, e.cause(), e.detail());
@@ -706,9 +776,11 @@ void Applier::On(const pb::TaskFailed& e) {
 void Applier::CountUse(const JobRow& job, int32_t task, const AttemptRow& attempt, int64_t sign) {
   const pb::TaskSpec& spec = job.task_spec(task);
   const bool gpus = spec.resources().gpus_milli() > 0;
-  const int64_t a_worker = gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli());
+  const int64_t a_worker =
+      gpus ? spec.resources().gpus_milli() : std::max<int64_t>(1, spec.resources().cpus_milli());
   auto& use = *Own(&s_.queue_use_);
-  const auto at = use.emplace(std::make_pair(job.spec->queue(), gpus ? attempt.flavour : "cpu"), 0).first;
+  const auto at =
+      use.emplace(std::make_pair(job.spec->queue(), gpus ? attempt.flavour : "cpu"), 0).first;
   at->second += sign * a_worker * attempt.workers;
   if (at->second == 0) use.erase(at);
 }
@@ -720,13 +792,15 @@ void Applier::IndexReservation(const TaskRef& ref, const Reservation& reservatio
     if (there && !was) refs->insert(at, ref);
     if (!there && was) refs->erase(at);
   };
-  for (const HostSlice& part : reservation.parts) set(&s_.hosts_.Mutable(static_cast<size_t>(part.host))->reserved);
+  for (const HostSlice& part : reservation.parts)
+    set(&s_.hosts_.Mutable(static_cast<size_t>(part.host))->reserved);
   std::vector<TaskRef> all = *s_.reserved_;
   set(&all);
   s_.reserved_ = std::make_shared<const std::vector<TaskRef>>(std::move(all));
 }
 
-void Applier::SetReservation(const TaskRef& ref, TaskRow* task, std::shared_ptr<const Reservation> reservation) {
+void Applier::SetReservation(const TaskRef& ref, TaskRow* task,
+                             std::shared_ptr<const Reservation> reservation) {
   const std::shared_ptr<const Reservation> before = std::move(task->reservation);
   task->reservation = std::move(reservation);
   if (before != nullptr) IndexReservation(ref, *before, false);
@@ -745,7 +819,8 @@ void Applier::IndexDone(const JobRow& job) {
     if (job.tasks[t].state != pb::TASK_SUCCEEDED) continue;
     const std::string key = DoneKey(job, static_cast<int32_t>(t));
     const JobRow* known = s_.FindJob(s_.newest_done_.Find(key));
-    if (known == nullptr || std::make_pair(known->end_ns, known->number) < std::make_pair(job.end_ns, job.number)) {
+    if (known == nullptr ||
+        std::make_pair(known->end_ns, known->number) < std::make_pair(job.end_ns, job.number)) {
       s_.newest_done_.Set(key, job.number);
     }
   }
@@ -764,7 +839,9 @@ void Applier::On(const pb::ReservationChanged& e) {
   const JobRow* row = s_.FindJobByUid(e.key().job_uid());
   const int32_t index = row == nullptr ? -1 : TaskIndex(*row->spec, e.key().task());
   const int32_t cluster = s_.FindCluster(e.cluster());
-  if (index < 0 || row->tasks[index].finished() || row->tasks[index].next_attempt != e.key().attempt()) return;
+  if (index < 0 || row->tasks[index].finished() ||
+      row->tasks[index].next_attempt != e.key().attempt())
+    return;
   std::shared_ptr<Reservation> reservation;
   if (!e.placements().empty()) {
     if (cluster < 0) return;
@@ -772,7 +849,9 @@ void Applier::On(const pb::ReservationChanged& e) {
     for (const pb::Placement& placement : e.placements()) {
       HostSlice slice = ToSlice(s_, e.cluster(), placement);
       const auto same_host = [&](const HostSlice& other) { return other.host == slice.host; };
-      if (slice.host == kNoHost || std::any_of(reservation->parts.begin(), reservation->parts.end(), same_host)) return;
+      if (slice.host == kNoHost ||
+          std::any_of(reservation->parts.begin(), reservation->parts.end(), same_host))
+        return;
       reservation->parts.push_back(std::move(slice));
     }
     const Reservation* before = row->tasks[index].reservation.get();

@@ -11,17 +11,21 @@ namespace muster {
 namespace {
 
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
-constexpr size_t kMaxDetailBytes = 4096;   // of what an attempt refused to load
+constexpr size_t kMaxDetailBytes = 4096;  // of what an attempt refused to load
 
-// What costs the job's budget nothing. So many in a row without progress are the program's matter all the same (kInfraFailuresInRow).
+// What costs the job's budget nothing. So many in a row without progress are the program's matter
+// all the same (kInfraFailuresInRow).
 bool Infrastructure(pb::Cause cause) {
-  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::DEVICE_FAILURE || cause == pb::HOST_FAILURE ||
-         cause == pb::NETWORK_FAILURE || cause == pb::STORAGE_FAILURE;
+  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::DEVICE_FAILURE ||
+         cause == pb::HOST_FAILURE || cause == pb::NETWORK_FAILURE || cause == pb::STORAGE_FAILURE;
 }
-bool Moved(pb::Cause cause) { return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN; }
+bool Moved(pb::Cause cause) {
+  return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN;
+}
 // What only the scheduler decides: a host repeats it of an attempt that it was told to stop.
 bool Ordered(pb::Cause cause) {
-  return Moved(cause) || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::HANG || cause == pb::EXPORT_FAILED;
+  return Moved(cause) || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::HANG ||
+         cause == pb::EXPORT_FAILED;
 }
 
 int64_t Backoff(int64_t first_ns, int32_t failures) {
@@ -53,26 +57,32 @@ End EndOfSuccess(const TaskRow& task) {
   for (const AttemptRow& a : task.attempts) {
     if (!a.export_staged.empty()) staged = &a;
   }
-  const std::string stays = staged == nullptr ? "" : absl::StrCat("the export stays at ", staged->export_staged);
-  if (task.export_state == "staged") return {pb::CANCEL, absl::StrCat("before its export was published; ", stays)};
-  return {pb::EXPORT_FAILED, absl::StrCat(task.export_failures, " times: ", task.export_detail, "; ", stays)};
+  const std::string stays =
+      staged == nullptr ? "" : absl::StrCat("the export stays at ", staged->export_staged);
+  if (task.export_state == "staged")
+    return {pb::CANCEL, absl::StrCat("before its export was published; ", stays)};
+  return {pb::EXPORT_FAILED,
+          absl::StrCat(task.export_failures, " times: ", task.export_detail, "; ", stays)};
 }
 
 // What ended the task's attempt, of which nothing runs any more.
 End EndOf(const TaskRow& task, const AttemptRow& attempt) {
   End end{pb::HOST_LOST, attempt.detail};
-  const bool lost = std::any_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) { return part.lost; });
+  const bool lost = std::any_of(attempt.parts.begin(), attempt.parts.end(),
+                                [](const PartRow& part) { return part.lost; });
   if (Succeeded(attempt)) {
     end = EndOfSuccess(task);
   } else if (attempt.state == pb::TASK_STOPPING) {
     end.cause = attempt.cause;
     // Stopped because one lost a peer: the peer may have told its own end meanwhile.
-    if (const std::optional<Failure> failure = end.cause == pb::NETWORK_FAILURE ? FirstFailure(attempt) : std::nullopt) {
+    if (const std::optional<Failure> failure =
+            end.cause == pb::NETWORK_FAILURE ? FirstFailure(attempt) : std::nullopt) {
       end = {failure->cause, failure->detail};
     }
   } else if (const std::optional<Failure> failure = FirstFailure(attempt)) {
     end = {failure->cause, failure->detail};
-  } else if (attempt.start_ns == 0 && std::none_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
+  } else if (attempt.start_ns == 0 &&
+             std::none_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
                return part.lost || part.stop_sent || !part.exits.empty();
              })) {
     end.cause = pb::LAUNCH_FAILED;
@@ -96,7 +106,7 @@ void Applier::SetHostState(HostRow* host, pb::HostState state) {
   if (state == pb::HOST_UP) {
     if (host->silent_since_ns != 0) host->spoke_ns = s_.now_ns_;
     host->silent_since_ns = 0;
-    host->quiet_ns = 0;                // whatever was proved of its processes holds no more
+    host->quiet_ns = 0;  // whatever was proved of its processes holds no more
     host->confirmed_off_by.clear();
     host->fence_detail.clear();
   } else if (host->silent_since_ns == 0) {
@@ -109,7 +119,8 @@ void Applier::SetHostState(HostRow* host, pb::HostState state) {
 // Nothing of the attempt has run on this host since it spoke last.
 void Applier::GoneOff(AttemptRow* attempt, const HostRow& host) {
   const int64_t since_ns = host.silent_since_ns != 0 ? host.silent_since_ns : s_.now_ns_;
-  if (attempt->off_since_ns == 0 || since_ns < attempt->off_since_ns) attempt->off_since_ns = since_ns;
+  if (attempt->off_since_ns == 0 || since_ns < attempt->off_since_ns)
+    attempt->off_since_ns = since_ns;
 }
 
 void Applier::On(const pb::HostHello& e) {
@@ -125,7 +136,7 @@ void Applier::On(const pb::HostHello& e) {
   }
   HostRow* host = Host(id);
   host->state_id = e.state_id();
-  if (host->boot_id != e.boot_id()) host->fault_ns = 0;   // its clock may have been set
+  if (host->boot_id != e.boot_id()) host->fault_ns = 0;  // its clock may have been set
   host->boot_id = e.boot_id();
   KeepQuarantines(id, e.inventory());
   SetHostState(host, pb::HOST_UP);
@@ -137,7 +148,8 @@ void Applier::On(const pb::HostHello& e) {
 void Applier::On(const pb::HostStateChanged& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
   if (id == kNoHost || s_.host(id).state == pb::HOST_NEVER_SEEN) return;
-  if (e.state() != pb::HOST_UP && e.state() != pb::HOST_SILENT && e.state() != pb::HOST_UNREACHABLE) return;
+  if (e.state() != pb::HOST_UP && e.state() != pb::HOST_SILENT && e.state() != pb::HOST_UNREACHABLE)
+    return;
   const bool quieter = e.state() == pb::HOST_UNREACHABLE && e.quiet_ns() > s_.host(id).quiet_ns;
   if (s_.host(id).state == e.state() && !quieter) return;
   SetHostState(Host(id), e.state());
@@ -148,7 +160,9 @@ void Applier::On(const pb::HostStateChanged& e) {
 
 void Applier::On(const pb::HostConfirmedOff& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
-  if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE || !s_.host(id).confirmed_off_by.empty()) return;
+  if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE ||
+      !s_.host(id).confirmed_off_by.empty())
+    return;
   Host(id)->confirmed_off_by = e.by().empty() ? "somebody" : e.by();
   Host(id)->fence_detail.clear();
   NewRound();
@@ -157,19 +171,25 @@ void Applier::On(const pb::HostConfirmedOff& e) {
 
 void Applier::On(const pb::HostFenceFailed& e) {
   const HostId id = s_.FindHost(e.cluster(), e.host());
-  if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE || !s_.host(id).confirmed_off_by.empty()) return;
+  if (id == kNoHost || s_.host(id).state != pb::HOST_UNREACHABLE ||
+      !s_.host(id).confirmed_off_by.empty())
+    return;
   Host(id)->fence_detail = e.detail();
 }
 
 // ---- attempts ----
 
-// Nobody here knows of it, and its processes may run: it is stopped like a Lost one, until its host says Gone (CONTRACTS 19). What it
-// holds there isn't known.
+// Nobody here knows of it, and its processes may run: it is stopped like a Lost one, until its host
+// says Gone (CONTRACTS 19). What it holds there isn't known.
 void Applier::KeepStray(HostId id, const pb::AttemptReported& e) {
   const pb::AttemptKey& key = e.report().key();
-  if (e.report().phase() == pb::ATTEMPT_PHASE_UNSPECIFIED || e.report().phase() == pb::GONE || s_.host(id).lost.size() >= kStraysKept) return;
+  if (e.report().phase() == pb::ATTEMPT_PHASE_UNSPECIFIED || e.report().phase() == pb::GONE ||
+      s_.host(id).lost.size() >= kStraysKept)
+    return;
   for (const LostRow& lost : s_.host(id).lost) {
-    if (lost.key.job_uid() == key.job_uid() && lost.key.task() == key.task() && lost.key.attempt() == key.attempt()) return;
+    if (lost.key.job_uid() == key.job_uid() && lost.key.task() == key.task() &&
+        lost.key.attempt() == key.attempt())
+      return;
   }
   LostRow stray;
   stray.key = key;
@@ -186,8 +206,8 @@ void Applier::On(const pb::AttemptReported& e) {
   if (id == kNoHost) return;
   if (report.phase() == pb::GONE) {
     const auto same = [&](const LostRow& lost) {
-      return lost.key.job_uid() == report.key().job_uid() && lost.key.task() == report.key().task() &&
-             lost.key.attempt() == report.key().attempt();
+      return lost.key.job_uid() == report.key().job_uid() &&
+             lost.key.task() == report.key().task() && lost.key.attempt() == report.key().attempt();
     };
     const std::vector<LostRow>& lost = s_.host(id).lost;
     if (std::any_of(lost.begin(), lost.end(), same)) {
@@ -196,11 +216,13 @@ void Applier::On(const pb::AttemptReported& e) {
       RefreshHost(id);
     }
   }
-  // What it would change is looked up before anything is marked as changed: most reports are repetitions.
+  // What it would change is looked up before anything is marked as changed: most reports are
+  // repetitions.
   const AttemptRow* seen = s_.FindAttempt(report.key());
   if (seen == nullptr) return KeepStray(id, e);
   if (seen->ended()) return;
-  const auto at = std::find_if(seen->parts.begin(), seen->parts.end(), [&](const PartRow& part) { return part.host == id; });
+  const auto at = std::find_if(seen->parts.begin(), seen->parts.end(),
+                               [&](const PartRow& part) { return part.host == id; });
   if (at == seen->parts.end() || at->over() || report.phase() < at->phase) return;
   if (report.phase() != pb::GONE && at->state_id != e.state_id()) return;
   const size_t index = static_cast<size_t>(at - seen->parts.begin());
@@ -210,29 +232,37 @@ void Applier::On(const pb::AttemptReported& e) {
   AttemptRow* attempt = found.attempt;
   PartRow* part = &attempt->parts[index];
   // Its end or failure; that of a stop is not news from outside.
-  if (attempt->state != pb::TASK_STOPPING && report.phase() > part->phase && (report.phase() == pb::EXITED || report.phase() == pb::GONE)) NewRound();
-  // The ends of some of its processes were told, and now its host knows nothing of it: the others' are lost, and may have been any.
-  if (report.phase() == pb::GONE && report.exits().empty() && !part->exits.empty() && part->cause == pb::CAUSE_UNSPECIFIED) {
+  if (attempt->state != pb::TASK_STOPPING && report.phase() > part->phase &&
+      (report.phase() == pb::EXITED || report.phase() == pb::GONE))
+    NewRound();
+  // The ends of some of its processes were told, and now its host knows nothing of it: the others'
+  // are lost, and may have been any.
+  if (report.phase() == pb::GONE && report.exits().empty() && !part->exits.empty() &&
+      part->cause == pb::CAUSE_UNSPECIFIED) {
     part->cause = pb::HOST_LOST;
     part->detail = "its host lost track of it";
   }
   part->phase = report.phase();
   part->stop_sent = part->stop_sent || report.stop_sent();
   for (const pb::WorkerExit& exit : report.exits()) {
-    const auto known = std::lower_bound(part->exits.begin(), part->exits.end(), exit,
-                                        [](const pb::WorkerExit& a, const pb::WorkerExit& b) { return a.rank() < b.rank(); });
+    const auto known = std::lower_bound(
+        part->exits.begin(), part->exits.end(), exit,
+        [](const pb::WorkerExit& a, const pb::WorkerExit& b) { return a.rank() < b.rank(); });
     if (known == part->exits.end() || known->rank() != exit.rank()) part->exits.insert(known, exit);
   }
   if (part->cause == pb::CAUSE_UNSPECIFIED) {
     // Nobody here ordered that: its host stopped it, whatever it calls it.
-    part->cause = Ordered(report.cause()) && attempt->state != pb::TASK_STOPPING ? pb::HOST_LOST : report.cause();
+    part->cause = Ordered(report.cause()) && attempt->state != pb::TASK_STOPPING ? pb::HOST_LOST
+                                                                                 : report.cause();
     part->detail = report.detail();
   }
   if (index == 0 && report.phase() == pb::PREPARED) attempt->master_port = report.rendezvous_port();
   const auto started = [](const PartRow& p) {
-    return p.phase == pb::STARTED || p.phase == pb::EXITED || (p.phase == pb::GONE && !p.exits.empty());
+    return p.phase == pb::STARTED || p.phase == pb::EXITED ||
+           (p.phase == pb::GONE && !p.exits.empty());
   };
-  if (attempt->state == pb::TASK_STARTING && std::all_of(attempt->parts.begin(), attempt->parts.end(), started)) {
+  if (attempt->state == pb::TASK_STARTING &&
+      std::all_of(attempt->parts.begin(), attempt->parts.end(), started)) {
     attempt->state = found.task->state = pb::TASK_RUNNING;
     attempt->start_ns = s_.now_ns_;
     if (found.job->start_ns == 0) found.job->start_ns = s_.now_ns_;
@@ -254,21 +284,23 @@ void Applier::On(const pb::CheckpointSeen& e) {
   const Found found = FindNewest(e.key());
   if (!found || found.job->finished()) return;
   for (const PartRow& part : found.attempt->parts) {
-    if (part.lost) return;             // Lost is final: later checkpoints have no effect (CONTRACTS 9)
+    if (part.lost) return;  // Lost is final: later checkpoints have no effect (CONTRACTS 9)
   }
   std::vector<pb::Checkpoint>& records = found.task->checkpoints;
   pb::Checkpoint checkpoint = e.checkpoint();
   checkpoint.set_attempt(e.key().attempt());
-  const bool first = std::none_of(records.begin(), records.end(),
-                                  [&](const pb::Checkpoint& c) { return c.attempt() == checkpoint.attempt(); });
+  const bool first = std::none_of(records.begin(), records.end(), [&](const pb::Checkpoint& c) {
+    return c.attempt() == checkpoint.attempt();
+  });
   if (first) {
     // Records newer than what it loaded belong to a branch that it left (CONTRACTS 12).
     std::erase_if(records, [&](const pb::Checkpoint& c) { return c.step() > e.loaded_step(); });
     found.attempt->resumed_step = e.loaded_step();
     found.attempt->loaded_reported = true;
   }
-  const bool known = std::any_of(records.begin(), records.end(),
-                                 [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
+  const bool known = std::any_of(records.begin(), records.end(), [&](const pb::Checkpoint& c) {
+    return c.path() == checkpoint.path();
+  });
   if (known) return;
   records.push_back(std::move(checkpoint));
   if (records.size() > static_cast<size_t>(kCheckpointsKept)) records.erase(records.begin());
@@ -280,8 +312,10 @@ void Applier::On(const pb::ProgressSeen& e) {
   const Found found = FindNewest(e.key());
   if (!found || found.attempt->ended()) return;
   pb::Progress& progress = found.task->progress;
-  const bool known = progress.attempt() == e.key().attempt() && progress.at_ns() == e.progress().at_ns() && progress.heard_ns() != 0;
-  const int64_t heard_ns = known ? progress.heard_ns() : s_.now_ns_;     // a line that is said again is no new one
+  const bool known = progress.attempt() == e.key().attempt() &&
+                     progress.at_ns() == e.progress().at_ns() && progress.heard_ns() != 0;
+  const int64_t heard_ns =
+      known ? progress.heard_ns() : s_.now_ns_;  // a line that is said again is no new one
   progress = e.progress();
   progress.set_attempt(e.key().attempt());
   progress.set_heard_ns(heard_ns);
@@ -296,7 +330,8 @@ void Applier::On(const pb::LoadedSeen& e) {
   std::string& detail = found.attempt->detail;
   for (int i = 0; i < e.refused_size(); ++i) {
     if (detail.size() + e.refused(i).size() > kMaxDetailBytes) {
-      absl::StrAppend(&detail, detail.empty() ? "" : "; ", "refused ", e.refused_size() - i, i == 0 ? "" : " more");
+      absl::StrAppend(&detail, detail.empty() ? "" : "; ", "refused ", e.refused_size() - i,
+                      i == 0 ? "" : " more");
       return;
     }
     absl::StrAppend(&detail, detail.empty() ? "" : "; ", "refused ", e.refused(i));
@@ -320,18 +355,21 @@ void Applier::On(const pb::ExportPublished& e) {
   const JobRow* row = nullptr;
   int32_t index = 0;
   const AttemptRow* staged = s_.FindAttempt(e.key(), &row, &index);
-  if (staged == nullptr || staged->export_staged.empty() || row->tasks[index].finished() || row->tasks[index].export_state != "staged") return;
+  if (staged == nullptr || staged->export_staged.empty() || row->tasks[index].finished() ||
+      row->tasks[index].export_state != "staged")
+    return;
   JobRow* job = Job(row->number);
   TaskRow* task = &job->tasks[index];
   if (e.detail().empty()) {
     task->export_state = "published";
   } else {
     task->export_detail = e.detail();
-    if (++task->export_failures < kExportTries) return;   // its host is told again
+    if (++task->export_failures < kExportTries) return;  // its host is told again
     task->export_state = "failed";
   }
   RefreshStagedExport(*job, index);
-  if (!task->attempts.empty() && !task->attempts.back().ended() && task->attempts.back().released()) {
+  if (!task->attempts.empty() && !task->attempts.back().ended() &&
+      task->attempts.back().released()) {
     EndAttempt({job, index, task, &task->attempts.back()});
   }
 }
@@ -345,14 +383,17 @@ void Applier::Release(const Found& found) {
   }
   if (held > 0) CountUse(*found.job, found.index, *found.attempt, -1);
   // It ends with ExportPublished; cancelled, it waits for nothing.
-  if (Succeeded(*found.attempt) && found.task->export_state == "staged" && !found.job->cancel_requested) return;
+  if (Succeeded(*found.attempt) && found.task->export_state == "staged" &&
+      !found.job->cancel_requested)
+    return;
   EndAttempt(found);
 }
 
 void Applier::EndAttempt(const Found& found) {
   AttemptRow* attempt = found.attempt;
   TaskRow* task = found.task;
-  const bool stopping = attempt->state == pb::TASK_STOPPING, ordered = stopping && Ordered(attempt->cause);
+  const bool stopping = attempt->state == pb::TASK_STOPPING,
+             ordered = stopping && Ordered(attempt->cause);
   const auto [cause, detail] = EndOf(*task, *attempt);
   if (!stopping || !Moved(cause)) NewRound();
   BookLoss(found, cause);
@@ -361,7 +402,8 @@ void Applier::EndAttempt(const Found& found) {
   attempt->end_ns = s_.now_ns_;
   BlameEnd(found);
   const int64_t devices_milli = DevicesMilli(*attempt, found.job->task_spec(found.index));
-  task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(devices_milli) * (attempt->end_ns - attempt->place_ns) / kSecond);
+  task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(devices_milli) *
+                                            (attempt->end_ns - attempt->place_ns) / kSecond);
   if (attempt->start_ns != 0) task->ran_ns += attempt->end_ns - attempt->start_ns;
   const int32_t next_workers = attempt->next_workers;
 
@@ -369,7 +411,8 @@ void Applier::EndAttempt(const Found& found) {
                         std::any_of(found.job->tasks.begin(), found.job->tasks.end(),
                                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
   const pb::TaskSpec& spec = found.job->task_spec(found.index);
-  // A program that ran for long is not one that fails at its start: it need not be kept from trying.
+  // A program that ran for long is not one that fails at its start: it need not be kept from
+  // trying.
   const bool ran = RanSoundly(*attempt);
   if (ran) task->hosts_lost = 0;
   attempt->state = cause == pb::DONE ? pb::TASK_SUCCEEDED : pb::TASK_FAILED;
@@ -391,16 +434,24 @@ void Applier::EndAttempt(const Found& found) {
       ++task->infra_failures;
       task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->infra_failures);
       if (task->infra_failures >= kInfraFailuresInRow) {
-        FailTask(found.job, found.index, cause, absl::StrCat(task->infra_failures, " times in a row: ", detail));
+        FailTask(found.job, found.index, cause,
+                 absl::StrCat(task->infra_failures, " times in a row: ", detail));
       }
     } else if (cause == pb::HOST_LOST) {
       if (!ran && !ordered) ++task->hosts_lost;
-      // What is lost has its next attempt placed by the same plan, and a place that is held for it is nobody else's meanwhile.
-      const bool lost = std::any_of(attempt->parts.begin(), attempt->parts.end(), [](const PartRow& part) { return part.lost; });
-      const bool held = task->reservation != nullptr && task->reservation->held && task->reservation->attempt == task->next_attempt;
-      if (task->hosts_lost > 1 && !lost && !held) task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
+      // What is lost has its next attempt placed by the same plan, and a place that is held for it
+      // is nobody else's meanwhile.
+      const bool lost = std::any_of(attempt->parts.begin(), attempt->parts.end(),
+                                    [](const PartRow& part) { return part.lost; });
+      const bool held = task->reservation != nullptr && task->reservation->held &&
+                        task->reservation->attempt == task->next_attempt;
+      if (task->hosts_lost > 1 && !lost && !held)
+        task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
       if (task->hosts_lost >= kHostsLostInRow && !lost) {
-        FailTask(found.job, found.index, cause, absl::StrCat(kHostsLostInRow, " attempts in a row lost a host before they made progress: ", detail));
+        FailTask(
+            found.job, found.index, cause,
+            absl::StrCat(kHostsLostInRow,
+                         " attempts in a row lost a host before they made progress: ", detail));
       }
     } else {
       const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
@@ -408,7 +459,8 @@ void Applier::EndAttempt(const Found& found) {
         FailTask(found.job, found.index, cause, detail);
       } else {
         ++task->restarts_used;
-        task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, ran ? 1 : task->restarts_used);
+        task->backoff_until_ns =
+            s_.now_ns_ + Backoff(s_.restart_backoff_ns_, ran ? 1 : task->restarts_used);
       }
     }
   }
@@ -425,11 +477,13 @@ void Applier::FailTask(JobRow* job, int32_t index, pb::Cause cause, const std::s
   task->backoff_until_ns = 0;
   if (job->cause != pb::CAUSE_UNSPECIFIED) return;
   job->cause = cause;
-  job->detail = job->tasks.size() == 1 ? detail : absl::StrCat(job->task_spec(index).name(), ": ", detail);
+  job->detail =
+      job->tasks.size() == 1 ? detail : absl::StrCat(job->task_spec(index).name(), ": ", detail);
 }
 
 void Applier::SettleJob(JobRow* job) {
-  const bool failed = std::any_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+  const bool failed = std::any_of(job->tasks.begin(), job->tasks.end(),
+                                  [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
   for (size_t t = 0; t < job->tasks.size(); ++t) {
     TaskRow& task = job->tasks[t];
     if (task.reservation != nullptr && (task.finished() || failed || job->cancel_requested)) {
@@ -450,13 +504,16 @@ void Applier::SettleJob(JobRow* job) {
       task.waiting_since_ns = s_.now_ns_;
     }
   }
-  const bool running = std::any_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.current() != nullptr; });
-  const bool over = std::all_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.finished(); });
+  const bool running = std::any_of(job->tasks.begin(), job->tasks.end(),
+                                   [](const TaskRow& t) { return t.current() != nullptr; });
+  const bool over = std::all_of(job->tasks.begin(), job->tasks.end(),
+                                [](const TaskRow& t) { return t.finished(); });
   if (!over) {
     job->state = running ? pb::RUNNING : pb::WAITING;
     return;
   }
-  const bool done = std::all_of(job->tasks.begin(), job->tasks.end(), [](const TaskRow& t) { return t.state == pb::TASK_SUCCEEDED; });
+  const bool done = std::all_of(job->tasks.begin(), job->tasks.end(),
+                                [](const TaskRow& t) { return t.state == pb::TASK_SUCCEEDED; });
   job->state = done ? pb::SUCCEEDED : failed ? pb::FAILED : pb::CANCELLED;
   if (job->state == pb::CANCELLED) job->cause = pb::CANCEL;
   job->end_ns = s_.now_ns_;
@@ -464,9 +521,10 @@ void Applier::SettleJob(JobRow* job) {
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
   std::vector<uint64_t>& finished = *Own(&s_.finished_);
-  const auto at = std::upper_bound(finished.begin(), finished.end(), job->number, [&](uint64_t a, uint64_t b) {
-    return std::make_pair(s_.FindJob(a)->end_ns, a) < std::make_pair(s_.FindJob(b)->end_ns, b);
-  });
+  const auto at =
+      std::upper_bound(finished.begin(), finished.end(), job->number, [&](uint64_t a, uint64_t b) {
+        return std::make_pair(s_.FindJob(a)->end_ns, a) < std::make_pair(s_.FindJob(b)->end_ns, b);
+      });
   finished.insert(at, job->number);
   IndexDone(*job);
 }

@@ -34,9 +34,9 @@ void PlaceGang(SystemBuilder* system) {
 
 struct EndCase {
   const char* name;
-  std::function<void(SystemBuilder*)> ends;   // from Running
+  std::function<void(SystemBuilder*)> ends;  // from Running
   pb::TaskState task;
-  pb::Cause cause;                            // of the attempt
+  pb::Cause cause;  // of the attempt
   int32_t restarts_used;
 };
 
@@ -48,7 +48,8 @@ TEST(Apply, AttemptsEndAsContractsSay) {
     };
   };
   const EndCase cases[] = {
-      {"all exit 0", [](SystemBuilder* s) { ReportAll(s, 1, pb::GONE, 0); }, pb::TASK_SUCCEEDED, pb::DONE, 0},
+      {"all exit 0", [](SystemBuilder* s) { ReportAll(s, 1, pb::GONE, 0); }, pb::TASK_SUCCEEDED,
+       pb::DONE, 0},
       {"exit 0 before the stop arrived",
        [](SystemBuilder* s) {
          s->Do(Stopping(s->state, 1, pb::RESIZE, 4));
@@ -60,8 +61,10 @@ TEST(Apply, AttemptsEndAsContractsSay) {
       {"drained", stop(pb::DRAIN), pb::TASK_WAITING, pb::DRAIN, 0},
       {"time limit", stop(pb::TIME_LIMIT), pb::TASK_FAILED, pb::TIME_LIMIT, 0},
       {"hang", stop(pb::HANG), pb::TASK_WAITING, pb::HANG, 1},
-      {"exit 3", [](SystemBuilder* s) { ReportAll(s, 1, pb::GONE, 3); }, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1},
-      {"gone without exits", [](SystemBuilder* s) { ReportAll(s, 1, pb::GONE); }, pb::TASK_WAITING, pb::HOST_LOST, 0},
+      {"exit 3", [](SystemBuilder* s) { ReportAll(s, 1, pb::GONE, 3); }, pb::TASK_WAITING,
+       pb::PROGRAM_ERROR, 1},
+      {"gone without exits", [](SystemBuilder* s) { ReportAll(s, 1, pb::GONE); }, pb::TASK_WAITING,
+       pb::HOST_LOST, 0},
       {"rendezvous",
        [](SystemBuilder* s) {
          for (size_t part = 0; part < 2; ++part) {
@@ -98,7 +101,8 @@ TEST(Apply, AttemptsEndAsContractsSay) {
     EXPECT_EQ(task.state, c.task) << c.name;
     EXPECT_EQ(task.attempts.back().cause, c.cause) << c.name;
     EXPECT_EQ(task.restarts_used, c.restarts_used) << c.name;
-    for (const HostId id : system.state.hosts()) EXPECT_EQ(system.state.host(id).device_used_milli[0], 0) << c.name;
+    for (const HostId id : system.state.hosts())
+      EXPECT_EQ(system.state.host(id).device_used_milli[0], 0) << c.name;
     EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "") << c.name;
   }
 }
@@ -134,7 +138,8 @@ TEST(Apply, EventsThatMakeNoSenseHaveNoEffect) {
   same_job.mutable_job_submitted()->set_number(1);
   same_job.mutable_job_submitted()->set_uid("uid1");
   const State before = system.state;
-  for (const pb::Event& event : {placed_again, late, foreign, unknown, no_host, lost, cancel, same_job, pb::Event()}) {
+  for (const pb::Event& event :
+       {placed_again, late, foreign, unknown, no_host, lost, cancel, same_job, pb::Event()}) {
     system.Do(event);
     EXPECT_EQ(State::Difference(before, system.state), "") << event.ShortDebugString();
   }
@@ -167,12 +172,14 @@ TEST(Apply, AbandonedBranchesOfCheckpointsAreStruck) {
   for (const int64_t step : {10, 20, 30}) seen(1, step, -1);
   system.Do(Stopping(system.state, 1, pb::PREEMPTION));
   ReportAll(&system, 1, pb::GONE, 0, true);
-  EXPECT_EQ(ResumeFrom(system.state, TaskOf(system.state, 1), "c"), (std::vector<std::string>{"a1-30", "a1-20", "a1-10"}));
+  EXPECT_EQ(ResumeFrom(system.state, TaskOf(system.state, 1), "c"),
+            (std::vector<std::string>{"a1-30", "a1-20", "a1-10"}));
   PlaceGang(&system);
-  seen(1, 40, -1);   // late: sealed by the placement
+  seen(1, 40, -1);  // late: sealed by the placement
   StartAll(&system, 1);
-  seen(2, 25, 20);   // 30 was damaged: it went on from 20
-  EXPECT_EQ(ResumeFrom(system.state, TaskOf(system.state, 1), "c"), (std::vector<std::string>{"a2-25", "a1-20", "a1-10"}));
+  seen(2, 25, 20);  // 30 was damaged: it went on from 20
+  EXPECT_EQ(ResumeFrom(system.state, TaskOf(system.state, 1), "c"),
+            (std::vector<std::string>{"a2-25", "a1-20", "a1-10"}));
 }
 
 TEST(Apply, SuccessWaitsForTheExportToBePublished) {
@@ -186,7 +193,8 @@ TEST(Apply, SuccessWaitsForTheExportToBePublished) {
   system.Do(staged);
   ReportAll(&system, 1, pb::GONE, 0);
   EXPECT_EQ(TaskOf(system.state, 1).state, pb::TASK_RUNNING);
-  EXPECT_EQ(system.state.host(system.state.FindHost("c", "h00")).device_used_milli[0], 0) << "its devices are free";
+  EXPECT_EQ(system.state.host(system.state.FindHost("c", "h00")).device_used_milli[0], 0)
+      << "its devices are free";
   pb::Event published;
   *published.mutable_export_published()->mutable_key() = KeyOf(*system.state.FindJob(1), 0, 1);
   system.Do(published);
@@ -198,7 +206,8 @@ TEST(Apply, EverySlotsTimeIsBookedOnceAndLostTimeMoves) {
   SystemBuilder system = Two();
   const auto booked = [&](LedgerClass c) {
     int64_t sum = 0;
-    for (const auto& [key, device_us] : system.state.ledger()) sum += key.second == static_cast<int>(c) ? device_us : 0;
+    for (const auto& [key, device_us] : system.state.ledger())
+      sum += key.second == static_cast<int>(c) ? device_us : 0;
     return sum / 1'000'000;
   };
   PlaceGang(&system);
@@ -229,7 +238,8 @@ TEST(Apply, ACopyIsASnapshot) {
   system.Cancel(2);
   const std::vector<RowChange> after = snapshot.AllRows();
   ASSERT_EQ(before.size(), after.size());
-  for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(before[i].bytes, after[i].bytes) << before[i].kind;
+  for (size_t i = 0; i < before.size(); ++i)
+    EXPECT_EQ(before[i].bytes, after[i].bytes) << before[i].kind;
   EXPECT_NE(State::Difference(snapshot, system.state), "");
 }
 

@@ -1,4 +1,5 @@
-// What State keeps beside attempts: checkpoints, exports, jobs of several tasks, indexes, hosts, drains, the ledger.
+// What State keeps beside attempts: checkpoints, exports, jobs of several tasks, indexes, hosts,
+// drains, the ledger.
 #include <map>
 #include <string>
 #include <utility>
@@ -12,10 +13,10 @@
 namespace muster {
 namespace {
 
-using testing::Story;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::Story;
 
 // ---- history ----
 
@@ -35,7 +36,8 @@ TEST(History, ChangesAtTicksOnlyAndHalvesInADay) {
   EXPECT_EQ(decayed(), used);
   s.AllSay(job, pb::GONE, 0);
   s.Step(900 + 86'400);
-  EXPECT_NEAR(static_cast<double>(decayed()), 899e6 / 2 + 50e6, 5e6) << "what ran since the last tick is new";
+  EXPECT_NEAR(static_cast<double>(decayed()), 899e6 / 2 + 50e6, 5e6)
+      << "what ran since the last tick is new";
   EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
 }
 
@@ -51,7 +53,8 @@ TEST(Checkpoints, AreRecordedForTheNewestAttemptAndSealedByThePlacement) {
   s.Stop(job, pb::DRAIN);
   s.AllSay(job, pb::GONE, 143, true);
   s.Do(s.CheckpointEvent(job, 1, 30));
-  EXPECT_THAT(s.Steps(job), ElementsAre(10, 20, 30)) << "told after its end, but still the newest attempt";
+  EXPECT_THAT(s.Steps(job), ElementsAre(10, 20, 30))
+      << "told after its end, but still the newest attempt";
   s.Place(job);
   EXPECT_THAT(s.Newest(job).resume_from, ElementsAre("/disk/1/30", "/disk/1/20", "/disk/1/10"));
   EXPECT_EQ(s.Newest(job).resumed_step, 30);
@@ -83,7 +86,8 @@ TEST(Checkpoints, OfABranchThatWasLeftAreStruck) {
   s.Stop(job, pb::DRAIN);
   s.AllSay(job, pb::GONE, 143, true);
   s.Place(job);
-  EXPECT_THAT(s.Newest(job).resume_from, ElementsAre("/disk/2/35", "/disk/2/25", "/disk/1/20", "/disk/1/10"));
+  EXPECT_THAT(s.Newest(job).resume_from,
+              ElementsAre("/disk/2/35", "/disk/2/25", "/disk/1/20", "/disk/1/10"));
 }
 
 TEST(Checkpoints, OfAnAttemptThatLoadedNothingStrikeEverythingBefore) {
@@ -212,7 +216,8 @@ TEST(Export, IsWaitedForNoLongerThanUntilACancel) {
   s.Cancel(job);
   EXPECT_EQ(s.State(job), pb::TASK_CANCELLED);
   EXPECT_EQ(s.state.FindJob(job)->state, pb::CANCELLED);
-  EXPECT_EQ(s.Newest(job).detail, "before its export was published; the export stays at /disk/staged-1");
+  EXPECT_EQ(s.Newest(job).detail,
+            "before its export was published; the export stays at /disk/staged-1");
   s.ExpectNoEffect(s.PublishedEvent(job, 1), "too late");
   EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
 
@@ -263,7 +268,8 @@ TEST(After, UnblocksWhenEveryPredecessorSucceeded) {
   EXPECT_EQ(s.State(job, 0), pb::TASK_WAITING);
   EXPECT_EQ(s.State(job, 1), pb::TASK_BLOCKED);
   EXPECT_EQ(s.State(job, 2), pb::TASK_BLOCKED);
-  s.ExpectNoEffect(testing::Placed(s.state, job, "lab", {{"h00", {0}}}, 1), "placing a blocked task");
+  s.ExpectNoEffect(testing::Placed(s.state, job, "lab", {{"h00", {0}}}, 1),
+                   "placing a blocked task");
   for (int task = 0; task < 3; ++task) {
     s.Step(10 * (task + 1));
     ASSERT_EQ(s.State(job, task), pb::TASK_WAITING);
@@ -275,7 +281,8 @@ TEST(After, UnblocksWhenEveryPredecessorSucceeded) {
     s.AllSay(job, pb::GONE, 0, false, task);
     EXPECT_EQ(s.State(job, task), pb::TASK_SUCCEEDED);
     if (task < 2) {
-      EXPECT_EQ(s.Task(job, task + 1).waiting_since_ns, s.now_ns) << "its wait begins when it could start";
+      EXPECT_EQ(s.Task(job, task + 1).waiting_since_ns, s.now_ns)
+          << "its wait begins when it could start";
     }
   }
   EXPECT_EQ(s.state.FindJob(job)->state, pb::SUCCEEDED);
@@ -364,7 +371,8 @@ TEST(Jobs, AreForgottenWithTheirKeysAfterAWeek) {
   EXPECT_EQ(s.state.FindByIdempotencyKey("ann", "key"), 0u);
   EXPECT_EQ(s.state.next_job_number(), job + 1) << "numbers don't come back";
   int deleted = 0;
-  for (const RowChange& row : s.state.TakeChanges()) deleted += row.kind == "job" && !row.bytes.has_value();
+  for (const RowChange& row : s.state.TakeChanges())
+    deleted += row.kind == "job" && !row.bytes.has_value();
   EXPECT_EQ(deleted, 1);
 }
 
@@ -375,7 +383,8 @@ TEST(Jobs, AreBoundToTheClusterOfTheirFirstPlacement) {
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&system);
   const auto allowed = [&] {
     std::vector<std::string> names;
-    for (const int32_t c : AllowedClusters(system.state, *system.state.FindJob(job))) names.push_back(system.state.clusters()[c].name);
+    for (const int32_t c : AllowedClusters(system.state, *system.state.FindJob(job)))
+      names.push_back(system.state.clusters()[c].name);
     return names;
   };
   EXPECT_THAT(allowed(), ElementsAre("lab", "annex", "cloud"));
@@ -407,7 +416,9 @@ TEST(Jobs, RememberWhichClustersSpillOpened) {
 
 TEST(Hosts, SpeakFallSilentAndComeBack) {
   Story s;
-  const auto host = [&]() -> const HostRow& { return s.state.host(s.state.FindHost("lab", "h00")); };
+  const auto host = [&]() -> const HostRow& {
+    return s.state.host(s.state.FindHost("lab", "h00"));
+  };
   EXPECT_TRUE(host().usable());
   s.Step(10);
   s.HostState("lab", "h00", pb::HOST_SILENT);
@@ -469,7 +480,8 @@ TEST(Drains, OfAHostAndOfAClusterTakeItsFreeDevicesDown) {
   s.Drain("lab/h00");
   EXPECT_TRUE(s.state.host(s.state.FindHost("lab", "h00")).drained);
   EXPECT_FALSE(s.state.host(s.state.FindHost("lab", "h00")).usable());
-  EXPECT_EQ(s.Booked("h00", LedgerClass::kProductive), 1000) << "what runs is stopped by a plan, not by the drain";
+  EXPECT_EQ(s.Booked("h00", LedgerClass::kProductive), 1000)
+      << "what runs is stopped by a plan, not by the drain";
   EXPECT_EQ(s.Booked("h00", LedgerClass::kDown), 1000);
   EXPECT_EQ(s.Booked("h01", LedgerClass::kIdle), 2000);
   s.Drain("lab/h00", false);
@@ -522,8 +534,10 @@ int64_t BookedTotal(const State& state) {
 
 TEST(Ledger, BooksEachPhaseOfAnAttemptToItsClass) {
   Story s;
-  const int productive = static_cast<int>(LedgerClass::kProductive), restart = static_cast<int>(LedgerClass::kRestart),
-            preemption = static_cast<int>(LedgerClass::kPreemption), idle = static_cast<int>(LedgerClass::kIdle);
+  const int productive = static_cast<int>(LedgerClass::kProductive),
+            restart = static_cast<int>(LedgerClass::kRestart),
+            preemption = static_cast<int>(LedgerClass::kPreemption),
+            idle = static_cast<int>(LedgerClass::kIdle);
   // Device-seconds booked since the last look, by class; all of queue research but idle.
   std::map<std::pair<std::string, int>, int64_t> last = s.state.ledger();
   const auto booked = [&](int64_t at_s) {
@@ -551,7 +565,8 @@ TEST(Ledger, BooksEachPhaseOfAnAttemptToItsClass) {
   s.AllSay(job, pb::GONE, 143, true);
   s.Place(job);
   EXPECT_EQ(booked(61), (Seconds{{"idle", 60}, {"preemption", 40}, {"productive", -20}}))
-      << "coming back costs the preemption; so do the ten seconds since the checkpoint, on two devices";
+      << "coming back costs the preemption; so do the ten seconds since the checkpoint, on two "
+         "devices";
   EXPECT_EQ(s.state.ledger().count({"research", restart}), 1u);
   EXPECT_EQ(s.state.ledger().count({"research", productive}), 1u);
   EXPECT_EQ(s.state.ledger().count({"research", preemption}), 1u);
@@ -567,7 +582,8 @@ TEST(Ledger, ClassesSumToCapacityTimesElapsedAfterEveryEvent) {
     for (int i = 0; i < 4000; ++i) {
       const pb::Event event = events.Next(state);
       int64_t capacity_milli = 0;
-      for (const HostId id : state.hosts()) capacity_milli += 1000 * state.host(id).inventory.devices_size();
+      for (const HostId id : state.hosts())
+        capacity_milli += 1000 * state.host(id).inventory.devices_size();
       Apply(&state, event);
       if (event.has_step()) {
         if (until_ns == 0) until_ns = state.now_ns();
@@ -575,14 +591,16 @@ TEST(Ledger, ClassesSumToCapacityTimesElapsedAfterEveryEvent) {
         until_ns += elapsed_ms * kMillisecond;
         expected_us += capacity_milli * elapsed_ms;
       }
-      ASSERT_EQ(BookedTotal(state), expected_us) << "seed " << seed << ", event " << i << "\n" << event.DebugString();
+      ASSERT_EQ(BookedTotal(state), expected_us) << "seed " << seed << ", event " << i << "\n"
+                                                 << event.DebugString();
       ASSERT_EQ(state.ledger_capacity_device_us(), expected_us);
       int64_t shares_milli = 0;
       for (const HostId id : state.hosts()) {
         for (const LedgerShare& share : state.host(id).shares) shares_milli += share.milli;
       }
       int64_t now_milli = 0;
-      for (const HostId id : state.hosts()) now_milli += 1000 * state.host(id).inventory.devices_size();
+      for (const HostId id : state.hosts())
+        now_milli += 1000 * state.host(id).inventory.devices_size();
       ASSERT_EQ(shares_milli, now_milli) << "every device is booked to something now";
     }
     EXPECT_GT(expected_us, 0);

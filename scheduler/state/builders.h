@@ -34,7 +34,8 @@ class SystemBuilder {
     }
     return Configure();
   }
-  SystemBuilder& Hosts(const std::string& cluster, int count, int gpus, const std::string& flavour = "gpu", const std::string& rack = "",
+  SystemBuilder& Hosts(const std::string& cluster, int count, int gpus,
+                       const std::string& flavour = "gpu", const std::string& rack = "",
                        int64_t cpus = 64) {
     for (int i = 0; i < count; ++i) {
       const std::string name = absl::StrCat("h", absl::StrCat(100 + hosts_++).substr(1));
@@ -51,7 +52,8 @@ class SystemBuilder {
     }
     return *this;
   }
-  void Hello(const std::string& cluster, const std::string& name, int gpus, const std::string& flavour = "gpu", int64_t cpus = 64,
+  void Hello(const std::string& cluster, const std::string& name, int gpus,
+             const std::string& flavour = "gpu", int64_t cpus = 64,
              const std::string& state_id = "s1") {
     pb::Event event;
     pb::HostHello* hello = event.mutable_host_hello();
@@ -72,11 +74,12 @@ class SystemBuilder {
     Do(event);
   }
   // A leaf below the root, or below a parent that is a queue already ("research/nlp").
-  SystemBuilder& Queue(const std::string& path, int64_t guarantee = 0, int64_t limit = -1, int64_t weight = 1,
-                       const std::string& flavour = "gpu") {
+  SystemBuilder& Queue(const std::string& path, int64_t guarantee = 0, int64_t limit = -1,
+                       int64_t weight = 1, const std::string& flavour = "gpu") {
     google::protobuf::RepeatedPtrField<pb::QueueSpec>* level = tree_.mutable_queues();
     std::string rest = path;
-    for (size_t slash; (slash = rest.find('/')) != std::string::npos; rest = rest.substr(slash + 1)) {
+    for (size_t slash; (slash = rest.find('/')) != std::string::npos;
+         rest = rest.substr(slash + 1)) {
       for (pb::QueueSpec& queue : *level) {
         if (queue.name() == rest.substr(0, slash)) level = queue.mutable_queues();
       }
@@ -89,9 +92,12 @@ class SystemBuilder {
     quota.set_weight(weight);
     return ApplyTree();
   }
-  SystemBuilder& GuaranteeIn(const std::string& leaf, const std::string& cluster, int64_t guarantee, const std::string& flavour = "gpu") {
+  SystemBuilder& GuaranteeIn(const std::string& leaf, const std::string& cluster, int64_t guarantee,
+                             const std::string& flavour = "gpu") {
     for (pb::QueueSpec& queue : *tree_.mutable_queues()) {
-      if (queue.name() == leaf) (*(*queue.mutable_quota())[flavour].mutable_guarantee_per_cluster())[cluster] = guarantee * 1000;
+      if (queue.name() == leaf)
+        (*(*queue.mutable_quota())[flavour].mutable_guarantee_per_cluster())[cluster] =
+            guarantee * 1000;
     }
     return ApplyTree();
   }
@@ -152,7 +158,8 @@ class SystemBuilder {
   int hosts_ = 0;
 };
 
-// JobBuilder("research").Workers(2, 4).Gpus(1).In({"lab"}).SubmitTo(&system) gives the job's number.
+// JobBuilder("research").Workers(2, 4).Gpus(1).In({"lab"}).SubmitTo(&system) gives the job's
+// number.
 class JobBuilder {
  public:
   explicit JobBuilder(const std::string& queue) {
@@ -233,11 +240,13 @@ class JobBuilder {
   bool first_ = true, renamed_ = false;
 };
 
-inline const TaskRow& TaskOf(const State& state, uint64_t job, int task = 0) { return state.FindJob(job)->tasks[task]; }
+inline const TaskRow& TaskOf(const State& state, uint64_t job, int task = 0) {
+  return state.FindJob(job)->tasks[task];
+}
 
 // What the host says of an attempt. `exit_code` >= 0 gives every worker of the part that exit.
-inline pb::Event Report(const State& state, uint64_t job, int task, int32_t attempt, size_t part, pb::AttemptPhase phase,
-                        int exit_code = -1, bool stop_sent = false) {
+inline pb::Event Report(const State& state, uint64_t job, int task, int32_t attempt, size_t part,
+                        pb::AttemptPhase phase, int exit_code = -1, bool stop_sent = false) {
   const JobRow& row = *state.FindJob(job);
   const AttemptRow& a = *state.FindAttempt(AttemptRef{job, task, attempt});
   const HostRow& host = state.host(a.parts[part].host);
@@ -259,17 +268,19 @@ inline pb::Event Report(const State& state, uint64_t job, int task, int32_t atte
 }
 
 // Every host of the task's unfinished attempt reports this, gangs passing through GangPrepared.
-inline void ReportAll(SystemBuilder* system, uint64_t job, pb::AttemptPhase phase, int exit_code = -1, bool stop_sent = false, int task = 0) {
+inline void ReportAll(SystemBuilder* system, uint64_t job, pb::AttemptPhase phase,
+                      int exit_code = -1, bool stop_sent = false, int task = 0) {
   const int32_t number = TaskOf(system->state, job, task).attempts.back().number;
   const size_t parts = TaskOf(system->state, job, task).attempts.back().parts.size();
-  for (size_t p = 0; p < parts; ++p) system->Do(Report(system->state, job, task, number, p, phase, exit_code, stop_sent));
+  for (size_t p = 0; p < parts; ++p)
+    system->Do(Report(system->state, job, task, number, p, phase, exit_code, stop_sent));
 }
 inline void StartAll(SystemBuilder* system, uint64_t job, int task = 0) {
   if (TaskOf(system->state, job, task).state == pb::TASK_PREPARING) {
     ReportAll(system, job, pb::PREPARED, -1, false, task);
     pb::Event event;
-    *event.mutable_gang_prepared()->mutable_key() =
-        KeyOf(*system->state.FindJob(job), task, TaskOf(system->state, job, task).attempts.back().number);
+    *event.mutable_gang_prepared()->mutable_key() = KeyOf(
+        *system->state.FindJob(job), task, TaskOf(system->state, job, task).attempts.back().number);
     event.mutable_gang_prepared()->set_master_address("127.0.0.1");
     event.mutable_gang_prepared()->set_master_port(20'000);
     system->Do(event);
@@ -283,7 +294,8 @@ struct On {
   std::vector<int32_t> devices;
   int32_t workers = 1;
 };
-inline pb::Event Placed(const State& state, uint64_t job, const std::string& cluster, const std::vector<On>& parts, int task = 0,
+inline pb::Event Placed(const State& state, uint64_t job, const std::string& cluster,
+                        const std::vector<On>& parts, int task = 0,
                         const std::string& flavour = "gpu") {
   pb::Event event;
   pb::AttemptPlaced* e = event.mutable_attempt_placed();
@@ -303,10 +315,12 @@ inline pb::Event Placed(const State& state, uint64_t job, const std::string& clu
   e->set_at_once(parts.size() == 1);
   return event;
 }
-inline pb::Event Stopping(const State& state, uint64_t job, pb::Cause cause, int32_t next_workers = 0, int task = 0) {
+inline pb::Event Stopping(const State& state, uint64_t job, pb::Cause cause,
+                          int32_t next_workers = 0, int task = 0) {
   pb::Event event;
   pb::AttemptStopping* e = event.mutable_attempt_stopping();
-  *e->mutable_key() = KeyOf(*state.FindJob(job), task, TaskOf(state, job, task).attempts.back().number);
+  *e->mutable_key() =
+      KeyOf(*state.FindJob(job), task, TaskOf(state, job, task).attempts.back().number);
   e->set_cause(cause);
   e->set_next_workers(next_workers);
   e->set_grace_ns(kSecond);

@@ -20,7 +20,8 @@ std::string DeterministicBytes(const google::protobuf::MessageLite& message) {
 void AppendField(int number, const std::string& message_bytes, std::string* bytes) {
   using google::protobuf::internal::WireFormatLite;
   uint8_t head[20];
-  uint8_t* end = google::protobuf::io::CodedOutputStream::WriteTagToArray(WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED), head);
+  uint8_t* end = google::protobuf::io::CodedOutputStream::WriteTagToArray(
+      WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED), head);
   end = google::protobuf::io::CodedOutputStream::WriteVarint64ToArray(message_bytes.size(), end);
   bytes->append(reinterpret_cast<const char*>(head), static_cast<size_t>(end - head));
   bytes->append(message_bytes);

@@ -8,7 +8,8 @@
 namespace muster {
 
 std::string DeterministicBytes(const google::protobuf::MessageLite& message);
-// Appends them as field `number` of an enclosing message: parsing takes it as if it had stood among its other fields.
+// Appends them as field `number` of an enclosing message: parsing takes it as if it had stood among
+// its other fields.
 void AppendField(int number, const std::string& message_bytes, std::string* bytes);
 
 }  // namespace muster

@@ -12,6 +12,8 @@ std::string DirectoryIn(const State& state, const std::string& storage, const Jo
   return absl::StrCat(base, "/jobs/", job.number, "-", job.uid.substr(0, 8));
 }
 
-std::string JobDirectory(const State& state, const JobRow& job) { return DirectoryIn(state, JobStorage(state, job), job); }
+std::string JobDirectory(const State& state, const JobRow& job) {
+  return DirectoryIn(state, JobStorage(state, job), job);
+}
 
 }  // namespace muster

@@ -7,7 +7,8 @@
 
 namespace muster {
 
-// <path or URL of the storage>/jobs/<number>-<first 8 of the uid>; empty if the storage is unknown or has neither.
+// <path or URL of the storage>/jobs/<number>-<first 8 of the uid>; empty if the storage is unknown
+// or has neither.
 std::string DirectoryIn(const State& state, const std::string& storage, const JobRow& job);
 // The same in the job's own storage (JobStorage): MUSTER_JOB_DIR.
 std::string JobDirectory(const State& state, const JobRow& job);

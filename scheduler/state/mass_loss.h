@@ -1,4 +1,5 @@
-// Whether most of a cluster vanished together (CONTRACTS 11): then it is the network, and nothing there is given up or switched off.
+// Whether most of a cluster vanished together (CONTRACTS 11): then it is the network, and nothing
+// there is given up or switched off.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +9,8 @@
 
 namespace muster {
 
-// `each` calls what it is given with every host of the cluster that was ever heard: anything with the fields state, silent_since_ns
-// and spoke_ns of a HostRow. Called twice.
+// `each` calls what it is given with every host of the cluster that was ever heard: anything with
+// the fields state, silent_since_ns and spoke_ns of a HostRow. Called twice.
 template <typename Each>
 bool MostAreSilent(int64_t now_ns, int64_t lease_ns, const Each& each) {
   int64_t newest_ns = 0;
@@ -17,9 +18,11 @@ bool MostAreSilent(int64_t now_ns, int64_t lease_ns, const Each& each) {
   int64_t silent = 0, all = 0;
   each([&](const auto& host) {
     // Long gone when the others fell silent: counts in neither number.
-    if (host.state == v1::HOST_UNREACHABLE && host.silent_since_ns + 3 * lease_ns < newest_ns) return;
+    if (host.state == v1::HOST_UNREACHABLE && host.silent_since_ns + 3 * lease_ns < newest_ns)
+      return;
     ++all;
-    if (host.state != v1::HOST_UP || (host.spoke_ns != 0 && host.spoke_ns + lease_ns > now_ns)) ++silent;
+    if (host.state != v1::HOST_UP || (host.spoke_ns != 0 && host.spoke_ns + lease_ns > now_ns))
+      ++silent;
   });
   return silent >= 3 && 2 * silent > all;
 }

@@ -14,8 +14,9 @@
 
 namespace muster {
 
-// True if nobody else shares *p, so that it may be written. The temporary's release orders our writes behind the reads of
-// whoever dropped the last other reference: use_count alone is a relaxed load.
+// True if nobody else shares *p, so that it may be written. The temporary's release orders our
+// writes behind the reads of whoever dropped the last other reference: use_count alone is a relaxed
+// load.
 template <typename T>
 bool OnlyOwner(const std::shared_ptr<T>& p) {
   if (p.use_count() != 1) return false;
@@ -31,8 +32,8 @@ T* Own(std::shared_ptr<T>* p) {
   return p->get();
 }
 
-// Rows by dense index. A copy shares all pages; Mutable() clones a page that is shared. Reading copies from several threads is
-// safe; one object is written by one thread.
+// Rows by dense index. A copy shares all pages; Mutable() clones a page that is shared. Reading
+// copies from several threads is safe; one object is written by one thread.
 template <typename Row>
 class PagedArray {
  public:
@@ -46,7 +47,8 @@ class PagedArray {
     return row.get();
   }
 
-  // The row, made with its defaults if it isn't there. Valid until the next call of a non-const function.
+  // The row, made with its defaults if it isn't there. Valid until the next call of a non-const
+  // function.
   Row* Mutable(size_t index) {
     Page* page = OwnPage(index / kRows);
     std::shared_ptr<Row>& row = page->rows[index % kRows];
@@ -68,8 +70,9 @@ class PagedArray {
     pages_[index / kRows] = nullptr;
   }
 
-  // Calls f(index) for every index where the two don't share the row, by rising index: all that was written, made or erased in
-  // either since they were copies of each other, and everything if they never were. Skips shared pages: cheap for copies.
+  // Calls f(index) for every index where the two don't share the row, by rising index: all that was
+  // written, made or erased in either since they were copies of each other, and everything if they
+  // never were. Skips shared pages: cheap for copies.
   template <typename F>
   void ForEachDifferent(const PagedArray& other, F f) const {
     for (size_t p = 0; p < std::max(pages_.size(), other.pages_.size()); ++p) {
@@ -77,7 +80,9 @@ class PagedArray {
       const Page* theirs = p < other.pages_.size() ? other.pages_[p].get() : nullptr;
       if (mine == theirs) continue;
       for (size_t r = 0; r < kRows; ++r) {
-        if ((mine == nullptr ? nullptr : mine->rows[r].get()) != (theirs == nullptr ? nullptr : theirs->rows[r].get())) f(p * kRows + r);
+        if ((mine == nullptr ? nullptr : mine->rows[r].get()) !=
+            (theirs == nullptr ? nullptr : theirs->rows[r].get()))
+          f(p * kRows + r);
       }
     }
   }
@@ -103,7 +108,8 @@ class PagedArray {
     for (size_t p = 0; p < pages_.size(); ++p) {
       if (pages_[p] == nullptr) continue;
       for (size_t r = 0; r < kRows; ++r) {
-        if (pages_[p]->rows[r] != nullptr) f(p * kRows + r, static_cast<const Row&>(*pages_[p]->rows[r]));
+        if (pages_[p]->rows[r] != nullptr)
+          f(p * kRows + r, static_cast<const Row&>(*pages_[p]->rows[r]));
       }
     }
   }
@@ -127,8 +133,9 @@ class PagedArray {
   std::vector<std::shared_ptr<Page>> pages_;
 };
 
-// Text to number: a hash table whose buckets split one at a time as it grows (linear hashing, Litwin 1980), in pages that copies
-// share until one side writes. A change clones a page of pointers and one bucket of a few entries, however many there are.
+// Text to number: a hash table whose buckets split one at a time as it grows (linear hashing,
+// Litwin 1980), in pages that copies share until one side writes. A change clones a page of
+// pointers and one bucket of a few entries, however many there are.
 class PagedIndex {
  public:
   // 0 if absent.
@@ -170,9 +177,11 @@ class PagedIndex {
     uint64_t value;
   };
   using Bucket = std::vector<Entry>;
-  static constexpr size_t kEntries = 4;   // of a bucket, on the average, from which on there is one more
+  static constexpr size_t kEntries =
+      4;  // of a bucket, on the average, from which on there is one more
 
-  // Those below count_ - bit_floor(count_) have been split at this size and take one more bit of the hash.
+  // Those below count_ - bit_floor(count_) have been split at this size and take one more bit of
+  // the hash.
   size_t BucketOf(std::string_view key) const {
     uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
     for (const char c : key) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
@@ -191,8 +200,8 @@ class PagedIndex {
   }
 
   PagedArray<Bucket> buckets_;
-  size_t count_ = 1;                       // buckets
-  size_t size_ = 0;                        // entries
+  size_t count_ = 1;  // buckets
+  size_t size_ = 0;   // entries
 };
 
 }  // namespace muster

@@ -25,7 +25,8 @@ TEST(PagedArray, KeepsRowsByIndexAcrossPages) {
   *array.Mutable(200) = "far";
   *array.Mutable(0) = "first";
   *array.Mutable(63) = "last of its page";
-  EXPECT_THAT(Rows(array), ElementsAre(Pair(0, "first"), Pair(63, "last of its page"), Pair(200, "far")));
+  EXPECT_THAT(Rows(array),
+              ElementsAre(Pair(0, "first"), Pair(63, "last of its page"), Pair(200, "far")));
   EXPECT_EQ(array.Find(64), nullptr);   // a page that nobody wrote
   EXPECT_EQ(array.Find(201), nullptr);  // beside a row
   EXPECT_EQ(array.Find(100'000), nullptr);

@@ -27,17 +27,19 @@ struct TaskRef {
   auto operator<=>(const TaskRef&) const = default;
 };
 
-// Why a task waits, or that it starts now. scheduler/ask adds names, who holds what it waits for, and a sentence (DescribeVerdict).
+// Why a task waits, or that it starts now. scheduler/ask adds names, who holds what it waits for,
+// and a sentence (DescribeVerdict).
 struct Verdict {
   TaskRef task;
   pb::VerdictCode code = pb::VERDICT_UNSPECIFIED;
-  int32_t cluster = -1;                // index in State::clusters(); -1: it is about no cluster
-  int32_t flavour = -1;                // see Verdicts::FlavourOf; -1: it is about no flavour
-  int64_t missing_milli = 0;           // devices short
-  int64_t expected_start_ns = 0;       // Unix time; 0 = unknown
+  int32_t cluster = -1;           // index in State::clusters(); -1: it is about no cluster
+  int32_t flavour = -1;           // see Verdicts::FlavourOf; -1: it is about no flavour
+  int64_t missing_milli = 0;      // devices short
+  int64_t expected_start_ns = 0;  // Unix time; 0 = unknown
 };
 
-// Verdicts by task. A step of a large system makes tens of thousands of them, so they are a flat table that copies share.
+// Verdicts by task. A step of a large system makes tens of thousands of them, so they are a flat
+// table that copies share.
 class Verdicts {
  public:
   Verdicts() = default;
@@ -60,7 +62,9 @@ class Verdicts {
   // "cpu" for work without GPUs; "" where it is about none.
   const std::string& FlavourOf(const Verdict& verdict) const {
     static const std::string none;
-    return flavours_ == nullptr || verdict.flavour < 0 ? none : (*flavours_)[static_cast<size_t>(verdict.flavour)];
+    return flavours_ == nullptr || verdict.flavour < 0
+               ? none
+               : (*flavours_)[static_cast<size_t>(verdict.flavour)];
   }
   auto begin() const { return all().begin(); }
   auto end() const { return all().end(); }
@@ -76,7 +80,8 @@ class Verdicts {
     }
   }
   void Erase(TaskRef task) {
-    if (const auto [at, found] = Seek(task); found) Mine().erase(Mine().begin() + static_cast<ptrdiff_t>(at));
+    if (const auto [at, found] = Seek(task); found)
+      Mine().erase(Mine().begin() + static_cast<ptrdiff_t>(at));
   }
 
  private:
@@ -85,7 +90,8 @@ class Verdicts {
     return verdicts_ == nullptr ? none : *verdicts_;
   }
   std::pair<size_t, bool> Seek(TaskRef task) const {
-    const auto at = std::lower_bound(all().begin(), all().end(), task, [](const Verdict& v, const TaskRef& t) { return v.task < t; });
+    const auto at = std::lower_bound(all().begin(), all().end(), task,
+                                     [](const Verdict& v, const TaskRef& t) { return v.task < t; });
     return {static_cast<size_t>(at - all().begin()), at != all().end() && at->task == task};
   }
   std::vector<Verdict>& Mine() {
@@ -98,15 +104,18 @@ class Verdicts {
 };
 
 struct Plan {
-  // To be applied in this order, in the step that planned them: AttemptStopping, TaskFailed, AttemptLost, AttemptPlaced,
-  // ReservationChanged, ClusterOpened. The last is an outside event: what it allows is decided in the next step, which follows at once.
+  // To be applied in this order, in the step that planned them: AttemptStopping, TaskFailed,
+  // AttemptLost, AttemptPlaced, ReservationChanged, ClusterOpened. The last is an outside event:
+  // what it allows is decided in the next step, which follows at once.
   std::vector<pb::Event> events;
-  // For every task that is WAITING or BLOCKED when the plan's events are applied, for those placed by it (V_STARTING_NOW), and for
-  // what runs on a host that can't be reached.
+  // For every task that is WAITING or BLOCKED when the plan's events are applied, for those placed
+  // by it (V_STARTING_NOW), and for what runs on a host that can't be reached.
   Verdicts verdicts;
-  // When Decide may say something new although nothing happens: Unix time. Never before the step's now.
+  // When Decide may say something new although nothing happens: Unix time. Never before the step's
+  // now.
   int64_t next_look_ns = std::numeric_limits<int64_t>::max();
-  // Units of the entitled set: (queue path, flavour or "cpu") -> thousandths. Inner queues hold the sums of their leaves.
+  // Units of the entitled set: (queue path, flavour or "cpu") -> thousandths. Inner queues hold the
+  // sums of their leaves.
   std::map<std::pair<std::string, std::string>, int64_t> entitled_milli;
 };
 

@@ -10,12 +10,12 @@
 namespace muster {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::JobBuilder;
 using testing::Placed;
 using testing::Report;
 using testing::StartAll;
 using testing::SystemBuilder;
-using ::testing::HasSubstr;
 
 constexpr char kXid[] = "Xid 79: GPU has fallen off the bus";
 
@@ -24,8 +24,12 @@ class Quarantine : public ::testing::Test {
  protected:
   Quarantine() { system.Cluster("c").Hosts("c", 20, 4).Queue("q"); }
 
-  const HostRow& Host(const std::string& name) { return system.state.host(system.state.FindHost("c", name)); }
-  bool Out(const std::string& host, int32_t device) { return !Host(host).inventory.devices(device).healthy(); }
+  const HostRow& Host(const std::string& name) {
+    return system.state.host(system.state.FindHost("c", name));
+  }
+  bool Out(const std::string& host, int32_t device) {
+    return !Host(host).inventory.devices(device).healthy();
+  }
 
   uint64_t Submit() {
     JobBuilder job("q");
@@ -34,13 +38,19 @@ class Quarantine : public ::testing::Test {
     return job.SubmitTo(&system);
   }
   // An attempt of the job on one device that ends so.
-  void Ends(uint64_t job, const std::string& host, int32_t device, pb::Cause cause = pb::DEVICE_FAILURE) {
+  void Ends(uint64_t job, const std::string& host, int32_t device,
+            pb::Cause cause = pb::DEVICE_FAILURE) {
     system.Step(++second_);
     system.Do(Placed(system.state, job, "c", {{host, {device}}}));
     StartAll(&system, job);
-    pb::Event event = Report(system.state, job, 0, system.state.FindJob(job)->tasks[0].attempts.back().number, 0, pb::GONE, 1);
-    for (pb::WorkerExit& exit : *event.mutable_attempt_reported()->mutable_report()->mutable_exits()) exit.set_cause(cause);
-    if (cause == pb::LAUNCH_FAILED) event.mutable_attempt_reported()->mutable_report()->set_cause(cause);   // as a host tells it
+    pb::Event event =
+        Report(system.state, job, 0, system.state.FindJob(job)->tasks[0].attempts.back().number, 0,
+               pb::GONE, 1);
+    for (pb::WorkerExit& exit :
+         *event.mutable_attempt_reported()->mutable_report()->mutable_exits())
+      exit.set_cause(cause);
+    if (cause == pb::LAUNCH_FAILED)
+      event.mutable_attempt_reported()->mutable_report()->set_cause(cause);  // as a host tells it
     system.Do(event);
     EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
   }
@@ -97,7 +107,8 @@ TEST_F(Quarantine, OfADeviceThatTwoJobsBlame) {
   EXPECT_EQ(row.evidence(1).job(), 3u);
   EXPECT_EQ(row.since_ns(), system.now_ns);
   EXPECT_THAT(row.reason(), HasSubstr("2 times"));
-  EXPECT_EQ(system.state.FindJob(runs)->tasks[0].state, pb::TASK_RUNNING) << "what runs beside it goes on";
+  EXPECT_EQ(system.state.FindJob(runs)->tasks[0].state, pb::TASK_RUNNING)
+      << "what runs beside it goes on";
   Plan plan;
   plan.events.push_back(Placed(system.state, Submit(), "c", {{"h00", {1}}}));
   EXPECT_THAT(std::string(Validate(system.state, plan).message()), HasSubstr("isn't healthy"));
@@ -145,7 +156,7 @@ TEST_F(Quarantine, WhatTheDriverSaysCountsForEachAttemptWhereverElseItFailed) {
 TEST_F(Quarantine, AFaultAndTheEndThatItCausedAreOneIncident) {
   const uint64_t job = Submit();
   Ends(job, "h00", 2);
-  Fault("h00", 2, 1000);                // the end was told first
+  Fault("h00", 2, 1000);  // the end was told first
   EXPECT_FALSE(Out("h00", 2));
   ASSERT_EQ(Host("h00").blames.size(), 1u);
   EXPECT_EQ(Host("h00").blames[0].kind(), pb::BLAME_CERTAIN);
@@ -173,7 +184,7 @@ TEST_F(Quarantine, ABlameThatIsCutCanBeReadAgain) {
   for (const char* letter : {"ä", "日", "😀"}) {
     std::string why = "workdir /";
     while (why.size() < 400) why += letter;
-    for (int i = 0; i < 4; ++i) {   // wherever in a character the cut falls
+    for (int i = 0; i < 4; ++i) {  // wherever in a character the cut falls
       why.insert(0, "x");
       const std::string host = absl::StrFormat("h%02d", hosts++);
       system.Step(++second_);
@@ -194,7 +205,9 @@ TEST_F(Quarantine, ABlameThatIsCutCanBeReadAgain) {
 }
 
 TEST_F(Quarantine, NothingElseBlamesAHost) {
-  for (const pb::Cause cause : {pb::PROGRAM_ERROR, pb::OUT_OF_MEMORY, pb::NETWORK_FAILURE, pb::STORAGE_FAILURE, pb::KILLED, pb::HANG}) Ends(Submit(), "h00", 0, cause);
+  for (const pb::Cause cause : {pb::PROGRAM_ERROR, pb::OUT_OF_MEMORY, pb::NETWORK_FAILURE,
+                                pb::STORAGE_FAILURE, pb::KILLED, pb::HANG})
+    Ends(Submit(), "h00", 0, cause);
   EXPECT_TRUE(Host("h00").blames.empty());
 }
 
@@ -308,7 +321,7 @@ TEST_F(Quarantine, AFaultCountsAlthoughTheHostsClockWasSetBack) {
   Fault("h00", 2, ahead_ns);
   Fault("h00", 2, ahead_ns - 1);
   ASSERT_EQ(Host("h00").blames.size(), 1u);
-  second_ += 7200;                      // another incident, and the clock is right by now
+  second_ += 7200;  // another incident, and the clock is right by now
   Fault("h00", 2, kDay);
   EXPECT_TRUE(Out("h00", 2));
 }

@@ -1,4 +1,5 @@
-// Random events for tests of State: mostly what a scheduler would apply next, often something late, repeated or senseless.
+// Random events for tests of State: mostly what a scheduler would apply next, often something late,
+// repeated or senseless.
 #pragma once
 
 #include <array>
@@ -14,12 +15,14 @@
 
 namespace muster::testing {
 
-// Reproducible from its seed on every machine: mt19937_64 is specified, the distributions are our own.
+// Reproducible from its seed on every machine: mt19937_64 is specified, the distributions are our
+// own.
 class RandomEvents {
  public:
   explicit RandomEvents(uint64_t seed) : random_(seed) {}
 
-  // The first events configure clusters, queues and hosts. Jobs' uids are "uid" + number; numbers count from 1.
+  // The first events configure clusters, queues and hosts. Jobs' uids are "uid" + number; numbers
+  // count from 1.
   pb::Event Next(const State& state) {
     if (count_++ == 0) return Step(state);
     if (count_ == 2) return Clusters(/*all=*/true);
@@ -30,13 +33,17 @@ class RandomEvents {
       pb::Event (RandomEvents::*make)(const State&);
     };
     static constexpr Kind kKinds[] = {
-        {120, &RandomEvents::Step},           {60, &RandomEvents::Submit},       {20, &RandomEvents::Cancel},
-        {15, &RandomEvents::Drain},           {25, &RandomEvents::AnyHello},     {30, &RandomEvents::HostState},
-        {360, &RandomEvents::Report},         {60, &RandomEvents::GangPrepared}, {50, &RandomEvents::CheckpointSeen},
-        {20, &RandomEvents::Progress},        {20, &RandomEvents::Staged},       {30, &RandomEvents::Published},
-        {20, &RandomEvents::Loaded},          {120, &RandomEvents::Placed},      {40, &RandomEvents::Stopping},
-        {40, &RandomEvents::Lost},            {10, &RandomEvents::Opened},       {6, &RandomEvents::Failed},
-        {4, &RandomEvents::AnyClusters},      {4, &RandomEvents::AnyQueues},     {4, &RandomEvents::Nothing},
+        {120, &RandomEvents::Step},          {60, &RandomEvents::Submit},
+        {20, &RandomEvents::Cancel},         {15, &RandomEvents::Drain},
+        {25, &RandomEvents::AnyHello},       {30, &RandomEvents::HostState},
+        {360, &RandomEvents::Report},        {60, &RandomEvents::GangPrepared},
+        {50, &RandomEvents::CheckpointSeen}, {20, &RandomEvents::Progress},
+        {20, &RandomEvents::Staged},         {30, &RandomEvents::Published},
+        {20, &RandomEvents::Loaded},         {120, &RandomEvents::Placed},
+        {40, &RandomEvents::Stopping},       {40, &RandomEvents::Lost},
+        {10, &RandomEvents::Opened},         {6, &RandomEvents::Failed},
+        {4, &RandomEvents::AnyClusters},     {4, &RandomEvents::AnyQueues},
+        {4, &RandomEvents::Nothing},
     };
     int total = 0;
     for (const Kind& kind : kKinds) total += kind.weight;
@@ -70,9 +77,12 @@ class RandomEvents {
       target.task = static_cast<int32_t>(Below(static_cast<int64_t>(target.job->tasks.size())));
       const TaskRow& task = target.job->tasks[target.task];
       if (!task.attempts.empty()) {
-        target.attempt = Chance(90) ? &task.attempts.back() : &task.attempts[Below(static_cast<int64_t>(task.attempts.size()))];
+        target.attempt = Chance(90)
+                             ? &task.attempts.back()
+                             : &task.attempts[Below(static_cast<int64_t>(task.attempts.size()))];
       }
-      target.key = KeyOf(*target.job, target.task, target.attempt == nullptr ? 1 : target.attempt->number);
+      target.key =
+          KeyOf(*target.job, target.task, target.attempt == nullptr ? 1 : target.attempt->number);
     }
     if (Chance(3)) target.key.set_attempt(static_cast<int32_t>(Below(8)) - 2);
     if (Chance(2)) target.key.set_job_uid(absl::StrCat("uid", Below(60)));
@@ -163,7 +173,8 @@ class RandomEvents {
   pb::Event Drain(const State&) {
     pb::Event event;
     const int64_t host = Below(14);
-    event.mutable_drain_changed()->set_target(Chance(30) ? ClusterName(host) : absl::StrCat(ClusterName(host), "/", HostName(host)));
+    event.mutable_drain_changed()->set_target(
+        Chance(30) ? ClusterName(host) : absl::StrCat(ClusterName(host), "/", HostName(host)));
     event.mutable_drain_changed()->set_drained(Chance(40));
     event.mutable_drain_changed()->set_reason("why");
     return event;
@@ -187,7 +198,8 @@ class RandomEvents {
       pb::TaskSpec* task = e->mutable_spec()->add_tasks();
       task->set_name(absl::StrCat("t", t));
       if (t > 0 && Chance(60)) task->add_after(absl::StrCat("t", Below(t)));
-      task->mutable_resources()->set_gpus_milli(std::array<int64_t, 4>{0, 500, 1000, 2000}[Below(4)]);
+      task->mutable_resources()->set_gpus_milli(
+          std::array<int64_t, 4>{0, 500, 1000, 2000}[Below(4)]);
       if (Chance(50)) task->mutable_resources()->set_memory_bytes(1 << 20);
       if (Chance(50)) task->set_max_restarts(static_cast<int32_t>(Below(3)));
     }
@@ -216,13 +228,15 @@ class RandomEvents {
     e->set_state_id("s1");
     report->set_phase(static_cast<pb::AttemptPhase>(Below(5)));
     if (target.attempt != nullptr && Chance(92)) {
-      const PartRow& part = target.attempt->parts[Below(static_cast<int64_t>(target.attempt->parts.size()))];
+      const PartRow& part =
+          target.attempt->parts[Below(static_cast<int64_t>(target.attempt->parts.size()))];
       e->set_cluster(state.clusters()[state.host(part.host).cluster].name);
       e->set_host(state.host(part.host).name);
       e->set_state_id(Chance(90) ? part.state_id : state.host(part.host).state_id);
       first_rank = part.first_group_rank;
       workers = part.workers;
-      if (Chance(70)) report->set_phase(static_cast<pb::AttemptPhase>(std::min<int>(part.phase + 1, pb::GONE)));
+      if (Chance(70))
+        report->set_phase(static_cast<pb::AttemptPhase>(std::min<int>(part.phase + 1, pb::GONE)));
     } else if (Chance(50)) {
       // GONE for what was lost there.
       const HostId id = state.FindHost(e->cluster(), e->host());
@@ -231,7 +245,8 @@ class RandomEvents {
         report->set_phase(pb::GONE);
       }
     }
-    if (report->phase() == pb::PREPARED) report->set_rendezvous_port(20'000 + static_cast<int32_t>(Below(9)));
+    if (report->phase() == pb::PREPARED)
+      report->set_rendezvous_port(20'000 + static_cast<int32_t>(Below(9)));
     if (report->phase() >= pb::EXITED && Chance(85)) {
       for (int32_t w = 0; w < workers; ++w) {
         if (Chance(5)) continue;
@@ -262,7 +277,8 @@ class RandomEvents {
     pb::CheckpointSeen* e = event.mutable_checkpoint_seen();
     *e->mutable_key() = Pick(state).key;
     e->mutable_checkpoint()->set_step(Below(20) * 10);
-    e->mutable_checkpoint()->set_path(absl::StrCat("/disk/", e->key().attempt(), "/", e->checkpoint().step()));
+    e->mutable_checkpoint()->set_path(
+        absl::StrCat("/disk/", e->key().attempt(), "/", e->checkpoint().step()));
     e->mutable_checkpoint()->set_storage(Chance(50) ? "disk" : "");
     e->set_loaded_step(Below(20) * 10 - 10);
     return event;
@@ -304,9 +320,12 @@ class RandomEvents {
     pb::Event event;
     pb::AttemptPlaced* e = event.mutable_attempt_placed();
     Target target = Pick(state);
-    for (int tries = 0; tries < 8 && (target.job == nullptr || !target.job->tasks[target.task].waiting()); ++tries) target = Pick(state);
+    for (int tries = 0;
+         tries < 8 && (target.job == nullptr || !target.job->tasks[target.task].waiting()); ++tries)
+      target = Pick(state);
     *e->mutable_key() = target.key;
-    if (target.job != nullptr && Chance(95)) e->mutable_key()->set_attempt(target.job->tasks[target.task].next_attempt);
+    if (target.job != nullptr && Chance(95))
+      e->mutable_key()->set_attempt(target.job->tasks[target.task].next_attempt);
     const int64_t first = Below(12);
     e->set_cluster(ClusterName(first));
     e->set_flavour("gpu");
@@ -318,7 +337,8 @@ class RandomEvents {
       placement->set_first_group_rank(rank);
       placement->set_workers(1 + static_cast<int32_t>(Below(2)));
       rank += placement->workers();
-      for (int32_t w = 0; w < placement->workers(); ++w) placement->add_devices(static_cast<int32_t>(Below(5)));
+      for (int32_t w = 0; w < placement->workers(); ++w)
+        placement->add_devices(static_cast<int32_t>(Below(5)));
       if (Chance(20)) {
         for (int32_t w = 0; w < placement->workers(); ++w) placement->add_device_milli(500);
       }
@@ -326,7 +346,9 @@ class RandomEvents {
     e->set_workers(rank);
     e->set_at_once(hosts == 1);
     if (target.job != nullptr) {
-      for (const std::string& path : ResumeFrom(state, target.job->tasks[target.task], e->cluster())) e->add_resume_from(path);
+      for (const std::string& path :
+           ResumeFrom(state, target.job->tasks[target.task], e->cluster()))
+        e->add_resume_from(path);
     }
     return event;
   }
@@ -337,15 +359,17 @@ class RandomEvents {
     const Target target = Pick(state);
     *e->mutable_key() = target.key;
     const bool cancelled = target.job != nullptr && target.job->cancel_requested && Chance(90);
-    e->set_cause(cancelled    ? pb::CANCEL
-                 : Chance(50) ? std::array<pb::Cause, 3>{pb::PREEMPTION, pb::RESIZE, pb::DRAIN}[Below(3)]
-                              : static_cast<pb::Cause>(Below(15)));
+    e->set_cause(cancelled ? pb::CANCEL
+                 : Chance(50)
+                     ? std::array<pb::Cause, 3>{pb::PREEMPTION, pb::RESIZE, pb::DRAIN}[Below(3)]
+                     : static_cast<pb::Cause>(Below(15)));
     e->set_next_workers(static_cast<int32_t>(Below(4)));
     e->set_grace_ns(Below(60) * kSecond);
     if (e->cause() == pb::PREEMPTION) {
       const Target claimant = Pick(state);
       if (claimant.job != nullptr) {
-        *e->mutable_claimant() = KeyOf(*claimant.job, claimant.task, claimant.job->tasks[claimant.task].next_attempt);
+        *e->mutable_claimant() =
+            KeyOf(*claimant.job, claimant.task, claimant.job->tasks[claimant.task].next_attempt);
       }
     }
     return event;
@@ -360,7 +384,8 @@ class RandomEvents {
     e->set_cluster(ClusterName(any));
     e->set_host(HostName(any));
     if (target.attempt != nullptr && Chance(95)) {
-      const PartRow& part = target.attempt->parts[Below(static_cast<int64_t>(target.attempt->parts.size()))];
+      const PartRow& part =
+          target.attempt->parts[Below(static_cast<int64_t>(target.attempt->parts.size()))];
       e->set_cluster(state.clusters()[state.host(part.host).cluster].name);
       e->set_host(state.host(part.host).name);
     }

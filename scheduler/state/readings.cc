@@ -33,7 +33,8 @@ bool AllPrepared(const AttemptRow& attempt) {
 
 namespace {
 
-// Why a process failed, as its host told it from its log. What only the scheduler gives isn't believed.
+// Why a process failed, as its host told it from its log. What only the scheduler gives isn't
+// believed.
 pb::Cause CauseOf(const pb::WorkerExit& exit) {
   switch (exit.cause()) {
     case pb::PROGRAM_ERROR:
@@ -44,22 +45,28 @@ pb::Cause CauseOf(const pb::WorkerExit& exit) {
     case pb::HOST_FAILURE:
     case pb::NETWORK_FAILURE:
     case pb::RENDEZVOUS:
-    case pb::STORAGE_FAILURE: return exit.cause();
-    default: return exit.oom() ? pb::OUT_OF_MEMORY : exit.signal() > 0 ? pb::KILLED : pb::PROGRAM_ERROR;
+    case pb::STORAGE_FAILURE:
+      return exit.cause();
+    default:
+      return exit.oom() ? pb::OUT_OF_MEMORY : exit.signal() > 0 ? pb::KILLED : pb::PROGRAM_ERROR;
   }
 }
 
-constexpr int64_t kSoundRunNs = 10 * kMinute;   // a program that ran for so long is not one that fails at its start
+constexpr int64_t kSoundRunNs =
+    10 * kMinute;  // a program that ran for so long is not one that fails at its start
 
 }  // namespace
 
 bool LagsInLaunch(const AttemptRow& attempt, const PartRow& part) {
   const bool preparing = attempt.state == pb::TASK_PREPARING;
-  return !part.over() && (preparing || attempt.state == pb::TASK_STARTING) && part.phase < (preparing ? pb::PREPARED : pb::STARTED);
+  return !part.over() && (preparing || attempt.state == pb::TASK_STARTING) &&
+         part.phase < (preparing ? pb::PREPARED : pb::STARTED);
 }
 
 bool RanSoundly(const AttemptRow& attempt) {
-  return attempt.start_ns != 0 && (attempt.off_since_ns != 0 ? attempt.off_since_ns : attempt.end_ns) - attempt.start_ns >= kSoundRunNs;
+  return attempt.start_ns != 0 &&
+         (attempt.off_since_ns != 0 ? attempt.off_since_ns : attempt.end_ns) - attempt.start_ns >=
+             kSoundRunNs;
 }
 
 std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
@@ -68,8 +75,11 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   for (const PartRow& part : attempt.parts) {
     for (const pb::WorkerExit& exit : part.exits) {
       if (part.stop_sent || (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom())) continue;
-      // Who lost a peer says so; another that ended by itself knows more, even if its host's clock is late.
-      const auto order = [](const pb::WorkerExit& e) { return std::make_tuple(CauseOf(e) == pb::NETWORK_FAILURE, e.at_ns(), e.rank()); };
+      // Who lost a peer says so; another that ended by itself knows more, even if its host's clock
+      // is late.
+      const auto order = [](const pb::WorkerExit& e) {
+        return std::make_tuple(CauseOf(e) == pb::NETWORK_FAILURE, e.at_ns(), e.rank());
+      };
       if (first == nullptr || order(exit) < order(*first)) {
         first = &exit;
         where = &part;
@@ -94,14 +104,16 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   }
   failure.host = where->host;
   failure.rank = first->rank();
-  failure.detail = !first->detail().empty() ? absl::StrCat("rank ", first->rank(), ": ", first->detail())
-                   : first->signal() > 0    ? absl::StrCat("rank ", first->rank(), ": signal ", first->signal())
-                                            : absl::StrCat("rank ", first->rank(), ": exit ", first->exit_code());
+  failure.detail =
+      !first->detail().empty() ? absl::StrCat("rank ", first->rank(), ": ", first->detail())
+      : first->signal() > 0    ? absl::StrCat("rank ", first->rank(), ": signal ", first->signal())
+                            : absl::StrCat("rank ", first->rank(), ": exit ", first->exit_code());
   return failure;
 }
 
 std::vector<int32_t> DevicesOfRank(const pb::TaskSpec& task, const PartRow& part, int32_t rank) {
-  const auto [first, last] = RankDevices(rank, task.processes_per_worker(), part.first_group_rank, part.workers, static_cast<int32_t>(part.devices.size()));
+  const auto [first, last] = RankDevices(rank, task.processes_per_worker(), part.first_group_rank,
+                                         part.workers, static_cast<int32_t>(part.devices.size()));
   return {part.devices.begin() + first, part.devices.begin() + last};
 }
 
@@ -116,13 +128,17 @@ pb::QuarantineRule QuarantineRuleOf(const State& state, int32_t cluster) {
 
 Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory) {
   const pb::Resources& wants = task.resources();
-  return ShareOfHost({wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()}, inventory.devices_size(),
-                     inventory.cpus_milli(), inventory.memory_bytes());
+  return ShareOfHost(
+      {wants.gpus_milli(), wants.cpus_milli(), wants.memory_bytes(), wants.disk_bytes()},
+      inventory.devices_size(), inventory.cpus_milli(), inventory.memory_bytes());
 }
 
 Demand ShareOfHost(Demand wants, int64_t devices, int64_t cpus_milli, int64_t memory_bytes) {
   if (wants.gpus_milli > 0 && devices > 0) {
-    const auto share = [&](int64_t whole) { return static_cast<int64_t>(static_cast<__int128>(whole) * wants.gpus_milli / (1000 * devices)); };
+    const auto share = [&](int64_t whole) {
+      return static_cast<int64_t>(static_cast<__int128>(whole) * wants.gpus_milli /
+                                  (1000 * devices));
+    };
     if (wants.cpus_milli == 0) wants.cpus_milli = share(cpus_milli);
     if (wants.memory_bytes == 0) wants.memory_bytes = share(memory_bytes);
   }
@@ -138,11 +154,13 @@ pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& 
 int64_t FenceWaitNs(const pb::TaskSpec& task) {
   if (task.when_unreachable() != pb::FENCE) return 0;
   constexpr int64_t kKillNs = 5 * kSecond, kTickNs = kSecond;
-  constexpr int64_t kDriftPerMille = 1;                  // of a host's clock and of ours, each
+  constexpr int64_t kDriftPerMille = 1;  // of a host's clock and of ours, each
   const int64_t fence_ns = task.fence_after_ns() > 0 ? task.fence_after_ns() : kDefaultFenceAfterNs;
   const int64_t grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
-  const int64_t host_ns = fence_ns + grace_ns + kKillNs;   // ten years at most
-  return static_cast<int64_t>(static_cast<__int128>(host_ns) * (1000 + kDriftPerMille) / (1000 - kDriftPerMille)) + 1 + kTickNs;
+  const int64_t host_ns = fence_ns + grace_ns + kKillNs;  // ten years at most
+  return static_cast<int64_t>(static_cast<__int128>(host_ns) * (1000 + kDriftPerMille) /
+                              (1000 - kDriftPerMille)) +
+         1 + kTickNs;
 }
 
 bool KnownOff(const HostRow& host, const pb::TaskSpec& task) {
@@ -159,7 +177,8 @@ std::string JobStorage(const State& state, const JobRow& job) {
 bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std::string& cluster) {
   const auto it = file.storages().find(storage);
   if (it == file.storages().end()) return false;
-  return std::find(it->second.clusters().begin(), it->second.clusters().end(), cluster) != it->second.clusters().end();
+  return std::find(it->second.clusters().begin(), it->second.clusters().end(), cluster) !=
+         it->second.clusters().end();
 }
 
 std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
@@ -169,7 +188,8 @@ std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
   } else {
     for (const std::string& name : job.spec->clusters()) {
       const int32_t c = state.FindCluster(name);
-      if (c >= 0 && std::find(allowed.begin(), allowed.end(), c) == allowed.end()) allowed.push_back(c);
+      if (c >= 0 && std::find(allowed.begin(), allowed.end(), c) == allowed.end())
+        allowed.push_back(c);
     }
   }
   if (!job.cluster.empty()) {
@@ -182,7 +202,8 @@ std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
   return allowed;
 }
 
-std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task, const std::string& cluster) {
+std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task,
+                                    const std::string& cluster) {
   std::vector<std::string> paths;
   for (auto it = task.checkpoints.rbegin(); it != task.checkpoints.rend(); ++it) {
     if (it->storage().empty() || Reaches(state.cluster_file(), it->storage(), cluster) ||

@@ -62,15 +62,18 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
   row->cause = r.cause();
   row->detail = r.detail();
   row->cluster = state.FindCluster(r.cluster());
-  if (row->cluster < 0) return absl::DataLossError(absl::StrCat("attempt names unknown cluster ", r.cluster()));
-  if (r.parts_size() != r.placements_size()) return absl::DataLossError("attempt's parts and placements differ in number");
+  if (row->cluster < 0)
+    return absl::DataLossError(absl::StrCat("attempt names unknown cluster ", r.cluster()));
+  if (r.parts_size() != r.placements_size())
+    return absl::DataLossError("attempt's parts and placements differ in number");
   row->flavour = r.flavour();
   for (int i = 0; i < r.parts_size(); ++i) {
     const pb::Placement& placement = r.placements(i);
     const pb::HostPart& p = r.parts(i);
     PartRow part = ToPart(state, r.cluster(), placement);
     if (part.host == kNoHost) {
-      return absl::DataLossError(absl::StrCat("attempt names unknown host ", r.cluster(), "/", placement.host()));
+      return absl::DataLossError(
+          absl::StrCat("attempt names unknown host ", r.cluster(), "/", placement.host()));
     }
     part.phase = p.phase();
     part.state_id = p.state_id();
@@ -126,12 +129,14 @@ pb::ReservationChanged ToRecord(const State& state, const Reservation& row) {
 absl::Status FromRecord(const State& state, const pb::ReservationChanged& r, Reservation* row) {
   row->attempt = r.key().attempt();
   row->cluster = state.FindCluster(r.cluster());
-  if (row->cluster < 0) return absl::DataLossError(absl::StrCat("reservation names unknown cluster ", r.cluster()));
+  if (row->cluster < 0)
+    return absl::DataLossError(absl::StrCat("reservation names unknown cluster ", r.cluster()));
   row->flavour = r.flavour();
   for (const pb::Placement& placement : r.placements()) {
     row->parts.push_back(ToSlice(state, r.cluster(), placement));
     if (row->parts.back().host == kNoHost) {
-      return absl::DataLossError(absl::StrCat("reservation names unknown host ", r.cluster(), "/", placement.host()));
+      return absl::DataLossError(
+          absl::StrCat("reservation names unknown host ", r.cluster(), "/", placement.host()));
     }
   }
   row->workers = r.workers();
@@ -196,7 +201,8 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->progress = r.progress();
   for (const pb::AttemptRecord& attempt : r.attempts()) {
     row->attempts.emplace_back();
-    if (absl::Status status = FromRecord(state, attempt, &row->attempts.back()); !status.ok()) return status;
+    if (absl::Status status = FromRecord(state, attempt, &row->attempts.back()); !status.ok())
+      return status;
   }
   row->opened.assign(r.opened().begin(), r.opened().end());
   row->opened_attempt = r.opened_attempt();
@@ -212,13 +218,15 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->evicted_round = r.evicted_round();
   row->expected_run_ns = r.expected_run_ns();
   if (const size_t slash = r.blamed_host().find('/'); slash != std::string::npos) {
-    row->blamed_host = state.FindHost(r.blamed_host().substr(0, slash), r.blamed_host().substr(slash + 1));
+    row->blamed_host =
+        state.FindHost(r.blamed_host().substr(0, slash), r.blamed_host().substr(slash + 1));
   }
   row->blamed_ns = r.blamed_ns();
   row->blames_itself = r.blames_itself();
   if (r.has_reservation()) {
     auto reservation = std::make_shared<Reservation>();
-    if (absl::Status status = FromRecord(state, r.reservation(), reservation.get()); !status.ok()) return status;
+    if (absl::Status status = FromRecord(state, r.reservation(), reservation.get()); !status.ok())
+      return status;
     reservation->since_ns = r.reserved_since_ns();
     row->reservation = std::move(reservation);
   }
@@ -264,10 +272,12 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   row->cluster = r.cluster();
   row->cancel_requested = r.cancel_requested();
   row->version = r.version();
-  if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size()) return absl::DataLossError("job's tasks don't fit its spec");
+  if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size())
+    return absl::DataLossError("job's tasks don't fit its spec");
   for (const pb::TaskRecord& task : r.tasks()) {
     row->tasks.emplace_back();
-    if (absl::Status status = FromRecord(state, task, &row->tasks.back()); !status.ok()) return status;
+    if (absl::Status status = FromRecord(state, task, &row->tasks.back()); !status.ok())
+      return status;
   }
   return absl::OkStatus();
 }
@@ -318,7 +328,8 @@ void FromRecord(const pb::HostRecord& r, HostRow* row) {
   row->quarantines.assign(r.quarantines().begin(), r.quarantines().end());
   row->blames.assign(r.blames().begin(), r.blames().end());
   row->unhealthy.assign(r.unhealthy().begin(), r.unhealthy().end());
-  for (const pb::LostAttempt& l : r.lost()) row->lost.push_back({l.key(), l.placement(), l.state_id()});
+  for (const pb::LostAttempt& l : r.lost())
+    row->lost.push_back({l.key(), l.placement(), l.state_id()});
 }
 
 }  // namespace
@@ -380,12 +391,19 @@ struct StateRecords {
 
 std::vector<RowChange> State::TakeChanges(bool bytes) {
   std::vector<RowChange> changes;
-  if (configuration_changed_) changes.push_back(bytes ? StateRecords::Configuration(*this) : RowChange{"configuration", "", std::nullopt});
+  if (configuration_changed_)
+    changes.push_back(bytes ? StateRecords::Configuration(*this)
+                            : RowChange{"configuration", "", std::nullopt});
   std::map<std::string, HostId> hosts;
   for (const HostId id : changed_hosts_) hosts[HostName(id)] = id;
-  for (const auto& [name, id] : hosts) changes.push_back(bytes ? StateRecords::Host(*this, id) : RowChange{"host", name, std::nullopt});
-  for (const uint64_t number : changed_jobs_) changes.push_back(bytes ? StateRecords::Job(*this, number) : RowChange{"job", JobRowId(number), std::nullopt});
-  if (meta_changed_) changes.push_back(bytes ? StateRecords::Meta(*this) : RowChange{"meta", "", std::nullopt});
+  for (const auto& [name, id] : hosts)
+    changes.push_back(bytes ? StateRecords::Host(*this, id)
+                            : RowChange{"host", name, std::nullopt});
+  for (const uint64_t number : changed_jobs_)
+    changes.push_back(bytes ? StateRecords::Job(*this, number)
+                            : RowChange{"job", JobRowId(number), std::nullopt});
+  if (meta_changed_)
+    changes.push_back(bytes ? StateRecords::Meta(*this) : RowChange{"meta", "", std::nullopt});
   meta_changed_ = configuration_changed_ = false;
   changed_jobs_.clear();
   changed_hosts_.clear();
@@ -423,7 +441,8 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   const auto configure = [&](const pb::ConfigurationRecord& r) {
     applier.SetQueues(r.queues());
     applier.SetClusters(r.clusters());
-    for (const pb::DrainedCluster& d : r.drained()) applier.SetClusterDrained(d.name(), true, d.reason());
+    for (const pb::DrainedCluster& d : r.drained())
+      applier.SetClusterDrained(d.name(), true, d.reason());
   };
   for (const RowChange& row : rows) {
     if (!row.bytes.has_value()) continue;
@@ -448,7 +467,7 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       s.restart_backoff_ns_ = r.restart_backoff_ns();
       s.listens_since_ns_ = r.listens_since_ns();
       round = r.round();
-      if (r.has_clusters()) {            // an older store: the next step writes the row that it lacks
+      if (r.has_clusters()) {  // an older store: the next step writes the row that it lacks
         pb::ConfigurationRecord configuration;
         *configuration.mutable_queues() = r.queues();
         *configuration.mutable_clusters() = r.clusters();
@@ -461,9 +480,11 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
         if (ledger_class < 0) return damaged(row, "unknown ledger class");
         ledger[{l.queue(), ledger_class}] = l.device_us();
       }
-      s.ledger_ = std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
+      s.ledger_ =
+          std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
       std::map<std::string, QueueHistory> history;
-      for (const pb::QueueHistoryRow& h : r.history()) history[h.queue()] = {h.booked_device_us(), h.decayed_device_us()};
+      for (const pb::QueueHistoryRow& h : r.history())
+        history[h.queue()] = {h.booked_device_us(), h.decayed_device_us()};
       s.history_ = std::make_shared<const std::map<std::string, QueueHistory>>(std::move(history));
       s.history_tick_ = r.history_tick();
       s.ledger_since_ns_ = r.ledger_since_ns();
@@ -490,7 +511,7 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
     applier.InsertLoaded(*std::move(job));
   }
   for (const HostId id : *s.host_order_) applier.RefreshHost(id);
-  s.round_ = round;                    // reading the configuration is no outside event
+  s.round_ = round;  // reading the configuration is no outside event
   s.meta_changed_ = false;
   s.configuration_changed_ = !configured;
   s.changed_jobs_.clear();
@@ -506,10 +527,13 @@ State State::Rebuilt() const {
 
 std::string State::Difference(const State& a, const State& b) {
   const std::vector<RowChange> rows_a = a.AllRows(), rows_b = b.AllRows();
-  if (rows_a.size() != rows_b.size()) return absl::StrCat("rows: ", rows_a.size(), " and ", rows_b.size());
+  if (rows_a.size() != rows_b.size())
+    return absl::StrCat("rows: ", rows_a.size(), " and ", rows_b.size());
   for (size_t i = 0; i < rows_a.size(); ++i) {
-    if (rows_a[i].kind != rows_b[i].kind || rows_a[i].id != rows_b[i].id) return absl::StrCat("row ids at ", i);
-    if (rows_a[i].bytes != rows_b[i].bytes) return absl::StrCat("row ", rows_a[i].kind, " ", rows_a[i].id);
+    if (rows_a[i].kind != rows_b[i].kind || rows_a[i].id != rows_b[i].id)
+      return absl::StrCat("row ids at ", i);
+    if (rows_a[i].bytes != rows_b[i].bytes)
+      return absl::StrCat("row ", rows_a[i].kind, " ", rows_a[i].id);
   }
   if (*a.active_ != *b.active_) return "active jobs";
   if (*a.finished_ != *b.finished_) return "finished jobs";
@@ -528,8 +552,10 @@ std::string State::Difference(const State& a, const State& b) {
     const HostRow& x = a.host((*a.host_order_)[i]);
     const HostRow& y = b.host((*b.host_order_)[i]);
     if (x.name != y.name || x.cluster != y.cluster) return absl::StrCat("order of hosts at ", i);
-    if (x.attempts != y.attempts || x.reserved != y.reserved || x.device_used_milli != y.device_used_milli || x.cpus_used_milli != y.cpus_used_milli ||
-        x.memory_used_bytes != y.memory_used_bytes || x.disk_used_bytes != y.disk_used_bytes || x.shares != y.shares) {
+    if (x.attempts != y.attempts || x.reserved != y.reserved ||
+        x.device_used_milli != y.device_used_milli || x.cpus_used_milli != y.cpus_used_milli ||
+        x.memory_used_bytes != y.memory_used_bytes || x.disk_used_bytes != y.disk_used_bytes ||
+        x.shares != y.shares) {
       return absl::StrCat("use of host ", x.name);
     }
   }

@@ -86,7 +86,8 @@ TEST(Records, TheConfigurationIsWrittenWhenItChangesOnly) {
   system.state.TakeChanges();
   const auto written = [&] {
     const std::vector<RowChange> changes = system.state.TakeChanges();
-    return std::any_of(changes.begin(), changes.end(), [](const RowChange& row) { return row.kind == "configuration"; });
+    return std::any_of(changes.begin(), changes.end(),
+                       [](const RowChange& row) { return row.kind == "configuration"; });
   };
   JobBuilder("q").SubmitTo(&system);
   system.Step(5);

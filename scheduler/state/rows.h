@@ -1,4 +1,5 @@
-// The rows of State: small structs that name each other by number. Times are Unix nanoseconds, 0 = not yet.
+// The rows of State: small structs that name each other by number. Times are Unix nanoseconds, 0 =
+// not yet.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace muster {
 
 namespace pb = ::muster::v1;
 
-using HostId = int32_t;  // index of a host's row; stable within a State and its copies, not across Load
+using HostId =
+    int32_t;  // index of a host's row; stable within a State and its copies, not across Load
 inline constexpr HostId kNoHost = -1;
 
 // An attempt in State: `number` counts from 1.
@@ -29,22 +31,24 @@ struct AttemptRef {
 struct HostSlice {
   HostId host = kNoHost;
   int32_t workers = 0;
-  std::vector<int32_t> devices;        // indexes on the host
-  std::vector<int64_t> device_milli;   // taken of each; empty = whole
+  std::vector<int32_t> devices;       // indexes on the host
+  std::vector<int64_t> device_milli;  // taken of each; empty = whole
   bool operator==(const HostSlice&) const = default;
 };
 
-// Devices kept for a task's next attempt. It counts as use for nobody; what is free of it is booked as reserved.
+// Devices kept for a task's next attempt. It counts as use for nobody; what is free of it is booked
+// as reserved.
 struct Reservation {
   int32_t attempt = 0;
-  int32_t cluster = 0;                 // index in State::clusters()
-  std::string flavour;                 // empty: no GPUs
-  std::vector<HostSlice> parts;        // in rank order
+  int32_t cluster = 0;           // index in State::clusters()
+  std::string flavour;           // empty: no GPUs
+  std::vector<HostSlice> parts;  // in rank order
   int32_t workers = 0;
-  bool held = false;                   // its own as they become free: others were stopped for it, or itself, to come back
-  int64_t start_ns = 0;                // not held: expected; 0 = unknown
-  bool draining = false;               // not held: nothing that ends after start_ns is placed on its hosts
-  int64_t since_ns = 0;                // it has had one without a gap
+  bool held =
+      false;  // its own as they become free: others were stopped for it, or itself, to come back
+  int64_t start_ns = 0;   // not held: expected; 0 = unknown
+  bool draining = false;  // not held: nothing that ends after start_ns is placed on its hosts
+  int64_t since_ns = 0;   // it has had one without a gap
   bool operator==(const Reservation&) const = default;
 };
 
@@ -53,14 +57,15 @@ struct PartRow {
   HostId host = kNoHost;
   int32_t first_group_rank = 0;
   int32_t workers = 0;
-  std::vector<int32_t> devices;        // indexes on the host, in worker order
-  std::vector<int64_t> device_milli;   // taken of each; empty = whole
+  std::vector<int32_t> devices;                            // indexes on the host, in worker order
+  std::vector<int64_t> device_milli;                       // taken of each; empty = whole
   pb::AttemptPhase phase = pb::ATTEMPT_PHASE_UNSPECIFIED;  // only ever rises
-  std::string state_id;                // of the host when it was placed
-  std::vector<pb::WorkerExit> exits;   // first outcome wins, by rank
+  std::string state_id;                                    // of the host when it was placed
+  std::vector<pb::WorkerExit> exits;                       // first outcome wins, by rank
   bool lost = false;
-  bool lags = false;                   // its gang was stopped as it waited too long for this host to prepare or start it
-  bool stop_sent = false;              // a Stop was carried out before its processes ended
+  bool lags =
+      false;  // its gang was stopped as it waited too long for this host to prepare or start it
+  bool stop_sent = false;  // a Stop was carried out before its processes ended
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;
 
@@ -69,30 +74,33 @@ struct PartRow {
 
 struct AttemptRow {
   int32_t number = 0;
-  pb::TaskState state = pb::TASK_STATE_UNSPECIFIED;  // PREPARING..STOPPING; SUCCEEDED/FAILED/CANCELLED once ended
-  pb::Cause cause = pb::CAUSE_UNSPECIFIED;           // why it is stopped or ended
+  pb::TaskState state =
+      pb::TASK_STATE_UNSPECIFIED;  // PREPARING..STOPPING; SUCCEEDED/FAILED/CANCELLED once ended
+  pb::Cause cause = pb::CAUSE_UNSPECIFIED;  // why it is stopped or ended
   std::string detail;
-  int32_t cluster = 0;                 // index in State::clusters()
-  std::string flavour;                 // empty: no GPUs
-  std::vector<PartRow> parts;          // in rank order; the first has rank 0
+  int32_t cluster = 0;         // index in State::clusters()
+  std::string flavour;         // empty: no GPUs
+  std::vector<PartRow> parts;  // in rank order; the first has rank 0
   int32_t workers = 0;
   int64_t place_ns = 0, start_ns = 0, end_ns = 0, stop_ns = 0;
-  int64_t resumed_step = -1;           // -1: from the beginning
+  int64_t resumed_step = -1;  // -1: from the beginning
   std::string master_address;
-  int32_t master_port = 0;             // as the host of rank 0 reserved it, once that is Prepared
-  int32_t next_workers = 0;            // size to come back with; 0 = not a resize
-  pb::AttemptKey claimant;             // PREEMPTION: for whom
+  int32_t master_port = 0;   // as the host of rank 0 reserved it, once that is Prepared
+  int32_t next_workers = 0;  // size to come back with; 0 = not a resize
+  pb::AttemptKey claimant;   // PREEMPTION: for whom
   std::vector<std::string> resume_from;
   std::string export_staged, export_target;  // committed as the task's export
   bool loaded_reported = false;
   int64_t grace_ns = 0;
   int64_t last_checkpoint_ns = 0;
-  int64_t off_since_ns = 0;            // since when the first of its hosts that is lost, or was restarted, hadn't spoken; 0: none
-  uint64_t place_round = 0;            // State::round() when it was placed
-  std::vector<pb::Straggler> stragglers;   // by rank
+  int64_t off_since_ns = 0;  // since when the first of its hosts that is lost, or was restarted,
+                             // hadn't spoken; 0: none
+  uint64_t place_round = 0;  // State::round() when it was placed
+  std::vector<pb::Straggler> stragglers;  // by rank
 
   bool ended() const { return end_ns != 0; }
-  // No part has processes (or they are lost): its devices are not its own any more. It may wait for its export nevertheless.
+  // No part has processes (or they are lost): its devices are not its own any more. It may wait for
+  // its export nevertheless.
   bool released() const {
     for (const PartRow& part : parts) {
       if (!part.over()) return false;
@@ -106,44 +114,51 @@ struct TaskRow {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;  // why it failed or was cancelled
   std::string detail;
   int32_t restarts_used = 0;
-  int32_t infra_failures = 0;          // failures of the infrastructure in a row, without progress between them
-  int32_t hosts_lost = 0;              // attempts in a row that lost a host before they had progress or a sound run
+  int32_t infra_failures =
+      0;  // failures of the infrastructure in a row, without progress between them
+  int32_t hosts_lost =
+      0;  // attempts in a row that lost a host before they had progress or a sound run
   int32_t next_attempt = 1;
   int64_t backoff_until_ns = 0;
   int64_t waiting_since_ns = 0;
-  int32_t wanted_workers = 0;          // that it was stopped to come back with; 0 = what fits
-  int64_t last_resize_ns = 0;          // last growth
+  int32_t wanted_workers = 0;               // that it was stopped to come back with; 0 = what fits
+  int64_t last_resize_ns = 0;               // last growth
   std::vector<pb::Checkpoint> checkpoints;  // oldest first
   pb::Progress progress;
-  std::vector<AttemptRow> attempts;    // oldest first; only the last may be unfinished
-  std::vector<std::string> opened;     // clusters opened by spill, beside the first
-  int32_t opened_attempt = 0;          // newest attempt for which that was decided
-  int64_t opened_ns = 0;               // when that was decided last
-  // Clusters that spill put at the front of its list for opened_attempt, newest last: that one is first. It stays so until the
-  // next decision, whatever attempt that is for: the entitled set may not change because the task starts or stops.
+  std::vector<AttemptRow> attempts;  // oldest first; only the last may be unfinished
+  std::vector<std::string> opened;   // clusters opened by spill, beside the first
+  int32_t opened_attempt = 0;        // newest attempt for which that was decided
+  int64_t opened_ns = 0;             // when that was decided last
+  // Clusters that spill put at the front of its list for opened_attempt, newest last: that one is
+  // first. It stays so until the next decision, whatever attempt that is for: the entitled set may
+  // not change because the task starts or stops.
   std::vector<std::string> fronted;
   std::string spill_reason;
   int64_t used_gpu_ms = 0;
-  int64_t ran_ns = 0;                  // of ended attempts
-  std::string export_state;            // "", "staged", "published", "failed"
-  int32_t export_failures = 0;         // tries to publish it that failed
-  std::string export_detail;           // why the last one did
-  int32_t claimed_attempt = 0;         // others were stopped for this attempt, not placed yet
-  uint64_t evicted_round = 0;          // State::round() when it was stopped for a claim; 0 = never
+  int64_t ran_ns = 0;           // of ended attempts
+  std::string export_state;     // "", "staged", "published", "failed"
+  int32_t export_failures = 0;  // tries to publish it that failed
+  std::string export_detail;    // why the last one did
+  int32_t claimed_attempt = 0;  // others were stopped for this attempt, not placed yet
+  uint64_t evicted_round = 0;   // State::round() when it was stopped for a claim; 0 = never
   std::shared_ptr<const Reservation> reservation;  // nullptr: nothing is kept for it
-  int64_t expected_run_ns = 0;         // from history, when it was submitted or placed; 0 = unknown
-  HostId blamed_host = kNoHost;        // that its ends blamed last
+  int64_t expected_run_ns = 0;   // from history, when it was submitted or placed; 0 = unknown
+  HostId blamed_host = kNoHost;  // that its ends blamed last
   int64_t blamed_ns = 0;
-  bool blames_itself = false;          // its ends blamed several hosts: what its program says speaks against none (apply_quarantine.cc)
+  bool blames_itself = false;  // its ends blamed several hosts: what its program says speaks
+                               // against none (apply_quarantine.cc)
 
   // The unfinished attempt, or nullptr.
   const AttemptRow* current() const {
     return attempts.empty() || attempts.back().ended() ? nullptr : &attempts.back();
   }
-  bool finished() const { return state == pb::TASK_SUCCEEDED || state == pb::TASK_FAILED || state == pb::TASK_CANCELLED; }
+  bool finished() const {
+    return state == pb::TASK_SUCCEEDED || state == pb::TASK_FAILED || state == pb::TASK_CANCELLED;
+  }
   // Wants a placement: waiting, its backoff apart.
   bool waiting() const { return state == pb::TASK_WAITING; }
-  // It was stopped only to go on in another size or place: a hold of its queue that came since doesn't keep it.
+  // It was stopped only to go on in another size or place: a hold of its queue that came since
+  // doesn't keep it.
   bool comes_back() const { return waiting() && wanted_workers > 0; }
 };
 
@@ -151,18 +166,18 @@ struct JobRow {
   uint64_t number = 0;
   std::string uid;
   std::string owner;
-  std::shared_ptr<const pb::JobSpec> spec;  // resolved; changed by SetSpec alone
-  std::shared_ptr<const std::string> spec_bytes;   // the same, as every record of the job holds it
+  std::shared_ptr<const pb::JobSpec> spec;        // resolved; changed by SetSpec alone
+  std::shared_ptr<const std::string> spec_bytes;  // the same, as every record of the job holds it
   std::string idempotency_key, request_hash;
   uint32_t umask = 022;
   pb::JobState state = pb::WAITING;
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;
   int64_t submit_ns = 0, start_ns = 0, end_ns = 0;
-  std::string cluster;                 // bound to once a task was placed; decides the storage of its directory
+  std::string cluster;  // bound to once a task was placed; decides the storage of its directory
   bool cancel_requested = false;
   uint64_t version = 1;
-  std::vector<TaskRow> tasks;          // parallel to spec->tasks()
+  std::vector<TaskRow> tasks;  // parallel to spec->tasks()
 
   void SetSpec(const pb::JobSpec& resolved);
 
@@ -175,7 +190,8 @@ struct LostRow {
   pb::Placement placement;
   std::string state_id;
 
-  // Nobody knows where it came from, nor what it holds: what a restored store's hosts still ran of the time after the backup.
+  // Nobody knows where it came from, nor what it holds: what a restored store's hosts still ran of
+  // the time after the backup.
   bool stray() const { return placement.workers() == 0; }
 };
 
@@ -189,17 +205,18 @@ struct Demand {
 
 // Devices' thousandths of a host that are booked to one class now.
 struct LedgerShare {
-  std::string queue;                   // of the attempt that holds the device, or the task it is kept for; else empty
-  int ledger_class = 0;                // index into kLedgerClasses
+  std::string
+      queue;  // of the attempt that holds the device, or the task it is kept for; else empty
+  int ledger_class = 0;  // index into kLedgerClasses
   int64_t milli = 0;
   bool operator==(const LedgerShare&) const = default;
 };
 
 struct HostRow {
   HostId id = kNoHost;
-  int32_t cluster = 0;                 // index in State::clusters()
-  std::string name;                    // inside its cluster
-  std::string block, rack;             // from the clusters file; empty for hosts that aren't listed
+  int32_t cluster = 0;      // index in State::clusters()
+  std::string name;         // inside its cluster
+  std::string block, rack;  // from the clusters file; empty for hosts that aren't listed
   bool listed = false;
   std::string state_id, boot_id;
   pb::Inventory inventory;
@@ -209,25 +226,31 @@ struct HostRow {
   int64_t state_since_ns = 0;
   int64_t silent_since_ns = 0;
   int64_t spoke_ns = 0;
-  int64_t quiet_ns = 0;                // unreachable: nothing was heard of it for so long at least, by the boot clock
-  std::string confirmed_off_by;        // unreachable: who said that nothing runs there; empty: nobody
-  std::string fence_detail;            // unreachable: how fence_command failed last
-  std::vector<pb::Quarantine> quarantines;  // by device, the host's own first; devices in force are not healthy in `inventory`
-  std::vector<pb::Blame> blames;       // oldest first; of the window and no more than kBlamesKept
-  int64_t fault_ns = 0;                // HostFault.at_ns of the newest that counted
-  std::vector<int32_t> unhealthy;      // with quarantines: devices that the host itself calls so, ascending
+  int64_t quiet_ns =
+      0;  // unreachable: nothing was heard of it for so long at least, by the boot clock
+  std::string confirmed_off_by;  // unreachable: who said that nothing runs there; empty: nobody
+  std::string fence_detail;      // unreachable: how fence_command failed last
+  std::vector<pb::Quarantine> quarantines;  // by device, the host's own first; devices in force are
+                                            // not healthy in `inventory`
+  std::vector<pb::Blame> blames;  // oldest first; of the window and no more than kBlamesKept
+  int64_t fault_ns = 0;           // HostFault.at_ns of the newest that counted
+  std::vector<int32_t>
+      unhealthy;  // with quarantines: devices that the host itself calls so, ascending
   std::vector<LostRow> lost;
 
   // Derived from the attempts placed here and from `lost`:
-  std::vector<AttemptRef> attempts;         // whose processes may exist here, ascending
-  std::vector<TaskRef> reserved;            // for which devices are kept here, ascending
-  std::vector<int64_t> device_used_milli;   // parallel to inventory.devices()
+  std::vector<AttemptRef> attempts;        // whose processes may exist here, ascending
+  std::vector<TaskRef> reserved;           // for which devices are kept here, ascending
+  std::vector<int64_t> device_used_milli;  // parallel to inventory.devices()
   int64_t cpus_used_milli = 0, memory_used_bytes = 0, disk_used_bytes = 0;
-  std::vector<LedgerShare> shares;          // what its devices are booked to; sums to 1000 a device
-  std::string booked_flavour;               // theirs, as they were booked
+  std::vector<LedgerShare> shares;  // what its devices are booked to; sums to 1000 a device
+  std::string booked_flavour;       // theirs, as they were booked
 
   // In quarantine as a whole: like a drained one it gets nothing new, but what runs there goes on.
-  bool quarantined() const { return !quarantines.empty() && quarantines.front().device() < 0 && !quarantines.front().withheld(); }
+  bool quarantined() const {
+    return !quarantines.empty() && quarantines.front().device() < 0 &&
+           !quarantines.front().withheld();
+  }
   // May get work: it speaks, and nobody took it out.
   bool usable() const { return state == pb::HOST_UP && !taken_out(); }
   // It would get no work if it spoke, either.
@@ -248,16 +271,16 @@ struct ClusterRow {
 
 // A queue of the tree, flattened: parents before children, siblings in file order.
 struct QueueNode {
-  std::string path;                    // research/nlp; empty for the root
+  std::string path;  // research/nlp; empty for the root
   int32_t parent = -1;
   std::vector<int32_t> children;
-  pb::QueueSpec spec;                  // without children
-  bool held = false;                   // it or a queue above it
-  int64_t min_runtime_ns = 0;          // its own or the nearest above; 0 = the configuration's
+  pb::QueueSpec spec;          // without children
+  bool held = false;           // it or a queue above it
+  int64_t min_runtime_ns = 0;  // its own or the nearest above; 0 = the configuration's
 };
 
 struct QueueIndex {
-  std::vector<QueueNode> nodes;        // nodes[0] is the root
+  std::vector<QueueNode> nodes;  // nodes[0] is the root
   // -1 if there is no such queue.
   int32_t Find(const std::string& path) const {
     const auto it = by_path.find(path);
@@ -269,16 +292,19 @@ struct QueueIndex {
 // An empty tree has one leaf, `default`.
 QueueIndex BuildQueues(const pb::QueueTree& tree);
 
-// What a queue has used, decayed: it orders equal shares (SCHEDULING.md §4, History). Changes at ticks only.
+// What a queue has used, decayed: it orders equal shares (SCHEDULING.md §4, History). Changes at
+// ticks only.
 struct QueueHistory {
-  int64_t booked_device_us = 0;        // in the ledger when the newest tick was taken
+  int64_t booked_device_us = 0;  // in the ledger when the newest tick was taken
   int64_t decayed_device_us = 0;
 };
 inline constexpr int64_t kHistoryTickNs = 600'000'000'000;
-inline constexpr int64_t kHistoryDecay = 208;   // a tick takes one part in so many: half of it in a day
+inline constexpr int64_t kHistoryDecay =
+    208;  // a tick takes one part in so many: half of it in a day
 
 // Classes of slot-time (DESIGN.md, scheduling rule 8), in the order they are shown.
-inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved", "fragmented", "idle", "down"};
+inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved",
+                                                 "fragmented", "idle",    "down"};
 enum class LedgerClass { kProductive, kRestart, kPreemption, kReserved, kFragmented, kIdle, kDown };
 
 }  // namespace muster

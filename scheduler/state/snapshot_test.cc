@@ -61,8 +61,10 @@ TEST_P(RandomHistory, RowsBringBackFactsAndDerivedData) {
     Apply(&state, event);
     if (i % 50 != 0 && i < 2490) continue;
     const absl::StatusOr<State> loaded = State::Load(state.AllRows());
-    ASSERT_TRUE(loaded.ok()) << "after event " << i << ": " << loaded.status() << "\n" << event.DebugString();
-    ASSERT_EQ(State::Difference(state, *loaded), "") << "after event " << i << "\n" << event.DebugString();
+    ASSERT_TRUE(loaded.ok()) << "after event " << i << ": " << loaded.status() << "\n"
+                             << event.DebugString();
+    ASSERT_EQ(State::Difference(state, *loaded), "") << "after event " << i << "\n"
+                                                     << event.DebugString();
   }
 }
 
@@ -76,7 +78,8 @@ TEST_P(RandomHistory, ChangesAddUpToAllRows) {
     if (events.Below(4) == 0) continue;  // a step holds several events
     Save(state.TakeChanges(), &saved);
     if (i % 10 == 0) {
-      ASSERT_EQ(FirstDifference(saved, All(state)), "") << "after event " << i << "\n" << event.DebugString();
+      ASSERT_EQ(FirstDifference(saved, All(state)), "") << "after event " << i << "\n"
+                                                        << event.DebugString();
     }
   }
   // What was loaded goes on like what was saved.
@@ -90,7 +93,8 @@ TEST_P(RandomHistory, ChangesAddUpToAllRows) {
     const pb::Event event = events.Next(state);
     Apply(&state, event);
     Apply(&*loaded, event);
-    ASSERT_EQ(State::Difference(state, *loaded), "") << "event " << i << " after Load\n" << event.DebugString();
+    ASSERT_EQ(State::Difference(state, *loaded), "") << "event " << i << " after Load\n"
+                                                     << event.DebugString();
   }
 }
 
@@ -108,11 +112,13 @@ TEST_P(RandomHistory, ApplyIsDeterministicAndCopiesStandApart) {
     State other = state;
     Apply(&other, event);
     if (i % 10 == 0) {
-      ASSERT_EQ(FirstDifference(before, All(state)), "") << "the original followed its copy\n" << event.DebugString();
+      ASSERT_EQ(FirstDifference(before, All(state)), "") << "the original followed its copy\n"
+                                                         << event.DebugString();
     }
     Apply(&state, event);
     if (i % 10 == 0) {
-      ASSERT_EQ(State::Difference(state, other), "") << "event " << i << "\n" << event.DebugString();
+      ASSERT_EQ(State::Difference(state, other), "") << "event " << i << "\n"
+                                                     << event.DebugString();
     }
   }
   for (const auto& [snapshot, rows] : snapshots) {
@@ -121,7 +127,8 @@ TEST_P(RandomHistory, ApplyIsDeterministicAndCopiesStandApart) {
   }
 }
 
-// What differs is among what Since names, for any two States; between copies nothing else is, but where it was written anew.
+// What differs is among what Since names, for any two States; between copies nothing else is, but
+// where it was written anew.
 TEST_P(RandomHistory, SinceNamesWhatWasWritten) {
   RandomEvents events(GetParam());
   State state;
@@ -130,13 +137,16 @@ TEST_P(RandomHistory, SinceNamesWhatWasWritten) {
     for (int64_t n = events.Below(4); n >= 0; --n) Apply(&state, events.Next(state));
     const Touched touched = state.Since(before);
     std::set<std::pair<std::string, std::string>> named;
-    for (const uint64_t job : touched.jobs) named.insert({"job", std::string(20 - std::to_string(job).size(), '0') + std::to_string(job)});
+    for (const uint64_t job : touched.jobs)
+      named.insert(
+          {"job", std::string(20 - std::to_string(job).size(), '0') + std::to_string(job)});
     for (const HostId host : touched.hosts) named.insert({"host", state.HostName(host)});
     const RowMap was = All(before), is = All(state);
     for (const auto& [key, bytes] : is) {
       if (key.first == "meta" || key.first == "configuration" || named.contains(key)) continue;
       const auto it = was.find(key);
-      ASSERT_TRUE(it != was.end() && it->second == bytes) << key.first << " " << key.second << " changed, step " << i;
+      ASSERT_TRUE(it != was.end() && it->second == bytes)
+          << key.first << " " << key.second << " changed, step " << i;
     }
     if (!touched.clusters) {
       ASSERT_LE(touched.jobs.size() + touched.hosts.size(), 60u);
@@ -145,7 +155,8 @@ TEST_P(RandomHistory, SinceNamesWhatWasWritten) {
     ASSERT_EQ(&before.queues(), &state.queues());
   }
   const State same = state;
-  EXPECT_TRUE(state.Since(same).jobs.empty() && state.Since(same).hosts.empty() && !state.Since(same).clusters);
+  EXPECT_TRUE(state.Since(same).jobs.empty() && state.Since(same).hosts.empty() &&
+              !state.Since(same).clusters);
   EXPECT_EQ(state.Since(state.Rebuilt()).jobs.size(), state.AllJobs().size());
 }
 
@@ -186,12 +197,22 @@ TEST(RandomEvents, ReachEveryOutcome) {
       if (i % 100 == 99) CountOutcomes(state, &seen);
     }
   }
-  for (const char* what :
-       {"job WAITING", "job RUNNING", "job SUCCEEDED", "job FAILED", "job CANCELLED", "jobs forgotten", "task TASK_BLOCKED", "task TASK_WAITING",
-        "task TASK_PREPARING", "task TASK_STARTING", "task TASK_RUNNING", "task TASK_STOPPING", "task TASK_SUCCEEDED", "task TASK_FAILED",
-        "task TASK_CANCELLED", "export staged", "export published", "cause DONE", "cause PROGRAM_ERROR", "cause KILLED", "cause HOST_LOST",
-        "cause PREEMPTION", "cause RESIZE", "cause CANCEL", "cause TIME_LIMIT", "cause LAUNCH_FAILED", "waits for its export", "resumed",
-        "lost on a host", "host HOST_UP", "host HOST_SILENT", "host HOST_UNREACHABLE"}) {
+  for (const char* what : {"job WAITING",          "job RUNNING",
+                           "job SUCCEEDED",        "job FAILED",
+                           "job CANCELLED",        "jobs forgotten",
+                           "task TASK_BLOCKED",    "task TASK_WAITING",
+                           "task TASK_PREPARING",  "task TASK_STARTING",
+                           "task TASK_RUNNING",    "task TASK_STOPPING",
+                           "task TASK_SUCCEEDED",  "task TASK_FAILED",
+                           "task TASK_CANCELLED",  "export staged",
+                           "export published",     "cause DONE",
+                           "cause PROGRAM_ERROR",  "cause KILLED",
+                           "cause HOST_LOST",      "cause PREEMPTION",
+                           "cause RESIZE",         "cause CANCEL",
+                           "cause TIME_LIMIT",     "cause LAUNCH_FAILED",
+                           "waits for its export", "resumed",
+                           "lost on a host",       "host HOST_UP",
+                           "host HOST_SILENT",     "host HOST_UNREACHABLE"}) {
     EXPECT_GT(seen[what], 0) << what;
   }
 }

@@ -37,7 +37,7 @@ State::State()
       ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       idle_(std::make_shared<std::map<std::pair<std::string, std::string>, int64_t>>()),
       history_(std::make_shared<std::map<std::string, QueueHistory>>()),
-      configuration_changed_(true) {}   // it has no row yet
+      configuration_changed_(true) {}  // it has no row yet
 
 const JobRow* State::FindJob(uint64_t number) const { return jobs_.Find(number); }
 
@@ -64,7 +64,8 @@ std::vector<uint64_t> State::AllJobs() const {
   return all;
 }
 
-const AttemptRow* State::FindAttempt(const pb::AttemptKey& key, const JobRow** job, int32_t* task) const {
+const AttemptRow* State::FindAttempt(const pb::AttemptKey& key, const JobRow** job,
+                                     int32_t* task) const {
   const JobRow* row = FindJobByUid(key.job_uid());
   if (row == nullptr) return nullptr;
   const int32_t index = TaskIndex(*row->spec, key.task());
@@ -80,7 +81,8 @@ const AttemptRow* State::FindAttempt(const pb::AttemptKey& key, const JobRow** j
 
 const AttemptRow* State::FindAttempt(const AttemptRef& ref) const {
   const JobRow* job = FindJob(ref.job);
-  if (job == nullptr || ref.task < 0 || ref.task >= static_cast<int32_t>(job->tasks.size())) return nullptr;
+  if (job == nullptr || ref.task < 0 || ref.task >= static_cast<int32_t>(job->tasks.size()))
+    return nullptr;
   for (const AttemptRow& attempt : job->tasks[ref.task].attempts) {
     if (attempt.number == ref.number) return &attempt;
   }
@@ -118,7 +120,8 @@ Touched State::Since(const State& before) const {
   touched.queues = queues_ != before.queues_;
   touched.host_order = host_order_ != before.host_order_;
   jobs_.ForEachDifferent(before.jobs_, [&](size_t number) { touched.jobs.push_back(number); });
-  hosts_.ForEachDifferent(before.hosts_, [&](size_t id) { touched.hosts.push_back(static_cast<HostId>(id)); });
+  hosts_.ForEachDifferent(before.hosts_,
+                          [&](size_t id) { touched.hosts.push_back(static_cast<HostId>(id)); });
   return touched;
 }
 

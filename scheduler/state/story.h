@@ -1,4 +1,5 @@
-// Attempts' stories for tests of Apply: a small cluster, and sentences about what is placed, said, stopped and lost there.
+// Attempts' stories for tests of Apply: a small cluster, and sentences about what is placed, said,
+// stopped and lost there.
 #pragma once
 
 #include <string>
@@ -25,7 +26,8 @@ inline std::string Facts(const State& state) {
   return facts;
 }
 
-// Cluster lab with four hosts h00..h03 of two GPUs each, queue research. Sentences are about the task's newest attempt.
+// Cluster lab with four hosts h00..h03 of two GPUs each, queue research. Sentences are about the
+// task's newest attempt.
 class Story : public SystemBuilder {
  public:
   Story() {
@@ -55,7 +57,8 @@ class Story : public SystemBuilder {
   // With everything there is to resume from, as Decide does it.
   void PlaceOn(uint64_t job, const std::vector<On>& parts, int task = 0) {
     pb::Event event = testing::Placed(state, job, "lab", parts, task);
-    for (const std::string& path : ResumeFrom(state, Task(job, task), "lab")) event.mutable_attempt_placed()->add_resume_from(path);
+    for (const std::string& path : ResumeFrom(state, Task(job, task), "lab"))
+      event.mutable_attempt_placed()->add_resume_from(path);
     Do(event);
   }
   void Again(uint64_t job) {
@@ -63,13 +66,17 @@ class Story : public SystemBuilder {
     StartAll(this, job);
     ASSERT_EQ(State(job), pb::TASK_RUNNING);
   }
-  void Says(uint64_t job, size_t part, pb::AttemptPhase phase, int exit_code = -1, bool stop_sent = false, int task = 0) {
+  void Says(uint64_t job, size_t part, pb::AttemptPhase phase, int exit_code = -1,
+            bool stop_sent = false, int task = 0) {
     Do(Report(state, job, task, Newest(job, task).number, part, phase, exit_code, stop_sent));
   }
-  void AllSay(uint64_t job, pb::AttemptPhase phase, int exit_code = -1, bool stop_sent = false, int task = 0) {
+  void AllSay(uint64_t job, pb::AttemptPhase phase, int exit_code = -1, bool stop_sent = false,
+              int task = 0) {
     ReportAll(this, job, phase, exit_code, stop_sent, task);
   }
-  void Stop(uint64_t job, pb::Cause cause, int next_workers = 0) { Do(testing::Stopping(state, job, cause, next_workers)); }
+  void Stop(uint64_t job, pb::Cause cause, int next_workers = 0) {
+    Do(testing::Stopping(state, job, cause, next_workers));
+  }
   pb::Event LostEvent(uint64_t job, int32_t attempt, const std::string& host) const {
     pb::Event event;
     *event.mutable_attempt_lost()->mutable_key() = KeyOf(*state.FindJob(job), 0, attempt);
@@ -79,7 +86,8 @@ class Story : public SystemBuilder {
     return event;
   }
   void Lose(uint64_t job, const std::string& host) { Do(LostEvent(job, Newest(job).number, host)); }
-  pb::Event CheckpointEvent(uint64_t job, int32_t attempt, int64_t step, int64_t loaded = -1) const {
+  pb::Event CheckpointEvent(uint64_t job, int32_t attempt, int64_t step,
+                            int64_t loaded = -1) const {
     pb::Event event;
     pb::CheckpointSeen* e = event.mutable_checkpoint_seen();
     *e->mutable_key() = KeyOf(*state.FindJob(job), 0, attempt);
@@ -89,10 +97,13 @@ class Story : public SystemBuilder {
     e->set_loaded_step(loaded);
     return event;
   }
-  void Checkpoint(uint64_t job, int64_t step, int64_t loaded = -1) { Do(CheckpointEvent(job, Newest(job).number, step, loaded)); }
+  void Checkpoint(uint64_t job, int64_t step, int64_t loaded = -1) {
+    Do(CheckpointEvent(job, Newest(job).number, step, loaded));
+  }
   pb::Event GangPreparedEvent(uint64_t job) const {
     pb::Event event;
-    *event.mutable_gang_prepared()->mutable_key() = KeyOf(*state.FindJob(job), 0, Newest(job).number);
+    *event.mutable_gang_prepared()->mutable_key() =
+        KeyOf(*state.FindJob(job), 0, Newest(job).number);
     event.mutable_gang_prepared()->set_master_address("10.0.0.1");
     event.mutable_gang_prepared()->set_master_port(20'000);
     return event;
@@ -112,16 +123,20 @@ class Story : public SystemBuilder {
   }
 
   const TaskRow& Task(uint64_t job, int task = 0) const { return TaskOf(state, job, task); }
-  const AttemptRow& Newest(uint64_t job, int task = 0) const { return Task(job, task).attempts.back(); }
+  const AttemptRow& Newest(uint64_t job, int task = 0) const {
+    return Task(job, task).attempts.back();
+  }
   pb::TaskState State(uint64_t job, int task = 0) const { return Task(job, task).state; }
   int64_t UsedMilli(const std::string& host) const {
     int64_t used = 0;
-    for (const int64_t milli : state.host(state.FindHost("lab", host)).device_used_milli) used += milli;
+    for (const int64_t milli : state.host(state.FindHost("lab", host)).device_used_milli)
+      used += milli;
     return used;
   }
   std::vector<int64_t> Steps(uint64_t job) const {
     std::vector<int64_t> steps;
-    for (const pb::Checkpoint& checkpoint : Task(job).checkpoints) steps.push_back(checkpoint.step());
+    for (const pb::Checkpoint& checkpoint : Task(job).checkpoints)
+      steps.push_back(checkpoint.step());
     return steps;
   }
   // Devices' thousandths of a host that are booked to this class now.

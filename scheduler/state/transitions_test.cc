@@ -1,4 +1,5 @@
-// How attempts start, are reported, end, move, are cancelled and lost; and what must have no effect (CONTRACTS 6-9, 13, 14).
+// How attempts start, are reported, end, move, are cancelled and lost; and what must have no effect
+// (CONTRACTS 6-9, 13, 14).
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,11 +11,11 @@
 namespace muster {
 namespace {
 
-using testing::On;
-using testing::Story;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::On;
+using testing::Story;
 
 // ---- starting ----
 
@@ -72,7 +73,8 @@ TEST(Start, APlacementThatMakesNoSenseAnyMoreHasNoEffect) {
     const char* what;
     std::function<void(pb::AttemptPlaced*)> change;
   } kCases[] = {
-      {"another attempt than the next", [](pb::AttemptPlaced* e) { e->mutable_key()->set_attempt(2); }},
+      {"another attempt than the next",
+       [](pb::AttemptPlaced* e) { e->mutable_key()->set_attempt(2); }},
       {"no attempt", [](pb::AttemptPlaced* e) { e->mutable_key()->set_attempt(0); }},
       {"unknown job", [](pb::AttemptPlaced* e) { e->mutable_key()->set_job_uid("nobody"); }},
       {"unknown task", [](pb::AttemptPlaced* e) { e->mutable_key()->set_task("nobody"); }},
@@ -105,17 +107,36 @@ TEST(Reports, LateRepeatedAndForeignOnesHaveNoEffect) {
     std::function<void(pb::AttemptReported*)> change;
   } kCases[] = {
       {"repeated", [](pb::AttemptReported*) {}},
-      {"an earlier phase", [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::STARTED); }},
-      {"the first phase", [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::PREPARED); }},
-      {"no phase", [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::ATTEMPT_PHASE_UNSPECIFIED); }},
-      {"GONE of another attempt", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_attempt(2), e->mutable_report()->set_phase(pb::GONE); }},
-      {"GONE of another task", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_task("other"), e->mutable_report()->set_phase(pb::GONE); }},
-      {"GONE of another job", [](pb::AttemptReported* e) { e->mutable_report()->mutable_key()->set_job_uid("other"), e->mutable_report()->set_phase(pb::GONE); }},
+      {"an earlier phase",
+       [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::STARTED); }},
+      {"the first phase",
+       [](pb::AttemptReported* e) { e->mutable_report()->set_phase(pb::PREPARED); }},
+      {"no phase",
+       [](pb::AttemptReported* e) {
+         e->mutable_report()->set_phase(pb::ATTEMPT_PHASE_UNSPECIFIED);
+       }},
+      {"GONE of another attempt",
+       [](pb::AttemptReported* e) {
+         e->mutable_report()->mutable_key()->set_attempt(2),
+             e->mutable_report()->set_phase(pb::GONE);
+       }},
+      {"GONE of another task",
+       [](pb::AttemptReported* e) {
+         e->mutable_report()->mutable_key()->set_task("other"),
+             e->mutable_report()->set_phase(pb::GONE);
+       }},
+      {"GONE of another job",
+       [](pb::AttemptReported* e) {
+         e->mutable_report()->mutable_key()->set_job_uid("other"),
+             e->mutable_report()->set_phase(pb::GONE);
+       }},
       {"of a host that isn't in the gang", [](pb::AttemptReported* e) { e->set_host("h02"); }},
       {"of an unknown host", [](pb::AttemptReported* e) { e->set_host("nowhere"); }},
       {"of an unknown cluster", [](pb::AttemptReported* e) { e->set_cluster("nowhere"); }},
       {"GONE of a host that isn't in the gang",
-       [](pb::AttemptReported* e) { e->set_host("h02"), e->mutable_report()->set_phase(pb::GONE); }},
+       [](pb::AttemptReported* e) {
+         e->set_host("h02"), e->mutable_report()->set_phase(pb::GONE);
+       }},
   };
   for (const auto& c : kCases) {
     pb::Event event = exited;
@@ -123,7 +144,8 @@ TEST(Reports, LateRepeatedAndForeignOnesHaveNoEffect) {
     s.ExpectNoEffect(event, c.what);
   }
   s.Says(job, 0, pb::GONE, 0);
-  s.ExpectNoEffect(testing::Report(s.state, job, 0, 1, 0, pb::GONE, 1), "GONE again, with another exit");
+  s.ExpectNoEffect(testing::Report(s.state, job, 0, 1, 0, pb::GONE, 1),
+                   "GONE again, with another exit");
   EXPECT_EQ(s.State(job), pb::TASK_RUNNING) << "h01 still runs";
   s.Says(job, 1, pb::GONE, 0);
   EXPECT_EQ(s.State(job), pb::TASK_SUCCEEDED);
@@ -146,10 +168,12 @@ TEST(Reports, WithANewStateIdOnlyGoneCounts) {
   Story s;
   const uint64_t job = s.Running(2);
   s.Hello("lab", "h00", 2, "gpu", 64, "s2");
-  EXPECT_EQ(s.Newest(job).parts[0].state_id, "s1") << "the attempt stays bound to the state that it was placed on";
+  EXPECT_EQ(s.Newest(job).parts[0].state_id, "s1")
+      << "the attempt stays bound to the state that it was placed on";
   EXPECT_EQ(s.state.host(s.state.FindHost("lab", "h00")).state_id, "s2");
   EXPECT_EQ(s.UsedMilli("h00"), 1000) << "absence proves nothing";
-  s.ExpectNoEffect(testing::Report(s.state, job, 0, 1, 0, pb::EXITED, 0), "the new state knows nothing of its exits");
+  s.ExpectNoEffect(testing::Report(s.state, job, 0, 1, 0, pb::EXITED, 0),
+                   "the new state knows nothing of its exits");
   s.Stop(job, pb::HOST_LOST);
   s.Says(job, 1, pb::GONE, 143, true);
   EXPECT_EQ(s.State(job), pb::TASK_STOPPING);
@@ -171,7 +195,7 @@ struct Say {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   int signal = 0;
   bool oom = false;
-  pb::Cause told = pb::CAUSE_UNSPECIFIED;   // of the exit, from its log
+  pb::Cause told = pb::CAUSE_UNSPECIFIED;  // of the exit, from its log
 };
 
 TEST(Ends, OfAGangOfTwo) {
@@ -184,64 +208,246 @@ TEST(Ends, OfAGangOfTwo) {
     int32_t restarts_used;
     const char* detail;
   } kCases[] = {
-      {"every worker exits 0", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 0}, {1, pb::GONE, 0}}, pb::TASK_SUCCEEDED, pb::DONE, 0, ""},
-      {"the first exit 0 ends nothing", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 0}}, pb::TASK_RUNNING, pb::CAUSE_UNSPECIFIED, 0, ""},
-      {"exited isn't gone", pb::CAUSE_UNSPECIFIED, {{0, pb::EXITED, 0}, {1, pb::EXITED, 0}}, pb::TASK_RUNNING, pb::CAUSE_UNSPECIFIED, 0, ""},
-      {"one fails", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 0}, {1, pb::GONE, 3}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, "rank 1: exit 3"},
-      {"one dies of a signal", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 0}, {1, pb::GONE, 0, false, pb::CAUSE_UNSPECIFIED, 11}}, pb::TASK_WAITING,
-       pb::KILLED, 1, "rank 1: signal 11"},
-      {"one runs out of memory", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 0}, {1, pb::GONE, 0, false, pb::CAUSE_UNSPECIFIED, 9, true}},
-       pb::TASK_WAITING, pb::OUT_OF_MEMORY, 1, "rank 1"},
-      {"its host says why", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 0}, {1, pb::GONE, 9, false, pb::SETUP_FAILED}}, pb::TASK_WAITING,
-       pb::SETUP_FAILED, 1, "rank 1: exit 9"},
-      {"the first outcome wins: success", pb::CAUSE_UNSPECIFIED, {{0, pb::EXITED, 0}, {0, pb::GONE, 1}, {1, pb::GONE, 0}}, pb::TASK_SUCCEEDED,
-       pb::DONE, 0, ""},
-      {"the first outcome wins: failure", pb::CAUSE_UNSPECIFIED, {{0, pb::EXITED, 1}, {0, pb::GONE, 0}, {1, pb::GONE, 0}}, pb::TASK_WAITING,
-       pb::PROGRAM_ERROR, 1, "rank 0: exit 1"},
-      {"a failure stops the rest: it is the cause, not their end", pb::PROGRAM_ERROR,
-       {{1, pb::GONE, 1}, {0, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, ""},
-      {"exit 0 after a stop was sent is no success", pb::RESIZE, {{0, pb::GONE, 0, true}, {1, pb::GONE, 0, true}}, pb::TASK_WAITING, pb::RESIZE, 0, ""},
-      {"exit 0 of one after a stop was sent is no success", pb::RESIZE, {{0, pb::GONE, 0}, {1, pb::GONE, 0, true}}, pb::TASK_WAITING, pb::RESIZE, 0, ""},
-      {"done before the stop reached anybody", pb::RESIZE, {{0, pb::GONE, 0}, {1, pb::GONE, 0}}, pb::TASK_SUCCEEDED, pb::DONE, 0, ""},
-      {"stopped, one host still to answer", pb::PREEMPTION, {{0, pb::GONE, 143, true}}, pb::TASK_STOPPING, pb::PREEMPTION, 0, ""},
-      {"preempted", pb::PREEMPTION, {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::PREEMPTION, 0, ""},
-      {"drained", pb::DRAIN, {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::DRAIN, 0, ""},
-      {"hung", pb::HANG, {{0, pb::GONE, 137, true}, {1, pb::GONE, 137, true}}, pb::TASK_WAITING, pb::HANG, 1, ""},
-      {"over its time limit, whatever the budget", pb::TIME_LIMIT, {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}}, pb::TASK_FAILED,
-       pb::TIME_LIMIT, 0, ""},
-      {"a rendezvous port was taken: no budget", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, pb::RENDEZVOUS}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::RENDEZVOUS, 0, ""},
-      {"a host was restarted: no budget", pb::CAUSE_UNSPECIFIED,
-       {{0, pb::GONE, 0, false, pb::HOST_LOST, 9}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
-      {"a host claims a cause that only the scheduler gives: its own doing", pb::CAUSE_UNSPECIFIED,
-       {{0, pb::GONE, -1, false, pb::PREEMPTION}, {1, pb::GONE, -1, false, pb::CANCEL}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
-      {"a host tells the cause of its stop back", pb::RESIZE, {{0, pb::GONE, -1, false, pb::RESIZE}, {1, pb::GONE, -1, false, pb::RESIZE}},
-       pb::TASK_WAITING, pb::RESIZE, 0, ""},
-      {"a program that isn't there spends the budget", pb::CAUSE_UNSPECIFIED,
-       {{0, pb::GONE, 127, false, pb::PROGRAM_ERROR}, {1, pb::GONE, 143, true}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, "exit 127"},
-      {"its log told of memory", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::OUT_OF_MEMORY}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::OUT_OF_MEMORY, 1, ""},
-      {"its log told of a full disk: no budget", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::STORAGE_FAILURE}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::STORAGE_FAILURE, 0, ""},
-      {"a device's fault: no budget", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::DEVICE_FAILURE}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::DEVICE_FAILURE, 0, ""},
-      {"its host's fault: no budget", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::HOST_FAILURE}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::HOST_FAILURE, 0, ""},
-      {"its port was taken, and the others couldn't reach it: no budget", pb::CAUSE_UNSPECIFIED,
-       {{0, pb::GONE, 1, false, {}, 0, false, pb::RENDEZVOUS}, {1, pb::GONE, 1, false, {}, 0, false, pb::NETWORK_FAILURE}}, pb::TASK_WAITING,
-       pb::RENDEZVOUS, 0, "rank 0: exit 1"},
-      {"its own watchdog ended it", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::HANG}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::HANG, 1, ""},
-      {"one lost its peer, the peer told its own end", pb::CAUSE_UNSPECIFIED,
-       {{0, pb::GONE, 1, false, {}, 0, false, pb::NETWORK_FAILURE}, {1, pb::GONE, 2, false, {}, 0, false, pb::PROGRAM_ERROR}}, pb::TASK_WAITING,
-       pb::PROGRAM_ERROR, 1, "rank 1: exit 2"},
-      {"stopped for a lost peer, which tells its own end after that", pb::NETWORK_FAILURE,
-       {{0, pb::GONE, 143, true}, {1, pb::GONE, 2, false, {}, 0, false, pb::PROGRAM_ERROR}}, pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, "rank 1: exit 2"},
-      {"stopped for a lost peer, and nobody knows more: no budget", pb::NETWORK_FAILURE, {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}},
-       pb::TASK_WAITING, pb::NETWORK_FAILURE, 0, ""},
-      {"an exit can't claim what only the scheduler gives", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE, 1, false, {}, 0, false, pb::PREEMPTION}, {1, pb::GONE, 0}},
-       pb::TASK_WAITING, pb::PROGRAM_ERROR, 1, ""},
-      {"both say gone without a word: no success", pb::CAUSE_UNSPECIFIED, {{0, pb::GONE}, {1, pb::GONE}}, pb::TASK_WAITING, pb::HOST_LOST, 0, ""},
+      {"every worker exits 0",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 0}},
+       pb::TASK_SUCCEEDED,
+       pb::DONE,
+       0,
+       ""},
+      {"the first exit 0 ends nothing",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0}},
+       pb::TASK_RUNNING,
+       pb::CAUSE_UNSPECIFIED,
+       0,
+       ""},
+      {"exited isn't gone",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::EXITED, 0}, {1, pb::EXITED, 0}},
+       pb::TASK_RUNNING,
+       pb::CAUSE_UNSPECIFIED,
+       0,
+       ""},
+      {"one fails",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 3}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       "rank 1: exit 3"},
+      {"one dies of a signal",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 0, false, pb::CAUSE_UNSPECIFIED, 11}},
+       pb::TASK_WAITING,
+       pb::KILLED,
+       1,
+       "rank 1: signal 11"},
+      {"one runs out of memory",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 0, false, pb::CAUSE_UNSPECIFIED, 9, true}},
+       pb::TASK_WAITING,
+       pb::OUT_OF_MEMORY,
+       1,
+       "rank 1"},
+      {"its host says why",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 9, false, pb::SETUP_FAILED}},
+       pb::TASK_WAITING,
+       pb::SETUP_FAILED,
+       1,
+       "rank 1: exit 9"},
+      {"the first outcome wins: success",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::EXITED, 0}, {0, pb::GONE, 1}, {1, pb::GONE, 0}},
+       pb::TASK_SUCCEEDED,
+       pb::DONE,
+       0,
+       ""},
+      {"the first outcome wins: failure",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::EXITED, 1}, {0, pb::GONE, 0}, {1, pb::GONE, 0}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       "rank 0: exit 1"},
+      {"a failure stops the rest: it is the cause, not their end",
+       pb::PROGRAM_ERROR,
+       {{1, pb::GONE, 1}, {0, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       ""},
+      {"exit 0 after a stop was sent is no success",
+       pb::RESIZE,
+       {{0, pb::GONE, 0, true}, {1, pb::GONE, 0, true}},
+       pb::TASK_WAITING,
+       pb::RESIZE,
+       0,
+       ""},
+      {"exit 0 of one after a stop was sent is no success",
+       pb::RESIZE,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 0, true}},
+       pb::TASK_WAITING,
+       pb::RESIZE,
+       0,
+       ""},
+      {"done before the stop reached anybody",
+       pb::RESIZE,
+       {{0, pb::GONE, 0}, {1, pb::GONE, 0}},
+       pb::TASK_SUCCEEDED,
+       pb::DONE,
+       0,
+       ""},
+      {"stopped, one host still to answer",
+       pb::PREEMPTION,
+       {{0, pb::GONE, 143, true}},
+       pb::TASK_STOPPING,
+       pb::PREEMPTION,
+       0,
+       ""},
+      {"preempted",
+       pb::PREEMPTION,
+       {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::PREEMPTION,
+       0,
+       ""},
+      {"drained",
+       pb::DRAIN,
+       {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::DRAIN,
+       0,
+       ""},
+      {"hung",
+       pb::HANG,
+       {{0, pb::GONE, 137, true}, {1, pb::GONE, 137, true}},
+       pb::TASK_WAITING,
+       pb::HANG,
+       1,
+       ""},
+      {"over its time limit, whatever the budget",
+       pb::TIME_LIMIT,
+       {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}},
+       pb::TASK_FAILED,
+       pb::TIME_LIMIT,
+       0,
+       ""},
+      {"a rendezvous port was taken: no budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, pb::RENDEZVOUS}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::RENDEZVOUS,
+       0,
+       ""},
+      {"a host was restarted: no budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 0, false, pb::HOST_LOST, 9}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::HOST_LOST,
+       0,
+       ""},
+      {"a host claims a cause that only the scheduler gives: its own doing",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, -1, false, pb::PREEMPTION}, {1, pb::GONE, -1, false, pb::CANCEL}},
+       pb::TASK_WAITING,
+       pb::HOST_LOST,
+       0,
+       ""},
+      {"a host tells the cause of its stop back",
+       pb::RESIZE,
+       {{0, pb::GONE, -1, false, pb::RESIZE}, {1, pb::GONE, -1, false, pb::RESIZE}},
+       pb::TASK_WAITING,
+       pb::RESIZE,
+       0,
+       ""},
+      {"a program that isn't there spends the budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 127, false, pb::PROGRAM_ERROR}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       "exit 127"},
+      {"its log told of memory",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::OUT_OF_MEMORY}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::OUT_OF_MEMORY,
+       1,
+       ""},
+      {"its log told of a full disk: no budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::STORAGE_FAILURE}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::STORAGE_FAILURE,
+       0,
+       ""},
+      {"a device's fault: no budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::DEVICE_FAILURE}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::DEVICE_FAILURE,
+       0,
+       ""},
+      {"its host's fault: no budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::HOST_FAILURE}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::HOST_FAILURE,
+       0,
+       ""},
+      {"its port was taken, and the others couldn't reach it: no budget",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::RENDEZVOUS},
+        {1, pb::GONE, 1, false, {}, 0, false, pb::NETWORK_FAILURE}},
+       pb::TASK_WAITING,
+       pb::RENDEZVOUS,
+       0,
+       "rank 0: exit 1"},
+      {"its own watchdog ended it",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::HANG}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::HANG,
+       1,
+       ""},
+      {"one lost its peer, the peer told its own end",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::NETWORK_FAILURE},
+        {1, pb::GONE, 2, false, {}, 0, false, pb::PROGRAM_ERROR}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       "rank 1: exit 2"},
+      {"stopped for a lost peer, which tells its own end after that",
+       pb::NETWORK_FAILURE,
+       {{0, pb::GONE, 143, true}, {1, pb::GONE, 2, false, {}, 0, false, pb::PROGRAM_ERROR}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       "rank 1: exit 2"},
+      {"stopped for a lost peer, and nobody knows more: no budget",
+       pb::NETWORK_FAILURE,
+       {{0, pb::GONE, 143, true}, {1, pb::GONE, 143, true}},
+       pb::TASK_WAITING,
+       pb::NETWORK_FAILURE,
+       0,
+       ""},
+      {"an exit can't claim what only the scheduler gives",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE, 1, false, {}, 0, false, pb::PREEMPTION}, {1, pb::GONE, 0}},
+       pb::TASK_WAITING,
+       pb::PROGRAM_ERROR,
+       1,
+       ""},
+      {"both say gone without a word: no success",
+       pb::CAUSE_UNSPECIFIED,
+       {{0, pb::GONE}, {1, pb::GONE}},
+       pb::TASK_WAITING,
+       pb::HOST_LOST,
+       0,
+       ""},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.what);
@@ -250,7 +456,8 @@ TEST(Ends, OfAGangOfTwo) {
     s.Step(60);
     if (c.stop != pb::CAUSE_UNSPECIFIED) s.Stop(job, c.stop);
     for (const Say& say : c.says) {
-      pb::Event event = testing::Report(s.state, job, 0, 1, say.part, say.phase, say.exit_code, say.stop_sent);
+      pb::Event event =
+          testing::Report(s.state, job, 0, 1, say.part, say.phase, say.exit_code, say.stop_sent);
       pb::AttemptReport* report = event.mutable_attempt_reported()->mutable_report();
       report->set_cause(say.cause);
       for (pb::WorkerExit& exit : *report->mutable_exits()) {
@@ -264,9 +471,11 @@ TEST(Ends, OfAGangOfTwo) {
     EXPECT_EQ(s.Newest(job).cause, c.cause);
     EXPECT_EQ(s.Task(job).restarts_used, c.restarts_used);
     EXPECT_THAT(s.Newest(job).detail, HasSubstr(c.detail));
-    const bool over = c.task == pb::TASK_WAITING || c.task == pb::TASK_SUCCEEDED || c.task == pb::TASK_FAILED;
+    const bool over =
+        c.task == pb::TASK_WAITING || c.task == pb::TASK_SUCCEEDED || c.task == pb::TASK_FAILED;
     EXPECT_EQ(s.Newest(job).ended(), over);
-    EXPECT_EQ(s.UsedMilli("h00") + s.UsedMilli("h01"), over ? 0 : 2000) << "devices are free when every host is gone, not before";
+    EXPECT_EQ(s.UsedMilli("h00") + s.UsedMilli("h01"), over ? 0 : 2000)
+        << "devices are free when every host is gone, not before";
     EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
   }
 }
@@ -307,12 +516,14 @@ TEST(Ends, ALaunchThatTookTooLongIsPutDownToWhomItWaitedFor) {
     EXPECT_FALSE(s.Newest(job).parts[0].lags);
     EXPECT_TRUE(s.Newest(job).parts[1].lags);
     EXPECT_FALSE(s.Newest(job).parts[2].lags);
-    for (const size_t part : {0, 1, 2}) s.Says(job, part, pb::GONE, starting && part != 1 ? 143 : -1, starting);
+    for (const size_t part : {0, 1, 2})
+      s.Says(job, part, pb::GONE, starting && part != 1 ? 143 : -1, starting);
     EXPECT_EQ(s.State(job), pb::TASK_WAITING);
     EXPECT_EQ(s.Newest(job).cause, pb::LAUNCH_FAILED);
     EXPECT_EQ(s.Task(job).infra_failures, 1);
     EXPECT_EQ(s.Task(job).restarts_used, 0);
-    for (const auto& [host, blames] : {std::pair{"h00", 0u}, std::pair{"h01", 1u}, std::pair{"h02", 0u}}) {
+    for (const auto& [host, blames] :
+         {std::pair{"h00", 0u}, std::pair{"h01", 1u}, std::pair{"h02", 0u}}) {
       EXPECT_EQ(s.state.host(s.state.FindHost("lab", host)).blames.size(), blames) << host;
     }
     EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
@@ -427,7 +638,8 @@ TEST(Restarts, LaunchFailuresInARowEndTheTaskButProgressForgivesThem) {
   EXPECT_EQ(s.Task(job).restarts_used, 0);
 }
 
-// An attempt of one worker on h00 whose host says, `ran_s` after its start, that it lost track of it.
+// An attempt of one worker on h00 whose host says, `ran_s` after its start, that it lost track of
+// it.
 void LoseTrack(Story* s, uint64_t job, int64_t ran_s) {
   s->Again(job);
   s->Step((s->now_ns - Story::kStart) / kSecond + ran_s);
@@ -437,7 +649,9 @@ void LoseTrack(Story* s, uint64_t job, int64_t ran_s) {
 TEST(Restarts, LostHostsInARowWaitLongerEachTimeAndEndTheTaskButProgressAndSoundRunsForgiveThem) {
   Story s;
   const uint64_t job = s.Job();
-  const auto backoff_s = [&] { return std::max<int64_t>(0, s.Task(job).backoff_until_ns - s.now_ns) / kSecond; };
+  const auto backoff_s = [&] {
+    return std::max<int64_t>(0, s.Task(job).backoff_until_ns - s.now_ns) / kSecond;
+  };
   for (const int64_t wait_s : {0, 1, 2, 4, 8, 16, 32, 64, 128}) {
     LoseTrack(&s, job, 60);
     EXPECT_EQ(s.State(job), pb::TASK_WAITING);
@@ -461,7 +675,8 @@ TEST(Restarts, LostHostsInARowWaitLongerEachTimeAndEndTheTaskButProgressAndSound
   EXPECT_EQ(s.State(job), pb::TASK_FAILED);
   EXPECT_EQ(s.state.FindJob(job)->cause, pb::HOST_LOST);
   EXPECT_EQ(s.state.FindJob(job)->detail,
-            "10 attempts in a row lost a host before they made progress: its host stopped it or lost track of it");
+            "10 attempts in a row lost a host before they made progress: its host stopped it or "
+            "lost track of it");
   EXPECT_EQ(s.Task(job).restarts_used, 0);
 }
 
@@ -537,7 +752,8 @@ TEST(Moves, WaitAgainWithTheSizeToComeBackWith) {
     s.Stop(job, cause, 3);
     EXPECT_EQ(s.State(job), pb::TASK_STOPPING);
     EXPECT_EQ(s.Newest(job).stop_ns, s.now_ns);
-    EXPECT_EQ(s.Task(job).last_resize_ns, cause == pb::RESIZE ? s.now_ns : 0) << "when it last grew";
+    EXPECT_EQ(s.Task(job).last_resize_ns, cause == pb::RESIZE ? s.now_ns : 0)
+        << "when it last grew";
     s.AllSay(job, pb::GONE, 143, true);
     EXPECT_EQ(s.State(job), pb::TASK_WAITING);
     EXPECT_EQ(s.Newest(job).state, pb::TASK_CANCELLED);
@@ -671,7 +887,8 @@ TEST(Lost, IsFinalAndKeepsItsDevicesUntilThatHostAnswersGoneForThatAttempt) {
   EXPECT_EQ(s.Booked("h01", LedgerClass::kDown), 2000);
   EXPECT_EQ(s.UsedMilli("h00"), 0);
   s.ExpectNoEffect(s.LostEvent(job, 1, "h01"), "lost twice");
-  s.ExpectNoEffect(s.CheckpointEvent(job, 1, 20), "a checkpoint of a lost attempt, before its successor is placed");
+  s.ExpectNoEffect(s.CheckpointEvent(job, 1, 20),
+                   "a checkpoint of a lost attempt, before its successor is placed");
   s.ExpectNoEffect(s.StagedEvent(job, 1), "an export of a lost attempt");
 
   s.PlaceOn(job, {{"h02", {0}}, {"h03", {0}}});
@@ -754,7 +971,8 @@ TEST(Adopted, NumbersGoOnAboveAllThatMayHaveRunAndWhatWasStartingIsStopped) {
   EXPECT_EQ(s.State(runs), pb::TASK_RUNNING);
   EXPECT_EQ(s.State(starts), pb::TASK_STOPPING);
   s.Says(runs, 0, pb::GONE, 0);
-  EXPECT_EQ(s.State(runs), pb::TASK_SUCCEEDED) << "the attempt that the backup shows as running still counts";
+  EXPECT_EQ(s.State(runs), pb::TASK_SUCCEEDED)
+      << "the attempt that the backup shows as running still counts";
   s.Says(starts, 0, pb::GONE);
   EXPECT_EQ(s.State(starts), pb::TASK_WAITING);
   pb::Event settled;
@@ -774,7 +992,9 @@ TEST(Strays, AreKeptUntilTheirHostSaysGoneAndTheHostTakesNothingMeanwhile) {
   e->mutable_report()->mutable_key()->set_task("main");
   e->mutable_report()->mutable_key()->set_attempt(4);
   e->mutable_report()->set_phase(pb::STARTED);
-  const auto host = [&]() -> const HostRow& { return s.state.host(s.state.FindHost("lab", "h00")); };
+  const auto host = [&]() -> const HostRow& {
+    return s.state.host(s.state.FindHost("lab", "h00"));
+  };
   s.Do(stray);
   s.Do(stray);
   ASSERT_EQ(host().lost.size(), 1u);
@@ -793,8 +1013,8 @@ TEST(Ends, WithoutTheExitOfEachProcessAreNoSuccess) {
   const uint64_t job = builder.SubmitTo(&s);
   s.Place(job);
   StartAll(&s, job);
-  s.Says(job, 0, pb::STARTED, 0);      // one of the two has exited 0
-  s.Says(job, 0, pb::GONE);            // then the host lost its records
+  s.Says(job, 0, pb::STARTED, 0);  // one of the two has exited 0
+  s.Says(job, 0, pb::GONE);        // then the host lost its records
   EXPECT_EQ(s.State(job), pb::TASK_WAITING);
   EXPECT_EQ(s.Newest(job).cause, pb::HOST_LOST);
 }

@@ -17,11 +17,12 @@ using testing::SystemBuilder;
 
 struct Case {
   const char* name;
-  const char* message;   // part of it; "" = valid
+  const char* message;  // part of it; "" = valid
   std::function<void(SystemBuilder*, Plan*)> plant;
 };
 
-pb::Event Reserved(const State& state, uint64_t job, const std::string& cluster, const std::string& host, const std::vector<int32_t>& devices) {
+pb::Event Reserved(const State& state, uint64_t job, const std::string& cluster,
+                   const std::string& host, const std::vector<int32_t>& devices) {
   pb::Event event;
   pb::ReservationChanged* e = event.mutable_reservation();
   *e->mutable_key() = KeyOf(*state.FindJob(job), 0, testing::TaskOf(state, job).next_attempt);
@@ -35,7 +36,8 @@ pb::Event Reserved(const State& state, uint64_t job, const std::string& cluster,
   return event;
 }
 
-pb::Event Opened(const State& state, uint64_t job, const std::string& cluster, bool to_front = false) {
+pb::Event Opened(const State& state, uint64_t job, const std::string& cluster,
+                 bool to_front = false) {
   pb::Event event;
   event.mutable_cluster_opened()->set_job_uid(state.FindJob(job)->uid);
   event.mutable_cluster_opened()->set_task(state.FindJob(job)->task_spec(0).name());
@@ -61,7 +63,8 @@ pb::Event Lost(const State& state, uint64_t job, const std::string& host, int32_
 
 // The shares of the first part of a placement.
 pb::Event WithShares(pb::Event event, const std::vector<int64_t>& milli) {
-  event.mutable_attempt_placed()->mutable_placements(0)->mutable_device_milli()->Assign(milli.begin(), milli.end());
+  event.mutable_attempt_placed()->mutable_placements(0)->mutable_device_milli()->Assign(
+      milli.begin(), milli.end());
   return event;
 }
 
@@ -75,7 +78,8 @@ pb::Event WithQueues(const State& state, const std::function<void(pb::QueueTree*
 // Another job, which the plan says waits.
 uint64_t Waits(SystemBuilder* s, Plan* p, JobBuilder job) {
   const uint64_t number = job.SubmitTo(s);
-  for (int32_t t = 0; t < job.spec.tasks_size(); ++t) p->verdicts.Set({.task = {number, t}, .code = pb::V_CAPACITY});
+  for (int32_t t = 0; t < job.spec.tasks_size(); ++t)
+    p->verdicts.Set({.task = {number, t}, .code = pb::V_CAPACITY});
   return number;
 }
 
@@ -440,21 +444,26 @@ TEST(Validate, CatchesPlantedWrongPlans) {
     system.Do(Placed(system.state, 2, "c", {{"h00", {1}}}));
     Plan plan;
     plan.events.push_back(Placed(system.state, 1, "c", {{"h00", {0}}, {"h01", {0}}}));
-    for (const uint64_t number : {3, 4}) plan.verdicts.Set({.task = {number, 0}, .code = pb::V_CAPACITY});
+    for (const uint64_t number : {3, 4})
+      plan.verdicts.Set({.task = {number, 0}, .code = pb::V_CAPACITY});
     c.plant(&system, &plan);
     const absl::Status status = Validate(system.state, plan);
     EXPECT_EQ(status.ok(), *c.message == '\0') << c.name << ": " << status.message();
-    EXPECT_NE(std::string(status.message()).find(c.message), std::string::npos) << c.name << ": " << status.message();
+    EXPECT_NE(std::string(status.message()).find(c.message), std::string::npos)
+        << c.name << ": " << status.message();
   }
 }
 
-// Hosts of four devices in two islands: h00 and h01 in rack r1 of block a, h02 in its rack r2, h03 in block b, whose rack is called r1, too.
+// Hosts of four devices in two islands: h00 and h01 in rack r1 of block a, h02 in its rack r2, h03
+// in block b, whose rack is called r1, too.
 TEST(Validate, AGangIsInOneDomainOfTheLevelThatItRequires) {
   SystemBuilder system;
   pb::Event configured;
-  pb::ClusterSpec* cluster = configured.mutable_clusters_configured()->mutable_file()->add_clusters();
+  pb::ClusterSpec* cluster =
+      configured.mutable_clusters_configured()->mutable_file()->add_clusters();
   cluster->set_name("c");
-  const std::string places[][3] = {{"h00", "a", "r1"}, {"h01", "a", "r1"}, {"h02", "a", "r2"}, {"h03", "b", "r1"}};
+  const std::string places[][3] = {
+      {"h00", "a", "r1"}, {"h01", "a", "r1"}, {"h02", "a", "r2"}, {"h03", "b", "r1"}};
   for (const auto& [host, block, rack] : places) {
     pb::HostSpec* spec = cluster->add_hosts();
     spec->set_name(host);
@@ -484,16 +493,22 @@ TEST(Validate, AGangIsInOneDomainOfTheLevelThatItRequires) {
     const char* why;
     pb::TopologyLevel required;
     std::vector<testing::On> parts;
-    const char* message;   // part of it; "" = valid
+    const char* message;  // part of it; "" = valid
   } cases[] = {
       {"one island", pb::ISLAND, {{"h00", {2, 3}, 2}}, ""},
-      {"two islands of one host", pb::ISLAND, {{"h00", {1, 2}, 2}}, "one island, not in h00 island 0 and h00 island 1"},
+      {"two islands of one host",
+       pb::ISLAND,
+       {{"h00", {1, 2}, 2}},
+       "one island, not in h00 island 0 and h00 island 1"},
       {"the same island of two hosts", pb::ISLAND, {{"h00", {0}}, {"h01", {0}}}, "one island"},
       {"one host", pb::HOST, {{"h00", {1, 2}, 2}}, ""},
       {"two hosts", pb::HOST, {{"h00", {0}}, {"h01", {0}}}, "one host, not in h00 and h01"},
       {"one rack", pb::RACK, {{"h00", {0}}, {"h01", {0}}}, ""},
       {"two racks", pb::RACK, {{"h00", {0}}, {"h02", {0}}}, "one rack, not in a/r1 and a/r2"},
-      {"racks of one name in two blocks", pb::RACK, {{"h00", {0}}, {"h03", {0}}}, "one rack, not in a/r1 and b/r1"},
+      {"racks of one name in two blocks",
+       pb::RACK,
+       {{"h00", {0}}, {"h03", {0}}},
+       "one rack, not in a/r1 and b/r1"},
       {"one block", pb::BLOCK, {{"h01", {0}}, {"h02", {0}}}, ""},
       {"two blocks", pb::BLOCK, {{"h01", {0}}, {"h03", {0}}}, "one block, not in a and b"},
       {"one cluster", pb::CLUSTER, {{"h01", {0}}, {"h03", {0}}}, ""},
@@ -507,14 +522,18 @@ TEST(Validate, AGangIsInOneDomainOfTheLevelThatItRequires) {
     plan.events.push_back(Placed(with.state, job.SubmitTo(&with), "c", c.parts));
     const absl::Status status = Validate(with.state, plan);
     EXPECT_EQ(status.ok(), *c.message == '\0') << c.why << ": " << status.message();
-    EXPECT_NE(std::string(status.message()).find(c.message), std::string::npos) << c.why << ": " << status.message();
+    EXPECT_NE(std::string(status.message()).find(c.message), std::string::npos)
+        << c.why << ": " << status.message();
   }
   // Without devices an island is a host.
   JobBuilder job("q");
   job.GpusMilli(0).Workers(2).task()->mutable_topology()->set_required(pb::ISLAND);
   Plan plan;
-  plan.events.push_back(Placed(system.state, job.SubmitTo(&system), "c", {{"h00", {}}, {"h01", {}}}, 0, ""));
-  EXPECT_NE(std::string(Validate(system.state, plan).message()).find("one island, not in h00 and h01"), std::string::npos);
+  plan.events.push_back(
+      Placed(system.state, job.SubmitTo(&system), "c", {{"h00", {}}, {"h01", {}}}, 0, ""));
+  EXPECT_NE(
+      std::string(Validate(system.state, plan).message()).find("one island, not in h00 and h01"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 
 namespace muster {
 
-// Goes on from `crc`, which is 0 at the beginning. With the SSE 4.2 instruction where the CPU has it.
+// Goes on from `crc`, which is 0 at the beginning. With the SSE 4.2 instruction where the CPU has
+// it.
 uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
 
 }  // namespace muster

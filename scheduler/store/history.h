@@ -18,13 +18,14 @@ class StoreHistory : public History {
   static absl::StatusOr<std::unique_ptr<StoreHistory>> Open(const std::string& directory);
   ~StoreHistory() override;
   absl::StatusOr<std::string> Find(std::string_view id) override;
-  absl::Status Scan(uint64_t before, uint64_t above, const std::function<bool(const Row&)>& each) override;
+  absl::Status Scan(uint64_t before, uint64_t above,
+                    const std::function<bool(const Row&)>& each) override;
 
  private:
   explicit StoreHistory(sqlite3* db) : db_(db) {}
   absl::Status Prepare();
 
-  std::mutex mutex_;                   // one question at a time
+  std::mutex mutex_;  // one question at a time
   sqlite3* const db_;
   struct Statements {
     Statement by_number, by_uid, below;

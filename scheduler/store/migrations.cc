@@ -61,32 +61,38 @@ CREATE INDEX history_by_end ON history (end_ns);
 CREATE INDEX history_by_owner ON history (owner, end_ns);
 CREATE INDEX history_by_queue ON history (queue, end_ns);
 )sql",
-    // 2 -> 3: rows may hold the ledger's class `fragmented` and hosts' quarantines, which the release before can't read. The events that it
-    // journalled make other rows by the rules of now: without its first commit the journal counts as one that was trimmed, of which only
+    // 2 -> 3: rows may hold the ledger's class `fragmented` and hosts' quarantines, which the
+    // release before can't read. The events that it
+    // journalled make other rows by the rules of now: without its first commit the journal counts
+    // as one that was trimmed, of which only
     // checksums and gaps are checked (VerifyStore). The copy has it whole.
     R"sql(
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",
-    // 3 -> 4: the same, as lost hosts in a row are counted (decision 048), and held places outlive silent hosts.
+    // 3 -> 4: the same, as lost hosts in a row are counted (decision 048), and held places outlive
+    // silent hosts.
     R"sql(
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",
 };
 
-// The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). One that is there may be of an upgrade that was
-// gone back on since.
+// The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). One
+// that is there may be of an upgrade that was gone back on since.
 absl::Status KeepCopy(sqlite3* db, const std::string& directory, int64_t version) {
-  const std::string target = absl::StrCat(directory, "/muster.db.version-", version), temporary = absl::StrCat(target, ".part");
+  const std::string target = absl::StrCat(directory, "/muster.db.version-", version),
+                    temporary = absl::StrCat(target, ".part");
   unlink(temporary.c_str());
   Statement copy;
   absl::Status status = copy.Prepare(db, "VACUUM INTO ?1");
   if (status.ok()) status = copy.Text(1, temporary).Run();
   if (status.ok()) status = SyncPath(temporary);
-  if (status.ok() && rename(temporary.c_str(), target.c_str()) != 0) status = ErrnoStatus(errno, target);
+  if (status.ok() && rename(temporary.c_str(), target.c_str()) != 0)
+    status = ErrnoStatus(errno, target);
   if (status.ok()) status = SyncPath(directory);
   if (status.ok()) return status;
   unlink(temporary.c_str());
-  return Annotate(status, absl::StrCat("the copy before the migration, ", target, ", which needs as much room as the store"));
+  return Annotate(status, absl::StrCat("the copy before the migration, ", target,
+                                       ", which needs as much room as the store"));
 }
 
 }  // namespace
@@ -106,7 +112,8 @@ absl::Status Migrate(sqlite3* db, const std::string& path) {
     absl::Status status = Execute(db, "BEGIN IMMEDIATE");
     if (status.ok()) status = Execute(db, kSteps[from]);
     if (status.ok() && from == 0) {
-      status = Execute(db, absl::StrCat("INSERT INTO meta VALUES (1, '", RandomId(), "', 0, '', 0)"));
+      status =
+          Execute(db, absl::StrCat("INSERT INTO meta VALUES (1, '", RandomId(), "', 0, '', 0)"));
     }
     if (status.ok()) status = Execute(db, absl::StrCat("PRAGMA user_version = ", from + 1));
     if (status.ok()) status = Execute(db, "COMMIT");

@@ -25,10 +25,10 @@ std::string NetworkFileSystem(long type) {
     const char* name;
   };
   static constexpr Known kKnown[] = {
-      {0x6969, "nfs"},        {0x517B, "smb"},        {0xFF534D42, "cifs"},   {0xFE534D42, "smb2"},
-      {0x01021997, "9p"},     {0x0BD00BD0, "lustre"}, {0x00C36400, "ceph"},   {0x47504653, "gpfs"},
-      {0x5346414F, "afs"},    {0x73757245, "coda"},   {0x564C, "ncp"},        {0x7461636F, "ocfs2"},
-      {0x01161970, "gfs2"},   {0x65735546, "fuse"},   {0x19830326, "fhgfs"},
+      {0x6969, "nfs"},      {0x517B, "smb"},        {0xFF534D42, "cifs"},  {0xFE534D42, "smb2"},
+      {0x01021997, "9p"},   {0x0BD00BD0, "lustre"}, {0x00C36400, "ceph"},  {0x47504653, "gpfs"},
+      {0x5346414F, "afs"},  {0x73757245, "coda"},   {0x564C, "ncp"},       {0x7461636F, "ocfs2"},
+      {0x01161970, "gfs2"}, {0x65735546, "fuse"},   {0x19830326, "fhgfs"},
   };
   for (const Known& known : kKnown) {
     if (known.type == static_cast<unsigned long>(type)) return known.name;
@@ -38,7 +38,8 @@ std::string NetworkFileSystem(long type) {
 
 absl::Status CheckFileSystem(const std::string& directory) {
   struct statfs info {};
-  if (statfs(directory.c_str(), &info) != 0) return ErrnoStatus(errno, absl::StrCat(directory, ": statfs"));
+  if (statfs(directory.c_str(), &info) != 0)
+    return ErrnoStatus(errno, absl::StrCat(directory, ": statfs"));
   const std::string network = NetworkFileSystem(info.f_type);
   if (network.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -49,9 +50,11 @@ absl::Status CheckFileSystem(const std::string& directory) {
 std::string WhyNoRoom(const std::string& directory, int64_t ballast_bytes) {
   struct statvfs info {};
   if (statvfs(directory.c_str(), &info) != 0) return absl::StrCat(directory, ": ", strerror(errno));
-  const int64_t free_bytes = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+  const int64_t free_bytes =
+      static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
   if (free_bytes >= ballast_bytes) return "";
-  return absl::StrCat("only ", free_bytes >> 20, " MiB are free in ", directory, "; new jobs are taken again once there are ", ballast_bytes >> 20,
+  return absl::StrCat("only ", free_bytes >> 20, " MiB are free in ", directory,
+                      "; new jobs are taken again once there are ", ballast_bytes >> 20,
                       ". What runs goes on");
 }
 
@@ -67,7 +70,8 @@ std::string RoomWatch::Why() {
 StoreBytes StoreBytesIn(const std::string& directory) {
   const auto size = [&directory](const char* suffix) -> int64_t {
     struct stat info {};
-    return stat(absl::StrCat(directory, "/", kStoreFile, suffix).c_str(), &info) == 0 ? info.st_size : 0;
+    return stat(absl::StrCat(directory, "/", kStoreFile, suffix).c_str(), &info) == 0 ? info.st_size
+                                                                                      : 0;
   };
   return {size(""), size("-wal")};
 }
@@ -86,10 +90,15 @@ std::string FileIdentity(const std::string& path) {
   constexpr long kUnstable[] = {0x794C7630, 0x61756673, 0x4D44, 0x2011BAB0};
   struct statfs info {};
   struct statx file {};
-  if (statfs(path.c_str(), &info) != 0 || std::find(std::begin(kUnstable), std::end(kUnstable), info.f_type) != std::end(kUnstable)) return "";
-  if (statx(AT_FDCWD, path.c_str(), 0, STATX_INO | STATX_BTIME, &file) != 0 || (file.stx_mask & STATX_INO) == 0) return "";
+  if (statfs(path.c_str(), &info) != 0 ||
+      std::find(std::begin(kUnstable), std::end(kUnstable), info.f_type) != std::end(kUnstable))
+    return "";
+  if (statx(AT_FDCWD, path.c_str(), 0, STATX_INO | STATX_BTIME, &file) != 0 ||
+      (file.stx_mask & STATX_INO) == 0)
+    return "";
   const bool born = (file.stx_mask & STATX_BTIME) != 0;
-  return absl::StrCat(file.stx_ino, ".", born ? file.stx_btime.tv_sec : 0, ".", born ? file.stx_btime.tv_nsec : 0);
+  return absl::StrCat(file.stx_ino, ".", born ? file.stx_btime.tv_sec : 0, ".",
+                      born ? file.stx_btime.tv_nsec : 0);
 }
 
 bool MayBeSameFile(const std::string& identity, const std::string& other) {
@@ -109,13 +118,16 @@ absl::StatusOr<int> LockDirectory(const std::string& directory) {
     const ssize_t length = pread(fd, holder, sizeof(holder) - 1, 0);
     close(fd);
     if (error != EWOULDBLOCK) return ErrnoStatus(error, absl::StrCat(path, ": flock"));
-    const std::string pid(absl::StripSuffix(std::string_view(holder, length > 0 ? length : 0).data(), "\n"));
-    return absl::FailedPreconditionError(absl::StrCat(
-        path, ": another musterd serves this directory", pid.empty() ? "" : absl::StrCat(" (pid ", pid, ")"),
-        ". Stop it first, or give this one another data_dir"));
+    const std::string pid(
+        absl::StripSuffix(std::string_view(holder, length > 0 ? length : 0).data(), "\n"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": another musterd serves this directory",
+                     pid.empty() ? "" : absl::StrCat(" (pid ", pid, ")"),
+                     ". Stop it first, or give this one another data_dir"));
   }
   const std::string pid = absl::StrCat(getpid(), "\n");
-  if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+  if (ftruncate(fd, 0) != 0 ||
+      pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
     const int error = errno;
     close(fd);
     return ErrnoStatus(error, path);

@@ -7,7 +7,8 @@
 namespace muster {
 
 absl::Status SqlError(sqlite3* db, std::string_view doing) {
-  const std::string text = absl::StrCat(absl::string_view(doing.data(), doing.size()), ": ", sqlite3_errmsg(db));
+  const std::string text =
+      absl::StrCat(absl::string_view(doing.data(), doing.size()), ": ", sqlite3_errmsg(db));
   switch (sqlite3_errcode(db) & 0xFF) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
@@ -28,11 +29,13 @@ absl::Status SqlError(sqlite3* db, std::string_view doing) {
 
 absl::Status Annotate(const absl::Status& status, std::string_view prefix) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(absl::string_view(prefix.data(), prefix.size()), ": ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(absl::string_view(prefix.data(), prefix.size()),
+                                                  ": ", status.message()));
 }
 
 absl::Status Execute(sqlite3* db, const std::string& sql) {
-  if (sqlite3_exec(db, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK) return absl::OkStatus();
+  if (sqlite3_exec(db, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK)
+    return absl::OkStatus();
   return SqlError(db, std::string_view(sql).substr(0, 60));
 }
 
@@ -56,13 +59,16 @@ absl::StatusOr<std::string> QueryText(sqlite3* db, const std::string& sql) {
 
 absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& file) {
   sqlite3* db = nullptr;
-  if (sqlite3_open_v2(file.c_str(), &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, nullptr) != SQLITE_OK) {
+  if (sqlite3_open_v2(file.c_str(), &db, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, nullptr) !=
+      SQLITE_OK) {
     absl::Status status = Annotate(SqlError(db, "open"), file);
     sqlite3_close(db);
     return status;
   }
   sqlite3_busy_timeout(db, 2000);
-  if (absl::Status status = Execute(db, "PRAGMA mmap_size=0; PRAGMA trusted_schema=OFF; PRAGMA query_only=ON"); !status.ok()) {
+  if (absl::Status status =
+          Execute(db, "PRAGMA mmap_size=0; PRAGMA trusted_schema=OFF; PRAGMA query_only=ON");
+      !status.ok()) {
     sqlite3_close(db);
     return Annotate(status, file);
   }
@@ -75,8 +81,8 @@ absl::Status Statement::Prepare(sqlite3* db, std::string_view sql) {
   sqlite3_finalize(statement_);
   statement_ = nullptr;
   db_ = db;
-  if (sqlite3_prepare_v3(db, sql.data(), static_cast<int>(sql.size()), SQLITE_PREPARE_PERSISTENT, &statement_, nullptr) ==
-      SQLITE_OK) {
+  if (sqlite3_prepare_v3(db, sql.data(), static_cast<int>(sql.size()), SQLITE_PREPARE_PERSISTENT,
+                         &statement_, nullptr) == SQLITE_OK) {
     return absl::OkStatus();
   }
   return SqlError(db, sql.substr(0, 60));
@@ -88,19 +94,23 @@ Statement& Statement::Int(int index, int64_t value) {
 }
 
 Statement& Statement::Text(int index, std::string_view value) {
-  sqlite3_bind_text64(statement_, index, value.data() == nullptr ? "" : value.data(), value.size(), SQLITE_STATIC, SQLITE_UTF8);
+  sqlite3_bind_text64(statement_, index, value.data() == nullptr ? "" : value.data(), value.size(),
+                      SQLITE_STATIC, SQLITE_UTF8);
   return *this;
 }
 
 Statement& Statement::Blob(int index, std::string_view value) {
-  sqlite3_bind_blob64(statement_, index, value.data() == nullptr ? "" : value.data(), value.size(), SQLITE_STATIC);
+  sqlite3_bind_blob64(statement_, index, value.data() == nullptr ? "" : value.data(), value.size(),
+                      SQLITE_STATIC);
   return *this;
 }
 
 absl::Status Statement::Run() {
   const int code = sqlite3_step(statement_);
   absl::Status status = absl::OkStatus();
-  if (code != SQLITE_DONE) status = code == SQLITE_ROW ? absl::InternalError("unexpected row") : SqlError(db_, sqlite3_sql(statement_));
+  if (code != SQLITE_DONE)
+    status = code == SQLITE_ROW ? absl::InternalError("unexpected row")
+                                : SqlError(db_, sqlite3_sql(statement_));
   Reset();
   return status;
 }
@@ -119,7 +129,8 @@ int64_t Statement::IntColumn(int column) const { return sqlite3_column_int64(sta
 
 std::string Statement::TextColumn(int column) const {
   const void* data = sqlite3_column_blob(statement_, column);
-  return std::string(static_cast<const char*>(data == nullptr ? "" : data), sqlite3_column_bytes(statement_, column));
+  return std::string(static_cast<const char*>(data == nullptr ? "" : data),
+                     sqlite3_column_bytes(statement_, column));
 }
 
 void Statement::Reset() {

@@ -1,4 +1,5 @@
-// A thin layer over SQLite's C interface: errors as absl::Status, statements that finalize themselves.
+// A thin layer over SQLite's C interface: errors as absl::Status, statements that finalize
+// themselves.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ struct sqlite3_stmt;
 
 namespace muster {
 
-// Code by the kind of error: DATA_LOSS corrupt or not a database, RESOURCE_EXHAUSTED full, UNAVAILABLE busy, else INTERNAL.
+// Code by the kind of error: DATA_LOSS corrupt or not a database, RESOURCE_EXHAUSTED full,
+// UNAVAILABLE busy, else INTERNAL.
 absl::Status SqlError(sqlite3* db, std::string_view doing);
 absl::Status Annotate(const absl::Status& status, std::string_view prefix);
 
@@ -21,7 +23,8 @@ absl::Status Execute(sqlite3* db, const std::string& sql);
 absl::StatusOr<int64_t> QueryInt(sqlite3* db, const std::string& sql);
 absl::StatusOr<std::string> QueryText(sqlite3* db, const std::string& sql);
 
-// For questions beside the writer: read-only, waits 2 s for a lock, never trusts the schema. Errors name the file. sqlite3_close it.
+// For questions beside the writer: read-only, waits 2 s for a lock, never trusts the schema. Errors
+// name the file. sqlite3_close it.
 absl::StatusOr<sqlite3*> OpenReadOnly(const std::string& file);
 
 // A prepared statement. Bind from index 1; text and blobs must outlive the next Reset.

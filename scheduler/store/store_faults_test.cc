@@ -1,8 +1,10 @@
-// The store on a disk that fails: each call that SQLite makes of it fails once, in each way it can. From then on the store changes
-// nothing more; opened again it holds every commit that was acknowledged, at most one more, and nothing else.
+// The store on a disk that fails: each call that SQLite makes of it fails once, in each way it can.
+// From then on the store changes nothing more; opened again it holds every commit that was
+// acknowledged, at most one more, and nothing else.
 //
-// The disk also loses its power: then a file holds what its syncs made durable. A sync that failed has dropped what was written since the one
-// before for good, even if the next succeeds, as Linux does.
+// The disk also loses its power: then a file holds what its syncs made durable. A sync that failed
+// has dropped what was written since the one before for good, even if the next succeeds, as Linux
+// does.
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 
@@ -24,17 +26,18 @@
 namespace muster {
 namespace {
 
-enum class Way { kError, kHalf, kFull };               // the last two of writes only
+enum class Way { kError, kHalf, kFull };  // the last two of writes only
 
-// Counts the fallible calls; the one numbered `fails_at` fails. One at a time: SQLite's VFS is the process's.
+// Counts the fallible calls; the one numbered `fails_at` fails. One at a time: SQLite's VFS is the
+// process's.
 class Disk {
  public:
   static Disk* current;
 
   int64_t fails_at = -1;
   Way way = Way::kError;
-  bool dead = false;                                   // nothing gets through any more: the process is gone
-  std::string calls;                                   // one letter each: open, read, write, truncate, sync, delete, lock, map
+  bool dead = false;  // nothing gets through any more: the process is gone
+  std::string calls;  // one letter each: open, read, write, truncate, sync, delete, lock, map
 
   // True if this call is to fail.
   bool Fails(char call) {
@@ -42,8 +45,12 @@ class Disk {
     return dead || static_cast<int64_t>(calls.size()) - 1 == fails_at;
   }
 
-  void Wrote(const std::string& path, int64_t at, const char* bytes, int64_t size) { files_[path].pending.push_back({at, std::string(bytes, size), false}); }
-  void Truncated(const std::string& path, int64_t size) { files_[path].pending.push_back({size, "", true}); }
+  void Wrote(const std::string& path, int64_t at, const char* bytes, int64_t size) {
+    files_[path].pending.push_back({at, std::string(bytes, size), false});
+  }
+  void Truncated(const std::string& path, int64_t size) {
+    files_[path].pending.push_back({size, "", true});
+  }
   void SyncFailed(const std::string& path) { files_[path].pending.clear(); }
   void Deleted(const std::string& path) { files_.erase(path); }
   void Synced(const std::string& path) {
@@ -61,7 +68,8 @@ class Disk {
 
   void LosePower() const {
     for (const auto& [path, file] : files_) {
-      if (!path.empty()) ASSERT_TRUE(WriteFile(path, file.durable).ok());   // else a temporary one, which goes anyway
+      if (!path.empty())
+        ASSERT_TRUE(WriteFile(path, file.durable).ok());  // else a temporary one, which goes anyway
     }
   }
 
@@ -103,7 +111,8 @@ int Close(sqlite3_file* file) {
   return Real(file)->pMethods->xClose(Real(file));
 }
 int Read(sqlite3_file* file, void* to, int size, sqlite3_int64 at) {
-  return Disk::current->Fails('r') ? SQLITE_IOERR_READ : Real(file)->pMethods->xRead(Real(file), to, size, at);
+  return Disk::current->Fails('r') ? SQLITE_IOERR_READ
+                                   : Real(file)->pMethods->xRead(Real(file), to, size, at);
 }
 int Write(sqlite3_file* file, const void* from, int size, sqlite3_int64 at) {
   Disk* const disk = Disk::current;
@@ -111,7 +120,9 @@ int Write(sqlite3_file* file, const void* from, int size, sqlite3_int64 at) {
   const bool fails = disk->Fails('w');
   if (fails) done = disk->way == Way::kHalf && !disk->dead ? size / 2 : 0;
   if (done > 0) {
-    if (const int code = Real(file)->pMethods->xWrite(Real(file), from, done, at); code != SQLITE_OK) return code;
+    if (const int code = Real(file)->pMethods->xWrite(Real(file), from, done, at);
+        code != SQLITE_OK)
+      return code;
     disk->Wrote(*Of(file)->path, at, static_cast<const char*>(from), done);
   }
   return !fails ? SQLITE_OK : disk->way == Way::kFull ? SQLITE_FULL : SQLITE_IOERR_WRITE;
@@ -121,7 +132,7 @@ int Truncate(sqlite3_file* file, sqlite3_int64 size) {
   Disk::current->Truncated(*Of(file)->path, size);
   return Real(file)->pMethods->xTruncate(Real(file), size);
 }
-int Sync(sqlite3_file* file, int) {                    // the real disk need not be waited for
+int Sync(sqlite3_file* file, int) {  // the real disk need not be waited for
   if (Disk::current->Fails('s')) {
     Disk::current->SyncFailed(*Of(file)->path);
     return SQLITE_IOERR_FSYNC;
@@ -129,22 +140,58 @@ int Sync(sqlite3_file* file, int) {                    // the real disk need not
   Disk::current->Synced(*Of(file)->path);
   return SQLITE_OK;
 }
-int FileSize(sqlite3_file* file, sqlite3_int64* size) { return Real(file)->pMethods->xFileSize(Real(file), size); }
-int Lock(sqlite3_file* file, int level) { return Disk::current->Fails('l') ? SQLITE_IOERR_LOCK : Real(file)->pMethods->xLock(Real(file), level); }
-int Unlock(sqlite3_file* file, int level) { return Real(file)->pMethods->xUnlock(Real(file), level); }
-int CheckReservedLock(sqlite3_file* file, int* reserved) { return Real(file)->pMethods->xCheckReservedLock(Real(file), reserved); }
-int FileControl(sqlite3_file* file, int what, void* argument) { return Real(file)->pMethods->xFileControl(Real(file), what, argument); }
-int SectorSize(sqlite3_file* file) { return Real(file)->pMethods->xSectorSize(Real(file)); }
-int Characteristics(sqlite3_file* file) { return Real(file)->pMethods->xDeviceCharacteristics(Real(file)); }
-int ShmMap(sqlite3_file* file, int page, int size, int extend, void volatile** to) {
-  return Disk::current->Fails('m') ? SQLITE_IOERR_SHMMAP : Real(file)->pMethods->xShmMap(Real(file), page, size, extend, to);
+int FileSize(sqlite3_file* file, sqlite3_int64* size) {
+  return Real(file)->pMethods->xFileSize(Real(file), size);
 }
-int ShmLock(sqlite3_file* file, int at, int count, int flags) { return Real(file)->pMethods->xShmLock(Real(file), at, count, flags); }
+int Lock(sqlite3_file* file, int level) {
+  return Disk::current->Fails('l') ? SQLITE_IOERR_LOCK
+                                   : Real(file)->pMethods->xLock(Real(file), level);
+}
+int Unlock(sqlite3_file* file, int level) {
+  return Real(file)->pMethods->xUnlock(Real(file), level);
+}
+int CheckReservedLock(sqlite3_file* file, int* reserved) {
+  return Real(file)->pMethods->xCheckReservedLock(Real(file), reserved);
+}
+int FileControl(sqlite3_file* file, int what, void* argument) {
+  return Real(file)->pMethods->xFileControl(Real(file), what, argument);
+}
+int SectorSize(sqlite3_file* file) { return Real(file)->pMethods->xSectorSize(Real(file)); }
+int Characteristics(sqlite3_file* file) {
+  return Real(file)->pMethods->xDeviceCharacteristics(Real(file));
+}
+int ShmMap(sqlite3_file* file, int page, int size, int extend, void volatile** to) {
+  return Disk::current->Fails('m')
+             ? SQLITE_IOERR_SHMMAP
+             : Real(file)->pMethods->xShmMap(Real(file), page, size, extend, to);
+}
+int ShmLock(sqlite3_file* file, int at, int count, int flags) {
+  return Real(file)->pMethods->xShmLock(Real(file), at, count, flags);
+}
 void ShmBarrier(sqlite3_file* file) { Real(file)->pMethods->xShmBarrier(Real(file)); }
-int ShmUnmap(sqlite3_file* file, int remove) { return Real(file)->pMethods->xShmUnmap(Real(file), remove); }
+int ShmUnmap(sqlite3_file* file, int remove) {
+  return Real(file)->pMethods->xShmUnmap(Real(file), remove);
+}
 
-const sqlite3_io_methods kMethods = {2,      Close,  Read,   Write,  Truncate, Sync,    FileSize, Lock,       Unlock,   CheckReservedLock,
-                                     FileControl, SectorSize, Characteristics, ShmMap, ShmLock, ShmBarrier, ShmUnmap, nullptr,  nullptr};
+const sqlite3_io_methods kMethods = {2,
+                                     Close,
+                                     Read,
+                                     Write,
+                                     Truncate,
+                                     Sync,
+                                     FileSize,
+                                     Lock,
+                                     Unlock,
+                                     CheckReservedLock,
+                                     FileControl,
+                                     SectorSize,
+                                     Characteristics,
+                                     ShmMap,
+                                     ShmLock,
+                                     ShmBarrier,
+                                     ShmUnmap,
+                                     nullptr,
+                                     nullptr};
 
 int OpenFile(sqlite3_vfs*, const char* name, sqlite3_file* file, int flags, int* out_flags) {
   Handle* const handle = Of(file);
@@ -185,7 +232,8 @@ class StoreFaults : public ::testing::Test {
 std::map<std::string, std::string> RowsAfter(uint64_t last) {
   std::map<std::string, std::string> rows;
   for (uint64_t commit = 1; commit <= last; ++commit) {
-    for (uint64_t i = 0; i < 3; ++i) rows[absl::StrCat("r", (commit + i) % 6)] = absl::StrCat(commit, std::string(300, 'x'));
+    for (uint64_t i = 0; i < 3; ++i)
+      rows[absl::StrCat("r", (commit + i) % 6)] = absl::StrCat(commit, std::string(300, 'x'));
     rows.erase(absl::StrCat("r", (commit + 4) % 6));
   }
   return rows;
@@ -194,7 +242,7 @@ std::map<std::string, std::string> RowsAfter(uint64_t last) {
 Transaction TransactionOf(uint64_t commit) {
   Transaction transaction;
   transaction.commit = commit;
-  transaction.now_ns = static_cast<int64_t>(commit) * kDay;          // so that Idle trims
+  transaction.now_ns = static_cast<int64_t>(commit) * kDay;  // so that Idle trims
   transaction.events = {absl::StrCat("event ", commit), std::string(500, 'e')};
   for (const auto& [id, bytes] : RowsAfter(commit)) transaction.rows.push_back({"row", id, bytes});
   transaction.rows.push_back({"row", absl::StrCat("r", (commit + 4) % 6), std::nullopt});
@@ -203,14 +251,15 @@ Transaction TransactionOf(uint64_t commit) {
 
 struct Life {
   uint64_t acknowledged = 0, tried = 0;
-  uint64_t epoch = 0;                                  // the highest that a start was given
+  uint64_t epoch = 0;  // the highest that a start was given
   std::string store_id;
-  bool failed = false;                                 // something said so
+  bool failed = false;  // something said so
 };
 
 constexpr uint64_t kCommits = 14;
 
-// Two starts, fourteen commits, Idle after every third. Ends with the first error, as the engine does.
+// Two starts, fourteen commits, Idle after every third. Ends with the first error, as the engine
+// does.
 Life Live(const StoreOptions& options, Disk* disk) {
   Life life;
   for (const uint64_t until : {kCommits / 2, kCommits}) {
@@ -229,7 +278,8 @@ Life Live(const StoreOptions& options, Disk* disk) {
       if (!life.failed && life.tried % 3 == 0) (*store)->Idle();
     }
     if (life.failed) {
-      EXPECT_FALSE((*store)->Commit(TransactionOf(life.acknowledged + 1)).ok()) << "it went on after an error";
+      EXPECT_FALSE((*store)->Commit(TransactionOf(life.acknowledged + 1)).ok())
+          << "it went on after an error";
       disk->dead = true;
       return life;
     }
@@ -244,14 +294,17 @@ std::string WrongAfter(const StoreOptions& options, const Life& life) {
   const absl::Status opened = SqliteStore::Open(options, &recovered).status();
   if (!opened.ok()) return absl::StrCat("does not open: ", std::string(opened.message()));
   if (recovered.last_commit < life.acknowledged || recovered.last_commit > life.tried) {
-    return absl::StrCat("has commit ", recovered.last_commit, "; ", life.acknowledged, " were acknowledged, ", life.tried, " tried");
+    return absl::StrCat("has commit ", recovered.last_commit, "; ", life.acknowledged,
+                        " were acknowledged, ", life.tried, " tried");
   }
   if (!life.store_id.empty() && recovered.store_id != life.store_id) return "is another store";
   if (recovered.epoch <= life.epoch) return absl::StrCat("gives epoch ", recovered.epoch, " again");
   std::map<std::string, std::string> rows;
   for (const RowChange& row : recovered.rows) rows[row.id] = *row.bytes;
-  if (rows != RowsAfter(recovered.last_commit)) return absl::StrCat("its rows are not those of commit ", recovered.last_commit);
-  if (const absl::Status checked = CheckStore(options.directory); !checked.ok()) return std::string(checked.message());
+  if (rows != RowsAfter(recovered.last_commit))
+    return absl::StrCat("its rows are not those of commit ", recovered.last_commit);
+  if (const absl::Status checked = CheckStore(options.directory); !checked.ok())
+    return std::string(checked.message());
   return "";
 }
 
@@ -275,8 +328,9 @@ TEST_F(StoreFaults, EachCallFailsOnceAndNothingAcknowledgedIsLost) {
     stopped += life.failed;
     if (const std::string what = WrongAfter(options, life); !what.empty()) {
       ++wrong;
-      ADD_FAILURE() << "call " << fails_at << " (" << (fails_at < 0 ? ' ' : disk.calls[fails_at]) << "), way " << static_cast<int>(way)
-                    << (power ? ", power lost" : "") << ": the store " << what;
+      ADD_FAILURE() << "call " << fails_at << " (" << (fails_at < 0 ? ' ' : disk.calls[fails_at])
+                    << "), way " << static_cast<int>(way) << (power ? ", power lost" : "")
+                    << ": the store " << what;
     }
     std::filesystem::remove_all(options.directory);
     return disk.calls;
@@ -294,8 +348,10 @@ TEST_F(StoreFaults, EachCallFailsOnceAndNothingAcknowledgedIsLost) {
   }
   std::filesystem::remove_all(directory);
   EXPECT_GT(stopped, faults) << "most faults should end it";
-  std::printf("{\"calls\": %zu, \"faults\": %lld, \"runs\": %lld, \"stopped\": %lld, \"wrong\": %lld}\n", calls.size(), static_cast<long long>(faults),
-              static_cast<long long>(runs), static_cast<long long>(stopped), static_cast<long long>(wrong));
+  std::printf(
+      "{\"calls\": %zu, \"faults\": %lld, \"runs\": %lld, \"stopped\": %lld, \"wrong\": %lld}\n",
+      calls.size(), static_cast<long long>(faults), static_cast<long long>(runs),
+      static_cast<long long>(stopped), static_cast<long long>(wrong));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@
 
 namespace {
 
-long g_file_system = 0;                // what statfs says of every directory; 0: the truth
+long g_file_system = 0;  // what statfs says of every directory; 0: the truth
 
 }  // namespace
 
@@ -59,7 +59,8 @@ class StoreTest : public ::testing::Test {
     if (store.ok()) store_ = *std::move(store);
     return store.status();
   }
-  absl::Status Commit(uint64_t number, std::vector<std::string> events, std::vector<RowChange> rows = {}, int64_t now_ns = kDay) {
+  absl::Status Commit(uint64_t number, std::vector<std::string> events,
+                      std::vector<RowChange> rows = {}, int64_t now_ns = kDay) {
     Transaction transaction;
     transaction.commit = number;
     transaction.now_ns = now_ns;
@@ -77,16 +78,23 @@ class StoreTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status;
   }
   // From a connection of its own, as an operator's tool reads it.
-  absl::Status ReadJournal(uint64_t first, uint64_t last, const std::function<void(uint64_t commit, const std::string& event)>& each) {
+  absl::Status ReadJournal(
+      uint64_t first, uint64_t last,
+      const std::function<void(uint64_t commit, const std::string& event)>& each) {
     sqlite3* db = nullptr;
-    EXPECT_EQ(sqlite3_open_v2((options_.directory + "/" + kStoreFile).c_str(), &db, SQLITE_OPEN_READONLY, nullptr), SQLITE_OK);
+    EXPECT_EQ(sqlite3_open_v2((options_.directory + "/" + kStoreFile).c_str(), &db,
+                              SQLITE_OPEN_READONLY, nullptr),
+              SQLITE_OK);
     const absl::Status status = ScanJournal(db, first, last, each);
     sqlite3_close(db);
     return status;
   }
   std::vector<std::string> Journal(uint64_t first, uint64_t last) {
     std::vector<std::string> events;
-    const absl::Status status = ReadJournal(first, last, [&](uint64_t commit, const std::string& event) { events.push_back(std::to_string(commit) + event); });
+    const absl::Status status =
+        ReadJournal(first, last, [&](uint64_t commit, const std::string& event) {
+          events.push_back(std::to_string(commit) + event);
+        });
     if (!status.ok()) events.push_back(std::string(status.message()));
     return events;
   }
@@ -99,7 +107,7 @@ class StoreTest : public ::testing::Test {
 
 TEST(Crc32cTest, KnownValues) {
   EXPECT_EQ(Crc32c("123456789"), 0xE3069283u);
-  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AAu);            // RFC 3720 B.4
+  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AAu);  // RFC 3720 B.4
   EXPECT_EQ(Crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
 }
 TEST(Crc32cTest, GoesOn) { EXPECT_EQ(Crc32c("6789", Crc32c("12345")), Crc32c("123456789")); }
@@ -110,7 +118,9 @@ TEST_F(StoreTest, WhatWasCommittedIsThereAfterReopening) {
   EXPECT_EQ(recovered_.epoch, 1u);
   const std::string id = recovered_.store_id;
   ASSERT_TRUE(Commit(1, {"a", "b"}, {{"host", "lab/h1", "one"}, {"meta", "", "m"}}).ok());
-  ASSERT_TRUE(Commit(2, {"c"}, {{"host", "lab/h1", std::nullopt}, {"meta", "", std::string("\0n", 2)}}).ok());
+  ASSERT_TRUE(
+      Commit(2, {"c"}, {{"host", "lab/h1", std::nullopt}, {"meta", "", std::string("\0n", 2)}})
+          .ok());
   ASSERT_TRUE(Open().ok());
   EXPECT_FALSE(recovered_.created);
   EXPECT_EQ(recovered_.store_id, id);
@@ -125,14 +135,16 @@ TEST_F(StoreTest, WhatWasCommittedIsThereAfterReopening) {
   EXPECT_EQ(CheckStore(options_.directory, &stop).code(), absl::StatusCode::kCancelled);
 }
 
-std::vector<sqlite3*>* g_writers = nullptr;      // connections that may write the store
+std::vector<sqlite3*>* g_writers = nullptr;  // connections that may write the store
 
 TEST_F(StoreTest, OneConnectionWritesAndItHasTheSettingsThatKeepItSafe) {
   std::vector<sqlite3*> writers;
   g_writers = &writers;
   const auto opened = +[](sqlite3* db, const char**, const sqlite3_api_routines*) -> int {
     const char* file = sqlite3_db_filename(db, "main");
-    if (file != nullptr && std::string_view(file).ends_with(kStoreFile) && sqlite3_db_readonly(db, "main") == 0) g_writers->push_back(db);
+    if (file != nullptr && std::string_view(file).ends_with(kStoreFile) &&
+        sqlite3_db_readonly(db, "main") == 0)
+      g_writers->push_back(db);
     return SQLITE_OK;
   };
   pb::Event step;
@@ -149,15 +161,21 @@ TEST_F(StoreTest, OneConnectionWritesAndItHasTheSettingsThatKeepItSafe) {
   sqlite3_cancel_auto_extension(reinterpret_cast<void (*)()>(opened));
   ASSERT_EQ(writers.size(), 1u);
   const std::pair<const char*, const char*> settings[] = {
-      {"journal_mode", "wal"}, {"synchronous", "2"}, {"foreign_keys", "1"}, {"trusted_schema", "0"}, {"cell_size_check", "1"}, {"mmap_size", "0"}, {"wal_autocheckpoint", "0"}};
-  for (const auto& [name, value] : settings) EXPECT_EQ(QueryText(writers[0], std::string("PRAGMA ") + name).value_or("error"), value) << name;
+      {"journal_mode", "wal"},    {"synchronous", "2"},     {"foreign_keys", "1"},
+      {"trusted_schema", "0"},    {"cell_size_check", "1"}, {"mmap_size", "0"},
+      {"wal_autocheckpoint", "0"}};
+  for (const auto& [name, value] : settings)
+    EXPECT_EQ(QueryText(writers[0], std::string("PRAGMA ") + name).value_or("error"), value)
+        << name;
 }
 
 TEST_F(StoreTest, TheWriteAheadLogIsCopiedAtAThousandPagesAndEmptiedWhenThereIsTime) {
   ASSERT_TRUE(Open().ok());
   const std::string log = options_.directory + "/" + kStoreFile + "-wal";
   for (uint64_t commit = 1; commit <= 20; ++commit) {
-    ASSERT_TRUE(Commit(commit, {"a"}, {{"host", "lab/h1", std::string(1 << 20, static_cast<char>('a' + commit))}}).ok());
+    ASSERT_TRUE(Commit(commit, {"a"},
+                       {{"host", "lab/h1", std::string(1 << 20, static_cast<char>('a' + commit))}})
+                    .ok());
     ASSERT_LT(std::filesystem::file_size(log), 8u << 20) << commit;
   }
   store_->Idle();
@@ -180,11 +198,15 @@ TEST_F(StoreTest, AReadersTransactionIsOfAThousandCommitsAtMost) {
   ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &writer), SQLITE_OK);
   uint64_t read = 0;
   const absl::Status status = ReadJournal(1, 1100, [&](uint64_t commit, const std::string&) {
-    if (commit == 1) EXPECT_TRUE(Execute(writer, "UPDATE journal SET bytes = 'z' WHERE commit_number IN (900, 1050)").ok());
+    if (commit == 1)
+      EXPECT_TRUE(
+          Execute(writer, "UPDATE journal SET bytes = 'z' WHERE commit_number IN (900, 1050)")
+              .ok());
     read = commit;
   });
   sqlite3_close(writer);
-  // What changed meanwhile isn't in the transaction of commit 1, which 900 is of; it is in that of 1050.
+  // What changed meanwhile isn't in the transaction of commit 1, which 900 is of; it is in that of
+  // 1050.
   EXPECT_EQ(read, 1049u);
   EXPECT_THAT(std::string(status.message()), HasSubstr("checksum of commit 1050"));
 }
@@ -199,7 +221,8 @@ TEST_F(StoreTest, ASecondDaemonIsRefused) {
 
 TEST_F(StoreTest, ACopyIsServedOnlyOnceItIsAdopted) {
   ASSERT_TRUE(Open().ok());
-  if (FileIdentity(options_.directory + "/" + kStoreFile).empty()) GTEST_SKIP() << directory_ << " lies where inodes say nothing";
+  if (FileIdentity(options_.directory + "/" + kStoreFile).empty())
+    GTEST_SKIP() << directory_ << " lies where inodes say nothing";
   ASSERT_TRUE(Commit(1, {"e"}).ok());
   const std::string original = options_.directory, id = recovered_.store_id;
   store_.reset();
@@ -228,8 +251,10 @@ TEST(PlaceTest, AFileIsKnownByWhatIsKnownOfIt) {
     const char *one, *other;
     bool same;
   };
-  for (const Case& c : {Case{"7.100.5", "7.100.5", true}, Case{"7.100.5", "7.100.6", false}, Case{"7.100.5", "8.100.5", false}, Case{"7.100.5", "7.0.0", true},
-                        Case{"7.0.0", "8.0.0", false}, Case{"7.0.0", "7.0.0", true}, Case{"7.100.5", "", true}, Case{"", "7.0.0", true}}) {
+  for (const Case& c : {Case{"7.100.5", "7.100.5", true}, Case{"7.100.5", "7.100.6", false},
+                        Case{"7.100.5", "8.100.5", false}, Case{"7.100.5", "7.0.0", true},
+                        Case{"7.0.0", "8.0.0", false}, Case{"7.0.0", "7.0.0", true},
+                        Case{"7.100.5", "", true}, Case{"", "7.0.0", true}}) {
     EXPECT_EQ(MayBeSameFile(c.one, c.other), c.same) << c.one << " " << c.other;
   }
 }
@@ -246,8 +271,10 @@ TEST_F(StoreTest, ANetworkFileSystemIsRefused) {
   const absl::Status status = Open();
   g_file_system = 0;
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(options_.directory + " is on a network file system (nfs)"));
-  EXPECT_TRUE(std::filesystem::is_empty(options_.directory)) << "neither a lock nor a database was made there";
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(options_.directory + " is on a network file system (nfs)"));
+  EXPECT_TRUE(std::filesystem::is_empty(options_.directory))
+      << "neither a lock nor a database was made there";
   EXPECT_TRUE(Open().ok());
 }
 
@@ -261,21 +288,24 @@ class TakenStoreTest : public StoreTest, public ::testing::WithParamInterface<Th
 TEST_P(TakenStoreTest, RefusesACommitAndLeavesNothingOfIt) {
   ASSERT_TRUE(Open().ok());
   ASSERT_TRUE(Commit(1, {"a"}).ok());
-  sqlite3* thief = nullptr;    // a second writer, as after a lost lock
+  sqlite3* thief = nullptr;  // a second writer, as after a lost lock
   ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &thief), SQLITE_OK);
   ASSERT_TRUE(Execute(thief, GetParam().sql).ok());
   EXPECT_EQ(Commit(2, {"b"}, {{"meta", "", "m"}}).code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(Commit(2, {"b"}).code(), absl::StatusCode::kFailedPrecondition) << "a store that failed refuses everything";
+  EXPECT_EQ(Commit(2, {"b"}).code(), absl::StatusCode::kFailedPrecondition)
+      << "a store that failed refuses everything";
   EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM journal"), 1);
   EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM rows"), 0);
   sqlite3_close(thief);
 }
 
-INSTANTIATE_TEST_SUITE_P(Store, TakenStoreTest,
-                         ::testing::Values(ThiefCase{"AnotherEpoch", "UPDATE meta SET epoch = epoch + 1"},
-                                           // As where two copies of one store were opened, and their files changed places.
-                                           ThiefCase{"AnotherInstanceOfTheSameEpoch", "UPDATE meta SET instance = 'thief'"}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Store, TakenStoreTest,
+    ::testing::Values(
+        ThiefCase{"AnotherEpoch", "UPDATE meta SET epoch = epoch + 1"},
+        // As where two copies of one store were opened, and their files changed places.
+        ThiefCase{"AnotherInstanceOfTheSameEpoch", "UPDATE meta SET instance = 'thief'"}),
+    [](const auto& info) { return info.param.name; });
 
 struct DamageCase {
   const char* name;
@@ -299,11 +329,17 @@ TEST_P(DamagedStoreTest, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(
     Store, DamagedStoreTest,
     ::testing::Values(
-        DamageCase{"FlippedByte", "UPDATE journal SET bytes = 'z' WHERE commit_number = 3 AND seq = 1", absl::StatusCode::kDataLoss, "checksum of commit 3"},
-        DamageCase{"MissingCommit", "DELETE FROM journal WHERE commit_number = 3", absl::StatusCode::kDataLoss, "commit 2 lacks"},
-        DamageCase{"MissingEvent", "DELETE FROM journal WHERE commit_number = 3 AND seq = 0", absl::StatusCode::kDataLoss, "lacks event"},
-        DamageCase{"MissingEnd", "DELETE FROM journal WHERE commit_number = 5", absl::StatusCode::kDataLoss, "ends at commit 4"},
-        DamageCase{"NewerVersion", "PRAGMA user_version = 99", absl::StatusCode::kFailedPrecondition, "newer than this musterd"}),
+        DamageCase{"FlippedByte",
+                   "UPDATE journal SET bytes = 'z' WHERE commit_number = 3 AND seq = 1",
+                   absl::StatusCode::kDataLoss, "checksum of commit 3"},
+        DamageCase{"MissingCommit", "DELETE FROM journal WHERE commit_number = 3",
+                   absl::StatusCode::kDataLoss, "commit 2 lacks"},
+        DamageCase{"MissingEvent", "DELETE FROM journal WHERE commit_number = 3 AND seq = 0",
+                   absl::StatusCode::kDataLoss, "lacks event"},
+        DamageCase{"MissingEnd", "DELETE FROM journal WHERE commit_number = 5",
+                   absl::StatusCode::kDataLoss, "ends at commit 4"},
+        DamageCase{"NewerVersion", "PRAGMA user_version = 99",
+                   absl::StatusCode::kFailedPrecondition, "newer than this musterd"}),
     [](const auto& info) { return info.param.name; });
 
 // What the thread that musterd starts for it finds: damage that opening the store doesn't meet.
@@ -323,11 +359,13 @@ TEST_F(StoreTest, TheCheckOfTheWholeStoreFindsAChangedEvent) {
 TEST_F(StoreTest, TheCheckOfTheWholeStoreFindsADamagedPage) {
   ASSERT_TRUE(Open().ok());
   ASSERT_TRUE(Commit(1, {"x"}).ok());
-  store_.reset();                              // nothing is left in the write-ahead log
+  store_.reset();  // nothing is left in the write-ahead log
   const std::string file = options_.directory + "/" + kStoreFile;
   sqlite3* db = nullptr;
   ASSERT_EQ(sqlite3_open(file.c_str(), &db), SQLITE_OK);
-  const int64_t page = *QueryInt(db, "SELECT rootpage FROM sqlite_master WHERE name = 'history_by_end'"), page_bytes = *QueryInt(db, "PRAGMA page_size");
+  const int64_t page = *QueryInt(
+                    db, "SELECT rootpage FROM sqlite_master WHERE name = 'history_by_end'"),
+                page_bytes = *QueryInt(db, "PRAGMA page_size");
   sqlite3_close(db);
   ASSERT_TRUE(Open().ok());
   EXPECT_TRUE(CheckStore(options_.directory).ok());
@@ -343,11 +381,14 @@ TEST_F(StoreTest, TheCheckOfTheWholeStoreFindsADamagedPage) {
 // A store as version 1 wrote it: without history.
 constexpr char kVersionOne[] =
     "PRAGMA journal_mode=WAL;"
-    "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), store_id TEXT NOT NULL, epoch INTEGER NOT NULL,"
+    "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), store_id TEXT NOT NULL, epoch "
+    "INTEGER NOT NULL,"
     " instance TEXT NOT NULL, last_commit INTEGER NOT NULL);"
-    "CREATE TABLE journal (commit_number INTEGER NOT NULL, seq INTEGER NOT NULL, now_ns INTEGER NOT NULL, crc INTEGER NOT NULL,"
+    "CREATE TABLE journal (commit_number INTEGER NOT NULL, seq INTEGER NOT NULL, now_ns INTEGER "
+    "NOT NULL, crc INTEGER NOT NULL,"
     " bytes BLOB NOT NULL, PRIMARY KEY (commit_number, seq)) WITHOUT ROWID;"
-    "CREATE TABLE rows (kind TEXT NOT NULL, id TEXT NOT NULL, bytes BLOB NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;"
+    "CREATE TABLE rows (kind TEXT NOT NULL, id TEXT NOT NULL, bytes BLOB NOT NULL, PRIMARY KEY "
+    "(kind, id)) WITHOUT ROWID;"
     "INSERT INTO meta VALUES (1, '0123456789abcdef0123456789abcdef', 7, 'x', 0);"
     "INSERT INTO rows VALUES ('meta', '', 'm'); PRAGMA user_version = 1";
 
@@ -362,7 +403,8 @@ TEST_F(StoreTest, VersionOneIsMigrated) {
   // What it was before lies beside it, whole.
   store_.reset();
   sqlite3* before = nullptr;
-  ASSERT_EQ(sqlite3_open((options_.directory + "/muster.db.version-1").c_str(), &before), SQLITE_OK);
+  ASSERT_EQ(sqlite3_open((options_.directory + "/muster.db.version-1").c_str(), &before),
+            SQLITE_OK);
   EXPECT_EQ(*QueryInt(before, "PRAGMA user_version"), 1);
   EXPECT_EQ(*QueryInt(before, "SELECT epoch FROM meta"), 7);
   EXPECT_EQ(*QueryInt(before, "SELECT count(*) FROM rows"), 1);
@@ -371,14 +413,19 @@ TEST_F(StoreTest, VersionOneIsMigrated) {
 
 TEST_F(StoreTest, AMigrationThatFailsHalfwayLeavesTheStoreAsItWas) {
   std::filesystem::create_directories(options_.directory);
-  Damage(std::string(kVersionOne) + "; CREATE TABLE history_by_owner (in_the_way)");   // of an index that the step makes after its table
+  Damage(std::string(kVersionOne) +
+         "; CREATE TABLE history_by_owner (in_the_way)");  // of an index that the step makes after
+                                                           // its table
   const absl::Status status = Open();
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), HasSubstr("migration from version 1"));
   sqlite3* db = nullptr;
   ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &db), SQLITE_OK);
   EXPECT_EQ(*QueryInt(db, "PRAGMA user_version"), 1);
-  EXPECT_EQ(*QueryInt(db, "SELECT count(*) FROM sqlite_master WHERE name IN ('history', 'history_by_end')"), 0);
+  EXPECT_EQ(
+      *QueryInt(db,
+                "SELECT count(*) FROM sqlite_master WHERE name IN ('history', 'history_by_end')"),
+      0);
   EXPECT_EQ(*QueryInt(db, "SELECT epoch FROM meta"), 7);
   EXPECT_TRUE(Execute(db, "DROP TABLE history_by_owner").ok());
   sqlite3_close(db);
@@ -402,7 +449,8 @@ class OlderStoreTest : public StoreTest, public ::testing::WithParamInterface<in
 INSTANTIATE_TEST_SUITE_P(Versions, OlderStoreTest, ::testing::Range(2, kSchemaVersion));
 
 TEST_P(OlderStoreTest, IsMigratedAndItsJournalNotAppliedByNewRules) {
-  const std::string copy = absl::StrCat("muster.db.version-", GetParam());   // with the tables of now
+  const std::string copy =
+      absl::StrCat("muster.db.version-", GetParam());  // with the tables of now
   ASSERT_TRUE(Open().ok());
   for (uint64_t i = 1; i <= 3; ++i) {
     pb::Event step;
@@ -420,7 +468,8 @@ TEST_P(OlderStoreTest, IsMigratedAndItsJournalNotAppliedByNewRules) {
   ASSERT_TRUE(Commit(4, {step.SerializeAsString()}).ok());
   EXPECT_TRUE(BackupStore(options_.directory, directory_ + "/copy").ok());
   store_.reset();
-  for (const auto& [file, version, first] : {std::tuple{std::string(kStoreFile), kSchemaVersion, 2}, std::tuple{copy, GetParam(), 1}}) {
+  for (const auto& [file, version, first] :
+       {std::tuple{std::string(kStoreFile), kSchemaVersion, 2}, std::tuple{copy, GetParam(), 1}}) {
     sqlite3* db = nullptr;
     ASSERT_EQ(sqlite3_open((options_.directory + "/" + file).c_str(), &db), SQLITE_OK);
     EXPECT_EQ(*QueryInt(db, "PRAGMA user_version"), version) << file;
@@ -460,16 +509,20 @@ TEST_F(StoreTest, TheHistoryIsReadBesideTheWriter) {
     job.set_state(number == 3 ? pb::FAILED : pb::SUCCEEDED);
     job.set_end_ns(kDay);
     job.mutable_spec()->set_queue("research");
-    ASSERT_TRUE(Commit(number, {"e"}, {{"job", std::to_string(number), job.SerializeAsString()}}).ok());
+    ASSERT_TRUE(
+        Commit(number, {"e"}, {{"job", std::to_string(number), job.SerializeAsString()}}).ok());
   }
   const std::string newest = job.SerializeAsString();
-  for (const auto& [id, want] : std::map<std::string, std::string>{{"5", newest}, {"uid5", newest}, {"6", ""}, {"uid", ""}, {"", ""}, {"-1", ""}}) {
+  for (const auto& [id, want] : std::map<std::string, std::string>{
+           {"5", newest}, {"uid5", newest}, {"6", ""}, {"uid", ""}, {"", ""}, {"-1", ""}}) {
     EXPECT_EQ(*(*history)->Find(id), want) << id;
   }
   const auto scan = [&](uint64_t before, uint64_t above, int most) {
     std::string seen;
     const absl::Status status = (*history)->Scan(before, above, [&](const History::Row& row) {
-      seen += std::to_string(row.number) + std::string(row.owner) + std::string(row.queue.substr(0, 1)) + std::to_string(row.state) + (row.record() == newest ? "*" : "") + " ";
+      seen += std::to_string(row.number) + std::string(row.owner) +
+              std::string(row.queue.substr(0, 1)) + std::to_string(row.state) +
+              (row.record() == newest ? "*" : "") + " ";
       return --most > 0;
     });
     EXPECT_TRUE(status.ok()) << status;
@@ -515,12 +568,15 @@ TEST_F(StoreTest, AStoreThatNeverRestsTrimsAsFastAsItGrows) {
 
 TEST(PlaceTest, SubmissionsNeedRoomOnTheDisk) {
   EXPECT_EQ(WhyNoRoom("/", 0), "");
-  EXPECT_THAT(WhyNoRoom("/", int64_t{1} << 60), HasSubstr("MiB are free in /; new jobs are taken again once there are 1099511627776"));
+  EXPECT_THAT(
+      WhyNoRoom("/", int64_t{1} << 60),
+      HasSubstr("MiB are free in /; new jobs are taken again once there are 1099511627776"));
   EXPECT_THAT(WhyNoRoom("/nowhere", 0), HasSubstr("No such file"));
 }
 
 TEST(PlaceTest, RoomIsAskedForNowAndThen) {
-  const std::string folder = std::filesystem::temp_directory_path() / absl::StrCat("room-", getpid());
+  const std::string folder =
+      std::filesystem::temp_directory_path() / absl::StrCat("room-", getpid());
   ManualClock clock;
   RoomWatch room(folder, &clock, 0);
   EXPECT_THAT(room.Why(), HasSubstr("No such file"));
@@ -553,7 +609,8 @@ TEST_F(StoreTest, AStoreOfANewerReleaseIsNeitherCheckedNorReplayed) {
   Damage(absl::StrCat("PRAGMA user_version = ", kSchemaVersion + 1));
   const std::string file = options_.directory + "/" + kStoreFile;
   EXPECT_EQ(VerifyStore(file).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(ReplayStore(file, SchedulingOptions()).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReplayStore(file, SchedulingOptions()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(StoreTest, ABackupIsServedOnlyOnceItIsAdopted) {
@@ -563,7 +620,8 @@ TEST_F(StoreTest, ABackupIsServedOnlyOnceItIsAdopted) {
   ASSERT_TRUE(Commit(1, {step.SerializeAsString()}).ok());
   const std::string copy = directory_ + "/copy";
   const absl::Status made = BackupStore(options_.directory, copy);
-  EXPECT_EQ(made.code(), absl::StatusCode::kDataLoss) << "its rows are not what its journal makes: " << made;
+  EXPECT_EQ(made.code(), absl::StatusCode::kDataLoss)
+      << "its rows are not what its journal makes: " << made;
   EXPECT_FALSE(std::filesystem::exists(copy));
   EXPECT_FALSE(std::filesystem::exists(copy + ".part"));
   State state;
@@ -588,9 +646,11 @@ TEST_F(StoreTest, ABackupIsServedOnlyOnceItIsAdopted) {
   EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition);
   options_.adopt_restored = true;
   ASSERT_TRUE(Open().ok());
-  EXPECT_GT(recovered_.epoch, epoch + 1'000'000'000) << "above every epoch that an agent can have seen";
+  EXPECT_GT(recovered_.epoch, epoch + 1'000'000'000)
+      << "above every epoch that an agent can have seen";
   options_.adopt_restored = false;
-  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition) << "nothing was committed: it is a backup still";
+  EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition)
+      << "nothing was committed: it is a backup still";
   options_.adopt_restored = true;
   ASSERT_TRUE(Open().ok());
   ASSERT_TRUE(Commit(3, {step.SerializeAsString()}).ok());
@@ -613,7 +673,8 @@ TEST_F(StoreTest, WhatIsTrimmedWhileVerifyReadsIsNotMissing) {
   file = options_.directory + "/" + kStoreFile;
   // Right before it begins with the journal, musterd trims five commits.
   const auto before_journal = +[](unsigned, void*, void*, void* text) -> int {
-    if (std::string_view(static_cast<const char*>(text)).starts_with("SELECT commit_number, seq") && trims++ == 0) {
+    if (std::string_view(static_cast<const char*>(text)).starts_with("SELECT commit_number, seq") &&
+        trims++ == 0) {
       sqlite3* writer = nullptr;
       EXPECT_EQ(sqlite3_open(file.c_str(), &writer), SQLITE_OK);
       EXPECT_TRUE(Execute(writer, "DELETE FROM journal WHERE commit_number <= 5").ok());
@@ -624,7 +685,8 @@ TEST_F(StoreTest, WhatIsTrimmedWhileVerifyReadsIsNotMissing) {
   static int (*traced)(unsigned, void*, void*, void*);
   traced = before_journal;
   const auto opened = +[](sqlite3* db, const char**, const sqlite3_api_routines*) -> int {
-    if (sqlite3_db_readonly(db, "main") == 1) sqlite3_trace_v2(db, SQLITE_TRACE_STMT, traced, nullptr);
+    if (sqlite3_db_readonly(db, "main") == 1)
+      sqlite3_trace_v2(db, SQLITE_TRACE_STMT, traced, nullptr);
     return SQLITE_OK;
   };
   const std::string copy = directory_ + "/copy";

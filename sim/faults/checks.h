@@ -1,6 +1,6 @@
-// What may never happen, checked from outside: of the scheduler only what it committed and what it sent is read, of the hosts what
-// really ran. Nothing here uses the engine's code. The rules are CONTRACTS' S0-S4, of R1 what checkpoints and ends show, and single rules where
-// it says so.
+// What may never happen, checked from outside: of the scheduler only what it committed and what it
+// sent is read, of the hosts what really ran. Nothing here uses the engine's code. The rules are
+// CONTRACTS' S0-S4, of R1 what checkpoints and ends show, and single rules where it says so.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace muster::sim::faults {
 
 // What a host's shim knows of the end of its part.
 struct TrueEnd {
-  bool recorded = false;                     // DIR/exits was written
+  bool recorded = false;  // DIR/exits was written
   bool all_exited_0 = false;
   bool stop_sent = false;
 };
@@ -35,25 +35,31 @@ class Checker {
   void Violate(int64_t now_ns, const std::string& what);
 
   // ---- what really happens on hosts (cluster/host) ----
-  void OnStart(int64_t now_ns, const std::string& host, const std::string& boot_id, const std::string& prepared_boot_id,
-               const pb::Prepare& prepare);
+  void OnStart(int64_t now_ns, const std::string& host, const std::string& boot_id,
+               const std::string& prepared_boot_id, const pb::Prepare& prepare);
   // A message of the scheduler has reached the host's agent.
   void OnAgentHeard(int64_t now_ns, const std::string& host) { agent_heard_ns_[host] = now_ns; }
   // Its agent has acted on a command of this epoch and commit.
-  void OnActed(const std::string& host, uint64_t epoch, uint64_t commit) { acted_[host] = std::max(acted_[host], {epoch, commit}); }
+  void OnActed(const std::string& host, uint64_t epoch, uint64_t commit) {
+    acted_[host] = std::max(acted_[host], {epoch, commit});
+  }
   // A loss of power has left what it acted on until then at the earliest.
-  void OnSeenLost(const std::string& host, std::pair<uint64_t, uint64_t> left) { acted_[host] = std::min(acted_[host], left); }
+  void OnSeenLost(const std::string& host, std::pair<uint64_t, uint64_t> left) {
+    acted_[host] = std::min(acted_[host], left);
+  }
   // What its agent says that it has seen.
   void OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit);
   // No process of it is left there; its shim may go on until it could write how they ended.
   void OnProcessesGone(const std::string& host, const pb::AttemptKey& key);
   // Nor its shim.
   void OnEnd(const std::string& host, const pb::AttemptKey& key, const TrueEnd& end);
-  // Nothing runs there from now on, though it is there: a machine that sleeps. `killed`: attempts of which nothing will run again.
+  // Nothing runs there from now on, though it is there: a machine that sleeps. `killed`: attempts
+  // of which nothing will run again.
   void OnAsleep(const std::string& host);
   void OnAwake(int64_t now_ns, const std::string& host, const std::set<std::string>& killed);
   // The attempt's export has been brought to its target, where that of `by` lies now.
-  void OnPublished(int64_t now_ns, const std::string& host, const pb::AttemptKey& key, const std::string& by);
+  void OnPublished(int64_t now_ns, const std::string& host, const pb::AttemptKey& key,
+                   const std::string& by);
   // Everything that the host knew of its attempts is gone.
   void OnStateLost(const std::string& host);
 
@@ -64,14 +70,18 @@ class Checker {
   void OnCommit(const Transaction& transaction, int64_t true_now_ns);
   void OnPlan(int64_t now_ns, const Plan& plan);
   void OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
-  // By a scheduler that another has replaced: the other may already have decided that a fence has ended what this one puts it off for.
-  // `alone`: it serves the original of a store whose copy is the one that counts.
-  void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message, bool alone);
+  // By a scheduler that another has replaced: the other may already have decided that a fence has
+  // ended what this one puts it off for. `alone`: it serves the original of a store whose copy is
+  // the one that counts.
+  void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message,
+                       bool alone);
   void OnCommitAlone(const Transaction& transaction);
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
-  // The store holds these rows again, of its commit `commit`; what was committed since is unknown to it. `newest`: nothing was; it is a copy.
-  void OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows, uint64_t commit, bool newest);
+  // The store holds these rows again, of its commit `commit`; what was committed since is unknown
+  // to it. `newest`: nothing was; it is a copy.
+  void OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows,
+                  uint64_t commit, bool newest);
   bool Stores(const std::string& key) const { return committed_key_.count(key) > 0; }
   // The scheduler starts, and this is what the store holds.
   void OnRecovered(int64_t now_ns);
@@ -85,7 +95,7 @@ class Checker {
   void OnMuted(const std::string& host) { muted_.insert(host); }
   void set_lease_ns(int64_t lease_ns) { lease_ns_ = lease_ns; }
   int64_t unfinished_jobs() const;
-  const std::map<std::string, pb::JobRecord>& jobs() const { return jobs_; }   // by uid
+  const std::map<std::string, pb::JobRecord>& jobs() const { return jobs_; }  // by uid
 
  private:
   struct Live {
@@ -97,60 +107,76 @@ class Checker {
     const pb::TaskRecord* task = nullptr;
     const pb::AttemptRecord* attempt = nullptr;
     int task_index = 0;
-    int part = -1;                           // on the host asked for; -1: none
+    int part = -1;  // on the host asked for; -1: none
   };
 
   Known Find(const pb::AttemptKey& key, const std::string& host) const;
   static bool Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt);
   void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
-  void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord* before, const pb::AttemptRecord& after);
-  // Of an attempt that resumed from an earlier record, the first one strikes those with more steps than that: an abandoned branch.
+  void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
+                    const pb::AttemptRecord* before, const pb::AttemptRecord& after);
+  // Of an attempt that resumed from an earlier record, the first one strikes those with more steps
+  // than that: an abandoned branch.
   void Record(const pb::AttemptKey& key, const pb::Checkpoint& checkpoint);
   void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
   void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
   void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
   bool AnyTaskWaits() const;
   void RestoreHistories();
-  bool Lives(const std::string& attempt, const std::string& host) const { return live_.count({attempt, host}) > 0; }
-  bool Executes(const std::string& attempt, const std::string& host) const { return Lives(attempt, host) && asleep_.count({attempt, host}) == 0; }
+  bool Lives(const std::string& attempt, const std::string& host) const {
+    return live_.count({attempt, host}) > 0;
+  }
+  bool Executes(const std::string& attempt, const std::string& host) const {
+    return Lives(attempt, host) && asleep_.count({attempt, host}) == 0;
+  }
 
   Counters& counters_;
   std::vector<std::string> violations_;
   int64_t lease_ns_ = 0;
-  std::map<std::pair<std::string, std::string>, Live> live_;        // by (attempt, host)
-  std::set<std::pair<std::string, std::string>> asleep_;            // of those, which execute nothing
-  std::set<std::pair<std::string, std::string>> started_;           // ever
-  std::map<std::pair<std::string, std::string>, TrueEnd> ends_;     // by (attempt, host)
-  std::set<std::pair<std::string, std::string>> records_lost_;      // (attempt, host): nobody there knows of it any more
-  std::map<std::string, pb::JobRecord> jobs_;                       // by uid, as committed
-  std::map<std::string, std::string> uid_of_row_;                   // by row id
-  std::map<std::string, uint64_t> number_of_key_;                   // acknowledged
-  std::map<std::string, uint64_t> committed_key_;                   // in the store
-  std::set<uint64_t> cancelled_;                                    // acknowledged
-  std::map<std::string, int64_t> heard_ns_, agent_heard_ns_;        // by host: by the scheduler of it, by it of the scheduler
-  std::map<std::string, std::pair<uint64_t, uint64_t>> acted_;      // by host: epoch and commit
-  std::set<std::string> muted_;                                     // hosts
+  std::map<std::pair<std::string, std::string>, Live> live_;     // by (attempt, host)
+  std::set<std::pair<std::string, std::string>> asleep_;         // of those, which execute nothing
+  std::set<std::pair<std::string, std::string>> started_;        // ever
+  std::map<std::pair<std::string, std::string>, TrueEnd> ends_;  // by (attempt, host)
+  std::set<std::pair<std::string, std::string>>
+      records_lost_;                           // (attempt, host): nobody there knows of it any more
+  std::map<std::string, pb::JobRecord> jobs_;  // by uid, as committed
+  std::map<std::string, std::string> uid_of_row_;  // by row id
+  std::map<std::string, uint64_t> number_of_key_;  // acknowledged
+  std::map<std::string, uint64_t> committed_key_;  // in the store
+  std::set<uint64_t> cancelled_;                   // acknowledged
+  std::map<std::string, int64_t> heard_ns_,
+      agent_heard_ns_;  // by host: by the scheduler of it, by it of the scheduler
+  std::map<std::string, std::pair<uint64_t, uint64_t>> acted_;  // by host: epoch and commit
+  std::set<std::string> muted_;                                 // hosts
   std::map<std::string, pb::HostRecord> hosts_;
-  std::vector<pb::AttemptKey> placed_;                              // by the newest commit
-  std::set<std::string> abandoned_;                                 // attempts that only the time after a backup knows
-  std::set<std::string> of_backup_;                                 // attempts that the newest backup knows
-  std::set<std::pair<std::string, std::string>> starts_sent_;       // (attempt, host), when it was committed that the gang starts
-  std::map<std::string, uint64_t> publishes_sent_;                  // by attempt: `restores_` when its export's publication was ordered
-  std::set<std::string> published_;                                 // attempts
-  std::map<std::string, std::string> published_for_;                // attempt by job and task, since the newest restore
+  std::vector<pb::AttemptKey> placed_;  // by the newest commit
+  std::set<std::string> abandoned_;     // attempts that only the time after a backup knows
+  std::set<std::string> of_backup_;     // attempts that the newest backup knows
+  std::set<std::pair<std::string, std::string>>
+      starts_sent_;  // (attempt, host), when it was committed that the gang starts
+  std::map<std::string, uint64_t>
+      publishes_sent_;  // by attempt: `restores_` when its export's publication was ordered
+  std::set<std::string> published_;  // attempts
+  std::map<std::string, std::string>
+      published_for_;  // attempt by job and task, since the newest restore
   uint64_t restores_ = 0;
-  std::map<std::string, std::vector<pb::Checkpoint>> records_;      // by job and task, since the newest restore
-  std::set<std::string> struck_;                                    // paths of them
-  // Fenced ones there, put off by a scheduler whose store was cloned, until their processes are gone or the other scheduler serves the host.
-  std::set<std::pair<std::string, std::string>> renewed_alone_;     // (attempt, host)
-  std::set<std::pair<std::string, std::string>> publishes_sent_alone_;   // (attempt, host), until the other scheduler serves the host
-  std::set<std::string> answered_;                                  // hosts, since the newest restore
-  std::set<std::string> unheard_;                                   // hosts that nobody waited for any more
-  std::set<std::string> forgot_;                                    // hosts that lost their memory since: nothing keeps them from a store's original
-  std::set<std::pair<std::string, std::string>> unheard_before_;    // (attempt, host): ran unknown there when a store was restored once more
+  std::map<std::string, std::vector<pb::Checkpoint>>
+      records_;                   // by job and task, since the newest restore
+  std::set<std::string> struck_;  // paths of them
+  // Fenced ones there, put off by a scheduler whose store was cloned, until their processes are
+  // gone or the other scheduler serves the host.
+  std::set<std::pair<std::string, std::string>> renewed_alone_;  // (attempt, host)
+  std::set<std::pair<std::string, std::string>>
+      publishes_sent_alone_;        // (attempt, host), until the other scheduler serves the host
+  std::set<std::string> answered_;  // hosts, since the newest restore
+  std::set<std::string> unheard_;   // hosts that nobody waited for any more
+  std::set<std::string>
+      forgot_;  // hosts that lost their memory since: nothing keeps them from a store's original
+  std::set<std::pair<std::string, std::string>>
+      unheard_before_;  // (attempt, host): ran unknown there when a store was restored once more
   bool restoring_ = false;
   uint64_t epoch_ = 0;
-  int64_t epoch_ns_ = 0;                     // when its scheduler started
+  int64_t epoch_ns_ = 0;  // when its scheduler started
   uint64_t commit_ = 0;
 };
 

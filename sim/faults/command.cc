@@ -37,10 +37,14 @@ int Fail(const std::string& text) {
 }
 
 // One failing run, with all that replays it.
-void Tell(const Arguments& args, const Config& config, uint64_t seed, const std::vector<Fault>& all, const std::vector<Fault>& faults, const RunResult& result) {
-  std::fprintf(stderr, "seed %llu, commit %s: %zu violations\n", static_cast<unsigned long long>(seed), MUSTER_COMMIT, result.violations.size());
-  for (const std::string& violation : result.violations) std::fprintf(stderr, "  %s\n", violation.c_str());
-  const std::vector<Fault> fewer = args.no_shrink ? faults : Shrink(config, seed, faults, kShrinkRuns);
+void Tell(const Arguments& args, const Config& config, uint64_t seed, const std::vector<Fault>& all,
+          const std::vector<Fault>& faults, const RunResult& result) {
+  std::fprintf(stderr, "seed %llu, commit %s: %zu violations\n",
+               static_cast<unsigned long long>(seed), MUSTER_COMMIT, result.violations.size());
+  for (const std::string& violation : result.violations)
+    std::fprintf(stderr, "  %s\n", violation.c_str());
+  const std::vector<Fault> fewer =
+      args.no_shrink ? faults : Shrink(config, seed, faults, kShrinkRuns);
   std::string only;
   std::fprintf(stderr, "it fails with %zu of its %zu faults:\n", fewer.size(), all.size());
   for (const Fault& fault : fewer) {
@@ -50,25 +54,35 @@ void Tell(const Arguments& args, const Config& config, uint64_t seed, const std:
     absl::StrAppend(&only, only.empty() ? "" : ",", index);
   }
   if (!fewer.empty() && fewer.size() < faults.size()) {
-    for (const std::string& violation : Run(config, seed, fewer).violations) std::fprintf(stderr, "  then: %s\n", violation.c_str());
+    for (const std::string& violation : Run(config, seed, fewer).violations)
+      std::fprintf(stderr, "  then: %s\n", violation.c_str());
   }
-  std::fprintf(stderr, "replay: muster-sim --seed %llu --only %s", static_cast<unsigned long long>(seed), only.empty() ? "none" : only.c_str());
+  std::fprintf(stderr, "replay: muster-sim --seed %llu --only %s",
+               static_cast<unsigned long long>(seed), only.empty() ? "none" : only.c_str());
   if (args.config.empty()) {
     std::fprintf(stderr, "\n");
   } else {
-    std::fprintf(stderr, " --config %s, which says\n%s", args.config.c_str(), ConfigText(config).c_str());
+    std::fprintf(stderr, " --config %s, which says\n%s", args.config.c_str(),
+                 ConfigText(config).c_str());
   }
 }
 
 }  // namespace
 
 int Main(int argc, char** argv) {
-  CLI::App app{"Runs scheduler, agents and shims against faults on a virtual clock; the seed decides everything.", "muster-sim"};
+  CLI::App app{
+      "Runs scheduler, agents and shims against faults on a virtual clock; the seed decides "
+      "everything.",
+      "muster-sim"};
   Arguments args;
   app.add_option("--seed", args.seed, "The first, or only, seed")->required();
-  app.add_option("--seeds", args.seeds, "So many seeds, one after the other")->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
-  app.add_option("--config", args.config, "Lines `name: value`: hosts, gpus, jobs, faults, sqlite, duration, patience, lease, heartbeat, work, latency");
-  app.add_option("--only", args.only, "Of the seed's faults only these (numbers joined by commas, or none)");
+  app.add_option("--seeds", args.seeds, "So many seeds, one after the other")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
+  app.add_option("--config", args.config,
+                 "Lines `name: value`: hosts, gpus, jobs, faults, sqlite, duration, patience, "
+                 "lease, heartbeat, work, latency");
+  app.add_option("--only", args.only,
+                 "Of the seed's faults only these (numbers joined by commas, or none)");
   app.add_flag("--json", args.json, "One line of JSON at the end instead of the table");
   app.add_flag("--no-shrink", args.no_shrink, "Don't look for a shorter list of faults that fails");
   app.add_flag("--until-failure", args.until_failure, "Stop at the first seed that fails");
@@ -77,13 +91,14 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  SilenceLog();                              // faults are what it is full of
+  SilenceLog();  // faults are what it is full of
   Config config;
   if (!args.config.empty()) {
     const absl::StatusOr<std::string> text = ReadFile(args.config);
     if (!text.ok()) return Fail(std::string(text.status().message()));
     const absl::StatusOr<Config> parsed = ParseConfig(*text);
-    if (!parsed.ok()) return Fail(absl::StrCat(args.config, ":", std::string(parsed.status().message())));
+    if (!parsed.ok())
+      return Fail(absl::StrCat(args.config, ":", std::string(parsed.status().message())));
     config = *parsed;
   }
   Counters counters;
@@ -98,7 +113,8 @@ int Main(int argc, char** argv) {
       for (const absl::string_view word : absl::StrSplit(args.only, ',', absl::SkipEmpty())) {
         size_t index = 0;
         if (word == "none") continue;
-        if (!absl::SimpleAtoi(word, &index) || index >= all.size()) return Fail(absl::StrCat("--only: there is no fault ", std::string(word)));
+        if (!absl::SimpleAtoi(word, &index) || index >= all.size())
+          return Fail(absl::StrCat("--only: there is no fault ", std::string(word)));
         faults.push_back(all[index]);
       }
     }
@@ -112,15 +128,22 @@ int Main(int argc, char** argv) {
     if (!args.json) Tell(args, config, seed, all, faults, result);
     if (args.until_failure) break;
   }
-  const double speed = real_ns > 0 ? static_cast<double>(virtual_ns) / static_cast<double>(real_ns) : 0;
+  const double speed =
+      real_ns > 0 ? static_cast<double>(virtual_ns) / static_cast<double>(real_ns) : 0;
   if (args.json) {
     std::string names;
-    for (size_t i = 0; i < kCounterNames.size(); ++i) absl::StrAppend(&names, i == 0 ? "" : ",", "\"", kCounterNames[i], "\":", counters.at(i));
-    absl::PrintF("{\"seeds\":%d,\"failed\":%d,\"first_failed\":%d,\"virtual_s\":%d,\"real_s\":%.3f,\"times_real_time\":%.1f,\"digest\":\"%016x\",\"counters\":{%s}}\n",
-                 args.seeds, failed, first_failed, virtual_ns / kSecond, static_cast<double>(real_ns) / 1e9, speed, digest, names);
+    for (size_t i = 0; i < kCounterNames.size(); ++i)
+      absl::StrAppend(&names, i == 0 ? "" : ",", "\"", kCounterNames[i], "\":", counters.at(i));
+    absl::PrintF(
+        "{\"seeds\":%d,\"failed\":%d,\"first_failed\":%d,\"virtual_s\":%d,\"real_s\":%.3f,\"times_"
+        "real_time\":%.1f,\"digest\":\"%016x\",\"counters\":{%s}}\n",
+        args.seeds, failed, first_failed, virtual_ns / kSecond, static_cast<double>(real_ns) / 1e9,
+        speed, digest, names);
   } else {
-    for (size_t i = 0; i < kCounterNames.size(); ++i) absl::PrintF("%10d  %s\n", counters.at(i), kCounterNames[i]);
-    absl::PrintF("%d seeds from %d: %d failed; %s in %s, %.0f times real time; digest %016x\n", args.seeds, args.seed, failed, FormatDuration(virtual_ns / kSecond * kSecond),
+    for (size_t i = 0; i < kCounterNames.size(); ++i)
+      absl::PrintF("%10d  %s\n", counters.at(i), kCounterNames[i]);
+    absl::PrintF("%d seeds from %d: %d failed; %s in %s, %.0f times real time; digest %016x\n",
+                 args.seeds, args.seed, failed, FormatDuration(virtual_ns / kSecond * kSecond),
                  FormatDuration(real_ns / kMillisecond * kMillisecond), speed, digest);
   }
   return failed > 0 ? 1 : 0;

@@ -1,5 +1,6 @@
-// How often a run met something rare: a check that nothing ever came near proves nothing. Each name stands in the list below, or what counts
-// it doesn't compile; so what never happened is printed, too, and bench/sim_seeds.py and faults_test.cc ask for it.
+// How often a run met something rare: a check that nothing ever came near proves nothing. Each name
+// stands in the list below, or what counts it doesn't compile; so what never happened is printed,
+// too, and bench/sim_seeds.py and faults_test.cc ask for it.
 #pragma once
 
 #include <array>

@@ -1,4 +1,5 @@
-// The fault simulator over many seeds: nothing that may never happen happens, everything ends when the faults stop, and a seed replays.
+// The fault simulator over many seeds: nothing that may never happen happens, everything ends when
+// the faults stop, and a seed replays.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -41,10 +42,12 @@ TEST_F(FaultsTest, TheSameSeedGivesTheSameRunBitForBit) {
     EXPECT_EQ(once.digest, again.digest) << seed;
     EXPECT_EQ(once.counters, again.counters) << seed;
   }
-  EXPECT_NE(faults::Run(Small(), 1, DrawFaults(Small(), 1)).digest, faults::Run(Small(), 2, DrawFaults(Small(), 2)).digest);
+  EXPECT_NE(faults::Run(Small(), 1, DrawFaults(Small(), 1)).digest,
+            faults::Run(Small(), 2, DrawFaults(Small(), 2)).digest);
 }
 
-// What so few seeds never meet, or only once or twice, so that any change of the code can take it away. bench/sim_seeds.py wants it of ten thousand.
+// What so few seeds never meet, or only once or twice, so that any change of the code can take it
+// away. bench/sim_seeds.py wants it of ten thousand.
 constexpr const char* kTooRare[] = {
     "agents refused for good",
     "claims and exits of the attempt before that come back",
@@ -70,16 +73,19 @@ TEST_F(FaultsTest, AHundredAndFiftySeedsBreakNoContract) {
     if (seed % 50 == 0) config = Config();
     const RunResult result = faults::Run(config, seed, DrawFaults(config, seed));
     counters.Add(result.counters);
-    ASSERT_TRUE(result.violations.empty()) << "seed " << seed << ": " << absl::StrJoin(result.violations, "\n");
+    ASSERT_TRUE(result.violations.empty())
+        << "seed " << seed << ": " << absl::StrJoin(result.violations, "\n");
   }
   for (size_t i = 0; i < kCounterNames.size(); ++i) {
     const std::string name = kCounterNames[i];
-    if (std::find(std::begin(kTooRare), std::end(kTooRare), name) == std::end(kTooRare)) EXPECT_GT(counters.at(i), 0) << name;
+    if (std::find(std::begin(kTooRare), std::end(kTooRare), name) == std::end(kTooRare))
+      EXPECT_GT(counters.at(i), 0) << name;
   }
 }
 
-// Of ten thousand seeds at this size the one in which a host that had answered lost its state directory, and was then served by the original of a
-// cloned store again: the checker held both attempts against it.
+// Of ten thousand seeds at this size the one in which a host that had answered lost its state
+// directory, and was then served by the original of a cloned store again: the checker held both
+// attempts against it.
 TEST_F(FaultsTest, TheSeedThatFailedBreaksNoContract) {
   const std::vector<Fault> drawn = DrawFaults(Config(), 5838);
   std::vector<Fault> faults;
@@ -92,7 +98,8 @@ TEST_F(FaultsTest, TheSeedThatFailedBreaksNoContract) {
 
 // ---- a run that fails ----
 
-// Jobs that end long before the faults stop, if there are none, and hardly any time for what is left then.
+// Jobs that end long before the faults stop, if there are none, and hardly any time for what is
+// left then.
 Config Impatient() {
   Config config = Small();
   config.hosts = 3;
@@ -105,7 +112,9 @@ Config Impatient() {
   return config;
 }
 
-bool Fails(uint64_t seed, const std::vector<Fault>& faults) { return !faults::Run(Impatient(), seed, faults).violations.empty(); }
+bool Fails(uint64_t seed, const std::vector<Fault>& faults) {
+  return !faults::Run(Impatient(), seed, faults).violations.empty();
+}
 
 // The first seed that fails, and only because of its faults.
 uint64_t SeedThatFails() {
@@ -120,9 +129,11 @@ TEST_F(FaultsTest, ShrinkLeavesTheFaultThatARunFailsOf) {
   uint64_t seed = 1;
   while (Fails(seed, {})) ++seed;
   std::vector<Fault> faults;
-  for (int32_t i = 0; i < 9; ++i) faults.push_back({(i + 1) * kSecond, FaultKind::kReset, i % 3, kSecond, 0});
+  for (int32_t i = 0; i < 9; ++i)
+    faults.push_back({(i + 1) * kSecond, FaultKind::kReset, i % 3, kSecond, 0});
   ASSERT_FALSE(Fails(seed, faults));
-  faults.insert(faults.begin() + 5, {kSecond / 2, FaultKind::kStoreFull, 0, Impatient().duration_ns, 0});   // nobody is acknowledged before the end
+  faults.insert(faults.begin() + 5, {kSecond / 2, FaultKind::kStoreFull, 0, Impatient().duration_ns,
+                                     0});  // nobody is acknowledged before the end
   ASSERT_TRUE(Fails(seed, faults));
   const std::vector<Fault> fewer = Shrink(Impatient(), seed, faults, 100);
   ASSERT_EQ(fewer.size(), 1u);
@@ -159,7 +170,8 @@ std::string LineAfter(const std::string& text, const std::string& begin) {
 
 TEST_F(FaultsTest, AFailingRunIsToldWithFewerFaultsThatFailAgainWhenReplayed) {
   const uint64_t seed = SeedThatFails();
-  const std::string config = absl::StrCat(::testing::TempDir(), "/faults-test-", ::getpid(), ".config");
+  const std::string config =
+      absl::StrCat(::testing::TempDir(), "/faults-test-", ::getpid(), ".config");
   std::ofstream(config) << ConfigText(Impatient());
   const std::string all = absl::StrCat(seed);
   const Said said = RunCommand({"--seed", all, "--config", config});
@@ -167,7 +179,10 @@ TEST_F(FaultsTest, AFailingRunIsToldWithFewerFaultsThatFailAgainWhenReplayed) {
   EXPECT_TRUE(absl::StartsWith(said.err, absl::StrCat("seed ", seed, ", commit "))) << said.err;
   EXPECT_THAT(said.err, ::testing::HasSubstr("ms: liveness: "));
   size_t left = 0, drawn = 0;
-  ASSERT_EQ(std::sscanf(LineAfter(said.err, "it fails with ").c_str(), "%zu of its %zu faults:", &left, &drawn), 2) << said.err;
+  ASSERT_EQ(std::sscanf(LineAfter(said.err, "it fails with ").c_str(),
+                        "%zu of its %zu faults:", &left, &drawn),
+            2)
+      << said.err;
   EXPECT_EQ(drawn, DrawFaults(Impatient(), seed).size());
   EXPECT_GT(left, 0u);
   EXPECT_LT(left, drawn);
@@ -185,7 +200,8 @@ TEST_F(FaultsTest, AFailingRunIsToldWithFewerFaultsThatFailAgainWhenReplayed) {
   words.push_back("--no-shrink");
   const Said again = RunCommand(words);
   EXPECT_EQ(again.code, 1);
-  EXPECT_THAT(again.err, ::testing::HasSubstr(absl::StrCat("it fails with ", left, " of its ", drawn, " faults:")));
+  EXPECT_THAT(again.err, ::testing::HasSubstr(
+                             absl::StrCat("it fails with ", left, " of its ", drawn, " faults:")));
   const std::string then = LineAfter(said.err, "  then: ");
   ASSERT_NE(then, "") << said.err;
   EXPECT_THAT(again.err, ::testing::HasSubstr(then));

@@ -1,4 +1,5 @@
-// Virtual time and what will happen: one heap for the whole simulated world. Ties are broken by the seed. Not thread-safe.
+// Virtual time and what will happen: one heap for the whole simulated world. Ties are broken by the
+// seed. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,9 @@ class Heap {
     uint64_t tie = 0;
     Action action;
   };
-  static bool Later(const Item& x, const Item& y) { return x.at_ns != y.at_ns ? x.at_ns > y.at_ns : x.tie > y.tie; }
+  static bool Later(const Item& x, const Item& y) {
+    return x.at_ns != y.at_ns ? x.at_ns > y.at_ns : x.tie > y.tie;
+  }
 
   int64_t now_ns_;
   Random ties_;

@@ -20,9 +20,12 @@
 namespace muster::sim::faults {
 namespace {
 
-constexpr int64_t kEventsNs = 50 * kMillisecond;   // agent/shim: after which events are written that nobody waits for
-constexpr int64_t kSlowestDeathNs = 3 * kSecond;   // from SIGKILL to a process's end; a fence allows for 5 s
-constexpr int64_t kFencePauseNs = kSecond;         // for so long may a shim that has to fence stand still, once: within the same 5 s
+constexpr int64_t kEventsNs =
+    50 * kMillisecond;  // agent/shim: after which events are written that nobody waits for
+constexpr int64_t kSlowestDeathNs =
+    3 * kSecond;  // from SIGKILL to a process's end; a fence allows for 5 s
+constexpr int64_t kFencePauseNs =
+    kSecond;  // for so long may a shim that has to fence stand still, once: within the same 5 s
 
 }  // namespace
 
@@ -31,36 +34,43 @@ struct Machine::Shim {
 
   agent::AttemptId id;
   pb::Prepare prepare;
-  std::string prepared_boot_id;              // of the agent's record
+  std::string prepared_boot_id;  // of the agent's record
   std::string spawned_boot_id;
   shim::Rules rules{kSecond};
   shim::Fence fence;
   bool fenced = false;
-  std::map<int32_t, bool> ranks;             // runs
+  std::map<int32_t, bool> ranks;  // runs
   int running = 0;
   bool claimed = false, begun = false;
-  bool over = false;                         // dead
-  bool slept_alive = false;                  // its processes were not killed when its machine began to sleep
+  bool over = false;         // dead
+  bool slept_alive = false;  // its processes were not killed when its machine began to sleep
   Standstill pause;
   int64_t start_ns = 0;
-  std::string held;                          // events that are still to be written
-  std::string metrics;                       // the newest progress line, until it is written
-  int64_t synced_bytes = 0;                  // of events
+  std::string held;          // events that are still to be written
+  std::string metrics;       // the newest progress line, until it is written
+  int64_t synced_bytes = 0;  // of events
 };
 
-Machine::Machine(Shared* shared, std::string cluster, std::string name, std::string directory, uint64_t seed)
-    : shared_(shared), cluster_(std::move(cluster)), name_(std::move(name)), directory_(std::move(directory)), random_(seed) {
+Machine::Machine(Shared* shared, std::string cluster, std::string name, std::string directory,
+                 uint64_t seed)
+    : shared_(shared),
+      cluster_(std::move(cluster)),
+      name_(std::move(name)),
+      directory_(std::move(directory)),
+      random_(seed) {
   boot_id_ = NewId();
-  began_ns_ = shared_->heap.now_ns() - kHour;   // it has been up for a while
+  began_ns_ = shared_->heap.now_ns() - kHour;  // it has been up for a while
   drift_ppm_ = random_.Between(-1000, 1000);
   ForgetState();
 }
 
 Machine::~Machine() {
-  for (const auto& [id, shim] : shims_) shim->pause.Die();   // what it defers holds it
+  for (const auto& [id, shim] : shims_) shim->pause.Die();  // what it defers holds it
 }
 
-std::string Machine::NewId() { return absl::StrFormat("%016x%016x", random_.Next(), random_.Next()); }
+std::string Machine::NewId() {
+  return absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
+}
 
 void Machine::ForgetState() {
   std::error_code error;
@@ -71,10 +81,13 @@ void Machine::ForgetState() {
   markers_.clear();
 }
 
-std::string Machine::DirectoryOf(const agent::AttemptId& id) const { return absl::StrCat(directory_, "/attempts/", agent::DirectoryName(id)); }
+std::string Machine::DirectoryOf(const agent::AttemptId& id) const {
+  return absl::StrCat(directory_, "/attempts/", agent::DirectoryName(id));
+}
 
 void Machine::Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)(const ShimPtr&)) {
-  shared_->heap.After(delay_ns, [this, shim, what] { Act(shim, [this, shim, what] { (this->*what)(shim); }); });
+  shared_->heap.After(
+      delay_ns, [this, shim, what] { Act(shim, [this, shim, what] { (this->*what)(shim); }); });
 }
 
 void Machine::Act(const ShimPtr& shim, std::function<void()> what) {
@@ -108,8 +121,9 @@ absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
   shim->prepare = record.prepare;
   shim->prepared_boot_id = record.boot_id;
   shim->spawned_boot_id = boot_id_;
-  if (record.prepare.task().when_unreachable() == pb::FENCE) shim->fence = shim::Fence(record.prepare.task().fence_after_ns(), record.renewed_ns);
-  if (!shims_.emplace(record.id, shim).second) return absl::OkStatus();   // it can't get the lock
+  if (record.prepare.task().when_unreachable() == pb::FENCE)
+    shim->fence = shim::Fence(record.prepare.task().fence_after_ns(), record.renewed_ns);
+  if (!shims_.emplace(record.id, shim).second) return absl::OkStatus();  // it can't get the lock
   acted();
   const bool late = shared_->heap.now_ns() < late_shims_until_ns;
   if (late && record.prepare.task().when_unreachable() == pb::FENCE && begins_late) {
@@ -118,13 +132,15 @@ absl::Status Machine::SpawnShim(const agent::AttemptRecord& record) {
     Later(random_.Between(fence_ns / 3, fence_ns * 5 / 4), shim, &Machine::Claim);
     return absl::OkStatus();
   }
-  Later(late ? random_.Between(0, late_shims_ns) : random_.Between(kMillisecond, 30 * kMillisecond), shim, &Machine::Claim);
+  Later(late ? random_.Between(0, late_shims_ns) : random_.Between(kMillisecond, 30 * kMillisecond),
+        shim, &Machine::Claim);
   return absl::OkStatus();
 }
 
 void Machine::SignalShim(const agent::AttemptId& id) {
   const auto found = shims_.find(id);
-  if (found != shims_.end() && found->second->begun) Later(random_.Between(1, kMillisecond), found->second, &Machine::ReadStop);
+  if (found != shims_.end() && found->second->begun)
+    Later(random_.Between(1, kMillisecond), found->second, &Machine::ReadStop);
 }
 
 // ---- a shim's life ----
@@ -132,7 +148,8 @@ void Machine::SignalShim(const agent::AttemptId& id) {
 void Machine::Claim(const ShimPtr& shim) {
   const std::string directory = DirectoryOf(shim->id);
   shim::Claim claim = shim::Claim::kNone;
-  if (shim::ReadClaim(directory, &claim) != 0 || !shim::MayStart(claim, shim->spawned_boot_id, boot_id_)) {
+  if (shim::ReadClaim(directory, &claim) != 0 ||
+      !shim::MayStart(claim, shim->spawned_boot_id, boot_id_)) {
     ++shared_->counters["shims that came too late"];
     return Remove(shim, false);
   }
@@ -141,7 +158,9 @@ void Machine::Claim(const ShimPtr& shim) {
     return Remove(shim, false);
   }
   shim::Claim winner = shim::Claim::kNone;
-  if (DiskFull() || shim::MakeClaim(directory, shim::Claim::kStarted, &winner) != 0 || winner != shim::Claim::kStarted) return Remove(shim, false);
+  if (DiskFull() || shim::MakeClaim(directory, shim::Claim::kStarted, &winner) != 0 ||
+      winner != shim::Claim::kStarted)
+    return Remove(shim, false);
   shim->claimed = true;
   if (std::exchange(dies_at_claim_, false)) return KillShim(shim);
   Later(random_.Between(kMillisecond / 10, 20 * kMillisecond), shim, &Machine::Run);
@@ -152,14 +171,16 @@ void Machine::Run(const ShimPtr& shim) {
   shim->start_ns = WallNs();
   Append(shim, shim::Line{"started"}.Add("at_ns", shim->start_ns), false);
   ReadStop(shim);
-  if (Fenced(shim) && !shim::InTime(shim->fence, BootNs())) {   // the claim took its time
+  if (Fenced(shim) && !shim::InTime(shim->fence, BootNs())) {  // the claim took its time
     shim->fenced = true;
     shim->rules.Stop(0, BootNs());
     return Later(1, shim, &Machine::Finish);
   }
   const pb::Prepare& prepare = shim->prepare;
-  shared_->checker.OnStart(shared_->heap.now_ns(), full_name(), boot_id_, shim->prepared_boot_id, prepare);
-  shared_->Digest(absl::StrCat("start ", full_name(), prepare.key().job_uid(), prepare.key().attempt(), shared_->heap.now_ns()));
+  shared_->checker.OnStart(shared_->heap.now_ns(), full_name(), boot_id_, shim->prepared_boot_id,
+                           prepare);
+  shared_->Digest(absl::StrCat("start ", full_name(), prepare.key().job_uid(),
+                               prepare.key().attempt(), shared_->heap.now_ns()));
   const int32_t per_worker = std::max(1, prepare.processes_per_worker());
   const int32_t first = prepare.here().first_group_rank() * per_worker;
   const int32_t ranks = prepare.here().workers() * per_worker;
@@ -167,7 +188,9 @@ void Machine::Run(const ShimPtr& shim) {
   shim->running = ranks;
   for (int32_t rank = first; rank < first + ranks; ++rank) {
     Programs::Rank acts;
-    acts.exit = [this, shim, rank](int code) { Act(shim, [this, shim, rank, code] { Ended(shim, rank, code, 0); }); };
+    acts.exit = [this, shim, rank](int code) {
+      Act(shim, [this, shim, rank, code] { Ended(shim, rank, code, 0); });
+    };
     acts.say = [this, shim](const std::string& json) {
       Act(shim, [this, shim, json] {
         Append(shim, shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json), true);
@@ -176,7 +199,8 @@ void Machine::Run(const ShimPtr& shim) {
     };
     acts.report = [this, shim](const std::string& json) {
       Act(shim, [this, shim, json] {
-        shim->metrics = shim::FormatLine(shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json));
+        shim->metrics =
+            shim::FormatLine(shim::Line{"line"}.Add("at_ns", WallNs()).Add("json", json));
         WriteMetrics(shim);
       });
     };
@@ -192,7 +216,8 @@ bool Machine::Fenced(const ShimPtr& shim) {
   if (!shim->fence.Passed(BootNs())) return false;
   std::string content, error;
   int64_t renewed_ns = 0;
-  if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kRenewedFile, &content) == 0 && shim::ParseRenewal(content, &renewed_ns, &error)) {
+  if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kRenewedFile, &content) == 0 &&
+      shim::ParseRenewal(content, &renewed_ns, &error)) {
     shim->fence.Renew(renewed_ns);
   }
   return shim->fence.Passed(BootNs());
@@ -202,7 +227,9 @@ bool Machine::Fenced(const ShimPtr& shim) {
 void Machine::WatchFence(const ShimPtr& shim) {
   if (shim->fenced || shim->fence.due_ns() == shim::kNever) return;
   LookAtFence(shim);
-  if (!shim->fenced) Later(std::max<int64_t>(kMillisecond, shim->fence.due_ns() - BootNs()), shim, &Machine::WatchFence);
+  if (!shim->fenced)
+    Later(std::max<int64_t>(kMillisecond, shim->fence.due_ns() - BootNs()), shim,
+          &Machine::WatchFence);
 }
 
 void Machine::LookAtFence(const ShimPtr& shim) {
@@ -219,7 +246,9 @@ void Machine::LookAtFence(const ShimPtr& shim) {
 void Machine::ReadStop(const ShimPtr& shim) {
   std::string content, error;
   shim::StopOrder order;
-  if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kStopFile, &content) != 0 || !shim::ParseStop(content, &order, &error)) return;
+  if (shim::ReadSmallFile(DirectoryOf(shim->id) + "/" + shim::kStopFile, &content) != 0 ||
+      !shim::ParseStop(content, &order, &error))
+    return;
   const bool term = shim->rules.Stop(order.grace_ns, BootNs());
   for (const auto& [rank, runs] : shim->ranks) {
     if (term && runs) shared_->programs.Terminate(shim->prepare.key(), rank);
@@ -227,8 +256,9 @@ void Machine::ReadStop(const ShimPtr& shim) {
   Kill(shim);
 }
 
-// SIGKILL if it is time; else when it will be. Nothing of a killed process runs any more, but it is there, and holds its devices, until
-// the kernel has taken it down: mostly at once, sometimes not for seconds, as when a driver frees a GPU's memory.
+// SIGKILL if it is time; else when it will be. Nothing of a killed process runs any more, but it is
+// there, and holds its devices, until the kernel has taken it down: mostly at once, sometimes not
+// for seconds, as when a driver frees a GPU's memory.
 void Machine::Kill(const ShimPtr& shim) {
   const int64_t now_ns = BootNs();
   if (shim->rules.KillNow(now_ns)) {
@@ -237,7 +267,9 @@ void Machine::Kill(const ShimPtr& shim) {
     }
     const bool slow = random_.OneIn(4);
     if (slow) ++shared_->counters["killed processes that are there for longer"];
-    Later(slow ? random_.Between(0, kSlowestDeathNs) : random_.Between(kMillisecond / 10, 20 * kMillisecond), shim, &Machine::Reap);
+    Later(slow ? random_.Between(0, kSlowestDeathNs)
+               : random_.Between(kMillisecond / 10, 20 * kMillisecond),
+          shim, &Machine::Reap);
   } else if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) {
     Later(std::max<int64_t>(1, shim->rules.kill_at_ns() - now_ns), shim, &Machine::Kill);
   }
@@ -256,14 +288,17 @@ void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal
   // The last one's end is told by the exit record alone, as agent/shim does.
   const bool last = shim->running == 1 && !shim->rules.stop_sent();
   shared_->programs.Dead(shim->prepare.key(), rank);
-  if (shim->rules.Exited(rank, exit_code, signal, signal != 0 ? "killed" : "", WallNs(), BootNs()) && !last) {
+  if (shim->rules.Exited(rank, exit_code, signal, signal != 0 ? "killed" : "", WallNs(),
+                         BootNs()) &&
+      !last) {
     shim::Line line = shim::ExitLine(shim->rules.exits().at(rank));
     line.Add("stop_sent", int64_t{shim->rules.stop_sent()});
     Append(shim, line, true);
     Tell(shim->id);
   }
   if (--shim->running > 0) {
-    if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever) Later(0, shim, &Machine::Kill);
+    if (!shim->rules.killed() && shim->rules.kill_at_ns() != shim::kNever)
+      Later(0, shim, &Machine::Kill);
     return;
   }
   shared_->checker.OnProcessesGone(full_name(), shim->prepare.key());
@@ -274,7 +309,8 @@ void Machine::Finish(const ShimPtr& shim) {
   shim::Exits exits = shim->rules.Final(shim->start_ns, WallNs());
   exits.attempt = agent::DirectoryName(shim->id);
   exits.fenced = shim->fenced;
-  if (DiskFull() || shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(exits)) != 0) {
+  if (DiskFull() ||
+      shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(exits)) != 0) {
     if (!std::filesystem::exists(DirectoryOf(shim->id))) return Remove(shim, false);
     ++shared_->counters["exits written after a full disk"];
     return Later(kSecond, shim, &Machine::Finish);
@@ -293,9 +329,11 @@ void Machine::Remove(const ShimPtr& shim, bool recorded) {
     end.recorded = recorded;
     end.stop_sent = shim->rules.stop_sent();
     end.all_exited_0 = shim->rules.exits().size() == shim->ranks.size();
-    for (const auto& [rank, exit] : shim->rules.exits()) end.all_exited_0 = end.all_exited_0 && exit.exit_code == 0 && exit.signal == 0;
+    for (const auto& [rank, exit] : shim->rules.exits())
+      end.all_exited_0 = end.all_exited_0 && exit.exit_code == 0 && exit.signal == 0;
     shared_->checker.OnEnd(full_name(), shim->prepare.key(), end);
-    shared_->Digest(absl::StrCat("end ", full_name(), shim->prepare.key().job_uid(), shim->prepare.key().attempt(), shared_->heap.now_ns()));
+    shared_->Digest(absl::StrCat("end ", full_name(), shim->prepare.key().job_uid(),
+                                 shim->prepare.key().attempt(), shared_->heap.now_ns()));
   }
   shims_.erase(shim->id);
   Tell(shim->id);
@@ -316,7 +354,8 @@ void Machine::WriteHeld(const ShimPtr& shim) {
 void Machine::Write(const ShimPtr& shim, bool sync) {
   const std::string held = std::exchange(shim->held, "");
   if (held.empty() || DiskFull()) return;
-  const int fd = ::open((DirectoryOf(shim->id) + "/" + shim::kEventsFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const int fd = ::open((DirectoryOf(shim->id) + "/" + shim::kEventsFile).c_str(),
+                        O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd < 0) return;
   shim::WriteAll(fd, held);
   if (sync) shim->synced_bytes = ::lseek(fd, 0, SEEK_END);
@@ -326,7 +365,8 @@ void Machine::Write(const ShimPtr& shim, bool sync) {
 void Machine::WriteMetrics(const ShimPtr& shim) {
   if (shim->metrics.empty()) return;
   if (DiskFull()) return Later(kSecond, shim, &Machine::WriteMetrics);
-  shim::ReplaceFile(DirectoryOf(shim->id), shim::kProgressFile, std::exchange(shim->metrics, ""), /*sync=*/false);
+  shim::ReplaceFile(DirectoryOf(shim->id), shim::kProgressFile, std::exchange(shim->metrics, ""),
+                    /*sync=*/false);
   Tell(shim->id);
 }
 
@@ -340,7 +380,9 @@ void Machine::KillAnyShim() {
 }
 
 void Machine::KillShim(const ShimPtr& shim) {
-  ++shared_->counters[shim->begun ? Counter("shims killed") : shim->claimed ? Counter("shims killed between claim and start") : Counter("shims killed before the claim")];
+  ++shared_->counters[shim->begun     ? Counter("shims killed")
+                      : shim->claimed ? Counter("shims killed between claim and start")
+                                      : Counter("shims killed before the claim")];
   Remove(shim, false);
 }
 
@@ -349,7 +391,8 @@ void Machine::PauseShims(int64_t until_ns) {
     const bool fence = shim->prepare.task().when_unreachable() == pb::FENCE;
     if (fence && shim->pause.ever()) continue;
     ++shared_->counters["shims paused"];
-    shim->pause.Until(fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs) : until_ns);
+    shim->pause.Until(fence ? std::min(until_ns, shared_->heap.now_ns() + kFencePauseNs)
+                            : until_ns);
   }
 }
 
@@ -375,7 +418,8 @@ void Machine::Awake() {
   for (const auto& [id, shim] : shims_) {
     if (!shim->rules.killed()) continue;
     killed.insert(Checker::Text(shim->prepare.key()));
-    if (shim->fenced && std::exchange(shim->slept_alive, false)) ++shared_->counters["killed by their fence at waking"];
+    if (shim->fenced && std::exchange(shim->slept_alive, false))
+      ++shared_->counters["killed by their fence at waking"];
   }
   shared_->checker.OnAwake(shared_->heap.now_ns(), full_name(), killed);
 }
@@ -389,7 +433,8 @@ void Machine::PowerOff() {
   asleep_until_ns_ = 0;
   for (const auto& [id, shim] : shims_) {
     if (!shim->begun) continue;
-    if (::truncate((DirectoryOf(id) + "/" + shim::kEventsFile).c_str(), shim->synced_bytes) != 0) continue;   // it had none yet
+    if (::truncate((DirectoryOf(id) + "/" + shim::kEventsFile).c_str(), shim->synced_bytes) != 0)
+      continue;  // it had none yet
   }
   KillAllShims();
   for (const agent::AttemptId& id : unsynced_) LoseUnsynced(id);
@@ -402,9 +447,10 @@ void Machine::LoseSeen() {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/attempts", error)) {
     std::pair<uint64_t, uint64_t> seen;
-    if (agent::ParseSeenName(entry.path().filename().string(), &seen.first, &seen.second)) names.emplace_back(seen, entry.path());
+    if (agent::ParseSeenName(entry.path().filename().string(), &seen.first, &seen.second))
+      names.emplace_back(seen, entry.path());
   }
-  if (names.size() < 2) return;                  // the one there is was synced, or nothing ever was
+  if (names.size() < 2) return;  // the one there is was synced, or nothing ever was
   std::sort(names.begin(), names.end());
   std::filesystem::remove(names.back().second, error);
   shared_->checker.OnSeenLost(full_name(), names[names.size() - 2].first);
@@ -412,9 +458,11 @@ void Machine::LoseSeen() {
 }
 
 void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
-  shim::ReadSmallFile(DirectoryOf(id) + "/" + shim::kPreparedFile, &markers_[agent::DirectoryName(id)]);
+  shim::ReadSmallFile(DirectoryOf(id) + "/" + shim::kPreparedFile,
+                      &markers_[agent::DirectoryName(id)]);
   std::error_code error;
-  const bool again = std::filesystem::exists(shim::SpareName(DirectoryOf(id), shim::kExitsFile), error);
+  const bool again =
+      std::filesystem::exists(shim::SpareName(DirectoryOf(id), shim::kExitsFile), error);
   if (again) ++shared_->counters["directories that serve again"];
   if (synced) {
     unsynced_.erase(id);
@@ -424,41 +472,49 @@ void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
   if (again && marked_again != nullptr) marked_again();
 }
 
-// Of a marker that was not synced the old content is left, the new one, or a part of either; a directory's name, and those in it, are durable
-// with its claim. What a directory held for the attempt before it has in its spare files until it is written over (decision 040).
+// Of a marker that was not synced the old content is left, the new one, or a part of either; a
+// directory's name, and those in it, are durable with its claim. What a directory held for the
+// attempt before it has in its spare files until it is written over (decision 040).
 void Machine::LoseUnsynced(const agent::AttemptId& id) {
   const std::string directory = DirectoryOf(id), marker = directory + "/prepared";
   std::error_code error;
   const auto size = std::filesystem::file_size(marker, error);
-  if (error) return;                             // forgotten meanwhile
+  if (error) return;  // forgotten meanwhile
   ++shared_->counters["markers that were not synced when the power went"];
   const uint64_t outcome = random_.Below(3);
   if (outcome == 0) return;
   const std::string spare = shim::SpareName(directory, shim::kExitsFile);
   std::string text, why;
   shim::Exits before;
-  const bool again = shim::ReadSmallFile(spare, &text) == 0 && shim::ParseExits(text, &before, &why);
+  const bool again =
+      shim::ReadSmallFile(spare, &text) == 0 && shim::ParseExits(text, &before, &why);
   const std::string old = again ? markers_[before.attempt] : "";
   if (again) {
     ++shared_->counters["markers lost in a directory that served before"];
     shim::ReadSmallFile(marker, &text);
-    std::ofstream(marker, std::ios::trunc) << (outcome == 1 ? old : text.substr(0, size / 2) + old.substr(std::min<size_t>(old.size(), size / 2)));
+    std::ofstream(marker, std::ios::trunc)
+        << (outcome == 1
+                ? old
+                : text.substr(0, size / 2) + old.substr(std::min<size_t>(old.size(), size / 2)));
   } else if (outcome == 1) {
     std::filesystem::remove(marker, error);
   } else {
     std::filesystem::resize_file(marker, size / 2, error);
   }
   shim::Claim claim = shim::Claim::kNone;
-  if (shim::ReadClaim(directory, &claim) != 0 || claim != shim::Claim::kNone || !random_.OneIn(2)) return;
+  if (shim::ReadClaim(directory, &claim) != 0 || claim != shim::Claim::kNone || !random_.OneIn(2))
+    return;
   if (!again) {
     std::filesystem::remove_all(directory, error);
   } else if (random_.OneIn(2)) {
-    std::filesystem::rename(directory, absl::StrCat(directory_, "/attempts/.forgotten-", before.attempt), error);
+    std::filesystem::rename(
+        directory, absl::StrCat(directory_, "/attempts/.forgotten-", before.attempt), error);
   } else {
     ++shared_->counters["claims and exits of the attempt before that come back"];
     std::ofstream(marker, std::ios::trunc) << old;
     std::filesystem::rename(spare, directory + "/" + shim::kExitsFile, error);
-    std::filesystem::create_hard_link(directory_ + "/claim-started", directory + "/" + shim::kClaimFile, error);
+    std::filesystem::create_hard_link(directory_ + "/claim-started",
+                                      directory + "/" + shim::kClaimFile, error);
   }
 }
 

@@ -1,5 +1,6 @@
-// A host: its boots, its shims and their processes, the files that an agent finds again. The shims are the real ones' decisions and
-// files (agent/shim: Rules, MakeClaim, the formats) over a model of processes. Not thread-safe.
+// A host: its boots, its shims and their processes, the files that an agent finds again. The shims
+// are the real ones' decisions and files (agent/shim: Rules, MakeClaim, the formats) over a model
+// of processes. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,22 +27,24 @@ struct Shared {
   Counters counters;
   Checker checker;
   Programs programs;
-  std::string storage;             // directory of what lies on the clusters' shared storage, /shared
+  std::string storage;  // directory of what lies on the clusters' shared storage, /shared
   // The scheduler that owns the store sends something to a host.
   std::function<void(const pb::SchedulerMessage&)> sends;
-  uint64_t digest = kFnv1aBegin;   // of everything that was committed and everything that ran
+  uint64_t digest = kFnv1aBegin;  // of everything that was committed and everything that ran
 
   Shared(const Config& config, uint64_t seed)
-      : config(config), heap(1'800'000'000 * kSecond, seed ^ 0x5bd1e995), checker(&counters), programs(config, seed, &heap) {}
-  void Digest(const std::string& text) {
-    digest = Fnv1a(text, digest);
-  }
+      : config(config),
+        heap(1'800'000'000 * kSecond, seed ^ 0x5bd1e995),
+        checker(&counters),
+        programs(config, seed, &heap) {}
+  void Digest(const std::string& text) { digest = Fnv1a(text, digest); }
 };
 
 class Machine final : public agent::Processes {
  public:
   // `directory`: an empty one, the host's own.
-  Machine(Shared* shared, std::string cluster, std::string name, std::string directory, uint64_t seed);
+  Machine(Shared* shared, std::string cluster, std::string name, std::string directory,
+          uint64_t seed);
   ~Machine() override;
 
   const std::string& cluster() const { return cluster_; }
@@ -77,7 +80,8 @@ class Machine final : public agent::Processes {
   void KillAllShims();
   // SIGSTOP; their processes go on.
   void PauseShims(int64_t until_ns);
-  // The machine sleeps: nothing runs on it, and CLOCK_BOOTTIME goes on. Its agent is paused by the caller.
+  // The machine sleeps: nothing runs on it, and CLOCK_BOOTTIME goes on. Its agent is paused by the
+  // caller.
   void Sleep(int64_t until_ns);
   bool asleep() const { return shared_->heap.now_ns() < asleep_until_ns_; }
   int64_t asleep_until_ns() const { return asleep_until_ns_; }
@@ -85,7 +89,8 @@ class Machine final : public agent::Processes {
   void MarkSynced(const agent::AttemptId& id, bool synced);
   // A fresh, empty state directory with an id of its own.
   void ForgetState();
-  // What is left of the names that an agent keeps commit numbers by when the power goes: not always the newest (agent/host/state_dir.h).
+  // What is left of the names that an agent keeps commit numbers by when the power goes: not always
+  // the newest (agent/host/state_dir.h).
   void LoseSeen();
 
   // Faults, until a time.
@@ -111,7 +116,9 @@ class Machine final : public agent::Processes {
   bool Fenced(const ShimPtr& shim);
   void WatchFence(const ShimPtr& shim);
   void LookAtFence(const ShimPtr& shim);
-  int64_t BootAt(int64_t true_ns) const { return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_; }
+  int64_t BootAt(int64_t true_ns) const {
+    return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_;
+  }
   void Kill(const ShimPtr& shim);
   void Awake();
   void Reap(const ShimPtr& shim);
@@ -132,14 +139,15 @@ class Machine final : public agent::Processes {
   std::string boot_id_;
   bool on_ = true;
   int64_t began_ns_ = 0;
-  int64_t drift_ppm_ = 0;                       // of its boot clock; at most what FenceWaitNs allows for
+  int64_t drift_ppm_ = 0;  // of its boot clock; at most what FenceWaitNs allows for
   int64_t wall_offset_ns_ = 0;
   int64_t asleep_until_ns_ = 0;
   int32_t next_port_ = 20000;
-  std::map<agent::AttemptId, ShimPtr> shims_;   // alive
+  std::map<agent::AttemptId, ShimPtr> shims_;  // alive
   bool dies_at_claim_ = false;
-  std::set<agent::AttemptId> unsynced_;         // their markers
-  std::map<std::string, std::string> markers_;  // what each attempt's said, by the name of its directory
+  std::set<agent::AttemptId> unsynced_;  // their markers
+  std::map<std::string, std::string>
+      markers_;  // what each attempt's said, by the name of its directory
 };
 
 }  // namespace muster::sim::faults

@@ -15,7 +15,8 @@ class Network::Stream final : public AgentStream {
   const uint64_t id_;
 };
 
-Network::Network(Shared* shared, int32_t hosts, uint64_t seed) : shared_(shared), links_(static_cast<size_t>(hosts)) {
+Network::Network(Shared* shared, int32_t hosts, uint64_t seed)
+    : shared_(shared), links_(static_cast<size_t>(hosts)) {
   Random seeds(seed);
   for (Link& link : links_) link.random = Random(seeds.Next());
 }
@@ -32,14 +33,17 @@ void Network::Drop(uint64_t id) {
 }
 
 int64_t Network::Delay(Link* link) {
-  const int64_t most_ns = shared_->heap.now_ns() < link->slow_until_ns ? link->slow_ns : shared_->config.latency_ns;
+  const int64_t most_ns =
+      shared_->heap.now_ns() < link->slow_until_ns ? link->slow_ns : shared_->config.latency_ns;
   return link->random.Between(most_ns / 20, most_ns);
 }
 
 uint64_t Network::Connect(int32_t host, AgentEnd* agent) {
   const Link& link = links_[host];
   const int64_t now_ns = shared_->heap.now_ns();
-  SchedulerEnd* const end = link.misdirected_to != nullptr && now_ns < link.misdirected_until_ns ? link.misdirected_to : listener_;
+  SchedulerEnd* const end = link.misdirected_to != nullptr && now_ns < link.misdirected_until_ns
+                                ? link.misdirected_to
+                                : listener_;
   if (end == nullptr || UpCut(host) || DownCut(host) || now_ns < link.no_new_until_ns) return 0;
   const uint64_t id = next_++;
   Wire& wire = wires_[id];
@@ -57,9 +61,11 @@ void Network::Send(uint64_t id, pb::AgentMessage message) {
   Link& link = links_[wire->host];
   int times = 1;
   if (shared_->heap.now_ns() < link.lossy_until_ns && !message.has_hello()) {
-    if (link.random.OneIn(8) && !message.has_progress()) times = 0;   // which nobody repeats: true streams lose nothing but their end
+    if (link.random.OneIn(8) && !message.has_progress())
+      times = 0;  // which nobody repeats: true streams lose nothing but their end
     if (link.random.OneIn(8)) ++times;
-    if (times != 1) ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
+    if (times != 1)
+      ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
   }
   for (int i = 0; i < times; ++i) {
     wire->up_ns = std::max(wire->up_ns, shared_->heap.now_ns() + Delay(&link));
@@ -109,12 +115,14 @@ void Network::SendDown(uint64_t id, const pb::SchedulerMessage& message) {
   if (wire->agent == nullptr && wire->late == nullptr) return;
   Link& link = links_[wire->host];
   int times = 1;
-  // A Query is asked once a session, and a stream doesn't lose single messages: it may only be late.
+  // A Query is asked once a session, and a stream doesn't lose single messages: it may only be
+  // late.
   const bool once = message.has_welcome() || message.has_refused() || message.has_query();
   if (shared_->heap.now_ns() < link.lossy_until_ns && !once) {
     if (link.random.OneIn(8)) times = 0;
     if (link.random.OneIn(8)) ++times;
-    if (times != 1) ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
+    if (times != 1)
+      ++shared_->counters[times == 0 ? Counter("messages lost") : Counter("messages doubled")];
   }
   for (int i = 0; i < times; ++i) {
     const int64_t lag_ns = wire->lag_ns > 0 ? link.random.Between(0, wire->lag_ns) : 0;
@@ -236,7 +244,8 @@ void Network::Age(int32_t host, int64_t by_ns) {
 void Network::Heal() {
   for (size_t host = 0; host < links_.size(); ++host) {
     Link& link = links_[host];
-    link.up_cut_until_ns = link.down_cut_until_ns = link.lossy_until_ns = link.slow_until_ns = link.no_new_until_ns = 0;
+    link.up_cut_until_ns = link.down_cut_until_ns = link.lossy_until_ns = link.slow_until_ns =
+        link.no_new_until_ns = 0;
     Flush(static_cast<int32_t>(host));
   }
   for (auto& [id, wire] : wires_) wire.lag_ns = 0;

@@ -17,12 +17,15 @@ void Exit(const Programs::Rank& rank, int code) {
   exit(code);
 }
 
-std::string Name(const pb::AttemptKey& key) { return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt()); }
+std::string Name(const pb::AttemptKey& key) {
+  return absl::StrCat(key.job_uid(), "/", key.task(), "/", key.attempt());
+}
 
 }  // namespace
 
 Random Programs::RandomOf(const pb::AttemptKey& key, int64_t what) const {
-  return Random(Fnv1a(Name(key), seed_ ^ kFnv1aBegin) ^ (static_cast<uint64_t>(what) * 0x9e3779b97f4a7c15ull));
+  return Random(Fnv1a(Name(key), seed_ ^ kFnv1aBegin) ^
+                (static_cast<uint64_t>(what) * 0x9e3779b97f4a7c15ull));
 }
 
 std::string Programs::LoadedBy(const pb::AttemptKey& key) const {
@@ -43,7 +46,7 @@ void Programs::Start(const pb::Prepare& prepare, int32_t rank, Rank acts) {
     gang.exports = length.OneIn(4);
     Random random = RandomOf(prepare.key(), 0);
     for (const std::string& path : prepare.resume_from()) {
-      if (random.OneIn(10)) continue;            // it can't be read
+      if (random.OneIn(10)) continue;  // it can't be read
       const auto found = checkpoints_.find(path);
       if (found == checkpoints_.end()) continue;
       gang.from_step = found->second;
@@ -66,7 +69,9 @@ void Programs::Start(const pb::Prepare& prepare, int32_t rank, Rank acts) {
 
 void Programs::Meet(const std::string& name) {
   const auto found = gangs_.find(name);
-  if (found == gangs_.end() || found->second.met || static_cast<int32_t>(found->second.ranks.size()) != found->second.size) return;
+  if (found == gangs_.end() || found->second.met ||
+      static_cast<int32_t>(found->second.ranks.size()) != found->second.size)
+    return;
   Gang& gang = found->second;
   gang.met = true;
   gang.began_ns = heap_->now_ns();
@@ -128,7 +133,8 @@ int64_t Programs::StepNow(const Gang& gang) const {
 
 void Programs::Report(Gang* gang) {
   const auto first = gang->ranks.find(0);
-  if (first == gang->ranks.end() || gang->prepare.task().hang_timeout_ns() == 0) return;   // those say nothing but their checkpoints
+  if (first == gang->ranks.end() || gang->prepare.task().hang_timeout_ns() == 0)
+    return;  // those say nothing but their checkpoints
   const auto report = first->second.report;
   report(absl::StrCat("{\"step\":", StepNow(*gang), ",\"total_steps\":", gang->steps, "}"));
 }
@@ -140,7 +146,8 @@ void Programs::Export(Gang* gang) {
   const std::string staged = directory + "/export-staging";
   stage(staged, gang->prepare.key());
   const auto say = first->second.say;
-  say(absl::StrCat("{\"export\":{\"staged\":\"", staged, "\",\"target\":\"model-of-", gang->prepare.key().task(), "\"}}"));
+  say(absl::StrCat("{\"export\":{\"staged\":\"", staged, "\",\"target\":\"model-of-",
+                   gang->prepare.key().task(), "\"}}"));
 }
 
 void Programs::Checkpoint(Gang* gang) {
@@ -150,15 +157,16 @@ void Programs::Checkpoint(Gang* gang) {
   const std::string path = absl::StrCat("/shared/", Name(gang->prepare.key()), "/", step);
   checkpoints_[path] = step;
   const auto say = first->second.say;
-  say(absl::StrCat("{\"checkpoint\":{\"step\":", step, ",\"path\":\"", path, "\",\"loaded_step\":", gang->from_path.empty() ? -1 : gang->from_step,
-                                 ",\"loaded_path\":\"", gang->from_path, "\"}}"));
+  say(absl::StrCat("{\"checkpoint\":{\"step\":", step, ",\"path\":\"", path,
+                   "\",\"loaded_step\":", gang->from_path.empty() ? -1 : gang->from_step,
+                   ",\"loaded_path\":\"", gang->from_path, "\"}}"));
 }
 
 void Programs::Terminate(const pb::AttemptKey& key, int32_t rank) {
   const auto found = gangs_.find(Name(key));
   if (found == gangs_.end() || found->second.ranks.count(rank) == 0) return;
   Random random = RandomOf(key, 2 + rank);
-  if (random.OneIn(8)) return;                   // it ignores SIGTERM
+  if (random.OneIn(8)) return;  // it ignores SIGTERM
   if (rank == 0) Checkpoint(&found->second);
   heap_->After(random.Between(kMillisecond, 2 * kSecond), [this, name = Name(key), rank] {
     const auto there = gangs_.find(name);

@@ -21,8 +21,8 @@ namespace {
 
 constexpr char kFlavour[] = "h100-80g";
 constexpr int64_t kClientPatienceNs = 8 * kSecond;
-// Numbers given away after an adoption are told from those of the next by the seconds between them (scheduler/state/apply.cc). Where the one
-// before goes on, it may give away some more of its own.
+// Numbers given away after an adoption are told from those of the next by the seconds between them
+// (scheduler/state/apply.cc). Where the one before goes on, it may give away some more of its own.
 constexpr int64_t kApartNs = 2 * kSecond, kApartFromOriginalNs = 30 * kSecond;
 
 // The hosts' state directories, on a file system in memory where there is one.
@@ -30,7 +30,9 @@ class Workplace {
  public:
   Workplace() {
     std::error_code error;
-    std::string name = std::string(std::filesystem::is_directory("/dev/shm", error) ? "/dev/shm" : "/tmp") + "/muster-faults-XXXXXX";
+    std::string name =
+        std::string(std::filesystem::is_directory("/dev/shm", error) ? "/dev/shm" : "/tmp") +
+        "/muster-faults-XXXXXX";
     MUSTER_CHECK(::mkdtemp(name.data()) != nullptr);
     path_ = name;
   }
@@ -47,7 +49,7 @@ class Workplace {
 struct User {
   pb::JobSpec spec;
   std::string key;
-  uint64_t number = 0;                       // acknowledged
+  uint64_t number = 0;  // acknowledged
   bool wants_cancel = false, cancelled = false;
 };
 
@@ -62,7 +64,9 @@ class World {
   pb::JobSpec DrawSpec();
   void StartScheduler();
   void SchedulerDied(Scheduler* scheduler);
-  Scheduler* current() { return schedulers_.empty() || !schedulers_.back()->alive() ? nullptr : schedulers_.back().get(); }
+  Scheduler* current() {
+    return schedulers_.empty() || !schedulers_.back()->alive() ? nullptr : schedulers_.back().get();
+  }
   void Submit(size_t user);
   void Cancel(size_t user);
   void Drain(const std::string& target, bool drained);
@@ -71,12 +75,15 @@ class World {
   void Inject(const Fault& fault);
   void Reboot(int32_t host, int64_t down_ns, bool forget);
   void ConfirmOff(int32_t host);
-  bool JustAdopted(int64_t apart_ns) const { return restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < apart_ns; }
+  bool JustAdopted(int64_t apart_ns) const {
+    return restored_ns_ != 0 && shared_.heap.now_ns() - restored_ns_ < apart_ns;
+  }
   void Restore(const Database& backup);
   // The store is another's from now on: what it doesn't know was never said.
   void Adopted(bool newest);
   void Clone(int64_t both_ns);
-  // Once, with the store as it was when the gang's first host was told to prepare, and with the word to start on its way.
+  // Once, with the store as it was when the gang's first host was told to prepare, and with the
+  // word to start on its way.
   void RestoreAtStart();
   void HealAll();
   void TellStuck();
@@ -90,28 +97,39 @@ class World {
   Network network_;
   Scheduler::Setup setup_;
   Database database_;
-  std::vector<std::unique_ptr<Database>> originals_;     // of which it is a copy, each with a scheduler that goes on
+  std::vector<std::unique_ptr<Database>>
+      originals_;  // of which it is a copy, each with a scheduler that goes on
   std::vector<std::unique_ptr<Machine>> machines_;
   std::vector<std::unique_ptr<SimAgent>> agents_;
-  std::vector<std::unique_ptr<Scheduler>> schedulers_;   // the newest last; dead ones stay until the end
+  std::vector<std::unique_ptr<Scheduler>>
+      schedulers_;  // the newest last; dead ones stay until the end
   std::vector<User> users_;
   bool healed_ = false;
   int64_t began_ns_ = 0;
-  int64_t restored_ns_ = 0;                  // the newest one; 0: none
+  int64_t restored_ns_ = 0;  // the newest one; 0: none
 };
 
 World::World(const Config& config, uint64_t seed, const std::vector<Fault>& faults)
-    : faults_(faults), seed_(seed), shared_(config, seed), random_(seed * 0x2545f4914f6cdd1dull + 7), network_(&shared_, config.hosts, seed ^ 0x1234567) {
+    : faults_(faults),
+      seed_(seed),
+      shared_(config, seed),
+      random_(seed * 0x2545f4914f6cdd1dull + 7),
+      network_(&shared_, config.hosts, seed ^ 0x1234567) {
   shared_.checker.set_lease_ns(config.lease_ns);
-  shared_.checker.hangs = [this](const pb::AttemptKey& key, const pb::TaskSpec& task) { return shared_.programs.Hangs(key, task); };
-  shared_.checker.loaded_by = [this](const pb::AttemptKey& key) { return shared_.programs.LoadedBy(key); };
+  shared_.checker.hangs = [this](const pb::AttemptKey& key, const pb::TaskSpec& task) {
+    return shared_.programs.Hangs(key, task);
+  };
+  shared_.checker.loaded_by = [this](const pb::AttemptKey& key) {
+    return shared_.programs.LoadedBy(key);
+  };
   shared_.storage = workplace_.path() + "/storage";
   shared_.programs.stage = [this](const std::string& staged, const pb::AttemptKey& by) {
     std::filesystem::create_directories(shared_.storage + staged);
     std::ofstream(shared_.storage + staged + "/by") << Checker::Text(by);
   };
   database_.store_id = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
-  if (config.sqlite > 0 && seed % static_cast<uint64_t>(config.sqlite) == 0) database_.sqlite = workplace_.path() + "/store";
+  if (config.sqlite > 0 && seed % static_cast<uint64_t>(config.sqlite) == 0)
+    database_.sqlite = workplace_.path() + "/store";
   began_ns_ = shared_.heap.now_ns();
   MakeHosts();
   MakeUsers();
@@ -138,7 +156,9 @@ void World::MakeHosts() {
       pb::HostSpec* host = cluster->add_hosts();
       host->set_name(absl::StrFormat("n%03d", h));
       host->set_rack(absl::StrCat("r", h / 4));
-      machines_.push_back(std::make_unique<Machine>(&shared_, cluster->name(), host->name(), absl::StrCat(workplace_.path(), "/", host->name()), random_.Next()));
+      machines_.push_back(std::make_unique<Machine>(
+          &shared_, cluster->name(), host->name(),
+          absl::StrCat(workplace_.path(), "/", host->name()), random_.Next()));
     }
   }
   for (const char* name : {"a", "b"}) {
@@ -148,7 +168,9 @@ void World::MakeHosts() {
   setup_.scheduling.lease_ns = config.lease_ns;
   setup_.scheduling.min_runtime_ns = 20 * kSecond;
   setup_.scheduling.grow_interval_ns = 30 * kSecond;
-  if (seed_ % 4 != 0) setup_.scheduling.estimates = 0;   // expected starts, which no decision reads, take a twelfth of the time
+  if (seed_ % 4 != 0)
+    setup_.scheduling.estimates =
+        0;  // expected starts, which no decision reads, take a twelfth of the time
   setup_.refused_plans = workplace_.path() + "/refused-plans";
   pb::Inventory inventory;
   inventory.set_flavour(kFlavour);
@@ -162,7 +184,8 @@ void World::MakeHosts() {
   inventory.set_disk_bytes(sku.disk_bytes());
   inventory.set_address("127.0.0.1");
   for (int32_t h = 0; h < config.hosts; ++h) {
-    agents_.push_back(std::make_unique<SimAgent>(&shared_, machines_[h].get(), &network_, h, inventory));
+    agents_.push_back(
+        std::make_unique<SimAgent>(&shared_, machines_[h].get(), &network_, h, inventory));
     shared_.heap.After(random_.Between(0, 2 * kSecond), [this, h] { agents_[h]->Start(); });
   }
 }
@@ -178,7 +201,8 @@ pb::JobSpec World::DrawSpec() {
     if (t > 0) task->add_after("main");
     const uint64_t shape = random_.Below(10);
     int32_t workers = 1, most = 1;
-    int64_t gpus = 1 + static_cast<int64_t>(random_.Below(static_cast<uint64_t>(shared_.config.gpus)));
+    int64_t gpus =
+        1 + static_cast<int64_t>(random_.Below(static_cast<uint64_t>(shared_.config.gpus)));
     if (shape >= 5) {
       workers = most = 2 + static_cast<int32_t>(random_.Below(3));
       gpus = shape == 9 ? 1 : shared_.config.gpus;
@@ -188,7 +212,7 @@ pb::JobSpec World::DrawSpec() {
     workers = std::min(workers, most);
     task->mutable_workers()->set_min(workers);
     task->mutable_workers()->set_max(most);
-    const bool on_cpus = random_.OneIn(8);       // beside devices, which may want their CPUs back
+    const bool on_cpus = random_.OneIn(8);  // beside devices, which may want their CPUs back
     if (on_cpus) {
       task->mutable_resources()->set_cpus_milli(1000 * random_.Between(1, 48));
     } else {
@@ -196,7 +220,7 @@ pb::JobSpec World::DrawSpec() {
       task->mutable_resources()->add_gpu_types(kFlavour);
     }
     task->set_processes_per_worker(random_.OneIn(4) ? 2 : 1);
-    if (shape == 0 && !on_cpus) {                            // a part of a GPU: one worker, one process
+    if (shape == 0 && !on_cpus) {  // a part of a GPU: one worker, one process
       task->mutable_resources()->set_gpus_milli(random_.Between(1, 9) * 100);
       task->set_processes_per_worker(1);
     }
@@ -204,16 +228,20 @@ pb::JobSpec World::DrawSpec() {
     task->set_hang_timeout_ns(random_.OneIn(3) ? random_.Between(kMinute, 2 * kMinute) : 0);
     task->set_grace_ns(random_.Between(0, 10 * kSecond));
     if (random_.OneIn(4)) task->set_time_limit_ns(random_.Between(30 * kSecond, 10 * kMinute));
-    constexpr pb::WhenUnreachable kRules[] = {pb::WHEN_UNREACHABLE_UNSPECIFIED, pb::REPLACE, pb::REPLACE, pb::WAIT, pb::FENCE, pb::FENCE};
+    constexpr pb::WhenUnreachable kRules[] = {
+        pb::WHEN_UNREACHABLE_UNSPECIFIED, pb::REPLACE, pb::REPLACE, pb::WAIT, pb::FENCE, pb::FENCE};
     task->set_when_unreachable(kRules[random_.Below(std::size(kRules))]);
-    if (task->when_unreachable() == pb::FENCE) task->set_fence_after_ns(random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns));
+    if (task->when_unreachable() == pb::FENCE)
+      task->set_fence_after_ns(
+          random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns));
   }
   return spec;
 }
 
 // In half of the seeds all come at once: while many wait, what is free is taken at once.
 void World::MakeUsers() {
-  const int64_t until_ns = random_.OneIn(2) ? shared_.config.duration_ns * 3 / 4 : shared_.config.duration_ns / 8;
+  const int64_t until_ns =
+      random_.OneIn(2) ? shared_.config.duration_ns * 3 / 4 : shared_.config.duration_ns / 8;
   for (int32_t i = 0; i < shared_.config.jobs; ++i) {
     User user;
     user.spec = DrawSpec();
@@ -222,8 +250,12 @@ void World::MakeUsers() {
     users_.push_back(std::move(user));
     const int64_t at_ns = random_.Between(0, until_ns);
     shared_.heap.After(at_ns, [this, i] { Submit(static_cast<size_t>(i)); });
-    if (random_.OneIn(8)) shared_.heap.After(at_ns + random_.Between(0, kMinute), [this, i] { Submit(static_cast<size_t>(i)); });
-    if (users_.back().wants_cancel) shared_.heap.After(at_ns + random_.Between(kSecond, shared_.config.work_ns), [this, i] { Cancel(static_cast<size_t>(i)); });
+    if (random_.OneIn(8))
+      shared_.heap.After(at_ns + random_.Between(0, kMinute),
+                         [this, i] { Submit(static_cast<size_t>(i)); });
+    if (users_.back().wants_cancel)
+      shared_.heap.After(at_ns + random_.Between(kSecond, shared_.config.work_ns),
+                         [this, i] { Cancel(static_cast<size_t>(i)); });
   }
 }
 
@@ -238,12 +270,14 @@ void World::StartScheduler() {
     return;
   }
   ++shared_.counters["schedulers started"];
-  schedulers_.push_back(std::make_unique<Scheduler>(&shared_, &database_, &network_, setup_, random_.Next(), [this](Scheduler* died) { SchedulerDied(died); }));
+  schedulers_.push_back(
+      std::make_unique<Scheduler>(&shared_, &database_, &network_, setup_, random_.Next(),
+                                  [this](Scheduler* died) { SchedulerDied(died); }));
   schedulers_.back()->name_of = [this](int32_t host) { return machines_[host]->full_name(); };
 }
 
 void World::SchedulerDied(Scheduler* scheduler) {
-  if (schedulers_.back().get() != scheduler) return;   // another has taken over
+  if (schedulers_.back().get() != scheduler) return;  // another has taken over
   shared_.heap.After(random_.Between(kSecond / 10, 4 * kSecond), [this] {
     if (current() == nullptr) StartScheduler();
   });
@@ -253,7 +287,9 @@ void World::SchedulerDied(Scheduler* scheduler) {
 
 void World::Submit(size_t i) {
   Scheduler* const scheduler = current();
-  const auto again = [this, i](int64_t after_ns) { shared_.heap.After(after_ns, [this, i] { Submit(i); }); };
+  const auto again = [this, i](int64_t after_ns) {
+    shared_.heap.After(after_ns, [this, i] { Submit(i); });
+  };
   if (scheduler == nullptr) return again(random_.Between(kSecond, 3 * kSecond));
   const auto number = std::make_shared<uint64_t>(0);
   const std::string uid = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
@@ -262,7 +298,9 @@ void World::Submit(size_t i) {
         *number = state.FindByIdempotencyKey("user", users_[i].key);
         if (*number != 0) return std::vector<pb::Event>();
         const Resolution resolution = ResolveSpec(state, users_[i].spec, SpecDefaults{});
-        if (!resolution.ok()) return absl::UnavailableError(resolution.problems.empty() ? "not now" : resolution.problems[0].message);
+        if (!resolution.ok())
+          return absl::UnavailableError(
+              resolution.problems.empty() ? "not now" : resolution.problems[0].message);
         std::vector<pb::Event> events(1);
         pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
         *number = state.next_job_number();
@@ -276,7 +314,8 @@ void World::Submit(size_t i) {
       [this, i, number, scheduler](absl::Status status) {
         if (!status.ok() || scheduler->alone()) return;
         shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(), users_[i].key, *number);
-        if (!random_.OneIn(10)) users_[i].number = *number;   // else the reply is lost, and the user tries again
+        if (!random_.OneIn(10))
+          users_[i].number = *number;  // else the reply is lost, and the user tries again
       });
   scheduler->Wake();
   shared_.heap.After(kClientPatienceNs, [this, i] {
@@ -321,11 +360,13 @@ void World::Drain(const std::string& target, bool drained) {
   event.mutable_drain_changed()->set_target(target);
   event.mutable_drain_changed()->set_drained(drained);
   scheduler->engine()->Post(std::move(event), [this, target, drained](absl::Status status) {
-    if (!status.ok()) shared_.heap.After(kSecond, [this, target, drained] { Drain(target, drained); });
+    if (!status.ok())
+      shared_.heap.After(kSecond, [this, target, drained] { Drain(target, drained); });
   });
   scheduler->Wake();
   // A death before the commit answers nobody: what has to hold in the end is said again.
-  if (!drained && !healed_) shared_.heap.After(kClientPatienceNs, [this, target] { Drain(target, false); });
+  if (!drained && !healed_)
+    shared_.heap.After(kClientPatienceNs, [this, target] { Drain(target, false); });
 }
 
 // The same queues, with guarantees of at most half of what there is.
@@ -336,7 +377,8 @@ pb::QueueTree World::DrawQueues(uint64_t seed) const {
   for (pb::QueueSpec& queue : *tree.mutable_queues()) {
     pb::Quota& quota = (*queue.mutable_quota())[kFlavour];
     if (!random.OneIn(3)) quota.set_guarantee_milli(random.Between(0, all_milli / 4000) * 1000);
-    if (random.OneIn(3)) quota.set_limit_milli(quota.guarantee_milli() + random.Between(1, all_milli / 2000) * 1000);
+    if (random.OneIn(3))
+      quota.set_limit_milli(quota.guarantee_milli() + random.Between(1, all_milli / 2000) * 1000);
     quota.set_weight(random.Between(0, 3));
     if (random.OneIn(2)) queue.set_min_runtime_ns(random.Between(kSecond, kMinute));
   }
@@ -345,7 +387,8 @@ pb::QueueTree World::DrawQueues(uint64_t seed) const {
 
 void World::ApplyQueues(const pb::QueueTree& tree) {
   Scheduler* const scheduler = current();
-  const auto again = [this, tree, last = healed_] {    // an edit before that is given up: it may not come after what has to hold in the end
+  const auto again = [this, tree, last = healed_] {  // an edit before that is given up: it may not
+                                                     // come after what has to hold in the end
     if (last) shared_.heap.After(kSecond, [this, tree] { ApplyQueues(tree); });
   };
   if (scheduler == nullptr) return again();
@@ -366,7 +409,7 @@ void World::ApplyQueues(const pb::QueueTree& tree) {
       });
   scheduler->Wake();
   shared_.heap.After(kClientPatienceNs, [answered, again] {
-    if (!*answered) again();                 // it died first, and answers nobody
+    if (!*answered) again();  // it died first, and answers nobody
   });
 }
 
@@ -405,7 +448,8 @@ void World::ConfirmOff(int32_t host) {
 // What was acknowledged since the backup is gone: the users see that, and say it again.
 void World::Restore(const Database& backup) {
   if (healed_) return;
-  if (JustAdopted(kApartNs)) return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
+  if (JustAdopted(kApartNs))
+    return shared_.heap.After(kApartNs, [this, backup] { Restore(backup); });
   restored_ns_ = shared_.heap.now_ns();
   ++shared_.counters["backups restored"];
   for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) scheduler->Die();
@@ -433,11 +477,14 @@ void World::Adopted(bool newest) {
   }
 }
 
-// An operator moves the scheduler to another machine, with its store, and forgets to stop the old one for a time. Who reaches that one only
-// is served by it, as far as anybody there can tell rightly.
+// An operator moves the scheduler to another machine, with its store, and forgets to stop the old
+// one for a time. Who reaches that one only is served by it, as far as anybody there can tell
+// rightly.
 void World::Clone(int64_t both_ns) {
   Scheduler* const old = current();
-  if (old == nullptr || JustAdopted(kApartFromOriginalNs) || !database_.sqlite.empty() || shared_.heap.now_ns() < database_.full_until_ns) return;
+  if (old == nullptr || JustAdopted(kApartFromOriginalNs) || !database_.sqlite.empty() ||
+      shared_.heap.now_ns() < database_.full_until_ns)
+    return;
   ++shared_.counters["stores cloned"];
   restored_ns_ = shared_.heap.now_ns();
   Database& original = *originals_.emplace_back(std::make_unique<Database>(database_));
@@ -462,7 +509,8 @@ void World::Clone(int64_t both_ns) {
 }
 
 void World::RestoreAtStart() {
-  shared_.sends = [this, key = std::string(), backup = Database()](const pb::SchedulerMessage& message) mutable {
+  shared_.sends = [this, key = std::string(),
+                   backup = Database()](const pb::SchedulerMessage& message) mutable {
     if (message.has_prepare() && !message.prepare().start_at_once() && key.empty()) {
       key = message.prepare().key().SerializeAsString();
       backup = database_;
@@ -473,7 +521,7 @@ void World::RestoreAtStart() {
         Restore(backup);
       });
     } else if (message.has_stop() && message.stop().key().SerializeAsString() == key) {
-      key.clear();                             // it won't start: the next gang will do
+      key.clear();  // it won't start: the next gang will do
     }
   };
 }
@@ -484,39 +532,62 @@ void World::Inject(const Fault& fault) {
   Scheduler* const scheduler = current();
   Machine& machine = *machines_[fault.host];
   ++shared_.counters["faults"];
-  if (fault.kind == FaultKind::kLossy || fault.kind == FaultKind::kDiskFull || fault.kind == FaultKind::kPauseShims) shared_.checker.OnMuted(machine.full_name());
+  if (fault.kind == FaultKind::kLossy || fault.kind == FaultKind::kDiskFull ||
+      fault.kind == FaultKind::kPauseShims)
+    shared_.checker.OnMuted(machine.full_name());
   switch (fault.kind) {
-    case FaultKind::kCut: return network_.Cut(fault.host, true, true, until_ns);
-    case FaultKind::kCutUp: return network_.Cut(fault.host, true, false, until_ns);
-    case FaultKind::kCutDown: return network_.Cut(fault.host, false, true, until_ns);
-    case FaultKind::kReset: return network_.Reset(fault.host);
-    case FaultKind::kLossy: return network_.Lossy(fault.host, until_ns);
-    case FaultKind::kSlow: return network_.Slow(fault.host, until_ns, fault.value);
+    case FaultKind::kCut:
+      return network_.Cut(fault.host, true, true, until_ns);
+    case FaultKind::kCutUp:
+      return network_.Cut(fault.host, true, false, until_ns);
+    case FaultKind::kCutDown:
+      return network_.Cut(fault.host, false, true, until_ns);
+    case FaultKind::kReset:
+      return network_.Reset(fault.host);
+    case FaultKind::kLossy:
+      return network_.Lossy(fault.host, until_ns);
+    case FaultKind::kSlow:
+      return network_.Slow(fault.host, until_ns, fault.value);
     case FaultKind::kMassCut: {
       ++shared_.counters["mass cuts"];
       for (size_t h = 0; h < machines_.size(); ++h) {
-        if (machines_[h]->cluster() == machine.cluster() && static_cast<int64_t>(random_.Below(100)) < fault.value) network_.Cut(static_cast<int32_t>(h), true, true, until_ns);
+        if (machines_[h]->cluster() == machine.cluster() &&
+            static_cast<int64_t>(random_.Below(100)) < fault.value)
+          network_.Cut(static_cast<int32_t>(h), true, true, until_ns);
       }
       return;
     }
-    case FaultKind::kCrashBeforeCommit: database_.dies_before = fault.value; return;
-    case FaultKind::kCrashAfterCommit: database_.dies_after = fault.value; return;
-    case FaultKind::kCommitFails: database_.fails = fault.value; return;
-    case FaultKind::kCommitFailsDone: database_.fails_done = fault.value; return;
-    case FaultKind::kStoreFull: database_.full_until_ns = until_ns; return;
+    case FaultKind::kCrashBeforeCommit:
+      database_.dies_before = fault.value;
+      return;
+    case FaultKind::kCrashAfterCommit:
+      database_.dies_after = fault.value;
+      return;
+    case FaultKind::kCommitFails:
+      database_.fails = fault.value;
+      return;
+    case FaultKind::kCommitFailsDone:
+      database_.fails_done = fault.value;
+      return;
+    case FaultKind::kStoreFull:
+      database_.full_until_ns = until_ns;
+      return;
     case FaultKind::kPauseScheduler:
       if (scheduler != nullptr) scheduler->Pause(until_ns);
       return;
     case FaultKind::kTakeover:
-      if (scheduler != nullptr && database_.sqlite.empty()) {   // its lock lets no second one in
+      if (scheduler != nullptr && database_.sqlite.empty()) {  // its lock lets no second one in
         ++shared_.counters["takeovers"];
         StartScheduler();
-        // Some hosts reach only the old one's machine: it goes on with them until it sees that it is replaced. The others stay with it as
-        // well, or reach only the new one's from now on, and the old one hears nothing more.
+        // Some hosts reach only the old one's machine: it goes on with them until it sees that it
+        // is replaced. The others stay with it as well, or reach only the new one's from now on,
+        // and the old one hears nothing more.
         const bool leave = random_.OneIn(2);
         for (int32_t h = 0; h < shared_.config.hosts; ++h) {
           if (random_.OneIn(4)) {
-            network_.KeepFromNew(h, shared_.heap.now_ns() + random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
+            network_.KeepFromNew(
+                h, shared_.heap.now_ns() +
+                       random_.Between(3 * shared_.config.lease_ns, 8 * shared_.config.lease_ns));
           } else if (leave) {
             agents_[h]->Reconnect(/*silently=*/true);
           }
@@ -526,7 +597,8 @@ void World::Inject(const Fault& fault) {
     case FaultKind::kSchedulerClock:
       if (scheduler != nullptr) scheduler->JumpClock(fault.value);
       return;
-    case FaultKind::kCrashAgent: return agents_[fault.host]->DieAtUse(fault.value);
+    case FaultKind::kCrashAgent:
+      return agents_[fault.host]->DieAtUse(fault.value);
     case FaultKind::kAgentAway:
       if (!agents_[fault.host]->runs()) return;
       ++shared_.counters["agents that stay away"];
@@ -535,15 +607,24 @@ void World::Inject(const Fault& fault) {
       return;
     case FaultKind::kOldStreams:
       network_.Age(fault.host, fault.value);
-      for (int times = 0; times < 2; ++times) shared_.heap.After(random_.Between(0, fault.value), [this, host = fault.host] { agents_[host]->Reconnect(); });
+      for (int times = 0; times < 2; ++times)
+        shared_.heap.After(random_.Between(0, fault.value),
+                           [this, host = fault.host] { agents_[host]->Reconnect(); });
       return;
-    case FaultKind::kDiskFull: machine.disk_full_until_ns = until_ns; return;
-    case FaultKind::kKillShim: return fault.value == 1 ? machine.KillNextClaim() : machine.KillAnyShim();
-    case FaultKind::kReboot: return Reboot(fault.host, fault.duration_ns, false);
+    case FaultKind::kDiskFull:
+      machine.disk_full_until_ns = until_ns;
+      return;
+    case FaultKind::kKillShim:
+      return fault.value == 1 ? machine.KillNextClaim() : machine.KillAnyShim();
+    case FaultKind::kReboot:
+      return Reboot(fault.host, fault.duration_ns, false);
     case FaultKind::kRebootMany:
-      for (int32_t h = fault.host / 4 * 4; h < std::min<int32_t>(fault.host / 4 * 4 + 4, shared_.config.hosts); ++h) Reboot(h, fault.duration_ns, false);
+      for (int32_t h = fault.host / 4 * 4;
+           h < std::min<int32_t>(fault.host / 4 * 4 + 4, shared_.config.hosts); ++h)
+        Reboot(h, fault.duration_ns, false);
       return;
-    case FaultKind::kLoseState: return Reboot(fault.host, fault.duration_ns, true);
+    case FaultKind::kLoseState:
+      return Reboot(fault.host, fault.duration_ns, true);
     case FaultKind::kRebootAtMarker:
       machine.marked_again = [this, fault, gone = false]() mutable {
         if (gone || healed_) return;
@@ -556,7 +637,8 @@ void World::Inject(const Fault& fault) {
       return;
     case FaultKind::kPowerOff:
       Reboot(fault.host, fault.duration_ns, false);
-      shared_.heap.After(fault.duration_ns * 3 / 4, [this, host = fault.host] { ConfirmOff(host); });
+      shared_.heap.After(fault.duration_ns * 3 / 4,
+                         [this, host = fault.host] { ConfirmOff(host); });
       return;
     case FaultKind::kRestore:
       if (database_.sqlite.empty() && fault.value == 1) return RestoreAtStart();
@@ -564,32 +646,45 @@ void World::Inject(const Fault& fault) {
         shared_.heap.After(fault.duration_ns, [this, backup = database_] { Restore(backup); });
       }
       return;
-    case FaultKind::kClone: return Clone(fault.duration_ns);
-    case FaultKind::kHostClock: return machine.JumpClock(fault.value);
-    case FaultKind::kLaunchFails: machine.launch_fails_until_ns = until_ns; return;
+    case FaultKind::kClone:
+      return Clone(fault.duration_ns);
+    case FaultKind::kHostClock:
+      return machine.JumpClock(fault.value);
+    case FaultKind::kLaunchFails:
+      machine.launch_fails_until_ns = until_ns;
+      return;
     case FaultKind::kLateShims:
       machine.late_shims_until_ns = until_ns;
       machine.late_shims_ns = fault.value;
-      // What is too busy to run its shims is often not heard of either, for about as long as a fence: some of them begin after half of theirs.
+      // What is too busy to run its shims is often not heard of either, for about as long as a
+      // fence: some of them begin after half of theirs.
       machine.begins_late = [this, host = fault.host] {
-        const int64_t for_ns = random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns);
+        const int64_t for_ns =
+            random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns);
         if (!healed_) network_.Cut(host, true, true, shared_.heap.now_ns() + for_ns);
       };
       for (int times = 0; times < 2; ++times) {
-        shared_.heap.After(random_.Between(0, fault.duration_ns), [this, host = fault.host, for_ns = random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns)] {
-          if (!healed_) network_.Cut(host, true, true, shared_.heap.now_ns() + for_ns);
-        });
+        shared_.heap.After(
+            random_.Between(0, fault.duration_ns),
+            [this, host = fault.host,
+             for_ns = random_.Between(shared_.config.lease_ns, 2 * shared_.config.lease_ns)] {
+              if (!healed_) network_.Cut(host, true, true, shared_.heap.now_ns() + for_ns);
+            });
       }
       return;
-    case FaultKind::kPauseAgent: return agents_[fault.host]->Pause(until_ns);
-    case FaultKind::kPauseShims: return machine.PauseShims(until_ns);
+    case FaultKind::kPauseAgent:
+      return agents_[fault.host]->Pause(until_ns);
+    case FaultKind::kPauseShims:
+      return machine.PauseShims(until_ns);
     case FaultKind::kSleep:
       agents_[fault.host]->Sleep(until_ns);
       return machine.Sleep(until_ns);
-    case FaultKind::kEditQueues: return ApplyQueues(DrawQueues(static_cast<uint64_t>(fault.value)));
+    case FaultKind::kEditQueues:
+      return ApplyQueues(DrawQueues(static_cast<uint64_t>(fault.value)));
     case FaultKind::kDrain:
       Drain(machine.full_name(), true);
-      shared_.heap.At(until_ns, [this, host = fault.host] { Drain(machines_[host]->full_name(), false); });
+      shared_.heap.At(until_ns,
+                      [this, host = fault.host] { Drain(machines_[host]->full_name(), false); });
       return;
   }
 }
@@ -599,8 +694,10 @@ void World::HealAll() {
   for (const std::unique_ptr<Scheduler>& scheduler : schedulers_) {
     if (scheduler->alone()) scheduler->Die();
   }
-  database_.dies_before = database_.dies_after = database_.fails = database_.fails_done = database_.full_until_ns = 0;
-  for (const auto& machine : machines_) machine->disk_full_until_ns = machine->launch_fails_until_ns = machine->late_shims_until_ns = 0;
+  database_.dies_before = database_.dies_after = database_.fails = database_.fails_done =
+      database_.full_until_ns = 0;
+  for (const auto& machine : machines_)
+    machine->disk_full_until_ns = machine->launch_fails_until_ns = machine->late_shims_until_ns = 0;
   for (size_t h = 0; h < machines_.size(); ++h) {
     agents_[h]->DieAtUse(0);
     if (!machines_[h]->on()) machines_[h]->PowerOn();
@@ -615,19 +712,26 @@ void World::HealAll() {
 void World::TellStuck() {
   for (const auto& [uid, job] : shared_.checker.jobs()) {
     if (job.end_ns() != 0) continue;
-    std::string text = absl::StrCat("liveness: job ", job.number(), job.cancel_requested() ? " (cancelled)" : "", " has not ended:");
+    std::string text =
+        absl::StrCat("liveness: job ", job.number(), job.cancel_requested() ? " (cancelled)" : "",
+                     " has not ended:");
     for (int t = 0; t < job.tasks_size(); ++t) {
-      absl::StrAppend(&text, " task ", job.spec().tasks(t).name(), " ", pb::TaskState_Name(job.tasks(t).state()));
+      absl::StrAppend(&text, " task ", job.spec().tasks(t).name(), " ",
+                      pb::TaskState_Name(job.tasks(t).state()));
       if (job.tasks(t).attempts().empty()) continue;
       const pb::AttemptRecord& attempt = *job.tasks(t).attempts().rbegin();
       for (int p = 0; p < attempt.parts_size(); ++p) {
-        absl::StrAppend(&text, " ", attempt.number(), "@", attempt.placements(p).host(), ":", pb::AttemptPhase_Name(attempt.parts(p).phase()), attempt.parts(p).lost() ? "(lost)" : "");
+        absl::StrAppend(&text, " ", attempt.number(), "@", attempt.placements(p).host(), ":",
+                        pb::AttemptPhase_Name(attempt.parts(p).phase()),
+                        attempt.parts(p).lost() ? "(lost)" : "");
       }
     }
     shared_.checker.Violate(shared_.heap.now_ns(), text);
   }
   for (const User& user : users_) {
-    if (user.number == 0) shared_.checker.Violate(shared_.heap.now_ns(), absl::StrCat("liveness: ", user.key, " was never acknowledged"));
+    if (user.number == 0)
+      shared_.checker.Violate(shared_.heap.now_ns(),
+                              absl::StrCat("liveness: ", user.key, " was never acknowledged"));
   }
 }
 
@@ -636,26 +740,34 @@ void World::CheckJournal() {
   schedulers_.clear();
   const std::string file = absl::StrCat(database_.sqlite, "/", kStoreFile);
   if (const absl::Status verified = VerifyStore(file).status(); !verified.ok()) {
-    shared_.checker.Violate(shared_.heap.now_ns(), absl::StrCat("contract 23: ", std::string(verified.message())));
+    shared_.checker.Violate(shared_.heap.now_ns(),
+                            absl::StrCat("contract 23: ", std::string(verified.message())));
   }
   const absl::StatusOr<ReplayReport> replayed = ReplayStore(file, setup_.scheduling);
-  if (!replayed.ok()) shared_.checker.Violate(shared_.heap.now_ns(), absl::StrCat("replay: ", std::string(replayed.status().message())));
-  if (replayed.ok()) shared_.counters["commits replayed"] += static_cast<int64_t>(replayed->commits);
+  if (!replayed.ok())
+    shared_.checker.Violate(shared_.heap.now_ns(),
+                            absl::StrCat("replay: ", std::string(replayed.status().message())));
+  if (replayed.ok())
+    shared_.counters["commits replayed"] += static_cast<int64_t>(replayed->commits);
 }
 
 RunResult World::Run() {
   const auto began = std::chrono::steady_clock::now();
-  const int64_t heal_ns = began_ns_ + shared_.config.duration_ns, end_ns = heal_ns + shared_.config.patience_ns;
+  const int64_t heal_ns = began_ns_ + shared_.config.duration_ns,
+                end_ns = heal_ns + shared_.config.patience_ns;
   StartScheduler();
-  for (const Fault& fault : faults_) shared_.heap.At(began_ns_ + fault.at_ns, [this, &fault] { Inject(fault); });
+  for (const Fault& fault : faults_)
+    shared_.heap.At(began_ns_ + fault.at_ns, [this, &fault] { Inject(fault); });
   shared_.heap.At(heal_ns, [this] { HealAll(); });
   const auto over = [&] {
     return healed_ && shared_.checker.unfinished_jobs() == 0 &&
-           std::all_of(users_.begin(), users_.end(), [](const User& user) { return user.number != 0; });
+           std::all_of(users_.begin(), users_.end(),
+                       [](const User& user) { return user.number != 0; });
   };
   int64_t looked_ns = 0;
   bool ended = false;
-  while (!shared_.heap.empty() && shared_.heap.next_ns() < end_ns && shared_.checker.violations().empty()) {
+  while (!shared_.heap.empty() && shared_.heap.next_ns() < end_ns &&
+         shared_.checker.violations().empty()) {
     shared_.heap.RunNext();
     if (!healed_ || shared_.heap.now_ns() < looked_ns + kSecond) continue;
     looked_ns = shared_.heap.now_ns();
@@ -668,21 +780,27 @@ RunResult World::Run() {
   result.counters = shared_.counters;
   result.digest = shared_.digest;
   result.virtual_ns = shared_.heap.now_ns() - began_ns_;
-  result.real_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count();
+  result.real_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began)
+          .count();
   return result;
 }
 
 }  // namespace
 
-RunResult Run(const Config& config, uint64_t seed, const std::vector<Fault>& faults) { return World(config, seed, faults).Run(); }
+RunResult Run(const Config& config, uint64_t seed, const std::vector<Fault>& faults) {
+  return World(config, seed, faults).Run();
+}
 
-std::vector<Fault> Shrink(const Config& config, uint64_t seed, std::vector<Fault> faults, int runs) {
+std::vector<Fault> Shrink(const Config& config, uint64_t seed, std::vector<Fault> faults,
+                          int runs) {
   size_t chunk = std::max<size_t>(1, faults.size() / 2);
   while (runs > 0) {
     bool shorter = false;
     for (size_t at = 0; at < faults.size() && runs > 0;) {
       std::vector<Fault> fewer = faults;
-      fewer.erase(fewer.begin() + static_cast<int64_t>(at), fewer.begin() + static_cast<int64_t>(std::min(at + chunk, fewer.size())));
+      fewer.erase(fewer.begin() + static_cast<int64_t>(at),
+                  fewer.begin() + static_cast<int64_t>(std::min(at + chunk, fewer.size())));
       --runs;
       if (!Run(config, seed, fewer).violations.empty()) {
         faults = std::move(fewer);

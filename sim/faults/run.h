@@ -1,5 +1,6 @@
-// One run of the fault simulator: a scheduler, hosts, agents, shims and users in one thread on one heap, everything from one seed; faults;
-// then none, and everything has to end (CONTRACTS, Simulation of faults).
+// One run of the fault simulator: a scheduler, hosts, agents, shims and users in one thread on one
+// heap, everything from one seed; faults; then none, and everything has to end (CONTRACTS,
+// Simulation of faults).
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@
 namespace muster::sim::faults {
 
 struct RunResult {
-  std::vector<std::string> violations;       // empty: it held
+  std::vector<std::string> violations;  // empty: it held
   Counters counters;
-  uint64_t digest = 0;                       // of all that was committed and all that ran: equal runs, equal digests
+  uint64_t digest = 0;  // of all that was committed and all that ran: equal runs, equal digests
   int64_t virtual_ns = 0;
   int64_t real_ns = 0;
 };
@@ -22,7 +23,8 @@ struct RunResult {
 // The same configuration, seed and faults give the same result, real_ns apart.
 RunResult Run(const Config& config, uint64_t seed, const std::vector<Fault>& faults);
 
-// A shorter list of faults with which the run still fails: deletes as many as it can within `runs` runs.
+// A shorter list of faults with which the run still fails: deletes as many as it can within `runs`
+// runs.
 std::vector<Fault> Shrink(const Config& config, uint64_t seed, std::vector<Fault> faults, int runs);
 
 }  // namespace muster::sim::faults

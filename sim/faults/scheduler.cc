@@ -12,7 +12,9 @@
 namespace muster::sim::faults {
 namespace {
 
-std::string NewId(Random* random) { return absl::StrFormat("%016x%016x", random->Next(), random->Next()); }
+std::string NewId(Random* random) {
+  return absl::StrFormat("%016x%016x", random->Next(), random->Next());
+}
 
 std::vector<RowChange> RowsOf(const Database& database) {
   std::vector<RowChange> rows;
@@ -28,7 +30,9 @@ bool Due(int64_t* count) { return *count > 0 && --*count == 0; }
 class Scheduler::SchedulerClock final : public Clock {
  public:
   explicit SchedulerClock(const Scheduler* scheduler) : scheduler_(*scheduler) {}
-  int64_t WallNs() override { return scheduler_.shared_->heap.now_ns() + scheduler_.wall_offset_ns_; }
+  int64_t WallNs() override {
+    return scheduler_.shared_->heap.now_ns() + scheduler_.wall_offset_ns_;
+  }
   int64_t MonotonicNs() override { return scheduler_.shared_->heap.now_ns(); }
   int64_t BootNs() override { return scheduler_.shared_->heap.now_ns(); }
 
@@ -39,7 +43,11 @@ class Scheduler::SchedulerClock final : public Clock {
 class Scheduler::FaultyStore final : public Store {
  public:
   FaultyStore(Shared* shared, Database* database, std::unique_ptr<SqliteStore> real)
-      : shared_(shared), database_(database), real_(std::move(real)), epoch_(database->epoch), instance_(database->instance) {}
+      : shared_(shared),
+        database_(database),
+        real_(std::move(real)),
+        epoch_(database->epoch),
+        instance_(database->instance) {}
 
   bool Owns() const { return database_->epoch == epoch_ && database_->instance == instance_; }
   void ServeAlone(Database* its_own) {
@@ -49,13 +57,19 @@ class Scheduler::FaultyStore final : public Store {
   absl::Status Commit(const Transaction& transaction) override {
     if (failed_) return absl::FailedPreconditionError("the store failed before");
     if (Due(&database_->dies_before)) Die("schedulers killed before a commit");
-    if (shared_->heap.now_ns() < database_->full_until_ns) return Fails("commits that failed: disk full", absl::ResourceExhaustedError("database or disk is full"));
-    if (Due(&database_->fails)) return Fails("commits that failed without effect", absl::InternalError("disk I/O error"));
-    if (!Owns()) return Fails("commits of a stale scheduler refused", absl::AbortedError("another musterd has taken over the store"));
+    if (shared_->heap.now_ns() < database_->full_until_ns)
+      return Fails("commits that failed: disk full",
+                   absl::ResourceExhaustedError("database or disk is full"));
+    if (Due(&database_->fails))
+      return Fails("commits that failed without effect", absl::InternalError("disk I/O error"));
+    if (!Owns())
+      return Fails("commits of a stale scheduler refused",
+                   absl::AbortedError("another musterd has taken over the store"));
     MUSTER_CHECK(transaction.commit == database_->last_commit + 1);
     if (real_ != nullptr) {
       if (absl::Status status = real_->Commit(transaction); !status.ok()) {
-        shared_->checker.Violate(shared_->heap.now_ns(), "the real store refuses a commit: " + status.ToString());
+        shared_->checker.Violate(shared_->heap.now_ns(),
+                                 "the real store refuses a commit: " + status.ToString());
         failed_ = true;
         return status;
       }
@@ -75,7 +89,8 @@ class Scheduler::FaultyStore final : public Store {
     } else {
       shared_->checker.OnCommit(transaction, shared_->heap.now_ns());
     }
-    if (Due(&database_->fails_done)) return Fails("commits that failed with effect", absl::InternalError("disk I/O error"));
+    if (Due(&database_->fails_done))
+      return Fails("commits that failed with effect", absl::InternalError("disk I/O error"));
     if (Due(&database_->dies_after)) Die("schedulers killed after a commit");
     return absl::OkStatus();
   }
@@ -97,11 +112,17 @@ class Scheduler::FaultyStore final : public Store {
   const std::unique_ptr<SqliteStore> real_;  // nullptr: none
   const uint64_t epoch_;
   const std::string instance_;
-  bool failed_ = false;                      // as the real one: after an error it refuses everything
+  bool failed_ = false;  // as the real one: after an error it refuses everything
 };
 
-Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed, std::function<void(Scheduler*)> died)
-    : shared_(shared), database_(database), network_(network), refused_plans_(setup.refused_plans), died_(std::move(died)), random_(seed) {
+Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup,
+                     uint64_t seed, std::function<void(Scheduler*)> died)
+    : shared_(shared),
+      database_(database),
+      network_(network),
+      refused_plans_(setup.refused_plans),
+      died_(std::move(died)),
+      random_(seed) {
   const bool adopts = database_->adopt;
   std::unique_ptr<SqliteStore> real = Open();
   database_->instance = NewId(&random_);
@@ -118,7 +139,9 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   session_options.heartbeat_ns = shared_->config.heartbeat_ns;
   session_options.adopts = adopts;
   session_options.on_restored = [this](uint64_t, uint64_t) {
-    if (!alone_) shared_->checker.Violate(shared_->heap.now_ns(), "contract 19: a store that nobody restored is taken for a backup");
+    if (!alone_)
+      shared_->checker.Violate(shared_->heap.now_ns(),
+                               "contract 19: a store that nobody restored is taken for a backup");
     read_only_ = true;
     ++shared_->counters["schedulers that an agent told of a cloned store"];
   };
@@ -133,7 +156,8 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   options.end_process = [] { throw SchedulerDies(); };
   const bool first = state->queue_version() == 0;
   State after = *state;
-  engine_ = std::make_unique<Engine>(options, clock_.get(), store_.get(), sessions_.get(), *std::move(state));
+  engine_ = std::make_unique<Engine>(options, clock_.get(), store_.get(), sessions_.get(),
+                                     *std::move(state));
   sessions_->Attach(engine_.get());
   if (adopts) {
     pb::Event adopted;
@@ -165,13 +189,14 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
 
 Scheduler::~Scheduler() {
   *life_ = false;
-  std::unique_ptr<Engine> engine = std::move(engine_);   // whom it answers now sees nobody alive
+  std::unique_ptr<Engine> engine = std::move(engine_);  // whom it answers now sees nobody alive
 }
 
 // The real store, if the database has one: what it holds has to be what was committed.
 std::unique_ptr<SqliteStore> Scheduler::Open() {
   if (database_->sqlite.empty()) {
-    database_->epoch = database_->adopt ? AdoptedEpoch(database_->epoch, shared_->heap.now_ns()) : database_->epoch + 1;
+    database_->epoch = database_->adopt ? AdoptedEpoch(database_->epoch, shared_->heap.now_ns())
+                                        : database_->epoch + 1;
     return nullptr;
   }
   StoreOptions options;
@@ -185,7 +210,8 @@ std::unique_ptr<SqliteStore> Scheduler::Open() {
   std::map<std::pair<std::string, std::string>, std::string> rows;
   for (const RowChange& row : recovered.rows) rows[{row.kind, row.id}] = *row.bytes;
   if (rows != database_->rows || recovered.last_commit != database_->last_commit) {
-    shared_->checker.Violate(shared_->heap.now_ns(), "S4 the store holds other rows than were committed");
+    shared_->checker.Violate(shared_->heap.now_ns(),
+                             "S4 the store holds other rows than were committed");
   }
   ++shared_->counters["starts from the real store"];
   return *std::move(store);
@@ -227,10 +253,13 @@ void Scheduler::Pause(int64_t until_ns) {
   pause_.Until(until_ns);
 }
 
-void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t host, const pb::AgentMessage& message) {
+void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t host,
+                         const pb::AgentMessage& message) {
   if (!alive()) return;
-  if (pause_.now()) return pause_.Defer([this, stream, host, message] { Received(stream, host, message); });
-  if (owns_store() && !message.has_hello()) shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host));
+  if (pause_.now())
+    return pause_.Defer([this, stream, host, message] { Received(stream, host, message); });
+  if (owns_store() && !message.has_hello())
+    shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host));
   const absl::Status status = sessions_->Receive(stream, message);
   MUSTER_CHECK_MSG(status.ok(), status.ToString().c_str());
   Wake();
@@ -244,7 +273,10 @@ void Scheduler::Closed(const AgentStream* stream) {
 
 void Scheduler::Sends(int32_t host, const pb::SchedulerMessage& message) {
   if (read_only_ && !message.has_refused()) {
-    shared_->checker.Violate(shared_->heap.now_ns(), absl::StrCat("contract 19: goes on although an agent has seen a later store: ", message.ShortDebugString()));
+    shared_->checker.Violate(
+        shared_->heap.now_ns(),
+        absl::StrCat("contract 19: goes on although an agent has seen a later store: ",
+                     message.ShortDebugString()));
   }
   if (owns_store()) {
     shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
@@ -277,7 +309,8 @@ void Scheduler::CheckRefusedPlans() {
   std::error_code error;
   for (const auto& reproducer : std::filesystem::directory_iterator(refused_plans_, error)) {
     const std::string text = ReadFile(reproducer.path().string() + "/plan.txt").value_or("");
-    shared_->checker.Violate(shared_->heap.now_ns(), absl::StrCat("contract 20: a plan was ", text.substr(0, text.find('\n'))));
+    shared_->checker.Violate(shared_->heap.now_ns(), absl::StrCat("contract 20: a plan was ",
+                                                                  text.substr(0, text.find('\n'))));
   }
 }
 
@@ -286,7 +319,7 @@ void Scheduler::Look() {
   const int64_t look_ns = engine_->NextLookNs();
   if (look_ns == INT64_MAX) return;
   const int64_t at_ns = shared_->heap.now_ns() + std::max(look_ns - engine_->NowNs(), kMillisecond);
-  if (look_ns_ > shared_->heap.now_ns() && look_ns_ <= at_ns) return;   // a timer is set already
+  if (look_ns_ > shared_->heap.now_ns() && look_ns_ <= at_ns) return;  // a timer is set already
   look_ns_ = at_ns;
   shared_->heap.At(at_ns, [this, life = life_] {
     if (*life) Wake();
@@ -307,8 +340,12 @@ void Scheduler::Compare() {
   if (!owns_store()) return;
   const absl::StatusOr<State> stored = State::Load(RowsOf(*database_));
   ++shared_->counters["compared with the store"];
-  const std::string difference = stored.ok() ? State::Difference(engine_->Snapshot()->state, *stored) : stored.status().ToString();
-  if (!difference.empty()) shared_->checker.Violate(shared_->heap.now_ns(), "memory differs from the store: " + difference);
+  const std::string difference = stored.ok()
+                                     ? State::Difference(engine_->Snapshot()->state, *stored)
+                                     : stored.status().ToString();
+  if (!difference.empty())
+    shared_->checker.Violate(shared_->heap.now_ns(),
+                             "memory differs from the store: " + difference);
 }
 
 }  // namespace muster::sim::faults

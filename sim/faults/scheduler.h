@@ -1,4 +1,5 @@
-// One process of the scheduler: the real engine and the real sessions over a store that fails and dies as it is told. Not thread-safe.
+// One process of the scheduler: the real engine and the real sessions over a store that fails and
+// dies as it is told. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +30,11 @@ struct Database {
   std::string instance;
   uint64_t last_commit = 0;
   std::map<std::pair<std::string, std::string>, std::string> rows;
-  bool adopt = false;                        // it is a backup: the next scheduler adopts it
-  std::string sqlite;                        // directory of the real store; empty: what stands above is the store
+  bool adopt = false;  // it is a backup: the next scheduler adopts it
+  std::string sqlite;  // directory of the real store; empty: what stands above is the store
 
-  int64_t dies_before = 0, dies_after = 0, fails = 0, fails_done = 0;   // at so many commits from now; 0: it doesn't
+  int64_t dies_before = 0, dies_after = 0, fails = 0,
+          fails_done = 0;  // at so many commits from now; 0: it doesn't
   int64_t full_until_ns = 0;
 };
 
@@ -42,26 +44,33 @@ class Scheduler final : public Network::SchedulerEnd {
     pb::ClusterFile clusters;
     pb::QueueTree queues;
     SchedulingOptions scheduling;
-    std::string refused_plans;               // directory of reproducers, which is to stay empty (CONTRACTS 20)
+    std::string refused_plans;  // directory of reproducers, which is to stay empty (CONTRACTS 20)
   };
 
-  // Opens the store as musterd does. `died` is called (from the heap) once it has ended; the object may be destroyed then.
-  Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed, std::function<void(Scheduler*)> died);
+  // Opens the store as musterd does. `died` is called (from the heap) once it has ended; the object
+  // may be destroyed then.
+  Scheduler(Shared* shared, Database* database, Network* network, const Setup& setup, uint64_t seed,
+            std::function<void(Scheduler*)> died);
   ~Scheduler() override;
 
   bool alive() const { return engine_ != nullptr; }
   bool owns_store() const;
-  // From now on it serves a store of its own, a copy of which is the one that counts: nothing that it acknowledges does.
+  // From now on it serves a store of its own, a copy of which is the one that counts: nothing that
+  // it acknowledges does.
   void ServeAlone(Database* its_own);
   bool alone() const { return alone_; }
   Engine* engine() { return engine_.get(); }
-  void Die();                                        // SIGKILL
-  void Pause(int64_t until_ns);                      // SIGSTOP; what comes meanwhile is taken in later
-  void JumpClock(int64_t by_ns) { wall_offset_ns_ += by_ns; Wake(); }
+  void Die();                    // SIGKILL
+  void Pause(int64_t until_ns);  // SIGSTOP; what comes meanwhile is taken in later
+  void JumpClock(int64_t by_ns) {
+    wall_offset_ns_ += by_ns;
+    Wake();
+  }
   // Something was queued for the engine.
   void Wake();
 
-  void Received(const std::shared_ptr<AgentStream>& stream, int32_t host, const pb::AgentMessage& message) override;
+  void Received(const std::shared_ptr<AgentStream>& stream, int32_t host,
+                const pb::AgentMessage& message) override;
   void Closed(const AgentStream* stream) override;
   void Sends(int32_t host, const pb::SchedulerMessage& message) override;
   // Of host i: cluster/host.
@@ -81,7 +90,7 @@ class Scheduler final : public Network::SchedulerEnd {
   std::unique_ptr<SqliteStore> Open();
 
   Shared* const shared_;
-  Database* const database_;                   // where it began; ServeAlone leaves it to others
+  Database* const database_;  // where it began; ServeAlone leaves it to others
   Network* const network_;
   const std::string refused_plans_;
   const std::function<void(Scheduler*)> died_;
@@ -89,11 +98,11 @@ class Scheduler final : public Network::SchedulerEnd {
   int64_t wall_offset_ns_ = 0;
   Standstill pause_{&shared_->heap};
   bool alone_ = false;
-  bool read_only_ = false;                     // an agent has seen a later store than this one
+  bool read_only_ = false;  // an agent has seen a later store than this one
   bool step_planned_ = false;
   bool stepping_ = false;
   int64_t look_ns_ = INT64_MAX;
-  std::shared_ptr<bool> life_ = std::make_shared<bool>(true);   // false: timers do nothing
+  std::shared_ptr<bool> life_ = std::make_shared<bool>(true);  // false: timers do nothing
   std::unique_ptr<SchedulerClock> clock_;
   std::unique_ptr<FaultyStore> store_;
   std::unique_ptr<Sessions> sessions_;

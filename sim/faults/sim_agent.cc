@@ -12,7 +12,7 @@
 namespace muster::sim::faults {
 namespace {
 
-constexpr int64_t kRestartNs = 3 * kSecond;   // until who started it starts it again
+constexpr int64_t kRestartNs = 3 * kSecond;  // until who started it starts it again
 
 }  // namespace
 
@@ -36,22 +36,31 @@ absl::StatusOr<agent::Claim> FaultyFiles::ClaimStopped(const agent::AttemptRecor
 }
 
 // On the storage of this world, which the rest of it calls /shared.
-absl::Status FaultyFiles::Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) {
+absl::Status FaultyFiles::Publish(const agent::AttemptRecord& record, const std::string& staged,
+                                  const std::string& target) {
   agent::AttemptRecord here = record;
   here.prepare.set_job_directory(shared_->storage + record.prepare.job_directory());
   const absl::Status status = Do([&] {
     const absl::Status done = files_->Publish(here, shared_->storage + staged, target);
     if (done.ok()) {
-      const std::string by = ReadFile(absl::StrCat(here.prepare.job_directory(), "/", target, "/by")).value_or("");
-      shared_->checker.OnPublished(shared_->heap.now_ns(), machine_->full_name(), record.prepare.key(), by);
+      const std::string by =
+          ReadFile(absl::StrCat(here.prepare.job_directory(), "/", target, "/by")).value_or("");
+      shared_->checker.OnPublished(shared_->heap.now_ns(), machine_->full_name(),
+                                   record.prepare.key(), by);
     }
     return done;
   });
-  return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{shared_->storage, ""}}));
+  return absl::Status(status.code(),
+                      absl::StrReplaceAll(status.message(), {{shared_->storage, ""}}));
 }
 
-SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host, pb::Inventory inventory)
-    : shared_(shared), machine_(machine), network_(network), host_(host), inventory_(std::move(inventory)) {
+SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host,
+                   pb::Inventory inventory)
+    : shared_(shared),
+      machine_(machine),
+      network_(network),
+      host_(host),
+      inventory_(std::move(inventory)) {
   machine_->acted = [this] {
     if (acting_) shared_->checker.OnActed(machine_->full_name(), acting_->first, acting_->second);
   };
@@ -88,14 +97,17 @@ void SimAgent::Start() {
   if (runs() || !machine_->on()) return;
   if (machine_->asleep()) return shared_->heap.At(machine_->asleep_until_ns(), [this] { Start(); });
   ++life_;
-  absl::StatusOr<std::unique_ptr<agent::StateDirectory>> state = agent::StateDirectory::Open(machine_->state_directory());
+  absl::StatusOr<std::unique_ptr<agent::StateDirectory>> state =
+      agent::StateDirectory::Open(machine_->state_directory());
   MUSTER_CHECK_MSG(state.ok(), state.status().ToString().c_str());
   state_ = *std::move(state);
   absl::StatusOr<std::vector<agent::AttemptRecord>> records = state_->Load();
   MUSTER_CHECK_MSG(records.ok(), records.status().ToString().c_str());
   files_ = std::make_unique<FaultyFiles>(state_.get(), machine_, &dies_in_, shared_);
-  reconciler_ = std::make_unique<agent::Reconciler>(agent::Identity{machine_->cluster(), machine_->name(), state_->state_id(), machine_->boot_id()},
-                                                    *std::move(records), state_->seen(), files_.get(), machine_, this);
+  reconciler_ = std::make_unique<agent::Reconciler>(
+      agent::Identity{machine_->cluster(), machine_->name(), state_->state_id(),
+                      machine_->boot_id()},
+      *std::move(records), state_->seen(), files_.get(), machine_, this);
   Guard([&] { WatchAttempts(true); });
   if (!runs()) return;
   retry_ = agent::Retry(shared_->heap.now_ns());
@@ -125,7 +137,8 @@ void SimAgent::Connect() {
   Guard([&] {
     WatchAttempts(true);
     v1::AgentMessage message = reconciler_->Hello(inventory_, machine_->BootNs());
-    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(), message.hello().epoch_seen(), message.hello().commit_seen());
+    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(),
+                             message.hello().epoch_seen(), message.hello().commit_seen());
     network_->Send(stream_, std::move(message));
   });
   if (runs()) WatchLease(stream_);
@@ -133,12 +146,14 @@ void SimAgent::Connect() {
 
 void SimAgent::Retry() {
   const uint64_t life = life_;
-  shared_->heap.After(retry_.After(shared_->heap.now_ns(), std::exchange(spoke_, false), std::exchange(refused_, false)), [this, life] {
-    if (life != life_) return;
-    Act([this] {
-      if (stream_ == 0) Connect();
-    });
-  });
+  shared_->heap.After(retry_.After(shared_->heap.now_ns(), std::exchange(spoke_, false),
+                                   std::exchange(refused_, false)),
+                      [this, life] {
+                        if (life != life_) return;
+                        Act([this] {
+                          if (stream_ == 0) Connect();
+                        });
+                      });
 }
 
 void SimAgent::Disconnected() {
@@ -163,13 +178,14 @@ void SimAgent::Closed(uint64_t stream) {
 
 void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
   if (!runs()) return;
-  if (!pause_.now()) return Hear(stream, message);   // most of the time: no copy
+  if (!pause_.now()) return Hear(stream, message);  // most of the time: no copy
   pause_.Defer([this, stream, message] { Hear(stream, message); });
 }
 
 void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {
   if (stream == stream_) return Guard([&] { OnMessage(message); });
-  // Of a stream that it has left: what belongs to no present session has to be without effect (CONTRACTS 1).
+  // Of a stream that it has left: what belongs to no present session has to be without effect
+  // (CONTRACTS 1).
   if (message.has_welcome() || message.has_refused() || !reconciler_->has_session()) return;
   ++shared_->counters["commands of another session"];
   Guard([&] { reconciler_->OnMessage(message, machine_->WallNs()); });
@@ -180,7 +196,8 @@ void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
   shared_->checker.OnAgentHeard(heard_ns_, machine_->full_name());
   (message.has_refused() ? refused_ : spoke_) = true;
   if (message.has_refused()) {
-    ++shared_->counters[message.refused().final() ? Counter("agents refused for good") : Counter("agents refused")];
+    ++shared_->counters[message.refused().final() ? Counter("agents refused for good")
+                                                  : Counter("agents refused")];
     return;
   }
   if (message.has_welcome()) {
@@ -214,9 +231,8 @@ void SimAgent::Heartbeat(uint64_t stream) {
 }
 
 void SimAgent::BeatLater(uint64_t stream) {
-  shared_->heap.After(heartbeat_ns_, [this, stream] {
-    Act([this, stream] { Heartbeat(stream); });
-  });
+  shared_->heap.After(heartbeat_ns_,
+                      [this, stream] { Act([this, stream] { Heartbeat(stream); }); });
 }
 
 void SimAgent::WatchLease(uint64_t stream) {
@@ -235,8 +251,10 @@ void SimAgent::WatchAttempts(bool all) {
   std::vector<agent::AttemptId> live, over;
   for (const auto& [id, record] : reconciler_->records()) {
     const auto known = watched_.find(id);
-    if (!record.gone() && (all || known == watched_.end() || !known->second.news.alive)) live.push_back(id);
-    if (record.gone() && record.claim == agent::Claim::kStarted && known == watched_.end()) live.push_back(id);
+    if (!record.gone() && (all || known == watched_.end() || !known->second.news.alive))
+      live.push_back(id);
+    if (record.gone() && record.claim == agent::Claim::kStarted && known == watched_.end())
+      live.push_back(id);
   }
   for (const auto& [id, watched] : watched_) {
     if (reconciler_->Find(id) == nullptr) over.push_back(id);
@@ -253,7 +271,9 @@ void SimAgent::Refresh(const agent::AttemptId& id) {
   if (found == watched_.end() || reconciler_->Find(id) == nullptr) return;
   Watched& watched = found->second;
   const bool alive = machine_->ShimLives(id);
-  if (!agent::ReadShimFiles(state_->AttemptDirectory(id), {}, &watched.events_read, &watched.news).ok()) return;
+  if (!agent::ReadShimFiles(state_->AttemptDirectory(id), {}, &watched.events_read, &watched.news)
+           .ok())
+    return;
   watched.news.alive = alive;
   reconciler_->OnShim(id, watched.news, machine_->WallNs());
 }

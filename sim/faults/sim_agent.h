@@ -1,4 +1,5 @@
-// An agent of a simulated host: the real Reconciler and the real state directory, driven as agent/daemon drives them. Not thread-safe.
+// An agent of a simulated host: the real Reconciler and the real state directory, driven as
+// agent/daemon drives them. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +25,31 @@ struct AgentDies {};
 class FaultyFiles final : public agent::Files {
  public:
   FaultyFiles(agent::Files* files, Machine* machine, int64_t* dies_in, Shared* shared)
-      : files_(files), machine_(machine), dies_in_(dies_in), shared_(shared), counters_(shared->counters) {}
+      : files_(files),
+        machine_(machine),
+        dies_in_(dies_in),
+        shared_(shared),
+        counters_(shared->counters) {}
 
   absl::Status PersistPrepared(const agent::AttemptRecord& record, bool durable) override;
   absl::StatusOr<agent::Claim> ClaimStopped(const agent::AttemptRecord& record) override;
-  absl::Status PersistStop(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistStop(record); }); }
-  absl::Status Renew(const agent::AttemptRecord& record) override { return Do([&] { return files_->Renew(record); }); }
-  absl::Status PersistOutcome(const agent::AttemptRecord& record) override { return Do([&] { return files_->PersistOutcome(record); }); }
-  absl::Status PersistSeen(const agent::Seen& seen, bool synced) override { return Do([&] { return files_->PersistSeen(seen, synced); }, /*acts=*/false); }
-  absl::Status Forget(const agent::AttemptId& id) override { return Do([&] { return files_->Forget(id); }); }
-  absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged, const std::string& target) override;
+  absl::Status PersistStop(const agent::AttemptRecord& record) override {
+    return Do([&] { return files_->PersistStop(record); });
+  }
+  absl::Status Renew(const agent::AttemptRecord& record) override {
+    return Do([&] { return files_->Renew(record); });
+  }
+  absl::Status PersistOutcome(const agent::AttemptRecord& record) override {
+    return Do([&] { return files_->PersistOutcome(record); });
+  }
+  absl::Status PersistSeen(const agent::Seen& seen, bool synced) override {
+    return Do([&] { return files_->PersistSeen(seen, synced); }, /*acts=*/false);
+  }
+  absl::Status Forget(const agent::AttemptId& id) override {
+    return Do([&] { return files_->Forget(id); });
+  }
+  absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged,
+                       const std::string& target) override;
 
  private:
   // acts: it has an effect that a command wanted.
@@ -58,21 +74,23 @@ class FaultyFiles final : public agent::Files {
 
   agent::Files* const files_;
   Machine* const machine_;
-  int64_t* const dies_in_;                    // uses of files; 0: it doesn't
+  int64_t* const dies_in_;  // uses of files; 0: it doesn't
   Shared* const shared_;
   Counters& counters_;
 };
 
 class SimAgent final : public Network::AgentEnd, public agent::Sender {
  public:
-  SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host, pb::Inventory inventory);
+  SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host,
+           pb::Inventory inventory);
 
-  void Start();                               // no effect if it runs or the machine is off
-  void Die(bool silently);                    // killed; its files and its shims stay
+  void Start();             // no effect if it runs or the machine is off
+  void Die(bool silently);  // killed; its files and its shims stay
   void DieAtUse(int64_t uses) { dies_in_ = uses; }
-  void Sleep(int64_t until_ns);               // its machine does: as Pause
-  void Pause(int64_t until_ns);               // SIGSTOP; what comes meanwhile, its timers too, it takes in later
-  // It gives up its stream, what is under way on it included, and opens another; with `silently` the scheduler isn't told.
+  void Sleep(int64_t until_ns);  // its machine does: as Pause
+  void Pause(int64_t until_ns);  // SIGSTOP; what comes meanwhile, its timers too, it takes in later
+  // It gives up its stream, what is under way on it included, and opens another; with `silently`
+  // the scheduler isn't told.
   void Reconnect(bool silently = false);
   bool runs() const { return reconciler_ != nullptr; }
 
@@ -87,8 +105,9 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   };
 
   template <typename F>
-  void Guard(F f);                            // runs f; a death at a use of files ends the agent
-  void Act(std::function<void()> what);       // now, or once it goes on if it is paused; never if it is dead by then
+  void Guard(F f);  // runs f; a death at a use of files ends the agent
+  void Act(std::function<void()>
+               what);  // now, or once it goes on if it is paused; never if it is dead by then
   void Connect();
   void Disconnected();
   void Retry();
@@ -105,7 +124,7 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   Network* const network_;
   const int32_t host_;
   const pb::Inventory inventory_;
-  uint64_t life_ = 0;                         // which of its processes; timers of an earlier one do nothing
+  uint64_t life_ = 0;  // which of its processes; timers of an earlier one do nothing
   std::unique_ptr<agent::StateDirectory> state_;
   std::unique_ptr<FaultyFiles> files_;
   std::unique_ptr<agent::Reconciler> reconciler_;
@@ -114,8 +133,9 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   int64_t heard_ns_ = 0;
   int64_t lease_ns_ = 0, heartbeat_ns_ = 0;
   agent::Retry retry_{0};
-  bool spoke_ = false, refused_ = false;      // the scheduler, on the present stream
-  std::optional<std::pair<uint64_t, uint64_t>> acting_;   // epoch and commit of the message under way
+  bool spoke_ = false, refused_ = false;  // the scheduler, on the present stream
+  std::optional<std::pair<uint64_t, uint64_t>>
+      acting_;  // epoch and commit of the message under way
   uint64_t beats_ = 0;
   int64_t dies_in_ = 0;
   Standstill pause_{&shared_->heap};

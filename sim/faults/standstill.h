@@ -1,4 +1,5 @@
-// What stands still for a time (SIGSTOP) and does later, in its order, what came meanwhile. Not thread-safe.
+// What stands still for a time (SIGSTOP) and does later, in its order, what came meanwhile. Not
+// thread-safe.
 #pragma once
 
 #include <algorithm>

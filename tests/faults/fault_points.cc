@@ -1,14 +1,16 @@
-// Ends the process that it is part of with SIGKILL at a named point: before or after the n-th call of a kind that concerns a path. Loaded
-// with LD_PRELOAD, or linked into a program.
+// Ends the process that it is part of with SIGKILL at a named point: before or after the n-th call
+// of a kind that concerns a path. Loaded with LD_PRELOAD, or linked into a program.
 //
-// The point is read once from a file: $FAULT_POINT, or `fault-point` beside the program. Its one line is CALL WHEN N PATTERN:
-//   CALL     sync: fsync and fdatasync; link; rename; write: the first pwrite to a file since it was synced last, that is, where a
+// The point is read once from a file: $FAULT_POINT, or `fault-point` beside the program. Its one
+// line is CALL WHEN N PATTERN:
+//   CALL     sync: fsync and fdatasync; link; rename; write: the first pwrite to a file since it
+//   was synced last, that is, where a
 //            transaction of SQLite's begins to be written
 //   WHEN     before, after
 //   N        from 1, counted by each process for itself; 0: calls are only told
 //   PATTERN  as of fnmatch, of the path; link and rename: of the new one
-// Beside the file grows FILE.calls, a line `CALL PATH` for each call that matches. Who reaches the point makes FILE.reached before it dies;
-// with that file there nobody dies.
+// Beside the file grows FILE.calls, a line `CALL PATH` for each call that matches. Who reaches the
+// point makes FILE.reached before it dies; with that file there nobody dies.
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -25,9 +27,12 @@
 
 namespace {
 
-// The host's own, whatever is mounted over it later: a shim's keeper mounts one in which the shim isn't to be found.
+// The host's own, whatever is mounted over it later: a shim's keeper mounts one in which the shim
+// isn't to be found.
 int g_proc = -1;
-__attribute__((constructor)) void OpenProc() { g_proc = ::open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC); }
+__attribute__((constructor)) void OpenProc() {
+  g_proc = ::open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
 
 std::string Target(const std::string& name) {
   char buffer[4096];
@@ -46,7 +51,8 @@ class Point {
     char line[4096], call[16], when[16], pattern[2048];
     FILE* const file = ::fopen(file_.c_str(), "re");
     if (file == nullptr) return;
-    if (::fgets(line, sizeof line, file) != nullptr && ::sscanf(line, "%15s %15s %d %2047s", call, when, &number_, pattern) == 4) {
+    if (::fgets(line, sizeof line, file) != nullptr &&
+        ::sscanf(line, "%15s %15s %d %2047s", call, when, &number_, pattern) == 4) {
       call_ = call;
       before_ = strcmp(when, "before") == 0;
       pattern_ = pattern;
@@ -69,7 +75,8 @@ class Point {
   }
 
   void Die() const {
-    const int reached = ::open((file_ + ".reached").c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const int reached =
+        ::open((file_ + ".reached").c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (reached < 0) return;
     ::kill(::getpid(), SIGKILL);
     while (true) ::pause();
@@ -77,7 +84,8 @@ class Point {
 
  private:
   void Append(const char* suffix, const std::string& text) const {
-    const int fd = ::open((file_ + suffix).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    const int fd =
+        ::open((file_ + suffix).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0) return;
     if (::syscall(SYS_write, fd, text.data(), text.size()) < 0) perror("fault point");
     ::close(fd);
@@ -91,7 +99,7 @@ class Point {
 };
 
 Point& ThePoint() {
-  static Point& point = *new Point;   // outlives what is destroyed at the end of the process
+  static Point& point = *new Point;  // outlives what is destroyed at the end of the process
   return point;
 }
 
@@ -117,16 +125,22 @@ int fdatasync(int fd) {
   return Call("sync", PathOf(fd), [=] { return static_cast<int>(::syscall(SYS_fdatasync, fd)); });
 }
 int link(const char* from, const char* to) noexcept {
-  return Call("link", to, [=] { return static_cast<int>(::syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)); });
+  return Call("link", to, [=] {
+    return static_cast<int>(::syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
+  });
 }
 int rename(const char* from, const char* to) noexcept {
-  return Call("rename", to, [=] { return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)); });
+  return Call("rename", to, [=] {
+    return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+  });
 }
 ssize_t pwrite(int fd, const void* bytes, size_t size, off_t at) {
-  return Call("write", PathOf(fd), [=] { return static_cast<ssize_t>(::syscall(SYS_pwrite64, fd, bytes, size, at)); });
+  return Call("write", PathOf(fd),
+              [=] { return static_cast<ssize_t>(::syscall(SYS_pwrite64, fd, bytes, size, at)); });
 }
 ssize_t pwrite64(int fd, const void* bytes, size_t size, off64_t at) {
-  return Call("write", PathOf(fd), [=] { return static_cast<ssize_t>(::syscall(SYS_pwrite64, fd, bytes, size, at)); });
+  return Call("write", PathOf(fd),
+              [=] { return static_cast<ssize_t>(::syscall(SYS_pwrite64, fd, bytes, size, at)); });
 }
 
 }  // extern "C"

@@ -1,4 +1,5 @@
-// What the scheduler sends, to the agent's reconciler, with effects that do nothing: what it was told and what it reports stay within bounds.
+// What the scheduler sends, to the agent's reconciler, with effects that do nothing: what it was
+// told and what it reports stay within bounds.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -14,13 +15,17 @@ namespace {
 
 struct Nothing final : Files, Processes, Sender {
   absl::Status PersistPrepared(const AttemptRecord&, bool) override { return absl::OkStatus(); }
-  absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override { return claims.emplace(record.id, Claim::kStopped).first->second; }
+  absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override {
+    return claims.emplace(record.id, Claim::kStopped).first->second;
+  }
   absl::Status PersistStop(const AttemptRecord&) override { return absl::OkStatus(); }
   absl::Status Renew(const AttemptRecord&) override { return absl::OkStatus(); }
   absl::Status PersistOutcome(const AttemptRecord&) override { return absl::OkStatus(); }
   absl::Status PersistSeen(const Seen&, bool) override { return absl::OkStatus(); }
   absl::Status Forget(const AttemptId&) override { return absl::OkStatus(); }
-  absl::Status Publish(const AttemptRecord&, const std::string&, const std::string&) override { return absl::OkStatus(); }
+  absl::Status Publish(const AttemptRecord&, const std::string&, const std::string&) override {
+    return absl::OkStatus();
+  }
   absl::StatusOr<int32_t> Prepare(const v1::Prepare&) override { return 20001; }
   absl::Status SpawnShim(const AttemptRecord& record) override {
     claims.emplace(record.id, Claim::kStarted);
@@ -50,7 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   identity.boot_id = "boot";
   Reconciler agent(identity, {}, {}, &world, &world, &world);
   int64_t now_ns = 0;
-  const std::vector<muster::fuzz::Input<v1::SchedulerMessage>> inputs = muster::fuzz::Read<v1::SchedulerMessage>(data, size);
+  const std::vector<muster::fuzz::Input<v1::SchedulerMessage>> inputs =
+      muster::fuzz::Read<v1::SchedulerMessage>(data, size);
   for (const auto& input : inputs) {
     v1::SchedulerMessage message = input.message;
     if (!message.has_session()) {

@@ -1,5 +1,5 @@
-// What agents send, to the real sessions and engine: four streams, each with the session that it was given. Whatever comes, the engine goes
-// on, and its State is what its rows make.
+// What agents send, to the real sessions and engine: four streams, each with the session that it
+// was given. Whatever comes, the engine goes on, and its State is what its rows make.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -33,7 +33,8 @@ pb::Event Submitted() {
   return event;
 }
 
-// A cluster, a queue and a job that waits. Made once: making it is most of what a short input costs.
+// A cluster, a queue and a job that waits. Made once: making it is most of what a short input
+// costs.
 State Begun() {
   ManualClock clock;
   RecordingStore store(nullptr);

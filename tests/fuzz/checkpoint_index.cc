@@ -1,5 +1,6 @@
-// The index of a checkpoint, with the checksum that it has and with the one that it should have, and that of a Hugging Face directory: the
-// files lie in the directory, and a checkpoint's pieces make up each tensor once, inside their files.
+// The index of a checkpoint, with the checksum that it has and with the one that it should have,
+// and that of a Hugging Face directory: the files lie in the directory, and a checkpoint's pieces
+// make up each tensor once, inside their files.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,10 +15,13 @@ using muster::trainer::CheckpointIndex;
 using Wide = __int128;
 
 void CheckName(const std::string& name) {
-  MUSTER_CHECK(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos);
+  MUSTER_CHECK(!name.empty() && name != "." && name != ".." &&
+               name.find('/') == std::string::npos && name.find('\0') == std::string::npos);
 }
 
-bool Overlap(Wide a, Wide a_count, Wide b, Wide b_count) { return a < b + b_count && b < a + a_count; }
+bool Overlap(Wide a, Wide a_count, Wide b, Wide b_count) {
+  return a < b + b_count && b < a + a_count;
+}
 
 void CheckIndex(const CheckpointIndex& index) {
   MUSTER_CHECK(index.meta.step >= 0 && index.meta.next_sequence >= 0);
@@ -32,11 +36,15 @@ void CheckIndex(const CheckpointIndex& index) {
     }
     for (size_t i = 0; i < tensor.pieces.size(); ++i) {
       const CheckpointIndex::Piece& piece = tensor.pieces[i];
-      MUSTER_CHECK(piece.numel >= 1 && piece.tensor_begin >= 0 && Wide{piece.tensor_begin} + piece.numel <= numel);
-      MUSTER_CHECK(piece.file >= 0 && piece.file < static_cast<int>(index.files.size()) && piece.flat >= 0 && piece.file_begin >= 0);
-      MUSTER_CHECK((Wide{piece.file_begin} + piece.numel) * 4 <= Wide{index.files[piece.file].size_bytes});
+      MUSTER_CHECK(piece.numel >= 1 && piece.tensor_begin >= 0 &&
+                   Wide{piece.tensor_begin} + piece.numel <= numel);
+      MUSTER_CHECK(piece.file >= 0 && piece.file < static_cast<int>(index.files.size()) &&
+                   piece.flat >= 0 && piece.file_begin >= 0);
+      MUSTER_CHECK((Wide{piece.file_begin} + piece.numel) * 4 <=
+                   Wide{index.files[piece.file].size_bytes});
       for (size_t j = 0; j < i; ++j) {
-        MUSTER_CHECK(!Overlap(piece.tensor_begin, piece.numel, tensor.pieces[j].tensor_begin, tensor.pieces[j].numel));
+        MUSTER_CHECK(!Overlap(piece.tensor_begin, piece.numel, tensor.pieces[j].tensor_begin,
+                              tensor.pieces[j].numel));
       }
       covered += piece.numel;
       all.push_back(piece);
@@ -45,7 +53,8 @@ void CheckIndex(const CheckpointIndex& index) {
   }
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      MUSTER_CHECK(all[i].file != all[j].file || all[i].flat != all[j].flat || !Overlap(all[i].file_begin, all[i].numel, all[j].file_begin, all[j].numel));
+      MUSTER_CHECK(all[i].file != all[j].file || all[i].flat != all[j].flat ||
+                   !Overlap(all[i].file_begin, all[i].numel, all[j].file_begin, all[j].numel));
     }
   }
 }
@@ -56,7 +65,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace muster::trainer;
   const std::string text(reinterpret_cast<const char*>(data), size);
   if (const absl::StatusOr<CheckpointIndex> index = ReadIndex(text); index.ok()) CheckIndex(*index);
-  if (const absl::StatusOr<nlohmann::json> parsed = ParseJsonObject(text, kIndexDepth); parsed.ok()) {
+  if (const absl::StatusOr<nlohmann::json> parsed = ParseJsonObject(text, kIndexDepth);
+      parsed.ok()) {
     const absl::StatusOr<CheckpointIndex> index = ReadIndex(SealedIndex(*parsed));
     if (index.ok()) CheckIndex(*index);
     MUSTER_CHECK(index.status().message() != "index.json doesn't match its checksum");

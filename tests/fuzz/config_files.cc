@@ -1,4 +1,5 @@
-// The files of operators and users: clusters, queues, musterd.yaml, a host's inventory, the command's own.
+// The files of operators and users: clusters, queues, musterd.yaml, a host's inventory, the
+// command's own.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,17 +22,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       pb::QueueTree tree;
       const bool good = ParseQueueFile(text, "queues.yaml", QueueContext{}, &tree, &problems);
       MUSTER_CHECK(good == problems.empty());
-      if (good) MUSTER_CHECK(ParseQueueFile(QueueTreeToYaml(tree), "queues.yaml", QueueContext{}, &tree, &problems));
+      if (good)
+        MUSTER_CHECK(
+            ParseQueueFile(QueueTreeToYaml(tree), "queues.yaml", QueueContext{}, &tree, &problems));
       break;
     }
     case 2: {
       MusterdConfig config;
-      MUSTER_CHECK(ParseMusterdConfig(text, "musterd.yaml", &config, &problems) == problems.empty());
+      MUSTER_CHECK(ParseMusterdConfig(text, "musterd.yaml", &config, &problems) ==
+                   problems.empty());
       break;
     }
     case 3: {
       pb::Inventory inventory;
-      MUSTER_CHECK(ParseHostInventory(text, "host.yaml", &inventory, &problems) == problems.empty());
+      MUSTER_CHECK(ParseHostInventory(text, "host.yaml", &inventory, &problems) ==
+                   problems.empty());
       break;
     }
     default: {

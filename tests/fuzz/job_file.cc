@@ -1,4 +1,5 @@
-// Job files: whatever the text, there is a spec or a problem; a spec that is written as YAML and read again is the same job.
+// Job files: whatever the text, there is a spec or a problem; a spec that is written as YAML and
+// read again is the same job.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string yaml = SpecToYaml(spec);
   pb::JobSpec again;
   MUSTER_CHECK(ParseJobFile(yaml, "job.yaml", context, &again, &problems));
-  ApplyDefaults(&spec);                // among them the name of an only task
+  ApplyDefaults(&spec);  // among them the name of an only task
   ApplyDefaults(&again);
   MUSTER_CHECK(google::protobuf::util::MessageDifferencer::Equals(spec, again));
   return 0;

@@ -7,7 +7,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace muster;
-  static const bool quiet = (google::protobuf::SetLogHandler(nullptr), true);   // it tells of each text that isn't UTF-8
+  static const bool quiet =
+      (google::protobuf::SetLogHandler(nullptr), true);  // it tells of each text that isn't UTF-8
   (void)quiet;
   pb::JobSpec spec;
   if (!spec.ParseFromArray(data, static_cast<int>(size))) return 0;

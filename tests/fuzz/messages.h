@@ -1,5 +1,6 @@
-// An input as a list of messages: protobuf's text format, with a line "---" between them. What follows the dashes, if anything does, names
-// the stream that it comes on. Left out is text that isn't a message, and what no peer can send: strings that aren't UTF-8.
+// An input as a list of messages: protobuf's text format, with a line "---" between them. What
+// follows the dashes, if anything does, names the stream that it comes on. Left out is text that
+// isn't a message, and what no peer can send: strings that aren't UTF-8.
 #pragma once
 
 #include <string>
@@ -38,11 +39,13 @@ std::vector<Input<Message>> Read(const uint8_t* data, size_t size) {
     Input<Message> input;
     input.stream = stream;
     Message read;
-    const bool sendable = inputs.size() < 64 && parser.ParseFromString(text, &read) && input.message.ParseFromString(read.SerializeAsString());
+    const bool sendable = inputs.size() < 64 && parser.ParseFromString(text, &read) &&
+                          input.message.ParseFromString(read.SerializeAsString());
     if (sendable) inputs.push_back(std::move(input));
     text.clear();
   };
-  for (const absl::string_view line : absl::StrSplit(absl::string_view(reinterpret_cast<const char*>(data), size), '\n')) {
+  for (const absl::string_view line :
+       absl::StrSplit(absl::string_view(reinterpret_cast<const char*>(data), size), '\n')) {
     if (line.substr(0, 3) == "---") {
       add();
       stream = line.size() > 3 ? line[3] & 3 : 0;

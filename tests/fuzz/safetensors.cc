@@ -1,4 +1,5 @@
-// Files of tensors, a checkpoint's or somebody else's model: whatever the header says, each tensor's bytes lie in the file.
+// Files of tensors, a checkpoint's or somebody else's model: whatever the header says, each
+// tensor's bytes lie in the file.
 #include <cstdint>
 #include <span>
 
@@ -7,7 +8,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace muster::trainer;
-  const absl::StatusOr<SafetensorsHeader> header = ParseSafetensors(std::span<const uint8_t>(data, size));
+  const absl::StatusOr<SafetensorsHeader> header =
+      ParseSafetensors(std::span<const uint8_t>(data, size));
   if (!header.ok()) return 0;
   uint64_t bytes = 0;
   for (const auto& [name, entry] : header->tensors) {

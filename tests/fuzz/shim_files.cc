@@ -14,8 +14,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   StopOrder stop;
   if (ParseStop(text, &stop, &error)) MUSTER_CHECK(ParseStop(FormatStop(stop), &stop, &error));
   Exits exits;
-  if (ParseExits(text, &exits, &error)) MUSTER_CHECK(ParseExits(FormatExits(exits), &exits, &error));
+  if (ParseExits(text, &exits, &error))
+    MUSTER_CHECK(ParseExits(FormatExits(exits), &exits, &error));
   int64_t renewed_ns = 0;
-  if (ParseRenewal(text, &renewed_ns, &error)) MUSTER_CHECK(ParseRenewal(FormatRenewal(renewed_ns), &renewed_ns, &error));
+  if (ParseRenewal(text, &renewed_ns, &error))
+    MUSTER_CHECK(ParseRenewal(FormatRenewal(renewed_ns), &renewed_ns, &error));
   return 0;
 }

@@ -24,13 +24,19 @@ BUILD = TREE / "build" / "release"
 
 
 def copy_tree() -> None:
-    names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     for name in filter(None, names.split("\0")):
         if not (ROOT / name).is_file():
             continue
         target = TREE / name
         content = (ROOT / name).read_bytes()
-        if not target.exists() or target.read_bytes() != content:      # else ninja would build it again
+        if not target.exists() or target.read_bytes() != content:  # else ninja would build it again
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
 
@@ -38,8 +44,10 @@ def copy_tree() -> None:
 def build() -> None:
     """muster-sim of TREE; the compiler's cache knows what other checkouts have compiled."""
     jobs = os.environ.get("MUSTER_BUILD_JOBS", "2")
-    script = ("source deploy/common.sh; [[ -e build/release/build.ninja ]] || cmake --preset release -DMUSTER_TRAINER=OFF -DMUSTER_DAEMONS=OFF > /dev/null || exit 1; "
-              f"exec ninja -C build/release -j {jobs} muster-sim")
+    script = (
+        "source deploy/common.sh; [[ -e build/release/build.ninja ]] || cmake --preset release -DMUSTER_TRAINER=OFF -DMUSTER_DAEMONS=OFF > /dev/null || exit 1; "
+        f"exec ninja -C build/release -j {jobs} muster-sim"
+    )
     done = subprocess.run(["bash", "-c", script], cwd=TREE, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stdout[-3000:] + done.stderr[-1000:])
@@ -47,8 +55,21 @@ def build() -> None:
 
 def look(seed: int, seeds: int) -> dict:
     """The first seed from `seed` on that fails, with what it said; {} if none does. A run that ends the simulator counts, too."""
-    done = subprocess.run([BUILD / "bin" / "muster-sim", "--seed", str(seed), "--seeds", str(seeds), "--until-failure", "--no-shrink", "--config", HERE / "config"],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            BUILD / "bin" / "muster-sim",
+            "--seed",
+            str(seed),
+            "--seeds",
+            str(seeds),
+            "--until-failure",
+            "--no-shrink",
+            "--config",
+            HERE / "config",
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode == 0:
         return {}
     lines = done.stderr.splitlines()
@@ -78,7 +99,11 @@ def main() -> int:
     found = kept_seeds()
     copy_tree()
     build()
-    sound = {seed: look(seed, 1) for seed in sorted({f["seed"] for f in found.values()})} if args.replay else {}
+    sound = (
+        {seed: look(seed, 1) for seed in sorted({f["seed"] for f in found.values()})}
+        if args.replay
+        else {}
+    )
     ok = not any(sound.values())
     for patch in patches:
         began = time.time()
@@ -92,7 +117,18 @@ def main() -> int:
             result = result or look(1, args.seeds)
         finally:
             subprocess.run(["patch", "-p1", "-s", "-R", "-i", patch], cwd=TREE, check=True)
-        print(json.dumps({"bug": patch.stem, **result, "found": bool(result), "build_s": round(built_s, 1), "look_s": round(time.time() - began, 1)}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "bug": patch.stem,
+                    **result,
+                    "found": bool(result),
+                    "build_s": round(built_s, 1),
+                    "look_s": round(time.time() - began, 1),
+                }
+            ),
+            flush=True,
+        )
         ok = ok and bool(result)
         if result:
             keep(patch.stem, result)

@@ -1,6 +1,6 @@
 """docs/commands.md from what the programs say of themselves (--help). Written by:
 
-    ENV/bin/python tests/system/commands_reference.py build/release/bin > docs/commands.md
+ENV/bin/python tests/system/commands_reference.py build/release/bin > docs/commands.md
 """
 
 import re
@@ -15,11 +15,22 @@ HEAD = """# Commands
 What `COMMAND --help` says, in one place. Exit codes, and what the commands are for: [operating.md](operating.md); the settings of `muster`:
 [client.md](client.md); `muster-trainer`: [trainer.md](trainer.md); job files: [job-reference.md](job-reference.md).
 """
-OTHERS = (["musterd"], ["muster-agent"], ["muster-sim"], *(["muster-trainer", verb] for verb in ("train", "export", "convert", "estimate")))
+OTHERS = (
+    ["musterd"],
+    ["muster-agent"],
+    ["muster-sim"],
+    *(["muster-trainer", verb] for verb in ("train", "export", "convert", "estimate")),
+)
 
 
 def said(folder: Path, words: list[str]) -> str:
-    done = subprocess.run([folder / words[0], *words[1:], "--help"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [folder / words[0], *words[1:], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 
@@ -39,8 +50,10 @@ def reference(folder: Path) -> str:
     out = [HEAD]
     for words in (["muster"], *OTHERS):
         for command, text in sections(folder, words):
-            everywhere = text.rfind("\n\nEverywhere:")       # once is enough
-            out.append(f"## {' '.join(command)}\n\n```\n{text[:everywhere] if everywhere >= 0 else text}\n```\n")
+            everywhere = text.rfind("\n\nEverywhere:")  # once is enough
+            out.append(
+                f"## {' '.join(command)}\n\n```\n{text[:everywhere] if everywhere >= 0 else text}\n```\n"
+            )
     return "\n".join(out)
 
 

@@ -1,6 +1,6 @@
 """Whole-system tests: a real musterd, real agents and shims in a folder of their own, talked to through `muster`.
 
-    MUSTER_BIN_DIR=build/release/bin ENV/bin/python -m pytest tests/system
+MUSTER_BIN_DIR=build/release/bin ENV/bin/python -m pytest tests/system
 """
 
 import os
@@ -21,7 +21,9 @@ def bin_dir() -> Path:
     path = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin")).resolve()
     for name in ("musterd", "muster-agent", "muster-shim", "muster"):
         if not os.access(path / name, os.X_OK):
-            pytest.fail(f"{path / name} isn't there: deploy/build.sh, or name the folder in MUSTER_BIN_DIR")
+            pytest.fail(
+                f"{path / name} isn't there: deploy/build.sh, or name the folder in MUSTER_BIN_DIR"
+            )
     return path
 
 

@@ -10,8 +10,12 @@ from relay import CLIENT, DOWN, SERVER, UP, Relay
 from small_system import configure, submit, task, wait_ended
 
 LEASE_S, FENCE_AFTER_S, GRACE_S, KILL_S = 4, 10, 1, 5
-FENCED_S = FENCE_AFTER_S + GRACE_S + KILL_S + 1    # what the scheduler waits for a fence, with its tick
-SCHEDULING = f"grow_interval: 1s, min_runtime: 0s, lease: {LEASE_S}s, heartbeat: 1s, restart_backoff: 200ms"
+FENCED_S = (
+    FENCE_AFTER_S + GRACE_S + KILL_S + 1
+)  # what the scheduler waits for a fence, with its tick
+SCHEDULING = (
+    f"grow_interval: 1s, min_runtime: 0s, lease: {LEASE_S}s, heartbeat: 1s, restart_backoff: 200ms"
+)
 RULES = ("replace", "wait", "fence")
 CUTS = {
     "client side": lambda relay: relay.break_off(CLIENT),
@@ -57,13 +61,21 @@ def lives(system: LocalSystem, name: str) -> dict[int, tuple[float, float, set[i
 
 def overlap(attempts: dict[int, tuple[float, float, set[int]]]) -> bool:
     ordered = sorted(attempts.values())
-    return any(later[0] <= earlier[1] for earlier, later in zip(ordered, ordered[1:])) or any(len(pids) > 1 for _, _, pids in ordered)
+    return any(later[0] <= earlier[1] for earlier, later in zip(ordered, ordered[1:])) or any(
+        len(pids) > 1 for _, _, pids in ordered
+    )
 
 
 class Fleet:
     def __init__(self, system: LocalSystem, hosts: list[str]):
         self.system, self.hosts = system, hosts
-        configure(system, "queues: [{name: default, submit: ['*']}]\n", hosts=hosts, slots=4, scheduling=SCHEDULING)
+        configure(
+            system,
+            "queues: [{name: default, submit: ['*']}]\n",
+            hosts=hosts,
+            slots=4,
+            scheduling=SCHEDULING,
+        )
         system.start_musterd()
         self.relays = {host: Relay(system.folder / f"{host}.sock", system.socket) for host in hosts}
         direct = system.server
@@ -82,7 +94,10 @@ class Fleet:
         others = [f"lab/{other}" for other in self.hosts if other not in hosts]
         for other in others:
             self.system.run(["host", "drain", other])
-        numbers = {name: submit(self.system, job(self.system, name, rule), name) for name, rule in jobs.items()}
+        numbers = {
+            name: submit(self.system, job(self.system, name, rule), name)
+            for name, rule in jobs.items()
+        }
         for name in jobs:
             wait_for(f"{name} to run", lambda: lives(self.system, name), 20)
         for other in others:
@@ -98,13 +113,19 @@ class Fleet:
     def speaks(self, name: str) -> None:
         """Its newest attempt goes on now."""
         before = lives(self.system, name)[self.newest(name)][1]
-        wait_for(f"{name} to go on", lambda: lives(self.system, name)[self.newest(name)][1] > before, 10)
+        wait_for(
+            f"{name} to go on", lambda: lives(self.system, name)[self.newest(name)][1] > before, 10
+        )
 
     def finish(self, numbers: dict[str, str]) -> list[str]:
         """Lets them end; what did not succeed."""
         for name in numbers:
             (self.system.folder / f"{name}.go").touch()
-        return [name for name, number in numbers.items() if wait_ended(self.system, number, 60)["state"] != "SUCCEEDED"]
+        return [
+            name
+            for name, number in numbers.items()
+            if wait_ended(self.system, number, 60)["state"] != "SUCCEEDED"
+        ]
 
 
 def attempts_of(fleet: Fleet, number: str) -> int:
@@ -124,9 +145,17 @@ def partition(fleet: Fleet, cut: str, length: str, tag: str, rules=RULES) -> lis
         # Lost only once it is, and `fence` only once its shim has ended it.
         for rule in ("replace", "fence"):
             if rule in rules:
-                wait_for(f"the replacement of `{rule}`", lambda: fleet.newest(f"{tag}-{rule}") == 2, 3 * LEASE_S + 20 + (FENCED_S + 10 if rule == "fence" else 0))
+                wait_for(
+                    f"the replacement of `{rule}`",
+                    lambda: fleet.newest(f"{tag}-{rule}") == 2,
+                    3 * LEASE_S + 20 + (FENCED_S + 10 if rule == "fence" else 0),
+                )
     else:
-        wait_for("the cut to last", lambda: time.time() > began + (0.5 * LEASE_S if length == "short" else 2 * LEASE_S), 60)
+        wait_for(
+            "the cut to last",
+            lambda: time.time() > began + (0.5 * LEASE_S if length == "short" else 2 * LEASE_S),
+            60,
+        )
     cut_s = time.time() - began
     relay.heal()
     wait_for("h01 to be back", lambda: fleet.state("h01") == "HOST_UP", 60)

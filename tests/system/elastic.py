@@ -1,6 +1,6 @@
 """Stands in for an elastic trainer: counts steps, checkpoints when told to stop, goes on from the checkpoint it is given.
 
-    elastic.py STEPS LOG          LOG gets a line `attempt world first_step` from rank 0 of each attempt, and at its end `attempt world end last_step`
+elastic.py STEPS LOG          LOG gets a line `attempt world first_step` from rank 0 of each attempt, and at its end `attempt world end last_step`
 """
 
 import json
@@ -15,7 +15,11 @@ def main() -> None:
     steps, log = int(sys.argv[1]), sys.argv[2]
     stop = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-    rank, attempt, world = os.environ["RANK"], os.environ["MUSTER_ATTEMPT"], os.environ["WORLD_SIZE"]
+    rank, attempt, world = (
+        os.environ["RANK"],
+        os.environ["MUSTER_ATTEMPT"],
+        os.environ["WORLD_SIZE"],
+    )
     progress = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     progress.connect(os.environ["MUSTER_PROGRESS_SOCKET"])
 

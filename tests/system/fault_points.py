@@ -9,7 +9,7 @@ from pathlib import Path
 from local_system import CommandFailed, LocalSystem, kill_all, system_folder, wait_for
 from small_system import configure
 
-NOT_THERE_NOW = 6                              # exit code of `muster` without a daemon
+NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 
 
 class Point:
@@ -43,7 +43,7 @@ class FaultySystem(LocalSystem):
         tests = bin_dir.parent / "tests"
         self.library, self.shims = tests / "libfault_points.so", tests / "fault_points_bin"
         self.point = Point(folder / "etc" / "fault-point")
-        self._before: dict[str, list[str]] = {}        # words in front of a program's command line
+        self._before: dict[str, list[str]] = {}  # words in front of a program's command line
 
     def spawn(self, name: str, command: list) -> subprocess.Popen:
         return super().spawn(name, ["env", *self._before.get(name, []), *command])
@@ -63,14 +63,18 @@ class FaultySystem(LocalSystem):
 
     def spawn_musterd(self) -> None:
         """As start_musterd, but it is not waited for: it may end at once."""
-        self.spawn("musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"])
+        self.spawn(
+            "musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"]
+        )
 
     def revive(self) -> None:
         """Starts what has ended at the point, and nothing else may have ended."""
         for name, process in list(self.processes.items()):
             if process.poll() is None:
                 continue
-            assert process.returncode == -signal.SIGKILL and self.point.reached(), f"{name} ended with {process.returncode}"
+            assert process.returncode == -signal.SIGKILL and self.point.reached(), (
+                f"{name} ended with {process.returncode}"
+            )
             self._before.pop(name, None)
             if name == "musterd":
                 self.start_musterd()
@@ -85,11 +89,33 @@ class FaultySystem(LocalSystem):
         """Submits it once, however often a daemon dies meanwhile: the number that was acknowledged."""
         path = self.folder / f"{name}.yaml"
         path.write_text(text)
-        command = [self.bin_dir / "muster", "submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", name]
+        command = [
+            self.bin_dir / "muster",
+            "submit",
+            path,
+            "-y",
+            "--detach",
+            "-o",
+            "name",
+            "--idempotency-key",
+            name,
+        ]
         while True:
-            with subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                  env=self.environment(), cwd=self.folder) as client:
-                wait_for(f"{name} to be submitted", lambda: self.revive() or client.poll() is not None, 60, 0.005)
+            with subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=self.environment(),
+                cwd=self.folder,
+            ) as client:
+                wait_for(
+                    f"{name} to be submitted",
+                    lambda: self.revive() or client.poll() is not None,
+                    60,
+                    0.005,
+                )
                 out, err = client.communicate()
             if client.returncode == 0:
                 return out.strip()
@@ -106,7 +132,11 @@ class FaultySystem(LocalSystem):
             return None
 
     def attempts_kept(self, host: str) -> list[str]:
-        return [entry for entry in os.listdir(self.folder / "agents" / f"lab-{host}" / "attempts") if not entry.startswith(".")]
+        return [
+            entry
+            for entry in os.listdir(self.folder / "agents" / f"lab-{host}" / "attempts")
+            if not entry.startswith(".")
+        ]
 
 
 @contextmanager
@@ -118,9 +148,14 @@ def faulty_system(bin_dir: Path, **options):
         try:
             yield system
         except Exception as error:
-            logs = "\n".join(f"---- {name}.log\n{system.log_tail(name, 12)}" for name in [*system.processes, "musterd"])
-            raise AssertionError(f"with the point `{system.point.text}` ({'' if system.point.reached() else 'not '}reached; "
-                                 f"{system.point.calls()[-1:]}): {error}\n{logs}") from error
+            logs = "\n".join(
+                f"---- {name}.log\n{system.log_tail(name, 12)}"
+                for name in [*system.processes, "musterd"]
+            )
+            raise AssertionError(
+                f"with the point `{system.point.text}` ({'' if system.point.reached() else 'not '}reached; "
+                f"{system.point.calls()[-1:]}): {error}\n{logs}"
+            ) from error
         finally:
             kill_all(folder)
             for process in system.processes.values():

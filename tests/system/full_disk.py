@@ -11,23 +11,30 @@ from pathlib import Path
 
 from local_system import LocalSystem, wait_for
 
-AMPLE = "1g"                                   # of a tmpfs, which takes only what is written; musterd wants 256 MiB free
-LANES = 3                                      # submit at once
-BEFORE = 10                                    # acknowledged submissions before there is no room
+AMPLE = "1g"  # of a tmpfs, which takes only what is written; musterd wants 256 MiB free
+LANES = 3  # submit at once
+BEFORE = 10  # acknowledged submissions before there is no room
 TMPFS = "ENOSPC of a tmpfs"
 LIMIT = "EFBIG by a limit of file sizes"
 
 
 @dataclass
 class Outcome:
-    acknowledged: int                          # submissions
-    lost: list[str]                            # names of those that the next start doesn't know
-    ended: bool                                # musterd ended by itself
-    said: str                                  # the end of its log
+    acknowledged: int  # submissions
+    lost: list[str]  # names of those that the next start doesn't know
+    ended: bool  # musterd ended by itself
+    said: str  # the end of its log
 
 
 def mount(*words) -> bool:
-    return subprocess.run(["mount", *[str(word) for word in words]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    return (
+        subprocess.run(
+            ["mount", *[str(word) for word in words]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).returncode
+        == 0
+    )
 
 
 @contextmanager
@@ -64,26 +71,64 @@ def leave_room(system: LocalSystem, kind: str, room_bytes: int) -> None:
             os.kill(system.processes["musterd"].pid, signal.SIGCONT)
     else:
         largest = max(path.stat().st_size for path in store.iterdir() if path.is_file())
-        subprocess.run(["prlimit", f"--pid={system.processes['musterd'].pid}", f"--fsize={largest + room_bytes}"], check=True)
+        subprocess.run(
+            [
+                "prlimit",
+                f"--pid={system.processes['musterd'].pid}",
+                f"--fsize={largest + room_bytes}",
+            ],
+            check=True,
+        )
 
 
-def submit_until_refused(system: LocalSystem, lane: int, job: Path, acknowledged: list[str]) -> None:
+def submit_until_refused(
+    system: LocalSystem, lane: int, job: Path, acknowledged: list[str]
+) -> None:
     for index in range(2000):
         name = f"n{lane}-{index}"
-        done = system.run(["submit", job, "--set", f"name={name}", "-y", "--detach", "-o", "name", "--idempotency-key", name], check=False)
+        done = system.run(
+            [
+                "submit",
+                job,
+                "--set",
+                f"name={name}",
+                "-y",
+                "--detach",
+                "-o",
+                "name",
+                "--idempotency-key",
+                name,
+            ],
+            check=False,
+        )
         if done.returncode != 0:
             return
         acknowledged.append(done.stdout.strip())
 
 
 def fill(system: LocalSystem, kind: str, room_bytes: int) -> Outcome:
-    musterd = ["env", "--ignore-signal=XFSZ", system.bin_dir / "musterd", "--config", system.folder / "etc" / "musterd.yaml"]
+    musterd = [
+        "env",
+        "--ignore-signal=XFSZ",
+        system.bin_dir / "musterd",
+        "--config",
+        system.folder / "etc" / "musterd.yaml",
+    ]
     process = system.spawn("musterd", musterd)
-    wait_for("musterd's first answer", lambda: system.socket.exists() and system.run(["ping"], check=False).returncode == 0, 20)
+    wait_for(
+        "musterd's first answer",
+        lambda: system.socket.exists() and system.run(["ping"], check=False).returncode == 0,
+        20,
+    )
     job = system.folder / "job.yaml"
-    job.write_text("name: job\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: 'true'\n")
+    job.write_text(
+        "name: job\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: 'true'\n"
+    )
     acknowledged: list[str] = []
-    lanes = [threading.Thread(target=submit_until_refused, args=(system, lane, job, acknowledged)) for lane in range(LANES)]
+    lanes = [
+        threading.Thread(target=submit_until_refused, args=(system, lane, job, acknowledged))
+        for lane in range(LANES)
+    ]
     for lane in lanes:
         lane.start()
     try:
@@ -94,8 +139,11 @@ def fill(system: LocalSystem, kind: str, room_bytes: int) -> Outcome:
             lane.join(120)
     # It refuses submissions once it sees that there is little room (CONTRACTS 23). This it takes, until it can't.
     for _ in range(500):
-        if process.poll() is not None or system.run(["host", "drain", "lab/h01"], check=False).returncode != 0 \
-                or system.run(["host", "resume", "lab/h01"], check=False).returncode != 0:
+        if (
+            process.poll() is not None
+            or system.run(["host", "drain", "lab/h01"], check=False).returncode != 0
+            or system.run(["host", "resume", "lab/h01"], check=False).returncode != 0
+        ):
             break
     try:
         ended = process.wait(20) != 0
@@ -107,8 +155,12 @@ def fill(system: LocalSystem, kind: str, room_bytes: int) -> Outcome:
     if kind == TMPFS:
         assert mount("-o", f"remount,size={AMPLE}", system.folder / "store")
     system.start_musterd()
-    known = {str(found["number"]) for found in system.json("jobs", "--all", "--limit", "100000")["jobs"]}
-    return Outcome(len(acknowledged), [number for number in acknowledged if number not in known], ended, said)
+    known = {
+        str(found["number"]) for found in system.json("jobs", "--all", "--limit", "100000")["jobs"]
+    }
+    return Outcome(
+        len(acknowledged), [number for number in acknowledged if number not in known], ended, said
+    )
 
 
 def fill_and_recover(system: LocalSystem, kind: str, room_bytes: int) -> Outcome:
@@ -118,6 +170,6 @@ def fill_and_recover(system: LocalSystem, kind: str, room_bytes: int) -> Outcome
     with tmpfs_at(system.folder / "store"):
         try:
             return fill(system, kind, room_bytes)
-        finally:                               # it goes before its disk does
+        finally:  # it goes before its disk does
             system.processes["musterd"].kill()
             system.processes["musterd"].wait(10)

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-UP, DOWN = "up", "down"                        # from the client to the server, and back
+UP, DOWN = "up", "down"  # from the client to the server, and back
 CLIENT, SERVER = "client", "server"
 
 
@@ -77,7 +77,9 @@ class Relay:
     def _join(self, client: socket.socket) -> None:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            if not self._passes(UP, DOWN):     # a connection is made once its first packets can go both ways
+            if not self._passes(
+                UP, DOWN
+            ):  # a connection is made once its first packets can go both ways
                 raise OSError
             server.connect(str(self.target))
         except OSError:
@@ -96,13 +98,13 @@ class Relay:
                 with self._changed:
                     delay_s = self._delay_s
                 if delay_s > 0:
-                    time.sleep(delay_s)        # this is what is slow, not a wait for something
+                    time.sleep(delay_s)  # this is what is slow, not a wait for something
                 if not self._passes(way):
                     break
                 sink.sendall(data)
         except OSError:
             pass
-        self._passes(way)                      # an end is heard of no sooner than data
+        self._passes(way)  # an end is heard of no sooner than data
         with self._changed:
             for ends in self._open.values():
                 ends -= {source, sink}

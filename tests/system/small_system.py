@@ -30,14 +30,35 @@ queues:
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def configure(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), slots: int = 2, scheduling: str = SCHEDULING,
-              cluster: str = "") -> None:
+def configure(
+    system: LocalSystem,
+    queues: str = QUEUES,
+    *,
+    hosts=("h01", "h02"),
+    slots: int = 2,
+    scheduling: str = SCHEDULING,
+    cluster: str = "",
+) -> None:
     """`cluster`: more fields of cluster lab, a line each."""
-    devices = f"flavour: cpu-slot, gpus: {slots}, cpus: {slots}, memory: {2 * slots}GiB, disk: 100GiB"
-    values = {"server": system.server, "folder": system.folder, "scheduling": scheduling, "devices": devices, "hosts": ", ".join(hosts),
-              "cluster": "".join(f"    {line}\n" for line in cluster.splitlines())}
-    system.configure({"musterd.yaml": MUSTERD.format(**values), "clusters.yaml": CLUSTERS.format(**values), "queues.yaml": queues,
-                      "host.yaml": f"{{{devices}}}\n"})
+    devices = (
+        f"flavour: cpu-slot, gpus: {slots}, cpus: {slots}, memory: {2 * slots}GiB, disk: 100GiB"
+    )
+    values = {
+        "server": system.server,
+        "folder": system.folder,
+        "scheduling": scheduling,
+        "devices": devices,
+        "hosts": ", ".join(hosts),
+        "cluster": "".join(f"    {line}\n" for line in cluster.splitlines()),
+    }
+    system.configure(
+        {
+            "musterd.yaml": MUSTERD.format(**values),
+            "clusters.yaml": CLUSTERS.format(**values),
+            "queues.yaml": queues,
+            "host.yaml": f"{{{devices}}}\n",
+        }
+    )
 
 
 def start(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), **shape) -> None:
@@ -48,7 +69,15 @@ def start(system: LocalSystem, queues: str = QUEUES, *, hosts=("h01", "h02"), **
     system.wait_hosts_up({f"lab/{host}" for host in hosts})
 
 
-def waiting_job(system: LocalSystem, name: str, *, workers="1", queue: str = "research", exit_code: int = 0, more: str = "") -> str:
+def waiting_job(
+    system: LocalSystem,
+    name: str,
+    *,
+    workers="1",
+    queue: str = "research",
+    exit_code: int = 0,
+    more: str = "",
+) -> str:
     """A job file whose processes each add a line `rank attempt world-size` to marks(NAME), then wait for let_go(NAME)."""
     return f"""\
 name: {name}
@@ -84,21 +113,38 @@ def marks(system: LocalSystem, name: str) -> list[tuple[int, int, int]]:
     path: Path = system.folder / f"{name}.marks"
     if not path.exists():
         return []
-    return [tuple(int(word) for word in line.split()) for line in path.read_text().splitlines() if len(line.split()) == 3]
+    return [
+        tuple(int(word) for word in line.split())
+        for line in path.read_text().splitlines()
+        if len(line.split()) == 3
+    ]
 
 
-def wait_started(system: LocalSystem, name: str, processes: int, timeout_s: float = 20) -> list[tuple[int, int, int]]:
-    return wait_for(f"{processes} processes of {name} (there are {marks(system, name)})",
-                    lambda: (found := marks(system, name)) and len(found) >= processes and found, timeout_s)
+def wait_started(
+    system: LocalSystem, name: str, processes: int, timeout_s: float = 20
+) -> list[tuple[int, int, int]]:
+    return wait_for(
+        f"{processes} processes of {name} (there are {marks(system, name)})",
+        lambda: (found := marks(system, name)) and len(found) >= processes and found,
+        timeout_s,
+    )
 
 
 def rank_pid(system: LocalSystem, number: int, rank: int = 0) -> int:
     """The process of a running job, as this machine numbers it (in its own PID namespace it has another number)."""
-    return next(pid for pid, environment in job_processes(system.folder).items() if environment["MUSTER_JOB"] == str(number) and environment["RANK"] == str(rank))
+    return next(
+        pid
+        for pid, environment in job_processes(system.folder).items()
+        if environment["MUSTER_JOB"] == str(number) and environment["RANK"] == str(rank)
+    )
 
 
 def wait_ended(system: LocalSystem, number: int, timeout_s: float = 30) -> dict:
-    return wait_for(f"job {number} to end", lambda: (job := system.job(number))["state"] in ENDED and job, timeout_s)
+    return wait_for(
+        f"job {number} to end",
+        lambda: (job := system.job(number))["state"] in ENDED and job,
+        timeout_s,
+    )
 
 
 def task(job: dict) -> dict:

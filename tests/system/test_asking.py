@@ -4,7 +4,16 @@ import time
 
 import pytest
 from local_system import CommandFailed, wait_for
-from small_system import QUEUES, let_go, submit, submit_waiting, task, wait_ended, wait_started, waiting_job
+from small_system import (
+    QUEUES,
+    let_go,
+    submit,
+    submit_waiting,
+    task,
+    wait_ended,
+    wait_started,
+    waiting_job,
+)
 
 
 def write(system, name: str, text: str):
@@ -28,7 +37,10 @@ def test_explain_says_what_would_start_a_gang_and_it_does(system):
     assert int(explained["start_ns"]) > 0, "the running job has a time limit: there is a forecast"
     helps = {one["change"]: one for one in explained["relaxations"]}
     assert "workers: 3" in helps, helps
-    assert helps["workers: 3"]["own"] and int(helps["workers: 3"]["start_ns"]) <= int(explained["now_ns"]) + 10**9
+    assert (
+        helps["workers: 3"]["own"]
+        and int(helps["workers: 3"]["start_ns"]) <= int(explained["now_ns"]) + 10**9
+    )
     shown = system.run(["explain", gang]).stdout
     assert "It would start" in shown and "with workers: 3" in shown
 
@@ -45,8 +57,18 @@ def test_a_job_outside_its_share_gets_a_forecast(system):
     submit_waiting(system, "first", workers="4", more="time_limit: 1h\n")
     wait_started(system, "first", 4)
     second = submit_waiting(system, "second", workers="3")
-    verdict = wait_for("a forecast", lambda: (found := task(system.job(second))["verdict"]) and int(found["expected_start_ns"]) > 0 and found, 20)
-    assert 50 * 60 < int(verdict["expected_start_ns"]) / 1e9 - time.time() <= 3600, "when the first one's limit is over"
+    verdict = wait_for(
+        "a forecast",
+        lambda: (
+            (found := task(system.job(second))["verdict"])
+            and int(found["expected_start_ns"]) > 0
+            and found
+        ),
+        20,
+    )
+    assert 50 * 60 < int(verdict["expected_start_ns"]) / 1e9 - time.time() <= 3600, (
+        "when the first one's limit is over"
+    )
 
 
 def test_simulate_shows_evictions_and_changes_nothing(system):
@@ -61,7 +83,9 @@ def test_simulate_shows_evictions_and_changes_nothing(system):
 
     drained = system.json("simulate", "--drain", "lab/h01")
     assert [one["job"] for one in drained["effects"]] == [elastic]
-    queues = write(system, "queues", QUEUES.replace("guarantee: 2}}, submit", "guarantee: 1}}, submit", 1))
+    queues = write(
+        system, "queues", QUEUES.replace("guarantee: 2}}, submit", "guarantee: 1}}, submit", 1)
+    )
     changed = system.json("simulate", "--queues", queues)
     assert any("research" in line for line in changed["changes"])
     quota = system.json("simulate", "--quota", "research:cpu-slot=1")
@@ -86,7 +110,11 @@ def test_top_and_ledger_give_the_same_use_by_every_grouping(system):
     let_go(system, "busy")
     assert wait_ended(system, number)["state"] == "SUCCEEDED"
     ledger = system.json("ledger", "--by", "queue")
-    held = sum(int(entry["device_us"]) for entry in ledger["entries"] if entry["class"] not in ("idle", "down"))
+    held = sum(
+        int(entry["device_us"])
+        for entry in ledger["entries"]
+        if entry["class"] not in ("idle", "down")
+    )
     assert held == sum(int(value) for row in ledger["rows"] for value in row["device_us"]) > 0
     for by in ("user", "job"):
         rows = system.json("ledger", "--by", by)["rows"]

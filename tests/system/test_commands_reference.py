@@ -13,4 +13,6 @@ COMMITTED = Path(__file__).resolve().parent.parent.parent / "docs" / "commands.m
 def test_the_reference_of_commands_is_what_they_say(bin_dir):
     if not os.access(bin_dir / "muster-trainer", os.X_OK):
         pytest.skip("built without the trainer")
-    assert COMMITTED.read_text() == reference(bin_dir), "run: tests/system/commands_reference.py build/release/bin > docs/commands.md"
+    assert COMMITTED.read_text() == reference(bin_dir), (
+        "run: tests/system/commands_reference.py build/release/bin > docs/commands.md"
+    )

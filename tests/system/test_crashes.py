@@ -41,9 +41,23 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
     def submit_all() -> None:
         for index in range(JOBS):
             path = system.folder / f"job{index}.yaml"
-            path.write_text(line_job(system, f"job{index}", ("research", "prod")[index % 2], 1 + index % 3))
+            path.write_text(
+                line_job(system, f"job{index}", ("research", "prod")[index % 2], 1 + index % 3)
+            )
             while not stop.is_set():
-                done = system.run(["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", f"job {index}"], check=False)
+                done = system.run(
+                    [
+                        "submit",
+                        path,
+                        "-y",
+                        "--detach",
+                        "-o",
+                        "name",
+                        "--idempotency-key",
+                        f"job {index}",
+                    ],
+                    check=False,
+                )
                 if done.returncode == 0:
                     acknowledged.append(done.stdout.strip())
                     break
@@ -56,7 +70,12 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
     try:
         for kills in range(KILLS):
             wanted = (kills + 1) * JOBS // (KILLS + 2)
-            wait_for(f"{wanted} acknowledged submissions (there are {len(acknowledged)})", lambda: len(acknowledged) >= wanted or refused, 30, 0.003)
+            wait_for(
+                f"{wanted} acknowledged submissions (there are {len(acknowledged)})",
+                lambda: len(acknowledged) >= wanted or refused,
+                30,
+                0.003,
+            )
             kill(system.processes["musterd"])
             system.start_musterd()
         submitter.join(60)
@@ -69,17 +88,37 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
     def left() -> list[dict]:
         return [job for job in system.jobs() if job["state"] not in ENDED]
 
-    wait_for(f"all jobs to end ({[(job['number'], job['state']) for job in left()]})", lambda: not left(), 90, 0.2)
-    wait_for(f"the shims of ended jobs to end ({processes_of(system.folder)})", lambda: "muster-shim" not in processes_of(system.folder).values(), 20, 0.2)
+    wait_for(
+        f"all jobs to end ({[(job['number'], job['state']) for job in left()]})",
+        lambda: not left(),
+        90,
+        0.2,
+    )
+    wait_for(
+        f"the shims of ended jobs to end ({processes_of(system.folder)})",
+        lambda: "muster-shim" not in processes_of(system.folder).values(),
+        20,
+        0.2,
+    )
     jobs = {str(job["number"]): job for job in system.jobs()}
-    assert sorted(jobs, key=int) == sorted(acknowledged, key=int), "acknowledged and stored jobs differ"
-    assert {job["state"] for job in jobs.values()} == {"SUCCEEDED"}, {number: (job["state"], job.get("detail")) for number, job in jobs.items() if job["state"] != "SUCCEEDED"}
+    assert sorted(jobs, key=int) == sorted(acknowledged, key=int), (
+        "acknowledged and stored jobs differ"
+    )
+    assert {job["state"] for job in jobs.values()} == {"SUCCEEDED"}, {
+        number: (job["state"], job.get("detail"))
+        for number, job in jobs.items()
+        if job["state"] != "SUCCEEDED"
+    }
     started = Counter((system.folder / "lines").read_text().splitlines())
     assert [line for line, times in started.items() if times > 1] == [], "started twice"
     for number, job in jobs.items():
         last = max(int(line.split()[1]) for line in started if line.split()[0] == number)
-        ranks = {int(line.split()[2]) for line in started if line.split()[:2] == [number, str(last)]}
-        assert ranks == set(range(1 + int(job["spec"]["name"][3:]) % 3)), f"job {number} succeeded with ranks {ranks}"
+        ranks = {
+            int(line.split()[2]) for line in started if line.split()[:2] == [number, str(last)]
+        }
+        assert ranks == set(range(1 + int(job["spec"]["name"][3:]) % 3)), (
+            f"job {number} succeeded with ranks {ranks}"
+        )
 
 
 def test_all_daemons_killed_at_once_and_the_same_processes_go_on(system):

@@ -24,7 +24,12 @@ def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     python = os.environ.get("MUSTER_PYTHON", "")
     if not python:
         pytest.skip("MUSTER_PYTHON names no Python with torch")
-    text = (EXAMPLES / "ddp.yaml").read_text().replace("/opt/muster/examples", str(EXAMPLES)).replace("python3", python)
+    text = (
+        (EXAMPLES / "ddp.yaml")
+        .read_text()
+        .replace("/opt/muster/examples", str(EXAMPLES))
+        .replace("python3", python)
+    )
     number = submit(system, "queue: research\n" + text, "ddp")
     job = wait_ended(system, number, 120)
     said = system.run(["logs", number]).stdout
@@ -40,18 +45,38 @@ def muster_up(folder: Path, bin_dir: Path, *flags: str):
     """A function that runs `muster ARGUMENTS` against a `muster up` of its own."""
     runtime = folder / "run"
     runtime.mkdir(mode=0o700)
-    environment = LocalSystem(folder, bin_dir).environment() | {"XDG_RUNTIME_DIR": str(runtime), "HOME": str(folder)}
+    environment = LocalSystem(folder, bin_dir).environment() | {
+        "XDG_RUNTIME_DIR": str(runtime),
+        "HOME": str(folder),
+    }
     for name in ("MUSTER_SERVER", "MUSTER_CONFIG"):
         environment.pop(name)
 
     def muster(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess:
-        return subprocess.run([bin_dir / "muster", *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            [bin_dir / "muster", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
 
     with open(folder / "up.log", "wb") as log:
-        up = subprocess.Popen([bin_dir / "muster", "up", "--data-dir", folder / "data", *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                              env=environment, start_new_session=True)
+        up = subprocess.Popen(
+            [bin_dir / "muster", "up", "--data-dir", folder / "data", *flags],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
     try:
-        wait_for("muster up to have a host", lambda: "HOST_UP" in muster("host", "list", "-o", "json").stdout, 20)
+        wait_for(
+            "muster up to have a host",
+            lambda: "HOST_UP" in muster("host", "list", "-o", "json").stdout,
+            20,
+        )
         yield muster
         assert muster("down", "--data-dir", str(folder / "data")).returncode == 0
         wait_for("muster up to end", lambda: up.poll() is not None, 20)
@@ -70,7 +95,13 @@ def test_up_runs_a_job_without_any_file_and_leaves_nothing(folder, bin_dir):
         assert done.returncode == 0, done.stdout + done.stderr
         ran = muster("submit", str(EXAMPLES / "hello.yaml"), "-y")  # follows it to its end
         assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert "Hello from" in muster("logs", str(json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"])).stdout
+        assert (
+            "Hello from"
+            in muster(
+                "logs",
+                str(json.loads(muster("jobs", "--all", "-o", "json").stdout)["jobs"][0]["number"]),
+            ).stdout
+        )
 
 
 def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder, bin_dir):
@@ -80,11 +111,28 @@ def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder,
         host = json.loads(muster("host", "list", "-o", "json").stdout)["hosts"][0]
         assert len(host["inventory"]["devices"]) == 4 and host["inventory"]["declared"], host
         # Fewer steps than a reader would see, else as it stands in the README.
-        ran = muster("submit", "--queue", "default", str(EXAMPLES / "tiny-llama.yaml"), "--set", "tasks[train].trainer.max_steps=12", "-y", timeout_s=180)
+        ran = muster(
+            "submit",
+            "--queue",
+            "default",
+            str(EXAMPLES / "tiny-llama.yaml"),
+            "--set",
+            "tasks[train].trainer.max_steps=12",
+            "-y",
+            timeout_s=180,
+        )
         assert ran.returncode == 0, ran.stdout + ran.stderr
         job = json.loads(muster("show", "1", "-o", "json").stdout)
-        assert job["state"] == "SUCCEEDED" and [one["state"] for one in job["tasks"]] == ["TASK_SUCCEEDED"] * 2, job
-        assert 2 <= job["tasks"][1]["attempts"][-1]["workers"] <= 4 and job["tasks"][1]["progress"]["step"] == 12
-        assert (Path(job["directory"]) / "model" / "config.json").exists(), "the export is published"
+        assert (
+            job["state"] == "SUCCEEDED"
+            and [one["state"] for one in job["tasks"]] == ["TASK_SUCCEEDED"] * 2
+        ), job
+        assert (
+            2 <= job["tasks"][1]["attempts"][-1]["workers"] <= 4
+            and job["tasks"][1]["progress"]["step"] == 12
+        )
+        assert (Path(job["directory"]) / "model" / "config.json").exists(), (
+            "the export is published"
+        )
         shown = muster("show", "1").stdout
         assert "0% 0/" not in shown and "cpu-slot (declared)" in shown, shown

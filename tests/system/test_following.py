@@ -19,13 +19,22 @@ run: |
 
 
 def follow(system, *arguments) -> subprocess.Popen:
-    return subprocess.Popen([system.bin_dir / "muster", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                            text=True, env=system.environment(), cwd=system.folder)
+    return subprocess.Popen(
+        [system.bin_dir / "muster", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=system.environment(),
+        cwd=system.folder,
+    )
 
 
 def test_logs_follow_until_the_job_ends(system):
     number = submit(system, TALKER.format(folder=system.folder))
-    wait_for("the job to run", lambda: system.job(number)["tasks"][0]["state"] == "TASK_RUNNING", 20)
+    wait_for(
+        "the job to run", lambda: system.job(number)["tasks"][0]["state"] == "TASK_RUNNING", 20
+    )
     with follow(system, "logs", "-f", number) as reader:
         try:
             assert "first line" in reader.stdout.readline()
@@ -54,13 +63,27 @@ def test_followed_output_outlives_agents_and_musterd_with_every_line_once(system
     """Agents are killed and start again, then musterd: `logs -f` and `run` give every line once, and exit 0."""
     count = COUNT.format(folder=system.folder)
     number = submit(system, COUNTER.format(count=f"  {count}"))
-    wait_for("the job to run", lambda: system.job(number)["tasks"][0]["state"] == "TASK_RUNNING", 20)
-    commands = {"logs": ["logs", "-f", number], "run": ["run", "--queue", "research", "--", "bash", "-c", count]}
+    wait_for(
+        "the job to run", lambda: system.job(number)["tasks"][0]["state"] == "TASK_RUNNING", 20
+    )
+    commands = {
+        "logs": ["logs", "-f", number],
+        "run": ["run", "--queue", "research", "--", "bash", "-c", count],
+    }
     readers = {}
     for name, command in commands.items():
-        with open(system.folder / f"{name}.out", "w") as out, open(system.folder / f"{name}.err", "w") as err:
-            readers[name] = subprocess.Popen([system.bin_dir / "muster", *map(str, command)], stdout=out, stderr=err, stdin=subprocess.DEVNULL,
-                                             env=system.environment(), cwd=system.folder)
+        with (
+            open(system.folder / f"{name}.out", "w") as out,
+            open(system.folder / f"{name}.err", "w") as err,
+        ):
+            readers[name] = subprocess.Popen(
+                [system.bin_dir / "muster", *map(str, command)],
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                env=system.environment(),
+                cwd=system.folder,
+            )
     whose = [("logs", 0), ("logs", 1), ("run", 0)]
 
     def lines(name: str, rank: int) -> list[str]:
@@ -69,12 +92,19 @@ def test_followed_output_outlives_agents_and_musterd_with_every_line_once(system
 
     def all_grow() -> None:
         had = {one: len(lines(*one)) for one in whose}
-        wait_for("more output of each rank", lambda: all(len(lines(*one)) > had[one] for one in whose), 30)
+        wait_for(
+            "more output of each rank",
+            lambda: all(len(lines(*one)) > had[one] for one in whose),
+            30,
+        )
 
     try:
         all_grow()
-        for process, start_again in (("agent-lab-h01", lambda: system.start_agent("lab", "h01")), ("agent-lab-h02", lambda: system.start_agent("lab", "h02")),
-                                     ("musterd", system.start_musterd)):
+        for process, start_again in (
+            ("agent-lab-h01", lambda: system.start_agent("lab", "h01")),
+            ("agent-lab-h02", lambda: system.start_agent("lab", "h02")),
+            ("musterd", system.start_musterd),
+        ):
             system.processes[process].kill()
             system.processes[process].wait(10)
             start_again()
@@ -88,21 +118,45 @@ def test_followed_output_outlives_agents_and_musterd_with_every_line_once(system
             reader.wait(10)
     for one in whose:
         own = lines(*one)
-        assert own == [f"line {i} of {one[1]}" for i in range(1, len(own))] + [f"end {len(own) - 1} of {one[1]}"], one
+        assert own == [f"line {i} of {one[1]}" for i in range(1, len(own))] + [
+            f"end {len(own) - 1} of {one[1]}"
+        ], one
 
 
 def test_logs_of_several_ranks_say_whose_they_are(system):
-    number = submit(system, "name: two\nqueue: research\nworkers: 2\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo I am $RANK\n")
+    number = submit(
+        system,
+        "name: two\nqueue: research\nworkers: 2\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo I am $RANK\n",
+    )
     assert wait_ended(system, number)["state"] == "SUCCEEDED"
     assert sorted(re.findall(r"I am (\d)", system.run(["logs", number]).stdout)) == ["0", "1"]
     assert re.findall(r"I am (\d)", system.run(["logs", number, "--rank", "1"]).stdout) == ["1"]
 
 
 def test_run_keeps_the_streams_apart_and_logs_has_both(system):
-    done = system.run(["run", "--queue", "research", "--", "bash", "-c", "echo out 1; echo err 1 >&2; echo out 2; echo err 2 >&2"])
+    done = system.run(
+        [
+            "run",
+            "--queue",
+            "research",
+            "--",
+            "bash",
+            "-c",
+            "echo out 1; echo err 1 >&2; echo out 2; echo err 2 >&2",
+        ]
+    )
     assert done.stdout == "out 1\nout 2\n"
-    assert "err 1\n" in done.stderr and "err 2\n" in done.stderr and "out" not in done.stderr.replace("output", "")
-    assert sorted(system.run(["logs", system.jobs()[0]["number"]]).stdout.splitlines()) == ["err 1", "err 2", "out 1", "out 2"]
+    assert (
+        "err 1\n" in done.stderr
+        and "err 2\n" in done.stderr
+        and "out" not in done.stderr.replace("output", "")
+    )
+    assert sorted(system.run(["logs", system.jobs()[0]["number"]]).stdout.splitlines()) == [
+        "err 1",
+        "err 2",
+        "out 1",
+        "out 2",
+    ]
     missing = system.run(["run", "--queue", "research", "--", "no-such-program"], check=False)
     assert missing.returncode == 1 and missing.stdout == "" and "no-such-program" in missing.stderr
 
@@ -125,12 +179,20 @@ def test_ctrl_c_stops_following_and_never_the_job(system):
 
 
 def test_exit_codes_tell_how_a_job_ended(system):
-    number = submit(system, "name: bad\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nmax_restarts: 0\nrun: exit 5\n")
+    number = submit(
+        system,
+        "name: bad\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nmax_restarts: 0\nrun: exit 5\n",
+    )
     assert system.run(["wait", number], check=False, timeout_s=30).returncode == 1
     assert system.run(["show", "4711"], check=False).returncode == 3
     unknown = system.run(["jobs", "--queue", "nope"], check=False)
     assert unknown.returncode == 3 and "research" in unknown.stderr
     attempt = system.run(["logs", number, "--attempt", "9"], check=False)
     assert attempt.returncode == 3 and "no attempt 9; there is 1" in attempt.stderr
-    assert system.run(["--server", f"unix://{system.folder}/nothing.sock", "jobs"], check=False).returncode == 6
+    assert (
+        system.run(
+            ["--server", f"unix://{system.folder}/nothing.sock", "jobs"], check=False
+        ).returncode
+        == 6
+    )
     assert system.run(["jobs", "--nonsense"], check=False).returncode == 2

@@ -15,5 +15,7 @@ def test_what_runs_on_a_host_that_is_cut_off_for_less_than_the_lease_goes_on(fle
     assert partition(fleet, "both ways", "short", "c") == []
 
 
-def test_a_host_that_hears_nothing_for_longer_keeps_what_waits_and_loses_what_may_be_replaced(fleet):
+def test_a_host_that_hears_nothing_for_longer_keeps_what_waits_and_loses_what_may_be_replaced(
+    fleet,
+):
     assert partition(fleet, "to the host", "long", "c", rules=("replace", "wait")) == []

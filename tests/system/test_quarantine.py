@@ -7,7 +7,18 @@ import threading
 import time
 
 from local_system import wait_for
-from small_system import configure, let_go, marks, rank_pid, start, submit, submit_waiting, task, wait_ended, wait_started
+from small_system import (
+    configure,
+    let_go,
+    marks,
+    rank_pid,
+    start,
+    submit,
+    submit_waiting,
+    task,
+    wait_ended,
+    wait_started,
+)
 
 ONE_QUEUE = """queues:
   - {name: research, submit: ["*"]}
@@ -17,8 +28,10 @@ BROKEN = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 def fails_once(name: str) -> str:
     """Ends by its device's fault in its first attempt."""
-    return (f"name: {name}\nqueue: research\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\nrun: |\n  [ $MUSTER_ATTEMPT -ge 2 ] && exit 0\n"
-            f"  echo '{BROKEN}' >&2\n  exit 1\n")
+    return (
+        f"name: {name}\nqueue: research\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\nrun: |\n  [ $MUSTER_ATTEMPT -ge 2 ] && exit 0\n"
+        f"  echo '{BROKEN}' >&2\n  exit 1\n"
+    )
 
 
 def host(system, name: str) -> dict:
@@ -26,25 +39,43 @@ def host(system, name: str) -> dict:
 
 
 def quarantined(system, name: str) -> list[int]:
-    return [row.get("device", 0) for row in host(system, name).get("quarantines", []) if not row.get("withheld")]
+    return [
+        row.get("device", 0)
+        for row in host(system, name).get("quarantines", [])
+        if not row.get("withheld")
+    ]
 
 
 def test_a_device_that_two_jobs_blame_gets_no_work_until_it_is_released(bare):
     start(bare, ONE_QUEUE, hosts=("h01",), cluster="quarantine: {max_percent: 50}")
     beside = submit_waiting(bare, "beside")
-    other = task(bare.job(beside))["attempts"][0]["placements"][0].get("devices", [0])[0] if wait_started(bare, "beside", 1) else None
+    other = (
+        task(bare.job(beside))["attempts"][0]["placements"][0].get("devices", [0])[0]
+        if wait_started(bare, "beside", 1)
+        else None
+    )
     bad = 1 - other
     first = wait_ended(bare, submit(bare, fails_once("first"), "first"))
-    assert [a["cause"] for a in task(first)["attempts"]] == ["DEVICE_FAILURE", "DONE"] and quarantined(bare, "lab/h01") == []
+    assert [a["cause"] for a in task(first)["attempts"]] == [
+        "DEVICE_FAILURE",
+        "DONE",
+    ] and quarantined(bare, "lab/h01") == []
     second = submit(bare, fails_once("second"), "second")
     wait_for("the device to be taken out", lambda: quarantined(bare, "lab/h01") == [bad], 20)
     waits = task(bare.job(second))
     assert len(waits["attempts"]) == 1 and waits["verdict"]["text"]
 
     shown = bare.run(["host", "show", "lab/h01"]).stdout
-    assert "in quarantine" in shown and "uncorrectable ECC" in shown and f"job {second}" in shown and f"muster host release lab/h01 {bad}" in shown
+    assert (
+        "in quarantine" in shown
+        and "uncorrectable ECC" in shown
+        and f"job {second}" in shown
+        and f"muster host release lab/h01 {bad}" in shown
+    )
     assert "in quarantine" in bare.run(["host", "list"]).stdout
-    wait_for("the log to say so", lambda: "taken out of placement" in bare.log_tail("musterd", 200), 10)
+    wait_for(
+        "the log to say so", lambda: "taken out of placement" in bare.log_tail("musterd", 200), 10
+    )
     # It outlives musterd, and what runs beside it goes on.
     bare.processes["musterd"].send_signal(signal.SIGKILL)
     bare.processes["musterd"].wait()
@@ -52,7 +83,9 @@ def test_a_device_that_two_jobs_blame_gets_no_work_until_it_is_released(bare):
     bare.wait_hosts_up({"lab/h01"})
     assert quarantined(bare, "lab/h01") == [bad] and len(marks(bare, "beside")) == 1
 
-    assert bare.run(["host", "release", "lab/h01", other], check=False).returncode != 0, "that one is not in quarantine"
+    assert bare.run(["host", "release", "lab/h01", other], check=False).returncode != 0, (
+        "that one is not in quarantine"
+    )
     bare.run(["host", "release", "lab/h01", bad])
     assert wait_ended(bare, second)["state"] == "SUCCEEDED" and quarantined(bare, "lab/h01") == []
     let_go(bare, "beside")
@@ -70,7 +103,8 @@ def test_one_broken_job_takes_no_device_out(bare):
 
 def test_a_rank_that_is_slower_than_its_gang_is_named(bare):
     start(bare)
-    (bare.folder / "steps.py").write_text("""
+    (bare.folder / "steps.py").write_text(
+        """
 import json, os, socket, time
 line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 rank, step = int(os.environ["RANK"]), 0
@@ -78,7 +112,8 @@ while not os.path.exists("GO"):   # all take as long; one computes for most of i
     line.sendto(json.dumps({"rank": rank, "step": step, "step_time_s": 0.2, "own_time_s": 0.16 if rank == 2 else 0.1}).encode(), os.environ["MUSTER_PROGRESS_SOCKET"])
     step += 1
     time.sleep(0.05)
-""".replace("GO", str(bare.folder / "slow.go")))
+""".replace("GO", str(bare.folder / "slow.go"))
+    )
     text = f"""name: slow
 queue: research
 workers: 4
@@ -87,19 +122,36 @@ grace: 1s
 run: python3 {bare.folder}/steps.py
 """
     number = submit(bare, text, "slow")
-    row = wait_for("the slow rank to be named", lambda: task(bare.job(number))["attempts"][0].get("stragglers"), 30)
+    row = wait_for(
+        "the slow rank to be named",
+        lambda: task(bare.job(number))["attempts"][0].get("stragglers"),
+        30,
+    )
     assert [(r["rank"], r["permille"]) for r in row] == [(2, 1600)]
     shown = " ".join(bare.run(["show", number]).stdout.split())
     assert f"rank 2 on {row[0]['host']}" in shown and "1.6 times as slow" in shown
     blames = [b for h in bare.hosts() for b in h.get("blames", [])]
-    assert [(b["kind"], b["job"]) for b in blames] == [("BLAME_SLOW", str(number))] or [(b["kind"], int(b["job"])) for b in blames] == [("BLAME_SLOW", number)]
+    assert [(b["kind"], b["job"]) for b in blames] == [("BLAME_SLOW", str(number))] or [
+        (b["kind"], int(b["job"])) for b in blames
+    ] == [("BLAME_SLOW", number)]
     let_go(bare, "slow")
     assert wait_ended(bare, number)["state"] == "SUCCEEDED"
 
 
 def test_a_trainers_rank_that_is_slowed_is_named(bare):
     """muster-trainer's ranks tell their own time; SIGSTOP slows one of them down."""
-    prepare = [bare.bin_dir / "muster-trainer", "prepare", "--input", __file__, "--tokenizer", "bytes", "--max-length", "32", "--output", bare.folder / "tokens"]
+    prepare = [
+        bare.bin_dir / "muster-trainer",
+        "prepare",
+        "--input",
+        __file__,
+        "--tokenizer",
+        "bytes",
+        "--max-length",
+        "32",
+        "--output",
+        bare.folder / "tokens",
+    ]
     subprocess.run(prepare, check=True, capture_output=True)
     start(bare)
     path = bare.folder / "slowed.yaml"
@@ -119,23 +171,37 @@ trainer:
   threads: 1
   log_interval: 50
 """)
-    wait_for("the agents to tell the trainer's schema", lambda: bare.run(["submit", path, "--preview-only"], check=False).returncode == 0, 30)
+    wait_for(
+        "the agents to tell the trainer's schema",
+        lambda: bare.run(["submit", path, "--preview-only"], check=False).returncode == 0,
+        30,
+    )
     number = bare.submit(path)["number"]
-    wait_for("its first steps", lambda: int((task(bare.job(number)).get("progress") or {}).get("step", 0)) > 10, 60)
+    wait_for(
+        "its first steps",
+        lambda: int((task(bare.job(number)).get("progress") or {}).get("step", 0)) > 10,
+        60,
+    )
     victim = rank_pid(bare, number, 2)
     named = threading.Event()
 
     def slow_it_down():
         while not named.is_set():
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(0.018)  # how slow it is, not a condition: a tenth of its speed, whatever it does
+            time.sleep(
+                0.018
+            )  # how slow it is, not a condition: a tenth of its speed, whatever it does
             os.kill(victim, signal.SIGCONT)
             time.sleep(0.002)
 
     slowing = threading.Thread(target=slow_it_down)
     slowing.start()
     try:
-        row = wait_for("the slow rank to be named", lambda: task(bare.job(number))["attempts"][0].get("stragglers"), 120)
+        row = wait_for(
+            "the slow rank to be named",
+            lambda: task(bare.job(number))["attempts"][0].get("stragglers"),
+            120,
+        )
     finally:
         named.set()
         slowing.join()
@@ -153,16 +219,36 @@ if [ ! -e {bare.folder}/mains ]; then echo 'no answer from the $(chassis)' >&2; 
 kill -KILL $(cat {bare.folder}/pids)
 """)
     power.chmod(0o755)
-    start(bare, ONE_QUEUE, hosts=("h01", "h02", "h03"), slots=1, cluster=f"fence_command: [{power}, 'off;', '{{host}}.mgmt', '{{cluster}}']\nfence_timeout: 20s")
+    start(
+        bare,
+        ONE_QUEUE,
+        hosts=("h01", "h02", "h03"),
+        slots=1,
+        cluster=f"fence_command: [{power}, 'off;', '{{host}}.mgmt', '{{cluster}}']\nfence_timeout: 20s",
+    )
     number = submit_waiting(bare, "works", more="when_unreachable: wait\n")
     wait_started(bare, "works", 1)
     where = task(bare.job(number))["attempts"][0]["placements"][0]["host"]
     (bare.folder / "pids").write_text(str(rank_pid(bare, number)))
     log = bare.folder / "power.log"
-    agent = bare.processes[f"lab-{where}"] if f"lab-{where}" in bare.processes else next(p for n, p in bare.processes.items() if where in n)
-    os.kill(agent.pid, signal.SIGSTOP)          # as if its network were gone: what it runs goes on
+    agent = (
+        bare.processes[f"lab-{where}"]
+        if f"lab-{where}" in bare.processes
+        else next(p for n, p in bare.processes.items() if where in n)
+    )
+    os.kill(agent.pid, signal.SIGSTOP)  # as if its network were gone: what it runs goes on
     wait_for("the command to be tried", log.exists, 30)
-    failed = wait_for("its failure to be told", lambda: (job := task(bare.job(number))).get("verdict", {}).get("text", "").count("no answer from the $(chassis)") and job, 10)
+    failed = wait_for(
+        "its failure to be told",
+        lambda: (
+            (job := task(bare.job(number)))
+            .get("verdict", {})
+            .get("text", "")
+            .count("no answer from the $(chassis)")
+            and job
+        ),
+        10,
+    )
     assert "fence_command" in failed["verdict"]["text"] and len(failed["attempts"]) == 1
     assert host(bare, f"lab/{where}")["fence_detail"].startswith("exit 4")
     (bare.folder / "mains").touch()
@@ -170,10 +256,20 @@ kill -KILL $(cat {bare.folder}/pids)
     assert {line for line in log.read_text().splitlines()} == {f"off; {where}.mgmt lab"}
     assert host(bare, f"lab/{where}")["confirmed_off_by"] == "fence_command"
     job = task(bare.job(number))
-    assert [a["placements"][0]["host"] == where for a in job["attempts"]] == [True, False] and job.get("restarts_used", 0) == 0
+    assert [a["placements"][0]["host"] == where for a in job["attempts"]] == [
+        True,
+        False,
+    ] and job.get("restarts_used", 0) == 0
     tries = len(log.read_text().splitlines())
     let_go(bare, "works")
     os.kill(agent.pid, signal.SIGCONT)
     assert wait_ended(bare, number)["state"] == "SUCCEEDED"
-    wait_for("the host to be back", lambda: "confirmed_off_by" not in host(bare, f"lab/{where}") or not host(bare, f"lab/{where}")["confirmed_off_by"], 20)
+    wait_for(
+        "the host to be back",
+        lambda: (
+            "confirmed_off_by" not in host(bare, f"lab/{where}")
+            or not host(bare, f"lab/{where}")["confirmed_off_by"]
+        ),
+        20,
+    )
     assert len(log.read_text().splitlines()) == tries, "a host that speaks is not switched off"

@@ -6,7 +6,16 @@ import subprocess
 import threading
 
 from local_system import job_processes, wait_for
-from small_system import let_go, marks, rank_pid, submit_waiting, task, wait_ended, wait_started, waiting_job
+from small_system import (
+    let_go,
+    marks,
+    rank_pid,
+    submit_waiting,
+    task,
+    wait_ended,
+    wait_started,
+    waiting_job,
+)
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -37,14 +46,21 @@ def test_a_killed_daemon_loses_no_job_and_starts_none_twice(system):
 
 def test_a_killed_agent_finds_its_processes_and_tells_their_exit_codes(system):
     names = {"good": 0, "bad": 7, "ends-while-away": 3}
-    numbers = {name: submit_waiting(system, name, exit_code=code, more="max_restarts: 0\n") for name, code in names.items()}
+    numbers = {
+        name: submit_waiting(system, name, exit_code=code, more="max_restarts: 0\n")
+        for name, code in names.items()
+    }
     for name in names:
         wait_started(system, name, 1)
     pids = {name: rank_pid(system, number) for name, number in numbers.items()}
     for host in ("h01", "h02"):
         kill(system.processes[f"agent-lab-{host}"])
     let_go(system, "ends-while-away")
-    wait_for("the process that ends while no agent is there", lambda: not alive(pids["ends-while-away"]), 10)
+    wait_for(
+        "the process that ends while no agent is there",
+        lambda: not alive(pids["ends-while-away"]),
+        10,
+    )
     for host in ("h01", "h02"):
         system.start_agent("lab", host)
     system.wait_hosts_up({"lab/h01", "lab/h02"})
@@ -53,9 +69,16 @@ def test_a_killed_agent_finds_its_processes_and_tells_their_exit_codes(system):
     let_go(system, "good")
     let_go(system, "bad")
     ended = {name: wait_ended(system, number) for name, number in numbers.items()}
-    assert {name: job["state"] for name, job in ended.items()} == {"good": "SUCCEEDED", "bad": "FAILED", "ends-while-away": "FAILED"}
+    assert {name: job["state"] for name, job in ended.items()} == {
+        "good": "SUCCEEDED",
+        "bad": "FAILED",
+        "ends-while-away": "FAILED",
+    }
     for name in ("bad", "ends-while-away"):
-        assert ended[name]["cause"] == "PROGRAM_ERROR" and str(names[name]) in task(ended[name])["attempts"][-1]["detail"]
+        assert (
+            ended[name]["cause"] == "PROGRAM_ERROR"
+            and str(names[name]) in task(ended[name])["attempts"][-1]["detail"]
+        )
     assert all(len(marks(system, name)) == 1 for name in names), "an attempt ran twice"
 
 
@@ -74,7 +97,9 @@ def test_submissions_while_the_daemon_is_killed_are_stored_once_or_not_at_all(sy
     def submit(name: str) -> None:
         path = system.folder / f"{name}.yaml"
         path.write_text(waiting_job(system, name))
-        codes[name] = system.run(["submit", path, "-y", "--detach", "-o", "json"], check=False, timeout_s=60).returncode
+        codes[name] = system.run(
+            ["submit", path, "-y", "--detach", "-o", "json"], check=False, timeout_s=60
+        ).returncode
 
     threads = [threading.Thread(target=submit, args=(f"s{number}",)) for number in range(8)]
     for thread in threads:
@@ -88,14 +113,20 @@ def test_submissions_while_the_daemon_is_killed_are_stored_once_or_not_at_all(sy
     names = [job["spec"]["name"] for job in system.jobs()]
     for name, code in codes.items():
         assert code in (0, 6), f"{name}: exit {code}"
-        assert names.count(name) == 1 if code == 0 else names.count(name) <= 1, f"{name}: exit {code}, stored {names.count(name)} times"
+        assert names.count(name) == 1 if code == 0 else names.count(name) <= 1, (
+            f"{name}: exit {code}, stored {names.count(name)} times"
+        )
     assert 0 in codes.values()
 
 
 def test_a_second_daemon_on_the_same_store_is_refused(system):
     config = system.folder / "etc" / "second.yaml"
-    config.write_text((system.folder / "etc" / "musterd.yaml").read_text().replace("musterd.sock", "second.sock"))
-    second = subprocess.run([system.bin_dir / "musterd", "--config", config], capture_output=True, text=True, timeout=20)
+    config.write_text(
+        (system.folder / "etc" / "musterd.yaml").read_text().replace("musterd.sock", "second.sock")
+    )
+    second = subprocess.run(
+        [system.bin_dir / "musterd", "--config", config], capture_output=True, text=True, timeout=20
+    )
     assert second.returncode != 0 and "store" in second.stderr + second.stdout
     assert system.run(["ping"]).returncode == 0
 

@@ -22,7 +22,12 @@ def shims_of_the_old_file(system: LocalSystem) -> set[int]:
             return os.readlink(f"/proc/{pid}/exe")
         except OSError:
             return ""
-    return {pid for pid, program in processes_of(system.folder).items() if program == "muster-shim" and file_of(pid).endswith("muster-shim (deleted)")}
+
+    return {
+        pid
+        for pid, program in processes_of(system.folder).items()
+        if program == "muster-shim" and file_of(pid).endswith("muster-shim (deleted)")
+    }
 
 
 def test_agents_programs_are_replaced_while_tasks_run_which_go_on_under_the_new_ones(bare, bin_dir):
@@ -35,28 +40,35 @@ def test_agents_programs_are_replaced_while_tasks_run_which_go_on_under_the_new_
     bare.bin_dir = copied
     start(bare)
     wanted = {"good": 0, "bad": 7, "ends-while-away": 3}
-    numbers = {name: submit_waiting(bare, name, exit_code=code, more="max_restarts: 0\n") for name, code in wanted.items()}
+    numbers = {
+        name: submit_waiting(bare, name, exit_code=code, more="max_restarts: 0\n")
+        for name, code in wanted.items()
+    }
     for name in wanted:
         wait_started(bare, name, 1)
     before = set(job_processes(bare.folder))
 
     replace(bare, bin_dir)
     assert shims_of_the_old_file(bare)
-    between = submit_waiting(bare, "between")      # the old agent's, of new files
+    between = submit_waiting(bare, "between")  # the old agent's, of new files
     wait_started(bare, "between", 1)
     before |= set(job_processes(bare.folder))
     for host in ("h01", "h02"):
         bare.processes[f"agent-lab-{host}"].kill()
         bare.processes[f"agent-lab-{host}"].wait(10)
     let_go(bare, "ends-while-away")
-    wait_for("the one that ends while no agent is there", lambda: len(job_processes(bare.folder)) == len(before) - 1, 10)
+    wait_for(
+        "the one that ends while no agent is there",
+        lambda: len(job_processes(bare.folder)) == len(before) - 1,
+        10,
+    )
     for host in ("h01", "h02"):
         bare.start_agent("lab", host)
     bare.wait_hosts_up({"lab/h01", "lab/h02"})
     assert set(job_processes(bare.folder)) < before, "others run than before"
 
     later = submit_waiting(bare, "later")
-    wait_started(bare, "later", 1)                 # the new agent's, beside those of the old
+    wait_started(bare, "later", 1)  # the new agent's, beside those of the old
     for name in ("good", "bad", "between", "later"):
         let_go(bare, name)
     for name, number in {**numbers, "between": between, "later": later}.items():

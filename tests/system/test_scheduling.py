@@ -3,7 +3,16 @@
 import json
 
 from local_system import job_processes, wait_for
-from small_system import let_go, marks, submit, submit_waiting, task, wait_ended, wait_started, waiting_job
+from small_system import (
+    let_go,
+    marks,
+    submit,
+    submit_waiting,
+    task,
+    wait_ended,
+    wait_started,
+    waiting_job,
+)
 
 
 def used(system, queue: str) -> int:
@@ -16,8 +25,20 @@ def test_a_gang_starts_whole_or_not_at_all(system):
     for name in ("one", "two"):
         wait_started(system, name, 1)
     gang = submit_waiting(system, "gang", workers="3")
-    waiting = wait_for("the gang's verdict", lambda: (job := system.job(gang)) and task(job)["state"] == "TASK_WAITING" and task(job)["verdict"]["text"] and job, 10)
-    assert task(waiting)["verdict"]["code"] not in ("VERDICT_UNSPECIFIED", "") and not task(waiting)["attempts"]
+    waiting = wait_for(
+        "the gang's verdict",
+        lambda: (
+            (job := system.job(gang))
+            and task(job)["state"] == "TASK_WAITING"
+            and task(job)["verdict"]["text"]
+            and job
+        ),
+        10,
+    )
+    assert (
+        task(waiting)["verdict"]["code"] not in ("VERDICT_UNSPECIFIED", "")
+        and not task(waiting)["attempts"]
+    )
     told = system.run(["explain", gang]).stdout
     assert "waiting since" in told and f"research {small[0]}: 1; research {small[1]}: 1" in told
     assert marks(system, "gang") == []
@@ -53,7 +74,11 @@ def test_an_elastic_job_borrows_gives_back_and_grows_again(system):
     let_go(system, "elastic")
     assert wait_ended(system, elastic)["state"] == "SUCCEEDED"
     ledger = system.json("ledger")
-    assert sum(int(one["device_us"]) for one in ledger["entries"]) == int(ledger["capacity_device_us"]) > 0
+    assert (
+        sum(int(one["device_us"]) for one in ledger["entries"])
+        == int(ledger["capacity_device_us"])
+        > 0
+    )
 
 
 def test_cancel_stops_the_processes_and_only_then_is_the_job_over(system):
@@ -65,7 +90,9 @@ def test_cancel_stops_the_processes_and_only_then_is_the_job_over(system):
 
 
 def test_what_ignores_sigterm_is_killed_after_its_grace(system):
-    number = submit(system, f"""\
+    number = submit(
+        system,
+        f"""\
 name: stubborn
 queue: research
 resources: {{gpus: 1, gpu_types: [cpu-slot]}}
@@ -74,14 +101,17 @@ run: |
   trap '' TERM
   echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/stubborn.marks
   while true; do sleep 0.1; done
-""")
+""",
+    )
     wait_started(system, "stubborn", 1)
     system.run(["cancel", number, "--wait"], timeout_s=30)
     assert system.job(number)["state"] == "CANCELLED" and not job_processes(system.folder)
 
 
 def test_tasks_run_in_order_and_share_the_jobs_directory(system):
-    number = submit(system, """\
+    number = submit(
+        system,
+        """\
 name: chain
 queue: research
 tasks:
@@ -95,12 +125,20 @@ tasks:
     setup: export FROM_SETUP="set up"
     env: {COLOUR: green}
     run: echo "rank $RANK of $WORLD_SIZE, local $LOCAL_RANK, group $GROUP_RANK, $COLOUR, $FROM_SETUP, $(cat "$MUSTER_JOB_DIR/file"), $MASTER_ADDR:$MASTER_PORT"
-""")
+""",
+    )
     assert wait_ended(system, number)["state"] == "SUCCEEDED"
-    lines = sorted(line for line in system.run(["logs", number, "--task", "second"]).stdout.splitlines() if "rank" in line)
+    lines = sorted(
+        line
+        for line in system.run(["logs", number, "--task", "second"]).stdout.splitlines()
+        if "rank" in line
+    )
     assert len(lines) == 2
     for rank, line in enumerate(lines):
-        assert f"rank {rank} of 2, local 0, group {rank}, green, set up, made by first, 127.0.0.1:" in line, json.dumps(lines)
+        assert (
+            f"rank {rank} of 2, local 0, group {rank}, green, set up, made by first, 127.0.0.1:"
+            in line
+        ), json.dumps(lines)
 
 
 def test_a_drained_host_is_left_and_taken_again(system):
@@ -110,7 +148,11 @@ def test_a_drained_host_is_left_and_taken_again(system):
     other = {"h01": "h02", "h02": "h01"}[host]
     system.run(["host", "drain", f"lab/{host}", "--reason", "test"])
     wait_started(system, "mover", 2)
-    newest = wait_for("the attempt on the other host", lambda: (a := task(system.job(number))["attempts"][-1])["number"] == 2 and a, 10)
+    newest = wait_for(
+        "the attempt on the other host",
+        lambda: (a := task(system.job(number))["attempts"][-1])["number"] == 2 and a,
+        10,
+    )
     assert newest["placements"][0]["host"].rsplit("/", 1)[-1] == other
     system.run(["host", "resume", f"lab/{host}"])
     assert not any(one["drained"] for one in system.hosts())

@@ -52,20 +52,31 @@ cohorts:
 
 
 def simulate(bin_dir: Path, *arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run([bin_dir / "muster-sim", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [bin_dir / "muster-sim", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
 
 
-def test_models_match_whatever_their_case_and_what_is_left_out_is_told_last_by_reason(bin_dir, tmp_path):
+def test_models_match_whatever_their_case_and_what_is_left_out_is_told_last_by_reason(
+    bin_dir, tmp_path
+):
     clusters, trace = tmp_path / "clusters.yaml", tmp_path / "pods.csv"
     clusters.write_text(CLUSTERS)
-    pods = [f"fits-{i},1000,1024,1,1000,{'T4' if i % 2 else 't4'},LS,Running,{i},{i + 60},{i}\n" for i in range(20)]
+    pods = [
+        f"fits-{i},1000,1024,1,1000,{'T4' if i % 2 else 't4'},LS,Running,{i},{i + 60},{i}\n"
+        for i in range(20)
+    ]
     pods += [f"none-{i},1000,1024,1,1000,G2,LS,Running,{i},{i + 60},{i}\n" for i in range(30)]
     trace.write_text(OPENB + "".join(pods))
     ran = simulate(bin_dir, trace, "--cluster", clusters)
     assert ran.returncode == 0, ran.stderr
     said = ran.stderr.strip().splitlines()
-    assert said[0].startswith("WARNING: 30 of 50 jobs (60 %) can never run here and were left out"), ran.stderr
-    assert len(said) == 2 and said[1].startswith("  30, such as none-0: ") and "G2" in said[1], ran.stderr
+    assert said[0].startswith(
+        "WARNING: 30 of 50 jobs (60 %) can never run here and were left out"
+    ), ran.stderr
+    assert len(said) == 2 and said[1].startswith("  30, such as none-0: ") and "G2" in said[1], (
+        ran.stderr
+    )
     assert ran.stdout.splitlines()[1].split()[:2] == ["(all)", "20"], ran.stdout
 
 
@@ -74,7 +85,11 @@ def test_a_kueue_generator_runs_on_its_own_hosts_and_queues(bin_dir, tmp_path):
     generator.write_text(GENERATOR)
     ran = simulate(bin_dir, generator)
     assert ran.returncode == 0, ran.stderr
-    rows = {line.split()[0]: line.split()[1] for line in ran.stdout.splitlines()[1:] if "/" in line or "(all)" in line}
+    rows = {
+        line.split()[0]: line.split()[1]
+        for line in ran.stdout.splitlines()[1:]
+        if "/" in line or "(all)" in line
+    }
     assert rows["(all)"] == "40" and rows["cohort-1/cq-1"] == "10", ran.stdout
     assert simulate(bin_dir, tmp_path / "trace.csv").returncode == 2, "a trace wants --cluster"
 
@@ -93,8 +108,12 @@ def draw(count: int) -> str:
     rows, at_s = ["submit_s,duration_s,queue,gpus,workers,max_workers,clusters"], 0
     for _ in range(count):
         at_s += chance.randint(0, 150)
-        gpus, workers = chance.choice([(0.5, 1), (1, 1), (1, 1), (2, 1), (3, 1), (4, 2), (2, 3), (4, 4)])
-        rows.append(f"{at_s},{chance.randint(60, 5000)},{chance.choice(['prod', 'scratch'])},{gpus},{workers},{workers + chance.choice([0, 2])},near;far")
+        gpus, workers = chance.choice(
+            [(0.5, 1), (1, 1), (1, 1), (2, 1), (3, 1), (4, 2), (2, 3), (4, 4)]
+        )
+        rows.append(
+            f"{at_s},{chance.randint(60, 5000)},{chance.choice(['prod', 'scratch'])},{gpus},{workers},{workers + chance.choice([0, 2])},near;far"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -105,7 +124,12 @@ def busy(tmp_path_factory):
     (folder / "clusters.yaml").write_text(TWO_CLUSTERS)
     (folder / "queues.yaml").write_text(QUEUES)
     (folder / "day.csv").write_text(draw(150))
-    return folder / "day.csv", ["--cluster", folder / "clusters.yaml", "--queues", folder / "queues.yaml"]
+    return folder / "day.csv", [
+        "--cluster",
+        folder / "clusters.yaml",
+        "--queues",
+        folder / "queues.yaml",
+    ]
 
 
 def digest(bin_dir: Path, busy, *more: str) -> str:
@@ -115,8 +139,16 @@ def digest(bin_dir: Path, busy, *more: str) -> str:
     return json.loads(ran.stdout)["runs"][0]["digest"]
 
 
-@pytest.mark.parametrize("name, default, others", [("placement", "v", ["best_fit", "fgd"]), ("grow-interval", "10m", ["1h"]), ("starve-after", "30m", ["0"]),
-                                                   ("min-runtime", "5m", ["1h"]), ("spill-cost", "60s", ["2h"])])
+@pytest.mark.parametrize(
+    "name, default, others",
+    [
+        ("placement", "v", ["best_fit", "fgd"]),
+        ("grow-interval", "10m", ["1h"]),
+        ("starve-after", "30m", ["0"]),
+        ("min-runtime", "5m", ["1h"]),
+        ("spill-cost", "60s", ["2h"]),
+    ],
+)
 def test_musterds_settings_change_what_is_decided(bin_dir, busy, name, default, others):
     usual = digest(bin_dir, busy)
     assert usual == digest(bin_dir, busy, f"--{name}", default)
@@ -124,11 +156,30 @@ def test_musterds_settings_change_what_is_decided(bin_dir, busy, name, default, 
 
 
 def test_what_a_measurement_leaves_out_changes_what_is_decided(bin_dir, busy):
-    assert len({digest(bin_dir, busy, *without) for without in ([], ["--without", "levels"], ["--without", "draining"], ["--without", "levels,draining"])}) == 4
+    assert (
+        len(
+            {
+                digest(bin_dir, busy, *without)
+                for without in (
+                    [],
+                    ["--without", "levels"],
+                    ["--without", "draining"],
+                    ["--without", "levels,draining"],
+                )
+            }
+        )
+        == 4
+    )
 
 
-@pytest.mark.parametrize("name, value, says", [("placement", "worst", "best_fit"), ("starve-after", "31d", "must be from 0s to 30d; got 31d"),
-                                               ("spill-cost", "60", "--spill-cost: \"60\" is no duration: the unit is missing")])
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("placement", "worst", "best_fit"),
+        ("starve-after", "31d", "must be from 0s to 30d; got 31d"),
+        ("spill-cost", "60", '--spill-cost: "60" is no duration: the unit is missing'),
+    ],
+)
 def test_musterds_settings_are_checked_as_its_file_is(bin_dir, busy, name, value, says):
     trace, options = busy
     ran = simulate(bin_dir, trace, *options, f"--{name}", value)
@@ -139,11 +190,21 @@ def test_muster_simulate_runs_a_trace_as_muster_sim_does(bin_dir, busy):
     trace, options = busy
 
     def muster(*words: object) -> subprocess.CompletedProcess:
-        return subprocess.run([bin_dir / "muster", "simulate", *map(str, words)], capture_output=True, text=True, timeout=60,
-                              env={"HOME": "/nonexistent", "MUSTER_BIN_DIR": str(bin_dir)})
+        return subprocess.run(
+            [bin_dir / "muster", "simulate", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"HOME": "/nonexistent", "MUSTER_BIN_DIR": str(bin_dir)},
+        )
 
-    for words, same in (((trace, *options), (trace, *options)),
-                        ((trace, "--compare", "--policies", "muster,drf", *options, "-o", "table"), ("compare", trace, "--policies", "muster,drf", *options))):
+    for words, same in (
+        ((trace, *options), (trace, *options)),
+        (
+            (trace, "--compare", "--policies", "muster,drf", *options, "-o", "table"),
+            ("compare", trace, "--policies", "muster,drf", *options),
+        ),
+    ):
         mine, theirs = muster(*words), simulate(bin_dir, *same)
         assert mine.stdout == theirs.stdout and len(mine.stdout.splitlines()) > 2, mine.stderr
     ran = muster(trace)
@@ -152,35 +213,78 @@ def test_muster_simulate_runs_a_trace_as_muster_sim_does(bin_dir, busy):
 
 def test_muster_simulate_knows_muster_sims_options(bin_dir):
     def options(*words: str) -> set[str]:
-        shown = subprocess.run([bin_dir / words[0], *words[1:], "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+        shown = subprocess.run(
+            [bin_dir / words[0], *words[1:], "--help"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
         return set(re.findall(r"(?m)(?<=[\s,])--[a-z][a-z-]+", shown))
 
     own = options("muster-sim")
     assert {"--cluster", "--placement", "--verbose"} < own
-    assert own - options("muster", "simulate") == {"--random", "--seed", "--output"}   # -o is every command's
+    assert own - options("muster", "simulate") == {
+        "--random",
+        "--seed",
+        "--output",
+    }  # -o is every command's
 
 
 def test_every_plot_is_a_picture_and_the_same_again(bin_dir, busy, tmp_path):
     pythons = [python for python in (sys.executable, shutil.which("python3")) if python]
-    python = next((python for python in pythons if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0), None)
+    python = next(
+        (
+            python
+            for python in pythons
+            if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode
+            == 0
+        ),
+        None,
+    )
     if python is None:
         pytest.skip("matplotlib is missing (decision 009): apt-get install python3-matplotlib")
     trace, options = busy
-    ran = simulate(bin_dir, "compare", trace, *options, "--policies", "muster,fifo", "-o", "json", "--jobs")
+    ran = simulate(
+        bin_dir, "compare", trace, *options, "--policies", "muster,fifo", "-o", "json", "--jobs"
+    )
     assert ran.returncode == 0, ran.stderr
     (tmp_path / "runs.json").write_text(ran.stdout)
     names = {"waits", "allocation-muster", "allocation-fifo", "gantt-muster", "gantt-fifo"}
     for folder, form in (("svg", "svg"), ("again", "svg"), ("png", "png")):
-        done = subprocess.run([python, ROOT / "sim/plot.py", tmp_path / "runs.json", "--out", tmp_path / folder, "--format", form], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [
+                python,
+                ROOT / "sim/plot.py",
+                tmp_path / "runs.json",
+                "--out",
+                tmp_path / folder,
+                "--format",
+                form,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
-        assert {path.name for path in (tmp_path / folder).iterdir()} == {f"{name}.{form}" for name in names}
+        assert {path.name for path in (tmp_path / folder).iterdir()} == {
+            f"{name}.{form}" for name in names
+        }
     for name in names:
         picture = (tmp_path / "svg" / f"{name}.svg").read_bytes()
         root = ElementTree.fromstring(picture)
         # Beside the axes and their texts there is what was drawn.
         ids = {element.get("id", "").rsplit("_", 1)[0] for element in root.iter()}
-        assert root.tag == "{http://www.w3.org/2000/svg}svg" and {"axes", "legend", "patch"} <= ids, name
+        assert (
+            root.tag == "{http://www.w3.org/2000/svg}svg" and {"axes", "legend", "patch"} <= ids
+        ), name
         assert picture == (tmp_path / "again" / f"{name}.svg").read_bytes()
         data = (tmp_path / "png" / f"{name}.png").read_bytes()
-        width, height = (int.from_bytes(data[at:at + 4], "big") for at in (16, 20))
-        assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and data.endswith(b"IEND\xaeB`\x82") and width > 300 and height > 150, name
+        width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+        assert (
+            data[:8] == b"\x89PNG\r\n\x1a\n"
+            and data[12:16] == b"IHDR"
+            and data.endswith(b"IEND\xaeB`\x82")
+            and width > 300
+            and height > 150
+        ), name

@@ -6,19 +6,25 @@ from small_system import let_go, marks, submit_waiting, wait_ended, wait_started
 
 
 def keyed(system, path, key: str, check: bool = True):
-    return system.run(["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", key], check=check)
+    return system.run(
+        ["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", key], check=check
+    )
 
 
 def test_the_same_key_gives_the_same_job_and_runs_it_once(system):
     path = system.folder / "once.yaml"
     path.write_text(waiting_job(system, "once"))
     with ThreadPoolExecutor(6) as pool:
-        numbers = list(pool.map(lambda _: keyed(system, path, "nightly 2026-11-21").stdout.strip(), range(12)))
+        numbers = list(
+            pool.map(lambda _: keyed(system, path, "nightly 2026-11-21").stdout.strip(), range(12))
+        )
     assert len(set(numbers)) == 1, numbers
     wait_started(system, "once", 1)
     let_go(system, "once")
     assert wait_ended(system, numbers[0])["state"] == "SUCCEEDED"
-    assert keyed(system, path, "nightly 2026-11-21").stdout.strip() == numbers[0], "the key is forgotten once the job has ended"
+    assert keyed(system, path, "nightly 2026-11-21").stdout.strip() == numbers[0], (
+        "the key is forgotten once the job has ended"
+    )
     assert len(system.jobs()) == 1 and len(marks(system, "once")) == 1
 
 
@@ -28,7 +34,11 @@ def test_the_same_key_for_another_job_is_refused(system):
     number = keyed(system, path, "key").stdout.strip()
     path.write_text(waiting_job(system, "second"))
     refused = keyed(system, path, "key", check=False)
-    assert refused.returncode == 2 and f"job {number}" in refused.stderr and "another spec" in refused.stderr, refused.stderr
+    assert (
+        refused.returncode == 2
+        and f"job {number}" in refused.stderr
+        and "another spec" in refused.stderr
+    ), refused.stderr
     assert [job["spec"]["name"] for job in system.jobs()] == ["first"]
 
 

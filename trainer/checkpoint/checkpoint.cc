@@ -20,20 +20,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of a file that are read and checked at once: so few that they are still in the CPU's cache when they are checked.
+// Bytes of a file that are read and checked at once: so few that they are still in the CPU's cache
+// when they are checked.
 constexpr size_t kChunkBytes = size_t{256} << 10;
 
 int64_t StepOf(const std::string& path) {
   int64_t step = -1;
-  return absl::SimpleAtoi(absl::StripPrefix(fs::path(path).filename().string(), "step-"), &step) ? step : -1;
+  return absl::SimpleAtoi(absl::StripPrefix(fs::path(path).filename().string(), "step-"), &step)
+             ? step
+             : -1;
 }
 
-// Reads `part` of the file's bytes to `to`, or to nowhere, and continues `crc` over them. By reads: a disk's error passes the checkpoint
-// over, where touching a mapped page would end the process.
-absl::Status ReadAndCheck(const MappedFile& file, std::span<const uint8_t> part, uint8_t* to, uint32_t& crc) {
+// Reads `part` of the file's bytes to `to`, or to nowhere, and continues `crc` over them. By reads:
+// a disk's error passes the checkpoint over, where touching a mapped page would end the process.
+absl::Status ReadAndCheck(const MappedFile& file, std::span<const uint8_t> part, uint8_t* to,
+                          uint32_t& crc) {
   std::vector<uint8_t> scratch(to == nullptr ? std::min(kChunkBytes, part.size()) : 0);
   for (size_t at = 0; at < part.size(); at += kChunkBytes) {
-    const std::span<const uint8_t> chunk = part.subspan(at, std::min(kChunkBytes, part.size() - at));
+    const std::span<const uint8_t> chunk =
+        part.subspan(at, std::min(kChunkBytes, part.size() - at));
     uint8_t* out = to == nullptr ? scratch.data() : to + at;
     if (absl::Status s = file.Copy(chunk, out); !s.ok()) return s;
     crc = Crc32c(out, chunk.size(), crc);
@@ -42,21 +47,26 @@ absl::Status ReadAndCheck(const MappedFile& file, std::span<const uint8_t> part,
 }
 
 // The directories step-… in `parent`, all or those with an index.
-std::vector<std::string> StepDirectories(const std::string& parent, bool published, absl::Status* status = nullptr) {
+std::vector<std::string> StepDirectories(const std::string& parent, bool published,
+                                         absl::Status* status = nullptr) {
   std::set<std::string> found;
   const auto add = [&](const std::string& path, bool has_index) {
-    if ((has_index || !published) && absl::StartsWith(fs::path(path).filename().string(), "step-") && StepOf(path) >= 0) found.insert(path);
+    if ((has_index || !published) &&
+        absl::StartsWith(fs::path(path).filename().string(), "step-") && StepOf(path) >= 0)
+      found.insert(path);
   };
   if (IsObject(parent)) {  // which has no directories
     const absl::StatusOr<std::vector<std::string>> objects = ObjectsBelow(parent);
     if (status != nullptr) *status = objects.status();
     for (const std::string& object : objects.ok() ? *objects : std::vector<std::string>()) {
       const size_t slash = object.rfind('/');
-      if (slash > parent.size() && object.rfind('/', slash - 1) == parent.size()) add(object.substr(0, slash), object.substr(slash + 1) == "index.json");
+      if (slash > parent.size() && object.rfind('/', slash - 1) == parent.size())
+        add(object.substr(0, slash), object.substr(slash + 1) == "index.json");
     }
   } else {
     std::error_code error;
-    for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) add(entry.path().string(), fs::exists(entry.path() / "index.json", error));
+    for (const fs::directory_entry& entry : fs::directory_iterator(parent, error))
+      add(entry.path().string(), fs::exists(entry.path() / "index.json", error));
   }
   return {found.begin(), found.end()};
 }
@@ -65,7 +75,8 @@ std::vector<std::string> StepDirectories(const std::string& parent, bool publish
 
 std::vector<std::string> ListCheckpoints(const std::string& parent, absl::Status* status) {
   std::vector<std::string> found = StepDirectories(parent, /*published=*/true, status);
-  std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) { return StepOf(a) > StepOf(b); });
+  std::sort(found.begin(), found.end(),
+            [](const std::string& a, const std::string& b) { return StepOf(a) > StepOf(b); });
   return found;
 }
 
@@ -76,12 +87,14 @@ void PruneCheckpoints(const std::string& parent, int keep, int64_t newest) {
   const int64_t oldest_kept = StepOf(published[keep - 1]);
   for (const std::string& path : StepDirectories(parent, /*published=*/false)) {
     if (StepOf(path) >= oldest_kept) continue;
-    RemoveFile(path + "/index.json").IgnoreError();  // first: a half-removed checkpoint may not look published
+    RemoveFile(path + "/index.json")
+        .IgnoreError();  // first: a half-removed checkpoint may not look published
     RemoveTree(path);
   }
 }
 
-absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std::string& index_text) {
+absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path,
+                                             const std::string& index_text) {
   absl::StatusOr<CheckpointIndex> index = ReadIndex(index_text);
   if (!index.ok()) return index.status();
   Checkpoint c;
@@ -94,84 +107,119 @@ absl::StatusOr<Checkpoint> Checkpoint::Parse(const std::string& path, const std:
 
 absl::StatusOr<const SafetensorsFile*> Checkpoint::OpenFile(int file) const {
   if (open_[file] == nullptr) {
-    absl::StatusOr<SafetensorsFile> opened = SafetensorsFile::Open(path_ + "/" + index_.files[file].name);
+    absl::StatusOr<SafetensorsFile> opened =
+        SafetensorsFile::Open(path_ + "/" + index_.files[file].name);
     if (!opened.ok()) return opened.status();
     open_[file] = std::make_unique<SafetensorsFile>(*std::move(opened));
   }
   return open_[file].get();
 }
 
-std::vector<Checkpoint::Want> Checkpoint::WantsIn(int file, const SafetensorsHeader& header, const Flats& flats) const {
+std::vector<Checkpoint::Want> Checkpoint::WantsIn(int file, const SafetensorsHeader& header,
+                                                  const Flats& flats) const {
   std::vector<Want> wants;
   for (const std::unique_ptr<FlatParam>& flat : flats) {
-    const std::vector<SegmentPiece> pieces = PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end());
+    const std::vector<SegmentPiece> pieces =
+        PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end());
     for (int kind = 0; kind < (index_.meta.optimizer ? 3 : 1); ++kind) {
       const at::Tensor kept = flat->InPlace(static_cast<FlatParam::State>(kind));
       if (!kept.defined()) continue;
       for (const SegmentPiece& want : pieces) {
         const Segment& segment = flat->layout().segments()[want.segment];
         const auto tensor = index_.tensors.find(segment.name);
-        if (tensor == index_.tensors.end() || tensor->second.shape != segment.shape) continue;  // Read says so
+        if (tensor == index_.tensors.end() || tensor->second.shape != segment.shape)
+          continue;  // Read says so
         for (const Piece& have : tensor->second.pieces) {
-          const int64_t from = std::max(want.segment_begin, have.tensor_begin), to = std::min(want.segment_begin + want.numel, have.tensor_begin + have.numel);
+          const int64_t from = std::max(want.segment_begin, have.tensor_begin),
+                        to = std::min(want.segment_begin + want.numel,
+                                      have.tensor_begin + have.numel);
           if (have.file != file || from >= to) continue;
           const auto entry = header.tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
-          const uint64_t begin = static_cast<uint64_t>(have.file_begin + from - have.tensor_begin) * 4, bytes = static_cast<uint64_t>(to - from) * 4;
-          if (entry == header.tensors.end() || entry->second.dtype != "F32" || begin + bytes > entry->second.end - entry->second.begin) continue;
+          const uint64_t begin =
+                             static_cast<uint64_t>(have.file_begin + from - have.tensor_begin) * 4,
+                         bytes = static_cast<uint64_t>(to - from) * 4;
+          if (entry == header.tensors.end() || entry->second.dtype != "F32" ||
+              begin + bytes > entry->second.end - entry->second.begin)
+            continue;
           wants.push_back({header.data_offset + entry->second.begin + begin, bytes,
-                           reinterpret_cast<uint8_t*>(kept.data_ptr<float>() + want.range_begin + from - want.segment_begin)});
+                           reinterpret_cast<uint8_t*>(kept.data_ptr<float>() + want.range_begin +
+                                                      from - want.segment_begin)});
         }
       }
     }
   }
-  std::sort(wants.begin(), wants.end(), [](const Want& a, const Want& b) { return a.begin < b.begin; });
+  std::sort(wants.begin(), wants.end(),
+            [](const Want& a, const Want& b) { return a.begin < b.begin; });
   return wants;
 }
 
 absl::Status Checkpoint::VerifyFiles(int rank, int size, const Flats& flats) {
-  for (size_t i = static_cast<size_t>(rank); i < index_.files.size(); i += static_cast<size_t>(size)) {
-    absl::StatusOr<MappedFile> file = MappedFile::Open(path_ + "/" + index_.files[i].name, /*for_copies=*/true);
+  for (size_t i = static_cast<size_t>(rank); i < index_.files.size();
+       i += static_cast<size_t>(size)) {
+    absl::StatusOr<MappedFile> file =
+        MappedFile::Open(path_ + "/" + index_.files[i].name, /*for_copies=*/true);
     if (!file.ok()) return file.status();
     const std::span<const uint8_t> bytes = file->bytes();
     if (bytes.size() != index_.files[i].size_bytes) {
       const bool cut = bytes.size() < index_.files[i].size_bytes;
-      return absl::DataLossError(absl::StrCat(index_.files[i].name, " has ", bytes.size(), " bytes where index.json means ", index_.files[i].size_bytes, ": ",
-                                              cut ? index_.files[i].size_bytes - bytes.size() : bytes.size() - index_.files[i].size_bytes, cut ? " are lacking" : " too many"));
+      return absl::DataLossError(absl::StrCat(index_.files[i].name, " has ", bytes.size(),
+                                              " bytes where index.json means ",
+                                              index_.files[i].size_bytes, ": ",
+                                              cut ? index_.files[i].size_bytes - bytes.size()
+                                                  : bytes.size() - index_.files[i].size_bytes,
+                                              cut ? " are lacking" : " too many"));
     }
-    const auto with_name = [&](const absl::Status& s) { return absl::DataLossError(absl::StrCat(index_.files[i].name, ": ", std::string(s.message()))); };
+    const auto with_name = [&](const absl::Status& s) {
+      return absl::DataLossError(
+          absl::StrCat(index_.files[i].name, ": ", std::string(s.message())));
+    };
     absl::StatusOr<SafetensorsHeader> header = ReadSafetensorsHeader(*file);
     std::vector<Want> wants;
     if (header.ok()) wants = WantsIn(static_cast<int>(i), *header, flats);
     uint32_t crc = 0;
     size_t at = 0;
     for (const Want& want : wants) {  // apart from each other, as the pieces are
-      if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at, want.begin - at), nullptr, crc); !s.ok()) return with_name(s);
-      if (absl::Status s = ReadAndCheck(*file, bytes.subspan(want.begin, want.bytes), want.to, crc); !s.ok()) return with_name(s);
+      if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at, want.begin - at), nullptr, crc);
+          !s.ok())
+        return with_name(s);
+      if (absl::Status s = ReadAndCheck(*file, bytes.subspan(want.begin, want.bytes), want.to, crc);
+          !s.ok())
+        return with_name(s);
       at = want.begin + want.bytes;
     }
-    if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at), nullptr, crc); !s.ok()) return with_name(s);
-    if (crc != index_.files[i].crc32c) return absl::DataLossError(absl::StrCat(index_.files[i].name, " doesn't match its checksum"));
+    if (absl::Status s = ReadAndCheck(*file, bytes.subspan(at), nullptr, crc); !s.ok())
+      return with_name(s);
+    if (crc != index_.files[i].crc32c)
+      return absl::DataLossError(absl::StrCat(index_.files[i].name, " doesn't match its checksum"));
     if (!header.ok()) return with_name(header.status());
     for (const std::unique_ptr<FlatParam>& flat : flats) {
       for (int kind = 0; kind < 3; ++kind) {
-        if (flat->InPlace(static_cast<FlatParam::State>(kind)).defined()) read_[i].insert({flat.get(), kind});
+        if (flat->InPlace(static_cast<FlatParam::State>(kind)).defined())
+          read_[i].insert({flat.get(), kind});
       }
     }
-    if (IsObject(path_)) open_[i] = std::make_unique<SafetensorsFile>(*std::move(file), *std::move(header));  // it has been fetched
+    if (IsObject(path_))
+      open_[i] = std::make_unique<SafetensorsFile>(*std::move(file),
+                                                   *std::move(header));  // it has been fetched
   }
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out) const {
+absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n,
+                                   float* out) const {
   return ReadRange(segment, kind, begin, n, out, nullptr);
 }
 
-absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out, const FlatParam* flat) const {
+absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n,
+                                   float* out, const FlatParam* flat) const {
   const auto tensor = index_.tensors.find(segment.name);
-  if (tensor == index_.tensors.end()) return absl::FailedPreconditionError(absl::StrCat("it has no ", segment.name, ", which this run trains"));
+  if (tensor == index_.tensors.end())
+    return absl::FailedPreconditionError(
+        absl::StrCat("it has no ", segment.name, ", which this run trains"));
   if (tensor->second.shape != segment.shape) {
-    return absl::FailedPreconditionError(absl::StrCat(segment.name, " is [", absl::StrJoin(tensor->second.shape, ", "), "] there and [",
-                                                      absl::StrJoin(segment.shape, ", "), "] here"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(segment.name, " is [", absl::StrJoin(tensor->second.shape, ", "),
+                     "] there and [", absl::StrJoin(segment.shape, ", "), "] here"));
   }
   if (kind > 0 && !index_.meta.optimizer) {
     std::fill_n(out, n, 0.0f);
@@ -179,24 +227,36 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
   }
   int64_t filled = 0;
   for (const Piece& have : tensor->second.pieces) {
-    const int64_t from = std::max(begin, have.tensor_begin), to = std::min(begin + n, have.tensor_begin + have.numel);
+    const int64_t from = std::max(begin, have.tensor_begin),
+                  to = std::min(begin + n, have.tensor_begin + have.numel);
     if (from >= to) continue;
     absl::StatusOr<const SafetensorsFile*> file = OpenFile(have.file);
     if (!file.ok()) return file.status();
-    const auto entry = (*file)->header().tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
+    const auto entry =
+        (*file)->header().tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
     const int64_t file_from = have.file_begin + from - have.tensor_begin;
     if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
-        static_cast<uint64_t>(file_from + to - from) * 4 > entry->second.end - entry->second.begin) {
-      return absl::DataLossError(absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
+        static_cast<uint64_t>(file_from + to - from) * 4 >
+            entry->second.end - entry->second.begin) {
+      return absl::DataLossError(
+          absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
     }
     filled += to - from;
     if (read_[have.file].contains({flat, kind})) continue;
-    const std::span<const uint8_t> bytes = (*file)->Data(entry->second).subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
-    if (absl::Status s = (*file)->file().Copy(bytes, reinterpret_cast<uint8_t*>(out + from - begin)); !s.ok()) {
-      return absl::DataLossError(absl::StrCat(index_.files[have.file].name, ": ", std::string(s.message())));
+    const std::span<const uint8_t> bytes =
+        (*file)
+            ->Data(entry->second)
+            .subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
+    if (absl::Status s =
+            (*file)->file().Copy(bytes, reinterpret_cast<uint8_t*>(out + from - begin));
+        !s.ok()) {
+      return absl::DataLossError(
+          absl::StrCat(index_.files[have.file].name, ": ", std::string(s.message())));
     }
   }
-  if (filled != n) return absl::DataLossError(absl::StrCat("index.json covers ", segment.name, " in part only, or twice"));
+  if (filled != n)
+    return absl::DataLossError(
+        absl::StrCat("index.json covers ", segment.name, " in part only, or twice"));
   return absl::OkStatus();
 }
 
@@ -205,7 +265,10 @@ absl::Status Checkpoint::Read(FlatParam& flat) const {
     const at::Tensor host = flat.Landing(static_cast<FlatParam::State>(kind));
     for (const SegmentPiece& want : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
       const Segment& segment = flat.layout().segments()[want.segment];
-      if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel, host.data_ptr<float>() + want.range_begin, &flat); !s.ok()) return s;
+      if (absl::Status s = ReadRange(segment, kind, want.segment_begin, want.numel,
+                                     host.data_ptr<float>() + want.range_begin, &flat);
+          !s.ok())
+        return s;
     }
     flat.SetOwned(static_cast<FlatParam::State>(kind), host);
   }
@@ -216,16 +279,20 @@ void ReadAheadOf(const std::string& path, int rank, int size, size_t most_bytes)
   if (IsObject(path)) return;
   std::error_code error;
   std::vector<std::string> files;
-  for (fs::directory_iterator it(path, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+  for (fs::directory_iterator it(path, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
     if (it->path().extension() == ".safetensors") files.push_back(it->path().string());
   }
   std::sort(files.begin(), files.end());  // in the order of the index
-  for (size_t i = static_cast<size_t>(rank); i < files.size() && most_bytes > 0; i += static_cast<size_t>(size)) most_bytes -= ReadAhead(files[i], most_bytes);
+  for (size_t i = static_cast<size_t>(rank); i < files.size() && most_bytes > 0;
+       i += static_cast<size_t>(size))
+    most_bytes -= ReadAhead(files[i], most_bytes);
 } catch (const std::exception&) {
   // A hint; what is wrong shows when it is read.
 }
 
-LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates, const Flats& flats) {
+LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates,
+                       const Flats& flats) {
   LoadOutcome outcome;
   // Those of one rank, as each of them is opened together.
   const std::string all = world.Broadcast(absl::StrJoin(candidates, "\n"));
@@ -235,8 +302,10 @@ LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates,
     std::string text, mine;
     if (world.rank() == 0) {
       absl::StatusOr<std::string> read = ReadFile(path + "/index.json", size_t{1} << 30);
-      if (read.ok()) text = *std::move(read);
-      else mine = std::string(read.status().message());
+      if (read.ok())
+        text = *std::move(read);
+      else
+        mine = std::string(read.status().message());
     }
     text = world.Broadcast(text);
     std::unique_ptr<Checkpoint> checkpoint;
@@ -250,7 +319,8 @@ LoadOutcome OpenNewest(World& world, const std::vector<std::string>& candidates,
       if (!status.ok()) mine = std::string(status.message());
     }
     const std::vector<std::string> errors = world.GatherTexts(mine);
-    const auto bad = std::find_if(errors.begin(), errors.end(), [](const std::string& e) { return !e.empty(); });
+    const auto bad =
+        std::find_if(errors.begin(), errors.end(), [](const std::string& e) { return !e.empty(); });
     if (bad == errors.end()) {
       outcome.checkpoint = std::move(checkpoint);
       return outcome;

@@ -1,4 +1,5 @@
-// Sharding maps, schedules, and checkpoints that any number of ranks reads. Ranks are threads with a Gloo group each.
+// Sharding maps, schedules, and checkpoints that any number of ranks reads. Ranks are threads with
+// a Gloo group each.
 #include "trainer/checkpoint/checkpoint.h"
 
 #include <unistd.h>
@@ -30,12 +31,14 @@ std::vector<FlatLayout> Layouts() {
 Flats MakeFlats(World& world, int zero_stage, bool fill) {
   Flats flats;
   for (FlatLayout& layout : Layouts()) {
-    flats.push_back(std::make_unique<FlatParam>(std::move(layout), &world, FlatOptions{.zero_stage = zero_stage}));
+    flats.push_back(std::make_unique<FlatParam>(std::move(layout), &world,
+                                                FlatOptions{.zero_stage = zero_stage}));
     FlatParam& flat = *flats.back();
     for (int kind = 0; fill && kind < 3; ++kind) {
       const at::Tensor values = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
       for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
-        FillNormal(static_cast<uint64_t>(kind), flat.layout().segments()[p.segment].name, 1, p.segment_begin, p.numel, values.data_ptr<float>() + p.range_begin);
+        FillNormal(static_cast<uint64_t>(kind), flat.layout().segments()[p.segment].name, 1,
+                   p.segment_begin, p.numel, values.data_ptr<float>() + p.range_begin);
       }
       flat.SetOwned(static_cast<FlatParam::State>(kind), values);
     }
@@ -46,7 +49,8 @@ Flats MakeFlats(World& world, int zero_stage, bool fill) {
 void ExpectFilled(World& world, Flats& flats, int zero_stage) {
   Flats wanted = MakeFlats(world, zero_stage, true);
   for (size_t i = 0; i < flats.size(); ++i) {
-    for (const FlatParam::State kind : {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq}) {
+    for (const FlatParam::State kind :
+         {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq}) {
       EXPECT_TRUE(at::equal(flats[i]->Owned(kind), wanted[i]->Owned(kind)));
     }
   }
@@ -55,13 +59,15 @@ void ExpectFilled(World& world, Flats& flats, int zero_stage) {
 class Checkpoints : public ::testing::Test {
  protected:
   void SetUp() override {
-    parent_ = std::filesystem::temp_directory_path() / ("checkpoint_test." + std::to_string(::getpid()));
+    parent_ =
+        std::filesystem::temp_directory_path() / ("checkpoint_test." + std::to_string(::getpid()));
     ASSERT_TRUE(MakeDirectories(parent_).ok());
   }
   void TearDown() override { RemoveTree(parent_); }
   CheckpointMeta Meta(int64_t step) {
     CheckpointMeta meta;
-    meta.step = step, meta.next_sequence = 8 * step, meta.model = nlohmann::json::object(), meta.dtype = "fp32";
+    meta.step = step, meta.next_sequence = 8 * step, meta.model = nlohmann::json::object(),
+    meta.dtype = "fp32";
     return meta;
   }
   absl::Status Save(World& world, Flats& flats, const CheckpointMeta& meta) {
@@ -96,7 +102,8 @@ TEST(FlatLayout, SegmentsDontMoveWithTheNumberOfRanksAndPiecesCoverEachOnce) {
 TEST(FillNormal, AnElementDependsOnSeedNameAndPlaceAlone) {
   std::vector<float> whole(101), parts(101), other(101);
   FillNormal(5, "w", 0.02, 0, 101, whole.data());
-  for (const auto& [begin, end] : {std::pair<int, int>{0, 3}, {3, 50}, {50, 101}}) FillNormal(5, "w", 0.02, begin, end - begin, parts.data() + begin);
+  for (const auto& [begin, end] : {std::pair<int, int>{0, 3}, {3, 50}, {50, 101}})
+    FillNormal(5, "w", 0.02, begin, end - begin, parts.data() + begin);
   EXPECT_EQ(whole, parts);
   FillNormal(5, "v", 0.02, 0, 101, other.data());
   EXPECT_NE(whole, other);
@@ -114,7 +121,8 @@ TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
       Flats flats = MakeFlats(world, stage, false);
       for (auto& flat : flats) {
         flat->ZeroGradients();
-        for (size_t s = 0; s < flat->layout().segments().size(); ++s) flat->Gradient(static_cast<int>(s)).fill_(world.rank() + 1);
+        for (size_t s = 0; s < flat->layout().segments().size(); ++s)
+          flat->Gradient(static_cast<int>(s)).fill_(world.rank() + 1);
         flat->StartReduce();
       }
       for (auto& flat : flats) flat->FinishReduce();
@@ -122,8 +130,10 @@ TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
       for (const auto& row : world.GatherRows({ShardSquaredNorm(flats)})) squared += row[0];
       EXPECT_EQ(squared, 36.0 * (35 + 3 + 36 + 150));
       for (auto& flat : flats) {
-        for (const SegmentPiece& p : PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
-          EXPECT_TRUE((flat->OwnedGradient().narrow(0, p.range_begin, p.numel) == 6).all().item<bool>());
+        for (const SegmentPiece& p :
+             PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
+          EXPECT_TRUE(
+              (flat->OwnedGradient().narrow(0, p.range_begin, p.numel) == 6).all().item<bool>());
         }
       }
     });
@@ -136,7 +146,8 @@ TEST(Gather, BringsEveryRanksMastersToAll) {
     for (size_t i = 0; i < sharded.size(); ++i) {
       sharded[i]->StartGather();
       sharded[i]->FinishGather();
-      for (int s = 0; s < static_cast<int>(sharded[i]->layout().segments().size()); ++s) EXPECT_TRUE(at::equal(sharded[i]->Weight(s), whole[i]->Weight(s)));
+      for (int s = 0; s < static_cast<int>(sharded[i]->layout().segments().size()); ++s)
+        EXPECT_TRUE(at::equal(sharded[i]->Weight(s), whole[i]->Weight(s)));
     }
   });
 }
@@ -147,12 +158,14 @@ TEST_F(Checkpoints, AnyNumberOfRanksAndEitherStageReadsWhatAnotherWrote) {
       Flats flats = MakeFlats(world, stage, true);
       EXPECT_TRUE(Save(world, flats, Meta(41)).ok());
     });
-    for (const auto& [readers, read_stage] : {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}, {2, 3}}) {
+    for (const auto& [readers, read_stage] :
+         {std::pair<int, int>{1, 0}, {2, 1}, {4, 1}, {3, 0}, {2, 3}}) {
       OnRanks(readers, [&, stage = read_stage](World& world) {
         const Flats none;
         for (const bool while_checking : {false, true}) {
           Flats flats = MakeFlats(world, stage, false);
-          LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"}, while_checking ? flats : none);
+          LoadOutcome outcome =
+              OpenNewest(world, {parent_ + "/step-00000041"}, while_checking ? flats : none);
           ASSERT_NE(outcome.checkpoint, nullptr);
           EXPECT_EQ(outcome.checkpoint->meta().step, 41);
           EXPECT_EQ(outcome.checkpoint->meta().next_sequence, 8 * 41);
@@ -170,31 +183,40 @@ TEST_F(Checkpoints, RanksThatFoundDifferentOnesOpenWhatTheFirstFound) {
     Flats flats = MakeFlats(world, 1, true);
     EXPECT_TRUE(Save(world, flats, Meta(1)).ok());
     EXPECT_TRUE(Save(world, flats, Meta(2)).ok());
-    const std::string older = parent_ + "/step-00000001", newer = parent_ + "/step-00000002", none = parent_ + "/step-00000003";
-    const std::vector<std::vector<std::string>> found[] = {{{newer, older}, {older}}, {{older}, {newer, older}}, {{none, older}, {}}, {{}, {older}}};
+    const std::string older = parent_ + "/step-00000001", newer = parent_ + "/step-00000002",
+                      none = parent_ + "/step-00000003";
+    const std::vector<std::vector<std::string>> found[] = {
+        {{newer, older}, {older}}, {{older}, {newer, older}}, {{none, older}, {}}, {{}, {older}}};
     for (const std::vector<std::vector<std::string>>& lists : found) {
       const LoadOutcome outcome = OpenNewest(world, lists[world.rank()]);
       ASSERT_EQ(outcome.checkpoint == nullptr, lists[0].empty());
-      if (outcome.checkpoint != nullptr) EXPECT_EQ(outcome.checkpoint->path(), lists[0][0] == none ? older : lists[0][0]);
+      if (outcome.checkpoint != nullptr)
+        EXPECT_EQ(outcome.checkpoint->path(), lists[0][0] == none ? older : lists[0][0]);
       EXPECT_EQ(outcome.skipped.size(), lists[0].empty() || lists[0][0] != none ? 0u : 1u);
     }
   });
 }
 
 TEST_F(Checkpoints, ShardGroupsWriteEachPartOnceAndReadAnyOthers) {
-  OnRanks(4, [&](World& world) {
-    Flats flats = MakeFlats(world, 1, true);
-    EXPECT_EQ(flats[0]->owned_end() - flats[0]->owned_begin(), 2 * flats[0]->shard_numel());
-    EXPECT_TRUE(Save(world, flats, Meta(41)).ok());
-  }, /*shard_size=*/2);
+  OnRanks(
+      4,
+      [&](World& world) {
+        Flats flats = MakeFlats(world, 1, true);
+        EXPECT_EQ(flats[0]->owned_end() - flats[0]->owned_begin(), 2 * flats[0]->shard_numel());
+        EXPECT_TRUE(Save(world, flats, Meta(41)).ok());
+      },
+      /*shard_size=*/2);
   for (const auto& [readers, shard_size] : {std::pair<int, int>{1, 0}, {4, 1}, {6, 3}, {4, 2}}) {
-    OnRanks(readers, [&](World& world) {
-      Flats flats = MakeFlats(world, 1, false);
-      LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"}, flats);
-      ASSERT_NE(outcome.checkpoint, nullptr);
-      for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
-      ExpectFilled(world, flats, 1);
-    }, shard_size);
+    OnRanks(
+        readers,
+        [&](World& world) {
+          Flats flats = MakeFlats(world, 1, false);
+          LoadOutcome outcome = OpenNewest(world, {parent_ + "/step-00000041"}, flats);
+          ASSERT_NE(outcome.checkpoint, nullptr);
+          for (auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
+          ExpectFilled(world, flats, 1);
+        },
+        shard_size);
   }
 }
 
@@ -227,16 +249,19 @@ TEST_F(Checkpoints, PruningKeepsTheNewestAndUnpublishedNewerOnes) {
 }
 
 TEST_F(Checkpoints, PruningNeverCountsThoseLaterThanTheOneJustWritten) {
-  for (const int step : {10, 15, 20}) {  // 20 was found bad, so the run went back to 10 and now has 15
+  for (const int step :
+       {10, 15, 20}) {  // 20 was found bad, so the run went back to 10 and now has 15
     const std::string path = parent_ + "/" + CheckpointName(step);
     ASSERT_TRUE(MakeDirectories(path).ok());
     std::ofstream(path + "/index.json") << "{}";
   }
   PruneCheckpoints(parent_, 1, 15);
-  EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{parent_ + "/step-00000020", parent_ + "/step-00000015"}));
+  EXPECT_EQ(ListCheckpoints(parent_),
+            (std::vector<std::string>{parent_ + "/step-00000020", parent_ + "/step-00000015"}));
 }
 
-TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedOnlyWhenAllHaveWritten) {
+TEST_F(Checkpoints,
+       WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedOnlyWhenAllHaveWritten) {
   OnRanks(3, [&](World& world) {
     Flats flats = MakeFlats(world, 1, true);
     CheckpointWriter writer(world, flats, parent_, 1);
@@ -253,7 +278,8 @@ TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedO
       while (!outcome) {
         const CheckpointWriter::Report mine = writer.Mine();
         std::vector<CheckpointWriter::Report> all;
-        for (const auto& row : world.GatherRows({mine.begin(), mine.end()})) all.push_back({row[0], row[1], row[2]});
+        for (const auto& row : world.GatherRows({mine.begin(), mine.end()}))
+          all.push_back({row[0], row[1], row[2]});
         const bool last_has_written = all[2][1] > 0;
         if (!last_has_written && step == 1) {
           EXPECT_TRUE(ListCheckpoints(parent_).empty());
@@ -279,7 +305,8 @@ TEST_F(Checkpoints, WhatChangesAfterTheCopyIsNotInTheCheckpointAndItIsPublishedO
 TEST_F(Checkpoints, OldOnesStayUntilTheNewOneWasToldOf) {
   const auto steps = [&] {
     std::vector<int> found;
-    for (const std::string& path : ListCheckpoints(parent_)) found.push_back(std::stoi(path.substr(path.size() - 8)));
+    for (const std::string& path : ListCheckpoints(parent_))
+      found.push_back(std::stoi(path.substr(path.size() - 8)));
     return found;
   };
   for (const int keep : {1, 2}) {
@@ -317,12 +344,15 @@ TEST_F(Checkpoints, ARankThatCantWriteFailsTheCheckpointOnAllAndTheOneBeforeStay
     writer.Start(Meta(1));
     EXPECT_TRUE(writer.Finish().status.ok());
     // A directory in the place of rank 1's file.
-    const std::string in_the_way = parent_ + "/" + CheckpointName(2) + "/" + RankFileName(1, 2) + ".tmp/x";
+    const std::string in_the_way =
+        parent_ + "/" + CheckpointName(2) + "/" + RankFileName(1, 2) + ".tmp/x";
     if (world.rank() == 0) std::filesystem::create_directories(in_the_way);
     world.GatherRows({0});
     writer.Start(Meta(2));
     const CheckpointOutcome failed = writer.Finish();
-    EXPECT_NE(std::string(failed.status.message()).find("rank 1: cannot create " + parent_), std::string::npos) << failed.status;
+    EXPECT_NE(std::string(failed.status.message()).find("rank 1: cannot create " + parent_),
+              std::string::npos)
+        << failed.status;
     world.GatherRows({0});
     EXPECT_EQ(ListCheckpoints(parent_), (std::vector<std::string>{parent_ + "/step-00000001"}));
     EXPECT_FALSE(std::filesystem::exists(parent_ + "/step-00000002"));
@@ -343,8 +373,11 @@ TEST_F(Checkpoints, WithoutAnOptimizerTheMomentsAreZero) {
     for (size_t i = 0; i < found.size(); ++i) {
       found[i]->SetOwned(FlatParam::kMaster, at::zeros_like(found[i]->Owned(FlatParam::kMaster)));
       EXPECT_TRUE(loaded.checkpoint->Read(*found[i]).ok());
-      EXPECT_TRUE(at::equal(found[i]->Owned(FlatParam::kMaster), flats[i]->Owned(FlatParam::kMaster)));
-      EXPECT_EQ(found[i]->Owned(FlatParam::kExpAvg).abs().sum().item<float>() + found[i]->Owned(FlatParam::kExpAvgSq).abs().sum().item<float>(), 0);
+      EXPECT_TRUE(
+          at::equal(found[i]->Owned(FlatParam::kMaster), flats[i]->Owned(FlatParam::kMaster)));
+      EXPECT_EQ(found[i]->Owned(FlatParam::kExpAvg).abs().sum().item<float>() +
+                    found[i]->Owned(FlatParam::kExpAvgSq).abs().sum().item<float>(),
+                0);
     }
   });
 }

@@ -1,4 +1,5 @@
-// Checksums of the trainer's files: CRC-32C (Castagnoli) for checkpoints, SHA-256 for identities. Thread-safe.
+// Checksums of the trainer's files: CRC-32C (Castagnoli) for checkpoints, SHA-256 for identities.
+// Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@
 
 namespace muster::trainer {
 
-// CRC-32C of `data`, continued from `crc` (0 at the start). Uses the SSE 4.2 instruction where the CPU has it.
+// CRC-32C of `data`, continued from `crc` (0 at the start). Uses the SSE 4.2 instruction where the
+// CPU has it.
 uint32_t Crc32c(const void* data, size_t size_bytes, uint32_t crc = 0);
 
 // SHA-256 (FIPS 180-4) of what was added, piece by piece.
@@ -20,7 +22,8 @@ class Sha256 {
   std::string Hex();
 
  private:
-  uint32_t state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  uint32_t state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   uint8_t pending_[64] = {};  // the first size_bytes_ % 64 are of a block that isn't whole yet
   uint64_t size_bytes_ = 0;
 };

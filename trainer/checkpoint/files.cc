@@ -24,7 +24,8 @@ namespace fs = std::filesystem;
 absl::Status Errno(const std::string& what, const std::string& path) {
   const int error = errno;
   const bool full = error == ENOSPC || error == EDQUOT;
-  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(error), full ? "; free some, or name a place that has more" : "");
+  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(error),
+                                        full ? "; free some, or name a place that has more" : "");
   if (error == ENOENT) return absl::NotFoundError(text);
   return absl::UnavailableError(text);
 }
@@ -54,7 +55,9 @@ absl::Status SyncPath(const std::string& path, int flags) {
   return absl::OkStatus();
 }
 
-absl::Status Failed(const std::string& text) { return text.empty() ? absl::OkStatus() : absl::UnavailableError(text); }
+absl::Status Failed(const std::string& text) {
+  return text.empty() ? absl::OkStatus() : absl::UnavailableError(text);
+}
 
 // An object's bytes in a file without a name.
 absl::Status FetchObject(const std::string& path, Descriptor& file) {
@@ -79,12 +82,14 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path, bool for_co
     file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file.fd < 0) return Errno("cannot open", path);
   }
-  struct stat info{};
+  struct stat info {};
   if (::fstat(file.fd, &info) != 0) return Errno("cannot stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  if (!S_ISREG(info.st_mode))
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   MappedFile mapped;
   if (info.st_size == 0) return mapped;
-  void* data = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.fd, 0);
+  void* data =
+      ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.fd, 0);
   if (data == MAP_FAILED) return Errno("cannot map", path);
   mapped.data_ = static_cast<const uint8_t*>(data);
   mapped.size_bytes_ = static_cast<size_t>(info.st_size);
@@ -110,7 +115,9 @@ absl::Status MappedFile::Copy(std::span<const uint8_t> part, uint8_t* out) const
   for (size_t left = part.size(); left > 0;) {
     const ssize_t n = ::pread(fd_, out, left, at);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return absl::DataLossError(n < 0 ? absl::StrCat("cannot read: ", std::strerror(errno)) : "became shorter while it was read");
+    if (n <= 0)
+      return absl::DataLossError(n < 0 ? absl::StrCat("cannot read: ", std::strerror(errno))
+                                       : "became shorter while it was read");
     out += n, at += n, left -= static_cast<size_t>(n);
   }
   return absl::OkStatus();
@@ -119,11 +126,14 @@ absl::Status MappedFile::Copy(std::span<const uint8_t> part, uint8_t* out) const
 size_t ReadAhead(const std::string& path, size_t most_bytes) {
   if (IsObject(path)) return 0;
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  struct stat info{};
+  struct stat info {};
   if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return 0;
-  constexpr off_t kAtOnce = 128 << 10;  // Linux does no more of one request than a device's read-ahead
-  const off_t end = static_cast<off_t>(std::min<uint64_t>(static_cast<uint64_t>(info.st_size), most_bytes));
-  for (off_t at = 0; at < end; at += kAtOnce) ::posix_fadvise(file.fd, at, kAtOnce, POSIX_FADV_WILLNEED);
+  constexpr off_t kAtOnce =
+      128 << 10;  // Linux does no more of one request than a device's read-ahead
+  const off_t end =
+      static_cast<off_t>(std::min<uint64_t>(static_cast<uint64_t>(info.st_size), most_bytes));
+  for (off_t at = 0; at < end; at += kAtOnce)
+    ::posix_fadvise(file.fd, at, kAtOnce, POSIX_FADV_WILLNEED);
   return static_cast<size_t>(end);
 }
 
@@ -132,10 +142,12 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes
   if (!mapped.ok()) return mapped.status();
   const std::span<const uint8_t> bytes = mapped->bytes();
   if (bytes.size() > limit_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes.size(), " bytes; at most ", limit_bytes, " are read"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", bytes.size(), " bytes; at most ", limit_bytes, " are read"));
   }
   std::string text(bytes.size(), '\0');
-  if (absl::Status s = mapped->Copy(bytes, reinterpret_cast<uint8_t*>(text.data())); !s.ok()) return absl::DataLossError(absl::StrCat(path, ": ", s.message()));
+  if (absl::Status s = mapped->Copy(bytes, reinterpret_cast<uint8_t*>(text.data())); !s.ok())
+    return absl::DataLossError(absl::StrCat(path, ": ", s.message()));
   return text;
 }
 
@@ -160,7 +172,8 @@ DurableFile::~DurableFile() {
 }
 
 absl::Status DurableFile::Write(std::span<const uint8_t> bytes) {
-  return upload_ != nullptr ? Failed(upload_->Write(bytes.data(), bytes.size())) : WriteAll(fd_, bytes, path_ + ".tmp");
+  return upload_ != nullptr ? Failed(upload_->Write(bytes.data(), bytes.size()))
+                            : WriteAll(fd_, bytes, path_ + ".tmp");
 }
 
 absl::Status DurableFile::Commit() {
@@ -173,7 +186,8 @@ absl::Status DurableFile::Commit() {
   return SyncDirectory(parent.empty() ? "." : parent);
 }
 
-absl::Status WriteFileDurably(const std::string& path, const std::vector<std::span<const uint8_t>>& pieces) {
+absl::Status WriteFileDurably(const std::string& path,
+                              const std::vector<std::span<const uint8_t>>& pieces) {
   absl::StatusOr<DurableFile> file = DurableFile::Create(path);
   if (!file.ok()) return file.status();
   for (const std::span<const uint8_t> piece : pieces) {
@@ -183,21 +197,27 @@ absl::Status WriteFileDurably(const std::string& path, const std::vector<std::sp
 }
 
 absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
-  return WriteFileDurably(path, {{reinterpret_cast<const uint8_t*>(content.data()), content.size()}});
+  return WriteFileDurably(path,
+                          {{reinterpret_cast<const uint8_t*>(content.data()), content.size()}});
 }
 
 absl::Status MakeDirectories(const std::string& path) {
   if (IsObject(path)) return absl::OkStatus();
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) return absl::UnavailableError(absl::StrCat("cannot create ", path, ": ", error.message()));
+  if (error)
+    return absl::UnavailableError(absl::StrCat("cannot create ", path, ": ", error.message()));
   return absl::OkStatus();
 }
 
-absl::Status SyncDirectory(const std::string& path) { return IsObject(path) ? absl::OkStatus() : SyncPath(path, O_RDONLY | O_DIRECTORY); }
+absl::Status SyncDirectory(const std::string& path) {
+  return IsObject(path) ? absl::OkStatus() : SyncPath(path, O_RDONLY | O_DIRECTORY);
+}
 
 absl::Status RemoveFile(const std::string& path) {
-  if (!IsObject(path)) return ::unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : Errno("cannot remove", path);
+  if (!IsObject(path))
+    return ::unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus()
+                                                          : Errno("cannot remove", path);
   absl::StatusOr<ObjectStore*> store = Objects();
   return store.ok() ? Failed((*store)->Remove(path)) : store.status();
 }
@@ -219,7 +239,8 @@ absl::Status SyncTree(const std::string& path) {
       if (absl::Status s = SyncDirectory(entry.path().string()); !s.ok()) return s;
     }
   }
-  if (error) return absl::UnavailableError(absl::StrCat("cannot list ", path, ": ", error.message()));
+  if (error)
+    return absl::UnavailableError(absl::StrCat("cannot list ", path, ": ", error.message()));
   return SyncDirectory(path);
 }
 
@@ -228,7 +249,9 @@ void RemoveTree(const std::string& path) {
     RemoveFile(path).IgnoreError();
     return;
   }
-  const auto remove = [](const char* entry, const struct stat*, int, struct FTW*) { return ::remove(entry), 0; };
+  const auto remove = [](const char* entry, const struct stat*, int, struct FTW*) {
+    return ::remove(entry), 0;
+  };
   ::nftw(path.c_str(), remove, /*nopenfd=*/16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
@@ -241,8 +264,10 @@ absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
   }
   const bool cannot_exchange = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
   if (!cannot_exchange && errno != ENOENT) return Errno("cannot replace", to);
-  if (::rename(from.c_str(), to.c_str()) == 0) return sync();  // nothing was there, or an empty directory
-  if (!cannot_exchange || (errno != ENOTEMPTY && errno != EEXIST)) return Errno("cannot rename to", to);
+  if (::rename(from.c_str(), to.c_str()) == 0)
+    return sync();  // nothing was there, or an empty directory
+  if (!cannot_exchange || (errno != ENOTEMPTY && errno != EEXIST))
+    return Errno("cannot rename to", to);
   RemoveTree(replaced);
   if (::rename(to.c_str(), replaced.c_str()) != 0) return Errno("cannot rename to", replaced);
   if (::rename(from.c_str(), to.c_str()) != 0) {

@@ -1,5 +1,6 @@
-// Files as the trainer writes and reads them: written under a temporary name, fsynced, renamed into place; read by mmap.
-// Errors are absl::Status with the path and errno's text; free functions are thread-safe.
+// Files as the trainer writes and reads them: written under a temporary name, fsynced, renamed into
+// place; read by mmap. Errors are absl::Status with the path and errno's text; free functions are
+// thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +18,12 @@
 
 namespace muster::trainer {
 
-// A whole file mapped read-only. Movable; the bytes live as long as the object. An empty file maps to an empty span.
+// A whole file mapped read-only. Movable; the bytes live as long as the object. An empty file maps
+// to an empty span.
 class MappedFile {
  public:
-  // `for_copies`: keeps the file open, as Copy needs it; otherwise it takes no descriptor, so that a corpus may have any number of files.
+  // `for_copies`: keeps the file open, as Copy needs it; otherwise it takes no descriptor, so that
+  // a corpus may have any number of files.
   static absl::StatusOr<MappedFile> Open(const std::string& path, bool for_copies = false);
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
@@ -33,10 +36,12 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const uint8_t> bytes() const { return {data_, size_bytes_}; }
-  // Gives back the memory that reading `part` of bytes() took; it may be read again. For reading big files in little memory.
+  // Gives back the memory that reading `part` of bytes() took; it may be read again. For reading
+  // big files in little memory.
   void Release(std::span<const uint8_t> part) const;
-  // Copies `part` of bytes() to `out`, by a read: of much at once that is faster than touching mapped pages, and maps none; and
-  // a disk's error is a status, where it would end a process that touches the page.
+  // Copies `part` of bytes() to `out`, by a read: of much at once that is faster than touching
+  // mapped pages, and maps none; and a disk's error is a status, where it would end a process that
+  // touches the page.
   absl::Status Copy(std::span<const uint8_t> part, uint8_t* out) const;
 
  private:
@@ -45,18 +50,24 @@ class MappedFile {
   int fd_ = -1;
 };
 
-// Has the kernel begin to read the file into its cache, at most `most_bytes` of it, and waits for nothing. Returns how many bytes it
-// asked for. A hint: of an object, or where it can't be done, nothing happens.
+// Has the kernel begin to read the file into its cache, at most `most_bytes` of it, and waits for
+// nothing. Returns how many bytes it asked for. A hint: of an object, or where it can't be done,
+// nothing happens.
 size_t ReadAhead(const std::string& path, size_t most_bytes);
 
 // Reads a text file of at most `limit_bytes`.
-absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit_bytes = size_t{64} << 20);
+absl::StatusOr<std::string> ReadFile(const std::string& path,
+                                     size_t limit_bytes = size_t{64} << 20);
 
-// A file on its way: written as `path` + ".tmp", renamed when it is whole. What isn't committed is removed. Movable.
+// A file on its way: written as `path` + ".tmp", renamed when it is whole. What isn't committed is
+// removed. Movable.
 class DurableFile {
  public:
   static absl::StatusOr<DurableFile> Create(const std::string& path);
-  DurableFile(DurableFile&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), upload_(std::move(other.upload_)) {}
+  DurableFile(DurableFile&& other) noexcept
+      : path_(std::move(other.path_)),
+        fd_(std::exchange(other.fd_, -1)),
+        upload_(std::move(other.upload_)) {}
   ~DurableFile();
 
   absl::Status Write(std::span<const uint8_t> bytes);
@@ -70,9 +81,10 @@ class DurableFile {
   std::unique_ptr<ObjectUpload> upload_;  // of an object, instead
 };
 
-// Writes the pieces to `path` + ".tmp", fsyncs, renames to `path`, fsyncs the directory. After OK the content is durable
-// and readers see either nothing or all of it.
-absl::Status WriteFileDurably(const std::string& path, const std::vector<std::span<const uint8_t>>& pieces);
+// Writes the pieces to `path` + ".tmp", fsyncs, renames to `path`, fsyncs the directory. After OK
+// the content is durable and readers see either nothing or all of it.
+absl::Status WriteFileDurably(const std::string& path,
+                              const std::vector<std::span<const uint8_t>>& pieces);
 absl::Status WriteFileDurably(const std::string& path, std::string_view content);
 
 absl::Status MakeDirectories(const std::string& path);
@@ -85,7 +97,8 @@ absl::Status RemoveFile(const std::string& path);
 absl::StatusOr<std::vector<std::string>> ObjectsBelow(const std::string& path);
 // Removes a directory with all below it, as far as it can; nothing there is fine.
 void RemoveTree(const std::string& path);
-// Puts the directory `from` in `to`'s place; what was there goes away. One step, but where two names can't be exchanged (NFS): there via `to`.replaced.
+// Puts the directory `from` in `to`'s place; what was there goes away. One step, but where two
+// names can't be exchanged (NFS): there via `to`.replaced.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to);
 
 }  // namespace muster::trainer

@@ -19,9 +19,11 @@ int exchange_error = 0;  // what an exchange fails with; 0: it is done
 }  // namespace
 
 // In the place of libc's.
-extern "C" int renameat2(int old_folder, const char* old_name, int new_folder, const char* new_name, unsigned flags) noexcept {
+extern "C" int renameat2(int old_folder, const char* old_name, int new_folder, const char* new_name,
+                         unsigned flags) noexcept {
   if (exchange_error != 0 && (flags & RENAME_EXCHANGE) != 0) return errno = exchange_error, -1;
-  return static_cast<int>(::syscall(SYS_renameat2, old_folder, old_name, new_folder, new_name, flags));
+  return static_cast<int>(
+      ::syscall(SYS_renameat2, old_folder, old_name, new_folder, new_name, flags));
 }
 
 namespace muster::trainer {
@@ -47,13 +49,15 @@ class ReplacedDirectory : public ::testing::TestWithParam<int> {
   void ExpectNewAlone() {
     EXPECT_EQ(*ReadFile(to_ + "/adapter/config.json"), "new");
     std::vector<std::string> entries;
-    for (const auto& entry : std::filesystem::directory_iterator(parent_)) entries.push_back(entry.path().string());
+    for (const auto& entry : std::filesystem::directory_iterator(parent_))
+      entries.push_back(entry.path().string());
     EXPECT_EQ(entries, std::vector<std::string>{to_});
   }
   std::string parent_, from_, to_;
 };
 
-INSTANTIATE_TEST_SUITE_P(FileSystems, ReplacedDirectory, ::testing::Values(0, EINVAL, ENOSYS, EOPNOTSUPP));
+INSTANTIATE_TEST_SUITE_P(FileSystems, ReplacedDirectory,
+                         ::testing::Values(0, EINVAL, ENOSYS, EOPNOTSUPP));
 
 TEST_P(ReplacedDirectory, TakesThePlaceOfNothingOfAnEmptyOneAndOfAnother) {
   EXPECT_EQ(ReplaceDirectory(from_, to_), absl::OkStatus());

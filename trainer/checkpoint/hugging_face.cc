@@ -33,25 +33,33 @@ at::ScalarType TorchType(const std::string& dtype) {
 }
 
 // The directory's weight files.
-std::vector<std::string> WeightFiles(const std::string& directory, const std::string& path, Problems& problems) {
+std::vector<std::string> WeightFiles(const std::string& directory, const std::string& path,
+                                     Problems& problems) {
   if (!fs::exists(directory + "/" + kIndex)) {
     if (!fs::exists(directory + "/" + kSingle)) {
-      const bool pickled = fs::exists(directory + "/pytorch_model.bin") || fs::exists(directory + "/pytorch_model.bin.index.json");
-      problems.push_back({path, absl::StrCat(directory, " holds neither ", kSingle, " nor ", kIndex,
-                                             pickled ? "; load it in transformers and save_pretrained() it, which writes them" : "; download the weights, too")});
+      const bool pickled = fs::exists(directory + "/pytorch_model.bin") ||
+                           fs::exists(directory + "/pytorch_model.bin.index.json");
+      problems.push_back(
+          {path,
+           absl::StrCat(
+               directory, " holds neither ", kSingle, " nor ", kIndex,
+               pickled ? "; load it in transformers and save_pretrained() it, which writes them"
+                       : "; download the weights, too")});
     }
     return {kSingle};
   }
   absl::StatusOr<std::string> text = ReadFile(directory + "/" + kIndex);
   std::vector<std::string> wrong;
   const std::set<std::string> names = WeightFilesIn(text.ok() ? *text : "", wrong);
-  for (const std::string& what : wrong) problems.push_back({path, absl::StrCat(directory, "/", kIndex, what)});
+  for (const std::string& what : wrong)
+    problems.push_back({path, absl::StrCat(directory, "/", kIndex, what)});
   return {names.begin(), names.end()};
 }
 
 }  // namespace
 
-HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory, const std::vector<FlatLayout>& layouts, bool tied,
+HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
+                                            const std::vector<FlatLayout>& layouts, bool tied,
                                             const std::string& path, Problems& problems) {
   HuggingFaceWeights weights;
   const size_t before = problems.size();
@@ -59,12 +67,15 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory, const 
     if (problems.size() > before) return weights;
     absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(directory + "/" + name);
     if (!file.ok()) {
-      problems.push_back({path, absl::StrCat(std::string(file.status().message()), absl::IsNotFound(file.status()) ? "; download it, too" : "")});
+      problems.push_back(
+          {path, absl::StrCat(std::string(file.status().message()),
+                              absl::IsNotFound(file.status()) ? "; download it, too" : "")});
       continue;
     }
     weights.files_.push_back(std::make_unique<SafetensorsFile>(*std::move(file)));
     for (const auto& [tensor, entry] : weights.files_.back()->header().tensors) {
-      if (!weights.where_.emplace(tensor, weights.files_.back().get()).second) problems.push_back({path, absl::StrCat(tensor, " stands in two files")});
+      if (!weights.where_.emplace(tensor, weights.files_.back().get()).second)
+        problems.push_back({path, absl::StrCat(tensor, " stands in two files")});
     }
   }
   if (problems.size() > before) return weights;
@@ -82,35 +93,48 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory, const 
       }
       const SafetensorsEntry& entry = found->second->header().tensors.at(segment.name);
       if (entry.shape != segment.shape) {
-        wrong.push_back(absl::StrCat(segment.name, " is [", absl::StrJoin(entry.shape, ", "), "] where config.json means [",
+        wrong.push_back(absl::StrCat(segment.name, " is [", absl::StrJoin(entry.shape, ", "),
+                                     "] where config.json means [",
                                      absl::StrJoin(segment.shape, ", "), "]"));
       } else if (TorchType(entry.dtype) == at::ScalarType::Undefined) {
-        wrong.push_back(absl::StrCat(segment.name, " is of dtype ", entry.dtype, "; F32, BF16, F16 and F64 can be read"));
+        wrong.push_back(absl::StrCat(segment.name, " is of dtype ", entry.dtype,
+                                     "; F32, BF16, F16 and F64 can be read"));
       }
     }
   }
   for (const auto& [name, file] : weights.where_) {
-    const bool harmless = absl::EndsWith(name, "rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
-    if (!wanted.contains(name) && !harmless) wrong.push_back(absl::StrCat("has ", name, ", which config.json's model doesn't have"));
+    const bool harmless =
+        absl::EndsWith(name, "rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
+    if (!wanted.contains(name) && !harmless)
+      wrong.push_back(absl::StrCat("has ", name, ", which config.json's model doesn't have"));
   }
   // A wrong config.json makes them all wrong: the first tell enough.
   constexpr size_t kTold = 5;
   for (size_t i = 0; i < std::min(wrong.size(), kTold); ++i) problems.push_back({path, wrong[i]});
-  if (wrong.size() > kTold) problems.push_back({path, absl::StrCat("and ", wrong.size() - kTold, " more tensors that don't fit")});
+  if (wrong.size() > kTold)
+    problems.push_back(
+        {path, absl::StrCat("and ", wrong.size() - kTold, " more tensors that don't fit")});
   if (!wrong.empty()) {
-    problems.push_back({path, prefixed ? "its names lack \"model.\": it was saved without its head; save the model for causal language modelling"
-                                       : "config.json and the weights are of different models; take both from one place"});
+    problems.push_back(
+        {path,
+         prefixed
+             ? "its names lack \"model.\": it was saved without its head; save the model for "
+               "causal language modelling"
+             : "config.json and the weights are of different models; take both from one place"});
   }
   return weights;
 }
 
-void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64_t n, float* out) const {
+void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64_t n,
+                                   float* out) const {
   const SafetensorsFile& file = *where_.at(name);
   const SafetensorsEntry& entry = file.header().tensors.at(name);
   const at::ScalarType type = TorchType(entry.dtype);
   for (int64_t at = 0; at < n; at += kChunkElements) {
     const int64_t count = std::min(kChunkElements, n - at);
-    const auto bytes = file.Data(entry).subspan(static_cast<size_t>(begin + at) * at::elementSize(type), static_cast<size_t>(count) * at::elementSize(type));
+    const auto bytes =
+        file.Data(entry).subspan(static_cast<size_t>(begin + at) * at::elementSize(type),
+                                 static_cast<size_t>(count) * at::elementSize(type));
     // Copied first: a tensor's bytes in a file need not be aligned.
     const at::Tensor raw = at::empty({count}, type);
     std::copy_n(bytes.data(), bytes.size(), static_cast<uint8_t*>(raw.data_ptr()));
@@ -122,7 +146,8 @@ void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64
 void HuggingFaceWeights::Read(FlatParam& flat) const {
   const at::Tensor host = flat.Landing(FlatParam::kMaster);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
-    ReadRange(flat.layout().segments()[piece.segment].name, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);
+    ReadRange(flat.layout().segments()[piece.segment].name, piece.segment_begin, piece.numel,
+              host.data_ptr<float>() + piece.range_begin);
   }
   flat.SetOwned(FlatParam::kMaster, host);
 }
@@ -136,29 +161,41 @@ std::string HuggingFaceWeights::Dtype() const {
 
 namespace {
 
-const char* TorchName(const std::string& dtype) { return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32"; }
-const char* FileType(const std::string& dtype) { return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32"; }
+const char* TorchName(const std::string& dtype) {
+  return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32";
+}
+const char* FileType(const std::string& dtype) {
+  return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32";
+}
 
 constexpr uintmax_t kLargestAlong = uintmax_t{64} << 20;
 
-// Files of a Hugging Face directory that an export takes along, if they aren't larger than kLargestAlong: the tokenizer's, a licence, a card;
-// not weights of any kind, nor what belongs to those or to the run that made them.
+// Files of a Hugging Face directory that an export takes along, if they aren't larger than
+// kLargestAlong: the tokenizer's, a licence, a card; not weights of any kind, nor what belongs to
+// those or to the run that made them.
 bool GoesAlong(const fs::directory_entry& entry) {
-  static constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz", ".index.json"};
+  static constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt",        ".pth",
+                                             ".ckpt",        ".h5",  ".msgpack",   ".gguf",
+                                             ".onnx",        ".npz", ".index.json"};
   const std::string name = entry.path().filename().string();
   std::error_code error;
-  return entry.is_regular_file(error) && name[0] != '.' && name != "adapter_config.json" && name != "trainer_state.json" && !absl::StartsWith(name, "events.out.") &&
-         std::none_of(std::begin(kWeights), std::end(kWeights), [&](const char* end) { return absl::EndsWith(name, end); });
+  return entry.is_regular_file(error) && name[0] != '.' && name != "adapter_config.json" &&
+         name != "trainer_state.json" && !absl::StartsWith(name, "events.out.") &&
+         std::none_of(std::begin(kWeights), std::end(kWeights),
+                      [&](const char* end) { return absl::EndsWith(name, end); });
 }
 
 // Writes model.safetensors, a chunk of rows at a time.
-absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayout>& layouts, const std::string& dtype, const std::string& path,
+absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayout>& layouts,
+                          const std::string& dtype, const std::string& path,
                           const AdapterExport* adapters) {
   std::vector<SafetensorsTensor> tensors;
   for (const FlatLayout& layout : layouts) {
-    for (const Segment& segment : layout.segments()) tensors.push_back({segment.name, FileType(dtype), segment.shape, {}});
+    for (const Segment& segment : layout.segments())
+      tensors.push_back({segment.name, FileType(dtype), segment.shape, {}});
   }
-  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(path, tensors, {{"format", "pt"}});
+  absl::StatusOr<SafetensorsWriter> writer =
+      SafetensorsWriter::Create(path, tensors, {{"format", "pt"}});
   if (!writer.ok()) return writer.status();
   std::map<std::string, Adapter> modules;
   if (adapters != nullptr) modules = FindAdapters(*adapters->flats);
@@ -166,28 +203,44 @@ absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayou
   for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
     for (int index = 0; index < static_cast<int>(layouts[flat].segments().size()); ++index) {
       const Segment& segment = layouts[flat].segments()[index];
-      const int64_t rows = segment.shape[0], width = segment.numel / rows, step = std::max<int64_t>(1, kChunkElements / width);
+      const int64_t rows = segment.shape[0], width = segment.numel / rows,
+                    step = std::max<int64_t>(1, kChunkElements / width);
       const auto adapter = modules.find(std::string(absl::StripSuffix(segment.name, ".weight")));
       for (int64_t row = 0; row < rows; row += step) {
         const int64_t count = std::min(step, rows - row);
         at::Tensor part = at::empty({count, width}, at::kFloat);
         if (absl::Status s = read(flat, index, row * width, part.view(-1)); !s.ok()) return s;
-        if (adapter != modules.end()) part = Merged(part, {adapter->second.a.cpu(), adapter->second.b.cpu().narrow(0, row, count), {}, {}}, adapters->config.Scale());
+        if (adapter != modules.end())
+          part = Merged(
+              part,
+              {adapter->second.a.cpu(), adapter->second.b.cpu().narrow(0, row, count), {}, {}},
+              adapters->config.Scale());
         part = part.to(type);
-        if (absl::Status s = writer->Append({static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())}); !s.ok()) return s;
+        if (absl::Status s = writer->Append(
+                {static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())});
+            !s.ok())
+          return s;
       }
     }
   }
   return writer->Finish().status();
 }
 
-absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
-                         const std::string& source, const std::string& staging, const AdapterExport* adapters) {
+absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config,
+                         const std::string& dtype, const std::string& tokenizer,
+                         const std::string& source, const std::string& staging,
+                         const AdapterExport* adapters) {
   std::error_code error;
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
-  if (absl::Status s = WriteWeights(read, MakeLlamaLayout(config).flats, dtype, staging + "/" + kSingle, adapters); !s.ok()) return s;
+  if (absl::Status s = WriteWeights(read, MakeLlamaLayout(config).flats, dtype,
+                                    staging + "/" + kSingle, adapters);
+      !s.ok())
+    return s;
   if (adapters != nullptr) {
-    if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model, staging + "/adapter"); !s.ok()) return s;
+    if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model,
+                                     staging + "/adapter");
+        !s.ok())
+      return s;
   }
   const std::string config_text = ToHuggingFace(config, TorchName(dtype)).dump(2) + "\n";
   if (absl::Status s = WriteFileDurably(staging + "/config.json", config_text); !s.ok()) return s;
@@ -198,43 +251,57 @@ absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config, c
     for (const auto& [key, id] : config.token_ids.items()) ids[key] = id;
     generation = ids.dump(2) + "\n";
   }
-  if (absl::Status s = WriteFileDurably(staging + "/generation_config.json", *generation); !s.ok()) return s;
+  if (absl::Status s = WriteFileDurably(staging + "/generation_config.json", *generation); !s.ok())
+    return s;
   if (!tokenizer.empty()) {
     for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer, error)) {
       if (error || !GoesAlong(entry)) continue;
       if (entry.file_size(error) > kLargestAlong) {
-        std::fprintf(stderr, "note: %s is left out of the export, as it is larger than %d MiB\n", entry.path().c_str(), static_cast<int>(kLargestAlong >> 20));
+        std::fprintf(stderr, "note: %s is left out of the export, as it is larger than %d MiB\n",
+                     entry.path().c_str(), static_cast<int>(kLargestAlong >> 20));
         continue;
       }
-      fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(), fs::copy_options::skip_existing, error);
+      fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(),
+                    fs::copy_options::skip_existing, error);
     }
-    if (error) return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ", error.message(), "; name another by --tokenizer DIR"));
+    if (error)
+      return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ",
+                                                 error.message(),
+                                                 "; name another by --tokenizer DIR"));
   }
   return SyncTree(staging);
 }
 
 }  // namespace
 
-absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
-                         const std::string& source, const std::string& staging, const AdapterExport* adapters) {
+absl::Status StageExport(const ReadParameter& read, const ModelConfig& config,
+                         const std::string& dtype, const std::string& tokenizer,
+                         const std::string& source, const std::string& staging,
+                         const AdapterExport* adapters) {
   RemoveTree(staging);
-  const absl::Status status = WriteExport(read, config, dtype, tokenizer, source, staging, adapters);
+  const absl::Status status =
+      WriteExport(read, config, dtype, tokenizer, source, staging, adapters);
   if (!status.ok()) RemoveTree(staging);  // a full disk stays full otherwise
   return status;
 }
 
 bool HasTokenizer(const std::string& directory) {
-  static constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"};
+  static constexpr const char* kNames[] = {
+      "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+      "vocab.json",     "vocab.txt",       "spiece.model"};
   bool found = false;
   std::error_code error;
-  for (fs::directory_iterator it(directory, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+  for (fs::directory_iterator it(directory, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
     if (GoesAlong(*it) && ::access(it->path().c_str(), R_OK) != 0) return false;
-    found |= std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return it->path().filename() == name; });
+    found |= std::any_of(std::begin(kNames), std::end(kNames),
+                         [&](const char* name) { return it->path().filename() == name; });
   }
   return found && !error;
 }
 
-absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& source, const std::string& staging) {
+absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config,
+                             const std::string& source, const std::string& staging) {
   RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
   const std::vector<FlatLayout> layouts = MakeLlamaLayout(config).flats;
@@ -242,18 +309,24 @@ absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfi
   std::vector<SafetensorsTensor> tensors;
   for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
     pointers.push_back(&layouts[flat]);
-    tensors.push_back({FlatTensorName(flat, kCheckpointKinds[0]), "F32", {layouts[flat].PaddedNumel(1)}, {}});
+    tensors.push_back(
+        {FlatTensorName(flat, kCheckpointKinds[0]), "F32", {layouts[flat].PaddedNumel(1)}, {}});
   }
-  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(staging + "/" + RankFileName(0, 1), tensors, {{"format", kCheckpointFormat}});
+  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(
+      staging + "/" + RankFileName(0, 1), tensors, {{"format", kCheckpointFormat}});
   if (!writer.ok()) return writer.status();
   for (const FlatLayout& layout : layouts) {
     const int64_t padded = layout.PaddedNumel(1);
     for (int64_t begin = 0; begin < padded; begin += kChunkElements) {
       const at::Tensor part = at::zeros({std::min(kChunkElements, padded - begin)}, at::kFloat);
       for (const SegmentPiece& piece : PiecesIn(layout, begin, begin + part.numel())) {
-        weights.ReadRange(layout.segments()[piece.segment].name, piece.segment_begin, piece.numel, part.data_ptr<float>() + piece.range_begin);
+        weights.ReadRange(layout.segments()[piece.segment].name, piece.segment_begin, piece.numel,
+                          part.data_ptr<float>() + piece.range_begin);
       }
-      if (absl::Status s = writer->Append({static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())}); !s.ok()) return s;
+      if (absl::Status s = writer->Append(
+              {static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())});
+          !s.ok())
+        return s;
     }
   }
   const absl::StatusOr<WrittenFile> written = writer->Finish();
@@ -264,8 +337,13 @@ absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfi
   meta.source = fs::absolute(source).lexically_normal().string();
   if (HasTokenizer(source)) meta.tokenizer = meta.source;
   meta.model = ToHuggingFace(config, TorchName(meta.dtype));
-  const Shares all = [&](int flat, int) { return std::pair<int64_t, int64_t>(0, layouts[flat].PaddedNumel(1)); };
-  if (absl::Status s = WriteFileDurably(staging + "/index.json", IndexText(meta, {*written}, TensorMap(pointers, 1, all))); !s.ok()) return s;
+  const Shares all = [&](int flat, int) {
+    return std::pair<int64_t, int64_t>(0, layouts[flat].PaddedNumel(1));
+  };
+  if (absl::Status s = WriteFileDurably(staging + "/index.json",
+                                        IndexText(meta, {*written}, TensorMap(pointers, 1, all)));
+      !s.ok())
+    return s;
   return SyncTree(staging);
 }
 

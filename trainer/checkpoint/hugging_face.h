@@ -1,5 +1,6 @@
-// Hugging Face directories: weights in (model.safetensors, or shards with model.safetensors.index.json) and out
-// (config.json, generation_config.json, model.safetensors, tokenizer files).
+// Hugging Face directories: weights in (model.safetensors, or shards with
+// model.safetensors.index.json) and out (config.json, generation_config.json, model.safetensors,
+// tokenizer files).
 #pragma once
 
 #include <functional>
@@ -18,15 +19,17 @@ namespace muster::trainer {
 // The weights of a directory, mapped. Immutable; thread-safe.
 class HuggingFaceWeights {
  public:
-  // Opens all files and checks that every parameter of `layouts` is there with its shape; everything wrong is added to
-  // `problems` under `path`.
-  static HuggingFaceWeights Open(const std::string& directory, const std::vector<FlatLayout>& layouts, bool tied, const std::string& path,
-                                 Problems& problems);
+  // Opens all files and checks that every parameter of `layouts` is there with its shape;
+  // everything wrong is added to `problems` under `path`.
+  static HuggingFaceWeights Open(const std::string& directory,
+                                 const std::vector<FlatLayout>& layouts, bool tied,
+                                 const std::string& path, Problems& problems);
   // Fills the masters of a flat, converted to fp32.
   void Read(FlatParam& flat) const;
   // Copies elements [begin, begin + n) of a parameter of the layouts to `out`, converted to fp32.
   void ReadRange(const std::string& name, int64_t begin, int64_t n, float* out) const;
-  // The type of all its parameters as `dtype` of a checkpoint (fp32, bf16, fp16); of several, the one that holds all.
+  // The type of all its parameters as `dtype` of a checkpoint (fp32, bf16, fp16); of several, the
+  // one that holds all.
   std::string Dtype() const;
 
  private:
@@ -41,21 +44,28 @@ struct AdapterExport {
   std::string base_model;  // what training started from
 };
 
-// Elements [begin, begin + out.numel()) of segment `segment` of the model's flat `flat`, as fp32 on the host. An export reads
-// every segment once, in order, some rows at a time.
-using ReadParameter = std::function<absl::Status(int flat, int segment, int64_t begin, at::Tensor out)>;
+// Elements [begin, begin + out.numel()) of segment `segment` of the model's flat `flat`, as fp32 on
+// the host. An export reads every segment once, in order, some rows at a time.
+using ReadParameter =
+    std::function<absl::Status(int flat, int segment, int64_t begin, at::Tensor out)>;
 
-// Writes a model whole into the directory `staging` (removed first), fsynced; the caller moves it. Takes little memory beside
-// what `read` takes. dtype: fp32, bf16 or fp16. `tokenizer`: directory whose files are copied, weights and large ones aside, or "". `source`: directory the
-// training started from, whose generation_config.json is kept, or "".
-absl::Status StageExport(const ReadParameter& read, const ModelConfig& config, const std::string& dtype, const std::string& tokenizer,
-                         const std::string& source, const std::string& staging, const AdapterExport* adapters = nullptr);
+// Writes a model whole into the directory `staging` (removed first), fsynced; the caller moves it.
+// Takes little memory beside what `read` takes. dtype: fp32, bf16 or fp16. `tokenizer`: directory
+// whose files are copied, weights and large ones aside, or "". `source`: directory the training
+// started from, whose generation_config.json is kept, or "".
+absl::Status StageExport(const ReadParameter& read, const ModelConfig& config,
+                         const std::string& dtype, const std::string& tokenizer,
+                         const std::string& source, const std::string& staging,
+                         const AdapterExport* adapters = nullptr);
 
-// Whether a tokenizer of the kinds that transformers knows lies in `directory`, and all that goes along with it can be read.
+// Whether a tokenizer of the kinds that transformers knows lies in `directory`, and all that goes
+// along with it can be read.
 bool HasTokenizer(const std::string& directory);
 
-// Writes the weights of `config`'s model, those of the directory `source`, as a checkpoint of step 0 without an optimizer, in little
-// memory, to `staging` (removed first), fsynced; the caller moves it. It remembers `source`, for what an export of it takes along.
-absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config, const std::string& source, const std::string& staging);
+// Writes the weights of `config`'s model, those of the directory `source`, as a checkpoint of step
+// 0 without an optimizer, in little memory, to `staging` (removed first), fsynced; the caller moves
+// it. It remembers `source`, for what an export of it takes along.
+absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config,
+                             const std::string& source, const std::string& staging);
 
 }  // namespace muster::trainer

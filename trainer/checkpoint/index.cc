@@ -20,7 +20,9 @@ std::string RankFileName(int rank, int size) {
   return name;
 }
 
-std::string FlatTensorName(int flat, const char* kind) { return absl::StrCat("flat.", flat, ".", kind); }
+std::string FlatTensorName(int flat, const char* kind) {
+  return absl::StrCat("flat.", flat, ".", kind);
+}
 
 json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const Shares& shares) {
   json map = json::object();
@@ -31,8 +33,11 @@ json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const S
         const Segment& segment = layouts[f]->segments()[piece.segment];
         json& entry = map[segment.name];
         entry["shape"] = segment.shape;
-        entry["pieces"].push_back(
-            {{"file", rank}, {"flat", f}, {"tensor_begin", piece.segment_begin}, {"file_begin", piece.range_begin}, {"numel", piece.numel}});
+        entry["pieces"].push_back({{"file", rank},
+                                   {"flat", f},
+                                   {"tensor_begin", piece.segment_begin},
+                                   {"file_begin", piece.range_begin},
+                                   {"numel", piece.numel}});
       }
     }
   }
@@ -53,14 +58,29 @@ std::string IfText(const std::string& path) {
 
 }  // namespace
 
-std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files, json tensors) {
+std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files,
+                      json tensors) {
   const int ranks = static_cast<int>(files.size());
-  json index = {{"format", kCheckpointFormat}, {"step", meta.step}, {"next_sequence", meta.next_sequence}, {"world_size", ranks},
-                {"zero_stage", meta.zero_stage}, {"dtype", meta.dtype}, {"optimizer", meta.optimizer}, {"seed", meta.seed}, {"recent_losses", meta.recent_losses},
-                {"packing_version", meta.packing_version}, {"data_fingerprint", meta.data_fingerprint}, {"model", meta.model},
-                {"trainer", meta.trainer}, {"source", IfText(meta.source)}, {"tokenizer", IfText(meta.tokenizer)}, {"tensors", std::move(tensors)}};
+  json index = {{"format", kCheckpointFormat},
+                {"step", meta.step},
+                {"next_sequence", meta.next_sequence},
+                {"world_size", ranks},
+                {"zero_stage", meta.zero_stage},
+                {"dtype", meta.dtype},
+                {"optimizer", meta.optimizer},
+                {"seed", meta.seed},
+                {"recent_losses", meta.recent_losses},
+                {"packing_version", meta.packing_version},
+                {"data_fingerprint", meta.data_fingerprint},
+                {"model", meta.model},
+                {"trainer", meta.trainer},
+                {"source", IfText(meta.source)},
+                {"tokenizer", IfText(meta.tokenizer)},
+                {"tensors", std::move(tensors)}};
   for (int rank = 0; rank < ranks; ++rank) {
-    index["files"].push_back({{"name", RankFileName(rank, ranks)}, {"size_bytes", files[rank].size_bytes}, {"crc32c", files[rank].crc32c}});
+    index["files"].push_back({{"name", RankFileName(rank, ranks)},
+                              {"size_bytes", files[rank].size_bytes},
+                              {"crc32c", files[rank].crc32c}});
   }
   return SealedIndex(std::move(index));
 }

@@ -15,7 +15,8 @@
 
 namespace muster::trainer {
 
-// What a rank's file has of each flat, in this order; the last two only where `CheckpointMeta::optimizer`.
+// What a rank's file has of each flat, in this order; the last two only where
+// `CheckpointMeta::optimizer`.
 inline constexpr const char* kCheckpointKinds[] = {"master", "exp_avg", "exp_avg_sq"};
 
 // "step-00000041"
@@ -28,9 +29,11 @@ std::string FlatTensorName(int flat, const char* kind);
 // Elements [begin, end) of flat `flat` that rank `rank`'s file has.
 using Shares = std::function<std::pair<int64_t, int64_t>(int flat, int rank)>;
 // Where each parameter's elements are: global tensor -> ranges of flats in files.
-nlohmann::json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const Shares& shares);
+nlohmann::json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks,
+                         const Shares& shares);
 
 // index.json's text, with its own checksum in it. files: of the ranks.
-std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files, nlohmann::json tensors);
+std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files,
+                      nlohmann::json tensors);
 
 }  // namespace muster::trainer

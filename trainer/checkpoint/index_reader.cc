@@ -20,7 +20,8 @@ struct BadIndex : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The integer `value`, which is called `key`. Of one that T can't hold, or a fraction, the library would make some other.
+// The integer `value`, which is called `key`. Of one that T can't hold, or a fraction, the library
+// would make some other.
 template <typename T>
 T Integer(const json& value, const char* key, T least) {
   if (value.is_number_unsigned()) {
@@ -30,32 +31,40 @@ T Integer(const json& value, const char* key, T least) {
     const int64_t number = value.get<int64_t>();
     if (std::in_range<T>(number) && static_cast<T>(number) >= least) return static_cast<T>(number);
   }
-  throw BadIndex(absl::StrCat("index.json's ", key, " is no integer from ", least, " to ", std::numeric_limits<T>::max()));
+  throw BadIndex(absl::StrCat("index.json's ", key, " is no integer from ", least, " to ",
+                              std::numeric_limits<T>::max()));
 }
 
 // Whether `name` is that of a file in the directory where the index lies.
 bool IsFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
 }
 
 // Elements of a tensor; each is 4 bytes in a file.
 int64_t NumelOf(const std::string& name, const std::vector<int64_t>& shape) {
   int64_t bytes = 4;
   for (const int64_t dim : shape) {
-    if (dim < 1 || __builtin_mul_overflow(bytes, dim, &bytes)) throw BadIndex(absl::StrCat("index.json has a bad shape of ", name));
+    if (dim < 1 || __builtin_mul_overflow(bytes, dim, &bytes))
+      throw BadIndex(absl::StrCat("index.json has a bad shape of ", name));
   }
   return bytes / 4;
 }
 
-CheckpointIndex::Tensor TensorOf(const std::string& name, const json& value, const std::vector<CheckpointIndex::File>& files) {
+CheckpointIndex::Tensor TensorOf(const std::string& name, const json& value,
+                                 const std::vector<CheckpointIndex::File>& files) {
   CheckpointIndex::Tensor tensor;
-  for (const json& dim : value.at("shape")) tensor.shape.push_back(Integer<int64_t>(dim, "shape", 1));
+  for (const json& dim : value.at("shape"))
+    tensor.shape.push_back(Integer<int64_t>(dim, "shape", 1));
   const int64_t numel = NumelOf(name, tensor.shape);
   for (const json& p : value.at("pieces")) {
-    const CheckpointIndex::Piece piece{Integer<int>(p.at("file"), "file", 0), Integer<int>(p.at("flat"), "flat", 0),
+    const CheckpointIndex::Piece piece{Integer<int>(p.at("file"), "file", 0),
+                                       Integer<int>(p.at("flat"), "flat", 0),
                                        Integer<int64_t>(p.at("tensor_begin"), "tensor_begin", 0),
-                                       Integer<int64_t>(p.at("file_begin"), "file_begin", 0), Integer<int64_t>(p.at("numel"), "numel", 1)};
-    if (piece.file >= static_cast<int>(files.size()) || piece.tensor_begin >= numel || piece.numel > numel - piece.tensor_begin) {
+                                       Integer<int64_t>(p.at("file_begin"), "file_begin", 0),
+                                       Integer<int64_t>(p.at("numel"), "numel", 1)};
+    if (piece.file >= static_cast<int>(files.size()) || piece.tensor_begin >= numel ||
+        piece.numel > numel - piece.tensor_begin) {
       throw BadIndex(absl::StrCat("index.json has a bad piece of ", name));
     }
     const int64_t in_file = static_cast<int64_t>(files[piece.file].size_bytes / 4);
@@ -65,14 +74,17 @@ CheckpointIndex::Tensor TensorOf(const std::string& name, const json& value, con
     tensor.pieces.push_back(piece);
   }
   std::vector<std::pair<int64_t, int64_t>> covered;
-  for (const CheckpointIndex::Piece& piece : tensor.pieces) covered.emplace_back(piece.tensor_begin, piece.numel);
+  for (const CheckpointIndex::Piece& piece : tensor.pieces)
+    covered.emplace_back(piece.tensor_begin, piece.numel);
   std::sort(covered.begin(), covered.end());
   int64_t end = 0;
   for (const auto& [begin, count] : covered) {
-    if (begin != end) throw BadIndex(absl::StrCat("index.json covers ", name, " in part only, or twice"));
+    if (begin != end)
+      throw BadIndex(absl::StrCat("index.json covers ", name, " in part only, or twice"));
     end = begin + count;
   }
-  if (end != numel) throw BadIndex(absl::StrCat("index.json covers ", name, " in part only, or twice"));
+  if (end != numel)
+    throw BadIndex(absl::StrCat("index.json covers ", name, " in part only, or twice"));
   return tensor;
 }
 
@@ -85,13 +97,15 @@ void CheckApart(const std::map<std::string, CheckpointIndex::Tensor>& tensors) {
   };
   std::vector<Stretch> stretches;
   for (const auto& [name, tensor] : tensors) {
-    for (const CheckpointIndex::Piece& p : tensor.pieces) stretches.push_back({p.file, p.flat, p.file_begin, p.file_begin + p.numel});
+    for (const CheckpointIndex::Piece& p : tensor.pieces)
+      stretches.push_back({p.file, p.flat, p.file_begin, p.file_begin + p.numel});
   }
   std::sort(stretches.begin(), stretches.end());
   for (size_t i = 1; i < stretches.size(); ++i) {
     const Stretch &before = stretches[i - 1], &after = stretches[i];
     if (before.file == after.file && before.flat == after.flat && after.begin < before.end) {
-      throw BadIndex(absl::StrCat("index.json has two pieces in one place of flat ", after.flat, " in file ", after.file));
+      throw BadIndex(absl::StrCat("index.json has two pieces in one place of flat ", after.flat,
+                                  " in file ", after.file));
     }
   }
 }
@@ -100,14 +114,17 @@ void CheckApart(const std::map<std::string, CheckpointIndex::Tensor>& tensors) {
 
 absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text) {
   absl::StatusOr<json> parsed = ParseJsonObject(text, kIndexDepth);
-  if (!parsed.ok()) return absl::DataLossError(absl::StrCat("index.json ", std::string(parsed.status().message())));
+  if (!parsed.ok())
+    return absl::DataLossError(absl::StrCat("index.json ", std::string(parsed.status().message())));
   json& index = *parsed;
   try {
-    if (index.at("format") != kCheckpointFormat) return absl::DataLossError(absl::StrCat("index.json's format is not ", kCheckpointFormat));
+    if (index.at("format") != kCheckpointFormat)
+      return absl::DataLossError(absl::StrCat("index.json's format is not ", kCheckpointFormat));
     const uint32_t told = Integer<uint32_t>(index.at("crc32c"), "crc32c", 0);
     index.erase("crc32c");
     const std::string body = index.dump();
-    if (Crc32c(body.data(), body.size()) != told) return absl::DataLossError("index.json doesn't match its checksum");
+    if (Crc32c(body.data(), body.size()) != told)
+      return absl::DataLossError("index.json doesn't match its checksum");
     CheckpointIndex read;
     CheckpointMeta& meta = read.meta;
     meta.step = Integer<int64_t>(index.at("step"), "step", 0);
@@ -125,11 +142,16 @@ absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text) {
     meta.tokenizer = index.value("tokenizer", "");
     std::set<std::string> names;
     for (const json& file : index.at("files")) {
-      read.files.push_back({file.at("name").get<std::string>(), Integer<uint64_t>(file.at("size_bytes"), "size_bytes", 0), Integer<uint32_t>(file.at("crc32c"), "crc32c", 0)});
-      if (!IsFileName(read.files.back().name)) return absl::DataLossError("index.json names a file outside the checkpoint");
-      if (!names.insert(read.files.back().name).second) return absl::DataLossError("index.json names a file twice");
+      read.files.push_back({file.at("name").get<std::string>(),
+                            Integer<uint64_t>(file.at("size_bytes"), "size_bytes", 0),
+                            Integer<uint32_t>(file.at("crc32c"), "crc32c", 0)});
+      if (!IsFileName(read.files.back().name))
+        return absl::DataLossError("index.json names a file outside the checkpoint");
+      if (!names.insert(read.files.back().name).second)
+        return absl::DataLossError("index.json names a file twice");
     }
-    for (const auto& [name, value] : index.at("tensors").items()) read.tensors.emplace(name, TensorOf(name, value, read.files));
+    for (const auto& [name, value] : index.at("tensors").items())
+      read.tensors.emplace(name, TensorOf(name, value, read.files));
     CheckApart(read.tensors);
     return read;
   } catch (const json::exception& e) {
@@ -146,13 +168,16 @@ std::string SealedIndex(json index) {
   return index.dump(1) + "\n";
 }
 
-std::set<std::string> WeightFilesIn(const std::string& index_text, std::vector<std::string>& problems) {
+std::set<std::string> WeightFilesIn(const std::string& index_text,
+                                    std::vector<std::string>& problems) {
   std::set<std::string> names;
   const absl::StatusOr<json> index = ParseJsonObject(index_text, kIndexDepth);
   if (index.ok() && index->contains("weight_map") && (*index)["weight_map"].is_object()) {
     for (const auto& [tensor, file] : (*index)["weight_map"].items()) {
-      if (file.is_string() && IsFileName(file.get<std::string>())) names.insert(file.get<std::string>());
-      else problems.push_back(absl::StrCat(": weight_map.", tensor, " is no file name"));
+      if (file.is_string() && IsFileName(file.get<std::string>()))
+        names.insert(file.get<std::string>());
+      else
+        problems.push_back(absl::StrCat(": weight_map.", tensor, " is no file name"));
     }
   }
   if (names.empty()) problems.push_back(" has no weight_map; download it again");

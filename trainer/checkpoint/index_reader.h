@@ -1,6 +1,7 @@
-// What the two kinds of index say that the trainer reads: a checkpoint's index.json, and model.safetensors.index.json of a Hugging Face
-// directory. Nothing of them is trusted: no file outside the directory, no piece outside its file or tensor, none twice, none lacking.
-// Needs no torch. Thread-safe.
+// What the two kinds of index say that the trainer reads: a checkpoint's index.json, and
+// model.safetensors.index.json of a Hugging Face directory. Nothing of them is trusted: no file
+// outside the directory, no piece outside its file or tensor, none twice, none lacking. Needs no
+// torch. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 namespace muster::trainer {
 
 inline constexpr char kCheckpointFormat[] = "muster-checkpoint-1";
-// How far lists and objects of an index may nest; what a job file and a config.json hold nests in it.
+// How far lists and objects of an index may nest; what a job file and a config.json hold nests in
+// it.
 inline constexpr int kIndexDepth = 64;
 
 // What a checkpoint says beside its tensors.
@@ -28,13 +30,14 @@ struct CheckpointMeta {
   int packing_version = 0;
   std::string data_fingerprint;
   int zero_stage = 0;
-  std::string dtype;          // of the weights: fp32, bf16 or fp16
-  bool optimizer = true;      // false: the moments are zero and not in the files
-  nlohmann::json model;       // config.json content
-  nlohmann::json trainer;     // the `trainer:` map; null for a converted model
+  std::string dtype;       // of the weights: fp32, bf16 or fp16
+  bool optimizer = true;   // false: the moments are zero and not in the files
+  nlohmann::json model;    // config.json content
+  nlohmann::json trainer;  // the `trainer:` map; null for a converted model
   // Directories that an export takes more than weights from, as they were called then; empty: none.
-  std::string source;         // the Hugging Face directory that training started from, or that was converted
-  std::string tokenizer;      // the tokenizer's files
+  std::string
+      source;  // the Hugging Face directory that training started from, or that was converted
+  std::string tokenizer;  // the tokenizer's files
 };
 
 // A checkpoint's index.json.
@@ -44,8 +47,8 @@ struct CheckpointIndex {
     uint64_t size_bytes = 0;
     uint32_t crc32c = 0;
   };
-  // `numel` elements from `tensor_begin` of the tensor are at `file_begin` of flat `flat` in file `file`. They end inside both, and no two
-  // pieces share an element.
+  // `numel` elements from `tensor_begin` of the tensor are at `file_begin` of flat `flat` in file
+  // `file`. They end inside both, and no two pieces share an element.
   struct Piece {
     int file = 0, flat = 0;
     int64_t tensor_begin = 0, file_begin = 0, numel = 0;
@@ -65,7 +68,9 @@ absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text);
 // The text of `index` with its own checksum in it.
 std::string SealedIndex(nlohmann::json index);
 
-// The names of the files that a model.safetensors.index.json leads to, each in its directory. What is wrong is added to `problems`.
-std::set<std::string> WeightFilesIn(const std::string& index_text, std::vector<std::string>& problems);
+// The names of the files that a model.safetensors.index.json leads to, each in its directory. What
+// is wrong is added to `problems`.
+std::set<std::string> WeightFilesIn(const std::string& index_text,
+                                    std::vector<std::string>& problems);
 
 }  // namespace muster::trainer

@@ -21,10 +21,13 @@ absl::StatusOr<ObjectStore*> Objects() {
   const std::lock_guard<std::mutex> lock(mutex);
   if (store != nullptr) return store;
   std::error_code error;
-  const std::string library = (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "muster-objects.so").string();
+  const std::string library =
+      (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "muster-objects.so")
+          .string();
   // Its own libraries first: libtorch exports parts of many others.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
-  if (handle == nullptr) return absl::UnavailableError(absl::StrCat("object stores need ", library, ": ", ::dlerror()));
+  if (handle == nullptr)
+    return absl::UnavailableError(absl::StrCat("object stores need ", library, ": ", ::dlerror()));
   const auto make = reinterpret_cast<MakeObjectStore>(::dlsym(handle, kMakeObjectStore));
   if (make == nullptr) return absl::InternalError(absl::StrCat(library, " is of another version"));
   std::string text;

@@ -1,11 +1,13 @@
-// Object stores in the place of a file system: s3://BUCKET/KEY, for AWS and whatever speaks its protocol. The client is Apache
-// Arrow's (which is AWS's), in a library of its own, muster-objects.so beside the program: it is loaded when the first such path
-// is met, so that runs on file systems start without its 65 MB.
+// Object stores in the place of a file system: s3://BUCKET/KEY, for AWS and whatever speaks its
+// protocol. The client is Apache Arrow's (which is AWS's), in a library of its own,
+// muster-objects.so beside the program: it is loaded when the first such path is met, so that runs
+// on file systems start without its 65 MB.
 //
-// An object appears whole or not at all. What an upload that was killed has sent stays unseen; a rule of the bucket for
-// unfinished multi-part uploads clears it away.
+// An object appears whole or not at all. What an upload that was killed has sent stays unseen; a
+// rule of the bucket for unfinished multi-part uploads clears it away.
 //
-// Errors are texts ("" for none), as the two sides share no library but the C++ standard's. Thread-safe.
+// Errors are texts ("" for none), as the two sides share no library but the C++ standard's.
+// Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +44,9 @@ class ObjectStore {
 // Whether `path` is one of an object store.
 bool IsObject(std::string_view path);
 
-// The store for such paths; loaded by the first call. Endpoint, region and credentials come from where AWS's tools look for
-// them: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, ~/.aws, the machine's role.
+// The store for such paths; loaded by the first call. Endpoint, region and credentials come from
+// where AWS's tools look for them: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
+// AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, ~/.aws, the machine's role.
 absl::StatusOr<ObjectStore*> Objects();
 
 // Ends what Objects began; no upload may be under way. To be called before main returns.

@@ -1,4 +1,5 @@
-// muster-objects.so: object stores through Apache Arrow's S3FileSystem, from the pyarrow wheel that `prepare` reads with.
+// muster-objects.so: object stores through Apache Arrow's S3FileSystem, from the pyarrow wheel that
+// `prepare` reads with.
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,15 +41,20 @@ std::string KeyOf(const std::string& path) {
   return key;
 }
 
-std::string Text(const arrow::Status& status, const std::string& path) { return status.ok() ? "" : path + ": " + status.message(); }
+std::string Text(const arrow::Status& status, const std::string& path) {
+  return status.ok() ? "" : path + ": " + status.message();
+}
 
 class ArrowUpload : public ObjectUpload {
  public:
-  ArrowUpload(std::shared_ptr<arrow::io::OutputStream> stream, std::string path) : stream_(std::move(stream)), path_(std::move(path)) {}
+  ArrowUpload(std::shared_ptr<arrow::io::OutputStream> stream, std::string path)
+      : stream_(std::move(stream)), path_(std::move(path)) {}
   ~ArrowUpload() override {
     if (!stream_->closed()) static_cast<void>(stream_->Abort());
   }
-  std::string Write(const void* data, size_t size) override { return Text(stream_->Write(data, static_cast<int64_t>(size)), path_); }
+  std::string Write(const void* data, size_t size) override {
+    return Text(stream_->Write(data, static_cast<int64_t>(size)), path_);
+  }
   std::string Commit() override { return Text(stream_->Close(), path_); }
 
  private:
@@ -67,7 +73,9 @@ class ArrowStore : public ObjectStore {
     const auto system = System(path);
     if (!system.ok()) return Text(system.status(), path);
     const auto opened = (*system)->OpenInputFile(KeyOf(path));
-    missing = !opened.ok() && opened.status().IsIOError() && (*system)->GetFileInfo(KeyOf(path)).ValueOr(arrow::fs::FileInfo()).type() == arrow::fs::FileType::NotFound;
+    missing = !opened.ok() && opened.status().IsIOError() &&
+              (*system)->GetFileInfo(KeyOf(path)).ValueOr(arrow::fs::FileInfo()).type() ==
+                  arrow::fs::FileType::NotFound;
     if (!opened.ok()) return Text(opened.status(), path);
     const auto size = (*opened)->GetSize();
     if (!size.ok()) return Text(size.status(), path);
@@ -79,9 +87,12 @@ class ArrowStore : public ObjectStore {
         const auto part = (*opened)->ReadAt(at, std::min(kPartBytes, *size - at));
         std::string text = part.ok() ? "" : Text(part.status(), path);
         for (int64_t done = 0; text.empty() && done < (*part)->size();) {
-          const ssize_t n = ::pwrite(fd, (*part)->data() + done, static_cast<size_t>((*part)->size() - done), at + done);
-          if (n < 0 && errno != EINTR) text = "no room for a copy of " + path + ": " + std::strerror(errno);
-          else if (n > 0) done += n;
+          const ssize_t n = ::pwrite(fd, (*part)->data() + done,
+                                     static_cast<size_t>((*part)->size() - done), at + done);
+          if (n < 0 && errno != EINTR)
+            text = "no room for a copy of " + path + ": " + std::strerror(errno);
+          else if (n > 0)
+            done += n;
         }
         if (text.empty()) continue;
         const std::lock_guard<std::mutex> lock(mutex);
@@ -125,7 +136,8 @@ class ArrowStore : public ObjectStore {
     if (!system.ok()) return Text(system.status(), path);
     const auto info = (*system)->GetFileInfo(KeyOf(path));
     if (!info.ok()) return Text(info.status(), path);
-    // Deleting the last object below a path one by one would leave a marker in the place of the directory.
+    // Deleting the last object below a path one by one would leave a marker in the place of the
+    // directory.
     if (info->IsDirectory()) return Text((*system)->DeleteDir(KeyOf(path)), path);
     return info->IsFile() ? Text((*system)->DeleteFile(KeyOf(path)), path) : "";
   }
@@ -143,7 +155,8 @@ class ArrowStore : public ObjectStore {
     if (options.region.empty() && options.endpoint_override.empty()) {
       ARROW_ASSIGN_OR_RAISE(options.region, arrow::fs::ResolveS3BucketRegion(bucket));
     }
-    // The caller writes beside training already; in the background a copy of everything would be kept once more.
+    // The caller writes beside training already; in the background a copy of everything would be
+    // kept once more.
     options.background_writes = false;
     ARROW_ASSIGN_OR_RAISE(system, arrow::fs::S3FileSystem::Make(options));
     return system;
@@ -156,7 +169,8 @@ class ArrowStore : public ObjectStore {
 }  // namespace
 }  // namespace muster::trainer
 
-extern "C" __attribute__((visibility("default"))) muster::trainer::ObjectStore* muster_make_object_store(std::string* error) {
+extern "C" __attribute__((visibility("default"))) muster::trainer::ObjectStore*
+muster_make_object_store(std::string* error) {
   arrow::fs::S3GlobalOptions options = arrow::fs::S3GlobalOptions::Defaults();
   options.log_level = arrow::fs::S3LogLevel::Fatal;
   if (const arrow::Status status = arrow::fs::InitializeS3(options); !status.ok()) {

@@ -1,6 +1,7 @@
-// Reader and writer of the safetensors format (https://github.com/huggingface/safetensors, "Format"): 8 bytes of header
-// length (little-endian), a JSON header, then the tensors' bytes. The reader trusts nothing: bounded header, known dtypes,
-// offsets inside the file that match the shape, no overlap and no holes, no duplicate names.
+// Reader and writer of the safetensors format (https://github.com/huggingface/safetensors,
+// "Format"): 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes. The
+// reader trusts nothing: bounded header, known dtypes, offsets inside the file that match the
+// shape, no overlap and no holes, no duplicate names.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,9 @@ namespace muster::trainer {
 inline constexpr size_t kSafetensorsHeaderLimitBytes = size_t{100} << 20;
 
 struct SafetensorsEntry {
-  std::string dtype;           // as written: "F32", "BF16", "F16", …
-  std::vector<int64_t> shape;  // all >= 0
-  uint64_t begin = 0, end = 0; // byte range inside the data section
+  std::string dtype;            // as written: "F32", "BF16", "F16", …
+  std::vector<int64_t> shape;   // all >= 0
+  uint64_t begin = 0, end = 0;  // byte range inside the data section
 };
 
 // Bytes of one element, 0 for a dtype that the format doesn't have.
@@ -37,7 +38,8 @@ struct SafetensorsHeader {
 // Checks and reads the header of a whole file's bytes.
 absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> file);
 // The same of a file of `file_bytes` whose first bytes, at least all of its header, are `begin`.
-absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> begin, uint64_t file_bytes);
+absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const uint8_t> begin,
+                                                   uint64_t file_bytes);
 // Reads as much of the file as its header takes, and that.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const MappedFile& file);
 
@@ -47,7 +49,8 @@ class SafetensorsFile {
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   // Takes over what is mapped already, for copies if it is read by them.
   static absl::StatusOr<SafetensorsFile> Of(MappedFile file);
-  SafetensorsFile(MappedFile file, SafetensorsHeader header) : file_(std::move(file)), header_(std::move(header)) {}
+  SafetensorsFile(MappedFile file, SafetensorsHeader header)
+      : file_(std::move(file)), header_(std::move(header)) {}
   const SafetensorsHeader& header() const { return header_; }
   const MappedFile& file() const { return file_; }
   // The tensor's bytes; `entry` must be of this file's header.
@@ -67,20 +70,24 @@ struct SafetensorsTensor {
   std::span<const uint8_t> data;
 };
 
-// The header (length prefix included, padded with spaces to 8 bytes) for tensors laid out in the given order.
-std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors, const std::map<std::string, std::string>& metadata);
+// The header (length prefix included, padded with spaces to 8 bytes) for tensors laid out in the
+// given order.
+std::string SafetensorsHeaderBytes(const std::vector<SafetensorsTensor>& tensors,
+                                   const std::map<std::string, std::string>& metadata);
 
 struct WrittenFile {
   uint64_t size_bytes = 0;
   uint32_t crc32c = 0;  // of the whole file
 };
 
-// Writes a file of known shapes piece by piece, so that its tensors need never be in memory together. Movable.
+// Writes a file of known shapes piece by piece, so that its tensors need never be in memory
+// together. Movable.
 class SafetensorsWriter {
  public:
   // The tensors' `data` doesn't count.
-  static absl::StatusOr<SafetensorsWriter> Create(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
-                                                  const std::map<std::string, std::string>& metadata);
+  static absl::StatusOr<SafetensorsWriter> Create(
+      const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+      const std::map<std::string, std::string>& metadata);
   // The next bytes of the tensors, which follow each other in the order given.
   absl::Status Append(std::span<const uint8_t> bytes);
   // Makes the file durable (DurableFile); every tensor must have been written whole.
@@ -94,7 +101,8 @@ class SafetensorsWriter {
 };
 
 // Writes the file durably (WriteFileDurably).
-absl::StatusOr<WrittenFile> WriteSafetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+absl::StatusOr<WrittenFile> WriteSafetensors(const std::string& path,
+                                             const std::vector<SafetensorsTensor>& tensors,
                                              const std::map<std::string, std::string>& metadata);
 
 }  // namespace muster::trainer

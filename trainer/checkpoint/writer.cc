@@ -12,7 +12,9 @@ namespace {
 // Between two checkpoints, whatever is asked for: the word of the newest may still be on its way.
 constexpr int kLeastKept = 2;
 
-double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -58,11 +60,13 @@ void CheckpointWriter::Start(const CheckpointMeta& meta) {
       const at::Tensor share = flat.ShardOf(static_cast<FlatParam::State>(kind));
       at::Tensor copy = at::empty({share.numel()}, at::kFloat);
       copy.copy_(share);
-      copies_.emplace_back(FlatTensorName(static_cast<int>(i), kCheckpointKinds[kind]), std::move(copy));
+      copies_.emplace_back(FlatTensorName(static_cast<int>(i), kCheckpointKinds[kind]),
+                           std::move(copy));
     }
   }
   copy_s_ = Now() - begin_s_;
-  // A run that went back comes to a step that was saved already: what is about to be overwritten is no checkpoint any more.
+  // A run that went back comes to a step that was saved already: what is about to be overwritten is
+  // no checkpoint any more.
   if (world_.rank() == 0) RemoveFile(directory_ + "/index.json").IgnoreError();
   busy_ = true;
   publishing_ = false;
@@ -78,10 +82,16 @@ void CheckpointWriter::WriteShare() {
     status_ = MakeDirectories(directory_);
     std::vector<SafetensorsTensor> tensors;
     for (const auto& [name, copy] : copies_) {
-      tensors.push_back({name, "F32", {copy.numel()}, {static_cast<const uint8_t*>(copy.data_ptr()), static_cast<size_t>(copy.nbytes())}});
+      tensors.push_back(
+          {name,
+           "F32",
+           {copy.numel()},
+           {static_cast<const uint8_t*>(copy.data_ptr()), static_cast<size_t>(copy.nbytes())}});
     }
     if (status_.ok()) {
-      absl::StatusOr<WrittenFile> written = WriteSafetensors(directory_ + "/" + RankFileName(world_.rank(), world_.size()), tensors, {{"format", kCheckpointFormat}});
+      absl::StatusOr<WrittenFile> written =
+          WriteSafetensors(directory_ + "/" + RankFileName(world_.rank(), world_.size()), tensors,
+                           {{"format", kCheckpointFormat}});
       if (written.ok()) written_ = *written;
       status_ = written.status();
     }
@@ -101,7 +111,8 @@ void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
       const int64_t begin = flats_[flat]->shard_begin(rank);
       return std::pair<int64_t, int64_t>(begin, begin + flats_[flat]->shard_numel());
     };
-    status_ = WriteFileDurably(directory_ + "/index.json", IndexText(meta_, files, TensorMap(layouts, ranks, shares)));
+    status_ = WriteFileDurably(directory_ + "/index.json",
+                               IndexText(meta_, files, TensorMap(layouts, ranks, shares)));
     if (status_.ok()) status_ = SyncDirectory(parent_);
   } catch (const std::exception& e) {
     status_ = absl::InternalError(e.what());
@@ -112,27 +123,35 @@ void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
 CheckpointWriter::Report CheckpointWriter::Mine() const {
   const int phase = phase_;
   const bool written = phase == kWritten || phase == kPublished;
-  return {static_cast<double>(phase), written ? static_cast<double>(written_.size_bytes) : 0, written ? static_cast<double>(written_.crc32c) : 0};
+  return {static_cast<double>(phase), written ? static_cast<double>(written_.size_bytes) : 0,
+          written ? static_cast<double>(written_.crc32c) : 0};
 }
 
 std::optional<CheckpointOutcome> CheckpointWriter::Take(const std::vector<Report>& all) {
-  const auto some = [&](Phase phase) { return std::any_of(all.begin(), all.end(), [&](const Report& report) { return static_cast<int>(report[0]) == static_cast<int>(phase); }); };
+  const auto some = [&](Phase phase) {
+    return std::any_of(all.begin(), all.end(), [&](const Report& report) {
+      return static_cast<int>(report[0]) == static_cast<int>(phase);
+    });
+  };
   if (!busy_ || some(kBusy)) return std::nullopt;
   Join();  // it is done, or nearly
   if (!some(kFailed) && !publishing_) {
     publishing_ = true;
     if (world_.rank() != 0) return std::nullopt;
     std::vector<WrittenFile> files;
-    for (const Report& report : all) files.push_back({static_cast<uint64_t>(report[1]), static_cast<uint32_t>(report[2])});
+    for (const Report& report : all)
+      files.push_back({static_cast<uint64_t>(report[1]), static_cast<uint32_t>(report[2])});
     phase_ = kBusy;
     Run([this, files = std::move(files)] { Publish(files); });
     return std::nullopt;
   }
   CheckpointOutcome outcome{absl::OkStatus(), meta_.step, directory_, copy_s_, Now() - begin_s_};
   if (some(kFailed)) {
-    const std::vector<std::string> errors = world_.GatherTexts(status_.ok() ? "" : std::string(status_.message()));
+    const std::vector<std::string> errors =
+        world_.GatherTexts(status_.ok() ? "" : std::string(status_.message()));
     for (size_t r = 0; r < errors.size() && outcome.status.ok(); ++r) {
-      if (!errors[r].empty()) outcome.status = absl::UnavailableError(absl::StrCat("rank ", r, ": ", errors[r]));
+      if (!errors[r].empty())
+        outcome.status = absl::UnavailableError(absl::StrCat("rank ", r, ": ", errors[r]));
     }
     if (world_.rank() == 0) RemoveTree(directory_);  // half a checkpoint only takes room
   }
@@ -147,7 +166,8 @@ CheckpointOutcome CheckpointWriter::Finish() {
     Join();
     const Report mine = Mine();
     std::vector<Report> all;
-    for (const std::vector<double>& row : world_.GatherRows({mine.begin(), mine.end()})) all.push_back({row[0], row[1], row[2]});
+    for (const std::vector<double>& row : world_.GatherRows({mine.begin(), mine.end()}))
+      all.push_back({row[0], row[1], row[2]});
     if (std::optional<CheckpointOutcome> outcome = Take(all)) return *std::move(outcome);
   }
 }

@@ -1,7 +1,8 @@
-// Checkpoints written beside training. Between two steps each rank copies its share; a thread then writes, checksums and
-// fsyncs it. The ranks learn that all are done from the exchange of doubles that they have each step anyway, so the thread
-// uses no collective; then rank 0's thread publishes the index. Until then the one before stays the newest. Old ones are
-// removed only for one that whoever starts runs again was told of: it looks for no other.
+// Checkpoints written beside training. Between two steps each rank copies its share; a thread then
+// writes, checksums and fsyncs it. The ranks learn that all are done from the exchange of doubles
+// that they have each step anyway, so the thread uses no collective; then rank 0's thread publishes
+// the index. Until then the one before stays the newest. Old ones are removed only for one that
+// whoever starts runs again was told of: it looks for no other.
 #pragma once
 
 #include <array>
@@ -33,15 +34,17 @@ struct CheckpointOutcome {
 // Every rank has one and calls the same methods in the same steps; not thread-safe.
 class CheckpointWriter {
  public:
-  // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and `flats` must outlive it.
+  // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and
+  // `flats` must outlive it.
   CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep);
   // Waits for the thread; what isn't published by then stays unpublished.
   ~CheckpointWriter();
 
   // Copies and starts to write. The one before must have ended (!busy()).
   void Start(const CheckpointMeta& meta);
-  // The published checkpoint of `step` was told of: old ones are removed, in the thread. With keep 1 the one before it stays until
-  // the next is begun, as the word may still be on its way. While nothing is being written (!busy()).
+  // The published checkpoint of `step` was told of: old ones are removed, in the thread. With keep
+  // 1 the one before it stays until the next is begun, as the word may still be on its way. While
+  // nothing is being written (!busy()).
   void Told(int64_t step);
   // Started and not ended.
   bool busy() const { return busy_; }
@@ -49,7 +52,8 @@ class CheckpointWriter {
   // What the other ranks must know of this one.
   using Report = std::array<double, 3>;  // phase, size_bytes, crc32c
   Report Mine() const;
-  // Takes all ranks' reports of one moment. The outcome once there is one; collective when something failed.
+  // Takes all ranks' reports of one moment. The outcome once there is one; collective when
+  // something failed.
   std::optional<CheckpointOutcome> Take(const std::vector<Report>& all);
   // Waits for the end of what was started. Collective.
   CheckpointOutcome Finish();

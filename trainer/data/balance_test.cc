@@ -22,7 +22,8 @@ std::vector<int64_t> LongTail(int64_t count, int64_t max_length, uint64_t seed) 
   return lengths;
 }
 
-int64_t RowWork(const std::vector<int64_t>& row, const std::vector<int64_t>& lengths, int64_t linear) {
+int64_t RowWork(const std::vector<int64_t>& row, const std::vector<int64_t>& lengths,
+                int64_t linear) {
   int64_t work = 0;
   for (const int64_t document : row) work += DocumentWork(lengths[document], linear);
   return work;
@@ -47,7 +48,8 @@ TEST(Balance, EveryDocumentStandsInOneRowAndRowsKeepTheirLimit) {
 
 TEST(Balance, RefinementNeverMakesAStepsHeaviestRowHeavier) {
   const std::vector<int64_t> lengths = LongTail(5000, 1024, 5);
-  const std::vector<Step> refined = BalanceSteps(lengths, {1024, 1280, 8, 300, true}), plain = BalanceSteps(lengths, {1024, 1280, 8, 300, false});
+  const std::vector<Step> refined = BalanceSteps(lengths, {1024, 1280, 8, 300, true}),
+                          plain = BalanceSteps(lengths, {1024, 1280, 8, 300, false});
   ASSERT_EQ(refined.size(), plain.size());
   const auto heaviest = [&](const Step& step) {
     int64_t most = 0;
@@ -69,7 +71,9 @@ TEST(Balance, AnOutlierWaitsForItsLike) {
   int steps_with = 0;
   for (const Step& step : BalanceSteps(lengths, {1000, 1250, 4, 100})) {
     std::vector<int> outliers;
-    for (const auto& row : step) outliers.push_back(static_cast<int>(std::count_if(row.begin(), row.end(), [&](int64_t d) { return lengths[d] == 1000; })));
+    for (const auto& row : step)
+      outliers.push_back(static_cast<int>(
+          std::count_if(row.begin(), row.end(), [&](int64_t d) { return lengths[d] == 1000; })));
     if (std::accumulate(outliers.begin(), outliers.end(), 0) == 0) continue;
     ++steps_with;
     EXPECT_EQ(outliers, (std::vector<int>{1, 1, 1, 1}));

@@ -8,9 +8,15 @@ namespace muster::trainer {
 
 int64_t SharePerRank(int64_t global_batch, int ranks) { return (global_batch + ranks - 1) / ranks; }
 
-BatchReader::BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks, at::Device device, int64_t rows)
-    : packer_(*packer), global_batch_(global_batch), micro_batch_(micro_batch), share_(SharePerRank(global_batch, ranks)), rank_(rank),
-      device_(device), rows_(rows) {}
+BatchReader::BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank,
+                         int ranks, at::Device device, int64_t rows)
+    : packer_(*packer),
+      global_batch_(global_batch),
+      micro_batch_(micro_batch),
+      share_(SharePerRank(global_batch, ranks)),
+      rank_(rank),
+      device_(device),
+      rows_(rows) {}
 
 absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
   StepBatches step;
@@ -23,11 +29,14 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
     Sequence row;
     for (int64_t k = 0; k < global_batch_ && Exists(first + k); ++k) {
       if (absl::Status s = packer_.Get(first + k, row); !s.ok()) return s;
-      step.target_tokens += std::count_if(row.counts.begin(), row.counts.end(), [](uint8_t c) { return c != 0; });
+      step.target_tokens +=
+          std::count_if(row.counts.begin(), row.counts.end(), [](uint8_t c) { return c != 0; });
       step.tokens += static_cast<int64_t>(row.tokens.size());
       const auto square = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n); };
-      if (row.bounds.empty()) step.attended_tokens += square(static_cast<int64_t>(row.tokens.size()));
-      for (size_t i = 0; i + 1 < row.bounds.size(); ++i) step.attended_tokens += square(row.bounds[i + 1] - row.bounds[i]);
+      if (row.bounds.empty())
+        step.attended_tokens += square(static_cast<int64_t>(row.tokens.size()));
+      for (size_t i = 0; i + 1 < row.bounds.size(); ++i)
+        step.attended_tokens += square(row.bounds[i + 1] - row.bounds[i]);
     }
   }
   const float scale = 1.0f / static_cast<float>(std::max<int64_t>(1, step.target_tokens));
@@ -44,7 +53,8 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
       documents |= !rows[i].bounds.empty();
       length = std::max(length, static_cast<int64_t>(rows[i].tokens.size()));
     }
-    if (length == 0) documents = true, length = 1;  // a rank without a row runs along, with padding alone
+    if (length == 0)
+      documents = true, length = 1;  // a rank without a row runs along, with padding alone
     const at::Tensor ids = at::zeros({n * length}, at::kLong);
     const at::Tensor targets = at::zeros({n * length}, at::kLong);
     const at::Tensor weights = at::zeros({n * length}, at::kFloat);
@@ -55,7 +65,8 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
       meta.rows.push_back(first + rank_ * share_ + begin + i);
       std::copy(row.tokens.begin(), row.tokens.end(), ids.data_ptr<int64_t>() + i * length);
       std::copy(row.targets.begin(), row.targets.end(), targets.data_ptr<int64_t>() + i * length);
-      std::transform(row.counts.begin(), row.counts.end(), weights.data_ptr<float>() + i * length, [scale](uint8_t c) { return c != 0 ? scale : 0.0f; });
+      std::transform(row.counts.begin(), row.counts.end(), weights.data_ptr<float>() + i * length,
+                     [scale](uint8_t c) { return c != 0 ? scale : 0.0f; });
       for (size_t d = 0; d + 1 < row.bounds.size(); ++d) {
         meta.documents.push_back({i, row.bounds[d], row.bounds[d + 1]});
         int64_t* at = positions.data_ptr<int64_t>() + i * length;
@@ -68,7 +79,9 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
     if (documents) meta.positions = positions.to(device_);
     if (documents && device_.is_cuda()) {
       const std::vector<int32_t> bounds = ops::SequenceBounds(meta.documents, n, length);
-      for (size_t i = 0; i + 1 < bounds.size(); ++i) meta.sequences.longest = std::max<int64_t>(meta.sequences.longest, bounds[i + 1] - bounds[i]);
+      for (size_t i = 0; i + 1 < bounds.size(); ++i)
+        meta.sequences.longest =
+            std::max<int64_t>(meta.sequences.longest, bounds[i + 1] - bounds[i]);
       meta.sequences.bounds = at::tensor(bounds, at::kInt).to(device_);
     }
     step.micro.push_back(std::move(meta));
@@ -83,7 +96,9 @@ absl::StatusOr<std::vector<int32_t>> BatchReader::ReadIds(int64_t first) {
   for (int64_t k = 0; k < global_batch_; ++k) {
     if (absl::Status s = packer_.Get(first + k, row); !s.ok()) return s;
     std::copy(row.tokens.begin(), row.tokens.end(), ids.begin() + k * width);
-    if (!row.targets.empty()) ids[k * width + static_cast<int64_t>(row.tokens.size())] = static_cast<int32_t>(row.targets.back());
+    if (!row.targets.empty())
+      ids[k * width + static_cast<int64_t>(row.tokens.size())] =
+          static_cast<int32_t>(row.targets.back());
   }
   return ids;
 }

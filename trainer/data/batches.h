@@ -1,6 +1,6 @@
-// A rank's part of each global batch, as tensors. The global batch is cut into equal contiguous shares; where the ranks
-// don't divide it, rows of weight zero fill up, so that every rank runs the same micro-batches. Rows of one micro-batch are
-// padded to the longest of them.
+// A rank's part of each global batch, as tensors. The global batch is cut into equal contiguous
+// shares; where the ranks don't divide it, rows of weight zero fill up, so that every rank runs the
+// same micro-batches. Rows of one micro-batch are padded to the longest of them.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,21 @@ int64_t SharePerRank(int64_t global_batch, int ranks);
 struct StepBatches {
   std::vector<BatchMeta> micro;
   // Of the whole global batch, over all ranks:
-  int64_t target_tokens = 0;    // that count in the loss
-  int64_t tokens = 0;           // without padding
-  double attended_tokens = 0;   // sum of the squares of the lengths that attention runs over
+  int64_t target_tokens = 0;   // that count in the loss
+  int64_t tokens = 0;          // without padding
+  double attended_tokens = 0;  // sum of the squares of the lengths that attention runs over
 };
 
 // Not thread-safe.
 class BatchReader {
  public:
   // `rows`: rows from this number on don't exist (weight zero); -1: there is no end.
-  BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks, at::Device device, int64_t rows = -1);
+  BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks,
+              at::Device device, int64_t rows = -1);
   // This rank's micro-batches of the step that starts with row `first`.
   absl::StatusOr<StepBatches> Read(int64_t first);
-  // All ids of that step, row by row: row_length_max() inputs (-1 where a row is shorter) and the last one's target.
+  // All ids of that step, row by row: row_length_max() inputs (-1 where a row is shorter) and the
+  // last one's target.
   absl::StatusOr<std::vector<int32_t>> ReadIds(int64_t first);
 
  private:

@@ -43,9 +43,12 @@ TEST(BatchReader, RanksTogetherHoldTheGlobalBatchOnceWhateverTheirNumber) {
         EXPECT_EQ(meta.ids.size(0), meta.batch * meta.length);
         weight += meta.weights.sum().item<double>();
         for (const ops::DocumentSpan& span : meta.documents) {
-          const at::Tensor positions = meta.positions.narrow(0, span.row * meta.length + span.begin, span.end - span.begin);
+          const at::Tensor positions =
+              meta.positions.narrow(0, span.row * meta.length + span.begin, span.end - span.begin);
           EXPECT_TRUE(positions.equal(at::arange(span.end - span.begin)));
-          sum += meta.ids.narrow(0, span.row * meta.length + span.begin, span.end - span.begin).sum().item<int64_t>();
+          sum += meta.ids.narrow(0, span.row * meta.length + span.begin, span.end - span.begin)
+                     .sum()
+                     .item<int64_t>();
         }
       }
     }

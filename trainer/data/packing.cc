@@ -15,7 +15,9 @@ namespace {
 class WrappedPacker : public Packer {
  public:
   WrappedPacker(const TokenShards* shards, const PackingOptions& options)
-      : shards_(*shards), options_(options), windows_(std::max<int64_t>(0, (shards->num_tokens() - 1) / options.max_length)) {}
+      : shards_(*shards),
+        options_(options),
+        windows_(std::max<int64_t>(0, (shards->num_tokens() - 1) / options.max_length)) {}
 
   int64_t rows_per_epoch() const override { return windows_; }
   int64_t row_length_max() const override { return options_.max_length; }
@@ -23,7 +25,8 @@ class WrappedPacker : public Packer {
 
   absl::Status Get(int64_t row, Sequence& out) override {
     if (row / windows_ != epoch_) LoadEpoch(row / windows_);
-    const int64_t length = options_.max_length, first = row % windows_ * length, last = first + length + 1;
+    const int64_t length = options_.max_length, first = row % windows_ * length,
+                  last = first + length + 1;
     tokens_.resize(length + 1);
     counts_.resize(length + 1);
     out.bounds.clear();
@@ -31,7 +34,10 @@ class WrappedPacker : public Packer {
     for (int64_t at = first; at < last; ++i) {
       const int64_t end = std::min(start_[i + 1], last);
       if (at == end) continue;  // a document without tokens
-      if (absl::Status s = shards_.Read(order_[i], at - start_[i], end - start_[i], &tokens_[at - first], &counts_[at - first]); !s.ok()) return s;
+      if (absl::Status s = shards_.Read(order_[i], at - start_[i], end - start_[i],
+                                        &tokens_[at - first], &counts_[at - first]);
+          !s.ok())
+        return s;
       if (options_.document_mask && at < last - 1) out.bounds.push_back(at - first);
       at = end;
     }
@@ -71,7 +77,8 @@ class WrappedPacker : public Packer {
   std::vector<uint8_t> counts_;
 };
 
-// Which capacities 0..max have a bin, as a bitmap over bitmaps: the smallest one from `least` on in a few steps.
+// Which capacities 0..max have a bin, as a bitmap over bitmaps: the smallest one from `least` on in
+// a few steps.
 class CapacitySet {
  public:
   explicit CapacitySet(int64_t max) {
@@ -111,13 +118,15 @@ class CapacitySet {
   std::vector<std::vector<uint64_t>> levels_;
 };
 
-// bfd and none. A *slot* is a place for an item of a given length in a row; slots stand in order of falling length. Which rows
-// hold which slots never changes; which item fills which slot of its length, and in which order rows come, is the epoch's.
+// bfd and none. A *slot* is a place for an item of a given length in a row; slots stand in order of
+// falling length. Which rows hold which slots never changes; which item fills which slot of its
+// length, and in which order rows come, is the epoch's.
 class DocumentPacker : public Packer {
  public:
   DocumentPacker(const TokenShards* shards, const PackingOptions& options)
       : shards_(*shards), options_(options), items_(CutIntoItems(*shards, options.max_length)) {
-    std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.length > b.length; });
+    std::stable_sort(items_.begin(), items_.end(),
+                     [](const Item& a, const Item& b) { return a.length > b.length; });
     std::vector<int64_t> row_of_slot(items_.size());
     int64_t rows = 0;
     if (options.kind == "none") {
@@ -149,7 +158,8 @@ class DocumentPacker : public Packer {
     std::partial_sum(row_begin_.begin(), row_begin_.end(), row_begin_.begin());
     slots_.resize(items_.size());
     std::vector<int64_t> next(row_begin_.begin(), row_begin_.end() - 1);
-    for (size_t slot = 0; slot < items_.size(); ++slot) slots_[next[row_of_slot[slot]]++] = static_cast<int64_t>(slot);
+    for (size_t slot = 0; slot < items_.size(); ++slot)
+      slots_[next[row_of_slot[slot]]++] = static_cast<int64_t>(slot);
   }
 
   int64_t rows_per_epoch() const override { return static_cast<int64_t>(row_begin_.size()) - 1; }
@@ -161,7 +171,8 @@ class DocumentPacker : public Packer {
     const int64_t which = row_order_[row % rows_per_epoch()];
     out = {};
     for (int64_t i = row_begin_[which]; i < row_begin_[which + 1]; ++i) {
-      if (absl::Status s = AppendItem(shards_, items_[item_of_slot_[slots_[i]]], out); !s.ok()) return s;
+      if (absl::Status s = AppendItem(shards_, items_[item_of_slot_[slots_[i]]], out); !s.ok())
+        return s;
     }
     return absl::OkStatus();
   }
@@ -201,10 +212,13 @@ class BalancedPacker : public Packer {
 
   absl::Status Get(int64_t row, Sequence& out) override {
     const int64_t step = row / options_.rows_per_step;
-    while (step >= epoch_begin_.back() + EpochSteps(static_cast<int64_t>(epoch_begin_.size()) - 1)) {
-      epoch_begin_.push_back(epoch_begin_.back() + EpochSteps(static_cast<int64_t>(epoch_begin_.size()) - 1));
+    while (step >=
+           epoch_begin_.back() + EpochSteps(static_cast<int64_t>(epoch_begin_.size()) - 1)) {
+      epoch_begin_.push_back(epoch_begin_.back() +
+                             EpochSteps(static_cast<int64_t>(epoch_begin_.size()) - 1));
     }
-    const int64_t epoch = std::upper_bound(epoch_begin_.begin(), epoch_begin_.end(), step) - epoch_begin_.begin() - 1;
+    const int64_t epoch =
+        std::upper_bound(epoch_begin_.begin(), epoch_begin_.end(), step) - epoch_begin_.begin() - 1;
     LoadEpoch(epoch);
     out = {};
     for (const int64_t item : steps_[step - epoch_begin_[epoch]][row % options_.rows_per_step]) {
@@ -222,10 +236,12 @@ class BalancedPacker : public Packer {
     if (epoch == epoch_) return;
     order_.resize(items_.size());
     std::iota(order_.begin(), order_.end(), 0);
-    SplitMix64::ForEpoch(options_.seed, epoch).Shuffle(order_.data(), static_cast<int64_t>(items_.size()));
+    SplitMix64::ForEpoch(options_.seed, epoch)
+        .Shuffle(order_.data(), static_cast<int64_t>(items_.size()));
     std::vector<int64_t> lengths(items_.size());
     for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = items_[order_[i]].length;
-    steps_ = BalanceSteps(lengths, {options_.max_length, options_.max_row_length, options_.rows_per_step, options_.linear_work});
+    steps_ = BalanceSteps(lengths, {options_.max_length, options_.max_row_length,
+                                    options_.rows_per_step, options_.linear_work});
     epoch_ = epoch;
   }
 
@@ -240,7 +256,8 @@ class BalancedPacker : public Packer {
 
 class Mixture : public Packer {
  public:
-  Mixture(std::vector<std::unique_ptr<Packer>> packers, const std::vector<double>& weights) : packers_(std::move(packers)) {
+  Mixture(std::vector<std::unique_ptr<Packer>> packers, const std::vector<double>& weights)
+      : packers_(std::move(packers)) {
     const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
     // Shares of a cycle by largest remainder, none below one row.
     std::vector<std::pair<double, size_t>> remainders;
@@ -252,14 +269,16 @@ class Mixture : public Packer {
       remainders.emplace_back(static_cast<double>(shares_.back()) - exact, i);
     }
     std::sort(remainders.begin(), remainders.end());
-    for (size_t i = 0; given < kCycle; i = (i + 1) % remainders.size(), ++given) ++shares_[remainders[i].second];
+    for (size_t i = 0; given < kCycle; i = (i + 1) % remainders.size(), ++given)
+      ++shares_[remainders[i].second];
     while (given > kCycle) --*std::max_element(shares_.begin(), shares_.end()), --given;
     // The cycle's order: whoever is furthest behind his share comes next.
     std::vector<int64_t> had(shares_.size(), 0);
     for (int64_t at = 0; at < kCycle; ++at) {
       size_t next = 0;
       for (size_t i = 1; i < shares_.size(); ++i) {
-        if (shares_[i] * (at + 1) - had[i] * kCycle > shares_[next] * (at + 1) - had[next] * kCycle) next = i;
+        if (shares_[i] * (at + 1) - had[i] * kCycle > shares_[next] * (at + 1) - had[next] * kCycle)
+          next = i;
       }
       cycle_.push_back({static_cast<int>(next), had[next]++});
     }
@@ -272,7 +291,8 @@ class Mixture : public Packer {
     return longest;
   }
   bool uniform() const override {
-    return std::all_of(packers_.begin(), packers_.end(), [](const auto& packer) { return packer->uniform(); });
+    return std::all_of(packers_.begin(), packers_.end(),
+                       [](const auto& packer) { return packer->uniform(); });
   }
   absl::Status Get(int64_t row, Sequence& out) override {
     const auto& [source, before] = cycle_[row % kCycle];
@@ -282,8 +302,9 @@ class Mixture : public Packer {
  private:
   static constexpr int64_t kCycle = 1 << 16;
   std::vector<std::unique_ptr<Packer>> packers_;
-  std::vector<int64_t> shares_;                  // rows of each source in a cycle
-  std::vector<std::pair<int, int64_t>> cycle_;  // of each row: its source, and how many of that came before
+  std::vector<int64_t> shares_;  // rows of each source in a cycle
+  std::vector<std::pair<int, int64_t>>
+      cycle_;  // of each row: its source, and how many of that came before
 };
 
 }  // namespace
@@ -312,7 +333,8 @@ std::vector<Item> CutIntoItems(const TokenShards& shards, int64_t max_length) {
   std::vector<Item> items;
   for (int64_t document = 0; document < shards.num_documents(); ++document) {
     const int64_t predicting = shards.document_length(document) - 1;
-    for (int64_t begin = 0; begin < predicting; begin += max_length) items.push_back({document, begin, std::min(max_length, predicting - begin)});
+    for (int64_t begin = 0; begin < predicting; begin += max_length)
+      items.push_back({document, begin, std::min(max_length, predicting - begin)});
   }
   return items;
 }
@@ -321,7 +343,10 @@ absl::Status AppendItem(const TokenShards& shards, const Item& item, Sequence& o
   const size_t at = out.tokens.size(), n = static_cast<size_t>(item.length);
   std::vector<int64_t> tokens(n + 1);
   std::vector<uint8_t> counts(n + 1);
-  if (absl::Status s = shards.Read(item.document, item.begin, item.begin + item.length + 1, tokens.data(), counts.data()); !s.ok()) return s;
+  if (absl::Status s = shards.Read(item.document, item.begin, item.begin + item.length + 1,
+                                   tokens.data(), counts.data());
+      !s.ok())
+    return s;
   out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end() - 1);
   out.targets.insert(out.targets.end(), tokens.begin() + 1, tokens.end());
   out.counts.insert(out.counts.end(), counts.begin() + 1, counts.end());
@@ -330,21 +355,27 @@ absl::Status AppendItem(const TokenShards& shards, const Item& item, Sequence& o
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Packer>> Packer::Make(const TokenShards* shards, const PackingOptions& options) {
+absl::StatusOr<std::unique_ptr<Packer>> Packer::Make(const TokenShards* shards,
+                                                     const PackingOptions& options) {
   if (options.kind == "wrapped") {
     auto packer = std::make_unique<WrappedPacker>(shards, options);
     if (packer->rows_per_epoch() >= 1) return packer;
     return absl::InvalidArgumentError(
-        absl::StrCat("the data has ", shards->num_tokens(), " tokens, too few for one sequence of max_length ", options.max_length));
+        absl::StrCat("the data has ", shards->num_tokens(),
+                     " tokens, too few for one sequence of max_length ", options.max_length));
   }
   bool some = false;
-  for (int64_t document = 0; document < shards->num_documents() && !some; ++document) some = shards->document_length(document) > 1;
-  if (!some) return absl::InvalidArgumentError("the data has no document of two tokens: there is nothing to predict");
+  for (int64_t document = 0; document < shards->num_documents() && !some; ++document)
+    some = shards->document_length(document) > 1;
+  if (!some)
+    return absl::InvalidArgumentError(
+        "the data has no document of two tokens: there is nothing to predict");
   if (options.kind == "balanced") return std::make_unique<BalancedPacker>(shards, options);
   return std::make_unique<DocumentPacker>(shards, options);
 }
 
-std::unique_ptr<Packer> MixPackers(std::vector<std::unique_ptr<Packer>> packers, const std::vector<double>& weights) {
+std::unique_ptr<Packer> MixPackers(std::vector<std::unique_ptr<Packer>> packers,
+                                   const std::vector<double>& weights) {
   return std::make_unique<Mixture>(std::move(packers), weights);
 }
 

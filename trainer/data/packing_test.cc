@@ -16,11 +16,13 @@ namespace {
 
 constexpr int64_t kEos = 999;
 
-// Shards with documents of the given lengths, spread over two files; document d holds the ids 10 d, 10 d + 1, …, and eos last.
+// Shards with documents of the given lengths, spread over two files; document d holds the ids 10 d,
+// 10 d + 1, …, and eos last.
 class Packing : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = std::filesystem::temp_directory_path() / ("packing_test." + std::to_string(::getpid()));
+    directory_ =
+        std::filesystem::temp_directory_path() / ("packing_test." + std::to_string(::getpid()));
     ASSERT_TRUE(MakeDirectories(directory_).ok());
   }
   void TearDown() override { RemoveTree(directory_); }
@@ -29,7 +31,9 @@ class Packing : public ::testing::Test {
   TokenShards Write(const std::vector<int>& lengths, bool masked = false) {
     std::string shards;
     for (int s = 0; s < 2; ++s) {
-      const auto file = [&](const char* suffix) { return std::ofstream(absl::StrCat(directory_, "/", s, suffix), std::ios::binary); };
+      const auto file = [&](const char* suffix) {
+        return std::ofstream(absl::StrCat(directory_, "/", s, suffix), std::ios::binary);
+      };
       std::ofstream tokens = file(".tokens"), docs = file(".docs"), mask = file(".mask");
       int64_t at = 0, documents = 0;
       docs.write(reinterpret_cast<const char*>(&at), 8);
@@ -44,10 +48,14 @@ class Packing : public ::testing::Test {
         docs.write(reinterpret_cast<const char*>(&at), 8);
       }
       if (at == 0) continue;  // an empty file can't be mapped
-      absl::StrAppend(&shards, shards.empty() ? "" : ",", R"({"tokens":")", s, R"(.tokens","documents":")", s, R"(.docs","mask":)",
-                      masked ? absl::StrCat("\"", s, ".mask\"") : "null", R"(,"num_tokens":)", at, R"(,"num_documents":)", documents, "}");
+      absl::StrAppend(&shards, shards.empty() ? "" : ",", R"({"tokens":")", s,
+                      R"(.tokens","documents":")", s, R"(.docs","mask":)",
+                      masked ? absl::StrCat("\"", s, ".mask\"") : "null", R"(,"num_tokens":)", at,
+                      R"(,"num_documents":)", documents, "}");
     }
-    std::ofstream(directory_ + "/index.json") << R"({"format":"muster-tokens-2","dtype":"uint16","vocab_size":1000,"shards":[)" << shards << "]}";
+    std::ofstream(directory_ + "/index.json")
+        << R"({"format":"muster-tokens-2","dtype":"uint16","vocab_size":1000,"shards":[)" << shards
+        << "]}";
     absl::StatusOr<TokenShards> opened = TokenShards::Open(directory_);
     EXPECT_TRUE(opened.ok()) << opened.status();
     return *std::move(opened);
@@ -62,7 +70,9 @@ std::unique_ptr<Packer> Make(const TokenShards& shards, PackingOptions options) 
 }
 
 TEST_F(Packing, OpenShardsTakeNoDescriptors) {
-  const auto descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
   const auto before = descriptors();
   const TokenShards shards = Write({4, 2, 5, 2}, /*masked=*/true);
   EXPECT_EQ(descriptors(), before);
@@ -101,10 +111,12 @@ INSTANTIATE_TEST_SUITE_P(Kinds, EachKind, ::testing::Values("wrapped", "bfd", "n
 
 TEST_P(EachKind, ARowDependsOnSeedAndNumberAlone) {
   const TokenShards shards = Write({14, 12, 25, 10, 6, 10, 13, 7});
-  const PackingOptions options{.kind = GetParam(), .max_length = 8, .seed = 7, .max_row_length = 12, .rows_per_step = 4};
+  const PackingOptions options{
+      .kind = GetParam(), .max_length = 8, .seed = 7, .max_row_length = 12, .rows_per_step = 4};
   PackingOptions another = options;
   another.seed = 8;
-  const auto forward = Make(shards, options), backward = Make(shards, options), other = Make(shards, another);
+  const auto forward = Make(shards, options), backward = Make(shards, options),
+             other = Make(shards, another);
   std::vector<std::vector<int64_t>> wanted(60);
   Sequence sequence;
   int different = 0;
@@ -147,9 +159,12 @@ TEST_P(DocumentKind, AnEpochHoldsEveryPairOfTheDocumentsOnce) {
   const TokenShards shards = Write(lengths);
   std::multimap<int64_t, int64_t> wanted;
   for (size_t d = 0; d < lengths.size(); ++d) {
-    for (int i = 0; i + 1 < lengths[d]; ++i) wanted.emplace(10 * d + i, i + 2 == lengths[d] ? kEos : 10 * d + i + 1);
+    for (int i = 0; i + 1 < lengths[d]; ++i)
+      wanted.emplace(10 * d + i, i + 2 == lengths[d] ? kEos : 10 * d + i + 1);
   }
-  const auto packer = Make(shards, {.kind = GetParam(), .max_length = 8, .seed = 7, .max_row_length = 12, .rows_per_step = 3});
+  const auto packer = Make(
+      shards,
+      {.kind = GetParam(), .max_length = 8, .seed = 7, .max_row_length = 12, .rows_per_step = 3});
   // One epoch of balanced: as many steps as hold the pairs.
   int64_t rows = packer->rows_per_epoch();
   if (rows < 0) {
@@ -182,12 +197,15 @@ TEST_F(Packing, BestFitDecreasingFillsRows) {
 TEST_F(Packing, MasksComeWithTheirTargets) {
   const TokenShards shards = Write({6, 6}, /*masked=*/true);
   for (const char* kind : {"bfd", "wrapped"}) {
-    const auto packer = Make(shards, {.kind = kind, .document_mask = true, .max_length = 11, .seed = 1});
+    const auto packer =
+        Make(shards, {.kind = kind, .document_mask = true, .max_length = 11, .seed = 1});
     Sequence row;
     ASSERT_TRUE(packer->Get(0, row).ok());
-    const std::vector<uint8_t> two = {0, 0, 1, 1, 1, 0, 0, 1, 1, 1}, across = {0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1};
+    const std::vector<uint8_t> two = {0, 0, 1, 1, 1, 0, 0, 1, 1, 1},
+                               across = {0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1};
     EXPECT_EQ(row.counts, std::string(kind) == "bfd" ? two : across) << kind;
-    const std::vector<int64_t> bounds = std::string(kind) == "bfd" ? std::vector<int64_t>{0, 5, 10} : std::vector<int64_t>{0, 6, 11};
+    const std::vector<int64_t> bounds = std::string(kind) == "bfd" ? std::vector<int64_t>{0, 5, 10}
+                                                                   : std::vector<int64_t>{0, 6, 11};
     EXPECT_EQ(row.bounds, bounds) << kind;
     EXPECT_FALSE(packer->uniform());
   }
@@ -208,16 +226,20 @@ TEST_F(Packing, AMixtureKeepsItsSharesAtEveryPoint) {
   for (int64_t g = 0; g < 1000; ++g) {
     ASSERT_TRUE(mixed->Get(g, row).ok());
     if (row.tokens[0] >= 100) from_second.push_back(row.tokens[0]);
-    EXPECT_NEAR(static_cast<double>(from_second.size()), 0.25 * static_cast<double>(g + 1), 1.0) << g;
+    EXPECT_NEAR(static_cast<double>(from_second.size()), 0.25 * static_cast<double>(g + 1), 1.0)
+        << g;
   }
-  for (size_t i = 0; i < from_second.size(); ++i) EXPECT_EQ(from_second[i], 100 + 2 * static_cast<int64_t>(i % 29)) << "its own epochs, in their order";
+  for (size_t i = 0; i < from_second.size(); ++i)
+    EXPECT_EQ(from_second[i], 100 + 2 * static_cast<int64_t>(i % 29))
+        << "its own epochs, in their order";
 }
 
 TEST_F(Packing, BrokenShardsAreRefused) {
   const TokenShards good = Write({3, 4});
   EXPECT_FALSE(Packer::Make(&good, {.max_length = 100}).ok());
   std::ofstream(directory_ + "/0.tokens", std::ios::app) << "x";
-  EXPECT_NE(std::string(TokenShards::Open(directory_).status().message()).find("0.tokens"), std::string::npos);
+  EXPECT_NE(std::string(TokenShards::Open(directory_).status().message()).find("0.tokens"),
+            std::string::npos);
   Write({3, 4});
   {
     std::fstream tokens(directory_ + "/1.tokens", std::ios::binary | std::ios::in | std::ios::out);
@@ -237,8 +259,11 @@ TEST_F(Packing, BrokenShardsAreRefused) {
   docs.seekp(8);
   docs.write(reinterpret_cast<const char*>(&wrong), 8);
   docs.close();
-  EXPECT_NE(std::string(TokenShards::Open(directory_).status().message()).find("1.docs"), std::string::npos);
-  EXPECT_NE(std::string(TokenShards::Open("/nowhere").status().message()).find("muster-trainer prepare"), std::string::npos);
+  EXPECT_NE(std::string(TokenShards::Open(directory_).status().message()).find("1.docs"),
+            std::string::npos);
+  EXPECT_NE(
+      std::string(TokenShards::Open("/nowhere").status().message()).find("muster-trainer prepare"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// .docs is read in place; the offsets of a mapped file are aligned, and x86 and ARM are little-endian.
+// .docs is read in place; the offsets of a mapped file are aligned, and x86 and ARM are
+// little-endian.
 int64_t Offset(const MappedFile& documents, int64_t i) {
   int64_t value;
   std::memcpy(&value, documents.bytes().data() + 8 * i, 8);
@@ -22,17 +23,21 @@ int64_t Offset(const MappedFile& documents, int64_t i) {
 }
 
 absl::Status Bad(const std::string& path, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what, "; make it again with `muster-trainer prepare`"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": ", what, "; make it again with `muster-trainer prepare`"));
 }
 
 // A plain file name: shards may not reach outside their directory.
 bool IsFileName(const json& value) {
   if (!value.is_string()) return false;
   const std::string name = value.get<std::string>();
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
 }
 
-bool IsCount(const json& value) { return value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() < 9e15; }
+bool IsCount(const json& value) {
+  return value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() < 9e15;
+}
 
 }  // namespace
 
@@ -40,20 +45,25 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
   const std::string index_path = directory + "/index.json";
   absl::StatusOr<std::string> text = ReadFile(index_path);
   if (!text.ok()) {
-    return absl::NotFoundError(absl::StrCat(directory, " holds no token shards (", std::string(text.status().message()),
-                                            "); make them with `muster-trainer prepare --output ", directory, "`"));
+    return absl::NotFoundError(
+        absl::StrCat(directory, " holds no token shards (", std::string(text.status().message()),
+                     "); make them with `muster-trainer prepare --output ", directory, "`"));
   }
   const json index = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!index.is_object()) return Bad(index_path, "not a JSON object");
-  if (index.value("format", json()) != "muster-tokens-2") return Bad(index_path, "format is not \"muster-tokens-2\"");
+  if (index.value("format", json()) != "muster-tokens-2")
+    return Bad(index_path, "format is not \"muster-tokens-2\"");
   TokenShards result;
   const json dtype = index.value("dtype", json());
-  if (dtype != "uint16" && dtype != "uint32") return Bad(index_path, "dtype is neither uint16 nor uint32");
+  if (dtype != "uint16" && dtype != "uint32")
+    return Bad(index_path, "dtype is neither uint16 nor uint32");
   result.token_bytes_ = dtype == "uint16" ? 2 : 4;
   const json vocab = index.value("vocab_size", json());
   if (!IsCount(vocab) || vocab == 0) return Bad(index_path, "vocab_size is no positive number");
   result.vocab_size_ = vocab.get<int64_t>();
-  if (const json name = index.value("tokenizer", json()); IsFileName(name) && std::filesystem::is_directory(directory + "/" + name.get<std::string>())) {
+  if (const json name = index.value("tokenizer", json());
+      IsFileName(name) &&
+      std::filesystem::is_directory(directory + "/" + name.get<std::string>())) {
     result.tokenizer_directory_ = directory + "/" + name.get<std::string>();
   }
   result.fingerprint_ = Sha256Hex(*text);
@@ -63,8 +73,10 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
   for (size_t i = 0; i < shards.size(); ++i) {
     const json& entry = shards[i];
     const std::string where = absl::StrCat(index_path, ": shards[", i, "]");
-    if (!entry.is_object() || !IsFileName(entry.value("tokens", json())) || !IsFileName(entry.value("documents", json())) ||
-        !IsCount(entry.value("num_tokens", json())) || !IsCount(entry.value("num_documents", json()))) {
+    if (!entry.is_object() || !IsFileName(entry.value("tokens", json())) ||
+        !IsFileName(entry.value("documents", json())) ||
+        !IsCount(entry.value("num_tokens", json())) ||
+        !IsCount(entry.value("num_documents", json()))) {
       return Bad(where, "needs tokens, documents, num_tokens and num_documents");
     }
     const int64_t num_tokens = entry["num_tokens"].get<int64_t>();
@@ -80,12 +92,16 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
       shard.files.push_back({path, digest.is_string() ? digest.get<std::string>() : ""});
       if (static_cast<int64_t>(file.bytes().size()) != want_bytes) {
         const int64_t has = static_cast<int64_t>(file.bytes().size());
-        return Bad(path, absl::StrCat(has, " bytes where index.json means ", want_bytes, ": ", std::abs(has - want_bytes), has < want_bytes ? " are lacking" : " too many"));
+        return Bad(path, absl::StrCat(has, " bytes where index.json means ", want_bytes, ": ",
+                                      std::abs(has - want_bytes),
+                                      has < want_bytes ? " are lacking" : " too many"));
       }
       return absl::OkStatus();
     };
-    if (absl::Status s = open("tokens", num_tokens * result.token_bytes_, shard.tokens); !s.ok()) return s;
-    if (absl::Status s = open("documents", 8 * (num_documents + 1), shard.documents); !s.ok()) return s;
+    if (absl::Status s = open("tokens", num_tokens * result.token_bytes_, shard.tokens); !s.ok())
+      return s;
+    if (absl::Status s = open("documents", 8 * (num_documents + 1), shard.documents); !s.ok())
+      return s;
     if (IsFileName(entry.value("mask", json()))) {
       if (absl::Status s = open("mask", num_tokens, shard.mask); !s.ok()) return s;
       result.has_masks_ = true;
@@ -93,8 +109,10 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
     for (int64_t d = 0; d <= num_documents; ++d) {
       const int64_t previous = d == 0 ? 0 : Offset(shard.documents, d - 1);
       const int64_t offset = Offset(shard.documents, d);
-      if (offset < previous || (d == 0 && offset != 0) || (d == num_documents && offset != num_tokens)) {
-        return Bad(absl::StrCat(directory, "/", entry["documents"].get<std::string>()), absl::StrCat("offset ", d, " is ", offset));
+      if (offset < previous || (d == 0 && offset != 0) ||
+          (d == num_documents && offset != num_tokens)) {
+        return Bad(absl::StrCat(directory, "/", entry["documents"].get<std::string>()),
+                   absl::StrCat("offset ", d, " is ", offset));
       }
     }
     result.num_tokens_ += num_tokens;
@@ -116,7 +134,8 @@ int64_t TokenShards::document_length(int64_t document) const {
   return Offset(shard->documents, local + 1) - Offset(shard->documents, local);
 }
 
-absl::Status TokenShards::Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const {
+absl::Status TokenShards::Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens,
+                               uint8_t* counts) const {
   const auto [shard, local] = Locate(document);
   const int64_t first = Offset(shard->documents, local) + begin;
   const uint8_t* raw = shard->tokens.bytes().data();
@@ -131,8 +150,10 @@ absl::Status TokenShards::Read(int64_t document, int64_t begin, int64_t end, int
       tokens[i] = id;
     }
     if (tokens[i] >= vocab_size_) {
-      return absl::DataLossError(absl::StrCat(shard->tokens_path, ": token ", first + i, " (of its document ", local, ", token ", begin + i, ") is id ",
-                                              tokens[i], ", but vocab_size is ", vocab_size_, "; make the shards again with `muster-trainer prepare`"));
+      return absl::DataLossError(
+          absl::StrCat(shard->tokens_path, ": token ", first + i, " (of its document ", local,
+                       ", token ", begin + i, ") is id ", tokens[i], ", but vocab_size is ",
+                       vocab_size_, "; make the shards again with `muster-trainer prepare`"));
     }
     counts[i] = shard->mask.bytes().empty() ? 1 : shard->mask.bytes()[first + i];
   }
@@ -150,12 +171,16 @@ absl::Status TokenShards::Verify(const std::atomic<bool>& stop) const {
       Sha256 hash;
       for (size_t at = 0; at < file->bytes().size(); at += kChunkBytes) {
         if (stop) return absl::OkStatus();
-        const std::span<const uint8_t> part = file->bytes().subspan(at, std::min(kChunkBytes, file->bytes().size() - at));
+        const std::span<const uint8_t> part =
+            file->bytes().subspan(at, std::min(kChunkBytes, file->bytes().size() - at));
         hash.Add(part);
         file->Release(part);
       }
       if (hash.Hex() != checked.sha256) {
-        return absl::DataLossError(absl::StrCat(checked.path, " doesn't match its sha256 in index.json; copy it again, or make the shards again with `muster-trainer prepare`"));
+        return absl::DataLossError(
+            absl::StrCat(checked.path,
+                         " doesn't match its sha256 in index.json; copy it again, or make the "
+                         "shards again with `muster-trainer prepare`"));
       }
     }
   }

@@ -1,6 +1,7 @@
-// Token shards as `muster-trainer prepare` writes them: index.json beside .tokens (raw little-endian ids; documents end with
-// their end-of-document token, if they have one), .docs (int64 offsets, one more than documents) and optional .mask (a byte a
-// token: 1 = counts in the loss). All files are mapped.
+// Token shards as `muster-trainer prepare` writes them: index.json beside .tokens (raw
+// little-endian ids; documents end with their end-of-document token, if they have one), .docs
+// (int64 offsets, one more than documents) and optional .mask (a byte a token: 1 = counts in the
+// loss). All files are mapped.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,8 @@ namespace muster::trainer {
 // Immutable after Open; thread-safe. Documents are numbered through all shards.
 class TokenShards {
  public:
-  // Opens the directory; checks sizes and offsets of every shard against index.json. Errors name the file.
+  // Opens the directory; checks sizes and offsets of every shard against index.json. Errors name
+  // the file.
   static absl::StatusOr<TokenShards> Open(const std::string& directory);
 
   int64_t num_documents() const { return document_base_.back(); }
@@ -30,13 +32,15 @@ class TokenShards {
   int64_t document_length(int64_t document) const;
   bool has_masks() const { return has_masks_; }
   const std::string& tokenizer_directory() const { return tokenizer_directory_; }  // empty: none
-  const std::string& fingerprint() const { return fingerprint_; }                  // sha256 of index.json
+  const std::string& fingerprint() const { return fingerprint_; }  // sha256 of index.json
 
-  // Copies tokens [begin, end) of a document to `tokens`, and their mask to `counts`. Fails on an id that isn't below
-  // vocab_size(), naming its file and place.
-  absl::Status Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens, uint8_t* counts) const;
+  // Copies tokens [begin, end) of a document to `tokens`, and their mask to `counts`. Fails on an
+  // id that isn't below vocab_size(), naming its file and place.
+  absl::Status Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens,
+                    uint8_t* counts) const;
 
-  // Reads all files and compares their sha256 with index.json. Stops early, with OK, once `stop` is true.
+  // Reads all files and compares their sha256 with index.json. Stops early, with OK, once `stop` is
+  // true.
   absl::Status Verify(const std::atomic<bool>& stop) const;
 
  private:
@@ -69,7 +73,9 @@ class ShardCheck {
   // What was found wrong so far; OK while nothing was.
   absl::Status Found() const;
   // Waits for the end at most that long; whether it has come.
-  bool WaitFor(std::chrono::milliseconds limit) const { return end_.wait_for(limit) == std::future_status::ready; }
+  bool WaitFor(std::chrono::milliseconds limit) const {
+    return end_.wait_for(limit) == std::future_status::ready;
+  }
 
  private:
   std::atomic<bool> stop_{false}, found_{false};

@@ -1,10 +1,12 @@
-// bench/run.sh wlb: rows of like work against rows of like length, on a long-tailed mix of document lengths.
+// bench/run.sh wlb: rows of like work against rows of like length, on a long-tailed mix of document
+// lengths.
 //
-// Context 128k, 8 ranks with 4 micro-batches each, one row a micro-batch. The latency of a row is a model (printed): an 8B
-// model's flops at a fixed rate, and a fixed cost. A step takes as long as its slowest rank. Peers: fixed-length packing of the
-// same whole documents (best fit decreasing into rows of 128k, rows shuffled: `packing: bfd`), and WLB-LLM's method without our
-// refinement. The stream cut every 128k tokens is told beside them: it cuts documents, so it has less attention to compute and
-// trains something else.
+// Context 128k, 8 ranks with 4 micro-batches each, one row a micro-batch. The latency of a row is a
+// model (printed): an 8B model's flops at a fixed rate, and a fixed cost. A step takes as long as
+// its slowest rank. Peers: fixed-length packing of the same whole documents (best fit decreasing
+// into rows of 128k, rows shuffled: `packing: bfd`), and WLB-LLM's method without our refinement.
+// The stream cut every 128k tokens is told beside them: it cuts documents, so it has less attention
+// to compute and trains something else.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -29,17 +31,23 @@ constexpr int64_t kLinearWork = static_cast<int64_t>(2 * kWeights / kPairFlops);
 // Forward and backward of a row with documents of these lengths.
 double RowSeconds(const std::vector<int64_t>& lengths) {
   double flops = 0;
-  for (const int64_t n : lengths) flops += 2 * kWeights * static_cast<double>(n) + kPairFlops * static_cast<double>(n) * static_cast<double>(n + 1) / 2;
+  for (const int64_t n : lengths)
+    flops += 2 * kWeights * static_cast<double>(n) +
+             kPairFlops * static_cast<double>(n) * static_cast<double>(n + 1) / 2;
   return kRowSeconds + 3 * flops / kFlopsPerSecond;
 }
 
-// Log-normal around 2k tokens with a heavy tail; what is above the context is cut into parts, as the trainer does.
+// Log-normal around 2k tokens with a heavy tail; what is above the context is cut into parts, as
+// the trainer does.
 std::vector<int64_t> LongTail(int64_t documents) {
   SplitMix64 random{20250323};
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < documents; ++i) {
-    const double u = (static_cast<double>(random.Below(1u << 30)) + 1) / (1u << 30), v = static_cast<double>(random.Below(1u << 30)) / (1u << 30);
-    int64_t n = std::max<int64_t>(8, std::llround(2000 * std::exp(1.6 * std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v))));
+    const double u = (static_cast<double>(random.Below(1u << 30)) + 1) / (1u << 30),
+                 v = static_cast<double>(random.Below(1u << 30)) / (1u << 30);
+    int64_t n = std::max<int64_t>(
+        8,
+        std::llround(2000 * std::exp(1.6 * std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v))));
     for (; n > 0; n -= kContext) lengths.push_back(std::min(n, kContext));
   }
   return lengths;
@@ -63,14 +71,16 @@ void Add(const std::vector<std::vector<int64_t>>& rows, Outcome& outcome) {
   }
   double slowest = 0;
   for (int64_t rank = 0; rank < kRanks; ++rank) {
-    slowest = std::max(slowest, std::accumulate(seconds.begin() + rank * kMicroBatches, seconds.begin() + (rank + 1) * kMicroBatches, 0.0));
+    slowest = std::max(slowest, std::accumulate(seconds.begin() + rank * kMicroBatches,
+                                                seconds.begin() + (rank + 1) * kMicroBatches, 0.0));
   }
   outcome.seconds += slowest;
   outcome.tokens += tokens;
   ++outcome.steps;
   if (!full) return;  // an epoch's end
   ++outcome.full_steps;
-  outcome.imbalance_sum += *std::max_element(seconds.begin(), seconds.end()) * kRows / std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  outcome.imbalance_sum += *std::max_element(seconds.begin(), seconds.end()) * kRows /
+                           std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
 
 // Whole documents in rows of kContext.
@@ -82,15 +92,20 @@ Outcome FixedLength(std::vector<int64_t> lengths) {
     auto fit = open.lower_bound(n);
     const int64_t room = fit == open.end() ? kContext : fit->first;
     const size_t row = fit == open.end() ? rows.size() : fit->second;
-    if (fit == open.end()) rows.emplace_back();
-    else open.erase(fit);
+    if (fit == open.end())
+      rows.emplace_back();
+    else
+      open.erase(fit);
     rows[row].push_back(n);
     if (room > n) open.emplace(room - n, row);
   }
   SplitMix64{7}.Shuffle(rows.data(), static_cast<int64_t>(rows.size()));
   rows.resize((rows.size() + kRows - 1) / kRows * kRows);
   Outcome outcome;
-  for (size_t begin = 0; begin < rows.size(); begin += kRows) Add({rows.begin() + static_cast<int64_t>(begin), rows.begin() + static_cast<int64_t>(begin) + kRows}, outcome);
+  for (size_t begin = 0; begin < rows.size(); begin += kRows)
+    Add({rows.begin() + static_cast<int64_t>(begin),
+         rows.begin() + static_cast<int64_t>(begin) + kRows},
+        outcome);
   return outcome;
 }
 
@@ -116,10 +131,12 @@ Outcome CutStream(const std::vector<int64_t>& lengths) {
   return outcome;
 }
 
-Outcome Balanced(const std::vector<int64_t>& lengths, int64_t max_row_length, bool refine, std::vector<int>& seen) {
+Outcome Balanced(const std::vector<int64_t>& lengths, int64_t max_row_length, bool refine,
+                 std::vector<int>& seen) {
   Outcome outcome;
   seen.assign(lengths.size(), 0);
-  for (const Step& step : BalanceSteps(lengths, {kContext, max_row_length, kRows, kLinearWork, refine})) {
+  for (const Step& step :
+       BalanceSteps(lengths, {kContext, max_row_length, kRows, kLinearWork, refine})) {
     std::vector<std::vector<int64_t>> rows;
     for (const std::vector<int64_t>& row : step) {
       rows.emplace_back();
@@ -133,34 +150,57 @@ Outcome Balanced(const std::vector<int64_t>& lengths, int64_t max_row_length, bo
 int Main(bool quick) {
   const std::vector<int64_t> lengths = LongTail(quick ? 60'000 : 600'000);
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  std::printf("latency of a row: %.1f ms + 3 x (2 x %.1e x tokens + %.0f x pairs) / %.0e flop/s; %lld documents, %lld tokens, %lld of half the context or more\n",
-              1e3 * kRowSeconds, kWeights, kPairFlops, kFlopsPerSecond, static_cast<long long>(lengths.size()), static_cast<long long>(tokens),
-              static_cast<long long>(std::count_if(lengths.begin(), lengths.end(), [](int64_t n) { return n >= kContext / 2; })));
+  std::printf(
+      "latency of a row: %.1f ms + 3 x (2 x %.1e x tokens + %.0f x pairs) / %.0e flop/s; %lld "
+      "documents, %lld tokens, %lld of half the context or more\n",
+      1e3 * kRowSeconds, kWeights, kPairFlops, kFlopsPerSecond,
+      static_cast<long long>(lengths.size()), static_cast<long long>(tokens),
+      static_cast<long long>(std::count_if(lengths.begin(), lengths.end(),
+                                           [](int64_t n) { return n >= kContext / 2; })));
   const Outcome fixed = FixedLength(lengths), cut = CutStream(lengths);
   std::vector<int> seen;
   for (const int64_t quarters : {4, 5, 6, 8}) {
     const int64_t limit = kContext * quarters / 4;
-    const Outcome plain = Balanced(lengths, limit, false, seen), ours = Balanced(lengths, limit, true, seen);
-    std::printf("max_row_length %lldk: imbalance %.4f (plain %.4f, fixed length %.4f), throughput x%.3f (plain x%.3f), %lld steps\n",
-                static_cast<long long>(limit / 1024), ours.Imbalance(), plain.Imbalance(), fixed.Imbalance(), ours.TokensPerSecond() / fixed.TokensPerSecond(),
-                plain.TokensPerSecond() / fixed.TokensPerSecond(), static_cast<long long>(ours.steps));
+    const Outcome plain = Balanced(lengths, limit, false, seen),
+                  ours = Balanced(lengths, limit, true, seen);
+    std::printf(
+        "max_row_length %lldk: imbalance %.4f (plain %.4f, fixed length %.4f), throughput x%.3f "
+        "(plain x%.3f), %lld steps\n",
+        static_cast<long long>(limit / 1024), ours.Imbalance(), plain.Imbalance(),
+        fixed.Imbalance(), ours.TokensPerSecond() / fixed.TokensPerSecond(),
+        plain.TokensPerSecond() / fixed.TokensPerSecond(), static_cast<long long>(ours.steps));
   }
   const int64_t limit = kContext * 5 / 4;  // the default
-  const Outcome plain = Balanced(lengths, limit, false, seen), ours = Balanced(lengths, limit, true, seen);
-  const bool same = ours.tokens == tokens && std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; });
+  const Outcome plain = Balanced(lengths, limit, false, seen),
+                ours = Balanced(lengths, limit, true, seen);
+  const bool same = ours.tokens == tokens &&
+                    std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; });
   const double ratio = ours.TokensPerSecond() / fixed.TokensPerSecond();
-  std::printf("{\"figure\":\"imbalance of rows (max/mean)\",\"value\":%.4f,\"unit\":\"\",\"peer\":%.4f,\"bar\":\"<= WLB-LLM's method\",\"holds\":%s}\n",
-              ours.Imbalance(), plain.Imbalance(), ours.Imbalance() <= plain.Imbalance() ? "true" : "false");
-  std::printf("{\"figure\":\"predicted throughput over fixed-length packing of the same documents\",\"value\":%.3f,\"unit\":\"x\",\"peer\":%.3f,\"bar\":\">= 1.2\",\"holds\":%s}\n",
-              ratio, plain.TokensPerSecond() / fixed.TokensPerSecond(), ratio >= 1.2 ? "true" : "false");
-  std::printf("{\"figure\":\"predicted throughput over the stream cut every 128k, which cuts documents\",\"value\":%.3f,\"unit\":\"x\",\"peer\":null,\"bar\":null,\"holds\":true}\n",
-              ours.TokensPerSecond() / cut.TokensPerSecond());
-  std::printf("{\"figure\":\"documents trained exactly once\",\"value\":%lld,\"unit\":\"\",\"peer\":%lld,\"bar\":\"all\",\"holds\":%s}\n",
-              static_cast<long long>(std::count(seen.begin(), seen.end(), 1)), static_cast<long long>(lengths.size()), same ? "true" : "false");
+  std::printf(
+      "{\"figure\":\"imbalance of rows "
+      "(max/mean)\",\"value\":%.4f,\"unit\":\"\",\"peer\":%.4f,\"bar\":\"<= WLB-LLM's "
+      "method\",\"holds\":%s}\n",
+      ours.Imbalance(), plain.Imbalance(),
+      ours.Imbalance() <= plain.Imbalance() ? "true" : "false");
+  std::printf(
+      "{\"figure\":\"predicted throughput over fixed-length packing of the same "
+      "documents\",\"value\":%.3f,\"unit\":\"x\",\"peer\":%.3f,\"bar\":\">= 1.2\",\"holds\":%s}\n",
+      ratio, plain.TokensPerSecond() / fixed.TokensPerSecond(), ratio >= 1.2 ? "true" : "false");
+  std::printf(
+      "{\"figure\":\"predicted throughput over the stream cut every 128k, which cuts "
+      "documents\",\"value\":%.3f,\"unit\":\"x\",\"peer\":null,\"bar\":null,\"holds\":true}\n",
+      ours.TokensPerSecond() / cut.TokensPerSecond());
+  std::printf(
+      "{\"figure\":\"documents trained exactly "
+      "once\",\"value\":%lld,\"unit\":\"\",\"peer\":%lld,\"bar\":\"all\",\"holds\":%s}\n",
+      static_cast<long long>(std::count(seen.begin(), seen.end(), 1)),
+      static_cast<long long>(lengths.size()), same ? "true" : "false");
   return ours.Imbalance() <= plain.Imbalance() && ratio >= 1.2 && same ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace muster::trainer
 
-int main(int argc, char** argv) { return muster::trainer::Main(argc > 1 && std::strcmp(argv[1], "--quick") == 0); }
+int main(int argc, char** argv) {
+  return muster::trainer::Main(argc > 1 && std::strcmp(argv[1], "--quick") == 0);
+}

@@ -1,4 +1,5 @@
-// The `trainer:` map of a job: one table of keys drives the parser, the checks and the published JSON Schema.
+// The `trainer:` map of a job: one table of keys drives the parser, the checks and the published
+// JSON Schema.
 #pragma once
 
 #include <cstdint>
@@ -40,35 +41,35 @@ struct TrainConfig {
   double max_grad_norm = 1.0;  // 0: no clipping
   int64_t seed = 42;
   int64_t zero_stage = 1;
-  int64_t shard_size = 0;              // ranks that share one copy of what zero_stage shards; 0: all
+  int64_t shard_size = 0;  // ranks that share one copy of what zero_stage shards; 0: all
   std::string dtype = "fp32";
-  std::string masters = "fp32";        // or split
-  std::string moments = "fp32";        // or bf16
-  std::string gradient_dtype = "fp32"; // or bf16
-  std::string recompute = "none";      // or keep_attention, full
-  std::string offload = "none";        // or optimizer, parameters
+  std::string masters = "fp32";         // or split
+  std::string moments = "fp32";         // or bf16
+  std::string gradient_dtype = "fp32";  // or bf16
+  std::string recompute = "none";       // or keep_attention, full
+  std::string offload = "none";         // or optimizer, parameters
   double z_loss = 0;
-  double decay_steps = 0;              // >= 1: steps; < 1: share of max_steps
+  double decay_steps = 0;  // >= 1: steps; < 1: share of max_steps
   std::string decay_type = "cosine";
-  double spike_factor = 0;             // 0: off
+  double spike_factor = 0;  // 0: off
   int64_t skip_limit = 0;
   bool poison = false;
   bool reference_ops = false;
-  LoraConfig lora;  // rank 0: everything is trained
+  LoraConfig lora;         // rank 0: everything is trained
   std::string export_dir;  // key `export`; empty: none
   bool cuda_graphs = false;
   bool deterministic = false;
   int64_t log_interval = 1;
   int64_t profile_steps = 0;  // 0: no profile
   double peak_tflops = 0;     // of one rank's device, for MFU; 0: from the table
-  std::string checkpoints;  // s3://BUCKET/PREFIX; empty: where the job's checkpoints go
-  int64_t save_steps = 0;  // 0: off
+  std::string checkpoints;    // s3://BUCKET/PREFIX; empty: where the job's checkpoints go
+  int64_t save_steps = 0;     // 0: off
   bool save_in_background = true;
   int64_t eval_interval = 0;   // 0: off
   int64_t eval_sequences = 0;  // 0: all
   std::string eval_data;       // empty: the data's own validation split
   double step_timeout_s = 300;
-  int64_t threads = 0;     // 0: cores / LOCAL_WORLD_SIZE
+  int64_t threads = 0;  // 0: cores / LOCAL_WORLD_SIZE
 
   int64_t WarmupSteps() const;
   int64_t DecaySteps() const;
@@ -76,20 +77,25 @@ struct TrainConfig {
   std::vector<MixturePart> Parts() const;
 };
 
-// JSON Schema (draft 2020-12) of the map, with "x-muster-hints" for names that users of other tools try.
+// JSON Schema (draft 2020-12) of the map, with "x-muster-hints" for names that users of other tools
+// try.
 nlohmann::ordered_json TrainConfigSchema();
 
 // What is wrong with the configuration for this many ranks.
 // `gpu_kernels`: whether this program has kernels for them.
-void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels, Problems& problems);
+void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels,
+                 Problems& problems);
 
-// Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No file is touched.
+// Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No
+// file is touched.
 TrainConfig ParseTrainConfig(const nlohmann::json& value, Problems& problems);
 
-// "learning_rate: 0.0001 -> 5e-05" for each key whose value, given or default, isn't the same in two such maps.
+// "learning_rate: 0.0001 -> 5e-05" for each key whose value, given or default, isn't the same in
+// two such maps.
 std::vector<std::string> ChangedFields(const nlohmann::json& before, const nlohmann::json& now);
 
-// Sequences per rank and forward when the user gave none: as many as make about 8,192 tokens, at most `share`.
+// Sequences per rank and forward when the user gave none: as many as make about 8,192 tokens, at
+// most `share`.
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share);
 
 }  // namespace muster::trainer

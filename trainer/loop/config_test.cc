@@ -17,11 +17,13 @@ namespace {
 using nlohmann::json;
 
 json GoodModel() {
-  return {{"model_type", "llama"}, {"vocab_size", 100}, {"hidden_size", 64}, {"intermediate_size", 96}, {"num_hidden_layers", 2},
-          {"num_attention_heads", 4}, {"num_key_value_heads", 2}};
+  return {{"model_type", "llama"},   {"vocab_size", 100},      {"hidden_size", 64},
+          {"intermediate_size", 96}, {"num_hidden_layers", 2}, {"num_attention_heads", 4},
+          {"num_key_value_heads", 2}};
 }
 json GoodConfig() {
-  return {{"model", GoodModel()}, {"data", "d"}, {"max_length", 64}, {"global_batch_size", 8}, {"max_steps", 100}, {"learning_rate", 1e-3}};
+  return {{"model", GoodModel()},   {"data", "d"},      {"max_length", 64},
+          {"global_batch_size", 8}, {"max_steps", 100}, {"learning_rate", 1e-3}};
 }
 
 // Text of the problems of the good value with `change` merged in (null removes a key).
@@ -29,8 +31,10 @@ std::string Problem(const json& good, const json& change, bool model) {
   json value = good;
   value.merge_patch(change);
   Problems problems;
-  if (model) ParseModelConfig(value, "model", /*strict=*/true, problems);
-  else ParseTrainConfig(value, problems);
+  if (model)
+    ParseModelConfig(value, "model", /*strict=*/true, problems);
+  else
+    ParseTrainConfig(value, problems);
   return ToText(problems);
 }
 
@@ -48,13 +52,16 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"zero_stage", 4}}, "trainer.zero_stage: must be a whole number from 0 to 3"},
       {{{"zero_stage", 0}, {"shard_size", 2}}, "trainer.shard_size: is for zero_stage 1 to 3"},
       {{{"masters", "split"}}, "trainer.masters: is for dtype: bf16"},
-      {{{"dtype", "bf16"}, {"masters", "split"}, {"offload", "optimizer"}}, "trainer.masters: split saves memory beside the weights"},
+      {{{"dtype", "bf16"}, {"masters", "split"}, {"offload", "optimizer"}},
+       "trainer.masters: split saves memory beside the weights"},
       {{{"gradient_dtype", "bf16"}}, "trainer.gradient_dtype: is for dtype: bf16"},
-      {{{"offload", "parameters"}}, "trainer.offload: parameters come block by block, as zero_stage: 3"},
+      {{{"offload", "parameters"}},
+       "trainer.offload: parameters come block by block, as zero_stage: 3"},
       {{{"recompute", "some"}}, "one of none keep_attention full"},
       {{{"lr_scheduler_type", "warmup_stable_decay"}}, "trainer.decay_steps: is missing"},
       {{{"decay_steps", 5}}, "trainer.decay_steps: is for lr_scheduler_type: warmup_stable_decay"},
-      {{{"lr_scheduler_type", "warmup_stable_decay"}, {"warmup_steps", 60}, {"decay_steps", 0.5}}, "50 steps of decay and 60 of warm-up are more than max_steps, 100"},
+      {{{"lr_scheduler_type", "warmup_stable_decay"}, {"warmup_steps", 60}, {"decay_steps", 0.5}},
+       "50 steps of decay and 60 of warm-up are more than max_steps, 100"},
       {{{"gradient_checkpointing", true}}, "use recompute: full"},
       {{{"dtype", "fp16"}}, "one of fp32 bf16"},
       {{{"deterministic", 1}}, "true or false"},
@@ -68,23 +75,34 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"data", nullptr}}, "trainer.data: give data"},
       {{{"mixture", {{{"data", "a"}, {"weight", 1}}}}}, "data and mixture exclude each other"},
       {{{"data", nullptr}, {"mixture", json::array()}}, "trainer.mixture: must be a list of maps"},
-      {{{"data", nullptr}, {"mixture", {{{"data", "a"}}}}}, "trainer.mixture[0]: must be a map with data and weight"},
-      {{{"data", nullptr}, {"mixture", {{{"data", "a"}, {"weight", 1}}, {{"data", "b"}, {"weight", 0}}}}}, "trainer.mixture[1].weight: must be a number above 0"},
+      {{{"data", nullptr}, {"mixture", {{{"data", "a"}}}}},
+       "trainer.mixture[0]: must be a map with data and weight"},
+      {{{"data", nullptr},
+        {"mixture", {{{"data", "a"}, {"weight", 1}}, {{"data", "b"}, {"weight", 0}}}}},
+       "trainer.mixture[1].weight: must be a number above 0"},
       {{{"packing", "best"}}, "one of wrapped bfd none balanced"},
-      {{{"packing", "bfd"}, {"document_mask", true}}, "trainer.document_mask: is for packing: wrapped"},
+      {{{"packing", "bfd"}, {"document_mask", true}},
+       "trainer.document_mask: is for packing: wrapped"},
       {{{"max_row_length", 64}}, "trainer.max_row_length: is for packing: balanced"},
       {{{"packing", "balanced"}, {"max_row_length", 63}}, "63 is below max_length, 64"},
       {{{"lora", {{"rank", 4}}}}, "trainer.lora: adapters stand beside trained weights; give init"},
-      {{{"checkpoints", "/data/run"}}, "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run"},
+      {{{"checkpoints", "/data/run"}},
+       "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run"},
       {{{"lora", {{"r", 4}}}}, "trainer.lora.r: use rank"},
       {{{"lora", {{"rank", 0}}}}, "trainer.lora.rank: must be a whole number from 1"},
-      {{{"lora", {{"rank", 4}, {"dropout", 1}}}}, "trainer.lora.dropout: must be a number from 0 to below 1"},
-      {{{"lora", {{"rank", 4}, {"target_modules", "q_proj"}}}}, "trainer.lora.target_modules: must be a list"},
-      {{{"lora", {{"rank", 4}, {"target_modules", {"(q"}}}}}, "(q is neither a name nor a regular expression"},
+      {{{"lora", {{"rank", 4}, {"dropout", 1}}}},
+       "trainer.lora.dropout: must be a number from 0 to below 1"},
+      {{{"lora", {{"rank", 4}, {"target_modules", "q_proj"}}}},
+       "trainer.lora.target_modules: must be a list"},
+      {{{"lora", {{"rank", 4}, {"target_modules", {"(q"}}}}},
+       "(q is neither a name nor a regular expression"},
       {{{"eval_sequences", 5}}, "trainer.eval_sequences: is for evaluations"},
       {{{"eval_steps", 5}}, "use eval_interval"},
   };
-  for (const Case& c : cases) EXPECT_NE(Problem(GoodConfig(), c.change, false).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodConfig(), c.change, false);
+  for (const Case& c : cases)
+    EXPECT_NE(Problem(GoodConfig(), c.change, false).find(c.wanted), std::string::npos)
+        << c.change << "\n"
+        << Problem(GoodConfig(), c.change, false);
 }
 
 TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {
@@ -95,11 +113,25 @@ TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {
     const char* wanted;
     bool kernels = false;
   };
-  for (const Case& c : {Case{{{"shard_size", 4}}, 6, false, "trainer.shard_size: 4 doesn't divide the 6 ranks; use one of 1, 2, 3, 6"}, {{{"shard_size", 3}}, 6, false, ""},
-                        {{{"shard_size", 8}}, 4, false, "use one of 1, 2, 4"}, {{{"moments", "bf16"}}, 1, true, "trainer.moments: bf16 needs our own kernels on GPUs; build with nvcc"},
-                        {{{"moments", "bf16"}, {"offload", "optimizer"}}, 1, true, ""}, {{{"dtype", "bf16"}, {"masters", "split"}}, 1, true, "trainer.masters: split needs our own kernels"},
-                        {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, true, "", true}, {{{"moments", "bf16"}, {"reference_ops", true}}, 1, true, "leave out reference_ops", true},
-                        {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, false, ""}}) {
+  for (const Case& c :
+       {Case{{{"shard_size", 4}},
+             6,
+             false,
+             "trainer.shard_size: 4 doesn't divide the 6 ranks; use one of 1, 2, 3, 6"},
+        {{{"shard_size", 3}}, 6, false, ""},
+        {{{"shard_size", 8}}, 4, false, "use one of 1, 2, 4"},
+        {{{"moments", "bf16"}},
+         1,
+         true,
+         "trainer.moments: bf16 needs our own kernels on GPUs; build with nvcc"},
+        {{{"moments", "bf16"}, {"offload", "optimizer"}}, 1, true, ""},
+        {{{"dtype", "bf16"}, {"masters", "split"}},
+         1,
+         true,
+         "trainer.masters: split needs our own kernels"},
+        {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, true, "", true},
+        {{{"moments", "bf16"}, {"reference_ops", true}}, 1, true, "leave out reference_ops", true},
+        {{{"dtype", "bf16"}, {"masters", "split"}, {"moments", "bf16"}}, 1, false, ""}}) {
     json value = GoodConfig();
     value.merge_patch(c.change);
     Problems problems;
@@ -149,22 +181,38 @@ TEST(Lora, PatternsMeanModulesAsInPeft) {
     const char* pattern;
     bool q, down;
   };
-  for (const Case& c : {Case{"q_proj", true, false}, {"proj", false, false}, {"self_attn.q_proj", true, false}, {"all-linear", true, true},
-                        {R"(model\.layers\.1\..*)", true, true}, {R"(model\.layers\.[02]\..*)", false, false}, {"_proj", false, false}}) {
+  for (const Case& c : {Case{"q_proj", true, false},
+                        {"proj", false, false},
+                        {"self_attn.q_proj", true, false},
+                        {"all-linear", true, true},
+                        {R"(model\.layers\.1\..*)", true, true},
+                        {R"(model\.layers\.[02]\..*)", false, false},
+                        {"_proj", false, false}}) {
     EXPECT_EQ(MatchesModule(c.pattern, "model.layers.1.self_attn.q_proj"), c.q) << c.pattern;
     EXPECT_EQ(MatchesModule(c.pattern, "model.layers.1.mlp.down_proj"), c.down) << c.pattern;
   }
   Problems problems;
   ModelConfig model = ParseModelConfig(GoodModel(), "model", true, problems);
-  EXPECT_EQ(TargetModules(model, {.rank = 1, .target_modules = {"q_proj", "model.layers.1.mlp.up_proj"}}, "trainer.lora", problems).size(), 3u);
+  EXPECT_EQ(
+      TargetModules(model, {.rank = 1, .target_modules = {"q_proj", "model.layers.1.mlp.up_proj"}},
+                    "trainer.lora", problems)
+          .size(),
+      3u);
   EXPECT_TRUE(problems.empty());
   EXPECT_FALSE(MatchesModule("all-linear", "lm_head"));
-  EXPECT_EQ(TargetModules(model, {.rank = 1, .target_modules = {"lm_head", "down_proj"}}, "trainer.lora", problems).back(), "lm_head");
+  EXPECT_EQ(TargetModules(model, {.rank = 1, .target_modules = {"lm_head", "down_proj"}},
+                          "trainer.lora", problems)
+                .back(),
+            "lm_head");
   EXPECT_TRUE(problems.empty());
   model.tie_word_embeddings = true;
-  TargetModules(model, {.rank = 1, .target_modules = {"lm_head", "norm"}}, "trainer.lora", problems);
-  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: lm_head is this model's embedding, too"), std::string::npos);
-  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: norm means no linear"), std::string::npos);
+  TargetModules(model, {.rank = 1, .target_modules = {"lm_head", "norm"}}, "trainer.lora",
+                problems);
+  EXPECT_NE(
+      ToText(problems).find("trainer.lora.target_modules: lm_head is this model's embedding, too"),
+      std::string::npos);
+  EXPECT_NE(ToText(problems).find("trainer.lora.target_modules: norm means no linear"),
+            std::string::npos);
 }
 
 TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
@@ -174,39 +222,61 @@ TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
     const char* wanted;
   };
   const Case cases[] = {
-      {{{"model_type", "gpt2"}}, "model.model_type: \"gpt2\" can't be trained; can be: llama, mistral, qwen2, qwen3"},
-      {{{"architectures", {"Qwen3ForCausalLM"}}}, "model.architectures: [\"Qwen3ForCausalLM\"] can't be trained with model_type llama"},
-      {{{"model_type", nullptr}, {"architectures", {"MixtralForCausalLM"}}}, "model.architectures: [\"MixtralForCausalLM\"] can't be trained; can be: LlamaForCausalLM"},
+      {{{"model_type", "gpt2"}},
+       "model.model_type: \"gpt2\" can't be trained; can be: llama, mistral, qwen2, qwen3"},
+      {{{"architectures", {"Qwen3ForCausalLM"}}},
+       "model.architectures: [\"Qwen3ForCausalLM\"] can't be trained with model_type llama"},
+      {{{"model_type", nullptr}, {"architectures", {"MixtralForCausalLM"}}},
+       "model.architectures: [\"MixtralForCausalLM\"] can't be trained; can be: LlamaForCausalLM"},
       {{{"vocab_size", nullptr}}, "model.vocab_size: is missing"},
       {{{"vocab_size", -1}}, "model.vocab_size: must be"},
       {{{"num_key_value_heads", 3}}, "model.num_key_value_heads: 3 doesn't divide"},
       {{{"hidden_size", 66}}, "model.hidden_size: 66 is no multiple"},
       {{{"head_dim", 15}}, "model.head_dim: 15 is odd"},
       {{{"attention_bias", 1}}, "model.attention_bias: must be true or false"},
-      {{{"model_type", "mistral"}, {"attention_bias", true}}, "model.attention_bias: contradicts model_type mistral"},
-      {{{"model_type", "qwen2"}, {"attention_bias", false}}, "model.attention_bias: contradicts model_type qwen2"},
-      {{{"model_type", "qwen3"}, {"mlp_bias", true}}, "model.mlp_bias: has no meaning for model_type qwen3"},
-      {{{"model_type", "mistral"}, {"num_key_value_heads", nullptr}}, "model.num_key_value_heads: is missing"},
+      {{{"model_type", "mistral"}, {"attention_bias", true}},
+       "model.attention_bias: contradicts model_type mistral"},
+      {{{"model_type", "qwen2"}, {"attention_bias", false}},
+       "model.attention_bias: contradicts model_type qwen2"},
+      {{{"model_type", "qwen3"}, {"mlp_bias", true}},
+       "model.mlp_bias: has no meaning for model_type qwen3"},
+      {{{"model_type", "mistral"}, {"num_key_value_heads", nullptr}},
+       "model.num_key_value_heads: is missing"},
       {{{"sliding_window", 8}}, "model.sliding_window: has no meaning for model_type llama"},
-      {{{"model_type", "mistral"}, {"sliding_window", 0}}, "model.sliding_window: must be a whole number from 1"},
-      {{{"model_type", "mistral"}, {"layer_types", {"full_attention", "full_attention"}}}, "model.layer_types: contradicts sliding_window"},
-      {{{"model_type", "qwen2"}, {"layer_types", {"full_attention"}}}, "model.layer_types: must be a list of full_attention or sliding_attention, one for each of the 2 layers"},
-      {{{"model_type", "qwen2"}, {"layer_types", {"full_attention", "sliding_attention"}}}, "model.layer_types: names sliding_attention, but use_sliding_window is false"},
-      {{{"model_type", "qwen2"}, {"max_window_layers", -1}}, "model.max_window_layers: must be a whole number from 0"},
-      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor: 0.5 can't be trained"},
+      {{{"model_type", "mistral"}, {"sliding_window", 0}},
+       "model.sliding_window: must be a whole number from 1"},
+      {{{"model_type", "mistral"}, {"layer_types", {"full_attention", "full_attention"}}},
+       "model.layer_types: contradicts sliding_window"},
+      {{{"model_type", "qwen2"}, {"layer_types", {"full_attention"}}},
+       "model.layer_types: must be a list of full_attention or sliding_attention, one for each of "
+       "the 2 layers"},
+      {{{"model_type", "qwen2"}, {"layer_types", {"full_attention", "sliding_attention"}}},
+       "model.layer_types: names sliding_attention, but use_sliding_window is false"},
+      {{{"model_type", "qwen2"}, {"max_window_layers", -1}},
+       "model.max_window_layers: must be a whole number from 0"},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}},
+       "rope_parameters.partial_rotary_factor: 0.5 can't be trained"},
       {{{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters.factor: is missing"},
-      {{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0.5}}}}, "rope_parameters.beta_fast: must be at least beta_slow"},
-      {{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"low_freq_factor", 1}}}}, "rope_parameters.low_freq_factor: has no meaning for this rope_type"},
+      {{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0.5}}}},
+       "rope_parameters.beta_fast: must be at least beta_slow"},
+      {{{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2}, {"low_freq_factor", 1}}}},
+       "rope_parameters.low_freq_factor: has no meaning for this rope_type"},
       {{{"attention_dropout", 0.1}}, "model.attention_dropout"},
       {{{"hidden_act", "gelu"}}, "model.hidden_act"},
-      {{{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", 1e4}}}}, "model.rope_theta: contradicts"},
-      {{{"rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}}}, "rope_scaling.rope_type: \"longrope\" can't be trained; default, linear, llama3 and yarn can"},
+      {{{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", 1e4}}}},
+       "model.rope_theta: contradicts"},
+      {{{"rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}}},
+       "rope_scaling.rope_type: \"longrope\" can't be trained; default, linear, llama3 and yarn "
+       "can"},
       {{{"rope_parameters", {{"rope_type", "linear"}}}}, "factor: is missing"},
       {{{"dtype", "float32"}, {"torch_dtype", "bfloat16"}}, "contradicts dtype"},
       {{{"num_layers", 3}}, "model.num_layers: no such field"},
       {{{"eos_token_id", 100}}, "model.eos_token_id: 100"},
   };
-  for (const Case& c : cases) EXPECT_NE(Problem(GoodModel(), c.change, true).find(c.wanted), std::string::npos) << c.change << "\n" << Problem(GoodModel(), c.change, true);
+  for (const Case& c : cases)
+    EXPECT_NE(Problem(GoodModel(), c.change, true).find(c.wanted), std::string::npos)
+        << c.change << "\n"
+        << Problem(GoodModel(), c.change, true);
 }
 
 TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
@@ -217,14 +287,16 @@ TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
     value.erase(key);
     Problems problems;
     ParseModelConfig(value, "model", true, problems);
-    EXPECT_NE(ToText(problems).find(absl::StrCat("model.", key, ": is missing")), std::string::npos);
+    EXPECT_NE(ToText(problems).find(absl::StrCat("model.", key, ": is missing")),
+              std::string::npos);
   }
   for (const auto& [key, property] : schema["properties"].items()) {
     EXPECT_NE(property.value("description", ""), "") << key;
     Problems problems;
-    const bool required = std::find(schema["required"].begin(), schema["required"].end(), key) != schema["required"].end();
+    const bool required = std::find(schema["required"].begin(), schema["required"].end(), key) !=
+                          schema["required"].end();
     json value = GoodModel();
-    if (!required) value[key] = nullptr;             // as a config.json may have it
+    if (!required) value[key] = nullptr;  // as a config.json may have it
     ParseModelConfig(value, "model", true, problems);
     EXPECT_EQ(ToText(problems), "") << key;
   }
@@ -236,8 +308,10 @@ TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
     config.num_layers = 1;
     config.sliding_layers = {true};
     const nlohmann::ordered_json written = ToHuggingFace(config, "float32");
-    for (const auto& [key, value] : written.items()) EXPECT_TRUE(schema["properties"].contains(key)) << key;
-    for (const auto& [key, value] : written["rope_parameters"].items()) EXPECT_TRUE(schema["properties"]["rope_parameters"]["properties"].contains(key)) << key;
+    for (const auto& [key, value] : written.items())
+      EXPECT_TRUE(schema["properties"].contains(key)) << key;
+    for (const auto& [key, value] : written["rope_parameters"].items())
+      EXPECT_TRUE(schema["properties"]["rope_parameters"]["properties"].contains(key)) << key;
   }
 }
 
@@ -248,13 +322,16 @@ TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
     Problems problems;
     const ModelConfig config = ParseModelConfig(value, "model", true, problems);
     EXPECT_EQ(ToText(problems), "") << change;
-    const ModelConfig again = ParseModelConfig(ToHuggingFace(config, "bfloat16"), "again", true, problems);
+    const ModelConfig again =
+        ParseModelConfig(ToHuggingFace(config, "bfloat16"), "again", true, problems);
     EXPECT_EQ(ToText(problems), "") << change;
     EXPECT_TRUE(config.SameModel(again)) << change;
     EXPECT_EQ(config.NumParameters(), again.NumParameters()) << change;
     return config;
   };
-  const auto windows = [](const ModelConfig& c) { return std::vector<int64_t>{c.Window(0), c.Window(1)}; };
+  const auto windows = [](const ModelConfig& c) {
+    return std::vector<int64_t>{c.Window(0), c.Window(1)};
+  };
   using W = std::vector<int64_t>;
   const ModelConfig llama = parsed({{"attention_bias", true}, {"mlp_bias", true}});
   EXPECT_TRUE(llama.qkv_bias && llama.out_bias && llama.mlp_bias && !llama.qk_norm);
@@ -270,12 +347,22 @@ TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
   const ModelConfig qwen2 = parsed({{"model_type", "qwen2"}, {"sliding_window", 8}});
   EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias && !qwen2.qk_norm);
   EXPECT_EQ(windows(qwen2), (W{0, 0})) << "use_sliding_window is false";
-  EXPECT_EQ(windows(parsed({{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}})), (W{0, 8}));
-  EXPECT_EQ(windows(parsed({{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 8}, {"layer_types", {"sliding_attention", "full_attention"}}})), (W{8, 0}));
-  const ModelConfig qwen3 = parsed({{"architectures", {"Qwen3ForCausalLM"}}, {"model_type", nullptr}});
+  EXPECT_EQ(windows(parsed({{"model_type", "qwen2"},
+                            {"use_sliding_window", true},
+                            {"sliding_window", 8},
+                            {"max_window_layers", 1}})),
+            (W{0, 8}));
+  EXPECT_EQ(windows(parsed({{"model_type", "qwen2"},
+                            {"use_sliding_window", true},
+                            {"sliding_window", 8},
+                            {"layer_types", {"sliding_attention", "full_attention"}}})),
+            (W{8, 0}));
+  const ModelConfig qwen3 =
+      parsed({{"architectures", {"Qwen3ForCausalLM"}}, {"model_type", nullptr}});
   EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias && !qwen3.out_bias);
   EXPECT_EQ(qwen3.head_dim, 128);
-  EXPECT_TRUE(parsed({{"model_type", "qwen3"}, {"head_dim", 32}, {"attention_bias", true}}).out_bias);
+  EXPECT_TRUE(
+      parsed({{"model_type", "qwen3"}, {"head_dim", 32}, {"attention_bias", true}}).out_bias);
   EXPECT_FALSE(llama.SameModel(parsed(json::object())));
   EXPECT_FALSE(mistral.SameModel(parsed({{"model_type", "mistral"}, {"sliding_window", 8}})));
   EXPECT_EQ(ToHuggingFace(qwen3, "float32")["architectures"], json::array({"Qwen3ForCausalLM"}));
@@ -283,27 +370,40 @@ TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
 
 TEST(ModelConfig, YarnSurvivesTheRoundTrip) {
   json value = GoodModel();
-  value["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 1e6}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"beta_fast", 16}, {"mscale", 1.0},
+  value["rope_parameters"] = {{"rope_type", "yarn"},   {"rope_theta", 1e6},
+                              {"factor", 4.0},         {"original_max_position_embeddings", 32768},
+                              {"beta_fast", 16},       {"mscale", 1.0},
                               {"mscale_all_dim", 0.5}, {"truncate", false}};
   Problems problems;
-  const ModelConfig a = ParseModelConfig(value, "a", true, problems), b = ParseModelConfig(ToHuggingFace(a, "float32"), "b", true, problems);
+  const ModelConfig a = ParseModelConfig(value, "a", true, problems),
+                    b = ParseModelConfig(ToHuggingFace(a, "float32"), "b", true, problems);
   EXPECT_EQ(ToText(problems), "");
   EXPECT_TRUE(a.SameModel(b));
   EXPECT_EQ(b.rope.beta_fast, 16);
-  EXPECT_DOUBLE_EQ(b.rope.AttentionFactor(), (0.1 * std::log(4.0) + 1) / (0.05 * std::log(4.0) + 1));
+  EXPECT_DOUBLE_EQ(b.rope.AttentionFactor(),
+                   (0.1 * std::log(4.0) + 1) / (0.05 * std::log(4.0) + 1));
   value["rope_parameters"].erase("original_max_position_embeddings");
-  EXPECT_EQ(ParseModelConfig(value, "c", true, problems).rope.original_max_position_embeddings, 2048) << "max_position_embeddings";
+  EXPECT_EQ(ParseModelConfig(value, "c", true, problems).rope.original_max_position_embeddings,
+            2048)
+      << "max_position_embeddings";
   EXPECT_EQ(ToText(problems), "");
 }
 
 TEST(ModelConfig, OldAndNewKeysMeanTheSameAndSurviveTheRoundTrip) {
   json old_keys = GoodModel(), new_keys = GoodModel();
   old_keys["rope_theta"] = 5e5;
-  old_keys["rope_scaling"] = {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
-  new_keys["rope_parameters"] = {{"rope_type", "llama3"}, {"rope_theta", 5e5}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
-                                 {"original_max_position_embeddings", 8192}};
+  old_keys["rope_scaling"] = {{"type", "llama3"},
+                              {"factor", 8.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 8192}};
+  new_keys["rope_parameters"] = {
+      {"rope_type", "llama3"},   {"rope_theta", 5e5},
+      {"factor", 8.0},           {"low_freq_factor", 1.0},
+      {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
   Problems problems;
-  const ModelConfig a = ParseModelConfig(old_keys, "a", true, problems), b = ParseModelConfig(new_keys, "b", true, problems);
+  const ModelConfig a = ParseModelConfig(old_keys, "a", true, problems),
+                    b = ParseModelConfig(new_keys, "b", true, problems);
   const ModelConfig c = ParseModelConfig(ToHuggingFace(a, "float32"), "c", true, problems);
   EXPECT_EQ(ToText(problems), "");
   EXPECT_TRUE(a.SameModel(b));
@@ -314,28 +414,41 @@ TEST(ModelConfig, OldAndNewKeysMeanTheSameAndSurviveTheRoundTrip) {
 TEST(ChangedFields, TellsWhatIsNotTheSameGivenOrByDefault) {
   const json before = {{"max_steps", 40}, {"learning_rate", 1e-4}, {"seed", 42}, {"data", "a"}};
   EXPECT_EQ(ChangedFields(before, before), std::vector<std::string>{});
-  EXPECT_EQ(ChangedFields(before, {{"max_steps", 40.0}, {"learning_rate", 1e-4}, {"zero_stage", 1}, {"data", "a"}}), std::vector<std::string>{}) << "42 and 1 are the defaults";
-  EXPECT_EQ(ChangedFields({{"lora", {{"rank", 8}}}}, {{"lora", {{"rank", 8}, {"dropout", 0}}}}), std::vector<std::string>{});
+  EXPECT_EQ(
+      ChangedFields(
+          before, {{"max_steps", 40.0}, {"learning_rate", 1e-4}, {"zero_stage", 1}, {"data", "a"}}),
+      std::vector<std::string>{})
+      << "42 and 1 are the defaults";
+  EXPECT_EQ(ChangedFields({{"lora", {{"rank", 8}}}}, {{"lora", {{"rank", 8}, {"dropout", 0}}}}),
+            std::vector<std::string>{});
   EXPECT_EQ(ChangedFields({{"lora", {{"rank", 8}}}}, {{"lora", {{"rank", 4}}}}).size(), 1u);
-  EXPECT_EQ(ChangedFields(before, {{"max_steps", 60}, {"learning_rate", 1e-4}, {"data", std::string(80, 'x')}, {"export", "m"}}),
+  EXPECT_EQ(ChangedFields(before, {{"max_steps", 60},
+                                   {"learning_rate", 1e-4},
+                                   {"data", std::string(80, 'x')},
+                                   {"export", "m"}}),
             (std::vector<std::string>{"data", "max_steps: 40 -> 60", "export: none -> \"m\""}));
 }
 
 TEST(ParseJson, SaysWhereItIsNotJson) {
   const struct {
     const char *text, *place;
-  } kCases[] = {{"", "f.json:1:1: not JSON: "}, {"{\"a\": ", "f.json:1:7: not JSON: "}, {"{\n \"a\": 1,\n \"b\" 2}", "f.json:3:6: not JSON: "}, {"[1]]", "f.json:1:4: not JSON: "}};
+  } kCases[] = {{"", "f.json:1:1: not JSON: "},
+                {"{\"a\": ", "f.json:1:7: not JSON: "},
+                {"{\n \"a\": 1,\n \"b\" 2}", "f.json:3:6: not JSON: "},
+                {"[1]]", "f.json:1:4: not JSON: "}};
   for (const auto& one : kCases) {
     const auto parsed = ParseJson(one.text, "f.json");
     ASSERT_FALSE(parsed.ok()) << one.text;
-    EXPECT_EQ(std::string(parsed.status().message()).substr(0, std::string(one.place).size()), one.place);
+    EXPECT_EQ(std::string(parsed.status().message()).substr(0, std::string(one.place).size()),
+              one.place);
     EXPECT_EQ(std::string(parsed.status().message()).find("json.exception"), std::string::npos);
   }
   EXPECT_EQ(*ParseJson("[1]", "f.json"), json::array({1}));
 }
 
 TEST(LrSchedule, FollowsTransformersFormulas) {
-  const LrSchedule cosine{"cosine", 2.0, 10, 110, 0}, linear{"linear", 2.0, 10, 110, 0}, constant{"constant", 2.0, 10, 110, 0};
+  const LrSchedule cosine{"cosine", 2.0, 10, 110, 0}, linear{"linear", 2.0, 10, 110, 0},
+      constant{"constant", 2.0, 10, 110, 0};
   const LrSchedule floored{"cosine", 2.0, 0, 100, 0.1};
   for (const LrSchedule* s : {&cosine, &linear, &constant}) {
     EXPECT_EQ(s->At(0), 0);
@@ -349,7 +462,8 @@ TEST(LrSchedule, FollowsTransformersFormulas) {
   EXPECT_DOUBLE_EQ(linear.At(120), 0);
   EXPECT_DOUBLE_EQ(constant.At(100), 2.0);
   EXPECT_DOUBLE_EQ(floored.At(100), 0.2);
-  // get_wsd_schedule(num_warmup_steps=10, num_decay_steps=20, num_training_steps=110, min_lr_ratio=0.1)
+  // get_wsd_schedule(num_warmup_steps=10, num_decay_steps=20, num_training_steps=110,
+  // min_lr_ratio=0.1)
   LrSchedule wsd{"warmup_stable_decay", 2.0, 10, 110, 0.1, 20, "cosine"};
   EXPECT_DOUBLE_EQ(wsd.At(5), 2 * (0.5 * 0.9 + 0.1));
   EXPECT_DOUBLE_EQ(wsd.At(10), 2);

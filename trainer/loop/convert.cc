@@ -20,22 +20,37 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Nothing, an empty directory, or one that holds `marker` and so is an earlier result.
-void CheckOutput(const std::string& output, const char* marker, const char* what, Problems& problems) {
-  if (IsObject(output)) return problems.push_back({"--output", absl::StrCat(output, ": a directory is wanted, which is put in place whole; copy it from there to the store")});
-  if (!fs::exists(output) || (fs::is_directory(output) && (fs::is_empty(output) || fs::exists(output + "/" + marker)))) return;
-  problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what, "; name a new directory")});
+void CheckOutput(const std::string& output, const char* marker, const char* what,
+                 Problems& problems) {
+  if (IsObject(output))
+    return problems.push_back(
+        {"--output", absl::StrCat(output,
+                                  ": a directory is wanted, which is put in place whole; copy it "
+                                  "from there to the store")});
+  if (!fs::exists(output) ||
+      (fs::is_directory(output) && (fs::is_empty(output) || fs::exists(output + "/" + marker))))
+    return;
+  problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what,
+                                               "; name a new directory")});
 }
 
 // What the last line says of a directory that was there before.
-const char* InPlace(const std::string& output) { return fs::exists(output) && !fs::is_empty(output) ? ", in place of what was there" : ""; }
+const char* InPlace(const std::string& output) {
+  return fs::exists(output) && !fs::is_empty(output) ? ", in place of what was there" : "";
+}
 
 // What is wrong with an input that has no index.json.
 std::string WhyNoCheckpoint(const std::string& input) {
   const std::vector<std::string> inside = ListCheckpoints(input);
-  if (!inside.empty()) return absl::StrCat(input, " is a directory of checkpoints; did you mean ", inside.front(),
-                                            inside.size() == 1 ? ", the only one?" : absl::StrCat(", the newest of its ", inside.size(), "?"));
+  if (!inside.empty())
+    return absl::StrCat(input, " is a directory of checkpoints; did you mean ", inside.front(),
+                        inside.size() == 1
+                            ? ", the only one?"
+                            : absl::StrCat(", the newest of its ", inside.size(), "?"));
   std::error_code error;
-  if (!IsObject(input) && !fs::exists(input, error) && !error) return absl::StrCat(input, ": there is no such directory; a run's are step-… in its MUSTER_CHECKPOINT_DIR");
+  if (!IsObject(input) && !fs::exists(input, error) && !error)
+    return absl::StrCat(
+        input, ": there is no such directory; a run's are step-… in its MUSTER_CHECKPOINT_DIR");
   return "";
 }
 
@@ -60,44 +75,72 @@ int Carry(const char* command, const std::string& done, Work work) {
 int ImportCheckpoint(const ConvertOptions& options) {
   Problems problems;
   absl::StatusOr<std::string> text = ReadFile(options.input + "/config.json");
-  const absl::StatusOr<json> parsed = text.ok() ? ParseJson(*text, options.input + "/config.json") : text.status();
+  const absl::StatusOr<json> parsed =
+      text.ok() ? ParseJson(*text, options.input + "/config.json") : text.status();
   const json content = parsed.ok() ? *parsed : json();
-  if (!parsed.ok()) problems.push_back({"--input", std::string(parsed.status().message())});
-  else if (!content.is_object()) problems.push_back({"--input", absl::StrCat(options.input, "/config.json is no JSON object; give a Hugging Face directory or a checkpoint")});
-  for (const auto& [flag, given] : {std::pair("--dtype", &options.dtype), std::pair("--tokenizer", &options.tokenizer), std::pair("--init", &options.init)}) {
-    if (!given->empty()) problems.push_back({flag, "is for turning a checkpoint into a Hugging Face directory; leave it out"});
+  if (!parsed.ok())
+    problems.push_back({"--input", std::string(parsed.status().message())});
+  else if (!content.is_object())
+    problems.push_back(
+        {"--input",
+         absl::StrCat(
+             options.input,
+             "/config.json is no JSON object; give a Hugging Face directory or a checkpoint")});
+  for (const auto& [flag, given] :
+       {std::pair("--dtype", &options.dtype), std::pair("--tokenizer", &options.tokenizer),
+        std::pair("--init", &options.init)}) {
+    if (!given->empty())
+      problems.push_back(
+          {flag, "is for turning a checkpoint into a Hugging Face directory; leave it out"});
   }
   CheckOutput(options.output, "index.json", "checkpoint", problems);
   if (!problems.empty()) return Refuse("convert", problems);
-  const ModelConfig model = ParseModelConfig(content, "--input/config.json", /*strict=*/false, problems);
+  const ModelConfig model =
+      ParseModelConfig(content, "--input/config.json", /*strict=*/false, problems);
   if (!problems.empty()) return Refuse("convert", problems);
-  const HuggingFaceWeights weights = HuggingFaceWeights::Open(options.input, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--input", problems);
+  const HuggingFaceWeights weights = HuggingFaceWeights::Open(
+      options.input, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--input", problems);
   if (!problems.empty()) return Refuse("convert", problems);
-  const std::string told = HasTokenizer(options.input) ? "" : "\nnote: no tokenizer lies there; an export of it will want --tokenizer DIR";
-  return Carry("convert", absl::StrCat("converted ", options.input, " to a checkpoint of step 0, ", options.output, InPlace(options.output), told), [&]() -> absl::Status {
-    const std::string unfinished = options.output + ".unfinished";
-    if (absl::Status s = StageCheckpoint(weights, model, options.input, unfinished); !s.ok()) return s;
-    return ReplaceDirectory(unfinished, options.output);
-  });
+  const std::string told =
+      HasTokenizer(options.input)
+          ? ""
+          : "\nnote: no tokenizer lies there; an export of it will want --tokenizer DIR";
+  return Carry("convert",
+               absl::StrCat("converted ", options.input, " to a checkpoint of step 0, ",
+                            options.output, InPlace(options.output), told),
+               [&]() -> absl::Status {
+                 const std::string unfinished = options.output + ".unfinished";
+                 if (absl::Status s = StageCheckpoint(weights, model, options.input, unfinished);
+                     !s.ok())
+                   return s;
+                 return ReplaceDirectory(unfinished, options.output);
+               });
 }
 
 }  // namespace
 
 int Export(const ConvertOptions& options) {
   absl::StatusOr<std::string> text = ReadFile(options.input + "/index.json", size_t{1} << 30);
-  absl::StatusOr<Checkpoint> checkpoint = text.ok() ? Checkpoint::Parse(options.input, *text) : text.status();
+  absl::StatusOr<Checkpoint> checkpoint =
+      text.ok() ? Checkpoint::Parse(options.input, *text) : text.status();
   absl::Status status = checkpoint.ok() ? checkpoint->VerifyFiles(0, 1) : checkpoint.status();
   Problems problems;
   if (!status.ok()) {
     const std::string why = text.ok() ? "" : WhyNoCheckpoint(options.input);
-    problems.push_back({options.flag, !why.empty() ? why : absl::StrCat(options.input, ": ", std::string(status.message()), "; take another checkpoint of the run")});
+    problems.push_back(
+        {options.flag, !why.empty()
+                           ? why
+                           : absl::StrCat(options.input, ": ", std::string(status.message()),
+                                          "; take another checkpoint of the run")});
     return Refuse("export", problems);
   }
   const CheckpointMeta& meta = checkpoint->meta();
   const ModelConfig model = ParseModelConfig(meta.model, "model", /*strict=*/false, problems);
   const std::string dtype = options.dtype.empty() ? meta.dtype : options.dtype;
-  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16") problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
-  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer)) problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
+  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16")
+    problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
+  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer))
+    problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
   CheckOutput(options.output, "config.json", "export", problems);
   // Of a LoRA run the checkpoint has the adapters alone.
   const json& trainer = meta.trainer;
@@ -110,52 +153,84 @@ int Export(const ConvertOptions& options) {
     if (init.empty() && !trainer.value("init", "").empty()) {
       // As it was given: relative to a job's directory that isn't known here.
       init = fs::absolute(trainer.value("init", "")).lexically_normal().string();
-      std::fprintf(stderr, "note: the checkpoint doesn't say where the weights lay that it was trained beside; trainer.init there is taken for %s\n", init.c_str());
+      std::fprintf(stderr,
+                   "note: the checkpoint doesn't say where the weights lay that it was trained "
+                   "beside; trainer.init there is taken for %s\n",
+                   init.c_str());
     }
     if (!fs::is_directory(init)) {
-      problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the weights they were trained beside are not in ", init, "; name their directory")});
+      problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the "
+                                                 "weights they were trained beside are not in ",
+                                                 init, "; name their directory")});
     } else {
-      base = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
+      base = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(
+          init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
     }
   }
   if (!problems.empty()) return Refuse("export", problems);
   std::error_code error;  // a place that can't be looked at is no place to take from
-  const std::string source = !init.empty() ? init : !options.init.empty() ? options.init : fs::is_directory(meta.source, error) ? meta.source : "";
+  const std::string source = !init.empty()                          ? init
+                             : !options.init.empty()                ? options.init
+                             : fs::is_directory(meta.source, error) ? meta.source
+                                                                    : "";
   const std::string& remembered = meta.tokenizer;
-  const std::string tokenizer = !options.tokenizer.empty() ? options.tokenizer : !remembered.empty() && HasTokenizer(remembered) ? remembered : "";
-  const std::string told = !tokenizer.empty() ? absl::StrCat(", with the tokenizer of ", tokenizer)
-                           : remembered.empty() ? "\nnote: it has no tokenizer, as the checkpoint names none: --tokenizer DIR puts one beside it"
-                                                : absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint can't be read in ", remembered, " any more: --tokenizer DIR puts one beside it");
-  return Carry("export", absl::StrCat("exported step=", meta.step, " to ", options.output, InPlace(options.output), told), [&]() -> absl::Status {
-    std::unique_ptr<World> world = World::Connect({}, at::kCPU);
-    Flats adapters;
-    if (base != nullptr) {
-      for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) {
-        adapters.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.dtype = meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
-        if (absl::Status s = checkpoint->Read(*adapters.back()); !s.ok()) return s;
-        adapters.back()->StartGather();
-      }
-    }
-    const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;
-    const ReadParameter read = [&](int flat, int segment, int64_t begin, at::Tensor out) -> absl::Status {
-      const Segment& wanted = layouts[flat].segments()[segment];
-      if (base == nullptr) return checkpoint->ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
-      base->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
-      if (meta.dtype == "bf16") out.copy_(out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
-      return absl::OkStatus();
-    };
-    const std::string unfinished = options.output + ".unfinished";
-    const AdapterExport merged{&adapters, lora, init};
-    if (absl::Status s = StageExport(read, model, dtype, tokenizer, source, unfinished, base != nullptr ? &merged : nullptr); !s.ok()) return s;
-    return ReplaceDirectory(unfinished, options.output);
-  });
+  const std::string tokenizer = !options.tokenizer.empty() ? options.tokenizer
+                                : !remembered.empty() && HasTokenizer(remembered) ? remembered
+                                                                                  : "";
+  const std::string told =
+      !tokenizer.empty() ? absl::StrCat(", with the tokenizer of ", tokenizer)
+      : remembered.empty()
+          ? "\nnote: it has no tokenizer, as the checkpoint names none: --tokenizer DIR puts one "
+            "beside it"
+          : absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint can't be read in ",
+                         remembered, " any more: --tokenizer DIR puts one beside it");
+  return Carry(
+      "export",
+      absl::StrCat("exported step=", meta.step, " to ", options.output, InPlace(options.output),
+                   told),
+      [&]() -> absl::Status {
+        std::unique_ptr<World> world = World::Connect({}, at::kCPU);
+        Flats adapters;
+        if (base != nullptr) {
+          for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) {
+            adapters.push_back(std::make_unique<FlatParam>(
+                std::move(layout), world.get(),
+                FlatOptions{.dtype = meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
+            if (absl::Status s = checkpoint->Read(*adapters.back()); !s.ok()) return s;
+            adapters.back()->StartGather();
+          }
+        }
+        const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;
+        const ReadParameter read = [&](int flat, int segment, int64_t begin,
+                                       at::Tensor out) -> absl::Status {
+          const Segment& wanted = layouts[flat].segments()[segment];
+          if (base == nullptr)
+            return checkpoint->ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
+          base->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
+          if (meta.dtype == "bf16")
+            out.copy_(
+                out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
+          return absl::OkStatus();
+        };
+        const std::string unfinished = options.output + ".unfinished";
+        const AdapterExport merged{&adapters, lora, init};
+        if (absl::Status s = StageExport(read, model, dtype, tokenizer, source, unfinished,
+                                         base != nullptr ? &merged : nullptr);
+            !s.ok())
+          return s;
+        return ReplaceDirectory(unfinished, options.output);
+      });
 }
 
 int Convert(const ConvertOptions& options) {
   if (IsObject(options.input) || fs::exists(options.input + "/index.json")) return Export(options);
   if (fs::exists(options.input + "/config.json")) return ImportCheckpoint(options);
-  if (const std::string why = WhyNoCheckpoint(options.input); !why.empty()) return Refuse("convert", {{"--input", why}});
-  return Refuse("convert", {{"--input", absl::StrCat(options.input, " has neither index.json, as a checkpoint has, nor config.json, as a Hugging Face directory has")}});
+  if (const std::string why = WhyNoCheckpoint(options.input); !why.empty())
+    return Refuse("convert", {{"--input", why}});
+  return Refuse("convert",
+                {{"--input", absl::StrCat(options.input,
+                                          " has neither index.json, as a checkpoint has, nor "
+                                          "config.json, as a Hugging Face directory has")}});
 }
 
 }  // namespace muster::trainer

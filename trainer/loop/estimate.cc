@@ -22,9 +22,10 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-// On a CPU, measured with glibc's allocator (bench/run.sh trainer-memory): what the libraries and their products' buffers take once
-// training runs, beyond a process that only has them loaded; what kept activations leave unused between them (in bf16 more, as
-// fp32 temporaries stood there). Gathers and sums run in place, and Gloo's connections take next to nothing.
+// On a CPU, measured with glibc's allocator (bench/run.sh trainer-memory): what the libraries and
+// their products' buffers take once training runs, beyond a process that only has them loaded; what
+// kept activations leave unused between them (in bf16 more, as fp32 temporaries stood there).
+// Gathers and sums run in place, and Gloo's connections take next to nothing.
 constexpr int64_t kProductBuffers = int64_t{78} << 20, kBf16ProductBuffers = int64_t{70} << 20;
 constexpr int64_t kHolesShare = 8, kBf16HolesShare = 4;
 
@@ -33,9 +34,11 @@ constexpr int kDoesNotFit = 3;  // exit code
 // Share of a GPU's peak that training reaches, for predictions.
 constexpr double kUsualShareOfPeak = 0.5;
 
-// A layer's tensors in elements a token: LayerBlock's saved ones (trainer/model/blocks.cc) and what its operations need besides.
+// A layer's tensors in elements a token: LayerBlock's saved ones (trainer/model/blocks.cc) and what
+// its operations need besides.
 struct LayerShape {
-  int64_t d, q, kv, f, scores;  // hidden, query and key widths, MLP width, attention's row of probabilities
+  int64_t d, q, kv, f,
+      scores;  // hidden, query and key widths, MLP width, attention's row of probabilities
   bool qk_norm;
 
   int64_t Attention() const { return 2 * q + 2 * kv + scores + (qk_norm ? q + kv : 0); }
@@ -43,9 +46,12 @@ struct LayerShape {
     if (recompute == Recompute::kFull) return d;
     return d + Attention() + (recompute == Recompute::kNone ? 3 * d + 3 * f : 0);
   }
-  // Beyond what is saved by recompute: none, at the worse of its backward's two widest moments: in the MLP, where the gradient of
-  // gate and up stands beside two products, and in attention, where what the MLP saved is gone.
-  int64_t Backward() const { return d + std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d); }
+  // Beyond what is saved by recompute: none, at the worse of its backward's two widest moments: in
+  // the MLP, where the gradient of gate and up stands beside two products, and in attention, where
+  // what the MLP saved is gone.
+  int64_t Backward() const {
+    return d + std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d);
+  }
 };
 
 }  // namespace
@@ -56,9 +62,11 @@ int64_t Estimate::DeviceBytes() const {
   return sum;
 }
 
-Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus, int64_t runtime_bytes) {
+Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                      int64_t runtime_bytes) {
   Estimate e;
-  const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks, replicas = ranks / group;
+  const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks,
+            replicas = ranks / group;
   const EngineOptions options = MakeEngineOptions(config);
   const int64_t share = SharePerRank(config.global_batch_size, ranks);
   e.micro_batch = ChooseMicroBatchSize(config, share);
@@ -71,7 +79,8 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   if (config.lora.on()) {
     ModelLayout adapters = MakeLoraLayout(model, config.lora);
     for (size_t block = 0; block < blocks.size(); ++block) {
-      for (const int flat : adapters.block_flats[block]) blocks[block].push_back(static_cast<int>(own) + flat);
+      for (const int flat : adapters.block_flats[block])
+        blocks[block].push_back(static_cast<int>(own) + flat);
     }
     for (FlatLayout& flat : adapters.flats) layout.flats.push_back(std::move(flat));
   }
@@ -80,13 +89,18 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   needs.restore = options.recompute != Recompute::kNone;
   std::vector<int64_t> weight_slots, gradient_slots, padded;
   // A GPU's allocator of pinned memory gives out powers of two.
-  const auto pinned = [&](int64_t bytes, bool on_host) { return gpus && on_host && bytes > 0 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))) : bytes; };
+  const auto pinned = [&](int64_t bytes, bool on_host) {
+    return gpus && on_host && bytes > 0
+               ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)))
+               : bytes;
+  };
   for (size_t f = 0; f < layout.flats.size(); ++f) {
     FlatOptions flat_options = options.flats;
     flat_options.frozen = config.lora.on() && f < own;
     const FlatMemory one = MemoryOf(layout.flats[f], ranks, group, flat_options);
     sum.weights += pinned(one.weights, options.flats.host_weights), sum.gradients += one.gradients;
-    sum.masters += pinned(one.masters, options.flats.host_state), sum.moments += 2 * pinned(one.moments / 2, options.flats.host_state);
+    sum.masters += pinned(one.masters, options.flats.host_state),
+        sum.moments += 2 * pinned(one.moments / 2, options.flats.host_state);
     padded.push_back(layout.flats[f].PaddedNumel(ranks));
     weight_slots.push_back(one.weights_in_slot ? padded.back() : 0);
     gradient_slots.push_back(one.gradients_in_slot ? padded.back() : 0);
@@ -100,58 +114,94 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
     }
   }
   const int64_t element = options.flats.dtype == at::kBFloat16 ? 2 : 4;
-  const std::vector<std::vector<Action>> schedules = {MakeSchedule(blocks, needs, 2), MakeSchedule(blocks, needs, 2, /*training=*/false)};
-  const auto slot_bytes = [&](Action::Kind begin, const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel, int64_t size) {
+  const std::vector<std::vector<Action>> schedules = {
+      MakeSchedule(blocks, needs, 2), MakeSchedule(blocks, needs, 2, /*training=*/false)};
+  const auto slot_bytes = [&](Action::Kind begin, const std::vector<Action::Kind>& end,
+                              const std::vector<int64_t>& numel, int64_t size) {
     int64_t bytes = 0;
-    for (const int64_t slot : AssignSlots(schedules, begin, end, numel).slot_numel) bytes += slot * size;
+    for (const int64_t slot : AssignSlots(schedules, begin, end, numel).slot_numel)
+      bytes += slot * size;
     return bytes;
   };
 
   const int64_t length = config.packing == "balanced" ? config.max_row_length : config.max_length;
   const int64_t tokens = e.micro_batch * length;
-  // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits into their gradients in place.
-  const bool kernels = !config.reference_ops, flash = gpus && kernels && element == 2 && model.head_dim <= 256 && model.head_dim % 8 == 0;
-  const LayerShape layer{model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.intermediate_size,
-                         flash ? 2 * model.num_heads : model.num_heads * length, model.qk_norm};
+  // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits
+  // into their gradients in place.
+  const bool kernels = !config.reference_ops, flash = gpus && kernels && element == 2 &&
+                                                      model.head_dim <= 256 &&
+                                                      model.head_dim % 8 == 0;
+  const LayerShape layer{model.hidden_size,
+                         model.num_heads * model.head_dim,
+                         model.num_kv_heads * model.head_dim,
+                         model.intermediate_size,
+                         flash ? 2 * model.num_heads : model.num_heads * length,
+                         model.qk_norm};
   const int64_t kept = layer.Saved(options.recompute), whole = layer.Saved(Recompute::kNone);
-  const int64_t chunk = std::min<int64_t>(tokens, std::max<int64_t>(1, (gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
+  const int64_t chunk = std::min<int64_t>(
+      tokens,
+      std::max<int64_t>(1, (gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
   // Of the layer whose backward runs all is there, restored or not.
-  // On a GPU a product of bf16 that goes into a gradient is there whole in fp32 before it is added: of the MLP's joined gate and up, and of the head.
+  // On a GPU a product of bf16 that goes into a gradient is there whole in fp32 before it is added:
+  // of the MLP's joined gate and up, and of the head.
   const int64_t product = gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
-  const int64_t layer_work = tokens * element * (whole - kept + layer.Backward()) + product * 2 * model.intermediate_size;
-  const int64_t head_work = tokens * element * 3 * model.hidden_size + chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
-                            product * model.vocab_size;
+  const int64_t layer_work =
+      tokens * element * (whole - kept + layer.Backward()) + product * 2 * model.intermediate_size;
+  const int64_t head_work =
+      tokens * element * 3 * model.hidden_size +
+      chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
+      product * model.vocab_size;
 
   int64_t holes = 0;
   if (!gpus) {
-    holes = tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
+    holes =
+        tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
     runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
   }
-  e.memory = {{gpus ? "runtime (CUDA context and libraries, about)" : "runtime (libraries and their buffers)", gpus ? int64_t{1} << 30 : runtime_bytes},
-              {config.zero_stage == 3 ? "weights, this rank's share" : "weights", sum.weights, gpus && options.flats.host_weights},
-              {"gathered weights (slots)", slot_bytes(Action::kGather, {Action::kRelease}, weight_slots, element)},
-              {"gradients", sum.gradients},
-              {"gradients of one micro-batch (slots)", slot_bytes(Action::kOpen, {Action::kFold, Action::kFinish}, gradient_slots, 4)},
-              {"masters", sum.masters, gpus && options.flats.host_state},
-              {"moments", sum.moments, gpus && options.flats.host_state},
-              {"activations kept", tokens * element * (model.num_layers * kept + model.hidden_size)},
-              // CUDA graphs' memory is theirs alone.
-              {"work of the widest block", gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work)},
-              {"unused between activations", holes},
-              {"tables (rotary, mask)", length * model.head_dim * 4 + (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element)}};
-  e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(), [](const MemoryClass& one) { return one.bytes == 0; }), e.memory.end());
+  e.memory = {
+      {gpus ? "runtime (CUDA context and libraries, about)"
+            : "runtime (libraries and their buffers)",
+       gpus ? int64_t{1} << 30 : runtime_bytes},
+      {config.zero_stage == 3 ? "weights, this rank's share" : "weights", sum.weights,
+       gpus && options.flats.host_weights},
+      {"gathered weights (slots)",
+       slot_bytes(Action::kGather, {Action::kRelease}, weight_slots, element)},
+      {"gradients", sum.gradients},
+      {"gradients of one micro-batch (slots)",
+       slot_bytes(Action::kOpen, {Action::kFold, Action::kFinish}, gradient_slots, 4)},
+      {"masters", sum.masters, gpus && options.flats.host_state},
+      {"moments", sum.moments, gpus && options.flats.host_state},
+      {"activations kept", tokens * element * (model.num_layers * kept + model.hidden_size)},
+      // CUDA graphs' memory is theirs alone.
+      {"work of the widest block",
+       gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work)},
+      {"unused between activations", holes},
+      {"tables (rotary, mask)",
+       length * model.head_dim * 4 +
+           (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element)}};
+  e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(),
+                                [](const MemoryClass& one) { return one.bytes == 0; }),
+                 e.memory.end());
 
   for (const Action& action : MakeSchedule(blocks, needs, static_cast<int>(e.micro_batches))) {
-    const auto ring = [](int64_t bytes, int n) { return bytes / n * (n - 1); };  // what each of n sends so that all have all
-    if (action.kind == Action::kGather && (weight_slots[action.index] > 0 || (config.zero_stage > 0 && needs.trained[action.index]))) {
+    const auto ring = [](int64_t bytes, int n) {
+      return bytes / n * (n - 1);
+    };  // what each of n sends so that all have all
+    if (action.kind == Action::kGather &&
+        (weight_slots[action.index] > 0 ||
+         (config.zero_stage > 0 && needs.trained[action.index]))) {
       e.gather_bytes += ring(padded[action.index] * element, group);
     } else if (action.kind == Action::kReduce && ranks > 1) {
       const int64_t bytes = padded[action.index] * 4;
-      if (!gpus || config.zero_stage == 0) e.reduce_bytes += 2 * ring(bytes, ranks);
-      else e.reduce_bytes += ring(bytes, group) + 2 * ring(bytes / group, replicas);
+      if (!gpus || config.zero_stage == 0)
+        e.reduce_bytes += 2 * ring(bytes, ranks);
+      else
+        e.reduce_bytes += ring(bytes, group) + 2 * ring(bytes / group, replicas);
     }
   }
-  e.flops = ModelFlopsPerToken(model, static_cast<double>(length), config.lora.on() ? e.trained_parameters : 0).causal *
+  e.flops = ModelFlopsPerToken(model, static_cast<double>(length),
+                               config.lora.on() ? e.trained_parameters : 0)
+                .causal *
             static_cast<double>(config.global_batch_size * length);
   return e;
 }
@@ -159,7 +209,8 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
 namespace {
 
 // Seconds a step, or 0 where the device isn't known.
-double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
+double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks,
+                     const std::string& device) {
   const double peak = device.empty() ? 0 : PeakFlops(device, config.dtype == "bf16");
   return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks) : 0;
 }
@@ -168,9 +219,12 @@ double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks, co
 std::string SizeText(int64_t bytes, int width = 0) {
   char text[40];
   const double mib = static_cast<double>(bytes) / (1 << 20);
-  if (mib < 1) std::snprintf(text, sizeof text, "%*.1f KiB", width, mib * 1024);
-  else if (mib < 1024) std::snprintf(text, sizeof text, "%*.1f MiB", width, mib);
-  else std::snprintf(text, sizeof text, "%*.2f GiB", width, mib / 1024);
+  if (mib < 1)
+    std::snprintf(text, sizeof text, "%*.1f KiB", width, mib * 1024);
+  else if (mib < 1024)
+    std::snprintf(text, sizeof text, "%*.1f MiB", width, mib);
+  else
+    std::snprintf(text, sizeof text, "%*.2f GiB", width, mib / 1024);
   return text;
 }
 
@@ -180,7 +234,9 @@ int64_t ParseBytes(const std::string& text) {
   const size_t digits = text.find_first_not_of("0123456789.");
   double number = 0;
   if (!absl::SimpleAtod(text.substr(0, digits), &number) || !(number > 0)) return 0;
-  std::string unit = digits == std::string::npos ? "" : absl::AsciiStrToUpper(absl::StripAsciiWhitespace(text.substr(digits)));
+  std::string unit = digits == std::string::npos
+                         ? ""
+                         : absl::AsciiStrToUpper(absl::StripAsciiWhitespace(text.substr(digits)));
   int power = 0;
   if (!unit.empty() && unit != "B") {
     constexpr std::string_view kLetters = "KMGT";
@@ -198,58 +254,100 @@ int64_t ParseBytes(const std::string& text) {
 
 int64_t MemoryInName(const std::string& device) {
   const size_t dash = device.rfind('-');
-  std::string size = dash == std::string::npos ? "" : absl::AsciiStrToUpper(device.substr(dash + 1));
+  std::string size =
+      dash == std::string::npos ? "" : absl::AsciiStrToUpper(device.substr(dash + 1));
   if (size.ends_with('B')) size.pop_back();  // "A100-SXM4-80GB" has 80 GiB
   return size.ends_with('G') ? ParseBytes(size) : 0;
 }
 
-std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks, int64_t device_bytes) {
+std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks,
+                                 int64_t device_bytes) {
   struct Change {
     const char* text;
     bool (*make)(TrainConfig&, int);  // false: it is so already, or can't be
   };
   // Each beside those before it, the cheapest first.
   static constexpr Change kChanges[] = {
-      {"recompute: keep_attention", [](TrainConfig& c, int) { return c.recompute == "none" && (c.recompute = "keep_attention", true); }},
-      {"recompute: full", [](TrainConfig& c, int) { return c.recompute != "full" && (c.recompute = "full", true); }},
-      {"zero_stage: 3", [](TrainConfig& c, int ranks) { return c.zero_stage < 3 && ranks > 1 && (c.zero_stage = 3, true); }},
-      {"micro_batch_size: 1", [](TrainConfig& c, int) { return c.micro_batch_size != 1 && (c.micro_batch_size = 1, true); }},
-      {"offload: optimizer", [](TrainConfig& c, int) { return c.offload == "none" && c.masters == "fp32" && (c.offload = "optimizer", true); }},
-      {"offload: parameters", [](TrainConfig& c, int) { return c.zero_stage == 3 && c.offload == "optimizer" && (c.offload = "parameters", true); }},
+      {"recompute: keep_attention",
+       [](TrainConfig& c, int) {
+         return c.recompute == "none" && (c.recompute = "keep_attention", true);
+       }},
+      {"recompute: full",
+       [](TrainConfig& c, int) { return c.recompute != "full" && (c.recompute = "full", true); }},
+      {"zero_stage: 3",
+       [](TrainConfig& c, int ranks) {
+         return c.zero_stage < 3 && ranks > 1 && (c.zero_stage = 3, true);
+       }},
+      {"micro_batch_size: 1",
+       [](TrainConfig& c, int) {
+         return c.micro_batch_size != 1 && (c.micro_batch_size = 1, true);
+       }},
+      {"offload: optimizer",
+       [](TrainConfig& c, int) {
+         return c.offload == "none" && c.masters == "fp32" && (c.offload = "optimizer", true);
+       }},
+      {"offload: parameters",
+       [](TrainConfig& c, int) {
+         return c.zero_stage == 3 && c.offload == "optimizer" && (c.offload = "parameters", true);
+       }},
   };
-  const auto needed = [&](const TrainConfig& c) { return MakeEstimate(c, model, ranks, /*gpus=*/true, 0).DeviceBytes(); };
+  const auto needed = [&](const TrainConfig& c) {
+    return MakeEstimate(c, model, ranks, /*gpus=*/true, 0).DeviceBytes();
+  };
   if (needed(config) <= device_bytes) return std::nullopt;
   TrainConfig changed = config;
   std::vector<std::string> fields;
   for (const Change& change : kChanges) {
     if (!change.make(changed, ranks)) continue;
     const std::string key(change.text, std::string_view(change.text).find(':'));
-    fields.erase(std::remove_if(fields.begin(), fields.end(), [&](const std::string& field) { return field.starts_with(key + ":"); }), fields.end());
+    fields.erase(
+        std::remove_if(fields.begin(), fields.end(),
+                       [&](const std::string& field) { return field.starts_with(key + ":"); }),
+        fields.end());
     fields.push_back(change.text);
-    if (const int64_t bytes = needed(changed); bytes <= device_bytes) return Remedy{absl::StrJoin(fields, ", "), bytes};
+    if (const int64_t bytes = needed(changed); bytes <= device_bytes)
+      return Remedy{absl::StrJoin(fields, ", "), bytes};
   }
   return std::nullopt;
 }
 
-ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
-  ordered_json out = {{"ranks", ranks}, {"parameters", e.parameters}, {"trained_parameters", e.trained_parameters}, {"micro_batch_size", e.micro_batch},
-                      {"micro_batches", e.micro_batches}, {"memory_bytes", e.DeviceBytes()}, {"memory", ordered_json::array()},
-                      {"gather_bytes_per_step", e.gather_bytes}, {"reduce_bytes_per_step", e.reduce_bytes}, {"flops_per_step", e.flops}};
-  for (const MemoryClass& one : e.memory) out["memory"].push_back({{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
-  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) out["step_time_s"] = step_s;
+ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
+                    const std::string& device) {
+  ordered_json out = {{"ranks", ranks},
+                      {"parameters", e.parameters},
+                      {"trained_parameters", e.trained_parameters},
+                      {"micro_batch_size", e.micro_batch},
+                      {"micro_batches", e.micro_batches},
+                      {"memory_bytes", e.DeviceBytes()},
+                      {"memory", ordered_json::array()},
+                      {"gather_bytes_per_step", e.gather_bytes},
+                      {"reduce_bytes_per_step", e.reduce_bytes},
+                      {"flops_per_step", e.flops}};
+  for (const MemoryClass& one : e.memory)
+    out["memory"].push_back(
+        {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
+  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0)
+    out["step_time_s"] = step_s;
   return out;
 }
 
-std::string ToText(const Estimate& e, const TrainConfig& config, int ranks, const std::string& device) {
-  std::string text = absl::StrCat(e.parameters, " parameters", e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained") : "", ", ", ranks,
-                                  ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch, " sequences of ", config.max_length, " tokens a rank and step\n");
+std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
+                   const std::string& device) {
+  std::string text = absl::StrCat(
+      e.parameters, " parameters",
+      e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
+                                           : "",
+      ", ", ranks, ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch,
+      " sequences of ", config.max_length, " tokens a rank and step\n");
   char line[160];
   const auto row = [&](const std::string& name, int64_t bytes, const char* note) {
-    std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(), note);
+    std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(),
+                  note);
     text += line;
   };
   text += "memory of a rank:\n";
-  for (const MemoryClass& one : e.memory) row(one.name, one.bytes, one.on_host ? "  on the host" : "");
+  for (const MemoryClass& one : e.memory)
+    row(one.name, one.bytes, one.on_host ? "  on the host" : "");
   row("together", e.DeviceBytes(), "");
   text += "sent by a rank a step:\n";
   row("weights gathered", e.gather_bytes, "");
@@ -257,10 +355,13 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks, cons
   std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
   text += line;
   if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {
-    std::snprintf(line, sizeof line, "step time: about %.3g s (%s at %.0f %% of its peak, communication hidden)\n", step_s, device.c_str(), 100 * kUsualShareOfPeak);
+    std::snprintf(line, sizeof line,
+                  "step time: about %.3g s (%s at %.0f %% of its peak, communication hidden)\n",
+                  step_s, device.c_str(), 100 * kUsualShareOfPeak);
     text += line;
   } else if (!device.empty()) {
-    text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ", KnownDevices(), ", and peak_tflops tells another's\n");
+    text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ",
+                         KnownDevices(), ", and peak_tflops tells another's\n");
   }
   return text;
 }
@@ -269,12 +370,14 @@ int RunEstimate(const EstimateOptions& options) {
   Problems problems;
   int ranks = 0;
   if (!absl::SimpleAtoi(options.ranks, &ranks) || ranks < 1 || ranks > 1 << 20) {
-    problems.push_back({"--ranks", absl::StrCat("must be a whole number from 1; got ", options.ranks)});
+    problems.push_back(
+        {"--ranks", absl::StrCat("must be a whole number from 1; got ", options.ranks)});
     ranks = 1;
   }
   const absl::StatusOr<std::string> text = ReadFile(options.config_path);
   if (!text.ok()) problems.push_back({"--config", std::string(text.status().message())});
-  const absl::StatusOr<json> parsed = text.ok() ? ParseJson(*text, options.config_path) : json::object();
+  const absl::StatusOr<json> parsed =
+      text.ok() ? ParseJson(*text, options.config_path) : json::object();
   if (!parsed.ok()) problems.push_back({"--config", std::string(parsed.status().message())});
   TrainConfig config;
   ModelConfig model;
@@ -284,23 +387,34 @@ int RunEstimate(const EstimateOptions& options) {
       model = ParseModelConfig(*config.model, "trainer.model", /*strict=*/true, problems);
     } else if (!config.init.empty()) {
       const absl::StatusOr<std::string> content = ReadFile(config.init + "/config.json");
-      const absl::StatusOr<json> its = content.ok() ? ParseJson(*content, config.init + "/config.json") : content.status();
-      if (!its.ok()) problems.push_back({"trainer.init", absl::StrCat(std::string(its.status().message()), "; give a Hugging Face directory")});
-      else model = ParseModelConfig(*its, "trainer.init/config.json", /*strict=*/false, problems);
+      const absl::StatusOr<json> its =
+          content.ok() ? ParseJson(*content, config.init + "/config.json") : content.status();
+      if (!its.ok())
+        problems.push_back({"trainer.init", absl::StrCat(std::string(its.status().message()),
+                                                         "; give a Hugging Face directory")});
+      else
+        model = ParseModelConfig(*its, "trainer.init/config.json", /*strict=*/false, problems);
     }
     CheckLayout(config, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
-    if (!config.lora.target_modules.empty() && model.num_layers > 0) TargetModules(model, config.lora, "trainer.lora", problems);
+    if (!config.lora.target_modules.empty() && model.num_layers > 0)
+      TargetModules(model, config.lora, "trainer.lora", problems);
   }
-  const int64_t device_bytes = options.device_memory.empty() ? MemoryInName(options.device) : ParseBytes(options.device_memory);
+  const int64_t device_bytes = options.device_memory.empty() ? MemoryInName(options.device)
+                                                             : ParseBytes(options.device_memory);
   if (!options.device_memory.empty() && (device_bytes < 1 << 20 || options.device.empty())) {
-    problems.push_back({"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ", options.device_memory)});
+    problems.push_back(
+        {"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ",
+                                         options.device_memory)});
   }
   if (!problems.empty()) {
-    std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(), problems.size() == 1 ? "" : "s", ToText(problems).c_str());
+    std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(),
+                 problems.size() == 1 ? "" : "s", ToText(problems).c_str());
     return 2;
   }
-  const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(), ReadMemoryUse(at::kCPU).now_bytes);
-  const std::optional<Remedy> remedy = device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
+  const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(),
+                                         ReadMemoryUse(at::kCPU).now_bytes);
+  const std::optional<Remedy> remedy =
+      device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
   const bool fits = device_bytes == 0 || estimate.DeviceBytes() <= device_bytes;
   if (options.json == "true") {
     ordered_json out = ToJson(estimate, config, ranks, options.device);
@@ -310,13 +424,18 @@ int RunEstimate(const EstimateOptions& options) {
   }
   std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
   if (fits) {
-    if (device_bytes == 0 && !options.device.empty()) std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n", options.device.c_str());
-    if (device_bytes > 0) std::printf("fits: %s has %s\n", options.device.c_str(), SizeText(device_bytes).c_str());
+    if (device_bytes == 0 && !options.device.empty())
+      std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n",
+                  options.device.c_str());
+    if (device_bytes > 0)
+      std::printf("fits: %s has %s\n", options.device.c_str(), SizeText(device_bytes).c_str());
     return 0;
   }
   std::printf("does not fit: %s has %s", options.device.c_str(), SizeText(device_bytes).c_str());
-  if (remedy) std::printf("; with %s it needs %s", remedy->fields.c_str(), SizeText(remedy->bytes).c_str());
-  else std::printf("; take more ranks, or a GPU with more memory");
+  if (remedy)
+    std::printf("; with %s it needs %s", remedy->fields.c_str(), SizeText(remedy->bytes).c_str());
+  else
+    std::printf("; take more ranks, or a GPU with more memory");
   std::printf("\n");
   return kDoesNotFit;
 }

@@ -1,6 +1,7 @@
-// What a training run will need of each rank, said before anything runs: memory by class, communication and products a step.
-// The model's weights and their state are counted exactly (by the rules of FlatParam and the slots of its schedules), activations
-// and the working memory of the largest operations from the blocks' shapes.
+// What a training run will need of each rank, said before anything runs: memory by class,
+// communication and products a step. The model's weights and their state are counted exactly (by
+// the rules of FlatParam and the slots of its schedules), activations and the working memory of the
+// largest operations from the blocks' shapes.
 #pragma once
 
 #include <cstdint>
@@ -23,38 +24,47 @@ struct MemoryClass {
 
 struct Estimate {
   int64_t parameters = 0, trained_parameters = 0;
-  int64_t micro_batch = 0, micro_batches = 0;   // rows, and how many of them a rank takes a step
-  std::vector<MemoryClass> memory;              // of one rank
-  int64_t gather_bytes = 0, reduce_bytes = 0;   // that a rank sends a step
-  double flops = 0;                             // a step, all ranks (mfu_causal's count)
+  int64_t micro_batch = 0, micro_batches = 0;  // rows, and how many of them a rank takes a step
+  std::vector<MemoryClass> memory;             // of one rank
+  int64_t gather_bytes = 0, reduce_bytes = 0;  // that a rank sends a step
+  double flops = 0;                            // a step, all ranks (mfu_causal's count)
 
   int64_t DeviceBytes() const;
 };
 
-// `gpus`: of ranks that have one each; otherwise on CPUs, where `runtime_bytes` is what the process takes before it trains.
-Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus, int64_t runtime_bytes);
+// `gpus`: of ranks that have one each; otherwise on CPUs, where `runtime_bytes` is what the process
+// takes before it trains.
+Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                      int64_t runtime_bytes);
 
-// The fewest changes, of those that cost nothing but time, with which a rank fits into `device_bytes` of a GPU: fields of `trainer:` as
-// in a job file, and what it needs then. Nothing if it fits as it is, or with none of them.
+// The fewest changes, of those that cost nothing but time, with which a rank fits into
+// `device_bytes` of a GPU: fields of `trainer:` as in a job file, and what it needs then. Nothing
+// if it fits as it is, or with none of them.
 struct Remedy {
   std::string fields;
   int64_t bytes = 0;
 };
-std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks, int64_t device_bytes);
+std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks,
+                                 int64_t device_bytes);
 
 // `device`: a GPU's name for the predicted step time, or "".
-nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config, int ranks, const std::string& device);
-std::string ToText(const Estimate& estimate, const TrainConfig& config, int ranks, const std::string& device);
+nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config, int ranks,
+                              const std::string& device);
+std::string ToText(const Estimate& estimate, const TrainConfig& config, int ranks,
+                   const std::string& device);
 
 struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;
-  std::string device_memory;  // of a GPU ("80GiB"): also tells what would make a rank that needs more fit; empty: as the device's name says
+  std::string device_memory;  // of a GPU ("80GiB"): also tells what would make a rank that needs
+                              // more fit; empty: as the device's name says
 };
-// Bytes of "80GiB", "80g", "85.9GB" or a plain number; 0: it is none. A letter alone is binary, as in a flavour's name.
+// Bytes of "80GiB", "80g", "85.9GB" or a plain number; 0: it is none. A letter alone is binary, as
+// in a flavour's name.
 int64_t ParseBytes(const std::string& text);
 // The memory that a device's name ends with, "h100-80g" or "A100-SXM4-80GB"; 0: it doesn't say.
 int64_t MemoryInName(const std::string& device);
-// `muster-trainer estimate`. Exit code 0, 3 where a rank doesn't fit, or 2 with all problems on stderr.
+// `muster-trainer estimate`. Exit code 0, 3 where a rank doesn't fit, or 2 with all problems on
+// stderr.
 int RunEstimate(const EstimateOptions& options);
 
 }  // namespace muster::trainer

@@ -1,4 +1,5 @@
-// What ranks tell each other beside the model: once a step, and while they wait for one that does something long.
+// What ranks tell each other beside the model: once a step, and while they wait for one that does
+// something long.
 #pragma once
 
 #include <chrono>
@@ -10,7 +11,8 @@
 
 namespace muster::trainer {
 
-// What every rank tells every other once a step; the sums are taken in rank order, so all ranks see the same bits.
+// What every rank tells every other once a step; the sums are taken in rank order, so all ranks see
+// the same bits.
 struct StepExchange {
   double loss = 0, squared_norm = 0, z_loss = 0;
   bool stop = false, checkpoint = false;
@@ -18,13 +20,16 @@ struct StepExchange {
 };
 
 // Collective.
-StepExchange Exchange(World& world, const StepExchange& mine, const CheckpointWriter::Report& writer);
+StepExchange Exchange(World& world, const StepExchange& mine,
+                      const CheckpointWriter::Report& writer);
 
 // Whether `mine` is true on any rank. Collective.
 bool OnAny(World& world, bool mine);
 
-// Returns true once `done`, which waits for that long at most, is true on every rank, or false if `stop` (null: nothing) is on any first. No rank
-// waits for another much longer than that, however long it takes all in all, and one that dies is noticed. Collective.
-bool Await(World& world, const std::function<bool(std::chrono::milliseconds)>& done, const std::function<bool()>& stop);
+// Returns true once `done`, which waits for that long at most, is true on every rank, or false if
+// `stop` (null: nothing) is on any first. No rank waits for another much longer than that, however
+// long it takes all in all, and one that dies is noticed. Collective.
+bool Await(World& world, const std::function<bool(std::chrono::milliseconds)>& done,
+           const std::function<bool()>& stop);
 
 }  // namespace muster::trainer

@@ -1,4 +1,5 @@
-// Decides whether a step is fit to be learned from: one bad batch, or one fault of the hardware, may undo a long run.
+// Decides whether a step is fit to be learned from: one bad batch, or one fault of the hardware,
+// may undo a long run.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,10 @@ namespace muster::trainer {
 // A function of the losses alone, so every rank comes to the same verdict. Not thread-safe.
 class Guard {
  public:
-  // `spike_factor`: a loss above this many times the mean of the last kWindow good ones is a spike (0: none is), once there
-  // were kLeast. `skip_limit`: bad steps in a row that are passed over.
-  Guard(double spike_factor, int64_t skip_limit) : spike_factor_(spike_factor), skip_limit_(skip_limit) {}
+  // `spike_factor`: a loss above this many times the mean of the last kWindow good ones is a spike
+  // (0: none is), once there were kLeast. `skip_limit`: bad steps in a row that are passed over.
+  Guard(double spike_factor, int64_t skip_limit)
+      : spike_factor_(spike_factor), skip_limit_(skip_limit) {}
 
   // What is wrong with a step ("" for nothing), from its loss and gradient norm over all ranks.
   std::string Judge(double loss, double norm);

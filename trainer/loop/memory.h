@@ -1,4 +1,5 @@
-// How much memory training takes: the process's resident set on a CPU, what the allocator gave out on a GPU.
+// How much memory training takes: the process's resident set on a CPU, what the allocator gave out
+// on a GPU.
 #pragma once
 
 #include <cstdint>

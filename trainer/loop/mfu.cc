@@ -4,9 +4,13 @@
 
 namespace muster::trainer {
 
-FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length, int64_t adapter_parameters) {
-  const double parameters = (adapter_parameters > 0 ? 4.0 : 6.0) * static_cast<double>(config.NumParameters()) + 6.0 * static_cast<double>(adapter_parameters);
-  const double attention = 6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * length;
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length,
+                                 int64_t adapter_parameters) {
+  const double parameters =
+      (adapter_parameters > 0 ? 4.0 : 6.0) * static_cast<double>(config.NumParameters()) +
+      6.0 * static_cast<double>(adapter_parameters);
+  const double attention =
+      6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * length;
   return {parameters + attention, parameters + 2 * attention};
 }
 
@@ -18,9 +22,10 @@ struct Device {
 };
 // First match counts: the more special name stands first.
 constexpr Device kDevices[] = {
-    {"H100 PCIE", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12}, {"H100", 989e12, 67e12}, {"H200", 989e12, 67e12},
-    {"GH200", 989e12, 67e12},     {"B200", 2250e12, 75e12},    {"A100", 312e12, 19.5e12}, {"A800", 312e12, 19.5e12},
-    {"H800", 989e12, 67e12},      {"L40S", 362e12, 91.6e12},   {"A40", 149.7e12, 37.4e12}, {"A10", 125e12, 31.2e12},
+    {"H100 PCIE", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12}, {"H100", 989e12, 67e12},
+    {"H200", 989e12, 67e12},      {"GH200", 989e12, 67e12},    {"B200", 2250e12, 75e12},
+    {"A100", 312e12, 19.5e12},    {"A800", 312e12, 19.5e12},   {"H800", 989e12, 67e12},
+    {"L40S", 362e12, 91.6e12},    {"A40", 149.7e12, 37.4e12},  {"A10", 125e12, 31.2e12},
 };
 
 }  // namespace
@@ -36,7 +41,8 @@ double PeakFlops(const std::string& device_name, bool bf16) {
 
 std::string KnownDevices() {
   std::string names;
-  for (const Device& device : kDevices) names += (names.empty() ? "" : ", ") + std::string(device.name);
+  for (const Device& device : kDevices)
+    names += (names.empty() ? "" : ", ") + std::string(device.name);
   return names;
 }
 

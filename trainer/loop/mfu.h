@@ -1,7 +1,8 @@
-// Model FLOP/s utilisation in the two conventions in use. Per token, forward and backward: 6N for the parameters, plus
-// attention's products, 12·L·H·S when every position attends to all (PaLM, appendix B) or half of it when causal.
-// N: all parameters, tied ones once; L layers; H = heads * head_dim; S sequence length (of documents packed together, the sum
-// of their lengths' squares by the sum of their lengths).
+// Model FLOP/s utilisation in the two conventions in use. Per token, forward and backward: 6N for
+// the parameters, plus attention's products, 12·L·H·S when every position attends to all (PaLM,
+// appendix B) or half of it when causal. N: all parameters, tied ones once; L layers; H = heads *
+// head_dim; S sequence length (of documents packed together, the sum of their lengths' squares by
+// the sum of their lengths).
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,17 @@
 
 namespace muster::trainer {
 
-// With LoRA the frozen weights have no gradients of their own: 4N for them, and 6 for each of the adapters' parameters.
+// With LoRA the frozen weights have no gradients of their own: 4N for them, and 6 for each of the
+// adapters' parameters.
 struct FlopsPerToken {
   double causal = 0, full = 0;
 };
-FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length, int64_t adapter_parameters = 0);
+FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length,
+                                 int64_t adapter_parameters = 0);
 
-// Dense peak FLOP/s of a GPU by its CUDA name or its flavour ("h100-80g"), for bf16 tensor cores or plain fp32, from the makers' data sheets; 0 when
-// unknown (and for CPUs, whose peak depends on too much): MFU is left out then.
+// Dense peak FLOP/s of a GPU by its CUDA name or its flavour ("h100-80g"), for bf16 tensor cores or
+// plain fp32, from the makers' data sheets; 0 when unknown (and for CPUs, whose peak depends on too
+// much): MFU is left out then.
 double PeakFlops(const std::string& device_name, bool bf16);
 // The names it knows, "H100 PCIE, H100 NVL, …".
 std::string KnownDevices();

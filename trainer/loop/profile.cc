@@ -24,13 +24,18 @@ using torch::profiler::impl::ProfilerState;
 constexpr int64_t kWarmUp = 2;
 
 std::set<ActivityType> Activities(bool gpu) {
-  return gpu ? std::set<ActivityType>{ActivityType::CPU, ActivityType::CUDA} : std::set<ActivityType>{ActivityType::CPU};
+  return gpu ? std::set<ActivityType>{ActivityType::CPU, ActivityType::CUDA}
+             : std::set<ActivityType>{ActivityType::CPU};
 }
 
 }  // namespace
 
 Profile::Profile(int64_t steps, int64_t left, std::string directory, int rank, bool gpu)
-    : skip_(std::clamp<int64_t>(left - steps, 0, kWarmUp)), left_(std::min(steps, left)), directory_(std::move(directory)), rank_(rank), gpu_(gpu) {
+    : skip_(std::clamp<int64_t>(left - steps, 0, kWarmUp)),
+      left_(std::min(steps, left)),
+      directory_(std::move(directory)),
+      rank_(rank),
+      gpu_(gpu) {
   ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);  // what matters is told by us
 }
 
@@ -42,7 +47,8 @@ void Profile::Begin(int64_t step) {
   }
   const ProfilerConfig config(ProfilerState::KINETO);
   profiler::prepareProfiler(config, Activities(gpu_));
-  profiler::enableProfiler(config, Activities(gpu_), {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+  profiler::enableProfiler(config, Activities(gpu_),
+                           {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
   first_step_ = step;
   recording_ = true;
 }
@@ -58,7 +64,8 @@ absl::StatusOr<std::string> Profile::Finish() {
   left_ = 0;
   const std::unique_ptr<profiler::ProfilerResult> result = profiler::disableProfiler();
   char name[64];
-  std::snprintf(name, sizeof name, "/step-%08lld.rank-%d.json", static_cast<long long>(first_step_), rank_);
+  std::snprintf(name, sizeof name, "/step-%08lld.rank-%d.json", static_cast<long long>(first_step_),
+                rank_);
   const std::string path = directory_ + name, unfinished = path + ".unfinished";
   std::error_code error;
   std::filesystem::create_directories(directory_, error);
@@ -68,17 +75,22 @@ absl::StatusOr<std::string> Profile::Finish() {
     bool whole = false;
     if (std::FILE* file = std::fopen(unfinished.c_str(), "rb"); file != nullptr) {
       char tail[8] = {};
-      whole = std::fseek(file, -static_cast<long>(sizeof tail), SEEK_END) == 0 && std::fread(tail, 1, sizeof tail, file) == sizeof tail &&
+      whole = std::fseek(file, -static_cast<long>(sizeof tail), SEEK_END) == 0 &&
+              std::fread(tail, 1, sizeof tail, file) == sizeof tail &&
               std::string_view(tail, sizeof tail).find('}') != std::string_view::npos;
       std::fclose(file);
     }
-    if (whole) std::filesystem::rename(unfinished, path, error);
-    else error = std::make_error_code(std::errc::io_error);
+    if (whole)
+      std::filesystem::rename(unfinished, path, error);
+    else
+      error = std::make_error_code(std::errc::io_error);
   }
   if (error) {
     std::error_code ignored;
     std::filesystem::remove(unfinished, ignored);
-    return absl::UnavailableError(absl::StrCat("the profile can't be written to ", path, ": ", error.message(), "; see that the directory can be written and has room"));
+    return absl::UnavailableError(
+        absl::StrCat("the profile can't be written to ", path, ": ", error.message(),
+                     "; see that the directory can be written and has room"));
   }
   return path;
 }

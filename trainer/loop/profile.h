@@ -1,5 +1,6 @@
-// `muster-trainer train --profile STEPS`, and `profile_steps` of a job: some steps as a Chrome trace (chrome://tracing, Perfetto), by
-// Kineto, which libtorch has inside: our ranges (trainer/parallel/range.h), ATen's operations and, on GPUs, their kernels.
+// `muster-trainer train --profile STEPS`, and `profile_steps` of a job: some steps as a Chrome
+// trace (chrome://tracing, Perfetto), by Kineto, which libtorch has inside: our ranges
+// (trainer/parallel/range.h), ATen's operations and, on GPUs, their kernels.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,15 @@ namespace muster::trainer {
 // One process's. Not thread-safe; used by the thread that trains.
 class Profile {
  public:
-  // Of `steps` steps (0: none) out of `left` that are to come: the first two of a process, which warm up, aren't among them if there
-  // are enough others. The trace goes to DIRECTORY/step-NNNNNNNN.rank-R.json, named after its first step.
+  // Of `steps` steps (0: none) out of `left` that are to come: the first two of a process, which
+  // warm up, aren't among them if there are enough others. The trace goes to
+  // DIRECTORY/step-NNNNNNNN.rank-R.json, named after its first step.
   Profile(int64_t steps, int64_t left, std::string directory, int rank, bool gpu);
 
   // Step `step` (from 1) begins; starts to record where it is time.
   void Begin(int64_t step);
-  // It is over. The file, once it is written after the last step of the profile, or "" before that and afterwards; an error if it
-  // couldn't be written.
+  // It is over. The file, once it is written after the last step of the profile, or "" before that
+  // and afterwards; an error if it couldn't be written.
   absl::StatusOr<std::string> End();
   // The same for a run that ends early.
   absl::StatusOr<std::string> Finish();

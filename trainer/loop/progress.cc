@@ -25,7 +25,10 @@ constexpr int kTries = 100, kTriesAtEnd = 500;
 Progress::Progress(std::string socket_path) : path_(std::move(socket_path)) {
   if (path_.empty()) return;
   if (path_.size() >= sizeof(sockaddr_un::sun_path)) {
-    std::fprintf(stderr, "MUSTER_PROGRESS_SOCKET is longer than a socket's path may be (%zu bytes); no progress is sent\n", path_.size());
+    std::fprintf(stderr,
+                 "MUSTER_PROGRESS_SOCKET is longer than a socket's path may be (%zu bytes); no "
+                 "progress is sent\n",
+                 path_.size());
     return;
   }
   fd_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -59,7 +62,8 @@ Progress::Outcome Progress::SendOnce(const std::string& text) {
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path_.c_str(), path_.size() + 1);
   // Unconnected, so that a reader that was restarted is found again.
-  while (::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) {
+  while (::sendto(fd_, text.data(), text.size(), MSG_NOSIGNAL,
+                  reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) {
     if (errno == EINTR) continue;
     return errno == EMSGSIZE ? kNever : errno == EAGAIN || errno == ENOBUFS ? kFull : kAbsent;
   }
@@ -92,7 +96,9 @@ MetricsFile::~MetricsFile() {
 
 void MetricsFile::Send(const nlohmann::ordered_json& line) {
   if (fd_ < 0) return;
-  const std::string text = (cut_ ? "\n" : "") + line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  const std::string text = (cut_ ? "\n" : "") +
+                           line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                           "\n";
   ssize_t written;
   do {
     written = ::write(fd_, text.data(), text.size());

@@ -1,5 +1,6 @@
-// Progress lines: JSON objects to the datagram socket MUSTER_PROGRESS_SOCKET, or to stdout when there is none and nobody looks (it is no
-// terminal). Sending never fails the training: a line that can't be delivered is dropped, or kept for later if it is one that is told once.
+// Progress lines: JSON objects to the datagram socket MUSTER_PROGRESS_SOCKET, or to stdout when
+// there is none and nobody looks (it is no terminal). Sending never fails the training: a line that
+// can't be delivered is dropped, or kept for later if it is one that is told once.
 #pragma once
 
 #include <deque>
@@ -18,8 +19,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // What is told once, such as a checkpoint, is tried again for a second where the reader's queue is full, and then kept, as it is where
-  // nobody reads: it goes before any later line. The kMostKept newest are.
+  // What is told once, such as a checkpoint, is tried again for a second where the reader's queue
+  // is full, and then kept, as it is where nobody reads: it goes before any later line. The
+  // kMostKept newest are.
   enum Kind { kNewest, kDurable };
   void Send(const nlohmann::ordered_json& line, Kind kind = kNewest);
   // Tries once to send what is kept; whether nothing is then.
@@ -38,7 +40,8 @@ class Progress {
   std::deque<std::string> kept_;  // durable lines, the oldest first
 };
 
-// A file that gets each step's metrics as a line of JSON, all digits: for plots, and for comparing runs.
+// A file that gets each step's metrics as a line of JSON, all digits: for plots, and for comparing
+// runs.
 class MetricsFile {
  public:
   // Appends to `path`, "" for none; throws std::runtime_error if that can't be opened.

@@ -20,11 +20,13 @@ using nlohmann::ordered_json;
 
 class Reader {
  public:
-  explicit Reader(const std::string& path) : path_(path), fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+  explicit Reader(const std::string& path)
+      : path_(path), fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-    EXPECT_EQ(::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0) << std::strerror(errno);
+    EXPECT_EQ(::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0)
+        << std::strerror(errno);
   }
   ~Reader() {
     ::close(fd_);
@@ -34,7 +36,8 @@ class Reader {
   std::vector<int> Take() {
     std::vector<int> numbers;
     char text[4096];
-    for (ssize_t got; (got = ::recv(fd_, text, sizeof text, 0)) >= 0;) numbers.push_back(ordered_json::parse(std::string(text, static_cast<size_t>(got)))["n"]);
+    for (ssize_t got; (got = ::recv(fd_, text, sizeof text, 0)) >= 0;)
+      numbers.push_back(ordered_json::parse(std::string(text, static_cast<size_t>(got)))["n"]);
     return numbers;
   }
 
@@ -43,7 +46,9 @@ class Reader {
   const int fd_;
 };
 
-std::string SocketPath() { return std::filesystem::temp_directory_path() / ("progress_test." + std::to_string(::getpid())); }
+std::string SocketPath() {
+  return std::filesystem::temp_directory_path() / ("progress_test." + std::to_string(::getpid()));
+}
 
 // Lines as they are sent at every step, until the reader's queue takes no more; how many it took.
 int Fill(Progress& progress, Reader& reader) {

@@ -63,7 +63,8 @@ constexpr int kRefused = 2;
 // NCCL may take this long to end its kernels; then the process ends with them.
 constexpr unsigned kAbortLimitS = 5;
 
-// Between two words of a rank's own time. (A host's shim takes a hundred lines a second of all its ranks.)
+// Between two words of a rank's own time. (A host's shim takes a hundred lines a second of all its
+// ranks.)
 constexpr auto kOwnTimeInterval = std::chrono::milliseconds(250);
 
 volatile std::sig_atomic_t stop_requested = 0;
@@ -78,7 +79,7 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 // What Muster tells a training process beside its configuration.
 struct Surroundings {
-  std::string job_directory;       // relative paths start here
+  std::string job_directory;  // relative paths start here
   std::string checkpoint_directory;
   std::vector<std::string> resume_from;
   double checkpoint_interval_s = 0;  // 0: off
@@ -86,8 +87,9 @@ struct Surroundings {
   std::string export_staging;
 
   std::string Resolve(const std::string& path) const {
-    return fs::path(path).is_absolute() || job_directory.empty() ? fs::absolute(path).lexically_normal().string()
-                                                                  : (fs::path(job_directory) / path).lexically_normal().string();
+    return fs::path(path).is_absolute() || job_directory.empty()
+               ? fs::absolute(path).lexically_normal().string()
+               : (fs::path(job_directory) / path).lexically_normal().string();
   }
 };
 
@@ -96,16 +98,19 @@ Surroundings ReadSurroundings(Problems& problems) {
   s.job_directory = Env("MUSTER_JOB_DIR");
   s.checkpoint_directory = Env("MUSTER_CHECKPOINT_DIR");
   s.export_staging = Env("MUSTER_EXPORT_STAGING");
-  while (IsObject(s.checkpoint_directory) && s.checkpoint_directory.back() == '/') s.checkpoint_directory.pop_back();
+  while (IsObject(s.checkpoint_directory) && s.checkpoint_directory.back() == '/')
+    s.checkpoint_directory.pop_back();
   s.resume_from = absl::StrSplit(Env("MUSTER_RESUME_FROM"), ',', absl::SkipWhitespace());
   if (const std::string text = Env("MUSTER_CHECKPOINT_INTERVAL_S"); !text.empty()) {
     if (!absl::SimpleAtod(text, &s.checkpoint_interval_s) || !(s.checkpoint_interval_s >= 0)) {
-      problems.push_back({"MUSTER_CHECKPOINT_INTERVAL_S", absl::StrCat("must be a number of seconds; got ", text)});
+      problems.push_back({"MUSTER_CHECKPOINT_INTERVAL_S",
+                          absl::StrCat("must be a number of seconds; got ", text)});
     }
   }
   if (const std::string text = Env("MUSTER_CHECKPOINT_KEEP"); !text.empty()) {
     if (!absl::SimpleAtoi(text, &s.checkpoint_keep) || s.checkpoint_keep < 1) {
-      problems.push_back({"MUSTER_CHECKPOINT_KEEP", absl::StrCat("must be a whole number from 1; got ", text)});
+      problems.push_back(
+          {"MUSTER_CHECKPOINT_KEEP", absl::StrCat("must be a whole number from 1; got ", text)});
     }
   }
   return s;
@@ -118,14 +123,17 @@ void FindCheckpoints(const TrainConfig& config, Surroundings& s, Problems& probl
     while (s.checkpoint_directory.back() == '/') s.checkpoint_directory.pop_back();
     // Attempts don't write over each other's.
     for (const char* name : {"MUSTER_JOB", "MUSTER_TASK", "MUSTER_ATTEMPT"}) {
-      if (const std::string part = Env(name); !part.empty()) absl::StrAppend(&s.checkpoint_directory, "/", part);
+      if (const std::string part = Env(name); !part.empty())
+        absl::StrAppend(&s.checkpoint_directory, "/", part);
     }
   }
   // Started by hand again in the same place: go on from there.
   if (std::getenv("MUSTER_RESUME_FROM") != nullptr || s.checkpoint_directory.empty()) return;
   absl::Status status;
   s.resume_from = ListCheckpoints(s.checkpoint_directory, &status);
-  if (!status.ok()) problems.push_back({"trainer.checkpoints", absl::StrCat("can't be listed: ", std::string(status.message()))});
+  if (!status.ok())
+    problems.push_back(
+        {"trainer.checkpoints", absl::StrCat("can't be listed: ", std::string(status.message()))});
 }
 
 // A checked configuration with what it names.
@@ -134,7 +142,7 @@ struct Setup {
   TrainConfig config;
   Surroundings surroundings;
   ModelConfig model;
-  std::string init_directory;                      // empty: from scratch
+  std::string init_directory;                        // empty: from scratch
   std::shared_ptr<HuggingFaceWeights> init_weights;  // null: from scratch
   std::vector<std::unique_ptr<TokenShards>> shards;  // of data, or of the mixture's parts
   std::unique_ptr<Packer> packer;
@@ -159,7 +167,9 @@ struct Setup {
 // Whether `given`, under `path`, is a URL; says then what to do instead.
 bool RefuseUrl(const std::string& given, const std::string& path, Problems& problems) {
   if (given.find("://") == std::string::npos) return false;
-  problems.push_back({path, absl::StrCat(given, ": a directory is wanted, as every rank maps its files; fetch it to one that all hosts of the job have, "
+  problems.push_back({path, absl::StrCat(given,
+                                         ": a directory is wanted, as every rank maps its files; "
+                                         "fetch it to one that all hosts of the job have, "
                                          "such as in a first task of the job")});
   return true;
 }
@@ -168,37 +178,52 @@ void CheckInit(Setup& setup, Problems& problems) {
   if (RefuseUrl(setup.config.init, "trainer.init", problems)) return;
   const std::string directory = setup.surroundings.Resolve(setup.config.init);
   if (!fs::is_directory(directory)) {
-    problems.push_back({"trainer.init", absl::StrCat(directory, " is no directory. Names on a hub are not supported yet: give a Hugging Face directory")});
+    problems.push_back(
+        {"trainer.init", absl::StrCat(directory,
+                                      " is no directory. Names on a hub are not supported yet: "
+                                      "give a Hugging Face directory")});
     return;
   }
   absl::StatusOr<std::string> text = ReadFile(directory + "/config.json");
-  const absl::StatusOr<json> parsed = text.ok() ? ParseJson(*text, directory + "/config.json") : text.status();
+  const absl::StatusOr<json> parsed =
+      text.ok() ? ParseJson(*text, directory + "/config.json") : text.status();
   if (!parsed.ok() || !parsed->is_object()) {
-    problems.push_back({"trainer.init", !text.ok()     ? absl::StrCat(directory, "/config.json is missing; give a Hugging Face directory")
-                                        : !parsed.ok() ? absl::StrCat(std::string(parsed.status().message()), "; copy or download it again")
-                                                       : absl::StrCat(directory, "/config.json is no JSON object; copy or download it again")});
+    problems.push_back(
+        {"trainer.init",
+         !text.ok()
+             ? absl::StrCat(directory, "/config.json is missing; give a Hugging Face directory")
+         : !parsed.ok()
+             ? absl::StrCat(std::string(parsed.status().message()), "; copy or download it again")
+             : absl::StrCat(directory,
+                            "/config.json is no JSON object; copy or download it again")});
     return;
   }
   const json& content = *parsed;
   const size_t before = problems.size();
   std::vector<std::string> ignored;
-  setup.model = ParseModelConfig(content, "trainer.init/config.json", /*strict=*/false, problems, &ignored);
-  for (const std::string& key : ignored) std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
+  setup.model =
+      ParseModelConfig(content, "trainer.init/config.json", /*strict=*/false, problems, &ignored);
+  for (const std::string& key : ignored)
+    std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
   if (problems.size() > before) return;
   setup.init_directory = directory;
-  setup.init_weights = std::make_shared<HuggingFaceWeights>(HuggingFaceWeights::Open(
-      directory, MakeLlamaLayout(setup.model).flats, setup.model.tie_word_embeddings, "trainer.init", problems));
+  setup.init_weights = std::make_shared<HuggingFaceWeights>(
+      HuggingFaceWeights::Open(directory, MakeLlamaLayout(setup.model).flats,
+                               setup.model.tie_word_embeddings, "trainer.init", problems));
 }
 
-// What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a layer's query width.
+// What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a
+// layer's query width.
 int64_t LinearWork(const ModelConfig& model) {
   const int64_t pair = 2 * model.num_layers * model.num_heads * model.head_dim;
-  const int64_t weights = model.NumParameters() - (model.tie_word_embeddings ? 0 : model.vocab_size * model.hidden_size);
+  const int64_t weights = model.NumParameters() -
+                          (model.tie_word_embeddings ? 0 : model.vocab_size * model.hidden_size);
   return std::max<int64_t>(1, pair > 0 ? weights / pair : 1);
 }
 
 // Opens `directory` and packs it; adds what is wrong under `path`.
-std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& directory, const PackingOptions& options, const std::string& path,
+std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& directory,
+                                      const PackingOptions& options, const std::string& path,
                                       std::unique_ptr<Packer>& packer, Problems& problems) {
   absl::StatusOr<TokenShards> opened = TokenShards::Open(directory);
   if (!opened.ok()) {
@@ -208,36 +233,55 @@ std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& dir
   auto shards = std::make_unique<TokenShards>(*std::move(opened));
   if (options.max_length > 0) {
     absl::StatusOr<std::unique_ptr<Packer>> made = Packer::Make(shards.get(), options);
-    if (made.ok()) packer = *std::move(made);
-    else problems.push_back({path, absl::StrCat(directory, ": ", std::string(made.status().message()))});
+    if (made.ok())
+      packer = *std::move(made);
+    else
+      problems.push_back(
+          {path, absl::StrCat(directory, ": ", std::string(made.status().message()))});
   }
   // No model could be read where its vocabulary is empty; that is said already.
   if (setup.model.vocab_size > 1 && shards->vocab_size() > setup.model.vocab_size) {
     problems.push_back({setup.config.model ? "trainer.model.vocab_size" : "trainer.init",
-                        absl::StrCat("vocab_size ", setup.model.vocab_size, " is below that of ", directory, ", ", shards->vocab_size())});
+                        absl::StrCat("vocab_size ", setup.model.vocab_size, " is below that of ",
+                                     directory, ", ", shards->vocab_size())});
   }
   return shards;
 }
 
 void CheckData(Setup& setup, Problems& problems) {
   const TrainConfig& config = setup.config;
-  PackingOptions options{config.packing, config.document_mask, config.max_length, static_cast<uint64_t>(config.seed),
-                         config.max_row_length, config.global_batch_size, 1};
+  PackingOptions options{config.packing,
+                         config.document_mask,
+                         config.max_length,
+                         static_cast<uint64_t>(config.seed),
+                         config.max_row_length,
+                         config.global_batch_size,
+                         1};
   if (setup.model.vocab_size > 1) options.linear_work = LinearWork(setup.model);
   std::vector<std::unique_ptr<Packer>> packers;
   std::vector<double> weights;
   for (const MixturePart& part : config.Parts()) {
-    const std::string path = config.mixture.empty() ? "trainer.data" : absl::StrCat("trainer.mixture[", packers.size(), "].data");
+    const std::string path = config.mixture.empty()
+                                 ? "trainer.data"
+                                 : absl::StrCat("trainer.mixture[", packers.size(), "].data");
     if (RefuseUrl(part.data, path, problems)) return;
-    setup.shards.push_back(OpenData(setup, setup.surroundings.Resolve(part.data), options, path, packers.emplace_back(), problems));
+    setup.shards.push_back(OpenData(setup, setup.surroundings.Resolve(part.data), options, path,
+                                    packers.emplace_back(), problems));
     weights.push_back(part.weight);
     options.seed += 0x9E3779B97F4A7C15ull;  // each part in an order of its own
   }
   if (packers.size() == 1) setup.packer = std::move(packers[0]);
-  if (packers.size() > 1 && problems.empty()) setup.packer = MixPackers(std::move(packers), weights);
+  if (packers.size() > 1 && problems.empty())
+    setup.packer = MixPackers(std::move(packers), weights);
   if (setup.model.vocab_size > 1 && config.max_length > setup.model.max_position_embeddings) {
-    problems.push_back({"trainer.max_length", absl::StrCat(config.max_length, " is above the model's max_position_embeddings, ", setup.model.max_position_embeddings, "; use at most that",
-                                                          config.model ? ", or raise it in trainer.model" : ", or lengthen the model's context by a RoPE scaling in its config.json")});
+    problems.push_back(
+        {"trainer.max_length",
+         absl::StrCat(
+             config.max_length, " is above the model's max_position_embeddings, ",
+             setup.model.max_position_embeddings, "; use at most that",
+             config.model
+                 ? ", or raise it in trainer.model"
+                 : ", or lengthen the model's context by a RoPE scaling in its config.json")});
   }
   if (config.eval_interval == 0) return;
   // Every evaluation takes the same rows in the same order.
@@ -248,13 +292,16 @@ void CheckData(Setup& setup, Problems& problems) {
     one.shards = OpenData(setup, directory, options, path, one.packer, problems);
   };
   if (RefuseUrl(config.eval_data, "trainer.eval_data", problems)) return;
-  if (!config.eval_data.empty()) return evaluate_on(setup.surroundings.Resolve(config.eval_data), "trainer.eval_data");
+  if (!config.eval_data.empty())
+    return evaluate_on(setup.surroundings.Resolve(config.eval_data), "trainer.eval_data");
   for (const MixturePart& part : config.Parts()) {
     const std::string directory = setup.surroundings.Resolve(part.data) + "/validation";
     if (fs::exists(directory + "/index.json")) evaluate_on(directory, "trainer.eval_interval");
   }
   if (setup.evaluations.empty()) {
-    problems.push_back({"trainer.eval_interval", "the data has no validation split; make one with `muster-trainer prepare --validation-share 0.01`, or give eval_data"});
+    problems.push_back({"trainer.eval_interval",
+                        "the data has no validation split; make one with `muster-trainer prepare "
+                        "--validation-share 0.01`, or give eval_data"});
   }
 }
 
@@ -262,9 +309,17 @@ void CheckExport(Setup& setup, Problems& problems) {
   if (setup.config.export_dir.empty()) return;
   setup.export_target = setup.surroundings.Resolve(setup.config.export_dir);
   if (setup.config.export_dir.find("://") != std::string::npos) {
-    problems.push_back({"trainer.export", absl::StrCat(setup.config.export_dir, ": a directory is wanted, which is put in place whole; copy it from there to a store")});
-  } else if (fs::exists(setup.export_target) && !(fs::is_directory(setup.export_target) && (fs::is_empty(setup.export_target) || fs::exists(setup.export_target + "/config.json")))) {
-    problems.push_back({"trainer.export", absl::StrCat(setup.export_target, " exists and is no earlier export; name a new directory")});
+    problems.push_back(
+        {"trainer.export", absl::StrCat(setup.config.export_dir,
+                                        ": a directory is wanted, which is put in place whole; "
+                                        "copy it from there to a store")});
+  } else if (fs::exists(setup.export_target) &&
+             !(fs::is_directory(setup.export_target) &&
+               (fs::is_empty(setup.export_target) ||
+                fs::exists(setup.export_target + "/config.json")))) {
+    problems.push_back(
+        {"trainer.export", absl::StrCat(setup.export_target,
+                                        " exists and is no earlier export; name a new directory")});
   }
 }
 
@@ -282,19 +337,25 @@ Setup ReadSetup(const std::string& config_path, Problems& problems) {
   }
   setup.trainer = *std::move(parsed);
   if (!setup.trainer.is_object()) {
-    problems.push_back({"--config", absl::StrCat(config_path, " is not a JSON object; it holds the trainer: map as JSON")});
+    problems.push_back(
+        {"--config",
+         absl::StrCat(config_path, " is not a JSON object; it holds the trainer: map as JSON")});
     return setup;
   }
   setup.surroundings = ReadSurroundings(problems);
   setup.config = ParseTrainConfig(setup.trainer, problems);
   FindCheckpoints(setup.config, setup.surroundings, problems);
-  if (setup.config.model) setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
+  if (setup.config.model)
+    setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
   if (!setup.config.init.empty()) CheckInit(setup, problems);
-  if (!setup.config.lora.target_modules.empty() && setup.model.num_layers > 0) TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);
+  if (!setup.config.lora.target_modules.empty() && setup.model.num_layers > 0)
+    TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);
   if (!setup.config.Parts().empty()) CheckData(setup, problems);
   CheckExport(setup, problems);
   if (setup.config.save_steps > 0 && setup.surroundings.checkpoint_directory.empty()) {
-    problems.push_back({"trainer.save_steps", "needs a place for checkpoints: set MUSTER_CHECKPOINT_DIR, as Muster does"});
+    problems.push_back(
+        {"trainer.save_steps",
+         "needs a place for checkpoints: set MUSTER_CHECKPOINT_DIR, as Muster does"});
   }
   return setup;
 }
@@ -310,19 +371,29 @@ class Run {
  public:
   // `dump_tokens`, `metrics`: files that rank 0 appends to, or "".
   Run(Setup setup, World* world, std::string dump_tokens, const std::string& metrics)
-      : setup_(std::move(setup)), config_(setup_.config), world_(*world), progress_(Env("MUSTER_PROGRESS_SOCKET")), metrics_(world->rank() == 0 ? metrics : ""),
-        engine_(setup_.model, world, OptionsFor(config_, world->device())), guard_(config_.spike_factor, config_.skip_limit),
-        optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon, config_.weight_decay}) {
+      : setup_(std::move(setup)),
+        config_(setup_.config),
+        world_(*world),
+        progress_(Env("MUSTER_PROGRESS_SOCKET")),
+        metrics_(world->rank() == 0 ? metrics : ""),
+        engine_(setup_.model, world, OptionsFor(config_, world->device())),
+        guard_(config_.spike_factor, config_.skip_limit),
+        optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon,
+                                     config_.weight_decay}) {
     if (config_.lora.on()) {
-      for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) adapter_parameters_ += flat->layout().numel();
+      for (const std::unique_ptr<FlatParam>& flat : engine_.flats())
+        adapter_parameters_ += flat->layout().numel();
     }
     const int64_t share = SharePerRank(config_.global_batch_size, world_.size());
     const int64_t micro = ChooseMicroBatchSize(config_, share);
-    batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device());
+    batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, world_.rank(),
+                     world_.size(), world_.device());
     for (const Setup::Evaluation& one : setup_.evaluations) {
       const int64_t all = one.packer->rows_per_epoch();
-      evaluations_.push_back({BatchReader(one.packer.get(), config_.global_batch_size, micro, world_.rank(), world_.size(), world_.device(), RowsToEvaluate(all)),
-                              RowsToEvaluate(all)});
+      evaluations_.push_back(
+          {BatchReader(one.packer.get(), config_.global_batch_size, micro, world_.rank(),
+                       world_.size(), world_.device(), RowsToEvaluate(all)),
+           RowsToEvaluate(all)});
     }
     if (world_.info().local_rank == 0) {  // one process a host
       std::vector<const TokenShards*> shards;
@@ -331,7 +402,8 @@ class Run {
       data_check_.emplace(std::move(shards));
     }
     if (!setup_.surroundings.checkpoint_directory.empty()) {
-      writer_.emplace(world_, engine_.flats(), setup_.surroundings.checkpoint_directory, setup_.surroundings.checkpoint_keep);
+      writer_.emplace(world_, engine_.flats(), setup_.surroundings.checkpoint_directory,
+                      setup_.surroundings.checkpoint_keep);
     }
     if (world_.rank() == 0 && !dump_tokens.empty()) {
       dump_fd_ = ::open(dump_tokens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -348,8 +420,11 @@ class Run {
       return kRefused;
     }
     if (Leads() && step_ == config_.max_steps) {
-      std::fprintf(stderr, "note: %s is of step %lld, and max_steps is %lld: there is nothing left to train\n", loaded_path_.c_str(), static_cast<long long>(step_),
-                   static_cast<long long>(config_.max_steps));
+      std::fprintf(
+          stderr,
+          "note: %s is of step %lld, and max_steps is %lld: there is nothing left to train\n",
+          loaded_path_.c_str(), static_cast<long long>(step_),
+          static_cast<long long>(config_.max_steps));
     }
     const bool stopped = Steps();
     const bool finished = step_ >= config_.max_steps;
@@ -367,28 +442,37 @@ class Run {
 
  private:
   bool Leads() const { return world_.rank() == 0; }
-  std::chrono::milliseconds StepTimeout() const { return std::chrono::milliseconds(static_cast<int64_t>(config_.step_timeout_s * 1000)); }
-  int64_t RowsToEvaluate(int64_t all) const { return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all; }
+  std::chrono::milliseconds StepTimeout() const {
+    return std::chrono::milliseconds(static_cast<int64_t>(config_.step_timeout_s * 1000));
+  }
+  int64_t RowsToEvaluate(int64_t all) const {
+    return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all;
+  }
 
-  // Whether all data is verified; throws if some is damaged. False if a stop was requested first: what is trained is in a checkpoint, and a
-  // run that goes on from there verifies anew.
+  // Whether all data is verified; throws if some is damaged. False if a stop was requested first:
+  // what is trained is in a checkpoint, and a run that goes on from there verifies anew.
   bool AwaitDataCheck() {
     const auto done = [this](std::chrono::milliseconds moment) {
       const bool verified = !data_check_ || data_check_->WaitFor(moment);
-      if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
+      if (data_check_)
+        TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
       return verified;
     };
     return Await(world_, done, [] { return stop_requested != 0; });
   }
 
-  // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn. Returns why the checkpoint isn't one
-  // of this run, the same on every rank.
+  // Weights and optimizer state: from the newest good checkpoint, else from `init`, else drawn.
+  // Returns why the checkpoint isn't one of this run, the same on every rank.
   Problems Load() {
     LoadOutcome outcome = OpenNewest(world_, setup_.surroundings.resume_from, engine_.flats());
     for (const SkippedCheckpoint& skipped : outcome.skipped) {
-      if (Leads()) std::fprintf(stderr, "checkpoint refused: %s: %s\n", skipped.path.c_str(), skipped.why.c_str());
+      if (Leads())
+        std::fprintf(stderr, "checkpoint refused: %s: %s\n", skipped.path.c_str(),
+                     skipped.why.c_str());
     }
-    TORCH_CHECK(outcome.checkpoint != nullptr || outcome.skipped.empty(), "none of the checkpoints to resume from can be used; start the job anew to begin without one");
+    TORCH_CHECK(outcome.checkpoint != nullptr || outcome.skipped.empty(),
+                "none of the checkpoints to resume from can be used; start the job anew to begin "
+                "without one");
     if (config_.lora.on()) {
       for (const std::unique_ptr<FlatParam>& flat : engine_.model_flats()) {
         setup_.init_weights->Read(*flat);
@@ -396,67 +480,96 @@ class Run {
     }
     if (outcome.checkpoint == nullptr) {
       for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
-        if (config_.lora.on()) InitialiseAdapters(*flat, static_cast<uint64_t>(config_.seed));
-        else if (setup_.init_weights != nullptr) setup_.init_weights->Read(*flat);
-        else InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed), setup_.model.initializer_range);
+        if (config_.lora.on())
+          InitialiseAdapters(*flat, static_cast<uint64_t>(config_.seed));
+        else if (setup_.init_weights != nullptr)
+          setup_.init_weights->Read(*flat);
+        else
+          InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed),
+                            setup_.model.initializer_range);
       }
       return {};
     }
     const Checkpoint& checkpoint = *outcome.checkpoint;
     const CheckpointMeta& meta = checkpoint.meta();
     Problems problems;
-    const std::vector<std::string> other = ParseModelConfig(meta.model, "model", false, problems).DifferencesFrom(setup_.model);
+    const std::vector<std::string> other =
+        ParseModelConfig(meta.model, "model", false, problems).DifferencesFrom(setup_.model);
     problems.clear();
     if (!other.empty()) {
-      problems.push_back({config_.model ? "trainer.model" : "trainer.init",
-                          absl::StrCat("is another model than that of ", checkpoint.path(), ", whose ", absl::StrJoin(other, "; "),
-                                       "; give the model that was trained, or a new place for this one's checkpoints")});
+      problems.push_back(
+          {config_.model ? "trainer.model" : "trainer.init",
+           absl::StrCat(
+               "is another model than that of ", checkpoint.path(), ", whose ",
+               absl::StrJoin(other, "; "),
+               "; give the model that was trained, or a new place for this one's checkpoints")});
     }
     if (meta.step > config_.max_steps) {
-      problems.push_back({"trainer.max_steps", absl::StrCat(config_.max_steps, " is below the step of ", checkpoint.path(), ", ", meta.step,
-                                                            "; raise it, or resume from an earlier checkpoint. `muster-trainer export` writes this one's model as it is")});
+      problems.push_back(
+          {"trainer.max_steps",
+           absl::StrCat(config_.max_steps, " is below the step of ", checkpoint.path(), ", ",
+                        meta.step,
+                        "; raise it, or resume from an earlier checkpoint. `muster-trainer export` "
+                        "writes this one's model as it is")});
     }
     if (!problems.empty()) return problems;
     if (Leads() && meta.trainer.is_object()) {
-      if (const std::vector<std::string> changed = ChangedFields(meta.trainer, setup_.trainer); !changed.empty()) {
+      if (const std::vector<std::string> changed = ChangedFields(meta.trainer, setup_.trainer);
+          !changed.empty()) {
         // Those that say which rows a step takes.
-        const bool other_rows = meta.step > 0 && std::any_of(changed.begin(), changed.end(), [](const std::string& one) {
-          const std::string key = one.substr(0, one.find(':'));
-          return key == "seed" || key == "packing" || key == "document_mask" || key == "max_length" || key == "max_row_length" || key == "global_batch_size";
-        });
-        std::fprintf(stderr, "note: changed since %s: %s%s\n", checkpoint.path().c_str(), absl::StrJoin(changed, ", ").c_str(),
+        const bool other_rows =
+            meta.step > 0 &&
+            std::any_of(changed.begin(), changed.end(), [](const std::string& one) {
+              const std::string key = one.substr(0, one.find(':'));
+              return key == "seed" || key == "packing" || key == "document_mask" ||
+                     key == "max_length" || key == "max_row_length" || key == "global_batch_size";
+            });
+        std::fprintf(stderr, "note: changed since %s: %s%s\n", checkpoint.path().c_str(),
+                     absl::StrJoin(changed, ", ").c_str(),
                      other_rows ? " (the rows that steps take are others)" : "");
       }
     }
     if (Leads() && meta.step > 0) {
-      if (meta.data_fingerprint != setup_.DataFingerprint()) std::fprintf(stderr, "note: the data is not what %s was trained on\n", checkpoint.path().c_str());
-      if (meta.packing_version != kPackingVersion) std::fprintf(stderr, "note: %s was packed by version %d: the data's order is another\n", checkpoint.path().c_str(), meta.packing_version);
+      if (meta.data_fingerprint != setup_.DataFingerprint())
+        std::fprintf(stderr, "note: the data is not what %s was trained on\n",
+                     checkpoint.path().c_str());
+      if (meta.packing_version != kPackingVersion)
+        std::fprintf(stderr, "note: %s was packed by version %d: the data's order is another\n",
+                     checkpoint.path().c_str(), meta.packing_version);
     }
     std::string error;
     for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
-      if (absl::Status s = checkpoint.Read(*flat); !s.ok() && error.empty()) error = std::string(s.message());
+      if (absl::Status s = checkpoint.Read(*flat); !s.ok() && error.empty())
+        error = std::string(s.message());
     }
-    for (const std::string& one : world_.GatherTexts(error)) TORCH_CHECK(one.empty(), "cannot read ", checkpoint.path(), ": ", one);
+    for (const std::string& one : world_.GatherTexts(error))
+      TORCH_CHECK(one.empty(), "cannot read ", checkpoint.path(), ": ", one);
     step_ = meta.step;
     next_sequence_ = meta.next_sequence;
     guard_.Restore(meta.recent_losses);
     last_checkpoint_step_ = loaded_step_ = step_;
     loaded_path_ = checkpoint.path();
     if (!Leads()) return {};
-    std::fprintf(stderr, "resumed from %s at step %lld\n", loaded_path_.c_str(), static_cast<long long>(step_));
-    ordered_json loaded = {{"step", step_}, {"path", loaded_path_}, {"skipped", ordered_json::array()}};
-    for (const SkippedCheckpoint& skipped : outcome.skipped) loaded["skipped"].push_back({{"path", skipped.path}, {"why", skipped.why}});
+    std::fprintf(stderr, "resumed from %s at step %lld\n", loaded_path_.c_str(),
+                 static_cast<long long>(step_));
+    ordered_json loaded = {
+        {"step", step_}, {"path", loaded_path_}, {"skipped", ordered_json::array()}};
+    for (const SkippedCheckpoint& skipped : outcome.skipped)
+      loaded["skipped"].push_back({{"path", skipped.path}, {"why", skipped.why}});
     progress_.Send({{"loaded", loaded}}, Progress::kDurable);
     return {};
   }
 
   // Runs to the last step or to a stop. Returns whether it was stopped.
   bool Steps() {
-    const LrSchedule schedule{config_.lr_scheduler_type, config_.learning_rate, config_.WarmupSteps(), config_.max_steps, config_.min_lr_ratio,
-                              config_.DecaySteps(), config_.decay_type};
+    const LrSchedule schedule{
+        config_.lr_scheduler_type, config_.learning_rate, config_.WarmupSteps(), config_.max_steps,
+        config_.min_lr_ratio,      config_.DecaySteps(),  config_.decay_type};
     last_checkpoint_time_ = Clock::now();
     bool first = true;
-    Profile profile(config_.profile_steps, config_.max_steps - step_, setup_.surroundings.Resolve("profile"), world_.rank(), world_.device().is_cuda());
+    Profile profile(config_.profile_steps, config_.max_steps - step_,
+                    setup_.surroundings.Resolve("profile"), world_.rank(),
+                    world_.device().is_cuda());
     while (step_ < config_.max_steps) {
       profile.Begin(step_ + 1);
       const Clock::time_point begin = Clock::now();
@@ -476,20 +589,28 @@ class Run {
       mine.checkpoint = Leads() && CheckpointIsDue();
       range.emplace([] { return "exchange with other ranks"; });
       const Clock::time_point exchange_begin = Clock::now();
-      const StepExchange all = Exchange(world_, mine, writer_ ? writer_->Mine() : CheckpointWriter::Report{});
-      if (world_.size() > 1) report.exposed_communication_s = Seconds(Clock::now() - exchange_begin);
+      const StepExchange all =
+          Exchange(world_, mine, writer_ ? writer_->Mine() : CheckpointWriter::Report{});
+      if (world_.size() > 1)
+        report.exposed_communication_s = Seconds(Clock::now() - exchange_begin);
       report.exposed_communication_s += TakeWaited();
-      if (data_check_) TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
+      if (data_check_)
+        TORCH_CHECK(data_check_->Found().ok(), std::string(data_check_->Found().message()));
       if (writer_) {
         if (const auto outcome = writer_->Take(all.writers)) Tell(*outcome);
       }
       report.loss = all.loss, report.z_loss = all.z_loss, report.norm = std::sqrt(all.squared_norm);
       report.skipped = guard_.Judge(report.loss, report.norm);
-      TORCH_CHECK(guard_.MaySkip(), report.skipped, "; lower learning_rate, use dtype: fp32, or let skip_limit pass over such steps");
+      TORCH_CHECK(guard_.MaySkip(), report.skipped,
+                  "; lower learning_rate, use dtype: fp32, or let skip_limit pass over such steps");
       report.learning_rate = schedule.At(step_);
       range.emplace([] { return "optimizer"; });
-      if (report.skipped.empty()) optimizer_.Step(step_ + 1, report.learning_rate, ClipCoefficient(report.norm, config_.max_grad_norm));
-      else if (Leads()) std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1), report.skipped.c_str());
+      if (report.skipped.empty())
+        optimizer_.Step(step_ + 1, report.learning_rate,
+                        ClipCoefficient(report.norm, config_.max_grad_norm));
+      else if (Leads())
+        std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1),
+                     report.skipped.c_str());
       ++step_;
       next_sequence_ += config_.global_batch_size;
       if (first) world_.SetTimeout(StepTimeout()), first = false;
@@ -519,10 +640,14 @@ class Run {
     if (!writer_) return false;
     if (config_.save_steps > 0 && (step_ + 1) % config_.save_steps == 0) return true;
     const double interval_s = setup_.surroundings.checkpoint_interval_s;
-    return interval_s > 0 && !writer_->busy() && Seconds(Clock::now() - last_checkpoint_time_) >= interval_s;
+    return interval_s > 0 && !writer_->busy() &&
+           Seconds(Clock::now() - last_checkpoint_time_) >= interval_s;
   }
 
-  bool EvaluationIsDue() const { return config_.eval_interval > 0 && (step_ % config_.eval_interval == 0 || step_ == config_.max_steps); }
+  bool EvaluationIsDue() const {
+    return config_.eval_interval > 0 &&
+           (step_ % config_.eval_interval == 0 || step_ == config_.max_steps);
+  }
 
   // Seconds that gathers and sums were waited for since the last call.
   double TakeWaited() {
@@ -533,7 +658,8 @@ class Run {
     return waited_s;
   }
 
-  // Mean loss over the targets of the rows to evaluate on, or none if a stop was requested meanwhile; collective, the same on every rank.
+  // Mean loss over the targets of the rows to evaluate on, or none if a stop was requested
+  // meanwhile; collective, the same on every rank.
   std::optional<double> Evaluate() {
     double loss = 0;
     int64_t targets = 0;
@@ -565,35 +691,52 @@ class Run {
     absl::StatusOr<std::vector<int32_t>> ids = batches_->ReadIds(next_sequence_);
     TORCH_CHECK(ids.ok(), std::string(ids.status().message()));
     const ssize_t bytes = static_cast<ssize_t>(ids->size() * sizeof(int32_t));
-    TORCH_CHECK(::write(dump_fd_, ids->data(), static_cast<size_t>(bytes)) == bytes, "cannot write the token dump");
+    TORCH_CHECK(::write(dump_fd_, ids->data(), static_cast<size_t>(bytes)) == bytes,
+                "cannot write the token dump");
   }
 
   // What a step is reported with, beside its batches.
   struct StepReport {
     double loss = 0, z_loss = 0, norm = 0, learning_rate = 0, step_s = 0;
-    double data_wait_s = 0;              // until the batches were there
-    double exposed_communication_s = 0;  // this rank waited for others; on GPUs only what the host waited
-    std::string skipped;                 // why there was no update
+    double data_wait_s = 0;  // until the batches were there
+    double exposed_communication_s =
+        0;                // this rank waited for others; on GPUs only what the host waited
+    std::string skipped;  // why there was no update
     std::optional<double> eval_loss;
   };
 
   void Report(const StepReport& report, const StepBatches& batches) {
     ReportOwnTime(report);
-    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps && !report.eval_loss && report.skipped.empty())) return;
+    if (!Leads() || (step_ % config_.log_interval != 0 && step_ != config_.max_steps &&
+                     !report.eval_loss && report.skipped.empty()))
+      return;
     const double tokens_per_s = static_cast<double>(batches.tokens) / report.step_s;
     const MemoryUse memory = ReadMemoryUse(world_.device());
-    ordered_json line = {{"step", step_}, {"total_steps", config_.max_steps}, {"loss", report.loss}, {"grad_norm", report.norm}, {"learning_rate", report.learning_rate},
-                         {"tokens_per_s", tokens_per_s}, {"step_time_s", report.step_s}, {"target_tokens", batches.target_tokens}, {"rank", 0},
-                         {"memory_bytes", memory.now_bytes}, {"memory_peak_bytes", memory.peak_bytes},
-                         {"exposed_communication_s", report.exposed_communication_s}, {"data_wait_s", report.data_wait_s}};
+    ordered_json line = {{"step", step_},
+                         {"total_steps", config_.max_steps},
+                         {"loss", report.loss},
+                         {"grad_norm", report.norm},
+                         {"learning_rate", report.learning_rate},
+                         {"tokens_per_s", tokens_per_s},
+                         {"step_time_s", report.step_s},
+                         {"target_tokens", batches.target_tokens},
+                         {"rank", 0},
+                         {"memory_bytes", memory.now_bytes},
+                         {"memory_peak_bytes", memory.peak_bytes},
+                         {"exposed_communication_s", report.exposed_communication_s},
+                         {"data_wait_s", report.data_wait_s}};
     std::string text;
     char buffer[512];
     constexpr double kMiB = 1 << 20;
     std::snprintf(buffer, sizeof buffer,
-                  "step=%lld total_steps=%lld loss=%.9g grad_norm=%.9g learning_rate=%.9g tokens_per_s=%.0f step_time_s=%.4g memory_mib=%.0f memory_peak_mib=%.0f "
+                  "step=%lld total_steps=%lld loss=%.9g grad_norm=%.9g learning_rate=%.9g "
+                  "tokens_per_s=%.0f step_time_s=%.4g memory_mib=%.0f memory_peak_mib=%.0f "
                   "exposed_communication_s=%.3g data_wait_s=%.3g",
-                  static_cast<long long>(step_), static_cast<long long>(config_.max_steps), report.loss, report.norm, report.learning_rate, tokens_per_s, report.step_s,
-                  static_cast<double>(memory.now_bytes) / kMiB, static_cast<double>(memory.peak_bytes) / kMiB, report.exposed_communication_s, report.data_wait_s);
+                  static_cast<long long>(step_), static_cast<long long>(config_.max_steps),
+                  report.loss, report.norm, report.learning_rate, tokens_per_s, report.step_s,
+                  static_cast<double>(memory.now_bytes) / kMiB,
+                  static_cast<double>(memory.peak_bytes) / kMiB, report.exposed_communication_s,
+                  report.data_wait_s);
     text = buffer;
     if (config_.z_loss > 0) {
       line["z_loss"] = report.z_loss;
@@ -614,14 +757,21 @@ class Run {
       text += buffer;
     }
     if (peak_flops_ < 0) {
-      peak_flops_ = config_.peak_tflops > 0 ? config_.peak_tflops * 1e12 : world_.device().is_cuda() ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16") : 0;
+      peak_flops_ = config_.peak_tflops > 0 ? config_.peak_tflops * 1e12
+                    : world_.device().is_cuda()
+                        ? PeakFlops(DeviceName(world_.device()), config_.dtype == "bf16")
+                        : 0;
     }
     if (peak_flops_ > 0) {
-      const FlopsPerToken flops = ModelFlopsPerToken(setup_.model, batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)), adapter_parameters_);
+      const FlopsPerToken flops = ModelFlopsPerToken(
+          setup_.model,
+          batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)),
+          adapter_parameters_);
       const double tokens_per_peak = tokens_per_s / (peak_flops_ * world_.size());
       line["mfu_causal"] = flops.causal * tokens_per_peak;
       line["mfu_full"] = flops.full * tokens_per_peak;
-      std::snprintf(buffer, sizeof buffer, " mfu_causal=%.4f mfu_full=%.4f", flops.causal * tokens_per_peak, flops.full * tokens_per_peak);
+      std::snprintf(buffer, sizeof buffer, " mfu_causal=%.4f mfu_full=%.4f",
+                    flops.causal * tokens_per_peak, flops.full * tokens_per_peak);
       text += buffer;
     }
     metrics_.Send(line);
@@ -630,12 +780,14 @@ class Run {
     progress_.Send(line);
   }
 
-  // Every rank tells how long its own part of the steps took, at most a few times a second, as the mean of those since: what is slower
-  // than its gang shows there, while whole steps all take as long as the slowest.
+  // Every rank tells how long its own part of the steps took, at most a few times a second, as the
+  // mean of those since: what is slower than its gang shows there, while whole steps all take as
+  // long as the slowest.
   void ReportOwnTime(const StepReport& report) {
     if (world_.size() == 1 || Env("MUSTER_PROGRESS_SOCKET").empty()) return;
     const Clock::time_point now = Clock::now();
-    if (!std::exchange(own_begun_, true)) {  // the first step warms up; a host's ranks don't speak all at once
+    if (!std::exchange(own_begun_,
+                       true)) {  // the first step warms up; a host's ranks don't speak all at once
       own_told_ = now - kOwnTimeInterval * world_.info().local_rank / world_.info().local_size;
       return;
     }
@@ -643,11 +795,13 @@ class Run {
     ++own_steps_;
     if (now - own_told_ < kOwnTimeInterval) return;
     own_told_ = now;
-    const double mean_s = std::exchange(own_s_, 0) / static_cast<double>(std::exchange(own_steps_, 0));
+    const double mean_s =
+        std::exchange(own_s_, 0) / static_cast<double>(std::exchange(own_steps_, 0));
     progress_.Send({{"rank", world_.rank()}, {"step", step_}, {"own_time_s", mean_s}});
   }
 
-  // Copies the state of the current step and has it written beside the next ones; ends what is still being written first.
+  // Copies the state of the current step and has it written beside the next ones; ends what is
+  // still being written first.
   void StartSaving() {
     if (writer_->busy()) Tell(FinishSaving());
     if (untold_) PruneIfTold();
@@ -687,12 +841,17 @@ class Run {
   // Says that a checkpoint was published, or why not.
   void Tell(const CheckpointOutcome& outcome) {
     if (!outcome.status.ok()) {
-      if (Leads()) std::fprintf(stderr, "checkpoint of step %lld failed: %s\n", static_cast<long long>(outcome.step), std::string(outcome.status.message()).c_str());
+      if (Leads())
+        std::fprintf(stderr, "checkpoint of step %lld failed: %s\n",
+                     static_cast<long long>(outcome.step),
+                     std::string(outcome.status.message()).c_str());
       return;
     }
     last_checkpoint_step_ = outcome.step;
     if (!Leads()) return;
-    std::printf("checkpoint step=%lld path=%s seconds=%.3f copy_s=%.3f\n", static_cast<long long>(outcome.step), outcome.path.c_str(), outcome.total_s, outcome.copy_s);
+    std::printf("checkpoint step=%lld path=%s seconds=%.3f copy_s=%.3f\n",
+                static_cast<long long>(outcome.step), outcome.path.c_str(), outcome.total_s,
+                outcome.copy_s);
     std::fflush(stdout);
     ordered_json told = {{"step", outcome.step}, {"path", outcome.path}};
     if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
@@ -700,22 +859,29 @@ class Run {
     PruneIfTold();
   }
 
-  // Old checkpoints may go once the word of the newest is out: until then the scheduler knows no other than those.
+  // Old checkpoints may go once the word of the newest is out: until then the scheduler knows no
+  // other than those.
   void PruneIfTold() {
     untold_ = !progress_.Delivered();
     if (!untold_) writer_->Told(last_checkpoint_step_);
   }
 
   int ExportModel() {
-    world_.SetTimeout(kStartTimeout);    // NCCL's clocks run from where a rank asks: the others ask for all at once, rank 0 copies the model meanwhile
+    world_.SetTimeout(kStartTimeout);  // NCCL's clocks run from where a rank asks: the others ask
+                                       // for all at once, rank 0 copies the model meanwhile
     engine_.GatherAll();
     world_.SetTimeout(StepTimeout());
-    // Rank 0 writes in a thread, so that the others need not wait for it in one long exchange. When one of them has died nobody waits for
-    // the thread: it ends with the process.
+    // Rank 0 writes in a thread, so that the others need not wait for it in one long exchange. When
+    // one of them has died nobody waits for the thread: it ends with the process.
     std::packaged_task<int()> task([this] { return WriteExport(); });
     std::future<int> written = task.get_future();
     if (Leads()) std::thread(std::move(task)).detach();
-    Await(world_, [&](std::chrono::milliseconds moment) { return !Leads() || written.wait_for(moment) == std::future_status::ready; }, nullptr);
+    Await(
+        world_,
+        [&](std::chrono::milliseconds moment) {
+          return !Leads() || written.wait_for(moment) == std::future_status::ready;
+        },
+        nullptr);
     return Leads() ? written.get() : 0;
   }
 
@@ -723,25 +889,34 @@ class Run {
     at::NoGradGuard no_grad;
     if (world_.device().is_cuda()) c10::cuda::set_device(world_.device().index());
     const bool managed = !setup_.surroundings.export_staging.empty();
-    const std::string staged = managed ? setup_.surroundings.export_staging + "/export" : setup_.export_target + ".staging";
+    const std::string staged = managed ? setup_.surroundings.export_staging + "/export"
+                                       : setup_.export_target + ".staging";
     const std::string unfinished = staged + ".unfinished";
     const AdapterExport adapters{&engine_.flats(), config_.lora, setup_.init_directory};
     const ReadParameter read = [&](int flat, int segment, int64_t first, at::Tensor out) {
-      out.copy_(engine_.model_flats()[flat]->Weight(segment).view(-1).narrow(0, first, out.numel()));
+      out.copy_(
+          engine_.model_flats()[flat]->Weight(segment).view(-1).narrow(0, first, out.numel()));
       return absl::OkStatus();
     };
     const bool replaces = fs::exists(setup_.export_target + "/config.json");
-    absl::Status status = StageExport(read, setup_.model, config_.dtype, setup_.TokenizerDirectory(), setup_.init_directory, unfinished,
-                                      config_.lora.on() ? &adapters : nullptr);
+    absl::Status status =
+        StageExport(read, setup_.model, config_.dtype, setup_.TokenizerDirectory(),
+                    setup_.init_directory, unfinished, config_.lora.on() ? &adapters : nullptr);
     if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup_.export_target);
     if (!status.ok()) {
       std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
       return 1;
     }
-    if (managed) std::printf("export staged=%s target=%s\n", staged.c_str(), setup_.export_target.c_str());
-    else std::printf("exported to %s%s\n", setup_.export_target.c_str(), replaces ? ", in place of the export that was there" : "");
+    if (managed)
+      std::printf("export staged=%s target=%s\n", staged.c_str(), setup_.export_target.c_str());
+    else
+      std::printf("exported to %s%s\n", setup_.export_target.c_str(),
+                  replaces ? ", in place of the export that was there" : "");
     std::fflush(stdout);
-    progress_.Send({{"export", {{"staged", managed ? staged : setup_.export_target}, {"target", setup_.export_target}}}}, Progress::kDurable);
+    progress_.Send(
+        {{"export",
+          {{"staged", managed ? staged : setup_.export_target}, {"target", setup_.export_target}}}},
+        Progress::kDurable);
     return 0;
   }
 
@@ -764,7 +939,7 @@ class Run {
   Clock::time_point last_checkpoint_time_;
   int64_t adapter_parameters_ = 0;
   double peak_flops_ = -1;  // not looked up yet
-  double own_s_ = 0;  // of own_steps_, since it was told last
+  double own_s_ = 0;        // of own_steps_, since it was told last
   int64_t own_steps_ = 0;
   bool own_begun_ = false;
   Clock::time_point own_told_;
@@ -773,14 +948,16 @@ class Run {
 
 void ChooseThreads(int64_t wanted, int local_size) {
   const int64_t cores = std::max<unsigned>(1, std::thread::hardware_concurrency());
-  at::set_num_threads(static_cast<int>(wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_size)));
+  at::set_num_threads(
+      static_cast<int>(wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_size)));
 }
 
 }  // namespace
 
 int Train(const TrainOptions& options) {
   const Clock::time_point begin = Clock::now();
-  // A lost peer makes c10d warn with a stack trace for each of its sockets; what matters is said by us, in one line.
+  // A lost peer makes c10d warn with a stack trace for each of its sockets; what matters is said by
+  // us, in one line.
   ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   c10::initLogging();
   std::signal(SIGTERM, RequestStop);
@@ -790,33 +967,45 @@ int Train(const TrainOptions& options) {
   absl::StatusOr<WorldInfo> info = WorldInfo::FromEnvironment();
   if (!info.ok()) problems.push_back({"environment", std::string(info.status().message())});
   Setup setup = ReadSetup(options.config_path, problems);
-  const absl::StatusOr<at::Device> chosen = info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
+  const absl::StatusOr<at::Device> chosen =
+      info.ok() ? ChooseDevice(info->local_rank) : at::Device(at::kCPU);
   if (!chosen.ok()) problems.push_back({"environment", std::string(chosen.status().message())});
   const at::Device device = chosen.value_or(at::kCPU);
-  if (info.ok()) CheckLayout(setup.config, info->size, device.is_cuda(), ops::fused::Compiled(), problems);
-  if (!options.profile.empty() && (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) || setup.config.profile_steps < 1)) {
-    problems.push_back({"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
+  if (info.ok())
+    CheckLayout(setup.config, info->size, device.is_cuda(), ops::fused::Compiled(), problems);
+  if (!options.profile.empty() &&
+      (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) ||
+       setup.config.profile_steps < 1)) {
+    problems.push_back(
+        {"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
   }
   if (!options.metrics.empty() && info.ok() && info->rank == 0) {
     const std::string folder = fs::path(options.metrics).parent_path().string();
-    if (::access(options.metrics.c_str(), W_OK) != 0 && (errno != ENOENT || ::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)) {
-      problems.push_back({"--metrics", absl::StrCat(options.metrics, " can't be written: ", std::strerror(errno), "; name a file in a folder that is there")});
+    if (::access(options.metrics.c_str(), W_OK) != 0 &&
+        (errno != ENOENT || ::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)) {
+      problems.push_back(
+          {"--metrics", absl::StrCat(options.metrics, " can't be written: ", std::strerror(errno),
+                                     "; name a file in a folder that is there")});
     }
   }
   if (!problems.empty()) return Refuse(options.config_path, problems);
-  if (device.is_cuda()) c10::cuda::set_device(device.index());  // what names no device means this rank's
+  if (device.is_cuda())
+    c10::cuda::set_device(device.index());  // what names no device means this rank's
 
   // The disk works while ranks meet and memory is made.
   std::thread read_ahead;
   if (!setup.surroundings.resume_from.empty()) {
-    // A quarter of what is free for all ranks of the host: the page cache belongs to others as well.
+    // A quarter of what is free for all ranks of the host: the page cache belongs to others as
+    // well.
     const auto most = static_cast<size_t>(AvailableHostBytes() / 4 / info->local_size);
-    read_ahead = std::thread([path = setup.surroundings.resume_from.front(), rank = info->rank, size = info->size, most] { ReadAheadOf(path, rank, size, most); });
+    read_ahead = std::thread([path = setup.surroundings.resume_from.front(), rank = info->rank,
+                              size = info->size, most] { ReadAheadOf(path, rank, size, most); });
   }
   at::NoGradGuard no_grad;
   ops::fused::Allow(!setup.config.reference_ops);
   ChooseThreads(setup.config.threads, info->local_size);
-  if (setup.config.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  if (setup.config.deterministic)
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   std::unique_ptr<World> world;
   std::unique_ptr<Run> run;
   try {
@@ -824,20 +1013,26 @@ int Train(const TrainOptions& options) {
     world->MakeShardGroups(static_cast<int>(setup.config.shard_size));
     world->GatherRows({0});
     if (info->rank == 0) {
-      std::printf("first_collective_s=%.3f ranks=%d backend=%s device=%s\n", Seconds(Clock::now() - begin), info->size,
-                  info->size == 1 ? "none" : device.is_cuda() ? "nccl" : "gloo", device.str().c_str());
+      std::printf("first_collective_s=%.3f ranks=%d backend=%s device=%s\n",
+                  Seconds(Clock::now() - begin), info->size,
+                  info->size == 1    ? "none"
+                  : device.is_cuda() ? "nccl"
+                                     : "gloo",
+                  device.str().c_str());
       std::fflush(stdout);
     }
     if (device.is_cuda()) {
       world->WatchFailures([&](const std::string& why) {
-        std::fprintf(stderr, "rank %d gives up waiting for others, because of %s\n", info->rank, why.c_str());
+        std::fprintf(stderr, "rank %d gives up waiting for others, because of %s\n", info->rank,
+                     why.c_str());
         std::fflush(nullptr);
         ::alarm(kAbortLimitS);
         world->Abort();
         ::_exit(1);
       });
     }
-    run = std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens, options.metrics);
+    run =
+        std::make_unique<Run>(std::move(setup), world.get(), options.dump_tokens, options.metrics);
     if (read_ahead.joinable()) read_ahead.join();
     const int code = run->Go();
     world->StopWatching();
@@ -849,7 +1044,8 @@ int Train(const TrainOptions& options) {
     const std::string message = Message(e);
     std::string blamed = world == nullptr ? "" : world->AnnouncedFailure();
     if (blamed.empty() && world != nullptr) world->AnnounceFailure(message);
-    std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank, static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
+    std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank,
+                 static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
                  blamed.empty() ? "" : "\n  because of ", blamed.c_str());
     std::fflush(nullptr);
     if (run != nullptr) run->SendWhatIsKept();

@@ -1,5 +1,6 @@
-// The blocks of a Llama-like model (model/config.h): embedding, layers, head. Each has an explicit forward and backward and reads
-// its weights from FlatParams; what the backward needs is kept by the caller, per block and micro-batch.
+// The blocks of a Llama-like model (model/config.h): embedding, layers, head. Each has an explicit
+// forward and backward and reads its weights from FlatParams; what the backward needs is kept by
+// the caller, per block and micro-batch.
 #pragma once
 
 #include <map>
@@ -20,36 +21,40 @@ struct BatchMeta {
   int64_t batch = 0, length = 0;
   at::Tensor ids;      // [T]
   at::Tensor targets;  // [T]
-  at::Tensor weights;  // [T] fp32, divided by the step's global number of target tokens; 0: doesn't count
-  // Rows packed with documents: each token's position in its document, [T], and where the documents stand. Tokens outside
-  // of all are padding. Undefined and empty: every row is one sequence.
+  at::Tensor
+      weights;  // [T] fp32, divided by the step's global number of target tokens; 0: doesn't count
+  // Rows packed with documents: each token's position in its document, [T], and where the documents
+  // stand. Tokens outside of all are padding. Undefined and empty: every row is one sequence.
   at::Tensor positions = {};
   std::vector<ops::DocumentSpan> documents = {};
   ops::FlashSequences sequences = {};  // the same, where FlashAttention may be used
-  bool loss_only = false;  // no backward follows
+  bool loss_only = false;              // no backward follows
   std::vector<int64_t> rows = {};  // each row's number in the data's order: what dropout depends on
 };
 
 // Tensors that a block's forward leaves for its backward.
 using Saved = std::vector<at::Tensor>;
 
-// What of them isn't kept until then, but computed once more: nothing; all but attention's inputs and results (its cost grows
-// with the square of the length); all but the block's input. The results are the same bits.
+// What of them isn't kept until then, but computed once more: nothing; all but attention's inputs
+// and results (its cost grows with the square of the length); all but the block's input. The
+// results are the same bits.
 enum class Recompute { kNone, kKeepAttention, kFull };
 
 // Stateless apart from tables. Called under at::NoGradGuard.
 class Block {
  public:
   virtual ~Block() = default;
-  // x: [T, d] of the block below (undefined for the first). Returns [T, d]; the last block returns loss and z-loss ([2] double).
+  // x: [T, d] of the block below (undefined for the first). Returns [T, d]; the last block returns
+  // loss and z-loss ([2] double).
   virtual at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) = 0;
-  // Adds the weights' gradients to the flats, returns d x. `dy` is undefined for the last block. Empties `saved`, each tensor
-  // when it isn't needed any more.
+  // Adds the weights' gradients to the flats, returns d x. `dy` is undefined for the last block.
+  // Empties `saved`, each tensor when it isn't needed any more.
   virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved& saved) = 0;
   // Drops from `saved` what Restore, called before the backward, computes once more.
   virtual void Thin(Saved& saved, Recompute recompute) const {}
   virtual void Restore(const BatchMeta& meta, Saved& saved) {}
-  // Whether what it starts on a GPU depends on the micro-batch's shape alone, not on the host's view of what is in it.
+  // Whether what it starts on a GPU depends on the micro-batch's shape alone, not on the host's
+  // view of what is in it.
   virtual bool Recordable(const BatchMeta& meta) const { return false; }
 };
 
@@ -58,7 +63,8 @@ struct ModelLayout {
   std::vector<FlatLayout> flats;
   std::vector<std::vector<int>> block_flats;  // flats of each block
 };
-// Flat 0: embedding. 1..L: layers. L+1: final norm, and lm_head where it isn't tied to the embedding.
+// Flat 0: embedding. 1..L: layers. L+1: final norm, and lm_head where it isn't tied to the
+// embedding.
 ModelLayout MakeLlamaLayout(const ModelConfig& config);
 
 // LoRA's detour beside one linear: views of its flat.
@@ -73,8 +79,11 @@ struct Adapters {
   uint64_t seed = 0;
 };
 
-// Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive) and over `adapters`.
-std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
-                                                    int64_t max_length, at::Device device, double z_loss = 0);
+// Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive) and
+// over `adapters`.
+std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config,
+                                                    std::vector<std::unique_ptr<FlatParam>>& flats,
+                                                    const Adapters& adapters, int64_t max_length,
+                                                    at::Device device, double z_loss = 0);
 
 }  // namespace muster::trainer

@@ -14,7 +14,8 @@ using nlohmann::json;
 
 constexpr int64_t kSizeMax = 1'000'000'000;
 
-// What transformers means by a field that a config.json of this family leaves out, and what it can't say at all.
+// What transformers means by a field that a config.json of this family leaves out, and what it
+// can't say at all.
 struct Family {
   const char* model_type;
   const char* architecture;
@@ -23,7 +24,8 @@ struct Family {
   int64_t sliding_window;  // 0: none
   bool qkv_bias;           // where attention_bias isn't a field
   bool has_attention_bias, has_mlp_bias, qk_norm;
-  bool windows_by_layer;   // use_sliding_window, max_window_layers and layer_types are fields; otherwise sliding_window is for all
+  bool windows_by_layer;  // use_sliding_window, max_window_layers and layer_types are fields;
+                          // otherwise sliding_window is for all
 };
 constexpr Family kFamilies[] = {
     {"llama", "LlamaForCausalLM", 2048, 0, 0, false, true, true, false, false},
@@ -39,17 +41,21 @@ const Family& FamilyOf(const std::string& model_type) {
   return kFamilies[0];
 }
 
-std::string FamilyNames(const char* Family::* name) {
+std::string FamilyNames(const char* Family::*name) {
   std::string names;
-  for (const Family& family : kFamilies) absl::StrAppend(&names, names.empty() ? "" : ", ", family.*name);
+  for (const Family& family : kFamilies)
+    absl::StrAppend(&names, names.empty() ? "" : ", ", family.*name);
   return names;
 }
 
 class Reader {
  public:
-  Reader(const json& value, std::string path, Problems& problems) : value_(value), path_(std::move(path)), problems_(problems) {}
+  Reader(const json& value, std::string path, Problems& problems)
+      : value_(value), path_(std::move(path)), problems_(problems) {}
 
-  void Bad(const std::string& key, const std::string& text) { problems_.push_back({path_ + "." + key, text}); }
+  void Bad(const std::string& key, const std::string& text) {
+    problems_.push_back({path_ + "." + key, text});
+  }
 
   // The value at `key`, or null when it's missing or null.
   const json& At(const std::string& key) {
@@ -66,7 +72,8 @@ class Reader {
       if (required) Bad(key, "is missing; the model's shape needs it");
       return fallback;
     }
-    if (!v.is_number_integer() || v.get<double>() < 1 || v.get<double>() > static_cast<double>(kSizeMax)) {
+    if (!v.is_number_integer() || v.get<double>() < 1 ||
+        v.get<double>() > static_cast<double>(kSizeMax)) {
       Bad(key, absl::StrCat("must be a whole number from 1 to ", kSizeMax, "; got ", v.dump()));
       return fallback;
     }
@@ -102,24 +109,30 @@ class Reader {
   std::set<std::string> used_;
 };
 
-void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config, Problems& problems) {
+void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config,
+                  Problems& problems) {
   if (!map.is_object()) {
     problems.push_back({path, "must be a map such as {rope_type: default, rope_theta: 10000.0}"});
     return;
   }
   Reader reader(map, path, problems);
-  if (reader.Has("rope_theta")) config.rope_theta = reader.Positive("rope_theta", config.rope_theta);
+  if (reader.Has("rope_theta"))
+    config.rope_theta = reader.Positive("rope_theta", config.rope_theta);
   const json& type = reader.Has("rope_type") ? reader.At("rope_type") : reader.At("type");
   reader.At("type");
-  config.rope.type = type.is_null() ? "default" : type.is_string() ? type.get<std::string>() : type.dump();
+  config.rope.type = type.is_null()     ? "default"
+                     : type.is_string() ? type.get<std::string>()
+                                        : type.dump();
   if (config.rope.type == "linear" || config.rope.type == "llama3" || config.rope.type == "yarn") {
-    if (!reader.Has("factor")) reader.Bad("factor", absl::StrCat("is missing; rope_type ", config.rope.type, " needs it"));
+    if (!reader.Has("factor"))
+      reader.Bad("factor", absl::StrCat("is missing; rope_type ", config.rope.type, " needs it"));
     config.rope.factor = reader.Positive("factor", 1);
   }
   if (config.rope.type == "llama3") {
     config.rope.low_freq_factor = reader.Positive("low_freq_factor", 1);
     config.rope.high_freq_factor = reader.Positive("high_freq_factor", 4);
-    if (config.rope.high_freq_factor <= config.rope.low_freq_factor) reader.Bad("high_freq_factor", "must be above low_freq_factor");
+    if (config.rope.high_freq_factor <= config.rope.low_freq_factor)
+      reader.Bad("high_freq_factor", "must be above low_freq_factor");
   } else if (config.rope.type == "yarn") {
     config.rope.beta_fast = reader.Positive("beta_fast", 32);
     config.rope.beta_slow = reader.Positive("beta_slow", 1);
@@ -127,19 +140,27 @@ void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config,
     config.rope.mscale = reader.Positive("mscale", 0);
     config.rope.mscale_all_dim = reader.Positive("mscale_all_dim", 0);
     config.rope.truncate = reader.Bool("truncate", true);
-    if (config.rope.factor < 1) reader.Bad("factor", absl::StrCat(config.rope.factor, " is below 1; YaRN lengthens the context by it"));
-    if (config.rope.beta_fast < config.rope.beta_slow) reader.Bad("beta_fast", "must be at least beta_slow");
+    if (config.rope.factor < 1)
+      reader.Bad("factor",
+                 absl::StrCat(config.rope.factor, " is below 1; YaRN lengthens the context by it"));
+    if (config.rope.beta_fast < config.rope.beta_slow)
+      reader.Bad("beta_fast", "must be at least beta_slow");
   } else if (config.rope.type != "default" && config.rope.type != "linear") {
-    reader.Bad("rope_type", absl::StrCat("\"", config.rope.type, "\" can't be trained; default, linear, llama3 and yarn can"));
+    reader.Bad("rope_type",
+               absl::StrCat("\"", config.rope.type,
+                            "\" can't be trained; default, linear, llama3 and yarn can"));
   }
   if (config.rope.type == "llama3" || config.rope.type == "yarn") {
-    config.rope.original_max_position_embeddings = reader.Size("original_max_position_embeddings", config.max_position_embeddings);
+    config.rope.original_max_position_embeddings =
+        reader.Size("original_max_position_embeddings", config.max_position_embeddings);
   }
   if (const json& share = reader.At("partial_rotary_factor"); !share.is_null() && share != 1) {
-    reader.Bad("partial_rotary_factor", absl::StrCat(share.dump(), " can't be trained; whole heads are rotated"));
+    reader.Bad("partial_rotary_factor",
+               absl::StrCat(share.dump(), " can't be trained; whole heads are rotated"));
   }
   for (const auto& [key, value] : map.items()) {
-    if (!reader.used().contains(key) && !value.is_null()) reader.Bad(key, "has no meaning for this rope_type; remove it");
+    if (!reader.used().contains(key) && !value.is_null())
+      reader.Bad(key, "has no meaning for this rope_type; remove it");
   }
 }
 
@@ -147,7 +168,8 @@ void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config,
 
 std::string ToText(const Problems& problems) {
   std::string text;
-  for (const Problem& problem : problems) absl::StrAppend(&text, "  ", problem.path, ": ", problem.text, "\n");
+  for (const Problem& problem : problems)
+    absl::StrAppend(&text, "  ", problem.path, ": ", problem.text, "\n");
   return text;
 }
 
@@ -157,11 +179,15 @@ absl::StatusOr<json> ParseJson(const std::string& text, const std::string& path)
   } catch (const json::parse_error& e) {
     const size_t at = std::min(text.size(), e.byte > 0 ? e.byte - 1 : 0);
     const size_t line_begin = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
-    const size_t line = 1 + static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+    const size_t line =
+        1 + static_cast<size_t>(
+                std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
     // The library's own words for what it wants, without its numbers.
     std::string what = e.what();
     if (const size_t colon = what.find(": "); colon != std::string::npos) what.erase(0, colon + 2);
-    return absl::InvalidArgumentError(absl::StrCat(path, ":", line, ":", at - (line_begin == std::string::npos ? 0 : line_begin + 1) + 1, ": not JSON: ", what));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ":", line, ":", at - (line_begin == std::string::npos ? 0 : line_begin + 1) + 1,
+        ": not JSON: ", what));
   }
 }
 
@@ -176,7 +202,8 @@ std::string DidYouMean(const std::string& name, const std::vector<std::string>& 
       row[0] = i;
       for (size_t j = 1; j < row.size(); ++j) {
         const size_t above = row[j];
-        row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (name[i - 1] != candidate[j - 1])});
+        row[j] =
+            std::min({above + 1, row[j - 1] + 1, diagonal + (name[i - 1] != candidate[j - 1])});
         diagonal = above;
       }
     }
@@ -195,7 +222,8 @@ double RopeScaling::AttentionFactor() const {
 std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) const {
   std::vector<std::string> found;
   const auto compare = [&](const char* name, const auto& mine, const auto& other) {
-    if (mine != other) found.push_back(absl::StrCat(name, " is ", json(mine).dump(), ", not ", json(other).dump()));
+    if (mine != other)
+      found.push_back(absl::StrCat(name, " is ", json(mine).dump(), ", not ", json(other).dump()));
   };
   compare("model_type", family, o.family);
   compare("vocab_size", vocab_size, o.vocab_size);
@@ -209,10 +237,12 @@ std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) cons
   compare("rope_theta", rope_theta, o.rope_theta);
   if (rope != o.rope) found.push_back("the scaling of RoPE differs");
   compare("tie_word_embeddings", tie_word_embeddings, o.tie_word_embeddings);
-  if (qkv_bias != o.qkv_bias || out_bias != o.out_bias || mlp_bias != o.mlp_bias) found.push_back("other linears have biases");
+  if (qkv_bias != o.qkv_bias || out_bias != o.out_bias || mlp_bias != o.mlp_bias)
+    found.push_back("other linears have biases");
   if (family == o.family) compare("the norms of q and k", qk_norm, o.qk_norm);
   bool windows = false;
-  for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer) windows |= Window(layer) != o.Window(layer);
+  for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer)
+    windows |= Window(layer) != o.Window(layer);
   if (windows) found.push_back("the sliding windows differ");
   return found;
 }
@@ -224,39 +254,56 @@ int64_t ModelConfig::NumParameters() const {
   if (out_bias) layer += hidden_size;
   if (mlp_bias) layer += 2 * intermediate_size + hidden_size;
   if (qk_norm) layer += 2 * head_dim;
-  return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+  return num_layers * layer + hidden_size +
+         vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
 }
 
 namespace {
 
 // Which layers have a window, as transformers reads it.
 void ParseWindows(Reader& r, const json& value, const Family& family, ModelConfig& config) {
-  // Llama has no such field; Mistral's is for all layers; Qwen's are for layers from max_window_layers on, or those named.
+  // Llama has no such field; Mistral's is for all layers; Qwen's are for layers from
+  // max_window_layers on, or those named.
   const bool known = family.sliding_window > 0;
   if (!known) {
-    if (r.Has("sliding_window")) r.Bad("sliding_window", absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
+    if (r.Has("sliding_window"))
+      r.Bad("sliding_window",
+            absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
     return;
   }
-  const int64_t window = value.contains("sliding_window") && !r.Has("sliding_window") ? 0 : r.Size("sliding_window", family.sliding_window);
+  const int64_t window = value.contains("sliding_window") && !r.Has("sliding_window")
+                             ? 0
+                             : r.Size("sliding_window", family.sliding_window);
   const json& types = r.At("layer_types");
   std::vector<bool> listed;
   if (!types.is_null()) {
     const bool sized = types.is_array() && static_cast<int64_t>(types.size()) == config.num_layers;
-    const bool named = sized && std::all_of(types.begin(), types.end(), [](const json& t) { return t == "full_attention" || t == "sliding_attention"; });
-    if (!named) r.Bad("layer_types", absl::StrCat("must be a list of full_attention or sliding_attention, one for each of the ", config.num_layers, " layers; got ", types.dump()));
-    for (const json& type : named ? types : json::array()) listed.push_back(type == "sliding_attention");
+    const bool named = sized && std::all_of(types.begin(), types.end(), [](const json& t) {
+                         return t == "full_attention" || t == "sliding_attention";
+                       });
+    if (!named)
+      r.Bad("layer_types",
+            absl::StrCat(
+                "must be a list of full_attention or sliding_attention, one for each of the ",
+                config.num_layers, " layers; got ", types.dump()));
+    for (const json& type : named ? types : json::array())
+      listed.push_back(type == "sliding_attention");
   }
   if (!family.windows_by_layer) {
     config.sliding_window = window;
     if (window > 0) config.sliding_layers.assign(config.num_layers, true);
-    if (!listed.empty() && window > 0 && listed != config.sliding_layers) r.Bad("layer_types", "contradicts sliding_window, which this model_type has for all layers");
+    if (!listed.empty() && window > 0 && listed != config.sliding_layers)
+      r.Bad("layer_types", "contradicts sliding_window, which this model_type has for all layers");
     return;
   }
   const bool on = r.Bool("use_sliding_window", false) && window > 0;
   const json& first = r.At("max_window_layers");
-  if (!first.is_null() && (!first.is_number_integer() || first.get<int64_t>() < 0)) r.Bad("max_window_layers", absl::StrCat("must be a whole number from 0; got ", first.dump()));
+  if (!first.is_null() && (!first.is_number_integer() || first.get<int64_t>() < 0))
+    r.Bad("max_window_layers", absl::StrCat("must be a whole number from 0; got ", first.dump()));
   if (!on) {
-    if (std::find(listed.begin(), listed.end(), true) != listed.end()) r.Bad("layer_types", "names sliding_attention, but use_sliding_window is false or sliding_window is null");
+    if (std::find(listed.begin(), listed.end(), true) != listed.end())
+      r.Bad("layer_types",
+            "names sliding_attention, but use_sliding_window is false or sliding_window is null");
     return;
   }
   config.sliding_window = window;
@@ -272,38 +319,56 @@ void ParseExtras(Reader& r, const Family& family, ModelConfig& config) {
   config.qk_norm = family.qk_norm;
   const bool attention = r.Bool("attention_bias", family.qkv_bias), mlp = r.Bool("mlp_bias", false);
   config.qkv_bias = family.qkv_bias;
-  if (family.has_attention_bias) config.qkv_bias = config.out_bias = attention;
-  else if (attention != family.qkv_bias) r.Bad("attention_bias", absl::StrCat("contradicts model_type ", family.model_type, ", whose q, k and v have ", family.qkv_bias ? "biases" : "none", "; remove it"));
-  if (family.has_mlp_bias) config.mlp_bias = mlp;
-  else if (mlp) r.Bad("mlp_bias", absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
+  if (family.has_attention_bias)
+    config.qkv_bias = config.out_bias = attention;
+  else if (attention != family.qkv_bias)
+    r.Bad("attention_bias",
+          absl::StrCat("contradicts model_type ", family.model_type, ", whose q, k and v have ",
+                       family.qkv_bias ? "biases" : "none", "; remove it"));
+  if (family.has_mlp_bias)
+    config.mlp_bias = mlp;
+  else if (mlp)
+    r.Bad("mlp_bias",
+          absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
 }
 
-// The family that model_type and architectures name; complains where they name none that can be trained, or two.
+// The family that model_type and architectures name; complains where they name none that can be
+// trained, or two.
 const Family& ParseFamily(Reader& r, bool strict) {
   const json& type = r.At("model_type");
   const json& names = r.At("architectures");
   const Family* family = nullptr;
   for (const Family& one : kFamilies) {
-    if (type.is_null() ? names == json::array({one.architecture}) : type == one.model_type) family = &one;
+    if (type.is_null() ? names == json::array({one.architecture}) : type == one.model_type)
+      family = &one;
   }
   if (type.is_null() && names.is_null()) {
-    if (!strict) r.Bad("model_type", absl::StrCat("is missing; can be trained: ", FamilyNames(&Family::model_type)));
+    if (!strict)
+      r.Bad("model_type",
+            absl::StrCat("is missing; can be trained: ", FamilyNames(&Family::model_type)));
     return kFamilies[0];
   }
   if (family == nullptr) {
-    if (!type.is_null()) r.Bad("model_type", absl::StrCat(type.dump(), " can't be trained; can be: ", FamilyNames(&Family::model_type)));
-    else r.Bad("architectures", absl::StrCat(names.dump(), " can't be trained; can be: ", FamilyNames(&Family::architecture)));
+    if (!type.is_null())
+      r.Bad("model_type", absl::StrCat(type.dump(), " can't be trained; can be: ",
+                                       FamilyNames(&Family::model_type)));
+    else
+      r.Bad("architectures", absl::StrCat(names.dump(), " can't be trained; can be: ",
+                                          FamilyNames(&Family::architecture)));
     return kFamilies[0];
   }
   if (!names.is_null() && names != json::array({family->architecture})) {
-    r.Bad("architectures", absl::StrCat(names.dump(), " can't be trained with model_type ", family->model_type, "; [\"", family->architecture, "\"] can"));
+    r.Bad("architectures",
+          absl::StrCat(names.dump(), " can't be trained with model_type ", family->model_type,
+                       "; [\"", family->architecture, "\"] can"));
   }
   return *family;
 }
 
 }  // namespace
 
-ModelConfig ParseModelConfig(const json& value, const std::string& path, bool strict, Problems& problems, std::vector<std::string>* ignored) {
+ModelConfig ParseModelConfig(const json& value, const std::string& path, bool strict,
+                             Problems& problems, std::vector<std::string>* ignored) {
   ModelConfig config;
   if (!value.is_object()) {
     problems.push_back({path, "must be a map with the content of a Hugging Face config.json"});
@@ -318,24 +383,33 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   config.num_layers = r.Size("num_hidden_layers", 1, true);
   config.num_heads = r.Size("num_attention_heads", 1, true);
   config.num_kv_heads = r.Size("num_key_value_heads", config.num_heads);
-  // The other families' transformers classes have a number of their own for it, which is hardly what is meant.
-  if (config.family != "llama" && !value.contains("num_key_value_heads")) r.Bad("num_key_value_heads", "is missing; the model's shape needs it");
-  config.max_position_embeddings = r.Size("max_position_embeddings", family.max_position_embeddings);
+  // The other families' transformers classes have a number of their own for it, which is hardly
+  // what is meant.
+  if (config.family != "llama" && !value.contains("num_key_value_heads"))
+    r.Bad("num_key_value_heads", "is missing; the model's shape needs it");
+  config.max_position_embeddings =
+      r.Size("max_position_embeddings", family.max_position_embeddings);
   config.rms_norm_eps = r.Positive("rms_norm_eps", 1e-6);
   config.initializer_range = r.Positive("initializer_range", 0.02);
   config.tie_word_embeddings = r.Bool("tie_word_embeddings", false);
 
   if (config.num_heads % config.num_kv_heads != 0) {
-    r.Bad("num_key_value_heads", absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ", config.num_heads));
+    r.Bad("num_key_value_heads",
+          absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ",
+                       config.num_heads));
   }
   if (r.Has("head_dim") || family.head_dim > 0) {
     config.head_dim = r.Size("head_dim", std::max<int64_t>(1, family.head_dim));
   } else if (config.hidden_size % config.num_heads != 0) {
-    r.Bad("hidden_size", absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ", config.num_heads, "; or give head_dim"));
+    r.Bad("hidden_size",
+          absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ",
+                       config.num_heads, "; or give head_dim"));
   } else {
     config.head_dim = config.hidden_size / config.num_heads;
   }
-  if (config.head_dim % 2 != 0) r.Bad("head_dim", absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
+  if (config.head_dim % 2 != 0)
+    r.Bad("head_dim",
+          absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
 
   // Newer files hold rope_parameters (theta inside), older ones rope_theta beside rope_scaling.
   const bool has_top_theta = r.Has("rope_theta");
@@ -345,12 +419,14 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   const json& scaling = r.At("rope_scaling");
   if (!parameters.is_null()) {
     ParseRopeMap(parameters, path + ".rope_parameters", config, problems);
-    if (has_top_theta && config.rope_theta != top_theta) r.Bad("rope_theta", "contradicts rope_parameters.rope_theta; keep one");
+    if (has_top_theta && config.rope_theta != top_theta)
+      r.Bad("rope_theta", "contradicts rope_parameters.rope_theta; keep one");
     if (!scaling.is_null() && scaling != parameters) {
       ModelConfig other = config;
       Problems scratch;
       ParseRopeMap(scaling, path + ".rope_scaling", other, scratch);
-      if (!scratch.empty() || !(other.rope == config.rope)) r.Bad("rope_scaling", "contradicts rope_parameters; keep one");
+      if (!scratch.empty() || !(other.rope == config.rope))
+        r.Bad("rope_scaling", "contradicts rope_parameters; keep one");
     }
   } else if (!scaling.is_null()) {
     ParseRopeMap(scaling, path + ".rope_scaling", config, problems);
@@ -361,22 +437,28 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   }
   ParseExtras(r, family, config);
   ParseWindows(r, value, family, config);
-  if (const json& dropout = r.At("attention_dropout"); !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
+  if (const json& dropout = r.At("attention_dropout");
+      !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
     r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " can't be trained; use 0"));
   }
-  if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1) r.Bad("pretraining_tp", "only 1 is supported");
-  if (r.Has("quantization_config")) r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
+  if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1)
+    r.Bad("pretraining_tp", "only 1 is supported");
+  if (r.Has("quantization_config"))
+    r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
   const json& old_dtype = r.At("torch_dtype");
   const json& new_dtype = r.At("dtype");
-  if (!old_dtype.is_null() && !new_dtype.is_null() && old_dtype != new_dtype) r.Bad("torch_dtype", "contradicts dtype; keep one");
+  if (!old_dtype.is_null() && !new_dtype.is_null() && old_dtype != new_dtype)
+    r.Bad("torch_dtype", "contradicts dtype; keep one");
 
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     const json& id = r.At(key);
     if (id.is_null()) continue;
     const json ids = id.is_array() ? id : json::array({id});
     for (const json& one : ids) {
-      if (!one.is_number_integer() || one.get<int64_t>() < -1 || one.get<int64_t>() >= config.vocab_size) {
-        r.Bad(key, absl::StrCat(one.dump(), " is no token id below vocab_size, ", config.vocab_size));
+      if (!one.is_number_integer() || one.get<int64_t>() < -1 ||
+          one.get<int64_t>() >= config.vocab_size) {
+        r.Bad(key,
+              absl::StrCat(one.dump(), " is no token id below vocab_size, ", config.vocab_size));
       }
     }
     config.token_ids[key] = id;
@@ -388,7 +470,8 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   for (const auto& [key, unused] : value.items()) {
     if (kKnown.contains(key)) continue;
     if (strict) {
-      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.", DidYouMean(key, known)));
+      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.",
+                              DidYouMean(key, known)));
     } else if (ignored != nullptr) {
       ignored->push_back(key);
     }
@@ -402,67 +485,110 @@ nlohmann::ordered_json ModelSchema() {
   schema["type"] = "object";
   schema["additionalProperties"] = false;
   ordered_json* properties = &schema["properties"];
-  // A null in a config.json means that the field isn't there, but for the sizes without which there is no model.
-  const auto add = [&](const char* name, const char* type, const char* description, ordered_json more = ordered_json::object()) {
+  // A null in a config.json means that the field isn't there, but for the sizes without which there
+  // is no model.
+  const auto add = [&](const char* name, const char* type, const char* description,
+                       ordered_json more = ordered_json::object()) {
     ordered_json& p = (*properties)[name];
     if (*type != '\0') p["type"] = {type, "null"};
     p["description"] = description;
     p.update(more);
   };
-  const ordered_json size = {{"minimum", 1}, {"maximum", kSizeMax}}, above_zero = {{"exclusiveMinimum", 0}};
+  const ordered_json size = {{"minimum", 1}, {"maximum", kSizeMax}},
+                     above_zero = {{"exclusiveMinimum", 0}};
   const auto one_of = [](ordered_json choices) {
     choices.push_back(nullptr);
     return ordered_json{{"enum", std::move(choices)}};
   };
   ordered_json types = ordered_json::array();
   for (const Family& family : kFamilies) types.push_back(family.model_type);
-  add("model_type", "string", "The family; llama if neither this nor architectures is given.", one_of(types));
-  add("architectures", "array", "The class's name in transformers, such as LlamaForCausalLM.", {{"items", {{"type", "string"}}}});
+  add("model_type", "string", "The family; llama if neither this nor architectures is given.",
+      one_of(types));
+  add("architectures", "array", "The class's name in transformers, such as LlamaForCausalLM.",
+      {{"items", {{"type", "string"}}}});
   using Named = std::pair<const char*, const char*>;
-  for (const auto& [name, description] : {Named("vocab_size", "Tokens of the vocabulary."), Named("hidden_size", "Width of the model."),
-                                          Named("intermediate_size", "Width of the MLP."), Named("num_hidden_layers", "Layers."),
-                                          Named("num_attention_heads", "Heads of queries.")}) {
+  for (const auto& [name, description] :
+       {Named("vocab_size", "Tokens of the vocabulary."),
+        Named("hidden_size", "Width of the model."),
+        Named("intermediate_size", "Width of the MLP."), Named("num_hidden_layers", "Layers."),
+        Named("num_attention_heads", "Heads of queries.")}) {
     add(name, "integer", description, size);
     (*properties)[name]["type"] = "integer";
     schema["required"].push_back(name);
   }
-  add("num_key_value_heads", "integer", "Heads of keys and values; as many as of queries if left out (llama alone).", size);
-  add("head_dim", "integer", "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", size);
-  add("max_position_embeddings", "integer", "The longest sequence that the model is meant for.", size);
-  add("rms_norm_eps", "number", "Added under the root of a norm.", {{"default", 1e-6}, {"exclusiveMinimum", 0}});
-  add("initializer_range", "number", "Standard deviation of weights drawn from scratch.", {{"default", 0.02}, {"exclusiveMinimum", 0}});
-  add("tie_word_embeddings", "boolean", "The head's weights are the embeddings.", {{"default", false}});
+  add("num_key_value_heads", "integer",
+      "Heads of keys and values; as many as of queries if left out (llama alone).", size);
+  add("head_dim", "integer",
+      "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", size);
+  add("max_position_embeddings", "integer", "The longest sequence that the model is meant for.",
+      size);
+  add("rms_norm_eps", "number", "Added under the root of a norm.",
+      {{"default", 1e-6}, {"exclusiveMinimum", 0}});
+  add("initializer_range", "number", "Standard deviation of weights drawn from scratch.",
+      {{"default", 0.02}, {"exclusiveMinimum", 0}});
+  add("tie_word_embeddings", "boolean", "The head's weights are the embeddings.",
+      {{"default", false}});
   add("attention_bias", "boolean", "The linears of attention have biases (llama, qwen3).");
   add("mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
   add("hidden_act", "string", "The MLP's activation.", one_of({"silu"}));
   add("attention_dropout", "number", "Can't be trained.", one_of({0}));
   add("pretraining_tp", "integer", "Slices of the linears in an old checkpoint.", one_of({1}));
-  add("quantization_config", "object", "Quantised weights can't be trained; give the unquantised model.", one_of(ordered_json::array()));
-  add("use_sliding_window", "boolean", "Some layers see sliding_window tokens (qwen2, qwen3).", {{"default", false}});
-  add("sliding_window", "integer", "Tokens that a token sees, itself among them (mistral, qwen2, qwen3).", size);
-  add("max_window_layers", "integer", "Layers from this one on have the window (qwen2, qwen3).", {{"minimum", 0}, {"maximum", kSizeMax}});
-  add("layer_types", "array", "full_attention or sliding_attention for each layer.", {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
-  add("rope_theta", "number", "Base of the rotary embeddings.", {{"default", 10000}, {"exclusiveMinimum", 0}});
+  add("quantization_config", "object",
+      "Quantised weights can't be trained; give the unquantised model.",
+      one_of(ordered_json::array()));
+  add("use_sliding_window", "boolean", "Some layers see sliding_window tokens (qwen2, qwen3).",
+      {{"default", false}});
+  add("sliding_window", "integer",
+      "Tokens that a token sees, itself among them (mistral, qwen2, qwen3).", size);
+  add("max_window_layers", "integer", "Layers from this one on have the window (qwen2, qwen3).",
+      {{"minimum", 0}, {"maximum", kSizeMax}});
+  add("layer_types", "array", "full_attention or sliding_attention for each layer.",
+      {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
+  add("rope_theta", "number", "Base of the rotary embeddings.",
+      {{"default", 10000}, {"exclusiveMinimum", 0}});
   ordered_json rope = ordered_json::object();
   properties = &rope;
   add("rope_theta", "number", "Base of the rotary embeddings.", above_zero);
-  for (const char* name : {"rope_type", "type"}) add(name, "string", "How the context is lengthened.", one_of({"default", "linear", "llama3", "yarn"}));
+  for (const char* name : {"rope_type", "type"})
+    add(name, "string", "How the context is lengthened.",
+        one_of({"default", "linear", "llama3", "yarn"}));
   add("original_max_position_embeddings", "integer", "The context before (llama3, yarn).", size);
-  for (const auto& [name, description] : {Named("factor", "By how much."), Named("low_freq_factor", "Of llama3."), Named("high_freq_factor", "Of llama3."),
-                                          Named("beta_fast", "Of yarn."), Named("beta_slow", "Of yarn."), Named("attention_factor", "Of yarn."),
-                                          Named("mscale", "Of yarn."), Named("mscale_all_dim", "Of yarn.")}) {
+  for (const auto& [name, description] :
+       {Named("factor", "By how much."), Named("low_freq_factor", "Of llama3."),
+        Named("high_freq_factor", "Of llama3."), Named("beta_fast", "Of yarn."),
+        Named("beta_slow", "Of yarn."), Named("attention_factor", "Of yarn."),
+        Named("mscale", "Of yarn."), Named("mscale_all_dim", "Of yarn.")}) {
     add(name, "number", description, above_zero);
   }
   add("truncate", "boolean", "Of yarn.");
   add("partial_rotary_factor", "number", "Whole heads are rotated.", one_of({1}));
   properties = &schema["properties"];
   for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    add(name, "object", "Rotary embeddings, such as {rope_type: default, rope_theta: 10000.0}.", {{"additionalProperties", false}, {"properties", rope}});
+    add(name, "object", "Rotary embeddings, such as {rope_type: default, rope_theta: 10000.0}.",
+        {{"additionalProperties", false}, {"properties", rope}});
   }
-  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) add(name, "", "A token's id, or a list of them; kept for the export.");
-  for (const char* name : {"torch_dtype", "dtype", "_name_or_path", "_commit_hash", "transformers_version", "use_cache", "return_dict", "output_attentions",
-                           "output_hidden_states", "id2label", "label2id", "is_encoder_decoder", "chunk_size_feed_forward", "problem_type", "_attn_implementation",
-                           "_attn_implementation_autoset", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"}) {
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    add(name, "", "A token's id, or a list of them; kept for the export.");
+  for (const char* name : {"torch_dtype",
+                           "dtype",
+                           "_name_or_path",
+                           "_commit_hash",
+                           "transformers_version",
+                           "use_cache",
+                           "return_dict",
+                           "output_attentions",
+                           "output_hidden_states",
+                           "id2label",
+                           "label2id",
+                           "is_encoder_decoder",
+                           "chunk_size_feed_forward",
+                           "problem_type",
+                           "_attn_implementation",
+                           "_attn_implementation_autoset",
+                           "is_decoder",
+                           "add_cross_attention",
+                           "tie_encoder_decoder",
+                           "cross_attention_hidden_size"}) {
     add(name, "", "Changes nothing in training.");
   }
   return schema;
@@ -487,13 +613,18 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
   if (family.has_attention_bias) out["attention_bias"] = config.qkv_bias;
   out["attention_dropout"] = 0.0;
   if (family.has_mlp_bias) out["mlp_bias"] = config.mlp_bias;
-  if (family.sliding_window > 0) out["sliding_window"] = config.sliding_window > 0 ? nlohmann::ordered_json(config.sliding_window) : nlohmann::ordered_json();
+  if (family.sliding_window > 0)
+    out["sliding_window"] = config.sliding_window > 0
+                                ? nlohmann::ordered_json(config.sliding_window)
+                                : nlohmann::ordered_json();
   if (family.windows_by_layer) {
     out["use_sliding_window"] = config.sliding_window > 0;
     int64_t full = 0;  // layers before the first with a window
     while (full < config.num_layers && config.Window(full) == 0) ++full;
     out["max_window_layers"] = full;
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention" : "full_attention");
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention"
+                                                            : "full_attention");
   }
   nlohmann::ordered_json rope;
   rope["rope_type"] = config.rope.type;
@@ -510,8 +641,10 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
     if (config.rope.mscale_all_dim > 0) rope["mscale_all_dim"] = config.rope.mscale_all_dim;
     rope["truncate"] = config.rope.truncate;
   }
-  if (config.rope.original_max_position_embeddings > 0) rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
-  // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for rope_parameters.
+  if (config.rope.original_max_position_embeddings > 0)
+    rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
+  // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for
+  // rope_parameters.
   out["rope_theta"] = config.rope_theta;
   out["rope_scaling"] = config.rope.type == "default" ? nlohmann::ordered_json() : rope;
   rope["rope_theta"] = config.rope_theta;

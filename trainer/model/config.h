@@ -1,7 +1,8 @@
-// The shape of a dense Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3), read from and written as the content
-// of a Hugging Face config.json. Both key generations are understood (rope_theta and rope_parameters, torch_dtype and dtype);
-// a missing field means what transformers means by it. What can't be trained faithfully (another architecture, dropout,
-// other activations) is refused with the field and a remedy.
+// The shape of a dense Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3), read from
+// and written as the content of a Hugging Face config.json. Both key generations are understood
+// (rope_theta and rope_parameters, torch_dtype and dtype); a missing field means what transformers
+// means by it. What can't be trained faithfully (another architecture, dropout, other activations)
+// is refused with the field and a remedy.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ using Problems = std::vector<Problem>;
 // "path: text" lines.
 std::string ToText(const Problems& problems);
 
-// Reads JSON. Where `text`, of the file `path`, isn't JSON the error says so with file, line and column.
+// Reads JSON. Where `text`, of the file `path`, isn't JSON the error says so with file, line and
+// column.
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& text, const std::string& path);
 
 // ", did you mean X?" for the closest of `known`, or "".
@@ -62,27 +64,32 @@ struct ModelConfig {
   RopeScaling rope;
   bool tie_word_embeddings = false;
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
-  bool qk_norm = false;                // heads of q and k are normed before they are rotated
-  int64_t sliding_window = 0;          // tokens a token sees, itself among them, in the layers below; 0: there is no window
-  std::vector<bool> sliding_layers;    // a flag a layer; empty: no layer has a window
-  nlohmann::json token_ids = nlohmann::json::object();  // bos_token_id, eos_token_id, pad_token_id as given
+  bool qk_norm = false;  // heads of q and k are normed before they are rotated
+  int64_t sliding_window =
+      0;  // tokens a token sees, itself among them, in the layers below; 0: there is no window
+  std::vector<bool> sliding_layers;  // a flag a layer; empty: no layer has a window
+  nlohmann::json token_ids =
+      nlohmann::json::object();  // bos_token_id, eos_token_id, pad_token_id as given
 
-  // What makes it another model than `other`, "hidden_size is 64, not 128": other weights or another function. Empty if only token ids and the
-  // initialisation differ.
+  // What makes it another model than `other`, "hidden_size is 64, not 128": other weights or
+  // another function. Empty if only token ids and the initialisation differ.
   std::vector<std::string> DifferencesFrom(const ModelConfig& other) const;
   bool SameModel(const ModelConfig& other) const { return DifferencesFrom(other).empty(); }
   // The window of a layer; 0: none.
-  int64_t Window(int64_t layer) const { return sliding_layers.empty() || !sliding_layers[layer] ? 0 : sliding_window; }
+  int64_t Window(int64_t layer) const {
+    return sliding_layers.empty() || !sliding_layers[layer] ? 0 : sliding_window;
+  }
   int64_t NumParameters() const;
 };
 
-// Reads config.json's content. Problems are added under `path` ("model" or "init/config.json"); the result is only
-// meaningful when none was. `strict`: unknown keys are problems too (for a map that a user wrote); otherwise they are
-// listed in `ignored`, if given.
-ModelConfig ParseModelConfig(const nlohmann::json& value, const std::string& path, bool strict, Problems& problems,
-                             std::vector<std::string>* ignored = nullptr);
+// Reads config.json's content. Problems are added under `path` ("model" or "init/config.json"); the
+// result is only meaningful when none was. `strict`: unknown keys are problems too (for a map that
+// a user wrote); otherwise they are listed in `ignored`, if given.
+ModelConfig ParseModelConfig(const nlohmann::json& value, const std::string& path, bool strict,
+                             Problems& problems, std::vector<std::string>* ignored = nullptr);
 
-// JSON Schema of what ParseModelConfig takes: its keys, their types and ranges. What holds between keys it can't say.
+// JSON Schema of what ParseModelConfig takes: its keys, their types and ranges. What holds between
+// keys it can't say.
 nlohmann::ordered_json ModelSchema();
 
 // config.json's content; `dtype` is "float32" or "bfloat16".

@@ -13,11 +13,13 @@ namespace muster::trainer {
 namespace {
 
 std::array<uint32_t, 4> Philox(uint64_t key, uint64_t high, uint64_t low) {
-  std::array<uint32_t, 4> c = {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
+  std::array<uint32_t, 4> c = {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+                               static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * c[0], p1 = uint64_t{0xCD9E8D57u} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1), static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
+    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
+         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
@@ -40,7 +42,8 @@ std::pair<double, double> UniformPair(uint64_t seed, uint64_t stream, uint64_t p
 
 }  // namespace
 
-void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t begin, int64_t n, float* out) {
+void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t begin, int64_t n,
+                float* out) {
   const uint64_t stream = NameHash(name);
   at::parallel_for(0, n, 1 << 16, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
@@ -48,7 +51,8 @@ void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t b
       const uint64_t element = static_cast<uint64_t>(begin + i);
       const auto [u1, u2] = UniformPair(seed, stream, element / 2);
       const double radius = std::sqrt(-2 * std::log(u1)), angle = 2 * std::numbers::pi * u2;
-      out[i] = static_cast<float>(stddev * radius * (element % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+      out[i] = static_cast<float>(stddev * radius *
+                                  (element % 2 == 0 ? std::cos(angle) : std::sin(angle)));
     }
   });
 }
@@ -73,7 +77,8 @@ void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
     } else if (segment.shape.size() == 1) {
       host.narrow(0, piece.range_begin, piece.numel).fill_(1);
     } else {
-      FillNormal(seed, segment.name, stddev, piece.segment_begin, piece.numel, host.data_ptr<float>() + piece.range_begin);
+      FillNormal(seed, segment.name, stddev, piece.segment_begin, piece.numel,
+                 host.data_ptr<float>() + piece.range_begin);
     }
   }
   flat.SetOwned(FlatParam::kMaster, host);

@@ -24,8 +24,11 @@ ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config) {
   layout.block_flats.emplace_back();  // the embedding has none
   for (int64_t block = 0; block <= model.num_layers; ++block) {
     FlatLayout flat;
-    for (const LinearModule& module : block < model.num_layers ? LayerLinears(model, block) : HeadLinears(model)) {
-      const bool wanted = std::any_of(config.target_modules.begin(), config.target_modules.end(), [&](const std::string& p) { return MatchesModule(p, module.name); });
+    for (const LinearModule& module :
+         block < model.num_layers ? LayerLinears(model, block) : HeadLinears(model)) {
+      const bool wanted =
+          std::any_of(config.target_modules.begin(), config.target_modules.end(),
+                      [&](const std::string& p) { return MatchesModule(p, module.name); });
       if (!wanted) continue;
       flat.Add(kPrefix + module.name + kA, {config.rank, module.in}, true);
       flat.Add(kPrefix + module.name + kB, {module.out, config.rank}, true);
@@ -70,10 +73,13 @@ void InitialiseAdapters(FlatParam& flat, uint64_t seed) {
 }
 
 at::Tensor Merged(const at::Tensor& w, const Adapter& adapter, double scale) {
-  return at::addmm(w.to(at::kFloat), adapter.b.to(at::kFloat), adapter.a.to(at::kFloat), /*beta=*/1, /*alpha=*/scale).to(w.scalar_type());
+  return at::addmm(w.to(at::kFloat), adapter.b.to(at::kFloat), adapter.a.to(at::kFloat), /*beta=*/1,
+                   /*alpha=*/scale)
+      .to(w.scalar_type());
 }
 
-absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats, const LoraConfig& config, const std::string& base_model,
+absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats,
+                         const LoraConfig& config, const std::string& base_model,
                          const std::string& directory) {
   if (absl::Status s = MakeDirectories(directory); !s.ok()) return s;
   std::vector<at::Tensor> host;
@@ -82,16 +88,29 @@ absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats, c
     for (size_t i = 0; i < flat->layout().segments().size(); ++i) {
       const Segment& segment = flat->layout().segments()[i];
       host.push_back(flat->Weight(static_cast<int>(i)).cpu().contiguous());
-      tensors.push_back({segment.name, host.back().scalar_type() == at::kBFloat16 ? "BF16" : "F32", segment.shape,
-                         {static_cast<const uint8_t*>(host.back().data_ptr()), static_cast<size_t>(host.back().nbytes())}});
+      tensors.push_back({segment.name,
+                         host.back().scalar_type() == at::kBFloat16 ? "BF16" : "F32",
+                         segment.shape,
+                         {static_cast<const uint8_t*>(host.back().data_ptr()),
+                          static_cast<size_t>(host.back().nbytes())}});
     }
   }
-  if (absl::StatusOr<WrittenFile> w = WriteSafetensors(directory + "/adapter_model.safetensors", tensors, {{"format", "pt"}}); !w.ok()) return w.status();
+  if (absl::StatusOr<WrittenFile> w =
+          WriteSafetensors(directory + "/adapter_model.safetensors", tensors, {{"format", "pt"}});
+      !w.ok())
+    return w.status();
   nlohmann::ordered_json modules = nlohmann::ordered_json::array();
   for (const auto& [name, adapter] : FindAdapters(flats)) modules.push_back(name);
-  const nlohmann::ordered_json content = {
-      {"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"}, {"base_model_name_or_path", base_model}, {"r", config.rank}, {"lora_alpha", config.alpha},
-      {"lora_dropout", config.dropout}, {"target_modules", modules}, {"bias", "none"}, {"fan_in_fan_out", false}, {"inference_mode", true}};
+  const nlohmann::ordered_json content = {{"peft_type", "LORA"},
+                                          {"task_type", "CAUSAL_LM"},
+                                          {"base_model_name_or_path", base_model},
+                                          {"r", config.rank},
+                                          {"lora_alpha", config.alpha},
+                                          {"lora_dropout", config.dropout},
+                                          {"target_modules", modules},
+                                          {"bias", "none"},
+                                          {"fan_in_fan_out", false},
+                                          {"inference_mode", true}};
   return WriteFileDurably(directory + "/adapter_config.json", content.dump(2) + "\n");
 }
 

@@ -13,20 +13,24 @@
 
 namespace muster::trainer {
 
-// A flat for each block that has adapters. Segments have peft's names ("base_model.model.MODULE.lora_A.weight").
+// A flat for each block that has adapters. Segments have peft's names
+// ("base_model.model.MODULE.lora_A.weight").
 ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config);
 
 // The adapters in `flats`, by module name.
 std::map<std::string, Adapter> FindAdapters(const std::vector<std::unique_ptr<FlatParam>>& flats);
 
-// A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, as peft has it; a pure function of (seed, name, element).
+// A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, as peft has it; a pure function of (seed, name,
+// element).
 void InitialiseAdapters(FlatParam& flat, uint64_t seed);
 
 // w + scale·B·A, in fp32, in the type of w.
 at::Tensor Merged(const at::Tensor& w, const Adapter& adapter, double scale);
 
-// Writes `directory` as a peft adapter: adapter_config.json and adapter_model.safetensors. The flats must be gathered.
-absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats, const LoraConfig& config, const std::string& base_model,
+// Writes `directory` as a peft adapter: adapter_config.json and adapter_model.safetensors. The
+// flats must be gathered.
+absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats,
+                         const LoraConfig& config, const std::string& base_model,
                          const std::string& directory);
 
 }  // namespace muster::trainer

@@ -33,41 +33,64 @@ LoraConfig ParseLora(const json& value, const std::string& path, Problems& probl
     return config;
   }
   const auto bad = [&](const char* key, const std::string& wanted) {
-    problems.push_back({absl::StrCat(path, ".", key), absl::StrCat("must be ", wanted, "; got ", value[key].dump())});
+    problems.push_back({absl::StrCat(path, ".", key),
+                        absl::StrCat("must be ", wanted, "; got ", value[key].dump())});
   };
   static const std::vector<std::pair<std::string, std::string>> hints = {
-      {"r", "use rank"}, {"lora_alpha", "use alpha"}, {"lora_dropout", "use dropout"}, {"modules", "use target_modules"}};
+      {"r", "use rank"},
+      {"lora_alpha", "use alpha"},
+      {"lora_dropout", "use dropout"},
+      {"modules", "use target_modules"}};
   for (const auto& [name, given] : value.items()) {
-    if (name == "rank" || name == "alpha" || name == "dropout" || name == "target_modules") continue;
-    const auto hint = std::find_if(hints.begin(), hints.end(), [&](const auto& h) { return h.first == name; });
-    problems.push_back({absl::StrCat(path, ".", name), hint != hints.end() ? hint->second : "no such field." + DidYouMean(name, {"rank", "alpha", "dropout", "target_modules"})});
+    if (name == "rank" || name == "alpha" || name == "dropout" || name == "target_modules")
+      continue;
+    const auto hint =
+        std::find_if(hints.begin(), hints.end(), [&](const auto& h) { return h.first == name; });
+    problems.push_back({absl::StrCat(path, ".", name),
+                        hint != hints.end()
+                            ? hint->second
+                            : "no such field." + DidYouMean(name, {"rank", "alpha", "dropout",
+                                                                   "target_modules"})});
   }
   if (!value.contains("rank")) {
     problems.push_back({path + ".rank", "is missing: the rank of the adapters, such as 16"});
-  } else if (!value["rank"].is_number() || value["rank"].get<double>() != std::floor(value["rank"].get<double>()) || value["rank"].get<double>() < 1 ||
-             value["rank"].get<double>() > kRankMax) {
+  } else if (!value["rank"].is_number() ||
+             value["rank"].get<double>() != std::floor(value["rank"].get<double>()) ||
+             value["rank"].get<double>() < 1 || value["rank"].get<double>() > kRankMax) {
     bad("rank", absl::StrCat("a whole number from 1 to ", kRankMax));
   } else {
     config.rank = value["rank"].get<int64_t>();
   }
   config.alpha = 2 * static_cast<double>(config.rank);
   if (value.contains("alpha")) {
-    if (value["alpha"].is_number() && value["alpha"].get<double>() > 0 && std::isfinite(value["alpha"].get<double>())) config.alpha = value["alpha"].get<double>();
-    else bad("alpha", "a number above 0");
+    if (value["alpha"].is_number() && value["alpha"].get<double>() > 0 &&
+        std::isfinite(value["alpha"].get<double>()))
+      config.alpha = value["alpha"].get<double>();
+    else
+      bad("alpha", "a number above 0");
   }
   if (value.contains("dropout")) {
-    if (value["dropout"].is_number() && value["dropout"].get<double>() >= 0 && value["dropout"].get<double>() < 1) config.dropout = value["dropout"].get<double>();
-    else bad("dropout", "a number from 0 to below 1");
+    if (value["dropout"].is_number() && value["dropout"].get<double>() >= 0 &&
+        value["dropout"].get<double>() < 1)
+      config.dropout = value["dropout"].get<double>();
+    else
+      bad("dropout", "a number from 0 to below 1");
   }
   config.target_modules = {"all-linear"};
   if (value.contains("target_modules")) {
     const json& patterns = value["target_modules"];
     const bool texts = patterns.is_array() && !patterns.empty() &&
-                       std::all_of(patterns.begin(), patterns.end(), [](const json& p) { return p.is_string() && !p.get_ref<const std::string&>().empty(); });
-    if (texts) config.target_modules = patterns.get<std::vector<std::string>>();
-    else bad("target_modules", "a list of names or patterns of linears, such as [q_proj, v_proj]");
+                       std::all_of(patterns.begin(), patterns.end(), [](const json& p) {
+                         return p.is_string() && !p.get_ref<const std::string&>().empty();
+                       });
+    if (texts)
+      config.target_modules = patterns.get<std::vector<std::string>>();
+    else
+      bad("target_modules", "a list of names or patterns of linears, such as [q_proj, v_proj]");
     for (const std::string& pattern : config.target_modules) {
-      if (!IsRegex(pattern)) problems.push_back({path + ".target_modules", absl::StrCat(pattern, " is neither a name nor a regular expression")});
+      if (!IsRegex(pattern))
+        problems.push_back({path + ".target_modules",
+                            absl::StrCat(pattern, " is neither a name nor a regular expression")});
     }
   }
   return config;
@@ -78,13 +101,28 @@ ordered_json LoraSchema() {
   schema["type"] = "object";
   schema["additionalProperties"] = false;
   schema["required"] = {"rank"};
-  schema["properties"]["rank"] = {{"type", "integer"}, {"minimum", 1}, {"maximum", kRankMax}, {"description", "Rank of the adapters."}};
-  schema["properties"]["alpha"] = {{"type", "number"}, {"exclusiveMinimum", 0}, {"description", "Adapters are scaled by alpha / rank; by default 2 x rank."}};
-  schema["properties"]["dropout"] = {{"type", "number"}, {"minimum", 0}, {"exclusiveMaximum", 1}, {"default", 0}, {"description", "Share of the adapters' inputs that is dropped."}};
-  schema["properties"]["target_modules"] = {{"type", "array"},
-                                            {"items", {{"type", "string"}, {"minLength", 1}}},
-                                            {"description", "Linears that get an adapter: names such as q_proj, regular expressions of whole names, or all-linear (the default: all but lm_head)."}};
-  schema["x-muster-hints"] = {{"r", "use rank"}, {"lora_alpha", "use alpha"}, {"lora_dropout", "use dropout"}};
+  schema["properties"]["rank"] = {{"type", "integer"},
+                                  {"minimum", 1},
+                                  {"maximum", kRankMax},
+                                  {"description", "Rank of the adapters."}};
+  schema["properties"]["alpha"] = {
+      {"type", "number"},
+      {"exclusiveMinimum", 0},
+      {"description", "Adapters are scaled by alpha / rank; by default 2 x rank."}};
+  schema["properties"]["dropout"] = {
+      {"type", "number"},
+      {"minimum", 0},
+      {"exclusiveMaximum", 1},
+      {"default", 0},
+      {"description", "Share of the adapters' inputs that is dropped."}};
+  schema["properties"]["target_modules"] = {
+      {"type", "array"},
+      {"items", {{"type", "string"}, {"minLength", 1}}},
+      {"description",
+       "Linears that get an adapter: names such as q_proj, regular expressions of whole names, or "
+       "all-linear (the default: all but lm_head)."}};
+  schema["x-muster-hints"] = {
+      {"r", "use rank"}, {"lora_alpha", "use alpha"}, {"lora_dropout", "use dropout"}};
   return schema;
 }
 
@@ -92,8 +130,10 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
   const int64_t d = model.hidden_size, f = model.intermediate_size;
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  return {{prefix + "self_attn.q_proj", d, q}, {prefix + "self_attn.k_proj", d, kv}, {prefix + "self_attn.v_proj", d, kv}, {prefix + "self_attn.o_proj", q, d},
-          {prefix + "mlp.gate_proj", d, f},    {prefix + "mlp.up_proj", d, f},       {prefix + "mlp.down_proj", f, d}};
+  return {{prefix + "self_attn.q_proj", d, q},  {prefix + "self_attn.k_proj", d, kv},
+          {prefix + "self_attn.v_proj", d, kv}, {prefix + "self_attn.o_proj", q, d},
+          {prefix + "mlp.gate_proj", d, f},     {prefix + "mlp.up_proj", d, f},
+          {prefix + "mlp.down_proj", f, d}};
 }
 
 std::vector<LinearModule> HeadLinears(const ModelConfig& model) {
@@ -103,15 +143,17 @@ std::vector<LinearModule> HeadLinears(const ModelConfig& model) {
 
 bool MatchesModule(const std::string& pattern, const std::string& module) {
   if (pattern == "all-linear") return module != "lm_head";
-  if ( pattern == module || absl::EndsWith(module, "." + pattern)) return true;
+  if (pattern == module || absl::EndsWith(module, "." + pattern)) return true;
   return IsRegex(pattern) && std::regex_match(module, std::regex(pattern, std::regex::ECMAScript));
 }
 
-std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfig& config, const std::string& path, Problems& problems) {
+std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfig& config,
+                                       const std::string& path, Problems& problems) {
   std::vector<std::string> names;
   std::vector<bool> used(config.target_modules.size(), false);
   for (int64_t layer = 0; layer <= model.num_layers; ++layer) {
-    for (const LinearModule& module : layer < model.num_layers ? LayerLinears(model, layer) : HeadLinears(model)) {
+    for (const LinearModule& module :
+         layer < model.num_layers ? LayerLinears(model, layer) : HeadLinears(model)) {
       bool wanted = false;
       for (size_t i = 0; i < used.size(); ++i) {
         if (!MatchesModule(config.target_modules[i], module.name)) continue;
@@ -123,11 +165,17 @@ std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfi
   for (size_t i = 0; i < used.size(); ++i) {
     if (used[i]) continue;
     const std::string& pattern = config.target_modules[i];
-    problems.push_back({path + ".target_modules",
-                        model.tie_word_embeddings && MatchesModule(pattern, "lm_head")
-                            ? absl::StrCat(pattern, " is this model's embedding, too (tie_word_embeddings), so that an adapter couldn't be merged into it; leave it out")
-                            : absl::StrCat(pattern, " means no linear of the model; there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj in model.layers.0 to model.layers.",
-                                           model.num_layers - 1, model.tie_word_embeddings ? "" : ", and lm_head")});
+    problems.push_back(
+        {path + ".target_modules",
+         model.tie_word_embeddings && MatchesModule(pattern, "lm_head")
+             ? absl::StrCat(pattern,
+                            " is this model's embedding, too (tie_word_embeddings), so that an "
+                            "adapter couldn't be merged into it; leave it out")
+             : absl::StrCat(
+                   pattern,
+                   " means no linear of the model; there are q_proj, k_proj, v_proj, o_proj, "
+                   "gate_proj, up_proj and down_proj in model.layers.0 to model.layers.",
+                   model.num_layers - 1, model.tie_word_embeddings ? "" : ", and lm_head")});
   }
   return names;
 }

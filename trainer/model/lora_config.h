@@ -1,5 +1,6 @@
-// LoRA (Hu et al., arXiv 2106.09685): beside a frozen linear y = x·wᵀ stands a trained detour, scale · drop(x)·Aᵀ·Bᵀ with
-// A [rank, in] and B [out, rank]. What of it a user says, and which of a model's linears it is for.
+// LoRA (Hu et al., arXiv 2106.09685): beside a frozen linear y = x·wᵀ stands a trained detour,
+// scale · drop(x)·Aᵀ·Bᵀ with A [rank, in] and B [out, rank]. What of it a user says, and which of a
+// model's linears it is for.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +35,18 @@ struct LinearModule {
 };
 // Those of layer `layer`, in the order of its segments.
 std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer);
-// The output projection, "lm_head"; none where it is the embedding's table, as an adapter couldn't be merged into that.
+// The output projection, "lm_head"; none where it is the embedding's table, as an adapter couldn't
+// be merged into that.
 std::vector<LinearModule> HeadLinears(const ModelConfig& model);
 
-// Whether a pattern means this module, as peft has it: a last part of its name ("q_proj", "self_attn.q_proj"), or a regular
-// expression of the whole name; and "all-linear", all but the output projection.
+// Whether a pattern means this module, as peft has it: a last part of its name ("q_proj",
+// "self_attn.q_proj"), or a regular expression of the whole name; and "all-linear", all but the
+// output projection.
 bool MatchesModule(const std::string& pattern, const std::string& module);
 
-// The names of all modules that config.target_modules means; patterns that mean none are added to `problems` under `path`.
-std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfig& config, const std::string& path, Problems& problems);
+// The names of all modules that config.target_modules means; patterns that mean none are added to
+// `problems` under `path`.
+std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfig& config,
+                                       const std::string& path, Problems& problems);
 
 }  // namespace muster::trainer

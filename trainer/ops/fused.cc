@@ -14,16 +14,20 @@ const kernels::Kernels* on_cpu = &kernels::HostKernels();
 // What a kernel may be given: contiguous, of one of the two types, rows of whole 16-byte packs.
 bool Suits(const at::Tensor& x, int64_t width) {
   const bool type = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat;
-  return type && x.is_contiguous() && width % (16 / static_cast<int64_t>(x.element_size())) == 0 && reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0;
+  return type && x.is_contiguous() && width % (16 / static_cast<int64_t>(x.element_size())) == 0 &&
+         reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0;
 }
 
 bool Like(const at::Tensor& x, const at::Tensor& other) {
-  return other.scalar_type() == x.scalar_type() && other.is_contiguous() && reinterpret_cast<uintptr_t>(other.data_ptr()) % 16 == 0;
+  return other.scalar_type() == x.scalar_type() && other.is_contiguous() &&
+         reinterpret_cast<uintptr_t>(other.data_ptr()) % 16 == 0;
 }
 
 bool IsBf16(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16; }
 
-at::Tensor Fp32(const at::Tensor& like, at::IntArrayRef sizes) { return at::empty(sizes, like.options().dtype(at::kFloat)); }
+at::Tensor Fp32(const at::Tensor& like, at::IntArrayRef sizes) {
+  return at::empty(sizes, like.options().dtype(at::kFloat));
+}
 
 }  // namespace
 
@@ -50,35 +54,47 @@ const kernels::Kernels* KernelsFor(const at::Tensor& x) {
 #endif
 }
 
-kernels::Stream StreamOf(const at::Tensor& x) { return x.is_cuda() ? c10::cuda::getCurrentCUDAStream(x.device().index()).stream() : nullptr; }
+kernels::Stream StreamOf(const at::Tensor& x) {
+  return x.is_cuda() ? c10::cuda::getCurrentCUDAStream(x.device().index()).stream() : nullptr;
+}
 
 void CheckLaunch(const at::Tensor& x) {
   if (x.is_cuda()) C10_CUDA_CHECK(cudaGetLastError());
 }
 
-std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& w, double eps) {
+std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
+                                                  const at::Tensor& w, double eps) {
   const kernels::Kernels* table = KernelsFor(x);
   const int64_t width = x.size(-1);
-  if (table == nullptr || !Suits(x, width) || !Like(x, w) || (residual.defined() && !Like(x, residual))) return std::nullopt;
-  ResidualNormResult result{residual.defined() ? at::empty_like(x) : x, at::empty_like(x), Fp32(x, {x.size(0), 1})};
+  if (table == nullptr || !Suits(x, width) || !Like(x, w) ||
+      (residual.defined() && !Like(x, residual)))
+    return std::nullopt;
+  ResidualNormResult result{residual.defined() ? at::empty_like(x) : x, at::empty_like(x),
+                            Fp32(x, {x.size(0), 1})};
   kernels::RmsNormArguments a;
   a.bf16 = IsBf16(x), a.rows = x.size(0), a.width = width;
   a.x = x.data_ptr(), a.weight = w.data_ptr();
   if (residual.defined()) a.residual = residual.data_ptr(), a.sum = result.sum.data_ptr();
-  a.y = result.y.data_ptr(), a.rstd = result.rstd.data_ptr<float>(), a.epsilon = static_cast<float>(eps);
+  a.y = result.y.data_ptr(), a.rstd = result.rstd.data_ptr<float>(),
+  a.epsilon = static_cast<float>(eps);
   table->rms_norm(a, StreamOf(x));
   CheckLaunch(x);
   return result;
 }
 
-std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w, const at::Tensor& residual) {
+std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
+                                          const at::Tensor& w, const at::Tensor& rstd,
+                                          const at::Tensor& d_w, const at::Tensor& residual) {
   const kernels::Kernels* table = KernelsFor(x);
   const int64_t width = x.size(-1);
-  if (table == nullptr || width > kernels::kMostNormWidth || !Suits(x, width) || !Like(x, dy) || !Like(x, w) || (residual.defined() && !Like(x, residual))) return std::nullopt;
+  if (table == nullptr || width > kernels::kMostNormWidth || !Suits(x, width) || !Like(x, dy) ||
+      !Like(x, w) || (residual.defined() && !Like(x, residual)))
+    return std::nullopt;
   at::Tensor dx = at::empty_like(x), partial;
   kernels::RmsNormBackwardArguments a;
   a.bf16 = IsBf16(x), a.rows = x.size(0), a.width = width;
-  a.dy = dy.data_ptr(), a.x = x.data_ptr(), a.weight = w.data_ptr(), a.rstd = rstd.data_ptr<float>(), a.dx = dx.data_ptr();
+  a.dy = dy.data_ptr(), a.x = x.data_ptr(), a.weight = w.data_ptr(),
+  a.rstd = rstd.data_ptr<float>(), a.dx = dx.data_ptr();
   if (residual.defined()) a.residual = residual.data_ptr();
   if (d_w.defined()) {
     partial = Fp32(x, {kernels::NormBackwardBlocks(a.rows), width});
@@ -91,11 +107,14 @@ std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor
 
 namespace {
 
-kernels::RopeArguments RopeOf(const Heads& heads, const at::Tensor& qkv, const RopeTables& rope, const at::Tensor& positions) {
+kernels::RopeArguments RopeOf(const Heads& heads, const at::Tensor& qkv, const RopeTables& rope,
+                              const at::Tensor& positions) {
   kernels::RopeArguments a;
   a.bf16 = IsBf16(qkv);
-  a.batch = heads.q.size(0), a.heads = heads.q.size(1), a.length = heads.q.size(2), a.width = heads.q.size(3), a.kv_heads = heads.k.size(1);
-  a.qkv = qkv.data_ptr(), a.q = heads.q.data_ptr(), a.k = heads.k.data_ptr(), a.v = heads.v.data_ptr();
+  a.batch = heads.q.size(0), a.heads = heads.q.size(1), a.length = heads.q.size(2),
+  a.width = heads.q.size(3), a.kv_heads = heads.k.size(1);
+  a.qkv = qkv.data_ptr(), a.q = heads.q.data_ptr(), a.k = heads.k.data_ptr(),
+  a.v = heads.v.data_ptr();
   a.cos = rope.cos.data_ptr<float>(), a.sin = rope.sin.data_ptr<float>();
   if (positions.defined()) a.positions = positions.data_ptr<int64_t>();
   return a;
@@ -103,22 +122,30 @@ kernels::RopeArguments RopeOf(const Heads& heads, const at::Tensor& qkv, const R
 
 }  // namespace
 
-std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions) {
+std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
+                                    const RopeTables& rope, const at::Tensor& positions) {
   const kernels::Kernels* table = KernelsFor(qkv);
   if (table == nullptr || !Suits(qkv, config.head_dim / 2)) return std::nullopt;
   const int64_t length = qkv.size(0) / batch, d = config.head_dim;
-  const Heads heads{at::empty({batch, config.num_heads, length, d}, qkv.options()), at::empty({batch, config.num_kv_heads, length, d}, qkv.options()),
+  const Heads heads{at::empty({batch, config.num_heads, length, d}, qkv.options()),
+                    at::empty({batch, config.num_kv_heads, length, d}, qkv.options()),
                     at::empty({batch, config.num_kv_heads, length, d}, qkv.options())};
   table->rope(RopeOf(heads, qkv, rope, positions), StreamOf(qkv));
   CheckLaunch(qkv);
   return heads;
 }
 
-std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions) {
+std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config,
+                                                 const RopeTables& rope,
+                                                 const at::Tensor& positions) {
   const kernels::Kernels* table = KernelsFor(d_heads.q);
-  if (table == nullptr || !Suits(d_heads.q, config.head_dim / 2) || !Like(d_heads.q, d_heads.k) || !Like(d_heads.q, d_heads.v)) return std::nullopt;
+  if (table == nullptr || !Suits(d_heads.q, config.head_dim / 2) || !Like(d_heads.q, d_heads.k) ||
+      !Like(d_heads.q, d_heads.v))
+    return std::nullopt;
   const int64_t tokens = d_heads.q.size(0) * d_heads.q.size(2);
-  at::Tensor d_qkv = at::empty({tokens, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim}, d_heads.q.options());
+  at::Tensor d_qkv =
+      at::empty({tokens, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim},
+                d_heads.q.options());
   kernels::RopeArguments a = RopeOf(d_heads, d_qkv, rope, positions);
   a.backward = true;
   table->rope(a, StreamOf(d_qkv));
@@ -132,7 +159,8 @@ std::optional<at::Tensor> SwiGlu(const at::Tensor& gate_up) {
   if (table == nullptr || !Suits(gate_up, width)) return std::nullopt;
   at::Tensor y = at::empty({gate_up.size(0), width}, gate_up.options());
   kernels::SwiGluArguments a;
-  a.bf16 = IsBf16(gate_up), a.rows = gate_up.size(0), a.width = width, a.gate_up = gate_up.data_ptr(), a.y = y.data_ptr();
+  a.bf16 = IsBf16(gate_up), a.rows = gate_up.size(0), a.width = width,
+  a.gate_up = gate_up.data_ptr(), a.y = y.data_ptr();
   table->swiglu(a, StreamOf(gate_up));
   CheckLaunch(gate_up);
   return y;
@@ -144,19 +172,24 @@ std::optional<at::Tensor> SwiGluBackward(const at::Tensor& d_y, const at::Tensor
   if (table == nullptr || !Suits(gate_up, width) || !Like(gate_up, d_y)) return std::nullopt;
   at::Tensor d = at::empty_like(gate_up);
   kernels::SwiGluArguments a;
-  a.bf16 = IsBf16(gate_up), a.rows = gate_up.size(0), a.width = width, a.gate_up = gate_up.data_ptr(), a.dy = d_y.data_ptr(), a.d_gate_up = d.data_ptr();
+  a.bf16 = IsBf16(gate_up), a.rows = gate_up.size(0), a.width = width,
+  a.gate_up = gate_up.data_ptr(), a.dy = d_y.data_ptr(), a.d_gate_up = d.data_ptr();
   table->swiglu(a, StreamOf(gate_up));
   CheckLaunch(gate_up);
   return d;
 }
 
-std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights, bool loss_only, double z_loss) {
+std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
+                                       const at::Tensor& weights, bool loss_only, double z_loss) {
   const kernels::Kernels* table = KernelsFor(logits);
-  if (table == nullptr || !Suits(logits, 0) || !targets.is_contiguous() || !weights.is_contiguous()) return std::nullopt;
+  if (table == nullptr || !Suits(logits, 0) || !targets.is_contiguous() || !weights.is_contiguous())
+    return std::nullopt;
   const at::Tensor sums = at::empty({2, logits.size(0)}, logits.options().dtype(at::kDouble));
   kernels::CrossEntropyArguments a;
-  a.bf16 = IsBf16(logits), a.loss_only = loss_only, a.rows = logits.size(0), a.vocabulary = logits.size(1);
-  a.logits = logits.data_ptr(), a.targets = targets.data_ptr<int64_t>(), a.weights = weights.data_ptr<float>();
+  a.bf16 = IsBf16(logits), a.loss_only = loss_only, a.rows = logits.size(0),
+  a.vocabulary = logits.size(1);
+  a.logits = logits.data_ptr(), a.targets = targets.data_ptr<int64_t>(),
+  a.weights = weights.data_ptr<float>();
   a.loss = sums.data_ptr<double>(), a.z = a.loss + a.rows, a.z_loss = static_cast<float>(z_loss);
   table->cross_entropy(a, StreamOf(logits));
   CheckLaunch(logits);

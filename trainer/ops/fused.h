@@ -1,7 +1,7 @@
-// The operations of ops.h by our kernels, a GPU's (trainer/ops/cuda/kernels.h) or the CPU's (trainer/ops/host_kernels.h): same
-// arguments, same meaning, results within rounding.
-// ops.cc's functions come here by themselves where a kernel may be used. Memory that isn't contiguous, and widths that a kernel
-// can't do, stay with ATen.
+// The operations of ops.h by our kernels, a GPU's (trainer/ops/cuda/kernels.h) or the CPU's
+// (trainer/ops/host_kernels.h): same arguments, same meaning, results within rounding. ops.cc's
+// functions come here by themselves where a kernel may be used. Memory that isn't contiguous, and
+// widths that a kernel can't do, stay with ATen.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,8 @@
 
 namespace muster::trainer::ops::fused {
 
-// Whether kernels are used at all (trainer.reference_ops says no); for all threads, before any work.
+// Whether kernels are used at all (trainer.reference_ops says no); for all threads, before any
+// work.
 void Allow(bool allowed);
 bool Allowed();
 // Was this program built with nvcc?
@@ -27,13 +28,21 @@ kernels::Stream StreamOf(const at::Tensor& x);
 void CheckLaunch(const at::Tensor& x);
 
 // Each returns nothing, or false, where it can't.
-std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& w, double eps);
-std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w, const at::Tensor& residual);
-std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions);
-std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions);
+std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
+                                                  const at::Tensor& w, double eps);
+std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
+                                          const at::Tensor& w, const at::Tensor& rstd,
+                                          const at::Tensor& d_w, const at::Tensor& residual);
+std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
+                                    const RopeTables& rope, const at::Tensor& positions);
+std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config,
+                                                 const RopeTables& rope,
+                                                 const at::Tensor& positions);
 std::optional<at::Tensor> SwiGlu(const at::Tensor& gate_up);
 std::optional<at::Tensor> SwiGluBackward(const at::Tensor& d_y, const at::Tensor& gate_up);
-// Turns logits [n, V] into d logits, in place (loss_only: leaves them); loss and z-loss sums in double, [2].
-std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights, bool loss_only, double z_loss);
+// Turns logits [n, V] into d logits, in place (loss_only: leaves them); loss and z-loss sums in
+// double, [2].
+std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
+                                       const at::Tensor& weights, bool loss_only, double z_loss);
 
 }  // namespace muster::trainer::ops::fused

@@ -1,5 +1,6 @@
-// Our kernels against ATen's plain operations: the GPU's everywhere by the emulator, on the CPU, and on a GPU where there is one
-// (tests/gpu.sh), with FlashAttention beside them; the CPU's in each form that it has.
+// Our kernels against ATen's plain operations: the GPU's everywhere by the emulator, on the CPU,
+// and on a GPU where there is one (tests/gpu.sh), with FlashAttention beside them; the CPU's in
+// each form that it has.
 #include "trainer/ops/fused.h"
 
 #include <cmath>
@@ -22,7 +23,9 @@ class Fused : public ::testing::TestWithParam<const char*> {
     at::manual_seed(1);
     const std::string where = GetParam();
     if (where != "gpu") {
-      const CpuForm form = where == "avx512" ? CpuForm::kAvx512 : where == "avx2" ? CpuForm::kAvx2 : CpuForm::kPlain;
+      const CpuForm form = where == "avx512" ? CpuForm::kAvx512
+                           : where == "avx2" ? CpuForm::kAvx2
+                                             : CpuForm::kPlain;
       if (form > BestCpuForm()) GTEST_SKIP() << "not of this CPU";
       on_cpu_ = where == "emulated" ? &kernels::EmulatedKernels() : &kernels::HostKernels(form);
       return;
@@ -42,7 +45,9 @@ class Fused : public ::testing::TestWithParam<const char*> {
     if (!gpu()) ops::fused::UseOnCpu(on_cpu_);
   }
   bool gpu() const { return device_.is_cuda(); }
-  at::Tensor Random(at::IntArrayRef shape, at::ScalarType dtype) const { return at::randn(shape, at::TensorOptions().dtype(at::kFloat)).to(device_, dtype); }
+  at::Tensor Random(at::IntArrayRef shape, at::ScalarType dtype) const {
+    return at::randn(shape, at::TensorOptions().dtype(at::kFloat)).to(device_, dtype);
+  }
 
   // f by kernels and by the reference; they may not have been the same code.
   template <class F>
@@ -57,11 +62,13 @@ class Fused : public ::testing::TestWithParam<const char*> {
   at::Device device_ = at::kCPU;
   const kernels::Kernels* on_cpu_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(, Fused, ::testing::Values("emulated", "gpu", "plain", "avx2", "avx512"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(, Fused, ::testing::Values("emulated", "gpu", "plain", "avx2", "avx512"),
+                         [](const auto& info) { return info.param; });
 
 // It has no form for the CPU.
 class Flash : public Fused {};
-INSTANTIATE_TEST_SUITE_P(, Flash, ::testing::Values("gpu"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(, Flash, ::testing::Values("gpu"),
+                         [](const auto& info) { return info.param; });
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16};
 
@@ -74,8 +81,10 @@ int64_t Ulps(const at::Tensor& a, const at::Tensor& b) {
   return (ordered(a) - ordered(b)).abs().max().item<int64_t>();
 }
 
-// fp32: relative to the largest; bf16: `ulps` of each element's, but for what nearly cancels beside the largest.
-void ExpectSame(const at::Tensor& found, const at::Tensor& wanted, const char* what, int64_t ulps = 2) {
+// fp32: relative to the largest; bf16: `ulps` of each element's, but for what nearly cancels beside
+// the largest.
+void ExpectSame(const at::Tensor& found, const at::Tensor& wanted, const char* what,
+                int64_t ulps = 2) {
   ASSERT_EQ(found.sizes(), wanted.sizes()) << what;
   ASSERT_EQ(found.scalar_type(), wanted.scalar_type()) << what;
   const at::Tensor f = found.to(at::kFloat), w = wanted.to(at::kFloat);
@@ -93,8 +102,10 @@ void ExpectSame(const at::Tensor& found, const at::Tensor& wanted, const char* w
 
 TEST_P(Fused, ResidualRmsNormAndItsBackward) {
   for (const at::ScalarType type : kTypes) {
-    for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{5, 64}, {3, 512}, {7, 520}, {1, 8192}, {530, 8}}) {
-      const at::Tensor x = Random({rows, width}, type), residual = Random({rows, width}, type), w = Random({width}, type), dy = Random({rows, width}, type);
+    for (const auto& [rows, width] :
+         {std::pair<int64_t, int64_t>{5, 64}, {3, 512}, {7, 520}, {1, 8192}, {530, 8}}) {
+      const at::Tensor x = Random({rows, width}, type), residual = Random({rows, width}, type),
+                       w = Random({width}, type), dy = Random({rows, width}, type);
       for (const bool with : {true, false}) {
         const auto [fused, plain] = Both([&] {
           if (with) return ops::ResidualRmsNorm(x.clone(), residual, w, 1e-5);
@@ -106,11 +117,15 @@ TEST_P(Fused, ResidualRmsNormAndItsBackward) {
         ExpectSame(fused.rstd, plain.rstd, "rstd");
         const auto [d_fused, d_plain] = Both([&, &plain = plain] {
           const at::Tensor d_w = at::ones({width}, x.options().dtype(at::kFloat));
-          const at::Tensor dx = ops::RmsNormBackward(dy, plain.sum, w, plain.rstd, d_w, with ? residual : at::Tensor());
+          const at::Tensor dx = ops::RmsNormBackward(dy, plain.sum, w, plain.rstd, d_w,
+                                                     with ? residual : at::Tensor());
           return std::pair{dx, d_w};
         });
         ExpectSame(d_fused.first, d_plain.first, "dx");
-        EXPECT_LT((d_fused.second - d_plain.second).abs().max().item<double>() / d_plain.second.abs().max().item<double>(), 1e-5) << "dw";
+        EXPECT_LT((d_fused.second - d_plain.second).abs().max().item<double>() /
+                      d_plain.second.abs().max().item<double>(),
+                  1e-5)
+            << "dw";
       }
     }
   }
@@ -125,12 +140,15 @@ TEST_P(Fused, RopeAndItsBackward) {
   for (const at::ScalarType type : kTypes) {
     for (const at::Tensor& at : {at::Tensor(), positions}) {
       const at::Tensor qkv = Random({batch * length, 10 * 16}, type);
-      const auto [fused, plain] = Both([&] { return ops::SplitAndRotate(qkv, batch, c, rope, at); });
+      const auto [fused, plain] =
+          Both([&] { return ops::SplitAndRotate(qkv, batch, c, rope, at); });
       ExpectSame(fused.q, plain.q, "q");
       ExpectSame(fused.k, plain.k, "k");
       EXPECT_TRUE(at::equal(fused.v, plain.v));
-      const ops::Heads d{Random(plain.q.sizes(), type), Random(plain.k.sizes(), type), Random(plain.v.sizes(), type)};
-      const auto [d_fused, d_plain] = Both([&] { return ops::SplitAndRotateBackward(d, c, rope, at); });
+      const ops::Heads d{Random(plain.q.sizes(), type), Random(plain.k.sizes(), type),
+                         Random(plain.v.sizes(), type)};
+      const auto [d_fused, d_plain] =
+          Both([&] { return ops::SplitAndRotateBackward(d, c, rope, at); });
       ExpectSame(d_fused, d_plain, "d qkv");
     }
   }
@@ -150,18 +168,25 @@ TEST_P(Fused, LinearCrossEntropyWithItsGradients) {
   for (const at::ScalarType type : kTypes) {
     for (const int64_t vocabulary : {37, 1000, 8}) {
       const at::Tensor x = Random({11, 24}, type), w = Random({vocabulary, 24}, type);
-      const at::Tensor targets = at::randint(vocabulary, {11}, at::kLong).to(device_), weights = at::rand({11}).mul_(0.1).to(device_);
+      const at::Tensor targets = at::randint(vocabulary, {11}, at::kLong).to(device_),
+                       weights = at::rand({11}).mul_(0.1).to(device_);
       for (const double z_loss : {0.0, 1e-2}) {
         const auto [fused, plain] = Both([&] {
           const at::Tensor d_w = at::zeros({vocabulary, 24}, x.options().dtype(at::kFloat));
-          const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, d_w, false, z_loss);
-          const ops::LossResult alone = ops::LinearCrossEntropy(x, w, targets, weights, {}, /*loss_only=*/true, z_loss);
+          const ops::LossResult result =
+              ops::LinearCrossEntropy(x, w, targets, weights, d_w, false, z_loss);
+          const ops::LossResult alone =
+              ops::LinearCrossEntropy(x, w, targets, weights, {}, /*loss_only=*/true, z_loss);
           EXPECT_TRUE(at::equal(result.loss, alone.loss) && !alone.dx.defined());
           return std::pair{result, d_w};
         });
-        EXPECT_LT((fused.first.loss - plain.first.loss).abs().max().item<double>(), 1e-6 * plain.first.loss.abs().max().item<double>());
+        EXPECT_LT((fused.first.loss - plain.first.loss).abs().max().item<double>(),
+                  1e-6 * plain.first.loss.abs().max().item<double>());
         ExpectSame(fused.first.dx, plain.first.dx, "dx", 4);
-        EXPECT_LT((fused.second - plain.second).abs().max().item<double>() / plain.second.abs().max().item<double>(), type == at::kFloat ? 2e-6 : 8e-3) << "dw";
+        EXPECT_LT((fused.second - plain.second).abs().max().item<double>() /
+                      plain.second.abs().max().item<double>(),
+                  type == at::kFloat ? 2e-6 : 8e-3)
+            << "dw";
       }
     }
   }
@@ -170,36 +195,50 @@ TEST_P(Fused, LinearCrossEntropyWithItsGradients) {
 TEST_P(Fused, WhatAKernelCantDoStaysWithTheReference) {
   const at::Tensor odd = Random({3, 10}, at::kBFloat16), w = Random({10}, at::kBFloat16);
   Kernels(true);
-  EXPECT_FALSE(ops::fused::ResidualRmsNorm(odd, {}, w, 1e-5).has_value()) << "rows that don't begin at 16 bytes";
+  EXPECT_FALSE(ops::fused::ResidualRmsNorm(odd, {}, w, 1e-5).has_value())
+      << "rows that don't begin at 16 bytes";
   EXPECT_FALSE(ops::fused::SwiGlu(Random({4, 32}, at::kFloat).t()).has_value()) << "not contiguous";
   const at::Tensor wide = Random({1, 8200}, at::kFloat);
-  EXPECT_FALSE(ops::fused::RmsNormBackward(wide, wide, wide[0].clone(), at::ones({1, 1}, wide.options()), {}, {}).has_value());
+  EXPECT_FALSE(ops::fused::RmsNormBackward(wide, wide, wide[0].clone(),
+                                           at::ones({1, 1}, wide.options()), {}, {})
+                   .has_value());
   EXPECT_TRUE(ops::fused::SwiGlu(Random({4, 32}, at::kFloat)).has_value());
   Kernels(false);
-  EXPECT_FALSE(ops::fused::SwiGlu(Random({4, 32}, at::kFloat)).has_value()) << "trainer.reference_ops";
+  EXPECT_FALSE(ops::fused::SwiGlu(Random({4, 32}, at::kFloat)).has_value())
+      << "trainer.reference_ops";
 }
 
 // Bit for bit: a run goes on the same on a GPU and with its state offloaded.
 TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
   constexpr int64_t kNumel = 2500;
   AdamWStep step;
-  step.beta1 = 0.9f, step.beta2 = 0.95f, step.one_minus_beta1 = 0.1f, step.one_minus_beta2 = 0.05f, step.step_size = 0.01f, step.inverse_root = 1.5f;
+  step.beta1 = 0.9f, step.beta2 = 0.95f, step.one_minus_beta1 = 0.1f, step.one_minus_beta2 = 0.05f,
+  step.step_size = 0.01f, step.inverse_root = 1.5f;
   step.epsilon = 1e-8f, step.clip = 0.5f, step.noise = 77;
-  const kernels::AdamWArguments::Run runs[] = {{0, 1100, true}, {1120, 7, false}, {1200, 1300, true}};
+  const kernels::AdamWArguments::Run runs[] = {
+      {0, 1100, true}, {1120, 7, false}, {1200, 1300, true}};
   for (int bits = 0; bits < 16; ++bits) {
-    const bool split = (bits & 1) != 0, weights = (bits & 2) != 0 || split, gradient16 = (bits & 4) != 0, moments16 = (bits & 8) != 0;
-    std::vector<at::Tensor> first = {at::randn({kNumel}), at::randn({kNumel}).to(at::kBFloat16), at::randint(-30000, 30000, {kNumel}, at::kShort),
-                                     at::randn({kNumel}).to(gradient16 ? at::kBFloat16 : at::kFloat), at::randn({kNumel}).to(moments16 ? at::kBFloat16 : at::kFloat),
-                                     at::rand({kNumel}).to(moments16 ? at::kBFloat16 : at::kFloat)};
+    const bool split = (bits & 1) != 0, weights = (bits & 2) != 0 || split,
+               gradient16 = (bits & 4) != 0, moments16 = (bits & 8) != 0;
+    std::vector<at::Tensor> first = {
+        at::randn({kNumel}),
+        at::randn({kNumel}).to(at::kBFloat16),
+        at::randint(-30000, 30000, {kNumel}, at::kShort),
+        at::randn({kNumel}).to(gradient16 ? at::kBFloat16 : at::kFloat),
+        at::randn({kNumel}).to(moments16 ? at::kBFloat16 : at::kFloat),
+        at::rand({kNumel}).to(moments16 ? at::kBFloat16 : at::kFloat)};
     std::vector<at::Tensor> second;
     for (const at::Tensor& one : first) second.push_back(one.clone().to(device_));
     const auto span_of = [&](const std::vector<at::Tensor>& t, int64_t at, int64_t numel) {
-      const auto from = [&](const at::Tensor& x) { return static_cast<void*>(static_cast<char*>(x.data_ptr()) + at * x.element_size()); };
+      const auto from = [&](const at::Tensor& x) {
+        return static_cast<void*>(static_cast<char*>(x.data_ptr()) + at * x.element_size());
+      };
       AdamWSpan span;
       if (!split) span.masters = static_cast<float*>(from(t[0]));
       if (weights) span.weights = static_cast<uint16_t*>(from(t[1]));
       if (split) span.rest = static_cast<uint16_t*>(from(t[2]));
-      span.gradient = from(t[3]), span.gradient_bf16 = gradient16, span.exp_avg = from(t[4]), span.exp_avg_sq = from(t[5]), span.moments_bf16 = moments16;
+      span.gradient = from(t[3]), span.gradient_bf16 = gradient16, span.exp_avg = from(t[4]),
+      span.exp_avg_sq = from(t[5]), span.moments_bf16 = moments16;
       span.first_element = static_cast<uint32_t>(5 + at), span.numel = numel;
       return span;
     };
@@ -214,15 +253,18 @@ TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
     }
     Kernels(true);
     ops::fused::KernelsFor(second[0])->adamw(a, ops::fused::StreamOf(second[0]));
-    for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(first[i], second[i].cpu())) << bits << " " << i;
+    for (size_t i = 0; i < first.size(); ++i)
+      EXPECT_TRUE(at::equal(first[i], second[i].cpu())) << bits << " " << i;
   }
 }
 
 TEST_P(Fused, SplitMastersByAtenAreTheKernels) {
   const at::Tensor masters = at::randn({777}).mul_(at::exp(at::randn({777}).mul_(20)));
   at::Tensor weights = at::empty({777}, at::kBFloat16), rest = at::empty({777}, at::kShort);
-  SplitMasters(masters.data_ptr<float>(), static_cast<uint16_t*>(weights.data_ptr()), static_cast<uint16_t*>(rest.data_ptr()), 777);
-  const at::Tensor w = at::empty({777}, weights.options().device(device_)), r = at::empty({777}, rest.options().device(device_));
+  SplitMasters(masters.data_ptr<float>(), static_cast<uint16_t*>(weights.data_ptr()),
+               static_cast<uint16_t*>(rest.data_ptr()), 777);
+  const at::Tensor w = at::empty({777}, weights.options().device(device_)),
+                   r = at::empty({777}, rest.options().device(device_));
   SplitByAten(masters.to(device_), w, r);
   EXPECT_TRUE(at::equal(w.cpu(), weights) && at::equal(r.cpu(), rest));
   EXPECT_TRUE(at::equal(JoinByAten(w, r).cpu(), masters));
@@ -232,12 +274,14 @@ TEST(Kernels, AreCompiledForGpusToo) {
   if (!ops::fused::Compiled()) GTEST_SKIP() << "no nvcc: deploy/setup.sh installs it";
 #if defined(MUSTER_CUDA_KERNELS)
   const kernels::Kernels& table = kernels::DeviceKernels();
-  EXPECT_TRUE(table.rms_norm && table.rms_norm_backward && table.rope && table.swiglu && table.cross_entropy && table.adamw);
+  EXPECT_TRUE(table.rms_norm && table.rms_norm_backward && table.rope && table.swiglu &&
+              table.cross_entropy && table.adamw);
 #endif
 }
 
 TEST(SequenceBounds, CutWhereverADocumentOrARowEnds) {
-  EXPECT_EQ(ops::SequenceBounds({{0, 0, 4}, {0, 4, 7}, {1, 2, 10}}, 3, 10), (std::vector<int32_t>{0, 4, 7, 10, 12, 20, 30}));
+  EXPECT_EQ(ops::SequenceBounds({{0, 0, 4}, {0, 4, 7}, {1, 2, 10}}, 3, 10),
+            (std::vector<int32_t>{0, 4, 7, 10, 12, 20, 30}));
   EXPECT_EQ(ops::SequenceBounds({}, 1, 5), (std::vector<int32_t>{0, 5}));
 }
 
@@ -248,21 +292,32 @@ TEST_P(Flash, AttentionAgainstPlainAttentionOverDocumentLengths) {
     for (const bool packed : {false, true}) {
       for (const int64_t window : {int64_t{0}, length / 2}) {
         const int64_t batch = packed ? 1 : 2, all = packed ? length + 33 : length;
-        const ops::Heads heads{Random({batch, 8, all, 64}, at::kBFloat16), Random({batch, 2, all, 64}, at::kBFloat16), Random({batch, 2, all, 64}, at::kBFloat16)};
+        const ops::Heads heads{Random({batch, 8, all, 64}, at::kBFloat16),
+                               Random({batch, 2, all, 64}, at::kBFloat16),
+                               Random({batch, 2, all, 64}, at::kBFloat16)};
         const at::Tensor d_out = Random({batch * all, 8 * 64}, at::kBFloat16);
         const at::Tensor mask = ops::MakeCausalMask(c, all, heads.q.options(), window);
         const std::vector<ops::DocumentSpan> documents = {{0, 0, length}, {0, length, length + 33}};
         ops::FlashSequences sequences;
         if (packed) {
-          sequences.bounds = at::tensor(ops::SequenceBounds(documents, batch, all), at::kInt).to(device_);
+          sequences.bounds =
+              at::tensor(ops::SequenceBounds(documents, batch, all), at::kInt).to(device_);
           sequences.longest = std::max<int64_t>(length, 33);
         }
-        const ops::AttentionResult plain = packed ? ops::DocumentAttention(heads, mask, documents) : ops::Attention(heads, mask);
-        const ops::Heads d_plain = packed ? ops::DocumentAttentionBackward(d_out, heads, plain.probabilities, documents) : ops::AttentionBackward(d_out, heads, plain.probabilities);
+        const ops::AttentionResult plain =
+            packed ? ops::DocumentAttention(heads, mask, documents) : ops::Attention(heads, mask);
+        const ops::Heads d_plain =
+            packed ? ops::DocumentAttentionBackward(d_out, heads, plain.probabilities, documents)
+                   : ops::AttentionBackward(d_out, heads, plain.probabilities);
         const ops::FlashResult flash = ops::FlashAttention(heads, sequences, window);
-        const ops::Heads d_flash = ops::FlashAttentionBackward(d_out, heads, flash, sequences, window);
-        // Its probabilities are never rounded to bf16, the reference's are: both are that far from the truth.
-        const auto off = [](const at::Tensor& a, const at::Tensor& b) { return ((a.to(at::kFloat) - b.to(at::kFloat)).norm() / b.to(at::kFloat).norm()).item<double>(); };
+        const ops::Heads d_flash =
+            ops::FlashAttentionBackward(d_out, heads, flash, sequences, window);
+        // Its probabilities are never rounded to bf16, the reference's are: both are that far from
+        // the truth.
+        const auto off = [](const at::Tensor& a, const at::Tensor& b) {
+          return ((a.to(at::kFloat) - b.to(at::kFloat)).norm() / b.to(at::kFloat).norm())
+              .item<double>();
+        };
         EXPECT_LT(off(flash.out, plain.out), 5e-3) << length;
         EXPECT_LT(off(d_flash.q, d_plain.q), 1e-2) << length;
         EXPECT_LT(off(d_flash.k, d_plain.k), 1e-2) << length;

@@ -26,10 +26,13 @@ double SumOfSquares(const float* values, int64_t numel) {
   double sum = 0;
   for (int64_t first = 0; first < numel; first += kChunk * kMost) {
     double chunks[kMost] = {};
-    const int64_t count = (numel - first + kChunk - 1) / kChunk < kMost ? (numel - first + kChunk - 1) / kChunk : kMost;
+    const int64_t count = (numel - first + kChunk - 1) / kChunk < kMost
+                              ? (numel - first + kChunk - 1) / kChunk
+                              : kMost;
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < count; ++c) {
-      const int64_t begin = first + c * kChunk, end = begin + kChunk < numel ? begin + kChunk : numel;
+      const int64_t begin = first + c * kChunk,
+                    end = begin + kChunk < numel ? begin + kChunk : numel;
       double lanes[8] = {};
       int64_t i = begin;
       for (; i + 8 <= end; i += 8) {
@@ -48,11 +51,17 @@ void AdamWOnHost(const AdamWArguments& a, Stream) {
     AdamWStep step = a.step;
     if (!a.run[r].decay) step.keep = 1;
     const int64_t at = a.run[r].begin;
-    const auto forward = [at](auto* p, int64_t size) { return p == nullptr ? p : reinterpret_cast<decltype(p)>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(at * size)); };
+    const auto forward = [at](auto* p, int64_t size) {
+      return p == nullptr ? p
+                          : reinterpret_cast<decltype(p)>(reinterpret_cast<uintptr_t>(p) +
+                                                          static_cast<uintptr_t>(at * size));
+    };
     AdamWSpan span = a.span;
-    span.masters = forward(span.masters, 4), span.weights = forward(span.weights, 2), span.rest = forward(span.rest, 2);
+    span.masters = forward(span.masters, 4), span.weights = forward(span.weights, 2),
+    span.rest = forward(span.rest, 2);
     span.gradient = forward(span.gradient, span.gradient_bf16 ? 2 : 4);
-    span.exp_avg = forward(span.exp_avg, span.moments_bf16 ? 2 : 4), span.exp_avg_sq = forward(span.exp_avg_sq, span.moments_bf16 ? 2 : 4);
+    span.exp_avg = forward(span.exp_avg, span.moments_bf16 ? 2 : 4),
+    span.exp_avg_sq = forward(span.exp_avg_sq, span.moments_bf16 ? 2 : 4);
     span.first_element += static_cast<uint32_t>(at), span.numel = a.run[r].numel;
     UpdateAdamW(BestCpuForm(), step, span);
   }

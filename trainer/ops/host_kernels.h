@@ -1,4 +1,5 @@
-// The operations of kernels.h for the CPU, in vectors of 16 floats, in three forms for three instruction sets.
+// The operations of kernels.h for the CPU, in vectors of 16 floats, in three forms for three
+// instruction sets.
 #pragma once
 
 #include "trainer/ops/cuda/kernels.h"

@@ -1,7 +1,9 @@
-// The body of the CPU's kernels; each form (host_kernels.cc) defines MUSTER_KERNELS_FORM, its namespace, and is compiled for its
-// instruction set. Nothing here may be instantiated under another form's flags, so no library templates are used.
+// The body of the CPU's kernels; each form (host_kernels.cc) defines MUSTER_KERNELS_FORM, its
+// namespace, and is compiled for its instruction set. Nothing here may be instantiated under
+// another form's flags, so no library templates are used.
 //
-// What is summed is summed in an order that depends on shapes alone, never on the number of threads: runs are repeatable.
+// What is summed is summed in an order that depends on shapes alone, never on the number of
+// threads: runs are repeatable.
 #include <cstdint>
 #include <cstring>
 
@@ -24,18 +26,24 @@ struct Bf16 {
 // Reads and writes `n` elements, kLanes of them but at the end of a row; the lanes behind are zero.
 inline F Load(const float* p, int64_t n = kLanes) {
   F x = {};
-  if (n == kLanes) memcpy(&x, p, sizeof x);
-  else memcpy(&x, p, static_cast<size_t>(n) * sizeof *p);
+  if (n == kLanes)
+    memcpy(&x, p, sizeof x);
+  else
+    memcpy(&x, p, static_cast<size_t>(n) * sizeof *p);
   return x;
 }
 inline void Store(float* p, F x, int64_t n = kLanes) {
-  if (n == kLanes) memcpy(p, &x, sizeof x);
-  else memcpy(p, &x, static_cast<size_t>(n) * sizeof *p);
+  if (n == kLanes)
+    memcpy(p, &x, sizeof x);
+  else
+    memcpy(p, &x, static_cast<size_t>(n) * sizeof *p);
 }
 inline F Load(const Bf16* p, int64_t n = kLanes) {
   H h = {};
-  if (n == kLanes) memcpy(&h, p, sizeof h);
-  else memcpy(&h, p, static_cast<size_t>(n) * sizeof *p);
+  if (n == kLanes)
+    memcpy(&h, p, sizeof h);
+  else
+    memcpy(&h, p, static_cast<size_t>(n) * sizeof *p);
   return (F)(__builtin_convertvector(h, U) << 16);
 }
 // To the nearest, ties to even; NaN stays one.
@@ -46,14 +54,20 @@ inline U RoundedBits(F x) {
 }
 inline void Store(Bf16* p, F x, int64_t n = kLanes) {
   const H h = __builtin_convertvector(RoundedBits(x), H);
-  if (n == kLanes) memcpy(p, &h, sizeof h);
-  else memcpy(p, &h, static_cast<size_t>(n) * sizeof *p);
+  if (n == kLanes)
+    memcpy(p, &h, sizeof h);
+  else
+    memcpy(p, &h, static_cast<size_t>(n) * sizeof *p);
 }
 // What T keeps of x.
 template <class T>
-inline F Round(F x) { return (F)(RoundedBits(x) << 16); }
+inline F Round(F x) {
+  return (F)(RoundedBits(x) << 16);
+}
 template <>
-inline F Round<float>(F x) { return x; }
+inline F Round<float>(F x) {
+  return x;
+}
 
 inline float Sum(F x) {
   for (int half = kLanes / 2; half > 0; half /= 2) {
@@ -68,7 +82,8 @@ inline float Largest(F x) {
 }
 inline F All(float x) { return F{} + x; }
 
-// e^x to 2 units in the last place: 2^n · e^r with |r| <= log(2) / 2, by Cephes' polynomial. Below -87 about 1e-38.
+// e^x to 2 units in the last place: 2^n · e^r with |r| <= log(2) / 2, by Cephes' polynomial. Below
+// -87 about 1e-38.
 inline F Exp(F x) {
   x = x < -87.0f ? All(-87.0f) : x;
   x = x > 88.0f ? All(88.0f) : x;
@@ -101,7 +116,8 @@ constexpr int kRows = 16;
 
 template <class T>
 void RmsNormOf(const RmsNormArguments& a) {
-  const T *all_x = static_cast<const T*>(a.x), *all_residual = static_cast<const T*>(a.residual), *w = static_cast<const T*>(a.weight);
+  const T *all_x = static_cast<const T*>(a.x), *all_residual = static_cast<const T*>(a.residual),
+          *w = static_cast<const T*>(a.weight);
 #pragma omp parallel for schedule(static, kRows)
   for (int64_t row = 0; row < a.rows; ++row) {
     const T* x = all_x + row * a.width;
@@ -121,10 +137,13 @@ void RmsNormOf(const RmsNormArguments& a) {
         squares += s * s;
       });
     }
-    const float rstd = 1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(a.width) + a.epsilon);
+    const float rstd =
+        1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(a.width) + a.epsilon);
     a.rstd[row] = rstd;
     T* y = static_cast<T*>(a.y) + row * a.width;
-    ForRow(a.width, [&](int64_t i, int64_t n) { Store(y + i, Round<T>(Load(x + i, n) * rstd) * Load(w + i, n), n); });
+    ForRow(a.width, [&](int64_t i, int64_t n) {
+      Store(y + i, Round<T>(Load(x + i, n) * rstd) * Load(w + i, n), n);
+    });
   }
 }
 
@@ -133,7 +152,8 @@ constexpr int64_t kNormBlocks = 32;
 
 template <class T>
 void RmsNormBackwardOf(const RmsNormBackwardArguments& a) {
-  const T *all_dy = static_cast<const T*>(a.dy), *all_x = static_cast<const T*>(a.x), *w = static_cast<const T*>(a.weight);
+  const T *all_dy = static_cast<const T*>(a.dy), *all_x = static_cast<const T*>(a.x),
+          *w = static_cast<const T*>(a.weight);
   const T* all_residual = static_cast<const T*>(a.residual);
   const int64_t blocks = a.rows < kNormBlocks ? a.rows : kNormBlocks;
 #pragma omp parallel for schedule(static)
@@ -162,7 +182,9 @@ void RmsNormBackwardOf(const RmsNormBackwardArguments& a) {
   if (a.partial == nullptr) return;
   for (int64_t block = 0; block < blocks; ++block) {
     const float* partial = a.partial + block * a.width;
-    ForRow(a.width, [&](int64_t i, int64_t n) { Store(a.d_weight + i, Load(a.d_weight + i, n) + Load(partial + i, n), n); });
+    ForRow(a.width, [&](int64_t i, int64_t n) {
+      Store(a.d_weight + i, Load(a.d_weight + i, n) + Load(partial + i, n), n);
+    });
   }
 }
 
@@ -171,15 +193,21 @@ void RopeOf(const RopeArguments& a) {
   const int64_t all_heads = a.heads + 2 * a.kv_heads, half = a.width / 2;
 #pragma omp parallel for schedule(static, kRows)
   for (int64_t token = 0; token < a.batch * a.length; ++token) {
-    const int64_t row = token / a.length, place = token % a.length, position = a.positions == nullptr ? place : a.positions[token];
+    const int64_t row = token / a.length, place = token % a.length,
+                  position = a.positions == nullptr ? place : a.positions[token];
     const float *cos = a.cos + position * half, *sin = a.sin + position * half;
     const float sign = a.backward ? -1.0f : 1.0f;
     for (int64_t head = 0; head < all_heads; ++head) {
       T* flat = static_cast<T*>(a.qkv) + (token * all_heads + head) * a.width;
       T* own;
-      if (head < a.heads) own = static_cast<T*>(a.q) + ((row * a.heads + head) * a.length + place) * a.width;
-      else if (head < a.heads + a.kv_heads) own = static_cast<T*>(a.k) + ((row * a.kv_heads + head - a.heads) * a.length + place) * a.width;
-      else own = static_cast<T*>(a.v) + ((row * a.kv_heads + head - a.heads - a.kv_heads) * a.length + place) * a.width;
+      if (head < a.heads)
+        own = static_cast<T*>(a.q) + ((row * a.heads + head) * a.length + place) * a.width;
+      else if (head < a.heads + a.kv_heads)
+        own = static_cast<T*>(a.k) +
+              ((row * a.kv_heads + head - a.heads) * a.length + place) * a.width;
+      else
+        own = static_cast<T*>(a.v) +
+              ((row * a.kv_heads + head - a.heads - a.kv_heads) * a.length + place) * a.width;
       const T* from = a.backward ? own : flat;
       T* to = a.backward ? flat : own;
       if (head >= a.heads + a.kv_heads) {
@@ -260,17 +288,25 @@ void CrossEntropyOf(const CrossEntropyArguments& a) {
       ForRow(a.vocabulary, [&](int64_t i, int64_t n) { Store(x + i, Load(x + i, n) * factor, n); });
     } else {
       at_target = (Exp(All(target_logit - top - log_sum)) * scale)[0];
-      ForRow(a.vocabulary, [&](int64_t i, int64_t n) { Store(x + i, Exp(Load(x + i, n) - top - log_sum) * scale, n); });
+      ForRow(a.vocabulary, [&](int64_t i, int64_t n) {
+        Store(x + i, Exp(Load(x + i, n) - top - log_sum) * scale, n);
+      });
     }
     Store(x + target, All(at_target - weight), 1);
   }
 }
 
-void RmsNorm(const RmsNormArguments& a, Stream) { a.bf16 ? RmsNormOf<Bf16>(a) : RmsNormOf<float>(a); }
-void RmsNormBackward(const RmsNormBackwardArguments& a, Stream) { a.bf16 ? RmsNormBackwardOf<Bf16>(a) : RmsNormBackwardOf<float>(a); }
+void RmsNorm(const RmsNormArguments& a, Stream) {
+  a.bf16 ? RmsNormOf<Bf16>(a) : RmsNormOf<float>(a);
+}
+void RmsNormBackward(const RmsNormBackwardArguments& a, Stream) {
+  a.bf16 ? RmsNormBackwardOf<Bf16>(a) : RmsNormBackwardOf<float>(a);
+}
 void Rope(const RopeArguments& a, Stream) { a.bf16 ? RopeOf<Bf16>(a) : RopeOf<float>(a); }
 void SwiGlu(const SwiGluArguments& a, Stream) { a.bf16 ? SwiGluOf<Bf16>(a) : SwiGluOf<float>(a); }
-void CrossEntropy(const CrossEntropyArguments& a, Stream) { a.bf16 ? CrossEntropyOf<Bf16>(a) : CrossEntropyOf<float>(a); }
+void CrossEntropy(const CrossEntropyArguments& a, Stream) {
+  a.bf16 ? CrossEntropyOf<Bf16>(a) : CrossEntropyOf<float>(a);
+}
 
 constexpr Kernels kAll = {RmsNorm, RmsNormBackward, Rope, SwiGlu, CrossEntropy, AdamWOnHost};
 

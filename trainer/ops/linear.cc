@@ -17,36 +17,47 @@ void AddOuter(const at::Tensor& d_w, const at::Tensor& dy, const at::Tensor& x) 
 
 }  // namespace
 
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) { return bias.defined() ? at::addmm(bias, x, w.t()) : at::mm(x, w.t()); }
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  return bias.defined() ? at::addmm(bias, x, w.t()) : at::mm(x, w.t());
+}
 
 void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias) {
   if (d_bias.defined()) d_bias.add_(dy.sum({0}, /*keepdim=*/false, at::kFloat));
 }
 
-at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w) {
+at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                          const at::Tensor& d_w) {
   if (d_w.defined()) AddOuter(d_w, dy, x);
   return at::mm(dy, w);
 }
 
-at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w) { return at::index_select(w, 0, ids); }
-
-void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w) {
-  if (d_w.defined()) d_w.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, d_w.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
+at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w) {
+  return at::index_select(w, 0, ids);
 }
 
-LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w, bool loss_only, double z_loss, const LossDetour* detour) {
+void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w) {
+  if (d_w.defined())
+    d_w.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, d_w.size(0), /*padding_idx=*/-1,
+                                          /*scale_grad_by_freq=*/false));
+}
+
+LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
+                              const at::Tensor& weights, const at::Tensor& d_w, bool loss_only,
+                              double z_loss, const LossDetour* detour) {
   const int64_t tokens = x.size(0);
-  const int64_t chunk = std::max<int64_t>(1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
-  LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)), loss_only ? at::Tensor() : at::empty_like(x)};
+  const int64_t chunk = std::max<int64_t>(
+      1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
+  LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)),
+                    loss_only ? at::Tensor() : at::empty_like(x)};
   const at::Tensor loss = result.loss[0], z_sum = result.loss[1];
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t length = std::min(chunk, tokens - begin);
     const at::Tensor x_part = x.narrow(0, begin, length);
-    const at::Tensor target = targets.narrow(0, begin, length).unsqueeze(1);   // [n, 1]
-    const at::Tensor weight = weights.narrow(0, begin, length).unsqueeze(1);   // [n, 1]
-    at::Tensor logits = at::mm(x_part, w.t());                                 // [n, V]
-    const at::Tensor inner = detour != nullptr ? detour->inner.narrow(0, begin, length) : at::Tensor();
+    const at::Tensor target = targets.narrow(0, begin, length).unsqueeze(1);  // [n, 1]
+    const at::Tensor weight = weights.narrow(0, begin, length).unsqueeze(1);  // [n, 1]
+    at::Tensor logits = at::mm(x_part, w.t());                                // [n, V]
+    const at::Tensor inner =
+        detour != nullptr ? detour->inner.narrow(0, begin, length) : at::Tensor();
     if (inner.defined()) logits.addmm_(inner, detour->b.t());
     at::Tensor d_logits;
     if (const auto sums = fused::CrossEntropy(logits, target, weight, loss_only, z_loss)) {
@@ -54,12 +65,13 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
       d_logits = logits;
     } else {
       if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
-      at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);   // [n, V]
-      const at::Tensor log_p_target = log_p.gather(1, target);                   // [n, 1]
+      at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);  // [n, V]
+      const at::Tensor log_p_target = log_p.gather(1, target);                  // [n, 1]
       loss.sub_((log_p_target.to(at::kDouble) * weight).sum());
-      at::Tensor scale = weight;                                                 // of the softmax in d logits
+      at::Tensor scale = weight;  // of the softmax in d logits
       if (z_loss > 0) {
-        const at::Tensor log_sum = logits.gather(1, target).sub_(log_p_target);  // [n, 1]: log Σ exp logits
+        const at::Tensor log_sum =
+            logits.gather(1, target).sub_(log_p_target);  // [n, 1]: log Σ exp logits
         z_sum.add_((log_sum.to(at::kDouble).square() * weight).sum(), z_loss);
         scale = weight * (log_sum * (2 * z_loss) + 1);
       }

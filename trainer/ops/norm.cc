@@ -11,26 +11,30 @@ RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps) {
   return {(xf * rstd).to(x.scalar_type()).mul_(w), rstd};
 }
 
-ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w, double eps) {
+ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w,
+                                   double eps) {
   if (const auto done = fused::ResidualRmsNorm(x, residual, w, eps)) return *done;
   x.add_(residual);
   const RmsNormResult norm = RmsNorm(x, w, eps);
   return {x, norm.y, norm.rstd};
 }
 
-at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w, const at::Tensor& residual) {
+at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                           const at::Tensor& rstd, const at::Tensor& d_w,
+                           const at::Tensor& residual) {
   if (const auto done = fused::RmsNormBackward(dy, x, w, rstd, d_w, residual)) return *done;
   const at::Tensor dyf = dy.to(at::kFloat);
-  const at::Tensor normed = x.to(at::kFloat) * rstd;            // [T, d]
+  const at::Tensor normed = x.to(at::kFloat) * rstd;  // [T, d]
   if (d_w.defined()) d_w.add_((dyf * normed).sum({0}));
-  at::Tensor dn = dyf * w;                                      // d normed
+  at::Tensor dn = dyf * w;  // d normed
   const at::Tensor mean = (dn * normed).mean({1}, /*keepdim=*/true);
   // dx = rstd * (dn - normed * mean(dn * normed))
   at::Tensor dx = dn.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type());
   return residual.defined() ? dx.add_(residual) : dx;
 }
 
-HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w, double eps) {
+HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w,
+                         double eps) {
   const int64_t d = w.size(0);
   at::Tensor columns = qkv.narrow(1, begin, heads * d);
   const at::Tensor x = columns.reshape({qkv.size(0) * heads, d}).clone();
@@ -39,10 +43,12 @@ HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, co
   return {x, normed.rstd};
 }
 
-void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before, const at::Tensor& w, const at::Tensor& d_w) {
+void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
+                       const at::Tensor& w, const at::Tensor& d_w) {
   const int64_t d = w.size(0), width = before.x.numel() / d_qkv.size(0);
   at::Tensor columns = d_qkv.narrow(1, begin, width);
-  columns.copy_(RmsNormBackward(columns.reshape({-1, d}), before.x, w, before.rstd, d_w).view({d_qkv.size(0), width}));
+  columns.copy_(RmsNormBackward(columns.reshape({-1, d}), before.x, w, before.rstd, d_w)
+                    .view({d_qkv.size(0), width}));
 }
 
 at::Tensor SwiGlu(const at::Tensor& gate_up) {

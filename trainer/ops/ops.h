@@ -1,9 +1,10 @@
-// The model's operations, each with an explicit forward and backward, on any device that ATen knows: on GPUs by our kernels and
-// FlashAttention where they can (fused.h), else by ATen's plain operations, which are the kernels' reference; autograd is what the
-// tests compare those with. Shapes: T = tokens (batch * sequence), d = hidden size.
-// All functions are stateless; gradients of weights are added into the fp32 tensors given (`d_…`, accumulated in place);
-// an undefined one is of a frozen weight, and its gradient isn't computed.
-// To be called without autograd (at::NoGradGuard or InferenceMode).
+// The model's operations, each with an explicit forward and backward, on any device that ATen
+// knows: on GPUs by our kernels and FlashAttention where they can (fused.h), else by ATen's plain
+// operations, which are the kernels' reference; autograd is what the tests compare those with.
+// Shapes: T = tokens (batch * sequence), d = hidden size. All functions are stateless; gradients of
+// weights are added into the fp32 tensors given (`d_…`, accumulated in place); an undefined one is
+// of a frozen weight, and its gradient isn't computed. To be called without autograd
+// (at::NoGradGuard or InferenceMode).
 #pragma once
 
 #include <vector>
@@ -17,7 +18,8 @@ namespace muster::trainer::ops {
 // y = x · wᵀ + bias.  x [T, in], w [out, in], bias [out] or undefined → [T, out]
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {});
 // Adds dyᵀ·x to d_w [out, in] (fp32) and returns dx [T, in].
-at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w);
+at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                          const at::Tensor& d_w);
 // Adds the sum of dy's rows to d_bias [out] (fp32).
 void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias);
 
@@ -30,62 +32,79 @@ RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps);
 struct ResidualNormResult {
   at::Tensor sum, y, rstd;
 };
-ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w, double eps);
-// d x, with the gradient `residual` [T, d] that goes past the norm added to it where it is given; of a sum, both its parts'.
-at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w, const at::Tensor& rstd, const at::Tensor& d_w, const at::Tensor& residual = {});
+ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w,
+                                   double eps);
+// d x, with the gradient `residual` [T, d] that goes past the norm added to it where it is given;
+// of a sum, both its parts'.
+at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                           const at::Tensor& rstd, const at::Tensor& d_w,
+                           const at::Tensor& residual = {});
 
-// Norms each of `heads` heads of qkv [T, …] from column `begin` on, in place: Qwen3's q_norm and k_norm.  w [D]
-// Returns what stood there, as [T·heads, D], and rstd [T·heads, 1]: the backward needs them.
+// Norms each of `heads` heads of qkv [T, …] from column `begin` on, in place: Qwen3's q_norm and
+// k_norm.  w [D] Returns what stood there, as [T·heads, D], and rstd [T·heads, 1]: the backward
+// needs them.
 struct HeadNormResult {
   at::Tensor x, rstd;
 };
-HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w, double eps);
+HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w,
+                         double eps);
 // Turns those columns of d_qkv into the gradient before the norm, in place; adds to d_w [D].
-void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before, const at::Tensor& w, const at::Tensor& d_w);
+void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
+                       const at::Tensor& w, const at::Tensor& d_w);
 
-// Rotary embedding tables for positions 0..length-1: cos and sin [length, head_dim / 2], fp32, times YaRN's attention
-// factor. Scaled as config.rope says: Llama 3's bands, YaRN (Peng et al., arXiv 2309.00071), or linearly.
+// Rotary embedding tables for positions 0..length-1: cos and sin [length, head_dim / 2], fp32,
+// times YaRN's attention factor. Scaled as config.rope says: Llama 3's bands, YaRN (Peng et al.,
+// arXiv 2309.00071), or linearly.
 struct RopeTables {
   at::Tensor cos, sin;
 };
 RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device device);
 
-// Splits qkv [B*S, (H + 2·Hkv)·D] into heads and rotates q and k (halves convention, as transformers has it).
-// q [B, H, S, D], k and v [B, Hkv, S, D], contiguous.
+// Splits qkv [B*S, (H + 2·Hkv)·D] into heads and rotates q and k (halves convention, as
+// transformers has it). q [B, H, S, D], k and v [B, Hkv, S, D], contiguous.
 struct Heads {
   at::Tensor q, k, v;
 };
 // positions [B*S]: each token's; undefined: 0..S-1 in every row.
-Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions = {});
-at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config, const RopeTables& rope, const at::Tensor& positions = {});
+Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
+                     const RopeTables& rope, const at::Tensor& positions = {});
+at::Tensor SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config,
+                                  const RopeTables& rope, const at::Tensor& positions = {});
 
 // Causal attention by plain batched products; grouped queries read their key head without copies.
 // Returns out [B*S, H·D] and the probabilities [B·Hkv, G·S, S] that the backward needs.
 struct AttentionResult {
   at::Tensor out, probabilities;
 };
-// The additive mask [G·S, S] (0 or -inf) that Attention wants, in the type of q. `window`: tokens that a token sees, itself
-// among them; 0: all before it.
-at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length, const at::TensorOptions& options, int64_t window = 0);
+// The additive mask [G·S, S] (0 or -inf) that Attention wants, in the type of q. `window`: tokens
+// that a token sees, itself among them; 0: all before it.
+at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length,
+                          const at::TensorOptions& options, int64_t window = 0);
 AttentionResult Attention(const Heads& heads, const at::Tensor& mask);
-Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities);
+Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads,
+                        const at::Tensor& probabilities);
 
-// Whether attention of these heads' shape and memory goes to FlashAttention (GPU, bf16, heads of at most 256 elements), which needs
-// neither masks nor room for the probabilities.
+// Whether attention of these heads' shape and memory goes to FlashAttention (GPU, bf16, heads of at
+// most 256 elements), which needs neither masks nor room for the probabilities.
 bool UsesFlashAttention(const at::TensorOptions& options, int64_t head_dim);
 
 // Tokens [begin, end) of a row.
 struct DocumentSpan {
   int64_t row = 0, begin = 0, end = 0;
 };
-// Causal attention inside each document alone, one document after another: a document's result doesn't depend on what it is
-// packed with. Tokens of no document get zero. `mask` may be for longer sequences. probabilities: all documents' [Hkv, G·n, n],
-// one behind the other, flat.
-AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask, const std::vector<DocumentSpan>& documents);
-Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads, const at::Tensor& probabilities, const std::vector<DocumentSpan>& documents);
+// Causal attention inside each document alone, one document after another: a document's result
+// doesn't depend on what it is packed with. Tokens of no document get zero. `mask` may be for
+// longer sequences. probabilities: all documents' [Hkv, G·n, n], one behind the other, flat.
+AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask,
+                                  const std::vector<DocumentSpan>& documents);
+Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads,
+                                const at::Tensor& probabilities,
+                                const std::vector<DocumentSpan>& documents);
 
-// The same by FlashAttention-2 (Dao, arXiv 2307.08691), as ATen has it: of whole rows, or of the sequences between `bounds`
-// ([n + 1], int32, on the device; made by SequenceBounds), the longest of which has `longest` tokens.
+// The same by FlashAttention-2 (Dao, arXiv 2307.08691), as ATen has it: of whole rows, or of the
+// sequences between `bounds`
+// ([n + 1], int32, on the device; made by SequenceBounds), the longest of which has `longest`
+// tokens.
 struct FlashResult {
   at::Tensor out, log_sum, random_state;  // [B·S, H·D]; what the backward needs
 };
@@ -93,10 +112,13 @@ struct FlashSequences {
   at::Tensor bounds = {};
   int64_t longest = 0;
 };
-// Where the documents of `batch` rows begin and end in B·S tokens; what stands between them (padding) counts as more documents.
-std::vector<int32_t> SequenceBounds(const std::vector<DocumentSpan>& documents, int64_t batch, int64_t length);
+// Where the documents of `batch` rows begin and end in B·S tokens; what stands between them
+// (padding) counts as more documents.
+std::vector<int32_t> SequenceBounds(const std::vector<DocumentSpan>& documents, int64_t batch,
+                                    int64_t length);
 FlashResult FlashAttention(const Heads& heads, const FlashSequences& sequences, int64_t window);
-Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const FlashResult& result, const FlashSequences& sequences, int64_t window);
+Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const FlashResult& result,
+                             const FlashSequences& sequences, int64_t window);
 
 // silu(gate) · up of gate_up [T, 2·F] → [T, F]
 at::Tensor SwiGlu(const at::Tensor& gate_up);
@@ -107,23 +129,27 @@ at::Tensor SwiGluBackward(const at::Tensor& d_y, const at::Tensor& gate_up);
 at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w);
 void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w);
 
-// Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a time, so that the
-// logits of all tokens never exist at once (the idea of Liger's fused linear cross-entropy).
-// weights [T] fp32: what each token's loss counts, already divided by the global number of target tokens.
-// Logits of one chunk stay below this many elements: few of them exist at once, and on a CPU they stay in its cache.
+// Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a
+// time, so that the logits of all tokens never exist at once (the idea of Liger's fused linear
+// cross-entropy). weights [T] fp32: what each token's loss counts, already divided by the global
+// number of target tokens. Logits of one chunk stay below this many elements: few of them exist at
+// once, and on a CPU they stay in its cache.
 inline constexpr int64_t kLogitsChunk = int64_t{1} << 22;
 inline constexpr int64_t kLogitsChunkOnGpu = int64_t{1} << 27;  // fewer would not fill it
-// `z_loss` > 0 adds, to the gradients, those of z_loss · Σ weight · (log Σ exp logits)² (PaLM, arXiv 2204.02311, section 5).
-// Returns the weighted loss and that sum times z_loss (in double, [2] on x's device) and dx [T, d]; adds to d_w [V, d].
-// loss_only: neither.
-// `detour`, if there is one, adds inner·bᵀ to the logits: inner [T, r], b [V, r]; its gradients come into d_inner and, added, d_b.
+// `z_loss` > 0 adds, to the gradients, those of z_loss · Σ weight · (log Σ exp logits)² (PaLM,
+// arXiv 2204.02311, section 5). Returns the weighted loss and that sum times z_loss (in double, [2]
+// on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither. `detour`, if there is one,
+// adds inner·bᵀ to the logits: inner [T, r], b [V, r]; its gradients come into d_inner and, added,
+// d_b.
 struct LossResult {
   at::Tensor loss, dx;
 };
 struct LossDetour {
   at::Tensor inner, b, d_inner, d_b;
 };
-LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, const at::Tensor& weights,
-                              const at::Tensor& d_w, bool loss_only = false, double z_loss = 0, const LossDetour* detour = nullptr);
+LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
+                              const at::Tensor& weights, const at::Tensor& d_w,
+                              bool loss_only = false, double z_loss = 0,
+                              const LossDetour* detour = nullptr);
 
 }  // namespace muster::trainer::ops

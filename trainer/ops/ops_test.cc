@@ -1,4 +1,5 @@
-// Each op's and each block's backward against autograd through the same function written with plain ATen.
+// Each op's and each block's backward against autograd through the same function written with plain
+// ATen.
 #include "trainer/ops/ops.h"
 
 #include <functional>
@@ -14,12 +15,15 @@ namespace {
 
 ModelConfig Tiny(bool tied = false) {
   ModelConfig c;
-  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 40, c.num_layers = 2, c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 8;
+  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 40, c.num_layers = 2,
+  c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 8;
   c.tie_word_embeddings = tied;
   return c;
 }
 
-at::Tensor Random(at::IntArrayRef shape) { return at::randn(shape, at::TensorOptions().dtype(at::kFloat)); }
+at::Tensor Random(at::IntArrayRef shape) {
+  return at::randn(shape, at::TensorOptions().dtype(at::kFloat));
+}
 
 void ExpectClose(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
   const double scale = std::max(1e-6, wanted.abs().max().item<double>());
@@ -27,7 +31,9 @@ void ExpectClose(const at::Tensor& found, const at::Tensor& wanted, const std::s
 }
 
 // Gradients of sum(f(leaves) * direction), by autograd.
-std::vector<at::Tensor> Autograd(std::vector<at::Tensor> leaves, const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f, const at::Tensor& direction) {
+std::vector<at::Tensor> Autograd(std::vector<at::Tensor> leaves,
+                                 const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
+                                 const at::Tensor& direction) {
   at::AutoGradMode grad(true);
   for (at::Tensor& leaf : leaves) leaf = leaf.detach().clone().set_requires_grad(true);
   (f(leaves) * direction).sum().backward();
@@ -53,7 +59,9 @@ TEST_F(Ops, LinearAndItsBackwardAddToTheGradient) {
 
 TEST_F(Ops, RmsNorm) {
   const at::Tensor x = Random({6, 8}), w = Random({8}), dy = Random({6, 8});
-  const auto f = [](const auto& l) { return l[0] * at::rsqrt(l[0].square().mean({-1}, true) + 1e-5) * l[1]; };
+  const auto f = [](const auto& l) {
+    return l[0] * at::rsqrt(l[0].square().mean({-1}, true) + 1e-5) * l[1];
+  };
   const auto wanted = Autograd({x, w}, f, dy);
   const ops::RmsNormResult result = ops::RmsNorm(x, w, 1e-5);
   at::Tensor d_w = at::zeros({8});
@@ -64,13 +72,16 @@ TEST_F(Ops, RmsNorm) {
 
 TEST_F(Ops, SwiGlu) {
   const at::Tensor x = Random({6, 10}), dy = Random({6, 5});
-  const auto f = [](const auto& l) { return at::silu(l[0].narrow(1, 0, 5)) * l[0].narrow(1, 5, 5); };
+  const auto f = [](const auto& l) {
+    return at::silu(l[0].narrow(1, 0, 5)) * l[0].narrow(1, 5, 5);
+  };
   ExpectClose(ops::SwiGlu(x), f(std::vector<at::Tensor>{x}), "y");
   ExpectClose(ops::SwiGluBackward(dy, x), Autograd({x}, f, dy)[0], "dx");
 }
 
 // transformers' attention: rotate_half, repeat_kv, softmax over a causal mask.
-at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops::RopeTables& rope, int64_t batch, int64_t window = 0) {
+at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops::RopeTables& rope,
+                          int64_t batch, int64_t window = 0) {
   const int64_t s = qkv.size(0) / batch, d = c.head_dim, g = c.num_heads / c.num_kv_heads;
   const at::Tensor cos = at::cat({rope.cos, rope.cos}, -1), sin = at::cat({rope.sin, rope.sin}, -1);
   const auto rotate = [&](const at::Tensor& x) {
@@ -78,12 +89,15 @@ at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops
     return x * cos + half * sin;
   };
   const at::Tensor all = qkv.view({batch, s, -1, d}).transpose(1, 2);
-  const at::Tensor q = rotate(all.narrow(1, 0, c.num_heads)), k = rotate(all.narrow(1, c.num_heads, c.num_kv_heads)).repeat_interleave(g, 1);
-  const at::Tensor v = all.narrow(1, c.num_heads + c.num_kv_heads, c.num_kv_heads).repeat_interleave(g, 1);
+  const at::Tensor q = rotate(all.narrow(1, 0, c.num_heads)),
+                   k = rotate(all.narrow(1, c.num_heads, c.num_kv_heads)).repeat_interleave(g, 1);
+  const at::Tensor v =
+      all.narrow(1, c.num_heads + c.num_kv_heads, c.num_kv_heads).repeat_interleave(g, 1);
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(d));
   at::Tensor blocked = at::ones({s, s}, at::kBool).triu(1);
   if (window > 0) blocked = blocked.logical_or(at::ones({s, s}, at::kBool).tril(-window));
-  const at::Tensor p = scores.masked_fill(blocked, -std::numeric_limits<float>::infinity()).softmax(-1);
+  const at::Tensor p =
+      scores.masked_fill(blocked, -std::numeric_limits<float>::infinity()).softmax(-1);
   return at::matmul(p, v).transpose(1, 2).reshape({batch * s, -1});
 }
 
@@ -93,10 +107,16 @@ TEST_F(Ops, RotaryGroupedCausalAttention) {
   const at::Tensor qkv = Random({batch * s, 8 * 8}), dy = Random({batch * s, 32});
   const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
   const ops::Heads heads = ops::SplitAndRotate(qkv, batch, c, rope);
-  const ops::AttentionResult result = ops::Attention(heads, ops::MakeCausalMask(c, s, qkv.options()));
+  const ops::AttentionResult result =
+      ops::Attention(heads, ops::MakeCausalMask(c, s, qkv.options()));
   ExpectClose(result.out, PlainAttention(qkv, c, rope, batch), "out");
-  const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::AttentionBackward(dy, heads, result.probabilities), c, rope);
-  ExpectClose(d_qkv, Autograd({qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch); }, dy)[0], "d qkv");
+  const at::Tensor d_qkv =
+      ops::SplitAndRotateBackward(ops::AttentionBackward(dy, heads, result.probabilities), c, rope);
+  ExpectClose(
+      d_qkv,
+      Autograd(
+          {qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch); }, dy)[0],
+      "d qkv");
 }
 
 TEST_F(Ops, AWindowHidesWhatIsOlder) {
@@ -107,16 +127,24 @@ TEST_F(Ops, AWindowHidesWhatIsOlder) {
   const ops::Heads heads = ops::SplitAndRotate(qkv, 1, c, rope);
   for (const int64_t window : {1, 3, 8, 9}) {
     const at::Tensor mask = ops::MakeCausalMask(c, s + 2, qkv.options(), window);
-    const ops::AttentionResult whole = ops::Attention(heads, ops::MakeCausalMask(c, s, qkv.options(), window));
+    const ops::AttentionResult whole =
+        ops::Attention(heads, ops::MakeCausalMask(c, s, qkv.options(), window));
     const ops::AttentionResult packed = ops::DocumentAttention(heads, mask, {{0, 0, s}});
     const at::Tensor wanted = PlainAttention(qkv, c, rope, 1, window);
     ExpectClose(whole.out, wanted, "out");
     ExpectClose(packed.out, wanted, "out of a document");
-    const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::AttentionBackward(dy, heads, whole.probabilities), c, rope);
-    ExpectClose(d_qkv, Autograd({qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, 1, window); }, dy)[0], "d qkv");
+    const at::Tensor d_qkv = ops::SplitAndRotateBackward(
+        ops::AttentionBackward(dy, heads, whole.probabilities), c, rope);
+    ExpectClose(
+        d_qkv,
+        Autograd(
+            {qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, 1, window); }, dy)[0],
+        "d qkv");
   }
-  EXPECT_TRUE(ops::MakeCausalMask(c, s, qkv.options(), s).equal(ops::MakeCausalMask(c, s, qkv.options())));
-  EXPECT_FALSE(ops::MakeCausalMask(c, s, qkv.options(), s - 1).equal(ops::MakeCausalMask(c, s, qkv.options())));
+  EXPECT_TRUE(
+      ops::MakeCausalMask(c, s, qkv.options(), s).equal(ops::MakeCausalMask(c, s, qkv.options())));
+  EXPECT_FALSE(ops::MakeCausalMask(c, s, qkv.options(), s - 1)
+                   .equal(ops::MakeCausalMask(c, s, qkv.options())));
 }
 
 TEST_F(Ops, HeadsAreNormedInPlace) {
@@ -138,65 +166,88 @@ TEST_F(Ops, HeadsAreNormedInPlace) {
 TEST_F(Ops, DocumentsPackedInRowsGiveWhatEachGivesAlone) {
   const ModelConfig c = Tiny();
   const int64_t batch = 2, s = 11;
-  const std::vector<ops::DocumentSpan> documents = {{0, 0, 1}, {0, 1, 6}, {0, 6, 9}, {1, 0, 11}};  // row 0 ends with padding
+  const std::vector<ops::DocumentSpan> documents = {
+      {0, 0, 1}, {0, 1, 6}, {0, 6, 9}, {1, 0, 11}};  // row 0 ends with padding
   const at::Tensor qkv = Random({batch * s, 8 * 8}), dy = Random({batch * s, 32});
   at::Tensor positions = at::zeros({batch * s}, at::kLong);
-  for (const auto& [row, begin, end] : documents) positions.narrow(0, row * s + begin, end - begin).copy_(at::arange(end - begin));
+  for (const auto& [row, begin, end] : documents)
+    positions.narrow(0, row * s + begin, end - begin).copy_(at::arange(end - begin));
   const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
-  const at::Tensor mask = ops::MakeCausalMask(c, s + 3, qkv.options());  // one for longer rows serves
+  const at::Tensor mask =
+      ops::MakeCausalMask(c, s + 3, qkv.options());  // one for longer rows serves
   const ops::Heads heads = ops::SplitAndRotate(qkv, batch, c, rope, positions);
   const ops::AttentionResult result = ops::DocumentAttention(heads, mask, documents);
-  const at::Tensor d_qkv = ops::SplitAndRotateBackward(ops::DocumentAttentionBackward(dy, heads, result.probabilities, documents), c, rope, positions);
+  const at::Tensor d_qkv = ops::SplitAndRotateBackward(
+      ops::DocumentAttentionBackward(dy, heads, result.probabilities, documents), c, rope,
+      positions);
   at::Tensor inside = at::zeros({batch * s}, at::kBool);
   for (const auto& [row, begin, end] : documents) {
     const int64_t at = row * s + begin, n = end - begin;
     const ops::RopeTables own = {rope.cos.narrow(0, 0, n), rope.sin.narrow(0, 0, n)};
     const at::Tensor alone = qkv.narrow(0, at, n);
     ExpectClose(result.out.narrow(0, at, n), PlainAttention(alone, c, own, 1), "out");
-    ExpectClose(d_qkv.narrow(0, at, n), Autograd({alone}, [&](const auto& l) { return PlainAttention(l[0], c, own, 1); }, dy.narrow(0, at, n))[0], "d qkv");
+    ExpectClose(d_qkv.narrow(0, at, n),
+                Autograd(
+                    {alone}, [&](const auto& l) { return PlainAttention(l[0], c, own, 1); },
+                    dy.narrow(0, at, n))[0],
+                "d qkv");
     inside.narrow(0, at, n).fill_(true);
   }
-  EXPECT_EQ(result.out.index({inside.logical_not()}).abs().sum().item<float>(), 0) << "padding gives nothing";
+  EXPECT_EQ(result.out.index({inside.logical_not()}).abs().sum().item<float>(), 0)
+      << "padding gives nothing";
   EXPECT_EQ(d_qkv.index({inside.logical_not()}).abs().sum().item<float>(), 0);
 }
 
 TEST_F(Ops, EmbeddingAddsRepeatedIds) {
-  const at::Tensor ids = at::tensor({1, 4, 1, 0}, at::kLong), w = Random({5, 3}), dy = Random({4, 3});
+  const at::Tensor ids = at::tensor({1, 4, 1, 0}, at::kLong), w = Random({5, 3}),
+                   dy = Random({4, 3});
   at::Tensor d_w = at::zeros({5, 3});
   ops::EmbeddingBackward(dy, ids, d_w);
-  ExpectClose(d_w, Autograd({w}, [&](const auto& l) { return l[0].index_select(0, ids); }, dy)[0], "dw");
+  ExpectClose(d_w,
+              Autograd({w}, [&](const auto& l) { return l[0].index_select(0, ids); }, dy)[0], "dw");
 }
 
 TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
   const at::Tensor x = Random({9, 4}), targets = at::randint(0, 11, {9}, at::kLong);
   at::Tensor weights = at::full({9}, 1.0 / 7);
   weights.narrow(0, 2, 2).zero_();  // two targets don't count
-  for (const int64_t vocab : {int64_t{11}, int64_t{1} << 22}) {  // the larger one makes chunks of 4 tokens
+  for (const int64_t vocab :
+       {int64_t{11}, int64_t{1} << 22}) {  // the larger one makes chunks of 4 tokens
     const at::Tensor w = Random({vocab, 4});
-    const auto f = [&](const auto& l) { return at::cross_entropy_loss(at::mm(l[0], l[1].t()), targets, {}, at::Reduction::None); };
+    const auto f = [&](const auto& l) {
+      return at::cross_entropy_loss(at::mm(l[0], l[1].t()), targets, {}, at::Reduction::None);
+    };
     const auto wanted = Autograd({x, w}, f, weights);
     at::Tensor d_w = at::zeros_like(w);
     const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, d_w);
-    EXPECT_NEAR(result.loss[0].item<double>(), (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
+    EXPECT_NEAR(result.loss[0].item<double>(),
+                (f(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, wanted[0], "dx");
     ExpectClose(d_w, wanted[1], "dw");
     const ops::LossResult frozen = ops::LinearCrossEntropy(x, w, targets, weights, {});
     EXPECT_TRUE(frozen.dx.equal(result.dx)) << "a frozen projection passes its gradient on";
-    const ops::LossResult alone = ops::LinearCrossEntropy(x, w, targets, weights, {}, /*loss_only=*/true);
+    const ops::LossResult alone =
+        ops::LinearCrossEntropy(x, w, targets, weights, {}, /*loss_only=*/true);
     EXPECT_EQ(alone.loss[0].item<double>(), result.loss[0].item<double>());
     EXPECT_FALSE(alone.dx.defined());
   }
 }
 
 TEST_F(Ops, ADetourOfTheOutputProjectionTrainsBesideIt) {
-  const at::Tensor x = Random({9, 4}), inner = Random({9, 2}), targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
+  const at::Tensor x = Random({9, 4}), inner = Random({9, 2}),
+                   targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
   for (const int64_t vocab : {int64_t{11}, int64_t{1} << 22}) {
     const at::Tensor w = Random({vocab, 4}), b = Random({vocab, 2});
-    const auto f = [&](const auto& l) { return at::cross_entropy_loss(at::mm(l[0], w.t()) + at::mm(l[1], l[2].t()), targets, {}, at::Reduction::None); };
+    const auto f = [&](const auto& l) {
+      return at::cross_entropy_loss(at::mm(l[0], w.t()) + at::mm(l[1], l[2].t()), targets, {},
+                                    at::Reduction::None);
+    };
     const auto wanted = Autograd({x, inner, b}, f, weights);
     const ops::LossDetour detour{inner, b, at::empty_like(inner), at::zeros_like(b)};
-    const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, {}, false, 0, &detour);
-    EXPECT_NEAR(result.loss[0].item<double>(), (f(std::vector<at::Tensor>{x, inner, b}) * weights).sum().item<double>(), 1e-5);
+    const ops::LossResult result =
+        ops::LinearCrossEntropy(x, w, targets, weights, {}, false, 0, &detour);
+    EXPECT_NEAR(result.loss[0].item<double>(),
+                (f(std::vector<at::Tensor>{x, inner, b}) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, wanted[0], "dx");
     ExpectClose(detour.d_inner, wanted[1], "d_inner");
     ExpectClose(detour.d_b, wanted[2], "d_b");
@@ -204,14 +255,20 @@ TEST_F(Ops, ADetourOfTheOutputProjectionTrainsBesideIt) {
 }
 
 TEST_F(Ops, ZLossIsTheWeightedSquareOfTheLogSumExp) {
-  const at::Tensor x = Random({9, 4}), w = Random({11, 4}), targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
+  const at::Tensor x = Random({9, 4}), w = Random({11, 4}),
+                   targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
   constexpr double kZ = 0.3;
-  const auto z = [&](const auto& l) { return at::logsumexp(at::mm(l[0], l[1].t()), 1).square() * kZ; };
-  const auto f = [&](const auto& l) { return at::cross_entropy_loss(at::mm(l[0], l[1].t()), targets, {}, at::Reduction::None) + z(l); };
+  const auto z = [&](const auto& l) {
+    return at::logsumexp(at::mm(l[0], l[1].t()), 1).square() * kZ;
+  };
+  const auto f = [&](const auto& l) {
+    return at::cross_entropy_loss(at::mm(l[0], l[1].t()), targets, {}, at::Reduction::None) + z(l);
+  };
   const auto wanted = Autograd({x, w}, f, weights);
   at::Tensor d_w = at::zeros_like(w);
   const ops::LossResult result = ops::LinearCrossEntropy(x, w, targets, weights, d_w, false, kZ);
-  EXPECT_NEAR(result.loss[1].item<double>(), (z(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
+  EXPECT_NEAR(result.loss[1].item<double>(),
+              (z(std::vector<at::Tensor>{x, w}) * weights).sum().item<double>(), 1e-5);
   ExpectClose(result.dx, wanted[0], "dx");
   ExpectClose(d_w, wanted[1], "dw");
 }
@@ -220,8 +277,8 @@ TEST_F(Ops, ScaledRotaryTablesFollowTransformers) {
   ModelConfig c = Tiny();
   c.rope = {"llama3", 8, 1, 4, 16};
   const at::Tensor scaled = ops::MakeRopeTables(c, 2, at::kCPU).sin.select(0, 1).asin();
-  // modeling_rope_utils._compute_llama3_parameters by hand, theta 10000, head_dim 8, original length 16:
-  // wavelengths 2π, 62.8, 628, 6283; 16 / 4 = 4 and 16 / 1 = 16 bound the smoothed band.
+  // modeling_rope_utils._compute_llama3_parameters by hand, theta 10000, head_dim 8, original
+  // length 16: wavelengths 2π, 62.8, 628, 6283; 16 / 4 = 4 and 16 / 1 = 16 bound the smoothed band.
   const double smooth = (16.0 / 6.283185307179586 - 1) / 3;
   const double wanted[] = {(1 - smooth) / 8 + smooth, 0.1 / 8, 0.01 / 8, 0.001 / 8};
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(scaled[i].item<double>(), wanted[i], 1e-6) << i;
@@ -230,8 +287,9 @@ TEST_F(Ops, ScaledRotaryTablesFollowTransformers) {
 TEST_F(Ops, YarnTablesFollowTransformers) {
   ModelConfig c = Tiny();
   c.rope.type = "yarn", c.rope.factor = 4, c.rope.original_max_position_embeddings = 128;
-  // modeling_rope_utils._compute_yarn_parameters by hand, theta 10000, head_dim 8: the pairs that turn 32 times and once in 128
-  // positions are -0.196 and 1.31, so the ramp goes from 0 to 2, and the pairs' shares of interpolation are 0, 1/2, 1, 1.
+  // modeling_rope_utils._compute_yarn_parameters by hand, theta 10000, head_dim 8: the pairs that
+  // turn 32 times and once in 128 positions are -0.196 and 1.31, so the ramp goes from 0 to 2, and
+  // the pairs' shares of interpolation are 0, 1/2, 1, 1.
   const double wanted[] = {1, 0.1 * (0.5 + 0.5 / 4), 0.01 / 4, 0.001 / 4};
   const double factor = 0.1 * std::log(4.0) + 1;
   const ops::RopeTables tables = ops::MakeRopeTables(c, 2, at::kCPU);
@@ -240,12 +298,14 @@ TEST_F(Ops, YarnTablesFollowTransformers) {
     EXPECT_NEAR(tables.cos[1][i].item<double>(), factor * std::cos(wanted[i]), 1e-6) << i;
   }
   c.rope.mscale = 2, c.rope.mscale_all_dim = 1;
-  EXPECT_NEAR(ops::MakeRopeTables(c, 1, at::kCPU).cos[0][0].item<double>(), (0.2 * std::log(4.0) + 1) / factor, 1e-6);
+  EXPECT_NEAR(ops::MakeRopeTables(c, 1, at::kCPU).cos[0][0].item<double>(),
+              (0.2 * std::log(4.0) + 1) / factor, 1e-6);
   c.rope.attention_factor = 1.5;
   EXPECT_NEAR(ops::MakeRopeTables(c, 1, at::kCPU).cos[0][0].item<double>(), 1.5, 1e-6);
 }
 
-// The whole model through the engine, against autograd through plain ATen, in one and two micro-batches.
+// The whole model through the engine, against autograd through plain ATen, in one and two
+// micro-batches.
 ModelConfig WithEverything() {
   ModelConfig c = Tiny(true);
   c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
@@ -262,32 +322,41 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   const ModelConfig c = std::string(kind) == "everything" ? WithEverything() : Tiny(tied);
   const int64_t batch = 4, s = 6;
   std::unique_ptr<World> world = World::Connect({}, at::kCPU);
-  Engine engine(c, world.get(), {.max_length = s, .flats = {.zero_stage = 1}, .recompute = recompute});
+  Engine engine(c, world.get(),
+                {.max_length = s, .flats = {.zero_stage = 1}, .recompute = recompute});
   for (const auto& flat : engine.flats()) {
     InitialiseMasters(*flat, 3, 0.3);
     const at::Tensor masters = flat->Owned(FlatParam::kMaster).clone();
     for (const Segment& segment : flat->layout().segments()) {  // norms and biases that show
-      if (segment.shape.size() == 1) masters.narrow(0, segment.offset, segment.numel).add_(at::randn({segment.numel}), 0.3);
+      if (segment.shape.size() == 1)
+        masters.narrow(0, segment.offset, segment.numel).add_(at::randn({segment.numel}), 0.3);
     }
     flat->SetOwned(FlatParam::kMaster, masters);
   }
   engine.GatherAll();
   at::manual_seed(2);
-  const at::Tensor ids = at::randint(0, 37, {batch * s}, at::kLong), targets = at::randint(0, 37, {batch * s}, at::kLong);
+  const at::Tensor ids = at::randint(0, 37, {batch * s}, at::kLong),
+                   targets = at::randint(0, 37, {batch * s}, at::kLong);
   std::vector<BatchMeta> batches;
   const int64_t part = batch / micros;
   for (int m = 0; m < micros; ++m) {
-    batches.push_back({part, s, ids.narrow(0, m * part * s, part * s), targets.narrow(0, m * part * s, part * s), at::full({part * s}, 1.0 / (batch * s))});
+    batches.push_back({part, s, ids.narrow(0, m * part * s, part * s),
+                       targets.narrow(0, m * part * s, part * s),
+                       at::full({part * s}, 1.0 / (batch * s))});
   }
   const double loss = engine.Run(batches).loss;
 
   std::map<std::string, at::Tensor> w;
   at::AutoGradMode grad(true);
   for (const auto& flat : engine.flats()) {
-    for (size_t i = 0; i < flat->layout().segments().size(); ++i) w[flat->layout().segments()[i].name] = flat->Weight(i).detach().clone().set_requires_grad(true);
+    for (size_t i = 0; i < flat->layout().segments().size(); ++i)
+      w[flat->layout().segments()[i].name] =
+          flat->Weight(i).detach().clone().set_requires_grad(true);
   }
   const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
-  const auto norm = [&](const at::Tensor& x, const at::Tensor& scale) { return x * at::rsqrt(x.square().mean({-1}, true) + c.rms_norm_eps) * scale; };
+  const auto norm = [&](const at::Tensor& x, const at::Tensor& scale) {
+    return x * at::rsqrt(x.square().mean({-1}, true) + c.rms_norm_eps) * scale;
+  };
   const auto linear = [&](const at::Tensor& x, const std::string& name) {
     const at::Tensor y = at::mm(x, w.at(name + ".weight").t());
     return w.contains(name + ".bias") ? y + w.at(name + ".bias") : y;
@@ -299,14 +368,19 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   for (int i = 0; i < 2; ++i) {
     const std::string p = "model.layers." + std::to_string(i) + ".";
     const at::Tensor n1 = norm(x, w[p + "input_layernorm.weight"]);
-    const at::Tensor qkv = at::cat({norm_heads(linear(n1, p + "self_attn.q_proj"), p + "self_attn.q_norm.weight"),
-                                    norm_heads(linear(n1, p + "self_attn.k_proj"), p + "self_attn.k_norm.weight"), linear(n1, p + "self_attn.v_proj")}, 1);
+    const at::Tensor qkv =
+        at::cat({norm_heads(linear(n1, p + "self_attn.q_proj"), p + "self_attn.q_norm.weight"),
+                 norm_heads(linear(n1, p + "self_attn.k_proj"), p + "self_attn.k_norm.weight"),
+                 linear(n1, p + "self_attn.v_proj")},
+                1);
     x = x + linear(PlainAttention(qkv, c, rope, batch, c.Window(i)), p + "self_attn.o_proj");
     const at::Tensor n2 = norm(x, w[p + "post_attention_layernorm.weight"]);
-    x = x + linear(at::silu(linear(n2, p + "mlp.gate_proj")) * linear(n2, p + "mlp.up_proj"), p + "mlp.down_proj");
+    x = x + linear(at::silu(linear(n2, p + "mlp.gate_proj")) * linear(n2, p + "mlp.up_proj"),
+                   p + "mlp.down_proj");
   }
   const at::Tensor head = w[tied ? "model.embed_tokens.weight" : "lm_head.weight"];
-  const at::Tensor wanted = at::cross_entropy_loss(at::mm(norm(x, w["model.norm.weight"]), head.t()), targets);
+  const at::Tensor wanted =
+      at::cross_entropy_loss(at::mm(norm(x, w["model.norm.weight"]), head.t()), targets);
   wanted.backward();
   EXPECT_NEAR(loss, wanted.item<double>(), 2e-6);
   EXPECT_EQ(w.contains("model.layers.1.mlp.down_proj.bias"), c.mlp_bias);
@@ -322,8 +396,11 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(KindsMicroBatchesAndRecompute, Model,
-                         ::testing::Combine(::testing::Values("untied", "tied", "everything"), ::testing::Values(1, 2),
-                                            ::testing::Values(Recompute::kNone, Recompute::kKeepAttention, Recompute::kFull)));
+                         ::testing::Combine(::testing::Values("untied", "tied", "everything"),
+                                            ::testing::Values(1, 2),
+                                            ::testing::Values(Recompute::kNone,
+                                                              Recompute::kKeepAttention,
+                                                              Recompute::kFull)));
 
 }  // namespace
 }  // namespace muster::trainer

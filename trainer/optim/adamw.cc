@@ -18,7 +18,8 @@ constexpr int64_t kGrain = 1 << 15;
 
 double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
   double sum = 0;
-  at::Tensor rest;  // of what isn't summed here, where it lies: asking a GPU for each part would wait for it each time
+  at::Tensor rest;  // of what isn't summed here, where it lies: asking a GPU for each part would
+                    // wait for it each time
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     // In double from the first addition on: the norm may not depend on how the shards lie.
     const at::Tensor gradient = flat->ShardGradient();
@@ -27,9 +28,11 @@ double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
       continue;
     }
     if (!rest.defined()) rest = at::zeros({}, gradient.options().dtype(at::kDouble));
-    const int64_t chunk = gradient.is_cuda() ? 1 << 22 : 1 << 18;   // each costs a GPU three kernels, however short
+    const int64_t chunk =
+        gradient.is_cuda() ? 1 << 22 : 1 << 18;  // each costs a GPU three kernels, however short
     for (int64_t begin = 0; begin < gradient.numel(); begin += chunk) {
-      const at::Tensor part = gradient.narrow(0, begin, std::min(chunk, gradient.numel() - begin)).to(at::kDouble);
+      const at::Tensor part =
+          gradient.narrow(0, begin, std::min(chunk, gradient.numel() - begin)).to(at::kDouble);
       rest.add_(at::dot(part, part));
     }
   }
@@ -41,12 +44,17 @@ double ClipCoefficient(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
-AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config, CpuForm form) : flats_(flats), config_(config), form_(form) {
+AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config,
+             CpuForm form)
+    : flats_(flats), config_(config), form_(form) {
   for (const std::unique_ptr<FlatParam>& flat : flats_) {
     std::vector<Run>& runs = runs_.emplace_back();
     // The gaps between segments belong to none.
-    for (const SegmentPiece& piece : PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
-      runs.push_back({piece.range_begin, piece.numel, config_.weight_decay != 0 && flat->layout().segments()[piece.segment].weight_decay});
+    for (const SegmentPiece& piece :
+         PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
+      runs.push_back(
+          {piece.range_begin, piece.numel,
+           config_.weight_decay != 0 && flat->layout().segments()[piece.segment].weight_decay});
     }
   }
 }
@@ -59,15 +67,19 @@ void AdamW::Step(int64_t step, double learning_rate, double clip) {
   } else {
     const auto n = static_cast<double>(step);
     AdamWStep numbers;
-    numbers.beta1 = static_cast<float>(config_.beta1), numbers.beta2 = static_cast<float>(config_.beta2);
-    numbers.one_minus_beta1 = static_cast<float>(1 - config_.beta1), numbers.one_minus_beta2 = static_cast<float>(1 - config_.beta2);
+    numbers.beta1 = static_cast<float>(config_.beta1),
+    numbers.beta2 = static_cast<float>(config_.beta2);
+    numbers.one_minus_beta1 = static_cast<float>(1 - config_.beta1),
+    numbers.one_minus_beta2 = static_cast<float>(1 - config_.beta2);
     numbers.step_size = static_cast<float>(learning_rate / (1 - std::pow(config_.beta1, n)));
     numbers.inverse_root = static_cast<float>(1 / std::sqrt(1 - std::pow(config_.beta2, n)));
     numbers.epsilon = static_cast<float>(config_.epsilon);
     numbers.clip = static_cast<float>(clip);
     numbers.noise = static_cast<uint32_t>(step) * 0x9E3779B9u;
-    if (state.is_cuda()) StepOnDevice(numbers, learning_rate);
-    else StepOnHost(numbers, learning_rate);
+    if (state.is_cuda())
+      StepOnDevice(numbers, learning_rate);
+    else
+      StepOnHost(numbers, learning_rate);
   }
   for (const std::unique_ptr<FlatParam>& flat : flats_) flat->MarkStale();
 }
@@ -81,14 +93,18 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
     const at::Tensor& kept = flat.owned_weights();
     const bool bf16 = kept.scalar_type() == at::kBFloat16;
     // Weights elsewhere than the state are made here and sent.
-    const at::Tensor made = bf16 && kept.is_cuda() ? at::empty({kept.numel()}, kept.options().device(at::kCPU)) : kept;
-    const auto pointer = [](const at::Tensor& tensor) { return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) : nullptr; };
+    const at::Tensor made =
+        bf16 && kept.is_cuda() ? at::empty({kept.numel()}, kept.options().device(at::kCPU)) : kept;
+    const auto pointer = [](const at::Tensor& tensor) {
+      return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) : nullptr;
+    };
     char* masters = pointer(flat.masters());
     char* weights = bf16 ? pointer(made) : nullptr;
     char* rest = pointer(flat.rest());
     const char* gradients = pointer(gradient);
     char *exp_avg = pointer(flat.exp_avg()), *exp_avg_sq = pointer(flat.exp_avg_sq());
-    const bool gradient16 = gradient.scalar_type() == at::kBFloat16, moments16 = flat.exp_avg().scalar_type() == at::kBFloat16;
+    const bool gradient16 = gradient.scalar_type() == at::kBFloat16,
+               moments16 = flat.exp_avg().scalar_type() == at::kBFloat16;
     const int64_t gradient_size = gradient16 ? 2 : 4, moment_size = moments16 ? 2 : 4;
     for (const Run& run : runs_[f]) {
       at::parallel_for(0, run.numel, kGrain, [&](int64_t from, int64_t to) {
@@ -98,15 +114,19 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
         if (weights != nullptr) span.weights = reinterpret_cast<uint16_t*>(weights) + at;
         if (rest != nullptr) span.rest = reinterpret_cast<uint16_t*>(rest) + at;
         span.gradient = gradients + at * gradient_size, span.gradient_bf16 = gradient16;
-        span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size, span.moments_bf16 = moments16;
+        span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size,
+        span.moments_bf16 = moments16;
         // Of the flat, not of the range: what is rounded how doesn't depend on the number of ranks.
-        span.first_element = static_cast<uint32_t>(flat.owned_begin() + at) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
+        span.first_element =
+            static_cast<uint32_t>(flat.owned_begin() + at) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
         span.numel = to - from;
         UpdateAdamW(form_, run.decay ? decaying : numbers, span);
       });
     }
-    if (!made.is_same(kept)) kept.copy_(made);
-    else if (!bf16 && !kept.is_same(flat.masters())) kept.copy_(flat.masters());
+    if (!made.is_same(kept))
+      kept.copy_(made);
+    else if (!bf16 && !kept.is_same(flat.masters()))
+      kept.copy_(flat.masters());
   }
 }
 
@@ -123,16 +143,23 @@ void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {
     if (flat.masters().defined()) span.masters = flat.masters().data_ptr<float>();
     if (kept.scalar_type() == at::kBFloat16) span.weights = static_cast<uint16_t*>(kept.data_ptr());
     if (flat.rest().defined()) span.rest = static_cast<uint16_t*>(flat.rest().data_ptr());
-    span.gradient = gradient.data_ptr(), span.gradient_bf16 = gradient.scalar_type() == at::kBFloat16;
-    span.exp_avg = flat.exp_avg().data_ptr(), span.exp_avg_sq = flat.exp_avg_sq().data_ptr(), span.moments_bf16 = flat.exp_avg().scalar_type() == at::kBFloat16;
-    span.first_element = static_cast<uint32_t>(flat.owned_begin()) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
+    span.gradient = gradient.data_ptr(),
+    span.gradient_bf16 = gradient.scalar_type() == at::kBFloat16;
+    span.exp_avg = flat.exp_avg().data_ptr(), span.exp_avg_sq = flat.exp_avg_sq().data_ptr(),
+    span.moments_bf16 = flat.exp_avg().scalar_type() == at::kBFloat16;
+    span.first_element =
+        static_cast<uint32_t>(flat.owned_begin()) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
     for (size_t first = 0; first < runs_[f].size(); first += kernels::AdamWArguments::kMostRuns) {
-      a.runs = static_cast<int>(std::min<size_t>(kernels::AdamWArguments::kMostRuns, runs_[f].size() - first));
-      for (int r = 0; r < a.runs; ++r) a.run[r] = {runs_[f][first + r].begin, runs_[f][first + r].numel, runs_[f][first + r].decay};
+      a.runs = static_cast<int>(
+          std::min<size_t>(kernels::AdamWArguments::kMostRuns, runs_[f].size() - first));
+      for (int r = 0; r < a.runs; ++r)
+        a.run[r] = {runs_[f][first + r].begin, runs_[f][first + r].numel,
+                    runs_[f][first + r].decay};
       ops::fused::KernelsFor(gradient)->adamw(a, ops::fused::StreamOf(gradient));
       ops::fused::CheckLaunch(gradient);
     }
-    if (kept.scalar_type() == at::kFloat && !kept.is_same(flat.masters())) kept.copy_(flat.masters());
+    if (kept.scalar_type() == at::kFloat && !kept.is_same(flat.masters()))
+      kept.copy_(flat.masters());
   }
 }
 
@@ -153,13 +180,17 @@ void AdamW::StepByAten(int64_t step, double learning_rate, double clip) {
     }
     if (params.empty()) continue;
     while (steps_.size() < params.size()) steps_.push_back(at::zeros({}, params[0].options()));
-    std::vector<at::Tensor> steps(steps_.begin(), steps_.begin() + static_cast<int64_t>(params.size()));
+    std::vector<at::Tensor> steps(steps_.begin(),
+                                  steps_.begin() + static_cast<int64_t>(params.size()));
     for (at::Tensor& s : steps) s.fill_(static_cast<double>(step));
-    at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, learning_rate, config_.beta1, config_.beta2,
-                      decayed ? config_.weight_decay : 0, config_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+    at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
+                      learning_rate, config_.beta1, config_.beta2,
+                      decayed ? config_.weight_decay : 0, config_.epsilon, /*amsgrad=*/false,
+                      /*maximize=*/false);
   }
   for (const std::unique_ptr<FlatParam>& flat : flats_) {
-    if (!flat->owned_weights().is_same(flat->masters())) flat->owned_weights().copy_(flat->masters());
+    if (!flat->owned_weights().is_same(flat->masters()))
+      flat->owned_weights().copy_(flat->masters());
   }
 }
 

@@ -1,6 +1,7 @@
-// AdamW (Loshchilov & Hutter 2019) on what a rank owns, equal to torch.optim.AdamW; and the clipping of
-// torch.nn.utils.clip_grad_norm_. State in the host's memory is updated by our own kernel (adamw_kernel.h), state on a GPU by
-// the same as a CUDA kernel (trainer/ops/cuda), or, where this program was built without nvcc, by ATen's fused one.
+// AdamW (Loshchilov & Hutter 2019) on what a rank owns, equal to torch.optim.AdamW; and the
+// clipping of torch.nn.utils.clip_grad_norm_. State in the host's memory is updated by our own
+// kernel (adamw_kernel.h), state on a GPU by the same as a CUDA kernel (trainer/ops/cuda), or,
+// where this program was built without nvcc, by ATen's fused one.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
 };
 
-// Sum of squares, in double, of the gradients in this rank's shards: over all ranks each element is counted once.
+// Sum of squares, in double, of the gradients in this rank's shards: over all ranks each element is
+// counted once.
 double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats);
 
 // min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.
@@ -26,9 +28,11 @@ double ClipCoefficient(double norm, double max_norm);
 class AdamW {
  public:
   // `form`: of the kernel; the tests try all.
-  AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config, CpuForm form = BestCpuForm());
+  AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config,
+        CpuForm form = BestCpuForm());
 
-  // One update with gradients times `clip`. `step`: number of this update, from 1. Makes the weights and marks the flats stale.
+  // One update with gradients times `clip`. `step`: number of this update, from 1. Makes the
+  // weights and marks the flats stale.
   void Step(int64_t step, double learning_rate, double clip);
 
  private:
@@ -44,8 +48,8 @@ class AdamW {
   std::vector<std::unique_ptr<FlatParam>>& flats_;
   const AdamWConfig config_;
   const CpuForm form_;
-  std::vector<std::vector<Run>> runs_;   // by flat
-  std::vector<at::Tensor> steps_;        // on the device, one a run
+  std::vector<std::vector<Run>> runs_;  // by flat
+  std::vector<at::Tensor> steps_;       // on the device, one a run
 };
 
 }  // namespace muster::trainer

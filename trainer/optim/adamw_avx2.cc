@@ -12,7 +12,9 @@ struct V {
   using I = __m256i;
   static F LoadF(const float* p) { return _mm256_loadu_ps(p); }
   static void StoreF(float* p, F x) { _mm256_storeu_ps(p, x); }
-  static I LoadH(const uint16_t* p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static I LoadH(const uint16_t* p) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static void StoreH(uint16_t* p, I x) {
     const I low = _mm256_and_si256(x, _mm256_set1_epi32(0xFFFF));
     const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
@@ -31,9 +33,13 @@ struct V {
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
   static I AndI(I a, I b) { return _mm256_and_si256(a, b); }
   template <int n>
-  static I ShiftRight(I a) { return _mm256_srli_epi32(a, n); }
+  static I ShiftRight(I a) {
+    return _mm256_srli_epi32(a, n);
+  }
   template <int n>
-  static I ShiftLeft(I a) { return _mm256_slli_epi32(a, n); }
+  static I ShiftLeft(I a) {
+    return _mm256_slli_epi32(a, n);
+  }
   static I AsI(F a) { return _mm256_castps_si256(a); }
   static F AsF(I a) { return _mm256_castsi256_ps(a); }
 };

@@ -1,7 +1,9 @@
-// The body of UpdateAdamW over a vector type V, which a form of the kernel defines in an unnamed namespace before it includes
-// this file: nothing here may be instantiated under another form's compiler flags, so no library templates are used.
-// V has: kLanes; F and I (lanes of float and of 32-bit integers); LoadF StoreF (fp32), LoadH StoreH (the low halves of I),
-// Set(float), SetI(uint32), Iota, Mul Sub Fma(a, b, c) = a·b + c, Div Sqrt, AddI MulI ShiftRight ShiftLeft Xor AndI, AsI AsF.
+// The body of UpdateAdamW over a vector type V, which a form of the kernel defines in an unnamed
+// namespace before it includes this file: nothing here may be instantiated under another form's
+// compiler flags, so no library templates are used. V has: kLanes; F and I (lanes of float and of
+// 32-bit integers); LoadF StoreF (fp32), LoadH StoreH (the low halves of I), Set(float),
+// SetI(uint32), Iota, Mul Sub Fma(a, b, c) = a·b + c, Div Sqrt, AddI MulI ShiftRight ShiftLeft Xor
+// AndI, AsI AsF.
 #pragma once
 
 #include "trainer/optim/adamw_kernel.h"
@@ -17,11 +19,15 @@ namespace {
 
 // bf16 lanes in the low halves.
 template <class V>
-MUSTER_LANE_FUNCTION typename V::F FromBf16(typename V::I bits) { return V::AsF(V::template ShiftLeft<16>(bits)); }
+MUSTER_LANE_FUNCTION typename V::F FromBf16(typename V::I bits) {
+  return V::AsF(V::template ShiftLeft<16>(bits));
+}
 
 // Half away from zero: then the 16 bits below are a signed distance that always fits.
 template <class V>
-MUSTER_LANE_FUNCTION typename V::I ToBf16(typename V::F value) { return V::template ShiftRight<16>(V::AddI(V::AsI(value), V::SetI(0x8000))); }
+MUSTER_LANE_FUNCTION typename V::I ToBf16(typename V::F value) {
+  return V::template ShiftRight<16>(V::AddI(V::AsI(value), V::SetI(0x8000)));
+}
 
 // Rounded up as often as the distance says, by 16 bits of noise.
 template <class V>
@@ -47,12 +53,15 @@ struct Pointers {
 
 // One group of V::kLanes elements.
 template <class V, bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
-MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers& at, uint32_t element) {
+MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers& at,
+                                             uint32_t element) {
   using F = typename V::F;
   using I = typename V::I;
   F g;
-  if constexpr (kGradient16) g = FromBf16<V>(V::LoadH(static_cast<const uint16_t*>(at.gradient)));
-  else g = V::LoadF(static_cast<const float*>(at.gradient));
+  if constexpr (kGradient16)
+    g = FromBf16<V>(V::LoadH(static_cast<const uint16_t*>(at.gradient)));
+  else
+    g = V::LoadF(static_cast<const float*>(at.gradient));
   g = V::Mul(g, V::Set(s.clip));
   F m, v, p;
   if constexpr (kMoments16) {
@@ -76,7 +85,9 @@ MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers&
   if constexpr (kSplit) {
     const I weight = ToBf16<V>(p);
     V::StoreH(at.weights, weight);
-    V::StoreH(at.rest, V::AsI(p));  // what is below the weight's bits is what the signed distance is modulo 2^16
+    V::StoreH(
+        at.rest,
+        V::AsI(p));  // what is below the weight's bits is what the signed distance is modulo 2^16
   } else {
     V::StoreF(at.masters, p);
     if constexpr (kWeights) V::StoreH(at.weights, ToBf16<V>(p));
@@ -84,7 +95,8 @@ MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers&
   if constexpr (kMoments16) {
     const I noise = Noise<V>(V::AddI(V::SetI(element), V::Iota()), s.noise);
     V::StoreH(static_cast<uint16_t*>(at.exp_avg), ToBf16<V>(m, noise));
-    V::StoreH(static_cast<uint16_t*>(at.exp_avg_sq), ToBf16<V>(v, V::template ShiftRight<16>(noise)));
+    V::StoreH(static_cast<uint16_t*>(at.exp_avg_sq),
+              ToBf16<V>(v, V::template ShiftRight<16>(noise)));
   } else {
     V::StoreF(static_cast<float*>(at.exp_avg), m);
     V::StoreF(static_cast<float*>(at.exp_avg_sq), v);
@@ -92,10 +104,14 @@ MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers&
 }
 
 template <bool k16>
-inline void* Forward(void* at, int64_t by) { return static_cast<char*>(at) + by * (k16 ? 2 : 4); }
+inline void* Forward(void* at, int64_t by) {
+  return static_cast<char*>(at) + by * (k16 ? 2 : 4);
+}
 
 template <bool k16>
-inline void Copy(void* to, const void* from, int64_t numel) { __builtin_memcpy(to, from, static_cast<unsigned long>(numel) * (k16 ? 2 : 4)); }
+inline void Copy(void* to, const void* from, int64_t numel) {
+  __builtin_memcpy(to, from, static_cast<unsigned long>(numel) * (k16 ? 2 : 4));
+}
 
 template <class V, bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
 void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
@@ -103,7 +119,8 @@ void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
   const AdamWStep s = step;
   int64_t done = 0;
   for (; done + V::kLanes <= span.numel; done += V::kLanes) {
-    UpdateLanes<V, kSplit, kWeights, kGradient16, kMoments16>(s, at, span.first_element + static_cast<uint32_t>(done));
+    UpdateLanes<V, kSplit, kWeights, kGradient16, kMoments16>(
+        s, at, span.first_element + static_cast<uint32_t>(done));
     if constexpr (!kSplit) at.masters += V::kLanes;
     if constexpr (kWeights) at.weights += V::kLanes;
     if constexpr (kSplit) at.rest += V::kLanes;
@@ -122,8 +139,9 @@ void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
   Copy<kGradient16>(gradient, at.gradient, left);
   Copy<kMoments16>(exp_avg, at.exp_avg, left);
   Copy<kMoments16>(exp_avg_sq, at.exp_avg_sq, left);
-  UpdateLanes<V, kSplit, kWeights, kGradient16, kMoments16>(s, {masters, weights, rest, gradient, exp_avg, exp_avg_sq},
-                                                            span.first_element + static_cast<uint32_t>(done));
+  UpdateLanes<V, kSplit, kWeights, kGradient16, kMoments16>(
+      s, {masters, weights, rest, gradient, exp_avg, exp_avg_sq},
+      span.first_element + static_cast<uint32_t>(done));
   if constexpr (!kSplit) Copy<false>(at.masters, masters, left);
   if constexpr (kWeights) Copy<true>(at.weights, weights, left);
   if constexpr (kSplit) Copy<true>(at.rest, rest, left);
@@ -134,19 +152,26 @@ void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
 template <class V, bool kSplit, bool kWeights>
 void UpdateOfMasters(const AdamWStep& step, const AdamWSpan& span) {
   if (span.gradient_bf16) {
-    if (span.moments_bf16) UpdateRange<V, kSplit, kWeights, true, true>(step, span);
-    else UpdateRange<V, kSplit, kWeights, true, false>(step, span);
+    if (span.moments_bf16)
+      UpdateRange<V, kSplit, kWeights, true, true>(step, span);
+    else
+      UpdateRange<V, kSplit, kWeights, true, false>(step, span);
   } else {
-    if (span.moments_bf16) UpdateRange<V, kSplit, kWeights, false, true>(step, span);
-    else UpdateRange<V, kSplit, kWeights, false, false>(step, span);
+    if (span.moments_bf16)
+      UpdateRange<V, kSplit, kWeights, false, true>(step, span);
+    else
+      UpdateRange<V, kSplit, kWeights, false, false>(step, span);
   }
 }
 
 template <class V>
 void Update(const AdamWStep& step, const AdamWSpan& span) {
-  if (span.masters == nullptr) UpdateOfMasters<V, true, true>(step, span);
-  else if (span.weights != nullptr) UpdateOfMasters<V, false, true>(step, span);
-  else UpdateOfMasters<V, false, false>(step, span);
+  if (span.masters == nullptr)
+    UpdateOfMasters<V, true, true>(step, span);
+  else if (span.weights != nullptr)
+    UpdateOfMasters<V, false, true>(step, span);
+  else
+    UpdateOfMasters<V, false, false>(step, span);
 }
 
 }  // namespace

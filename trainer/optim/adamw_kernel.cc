@@ -27,9 +27,13 @@ struct V {
   static I Xor(I a, I b) { return a ^ b; }
   static I AndI(I a, I b) { return a & b; }
   template <int n>
-  static I ShiftRight(I a) { return a >> n; }
+  static I ShiftRight(I a) {
+    return a >> n;
+  }
   template <int n>
-  static I ShiftLeft(I a) { return a << n; }
+  static I ShiftLeft(I a) {
+    return a << n;
+  }
   static I AsI(F a) {
     I bits;
     std::memcpy(&bits, &a, sizeof bits);
@@ -54,7 +58,8 @@ void UpdateAdamWAvx2(const AdamWStep& step, const AdamWSpan& span);
 
 CpuForm BestCpuForm() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     return CpuForm::kAvx512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CpuForm::kAvx2;
@@ -80,7 +85,8 @@ void SplitMasters(const float* masters, uint16_t* weights, uint16_t* rest, int64
 
 void JoinMasters(const uint16_t* weights, const uint16_t* rest, float* masters, int64_t numel) {
   for (int64_t i = 0; i < numel; ++i) {
-    const uint32_t distance = (static_cast<uint32_t>(rest[i]) ^ 0x8000u) + 0xFFFF8000u;  // sign-extended
+    const uint32_t distance =
+        (static_cast<uint32_t>(rest[i]) ^ 0x8000u) + 0xFFFF8000u;  // sign-extended
     masters[i] = V::AsF((static_cast<uint32_t>(weights[i]) << 16) + distance);
   }
 }

@@ -19,13 +19,20 @@ std::vector<CpuForm> Forms() {
 
 constexpr int64_t kNumel = 1237;  // no multiple of any number of lanes
 
-at::Tensor Gradient(int64_t step) { return at::randn({kNumel}, at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step))) * 0.1; }
+at::Tensor Gradient(int64_t step) {
+  return at::randn({kNumel},
+                   at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step))) *
+         0.1;
+}
 
 AdamWStep Numbers(int64_t step) {
   AdamWStep s;
-  s.beta1 = 0.9f, s.beta2 = 0.95f, s.one_minus_beta1 = static_cast<float>(1 - 0.9), s.one_minus_beta2 = static_cast<float>(1 - 0.95);
-  s.step_size = static_cast<float>(1e-2 / (1 - std::pow(0.9, step))), s.inverse_root = static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, step)));
-  s.epsilon = 1e-8f, s.keep = static_cast<float>(1 - 1e-2 * 0.1), s.clip = 0.5f, s.noise = static_cast<uint32_t>(step) * 77u;
+  s.beta1 = 0.9f, s.beta2 = 0.95f, s.one_minus_beta1 = static_cast<float>(1 - 0.9),
+  s.one_minus_beta2 = static_cast<float>(1 - 0.95);
+  s.step_size = static_cast<float>(1e-2 / (1 - std::pow(0.9, step))),
+  s.inverse_root = static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, step)));
+  s.epsilon = 1e-8f, s.keep = static_cast<float>(1 - 1e-2 * 0.1), s.clip = 0.5f,
+  s.noise = static_cast<uint32_t>(step) * 77u;
   return s;
 }
 
@@ -37,36 +44,45 @@ struct Variant {
 struct State {
   at::Tensor masters, weights, rest, exp_avg, exp_avg_sq;
 };
-State Train(CpuForm form, const Variant& v, int steps, const std::vector<int64_t>& cuts = {0, kNumel}) {
+State Train(CpuForm form, const Variant& v, int steps,
+            const std::vector<int64_t>& cuts = {0, kNumel}) {
   State s;
-  const at::Tensor start = at::randn({kNumel}, at::make_generator<at::CPUGeneratorImpl>(uint64_t{99}));
+  const at::Tensor start =
+      at::randn({kNumel}, at::make_generator<at::CPUGeneratorImpl>(uint64_t{99}));
   s.masters = start.clone();
   s.weights = at::zeros({kNumel}, at::kBFloat16), s.rest = at::zeros({kNumel}, at::kShort);
-  SplitMasters(start.data_ptr<float>(), static_cast<uint16_t*>(s.weights.data_ptr()), static_cast<uint16_t*>(s.rest.data_ptr()), kNumel);
+  SplitMasters(start.data_ptr<float>(), static_cast<uint16_t*>(s.weights.data_ptr()),
+               static_cast<uint16_t*>(s.rest.data_ptr()), kNumel);
   const at::ScalarType moments = v.moments16 ? at::kBFloat16 : at::kFloat;
   s.exp_avg = at::zeros({kNumel}, moments), s.exp_avg_sq = at::zeros({kNumel}, moments);
   for (int step = 1; step <= steps; ++step) {
     const at::Tensor gradient = Gradient(step).to(v.gradient16 ? at::kBFloat16 : at::kFloat);
     for (size_t c = 0; c + 1 < cuts.size(); ++c) {
-      const auto at = [&](const at::Tensor& t) { return static_cast<void*>(static_cast<char*>(t.data_ptr()) + cuts[c] * t.element_size()); };
+      const auto at = [&](const at::Tensor& t) {
+        return static_cast<void*>(static_cast<char*>(t.data_ptr()) + cuts[c] * t.element_size());
+      };
       AdamWSpan span;
       if (!v.split) span.masters = static_cast<float*>(at(s.masters));
       if (v.split || v.weights) span.weights = static_cast<uint16_t*>(at(s.weights));
       if (v.split) span.rest = static_cast<uint16_t*>(at(s.rest));
       span.gradient = at(gradient), span.gradient_bf16 = v.gradient16;
-      span.exp_avg = at(s.exp_avg), span.exp_avg_sq = at(s.exp_avg_sq), span.moments_bf16 = v.moments16;
+      span.exp_avg = at(s.exp_avg), span.exp_avg_sq = at(s.exp_avg_sq),
+      span.moments_bf16 = v.moments16;
       span.first_element = static_cast<uint32_t>(cuts[c]), span.numel = cuts[c + 1] - cuts[c];
       UpdateAdamW(form, Numbers(step), span);
     }
   }
-  if (v.split) JoinMasters(static_cast<uint16_t*>(s.weights.data_ptr()), static_cast<uint16_t*>(s.rest.data_ptr()), s.masters.data_ptr<float>(), kNumel);
+  if (v.split)
+    JoinMasters(static_cast<uint16_t*>(s.weights.data_ptr()),
+                static_cast<uint16_t*>(s.rest.data_ptr()), s.masters.data_ptr<float>(), kNumel);
   return s;
 }
 
 TEST(AdamWKernel, EqualsAtensFusedKernelOverTwentySteps) {
   for (const CpuForm form : Forms()) {
     const State found = Train(form, {}, 20);
-    std::vector<at::Tensor> params = {Train(form, {}, 0).masters}, m = {at::zeros({kNumel})}, v = {at::zeros({kNumel})}, steps = {at::zeros({})};
+    std::vector<at::Tensor> params = {Train(form, {}, 0).masters}, m = {at::zeros({kNumel})},
+                            v = {at::zeros({kNumel})}, steps = {at::zeros({})};
     for (int step = 1; step <= 20; ++step) {
       steps[0].fill_(step);
       std::vector<at::Tensor> grads = {Gradient(step) * 0.5};
@@ -83,7 +99,8 @@ TEST(AdamWKernel, EveryFormAndEveryCutGivesTheSameBits) {
     const Variant v{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
     const State wanted = Train(CpuForm::kPlain, v, 5);
     for (const CpuForm form : Forms()) {
-      for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, kNumel}, {0, 1, 17, 40, 1000, kNumel}}) {
+      for (const std::vector<int64_t>& cuts :
+           {std::vector<int64_t>{0, kNumel}, {0, 1, 17, 40, 1000, kNumel}}) {
         const State found = Train(form, v, 5, cuts);
         EXPECT_TRUE(at::equal(found.masters, wanted.masters)) << bits;
         EXPECT_TRUE(at::equal(found.exp_avg, wanted.exp_avg)) << bits;
@@ -96,15 +113,23 @@ TEST(AdamWKernel, EveryFormAndEveryCutGivesTheSameBits) {
 
 TEST(AdamWKernel, SplitMastersAreTheMastersBitForBit) {
   for (const CpuForm form : Forms()) {
-    const State whole = Train(form, {.weights = true}, 20), split = Train(form, {.split = true}, 20);
+    const State whole = Train(form, {.weights = true}, 20),
+                split = Train(form, {.split = true}, 20);
     EXPECT_TRUE(at::equal(whole.masters, split.masters));
     EXPECT_TRUE(at::equal(whole.weights, split.weights));
-    EXPECT_LE((whole.weights.to(at::kFloat) - whole.masters).abs().div(whole.masters.abs()).max().item<double>(), 1.0 / 256);
+    EXPECT_LE((whole.weights.to(at::kFloat) - whole.masters)
+                  .abs()
+                  .div(whole.masters.abs())
+                  .max()
+                  .item<double>(),
+              1.0 / 256);
   }
 }
 
 TEST(AdamWKernel, EveryFloatSurvivesTheSplit) {
-  const uint32_t patterns[] = {0, 0x80000000u, 0x3F800000u, 0x3F807FFFu, 0x3F808000u, 0x3F818000u, 0x3F80FFFFu, 0xBF808000u, 0x00000001u, 0x7F7F8000u, 0x7F800000u};
+  const uint32_t patterns[] = {0,           0x80000000u, 0x3F800000u, 0x3F807FFFu,
+                               0x3F808000u, 0x3F818000u, 0x3F80FFFFu, 0xBF808000u,
+                               0x00000001u, 0x7F7F8000u, 0x7F800000u};
   for (const uint32_t bits : patterns) {
     float value = 0, back = 0;
     std::memcpy(&value, &bits, 4);
@@ -116,14 +141,17 @@ TEST(AdamWKernel, EveryFloatSurvivesTheSplit) {
 }
 
 TEST(AdamWKernel, Bf16MomentsStayNearFp32OnesAlthoughEachChangeIsBelowTheirPrecision) {
-  // A constant gradient and beta2 0.999: exp_avg_sq grows by less than half a unit in the last place of bf16 from the 130th step
-  // on, and rounding to nearest would stop there, at an eighth.
-  at::Tensor exp_avg = at::zeros({kNumel}, at::kBFloat16), exp_avg_sq = at::zeros({kNumel}, at::kBFloat16), masters = at::zeros({kNumel});
+  // A constant gradient and beta2 0.999: exp_avg_sq grows by less than half a unit in the last
+  // place of bf16 from the 130th step on, and rounding to nearest would stop there, at an eighth.
+  at::Tensor exp_avg = at::zeros({kNumel}, at::kBFloat16),
+             exp_avg_sq = at::zeros({kNumel}, at::kBFloat16), masters = at::zeros({kNumel});
   const at::Tensor gradient = at::ones({kNumel});
   for (uint32_t step = 1; step <= 2000; ++step) {
     AdamWStep s = Numbers(step);
     s.beta2 = 0.999f, s.one_minus_beta2 = 0.001f, s.clip = 1, s.noise = step * 0x9E3779B9u;
-    UpdateAdamW(BestCpuForm(), s, {masters.data_ptr<float>(), nullptr, nullptr, gradient.data_ptr(), false, exp_avg.data_ptr(), exp_avg_sq.data_ptr(), true, 0, kNumel});
+    UpdateAdamW(BestCpuForm(), s,
+                {masters.data_ptr<float>(), nullptr, nullptr, gradient.data_ptr(), false,
+                 exp_avg.data_ptr(), exp_avg_sq.data_ptr(), true, 0, kNumel});
   }
   const double wanted = 1 - std::pow(0.999, 2000);
   EXPECT_NEAR(exp_avg_sq.to(at::kFloat).mean().item<double>(), wanted, 0.01 * wanted);
@@ -136,7 +164,8 @@ TEST(AdamW, WeightDecayFollowsTheSegmentTable) {
   layout.Add("plain", {7}, false);
   std::unique_ptr<World> world = World::Connect({}, at::kCPU);
   std::vector<std::unique_ptr<FlatParam>> flats;
-  flats.push_back(std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.zero_stage = 1}));
+  flats.push_back(
+      std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.zero_stage = 1}));
   flats[0]->SetOwned(FlatParam::kMaster, at::ones({flats[0]->padded_numel()}));
   flats[0]->ZeroGradients();
   AdamW(flats, {.weight_decay = 0.5}).Step(1, 0.1, 1);

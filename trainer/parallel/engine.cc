@@ -10,38 +10,59 @@
 
 namespace muster::trainer {
 
-Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& options) : world_(world), options_(options), frozen_(options.lora.on()) {
+Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& options)
+    : world_(world), options_(options), frozen_(options.lora.on()) {
   ModelLayout layout = MakeLlamaLayout(config);
   block_flats_ = std::move(layout.block_flats);
   FlatOptions own = options.flats;
   own.frozen = frozen_;
-  for (FlatLayout& flat : layout.flats) all_.push_back(model_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, own)).get());
+  for (FlatLayout& flat : layout.flats)
+    all_.push_back(
+        model_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, own)).get());
   if (frozen_) {
     ModelLayout trained = MakeLoraLayout(config, options.lora);
     for (size_t block = 0; block < block_flats_.size(); ++block) {
-      for (const int flat : trained.block_flats[block]) block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
+      for (const int flat : trained.block_flats[block])
+        block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
     }
-    for (FlatLayout& flat : trained.flats) all_.push_back(adapters_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, options.flats)).get());
+    for (FlatLayout& flat : trained.flats)
+      all_.push_back(
+          adapters_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, options.flats))
+              .get());
   }
   BindSlots();
   Adapters adapters;
-  if (frozen_) adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
-  blocks_ = MakeLlamaBlocks(config, model_, adapters, options.max_length, world->device(), options.z_loss);
+  if (frozen_)
+    adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
+  blocks_ = MakeLlamaBlocks(config, model_, adapters, options.max_length, world->device(),
+                            options.z_loss);
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
 // "forward layer 3", "gather embedding", with the micro-batch where there are several.
 std::string Engine::RangeName(const Action& action, size_t micro_batches) const {
-  static constexpr const char* kNames[] = {"gather", "release", "forward", "restore", "backward", "open gradients of", "fold gradients of", "reduce", "finish"};
-  const bool of_block = action.kind == Action::kForward || action.kind == Action::kRestore || action.kind == Action::kBackward;
+  static constexpr const char* kNames[] = {
+      "gather",   "release",           "forward",           "restore",
+      "backward", "open gradients of", "fold gradients of", "reduce",
+      "finish"};
+  const bool of_block = action.kind == Action::kForward || action.kind == Action::kRestore ||
+                        action.kind == Action::kBackward;
   int block = action.index;
   if (!of_block) {
-    const auto has = [&](const std::vector<int>& flats) { return std::find(flats.begin(), flats.end(), action.index) != flats.end(); };
-    block = static_cast<int>(std::find_if(block_flats_.begin(), block_flats_.end(), has) - block_flats_.begin());
+    const auto has = [&](const std::vector<int>& flats) {
+      return std::find(flats.begin(), flats.end(), action.index) != flats.end();
+    };
+    block = static_cast<int>(std::find_if(block_flats_.begin(), block_flats_.end(), has) -
+                             block_flats_.begin());
   }
-  const std::string what = block == 0 ? "embedding" : block + 1 == static_cast<int>(blocks_.size()) ? "head" : absl::StrCat("layer ", block - 1);
-  return absl::StrCat(kNames[action.kind], " ", what, !of_block && action.index >= static_cast<int>(model_.size()) ? "'s adapters" : "",
-                      of_block && micro_batches > 1 ? absl::StrCat(", micro-batch ", action.micro) : "");
+  const std::string what = block == 0 ? "embedding"
+                           : block + 1 == static_cast<int>(blocks_.size())
+                               ? "head"
+                               : absl::StrCat("layer ", block - 1);
+  return absl::StrCat(
+      kNames[action.kind], " ", what,
+      !of_block && action.index >= static_cast<int>(model_.size()) ? "'s adapters" : "",
+      of_block && micro_batches > 1 ? absl::StrCat(", micro-batch ", action.micro) : "");
 }
 
 ScheduleNeeds Engine::Needs() const {
@@ -59,16 +80,24 @@ ScheduleNeeds Engine::Needs() const {
 void Engine::BindSlots() {
   const ScheduleNeeds needs = Needs();
   // What more micro-batches do, two do already.
-  const std::vector<std::vector<Action>> schedules = {MakeSchedule(block_flats_, needs, 2), MakeSchedule(block_flats_, needs, 2, /*training=*/false)};
+  const std::vector<std::vector<Action>> schedules = {
+      MakeSchedule(block_flats_, needs, 2),
+      MakeSchedule(block_flats_, needs, 2, /*training=*/false)};
   const auto bind = [&](bool weights) {
     std::vector<int64_t> numel;
-    for (const FlatParam* flat : all_) numel.push_back((weights ? flat->weights_in_slot() : flat->gradients_in_slot()) ? flat->padded_numel() : 0);
-    const SlotMap map = weights ? AssignSlots(schedules, Action::kGather, {Action::kRelease}, numel)
-                                : AssignSlots(schedules, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
+    for (const FlatParam* flat : all_)
+      numel.push_back((weights ? flat->weights_in_slot() : flat->gradients_in_slot())
+                          ? flat->padded_numel()
+                          : 0);
+    const SlotMap map =
+        weights ? AssignSlots(schedules, Action::kGather, {Action::kRelease}, numel)
+                : AssignSlots(schedules, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
     const size_t first = slots_.size();
     int64_t bytes = 0;
     for (const int64_t slot : map.slot_numel) {
-      slots_.push_back(at::empty({slot}, at::TensorOptions().device(world_->device()).dtype(weights ? options_.flats.dtype : at::kFloat)));
+      slots_.push_back(at::empty({slot}, at::TensorOptions()
+                                             .device(world_->device())
+                                             .dtype(weights ? options_.flats.dtype : at::kFloat)));
       // Poisoned from the start: what was never gathered is as wrong as what was released.
       if (options_.flats.poison) slots_.back().fill_(std::numeric_limits<double>::quiet_NaN());
       bytes += static_cast<int64_t>(slots_.back().nbytes());
@@ -76,8 +105,10 @@ void Engine::BindSlots() {
     for (size_t f = 0; f < all_.size(); ++f) {
       if (map.slot_of[f] < 0) continue;
       void* memory = slots_[first + static_cast<size_t>(map.slot_of[f])].data_ptr();
-      if (weights) all_[f]->BindWeights(memory);
-      else all_[f]->BindGradient(memory);
+      if (weights)
+        all_[f]->BindWeights(memory);
+      else
+        all_[f]->BindGradient(memory);
     }
     return bytes;
   };
@@ -85,9 +116,11 @@ void Engine::BindSlots() {
   gradient_slot_bytes_ = bind(false);
 }
 
-void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches, EngineLoss& loss) {
+void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches,
+                   EngineLoss& loss) {
   std::vector<std::vector<Saved>> saved(batches.size(), std::vector<Saved>(blocks_.size()));
-  std::vector<at::Tensor> passing(batches.size());  // what the last block handed on, per micro-batch
+  std::vector<at::Tensor> passing(
+      batches.size());  // what the last block handed on, per micro-batch
   at::Tensor losses;
   const auto await = [&](int block) {
     for (const int flat : block_flats_[block]) all_[flat]->FinishGather();
@@ -111,8 +144,10 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
           break;
         }
         x = blocks_[action.index]->Forward(x, batches[action.micro], kept);
-        if (batches[action.micro].loss_only) kept.clear();
-        else blocks_[action.index]->Thin(kept, options_.recompute);
+        if (batches[action.micro].loss_only)
+          kept.clear();
+        else
+          blocks_[action.index]->Thin(kept, options_.recompute);
         if (action.index + 1 == static_cast<int>(blocks_.size())) {
           losses = losses.defined() ? losses + x : x;
           x = at::Tensor();
@@ -131,7 +166,8 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
           d = graphs_->Backward(action.index, d, saved[action.micro][action.index]);
           break;
         }
-        d = blocks_[action.index]->Backward(d, batches[action.micro], saved[action.micro][action.index]);
+        d = blocks_[action.index]->Backward(d, batches[action.micro],
+                                            saved[action.micro][action.index]);
         saved[action.micro][action.index].clear();
         break;
       }
@@ -158,7 +194,8 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
   for (const std::unique_ptr<FlatParam>& flat : flats()) flat->ZeroGradients();
   if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
   std::vector<Action>& schedule = schedules_[batches.size()];
-  if (schedule.empty()) schedule = MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()));
+  if (schedule.empty())
+    schedule = MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()));
   if (graphs_) graphs_->BeginStep();
   EngineLoss loss;
   Carry(schedule, batches, loss);
@@ -168,7 +205,8 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
 double Engine::Evaluate(std::vector<BatchMeta>& batches) {
   for (BatchMeta& batch : batches) batch.loss_only = true;
   EngineLoss loss;
-  Carry(MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()), /*training=*/false), batches, loss);
+  Carry(MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()), /*training=*/false),
+        batches, loss);
   return loss.loss;
 }
 
@@ -176,8 +214,10 @@ void Engine::GatherAll() {
   for (FlatParam* flat : all_) {
     flat->StartGather();
     flat->FinishGather();
-    if (world_->rank() == 0) flat->LeaveSlot();
-    else flat->Release();
+    if (world_->rank() == 0)
+      flat->LeaveSlot();
+    else
+      flat->Release();
   }
 }
 

@@ -1,5 +1,5 @@
-// The engine holds a model's flats and blocks and carries out schedules. It knows nothing of Llama: a model is a list of
-// blocks and the flats that each uses.
+// The engine holds a model's flats and blocks and carries out schedules. It knows nothing of Llama:
+// a model is a list of blocks and the flats that each uses.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,15 @@ struct EngineOptions {
   int64_t max_length = 0;  // tokens of the longest row
   FlatOptions flats;       // of what is trained
   Recompute recompute = Recompute::kNone;
-  LoraConfig lora;         // on: the model's own flats are frozen and the adapters' are what is trained
-  uint64_t seed = 0;       // decides what dropout drops
-  MakeGraph graphs = {};   // layers run by them; null: by plain launches
-  double z_loss = 0;       // coefficient of the mean square of the logits' log-sum-exp, added to the loss
+  LoraConfig lora;    // on: the model's own flats are frozen and the adapters' are what is trained
+  uint64_t seed = 0;  // decides what dropout drops
+  MakeGraph graphs = {};  // layers run by them; null: by plain launches
+  double z_loss =
+      0;  // coefficient of the mean square of the logits' log-sum-exp, added to the loss
 };
 
-// Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, not in `loss`.
+// Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, not
+// in `loss`.
 struct EngineLoss {
   double loss = 0, z = 0;
 };
@@ -41,14 +43,15 @@ class Engine {
   // The model's, trained or frozen.
   std::vector<std::unique_ptr<FlatParam>>& model_flats() { return model_; }
 
-  // Forward and backward of `batches`. Afterwards the gradients are summed over all ranks (in each rank's owned range).
+  // Forward and backward of `batches`. Afterwards the gradients are summed over all ranks (in each
+  // rank's owned range).
   EngineLoss Run(const std::vector<BatchMeta>& batches);
 
   // This rank's loss of `batches`, without gradients; collective.
   double Evaluate(std::vector<BatchMeta>& batches);
 
-  // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in the host's memory. Collective; nothing
-  // is trained afterwards.
+  // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in the host's
+  // memory. Collective; nothing is trained afterwards.
   void GatherAll();
 
   // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
@@ -62,14 +65,15 @@ class Engine {
   ScheduleNeeds Needs() const;
   std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();
-  void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches, EngineLoss& loss);
+  void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches,
+             EngineLoss& loss);
 
   World* world_;
   const EngineOptions options_;
   const bool frozen_;
   std::vector<std::unique_ptr<FlatParam>> model_, adapters_;
-  std::vector<FlatParam*> all_;   // model_, then adapters_
-  BlockFlats block_flats_;        // of all_
+  std::vector<FlatParam*> all_;  // model_, then adapters_
+  BlockFlats block_flats_;       // of all_
   std::vector<at::Tensor> slots_;
   int64_t weight_slot_bytes_ = 0, gradient_slot_bytes_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;

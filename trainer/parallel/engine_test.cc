@@ -1,4 +1,5 @@
-// A model trained for some steps in every way that may not change its numbers, or only their last digits.
+// A model trained for some steps in every way that may not change its numbers, or only their last
+// digits.
 #include "trainer/parallel/engine.h"
 
 #include <atomic>
@@ -20,7 +21,8 @@ constexpr int kSteps = 4;
 
 ModelConfig Tiny(bool tied) {
   ModelConfig c;
-  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 40, c.num_layers = 3, c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 8;
+  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 40, c.num_layers = 3,
+  c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 8;
   c.tie_word_embeddings = tied;
   return c;
 }
@@ -28,7 +30,8 @@ ModelConfig Tiny(bool tied) {
 // Rows [begin, end) of step `step`. How many of a row's targets count differs from row to row.
 BatchMeta Rows(int step, int64_t begin, int64_t end) {
   at::manual_seed(static_cast<uint64_t>(100 + step));
-  const at::Tensor ids = at::randint(0, 37, {kRows, kLength}, at::kLong), targets = at::randint(0, 37, {kRows, kLength}, at::kLong);
+  const at::Tensor ids = at::randint(0, 37, {kRows, kLength}, at::kLong),
+                   targets = at::randint(0, 37, {kRows, kLength}, at::kLong);
   at::Tensor weights = at::zeros({kRows, kLength});
   int64_t count = 0;
   for (int64_t row = 0; row < kRows; ++row) {
@@ -37,8 +40,14 @@ BatchMeta Rows(int step, int64_t begin, int64_t end) {
     count += n;
   }
   weights.div_(static_cast<double>(count));
-  const auto cut = [&](const at::Tensor& all) { return all.narrow(0, begin, end - begin).flatten(); };
-  return {.batch = end - begin, .length = kLength, .ids = cut(ids), .targets = cut(targets), .weights = cut(weights)};
+  const auto cut = [&](const at::Tensor& all) {
+    return all.narrow(0, begin, end - begin).flatten();
+  };
+  return {.batch = end - begin,
+          .length = kLength,
+          .ids = cut(ids),
+          .targets = cut(targets),
+          .weights = cut(weights)};
 }
 
 struct Way {
@@ -77,7 +86,9 @@ Outcome Train(const Way& way, bool tied = false) {
       std::vector<BatchMeta> batches;
       {
         const std::lock_guard<std::mutex> lock(seeds);
-        for (int m = 0; m < way.micro_batches; ++m) batches.push_back(Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
+        for (int m = 0; m < way.micro_batches; ++m)
+          batches.push_back(
+              Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Run(batches).loss));
       const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats())));
@@ -85,7 +96,9 @@ Outcome Train(const Way& way, bool tied = false) {
       std::vector<BatchMeta> again;
       {
         const std::lock_guard<std::mutex> lock(seeds);
-        for (int m = 0; m < way.micro_batches; ++m) again.push_back(Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
+        for (int m = 0; m < way.micro_batches; ++m)
+          again.push_back(
+              Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Evaluate(again)));
     }
@@ -94,7 +107,8 @@ Outcome Train(const Way& way, bool tied = false) {
     const std::lock_guard<std::mutex> lock(mutex);
     outcome.losses = losses;
     for (const auto& flat : engine.model_flats()) {
-      for (size_t s = 0; s < flat->layout().segments().size(); ++s) outcome.weights.push_back(flat->Weight(static_cast<int>(s)).clone());
+      for (size_t s = 0; s < flat->layout().segments().size(); ++s)
+        outcome.weights.push_back(flat->Weight(static_cast<int>(s)).clone());
     }
   };
   OnRanks(way.ranks, body, way.shard_size);
@@ -104,12 +118,14 @@ Outcome Train(const Way& way, bool tied = false) {
 void ExpectSame(const Outcome& found, const Outcome& wanted) {
   EXPECT_EQ(found.losses, wanted.losses);
   ASSERT_EQ(found.weights.size(), wanted.weights.size());
-  for (size_t i = 0; i < found.weights.size(); ++i) EXPECT_TRUE(at::equal(found.weights[i], wanted.weights[i])) << i;
+  for (size_t i = 0; i < found.weights.size(); ++i)
+    EXPECT_TRUE(at::equal(found.weights[i], wanted.weights[i])) << i;
 }
 
 void ExpectNear(const Outcome& found, const Outcome& wanted, double bound) {
   ASSERT_EQ(found.losses.size(), wanted.losses.size());
-  for (size_t i = 0; i < found.losses.size(); ++i) EXPECT_LE(std::abs(found.losses[i] - wanted.losses[i]) / wanted.losses[i], bound) << i;
+  for (size_t i = 0; i < found.losses.size(); ++i)
+    EXPECT_LE(std::abs(found.losses[i] - wanted.losses[i]) / wanted.losses[i], bound) << i;
 }
 
 FlatOptions Stage(int stage, FlatOptions more = {}) {
@@ -121,9 +137,15 @@ TEST(Engine, AnyStageOnFourRanksTrainsAsOneRankDoes) {
   for (const bool tied : {false, true}) {
     const Outcome wanted = Train({.name = "one rank"}, tied);
     EXPECT_LT(wanted.losses.back(), wanted.losses.front());
-    for (const Way& way : {Way{"0", 4, 1, {.flats = Stage(0)}}, {"1", 4, 2, {.flats = Stage(1)}}, {"2", 4, 2, {.flats = Stage(2)}}, {"3", 4, 2, {.flats = Stage(3)}},
-                           {"3, one micro-batch", 4, 1, {.flats = Stage(3)}}, {"hybrid 1", 4, 1, {.flats = Stage(1)}, 2}, {"hybrid 2", 4, 2, {.flats = Stage(2)}, 2},
-                           {"hybrid 3", 4, 2, {.flats = Stage(3)}, 2}, {"3, groups of one", 4, 2, {.flats = Stage(3)}, 1}}) {
+    for (const Way& way : {Way{"0", 4, 1, {.flats = Stage(0)}},
+                           {"1", 4, 2, {.flats = Stage(1)}},
+                           {"2", 4, 2, {.flats = Stage(2)}},
+                           {"3", 4, 2, {.flats = Stage(3)}},
+                           {"3, one micro-batch", 4, 1, {.flats = Stage(3)}},
+                           {"hybrid 1", 4, 1, {.flats = Stage(1)}, 2},
+                           {"hybrid 2", 4, 2, {.flats = Stage(2)}, 2},
+                           {"hybrid 3", 4, 2, {.flats = Stage(3)}, 2},
+                           {"3, groups of one", 4, 2, {.flats = Stage(3)}, 1}}) {
       SCOPED_TRACE(way.name);
       ExpectNear(Train(way, tied), wanted, 1e-6);
     }
@@ -135,7 +157,9 @@ TEST(Engine, AnyShardSizeTrainsAsOneRankDoesWhereGradientsAreScattered) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int shard_size : {1, 2, 4}) {
       SCOPED_TRACE(absl::StrCat("stage ", stage, ", shards of ", shard_size));
-      ExpectNear(Train({"scattered", 4, 2, {.flats = Stage(stage)}, shard_size, 0, /*scatter=*/true}), wanted, 1e-6);
+      ExpectNear(
+          Train({"scattered", 4, 2, {.flats = Stage(stage)}, shard_size, 0, /*scatter=*/true}),
+          wanted, 1e-6);
     }
   }
 }
@@ -166,11 +190,19 @@ TEST(Engine, WhatSavesMemoryChangesNoBit) {
         {"slots poisoned", 2, 2, {.flats = with([](FlatOptions& o) { o.poison = true; })}},
         {"weights resident", 2, 2, {.flats = with([](FlatOptions& o) { o.zero_stage = 2; })}},
         {"recompute all", 2, 2, {.flats = plain, .recompute = Recompute::kFull}},
-        {"recompute all but attention, poisoned", 2, 2, {.flats = with([](FlatOptions& o) { o.poison = true; }), .recompute = Recompute::kKeepAttention}},
+        {"recompute all but attention, poisoned",
+         2,
+         2,
+         {.flats = with([](FlatOptions& o) { o.poison = true; }),
+          .recompute = Recompute::kKeepAttention}},
         {"state on the host", 2, 2, {.flats = with([](FlatOptions& o) { o.host_state = true; })}},
-        {"weights on the host", 2, 2, {.flats = with([](FlatOptions& o) { o.host_state = o.host_weights = o.poison = true; })}},
+        {"weights on the host", 2, 2, {.flats = with([](FlatOptions& o) {
+                                         o.host_state = o.host_weights = o.poison = true;
+                                       })}},
     };
-    if (dtype == at::kBFloat16) ways.push_back({"split masters", 2, 2, {.flats = with([](FlatOptions& o) { o.split_masters = true; })}});
+    if (dtype == at::kBFloat16)
+      ways.push_back(
+          {"split masters", 2, 2, {.flats = with([](FlatOptions& o) { o.split_masters = true; })}});
     for (const Way& way : ways) {
       SCOPED_TRACE(way.name);
       ExpectSame(Train(way, true), wanted);
@@ -178,7 +210,8 @@ TEST(Engine, WhatSavesMemoryChangesNoBit) {
   }
 }
 
-// A graph of the CPU's work: done when it is recorded, and again by each Replay but the first, into the same memory.
+// A graph of the CPU's work: done when it is recorded, and again by each Replay but the first, into
+// the same memory.
 class HostGraph : public Graph {
  public:
   std::vector<at::Tensor> Record(const Work& work) override {
@@ -204,35 +237,47 @@ class HostGraph : public Graph {
 
 TEST(Engine, LayersRunAsGraphsToTheSameBits) {
   const FlatOptions three = Stage(3, {.dtype = at::kBFloat16, .poison = true});
-  for (const Way& way : {Way{"plain", 1, 1}, {"micro-batches", 1, 4}, {"stage 3", 2, 2, {.flats = three}}, {"recompute all", 2, 2, {.flats = three, .recompute = Recompute::kFull}},
-                         {"recompute all but attention", 1, 2, {.recompute = Recompute::kKeepAttention}}}) {
+  for (const Way& way :
+       {Way{"plain", 1, 1},
+        {"micro-batches", 1, 4},
+        {"stage 3", 2, 2, {.flats = three}},
+        {"recompute all", 2, 2, {.flats = three, .recompute = Recompute::kFull}},
+        {"recompute all but attention", 1, 2, {.recompute = Recompute::kKeepAttention}}}) {
     SCOPED_TRACE(way.name);
     const Outcome wanted = Train(way);
     Way graphs = way;
     graphs.options.graphs = [] { return std::make_unique<HostGraph>(); };
     HostGraph::replays = 0;
     ExpectSame(Train(graphs), wanted);
-    // 3 layers, forward and backward, in all steps but the first; a recorded one runs without a replay.
+    // 3 layers, forward and backward, in all steps but the first; a recorded one runs without a
+    // replay.
     EXPECT_EQ(HostGraph::replays, way.ranks * 3 * 2 * (way.micro_batches * (kSteps - 1) - 1));
   }
 }
 
 TEST(Engine, WhatCantBeRecordedRunsByPlainLaunches) {
   struct Refusing : HostGraph {
-    std::vector<at::Tensor> Record(const Work&) override { TORCH_CHECK(false, "operation not permitted when stream is capturing"); }
+    std::vector<at::Tensor> Record(const Work&) override {
+      TORCH_CHECK(false, "operation not permitted when stream is capturing");
+    }
   };
   const Way plain{"plain", 1, 2, {.recompute = Recompute::kFull}};
   Way second = plain;  // the second layer's forward is the first that can't be
-  second.options.graphs = [made = 0]() mutable -> std::unique_ptr<Graph> { return ++made == 1 ? std::make_unique<HostGraph>() : std::make_unique<Refusing>(); };
+  second.options.graphs = [made = 0]() mutable -> std::unique_ptr<Graph> {
+    return ++made == 1 ? std::make_unique<HostGraph>() : std::make_unique<Refusing>();
+  };
   ExpectSame(Train(second), Train(plain));
 }
 
 TEST(Engine, ARecorderThatIsStuckEndsTheRunNamingTheField) {
   struct Stuck : HostGraph {
-    std::vector<at::Tensor> Record(const Work&) override { throw Graph::Stuck("operation not permitted when stream is capturing"); }
+    std::vector<at::Tensor> Record(const Work&) override {
+      throw Graph::Stuck("operation not permitted when stream is capturing");
+    }
   };
   OnRanks(1, [&](World& world) {
-    Engine engine(Tiny(false), &world, {.max_length = kLength, .graphs = [] { return std::make_unique<Stuck>(); }});
+    Engine engine(Tiny(false), &world,
+                  {.max_length = kLength, .graphs = [] { return std::make_unique<Stuck>(); }});
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
     const std::vector<BatchMeta> batches = {Rows(0, 0, 3)};
     engine.Run(batches);
@@ -242,7 +287,10 @@ TEST(Engine, ARecorderThatIsStuckEndsTheRunNamingTheField) {
     } catch (const c10::Error& e) {
       why = e.what();
     }
-    EXPECT_NE(why.find("forward can't be recorded; set cuda_graphs: false (operation not permitted"), std::string::npos) << why;
+    EXPECT_NE(
+        why.find("forward can't be recorded; set cuda_graphs: false (operation not permitted"),
+        std::string::npos)
+        << why;
   });
 }
 
@@ -275,8 +323,12 @@ TEST(Engine, OneRankWithItsWeightsOnTheHostUsesSlotsToo) {
 
 TEST(Engine, RoundedStateStaysNear) {
   const Outcome wanted = Train({"plain", 2, 2, {.flats = Stage(2, {.dtype = at::kBFloat16})}});
-  for (const Way& way : {Way{"moments", 2, 2, {.flats = Stage(2, {.dtype = at::kBFloat16, .bf16_moments = true})}},
-                         Way{"gradients", 2, 2, {.flats = Stage(1, {.dtype = at::kBFloat16, .bf16_gradients = true})}}}) {
+  for (const Way& way :
+       {Way{"moments", 2, 2, {.flats = Stage(2, {.dtype = at::kBFloat16, .bf16_moments = true})}},
+        Way{"gradients",
+            2,
+            2,
+            {.flats = Stage(1, {.dtype = at::kBFloat16, .bf16_gradients = true})}}}) {
     SCOPED_TRACE(way.name);
     ExpectNear(Train(way), wanted, 2e-2);
   }
@@ -290,28 +342,41 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
         const bool half = dtype == at::kBFloat16;
         all.push_back({.zero_stage = stage, .dtype = dtype, .separate_gradients = more});
         all.push_back({.zero_stage = stage, .dtype = dtype, .frozen = true});
-        all.push_back({.zero_stage = stage, .dtype = dtype, .split_masters = half && more, .bf16_moments = true, .bf16_gradients = half});
-        all.push_back({.zero_stage = stage, .dtype = dtype, .host_state = true, .host_weights = stage == 3 && more});
+        all.push_back({.zero_stage = stage,
+                       .dtype = dtype,
+                       .split_masters = half && more,
+                       .bf16_moments = true,
+                       .bf16_gradients = half});
+        all.push_back({.zero_stage = stage,
+                       .dtype = dtype,
+                       .host_state = true,
+                       .host_weights = stage == 3 && more});
       }
     }
   }
   FlatLayout layout;
   layout.Add("w", {30, 50}, true);
   for (const auto& [ranks, group] : {std::pair<int, int>{1, 0}, {4, 0}, {4, 2}, {4, 1}}) {
-    OnRanks(ranks, [&](World& world) {
-      for (const FlatOptions& options : all) {
-        EXPECT_EQ(FlatParam(layout, &world, options).Memory(), MemoryOf(layout, world.size(), world.shard().size, options));
-      }
-    }, group);
+    OnRanks(
+        ranks,
+        [&](World& world) {
+          for (const FlatOptions& options : all) {
+            EXPECT_EQ(FlatParam(layout, &world, options).Memory(),
+                      MemoryOf(layout, world.size(), world.shard().size, options));
+          }
+        },
+        group);
   }
 }
 
 TEST(Engine, ReductionsAreSumsInFp32) {
-  // 256 + 1 is 256 in bf16; with gradients kept in bf16 the ranks' are summed in fp32 and rounded once.
+  // 256 + 1 is 256 in bf16; with gradients kept in bf16 the ranks' are summed in fp32 and rounded
+  // once.
   OnRanks(3, [&](World& world) {
     FlatLayout layout;
     layout.Add("w", {64}, true);
-    FlatParam flat(std::move(layout), &world, {.zero_stage = 2, .dtype = at::kBFloat16, .bf16_gradients = true});
+    FlatParam flat(std::move(layout), &world,
+                   {.zero_stage = 2, .dtype = at::kBFloat16, .bf16_gradients = true});
     const at::Tensor slot = at::empty({flat.padded_numel()}, at::kFloat);
     flat.BindGradient(slot.data_ptr());
     flat.ZeroGradients();
@@ -320,14 +385,16 @@ TEST(Engine, ReductionsAreSumsInFp32) {
     flat.StartReduce();
     flat.FinishReduce();
     for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
-      EXPECT_TRUE((flat.OwnedGradient().narrow(0, p.range_begin, p.numel) == 258).all().item<bool>());
+      EXPECT_TRUE(
+          (flat.OwnedGradient().narrow(0, p.range_begin, p.numel) == 258).all().item<bool>());
     }
   });
 }
 
 TEST(Engine, WhatWasReleasedIsPoison) {
   OnRanks(2, [&](World& world) {
-    Engine engine(Tiny(false), &world, {.max_length = kLength, .flats = Stage(3, {.poison = true})});
+    Engine engine(Tiny(false), &world,
+                  {.max_length = kLength, .flats = Stage(3, {.poison = true})});
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
     at::Tensor weight = engine.flats()[1]->Weight(1);
     EXPECT_TRUE(weight.isnan().all().item<bool>());

@@ -18,13 +18,17 @@ namespace {
 
 constexpr int64_t kAlign = 32;  // elements
 
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // A tensor whose memory comes later.
 at::Tensor Unbound(int64_t numel, const at::TensorOptions& options) {
   const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   const at::Tensor tensor = at::empty({0}, options);
-  return tensor.set_(c10::Storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr(nullptr, options.device())), 0, {numel}, {1});
+  return tensor.set_(
+      c10::Storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr(nullptr, options.device())),
+      0, {numel}, {1});
 }
 
 double ThreadSeconds() {
@@ -35,19 +39,21 @@ double ThreadSeconds() {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Takes the pages of fresh memory, which starts at a multiple of kHugePage, all at once. A huge one takes a quarter of the time that as many small
-// ones do, where the kernel has it at hand; where it must compact memory first, or a hypervisor must find it, several times as long. Each tells by
-// its time whether the next is worth it: after a slow one come small ones, for longer each time.
+// Takes the pages of fresh memory, which starts at a multiple of kHugePage, all at once. A huge one
+// takes a quarter of the time that as many small ones do, where the kernel has it at hand; where it
+// must compact memory first, or a hypervisor must find it, several times as long. Each tells by its
+// time whether the next is worth it: after a slow one come small ones, for longer each time.
 void TakePages(uint8_t* memory, size_t bytes) {
   constexpr int kPause = 16, kLongestPause = 128;  // small ones, in the room of so many huge ones
-  thread_local double small_s = 0;                 // the last kHugePage in small ones; 0: not known yet
+  thread_local double small_s = 0;  // the last kHugePage in small ones; 0: not known yet
   thread_local int left = 1, pause = kPause;
   for (size_t at = 0; at < bytes; at += kHugePage) {
     const size_t size = std::min(kHugePage, bytes - at);
     const bool huge = size == kHugePage && left == 0;
     if (huge) ::madvise(memory + at, size, MADV_HUGEPAGE);
     const double begin_s = ThreadSeconds();
-    if (::madvise(memory + at, size, MADV_POPULATE_WRITE) != 0) return;  // a kernel before 5.14: the pages come at their first touch
+    if (::madvise(memory + at, size, MADV_POPULATE_WRITE) != 0)
+      return;  // a kernel before 5.14: the pages come at their first touch
     const double taken_s = ThreadSeconds() - begin_s;
     if (!huge) {
       if (size == kHugePage) small_s = taken_s, left = std::max(0, left - 1);
@@ -60,17 +66,21 @@ void TakePages(uint8_t* memory, size_t bytes) {
   }
 }
 
-// Zeros. On the host large ones are fresh pages, taken all at once: they are zero already, and touching them one by one would be
-// a good part of a start.
+// Zeros. On the host large ones are fresh pages, taken all at once: they are zero already, and
+// touching them one by one would be a good part of a start.
 at::Tensor Zeros(int64_t numel, const at::TensorOptions& options) {
   const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
-  if (!options.device().is_cpu() || options.pinned_memory() || bytes < (size_t{1} << 20)) return at::zeros({numel}, options);
+  if (!options.device().is_cpu() || options.pinned_memory() || bytes < (size_t{1} << 20))
+    return at::zeros({numel}, options);
   const size_t mapped = bytes + kHugePage;
-  void* memory = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   TORCH_CHECK(memory != MAP_FAILED, "no memory for ", bytes, " bytes");
-  uint8_t* begin = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
+  uint8_t* begin = reinterpret_cast<uint8_t*>(
+      (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
   TakePages(begin, bytes);
-  return at::from_blob(begin, {numel}, [memory, mapped](void*) { ::munmap(memory, mapped); }, options);
+  return at::from_blob(
+      begin, {numel}, [memory, mapped](void*) { ::munmap(memory, mapped); }, options);
 }
 
 uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
@@ -78,7 +88,8 @@ uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.
 }  // namespace
 
 void FlatLayout::Add(std::string name, std::vector<int64_t> shape, bool weight_decay, bool joined) {
-  Segment segment{std::move(name), std::move(shape), weight_decay, joined ? numel_ : RoundUp(numel_, kAlign), 1};
+  Segment segment{std::move(name), std::move(shape), weight_decay,
+                  joined ? numel_ : RoundUp(numel_, kAlign), 1};
   for (const int64_t dim : segment.shape) segment.numel *= dim;
   numel_ = segment.offset + segment.numel;
   segments_.push_back(std::move(segment));
@@ -90,34 +101,42 @@ std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int6
   std::vector<SegmentPiece> pieces;
   for (size_t i = 0; i < layout.segments().size(); ++i) {
     const Segment& segment = layout.segments()[i];
-    const int64_t from = std::max(begin, segment.offset), to = std::min(end, segment.offset + segment.numel);
-    if (from < to) pieces.push_back({static_cast<int>(i), from - segment.offset, from - begin, to - from});
+    const int64_t from = std::max(begin, segment.offset),
+                  to = std::min(end, segment.offset + segment.numel);
+    if (from < to)
+      pieces.push_back({static_cast<int>(i), from - segment.offset, from - begin, to - from});
   }
   return pieces;
 }
 
 FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options) {
   FlatMemory m;
-  const int64_t padded = layout.PaddedNumel(ranks), element = static_cast<int64_t>(at::elementSize(options.dtype));
+  const int64_t padded = layout.PaddedNumel(ranks),
+                element = static_cast<int64_t>(at::elementSize(options.dtype));
   // Frozen weights are whole on every rank unless weights are what is sharded.
   const int64_t owned = options.zero_stage >= (options.frozen ? 3 : 1) ? padded / group : padded;
   m.weights_in_slot = options.zero_stage == 3 && (group > 1 || options.host_weights);
   m.weights = (m.weights_in_slot ? owned : padded) * element;
   if (options.frozen) return m;
-  m.gradients_in_slot = options.separate_gradients || options.bf16_gradients || (options.zero_stage >= 2 && group > 1);
-  m.reduces_slot = m.gradients_in_slot && ranks > 1 && (options.zero_stage >= 2 || options.bf16_gradients);
+  m.gradients_in_slot = options.separate_gradients || options.bf16_gradients ||
+                        (options.zero_stage >= 2 && group > 1);
+  m.reduces_slot =
+      m.gradients_in_slot && ranks > 1 && (options.zero_stage >= 2 || options.bf16_gradients);
   m.gradients = (m.reduces_slot ? owned : padded) * (options.bf16_gradients ? 2 : 4);
-  const bool one_memory = options.dtype == at::kFloat && (!options.host_state || options.host_weights);
+  const bool one_memory =
+      options.dtype == at::kFloat && (!options.host_state || options.host_weights);
   m.masters = options.split_masters ? owned * 2 : one_memory ? 0 : owned * 4;
   m.moments = 2 * owned * (options.bf16_moments ? 2 : 4);
   return m;
 }
 
-FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options) : layout_(std::move(layout)), world_(world), options_(options) {
+FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options)
+    : layout_(std::move(layout)), world_(world), options_(options) {
   const int64_t padded = layout_.PaddedNumel(world->size());
   const int group = world->shard().size;
   const FlatMemory memory = MemoryOf(layout_, world->size(), group, options);
-  weights_in_slot_ = memory.weights_in_slot, gradients_in_slot_ = memory.gradients_in_slot, reduces_slot_ = memory.reduces_slot;
+  weights_in_slot_ = memory.weights_in_slot, gradients_in_slot_ = memory.gradients_in_slot,
+  reduces_slot_ = memory.reduces_slot;
   shard_numel_ = padded / world->size();
   const bool sharded = options.zero_stage >= (options.frozen ? 3 : 1);
   owned_numel_ = sharded ? padded / group : padded;
@@ -126,9 +145,15 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
 
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat).device(world->device());
   const at::TensorOptions half = fp32.dtype(at::kBFloat16);
-  const auto on_host = [&](const at::TensorOptions& of, bool host) { return host ? of.device(at::kCPU).pinned_memory(world->device().is_cuda()) : of; };
-  params_ = weights_in_slot_ ? Unbound(padded, fp32.dtype(options.dtype)) : Zeros(padded, fp32.dtype(options.dtype));
-  owned_weights_ = weights_in_slot_ ? Zeros(owned_numel_, on_host(fp32.dtype(options.dtype), options.host_weights)) : params_.narrow(0, owned_begin_, owned_numel_);
+  const auto on_host = [&](const at::TensorOptions& of, bool host) {
+    return host ? of.device(at::kCPU).pinned_memory(world->device().is_cuda()) : of;
+  };
+  params_ = weights_in_slot_ ? Unbound(padded, fp32.dtype(options.dtype))
+                             : Zeros(padded, fp32.dtype(options.dtype));
+  owned_weights_ =
+      weights_in_slot_
+          ? Zeros(owned_numel_, on_host(fp32.dtype(options.dtype), options.host_weights))
+          : params_.narrow(0, owned_begin_, owned_numel_);
   if (options.frozen) return;
   if (gradients_in_slot_) {
     grads_ = Unbound(padded, fp32);
@@ -136,21 +161,32 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
   } else {
     sums_ = grads_ = Zeros(padded, fp32);
   }
-  if (options.split_masters) rest_ = Zeros(owned_numel_, on_host(fp32.dtype(at::kShort), options.host_state));
-  else masters_ = memory.masters == 0 ? owned_weights_ : Zeros(owned_numel_, on_host(fp32, options.host_state));
+  if (options.split_masters)
+    rest_ = Zeros(owned_numel_, on_host(fp32.dtype(at::kShort), options.host_state));
+  else
+    masters_ = memory.masters == 0 ? owned_weights_
+                                   : Zeros(owned_numel_, on_host(fp32, options.host_state));
   const at::TensorOptions moments = on_host(options.bf16_moments ? half : fp32, options.host_state);
   exp_avg_ = Zeros(owned_numel_, moments);
   exp_avg_sq_ = Zeros(owned_numel_, moments);
 }
 
 FlatMemory FlatParam::Memory() const {
-  const auto bytes = [](const at::Tensor& tensor) { return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0; };
-  return {weights_in_slot_ ? bytes(owned_weights_) : bytes(params_), bytes(sums_), (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(rest_),
-          bytes(exp_avg_) + bytes(exp_avg_sq_), weights_in_slot_, gradients_in_slot_, reduces_slot_};
+  const auto bytes = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  };
+  return {weights_in_slot_ ? bytes(owned_weights_) : bytes(params_),
+          bytes(sums_),
+          (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(rest_),
+          bytes(exp_avg_) + bytes(exp_avg_sq_),
+          weights_in_slot_,
+          gradients_in_slot_,
+          reduces_slot_};
 }
 
 void FlatParam::Bind(at::Tensor& tensor, void* memory) {
-  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(memory, tensor.device()));
+  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      at::DataPtr(memory, tensor.device()));
 }
 
 at::Tensor FlatParam::Owned(State which) const {
@@ -163,7 +199,10 @@ at::Tensor FlatParam::Owned(State which) const {
 }
 
 at::Tensor FlatParam::InPlace(State which) const {
-  const at::Tensor& kept = which == kExpAvg ? exp_avg_ : which == kExpAvgSq ? exp_avg_sq_ : frozen() ? owned_weights_ : masters_;
+  const at::Tensor& kept = which == kExpAvg     ? exp_avg_
+                           : which == kExpAvgSq ? exp_avg_sq_
+                           : frozen()           ? owned_weights_
+                                                : masters_;
   return kept.defined() && kept.is_cpu() && kept.scalar_type() == at::kFloat ? kept : at::Tensor();
 }
 
@@ -190,7 +229,8 @@ void FlatParam::MakeWeights(const at::Tensor& masters) {
   } else if (owned_weights_.is_cuda() || masters.is_cuda()) {
     SplitByAten(masters.to(owned_weights_.device()), owned_weights_, rest_);
   } else {
-    SplitMasters(masters.contiguous().data_ptr<float>(), Bits(owned_weights_), rest_.defined() ? Bits(rest_) : nullptr, owned_numel_);
+    SplitMasters(masters.contiguous().data_ptr<float>(), Bits(owned_weights_),
+                 rest_.defined() ? Bits(rest_) : nullptr, owned_numel_);
   }
 }
 
@@ -202,7 +242,11 @@ void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at:
 
 at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& rest) {
   // `rest` is a signed distance.
-  return weights.view(at::kShort).to(at::kInt).bitwise_left_shift(16).add_(rest.to(at::kInt)).view(at::kFloat);
+  return weights.view(at::kShort)
+      .to(at::kInt)
+      .bitwise_left_shift(16)
+      .add_(rest.to(at::kInt))
+      .view(at::kFloat);
 }
 
 int64_t FlatParam::shard_begin(int rank) const {
@@ -228,8 +272,10 @@ void FlatParam::StartGather() {
     if (gathered_) return;
     gathered_ = true;
     if (options_.host_weights && params_.is_cuda()) return GatherFromHost();
-    if (world_->shard().size == 1) params_.copy_(owned_weights_);
-    else GatherOwned();
+    if (world_->shard().size == 1)
+      params_.copy_(owned_weights_);
+    else
+      GatherOwned();
     return;
   }
   if (!stale_) return;
@@ -237,7 +283,8 @@ void FlatParam::StartGather() {
   if (owned_numel_ < params_.numel()) GatherOwned();
 }
 
-// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the same bytes go straight to their place.
+// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
+// same bytes go straight to their place.
 void FlatParam::GatherOwned() {
   const Group& group = world_->shard();
   if (!world_->prefers_all_reduce()) {
@@ -253,9 +300,11 @@ void FlatParam::GatherOwned() {
   }
 }
 
-// The copy from the host runs on a stream of its own, beside what is computed until FinishGather, and so does what follows from it.
+// The copy from the host runs on a stream of its own, beside what is computed until FinishGather,
+// and so does what follows from it.
 void FlatParam::GatherFromHost() {
-  static const c10::cuda::CUDAStream copies = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, params_.device().index());
+  static const c10::cuda::CUDAStream copies =
+      c10::cuda::getStreamFromPool(/*isHighPriority=*/false, params_.device().index());
   // Whoever had the slot before is done with it where the computing stream stands now.
   c10::Event free(at::kCUDA);
   free.record(c10::cuda::getCurrentCUDAStream(params_.device().index()).unwrap());
@@ -273,7 +322,8 @@ void FlatParam::GatherFromHost() {
 
 void FlatParam::FinishGather() {
   if (copied_) {
-    const c10::cuda::CUDAStream computing = c10::cuda::getCurrentCUDAStream(params_.device().index());
+    const c10::cuda::CUDAStream computing =
+        c10::cuda::getCurrentCUDAStream(params_.device().index());
     copied_->block(computing.unwrap());
     copied_.reset();
     if (staging_.defined()) staging_.record_stream(computing.unwrap());
@@ -291,7 +341,8 @@ void FlatParam::Release() {
 }
 
 void FlatParam::LeaveSlot() {
-  if (weights_in_slot_) params_ = params_.to(at::kCPU, params_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  if (weights_in_slot_)
+    params_ = params_.to(at::kCPU, params_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 void FlatParam::ZeroGradients() {
@@ -308,9 +359,11 @@ void FlatParam::FoldGradient() {
   if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
-// By one all-reduce of all ranks, instead of a reduce-scatter in the shard group and an all-reduce of its part in the replicate group.
-// A shard group of one has nothing to scatter.
-bool FlatParam::SumsWhole() const { return options_.zero_stage == 0 || world_->shard().size == 1 || world_->prefers_all_reduce(); }
+// By one all-reduce of all ranks, instead of a reduce-scatter in the shard group and an all-reduce
+// of its part in the replicate group. A shard group of one has nothing to scatter.
+bool FlatParam::SumsWhole() const {
+  return options_.zero_stage == 0 || world_->shard().size == 1 || world_->prefers_all_reduce();
+}
 
 void FlatParam::StartReduce() {
   if (world_->size() == 1) return;
@@ -343,8 +396,11 @@ void FlatParam::Wait(c10::intrusive_ptr<c10d::Work>& work) {
   const auto begin = std::chrono::steady_clock::now();
   if (params_.is_cuda()) {
     // The host goes on; what stands still is the stream.
-    auto& [before, after] = stalls_.emplace_back(c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT));
-    const c10::Stream computing = c10::cuda::getCurrentCUDAStream(params_.device().index()).unwrap();
+    auto& [before, after] =
+        stalls_.emplace_back(c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
+                             c10::Event(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT));
+    const c10::Stream computing =
+        c10::cuda::getCurrentCUDAStream(params_.device().index()).unwrap();
     before.record(computing);
     work->wait();
     after.record(computing);

@@ -1,15 +1,18 @@
-// FlatParam: parameters that are gathered, reduced and updated together. Flat, padded, sharded over its process group.
+// FlatParam: parameters that are gathered, reduced and updated together. Flat, padded, sharded over
+// its process group.
 //
-// Terms. A *segment* is one parameter inside the flat: name, shape, offset. The layout of segments doesn't depend on the
-// number of ranks; only the padding at the end does. What a rank *owns* (masters, moments) is its *owned range*: the whole
-// flat with ZeRO-0, else its part of the shard group's equal parts. Its *shard* is the part of the owned range that it alone
-// saves and counts in norms: where several shard groups hold copies (hybrid sharding), each of them has another part.
+// Terms. A *segment* is one parameter inside the flat: name, shape, offset. The layout of segments
+// doesn't depend on the number of ranks; only the padding at the end does. What a rank *owns*
+// (masters, moments) is its *owned range*: the whole flat with ZeRO-0, else its part of the shard
+// group's equal parts. Its *shard* is the part of the owned range that it alone saves and counts in
+// norms: where several shard groups hold copies (hybrid sharding), each of them has another part.
 // A *frozen* flat is not trained: there are no gradients, moments or masters.
 //
-// Which of a flat's memory is whole on every rank follows the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054): 1 shards
-// masters and moments, 2 gradients as well, 3 weights as well. What is sharded is whole for a while only, in a *slot*: memory
-// that flats take turns in. Weights are in theirs from StartGather to Release, the gradient of one micro-batch from
-// OpenGradient to FinishReduce. A flat has the same slots all the time, so its views keep their addresses.
+// Which of a flat's memory is whole on every rank follows the stages of ZeRO (Rajbhandari et al.,
+// arXiv 1910.02054): 1 shards masters and moments, 2 gradients as well, 3 weights as well. What is
+// sharded is whole for a while only, in a *slot*: memory that flats take turns in. Weights are in
+// theirs from StartGather to Release, the gradient of one micro-batch from OpenGradient to
+// FinishReduce. A flat has the same slots all the time, so its views keep their addresses.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +30,18 @@
 namespace muster::trainer {
 
 struct Segment {
-  std::string name;            // Hugging Face's name of the parameter
+  std::string name;  // Hugging Face's name of the parameter
   std::vector<int64_t> shape;
   bool weight_decay = true;
-  int64_t offset = 0;          // in elements, in the flat
+  int64_t offset = 0;  // in elements, in the flat
   int64_t numel = 0;
 };
 
 // Where segments stand. Value type.
 class FlatLayout {
  public:
-  // Adds a segment; `joined` puts it right behind the one before (so that both can be used as one matrix), otherwise it
-  // starts at a multiple of 32 elements (128 bytes in fp32).
+  // Adds a segment; `joined` puts it right behind the one before (so that both can be used as one
+  // matrix), otherwise it starts at a multiple of 32 elements (128 bytes in fp32).
   void Add(std::string name, std::vector<int64_t> shape, bool weight_decay, bool joined = false);
 
   const std::vector<Segment>& segments() const { return segments_; }
@@ -65,32 +68,37 @@ std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int6
 // How a flat is kept.
 struct FlatOptions {
   int zero_stage = 0;
-  at::ScalarType dtype = at::kFloat;    // of the weights that the model computes with
+  at::ScalarType dtype = at::kFloat;  // of the weights that the model computes with
   bool frozen = false;
-  bool separate_gradients = false;      // a micro-batch's gradient is computed by itself and then added; so it is from stage 2 on
-  bool split_masters = false;           // dtype bf16: a master is its weight and 16 bits more, instead of fp32
+  bool separate_gradients = false;  // a micro-batch's gradient is computed by itself and then
+                                    // added; so it is from stage 2 on
+  bool split_masters =
+      false;  // dtype bf16: a master is its weight and 16 bits more, instead of fp32
   bool bf16_moments = false;
-  bool bf16_gradients = false;          // what is summed up to; a micro-batch's own are fp32, and so are sums over ranks
-  bool host_state = false;              // masters and moments in the host's memory
-  bool host_weights = false;            // stage 3: the owned weights as well
-  bool poison = false;                  // what is left behind in a slot becomes NaN
+  bool bf16_gradients =
+      false;  // what is summed up to; a micro-batch's own are fp32, and so are sums over ranks
+  bool host_state = false;    // masters and moments in the host's memory
+  bool host_weights = false;  // stage 3: the owned weights as well
+  bool poison = false;        // what is left behind in a slot becomes NaN
 };
 
-// SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into bf16 weights and, unless undefined,
-// int16 `rest`; and back.
+// SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into
+// bf16 weights and, unless undefined, int16 `rest`; and back.
 void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& rest);
 at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& rest);
 
 // Bytes that a flat takes on a rank, its slots aside, by what they hold; and which are in slots.
 struct FlatMemory {
-  int64_t weights = 0, gradients = 0, masters = 0, moments = 0;  // masters: 0 where the weights are the masters
+  int64_t weights = 0, gradients = 0, masters = 0,
+          moments = 0;  // masters: 0 where the weights are the masters
   bool weights_in_slot = false, gradients_in_slot = false, reduces_slot = false;
   bool operator==(const FlatMemory&) const = default;
 };
 // As FlatParam will have it on one of `ranks` ranks in shard groups of `group`.
 FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options);
 
-// Memory and collectives of one flat. Not thread-safe; all ranks call the collective ones in the same order.
+// Memory and collectives of one flat. Not thread-safe; all ranks call the collective ones in the
+// same order.
 class FlatParam {
  public:
   enum State { kMaster, kExpAvg, kExpAvgSq };
@@ -101,11 +109,13 @@ class FlatParam {
   const FlatLayout& layout() const { return layout_; }
   bool frozen() const { return options_.frozen; }
   int64_t padded_numel() const { return params_.numel(); }
-  // Weights (dtype) and gradient (fp32) of one segment, as views of fixed address; `count` joined segments as one matrix
-  // whose rows are theirs together.
+  // Weights (dtype) and gradient (fp32) of one segment, as views of fixed address; `count` joined
+  // segments as one matrix whose rows are theirs together.
   at::Tensor Weight(int segment, int count = 1) const { return View(params_, segment, count); }
   // Undefined if frozen.
-  at::Tensor Gradient(int segment, int count = 1) const { return frozen() ? at::Tensor() : View(grads_, segment, count); }
+  at::Tensor Gradient(int segment, int count = 1) const {
+    return frozen() ? at::Tensor() : View(grads_, segment, count);
+  }
 
   // Whether weights, or gradients, are in a slot; padded_numel() elements of dtype, or of fp32.
   bool weights_in_slot() const { return weights_in_slot_; }
@@ -120,17 +130,21 @@ class FlatParam {
   int64_t owned_end() const { return owned_begin_ + owned_numel_; }
   // What is kept for it, as fp32 [owned]; may be a view. Of a trained flat.
   at::Tensor Owned(State which) const;
-  // Takes over `values`, fp32 [owned]. kMaster makes the weights and marks them stale; of a frozen flat it is the weights.
+  // Takes over `values`, fp32 [owned]. kMaster makes the weights and marks them stale; of a frozen
+  // flat it is the weights.
   void SetOwned(State which, const at::Tensor& values);
   // Where `which` is kept, if it is kept as fp32 [owned] on the host; undefined otherwise.
   at::Tensor InPlace(State which) const;
-  // Memory to read `which` into before it is given to SetOwned, fp32 [owned] on the host, zero where nothing was set: the place
-  // where it is kept, if it is kept so, which spares a copy.
+  // Memory to read `which` into before it is given to SetOwned, fp32 [owned] on the host, zero
+  // where nothing was set: the place where it is kept, if it is kept so, which spares a copy.
   at::Tensor Landing(State which) const;
   // The sum of the step's gradients in the owned range; complete after FinishReduce.
-  at::Tensor OwnedGradient() const { return sums_.numel() == owned_numel_ ? sums_ : sums_.narrow(0, owned_begin_, owned_numel_); }
-  // The owned range as the optimizer sees it: fp32 masters, or undefined where they are split; weights of dtype (the same
-  // memory as the masters where both are fp32 in one place); the split masters' low bits (int16).
+  at::Tensor OwnedGradient() const {
+    return sums_.numel() == owned_numel_ ? sums_ : sums_.narrow(0, owned_begin_, owned_numel_);
+  }
+  // The owned range as the optimizer sees it: fp32 masters, or undefined where they are split;
+  // weights of dtype (the same memory as the masters where both are fp32 in one place); the split
+  // masters' low bits (int16).
   const at::Tensor& masters() const { return masters_; }
   const at::Tensor& owned_weights() const { return owned_weights_; }
   const at::Tensor& rest() const { return rest_; }
@@ -143,7 +157,9 @@ class FlatParam {
   int64_t shard_begin() const { return shard_begin(world_->rank()); }
   int64_t shard_numel() const { return shard_numel_; }
   // The shard's part of an owned tensor.
-  at::Tensor OfShard(const at::Tensor& owned) const { return owned.narrow(0, shard_begin() - owned_begin_, shard_numel_); }
+  at::Tensor OfShard(const at::Tensor& owned) const {
+    return owned.narrow(0, shard_begin() - owned_begin_, shard_numel_);
+  }
   at::Tensor ShardOf(State which) const { return OfShard(Owned(which)); }
   at::Tensor ShardGradient() const { return OfShard(OwnedGradient()); }
 
@@ -154,24 +170,27 @@ class FlatParam {
   void FinishGather();
   // Weights in a slot: another flat may take it.
   void Release();
-  // Gathered weights in a slot get memory of their own for good, on the host, and another flat may take the slot.
+  // Gathered weights in a slot get memory of their own for good, on the host, and another flat may
+  // take the slot.
   void LeaveSlot();
 
   // A step begins.
   void ZeroGradients();
   // Gradients in a slot: a micro-batch's begins.
   void OpenGradient();
-  // Gradients in a slot that aren't summed over the ranks yet: adds this micro-batch's to the step's.
+  // Gradients in a slot that aren't summed over the ranks yet: adds this micro-batch's to the
+  // step's.
   void FoldGradient();
-  // Starts summing the step's gradient (of stage 2 and 3: the micro-batch's) over all ranks; after FinishReduce at least the
-  // owned range of the step's holds it.
+  // Starts summing the step's gradient (of stage 2 and 3: the micro-batch's) over all ranks; after
+  // FinishReduce at least the owned range of the step's holds it.
   void StartReduce();
   void FinishReduce();
 
   // What it really takes.
   FlatMemory Memory() const;
 
-  // Seconds that FinishGather and FinishReduce waited since the last call; on GPUs, that the stream which computes stood still there.
+  // Seconds that FinishGather and FinishReduce waited since the last call; on GPUs, that the stream
+  // which computes stood still there.
   double TakeWaited();
 
  private:
@@ -188,18 +207,21 @@ class FlatParam {
   const FlatOptions options_;
   bool weights_in_slot_ = false, gradients_in_slot_ = false, reduces_slot_ = false;
   int64_t shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
-  at::Tensor params_;                 // [padded], dtype
-  at::Tensor grads_;                  // [padded], fp32
-  at::Tensor sums_;                   // grads_ itself; where they are in a slot: [padded], or [owned] from stage 2 on
-  at::Tensor owned_weights_;          // [owned], dtype: a view of params_, or memory of their own where those are in a slot
-  at::Tensor masters_, rest_;         // [owned], fp32 and int16
-  at::Tensor exp_avg_, exp_avg_sq_;   // [owned], fp32 or bf16
-  at::Tensor staging_;                // owned weights on their way from the host
+  at::Tensor params_;  // [padded], dtype
+  at::Tensor grads_;   // [padded], fp32
+  at::Tensor
+      sums_;  // grads_ itself; where they are in a slot: [padded], or [owned] from stage 2 on
+  at::Tensor owned_weights_;   // [owned], dtype: a view of params_, or memory of their own where
+                               // those are in a slot
+  at::Tensor masters_, rest_;  // [owned], fp32 and int16
+  at::Tensor exp_avg_, exp_avg_sq_;  // [owned], fp32 or bf16
+  at::Tensor staging_;               // owned weights on their way from the host
   bool stale_ = true, gathered_ = false;
   bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;
-  std::vector<std::pair<c10::Event, c10::Event>> stalls_;  // on a GPU's stream, before and after it waited
-  std::optional<c10::Event> copied_;                       // staging_ is there (on its way from a GPU's host)
+  std::vector<std::pair<c10::Event, c10::Event>>
+      stalls_;                        // on a GPU's stream, before and after it waited
+  std::optional<c10::Event> copied_;  // staging_ is there (on its way from a GPU's host)
   std::vector<c10::intrusive_ptr<c10d::Work>> gathers_;  // under way
   c10::intrusive_ptr<c10d::Work> reduce_;
 };

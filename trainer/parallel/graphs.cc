@@ -34,7 +34,8 @@ class CudaGraph : public Graph {
       try {
         graph_.capture_end();
       } catch (const std::exception&) {
-        // The stream may be out of it, but torch's allocators still take what follows for the graph's. The first reason is the one to tell.
+        // The stream may be out of it, but torch's allocators still take what follows for the
+        // graph's. The first reason is the one to tell.
         throw Stuck(e.what());
       }
       static_cast<void>(cudaGetLastError());
@@ -55,7 +56,8 @@ class CudaGraph : public Graph {
 }  // namespace
 
 MakeGraph CudaGraphs(at::Device device) {
-  return [device, stream = std::optional<c10::cuda::CUDAStream>(), pool = at::MempoolId_t()]() mutable -> std::unique_ptr<Graph> {
+  return [device, stream = std::optional<c10::cuda::CUDAStream>(),
+          pool = at::MempoolId_t()]() mutable -> std::unique_ptr<Graph> {
     if (!stream) {
       stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
       pool = at::cuda::graph_pool_handle();
@@ -66,13 +68,16 @@ MakeGraph CudaGraphs(at::Device device) {
   };
 }
 
-BlockGraphs::BlockGraphs(const std::vector<std::unique_ptr<Block>>& blocks, Recompute recompute, MakeGraph make)
+BlockGraphs::BlockGraphs(const std::vector<std::unique_ptr<Block>>& blocks, Recompute recompute,
+                         MakeGraph make)
     : blocks_(blocks), recompute_(recompute), make_(std::move(make)), layers_(blocks.size()) {}
 
 void BlockGraphs::Begin(const BatchMeta& meta) {
   way_ = kPlain;
   if (off_ || steps_ <= kPlainSteps || meta.loss_only || last() < 1) return;
-  if (!std::all_of(blocks_.begin() + 1, blocks_.end() - 1, [&](const auto& block) { return block->Recordable(meta); })) return;
+  if (!std::all_of(blocks_.begin() + 1, blocks_.end() - 1,
+                   [&](const auto& block) { return block->Recordable(meta); }))
+    return;
   if (!recorded_) Prepare(meta);
   if (!Fits(meta)) return;
   TakeOver(meta);
@@ -81,16 +86,19 @@ void BlockGraphs::Begin(const BatchMeta& meta) {
 }
 
 bool BlockGraphs::Fits(const BatchMeta& meta) const {
-  return meta.batch == meta_.batch && meta.length == meta_.length && meta.positions.defined() == meta_.positions.defined() &&
+  return meta.batch == meta_.batch && meta.length == meta_.length &&
+         meta.positions.defined() == meta_.positions.defined() &&
          meta.sequences.bounds.defined() == meta_.sequences.bounds.defined() &&
-         (!meta.sequences.bounds.defined() || meta.sequences.bounds.numel() <= meta_.sequences.bounds.numel());
+         (!meta.sequences.bounds.defined() ||
+          meta.sequences.bounds.numel() <= meta_.sequences.bounds.numel());
 }
 
 void BlockGraphs::Prepare(const BatchMeta& meta) {
   meta_ = {.batch = meta.batch, .length = meta.length};
   if (meta.positions.defined()) meta_.positions = at::empty_like(meta.positions);
   if (meta.sequences.bounds.defined()) {
-    const int64_t documents = meta.batch * std::max(kDocumentsPerRow, meta.length / kTokensPerDocument);
+    const int64_t documents =
+        meta.batch * std::max(kDocumentsPerRow, meta.length / kTokensPerDocument);
     meta_.sequences.bounds = at::empty({documents + 1}, meta.sequences.bounds.options());
     meta_.sequences.longest = meta.length;  // an upper bound does
   }
@@ -102,7 +110,8 @@ void BlockGraphs::TakeOver(const BatchMeta& meta) {
   if (!meta.sequences.bounds.defined()) return;
   const int64_t given = meta.sequences.bounds.numel();
   meta_.sequences.bounds.narrow(0, 0, given).copy_(meta.sequences.bounds);
-  meta_.sequences.bounds.narrow(0, given, meta_.sequences.bounds.numel() - given).fill_(static_cast<int64_t>(meta.batch * meta.length));  // empty ones
+  meta_.sequences.bounds.narrow(0, given, meta_.sequences.bounds.numel() - given)
+      .fill_(static_cast<int64_t>(meta.batch * meta.length));  // empty ones
 }
 
 at::Tensor BlockGraphs::Forward(int block, const at::Tensor& x, Saved& saved) {
@@ -130,11 +139,13 @@ at::Tensor BlockGraphs::Forward(int block, const at::Tensor& x, Saved& saved) {
     if (block == last()) y_ = made[0];
     return made[0];
   } catch (const Graph::Stuck& e) {
-    TORCH_CHECK(false, "a layer's forward can't be recorded; set cuda_graphs: false (", e.what(), ")");
+    TORCH_CHECK(false, "a layer's forward can't be recorded; set cuda_graphs: false (", e.what(),
+                ")");
   } catch (const std::exception& e) {
     // The layers before it have run; their graphs stay, as what they made lies in their memory.
     const std::string what = e.what();
-    std::fprintf(stderr, "note: cuda_graphs is off from here on: a layer can't be recorded: %s\n", what.substr(0, what.find('\n')).c_str());
+    std::fprintf(stderr, "note: cuda_graphs is off from here on: a layer can't be recorded: %s\n",
+                 what.substr(0, what.find('\n')).c_str());
     layer.forward.reset();
     off_ = true, way_ = kPlain;
     at::Tensor y = blocks_[block]->Forward(input, meta_, saved);
@@ -155,7 +166,8 @@ at::Tensor BlockGraphs::Backward(int block, const at::Tensor& dy, Saved& saved) 
   }
   layer.backward = make_();
   // `kept` goes as the backward goes on, and so does its memory to what comes behind it.
-  const Graph::Work work = [this, block, input = block == last() ? dy_ : dy, kept = std::move(saved)]() mutable -> std::vector<at::Tensor> {
+  const Graph::Work work = [this, block, input = block == last() ? dy_ : dy,
+                            kept = std::move(saved)]() mutable -> std::vector<at::Tensor> {
     if (recompute_ != Recompute::kNone) blocks_[block]->Restore(meta_, kept);
     return {blocks_[block]->Backward(input, meta_, kept)};
   };
@@ -164,7 +176,8 @@ at::Tensor BlockGraphs::Backward(int block, const at::Tensor& dy, Saved& saved) 
   try {
     dx = layer.backward->Record(work)[0];
   } catch (const std::exception& e) {
-    TORCH_CHECK(false, "a layer's backward can't be recorded; set cuda_graphs: false (", e.what(), ")");
+    TORCH_CHECK(false, "a layer's backward can't be recorded; set cuda_graphs: false (", e.what(),
+                ")");
   }
   layer.backward->Replay();
   if (block == 1) dx_ = dx, recorded_ = true;

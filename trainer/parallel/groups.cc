@@ -30,31 +30,41 @@ const char* Env(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// torch's flight recorder keeps the state of groups in a map that it changes without its lock (torch 2.11, FlightRecorderDetail.hpp,
-// recordWithResetEnabled): two groups whose first collectives begin at once, in two threads, corrupt it. It stays off unless somebody
-// asks for it. Before main, because threads may read the environment after that.
-[[maybe_unused]] const int kNoFlightRecorder = Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr ? ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0) : 0;
-// Without it there is nothing to dump at a timeout either, for which torch's watchdog would wait a minute.
-[[maybe_unused]] const int kNoDump = Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr ? ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0) : 0;
+// torch's flight recorder keeps the state of groups in a map that it changes without its lock
+// (torch 2.11, FlightRecorderDetail.hpp, recordWithResetEnabled): two groups whose first
+// collectives begin at once, in two threads, corrupt it. It stays off unless somebody asks for it.
+// Before main, because threads may read the environment after that.
+[[maybe_unused]] const int kNoFlightRecorder =
+    Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr ? ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0) : 0;
+// Without it there is nothing to dump at a timeout either, for which torch's watchdog would wait a
+// minute.
+[[maybe_unused]] const int kNoDump = Env("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr
+                                         ? ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0)
+                                         : 0;
 
 absl::Status ReadInt(const char* name, int minimum, int maximum, bool required, int& out) {
   const char* text = Env(name);
   if (text == nullptr) {
-    if (required) return absl::InvalidArgumentError(absl::StrCat(name, " is not set, but RANK is; start under Muster or torchrun, which set all of them"));
+    if (required)
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, " is not set, but RANK is; start under Muster or torchrun, which set all of them"));
     return absl::OkStatus();
   }
   int value = 0;
   if (!absl::SimpleAtoi(text, &value) || value < minimum || value > maximum) {
-    return absl::InvalidArgumentError(absl::StrCat(name, "=", text, " is no number from ", minimum, " to ", maximum));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, "=", text, " is no number from ", minimum, " to ", maximum));
   }
   out = value;
   return absl::OkStatus();
 }
 
-bool IsLoopback(const std::string& address) { return address == "localhost" || address == "::1" || address.starts_with("127."); }
+bool IsLoopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
 
-// This host's address on its way to `host`; "" if there is no way, or only by a loopback that is not wanted. Nothing is sent: to connect
-// a datagram socket only chooses the way.
+// This host's address on its way to `host`; "" if there is no way, or only by a loopback that is
+// not wanted. Nothing is sent: to connect a datagram socket only chooses the way.
 std::string AddressTowards(const std::string& host, bool or_loopback) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
@@ -67,8 +77,10 @@ std::string AddressTowards(const std::string& host, bool or_loopback) {
     socklen_t length = sizeof local;
     auto* address = reinterpret_cast<sockaddr*>(&local);
     char text[NI_MAXHOST];
-    const bool known = ::connect(fd, one->ai_addr, one->ai_addrlen) == 0 && ::getsockname(fd, address, &length) == 0 &&
-                       ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0;
+    const bool known =
+        ::connect(fd, one->ai_addr, one->ai_addrlen) == 0 &&
+        ::getsockname(fd, address, &length) == 0 &&
+        ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0;
     ::close(fd);
     if (known && (or_loopback || !IsLoopback(text))) return text;
   }
@@ -76,16 +88,19 @@ std::string AddressTowards(const std::string& host, bool or_loopback) {
 }
 
 std::shared_ptr<::gloo::transport::Device> GlooDevice(const WorldInfo& info) {
-  if (const char* interface = Env("GLOO_SOCKET_IFNAME")) return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  if (const char* interface = Env("GLOO_SOCKET_IFNAME"))
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   const std::string address = GlooAddress(info);
-  return address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice() : c10d::ProcessGroupGloo::createDeviceForHostname(address);
+  return address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
+                         : c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
 }  // namespace
 
 std::string GlooAddress(const WorldInfo& info) {
   if (IsLoopback(info.master_addr)) return "127.0.0.1";
-  const std::string address = AddressTowards(info.master_addr, /*or_loopback=*/info.local_size == info.size);
+  const std::string address =
+      AddressTowards(info.master_addr, /*or_loopback=*/info.local_size == info.size);
   // Rank 0's host may know its own name as loopback: then by the way to everywhere else.
   return address.empty() ? AddressTowards("198.51.100.1", /*or_loopback=*/false) : address;
 }
@@ -97,27 +112,37 @@ absl::StatusOr<WorldInfo> WorldInfo::FromEnvironment() {
   if (absl::Status s = ReadInt("WORLD_SIZE", 1, kMost, true, info.size); !s.ok()) return s;
   if (absl::Status s = ReadInt("RANK", 0, info.size - 1, true, info.rank); !s.ok()) return s;
   if (absl::Status s = ReadInt("LOCAL_RANK", 0, kMost, true, info.local_rank); !s.ok()) return s;
-  if (absl::Status s = ReadInt("LOCAL_WORLD_SIZE", 1, kMost, false, info.local_size); !s.ok()) return s;
+  if (absl::Status s = ReadInt("LOCAL_WORLD_SIZE", 1, kMost, false, info.local_size); !s.ok())
+    return s;
   if (info.size == 1) return info;
   if (absl::Status s = ReadInt("MASTER_PORT", 1, 65535, true, info.master_port); !s.ok()) return s;
-  if (Env("MASTER_ADDR") == nullptr) return absl::InvalidArgumentError("MASTER_ADDR is not set, but WORLD_SIZE is above 1");
+  if (Env("MASTER_ADDR") == nullptr)
+    return absl::InvalidArgumentError("MASTER_ADDR is not set, but WORLD_SIZE is above 1");
   info.master_addr = Env("MASTER_ADDR");
   return info;
 }
 
 absl::StatusOr<at::Device> ChooseDevice(int local_rank) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (::access("/dev/nvidiactl", F_OK) != 0 || (visible != nullptr && *visible == '\0')) return at::Device(at::kCPU);
-  // Not torch's count, which is 0 where CUDA can't start: a gang of GPUs would train on CPUs, or wait for this rank.
+  if (::access("/dev/nvidiactl", F_OK) != 0 || (visible != nullptr && *visible == '\0'))
+    return at::Device(at::kCPU);
+  // Not torch's count, which is 0 where CUDA can't start: a gang of GPUs would train on CPUs, or
+  // wait for this rank.
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) return at::Device(at::kCPU);
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
+    return at::Device(at::kCPU);
   if (error != cudaSuccess) {
-    return absl::FailedPreconditionError(absl::StrCat("this host has NVIDIA's driver, but CUDA can't start: ", cudaGetErrorString(error), ". CUDA ", CUDART_VERSION / 1000,
-                                                      " needs a driver that is new enough (nvidia-smi says for which CUDA it is); CUDA_VISIBLE_DEVICES= trains on the CPU"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this host has NVIDIA's driver, but CUDA can't start: ", cudaGetErrorString(error),
+        ". CUDA ", CUDART_VERSION / 1000,
+        " needs a driver that is new enough (nvidia-smi says for which CUDA it is); "
+        "CUDA_VISIBLE_DEVICES= trains on the CPU"));
   }
   if (count > 1 && local_rank >= count) {
-    return absl::FailedPreconditionError(absl::StrCat("LOCAL_RANK=", local_rank, ", but this process sees ", count, " GPUs: a rank needs one of its own"));
+    return absl::FailedPreconditionError(absl::StrCat("LOCAL_RANK=", local_rank,
+                                                      ", but this process sees ", count,
+                                                      " GPUs: a rank needs one of its own"));
   }
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
 }
@@ -134,9 +159,11 @@ c10::intrusive_ptr<c10d::Store> World::MeetStore(bool serve) const {
   options.waitWorkers = false;
   options.timeout = kStartTimeout;
   auto tcp = c10::make_intrusive<c10d::TCPStore>(info_.master_addr, options);
-  // A restart under torchrun meets the launcher's old store again: its keys are another generation's.
+  // A restart under torchrun meets the launcher's old store again: its keys are another
+  // generation's.
   const char* restart = Env("TORCHELASTIC_RESTART_COUNT");
-  return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("muster/", restart == nullptr ? "0" : restart), tcp);
+  return c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("muster/", restart == nullptr ? "0" : restart), tcp);
 }
 
 std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) {
@@ -144,13 +171,15 @@ std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) 
   if (info.size == 1) return world;
   // Under torchrun the launcher may host the store itself.
   const char* launcher_store = Env("TORCHELASTIC_USE_AGENT_STORE");
-  world->store_ = world->MeetStore(info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0));
+  world->store_ = world->MeetStore(
+      info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0));
   world->backend_ = world->MakeBackend("all", info.rank, info.size);
   world->shard_ = {info.rank, info.size, world->backend_};
   return world;
 }
 
-c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, int rank, int size) const {
+c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, int rank,
+                                                     int size) const {
   if (size == 1) return nullptr;
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
   if (device_.is_cuda()) {
@@ -167,7 +196,8 @@ c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, in
 
 void World::MakeShardGroups(int size) {
   if (size == 0) size = info_.size;
-  TORCH_CHECK(size > 0 && info_.size % size == 0, "shard groups of ", size, " ranks don't make up ", info_.size);
+  TORCH_CHECK(size > 0 && info_.size % size == 0, "shard groups of ", size, " ranks don't make up ",
+              info_.size);
   if (size == info_.size) return;
   const int group = info_.rank / size, place = info_.rank % size, groups = info_.size / size;
   shard_ = {place, size, MakeBackend(absl::StrCat("shard", group), place, size)};
@@ -182,10 +212,12 @@ void World::WatchFailures(std::function<void(const std::string&)> on_failure) {
   watch_ = std::thread([this, on_failure = std::move(on_failure)] {
     std::string found;
     try {
-      if (device_.is_cuda()) c10::cuda::set_device(device_.index());  // a failure gives up its kernels from this thread
+      if (device_.is_cuda())
+        c10::cuda::set_device(device_.index());  // a failure gives up its kernels from this thread
       const c10::intrusive_ptr<c10d::Store> store = MeetStore(/*serve=*/false);
       std::unique_lock lock(watch_mutex_);
-      while (watching_ && !watch_stops_.wait_for(lock, kWatchInterval, [&] { return !watching_; })) {
+      while (watching_ &&
+             !watch_stops_.wait_for(lock, kWatchInterval, [&] { return !watching_; })) {
         lock.unlock();
         if (store->check({kFailureKey})) {
           const std::vector<uint8_t> text = store->get(kFailureKey);
@@ -215,7 +247,8 @@ void World::StopWatching() {
 }
 
 void World::Abort() noexcept {
-  for (const c10::intrusive_ptr<c10d::Backend>* backend : {&replicate_.backend, &shard_.backend, &backend_}) {
+  for (const c10::intrusive_ptr<c10d::Backend>* backend :
+       {&replicate_.backend, &shard_.backend, &backend_}) {
     try {
       if (*backend && !(backend == &shard_.backend && *backend == backend_)) (*backend)->abort();
     } catch (const std::exception&) {
@@ -250,7 +283,8 @@ std::vector<std::string> World::GatherTexts(const std::string& text) {
   backend_->_allgather_base(all, mine, {})->wait();
   all = all.cpu();
   std::vector<std::string> texts;
-  for (int r = 0; r < size(); ++r) texts.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + r * kTextBytes);
+  for (int r = 0; r < size(); ++r)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + r * kTextBytes);
   return texts;
 }
 
@@ -263,11 +297,13 @@ std::string World::Broadcast(const std::string& text) {
   std::vector<at::Tensor> tensors = {bytes.to(device_)};
   backend_->broadcast(tensors, {})->wait();
   const at::Tensor host = tensors[0].cpu();
-  return {reinterpret_cast<const char*>(host.data_ptr<uint8_t>()), static_cast<size_t>(host.numel())};
+  return {reinterpret_cast<const char*>(host.data_ptr<uint8_t>()),
+          static_cast<size_t>(host.numel())};
 }
 
 void World::SetTimeout(std::chrono::milliseconds timeout) {
-  for (const c10::intrusive_ptr<c10d::Backend>* backend : {&backend_, &shard_.backend, &replicate_.backend}) {
+  for (const c10::intrusive_ptr<c10d::Backend>* backend :
+       {&backend_, &shard_.backend, &replicate_.backend}) {
     if (*backend) (*backend)->setTimeout(timeout);
   }
 }

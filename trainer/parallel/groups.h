@@ -1,5 +1,6 @@
-// The process group of a run: c10d's own backends (Gloo on CPUs, NCCL on GPUs) met through a TCPStore, with torchrun's
-// environment. Thin on purpose: collectives are called on c10d::Backend itself.
+// The process group of a run: c10d's own backends (Gloo on CPUs, NCCL on GPUs) met through a
+// TCPStore, with torchrun's environment. Thin on purpose: collectives are called on c10d::Backend
+// itself.
 #pragma once
 
 #include <chrono>
@@ -29,11 +30,13 @@ struct WorldInfo {
   static absl::StatusOr<WorldInfo> FromEnvironment();
 };
 
-// The address, in numbers, that Gloo gives the other ranks for this one: the one from which this host reaches rank 0's. (A host's own name
-// often stands for loopback: 127.0.1.1 on Debian.) Loopback only where MASTER_ADDR is, or where all ranks are on one host. "" where none is found.
+// The address, in numbers, that Gloo gives the other ranks for this one: the one from which this
+// host reaches rank 0's. (A host's own name often stands for loopback: 127.0.1.1 on Debian.)
+// Loopback only where MASTER_ADDR is, or where all ranks are on one host. "" where none is found.
 std::string GlooAddress(const WorldInfo& info);
 
-// How long a collective may take before the peers are given up, until everybody has done a step; then trainer.step_timeout_s.
+// How long a collective may take before the peers are given up, until everybody has done a step;
+// then trainer.step_timeout_s.
 inline constexpr std::chrono::minutes kStartTimeout{30};
 
 // Ranks of the run that do something together. `backend` is null where a rank is alone.
@@ -42,11 +45,13 @@ struct Group {
   c10::intrusive_ptr<c10d::Backend> backend;
 };
 
-// All ranks of the run. Collectives of one group must be called in the same order by every rank. Not thread-safe.
-// A single process has no backend: every collective is then a no-op, and no socket is opened.
+// All ranks of the run. Collectives of one group must be called in the same order by every rank.
+// Not thread-safe. A single process has no backend: every collective is then a no-op, and no socket
+// is opened.
 class World {
  public:
-  // Meets the other ranks (rank 0 hosts the store). Throws c10::Error when they don't come within kStartTimeout.
+  // Meets the other ranks (rank 0 hosts the store). Throws c10::Error when they don't come within
+  // kStartTimeout.
   static std::unique_ptr<World> Connect(const WorldInfo& info, at::Device device);
   ~World();
 
@@ -56,8 +61,9 @@ class World {
   at::Device device() const { return device_; }
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
-  // Cuts the ranks into shard groups of `size` neighbours (0: one of all); ranks of one place in theirs form a replicate
-  // group. Collective; before anything is sharded. `size` must divide the number of ranks.
+  // Cuts the ranks into shard groups of `size` neighbours (0: one of all); ranks of one place in
+  // theirs form a replicate group. Collective; before anything is sharded. `size` must divide the
+  // number of ranks.
   void MakeShardGroups(int size);
   // This rank's; before MakeShardGroups all ranks are one shard group.
   const Group& shard() const { return shard_; }
@@ -80,17 +86,20 @@ class World {
   // What another rank announced ("rank 3: …"), or "". Waits briefly. Never throws.
   std::string AnnouncedFailure() noexcept;
 
-  // Until StopWatching, looks twice a second, over a connection of its own, for what other ranks announce, and calls `on_failure` with
-  // it once, from a thread of its own. Gloo tells of a lost peer by itself; a rank whose GPU waits in an NCCL kernel for one that
-  // has failed learns of it only so, or at the timeout.
+  // Until StopWatching, looks twice a second, over a connection of its own, for what other ranks
+  // announce, and calls `on_failure` with it once, from a thread of its own. Gloo tells of a lost
+  // peer by itself; a rank whose GPU waits in an NCCL kernel for one that has failed learns of it
+  // only so, or at the timeout.
   void WatchFailures(std::function<void(const std::string&)> on_failure);
   // Before the last collective: a rank 0 that has ended is no failure then.
   void StopWatching();
-  // Gives up the collectives that are under way: NCCL's kernels end. From any thread; may block for seconds.
+  // Gives up the collectives that are under way: NCCL's kernels end. From any thread; may block for
+  // seconds.
   void Abort() noexcept;
 
  private:
-  World(const WorldInfo& info, at::Device device) : info_(info), device_(device), prefers_all_reduce_(!device.is_cuda()) {}
+  World(const WorldInfo& info, at::Device device)
+      : info_(info), device_(device), prefers_all_reduce_(!device.is_cuda()) {}
   c10::intrusive_ptr<c10d::Store> MeetStore(bool serve) const;
   c10::intrusive_ptr<c10d::Backend> MakeBackend(const std::string& name, int rank, int size) const;
 
@@ -106,8 +115,9 @@ class World {
   std::thread watch_;
 };
 
-// The device of this rank: its GPU where the machine has one, the CPU otherwise. Looks at /dev before it touches CUDA, so
-// that a start without a GPU doesn't pay for its initialisation. FAILED_PRECONDITION: there is a driver that CUDA can't start with, or no GPU left.
+// The device of this rank: its GPU where the machine has one, the CPU otherwise. Looks at /dev
+// before it touches CUDA, so that a start without a GPU doesn't pay for its initialisation.
+// FAILED_PRECONDITION: there is a driver that CUDA can't start with, or no GPU left.
 absl::StatusOr<at::Device> ChooseDevice(int local_rank);
 // A GPU's name as CUDA tells it.
 std::string DeviceName(at::Device device);

@@ -49,7 +49,8 @@ WorldInfo TwoHosts(const std::string& master_addr) {
 }
 
 TEST(GlooAddress, OfALoopbackMasterIsLoopback) {
-  for (const char* master : {"localhost", "127.0.0.1", "127.0.1.1", "::1"}) EXPECT_EQ(GlooAddress(TwoHosts(master)), "127.0.0.1");
+  for (const char* master : {"localhost", "127.0.0.1", "127.0.1.1", "::1"})
+    EXPECT_EQ(GlooAddress(TwoHosts(master)), "127.0.0.1");
 }
 
 TEST(GlooAddress, IsTheOneThatReachesTheMasterWhateverTheHostsNameStandsFor) {
@@ -57,9 +58,13 @@ TEST(GlooAddress, IsTheOneThatReachesTheMasterWhateverTheHostsNameStandsFor) {
   ASSERT_EQ(::getifaddrs(&all), 0);
   int others = 0;
   for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET || (one->ifa_flags & IFF_LOOPBACK) != 0 || (one->ifa_flags & IFF_UP) == 0) continue;
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET ||
+        (one->ifa_flags & IFF_LOOPBACK) != 0 || (one->ifa_flags & IFF_UP) == 0)
+      continue;
     char text[NI_MAXHOST];
-    ASSERT_EQ(::getnameinfo(one->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST), 0);
+    ASSERT_EQ(::getnameinfo(one->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0,
+                            NI_NUMERICHOST),
+              0);
     EXPECT_EQ(GlooAddress(TwoHosts(text)), text);
     ++others;
   }
@@ -67,7 +72,8 @@ TEST(GlooAddress, IsTheOneThatReachesTheMasterWhateverTheHostsNameStandsFor) {
   char name[256] = "";
   ASSERT_EQ(::gethostname(name, sizeof name - 1), 0);
   const std::string address = GlooAddress(TwoHosts(name));
-  EXPECT_FALSE(address.starts_with("127.") || address == "::1") << address << " is of no use to another host";
+  EXPECT_FALSE(address.starts_with("127.") || address == "::1")
+      << address << " is of no use to another host";
   if (others == 0) GTEST_SKIP() << "this host has only loopback";
 }
 

@@ -1,5 +1,5 @@
-// A named range of time in a profile (`train --profile`): from construction to the end of the scope. Costs some nanoseconds while
-// nothing is profiled: the name is made only then.
+// A named range of time in a profile (`train --profile`): from construction to the end of the
+// scope. Costs some nanoseconds while nothing is profiled: the name is made only then.
 #pragma once
 
 #include <string>

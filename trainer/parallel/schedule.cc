@@ -7,7 +7,8 @@
 namespace muster::trainer {
 namespace {
 
-// Uses between two of one flat that don't make it worth to gather it again: from the last layer's forward to its backward.
+// Uses between two of one flat that don't make it worth to gather it again: from the last layer's
+// forward to its backward.
 constexpr int kKeepAcross = 3;
 
 struct Use {
@@ -17,11 +18,13 @@ struct Use {
 
 class Builder {
  public:
-  Builder(const BlockFlats& blocks, const ScheduleNeeds& needs, int micro_batches, bool training) : blocks_(blocks), needs_(needs), micro_batches_(micro_batches) {
+  Builder(const BlockFlats& blocks, const ScheduleNeeds& needs, int micro_batches, bool training)
+      : blocks_(blocks), needs_(needs), micro_batches_(micro_batches) {
     const int n = static_cast<int>(blocks.size());
     for (int micro = 0; micro < micro_batches; ++micro) {
       for (int block = 0; block < n; ++block) uses_.push_back({block, micro, false});
-      for (int block = n - 1; training && block >= 0; --block) uses_.push_back({block, micro, true});
+      for (int block = n - 1; training && block >= 0; --block)
+        uses_.push_back({block, micro, true});
     }
     training_ = training;
   }
@@ -34,8 +37,10 @@ class Builder {
       std::vector<int> finishing;
       finishing.swap(reducing_);
       OpenGradients(use);
-      if (use.backward && needs_.restore) actions_.push_back({Action::kRestore, use.block, use.micro});
-      actions_.push_back({use.backward ? Action::kBackward : Action::kForward, use.block, use.micro});
+      if (use.backward && needs_.restore)
+        actions_.push_back({Action::kRestore, use.block, use.micro});
+      actions_.push_back(
+          {use.backward ? Action::kBackward : Action::kForward, use.block, use.micro});
       Release(u);
       for (const int flat : finishing) actions_.push_back({Action::kFinish, flat});
       if (use.backward) CloseGradients(use);
@@ -49,7 +54,8 @@ class Builder {
   bool Reads(int u, int flat) const {
     const Use& use = uses_[u];
     if (use.backward && use.block == 0) return false;
-    return std::find(blocks_[use.block].begin(), blocks_[use.block].end(), flat) != blocks_[use.block].end();
+    return std::find(blocks_[use.block].begin(), blocks_[use.block].end(), flat) !=
+           blocks_[use.block].end();
   }
 
   void Gather(int u) {
@@ -64,7 +70,9 @@ class Builder {
     for (const int flat : blocks_[uses_[u].block]) {
       if (!Reads(u, flat)) continue;
       bool soon = false;
-      for (int next = u + 1; next <= u + kKeepAcross && next < static_cast<int>(uses_.size()); ++next) soon |= Reads(next, flat);
+      for (int next = u + 1; next <= u + kKeepAcross && next < static_cast<int>(uses_.size());
+           ++next)
+        soon |= Reads(next, flat);
       if (soon || there_.erase(flat) == 0) continue;
       actions_.push_back({Action::kRelease, flat});
     }
@@ -74,19 +82,22 @@ class Builder {
     if (!needs_.gradients_in_slot || !training_) return;
     if (!use.backward && use.block + 1 != static_cast<int>(blocks_.size())) return;
     for (const int flat : blocks_[use.block]) {
-      if (needs_.trained[flat] && open_.insert(flat).second) actions_.push_back({Action::kOpen, flat});
+      if (needs_.trained[flat] && open_.insert(flat).second)
+        actions_.push_back({Action::kOpen, flat});
     }
   }
 
   void CloseGradients(const Use& use) {
     const bool last_micro = use.micro + 1 == micro_batches_;
     for (const int flat : blocks_[use.block]) {
-      const bool used_below = std::any_of(blocks_.begin(), blocks_.begin() + use.block, [&](const std::vector<int>& flats) {
-        return std::find(flats.begin(), flats.end(), flat) != flats.end();
-      });
+      const bool used_below = std::any_of(
+          blocks_.begin(), blocks_.begin() + use.block, [&](const std::vector<int>& flats) {
+            return std::find(flats.begin(), flats.end(), flat) != flats.end();
+          });
       if (used_below || !needs_.trained[flat]) continue;
       open_.erase(flat);
-      if (needs_.gradients_in_slot && !needs_.reduce_each_micro_batch) actions_.push_back({Action::kFold, flat});
+      if (needs_.gradients_in_slot && !needs_.reduce_each_micro_batch)
+        actions_.push_back({Action::kFold, flat});
       if (!needs_.reduce_each_micro_batch && !last_micro) continue;
       actions_.push_back({Action::kReduce, flat});
       (needs_.reduce_each_micro_batch ? reducing_ : at_end_).push_back(flat);
@@ -105,11 +116,13 @@ class Builder {
 
 }  // namespace
 
-std::vector<Action> MakeSchedule(const BlockFlats& blocks, const ScheduleNeeds& needs, int micro_batches, bool training) {
+std::vector<Action> MakeSchedule(const BlockFlats& blocks, const ScheduleNeeds& needs,
+                                 int micro_batches, bool training) {
   return Builder(blocks, needs, micro_batches, training).Build();
 }
 
-SlotMap AssignSlots(const std::vector<std::vector<Action>>& schedules, Action::Kind begin, const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel) {
+SlotMap AssignSlots(const std::vector<std::vector<Action>>& schedules, Action::Kind begin,
+                    const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel) {
   const int n = static_cast<int>(numel.size());
   std::vector<std::vector<bool>> together(n, std::vector<bool>(n, false));
   std::vector<bool> used(n, false);
@@ -117,7 +130,8 @@ SlotMap AssignSlots(const std::vector<std::vector<Action>>& schedules, Action::K
     std::set<int> open;
     for (const Action& action : schedule) {
       if (action.kind == begin) {
-        for (const int other : open) together[action.index][other] = together[other][action.index] = true;
+        for (const int other : open)
+          together[action.index][other] = together[other][action.index] = true;
         open.insert(action.index);
         used[action.index] = true;
       } else if (std::find(end.begin(), end.end(), action.kind) != end.end()) {

@@ -1,5 +1,6 @@
-// A step's forward and backward as a list of actions. Plain and accumulated training, the stages of ZeRO and recompute
-// differ only in the schedule (pipelining later too); the engine carries out whatever it is given.
+// A step's forward and backward as a list of actions. Plain and accumulated training, the stages of
+// ZeRO and recompute differ only in the schedule (pipelining later too); the engine carries out
+// whatever it is given.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +10,18 @@ namespace muster::trainer {
 
 struct Action {
   enum Kind {
-    kGather,    // start bringing flat `index`'s weights up to date
-    kRelease,   // flat `index`'s gathered weights are not needed until the next kGather: its slot is free
-    kForward,   // block `index`, micro-batch `micro`; waits for the gathers of its flats
-    kRestore,   // block `index`, micro-batch `micro`: compute again what its forward didn't keep; waits as kForward does
+    kGather,   // start bringing flat `index`'s weights up to date
+    kRelease,  // flat `index`'s gathered weights are not needed until the next kGather: its slot is
+               // free
+    kForward,  // block `index`, micro-batch `micro`; waits for the gathers of its flats
+    kRestore,  // block `index`, micro-batch `micro`: compute again what its forward didn't keep;
+               // waits as kForward does
     kBackward,  // block `index`, micro-batch `micro`; waits as kForward does
     kOpen,      // flat `index`'s gradient of this micro-batch begins in its slot
     kFold,      // it is complete and added to the step's; the slot is free
-    kReduce,    // start summing flat `index`'s gradient over the ranks (that of the micro-batch where it is in a slot, else the step's)
-    kFinish,    // wait for that; the slot is free
+    kReduce,  // start summing flat `index`'s gradient over the ranks (that of the micro-batch where
+              // it is in a slot, else the step's)
+    kFinish,  // wait for that; the slot is free
   };
   Kind kind;
   int index = 0;
@@ -25,31 +29,36 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-// Which flats each block uses. The first block's backward reads no weights, as nothing stands below it; the last block's
-// forward adds to its gradients already, as the loss's derivative comes with the loss.
+// Which flats each block uses. The first block's backward reads no weights, as nothing stands below
+// it; the last block's forward adds to its gradients already, as the loss's derivative comes with
+// the loss.
 using BlockFlats = std::vector<std::vector<int>>;
 
 // What the flats are like (trainer/parallel/flat_param.h).
 struct ScheduleNeeds {
-  std::vector<bool> trained;     // by flat
+  std::vector<bool> trained;  // by flat
   bool weights_in_slot = false;
   bool gradients_in_slot = false;
   bool reduce_each_micro_batch = false;
-  bool restore = false;          // blocks don't keep all that their backward needs
+  bool restore = false;  // blocks don't keep all that their backward needs
 };
 
-// Micro-batches run one after another. Each flat is gathered one block ahead of its first use (of each use, where weights are in
-// slots, unless it is still there) and released when it isn't used by the next three; its gradient is reduced after its last
-// backward (so tied embeddings after the embedding's own), once a step where the stage allows, and that is waited for one
-// block later where it is in a slot, else at the end. `training` false: forwards alone.
-std::vector<Action> MakeSchedule(const BlockFlats& blocks, const ScheduleNeeds& needs, int micro_batches, bool training = true);
+// Micro-batches run one after another. Each flat is gathered one block ahead of its first use (of
+// each use, where weights are in slots, unless it is still there) and released when it isn't used
+// by the next three; its gradient is reduced after its last backward (so tied embeddings after the
+// embedding's own), once a step where the stage allows, and that is waited for one block later
+// where it is in a slot, else at the end. `training` false: forwards alone.
+std::vector<Action> MakeSchedule(const BlockFlats& blocks, const ScheduleNeeds& needs,
+                                 int micro_batches, bool training = true);
 
-// Which flats take turns in which memory: two share a slot if none of `schedules` has both between `begin` and `end`. Flats of
-// numel 0, and flats that no schedule begins, have none (-1). First fit, the largest first.
+// Which flats take turns in which memory: two share a slot if none of `schedules` has both between
+// `begin` and `end`. Flats of numel 0, and flats that no schedule begins, have none (-1). First
+// fit, the largest first.
 struct SlotMap {
-  std::vector<int> slot_of;          // by flat
-  std::vector<int64_t> slot_numel;   // by slot
+  std::vector<int> slot_of;         // by flat
+  std::vector<int64_t> slot_numel;  // by slot
 };
-SlotMap AssignSlots(const std::vector<std::vector<Action>>& schedules, Action::Kind begin, const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel);
+SlotMap AssignSlots(const std::vector<std::vector<Action>>& schedules, Action::Kind begin,
+                    const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel);
 
 }  // namespace muster::trainer

@@ -27,8 +27,10 @@ struct Case {
 };
 
 std::string Name(const Case& c) {
-  return std::to_string(c.layers) + " layers" + (c.tied ? " tied" : "") + (c.slots ? " slots" : "") + (c.gradient_slots ? " gradient slots" : "") + (c.each ? " each" : "") +
-         (c.restore ? " restore" : "") + " x" + std::to_string(c.micro_batches);
+  return std::to_string(c.layers) + " layers" + (c.tied ? " tied" : "") +
+         (c.slots ? " slots" : "") + (c.gradient_slots ? " gradient slots" : "") +
+         (c.each ? " each" : "") + (c.restore ? " restore" : "") + " x" +
+         std::to_string(c.micro_batches);
 }
 
 std::vector<Case> Cases() {
@@ -49,7 +51,8 @@ std::vector<Case> Cases() {
 }
 
 ScheduleNeeds Needs(const Case& c) {
-  return {std::vector<bool>(static_cast<size_t>(c.layers + 2), true), c.slots, c.gradient_slots, c.each, c.restore};
+  return {std::vector<bool>(static_cast<size_t>(c.layers + 2), true), c.slots, c.gradient_slots,
+          c.each, c.restore};
 }
 
 TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
@@ -72,8 +75,10 @@ TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
         case Action::kRestore:
         case Action::kBackward:
           for (const int flat : blocks[a.index]) {
-            EXPECT_TRUE(there.contains(flat) || (a.index == 0 && a.kind != Action::kForward)) << "block " << a.index;
-            if (a.kind != Action::kBackward && !(a.kind == Action::kForward && a.index + 1 == n)) continue;  // adds to no gradient
+            EXPECT_TRUE(there.contains(flat) || (a.index == 0 && a.kind != Action::kForward))
+                << "block " << a.index;
+            if (a.kind != Action::kBackward && !(a.kind == Action::kForward && a.index + 1 == n))
+              continue;  // adds to no gradient
             EXPECT_EQ(reducing.count(flat), 0u) << "added to while it is summed";
             EXPECT_TRUE(!c.gradient_slots || open.contains(flat));
           }
@@ -107,15 +112,20 @@ TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
 }
 
 TEST(Schedule, TiedEmbeddingsAreReducedLastAndOnceAStep) {
-  const std::vector<Action> actions = MakeSchedule(Blocks(2, true), {std::vector<bool>(4, true)}, 2);
+  const std::vector<Action> actions =
+      MakeSchedule(Blocks(2, true), {std::vector<bool>(4, true)}, 2);
   const auto reduce = std::find(actions.begin(), actions.end(), Action{Action::kReduce, 0});
   ASSERT_NE(reduce, actions.end());
-  EXPECT_TRUE(std::none_of(reduce, actions.end(), [](const Action& a) { return a.kind == Action::kBackward; }));
+  EXPECT_TRUE(std::none_of(reduce, actions.end(),
+                           [](const Action& a) { return a.kind == Action::kBackward; }));
 }
 
 TEST(Schedule, EvaluatingOnlyGoesForward) {
-  for (const Action& a : MakeSchedule(Blocks(3, false), {std::vector<bool>(5, true), true, true, true, true}, 2, /*training=*/false)) {
-    EXPECT_TRUE(a.kind == Action::kGather || a.kind == Action::kRelease || a.kind == Action::kForward);
+  for (const Action& a :
+       MakeSchedule(Blocks(3, false), {std::vector<bool>(5, true), true, true, true, true}, 2,
+                    /*training=*/false)) {
+    EXPECT_TRUE(a.kind == Action::kGather || a.kind == Action::kRelease ||
+                a.kind == Action::kForward);
   }
 }
 
@@ -125,7 +135,9 @@ TEST(Schedule, FrozenFlatsAreGatheredAndNeverReduced) {
   int gathers = 0;
   for (const Action& a : MakeSchedule(blocks, needs, 1)) {
     gathers += a.kind == Action::kGather;
-    EXPECT_TRUE((a.kind != Action::kOpen && a.kind != Action::kReduce && a.kind != Action::kFinish) || a.index == 3);
+    EXPECT_TRUE(
+        (a.kind != Action::kOpen && a.kind != Action::kReduce && a.kind != Action::kFinish) ||
+        a.index == 3);
   }
   EXPECT_EQ(gathers, 4);
 }
@@ -141,13 +153,17 @@ TEST(Slots, GatheredWeightsAreAtMostTwoLayersAndTheLargerOfHeadAndEmbedding) {
     const std::vector<Action> schedule = MakeSchedule(blocks, Needs(c), c.micro_batches);
     const SlotMap weights = AssignSlots({schedule}, Action::kGather, {Action::kRelease}, numel);
     const int64_t bound = std::min(2, c.layers) * kLayer + (c.tied ? kEmbedding + kNorm : kHead);
-    EXPECT_LE(std::accumulate(weights.slot_numel.begin(), weights.slot_numel.end(), int64_t{0}), c.layers == 1 ? bound + kEmbedding : bound);
-    const SlotMap gradients = AssignSlots({schedule}, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
-    EXPECT_LE(std::accumulate(gradients.slot_numel.begin(), gradients.slot_numel.end(), int64_t{0}), c.layers == 1 ? bound + kEmbedding : bound);
+    EXPECT_LE(std::accumulate(weights.slot_numel.begin(), weights.slot_numel.end(), int64_t{0}),
+              c.layers == 1 ? bound + kEmbedding : bound);
+    const SlotMap gradients =
+        AssignSlots({schedule}, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
+    EXPECT_LE(std::accumulate(gradients.slot_numel.begin(), gradients.slot_numel.end(), int64_t{0}),
+              c.layers == 1 ? bound + kEmbedding : bound);
     // No two that are there together are in one slot.
     std::map<int, int> holder;
     for (const Action& a : schedule) {
-      EXPECT_TRUE(a.kind != Action::kGather || holder.emplace(weights.slot_of[a.index], a.index).second);
+      EXPECT_TRUE(a.kind != Action::kGather ||
+                  holder.emplace(weights.slot_of[a.index], a.index).second);
       if (a.kind == Action::kRelease) holder.erase(weights.slot_of[a.index]);
     }
   }

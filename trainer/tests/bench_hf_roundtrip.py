@@ -25,18 +25,47 @@ def main() -> int:
         folder = Path(name)
         tokens = harness.make_tokens(folder / "tokens")
         for number, family in enumerate(families.FAMILIES):
-            for dtype in list(DTYPES)[number % 3:][:1] if quick else DTYPES:
-                found = roundtrip.roundtrip(trainer_bin, folder / f"{family}-{dtype}", family, DTYPES[dtype], max_shard_size="100KB" if dtype == "bf16" else "50GB")
+            for dtype in list(DTYPES)[number % 3 :][:1] if quick else DTYPES:
+                found = roundtrip.roundtrip(
+                    trainer_bin,
+                    folder / f"{family}-{dtype}",
+                    family,
+                    DTYPES[dtype],
+                    max_shard_size="100KB" if dtype == "bf16" else "50GB",
+                )
                 print(f"{family} {dtype}: {found}", flush=True)
-                models, tensors, differ, logits = models + 1, tensors + found["tensors"], differ + found["tensors_differ"], max(logits, found["logits"])
+                models, tensors, differ, logits = (
+                    models + 1,
+                    tensors + found["tensors"],
+                    differ + found["tensors_differ"],
+                    max(logits, found["logits"]),
+                )
             if not quick or number % 3 == 0:
-                found = roundtrip.adapter_logits(trainer_bin, tokens, folder / f"{family}-lora", family)
+                found = roundtrip.adapter_logits(
+                    trainer_bin, tokens, folder / f"{family}-lora", family
+                )
                 print(f"{family} LoRA: {found}", flush=True)
                 assert found["moved"] > 1e-3, "the adapter learnt nothing"
                 adapters = max(adapters, found["merged"])
-    return harness.report([harness.figure(f"tensors that aren't byte-identical, of {tensors} in {models} models", differ, "", 0, peer=peer),
-                           harness.figure("logits of import -> export", logits, "absolute", 1e-5, peer=peer),
-                           harness.figure("logits of the merged export against the adapter in peft", adapters, "absolute", 1e-5, peer="peft")])
+    return harness.report(
+        [
+            harness.figure(
+                f"tensors that aren't byte-identical, of {tensors} in {models} models",
+                differ,
+                "",
+                0,
+                peer=peer,
+            ),
+            harness.figure("logits of import -> export", logits, "absolute", 1e-5, peer=peer),
+            harness.figure(
+                "logits of the merged export against the adapter in peft",
+                adapters,
+                "absolute",
+                1e-5,
+                peer="peft",
+            ),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Row `trainer-memory`: peak resident memory against transformers', and against what `estimate` said.
 
-    bench_memory.py [--quick]        MUSTER_TRAINER_BIN names the binary
+bench_memory.py [--quick]        MUSTER_TRAINER_BIN names the binary
 """
 
 import sys
@@ -30,24 +30,46 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as name:
         folder = Path(name)
         tokens = harness.make_tokens(folder / "tokens")
-        peers = {dtype: memory.transformers_peak(dtype) for dtype in (("fp32",) if quick else ("fp32", "bf16"))}
+        peers = {
+            dtype: memory.transformers_peak(dtype)
+            for dtype in (("fp32",) if quick else ("fp32", "bf16"))
+        }
         estimates = {}
         for case, (settings, bar, dtype) in CASES.items():
             peak, said, _ = memory.measure(trainer_bin, tokens, folder / case, **settings)
             estimates[case] = (peak, said)
             print(f"{case}: {peak / GIB:.3f} GiB, said {said / GIB:.3f}", flush=True)
             peer = f"transformers {peers[dtype] / GIB:.3f} GiB" if dtype in peers else None
-            figures.append(harness.figure(f"trainer-memory.{case}", round(peak / GIB, 3), "GiB", bar, peer=peer))
+            figures.append(
+                harness.figure(
+                    f"trainer-memory.{case}", round(peak / GIB, 3), "GiB", bar, peer=peer
+                )
+            )
         for case, settings in ({} if quick else SHARDED).items():
-            peak, said, classes = memory.measure(trainer_bin, tokens, folder / case, ranks=2, **settings)
+            peak, said, classes = memory.measure(
+                trainer_bin, tokens, folder / case, ranks=2, **settings
+            )
             estimates[case] = (peak, said)
             print(f"{case}, 2 ranks: {peak / GIB:.3f} GiB, said {said / GIB:.3f}", flush=True)
             if settings.get("zero_stage") == 3:
-                figures.append(harness.figure("trainer-memory.gathered at most", round(classes["gathered weights (slots)"] / 2**20, 2), "MiB, two layers and the larger of head and embedding",
-                                              round(memory.largest_gathered() / 2**20, 2)))
+                figures.append(
+                    harness.figure(
+                        "trainer-memory.gathered at most",
+                        round(classes["gathered weights (slots)"] / 2**20, 2),
+                        "MiB, two layers and the larger of head and embedding",
+                        round(memory.largest_gathered() / 2**20, 2),
+                    )
+                )
         for case, (peak, said) in estimates.items():
-            figures.append(harness.figure(f"trainer-memory.estimate, {case}", round(abs(said / peak - 1), 4),
-                                          f"off, said {said / GIB:.3f} GiB", 0.05, peer=f"{peak / GIB:.3f} GiB measured"))
+            figures.append(
+                harness.figure(
+                    f"trainer-memory.estimate, {case}",
+                    round(abs(said / peak - 1), 4),
+                    f"off, said {said / GIB:.3f} GiB",
+                    0.05,
+                    peer=f"{peak / GIB:.3f} GiB measured",
+                )
+            )
     return harness.report(figures)
 
 

@@ -30,13 +30,31 @@ def main() -> int:
         for family in families.FAMILIES:
             init = families.make(folder / f"init-{family}", family)
             for dtype in BARS:
-                found = parity.compare(trainer_bin, tokens, folder / f"{family}-{dtype}", steps=steps, ranks=1, init=init, dtype=dtype)
+                found = parity.compare(
+                    trainer_bin,
+                    tokens,
+                    folder / f"{family}-{dtype}",
+                    steps=steps,
+                    ranks=1,
+                    init=init,
+                    dtype=dtype,
+                )
                 print(f"{family} {dtype}: {found}", flush=True)
                 assert found["logits_moved_by_training"] > 0.01, "the training did nothing"
                 for key in BARS[dtype]:
                     worst[dtype, key] = max(worst[dtype, key], (found[key], family))
-    return harness.report([harness.figure(f"{key}, {dtype}, worst of {len(families.FAMILIES)} models ({family}), {steps} steps", value, "relative",
-                                          BARS[dtype][key], peer=peer) for (dtype, key), (value, family) in worst.items()])
+    return harness.report(
+        [
+            harness.figure(
+                f"{key}, {dtype}, worst of {len(families.FAMILIES)} models ({family}), {steps} steps",
+                value,
+                "relative",
+                BARS[dtype][key],
+                peer=peer,
+            )
+            for (dtype, key), (value, family) in worst.items()
+        ]
+    )
 
 
 if __name__ == "__main__":

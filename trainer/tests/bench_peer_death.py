@@ -17,11 +17,30 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-peer-death-") as name:
         folder = Path(name)
         tokens = harness.make_tokens(folder / "tokens")
-        killed = [kills.end_of_peers(trainer_bin, tokens, folder / f"k{n}", signal.SIGKILL) for n in range(repeats)]
-        stopped = [kills.end_of_peers(trainer_bin, tokens, folder / f"s{n}", signal.SIGSTOP, timeout_s=TIMEOUT_S) for n in range(repeats)]
+        killed = [
+            kills.end_of_peers(trainer_bin, tokens, folder / f"k{n}", signal.SIGKILL)
+            for n in range(repeats)
+        ]
+        stopped = [
+            kills.end_of_peers(
+                trainer_bin, tokens, folder / f"s{n}", signal.SIGSTOP, timeout_s=TIMEOUT_S
+            )
+            for n in range(repeats)
+        ]
     print(f"killed {sorted(killed)}, stopped {sorted(stopped)}")
-    return harness.report([harness.figure(f"killed peer: the others' end, worst of {repeats}", round(max(killed), 3), "s", 2),
-                           harness.figure(f"stopped peer, step_timeout_s {TIMEOUT_S}: the others' end, worst of {repeats}", round(max(stopped), 3), "s", TIMEOUT_S + 2)])
+    return harness.report(
+        [
+            harness.figure(
+                f"killed peer: the others' end, worst of {repeats}", round(max(killed), 3), "s", 2
+            ),
+            harness.figure(
+                f"stopped peer, step_timeout_s {TIMEOUT_S}: the others' end, worst of {repeats}",
+                round(max(stopped), 3),
+                "s",
+                TIMEOUT_S + 2,
+            ),
+        ]
+    )
 
 
 if __name__ == "__main__":

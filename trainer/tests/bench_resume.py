@@ -1,6 +1,6 @@
 """Figure `resume`: a killed, resumed and resized run against the same run undisturbed.
 
-    bench_resume.py [--quick]        MUSTER_TRAINER_BIN names the binary
+bench_resume.py [--quick]        MUSTER_TRAINER_BIN names the binary
 """
 
 import sys
@@ -23,8 +23,20 @@ def main() -> int:
         for number in range(1 if quick else 3):
             outcomes.append(resume.compare(trainer_bin, tokens, folder / str(number)))
             print(f"run {number + 1}: {outcomes[-1]}", flush=True)
-    for key, unit, bar in (("tokens_differ", "steps", 0), ("bitwise_differ", "steps on 4 ranks", 0), ("loss", "relative, 4 -> 2 ranks", 1e-6)):
-        figures.append(harness.figure(f"resume.{key}", max(one[key] for one in outcomes), unit, bar, peer="60 steps at once"))
+    for key, unit, bar in (
+        ("tokens_differ", "steps", 0),
+        ("bitwise_differ", "steps on 4 ranks", 0),
+        ("loss", "relative, 4 -> 2 ranks", 1e-6),
+    ):
+        figures.append(
+            harness.figure(
+                f"resume.{key}",
+                max(one[key] for one in outcomes),
+                unit,
+                bar,
+                peer="60 steps at once",
+            )
+        )
     return harness.report(figures)
 
 

@@ -23,13 +23,17 @@ BARS = {"fp32": 1.0, "bf16": 1.1}
 
 def ours(trainer_bin: str, tokens: Path, folder: Path, dtype: str) -> float:
     """Tokens a second of the fastest step."""
-    with harness.Gang(trainer_bin, memory.config(tokens, max_steps=STEPS, dtype=dtype), 1, folder) as gang:
+    with harness.Gang(
+        trainer_bin, memory.config(tokens, max_steps=STEPS, dtype=dtype), 1, folder
+    ) as gang:
         gang.finish()
     return memory.BATCH * memory.LENGTH / min(gang.metric("step_time_s").values())
 
 
 def theirs(kind: str) -> float:
-    done = subprocess.run([sys.executable, __file__, "peer", kind], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "peer", kind], check=True, capture_output=True, text=True
+    )
     return float(done.stdout.split()[-1])
 
 
@@ -61,10 +65,26 @@ def main() -> int:
     quick = "--quick" in sys.argv[1:]
     trainer_bin = harness.trainer_binary()
     print(f"machine: {harness.machine()}")
-    kernel = json.loads(subprocess.run([Path(trainer_bin).parent / "muster-bench-adamw"], check=True, capture_output=True, text=True).stdout)
+    kernel = json.loads(
+        subprocess.run(
+            [Path(trainer_bin).parent / "muster-bench-adamw"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )
     print(f"adamw: {kernel}", flush=True)
-    figures = [harness.figure(f"trainer-speed.adamw, {name}", round(kernel[name]["ours"] / kernel[name]["atens"], 3), "x ATen's fused kernel", 1.1, at_most=False,
-                              peer=f"{kernel[name]['ours']:.3f} against {kernel[name]['atens']:.3f} {kernel['unit']}, {kernel['form']}") for name in ("plain", "training")]
+    figures = [
+        harness.figure(
+            f"trainer-speed.adamw, {name}",
+            round(kernel[name]["ours"] / kernel[name]["atens"], 3),
+            "x ATen's fused kernel",
+            1.1,
+            at_most=False,
+            peer=f"{kernel[name]['ours']:.3f} against {kernel[name]['atens']:.3f} {kernel['unit']}, {kernel['form']}",
+        )
+        for name in ("plain", "training")
+    ]
     with tempfile.TemporaryDirectory(prefix="bench-speed-") as name:
         folder = Path(name)
         tokens = harness.make_tokens(folder / "tokens")
@@ -73,12 +93,25 @@ def main() -> int:
             turns = ["ours", *kinds]
             best = dict.fromkeys(turns, 0.0)
             for number, turn in enumerate((turns + turns[::-1]) * (1 if quick else 2)):
-                rate = ours(trainer_bin, tokens, folder / f"{dtype}{number}", dtype) if turn == "ours" else theirs(turn)
+                rate = (
+                    ours(trainer_bin, tokens, folder / f"{dtype}{number}", dtype)
+                    if turn == "ours"
+                    else theirs(turn)
+                )
                 print(f"{dtype} {turn}: {rate:.0f} tokens/s", flush=True)
                 best[turn] = max(best[turn], rate)
             peers = {kind: best[kind] for kind in kinds}
-            figures.append(harness.figure(f"trainer-speed.{dtype}", round(best["ours"] / max(peers.values()), 3), "x the better of " + ", ".join(kinds), BARS[dtype], at_most=False,
-                                          peer=", ".join(f"{kind} {rate:.0f}" for kind, rate in peers.items()) + f"; ours {best['ours']:.0f} tokens/s"))
+            figures.append(
+                harness.figure(
+                    f"trainer-speed.{dtype}",
+                    round(best["ours"] / max(peers.values()), 3),
+                    "x the better of " + ", ".join(kinds),
+                    BARS[dtype],
+                    at_most=False,
+                    peer=", ".join(f"{kind} {rate:.0f}" for kind, rate in peers.items())
+                    + f"; ours {best['ours']:.0f} tokens/s",
+                )
+            )
     return harness.report(figures)
 
 

@@ -15,8 +15,14 @@ from pathlib import Path
 import harness
 import resume
 
-MODEL = harness.TINY_MODEL | {"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6,
-                              "num_attention_heads": 12, "num_key_value_heads": 12}  # 92 million parameters, 12 bytes each
+MODEL = harness.TINY_MODEL | {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+}  # 92 million parameters, 12 bytes each
 BLOCK = 1 << 22
 
 
@@ -56,7 +62,16 @@ def main() -> int:
         folder = Path(name)
         tokens = harness.make_tokens(folder / "tokens")
         # One sequence a rank: the step is there to be reached, not to be measured.
-        config = resume.config(tokens, model=MODEL, max_steps=1, global_batch_size=2, micro_batch_size=1, max_length=16, save_steps=1, deterministic=False)
+        config = resume.config(
+            tokens,
+            model=MODEL,
+            max_steps=1,
+            global_batch_size=2,
+            micro_batch_size=1,
+            max_length=16,
+            save_steps=1,
+            deterministic=False,
+        )
         with harness.Gang(trainer_bin, config, 2, folder / "first") as first:
             first.finish()
         checkpoint = first.checkpoint(1)
@@ -66,15 +81,30 @@ def main() -> int:
         for state in ("from the disk", "from the page cache"):
             ours, reads = [], []
             for run in range(runs):
-                for times, measure in ((reads, lambda: read_s(checkpoint)),
-                                       (ours, lambda: start_s(trainer_bin, config, checkpoint, folder / f"{state} {run}"))):
+                for times, measure in (
+                    (reads, lambda: read_s(checkpoint)),
+                    (
+                        ours,
+                        lambda: start_s(trainer_bin, config, checkpoint, folder / f"{state} {run}"),
+                    ),
+                ):
                     if state == "from the disk":
                         drop_from_cache(checkpoint)
                     times.append(measure())
-                print(f"{state}, run {run + 1}: {ours[-1]:.3f} s, reading alone {reads[-1]:.3f} s", flush=True)
+                print(
+                    f"{state}, run {run + 1}: {ours[-1]:.3f} s, reading alone {reads[-1]:.3f} s",
+                    flush=True,
+                )
             read = statistics.median(reads)
-            figures.append(harness.figure(f"start to the end of the first step, {size / 2**30:.2f} GiB {state}", round(statistics.median(ours), 3), "s",
-                                          round(1.2 * read + 1.5, 3), peer={"reading the bytes": f"{read:.3f} s"}))
+            figures.append(
+                harness.figure(
+                    f"start to the end of the first step, {size / 2**30:.2f} GiB {state}",
+                    round(statistics.median(ours), 3),
+                    "s",
+                    round(1.2 * read + 1.5, 3),
+                    peer={"reading the bytes": f"{read:.3f} s"},
+                )
+            )
     return harness.report(figures)
 
 

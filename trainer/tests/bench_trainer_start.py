@@ -27,8 +27,21 @@ def trainer_start_s(trainer_bin: str, config: dict, folder: Path) -> float:
 def peer_start_s() -> float:
     port = str(harness.free_port())
     began = time.monotonic()
-    ranks = [subprocess.Popen([sys.executable, "-c", PEER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=harness.clean_environment(
-        RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PEER],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=harness.clean_environment(
+                RANK=str(rank),
+                WORLD_SIZE="2",
+                LOCAL_RANK=str(rank),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            ),
+        )
+        for rank in range(2)
+    ]
     said = ranks[0].stdout.readline()
     took_s = time.monotonic() - began
     for rank in ranks:
@@ -50,7 +63,13 @@ def main() -> int:
             peers_s.append(peer_start_s())
             print(f"run {run + 1}: {times_s[-1]:.3f} s, peer {peers_s[-1]:.3f} s", flush=True)
     peer = {"torch.distributed in Python": round(statistics.median(peers_s), 3)}
-    return harness.report([harness.figure("start-time.trainer", round(statistics.median(times_s), 3), "s", BAR_S, peer=peer)])
+    return harness.report(
+        [
+            harness.figure(
+                "start-time.trainer", round(statistics.median(times_s), 3), "s", BAR_S, peer=peer
+            )
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Shared fixtures. MUSTER_TRAINER_BIN names the binary under test; run with the environment's python:
 
-    MUSTER_TRAINER_BIN=build/dev/bin/muster-trainer ENV/bin/python -m pytest trainer/tests
+MUSTER_TRAINER_BIN=build/dev/bin/muster-trainer ENV/bin/python -m pytest trainer/tests
 """
 
 import os
@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 def trainer_bin() -> str:
     path = os.environ.get("MUSTER_TRAINER_BIN", "")
     if not os.access(path, os.X_OK):
-        pytest.fail(f"MUSTER_TRAINER_BIN={path!r} is no program; set it to the built muster-trainer")
+        pytest.fail(
+            f"MUSTER_TRAINER_BIN={path!r} is no program; set it to the built muster-trainer"
+        )
     return os.path.abspath(path)
 
 

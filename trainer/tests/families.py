@@ -6,30 +6,93 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SHAPE = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "max_position_embeddings": 128, "hidden_act": "silu", "bos_token_id": 256, "eos_token_id": 257, "tie_word_embeddings": False}
+SHAPE = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "tie_word_embeddings": False,
+}
 # Windows and original lengths are below the 64 tokens of the tests' sequences, so that they change something.
 FAMILIES = {
-    "llama2": {"model_type": "llama", "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    "llama3": {"model_type": "llama", "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
-               "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                   "original_max_position_embeddings": 32}},
-    "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 24},
-    "mistral": {"model_type": "mistral", "sliding_window": 24, "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
-    "qwen2.5-yarn": {"model_type": "qwen2", "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0,
-                                                                 "original_max_position_embeddings": 32}},
-    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-    "qwen3-biases": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    "llama2": {
+        "model_type": "llama",
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "llama3": {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "llama-biases": {
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "head_dim": 24,
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "sliding_window": 24,
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+    "qwen2.5-yarn": {
+        "model_type": "qwen2",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "tie_word_embeddings": True,
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen3-biases": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    },
 }
 OLD_KEYS = {"llama3", "qwen2.5-yarn", "mistral"}  # written as transformers 4 did
 
 
-def make(folder: Path, name: str, dtype: torch.dtype = torch.float32, max_shard_size: str = "50GB") -> Path:
+def make(
+    folder: Path, name: str, dtype: torch.dtype = torch.float32, max_shard_size: str = "50GB"
+) -> Path:
     """A directory of the family with random weights: biases and norms too, which begin as zeros and ones."""
     torch.manual_seed(7)
     settings = dict(SHAPE | FAMILIES[name])
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(settings.pop("model_type"), **settings)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -5,26 +5,64 @@ import subprocess
 import sys
 import time
 
-QWEN_7B = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-           "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-           "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "hidden_act": "silu", "use_sliding_window": False}
-LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "hidden_act": "silu"}
+QWEN_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+}
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    "hidden_act": "silu",
+}
 
 
 def name() -> str:
     """Of the first GPU; "" where there is none."""
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+        )
     except OSError:
         return ""
-    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else ""
+    return (
+        done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else ""
+    )
 
 
-def transformers_tokens_per_s(model: dict, length: int, batch: int, steps: int) -> tuple[float, int]:
+def transformers_tokens_per_s(
+    model: dict, length: int, batch: int, steps: int
+) -> tuple[float, int]:
     """(tokens a second, peak bytes) of bf16 training with torch.compile, fused AdamW and a chunked cross-entropy; in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, json.dumps([model, length, batch, steps])], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, json.dumps([model, length, batch, steps])],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     rate, peak = done.stdout.split()[-2:]
     return float(rate), int(peak)
 
@@ -43,7 +81,9 @@ def _transformers(model: dict, length: int, batch: int, steps: int) -> None:
     body = torch.compile(net.model)
 
     def part(hidden, targets):
-        return torch.nn.functional.cross_entropy(net.lm_head(hidden).float(), targets, reduction="sum")
+        return torch.nn.functional.cross_entropy(
+            net.lm_head(hidden).float(), targets, reduction="sum"
+        )
 
     times = []
     for _ in range(steps):

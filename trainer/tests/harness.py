@@ -18,27 +18,67 @@ from pathlib import Path
 
 PREPARE = Path(__file__).resolve().parent.parent / "prepare"
 TINY_MODEL = {  # GQA, untied
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 259, "hidden_size": 64,
-    "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 256, "eos_token_id": 257}
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
 START_TIMEOUT_S = 60  # generous: the machine may be busy; every wait is for a condition
 
 
 def make_tokens(folder: Path) -> Path:
     stdlib = sysconfig.get_paths()["stdlib"]
-    subprocess.run([sys.executable, PREPARE, "--input", f"{stdlib}/json/*.py", f"{stdlib}/email/*.py", f"{stdlib}/asyncio/*.py",
-                    "--tokenizer", "bytes", "--max-length", "64", "--output", folder],
-                   check=True, capture_output=True, env=clean_environment())
+    subprocess.run(
+        [
+            sys.executable,
+            PREPARE,
+            "--input",
+            f"{stdlib}/json/*.py",
+            f"{stdlib}/email/*.py",
+            f"{stdlib}/asyncio/*.py",
+            "--tokenizer",
+            "bytes",
+            "--max-length",
+            "64",
+            "--output",
+            folder,
+        ],
+        check=True,
+        capture_output=True,
+        env=clean_environment(),
+    )
     return folder
 
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This environment without what Muster or torchrun may have put there."""
     ours = ("MUSTER_", "TORCHELASTIC_")
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-    kept = {key: value for key, value in os.environ.items()
-            if key not in ranks and (not key.startswith(ours) or key in ("MUSTER_PYTHON", "MUSTER_TRAINER_LIB"))}
+    ranks = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ranks
+        and (not key.startswith(ours) or key in ("MUSTER_PYTHON", "MUSTER_TRAINER_LIB"))
+    }
     return kept | more
 
 
@@ -52,10 +92,24 @@ def s3_server(bucket: str):
     server.start()
     try:
         endpoint = "http://%s:%d" % server.get_host_and_port()
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
         client.create_bucket(Bucket=bucket)
-        yield client, {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
-                       "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": endpoint}
+        yield (
+            client,
+            {
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
+                "AWS_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "AWS_ENDPOINT_URL": endpoint,
+            },
+        )
     finally:
         server.stop()
 
@@ -65,18 +119,32 @@ class Gang:
 
     `resume_from`: checkpoints, the best first; None: the run looks for them itself. Without `checkpoints` it has no place for them."""
 
-    def __init__(self, trainer_bin: str, config: dict, ranks: int, folder: Path, *, resume_from=(), dump_tokens: Path | None = None,
-                 interval_s: float = 0, keep: int = 100, checkpoints: bool = True, **environment: str):
+    def __init__(
+        self,
+        trainer_bin: str,
+        config: dict,
+        ranks: int,
+        folder: Path,
+        *,
+        resume_from=(),
+        dump_tokens: Path | None = None,
+        interval_s: float = 0,
+        keep: int = 100,
+        checkpoints: bool = True,
+        **environment: str,
+    ):
         folder.mkdir(parents=True)
         self.folder, self.ranks = folder, ranks
         self.checkpoints = folder / "checkpoints"
         self.checkpoints.mkdir()
-        self.steps: list[int] = []     # that rank 0 has told of so far
-        self.events: list[dict] = []   # datagrams so far, but for
+        self.steps: list[int] = []  # that rank 0 has told of so far
+        self.events: list[dict] = []  # datagrams so far, but for
         self.own_times: dict[int, list[float]] = {}  # what each rank said of its own
         config_file = folder / "trainer.json"
         config_file.write_text(json.dumps(config))
-        self._socket_folder = tempfile.mkdtemp(prefix="mt")  # short: a socket's path has at most 107 bytes
+        self._socket_folder = tempfile.mkdtemp(
+            prefix="mt"
+        )  # short: a socket's path has at most 107 bytes
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self._socket.bind(f"{self._socket_folder}/s")
@@ -85,18 +153,50 @@ class Gang:
         self.started = time.monotonic()
         self.processes: list[subprocess.Popen] = []
         for rank in range(ranks):
-            command = [trainer_bin, "train", "--config", str(config_file), "--metrics", str(folder / "metrics.jsonl")]
+            command = [
+                trainer_bin,
+                "train",
+                "--config",
+                str(config_file),
+                "--metrics",
+                str(folder / "metrics.jsonl"),
+            ]
             if dump_tokens is not None:
                 command += ["--dump-tokens", str(dump_tokens)]
             env = clean_environment(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), MUSTER_CHECKPOINT_DIR=str(self.checkpoints) if checkpoints else "",
-                **({} if resume_from is None else {"MUSTER_RESUME_FROM": ",".join(map(str, resume_from))}), MUSTER_CHECKPOINT_KEEP=str(keep),
-                MUSTER_CHECKPOINT_INTERVAL_S=str(interval_s), MUSTER_PROGRESS_SOCKET=f"{self._socket_folder}/s", **environment)
-            with open(folder / f"{rank}.err", "wb") as err, open(folder / f"{rank}.out", "wb") as out:
-                self.processes.append(subprocess.Popen(
-                    command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stderr=err,
-                    bufsize=0, stdout=subprocess.PIPE if rank == 0 else out))
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(ranks),
+                LOCAL_WORLD_SIZE=str(ranks),
+                GROUP_RANK="0",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                MUSTER_CHECKPOINT_DIR=str(self.checkpoints) if checkpoints else "",
+                **(
+                    {}
+                    if resume_from is None
+                    else {"MUSTER_RESUME_FROM": ",".join(map(str, resume_from))}
+                ),
+                MUSTER_CHECKPOINT_KEEP=str(keep),
+                MUSTER_CHECKPOINT_INTERVAL_S=str(interval_s),
+                MUSTER_PROGRESS_SOCKET=f"{self._socket_folder}/s",
+                **environment,
+            )
+            with (
+                open(folder / f"{rank}.err", "wb") as err,
+                open(folder / f"{rank}.out", "wb") as out,
+            ):
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=env,
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stderr=err,
+                        bufsize=0,
+                        stdout=subprocess.PIPE if rank == 0 else out,
+                    )
+                )
 
     def __enter__(self):
         return self
@@ -113,7 +213,9 @@ class Gang:
     def wait_for_step(self, step: int) -> None:
         """Returns as soon as rank 0 has told of `step`."""
         self._read(lambda: any(told >= step for told in self.steps))
-        assert any(told >= step for told in self.steps), f"ended before step {step}\n{self.stderr()}"
+        assert any(told >= step for told in self.steps), (
+            f"ended before step {step}\n{self.stderr()}"
+        )
 
     def wait_for_line(self, start: bytes) -> float:
         """The monotonic time at which rank 0 said a line that begins with `start`."""
@@ -141,17 +243,28 @@ class Gang:
 
     def limit_file_size(self, rank: int, size: int | None) -> None:
         """Files that the rank writes may have this many bytes at most; None: any."""
-        resource.prlimit(self.processes[rank].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if size is None else size, resource.RLIM_INFINITY))
+        resource.prlimit(
+            self.processes[rank].pid,
+            resource.RLIMIT_FSIZE,
+            (resource.RLIM_INFINITY if size is None else size, resource.RLIM_INFINITY),
+        )
 
     def stderr(self) -> str:
-        return "".join(f"[rank {rank}] {line}\n" for rank in range(self.ranks)
-                       for line in (self.folder / f"{rank}.err").read_text(errors="replace").splitlines()[-20:])
+        return "".join(
+            f"[rank {rank}] {line}\n"
+            for rank in range(self.ranks)
+            for line in (self.folder / f"{rank}.err").read_text(errors="replace").splitlines()[-20:]
+        )
 
     @property
     def lines(self) -> list[dict]:
         """Rank 0's metrics of each step so far, exactly."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+            if path.exists()
+            else []
+        )
 
     def metric(self, name: str) -> dict[int, float]:
         """{step: value} as rank 0 told it, exactly."""
@@ -167,15 +280,22 @@ class Gang:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps with a published checkpoint, newest first."""
-        return sorted((int(path.parent.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*/index.json")),
-                      reverse=True)
+        return sorted(
+            (
+                int(path.parent.name.removeprefix("step-"))
+                for path in self.checkpoints.glob("step-*/index.json")
+            ),
+            reverse=True,
+        )
 
     def _read(self, enough) -> None:
         """Reads rank 0's stdout and the datagrams until enough() or the end of stdout."""
         out = self.processes[0].stdout
         deadline = time.monotonic() + START_TIMEOUT_S
         while not enough():
-            ready, _, _ = select.select([out, self._socket], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [out, self._socket], [], [], max(0.0, deadline - time.monotonic())
+            )
             assert ready, f"nothing was said for {START_TIMEOUT_S} s\n{self.stderr()}"
             deadline = time.monotonic() + START_TIMEOUT_S
             if self._socket in ready:
@@ -220,7 +340,10 @@ def read_batches(path: Path, batch: int, length: int) -> list[tuple[int, ...]]:
     """--dump-tokens: one tuple of batch * length ids for each step."""
     data = path.read_bytes()
     count = len(data) // (4 * batch * length)
-    return [struct.unpack_from(f"<{batch * length}i", data, step * 4 * batch * length) for step in range(count)]
+    return [
+        struct.unpack_from(f"<{batch * length}i", data, step * 4 * batch * length)
+        for step in range(count)
+    ]
 
 
 def relative(value: float, reference: float) -> float:
@@ -236,13 +359,26 @@ def trainer_binary() -> str:
 
 
 def machine() -> str:
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown CPU")
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in open("/proc/cpuinfo")
+            if line.startswith("model name")
+        ),
+        "unknown CPU",
+    )
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def figure(name: str, value: float, unit: str, bar: float, peer=None, at_most: bool = True) -> dict:
-    return {"figure": name, "value": value, "unit": unit, "peer": peer, "bar": f"{'<=' if at_most else '>='} {bar:g}",
-            "holds": value <= bar if at_most else value >= bar}
+    return {
+        "figure": name,
+        "value": value,
+        "unit": unit,
+        "peer": peer,
+        "bar": f"{'<=' if at_most else '>='} {bar:g}",
+        "holds": value <= bar if at_most else value >= bar,
+    }
 
 
 def report(figures: list[dict]) -> int:

@@ -15,10 +15,14 @@ MODEL = TINY_MODEL | {"hidden_size": 256, "intermediate_size": 640, "num_hidden_
 def on_its_way(gang: Gang) -> bool:
     """Whether there is a checkpoint without an index that is newer than all published ones."""
     newest = max(gang.checkpoint_steps(), default=0)
-    return any(int(path.name.removeprefix("step-")) > newest for path in gang.checkpoints.glob("step-*"))
+    return any(
+        int(path.name.removeprefix("step-")) > newest for path in gang.checkpoints.glob("step-*")
+    )
 
 
-def kill_while_writing(trainer_bin: str, tokens: Path, folder: Path, kills: int, ranks: int, seed: int = 1) -> dict:
+def kill_while_writing(
+    trainer_bin: str, tokens: Path, folder: Path, kills: int, ranks: int, seed: int = 1
+) -> dict:
     """Kills a run that writes checkpoints all the time, and resumes it from what it left, until `kills` kills have hit a
     checkpoint on its way (a kill that comes just behind one doesn't count).
 
@@ -31,8 +35,22 @@ def kill_while_writing(trainer_bin: str, tokens: Path, folder: Path, kills: int,
     last = False
     while not last:
         last = found["hits"] == kills or found["attempts"] == 4 * kills
-        settings = resume.config(tokens, model=MODEL, micro_batch_size=8, global_batch_size=8, max_steps=told + 3 if last else 1_000_000, save_steps=2)
-        with Gang(trainer_bin, settings, ranks, folder / str(found["attempts"]), resume_from=checkpoints, keep=2) as gang:
+        settings = resume.config(
+            tokens,
+            model=MODEL,
+            micro_batch_size=8,
+            global_batch_size=8,
+            max_steps=told + 3 if last else 1_000_000,
+            save_steps=2,
+        )
+        with Gang(
+            trainer_bin,
+            settings,
+            ranks,
+            folder / str(found["attempts"]),
+            resume_from=checkpoints,
+            keep=2,
+        ) as gang:
             if last:
                 gang.finish()
             else:
@@ -50,16 +68,29 @@ def kill_while_writing(trainer_bin: str, tokens: Path, folder: Path, kills: int,
         found["not_resumed"] += told > 0 and not loaded
         found["refused"] += sum(len(one["skipped"]) for one in loaded)
         found["went_back"] += bool(loaded) and loaded[0]["step"] < told
-        told = max([told, *(event["checkpoint"]["step"] for event in gang.events if "checkpoint" in event)])
-        checkpoints = ([gang.checkpoint(step) for step in gang.checkpoint_steps()] + checkpoints)[:3]
+        told = max(
+            [told, *(event["checkpoint"]["step"] for event in gang.events if "checkpoint" in event)]
+        )
+        checkpoints = ([gang.checkpoint(step) for step in gang.checkpoint_steps()] + checkpoints)[
+            :3
+        ]
     assert told > 0, "no run ever published a checkpoint"
     return found
 
 
-def end_of_peers(trainer_bin: str, tokens: Path, folder: Path, number: int, ranks: int = 3, timeout_s: float | None = None) -> float:
+def end_of_peers(
+    trainer_bin: str,
+    tokens: Path,
+    folder: Path,
+    number: int,
+    ranks: int = 3,
+    timeout_s: float | None = None,
+) -> float:
     """Seconds from sending rank 1 the signal to the end of all others; each must have failed."""
     more = {} if timeout_s is None else {"step_timeout_s": timeout_s}
-    with Gang(trainer_bin, resume.config(tokens, max_steps=1_000_000, save_steps=0, **more), ranks, folder) as gang:
+    with Gang(
+        trainer_bin, resume.config(tokens, max_steps=1_000_000, save_steps=0, **more), ranks, folder
+    ) as gang:
         gang.wait_for_step(3)
         began = time.monotonic()
         gang.signal(number, ranks=[1])

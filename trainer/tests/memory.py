@@ -9,15 +9,36 @@ from pathlib import Path
 
 from harness import Gang, clean_environment
 
-MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024,
-         "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False, "hidden_act": "silu"}
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
 LENGTH, BATCH, THREADS = 256, 8, 2
 
 
 def config(tokens: Path, **more) -> dict:
-    return {"model": MODEL, "data": str(tokens), "max_length": LENGTH, "global_batch_size": BATCH, "micro_batch_size": BATCH, "max_steps": 6,
-            "learning_rate": 1e-4, "lr_scheduler_type": "constant", "threads": THREADS} | more
+    return {
+        "model": MODEL,
+        "data": str(tokens),
+        "max_length": LENGTH,
+        "global_batch_size": BATCH,
+        "micro_batch_size": BATCH,
+        "max_steps": 6,
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "constant",
+        "threads": THREADS,
+    } | more
 
 
 def largest_gathered() -> int:
@@ -26,21 +47,43 @@ def largest_gathered() -> int:
     return 4 * (2 * (4 * d * d + 3 * d * f + 2 * d) + v * d + d)
 
 
-def measure(trainer_bin: str, tokens: Path, folder: Path, ranks: int = 1, **more) -> tuple[int, int, dict[str, int]]:
+def measure(
+    trainer_bin: str, tokens: Path, folder: Path, ranks: int = 1, **more
+) -> tuple[int, int, dict[str, int]]:
     """(peak bytes of rank 0, what `estimate` said, and by class)."""
     settings = config(tokens, **more)
     with Gang(trainer_bin, settings, ranks, folder) as gang:
         gang.finish()
     peak = max(event["memory_peak_bytes"] for event in gang.events if "memory_peak_bytes" in event)
-    said = subprocess.run([trainer_bin, "estimate", "--config", folder / "trainer.json", "--ranks", str(ranks), "--json", "true"],
-                          check=True, capture_output=True, text=True, env=clean_environment())
+    said = subprocess.run(
+        [
+            trainer_bin,
+            "estimate",
+            "--config",
+            folder / "trainer.json",
+            "--ranks",
+            str(ranks),
+            "--json",
+            "true",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
     estimate = json.loads(said.stdout)
-    return peak, estimate["memory_bytes"], {one["class"]: one["bytes"] for one in estimate["memory"]}
+    return (
+        peak,
+        estimate["memory_bytes"],
+        {one["class"]: one["bytes"] for one in estimate["memory"]},
+    )
 
 
 def transformers_peak(dtype: str) -> int:
     """Peak bytes of the same training by transformers in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, dtype], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, dtype], check=True, capture_output=True, text=True
+    )
     return int(done.stdout)
 
 

@@ -1,6 +1,6 @@
 """The table of all fields of `trainer:` in docs/trainer.md, made from what `muster-trainer --schema` says.
 
-    options_table.py        writes it there; MUSTER_TRAINER_BIN names the binary. test_schema.py holds the two against each other
+options_table.py        writes it there; MUSTER_TRAINER_BIN names the binary. test_schema.py holds the two against each other
 """
 
 import json
@@ -10,14 +10,24 @@ import sys
 import harness
 
 PAGE = harness.PREPARE.parent.parent / "docs" / "trainer.md"
-BEGIN, END = "<!-- Made by trainer/tests/options_table.py from muster-trainer --schema. -->\n", "<!-- the end of the table -->\n"
+BEGIN, END = (
+    "<!-- Made by trainer/tests/options_table.py from muster-trainer --schema. -->\n",
+    "<!-- the end of the table -->\n",
+)
 
 
 def type_text(field: dict) -> str:
     if "enum" in field:
         return ", ".join(field["enum"])
     low, high = field.get("minimum"), field.get("maximum")
-    name = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "array": "list", "object": "map"}[field["type"]]
+    name = {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "boolean": "true or false",
+        "array": "list",
+        "object": "map",
+    }[field["type"]]
     if "exclusiveMinimum" in field:
         return f"{name} above {field['exclusiveMinimum']:g}"
     if name in ("whole number", "number") and low is not None and high is not None:
@@ -37,7 +47,9 @@ def table(schema: dict) -> str:
     def add(prefix: str, of: dict) -> None:
         for name, field in of["properties"].items():
             description = field["description"].replace("|", "\\|")
-            rows.append(f"| `{prefix}{name}` | {type_text(field)} | {default_text(field, name in of.get('required', []))} | {description} |")
+            rows.append(
+                f"| `{prefix}{name}` | {type_text(field)} | {default_text(field, name in of.get('required', []))} | {description} |"
+            )
             if name != "model" and "properties" in field:
                 add(f"{prefix}{name}.", field)
             if "properties" in field.get("items", {}):
@@ -53,7 +65,11 @@ def page_with(text: str, schema: dict) -> str:
 
 
 def main() -> int:
-    schema = json.loads(subprocess.run([harness.trainer_binary(), "--schema"], check=True, capture_output=True, text=True).stdout)
+    schema = json.loads(
+        subprocess.run(
+            [harness.trainer_binary(), "--schema"], check=True, capture_output=True, text=True
+        ).stdout
+    )
     PAGE.write_text(page_with(PAGE.read_text(), schema))
     return 0
 

@@ -20,12 +20,26 @@ def make_init(folder: Path) -> Path:
 
 
 def config(init: Path, tokens: Path, steps: int, export: Path, dtype: str = "fp32") -> dict:
-    return {"init": str(init), "data": str(tokens), "max_length": LENGTH, "global_batch_size": BATCH, "micro_batch_size": 4,
-            "max_steps": steps, "learning_rate": LEARNING_RATE, "lr_scheduler_type": "constant", "weight_decay": WEIGHT_DECAY,
-            "max_grad_norm": MAX_GRAD_NORM, "dtype": dtype, "export": str(export), "threads": 1}
+    return {
+        "init": str(init),
+        "data": str(tokens),
+        "max_length": LENGTH,
+        "global_batch_size": BATCH,
+        "micro_batch_size": 4,
+        "max_steps": steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "weight_decay": WEIGHT_DECAY,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "dtype": dtype,
+        "export": str(export),
+        "threads": 1,
+    }
 
 
-def transformers_loop(init: Path, batches: list[tuple[int, ...]], dtype: str = "fp32") -> tuple[torch.nn.Module, list[float], list[float]]:
+def transformers_loop(
+    init: Path, batches: list[tuple[int, ...]], dtype: str = "fp32"
+) -> tuple[torch.nn.Module, list[float], list[float]]:
     """Returns (model, losses, grad norms). Weight decay leaves norms and biases out, as transformers' Trainer does. bf16: a
     model of that type, whose fp32 masters are updated and rounded into it again."""
     model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
@@ -33,8 +47,16 @@ def transformers_loop(init: Path, batches: list[tuple[int, ...]], dtype: str = "
     if dtype == "bf16":
         masters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in masters]
         model = model.to(torch.bfloat16)
-    optimizer = torch.optim.AdamW([{"params": [master for master in masters if master.dim() > 1], "weight_decay": WEIGHT_DECAY},
-                                   {"params": [master for master in masters if master.dim() == 1], "weight_decay": 0.0}], lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(
+        [
+            {
+                "params": [master for master in masters if master.dim() > 1],
+                "weight_decay": WEIGHT_DECAY,
+            },
+            {"params": [master for master in masters if master.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=LEARNING_RATE,
+    )
     losses, norms = [], []
     for batch in batches:
         ids = torch.tensor(batch).view(BATCH, LENGTH + 1)
@@ -54,31 +76,68 @@ def transformers_loop(init: Path, batches: list[tuple[int, ...]], dtype: str = "
     return model, losses, norms
 
 
-def compare(trainer_bin: str, tokens: Path, folder: Path, steps: int, ranks: int, init: Path | None = None, dtype: str = "fp32") -> dict[str, float]:
+def compare(
+    trainer_bin: str,
+    tokens: Path,
+    folder: Path,
+    steps: int,
+    ranks: int,
+    init: Path | None = None,
+    dtype: str = "fp32",
+) -> dict[str, float]:
     """Largest differences: relative of loss and grad_norm over all steps, absolute of the trained models' logits. `init`: the
     directory to begin with; without one a tiny Llama."""
     torch.set_num_threads(1)  # two spin against each other for ever on a busy machine
     init = init or make_init(folder / "init")
-    with Gang(trainer_bin, config(init, tokens, steps, folder / "model", dtype), ranks, folder / "run", dump_tokens=folder / "tokens.bin") as gang:
+    with Gang(
+        trainer_bin,
+        config(init, tokens, steps, folder / "model", dtype),
+        ranks,
+        folder / "run",
+        dump_tokens=folder / "tokens.bin",
+    ) as gang:
         gang.finish()
     batches = read_batches(folder / "tokens.bin", BATCH, LENGTH + 1)
     loss, norm = gang.metric("loss"), gang.metric("grad_norm")
-    assert len(batches) == steps and list(loss) == list(range(1, steps + 1)), (len(batches), sorted(loss))
+    assert len(batches) == steps and list(loss) == list(range(1, steps + 1)), (
+        len(batches),
+        sorted(loss),
+    )
     model, losses, norms = transformers_loop(init, batches, dtype)
-    exported, loading = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=model.dtype, output_loading_info=True)
+    exported, loading = AutoModelForCausalLM.from_pretrained(
+        folder / "model", dtype=model.dtype, output_loading_info=True
+    )
     assert not any(loading.values()), loading
     ids = torch.tensor(batches[-1]).view(BATCH, LENGTH + 1)
     with torch.no_grad():
-        untrained = AutoModelForCausalLM.from_pretrained(init, dtype=model.dtype)(input_ids=ids).logits
+        untrained = AutoModelForCausalLM.from_pretrained(init, dtype=model.dtype)(
+            input_ids=ids
+        ).logits
         wanted = model(input_ids=ids).logits
         logits = (exported(input_ids=ids).logits - wanted).abs().max().item()
         moved = (wanted - untrained).abs().max().item()
-    return {"loss": max(relative(loss[step + 1], losses[step]) for step in range(steps)),
-            "grad_norm": max(relative(norm[step + 1], norms[step]) for step in range(steps)),
-            "logits": logits, "logits_moved_by_training": moved, "clipped_steps": sum(one > MAX_GRAD_NORM for one in norms)}
+    return {
+        "loss": max(relative(loss[step + 1], losses[step]) for step in range(steps)),
+        "grad_norm": max(relative(norm[step + 1], norms[step]) for step in range(steps)),
+        "logits": logits,
+        "logits_moved_by_training": moved,
+        "clipped_steps": sum(one > MAX_GRAD_NORM for one in norms),
+    }
 
 
 def export_checkpoint(trainer_bin: str, checkpoint: Path, tokenizer: Path, output: Path) -> None:
-    subprocess.run([trainer_bin, "export", "--checkpoint", checkpoint, "--output", output, "--tokenizer", tokenizer],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [
+            trainer_bin,
+            "export",
+            "--checkpoint",
+            checkpoint,
+            "--output",
+            output,
+            "--tokenizer",
+            tokenizer,
+        ],
+        check=True,
+        capture_output=True,
+    )
     json.loads((output / "config.json").read_text())

@@ -12,16 +12,33 @@ import roundtrip
 from harness import Gang
 
 
-@pytest.mark.parametrize("family,dtype,max_shard_size", [("qwen3", torch.bfloat16, "100KB"), ("llama-biases", torch.float32, "50GB"), ("mistral", torch.float16, "50GB")])
-def test_in_and_out_again_gives_the_same_bytes(family, dtype, max_shard_size, trainer_bin, tmp_path):
+@pytest.mark.parametrize(
+    "family,dtype,max_shard_size",
+    [
+        ("qwen3", torch.bfloat16, "100KB"),
+        ("llama-biases", torch.float32, "50GB"),
+        ("mistral", torch.float16, "50GB"),
+    ],
+)
+def test_in_and_out_again_gives_the_same_bytes(
+    family, dtype, max_shard_size, trainer_bin, tmp_path
+):
     found = roundtrip.roundtrip(trainer_bin, tmp_path, family, dtype, max_shard_size)
-    assert (tmp_path / "source" / "model.safetensors.index.json").exists() == (max_shard_size == "100KB")
+    assert (tmp_path / "source" / "model.safetensors.index.json").exists() == (
+        max_shard_size == "100KB"
+    )
     assert found["tensors"] > 15 and found["tensors_differ"] == 0
     assert found["logits"] <= 1e-5
 
 
-TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ messages }}", "LICENSE": "free",
-             "generation_config.json": '{"temperature": 0.25}\n', "tokenizer.model": "\0pieces"}
+TOKENIZER = {
+    "tokenizer.json": '{"version": "1.0"}',
+    "tokenizer_config.json": "{}",
+    "chat_template.jinja": "{{ messages }}",
+    "LICENSE": "free",
+    "generation_config.json": '{"temperature": 0.25}\n',
+    "tokenizer.model": "\0pieces",
+}
 
 
 def run(trainer_bin, *arguments) -> subprocess.CompletedProcess:
@@ -31,37 +48,112 @@ def run(trainer_bin, *arguments) -> subprocess.CompletedProcess:
 def test_the_tokenizer_goes_along_or_is_asked_for(trainer_bin, tmp_path):
     source = families.make(tmp_path / "source", "llama2")
     bare = run(trainer_bin, "convert", "--input", source, "--output", tmp_path / "bare")
-    assert bare.returncode == 0 and "no tokenizer lies there; an export of it will want --tokenizer DIR" in bare.stdout
-    asked = run(trainer_bin, "export", "--checkpoint", tmp_path / "bare", "--output", tmp_path / "without")
-    assert asked.returncode == 0 and "it has no tokenizer, as the checkpoint names none: --tokenizer DIR" in asked.stdout
-    for name, text in (TOKENIZER | {"pytorch_model.bin": "weights", "adapter_config.json": "{}", "model.onnx": "weights", ".gitattributes": "x"}).items():
+    assert (
+        bare.returncode == 0
+        and "no tokenizer lies there; an export of it will want --tokenizer DIR" in bare.stdout
+    )
+    asked = run(
+        trainer_bin, "export", "--checkpoint", tmp_path / "bare", "--output", tmp_path / "without"
+    )
+    assert (
+        asked.returncode == 0
+        and "it has no tokenizer, as the checkpoint names none: --tokenizer DIR" in asked.stdout
+    )
+    for name, text in (
+        TOKENIZER
+        | {
+            "pytorch_model.bin": "weights",
+            "adapter_config.json": "{}",
+            "model.onnx": "weights",
+            ".gitattributes": "x",
+        }
+    ).items():
         (source / name).write_text(text)
-    assert run(trainer_bin, "convert", "--input", source, "--output", tmp_path / "checkpoint").stdout.count("\n") == 1
-    done = run(trainer_bin, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "again")
-    assert done.returncode == 0 and f"with the tokenizer of {source}" in done.stdout and "in place of" not in done.stdout
+    assert (
+        run(
+            trainer_bin, "convert", "--input", source, "--output", tmp_path / "checkpoint"
+        ).stdout.count("\n")
+        == 1
+    )
+    done = run(
+        trainer_bin,
+        "export",
+        "--checkpoint",
+        tmp_path / "checkpoint",
+        "--output",
+        tmp_path / "again",
+    )
+    assert (
+        done.returncode == 0
+        and f"with the tokenizer of {source}" in done.stdout
+        and "in place of" not in done.stdout
+    )
     again = {path.name for path in (tmp_path / "again").iterdir()}
     assert again == {*TOKENIZER, "config.json", "model.safetensors"}, again
     assert all((tmp_path / "again" / name).read_text() == text for name, text in TOKENIZER.items())
-    assert "in place of what was there" in run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "again").stdout
+    assert (
+        "in place of what was there"
+        in run(
+            trainer_bin,
+            "convert",
+            "--input",
+            tmp_path / "checkpoint",
+            "--output",
+            tmp_path / "again",
+        ).stdout
+    )
     source.rename(tmp_path / "moved")
-    done = run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later")
-    assert done.returncode == 0 and f"{source} any more: --tokenizer DIR puts one beside it" in done.stdout
+    done = run(
+        trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later"
+    )
+    assert (
+        done.returncode == 0
+        and f"{source} any more: --tokenizer DIR puts one beside it" in done.stdout
+    )
     assert f"can't be read in {source}" in done.stdout
-    done = run(trainer_bin, "convert", "--input", tmp_path / "checkpoint", "--output", tmp_path / "later", "--tokenizer", tmp_path / "moved")
-    assert f"with the tokenizer of {tmp_path}/moved" in done.stdout and (tmp_path / "later" / "tokenizer.json").exists()
+    done = run(
+        trainer_bin,
+        "convert",
+        "--input",
+        tmp_path / "checkpoint",
+        "--output",
+        tmp_path / "later",
+        "--tokenizer",
+        tmp_path / "moved",
+    )
+    assert (
+        f"with the tokenizer of {tmp_path}/moved" in done.stdout
+        and (tmp_path / "later" / "tokenizer.json").exists()
+    )
 
 
 def test_a_runs_checkpoint_is_exported_with_its_tokenizer(trainer_bin, tokens, tmp_path):
-    with Gang(trainer_bin, resume.config(tokens, max_steps=2, save_steps=1), 1, tmp_path / "run") as gang:
+    with Gang(
+        trainer_bin, resume.config(tokens, max_steps=2, save_steps=1), 1, tmp_path / "run"
+    ) as gang:
         gang.finish()
-    done = run(trainer_bin, "export", "--checkpoint", gang.checkpoint(2), "--output", tmp_path / "model")
-    assert f"exported step=2 to {tmp_path}/model, with the tokenizer of {tokens}/tokenizer" in done.stdout
-    assert (tmp_path / "model" / "tokenizer.json").read_bytes() == (tokens / "tokenizer" / "tokenizer.json").read_bytes()
+    done = run(
+        trainer_bin, "export", "--checkpoint", gang.checkpoint(2), "--output", tmp_path / "model"
+    )
+    assert (
+        f"exported step=2 to {tmp_path}/model, with the tokenizer of {tokens}/tokenizer"
+        in done.stdout
+    )
+    assert (tmp_path / "model" / "tokenizer.json").read_bytes() == (
+        tokens / "tokenizer" / "tokenizer.json"
+    ).read_bytes()
     for command, flag in (("export", "--checkpoint"), ("convert", "--input")):
         done = run(trainer_bin, command, flag, gang.checkpoints, "--output", tmp_path / "other")
-        assert done.returncode == 2 and f"{flag}: {gang.checkpoints} is a directory of checkpoints; did you mean {gang.checkpoint(2)}, the newest of its 2?" in done.stderr
+        assert (
+            done.returncode == 2
+            and f"{flag}: {gang.checkpoints} is a directory of checkpoints; did you mean {gang.checkpoint(2)}, the newest of its 2?"
+            in done.stderr
+        )
         done = run(trainer_bin, command, flag, tmp_path / "nowhere", "--output", tmp_path / "other")
-        assert done.returncode == 2 and f"{flag}: {tmp_path}/nowhere: there is no such directory" in done.stderr
+        assert (
+            done.returncode == 2
+            and f"{flag}: {tmp_path}/nowhere: there is no such directory" in done.stderr
+        )
 
 
 def test_training_resumes_from_what_was_converted(trainer_bin, tokens, tmp_path):
@@ -70,7 +162,9 @@ def test_training_resumes_from_what_was_converted(trainer_bin, tokens, tmp_path)
     settings = parity.config(init, tokens, 3, tmp_path / "model")
     with Gang(trainer_bin, settings, 2, tmp_path / "begun") as begun:
         begun.finish()
-    with Gang(trainer_bin, settings, 2, tmp_path / "resumed", resume_from=[tmp_path / "checkpoint"]) as resumed:
+    with Gang(
+        trainer_bin, settings, 2, tmp_path / "resumed", resume_from=[tmp_path / "checkpoint"]
+    ) as resumed:
         resumed.finish()
     assert resumed.event("loaded")["step"] == 0
     assert resumed.metric("loss") == begun.metric("loss") and len(begun.metric("loss")) == 3
@@ -81,10 +175,19 @@ def test_memory_doesnt_grow_with_the_model(trainer_bin, tmp_path):
 
     peaks = []
     for name, vocabulary in (("small", 259), ("big", 100_000)):
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**families.SHAPE | {"vocab_size": vocabulary, "hidden_size": 512}))
+        model = AutoModelForCausalLM.from_config(
+            LlamaConfig(**families.SHAPE | {"vocab_size": vocabulary, "hidden_size": 512})
+        )
         model.save_pretrained(tmp_path / name)
         there = roundtrip.convert(trainer_bin, tmp_path / name, tmp_path / f"{name}-checkpoint")
-        peaks.append(max(there, roundtrip.convert(trainer_bin, tmp_path / f"{name}-checkpoint", tmp_path / f"{name}-again")))
+        peaks.append(
+            max(
+                there,
+                roundtrip.convert(
+                    trainer_bin, tmp_path / f"{name}-checkpoint", tmp_path / f"{name}-again"
+                ),
+            )
+        )
     size = (tmp_path / "big" / "model.safetensors").stat().st_size
     assert size > 400e6 and peaks[1] - peaks[0] < 100e6, (size, peaks)
 
@@ -92,11 +195,20 @@ def test_memory_doesnt_grow_with_the_model(trainer_bin, tmp_path):
 def test_what_is_neither_is_refused(trainer_bin, tmp_path):
     (tmp_path / "empty").mkdir()
     init = families.make(tmp_path / "init", "llama2")
-    for arguments, wanted in (((tmp_path / "empty", tmp_path / "out"), "neither index.json, as a checkpoint has, nor config.json"),
-                              ((init, tmp_path / "out", "--dtype", "bf16"), "--dtype: is for turning a checkpoint into"),
-                              ((init, "s3://acme/out"), "--output: s3://acme/out: a directory is wanted"),
-                              ((init, init), "is no earlier checkpoint; name a new directory")):
+    for arguments, wanted in (
+        (
+            (tmp_path / "empty", tmp_path / "out"),
+            "neither index.json, as a checkpoint has, nor config.json",
+        ),
+        ((init, tmp_path / "out", "--dtype", "bf16"), "--dtype: is for turning a checkpoint into"),
+        ((init, "s3://acme/out"), "--output: s3://acme/out: a directory is wanted"),
+        ((init, init), "is no earlier checkpoint; name a new directory"),
+    ):
         source, target, *more = arguments
-        done = subprocess.run([trainer_bin, "convert", "--input", source, "--output", target, *more], capture_output=True, text=True)
+        done = subprocess.run(
+            [trainer_bin, "convert", "--input", source, "--output", target, *more],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 2 and wanted in done.stderr, done.stderr
         assert not (tmp_path / "out").exists()

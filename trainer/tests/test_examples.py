@@ -16,37 +16,68 @@ DEPLOY = PREPARE.parent.parent / "deploy"
 
 
 def corpus(output: Path, max_bytes: int) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, DEPLOY / "corpus.py", "--output", output, "--max-bytes", str(max_bytes)],
-                          capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, DEPLOY / "corpus.py", "--output", output, "--max-bytes", str(max_bytes)],
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_corpus_is_capped_repeatable_utf8_and_prepares(tmp_path):
     for name in ("one", "two"):
         done = corpus(tmp_path / name, 500_000)
         assert done.returncode == 0, done.stderr
-    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    files = sorted(
+        path.relative_to(tmp_path / "one")
+        for path in (tmp_path / "one").rglob("*")
+        if path.is_file()
+    )
     texts = [path for path in files if not path.name.startswith(".")]
     assert len(texts) > 10 and "docstrings/docstrings.jsonl" in map(str, texts)
-    assert all((tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes() for path in files)
+    assert all(
+        (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
+        for path in files
+    )
     sizes = [len((tmp_path / "one" / path).read_bytes().decode("utf-8").encode()) for path in texts]
     assert 250_000 < sum(sizes) <= 500_000
-    subprocess.run([sys.executable, PREPARE, "--input", tmp_path / "one", "--tokenizer", "bytes", "--output", tmp_path / "tokens"],
-                   check=True, capture_output=True, env=clean_environment())
+    subprocess.run(
+        [
+            sys.executable,
+            PREPARE,
+            "--input",
+            tmp_path / "one",
+            "--tokenizer",
+            "bytes",
+            "--output",
+            tmp_path / "tokens",
+        ],
+        check=True,
+        capture_output=True,
+        env=clean_environment(),
+    )
 
 
 def test_corpus_leaves_a_strangers_folder_alone(tmp_path):
     (tmp_path / "precious").write_text("x")
     done = corpus(tmp_path, 1000)
-    assert done.returncode == 2 and "holds other files" in done.stderr and (tmp_path / "precious").read_text() == "x"
+    assert (
+        done.returncode == 2
+        and "holds other files" in done.stderr
+        and (tmp_path / "precious").read_text() == "x"
+    )
 
 
 def test_tiny_llama_example_trains(trainer_bin, tokens, tmp_path):
     """Its trainer: map, typed by the schema as Muster does (YAML 1.1 takes 3e-3 for text), for three steps."""
     spec = yaml.safe_load((DEPLOY / "examples" / "tiny-llama.yaml").read_text())
     assert [task["name"] for task in spec["tasks"]] == ["prepare", "train"]
-    schema = json.loads(subprocess.run([trainer_bin, "--schema"], check=True, capture_output=True, text=True).stdout)
-    config = {key: float(value) if schema["properties"][key]["type"] == "number" else value
-              for key, value in spec["tasks"][1]["trainer"].items()}
+    schema = json.loads(
+        subprocess.run([trainer_bin, "--schema"], check=True, capture_output=True, text=True).stdout
+    )
+    config = {
+        key: float(value) if schema["properties"][key]["type"] == "number" else value
+        for key, value in spec["tasks"][1]["trainer"].items()
+    }
     config |= {"data": str(tokens), "max_steps": 3, "warmup_steps": 1}
     with Gang(trainer_bin, config, 2, tmp_path / "run") as gang:
         gang.finish()
@@ -56,10 +87,29 @@ def test_tiny_llama_example_trains(trainer_bin, tokens, tmp_path):
 
 def start_ddp(folder: Path, steps: int) -> list[subprocess.Popen]:
     port = str(free_port())
-    return [subprocess.Popen([sys.executable, DEPLOY / "examples" / "ddp.py", "--steps", str(steps), "--checkpoint", folder / "ddp.pt"],
-                             env=clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-                                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-                             stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                DEPLOY / "examples" / "ddp.py",
+                "--steps",
+                str(steps),
+                "--checkpoint",
+                folder / "ddp.pt",
+            ],
+            env=clean_environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE="2",
+                LOCAL_WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
 
 
 def test_plain_torch_script_saves_on_sigterm_and_goes_on(tmp_path):

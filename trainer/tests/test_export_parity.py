@@ -17,7 +17,9 @@ def compared(trainer_bin, tokens, tmp_path_factory):
 
 def test_fifty_steps_equal_transformers(compared):
     differences = compared[1]
-    assert differences["logits_moved_by_training"] > 0.05, "the training did nothing; the comparison would mean nothing"
+    assert differences["logits_moved_by_training"] > 0.05, (
+        "the training did nothing; the comparison would mean nothing"
+    )
     assert 0 < differences["clipped_steps"] < 50, "both sides of the clipping limit must be seen"
     assert differences["loss"] <= 1e-6
     assert differences["grad_norm"] <= 2e-6
@@ -32,9 +34,18 @@ def test_export_brings_config_and_tokenizer(compared, tokens):
 
     model = compared[0] / "model"
     config = json.loads((model / "config.json").read_text())
-    for key in ("architectures", "model_type", "vocab_size", "hidden_size", "num_key_value_heads", "tie_word_embeddings"):
+    for key in (
+        "architectures",
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "num_key_value_heads",
+        "tie_word_embeddings",
+    ):
         assert config[key] == TINY_MODEL[key], key
-    assert filecmp.cmp(model / "tokenizer.json", tokens / "tokenizer" / "tokenizer.json", shallow=False)
+    assert filecmp.cmp(
+        model / "tokenizer.json", tokens / "tokenizer" / "tokenizer.json", shallow=False
+    )
     assert AutoTokenizer.from_pretrained(model)("hello")["input_ids"] == list(b"hello")
 
 
@@ -52,7 +63,9 @@ def test_tied_model_from_scratch_exports_without_lm_head(trainer_bin, tokens, tm
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    config = parity.config(tmp_path, tokens, 2, tmp_path / "model") | {"model": TINY_MODEL | {"tie_word_embeddings": True}}
+    config = parity.config(tmp_path, tokens, 2, tmp_path / "model") | {
+        "model": TINY_MODEL | {"tie_word_embeddings": True}
+    }
     del config["init"]
     for attempt in ("first", "second"):  # the second replaces what the first exported
         with Gang(trainer_bin, config, 1, tmp_path / attempt) as gang:

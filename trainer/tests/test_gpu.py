@@ -14,12 +14,18 @@ pytestmark = pytest.mark.skipif(not gpu.name(), reason="no GPU here")
 RUNS = {  # name: (settings, farthest that losses may be from those by reference_ops)
     "fp32": ({}, 1e-5),
     "bf16": ({"dtype": "bf16"}, 2e-3),
-    "bf16, split masters, bf16 moments": ({"dtype": "bf16", "masters": "split", "moments": "bf16"}, 5e-3),
+    "bf16, split masters, bf16 moments": (
+        {"dtype": "bf16", "masters": "split", "moments": "bf16"},
+        5e-3,
+    ),
     "recompute": ({"dtype": "bf16", "recompute": "full"}, 2e-3),
     "CUDA graphs": ({"dtype": "bf16", "cuda_graphs": True}, 2e-3),
     "packed": ({"dtype": "bf16", "packing": "bfd"}, 2e-3),
     "offload": ({"dtype": "bf16", "offload": "optimizer"}, 2e-3),
-    "offload parameters": ({"dtype": "bf16", "zero_stage": 3, "offload": "parameters", "poison": True}, 2e-3),
+    "offload parameters": (
+        {"dtype": "bf16", "zero_stage": 3, "offload": "parameters", "poison": True},
+        2e-3,
+    ),
 }
 
 
@@ -28,8 +34,17 @@ def test_kernels_train_as_plain_operations_do(name, trainer_bin, tokens, tmp_pat
     settings, farthest = RUNS[name]
     losses = []
     for reference in (False, True):
-        more = {key: value for key, value in settings.items() if not reference or key not in ("masters", "moments")}
-        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False, reference_ops=reference) | more
+        more = {
+            key: value
+            for key, value in settings.items()
+            if not reference or key not in ("masters", "moments")
+        }
+        config = (
+            resume.config(
+                tokens, max_steps=STEPS, save_steps=0, deterministic=False, reference_ops=reference
+            )
+            | more
+        )
         with Gang(trainer_bin, config, 1, tmp_path / str(reference)) as gang:
             gang.finish()
         losses.append(gang.metric("loss"))
@@ -40,14 +55,23 @@ def test_kernels_train_as_plain_operations_do(name, trainer_bin, tokens, tmp_pat
 def test_cuda_graphs_change_no_bit(name, trainer_bin, tokens, tmp_path):
     losses = []
     for graphs in (False, True):
-        config = resume.config(tokens, max_steps=STEPS, save_steps=0, cuda_graphs=graphs) | RUNS[name][0]
+        config = (
+            resume.config(tokens, max_steps=STEPS, save_steps=0, cuda_graphs=graphs) | RUNS[name][0]
+        )
         with Gang(trainer_bin, config, 1, tmp_path / str(graphs)) as gang:
             gang.finish()
         assert "cuda_graphs is off" not in gang.stderr()
         losses.append([gang.metric("loss"), gang.metric("grad_norm")])
     assert gang.metric("graph_replays")[STEPS] > 0
     if name == "packed":  # FlashAttention may cut its work by the longest document
-        assert max(relative(losses[0][of][step], losses[1][of][step]) for of in (0, 1) for step in losses[0][of]) <= 1e-3
+        assert (
+            max(
+                relative(losses[0][of][step], losses[1][of][step])
+                for of in (0, 1)
+                for step in losses[0][of]
+            )
+            <= 1e-3
+        )
     else:
         assert losses[0] == losses[1]
 

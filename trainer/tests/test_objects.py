@@ -22,21 +22,47 @@ def store():
 
 def keys(client) -> list[str]:
     """But for the markers that the client puts in the place of directories that it empties."""
-    return [one["Key"] for one in client.list_objects_v2(Bucket="acme").get("Contents", []) if not one["Key"].endswith("/")]
+    return [
+        one["Key"]
+        for one in client.list_objects_v2(Bucket="acme").get("Contents", [])
+        if not one["Key"].endswith("/")
+    ]
 
 
 def test_a_run_saves_prunes_resumes_and_exports_there(trainer_bin, tokens, store, tmp_path):
     client, environment = store
-    settings = resume.config(tokens, max_steps=12, save_steps=4, checkpoints="s3://acme/runs/", export=str(tmp_path / "model"))
-    with Gang(trainer_bin, settings, 2, tmp_path / "first", keep=2, **ATTEMPT, **environment) as first:
+    settings = resume.config(
+        tokens,
+        max_steps=12,
+        save_steps=4,
+        checkpoints="s3://acme/runs/",
+        export=str(tmp_path / "model"),
+    )
+    with Gang(
+        trainer_bin, settings, 2, tmp_path / "first", keep=2, **ATTEMPT, **environment
+    ) as first:
         first.finish()
-    assert keys(client) == [f"runs/7/train/2/step-{step:08d}/{name}" for step in (8, 12)
-                            for name in ("index.json", "rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors")]
+    assert keys(client) == [
+        f"runs/7/train/2/step-{step:08d}/{name}"
+        for step in (8, 12)
+        for name in (
+            "index.json",
+            "rank-00000-of-00002.safetensors",
+            "rank-00001-of-00002.safetensors",
+        )
+    ]
     assert first.event("checkpoint") == {"step": 12, "path": f"{PARENT}/step-00000012"}
     assert not any(first.checkpoints.iterdir())
 
-    with Gang(trainer_bin, settings | {"export": str(tmp_path / "again")}, 3, tmp_path / "second", resume_from=[f"{PARENT}/step-00000008"],
-              **ATTEMPT | {"MUSTER_ATTEMPT": "3"}, **environment) as second:
+    with Gang(
+        trainer_bin,
+        settings | {"export": str(tmp_path / "again")},
+        3,
+        tmp_path / "second",
+        resume_from=[f"{PARENT}/step-00000008"],
+        **ATTEMPT | {"MUSTER_ATTEMPT": "3"},
+        **environment,
+    ) as second:
         second.finish()
     assert second.event("loaded")["path"] == f"{PARENT}/step-00000008"
     losses = first.metric("loss")
@@ -44,9 +70,22 @@ def test_a_run_saves_prunes_resumes_and_exports_there(trainer_bin, tokens, store
     assert max(relative(loss, losses[step]) for step, loss in second.metric("loss").items()) <= 1e-6
     assert sum(key.startswith("runs/7/train/3/") for key in keys(client)) == 4
 
-    subprocess.run([trainer_bin, "export", "--checkpoint", f"{PARENT}/step-00000012", "--output", tmp_path / "exported"], check=True, capture_output=True,
-                   env=clean_environment(**environment))
-    assert (tmp_path / "exported" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+    subprocess.run(
+        [
+            trainer_bin,
+            "export",
+            "--checkpoint",
+            f"{PARENT}/step-00000012",
+            "--output",
+            tmp_path / "exported",
+        ],
+        check=True,
+        capture_output=True,
+        env=clean_environment(**environment),
+    )
+    assert (tmp_path / "exported" / "model.safetensors").read_bytes() == (
+        tmp_path / "model" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_damaged_one_is_refused_and_the_one_before_taken(trainer_bin, tokens, store, tmp_path):
@@ -61,27 +100,60 @@ def test_a_damaged_one_is_refused_and_the_one_before_taken(trainer_bin, tokens, 
     # Started by hand in the same place: it looks for what is there itself.
     environment = clean_environment(**environment)
     (tmp_path / "trainer.json").write_text((tmp_path / "first" / "trainer.json").read_text())
-    done = subprocess.run([trainer_bin, "train", "--config", tmp_path / "trainer.json"], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [trainer_bin, "train", "--config", tmp_path / "trainer.json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
-    assert "checkpoint refused: s3://acme/damaged/step-00000004: rank-00001-of-00002.safetensors doesn't match its checksum" in done.stderr
+    assert (
+        "checkpoint refused: s3://acme/damaged/step-00000004: rank-00001-of-00002.safetensors doesn't match its checksum"
+        in done.stderr
+    )
     assert "resumed from s3://acme/damaged/step-00000002 at step 2" in done.stderr
 
 
 def test_a_kill_while_it_uploads_leaves_the_one_before(trainer_bin, tokens, store, tmp_path):
     client, environment = store
     # 17 MB a rank: an upload in two parts.
-    settings = resume.config(tokens, model=kills.MODEL | {"num_hidden_layers": 4}, micro_batch_size=1, global_batch_size=2, max_steps=1_000_000, save_steps=2,
-                             checkpoints="s3://acme/killed")
+    settings = resume.config(
+        tokens,
+        model=kills.MODEL | {"num_hidden_layers": 4},
+        micro_batch_size=1,
+        global_batch_size=2,
+        max_steps=1_000_000,
+        save_steps=2,
+        checkpoints="s3://acme/killed",
+    )
 
     def newest_step() -> int:
-        return max((int(key.split("/")[1].removeprefix("step-")) for key in keys(client) if key.startswith("killed/") and key.endswith("/index.json")), default=0)
+        return max(
+            (
+                int(key.split("/")[1].removeprefix("step-"))
+                for key in keys(client)
+                if key.startswith("killed/") and key.endswith("/index.json")
+            ),
+            default=0,
+        )
 
     def uploads() -> list[str]:
-        return [one["Key"] for one in client.list_multipart_uploads(Bucket="acme").get("Uploads", [])]
+        return [
+            one["Key"] for one in client.list_multipart_uploads(Bucket="acme").get("Uploads", [])
+        ]
 
     # A kill that comes just behind an upload counts for nothing: the next attempt goes on from there.
     for attempt in range(8):
-        with Gang(trainer_bin, settings, 2, tmp_path / f"killed-{attempt}", resume_from=None, keep=2, **environment) as gang:
+        with Gang(
+            trainer_bin,
+            settings,
+            2,
+            tmp_path / f"killed-{attempt}",
+            resume_from=None,
+            keep=2,
+            **environment,
+        ) as gang:
             begun = newest_step()
             gang.wait_for_step(begun + 3)
             deadline = time.monotonic() + START_TIMEOUT_S
@@ -93,16 +165,32 @@ def test_a_kill_while_it_uploads_leaves_the_one_before(trainer_bin, tokens, stor
             break
     published = newest_step()
     assert left and all(key.startswith("killed/step-") for key in left), "no upload was cut off"
-    with Gang(trainer_bin, settings | {"max_steps": published + 1}, 2, tmp_path / "again", resume_from=None, **environment) as again:
+    with Gang(
+        trainer_bin,
+        settings | {"max_steps": published + 1},
+        2,
+        tmp_path / "again",
+        resume_from=None,
+        **environment,
+    ) as again:
         again.finish()
-    assert again.event("loaded") == {"step": published, "path": f"s3://acme/killed/step-{published:08d}", "skipped": []}
+    assert again.event("loaded") == {
+        "step": published,
+        "path": f"s3://acme/killed/step-{published:08d}",
+        "skipped": [],
+    }
     assert newest_step() == published + 1
 
 
-def test_a_bucket_that_isnt_there_fails_the_checkpoint_and_is_named(trainer_bin, tokens, store, tmp_path):
+def test_a_bucket_that_isnt_there_fails_the_checkpoint_and_is_named(
+    trainer_bin, tokens, store, tmp_path
+):
     settings = resume.config(tokens, max_steps=3, save_steps=2, checkpoints="s3://nowhere/run")
     with Gang(trainer_bin, settings, 1, tmp_path / "run", **store[1]) as gang:
         assert gang.wait() == [1]
-    assert "checkpoint of step 2 failed: rank 0: s3://nowhere/run/step-00000002/rank-00000-of-00001.safetensors: " in gang.stderr()
+    assert (
+        "checkpoint of step 2 failed: rank 0: s3://nowhere/run/step-00000002/rank-00000-of-00001.safetensors: "
+        in gang.stderr()
+    )
     assert "NoSuchBucket" in gang.stderr() or "bucket does not exist" in gang.stderr()
     assert len(gang.metric("loss")) == 3

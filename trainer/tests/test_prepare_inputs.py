@@ -15,14 +15,25 @@ import pytest
 from harness import s3_server
 from test_prepare import bpe, digests, prepare, prepared, read_documents, read_masked  # noqa: F401 (bpe is a fixture)
 
-CHATML = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-MARKED = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
-          "{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}{{ '\n' }}"
-          "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-CHATS = [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße?\n"},
-          {"role": "assistant", "content": "Hello \u2603."}, {"role": "user", "content": "And?"}, {"role": "assistant", "content": "  Bye.\n"}],
-         [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]]
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATS = [
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Grüße?\n"},
+        {"role": "assistant", "content": "Hello \u2603."},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "  Bye.\n"},
+    ],
+    [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}],
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +45,23 @@ def chat_bpe(tmp_path_factory) -> Path:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, special_tokens=["<|end|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|end|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": CHATML}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|end|>",
+                "chat_template": CHATML,
+            }
+        )
+    )
     return folder
 
 
@@ -56,23 +78,68 @@ def counted(document: tuple[list[int], list[int]], loaded) -> str:
 def test_prompts_do_not_count_and_completions_do(bpe, tmp_path):
     from transformers import AutoTokenizer
 
-    write_lines(tmp_path / "x.jsonl", [{"prompt": "What is it? ", "completion": "A \u2603 man."}, {"text": "all of it"},
-                                       {"prompt": "", "completion": "done<|end|>"}])
-    index = prepared("--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "out")
+    write_lines(
+        tmp_path / "x.jsonl",
+        [
+            {"prompt": "What is it? ", "completion": "A \u2603 man."},
+            {"text": "all of it"},
+            {"prompt": "", "completion": "done<|end|>"},
+        ],
+    )
+    index = prepared(
+        "--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "out"
+    )
     loaded = AutoTokenizer.from_pretrained(bpe)
     documents = read_masked(tmp_path / "out")
-    assert [loaded.decode(ids) for ids, _ in documents] == ["What is it? A \u2603 man.<|end|>", "all of it<|end|>", "done<|end|>"]
-    assert [counted(document, loaded) for document in documents] == ["A \u2603 man.<|end|>", "all of it<|end|>", "done<|end|>"]
-    assert index["num_target_tokens"] == sum(sum(mask) for _, mask in documents) < index["num_tokens"]
+    assert [loaded.decode(ids) for ids, _ in documents] == [
+        "What is it? A \u2603 man.<|end|>",
+        "all of it<|end|>",
+        "done<|end|>",
+    ]
+    assert [counted(document, loaded) for document in documents] == [
+        "A \u2603 man.<|end|>",
+        "all of it<|end|>",
+        "done<|end|>",
+    ]
+    assert (
+        index["num_target_tokens"] == sum(sum(mask) for _, mask in documents) < index["num_tokens"]
+    )
 
 
 def test_named_fields_and_bytes(tmp_path):
-    write_lines(tmp_path / "x.jsonl", [{"question": "\u00e9?", "answer": "\u00fc!", "text": "x", "messages": 3}])
-    prepared("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "out",
-             "--prompt-field", "question", "--completion-field", "answer")
-    assert read_masked(tmp_path / "out") == [([*"\u00e9?\u00fc!".encode(), 257], [0, 0, 0, 1, 1, 1, 1])]
-    prepared("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "all", "--loss", "all",
-             "--prompt-field", "question", "--completion-field", "answer")
+    write_lines(
+        tmp_path / "x.jsonl",
+        [{"question": "\u00e9?", "answer": "\u00fc!", "text": "x", "messages": 3}],
+    )
+    prepared(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "out",
+        "--prompt-field",
+        "question",
+        "--completion-field",
+        "answer",
+    )
+    assert read_masked(tmp_path / "out") == [
+        ([*"\u00e9?\u00fc!".encode(), 257], [0, 0, 0, 1, 1, 1, 1])
+    ]
+    prepared(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "all",
+        "--loss",
+        "all",
+        "--prompt-field",
+        "question",
+        "--completion-field",
+        "answer",
+    )
     assert read_masked(tmp_path / "all") == [([*"\u00e9?\u00fc!".encode(), 257], [1] * 7)]
     assert not list((tmp_path / "all").glob("*.mask"))
 
@@ -83,12 +150,23 @@ def test_chats_are_rendered_and_masked_as_transformers_does(marked, chat_bpe, tm
 
     write_lines(tmp_path / "x.jsonl", [{"messages": chat} for chat in CHATS])
     (tmp_path / "marked.jinja").write_text(MARKED)
-    prepared("--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "out",
-             *(("--chat-template", tmp_path / "marked.jinja") if marked else ()))
+    prepared(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--tokenizer",
+        chat_bpe,
+        "--output",
+        tmp_path / "out",
+        *(("--chat-template", tmp_path / "marked.jinja") if marked else ()),
+    )
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
-    assert loaded.chat_template == (MARKED if marked else CHATML), "the model's directory has the template it was trained with"
+    assert loaded.chat_template == (MARKED if marked else CHATML), (
+        "the model's directory has the template it was trained with"
+    )
     for (ids, mask), chat in zip(read_masked(tmp_path / "out"), CHATS, strict=True):
-        wanted = loaded.apply_chat_template(chat, chat_template=MARKED, return_assistant_tokens_mask=True, return_dict=True)
+        wanted = loaded.apply_chat_template(
+            chat, chat_template=MARKED, return_assistant_tokens_mask=True, return_dict=True
+        )
         assert ids == wanted["input_ids"]
         assert mask == wanted["assistant_masks"] and 0 < sum(mask) < len(mask)
 
@@ -107,25 +185,56 @@ def test_a_template_that_shortens_earlier_turns_is_followed_or_refused(chat_bpe,
     from transformers import AutoTokenizer
 
     # As Qwen3: what was thought is dropped from all turns but the last.
-    thinking = CHATML.replace("{{ message.content }}", "{{ message.content if loop.last else message.content.split('</think>')[-1] }}")
+    thinking = CHATML.replace(
+        "{{ message.content }}",
+        "{{ message.content if loop.last else message.content.split('</think>')[-1] }}",
+    )
     (tmp_path / "t.jinja").write_text(thinking)
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>hm</think>b"},
-            {"role": "user", "content": "c"}, {"role": "assistant", "content": "<think>so</think>d"}]
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>hm</think>b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "<think>so</think>d"},
+    ]
     write_lines(tmp_path / "x.jsonl", [{"messages": chat}])
     base = ("--tokenizer", chat_bpe, "--output")
-    prepared("--input", tmp_path / "x.jsonl", "--chat-template", tmp_path / "t.jinja", *base, tmp_path / "out")
+    prepared(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--chat-template",
+        tmp_path / "t.jinja",
+        *base,
+        tmp_path / "out",
+    )
     loaded = AutoTokenizer.from_pretrained(chat_bpe)
-    assert [counted(one, loaded) for one in read_masked(tmp_path / "out")] == ["b<|im_end|><think>so</think>d<|im_end|>"]
-    (tmp_path / "t.jinja").write_text(CHATML.replace("<|im_start|>assistant\n", "<|im_start|>bot\n"))
-    refused = prepare("--input", tmp_path / "x.jsonl", "--chat-template", tmp_path / "t.jinja", *base, tmp_path / "none")
-    assert refused.returncode == 2 and "x.jsonl:1: the chat template writes an assistant's turn otherwise" in refused.stderr
+    assert [counted(one, loaded) for one in read_masked(tmp_path / "out")] == [
+        "b<|im_end|><think>so</think>d<|im_end|>"
+    ]
+    (tmp_path / "t.jinja").write_text(
+        CHATML.replace("<|im_start|>assistant\n", "<|im_start|>bot\n")
+    )
+    refused = prepare(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--chat-template",
+        tmp_path / "t.jinja",
+        *base,
+        tmp_path / "none",
+    )
+    assert (
+        refused.returncode == 2
+        and "x.jsonl:1: the chat template writes an assistant's turn otherwise" in refused.stderr
+    )
 
 
 BROKEN_CHATS = {  # name: (value of messages, what the message must hold)
     "no list": ("hello", 'field "messages" is a string, not a list of messages'),
-    "ShareGPT": ([{"from": "human", "value": "x"}], 'messages[0] is no message: {"role": …, "content": …} is wanted; "from" and "value" are to be'),
+    "ShareGPT": (
+        [{"from": "human", "value": "x"}],
+        'messages[0] is no message: {"role": …, "content": …} is wanted; "from" and "value" are to be',
+    ),
     "no content": ([{"role": "user"}], 'messages[0] has no "content"'),
-    "nobody answers": ([{"role": "user", "content": "x"}], 'holds no assistant message'),
+    "nobody answers": ([{"role": "user", "content": "x"}], "holds no assistant message"),
 }
 
 
@@ -133,7 +242,9 @@ BROKEN_CHATS = {  # name: (value of messages, what the message must hold)
 def test_a_broken_chat_is_named(case, chat_bpe, tmp_path):
     messages, wanted = BROKEN_CHATS[case]
     write_lines(tmp_path / "x.jsonl", [{"messages": CHATS[1]}, {"messages": messages}])
-    done = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "out")
+    done = prepare(
+        "--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "out"
+    )
     assert done.returncode == 0 and "1 broken record was left out" in done.stderr
     assert "x.jsonl:2: " in done.stderr and wanted in done.stderr
     assert len(read_documents(tmp_path / "out")) == 1
@@ -142,7 +253,16 @@ def test_a_broken_chat_is_named(case, chat_bpe, tmp_path):
 def test_a_broken_template_is_named_with_its_line(chat_bpe, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for message in messages %}\n{{ message. }}\n{% endfor %}")
     write_lines(tmp_path / "x.jsonl", [{"messages": CHATS[0]}])
-    done = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "out", "--chat-template", tmp_path / "t.jinja")
+    done = prepare(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--tokenizer",
+        chat_bpe,
+        "--output",
+        tmp_path / "out",
+        "--chat-template",
+        tmp_path / "t.jinja",
+    )
     assert done.returncode == 2 and "t.jinja:2: not a chat template" in done.stderr
 
 
@@ -156,11 +276,25 @@ def test_parquet_rows_equal_json_lines_and_are_cut_between_row_groups(tmp_path):
 
     wanted = texts(4000)
     write_lines(tmp_path / "x.jsonl", [{"text": text} for text in wanted])
-    pyarrow.parquet.write_table(pyarrow.table({"id": range(4000), "text": wanted}), tmp_path / "x.parquet", row_group_size=300, compression="none")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"id": range(4000), "text": wanted}),
+        tmp_path / "x.parquet",
+        row_group_size=300,
+        compression="none",
+    )
     outputs = []
     for name, processes in (("x.jsonl", 2), ("x.parquet", 1), ("x.parquet", 3)):
         output = tmp_path / f"{name}{processes}"
-        index = prepared("--input", tmp_path / name, "--tokenizer", "bytes", "--output", output, "--processes", processes)
+        index = prepared(
+            "--input",
+            tmp_path / name,
+            "--tokenizer",
+            "bytes",
+            "--output",
+            output,
+            "--processes",
+            processes,
+        )
         assert len(index["shards"]) >= 3
         outputs.append((read_documents(output), digests(output)))
     assert outputs[0][0] == outputs[1][0] == [[*text.encode(), 257] for text in wanted]
@@ -174,26 +308,52 @@ def test_parquet_of_chats_and_a_broken_row(chat_bpe, tmp_path):
     write_lines(tmp_path / "x.jsonl", [{"messages": chat} for chat in CHATS])
     rows = [CHATS[0], [{"role": "user", "content": "x"}], CHATS[1]]
     pyarrow.parquet.write_table(pyarrow.table({"messages": rows}), tmp_path / "x.parquet")
-    prepared("--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "lines")
-    done = prepare("--input", tmp_path / "x.parquet", "--tokenizer", chat_bpe, "--output", tmp_path / "rows")
+    prepared(
+        "--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "lines"
+    )
+    done = prepare(
+        "--input", tmp_path / "x.parquet", "--tokenizer", chat_bpe, "--output", tmp_path / "rows"
+    )
     assert done.returncode == 0 and "x.parquet:2: " in done.stderr
     assert read_masked(tmp_path / "lines") == read_masked(tmp_path / "rows")
-    other = prepare("--input", tmp_path / "x.parquet", "--text-field", "body", "--tokenizer", "bytes", "--output", tmp_path / "none")
-    assert other.returncode == 2 and 'none of the columns body, tools (there are: "messages")' in other.stderr
+    other = prepare(
+        "--input",
+        tmp_path / "x.parquet",
+        "--text-field",
+        "body",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "none",
+    )
+    assert (
+        other.returncode == 2
+        and 'none of the columns body, tools (there are: "messages")' in other.stderr
+    )
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_compressed_files_give_what_they_hold(suffix, tmp_path):
     import pyarrow
 
-    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
-            ".zst": lambda data: pyarrow.compress(data, "zstd", asbytes=True)}[suffix]
+    pack = {
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".xz": lzma.compress,
+        ".zst": lambda data: pyarrow.compress(data, "zstd", asbytes=True),
+    }[suffix]
     wanted = texts(2000)
     data = "".join(json.dumps({"text": text}) + "\n" for text in wanted).encode()
-    (tmp_path / f"x.jsonl{suffix}").write_bytes(pack(data[:1000_000]) + pack(data[1000_000:]) if suffix == ".gz" else pack(data))
+    (tmp_path / f"x.jsonl{suffix}").write_bytes(
+        pack(data[:1000_000]) + pack(data[1000_000:]) if suffix == ".gz" else pack(data)
+    )
     (tmp_path / f"y.txt{suffix}").write_bytes(pack(b"whole\n"))
-    prepared("--input", f"{tmp_path}/*{suffix}", "--tokenizer", "bytes", "--output", tmp_path / "out")
-    assert read_documents(tmp_path / "out") == [[*text.encode(), 257] for text in [*wanted, "whole\n"]]
+    prepared(
+        "--input", f"{tmp_path}/*{suffix}", "--tokenizer", "bytes", "--output", tmp_path / "out"
+    )
+    assert read_documents(tmp_path / "out") == [
+        [*text.encode(), 257] for text in [*wanted, "whole\n"]
+    ]
 
 
 def test_validation_documents_are_kept_apart_by_content(tmp_path):
@@ -203,27 +363,88 @@ def test_validation_documents_are_kept_apart_by_content(tmp_path):
     sides = []
     for processes in (1, 3):
         output = tmp_path / str(processes)
-        prepared("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", output, "--validation-share", 0.1, "--processes", processes)
+        prepared(
+            "--input",
+            tmp_path / "x.jsonl",
+            "--tokenizer",
+            "bytes",
+            "--output",
+            output,
+            "--validation-share",
+            0.1,
+            "--processes",
+            processes,
+        )
         sides.append(digests(output))
     assert sides[0] == sides[1]
-    few = prepare("--input", write_lines(tmp_path / "z.jsonl", [{"text": "alone"}]), "--tokenizer", "bytes", "--output", tmp_path / "z", "--validation-share", 0.001)
-    assert few.returncode == 0 and "note: no document went into the validation split: 0.001 of 1 document is too few; raise --validation-share" in few.stderr
-    assert "1 document from 1 file in 1 shard" in few.stderr and "18 B of 18 B" in few.stderr, few.stderr
-    some = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "some", "--validation-share", 0.1)
-    told = re.search(r"/some/validation: (\d+) tokens of (\d+) documents kept apart for evaluation", some.stderr)
+    few = prepare(
+        "--input",
+        write_lines(tmp_path / "z.jsonl", [{"text": "alone"}]),
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "z",
+        "--validation-share",
+        0.001,
+    )
+    assert (
+        few.returncode == 0
+        and "note: no document went into the validation split: 0.001 of 1 document is too few; raise --validation-share"
+        in few.stderr
+    )
+    assert "1 document from 1 file in 1 shard" in few.stderr and "18 B of 18 B" in few.stderr, (
+        few.stderr
+    )
+    some = prepare(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "some",
+        "--validation-share",
+        0.1,
+    )
+    told = re.search(
+        r"/some/validation: (\d+) tokens of (\d+) documents kept apart for evaluation", some.stderr
+    )
     index = json.loads((tmp_path / "some" / "validation" / "index.json").read_text())
-    assert [int(number) for number in told.groups()] == [index["num_tokens"], index["num_documents"]]
-    prepared("--input", tmp_path / "y.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "y", "--validation-share", 0.1)
+    assert [int(number) for number in told.groups()] == [
+        index["num_tokens"],
+        index["num_documents"],
+    ]
+    prepared(
+        "--input",
+        tmp_path / "y.jsonl",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "y",
+        "--validation-share",
+        0.1,
+    )
 
     def side(folder):
         return {bytes(ids[:-1]).decode() for ids in read_documents(folder)}
 
     train, validation = side(tmp_path / "1"), side(tmp_path / "1" / "validation")
-    assert train | validation == set(wanted) and not train & validation and 240 < len(validation) < 360
+    assert (
+        train | validation == set(wanted) and not train & validation and 240 < len(validation) < 360
+    )
     assert side(tmp_path / "y" / "validation") == validation
-    again = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "1")
+    again = prepare(
+        "--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "1"
+    )
     assert again.returncode == 2 and "--overwrite" in again.stderr
-    prepared("--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "1", "--overwrite")
+    prepared(
+        "--input",
+        tmp_path / "x.jsonl",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "1",
+        "--overwrite",
+    )
     assert not (tmp_path / "1" / "validation").exists()
 
 
@@ -298,23 +519,64 @@ def test_http_gives_the_same_as_local_files(ranges, server, tmp_path):
     (tmp_path / "y.txt.gz").write_bytes(gzip.compress(b"packed"))
     handler = server.RequestHandlerClass
     handler.ranges, handler.failures = ranges, 0
-    handler.files = {f"/data/{name}": (tmp_path / name).read_bytes() for name in ("x.jsonl", "y.txt.gz")}
+    handler.files = {
+        f"/data/{name}": (tmp_path / name).read_bytes() for name in ("x.jsonl", "y.txt.gz")
+    }
     base = f"http://127.0.0.1:{server.server_port}/data"
-    prepared("--input", tmp_path / "x.jsonl", tmp_path / "y.txt.gz", "--tokenizer", "bytes", "--output", tmp_path / "local")
-    index = prepared("--input", f"{base}/x.jsonl?version=3", f"{base}/y.txt.gz", "--tokenizer", "bytes", "--output", tmp_path / "remote", "--processes", 2)
+    prepared(
+        "--input",
+        tmp_path / "x.jsonl",
+        tmp_path / "y.txt.gz",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "local",
+    )
+    index = prepared(
+        "--input",
+        f"{base}/x.jsonl?version=3",
+        f"{base}/y.txt.gz",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "remote",
+        "--processes",
+        2,
+    )
     assert read_documents(tmp_path / "remote") == read_documents(tmp_path / "local")
     assert (len(index["shards"]) > 3) == ranges
-    again = prepare("--input", f"{base}/x.jsonl?version=3", f"{base}/y.txt.gz", "--tokenizer", "bytes", "--output", tmp_path / "remote")
+    again = prepare(
+        "--input",
+        f"{base}/x.jsonl?version=3",
+        f"{base}/y.txt.gz",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "remote",
+    )
     assert again.returncode == 0 and "already prepared" in again.stderr
-    missing = prepare("--input", f"{base}/z.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "none")
-    assert missing.returncode == 2 and f"{base}/z.jsonl: no such file" in missing.stderr and "Traceback" not in missing.stderr
+    missing = prepare(
+        "--input", f"{base}/z.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "none"
+    )
+    assert (
+        missing.returncode == 2
+        and f"{base}/z.jsonl: no such file" in missing.stderr
+        and "Traceback" not in missing.stderr
+    )
 
 
 def test_a_remote_read_that_fails_is_tried_again(server, tmp_path):
     handler = server.RequestHandlerClass
     handler.files = {"/x.txt": b"all of it"}
     handler.ranges, handler.failures = True, 2
-    prepared("--input", f"http://127.0.0.1:{server.server_port}/x.txt", "--tokenizer", "bytes", "--output", tmp_path / "out")
+    prepared(
+        "--input",
+        f"http://127.0.0.1:{server.server_port}/x.txt",
+        "--tokenizer",
+        "bytes",
+        "--output",
+        tmp_path / "out",
+    )
     assert read_documents(tmp_path / "out") == [[*b"all of it", 257]]
 
 
@@ -326,7 +588,9 @@ def write_tree(folder: Path) -> list[str]:
     wanted = texts(6000)
     (folder / "deep").mkdir(parents=True)
     write_lines(folder / "a.jsonl", [{"text": text} for text in wanted])
-    pyarrow.parquet.write_table(pyarrow.table({"text": wanted[:500]}), folder / "deep" / "b.parquet", row_group_size=100)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": wanted[:500]}), folder / "deep" / "b.parquet", row_group_size=100
+    )
     return wanted
 
 
@@ -334,15 +598,25 @@ def check_storage(url: str, wanted: list[str], folder: Path, environment: dict[s
     """`prepare` of a tree as write_tree writes it, where `url` is: the whole folder, a glob, the glob again, and what isn't there."""
     base = ("--tokenizer", "bytes", "--processes", 2, "--output")
     index = prepared("--input", url, *base, folder / "whole", environment=environment)
-    assert read_documents(folder / "whole") == [[*text.encode(), 257] for text in [*wanted, *wanted[:500]]]
+    assert read_documents(folder / "whole") == [
+        [*text.encode(), 257] for text in [*wanted, *wanted[:500]]
+    ]
     assert len(index["shards"]) > 3
     prepared("--input", f"{url}/*/*.parquet", *base, folder / "glob", environment=environment)
     assert len(read_documents(folder / "glob")) == 500
-    again = prepare("--input", f"{url}/*/*.parquet", *base, folder / "glob", environment=environment)
+    again = prepare(
+        "--input", f"{url}/*/*.parquet", *base, folder / "glob", environment=environment
+    )
     assert again.returncode == 0 and "already prepared" in again.stderr
     for name, message in (("none.jsonl", "no such file"), ("*.txt", "no file matches")):
-        refused = prepare("--input", f"{url}/{name}", *base, folder / "none", environment=environment)
-        assert refused.returncode == 2 and f"{url}/{name}: {message}" in refused.stderr and "Traceback" not in refused.stderr
+        refused = prepare(
+            "--input", f"{url}/{name}", *base, folder / "none", environment=environment
+        )
+        assert (
+            refused.returncode == 2
+            and f"{url}/{name}: {message}" in refused.stderr
+            and "Traceback" not in refused.stderr
+        )
 
 
 def test_s3_folders_globs_and_parquet(tmp_path):
@@ -373,14 +647,37 @@ class Hub(Files):
             return self.send_error(404)
         folder = rest.partition("/")[2]
         inside = [one for one in files if one["path"].startswith(f"{folder}/" if folder else "")]
-        below = {one["path"][len(folder):].strip("/").split("/")[0] for one in inside if "/" in one["path"][len(folder):].strip("/")}
-        inside = [one for one in inside if "/" not in one["path"][len(folder):].strip("/")]
-        inside += [{"type": "directory", "oid": "2" * 40, "path": f"{folder}/{name}".strip("/")} for name in below]
-        self.answer_json(inside if rest else {"id": repository.strip("/"), "sha": "0" * 40, "siblings": [{"rfilename": one["path"]} for one in files]})
+        below = {
+            one["path"][len(folder) :].strip("/").split("/")[0]
+            for one in inside
+            if "/" in one["path"][len(folder) :].strip("/")
+        }
+        inside = [one for one in inside if "/" not in one["path"][len(folder) :].strip("/")]
+        inside += [
+            {"type": "directory", "oid": "2" * 40, "path": f"{folder}/{name}".strip("/")}
+            for name in below
+        ]
+        self.answer_json(
+            inside
+            if rest
+            else {
+                "id": repository.strip("/"),
+                "sha": "0" * 40,
+                "siblings": [{"rfilename": one["path"]} for one in files],
+            }
+        )
 
     def tree(self, repository: str) -> list[dict]:
-        return [{"type": "file", "oid": "1" * 40, "size": len(data), "path": name.removeprefix(repository + "/")}
-                for name, data in self.files.items() if name.startswith(repository + "/")]
+        return [
+            {
+                "type": "file",
+                "oid": "1" * 40,
+                "size": len(data),
+                "path": name.removeprefix(repository + "/"),
+            }
+            for name, data in self.files.items()
+            if name.startswith(repository + "/")
+        ]
 
     def end_headers(self) -> None:
         self.send_header("X-Repo-Commit", "0" * 40)
@@ -390,12 +687,39 @@ class Hub(Files):
 def test_the_hubs_datasets_and_tokenizers(bpe, tmp_path):
     wanted = texts(300)
     write_lines(tmp_path / "x.jsonl", [{"text": text} for text in wanted])
-    files = {"/datasets/acme/sums/data/x.jsonl": (tmp_path / "x.jsonl").read_bytes(), "/datasets/acme/sums/README.md": b"not it"}
+    files = {
+        "/datasets/acme/sums/data/x.jsonl": (tmp_path / "x.jsonl").read_bytes(),
+        "/datasets/acme/sums/README.md": b"not it",
+    }
     files |= {f"/acme/model/{path.name}": path.read_bytes() for path in bpe.iterdir()}
     with serving(Hub, files) as httpd:
-        environment = {"HF_ENDPOINT": f"http://127.0.0.1:{httpd.server_port}", "HF_HOME": str(tmp_path / "home")}
-        prepared("--input", "hf://datasets/acme/sums/data/*.jsonl", "--tokenizer", "acme/model", "--output", tmp_path / "hub", environment=environment)
-        prepared("--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "local")
+        environment = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{httpd.server_port}",
+            "HF_HOME": str(tmp_path / "home"),
+        }
+        prepared(
+            "--input",
+            "hf://datasets/acme/sums/data/*.jsonl",
+            "--tokenizer",
+            "acme/model",
+            "--output",
+            tmp_path / "hub",
+            environment=environment,
+        )
+        prepared(
+            "--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "local"
+        )
         assert read_documents(tmp_path / "hub") == read_documents(tmp_path / "local")
-        refused = prepare("--input", tmp_path / "x.jsonl", "--tokenizer", "acme/other", "--output", tmp_path / "none", environment=environment)
-        assert refused.returncode == 2 and "--tokenizer acme/other: no such folder, and the hub says: " in refused.stderr
+        refused = prepare(
+            "--input",
+            tmp_path / "x.jsonl",
+            "--tokenizer",
+            "acme/other",
+            "--output",
+            tmp_path / "none",
+            environment=environment,
+        )
+        assert (
+            refused.returncode == 2
+            and "--tokenizer acme/other: no such folder, and the hub says: " in refused.stderr
+        )

@@ -24,20 +24,37 @@ def test_sharded_layouts_train_as_one_rank_does(trainer_bin, tokens, tmp_path):
 
 
 def test_what_saves_memory_changes_no_bit(trainer_bin, tokens, tmp_path):
-    assert stages.compare_toggles(trainer_bin, tokens, tmp_path, 4, ["poison, recompute full", "offload parameters"], "fp32") == {
-        "poison, recompute full": 0, "offload parameters": 0}
+    assert stages.compare_toggles(
+        trainer_bin, tokens, tmp_path, 4, ["poison, recompute full", "offload parameters"], "fp32"
+    ) == {"poison, recompute full": 0, "offload parameters": 0}
 
 
 def test_a_run_goes_on_in_another_stage(trainer_bin, tokens, tmp_path):
     """ZeRO-1 on 2 ranks, resumed as ZeRO-3 and as two groups of one."""
-    with Gang(trainer_bin, resume.config(tokens, max_steps=12, save_steps=6, zero_stage=1), 2, tmp_path / "first") as first:
+    with Gang(
+        trainer_bin,
+        resume.config(tokens, max_steps=12, save_steps=6, zero_stage=1),
+        2,
+        tmp_path / "first",
+    ) as first:
         first.finish()
     wanted = first.metric("loss")
-    for name, more in (("three", {"zero_stage": 3, "poison": True}), ("groups", {"zero_stage": 2, "shard_size": 1})):
-        with Gang(trainer_bin, resume.config(tokens, max_steps=12, save_steps=6, **more), 2, tmp_path / name, resume_from=[first.checkpoint(6)]) as gang:
+    for name, more in (
+        ("three", {"zero_stage": 3, "poison": True}),
+        ("groups", {"zero_stage": 2, "shard_size": 1}),
+    ):
+        with Gang(
+            trainer_bin,
+            resume.config(tokens, max_steps=12, save_steps=6, **more),
+            2,
+            tmp_path / name,
+            resume_from=[first.checkpoint(6)],
+        ) as gang:
             gang.finish()
         found = gang.metric("loss")
-        assert sorted(found) == list(range(7, 13)) and all(found[step] == pytest.approx(wanted[step], rel=1e-6) for step in found)
+        assert sorted(found) == list(range(7, 13)) and all(
+            found[step] == pytest.approx(wanted[step], rel=1e-6) for step in found
+        )
 
 
 def test_groups_that_dont_make_up_the_world_are_refused(trainer_bin, tokens, tmp_path):
@@ -48,11 +65,17 @@ def test_groups_that_dont_make_up_the_world_are_refused(trainer_bin, tokens, tmp
 
 def test_bad_steps_are_skipped_and_end_the_run_when_they_go_on(trainer_bin, tokens, tmp_path):
     # Nothing is learnt at this rate: some losses lie above the mean of those before.
-    settings = resume.config(tokens, save_steps=0, max_steps=24, learning_rate=1e-30, spike_factor=1.000001)
+    settings = resume.config(
+        tokens, save_steps=0, max_steps=24, learning_rate=1e-30, spike_factor=1.000001
+    )
     with Gang(trainer_bin, settings | {"skip_limit": 24}, 2, tmp_path / "skips") as gang:
         gang.finish()
     skipped = [event for event in gang.events if "skipped" in event]
-    assert skipped and all("the loss jumped" in event["skipped"] for event in skipped) and len(gang.metric("loss")) == 24
+    assert (
+        skipped
+        and all("the loss jumped" in event["skipped"] for event in skipped)
+        and len(gang.metric("loss")) == 24
+    )
     assert min(event["step"] for event in skipped) > 8
     with Gang(trainer_bin, settings, 2, tmp_path / "ends") as gang:
         codes = gang.wait()
@@ -60,31 +83,61 @@ def test_bad_steps_are_skipped_and_end_the_run_when_they_go_on(trainer_bin, toke
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(trainer_bin, tokens, tmp_path):
-    settings = resume.config(tokens, save_steps=0, max_steps=60, learning_rate=1000, max_grad_norm=0, adam_beta2=0, weight_decay=1000)
+    settings = resume.config(
+        tokens,
+        save_steps=0,
+        max_steps=60,
+        learning_rate=1000,
+        max_grad_norm=0,
+        adam_beta2=0,
+        weight_decay=1000,
+    )
     done = train(trainer_bin, tmp_path, settings)
     assert done.returncode == 1 and "not finite" in done.stderr, done.stderr
 
 
 def test_progress_lines_tell_of_memory_waiting_and_z_loss(trainer_bin, tokens, tmp_path):
-    with Gang(trainer_bin, resume.config(tokens, save_steps=0, max_steps=4, z_loss=1e-4), 2, tmp_path / "run") as gang:
+    with Gang(
+        trainer_bin,
+        resume.config(tokens, save_steps=0, max_steps=4, z_loss=1e-4),
+        2,
+        tmp_path / "run",
+    ) as gang:
         gang.finish()
     line = [event for event in gang.events if event.get("step") == 3][0]
     assert 1 << 26 < line["memory_bytes"] <= line["memory_peak_bytes"] < 1 << 34
-    assert 0 < line["exposed_communication_s"] < line["step_time_s"] and 0 < line["data_wait_s"] < line["step_time_s"]
+    assert (
+        0 < line["exposed_communication_s"] < line["step_time_s"]
+        and 0 < line["data_wait_s"] < line["step_time_s"]
+    )
     # An untrained model's logits are small: the log of the sum of 259 exponentials is near log 259.
     assert line["z_loss"] == pytest.approx(1e-4 * math.log(259) ** 2, rel=0.05)
 
 
 def estimate(trainer_bin, folder, settings, *more):
     (folder / "trainer.json").write_text(json.dumps(settings))
-    return subprocess.run([trainer_bin, "estimate", "--config", folder / "trainer.json", *more], capture_output=True, text=True, cwd=folder, timeout=60)
+    return subprocess.run(
+        [trainer_bin, "estimate", "--config", folder / "trainer.json", *more],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=60,
+    )
 
 
 def test_estimate_tells_what_a_layout_needs_before_anything_runs(trainer_bin, tmp_path):
     settings = resume.config(tmp_path / "not there yet", save_steps=0)
     told = {}
     for stage in range(4):
-        done = estimate(trainer_bin, tmp_path, settings | {"zero_stage": stage}, "--ranks", "4", "--json", "true")
+        done = estimate(
+            trainer_bin,
+            tmp_path,
+            settings | {"zero_stage": stage},
+            "--ranks",
+            "4",
+            "--json",
+            "true",
+        )
         assert done.returncode == 0, done.stderr
         told[stage] = json.loads(done.stdout)
         told[stage]["memory"] = {one["class"]: one["bytes"] for one in told[stage]["memory"]}
@@ -96,9 +149,19 @@ def test_estimate_tells_what_a_layout_needs_before_anything_runs(trainer_bin, tm
     assert told[2]["memory"]["gradients"] == pytest.approx(parameters, rel=0.01)
     assert told[3]["memory"]["weights, this rank's share"] == pytest.approx(parameters, rel=0.01)
     # 4 ranks send 3/4 of a tensor so that all have it: gathered once a step, or for 2 forwards and 2 backwards but for what is kept in between.
-    assert told[0]["gather_bytes_per_step"] == 0 and told[1]["gather_bytes_per_step"] == pytest.approx(3 * parameters, rel=0.01)
-    assert 2 * told[1]["gather_bytes_per_step"] <= told[3]["gather_bytes_per_step"] <= 4 * told[1]["gather_bytes_per_step"]
-    assert told[2]["reduce_bytes_per_step"] == 2 * told[1]["reduce_bytes_per_step"] == pytest.approx(12 * parameters, rel=0.01)
+    assert told[0]["gather_bytes_per_step"] == 0 and told[1][
+        "gather_bytes_per_step"
+    ] == pytest.approx(3 * parameters, rel=0.01)
+    assert (
+        2 * told[1]["gather_bytes_per_step"]
+        <= told[3]["gather_bytes_per_step"]
+        <= 4 * told[1]["gather_bytes_per_step"]
+    )
+    assert (
+        told[2]["reduce_bytes_per_step"]
+        == 2 * told[1]["reduce_bytes_per_step"]
+        == pytest.approx(12 * parameters, rel=0.01)
+    )
 
 
 def test_estimate_of_a_gpu_predicts_a_step_and_bad_layouts_are_refused(trainer_bin, tmp_path):
@@ -106,43 +169,99 @@ def test_estimate_of_a_gpu_predicts_a_step_and_bad_layouts_are_refused(trainer_b
     done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", "--device", "H100")
     assert done.returncode == 0 and "step time: about" in done.stdout and "together" in done.stdout
     done = estimate(trainer_bin, tmp_path, settings | {"shard_size": 3}, "--ranks", "8")
-    assert done.returncode == 2 and "trainer.shard_size: 3 doesn't divide the 8 ranks" in done.stderr
+    assert (
+        done.returncode == 2 and "trainer.shard_size: 3 doesn't divide the 8 ranks" in done.stderr
+    )
     done = estimate(trainer_bin, tmp_path, settings, "--ranks", "many")
     assert done.returncode == 2 and "--ranks" in done.stderr
 
 
-BIG = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-       "max_position_embeddings": 32768}  # 7.6 billion parameters
+BIG = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+}  # 7.6 billion parameters
 
 
 def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
     """As `muster submit` asks it: a GPU by its flavour, with its memory."""
-    settings = resume.config(tmp_path, save_steps=0, dtype="bf16", max_length=1024) | {"model": resume.TINY_MODEL | BIG}
-    ask = lambda ranks, gib, **more: json.loads(estimate(  # noqa: E731
-        trainer_bin, tmp_path, settings | more, "--ranks", str(ranks), "--device", "h100-80g", "--device-memory", str(gib << 30), "--json", "true").stdout)
+    settings = resume.config(tmp_path, save_steps=0, dtype="bf16", max_length=1024) | {
+        "model": resume.TINY_MODEL | BIG
+    }
+    ask = lambda ranks, gib, **more: json.loads(
+        estimate(  # noqa: E731
+            trainer_bin,
+            tmp_path,
+            settings | more,
+            "--ranks",
+            str(ranks),
+            "--device",
+            "h100-80g",
+            "--device-memory",
+            str(gib << 30),
+            "--json",
+            "true",
+        ).stdout
+    )
     told = ask(8, 80)
     assert told["memory_bytes"] <= 80 << 30 and "fits_with" not in told and told["step_time_s"] > 0
     alone = ask(1, 80)  # 18 bytes a parameter: more than any recompute saves
-    assert alone["memory_bytes"] > 120 << 30 and "offload: optimizer" in alone["fits_with"] and alone["fits_with_bytes"] <= 80 << 30
+    assert (
+        alone["memory_bytes"] > 120 << 30
+        and "offload: optimizer" in alone["fits_with"]
+        and alone["fits_with_bytes"] <= 80 << 30
+    )
     tight = ask(8, 40)
     assert "zero_stage: 3" in tight["fits_with"] and tight["fits_with_bytes"] <= 40 << 30
     assert "fits_with" not in ask(1, 4)
-    done = estimate(trainer_bin, tmp_path, settings, "--device", "h100-80g", "--device-memory", str(80 << 30))
-    assert done.returncode == 3 and "does not fit: h100-80g has 80.00 GiB; with " in done.stdout and " GiB\n" in done.stdout.split("together")[1]
+    done = estimate(
+        trainer_bin, tmp_path, settings, "--device", "h100-80g", "--device-memory", str(80 << 30)
+    )
+    assert (
+        done.returncode == 3
+        and "does not fit: h100-80g has 80.00 GiB; with " in done.stdout
+        and " GiB\n" in done.stdout.split("together")[1]
+    )
     for memory in ("80GiB", "80g", "85.9GB", "80 GiB"):
-        assert estimate(trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory).returncode == 3
+        assert (
+            estimate(
+                trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory
+            ).returncode
+            == 3
+        )
     done = estimate(trainer_bin, tmp_path, settings, "--device", "h100-80g")  # by its name
     assert done.returncode == 3 and "does not fit: h100-80g has 80.00 GiB" in done.stdout
     done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", "--device", "h100-80g")
     assert done.returncode == 0 and done.stdout.endswith("fits: h100-80g has 80.00 GiB\n")
     done = estimate(trainer_bin, tmp_path, settings, "--device", "z9000")
-    assert done.returncode == 0 and "unknown, as the peak of z9000 is; known are H100 PCIE, H100 NVL, H100, " in done.stdout
-    assert estimate(trainer_bin, tmp_path, settings, "--device", "NVIDIA A100-SXM4-80GB").returncode == 3
+    assert (
+        done.returncode == 0
+        and "unknown, as the peak of z9000 is; known are H100 PCIE, H100 NVL, H100, " in done.stdout
+    )
+    assert (
+        estimate(trainer_bin, tmp_path, settings, "--device", "NVIDIA A100-SXM4-80GB").returncode
+        == 3
+    )
     done = estimate(trainer_bin, tmp_path, settings, "--device", "H100")
-    assert done.returncode == 0 and "whether it fits isn't known, as the memory of H100 isn't: --device-memory SIZE" in done.stdout
+    assert (
+        done.returncode == 0
+        and "whether it fits isn't known, as the memory of H100 isn't: --device-memory SIZE"
+        in done.stdout
+    )
     for memory in ("many", "80GiBs", "-1", "0", "80"):
-        done = estimate(trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory)
-        assert done.returncode == 2 and "--device-memory: must be a size such as 80GiB" in done.stderr
+        done = estimate(
+            trainer_bin, tmp_path, settings, "--device", "H100", "--device-memory", memory
+        )
+        assert (
+            done.returncode == 2 and "--device-memory: must be a size such as 80GiB" in done.stderr
+        )
     bad = settings | {"shard_size": 3, "lora": {"rank": 0, "target_modules": ["nope"]}}
     done = estimate(trainer_bin, tmp_path, bad, "--ranks", "8")
-    assert done.returncode == 2 and all(what in done.stderr for what in ("lora.rank", "nope means no linear", "shard_size: 3 doesn't divide"))
+    assert done.returncode == 2 and all(
+        what in done.stderr
+        for what in ("lora.rank", "nope means no linear", "shard_size: 3 doesn't divide")
+    )

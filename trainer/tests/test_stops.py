@@ -22,9 +22,23 @@ def slow_to_verify(folder: Path) -> Path:
     (folder / "0.tokens").touch()
     os.truncate(folder / "0.tokens", 2 * tokens)
     (folder / "0.docs").write_bytes(struct.pack("<2q", 0, tokens))
-    shard = {"tokens": "0.tokens", "documents": "0.docs", "num_tokens": tokens, "num_documents": 1,
-             "sha256_tokens": hashlib.sha256(bytes(2 * tokens)).hexdigest()}
-    (folder / "index.json").write_text(json.dumps({"format": "muster-tokens-2", "dtype": "uint16", "vocab_size": 259, "shards": [shard] * 1000}))
+    shard = {
+        "tokens": "0.tokens",
+        "documents": "0.docs",
+        "num_tokens": tokens,
+        "num_documents": 1,
+        "sha256_tokens": hashlib.sha256(bytes(2 * tokens)).hexdigest(),
+    }
+    (folder / "index.json").write_text(
+        json.dumps(
+            {
+                "format": "muster-tokens-2",
+                "dtype": "uint16",
+                "vocab_size": 259,
+                "shards": [shard] * 1000,
+            }
+        )
+    )
     return folder
 
 
@@ -43,7 +57,14 @@ def assert_running(gang: Gang, seconds: float) -> None:
 
 
 def test_a_stop_during_an_evaluation_ends_it_at_a_checkpoint(trainer_bin, tokens, tmp_path):
-    settings = resume.config(tokens, max_steps=1_000_000, save_steps=0, eval_interval=1, eval_data=str(tokens), eval_sequences=4000)
+    settings = resume.config(
+        tokens,
+        max_steps=1_000_000,
+        save_steps=0,
+        eval_interval=1,
+        eval_data=str(tokens),
+        eval_sequences=4000,
+    )
     with Gang(trainer_bin, settings, 2, tmp_path / "run") as gang:
         gang.wait_for_step(1)
         gang.signal(signal.SIGTERM, ranks=[1])  # most likely while step 2 is evaluated, or before
@@ -52,8 +73,12 @@ def test_a_stop_during_an_evaluation_ends_it_at_a_checkpoint(trainer_bin, tokens
     assert gang.checkpoint_steps() == [gang.lines[-1]["step"]]
 
 
-def test_the_last_step_is_saved_before_it_is_evaluated_and_a_stop_ends_that(trainer_bin, tokens, tmp_path):
-    settings = resume.config(tokens, max_steps=2, save_steps=0, eval_interval=2, eval_data=str(tokens))
+def test_the_last_step_is_saved_before_it_is_evaluated_and_a_stop_ends_that(
+    trainer_bin, tokens, tmp_path
+):
+    settings = resume.config(
+        tokens, max_steps=2, save_steps=0, eval_interval=2, eval_data=str(tokens)
+    )
     with Gang(trainer_bin, settings, 2, tmp_path / "run") as gang:
         gang.wait_for_line(b"checkpoint step=2 ")
         assert [line["step"] for line in gang.lines] == [1]
@@ -62,24 +87,43 @@ def test_the_last_step_is_saved_before_it_is_evaluated_and_a_stop_ends_that(trai
     assert [line["step"] for line in gang.lines] == [1, 2] and "eval_loss" not in gang.lines[-1]
 
 
-def test_a_finished_run_saves_and_then_waits_for_its_data_to_be_verified_or_a_stop(trainer_bin, tmp_path):
-    settings = resume.config(slow_to_verify(tmp_path / "tokens"), max_steps=2, save_steps=0, step_timeout_s=STEP_TIMEOUT_S, export=str(tmp_path / "model"))
+def test_a_finished_run_saves_and_then_waits_for_its_data_to_be_verified_or_a_stop(
+    trainer_bin, tmp_path
+):
+    settings = resume.config(
+        slow_to_verify(tmp_path / "tokens"),
+        max_steps=2,
+        save_steps=0,
+        step_timeout_s=STEP_TIMEOUT_S,
+        export=str(tmp_path / "model"),
+    )
     with Gang(trainer_bin, settings, 2, tmp_path / "run") as gang:
         wait_for(gang.checkpoint_steps, gang)
         assert_running(gang, 3 * STEP_TIMEOUT_S)
         gang.signal(signal.SIGTERM, ranks=[1])
         gang.finish()
     assert gang.checkpoint_steps() == [2]
-    assert b"stopped_at_step=2" in (gang.folder / "0.out").read_bytes() and not (tmp_path / "model").exists()
+    assert (
+        b"stopped_at_step=2" in (gang.folder / "0.out").read_bytes()
+        and not (tmp_path / "model").exists()
+    )
 
 
-def test_ranks_wait_for_a_long_export_and_notice_one_that_dies_meanwhile(trainer_bin, tokens, tmp_path):
+def test_ranks_wait_for_a_long_export_and_notice_one_that_dies_meanwhile(
+    trainer_bin, tokens, tmp_path
+):
     """The export waits for somebody to write to a pipe that lies in the place of one of the files it copies."""
     init = make_init(tmp_path / "init")
     pipe = init / "generation_config.json"
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
-    settings = resume.config(tokens, max_steps=2, save_steps=0, step_timeout_s=STEP_TIMEOUT_S, export=str(tmp_path / "model")) | {"init": str(init)}
+    settings = resume.config(
+        tokens,
+        max_steps=2,
+        save_steps=0,
+        step_timeout_s=STEP_TIMEOUT_S,
+        export=str(tmp_path / "model"),
+    ) | {"init": str(init)}
     del settings["model"]
 
     written_before = tmp_path / "model.staging.unfinished" / "config.json"

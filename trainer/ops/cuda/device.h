@@ -1,5 +1,6 @@
-// What kernels.cu is written in: CUDA C++ under nvcc; under a C++ compiler the few words of it that are used, carried out on the CPU.
-// There each block runs by itself, its threads taking turns at barriers and shuffles: slow, and enough to test indices and sums.
+// What kernels.cu is written in: CUDA C++ under nvcc; under a C++ compiler the few words of it that
+// are used, carried out on the CPU. There each block runs by itself, its threads taking turns at
+// barriers and shuffles: slow, and enough to test indices and sums.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +32,18 @@ struct Dim3 {
 };
 inline Dim3 blockIdx, gridDim, threadIdx, blockDim;
 
-// A block's threads as fibers of this one. Contexts make their stacks; switching is by jumps, which need no system call.
+// A block's threads as fibers of this one. Contexts make their stacks; switching is by jumps, which
+// need no system call.
 class Block {
  public:
   static constexpr size_t kStackBytes = 1 << 16;
   static constexpr unsigned kWarp = 32;
 
-  Block(unsigned threads, std::function<void()> body) : body_(std::move(body)), fibers_(threads), warps_((threads + kWarp - 1) / kWarp), slots_(threads) {
+  Block(unsigned threads, std::function<void()> body)
+      : body_(std::move(body)),
+        fibers_(threads),
+        warps_((threads + kWarp - 1) / kWarp),
+        slots_(threads) {
     current_ = this;
     for (unsigned t = 0; t < threads; ++t) {
       Fiber& fiber = fibers_[t];
@@ -121,7 +127,9 @@ class Block {
 };
 
 inline void __syncthreads() { Block::Current().WaitForAll(); }
-inline float __shfl_xor_sync(unsigned, float value, int mask) { return Block::Current().Exchange(value, static_cast<unsigned>(mask)); }
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  return Block::Current().Exchange(value, static_cast<unsigned>(mask));
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
@@ -137,7 +145,8 @@ namespace muster::trainer::kernels {
 
 // Starts `kernel` with `threads` threads (a multiple of 32) in each of `blocks` blocks.
 template <int threads, class Arguments>
-void Launch(void (*kernel)(Arguments), int64_t blocks, CUstream_st* stream, const Arguments& arguments) {
+void Launch(void (*kernel)(Arguments), int64_t blocks, CUstream_st* stream,
+            const Arguments& arguments) {
   if (blocks == 0) return;
 #if defined(__CUDACC__)
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(arguments);
@@ -167,7 +176,9 @@ __device__ __forceinline__ float ToFloat(Bf16 x) {
 template <class T>
 __device__ __forceinline__ T From(float x);
 template <>
-__device__ __forceinline__ float From<float>(float x) { return x; }
+__device__ __forceinline__ float From<float>(float x) {
+  return x;
+}
 template <>
 __device__ __forceinline__ Bf16 From<Bf16>(float x) {
   uint32_t bits;
@@ -177,7 +188,9 @@ __device__ __forceinline__ Bf16 From<Bf16>(float x) {
 }
 // What T keeps of x.
 template <class T>
-__device__ __forceinline__ float Round(float x) { return ToFloat(From<T>(x)); }
+__device__ __forceinline__ float Round(float x) {
+  return ToFloat(From<T>(x));
+}
 
 // What one load of 16 bytes brings.
 template <class T>

@@ -6,7 +6,8 @@
 namespace muster::trainer::kernels {
 namespace {
 
-// Threads of a block that has a row to itself; few where rows are short (the norms of single heads).
+// Threads of a block that has a row to itself; few where rows are short (the norms of single
+// heads).
 constexpr int kThreads = 256, kFewThreads = 64;
 constexpr int64_t kShortRow = 512;
 
@@ -19,7 +20,9 @@ __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
   using P = Pack<T>;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * a.width, packs = a.width / P::kCount;
   const P* x = reinterpret_cast<const P*>(static_cast<const T*>(a.x) + first);
-  const P* residual = a.residual == nullptr ? nullptr : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
+  const P* residual = a.residual == nullptr
+                          ? nullptr
+                          : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
   P* sum = a.residual == nullptr ? nullptr : reinterpret_cast<P*>(static_cast<T*>(a.sum) + first);
   float squares = 0;
   for (int64_t i = threadIdx.x; i < packs; i += threads) {
@@ -31,7 +34,8 @@ __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
     }
     for (int k = 0; k < P::kCount; ++k) squares += ToFloat(p.at[k]) * ToFloat(p.at[k]);
   }
-  const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(OverBlock<threads>(squares) / static_cast<float>(a.width) + a.epsilon));
+  const float rstd = __fdiv_rn(
+      1.0f, __fsqrt_rn(OverBlock<threads>(squares) / static_cast<float>(a.width) + a.epsilon));
   if (threadIdx.x == 0) a.rstd[blockIdx.x] = rstd;
   const P* in = residual != nullptr ? sum : x;  // each thread reads what it wrote
   const P* weight = static_cast<const P*>(a.weight);
@@ -39,12 +43,14 @@ __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
   for (int64_t i = threadIdx.x; i < packs; i += threads) {
     const P p = in[i], w = weight[i];
     P out;
-    for (int k = 0; k < P::kCount; ++k) out.at[k] = From<T>(Round<T>(ToFloat(p.at[k]) * rstd) * ToFloat(w.at[k]));
+    for (int k = 0; k < P::kCount; ++k)
+      out.at[k] = From<T>(Round<T>(ToFloat(p.at[k]) * rstd) * ToFloat(w.at[k]));
     y[i] = out;
   }
 }
 
-// dx = rstd · (dn - normed · mean(dn · normed)), dn = dy · w; rows blockIdx.x, blockIdx.x + gridDim.x, …
+// dx = rstd · (dn - normed · mean(dn · normed)), dn = dy · w; rows blockIdx.x, blockIdx.x +
+// gridDim.x, …
 template <class T, int threads>
 __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackwardArguments a) {
   using P = Pack<T>;
@@ -70,7 +76,9 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
     }
     const float mean = OverBlock<threads>(dot) / static_cast<float>(a.width);
     P* dx = reinterpret_cast<P*>(static_cast<T*>(a.dx) + first);
-    const P* residual = a.residual == nullptr ? nullptr : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
+    const P* residual = a.residual == nullptr
+                            ? nullptr
+                            : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
     for (int64_t i = threadIdx.x; i < packs; i += threads) {
       const P d = dy[i], p = x[i], w = weight[i];
       P out;
@@ -80,7 +88,8 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
       }
       if (residual != nullptr) {
         const P r = residual[i];
-        for (int k = 0; k < P::kCount; ++k) out.at[k] = From<T>(ToFloat(out.at[k]) + ToFloat(r.at[k]));
+        for (int k = 0; k < P::kCount; ++k)
+          out.at[k] = From<T>(ToFloat(out.at[k]) + ToFloat(r.at[k]));
       }
       dx[i] = out;
     }
@@ -115,13 +124,18 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArguments a) {
   const int64_t half = a.width / 2, packs = half / P::kCount, all_heads = a.heads + 2 * a.kv_heads;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= a.batch * a.length * all_heads * packs) return;
-  const int64_t pack = index % packs, head = index / packs % all_heads, token = index / packs / all_heads;
+  const int64_t pack = index % packs, head = index / packs % all_heads,
+                token = index / packs / all_heads;
   const int64_t row = token / a.length, place = token % a.length;
   T* flat = static_cast<T*>(a.qkv) + (token * all_heads + head) * a.width;
   T* own;
-  if (head < a.heads) own = static_cast<T*>(a.q) + ((row * a.heads + head) * a.length + place) * a.width;
-  else if (head < a.heads + a.kv_heads) own = static_cast<T*>(a.k) + ((row * a.kv_heads + head - a.heads) * a.length + place) * a.width;
-  else own = static_cast<T*>(a.v) + ((row * a.kv_heads + head - a.heads - a.kv_heads) * a.length + place) * a.width;
+  if (head < a.heads)
+    own = static_cast<T*>(a.q) + ((row * a.heads + head) * a.length + place) * a.width;
+  else if (head < a.heads + a.kv_heads)
+    own = static_cast<T*>(a.k) + ((row * a.kv_heads + head - a.heads) * a.length + place) * a.width;
+  else
+    own = static_cast<T*>(a.v) +
+          ((row * a.kv_heads + head - a.heads - a.kv_heads) * a.length + place) * a.width;
   const P* from = reinterpret_cast<const P*>(a.backward ? own : flat);
   P* to = reinterpret_cast<P*>(a.backward ? flat : own);
   const P x1 = from[pack], x2 = from[packs + pack];
@@ -148,7 +162,8 @@ __device__ __forceinline__ float Sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f 
 template <class T, bool backward>
 __global__ void __launch_bounds__(kThreads) SwiGluKernel(SwiGluArguments a) {
   using P = Pack<T>;
-  const int64_t packs = a.width / P::kCount, index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t packs = a.width / P::kCount,
+                index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= a.rows * packs) return;
   const int64_t row = index / packs, pack = index % packs;
   const P* in = static_cast<const P*>(a.gate_up) + row * 2 * packs;
@@ -167,15 +182,17 @@ __global__ void __launch_bounds__(kThreads) SwiGluKernel(SwiGluArguments a) {
   for (int k = 0; k < P::kCount; ++k) {
     const float g = ToFloat(gate.at[k]), d = ToFloat(dy.at[k]), sigmoid = Sigmoid(g);
     d_up.at[k] = From<T>(d * Round<T>(g * sigmoid));
-    d_gate.at[k] = From<T>(Round<T>(d * ToFloat(up.at[k])) * sigmoid * (1.0f + g * (1.0f - sigmoid)));
+    d_gate.at[k] =
+        From<T>(Round<T>(d * ToFloat(up.at[k])) * sigmoid * (1.0f + g * (1.0f - sigmoid)));
   }
   P* out = static_cast<P*>(a.d_gate_up) + row * 2 * packs;
   out[pack] = d_gate;
   out[packs + pack] = d_up;
 }
 
-// A row a block, read twice: once for the sum of its exponentials, kept beside the largest logit so far, once for the gradients.
-// `count` elements are taken at a time: a pack's, or one where rows don't begin at multiples of 16 bytes.
+// A row a block, read twice: once for the sum of its exponentials, kept beside the largest logit so
+// far, once for the gradients. `count` elements are taken at a time: a pack's, or one where rows
+// don't begin at multiples of 16 bytes.
 template <class T, int count>
 __global__ void __launch_bounds__(kThreads) CrossEntropyKernel(CrossEntropyArguments a) {
   struct alignas(sizeof(T) * count) Some {
@@ -196,7 +213,8 @@ __global__ void __launch_bounds__(kThreads) CrossEntropyKernel(CrossEntropyArgum
   const int64_t target = a.targets[row];
   const float target_logit = ToFloat(logits[target]), weight = a.weights[row];
   const float top = OverBlock<kThreads, true>(largest);
-  const float log_sum = log(OverBlock<kThreads>(groups > static_cast<int64_t>(threadIdx.x) ? sum * exp(largest - top) : 0.0f));
+  const float log_sum = log(OverBlock<kThreads>(
+      groups > static_cast<int64_t>(threadIdx.x) ? sum * exp(largest - top) : 0.0f));
   if (threadIdx.x == 0) {
     const double all = static_cast<double>(top) + log_sum;
     a.loss[row] = -static_cast<double>(target_logit - top - log_sum) * weight;
@@ -236,9 +254,13 @@ struct Lane {
   __device__ static I Xor(I a, I b) { return a ^ b; }
   __device__ static I AndI(I a, I b) { return a & b; }
   template <int n>
-  __device__ static I ShiftRight(I a) { return a >> n; }
+  __device__ static I ShiftRight(I a) {
+    return a >> n;
+  }
   template <int n>
-  __device__ static I ShiftLeft(I a) { return a << n; }
+  __device__ static I ShiftLeft(I a) {
+    return a << n;
+  }
   __device__ static I AsI(F a) {
     I bits;
     memcpy(&bits, &a, sizeof bits);
@@ -278,7 +300,8 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(AdamWArguments a) {
     p.gradient = static_cast<const char*>(span.gradient) + at * (kGradient16 ? 2 : 4);
     p.exp_avg = static_cast<char*>(span.exp_avg) + at * (kMoments16 ? 2 : 4);
     p.exp_avg_sq = static_cast<char*>(span.exp_avg_sq) + at * (kMoments16 ? 2 : 4);
-    UpdateLanes<Lane, kSplit, kWeights, kGradient16, kMoments16>(step, p, span.first_element + static_cast<uint32_t>(at));
+    UpdateLanes<Lane, kSplit, kWeights, kGradient16, kMoments16>(
+        step, p, span.first_element + static_cast<uint32_t>(at));
   }
 }
 
@@ -286,19 +309,27 @@ int64_t Blocks(int64_t count, int64_t of) { return (count + of - 1) / of; }
 
 void RmsNorm(const RmsNormArguments& a, Stream stream) {
   const bool few = a.width <= kShortRow;
-  if (a.bf16 && few) Launch<kFewThreads>(RmsNormKernel<Bf16, kFewThreads>, a.rows, stream, a);
-  else if (a.bf16) Launch<kThreads>(RmsNormKernel<Bf16, kThreads>, a.rows, stream, a);
-  else if (few) Launch<kFewThreads>(RmsNormKernel<float, kFewThreads>, a.rows, stream, a);
-  else Launch<kThreads>(RmsNormKernel<float, kThreads>, a.rows, stream, a);
+  if (a.bf16 && few)
+    Launch<kFewThreads>(RmsNormKernel<Bf16, kFewThreads>, a.rows, stream, a);
+  else if (a.bf16)
+    Launch<kThreads>(RmsNormKernel<Bf16, kThreads>, a.rows, stream, a);
+  else if (few)
+    Launch<kFewThreads>(RmsNormKernel<float, kFewThreads>, a.rows, stream, a);
+  else
+    Launch<kThreads>(RmsNormKernel<float, kThreads>, a.rows, stream, a);
 }
 
 void RmsNormBackward(const RmsNormBackwardArguments& a, Stream stream) {
   const int64_t blocks = NormBackwardBlocks(a.rows);
   const bool few = a.width <= kShortRow;
-  if (a.bf16 && few) Launch<kFewThreads>(RmsNormBackwardKernel<Bf16, kFewThreads>, blocks, stream, a);
-  else if (a.bf16) Launch<kThreads>(RmsNormBackwardKernel<Bf16, kThreads>, blocks, stream, a);
-  else if (few) Launch<kFewThreads>(RmsNormBackwardKernel<float, kFewThreads>, blocks, stream, a);
-  else Launch<kThreads>(RmsNormBackwardKernel<float, kThreads>, blocks, stream, a);
+  if (a.bf16 && few)
+    Launch<kFewThreads>(RmsNormBackwardKernel<Bf16, kFewThreads>, blocks, stream, a);
+  else if (a.bf16)
+    Launch<kThreads>(RmsNormBackwardKernel<Bf16, kThreads>, blocks, stream, a);
+  else if (few)
+    Launch<kFewThreads>(RmsNormBackwardKernel<float, kFewThreads>, blocks, stream, a);
+  else
+    Launch<kThreads>(RmsNormBackwardKernel<float, kThreads>, blocks, stream, a);
   if (a.partial == nullptr) return;
   const ColumnSums sums{a.partial, blocks, a.width, a.d_weight};
   Launch<kFewThreads>(AddColumnsKernel, Blocks(a.width, kFewThreads), stream, sums);
@@ -306,43 +337,61 @@ void RmsNormBackward(const RmsNormBackwardArguments& a, Stream stream) {
 
 void Rope(const RopeArguments& a, Stream stream) {
   const int64_t pairs = a.batch * a.length * (a.heads + 2 * a.kv_heads) * (a.width / 2);
-  if (a.bf16) Launch<kThreads>(RopeKernel<Bf16>, Blocks(pairs / Pack<Bf16>::kCount, kThreads), stream, a);
-  else Launch<kThreads>(RopeKernel<float>, Blocks(pairs / Pack<float>::kCount, kThreads), stream, a);
+  if (a.bf16)
+    Launch<kThreads>(RopeKernel<Bf16>, Blocks(pairs / Pack<Bf16>::kCount, kThreads), stream, a);
+  else
+    Launch<kThreads>(RopeKernel<float>, Blocks(pairs / Pack<float>::kCount, kThreads), stream, a);
 }
 
 void SwiGlu(const SwiGluArguments& a, Stream stream) {
-  const int64_t blocks = Blocks(a.rows * a.width / (a.bf16 ? Pack<Bf16>::kCount : Pack<float>::kCount), kThreads);
+  const int64_t blocks =
+      Blocks(a.rows * a.width / (a.bf16 ? Pack<Bf16>::kCount : Pack<float>::kCount), kThreads);
   const bool backward = a.dy != nullptr;
-  if (a.bf16 && backward) Launch<kThreads>(SwiGluKernel<Bf16, true>, blocks, stream, a);
-  else if (a.bf16) Launch<kThreads>(SwiGluKernel<Bf16, false>, blocks, stream, a);
-  else if (backward) Launch<kThreads>(SwiGluKernel<float, true>, blocks, stream, a);
-  else Launch<kThreads>(SwiGluKernel<float, false>, blocks, stream, a);
+  if (a.bf16 && backward)
+    Launch<kThreads>(SwiGluKernel<Bf16, true>, blocks, stream, a);
+  else if (a.bf16)
+    Launch<kThreads>(SwiGluKernel<Bf16, false>, blocks, stream, a);
+  else if (backward)
+    Launch<kThreads>(SwiGluKernel<float, true>, blocks, stream, a);
+  else
+    Launch<kThreads>(SwiGluKernel<float, false>, blocks, stream, a);
 }
 
 void CrossEntropy(const CrossEntropyArguments& a, Stream stream) {
   if (a.bf16) {
-    if (a.vocabulary % Pack<Bf16>::kCount == 0) Launch<kThreads>(CrossEntropyKernel<Bf16, Pack<Bf16>::kCount>, a.rows, stream, a);
-    else Launch<kThreads>(CrossEntropyKernel<Bf16, 1>, a.rows, stream, a);
+    if (a.vocabulary % Pack<Bf16>::kCount == 0)
+      Launch<kThreads>(CrossEntropyKernel<Bf16, Pack<Bf16>::kCount>, a.rows, stream, a);
+    else
+      Launch<kThreads>(CrossEntropyKernel<Bf16, 1>, a.rows, stream, a);
   } else {
-    if (a.vocabulary % Pack<float>::kCount == 0) Launch<kThreads>(CrossEntropyKernel<float, Pack<float>::kCount>, a.rows, stream, a);
-    else Launch<kThreads>(CrossEntropyKernel<float, 1>, a.rows, stream, a);
+    if (a.vocabulary % Pack<float>::kCount == 0)
+      Launch<kThreads>(CrossEntropyKernel<float, Pack<float>::kCount>, a.rows, stream, a);
+    else
+      Launch<kThreads>(CrossEntropyKernel<float, 1>, a.rows, stream, a);
   }
 }
 
 template <bool kSplit, bool kWeights>
 void AdamWOfMasters(const AdamWArguments& a, int64_t blocks, Stream stream) {
-  if (a.span.gradient_bf16 && a.span.moments_bf16) Launch<kThreads>(AdamWKernel<kSplit, kWeights, true, true>, blocks, stream, a);
-  else if (a.span.gradient_bf16) Launch<kThreads>(AdamWKernel<kSplit, kWeights, true, false>, blocks, stream, a);
-  else if (a.span.moments_bf16) Launch<kThreads>(AdamWKernel<kSplit, kWeights, false, true>, blocks, stream, a);
-  else Launch<kThreads>(AdamWKernel<kSplit, kWeights, false, false>, blocks, stream, a);
+  if (a.span.gradient_bf16 && a.span.moments_bf16)
+    Launch<kThreads>(AdamWKernel<kSplit, kWeights, true, true>, blocks, stream, a);
+  else if (a.span.gradient_bf16)
+    Launch<kThreads>(AdamWKernel<kSplit, kWeights, true, false>, blocks, stream, a);
+  else if (a.span.moments_bf16)
+    Launch<kThreads>(AdamWKernel<kSplit, kWeights, false, true>, blocks, stream, a);
+  else
+    Launch<kThreads>(AdamWKernel<kSplit, kWeights, false, false>, blocks, stream, a);
 }
 
 void AdamW(const AdamWArguments& a, Stream stream) {
   int64_t blocks = 0;
   for (int r = 0; r < a.runs; ++r) blocks += Blocks(a.run[r].numel, kAdamWChunk);
-  if (a.span.masters == nullptr) AdamWOfMasters<true, true>(a, blocks, stream);
-  else if (a.span.weights != nullptr) AdamWOfMasters<false, true>(a, blocks, stream);
-  else AdamWOfMasters<false, false>(a, blocks, stream);
+  if (a.span.masters == nullptr)
+    AdamWOfMasters<true, true>(a, blocks, stream);
+  else if (a.span.weights != nullptr)
+    AdamWOfMasters<false, true>(a, blocks, stream);
+  else
+    AdamWOfMasters<false, false>(a, blocks, stream);
 }
 
 constexpr Kernels kAll = {RmsNorm, RmsNormBackward, Rope, SwiGlu, CrossEntropy, AdamW};

@@ -1,8 +1,9 @@
-// Our GPU kernels: what ATen has no fused operation for. Plain pointers and sizes, so that neither nvcc nor the tests' emulator sees
-// ATen; trainer/ops/fused.h is how the trainer calls them, trainer/ops/ops.h their references.
+// Our GPU kernels: what ATen has no fused operation for. Plain pointers and sizes, so that neither
+// nvcc nor the tests' emulator sees ATen; trainer/ops/fused.h is how the trainer calls them,
+// trainer/ops/ops.h their references.
 //
-// They have been compiled (nvcc 13.0, sm_80 and sm_90a), and their source run on the CPU by an emulator of blocks and threads
-// (device.h, fused_test.cc). No GPU has run them yet.
+// They have been compiled (nvcc 13.0, sm_80 and sm_90a), and their source run on the CPU by an
+// emulator of blocks and threads (device.h, fused_test.cc). No GPU has run them yet.
 #pragma once
 
 #include <cstdint>
@@ -15,33 +16,36 @@ namespace muster::trainer::kernels {
 
 using Stream = CUstream_st*;
 
-// Pointers are to contiguous memory of fp32, or of bf16 where `bf16` says so; rows begin at multiples of 16 bytes.
+// Pointers are to contiguous memory of fp32, or of bf16 where `bf16` says so; rows begin at
+// multiples of 16 bytes.
 
 struct RmsNormArguments {
   bool bf16 = false;
   int64_t rows = 0, width = 0;
   const void *x = nullptr, *residual = nullptr, *weight = nullptr;  // residual: may be null
-  void *sum = nullptr;                                              // x + residual; null without
-  void *y = nullptr;
-  float* rstd = nullptr;                                            // [rows]
+  void* sum = nullptr;                                              // x + residual; null without
+  void* y = nullptr;
+  float* rstd = nullptr;  // [rows]
   float epsilon = 0;
 };
 
 struct RmsNormBackwardArguments {
   bool bf16 = false;
-  int64_t rows = 0, width = 0;      // at most kMostNormWidth
+  int64_t rows = 0, width = 0;  // at most kMostNormWidth
   const void *dy = nullptr, *x = nullptr, *weight = nullptr;
   const float* rstd = nullptr;
-  const void* residual = nullptr;   // its gradient is added to dx; may be null
+  const void* residual = nullptr;  // its gradient is added to dx; may be null
   void* dx = nullptr;
-  float* partial = nullptr;         // [NormBackwardBlocks(rows), width] to work in; null: no gradient of the weight
-  float* d_weight = nullptr;        // [width], added to
+  float* partial =
+      nullptr;  // [NormBackwardBlocks(rows), width] to work in; null: no gradient of the weight
+  float* d_weight = nullptr;  // [width], added to
 };
 inline constexpr int64_t kMostNormWidth = 8192;
 // Blocks of rows that sum the weight's gradient by themselves.
 inline int64_t NormBackwardBlocks(int64_t rows) { return rows < 528 ? rows : 528; }
 
-// Between qkv [B·S, (H + 2·Hkv)·D] and heads q [B, H, S, D], k and v [B, Hkv, S, D], with q and k turned by the tables' angles.
+// Between qkv [B·S, (H + 2·Hkv)·D] and heads q [B, H, S, D], k and v [B, Hkv, S, D], with q and k
+// turned by the tables' angles.
 struct RopeArguments {
   bool bf16 = false, backward = false;  // backward: from the heads' gradients to that of qkv
   int64_t batch = 0, length = 0, heads = 0, kv_heads = 0, width = 0;
@@ -52,25 +56,27 @@ struct RopeArguments {
 
 struct SwiGluArguments {
   bool bf16 = false;
-  int64_t rows = 0, width = 0;                 // gate_up is [rows, 2·width]
+  int64_t rows = 0, width = 0;  // gate_up is [rows, 2·width]
   const void *gate_up = nullptr, *dy = nullptr;
-  void *y = nullptr, *d_gate_up = nullptr;     // the forward writes y; the backward, where dy isn't null, d_gate_up
+  void *y = nullptr,
+       *d_gate_up = nullptr;  // the forward writes y; the backward, where dy isn't null, d_gate_up
 };
 
 // Turns logits [rows, vocabulary] into their gradients, in place.
 struct CrossEntropyArguments {
-  bool bf16 = false, loss_only = false;        // loss_only: leaves the logits
+  bool bf16 = false, loss_only = false;  // loss_only: leaves the logits
   int64_t rows = 0, vocabulary = 0;
   void* logits = nullptr;
   const int64_t* targets = nullptr;
   const float* weights = nullptr;
-  double *loss = nullptr, *z = nullptr;        // [rows]: -weight · log p(target), and weight · (log Σ exp logits)²
+  double *loss = nullptr,
+         *z = nullptr;  // [rows]: -weight · log p(target), and weight · (log Σ exp logits)²
   float z_loss = 0;
 };
 
 struct AdamWArguments {
-  AdamWStep step;              // with `keep` as it is where weights decay
-  AdamWSpan span;              // of the whole owned range; first_element is its first element's
+  AdamWStep step;  // with `keep` as it is where weights decay
+  AdamWSpan span;  // of the whole owned range; first_element is its first element's
   static constexpr int kMostRuns = 32;
   int runs = 0;
   struct Run {
@@ -88,8 +94,9 @@ struct Kernels {
   void (*adamw)(const AdamWArguments&, Stream);
 };
 
-// For GPUs (kernels.cu as nvcc makes it), and for the CPU's memory (the same file with the emulator; the tests have it alone). All
-// kernels of a call are queued on the stream; nothing waits.
+// For GPUs (kernels.cu as nvcc makes it), and for the CPU's memory (the same file with the
+// emulator; the tests have it alone). All kernels of a call are queued on the stream; nothing
+// waits.
 const Kernels& DeviceKernels();
 const Kernels& EmulatedKernels();
 

@@ -27,7 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except InputError as error:
         count = len(error.problems)
-        print(f"muster-trainer prepare: {count} problem{'s' if count > 1 else ''}, nothing was published", file=sys.stderr)
+        print(
+            f"muster-trainer prepare: {count} problem{'s' if count > 1 else ''}, nothing was published",
+            file=sys.stderr,
+        )
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         return 2
@@ -35,8 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"muster-trainer prepare: {write_problem(error, options.output)}", file=sys.stderr)
         return 2
     except Stopped as stop:
-        print(f"muster-trainer prepare: stopped by {signal.Signals(stop.signal_number).name}; finished shards are kept, "
-              "the same command goes on from them", file=sys.stderr)
+        print(
+            f"muster-trainer prepare: stopped by {signal.Signals(stop.signal_number).name}; finished shards are kept, "
+            "the same command goes on from them",
+            file=sys.stderr,
+        )
         return 128 + stop.signal_number
 
 
@@ -44,33 +50,108 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="muster-trainer prepare",
         description="Text, JSON lines and Parquet to token shards, which `trainer: {data: DIR}` reads. The output depends "
-                    "on the inputs alone, not on the number of processes. Run again after a stop, it goes on.")
-    parser.add_argument("--input", nargs="+", action="extend", required=True, metavar="PATH",
-                        help="files, folders, globs and URLs (http, https, s3, gs, hdfs, hf). .jsonl and .ndjson hold a record "
-                             "a line, .parquet a record a row, any other file is one document; .gz, .zst, .xz and .bz2 are unpacked")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the shards; index.json is written last")
-    parser.add_argument("--tokenizer", required=True, metavar="DIR|FILE|NAME|bytes",
-                        help="a folder with a tokenizer.json, such a file, a model's name on the hub, or `bytes`: 256 bytes "
-                             "and <s>, </s>, <pad>")
-    parser.add_argument("--max-length", type=_positive, default=2048, metavar="N",
-                        help="sequence length the shards are meant for; recorded, nothing is cut (default 2048)")
-    parser.add_argument("--format", choices=("auto", "text", "jsonl", "parquet"), default="auto", help="of all inputs (default: by suffix)")
-    parser.add_argument("--text-field", metavar="NAME", help='records are documents, in this field (default: "text", if they have it)')
-    parser.add_argument("--prompt-field", metavar="NAME", help='records are prompts and completions (default: "prompt")')
-    parser.add_argument("--completion-field", metavar="NAME", help='… and this is the completion (default: "completion")')
-    parser.add_argument("--messages-field", metavar="NAME", help='records are chats, in this field (default: "messages")')
-    parser.add_argument("--chat-template", metavar="FILE", help="Jinja template for chats, instead of the tokenizer's own")
-    parser.add_argument("--loss", choices=("completions", "all"), default="completions",
-                        help="what counts of prompts with completions, and of chats (default: completions, and what the assistant says)")
-    parser.add_argument("--validation-share", type=_share, default=0.0, metavar="X",
-                        help="keep this share of the documents apart for evaluation, in DIR/validation (default 0)")
-    parser.add_argument("--strict", action="store_true", help="refuse broken records (default: leave them out and count them)")
-    parser.add_argument("--eos-token", metavar="TOKEN", help="end-of-document token, if the tokenizer's files don't name it")
-    parser.add_argument("--processes", type=_positive, default=len(os.sched_getaffinity(0)), metavar="N",
-                        help="worker processes (default: the cores this process may use)")
-    parser.add_argument("--overwrite", action="store_true", help="replace shards in DIR that were made from something else")
-    parser.add_argument("--json-progress", action="store_true",
-                        help="progress as JSON lines on stdout; with MUSTER_PROGRESS_SOCKET set they go there, always")
+        "on the inputs alone, not on the number of processes. Run again after a stop, it goes on.",
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="PATH",
+        help="files, folders, globs and URLs (http, https, s3, gs, hdfs, hf). .jsonl and .ndjson hold a record "
+        "a line, .parquet a record a row, any other file is one document; .gz, .zst, .xz and .bz2 are unpacked",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder for the shards; index.json is written last",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="DIR|FILE|NAME|bytes",
+        help="a folder with a tokenizer.json, such a file, a model's name on the hub, or `bytes`: 256 bytes "
+        "and <s>, </s>, <pad>",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=_positive,
+        default=2048,
+        metavar="N",
+        help="sequence length the shards are meant for; recorded, nothing is cut (default 2048)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("auto", "text", "jsonl", "parquet"),
+        default="auto",
+        help="of all inputs (default: by suffix)",
+    )
+    parser.add_argument(
+        "--text-field",
+        metavar="NAME",
+        help='records are documents, in this field (default: "text", if they have it)',
+    )
+    parser.add_argument(
+        "--prompt-field",
+        metavar="NAME",
+        help='records are prompts and completions (default: "prompt")',
+    )
+    parser.add_argument(
+        "--completion-field",
+        metavar="NAME",
+        help='… and this is the completion (default: "completion")',
+    )
+    parser.add_argument(
+        "--messages-field",
+        metavar="NAME",
+        help='records are chats, in this field (default: "messages")',
+    )
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja template for chats, instead of the tokenizer's own",
+    )
+    parser.add_argument(
+        "--loss",
+        choices=("completions", "all"),
+        default="completions",
+        help="what counts of prompts with completions, and of chats (default: completions, and what the assistant says)",
+    )
+    parser.add_argument(
+        "--validation-share",
+        type=_share,
+        default=0.0,
+        metavar="X",
+        help="keep this share of the documents apart for evaluation, in DIR/validation (default 0)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse broken records (default: leave them out and count them)",
+    )
+    parser.add_argument(
+        "--eos-token",
+        metavar="TOKEN",
+        help="end-of-document token, if the tokenizer's files don't name it",
+    )
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="worker processes (default: the cores this process may use)",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace shards in DIR that were made from something else",
+    )
+    parser.add_argument(
+        "--json-progress",
+        action="store_true",
+        help="progress as JSON lines on stdout; with MUSTER_PROGRESS_SOCKET set they go there, always",
+    )
     return parser
 
 
@@ -117,7 +198,10 @@ def _prepare(options: argparse.Namespace) -> None:
         os.makedirs(os.path.join(folder, shards.VALIDATION), exist_ok=True)
     done = shards.finished(folder, len(plan))
     if done:
-        print(f"{folder}: {len(done)} of {len(plan)} shards are there from an earlier run", file=sys.stderr)
+        print(
+            f"{folder}: {len(done)} of {len(plan)} shards are there from an earlier run",
+            file=sys.stderr,
+        )
 
     sizes = [sum(piece.size for piece in pieces) for pieces in plan]
     done_bytes, tokens = sum(sizes[number] for number in done), 0
@@ -131,46 +215,97 @@ def _prepare(options: argparse.Namespace) -> None:
         progress.report(min(done_bytes, sum(sizes)), tokens)
 
     done |= workers.run(
-        [number for number in range(len(plan)) if number not in done], options.processes,
-        lambda number, told: shards.write_shard(folder, number, plan[number], words, fields, options.validation_share,
-                                                options.strict, told), on_progress)
+        [number for number in range(len(plan)) if number not in done],
+        options.processes,
+        lambda number, told: shards.write_shard(
+            folder,
+            number,
+            plan[number],
+            words,
+            fields,
+            options.validation_share,
+            options.strict,
+            told,
+        ),
+        on_progress,
+    )
     broken = sum(one["broken"] for one in done.values())
-    problems = shards.problem_places(plan, done)[:inputs.PROBLEMS_MAX]
+    problems = shards.problem_places(plan, done)[: inputs.PROBLEMS_MAX]
     if broken > len(problems):
         problems.append(f"and {broken - len(problems)} more")
     if not any(one["train"]["num_documents"] for one in done.values()):
-        whole = not any(one.get("validation", one["train"])["num_documents"] for one in done.values())
-        raise InputError(*problems or ["the inputs hold no text: every document is empty" if whole else
-                                       "every document went into the validation split; lower --validation-share"])
-    index = shards.publish(folder, [done[number] for number in range(len(plan))], words, template, options.max_length)
+        whole = not any(
+            one.get("validation", one["train"])["num_documents"] for one in done.values()
+        )
+        raise InputError(
+            *problems
+            or [
+                "the inputs hold no text: every document is empty"
+                if whole
+                else "every document went into the validation split; lower --validation-share"
+            ]
+        )
+    index = shards.publish(
+        folder, [done[number] for number in range(len(plan))], words, template, options.max_length
+    )
     progress.report(sum(sizes), tokens, last=True)
     if broken:
-        print(f"{folder}: {broken} broken record{'s were' if broken > 1 else ' was'} left out (--strict refuses them):", file=sys.stderr)
+        print(
+            f"{folder}: {broken} broken record{'s were' if broken > 1 else ' was'} left out (--strict refuses them):",
+            file=sys.stderr,
+        )
         for problem in problems:
             print(f"  {problem}", file=sys.stderr)
     masked = index["num_tokens"] - index["num_target_tokens"]
-    print(f"{folder}: {index['num_tokens']} tokens of {_counted(index['num_documents'], 'document')} from {_counted(len(sources), 'file')} "
-          f"in {_counted(len(plan), 'shard')}" + (f"; {masked} tokens don't count in the loss" if masked else ""), file=sys.stderr)
+    print(
+        f"{folder}: {index['num_tokens']} tokens of {_counted(index['num_documents'], 'document')} from {_counted(len(sources), 'file')} "
+        f"in {_counted(len(plan), 'shard')}"
+        + (f"; {masked} tokens don't count in the loss" if masked else ""),
+        file=sys.stderr,
+    )
     if options.validation_share:
         apart = [one["validation"] for one in done.values()]
-        documents, apart_tokens = (sum(entry[key] for entry in apart) for key in ("num_documents", "num_tokens"))
-        print(f"{folder}/{shards.VALIDATION}: {apart_tokens} tokens of {_counted(documents, 'document')} kept apart for evaluation (eval_interval)" if documents else
-              f"note: no document went into the validation split: {options.validation_share:g} of {_counted(index['num_documents'], 'document')} is too few; "
-              "raise --validation-share, or evaluate on other data (eval_data)", file=sys.stderr)
+        documents, apart_tokens = (
+            sum(entry[key] for entry in apart) for key in ("num_documents", "num_tokens")
+        )
+        print(
+            f"{folder}/{shards.VALIDATION}: {apart_tokens} tokens of {_counted(documents, 'document')} kept apart for evaluation (eval_interval)"
+            if documents
+            else f"note: no document went into the validation split: {options.validation_share:g} of {_counted(index['num_documents'], 'document')} is too few; "
+            "raise --validation-share, or evaluate on other data (eval_data)",
+            file=sys.stderr,
+        )
     if index["longest_document"] > options.max_length:
-        print(f"note: the longest document has {index['longest_document']} tokens, above --max-length {options.max_length}", file=sys.stderr)
+        print(
+            f"note: the longest document has {index['longest_document']} tokens, above --max-length {options.max_length}",
+            file=sys.stderr,
+        )
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _fields(options: argparse.Namespace, words: vocabulary.Vocabulary) -> tuple[examples.Fields, str | None]:
+def _fields(
+    options: argparse.Namespace, words: vocabulary.Vocabulary
+) -> tuple[examples.Fields, str | None]:
     """How records are read; and the chat template if it isn't the tokenizer's own."""
-    kinds = [kind for kind, given in (("--text-field", options.text_field), ("--messages-field", options.messages_field),
-                                      ("--prompt-field and --completion-field", options.prompt_field or options.completion_field)) if given]
+    kinds = [
+        kind
+        for kind, given in (
+            ("--text-field", options.text_field),
+            ("--messages-field", options.messages_field),
+            (
+                "--prompt-field and --completion-field",
+                options.prompt_field or options.completion_field,
+            ),
+        )
+        if given
+    ]
     if len(kinds) > 1:
-        raise InputError(f"{' and '.join(kinds)} exclude each other: all records are of one kind then")
+        raise InputError(
+            f"{' and '.join(kinds)} exclude each other: all records are of one kind then"
+        )
     source, origin = words.chat_template(), f"{options.tokenizer}: chat_template"
     if options.chat_template is not None:
         origin = options.chat_template
@@ -178,21 +313,40 @@ def _fields(options: argparse.Namespace, words: vocabulary.Vocabulary) -> tuple[
             with open(options.chat_template, encoding="utf-8") as file:
                 source = file.read()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--chat-template {options.chat_template}: {getattr(error, 'strerror', None) or error}") from None
+            raise InputError(
+                f"--chat-template {options.chat_template}: {getattr(error, 'strerror', None) or error}"
+            ) from None
     template = None
     if source is not None:
         template = examples.ChatTemplate(source, words.special_tokens(), words.endings(), origin)
-    fields = examples.Fields(options.text_field, options.prompt_field, options.completion_field, options.messages_field,
-                             options.loss == "completions", template)
+    fields = examples.Fields(
+        options.text_field,
+        options.prompt_field,
+        options.completion_field,
+        options.messages_field,
+        options.loss == "completions",
+        template,
+    )
     return fields, source if options.chat_template is not None else None
 
 
-def _recipe(options: argparse.Namespace, words: vocabulary.Vocabulary, fields: examples.Fields, sources: list[inputs.Source]) -> dict:
+def _recipe(
+    options: argparse.Namespace,
+    words: vocabulary.Vocabulary,
+    fields: examples.Fields,
+    sources: list[inputs.Source],
+) -> dict:
     """All that the shards depend on."""
-    return {"recipe_version": RECIPE_VERSION, "tokenizer": words.digest(), "special_tokens": words.special_tokens(),
-            "max_length": options.max_length, **fields.recipe(), "validation_share": options.validation_share,
-            "strict": options.strict,
-            "inputs": [[source.path, source.kind, source.size, source.stamp] for source in sources]}
+    return {
+        "recipe_version": RECIPE_VERSION,
+        "tokenizer": words.digest(),
+        "special_tokens": words.special_tokens(),
+        "max_length": options.max_length,
+        **fields.recipe(),
+        "validation_share": options.validation_share,
+        "strict": options.strict,
+        "inputs": [[source.path, source.kind, source.size, source.stamp] for source in sources],
+    }
 
 
 def _taken_over(folder: str, recipe: dict, overwrite: bool) -> bool:
@@ -210,16 +364,28 @@ def _taken_over(folder: str, recipe: dict, overwrite: bool) -> bool:
     if same:
         return published
     if published and not overwrite:
-        raise InputError(f"{folder}: holds shards made from something else; --overwrite replaces them")
+        raise InputError(
+            f"{folder}: holds shards made from something else; --overwrite replaces them"
+        )
     ours = (*shards.SUFFIXES, ".done.json", ".tmp")
     validation = os.path.join(folder, shards.VALIDATION)
     names = os.listdir(folder)
     apart = os.listdir(validation) if os.path.isdir(validation) else []
-    strangers = [name for name in names if name not in ("index.json", "prepare.json", "tokenizer", shards.VALIDATION)
-                 and not name.endswith(ours)]
-    strangers += [f"{shards.VALIDATION}/{name}" for name in apart if name != "index.json" and not name.endswith(ours)]
+    strangers = [
+        name
+        for name in names
+        if name not in ("index.json", "prepare.json", "tokenizer", shards.VALIDATION)
+        and not name.endswith(ours)
+    ]
+    strangers += [
+        f"{shards.VALIDATION}/{name}"
+        for name in apart
+        if name != "index.json" and not name.endswith(ours)
+    ]
     if strangers:
-        raise InputError(f"{folder}: holds other files ({', '.join(sorted(strangers)[:3])}); give a folder of its own")
+        raise InputError(
+            f"{folder}: holds other files ({', '.join(sorted(strangers)[:3])}); give a folder of its own"
+        )
     if published:
         os.unlink(os.path.join(folder, "index.json"))  # first: from here on it isn't a finished one
     for name in names:

@@ -26,7 +26,10 @@ def write_problem(error: OSError, path: str) -> str:
     """One line for a failed write; a full disk is named as such."""
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        what = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
-                errno.EFBIG: "the file would be larger than this process may write"}[error.errno]
+        what = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EFBIG: "the file would be larger than this process may write",
+        }[error.errno]
         return f"{where}: {what}; finished shards are kept, the same command goes on from them"
     return f"{where}: {error.strerror or error}"

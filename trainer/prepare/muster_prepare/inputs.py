@@ -20,20 +20,25 @@ from muster_prepare.errors import InputError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 COMPRESSED = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
-REFUSED = {".zip": "unpack it", ".tar": "unpack it", ".arrow": "save it as Parquet", ".feather": "save it as Parquet",
-           ".csv": "save it as Parquet or JSON lines"}
-SHARD_BYTES_MIN = 1 << 20   # of input: small corpora still use every core
-SHARDS_MAX = 1024           # of a corpus of any size: the trainer maps them all
-PROBLEMS_MAX = 20           # told of one shard
+REFUSED = {
+    ".zip": "unpack it",
+    ".tar": "unpack it",
+    ".arrow": "save it as Parquet",
+    ".feather": "save it as Parquet",
+    ".csv": "save it as Parquet or JSON lines",
+}
+SHARD_BYTES_MIN = 1 << 20  # of input: small corpora still use every core
+SHARDS_MAX = 1024  # of a corpus of any size: the trainer maps them all
+PROBLEMS_MAX = 20  # told of one shard
 ROWS_PER_READ = 1024
 
 
 @dataclass(frozen=True)
 class Source:
-    path: str          # or URL
-    kind: str          # "text", "jsonl" or "parquet"
-    compression: str   # "", or a value of COMPRESSED
-    size: int          # in bytes, as stored; -1: unknown
+    path: str  # or URL
+    kind: str  # "text", "jsonl" or "parquet"
+    compression: str  # "", or a value of COMPRESSED
+    size: int  # in bytes, as stored; -1: unknown
     stamp: str
     seekable: bool
     row_groups: tuple[tuple[int, int], ...] = ()  # Parquet: (rows, bytes) of each
@@ -50,15 +55,15 @@ class Piece:
     source: Source
     begin: int
     end: int
-    size: int           # in bytes, as stored
+    size: int  # in bytes, as stored
     first_row: int = 0  # Parquet: rows before it
 
 
 @dataclass
 class Record:
-    number: int              # of the line or row, from 1 (lines: within the piece)
+    number: int  # of the line or row, from 1 (lines: within the piece)
     value: dict | str | None  # None: `problem` says why
-    taken: int               # bytes of input, roughly
+    taken: int  # bytes of input, roughly
     problem: str | None = None
 
 
@@ -81,8 +86,11 @@ def find(patterns: list[str], file_format: str) -> list[Source]:
             except InputError as error:
                 problems += error.problems
     if not problems and not any(source.size for source in sources):
-        problems.append(f"{sources[0].path}: empty" if len(sources) == 1 else
-                        f"all {len(sources)} input files are empty")
+        problems.append(
+            f"{sources[0].path}: empty"
+            if len(sources) == 1
+            else f"all {len(sources)} input files are empty"
+        )
     if problems:
         if len(problems) > PROBLEMS_MAX:
             problems[PROBLEMS_MAX:] = [f"and {len(problems) - PROBLEMS_MAX} more"]
@@ -92,7 +100,9 @@ def find(patterns: list[str], file_format: str) -> list[Source]:
 
 def plan(sources: list[Source]) -> list[list[Piece]]:
     """Cuts the sources into shards of about max(1 MiB, total / 1024) bytes."""
-    shard_bytes = max(SHARD_BYTES_MIN, -(-sum(max(source.size, 1) for source in sources) // SHARDS_MAX))
+    shard_bytes = max(
+        SHARD_BYTES_MIN, -(-sum(max(source.size, 1) for source in sources) // SHARDS_MAX)
+    )
     shards: list[list[Piece]] = []
     room = 0
     for source in sources:
@@ -128,7 +138,9 @@ def _pieces(source: Source, shard_bytes: int, room_now) -> Iterator[Piece]:
 
 def records(piece: Piece, columns: list[str]) -> Iterator[Record]:
     """The piece's records in order, broken ones as such. `columns`: the Parquet columns that are of use."""
-    return {"text": _read_text, "jsonl": _read_lines, "parquet": _read_rows}[piece.source.kind](piece, columns)
+    return {"text": _read_text, "jsonl": _read_lines, "parquet": _read_rows}[piece.source.kind](
+        piece, columns
+    )
 
 
 def line_number(piece: Piece, number: int) -> int:
@@ -155,19 +167,37 @@ def _source(found: storage.Found, file_format: str) -> Source:
     elif suffix in REFUSED:
         raise InputError(f"{found.path}: {suffix} files are not read; {REFUSED[suffix]}")
     elif suffix == ".json":
-        raise InputError(f"{found.path}: is it JSON lines or text? Say --format jsonl or --format text")
+        raise InputError(
+            f"{found.path}: is it JSON lines or text? Say --format jsonl or --format text"
+        )
     else:
         kind = SUFFIXES.get(suffix, "text")
     if kind != "parquet":
         return Source(found.path, kind, compression, found.size, found.stamp, found.seekable)
     if compression or not found.seekable:
-        raise InputError(f"{found.path}: a Parquet file is read from its end: "
-                         + ("unpack it" if compression else "this server doesn't send parts of files; fetch it first"))
+        raise InputError(
+            f"{found.path}: a Parquet file is read from its end: "
+            + (
+                "unpack it"
+                if compression
+                else "this server doesn't send parts of files; fetch it first"
+            )
+        )
     with _open_parquet(found.path) as file:
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        sizes = [sum(group.column(column).total_compressed_size for column in range(group.num_columns)) for group in groups]
-        return Source(found.path, kind, "", found.size, found.stamp, True,
-                      tuple((group.num_rows, max(size, 1)) for group, size in zip(groups, sizes)))
+        sizes = [
+            sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+            for group in groups
+        ]
+        return Source(
+            found.path,
+            kind,
+            "",
+            found.size,
+            found.stamp,
+            True,
+            tuple((group.num_rows, max(size, 1)) for group, size in zip(groups, sizes)),
+        )
 
 
 class _open_parquet:
@@ -180,10 +210,16 @@ class _open_parquet:
         import pyarrow.parquet
 
         try:
-            self._raw = storage.open_remote(self._path) if storage.is_remote(self._path) else open(self._path, "rb")
+            self._raw = (
+                storage.open_remote(self._path)
+                if storage.is_remote(self._path)
+                else open(self._path, "rb")
+            )
             self._file = pyarrow.parquet.ParquetFile(self._raw)
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{self._path}: not a readable Parquet file: {' '.join(str(error).split())[:200]}") from None
+            raise InputError(
+                f"{self._path}: not a readable Parquet file: {' '.join(str(error).split())[:200]}"
+            ) from None
         return self._file
 
     def __exit__(self, _kind, error, _traceback):
@@ -192,19 +228,28 @@ class _open_parquet:
         self._file.close()
         self._raw.close()
         if isinstance(error, (pyarrow.ArrowException, OSError)):
-            raise InputError(f"{self._path}: damaged: {' '.join(str(error).split())[:200]}") from None
+            raise InputError(
+                f"{self._path}: damaged: {' '.join(str(error).split())[:200]}"
+            ) from None
 
 
 def _read_rows(piece: Piece, columns: list[str]) -> Iterator[Record]:
     with _open_parquet(piece.source.path) as file:
         wanted = [name for name in columns if name in file.schema_arrow.names]
-        rows = sum(count for count, _ in piece.source.row_groups[piece.begin:piece.end])
+        rows = sum(count for count, _ in piece.source.row_groups[piece.begin : piece.end])
         number = piece.first_row
         if not wanted:
             names = ", ".join(json.dumps(name) for name in file.schema_arrow.names[:8])
-            yield Record(number + 1, None, piece.size, f"none of the columns {', '.join(columns)} (there are: {names})")
+            yield Record(
+                number + 1,
+                None,
+                piece.size,
+                f"none of the columns {', '.join(columns)} (there are: {names})",
+            )
             return
-        for batch in file.iter_batches(ROWS_PER_READ, row_groups=list(range(piece.begin, piece.end)), columns=wanted):
+        for batch in file.iter_batches(
+            ROWS_PER_READ, row_groups=list(range(piece.begin, piece.end)), columns=wanted
+        ):
             for row in batch.to_pylist():
                 number += 1
                 yield Record(number, without_nulls(row), piece.size // max(rows, 1))
@@ -227,7 +272,12 @@ def _read_text(piece: Piece, _columns: list[str]) -> Iterator[Record]:
         yield Record(1, data.decode("utf-8-sig"), piece.size)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        yield Record(line, None, piece.size, f"not UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}); convert the file, with iconv for one")
+        yield Record(
+            line,
+            None,
+            piece.size,
+            f"not UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}); convert the file, with iconv for one",
+        )
 
 
 def _read_lines(piece: Piece, _columns: list[str]) -> Iterator[Record]:
@@ -285,7 +335,9 @@ def _chunks(source: Source, raw: storage.Reader) -> Iterator[bytes]:
             raise
         raise InputError(f"{source.path}: damaged .{source.compression}: {error}") from None
     if begin == 0 and source.size >= 0 and raw.position != source.size:
-        raise InputError(f"{source.path}: changed while it was read ({source.size} bytes, now {raw.position})")
+        raise InputError(
+            f"{source.path}: changed while it was read ({source.size} bytes, now {raw.position})"
+        )
 
 
 def _decompressed(compression: str, raw: storage.Reader):
@@ -329,9 +381,15 @@ def _parse(line: bytes) -> tuple[dict | None, str | None]:
     try:
         value = json.loads(line)
     except UnicodeDecodeError as error:
-        return None, f"not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); convert the file, with iconv for one"
+        return (
+            None,
+            f"not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); convert the file, with iconv for one",
+        )
     except json.JSONDecodeError as error:
-        return None, f"not JSON: {error.msg} at column {error.colno}; a line holds one JSON object (--format text reads a file as one document)"
+        return (
+            None,
+            f"not JSON: {error.msg} at column {error.colno}; a line holds one JSON object (--format text reads a file as one document)",
+        )
     except RecursionError:
         return None, "not JSON that can be read: nested too deeply; a line holds one record"
     if not isinstance(value, dict):
@@ -340,5 +398,13 @@ def _parse(line: bytes) -> tuple[dict | None, str | None]:
 
 
 def json_type(value) -> str:
-    return {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number",
-            float: "a number", type(None): "null", bytes: "bytes"}.get(type(value), type(value).__name__)
+    return {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        type(None): "null",
+        bytes: "bytes",
+    }.get(type(value), type(value).__name__)

@@ -12,7 +12,13 @@ INTERVAL_S = 0.5
 
 def size_text(size: int) -> str:
     """812 B, 45.1 kB, 2.3 MB."""
-    return f"{size} B" if size < 1000 else f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"
+    return (
+        f"{size} B"
+        if size < 1000
+        else f"{size / 1e3:.1f} kB"
+        if size < 1e6
+        else f"{size / 1e6:.1f} MB"
+    )
 
 
 class Progress:
@@ -29,7 +35,10 @@ class Progress:
             try:
                 self._socket.connect(path)
             except OSError as error:
-                print(f"muster-trainer prepare: {path}: {error.strerror}; going on without progress", file=sys.stderr)
+                print(
+                    f"muster-trainer prepare: {path}: {error.strerror}; going on without progress",
+                    file=sys.stderr,
+                )
                 self._socket = None
         else:
             self._json_stdout = json_progress
@@ -45,7 +54,9 @@ class Progress:
         total_steps = -(-self._total_bytes // STEP_BYTES)
         step = total_steps if last else done_bytes // STEP_BYTES
         tokens_per_s = tokens / max(now - self._started, 1e-3)
-        line = json.dumps({"step": step, "total_steps": total_steps, "tokens_per_s": round(tokens_per_s, 1)})
+        line = json.dumps(
+            {"step": step, "total_steps": total_steps, "tokens_per_s": round(tokens_per_s, 1)}
+        )
         if self._socket is not None:
             try:
                 self._socket.send(line.encode())

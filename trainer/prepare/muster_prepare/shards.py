@@ -89,10 +89,17 @@ class ShardFiles:
         self._docs_file.write(struct.pack("<q", self.tokens))
 
     def close(self) -> dict:
-        entry = {"tokens": f"{self._name}.tokens", "documents": f"{self._name}.docs",
-                 "mask": f"{self._name}.mask" if self._mask_file else None, "num_tokens": self.tokens,
-                 "num_target_tokens": self.targets, "num_documents": self.documents, "longest_document": self.longest,
-                 "sha256_tokens": self._tokens_file.close(), "sha256_documents": self._docs_file.close()}
+        entry = {
+            "tokens": f"{self._name}.tokens",
+            "documents": f"{self._name}.docs",
+            "mask": f"{self._name}.mask" if self._mask_file else None,
+            "num_tokens": self.tokens,
+            "num_target_tokens": self.targets,
+            "num_documents": self.documents,
+            "longest_document": self.longest,
+            "sha256_tokens": self._tokens_file.close(),
+            "sha256_documents": self._docs_file.close(),
+        }
         if self._mask_file:
             entry["sha256_mask"] = self._mask_file.close()
         return entry
@@ -102,8 +109,16 @@ class ShardFiles:
             file.abandon()
 
 
-def write_shard(folder: str, number: int, pieces: list[inputs.Piece], vocabulary: Vocabulary, fields: Fields,
-                validation_share: float, strict: bool, on_progress: Callable[[int, int], None]) -> dict:
+def write_shard(
+    folder: str,
+    number: int,
+    pieces: list[inputs.Piece],
+    vocabulary: Vocabulary,
+    fields: Fields,
+    validation_share: float,
+    strict: bool,
+    on_progress: Callable[[int, int], None],
+) -> dict:
     """Writes one shard and its .done.json; returns what that says: the splits' index entries, how many records were
     broken, the first problems as [piece, line within, text], and each piece's lines. A function of its arguments alone.
 
@@ -123,7 +138,9 @@ def write_shard(folder: str, number: int, pieces: list[inputs.Piece], vocabulary
         for ids, mask in vocabulary.encode(examples):
             if not ids:
                 continue  # empty documents don't exist
-            split = "validation" if validation_share and _kept_apart(ids, validation_share) else "train"
+            split = (
+                "validation" if validation_share and _kept_apart(ids, validation_share) else "train"
+            )
             splits[split].write(ids, mask)
             added += len(ids) // item_bytes
         on_progress(pending_bytes, added)
@@ -157,7 +174,12 @@ def write_shard(folder: str, number: int, pieces: list[inputs.Piece], vocabulary
                     flush()
             lines.append(last)
         if strict and problems:
-            raise InputError(*(f"{pieces[at].source.path}:{inputs.line_number(pieces[at], line)}: {text}" for at, line, text in problems))
+            raise InputError(
+                *(
+                    f"{pieces[at].source.path}:{inputs.line_number(pieces[at], line)}: {text}"
+                    for at, line, text in problems
+                )
+            )
         flush()
         done = {split: files.close() for split, files in splits.items()}
     except BaseException:
@@ -183,7 +205,11 @@ def problem_places(plan: list[list[inputs.Piece]], done: dict[int, dict]) -> lis
         for at, piece in enumerate(pieces):
             if piece.source.path != path or piece.begin == 0:
                 path, before = piece.source.path, 0
-            told += [f"{path}:{line + before}: {text}" for which, line, text in done[number]["problems"] if which == at]
+            told += [
+                f"{path}:{line + before}: {text}"
+                for which, line, text in done[number]["problems"]
+                if which == at
+            ]
             if piece.source.kind == "jsonl":  # rows of Parquet are numbered through already
                 before += done[number]["lines"][at]
     return told
@@ -196,8 +222,14 @@ def finished(folder: str, count: int) -> dict[int, dict]:
         try:
             with open(os.path.join(folder, f"{number:05d}.done.json"), encoding="utf-8") as file:
                 done = json.load(file)
-            if all(_intact(place, done[split]) for split, place in (("train", folder), ("validation", os.path.join(folder, VALIDATION)))
-                   if split in done):
+            if all(
+                _intact(place, done[split])
+                for split, place in (
+                    ("train", folder),
+                    ("validation", os.path.join(folder, VALIDATION)),
+                )
+                if split in done
+            ):
                 entries[number] = done
         except (OSError, ValueError, KeyError):
             continue
@@ -205,11 +237,16 @@ def finished(folder: str, count: int) -> dict[int, dict]:
 
 
 def _intact(folder: str, entry: dict) -> bool:
-    return all(_sha256(os.path.join(folder, entry[file])) == entry[f"sha256_{file}"]
-               for file in ("tokens", "documents", "mask") if entry[file])
+    return all(
+        _sha256(os.path.join(folder, entry[file])) == entry[f"sha256_{file}"]
+        for file in ("tokens", "documents", "mask")
+        if entry[file]
+    )
 
 
-def publish(folder: str, done: list[dict], vocabulary: Vocabulary, template: str | None, max_length: int) -> dict:
+def publish(
+    folder: str, done: list[dict], vocabulary: Vocabulary, template: str | None, max_length: int
+) -> dict:
     """Writes the tokenizer and the validation split's index, then the index by rename; then the .done.json files go.
 
     `template`: a chat template that isn't the tokenizer's own. Returns the index.
@@ -220,12 +257,22 @@ def publish(folder: str, done: list[dict], vocabulary: Vocabulary, template: str
     if template is not None:
         with open(os.path.join(tokenizer, "chat_template.jinja"), "w", encoding="utf-8") as file:
             file.write(template)
-    index = {"format": FORMAT, "dtype": vocabulary.dtype, "vocab_size": vocabulary.vocab_size,
-             "eos_id": vocabulary.eos_id, "bos_id": vocabulary.bos_id, "pad_id": vocabulary.pad_id,
-             "max_length": max_length, "tokenizer": "tokenizer", "num_broken_records": sum(one["broken"] for one in done)}
+    index = {
+        "format": FORMAT,
+        "dtype": vocabulary.dtype,
+        "vocab_size": vocabulary.vocab_size,
+        "eos_id": vocabulary.eos_id,
+        "bos_id": vocabulary.bos_id,
+        "pad_id": vocabulary.pad_id,
+        "max_length": max_length,
+        "tokenizer": "tokenizer",
+        "num_broken_records": sum(one["broken"] for one in done),
+    }
     if "validation" in done[0]:
-        write_json(os.path.join(folder, VALIDATION, "index.json"),
-                   index | {"tokenizer": None} | _contents([one["validation"] for one in done]))
+        write_json(
+            os.path.join(folder, VALIDATION, "index.json"),
+            index | {"tokenizer": None} | _contents([one["validation"] for one in done]),
+        )
     index |= _contents([one["train"] for one in done])
     write_json(os.path.join(folder, "index.json"), index)
     for number in range(len(done)):
@@ -234,9 +281,14 @@ def publish(folder: str, done: list[dict], vocabulary: Vocabulary, template: str
 
 
 def _contents(entries: list[dict]) -> dict:
-    return {**{key: sum(entry[key] for entry in entries) for key in ("num_tokens", "num_target_tokens", "num_documents")},
-            "longest_document": max(entry["longest_document"] for entry in entries),
-            "shards": [entry for entry in entries if entry["num_tokens"]]}  # an empty file can't be mapped
+    return {
+        **{
+            key: sum(entry[key] for entry in entries)
+            for key in ("num_tokens", "num_target_tokens", "num_documents")
+        },
+        "longest_document": max(entry["longest_document"] for entry in entries),
+        "shards": [entry for entry in entries if entry["num_tokens"]],
+    }  # an empty file can't be mapped
 
 
 def write_json(path: str, value) -> None:

@@ -16,17 +16,17 @@ from urllib.parse import urlsplit
 from muster_prepare.errors import InputError
 
 SCHEMES = ("http", "https", "s3", "gs", "gcs", "hdfs", "hf")
-TRIES = 4                # of a remote read; 1, 2, 4 s apart
-CHUNK_BYTES = 1 << 20    # of a local read; a remote one is four times as long
+TRIES = 4  # of a remote read; 1, 2, 4 s apart
+CHUNK_BYTES = 1 << 20  # of a local read; a remote one is four times as long
 
 _opened: dict[tuple, object] = {}  # file systems of this process
 
 
 @dataclass(frozen=True)
 class Found:
-    path: str       # what the user would call it: a path, or a URL
-    size: int       # -1: the server doesn't say
-    stamp: str      # changes when the content does, as far as the storage tells
+    path: str  # what the user would call it: a path, or a URL
+    size: int  # -1: the server doesn't say
+    stamp: str  # changes when the content does, as far as the storage tells
     seekable: bool
 
 
@@ -38,7 +38,11 @@ def scheme_problem(path: str) -> str | None:
     scheme = path.split("://", 1)[0]
     if scheme == "file":
         return f"{path}: give the plain path"
-    return None if scheme in SCHEMES else f"{path}: no such storage: {scheme}://; there are {', '.join(SCHEMES)}, and paths"
+    return (
+        None
+        if scheme in SCHEMES
+        else f"{path}: no such storage: {scheme}://; there are {', '.join(SCHEMES)}, and paths"
+    )
 
 
 def find(pattern: str) -> list[Found]:
@@ -116,8 +120,16 @@ def open_remote(url: str, seekable: bool = True):
 def _find_local(pattern: str) -> list[Found]:
     paths = _expand(pattern)
     if not paths:
-        raise InputError(f"{pattern}: " + ("no file matches" if glob.has_magic(pattern) else
-                         "an empty folder" if os.path.isdir(pattern) else "no such file"))
+        raise InputError(
+            f"{pattern}: "
+            + (
+                "no file matches"
+                if glob.has_magic(pattern)
+                else "an empty folder"
+                if os.path.isdir(pattern)
+                else "no such file"
+            )
+        )
     found, problems = [], []
     for path in paths:
         try:
@@ -137,7 +149,9 @@ def _expand(pattern: str) -> list[str]:
         found = []
         for folder, folders, names in os.walk(pattern):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+            found += [
+                os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")
+            ]
         return sorted(path for path in found if os.path.isfile(path))
     if os.path.exists(pattern):  # a name that happens to hold * or [ is a name first
         return [pattern]
@@ -153,7 +167,9 @@ def _find_remote(pattern: str) -> list[Found]:
         info = system.info(path)
         stamp = info.get("ETag") or info.get("Last-Modified") or ""
         size = info.get("size")
-        return [Found(pattern, -1 if size is None else size, stamp, _serves_ranges(system, path, size))]
+        return [
+            Found(pattern, -1 if size is None else size, stamp, _serves_ranges(system, path, size))
+        ]
     if glob.has_magic(path):
         infos = system.glob(path, detail=True).values()
     elif system.isdir(path):
@@ -162,11 +178,19 @@ def _find_remote(pattern: str) -> list[Found]:
         infos = [system.info(path)]
     scheme = pattern.split("://", 1)[0]
     host = urlsplit(pattern).netloc if scheme == "hdfs" else ""
-    files = [info for info in infos if info["type"] == "file" and not os.path.basename(info["name"]).startswith(".")]
+    files = [
+        info
+        for info in infos
+        if info["type"] == "file" and not os.path.basename(info["name"]).startswith(".")
+    ]
     if not files:
-        raise InputError(f"{pattern}: " + ("no file matches" if glob.has_magic(path) else "an empty folder"))
-    return [Found(f"{scheme}://{host}{info['name']}", info["size"], _stamp(info), True)
-            for info in sorted(files, key=lambda info: info["name"])]
+        raise InputError(
+            f"{pattern}: " + ("no file matches" if glob.has_magic(path) else "an empty folder")
+        )
+    return [
+        Found(f"{scheme}://{host}{info['name']}", info["size"], _stamp(info), True)
+        for info in sorted(files, key=lambda info: info["name"])
+    ]
 
 
 def _stamp(info: dict) -> str:
@@ -202,24 +226,36 @@ def _system(url: str):
 def _connect(scheme: str, parts):
     if scheme in ("http", "https"):
         from fsspec.implementations.http import HTTPFileSystem
+
         return HTTPFileSystem(skip_instance_cache=True)
     if scheme == "hf":
         from huggingface_hub import HfFileSystem
+
         return HfFileSystem(skip_instance_cache=True)
     from fsspec.implementations.arrow import ArrowFSWrapper
     from pyarrow import fs
+
     if scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if endpoint is None and region is None:
             region = fs.resolve_s3_region(parts.netloc)
-        return ArrowFSWrapper(fs.S3FileSystem(endpoint_override=endpoint, region=region), skip_instance_cache=True)
+        return ArrowFSWrapper(
+            fs.S3FileSystem(endpoint_override=endpoint, region=region), skip_instance_cache=True
+        )
     if scheme == "gs":
-        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # where Google's own clients look for another server, too
+        if emulator := os.environ.get(
+            "STORAGE_EMULATOR_HOST"
+        ):  # where Google's own clients look for another server, too
             kind, _, host = emulator.rpartition("://")
-            return ArrowFSWrapper(fs.GcsFileSystem(anonymous=True, scheme=kind or "http", endpoint_override=host), skip_instance_cache=True)
+            return ArrowFSWrapper(
+                fs.GcsFileSystem(anonymous=True, scheme=kind or "http", endpoint_override=host),
+                skip_instance_cache=True,
+            )
         return ArrowFSWrapper(fs.GcsFileSystem(), skip_instance_cache=True)
-    return ArrowFSWrapper(fs.HadoopFileSystem(parts.hostname or "default", parts.port or 0), skip_instance_cache=True)
+    return ArrowFSWrapper(
+        fs.HadoopFileSystem(parts.hostname or "default", parts.port or 0), skip_instance_cache=True
+    )
 
 
 def _is_http(url: str) -> bool:

@@ -17,9 +17,18 @@ from muster_prepare.errors import InputError
 from muster_prepare.examples import Example
 
 BYTES_BOS, BYTES_EOS, BYTES_PAD, BYTES_VOCAB = 256, 257, 258, 259
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                   "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja",
-                   "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 class Vocabulary:
@@ -68,12 +77,16 @@ def load(name: str, eos_token: str | None) -> Vocabulary:
         return BytesVocabulary()
     if os.path.isdir(name):
         if not os.path.isfile(os.path.join(name, "tokenizer.json")):
-            raise InputError(f"{name}: no tokenizer.json in it. Save a fast tokenizer there: "
-                             "AutoTokenizer.from_pretrained(...).save_pretrained(...)")
+            raise InputError(
+                f"{name}: no tokenizer.json in it. Save a fast tokenizer there: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
         return HuggingFaceVocabulary(os.path.join(name, "tokenizer.json"), name, eos_token)
     if os.path.isfile(name):
         return HuggingFaceVocabulary(name, None, eos_token)
-    raise InputError(f"--tokenizer {name}: no such file or folder, no name on the hub (ORG/NAME), and not \"bytes\"")
+    raise InputError(
+        f'--tokenizer {name}: no such file or folder, no name on the hub (ORG/NAME), and not "bytes"'
+    )
 
 
 def is_hub_name(name: str) -> bool:
@@ -88,8 +101,12 @@ def fetch(name: str) -> str:
     disable_progress_bars()
     try:
         return snapshot_download(name, allow_patterns=list(TOKENIZER_FILES))
-    except Exception as error:  # network, authorisation, no such model: the library has a dozen of its own
-        raise InputError(f"--tokenizer {name}: no such folder, and the hub says: {' '.join(str(error).split())[:300]}") from None
+    except (
+        Exception
+    ) as error:  # network, authorisation, no such model: the library has a dozen of its own
+        raise InputError(
+            f"--tokenizer {name}: no such folder, and the hub says: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 class BytesVocabulary(Vocabulary):
@@ -105,8 +122,11 @@ class BytesVocabulary(Vocabulary):
             if example.spans is not None:
                 mask = bytearray(len(data))
                 for begin, end in example.spans:
-                    first, count = len(example.text[:begin].encode()), len(example.text[begin:end].encode())
-                    mask[first:first + count] = b"\1" * count
+                    first, count = (
+                        len(example.text[:begin].encode()),
+                        len(example.text[begin:end].encode()),
+                    )
+                    mask[first : first + count] = b"\1" * count
             if example.ends and data:
                 ids += BYTES_EOS.to_bytes(2, "little")
                 if mask is not None:
@@ -126,23 +146,65 @@ class BytesVocabulary(Vocabulary):
     def save(self, folder: str) -> None:
         specials = {"<s>": BYTES_BOS, "</s>": BYTES_EOS, "<pad>": BYTES_PAD}
         vocab = {_byte_symbol(byte): byte for byte in range(256)}
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        _write_json(os.path.join(folder, "tokenizer.json"), {
-            "version": "1.0", "truncation": None, "padding": None,
-            "added_tokens": [{"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-                              "normalized": False, "special": True} for token, number in specials.items()],
-            "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
-            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                      "vocab": {**vocab, **specials}, "merges": []}})
-        _write_json(os.path.join(folder, "tokenizer_config.json"), {
-            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
-            "pad_token": "<pad>", "clean_up_tokenization_spaces": False})
+        byte_level = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        }
+        _write_json(
+            os.path.join(folder, "tokenizer.json"),
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [
+                    {
+                        "id": number,
+                        "content": token,
+                        "single_word": False,
+                        "lstrip": False,
+                        "rstrip": False,
+                        "normalized": False,
+                        "special": True,
+                    }
+                    for token, number in specials.items()
+                ],
+                "normalizer": None,
+                "pre_tokenizer": byte_level,
+                "post_processor": None,
+                "decoder": byte_level,
+                "model": {
+                    "type": "BPE",
+                    "dropout": None,
+                    "unk_token": None,
+                    "continuing_subword_prefix": None,
+                    "end_of_word_suffix": None,
+                    "fuse_unk": False,
+                    "byte_fallback": False,
+                    "ignore_merges": False,
+                    "vocab": {**vocab, **specials},
+                    "merges": [],
+                },
+            },
+        )
+        _write_json(
+            os.path.join(folder, "tokenizer_config.json"),
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "pad_token": "<pad>",
+                "clean_up_tokenization_spaces": False,
+            },
+        )
 
 
 class HuggingFaceVocabulary(Vocabulary):
     def __init__(self, path: str, folder: str | None, eos_token: str | None):
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism; its threads don't survive fork
+        os.environ["TOKENIZERS_PARALLELISM"] = (
+            "false"  # processes are the parallelism; its threads don't survive fork
+        )
         import tokenizers  # here: `bytes` starts without it
 
         self._folder = folder
@@ -159,12 +221,19 @@ class HuggingFaceVocabulary(Vocabulary):
         if eos_token is not None:
             names["eos_token"] = eos_token
         if not names.get("eos_token"):
-            specials = sorted(token.content for token in self._tokenizer.get_added_tokens_decoder().values()
-                              if token.special)
-            raise InputError(f"{path}: doesn't say which token ends a document; --eos-token TOKEN does"
-                             + (f" (special tokens: {' '.join(specials[:12])})" if specials else ""))
+            specials = sorted(
+                token.content
+                for token in self._tokenizer.get_added_tokens_decoder().values()
+                if token.special
+            )
+            raise InputError(
+                f"{path}: doesn't say which token ends a document; --eos-token TOKEN does"
+                + (f" (special tokens: {' '.join(specials[:12])})" if specials else "")
+            )
         if names["eos_token"] not in vocabulary:
-            raise InputError(f"{path}: end-of-document token {names['eos_token']} is not in the vocabulary")
+            raise InputError(
+                f"{path}: end-of-document token {names['eos_token']} is not in the vocabulary"
+            )
         self._names = names
         self.eos_id = vocabulary[names["eos_token"]]
         self.bos_id = vocabulary.get(names.get("bos_token"))
@@ -175,8 +244,12 @@ class HuggingFaceVocabulary(Vocabulary):
         whole = [example.text for example in examples if example.spans is None]
         parts = [example.text for example in examples if example.spans is not None]
         # Where characters stand is only kept track of where it is needed.
-        plain = iter(self._tokenizer.encode_batch_fast(whole, add_special_tokens=False) if whole else ())
-        placed = iter(self._tokenizer.encode_batch(parts, add_special_tokens=False) if parts else ())
+        plain = iter(
+            self._tokenizer.encode_batch_fast(whole, add_special_tokens=False) if whole else ()
+        )
+        placed = iter(
+            self._tokenizer.encode_batch(parts, add_special_tokens=False) if parts else ()
+        )
         encoded = []
         for example in examples:
             if example.spans is None:
@@ -187,7 +260,9 @@ class HuggingFaceVocabulary(Vocabulary):
                 continue
             encoding = next(placed)
             ids, mask = array(code, encoding.ids), _mask(encoding.offsets, example.spans)
-            if example.ends and ids and ids[-1] != self.eos_id:  # unless the completion says it itself
+            if (
+                example.ends and ids and ids[-1] != self.eos_id
+            ):  # unless the completion says it itself
                 ids.append(self.eos_id)
                 mask.append(1)
             encoded.append((ids.tobytes(), bytes(mask)))
@@ -205,9 +280,13 @@ class HuggingFaceVocabulary(Vocabulary):
                 return file.read()
         except FileNotFoundError:
             pass
-        template = _read_object(os.path.join(self._folder, "tokenizer_config.json")).get("chat_template")
+        template = _read_object(os.path.join(self._folder, "tokenizer_config.json")).get(
+            "chat_template"
+        )
         if isinstance(template, list):  # several, by name
-            named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+            named = {
+                one.get("name"): one.get("template") for one in template if isinstance(one, dict)
+            }
             template = named.get("default")
         return template if isinstance(template, str) else None
 
@@ -215,7 +294,11 @@ class HuggingFaceVocabulary(Vocabulary):
         return {key: name for key, name in self._names.items() if name}
 
     def endings(self) -> list[str]:
-        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        return [
+            token.content
+            for token in self._tokenizer.get_added_tokens_decoder().values()
+            if token.special
+        ]
 
     def save(self, folder: str) -> None:
         if self._folder is None:
@@ -227,8 +310,13 @@ class HuggingFaceVocabulary(Vocabulary):
                     shutil.copyfile(source, os.path.join(folder, name))
         config = os.path.join(folder, "tokenizer_config.json")
         if not os.path.exists(config):
-            _write_json(config, {"tokenizer_class": "PreTrainedTokenizerFast",
-                                 **{key: name for key, name in self._names.items() if name}})
+            _write_json(
+                config,
+                {
+                    "tokenizer_class": "PreTrainedTokenizerFast",
+                    **{key: name for key, name in self._names.items() if name},
+                },
+            )
 
 
 def _mask(offsets: list[tuple[int, int]], spans: tuple[tuple[int, int], ...]) -> bytearray:

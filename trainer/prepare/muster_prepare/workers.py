@@ -17,13 +17,21 @@ class _Worker:
     def __init__(self, context, work: Callable, earlier: list["_Worker"]):
         self.connection, theirs = context.Pipe()
         parents_ends = [self.connection, *(worker.connection for worker in earlier)]
-        self.process = context.Process(target=_serve, args=(theirs, parents_ends, work, os.getpid()), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(theirs, parents_ends, work, os.getpid()), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.item: int | None = None
 
 
-def run(items: Iterable[int], processes: int, work: Callable, on_progress: Callable[[int, int], None], what: str = "shard") -> dict:
+def run(
+    items: Iterable[int],
+    processes: int,
+    work: Callable,
+    on_progress: Callable[[int, int], None],
+    what: str = "shard",
+) -> dict:
     """Calls work(item, on_progress) for every item in up to `processes` processes; returns {item: result}.
 
     Raises InputError with the first failure, after stopping every worker; whatever is raised here meanwhile (a
@@ -56,7 +64,9 @@ def run(items: Iterable[int], processes: int, work: Callable, on_progress: Calla
 
 def apart(work: Callable):
     """work()'s result, from a process of its own: what it opens and starts doesn't stay in this one. Raises as run()."""
-    return run([0], 1, lambda _item, _told: work(), lambda *_: None, what="a look at the inputs,")[0]
+    return run([0], 1, lambda _item, _told: work(), lambda *_: None, what="a look at the inputs,")[
+        0
+    ]
 
 
 def _hand_out(worker: _Worker, waiting: list[int]) -> None:
@@ -65,15 +75,19 @@ def _hand_out(worker: _Worker, waiting: list[int]) -> None:
         worker.connection.send(worker.item)
 
 
-def _take(worker: _Worker, waiting: list[int], results: dict, on_progress: Callable, what: str) -> None:
+def _take(
+    worker: _Worker, waiting: list[int], results: dict, on_progress: Callable, what: str
+) -> None:
     try:
         kind, value = worker.connection.recv()
     except (EOFError, ConnectionError):
         worker.process.join()
         code = worker.process.exitcode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        raise InputError(f"a worker process {how} at {what} {worker.item}"
-                         + ("; out of memory? --processes lowers the need" if code == -signal.SIGKILL else "")) from None
+        raise InputError(
+            f"a worker process {how} at {what} {worker.item}"
+            + ("; out of memory? --processes lowers the need" if code == -signal.SIGKILL else "")
+        ) from None
     if kind == "progress":
         on_progress(*value)
     elif kind == "done":

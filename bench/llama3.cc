@@ -110,10 +110,10 @@ class Run : public Clock, public AgentLink {
     }
     const int64_t end_ns = parameters_.days * kDay;
     while (true) {
-      const int64_t look_ns = std::max(engine_.NextLookNs() - kEpochNs, now_ns_);
+      const int64_t wake_ns = std::max(engine_.NextWakeNs() - kEpochNs, now_ns_);
       const int64_t heap_ns = heap_.empty() ? end_ns : heap_.top().at_ns;
       const int64_t next_ns =
-          std::min({end_ns, heap_ns, engine_.NextLookNs() == INT64_MAX ? end_ns : look_ns});
+          std::min({end_ns, heap_ns, engine_.NextWakeNs() == INT64_MAX ? end_ns : wake_ns});
       if (next_ns >= end_ns) break;
       now_ns_ = next_ns;
       while (!heap_.empty() && heap_.top().at_ns <= now_ns_) {

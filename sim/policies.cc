@@ -70,8 +70,8 @@ class Policy {
                 ? job.demand_milli() * ((now_ns_ - job.placed_ns) / kMillisecond) * kMillisecond
                 : 0);
   }
-  void LookAt(int64_t at_ns) {
-    plan_.next_look_ns = std::min(plan_.next_look_ns, std::max(at_ns, now_ns_));
+  void WakeAt(int64_t at_ns) {
+    plan_.next_wake_ns = std::min(plan_.next_wake_ns, std::max(at_ns, now_ns_));
   }
 
   // Starts the waiting job if it fits; it leaves waiting() with the next call of Sweep().
@@ -273,7 +273,7 @@ class Preemptive : public Policy {
   void Choose(const State& state) override {
     Round(state);
     if (!waiting().empty())
-      LookAt(now_ns() + options().quantum_ns - (now_ns() % options().quantum_ns));
+      WakeAt(now_ns() + options().quantum_ns - (now_ns() % options().quantum_ns));
     if (!Due()) return StartChosen(state);
     // As many in the order of their keys as the devices hold by number.
     std::vector<Ranked> order;

@@ -126,9 +126,9 @@ void Tally::End(size_t index) {
   }
 }
 
-// A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed cells
+// A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed pools
 // still leaves, whether it runs or waits: that is a place in the entitled set (SCHEDULING.md §1).
-// Who waits although it is covered is late where, in one of the cells in which it is covered, its
+// Who waits although it is covered is late where, in one of the pools in which it is covered, its
 // queue's jobs hold less than what is promised: counted are those that are not stopped for it (§2),
 // which are of its priority or a higher one, at their least size. Elsewhere its own queue's younger
 // jobs have what it is promised.

@@ -40,7 +40,7 @@ class Tally {
         -1;  // its own queue has held what it is promised since then; -1: it doesn't
     int64_t overtaken_ns = 0;  // all of that before
   };
-  // What a leaf is guaranteed in one cell.
+  // What a leaf is guaranteed in one pool.
   struct Promise {
     int32_t cluster = 0;
     std::string flavour;
@@ -79,7 +79,7 @@ class Tally {
   std::vector<Leaf*> changed_;
   std::vector<std::vector<int32_t>>
       promises_of_;  // by index: those of its leaf that it may use, the preferred first
-  std::vector<int32_t> runs_in_;     // by index: the promise whose cell it runs in; -1: none's
+  std::vector<int32_t> runs_in_;     // by index: the promise whose pool it runs in; -1: none's
   std::vector<int64_t> held_milli_;  // by index
   size_t over_ = 0;
   int64_t used_milli_ = 0;

@@ -252,15 +252,15 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
         fleet.Run(item);
       }
     }
-    if (at_round(std::min(due_ns, engine.NextLookNs())) <= timeline.now_ns()) {
+    if (at_round(std::min(due_ns, engine.NextWakeNs())) <= timeline.now_ns()) {
       due_ns = kNever;
       const auto begin = real_now();
       while (engine.Step()) ++result.steps;
       result.step_ns += since(begin);
     }
     if (tally.AllOver()) break;
-    const int64_t look_ns = at_round(std::min(due_ns, engine.NextLookNs()));
-    const int64_t next_ns = std::max(std::min(timeline.NextNs(), look_ns), timeline.now_ns());
+    const int64_t wake_ns = at_round(std::min(due_ns, engine.NextWakeNs()));
+    const int64_t next_ns = std::max(std::min(timeline.NextNs(), wake_ns), timeline.now_ns());
     if (next_ns == kNever) break;
     if (options.horizon_ns > 0 && next_ns > kEpochNs + options.horizon_ns) break;
     timeline.AdvanceTo(next_ns);

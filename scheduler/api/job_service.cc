@@ -141,7 +141,7 @@ grpc::Status OperatorOnly(const Identity& who, const char* what) {
 }
 
 pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job,
-                CellHolders* holders) {
+                PoolHolders* holders) {
   pb::Job told = DescribeJob(view.state, *view.plan, job, holders);
   for (size_t i = 0; i < job.tasks.size() && i < static_cast<size_t>(told.tasks_size()); ++i) {
     const AttemptRow* attempt = job.tasks[i].current();
@@ -234,7 +234,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call
   absl::StatusOr<JobPage> page = ListJobs(view, context_->history, *request,
                                           [this](const JobRow& job) { return MaySee(who_, job); });
   if (!page.ok()) return Reply(call, ToGrpc(page.status()));
-  CellHolders holders(view->state);
+  PoolHolders holders(view->state);
   for (const std::shared_ptr<const JobRow>& row : page->jobs) {
     pb::Job* job = response->add_jobs();
     *job = TellJob(*context_, *view, *row, &holders);

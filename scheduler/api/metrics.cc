@@ -140,14 +140,14 @@ void WriteHosts(const State& state, Exposition* out) {
   }
   out->Family("muster_devices", "gauge",
               "Devices of all hosts that are listed or were seen; a shared one counts in parts.");
-  for (const auto& [cell, use] : UseByCell(state)) {
+  for (const auto& [pool, use] : UseByPool(state)) {
     const int64_t down_milli = use.down_milli - use.quarantined_milli;
     for (const auto& [name, milli] :
          {std::pair("used", use.used_milli),
           std::pair("free", use.total_milli - use.used_milli - use.down_milli),
           std::pair("quarantined", use.quarantined_milli), std::pair("down", down_milli)}) {
-      out->Sample({{"cluster", state.clusters()[cell.first].name},
-                   {"flavour", cell.second},
+      out->Sample({{"cluster", state.clusters()[pool.first].name},
+                   {"flavour", pool.second},
                    {"state", name}},
                   FormatMilli(milli));
     }

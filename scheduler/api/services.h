@@ -55,7 +55,7 @@ class JobServiceImpl : public pb::JobService::CallbackService {
   // Answers to submissions of one step describe one State. The engine's thread only; of a view that
   // nobody has any more: void.
   std::weak_ptr<const View> answered_;
-  std::optional<CellHolders> answered_holders_;
+  std::optional<PoolHolders> answered_holders_;
 };
 
 class QueueServiceImpl : public pb::QueueService::CallbackService {
@@ -139,6 +139,6 @@ grpc::Status OperatorOnly(const Identity& who, const char* what);
 
 // A job with the newest progress, as it is told to users.
 pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job,
-                CellHolders* holders = nullptr);
+                PoolHolders* holders = nullptr);
 
 }  // namespace muster

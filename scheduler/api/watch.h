@@ -27,7 +27,7 @@ class WatchHub {
     const JobRow* job;  // as of `view`; one that State has forgotten: as it ended
     const std::vector<std::string>&
         events;            // what happened since the last call; first call: nothing
-    CellHolders& holders;  // of `view`, for all who are told of it
+    PoolHolders& holders;  // of `view`, for all who are told of it
   };
   // Called on the hub's thread: when the watcher is new, when the job changed, when its verdict
   // did. The job is null where its end wasn't seen, as that and that it was forgotten came at once;
@@ -78,7 +78,7 @@ class WatchHub {
   const Engine* const engine_;
   // The hub's thread only.
   std::shared_ptr<const View> view_;    // newest processed
-  std::optional<CellHolders> holders_;  // of view_
+  std::optional<PoolHolders> holders_;  // of view_
   std::thread thread_;
 };
 

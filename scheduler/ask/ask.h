@@ -29,11 +29,11 @@ namespace muster {
 // Verdicts carry their sentence in `text`. `holders` (optional) is of this State: one for the
 // descriptions of many jobs spares each of them a look at all hosts.
 pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& job,
-                    CellHolders* holders = nullptr);
+                    PoolHolders* holders = nullptr);
 // Why the task waits, by the newest plan, with names, whom it waits for, and the sentence. Without
 // a code if the plan has no verdict for it.
 pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task,
-                            CellHolders* holders = nullptr);
+                            PoolHolders* holders = nullptr);
 // A sentence for people: "waits for 2 more h100-80g in phx to become free; held by job 318". When
 // it starts is not in it: that is expected_start_ns, which a forecast may know better
 // (AddForecast).
@@ -83,7 +83,7 @@ struct Resolution {
 Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults,
                        bool wait_for_capacity = false);
 
-// Splits plain guarantees over the clusters and checks the tree against itself and the cells of the
+// Splits plain guarantees over the clusters and checks the tree against itself and the pools of the
 // clusters file.
 struct QueueResolution {
   pb::QueueTree resolved;
@@ -94,7 +94,7 @@ struct QueueResolution {
 QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree);
 
 // Where `resolved` would run, when, and whom it would take from: the real Decide on a changed copy
-// of `state` and what follows from it, one candidate a cell that it may use, and a line for each
+// of `state` and what follows from it, one candidate a pool that it may use, and a line for each
 // cluster that it may not, with the reason.
 pb::PreviewResponse Preview(const State& state, const pb::JobSpec& resolved,
                             const std::string& owner, int64_t now_ns,

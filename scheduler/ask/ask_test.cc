@@ -545,9 +545,9 @@ TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
   const uint64_t flat = testing::JobBuilder("research").GpusMilli(0).Cpus(1).SubmitTo(&s_);
   s_.Do(testing::Placed(s_.state, trains, "lab", {{"h00", {0}}}));
   s_.Do(testing::Placed(s_.state, flat, "lab", {{"h00", {}}}, 0, ""));
-  EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"),
+  EXPECT_THAT(PoolHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"),
               ElementsAre(trains, flat));
-  EXPECT_THAT(CellHolders(s_.state).Of(s_.state.FindCluster("lab"), "gpu"), ElementsAre(trains));
+  EXPECT_THAT(PoolHolders(s_.state).Of(s_.state.FindCluster("lab"), "gpu"), ElementsAre(trains));
 }
 
 TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {

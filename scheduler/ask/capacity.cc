@@ -26,7 +26,7 @@ const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Invent
   return *made;
 }
 
-std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour) {
+std::map<int32_t, int64_t> PoolCapacity(const State& state, const std::string& flavour) {
   std::map<int32_t, int64_t> capacity;
   pb::Inventory made;
   for (HostId id : state.hosts()) {

@@ -18,7 +18,7 @@ const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Invent
 
 // Thousandths of devices by cluster (index) of one flavour, of all hosts that are listed or were
 // seen; "cpu": of cores.
-std::map<int32_t, int64_t> CellCapacity(const State& state, const std::string& flavour);
+std::map<int32_t, int64_t> PoolCapacity(const State& state, const std::string& flavour);
 
 // Flavours of which some are stand-ins, on hosts that were seen or by the clusters file.
 std::set<std::string> DeclaredFlavours(const State& state);

@@ -126,7 +126,7 @@ void AppendBelow(const State& state, const Plan& plan, int32_t node, const Queue
 
 }  // namespace
 
-pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, CellHolders* holders) {
+pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, PoolHolders* holders) {
   pb::Job job;
   job.set_uid(row.uid);
   job.set_number(row.number);

@@ -526,7 +526,7 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
                             text);  // enough is free: its share isn't what it lacks
       } else if (verdict.code() == pb::V_SHARE && share->used_milli() < share->entitled_milli()) {
         absl::StrAppend(&text, "; ",
-                        ShareLeftText(*job, CellHolders(state).Entitled(plan, job->spec->queue(),
+                        ShareLeftText(*job, PoolHolders(state).Entitled(plan, job->spec->queue(),
                                                                         verdict.flavour())));
       }
       why->set_text(text);

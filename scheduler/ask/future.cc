@@ -52,33 +52,33 @@ void Future::Adopt(const JobRow& job, int32_t task, const AttemptRow& attempt) {
     pending_.emplace(std::max(begin_ns_, leave_ns), Pending{Pending::kLeave, {}, ref});
     return;
   }
-  Base base;
-  base.ref = {job.number, task};
-  base.job = &job;
-  base.row = &job.tasks[task];
-  base.spec = &job.task_spec(task);
-  base.current = &attempt;
-  ReadRun(state_, &attempt, &base);
+  Gang gang;
+  gang.ref = {job.number, task};
+  gang.job = &job;
+  gang.row = &job.tasks[task];
+  gang.spec = &job.task_spec(task);
+  gang.current = &attempt;
+  ReadRun(state_, &attempt, &gang);
   if (attempt.state != pb::TASK_RUNNING) {
     pending_.emplace(begin_ns_, Pending{Pending::kLaunch, {}, ref});
     return;
   }
-  if (const int64_t hang_ns = HangNs(state_, *base.spec, *base.row, attempt);
+  if (const int64_t hang_ns = HangNs(state_, *gang.spec, *gang.row, attempt);
       hang_ns != kUnbounded && hang_ns > begin_ns_) {
     hang_ns_ = std::min(hang_ns_, hang_ns);
-    hang_timeout_ns_ = std::min(hang_timeout_ns_, base.spec->hang_timeout_ns());
+    hang_timeout_ns_ = std::min(hang_timeout_ns_, gang.spec->hang_timeout_ns());
   }
   Work work;
   work.since_ns = begin_ns_;
-  work.end_ns = ExpectedEnd(base, begin_ns_);
+  work.end_ns = ExpectedEnd(gang, begin_ns_);
   const bool by_limit =
-      base.spec->time_limit_ns() > 0 && attempt.start_ns != 0 &&
-      work.end_ns == attempt.start_ns + base.spec->time_limit_ns() - base.row->ran_ns;
+      gang.spec->time_limit_ns() > 0 && attempt.start_ns != 0 &&
+      work.end_ns == attempt.start_ns + gang.spec->time_limit_ns() - gang.row->ran_ns;
   if (work.end_ns != 0 && !by_limit) {
     work.left = static_cast<int64_t>(std::min<__int128>(
         static_cast<__int128>(work.end_ns - begin_ns_) * attempt.workers, kNever / 2));
   }
-  work_[base.ref] = work;
+  work_[gang.ref] = work;
   if (work.end_ns != 0)
     pending_.emplace(std::max(begin_ns_, work.end_ns), Pending{Pending::kEnd, {}, ref});
 }
@@ -102,7 +102,7 @@ bool Future::StepBoth(Future* one, Future* other) {
 
 int64_t Future::NextNs() const {
   if (!started_) return begin_ns_;
-  const int64_t next_ns = std::min(look_ns_, pending_.empty() ? kNever : pending_.begin()->first);
+  const int64_t next_ns = std::min(wake_ns_, pending_.empty() ? kNever : pending_.begin()->first);
   return next_ns == kNever || next_ns > begin_ns_ + options_.horizon_ns ? kNever : next_ns;
 }
 
@@ -155,8 +155,8 @@ bool Future::StepAt(int64_t at_ns) {
   while (opened) {
     plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())
                 ->Decide(state_, now_ns_, scheduling_);
-    look_ns_ = plan_.next_look_ns == kNever ? kNever
-                                            : std::max(plan_.next_look_ns, now_ns_ + kMillisecond);
+    wake_ns_ = plan_.next_wake_ns == kNever ? kNever
+                                            : std::max(plan_.next_wake_ns, now_ns_ + kMillisecond);
     ApplyPlan();
     opened = std::any_of(plan_.events.begin(), plan_.events.end(),
                          [](const pb::Event& event) { return event.has_cluster_opened(); });

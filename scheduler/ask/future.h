@@ -128,7 +128,7 @@ class Future {
   int64_t now_ns_;
   bool started_ = false, cut_ = false;
   int steps_ = 0;
-  int64_t look_ns_ = std::numeric_limits<int64_t>::max();
+  int64_t wake_ns_ = std::numeric_limits<int64_t>::max();
   int64_t hang_ns_ = std::numeric_limits<int64_t>::max();  // when what runs in the given State
                                                            // would first count as hung
   int64_t hang_timeout_ns_ = std::numeric_limits<int64_t>::max();  // the shortest of theirs

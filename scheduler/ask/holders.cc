@@ -12,8 +12,8 @@ constexpr size_t kNamed = 9;  // eight are told, and one of them may be the job 
 
 }  // namespace
 
-const std::vector<uint64_t>& CellHolders::Of(int32_t cluster, const std::string& flavour) {
-  const auto [known, first] = cells_.try_emplace({cluster, flavour});
+const std::vector<uint64_t>& PoolHolders::Of(int32_t cluster, const std::string& flavour) {
+  const auto [known, first] = pools_.try_emplace({cluster, flavour});
   if (!first) return known->second;
   const bool gpus = flavour != "cpu";
   std::map<uint64_t, int64_t> held;
@@ -39,7 +39,7 @@ const std::vector<uint64_t>& CellHolders::Of(int32_t cluster, const std::string&
   return known->second;
 }
 
-const std::vector<KeptFor>& CellHolders::KeptIn(int32_t cluster, const std::string& flavour) {
+const std::vector<KeptFor>& PoolHolders::KeptIn(int32_t cluster, const std::string& flavour) {
   if (!kept_known_) {
     kept_known_ = true;
     for (const uint64_t number : state_.active_jobs()) {
@@ -53,7 +53,7 @@ const std::vector<KeptFor>& CellHolders::KeptIn(int32_t cluster, const std::stri
     const auto when = [](const KeptFor& kept) {
       return kept.start_ns == 0 ? std::numeric_limits<int64_t>::max() : kept.start_ns;
     };
-    for (auto& [cell, kept] : kept_) {
+    for (auto& [pool, kept] : kept_) {
       std::stable_sort(kept.begin(), kept.end(),
                        [&](const KeptFor& a, const KeptFor& b) { return when(a) < when(b); });
     }
@@ -61,21 +61,21 @@ const std::vector<KeptFor>& CellHolders::KeptIn(int32_t cluster, const std::stri
   return kept_[{cluster, flavour}];
 }
 
-int64_t CellHolders::UsedMilli(int32_t queue, const std::string& flavour) {
+int64_t PoolHolders::UsedMilli(int32_t queue, const std::string& flavour) {
   if (use_.empty()) use_ = UseByQueue(state_);
   if (queue < 0 || queue >= static_cast<int32_t>(use_.size())) return 0;
   const auto used = use_[queue].find(flavour);
   return used == use_[queue].end() ? 0 : used->second;
 }
 
-const std::vector<uint64_t>& CellHolders::Entitled(const Plan& plan, const std::string& queue,
+const std::vector<uint64_t>& PoolHolders::Entitled(const Plan& plan, const std::string& queue,
                                                    const std::string& flavour) {
   if (!entitled_known_) {
     entitled_known_ = true;
     for (const Verdict& verdict : plan.verdicts) {
       const bool entitled = verdict.code == pb::V_CAPACITY || verdict.code == pb::V_PLACEMENT ||
                             verdict.code == pb::V_RECLAIMING ||
-                            verdict.code == pb::V_ENTITLED_CELL ||
+                            verdict.code == pb::V_ENTITLED_POOL ||
                             verdict.code == pb::V_STARTING_NOW;
       const JobRow* job = entitled ? state_.FindJob(verdict.task.job) : nullptr;
       if (job == nullptr || job->finished()) continue;

@@ -1,4 +1,4 @@
-// Whom the devices of a cell are with, for whom they are kept, and who stands before whom. Pure.
+// Whom the devices of a pool are with, for whom they are kept, and who stands before whom. Pure.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ struct KeptFor {
 
 // Works each answer out when it is asked for the first time, so that the descriptions of many tasks
 // of one State share it. One thread.
-class CellHolders {
+class PoolHolders {
  public:
   // `state` must outlive it, unchanged.
-  explicit CellHolders(const State& state) : state_(state) {}
+  explicit PoolHolders(const State& state) : state_(state) {}
 
   // The jobs that hold most of the flavour ("cpu": cores, whatever holds them) in the cluster,
   // largest first, at most nine.
@@ -40,12 +40,12 @@ class CellHolders {
                                         const std::string& flavour);
 
  private:
-  using Cell = std::pair<int32_t, std::string>;
+  using Pool = std::pair<int32_t, std::string>;
 
   const State& state_;
-  std::map<Cell, std::vector<uint64_t>> cells_;
+  std::map<Pool, std::vector<uint64_t>> pools_;
   bool kept_known_ = false, entitled_known_ = false;
-  std::map<Cell, std::vector<KeptFor>> kept_;
+  std::map<Pool, std::vector<KeptFor>> kept_;
   std::vector<std::map<std::string, int64_t>> use_;  // by queue; empty: not known yet
   std::map<std::pair<std::string, std::string>, std::vector<uint64_t>> entitled_;
 };

@@ -1,4 +1,4 @@
-// What a submission would get: each cell that the job may use is tried alone, by the real Decide
+// What a submission would get: each pool that the job may use is tried alone, by the real Decide
 // and what follows from it.
 #include <algorithm>
 #include <limits>
@@ -17,7 +17,7 @@ namespace muster {
 namespace {
 
 constexpr char kPreviewUid[] = "ffffffffffffffffffffffffffffffff";
-constexpr size_t kTried = 16;  // cells that are tried; the others of a long list are left out
+constexpr size_t kTried = 16;  // pools that are tried; the others of a long list are left out
 
 // The first task that wants devices, else the first.
 int FirstTask(const pb::JobSpec& spec) {
@@ -156,7 +156,7 @@ class Previewer {
   std::string TooLarge(int32_t cluster, const std::string& flavour,
                        const FieldProblem& problem) const {
     const int64_t demand_milli = task().workers().min() * task().resources().gpus_milli();
-    const std::map<int32_t, int64_t> capacity = CellCapacity(state_, flavour);
+    const std::map<int32_t, int64_t> capacity = PoolCapacity(state_, flavour);
     const auto has = capacity.find(cluster);
     const int64_t has_milli = has == capacity.end() ? 0 : has->second;
     if (demand_milli > has_milli)

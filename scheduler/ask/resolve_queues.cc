@@ -11,9 +11,9 @@
 namespace muster {
 namespace {
 
-using Cells = std::map<std::string, int64_t>;  // cluster -> thousandths
+using Pools = std::map<std::string, int64_t>;  // cluster -> thousandths
 
-// Splits the plain guarantees of one flavour over clusters. A queue's cells must cover what its
+// Splits the plain guarantees of one flavour over clusters. A queue's pools must cover what its
 // children name or need, so needs rise from the leaves first; then each queue, parents before
 // children, takes the rest of its plain number from what its siblings' needs leave, in the
 // clusters' file order. Queues aren't restricted to clusters, so this finds a split if there is
@@ -23,7 +23,7 @@ class GuaranteeSplitter {
   GuaranteeSplitter(const State& state, std::string flavour, std::vector<FieldProblem>* problems)
       : flavour_(std::move(flavour)), problems_(problems) {
     for (const ClusterRow& cluster : state.clusters()) order_.push_back(cluster.name);
-    for (const auto& [cluster, milli] : CellCapacity(state, flavour_)) {
+    for (const auto& [cluster, milli] : PoolCapacity(state, flavour_)) {
       capacity_[state.clusters()[cluster].name] = milli;
       total_milli_ += milli;
     }
@@ -44,10 +44,10 @@ class GuaranteeSplitter {
     return found == queue.quota().end() ? nullptr : &found->second;
   }
 
-  // What the queue needs in each cell whatever happens: its own numbers per cluster, else the sum
+  // What the queue needs in each pool whatever happens: its own numbers per cluster, else the sum
   // of its children's needs.
-  Cells Need(const pb::QueueSpec& queue) const {
-    Cells need;
+  Pools Need(const pb::QueueSpec& queue) const {
+    Pools need;
     const pb::Quota* quota = QuotaOf(queue);
     if (quota != nullptr && !quota->guarantee_per_cluster().empty()) {
       for (const auto& [cluster, milli] : quota->guarantee_per_cluster()) need[cluster] += milli;
@@ -59,9 +59,9 @@ class GuaranteeSplitter {
     return need;
   }
 
-  void SplitLevel(google::protobuf::RepeatedPtrField<pb::QueueSpec>* level, Cells available,
+  void SplitLevel(google::protobuf::RepeatedPtrField<pb::QueueSpec>* level, Pools available,
                   const std::string& path, const std::string& who_has) {
-    std::vector<Cells> needs;
+    std::vector<Pools> needs;
     for (const pb::QueueSpec& queue : *level) {
       needs.push_back(Need(queue));
       if (total_milli_ == 0) continue;  // said once, of each queue's own guarantee
@@ -80,14 +80,14 @@ class GuaranteeSplitter {
     }
     for (int i = 0; i < level->size(); ++i) {
       pb::QueueSpec& queue = *level->Mutable(i);
-      Cells cells = needs[i];
+      Pools pools = needs[i];
       const std::string here = absl::StrCat(path, "[", i, "]");
       if (auto found = queue.mutable_quota()->find(flavour_);
           found != queue.mutable_quota()->end() && found->second.guarantee_milli() > 0) {
         pb::Quota& quota = found->second;
         if (quota.guarantee_per_cluster().empty()) {
           int64_t rest = quota.guarantee_milli();
-          for (const auto& [cluster, milli] : cells) rest -= milli;
+          for (const auto& [cluster, milli] : pools) rest -= milli;
           if (rest < 0) {
             problems_->push_back({absl::StrCat(here, ".quota.", flavour_, ".guarantee"),
                                   absl::StrCat("is ", FormatMilli(quota.guarantee_milli()),
@@ -98,7 +98,7 @@ class GuaranteeSplitter {
             // Whole devices, so that no guarantee ends in a fraction that no gang can use.
             const int64_t take = std::min(rest, available[cluster] / 1000 * 1000);
             if (take <= 0) continue;
-            cells[cluster] += take;
+            pools[cluster] += take;
             available[cluster] -= take;
             rest -= take;
           }
@@ -110,7 +110,7 @@ class GuaranteeSplitter {
                      : absl::StrCat(FormatMilli(rest), " of ", FormatMilli(quota.guarantee_milli()),
                                     " ", flavour_, " are more than what ", who_has, " left")});
           }
-          for (const auto& [cluster, milli] : cells) {
+          for (const auto& [cluster, milli] : pools) {
             if (milli > 0) (*quota.mutable_guarantee_per_cluster())[cluster] = milli;
           }
         } else {
@@ -125,7 +125,7 @@ class GuaranteeSplitter {
           }
         }
       }
-      SplitLevel(queue.mutable_queues(), cells, here + ".queues",
+      SplitLevel(queue.mutable_queues(), pools, here + ".queues",
                  absl::StrCat("queue ", queue.name(), " has"));
     }
   }
@@ -133,7 +133,7 @@ class GuaranteeSplitter {
   const std::string flavour_;
   std::vector<FieldProblem>* const problems_;
   std::vector<std::string> order_;
-  Cells capacity_;
+  Pools capacity_;
   int64_t total_milli_ = 0;
 };
 
@@ -183,9 +183,9 @@ void Flatten(const google::protobuf::RepeatedPtrField<pb::QueueSpec>& level,
 
 int64_t WeightOf(const pb::Quota& quota) { return quota.has_weight() ? quota.weight() : 1; }
 
-// All of a quota that counts; a weight of 1 is what none means. `cells`: with the guarantee's split
+// All of a quota that counts; a weight of 1 is what none means. `pools`: with the guarantee's split
 // over clusters.
-std::string QuotaText(const pb::QueueSpec& queue, bool cells) {
+std::string QuotaText(const pb::QueueSpec& queue, bool pools) {
   std::string text;
   std::map<std::string, pb::Quota> sorted(queue.quota().begin(), queue.quota().end());
   for (const auto& [flavour, quota] : sorted) {
@@ -196,12 +196,12 @@ std::string QuotaText(const pb::QueueSpec& queue, bool cells) {
     if (WeightOf(quota) != 1) absl::StrAppend(&text, " weight ", WeightOf(quota));
     const std::map<std::string, int64_t> split(quota.guarantee_per_cluster().begin(),
                                                quota.guarantee_per_cluster().end());
-    if (cells && !split.empty()) {
+    if (pools && !split.empty()) {
       absl::StrAppend(&text, " (",
                       absl::StrJoin(split, ", ",
-                                    [](std::string* out, const auto& cell) {
-                                      absl::StrAppend(out, FormatMilli(cell.second), " in ",
-                                                      cell.first);
+                                    [](std::string* out, const auto& pool) {
+                                      absl::StrAppend(out, FormatMilli(pool.second), " in ",
+                                                      pool.first);
                                     }),
                       ")");
     }
@@ -248,10 +248,10 @@ std::vector<std::string> Changes(const pb::QueueTree& before, const pb::QueueTre
     if (old == old_queues.end()) {
       changes.push_back(absl::StrCat("+ ", path, ": ", QuotaText(queue, false)));
     } else if (QuotaText(old->second, true) != QuotaText(queue, true)) {
-      const bool cells = QuotaText(old->second, false) ==
+      const bool pools = QuotaText(old->second, false) ==
                          QuotaText(queue, false);  // else the split is what follows
-      changes.push_back(absl::StrCat("~ ", path, ": ", QuotaText(old->second, cells), " -> ",
-                                     QuotaText(queue, cells)));
+      changes.push_back(absl::StrCat("~ ", path, ": ", QuotaText(old->second, pools), " -> ",
+                                     QuotaText(queue, pools)));
     }
     if (old == old_queues.end()) continue;
     const std::string settings = SettingsText(old->second, queue);

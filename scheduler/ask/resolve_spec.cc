@@ -35,18 +35,18 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
   return workers;
 }
 
-struct Cell {
+struct Pool {
   std::string cluster, flavour;
   int64_t workers =
-      0;  // that fit into the empty cell, or into the largest of its domains that the task requires
+      0;  // that fit into the empty pool, or into the largest of its domains that the task requires
   bool open_ended = false;  // any host may join, and none has: nobody knows
 };
 
-bool Holds(const Cell& cell, const pb::TaskSpec& task) {
-  return cell.open_ended || cell.workers >= task.workers().min();
+bool Holds(const Pool& pool, const pb::TaskSpec& task) {
+  return pool.open_ended || pool.workers >= task.workers().min();
 }
 
-// The domain of the task's required level that a host is in; "": the whole cell is one. An island
+// The domain of the task's required level that a host is in; "": the whole pool is one. An island
 // is taken for its host: how devices are connected is known of hosts that have joined only.
 std::string DomainOf(pb::TopologyLevel required, const HostRow& host) {
   switch (required) {
@@ -88,12 +88,12 @@ std::vector<std::string> Admitted(const State& state, int32_t leaf, const pb::Ta
   return admitted;
 }
 
-// The cells that a task may use, with what they hold when empty. With `one_that_holds`: only the
+// The pools that a task may use, with what they hold when empty. With `one_that_holds`: only the
 // first that holds it, as far as was counted to know that; none if none does. Most submissions end
 // there, with the first host.
-std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
+std::vector<Pool> PoolsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
                           bool one_that_holds = false) {
-  std::vector<Cell> cells;
+  std::vector<Pool> pools;
   std::vector<std::string> flavours = {""};
   if (task.resources().gpus_milli() > 0) {
     flavours = Admitted(state, state.queues().Find(spec.queue()), task);
@@ -107,7 +107,7 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
                                               cluster.name) == spec.clusters().end())
       continue;
     for (const std::string& flavour : flavours) {
-      Cell cell{cluster.name, flavour};
+      Pool pool{cluster.name, flavour};
       bool any = false;
       pb::Inventory made;
       std::map<std::string, int64_t> domains;
@@ -119,17 +119,17 @@ std::vector<Cell> CellsOf(const State& state, const pb::JobSpec& spec, const pb:
         if (flavour.empty() || shape.flavour() == flavour) {
           int64_t& workers = domains[DomainOf(task.topology().required(), host)];
           workers += WorkersOn(task, shape);
-          cell.workers = std::max(cell.workers, workers);
+          pool.workers = std::max(pool.workers, workers);
         }
-        if (one_that_holds && Holds(cell, task)) return {cell};
+        if (one_that_holds && Holds(pool, task)) return {pool};
       }
-      cell.open_ended = cluster.spec.open() && !any;
-      if (one_that_holds && Holds(cell, task)) return {cell};
-      cells.push_back(cell);
+      pool.open_ended = cluster.spec.open() && !any;
+      if (one_that_holds && Holds(pool, task)) return {pool};
+      pools.push_back(pool);
     }
   }
-  if (one_that_holds) cells.clear();
-  return cells;
+  if (one_that_holds) pools.clear();
+  return pools;
 }
 
 std::string Amount(int resource, int64_t amount, const std::string& flavours) {
@@ -195,9 +195,9 @@ std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec,
 
 // The second line says what would be accepted.
 std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
-                     const std::vector<Cell>& cells) {
+                     const std::vector<Pool>& pools) {
   int64_t best = 0;
-  for (const Cell& cell : cells) best = std::max(best, cell.workers);
+  for (const Pool& pool : pools) best = std::max(best, pool.workers);
   if (best == 0) return TooLargeForAHost(state, spec, task);
   const bool gpus = task.resources().gpus_milli() > 0;
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();
@@ -210,11 +210,11 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
                    FormatMilli(each_milli * task.workers().min()), " ",
                    gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one ",
                    domain, "; ");
-  for (const Cell& cell : cells) {
+  for (const Pool& pool : pools) {
     absl::StrAppend(
-        &text, &cell == &cells[0] ? "" : ", ", cell.cluster,
-        cells.size() > 1 && !cell.flavour.empty() ? absl::StrCat(" (", cell.flavour, ")") : "",
-        " holds ", cell.workers, cell.workers == 1 ? " worker" : " workers",
+        &text, &pool == &pools[0] ? "" : ", ", pool.cluster,
+        pools.size() > 1 && !pool.flavour.empty() ? absl::StrCat(" (", pool.flavour, ")") : "",
+        " holds ", pool.workers, pool.workers == 1 ? " worker" : " workers",
         within ? absl::StrCat(" in one ", domain) : "");
   }
   absl::StrAppend(&text, "\nIt can start with  workers: ", best);
@@ -232,8 +232,8 @@ void CheckTogether(const State& state, Resolution* resolution) {
   if (spec.tasks_size() < 2) return;
   std::vector<std::set<std::string>> fits(spec.tasks_size());
   for (int t = 0; t < spec.tasks_size(); ++t) {
-    for (const Cell& cell : CellsOf(state, spec, spec.tasks(t))) {
-      if (Holds(cell, spec.tasks(t))) fits[t].insert(cell.cluster);
+    for (const Pool& pool : PoolsOf(state, spec, spec.tasks(t))) {
+      if (Holds(pool, spec.tasks(t))) fits[t].insert(pool.cluster);
     }
   }
   // Clusters that the job may use after its directory was made in `first`.
@@ -464,9 +464,9 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   bool only_size = limits_hold || resolution.never_fits, all_fit = true;
   for (int t = 0; t < resolution.resolved.tasks_size(); ++t) {
     const pb::TaskSpec& task = resolution.resolved.tasks(t);
-    if (!CellsOf(state, resolution.resolved, task, /*one_that_holds=*/true).empty()) continue;
-    const std::vector<Cell> cells = CellsOf(state, resolution.resolved, task);
-    if (cells.empty()) {
+    if (!PoolsOf(state, resolution.resolved, task, /*one_that_holds=*/true).empty()) continue;
+    const std::vector<Pool> pools = PoolsOf(state, resolution.resolved, task);
+    if (pools.empty()) {
       resolution.problems.push_back({"clusters", "no cluster is configured that it may use"});
       only_size = false;
       continue;
@@ -475,7 +475,7 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
     if (wait_for_capacity) continue;
     resolution.problems.push_back(
         {TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"),
-         TooLarge(state, resolution.resolved, task, cells)});
+         TooLarge(state, resolution.resolved, task, pools)});
     resolution.never_fits = true;
   }
   if (resolution.ok() && !wait_for_capacity) CheckTogether(state, &resolution);

@@ -45,9 +45,9 @@ std::string FirstWith(const State& state, const JobRow& job, const std::string& 
 
 std::vector<Top::Total> Totals(const State& state) {
   std::map<std::string, Top::Total> totals;
-  for (const auto& [cell, use] : UseByCell(state)) {
-    Top::Total& total = totals[cell.second];
-    total.set_flavour(cell.second);
+  for (const auto& [pool, use] : UseByPool(state)) {
+    Top::Total& total = totals[pool.second];
+    total.set_flavour(pool.second);
     total.set_declared(total.declared() || use.declared);
     total.set_total_milli(total.total_milli() + use.total_milli);
     total.set_used_milli(total.used_milli() + use.used_milli);
@@ -83,32 +83,32 @@ class Rows {
 
 }  // namespace
 
-std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state) {
-  std::map<std::pair<int32_t, std::string>, CellUse> cells;
+std::map<std::pair<int32_t, std::string>, PoolUse> UseByPool(const State& state) {
+  std::map<std::pair<int32_t, std::string>, PoolUse> pools;
   pb::Inventory made;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     const pb::Inventory& shape = ShapeOf(state, host, &made);
     if (shape.flavour().empty()) continue;
-    CellUse& cell = cells[{host.cluster, shape.flavour()}];
-    cell.declared = cell.declared || shape.declared();
+    PoolUse& pool = pools[{host.cluster, shape.flavour()}];
+    pool.declared = pool.declared || shape.declared();
     const bool up = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) && !host.drained &&
                     !state.clusters()[host.cluster].drained;
     for (int d = 0; d < shape.devices_size(); ++d) {
       const int64_t used_milli =
           d < static_cast<int>(host.device_used_milli.size()) ? host.device_used_milli[d] : 0;
-      cell.total_milli += 1000;
-      cell.used_milli += used_milli;
+      pool.total_milli += 1000;
+      pool.used_milli += used_milli;
       const bool out =
           host.quarantined() || std::any_of(host.quarantines.begin(), host.quarantines.end(),
                                             [&](const pb::Quarantine& row) {
                                               return row.device() == d && !row.withheld();
                                             });
-      if (out) cell.quarantined_milli += 1000 - used_milli;
-      if (!up || !shape.devices(d).healthy()) cell.down_milli += 1000 - used_milli;
+      if (out) pool.quarantined_milli += 1000 - used_milli;
+      if (!up || !shape.devices(d).healthy()) pool.down_milli += 1000 - used_milli;
     }
   }
-  return cells;
+  return pools;
 }
 
 Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request, int64_t now_ns,

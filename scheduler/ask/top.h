@@ -21,7 +21,7 @@ pb::TopResponse DescribeTop(const State& state, const Plan& plan, const pb::TopR
                             int64_t now_ns, const Sees& sees);
 
 // Devices' thousandths of one flavour in one cluster, of all hosts that are listed or were seen.
-struct CellUse {
+struct PoolUse {
   bool declared = false;
   int64_t total_milli = 0;
   int64_t used_milli = 0;
@@ -30,7 +30,7 @@ struct CellUse {
   int64_t quarantined_milli = 0;  // part of down_milli
 };
 // By cluster (index) and flavour.
-std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state);
+std::map<std::pair<int32_t, std::string>, PoolUse> UseByPool(const State& state);
 
 // The rows of a ledger, largest first. QUEUE: the State's own books. USER and JOB: from the
 // attempts that are kept, by the same rules (productive, less what was lost since the last
@@ -38,7 +38,7 @@ std::map<std::pair<int32_t, std::string>, CellUse> UseByCell(const State& state)
 std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedgerRequest::By by,
                                                 const Sees& sees);
 
-// Devices that are free in a cell while an entitled task waits there only because they aren't in
+// Devices that are free in a pool while an entitled task waits there only because they aren't in
 // its shape; and such tasks.
 struct Stranded {
   int64_t milli = 0;

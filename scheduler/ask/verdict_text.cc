@@ -87,7 +87,7 @@ std::string Held(const State& state, const JobRow& job) {
   return drains.empty() ? "its queue is held, or its clusters are drained" : drains;
 }
 
-// Enough devices are free in the cell, yet the gang doesn't fit: the resource that lacks beside
+// Enough devices are free in the pool, yet the gang doesn't fit: the resource that lacks beside
 // them, on the host that comes nearest.
 std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const pb::TaskSpec& spec = job.task_spec(task);
@@ -312,7 +312,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return Held(state, job);
     case pb::V_EXPORT:
       return AwaitedExport(state, job, task);
-    case pb::V_ENTITLED_CELL:
+    case pb::V_ENTITLED_POOL:
       return absl::StrCat("waits for its place, ", Where(verdict),
                           "; it goes elsewhere when that pays");
     case pb::V_REFUSED:
@@ -329,10 +329,10 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
 // It waits for devices that others hold.
 bool WaitsForOthers(pb::VerdictCode code) {
   return code == pb::V_CAPACITY || code == pb::V_SHARE || code == pb::V_LIMIT ||
-         code == pb::V_RECLAIMING || code == pb::V_PLACEMENT || code == pb::V_ENTITLED_CELL;
+         code == pb::V_RECLAIMING || code == pb::V_PLACEMENT || code == pb::V_ENTITLED_POOL;
 }
 
-// As many devices are free in the cell as the task wants, those that are kept for others among
+// As many devices are free in the pool as the task wants, those that are kept for others among
 // them: the plan counts only the rest.
 bool EnoughFree(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const pb::TaskSpec& spec = job.task_spec(task);
@@ -354,7 +354,7 @@ bool EnoughFree(const State& state, const JobRow& job, int32_t task, const pb::V
 // The verdict's code, held_by and missing_milli as they are told: a task that isn't entitled to
 // more may still find enough free, and then it waits for its shape, or for its turn.
 Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int32_t task,
-                    CellHolders* in, pb::Verdict* told) {
+                    PoolHolders* in, pb::Verdict* told) {
   Standing standing;
   const int32_t cluster = state.FindCluster(told->cluster());
   const bool enough = told->missing_milli() == 0 ||
@@ -411,7 +411,7 @@ std::string ShareLeftText(const JobRow& job, const std::vector<uint64_t>& ahead)
 }
 
 pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task,
-                            CellHolders* holders) {
+                            PoolHolders* holders) {
   pb::Verdict told;
   const Verdict* verdict = plan.verdicts.Find({job.number, task});
   if (verdict == nullptr) return told;
@@ -425,8 +425,8 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
   told.set_expected_start_ns(verdict->expected_start_ns);
   Standing standing;
   if (known && WaitsForOthers(verdict->code)) {
-    CellHolders mine(state);
-    CellHolders* in = holders != nullptr ? holders : &mine;
+    PoolHolders mine(state);
+    PoolHolders* in = holders != nullptr ? holders : &mine;
     for (const uint64_t number : in->Of(verdict->cluster, told.flavour())) {
       if (number != job.number && told.held_by_size() < kHoldersTold) told.add_held_by(number);
     }

@@ -270,7 +270,7 @@ TEST(Preview, OfAJobThatWaitsForHostsSaysNeverAndHoldsNobodyUp) {
   EXPECT_EQ(TaskOf(s.state, large).attempts.size(), 1u) << "the hosts came";
 }
 
-TEST(Preview, TellsWhereWhenAndFromWhomForEachCell) {
+TEST(Preview, TellsWhereWhenAndFromWhomForEachPool) {
   SystemBuilder s;
   s.Cluster("lab")
       .Hosts("lab", 2, 2, "gpu", "r1")

@@ -273,10 +273,10 @@ TEST(CpusBeside, ClaimsForOnesAreMeasuredTogether) {
 TEST(CpusBeside, AHostThatCannotBeReachedTakesNoCpusFromOthers) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 3, 8, "gpu", "", 16).Queue("gpus", 24).Queue("data");
-  JobBuilder gang("gpus");
-  gang.Gpus(8).Cpus(12).task()->set_when_unreachable(pb::WAIT);
-  const uint64_t one = Started(&system, gang);
-  Started(&system, gang);
+  JobBuilder slices("gpus");
+  slices.Gpus(8).Cpus(12).task()->set_when_unreachable(pb::WAIT);
+  const uint64_t one = Started(&system, slices);
+  Started(&system, slices);
   const uint64_t prep = Started(&system, Prep("data", 16));
   ASSERT_TRUE(Runs(system, prep));
   EXPECT_EQ(Go(&system).entitled_milli.at({"data", "cpu"}), 16'000);

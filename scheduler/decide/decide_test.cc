@@ -99,7 +99,7 @@ TEST(Decide, ShrinksTheBorrowerForAGuaranteedClaimAndGrowsItWhenTheClaimantLeave
   EXPECT_EQ(system.state.FindJob(claimant)->state, pb::SUCCEEDED);
   plan = Go(&system);
   EXPECT_EQ(ActsOf(plan), 0) << "grow_interval";
-  EXPECT_EQ(plan.next_look_ns, SystemBuilder::kStart + 7 * kSecond);
+  EXPECT_EQ(plan.next_wake_ns, SystemBuilder::kStart + 7 * kSecond);
   system.Step(7);
   plan = Go(&system);
   ASSERT_EQ(ActsOf(plan), 1);
@@ -509,7 +509,7 @@ TEST(Decide, WhatElseRunsOfAJobThatEndsByALossStopsInTheSamePlan) {
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_FAILED);
   EXPECT_EQ(TaskOf(system.state, job, 1).state, pb::TASK_STOPPING);
   EXPECT_EQ(TaskOf(system.state, job, 1).attempts.back().detail, "task first failed");
-  EXPECT_LE(plan.next_look_ns, system.state.now_ns()) << "what the job held up may start";
+  EXPECT_LE(plan.next_wake_ns, system.state.now_ns()) << "what the job held up may start";
 }
 
 TEST(Decide, LooksAgainAtOnceAfterAStopThatNobodyWillAnswer) {
@@ -526,7 +526,7 @@ TEST(Decide, LooksAgainAtOnceAfterAStopThatNobodyWillAnswer) {
   system.Cancel(job);
   const Plan plan = Go(&system);
   ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
-  EXPECT_LE(plan.next_look_ns, system.state.now_ns());
+  EXPECT_LE(plan.next_wake_ns, system.state.now_ns());
   Go(&system);
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_CANCELLED);
 }
@@ -607,7 +607,7 @@ TEST(Decide, StopsAtTheTimeLimitAndOnAHang) {
   StartAll(&system, limited);
   StartAll(&system, hangs);
   system.Step(25);
-  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + 30 * kSecond)
+  EXPECT_EQ(Go(&system).next_wake_ns, SystemBuilder::kStart + 30 * kSecond)
       << "the hang clock starts with the first line";
   pb::Event progress;
   *progress.mutable_progress_seen()->mutable_key() = KeyOf(*system.state.FindJob(hangs), 0, 1);
@@ -656,8 +656,8 @@ struct SilentTask {
       if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::HANG)
         return (system.now_ns - SystemBuilder::kStart) / kSecond;
     }
-    return plan.next_look_ns == INT64_MAX ? -1
-                                          : (plan.next_look_ns - SystemBuilder::kStart) / kSecond;
+    return plan.next_wake_ns == INT64_MAX ? -1
+                                          : (plan.next_wake_ns - SystemBuilder::kStart) / kSecond;
   }
 };
 
@@ -704,15 +704,15 @@ TEST(Decide, AHostThatDoesntPrepareAGangInTimeKeepsItNoLonger) {
   system.Do(Report(system.state, job, 0, 1, 0, pb::PREPARED));
   system.Do(Report(system.state, job, 0, 1, 2, pb::PREPARED));
   constexpr int64_t kAllowedS = kLaunchTimeoutNs / kSecond;
-  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + kLaunchTimeoutNs);
+  EXPECT_EQ(Go(&system).next_wake_ns, SystemBuilder::kStart + kLaunchTimeoutNs);
   // What can't be reached is waited for in its own way, and what can again has the whole time.
   system.Step(100);
   system.HostState("c", system.state.host(parts[1].host).name, pb::HOST_SILENT);
-  EXPECT_EQ(Go(&system).next_look_ns, INT64_MAX);
+  EXPECT_EQ(Go(&system).next_wake_ns, INT64_MAX);
   system.Step(kAllowedS + 1);
   EXPECT_EQ(ActsOf(Go(&system)), 0);
   system.HostState("c", system.state.host(parts[1].host).name, pb::HOST_UP);
-  EXPECT_EQ(Go(&system).next_look_ns, SystemBuilder::kStart + (2 * kAllowedS + 1) * kSecond);
+  EXPECT_EQ(Go(&system).next_wake_ns, SystemBuilder::kStart + (2 * kAllowedS + 1) * kSecond);
   system.Step(2 * kAllowedS);
   EXPECT_EQ(ActsOf(Go(&system)), 0);
   system.Step(2 * kAllowedS + 1);

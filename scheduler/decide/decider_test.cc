@@ -21,7 +21,7 @@ using testing::RandomEvents;
 using testing::SystemBuilder;
 
 std::string Text(const Plan& plan) {
-  std::string text = absl::StrCat("look at ", plan.next_look_ns, "\n");
+  std::string text = absl::StrCat("look at ", plan.next_wake_ns, "\n");
   for (const pb::Event& event : plan.events) text += event.DebugString();
   for (const Verdict& verdict : plan.verdicts) {
     absl::StrAppend(&text, verdict.task.job, ".", verdict.task.task, " ",
@@ -150,7 +150,7 @@ TEST(Decider, IsRightAboutAnyStateThatItIsGiven) {
 TEST(Decider, KeepsWhatHostsHaveFree) {
   SystemBuilder system;
   system.Cluster("c").Cluster("d").Hosts("c", 3, 2).Hosts("d", 2, 2).Queue("q");
-  const uint64_t gang = JobBuilder("q").Workers(3).Gpus(1).SubmitTo(&system);
+  const uint64_t slices = JobBuilder("q").Workers(3).Gpus(1).SubmitTo(&system);
   Decider kept;
   int step = 0;
   const auto go = [&](const char* after) {
@@ -170,7 +170,7 @@ TEST(Decider, KeepsWhatHostsHaveFree) {
     system.Do(event);
   };
   go("submission");
-  testing::StartAll(&system, gang);
+  testing::StartAll(&system, slices);
   JobBuilder("q").Workers(2).Gpus(2).SubmitTo(&system);
   go("a second gang");
   drain("d", true);
@@ -181,7 +181,7 @@ TEST(Decider, KeepsWhatHostsHaveFree) {
   go("drain of a host");
   drain("c/h01", false);
   go("its end");
-  testing::ReportAll(&system, gang, pb::GONE);
+  testing::ReportAll(&system, slices, pb::GONE);
   go("its stop");
   system.HostState("d", "h03", pb::HOST_SILENT);
   go("silence");

@@ -156,22 +156,22 @@ TEST(Defects, ABigHeadThatFindsNoPlaceBlocksNobody) {
 TEST(Defects, AGangIsStoppedWhole) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 2, 4).Queue("a", 4).Queue("b");
-  const uint64_t gang = JobBuilder("b").Workers(2).Gpus(4).SubmitTo(&system);
+  const uint64_t slices = JobBuilder("b").Workers(2).Gpus(4).SubmitTo(&system);
   Go(&system);
-  StartAll(&system, gang);
-  ASSERT_EQ(TaskOf(system.state, gang).current()->parts.size(), 2u);
+  StartAll(&system, slices);
+  ASSERT_EQ(TaskOf(system.state, slices).current()->parts.size(), 2u);
   system.Step(60);
   const uint64_t claimant = JobBuilder("a").Gpus(4).SubmitTo(&system);
   const Plan plan = Go(&system);
   ASSERT_EQ(StopsIn(plan), 1);
   EXPECT_EQ(plan.events[0].attempt_stopping().next_workers(), 0);
-  system.Do(testing::Report(system.state, gang, 0, 1, 0, pb::GONE, 0, true));
+  system.Do(testing::Report(system.state, slices, 0, 1, 0, pb::GONE, 0, true));
   Go(&system);
   EXPECT_EQ(WorkersOf(system, claimant), 0) << "free when the whole gang is gone";
-  system.Do(testing::Report(system.state, gang, 0, 1, 1, pb::GONE, 0, true));
+  system.Do(testing::Report(system.state, slices, 0, 1, 1, pb::GONE, 0, true));
   Go(&system);
   EXPECT_EQ(WorkersOf(system, claimant), 1);
-  EXPECT_EQ(WorkersOf(system, gang), 0);
+  EXPECT_EQ(WorkersOf(system, slices), 0);
 }
 
 TEST(Defects, NobodyIsStoppedForWhatWouldNotFitAfterwards) {

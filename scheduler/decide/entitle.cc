@@ -11,15 +11,15 @@ namespace {
 
 // Leaf order: priority, submission, id.
 bool Before(const Model& model, int32_t a, int32_t b) {
-  const Base &x = model.bases[a], &y = model.bases[b];
+  const Gang &x = model.gangs[a], &y = model.gangs[b];
   if (x.priority != y.priority) return x.priority > y.priority;
   return std::make_tuple(x.submit_ns, a) < std::make_tuple(y.submit_ns, b);
 }
 
-// The cell where it runs; -1 also if that isn't one of its list.
-int32_t BoundIn(const Base& base) {
-  return std::find(base.cells.begin(), base.cells.end(), base.bound_cell) != base.cells.end()
-             ? base.bound_cell
+// The pool where it runs; -1 also if that isn't one of its list.
+int32_t BoundIn(const Gang& gang) {
+  return std::find(gang.pools.begin(), gang.pools.end(), gang.bound_pool) != gang.pools.end()
+             ? gang.bound_pool
              : -1;
 }
 
@@ -42,12 +42,12 @@ QuotaTree ReadQuotas(const State& state, const Model& model) {
       if (row.has_limit_milli()) quota.limit_milli = row.limit_milli();
       if (row.has_weight()) quota.weight = std::clamp<int64_t>(row.weight(), 0, 1 << 20);
       if (row.guarantee_per_cluster().empty()) continue;
-      if (tree[n].cells.empty()) tree[n].cells.assign(model.cells.size(), kUnbounded);
-      for (size_t c = 0; c < model.cells.size(); ++c) {
-        if (model.cells[c].flavour != static_cast<int32_t>(f)) continue;
-        const auto cell =
-            row.guarantee_per_cluster().find(state.clusters()[model.cells[c].cluster].name);
-        tree[n].cells[c] = cell == row.guarantee_per_cluster().end() ? 0 : cell->second;
+      if (tree[n].pools.empty()) tree[n].pools.assign(model.pools.size(), kUnbounded);
+      for (size_t c = 0; c < model.pools.size(); ++c) {
+        if (model.pools[c].flavour != static_cast<int32_t>(f)) continue;
+        const auto pool =
+            row.guarantee_per_cluster().find(state.clusters()[model.pools[c].cluster].name);
+        tree[n].pools[c] = pool == row.guarantee_per_cluster().end() ? 0 : pool->second;
       }
     }
   }
@@ -63,7 +63,7 @@ int32_t Entitlement::EndOf(const Leaf& leaf) {
 void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   quotas_ = std::move(quotas);
   flavours_ = static_cast<int32_t>(model.flavours.size());
-  cells_ = static_cast<int32_t>(model.cells.size());
+  pools_ = static_cast<int32_t>(model.pools.size());
   quota_.clear();
   for (const QuotaNode& node : quotas_)
     quota_.insert(quota_.end(), node.flavours.begin(), node.flavours.end());
@@ -71,19 +71,19 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   branches_.clear();
   branches_of_.assign(quotas_.size(), {});
   winners_.clear();
-  cell_at_.assign(quotas_.size(), -1);
-  cell_guarantee_.clear();
+  pool_at_.assign(quotas_.size(), -1);
+  pool_guarantee_.clear();
   for (size_t n = 0; n < quotas_.size(); ++n) {
-    if (quotas_[n].cells.empty()) continue;
-    cell_at_[n] = static_cast<int32_t>(cell_guarantee_.size());
-    cell_guarantee_.insert(cell_guarantee_.end(), quotas_[n].cells.begin(), quotas_[n].cells.end());
+    if (quotas_[n].pools.empty()) continue;
+    pool_at_[n] = static_cast<int32_t>(pool_guarantee_.size());
+    pool_guarantee_.insert(pool_guarantee_.end(), quotas_[n].pools.begin(), quotas_[n].pools.end());
   }
-  cpu_cell_.clear();
-  for (const Cell& cell : model.cells)
-    cpu_cell_.push_back(model.CpusBeside(static_cast<int32_t>(&cell - model.cells.data())));
-  defers_ = std::any_of(cpu_cell_.begin(), cpu_cell_.end(), [](int32_t cell) { return cell >= 0; });
+  cpu_pool_.clear();
+  for (const Pool& pool : model.pools)
+    cpu_pool_.push_back(model.CpusBeside(static_cast<int32_t>(&pool - model.pools.data())));
+  defers_ = std::any_of(cpu_pool_.begin(), cpu_pool_.end(), [](int32_t pool) { return pool >= 0; });
   need_.clear();
-  cell_need_.clear();
+  pool_need_.clear();
   dirty_.clear();
   changed_.clear();
   turns_.clear();
@@ -92,9 +92,9 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   nests_ = Nests(model);
   promised_.assign(quotas_.size(), {});
   AddBranch(0, -1, 0, false);
-  for (size_t b = 0; b < model.bases.size(); ++b) {
-    if (model.bases[b].leaf >= 0 && !model.bases[b].cells.empty())
-      leaves_[model.bases[b].leaf].members.push_back(static_cast<int32_t>(b));
+  for (size_t b = 0; b < model.gangs.size(); ++b) {
+    if (model.gangs[b].leaf >= 0 && !model.gangs[b].pools.empty())
+      leaves_[model.gangs[b].leaf].members.push_back(static_cast<int32_t>(b));
   }
   for (Leaf& leaf : leaves_) {
     std::sort(leaf.members.begin(), leaf.members.end(),
@@ -102,31 +102,31 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   }
 }
 
-void Entitlement::Remove(const Model& model, int32_t base) {
-  const Base& row = model.bases[base];
-  if (row.leaf < 0 || row.cells.empty()) return;
+void Entitlement::Remove(const Model& model, int32_t gang) {
+  const Gang& row = model.gangs[gang];
+  if (row.leaf < 0 || row.pools.empty()) return;
   Leaf& leaf = leaves_[row.leaf];
-  const auto at = std::lower_bound(leaf.members.begin(), leaf.members.end(), base,
+  const auto at = std::lower_bound(leaf.members.begin(), leaf.members.end(), gang,
                                    [&](int32_t a, int32_t b) { return Before(model, a, b); });
-  MUSTER_CHECK(at != leaf.members.end() && *at == base);
+  MUSTER_CHECK(at != leaf.members.end() && *at == gang);
   leaf.members.erase(at);
   leaf.stale = true;
 }
 
-void Entitlement::Add(const Model& model, int32_t base) {
-  const Base& row = model.bases[base];
-  if (row.leaf < 0 || row.cells.empty()) return;
+void Entitlement::Add(const Model& model, int32_t gang) {
+  const Gang& row = model.gangs[gang];
+  if (row.leaf < 0 || row.pools.empty()) return;
   Leaf& leaf = leaves_[row.leaf];
-  leaf.members.insert(std::lower_bound(leaf.members.begin(), leaf.members.end(), base,
+  leaf.members.insert(std::lower_bound(leaf.members.begin(), leaf.members.end(), gang,
                                        [&](int32_t a, int32_t b) { return Before(model, a, b); }),
-                      base);
+                      gang);
   leaf.stale = true;
 }
 
-void Entitlement::Rebind(const Model& model, int32_t base) {
-  const Base& row = model.bases[base];
-  if (row.leaf < 0 || row.cells.empty() || leaves_[row.leaf].stale) return;
-  Unit& unit = leaves_[row.leaf].units[unit_at_[base]];
+void Entitlement::Rebind(const Model& model, int32_t gang) {
+  const Gang& row = model.gangs[gang];
+  if (row.leaf < 0 || row.pools.empty() || leaves_[row.leaf].stale) return;
+  Unit& unit = leaves_[row.leaf].units[unit_at_[gang]];
   unit.bound = BoundIn(row);
   // Of the guaranteed part a binding only changes the charge of a unit that is in it.
   const bool stays = !unit.alone.taken || unit.bound == unit.alone.charge ||
@@ -136,17 +136,17 @@ void Entitlement::Rebind(const Model& model, int32_t base) {
 
 void Entitlement::Renumber(const std::vector<int32_t>& to) {
   for (Leaf& leaf : leaves_) {
-    for (int32_t& base : leaf.members) base = to[base];
-    for (Unit& unit : leaf.units) unit.base = to[unit.base];
+    for (int32_t& gang : leaf.members) gang = to[gang];
+    for (Unit& unit : leaf.units) unit.gang = to[unit.gang];
     for (Step& step : leaf.alone) {
-      step.base = to[step.base];
-      step.most.base = to[step.most.base];
+      step.gang = to[step.gang];
+      step.most.gang = to[step.most.gang];
     }
   }
   for (Promised& promised : promised_) {
-    for (Promised::One& one : promised.steps) one.most.base = to[one.most.base];
+    for (Promised::One& one : promised.steps) one.most.gang = to[one.most.gang];
   }
-  for (Turn& turn : turns_) turn.base = to[turn.base];
+  for (Turn& turn : turns_) turn.gang = to[turn.gang];
   for (size_t b = 0; b < unit_at_.size(); ++b) {
     if (to[b] >= 0) unit_at_[to[b]] = unit_at_[b];
   }
@@ -157,49 +157,49 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
   leaf->fresh = true;
   leaf->merged = false;
   leaf->units.clear();
-  leaf->cells.clear();
+  leaf->pools.clear();
   leaf->growing.clear();
   leaf->least_milli = kUnbounded;
   leaf->counts_cpus = leaf->wants_cpus = false;
   for (const int32_t b : leaf->members) {
-    const Base& base = model.bases[b];
+    const Gang& gang = model.gangs[b];
     const int32_t index = static_cast<int32_t>(leaf->units.size());
     Unit& unit = leaf->units.emplace_back();
-    unit.base = b;
+    unit.gang = b;
     unit_at_[b] = index;
-    unit.told = {base.entitled, base.guaranteed, base.charged_as_bound, base.charge, base.growth};
-    unit.demand_milli = base.worker_milli * base.min_workers;
-    unit.worker_milli = base.worker_milli;
-    unit.cpus_milli = base.worker_cpus_milli * base.min_workers;
-    unit.worker_cpus_milli = base.worker_cpus_milli;
-    unit.host_cpus_milli = base.host_cpus_milli * base.min_workers;
-    unit.worker_host_cpus_milli = base.host_cpus_milli;
+    unit.told = {gang.entitled, gang.guaranteed, gang.charged_as_bound, gang.charge, gang.growth};
+    unit.demand_milli = gang.worker_milli * gang.min_workers;
+    unit.worker_milli = gang.worker_milli;
+    unit.cpus_milli = gang.worker_cpus_milli * gang.min_workers;
+    unit.worker_cpus_milli = gang.worker_cpus_milli;
+    unit.host_cpus_milli = gang.host_cpus_milli * gang.min_workers;
+    unit.worker_host_cpus_milli = gang.host_cpus_milli;
     leaf->wants_cpus = leaf->wants_cpus ||
-                       std::any_of(base.cells.begin(), base.cells.end(),
-                                   [&](int32_t c) { return model.cells[c].flavour == model.cpu; });
-    leaf->counts_cpus = leaf->counts_cpus || base.worker_cpus_milli > 0;
-    unit.submit_ns = base.submit_ns;
-    unit.extra = base.max_workers - base.min_workers;
-    unit.bound = BoundIn(base);
-    unit.cells_at = static_cast<int32_t>(leaf->cells.size());
-    unit.cells = static_cast<int32_t>(base.cells.size());
-    leaf->cells.insert(leaf->cells.end(), base.cells.begin(), base.cells.end());
-    for (size_t i = 0; i < base.cells.size(); ++i) {
-      if (!base.opened[i]) continue;
-      leaf->cells.push_back(base.cells[i]);
+                       std::any_of(gang.pools.begin(), gang.pools.end(),
+                                   [&](int32_t c) { return model.pools[c].flavour == model.cpu; });
+    leaf->counts_cpus = leaf->counts_cpus || gang.worker_cpus_milli > 0;
+    unit.submit_ns = gang.submit_ns;
+    unit.extra = gang.max_workers - gang.min_workers;
+    unit.bound = BoundIn(gang);
+    unit.pools_at = static_cast<int32_t>(leaf->pools.size());
+    unit.pools = static_cast<int32_t>(gang.pools.size());
+    leaf->pools.insert(leaf->pools.end(), gang.pools.begin(), gang.pools.end());
+    for (size_t i = 0; i < gang.pools.size(); ++i) {
+      if (!gang.opened[i]) continue;
+      leaf->pools.push_back(gang.pools[i]);
       ++unit.opened;
     }
-    if (base.binds_others)
-      leaf->cells.resize(static_cast<size_t>(unit.cells_at) +
-                         2 * base.cells.size());  // more may open in the run
+    if (gang.binds_others)
+      leaf->pools.resize(static_cast<size_t>(unit.pools_at) +
+                         2 * gang.pools.size());  // more may open in the run
     if (unit.extra > 0) {
       unit.growth_at = static_cast<int32_t>(leaf->growing.size());
       leaf->growing.push_back(index);
     }
     // Tasks of a job stand side by side: they have its priority and its time of submission.
-    if (base.binds_others) {
+    if (gang.binds_others) {
       const bool same = index > 0 && leaf->units[index - 1].group >= 0 &&
-                        model.bases[leaf->units[index - 1].base].ref.job == base.ref.job;
+                        model.gangs[leaf->units[index - 1].gang].ref.job == gang.ref.job;
       unit.group = same ? leaf->units[index - 1].group : index;
     }
     leaf->least_milli =
@@ -222,9 +222,9 @@ int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool
   if (!branch.leaf) {
     branch.need_at = static_cast<int32_t>(need_.size());
     need_.resize(need_.size() + static_cast<size_t>(flavours_), 0);
-    if (guaranteed && cell_at_[node] >= 0) {
-      branch.cell_need_at = static_cast<int32_t>(cell_need_.size());
-      cell_need_.resize(cell_need_.size() + static_cast<size_t>(cells_), 0);
+    if (guaranteed && pool_at_[node] >= 0) {
+      branch.pool_need_at = static_cast<int32_t>(pool_need_.size());
+      pool_need_.resize(pool_need_.size() + static_cast<size_t>(pools_), 0);
     }
   }
   branches_of_[node].push_back(id);
@@ -238,7 +238,7 @@ int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool
 
 void Entitlement::StartRun(const Model& model) {
   m_ = &model;
-  unit_at_.resize(model.bases.size(), -1);
+  unit_at_.resize(model.gangs.size(), -1);
   for (size_t n = 0; n < leaves_.size(); ++n) {
     Leaf& leaf = leaves_[n];
     leaf.fresh = false;
@@ -271,9 +271,9 @@ void Entitlement::StartRun(const Model& model) {
   latest_.assign(quotas_.size(), {});
   phase_ = 0;
   StartBranches();
-  room_.resize(model.cells.size());
-  for (size_t c = 0; c < model.cells.size(); ++c) room_[c] = model.cells[c].capacity_milli;
-  beside_.assign(model.cells.size(), 0);
+  room_.resize(model.pools.size());
+  for (size_t c = 0; c < model.pools.size(); ++c) room_[c] = model.pools[c].capacity_milli;
+  beside_.assign(model.pools.size(), 0);
   used_.assign(quotas_.size() * model.flavours.size(), 0);
   under_limit_.resize(used_.size());
   under_guarantee_.resize(used_.size());
@@ -283,13 +283,13 @@ void Entitlement::StartRun(const Model& model) {
       under_guarantee_[n * flavours_ + f] = quota_[n * flavours_ + f].guarantee_milli;
     }
   }
-  // The root's allowance is what there is. Of devices the cells' room says so already, of CPUs
+  // The root's allowance is what there is. Of devices the pools' room says so already, of CPUs
   // where nothing else takes them.
   const bool counts_cpus = std::any_of(leaves_.begin(), leaves_.end(),
                                        [](const Leaf& leaf) { return leaf.counts_cpus; });
   if (counts_cpus)
     under_limit_[model.cpu] = std::min(under_limit_[model.cpu], model.flavour_milli[model.cpu]);
-  under_cell_ = cell_guarantee_;
+  under_pool_ = pool_guarantee_;
   if (ahead_) ChargeAlone();
 }
 
@@ -298,7 +298,7 @@ void Entitlement::StartBranches() {
   for (Branch& branch : branches_) {
     branch.open = branch.dirty = false;
     branch.pass[0].built = branch.pass[1].built = false;
-    branch.best = branch.unit = branch.cell = branch.listed_at = -1;
+    branch.best = branch.unit = branch.pool = branch.listed_at = -1;
     const bool over = branch.leaf && ((branch.within && ahead_) ||
                                       (phase_ == 1 && !leaves_[branch.node].wants_cpus));
     branch.position = over ? EndOf(leaves_[branch.node]) : 0;
@@ -306,10 +306,10 @@ void Entitlement::StartBranches() {
   }
   std::fill(keys_.begin(), keys_.end(), Key());
   std::fill(need_.begin(), need_.end(), 0);
-  std::fill(cell_need_.begin(), cell_need_.end(), 0);
-  listed_.resize(static_cast<size_t>(cells_));
+  std::fill(pool_need_.begin(), pool_need_.end(), 0);
+  listed_.resize(static_cast<size_t>(pools_));
   for (std::vector<int32_t>& list : listed_) list.clear();
-  listed_need_.assign(static_cast<size_t>(cells_), 0);
+  listed_need_.assign(static_cast<size_t>(pools_), 0);
 }
 
 // As the run begins.
@@ -320,12 +320,12 @@ void Entitlement::StartUnit(Unit* unit) const {
   unit->group_cluster = ahead_ ? unit->group_cluster : -1;
 }
 
-// What the queues of the branch's path may still take, and the cell has, holds the demand. CPUs
+// What the queues of the branch's path may still take, and the pool has, holds the demand. CPUs
 // beside devices are held against the limits of the queues that list cpu, and against guarantees
 // where some were promised.
-bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const {
-  if (RoomFor(branches_[b], cell) < demand_milli) return false;
-  const int32_t f = m_->cells[cell].flavour;
+bool Entitlement::Fits(int32_t b, int32_t pool, int64_t demand_milli, int64_t cpus_milli) const {
+  if (RoomFor(branches_[b], pool) < demand_milli) return false;
+  const int32_t f = m_->pools[pool].flavour;
   if (under_limit_[m_->cpu] < (f == m_->cpu ? demand_milli : cpus_milli))
     return false;  // the root's
   for (; b > 0; b = branches_[b].parent) {
@@ -335,15 +335,15 @@ bool Entitlement::Fits(int32_t b, int32_t cell, int64_t demand_milli, int64_t cp
     if (cpus_milli > 0 && Allowed(branch, m_->cpu) < cpus_milli) return false;
     if (!branch.guaranteed) continue;
     if (under_guarantee_[at] < demand_milli) return false;
-    if (cell_at_[branch.node] >= 0 && under_cell_[cell_at_[branch.node] + cell] < demand_milli)
+    if (pool_at_[branch.node] >= 0 && under_pool_[pool_at_[branch.node] + pool] < demand_milli)
       return false;
   }
   return true;
 }
 
-int64_t Entitlement::RoomFor(const Branch& branch, int32_t cell) const {
-  if (!defers_ || branch.promised || m_->cells[cell].flavour != m_->cpu) return room_[cell];
-  return phase_ == 0 ? 0 : room_[cell] - beside_[cell];
+int64_t Entitlement::RoomFor(const Branch& branch, int32_t pool) const {
+  if (!defers_ || branch.promised || m_->pools[pool].flavour != m_->cpu) return room_[pool];
+  return phase_ == 0 ? 0 : room_[pool] - beside_[pool];
 }
 
 int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
@@ -355,10 +355,10 @@ int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
 
 // Tasks of a job share a directory: once one of them is charged to a cluster, the others go where
 // its storage is reached.
-bool Entitlement::GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const {
+bool Entitlement::GroupAllows(const Leaf& leaf, const Unit& unit, int32_t pool) const {
   if (unit.group < 0) return true;
   const int32_t cluster = leaf.units[unit.group].group_cluster;
-  return cluster < 0 || m_->Reaches(cluster, m_->cells[cell].cluster);
+  return cluster < 0 || m_->Reaches(cluster, m_->pools[pool].cluster);
 }
 
 // Binds a job's tasks to what reaches the cluster, as placing the first one will: of what is left
@@ -371,16 +371,16 @@ void Entitlement::BindGroup(int32_t node, int32_t first, int32_t cluster) {
        ++u) {
     Unit& unit = leaf.units[u];
     if (unit.part.taken) continue;
-    const Base& base = m_->bases[unit.base];
+    const Gang& gang = m_->gangs[unit.gang];
     int32_t open = -1;  // that cluster
     unit.opened = 0;
-    for (size_t i = 0; i < base.cells.size(); ++i) {
-      const Cell& cell = m_->cells[base.cells[i]];
-      if (!m_->Reaches(cluster, cell.cluster)) continue;
-      const bool holds = cell.known_milli >= unit.demand_milli;
-      if (open < 0 && holds) open = cell.cluster;
-      if (base.opened[i] || (holds && cell.cluster == open))
-        leaf.cells[unit.cells_at + unit.cells + unit.opened++] = base.cells[i];
+    for (size_t i = 0; i < gang.pools.size(); ++i) {
+      const Pool& pool = m_->pools[gang.pools[i]];
+      if (!m_->Reaches(cluster, pool.cluster)) continue;
+      const bool holds = pool.known_milli >= unit.demand_milli;
+      if (open < 0 && holds) open = pool.cluster;
+      if (gang.opened[i] || (holds && pool.cluster == open))
+        leaf.pools[unit.pools_at + unit.pools + unit.opened++] = gang.pools[i];
     }
     for (const int32_t b : branches_of_[node]) {
       if (branches_[b].position < static_cast<int32_t>(u)) continue;
@@ -397,35 +397,35 @@ bool Entitlement::Less(const Key& a, const Key& b) {
   if (left != right) return left < right;
   if (a.history != b.history) return a.history < b.history;
   if (a.submit_ns != b.submit_ns) return a.submit_ns < b.submit_ns;
-  if (a.base != b.base) return a.base < b.base;
+  if (a.gang != b.gang) return a.gang < b.gang;
   return a.growth < b.growth;
 }
 
 void Entitlement::Unlist(int32_t b) {
   Branch& branch = branches_[b];
   if (branch.listed_at < 0) return;
-  std::vector<int32_t>& list = listed_[branch.cell];
+  std::vector<int32_t>& list = listed_[branch.pool];
   branches_[list.back()].listed_at = branch.listed_at;
   list[branch.listed_at] = list.back();
   list.pop_back();
   branch.listed_at = -1;
 }
 
-void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t cell) {
+void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t pool) {
   Branch& branch = branches_[b];
   const Unit& unit = leaves_[branch.node].units[u];
   const int64_t demand_milli = growth ? unit.worker_milli : unit.demand_milli;
-  const int32_t f = m_->cells[cell].flavour;
+  const int32_t f = m_->pools[pool].flavour;
   branch.unit = u;
   branch.growth = growth;
-  branch.cell = cell;
+  branch.pool = pool;
   branch.flavour = f;
   branch.demand_milli = demand_milli;
   branch.cpus_milli = growth ? unit.worker_cpus_milli : unit.cpus_milli;
   branch.best = b;
-  branch.listed_at = static_cast<int32_t>(listed_[cell].size());
-  listed_[cell].push_back(b);
-  listed_need_[cell] = std::max(listed_need_[cell], demand_milli);
+  branch.listed_at = static_cast<int32_t>(listed_[pool].size());
+  listed_[pool].push_back(b);
+  listed_need_[pool] = std::max(listed_need_[pool], demand_milli);
   for (int32_t up = branch.parent; up >= 0; up = branches_[up].parent) {
     int64_t& need = need_[branches_[up].need_at + f];
     need = std::max(need, demand_milli);
@@ -433,9 +433,9 @@ void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t cell) 
       int64_t& cpus_need = need_[branches_[up].need_at + m_->cpu];
       cpus_need = std::max(cpus_need, branch.cpus_milli);
     }
-    if (branches_[up].cell_need_at < 0) continue;
-    int64_t& cell_need = cell_need_[branches_[up].cell_need_at + cell];
-    cell_need = std::max(cell_need, demand_milli);
+    if (branches_[up].pool_need_at < 0) continue;
+    int64_t& pool_need = pool_need_[branches_[up].pool_need_at + pool];
+    pool_need = std::max(pool_need, demand_milli);
   }
 }
 
@@ -451,11 +451,11 @@ void Entitlement::Advance(int32_t b) {
       most = std::max(most, under_guarantee_[static_cast<size_t>(branch.node) * flavours_ + f]);
     if (most < leaf.least_milli) return;
   }
-  const int32_t bases = static_cast<int32_t>(leaf.units.size());
-  const int32_t end = bases + static_cast<int32_t>(leaf.growing.size());
+  const int32_t gangs = static_cast<int32_t>(leaf.units.size());
+  const int32_t end = gangs + static_cast<int32_t>(leaf.growing.size());
   for (; branch.position < end; ++branch.position, branch.choice = 0) {
-    if (branch.position >= bases) {
-      const int32_t u = leaf.growing[branch.position - bases];
+    if (branch.position >= gangs) {
+      const int32_t u = leaf.growing[branch.position - gangs];
       const Unit& unit = leaf.units[u];
       if (unit.part.taken && unit.part.growth < unit.extra &&
           Fits(b, unit.part.charge, unit.worker_milli, unit.worker_cpus_milli)) {
@@ -464,18 +464,18 @@ void Entitlement::Advance(int32_t b) {
       continue;
     }
     constexpr int32_t kAhead = 8;
-    if (branch.position + kAhead < bases && leaf.taken[branch.position + kAhead] == 0)
+    if (branch.position + kAhead < gangs && leaf.taken[branch.position + kAhead] == 0)
       __builtin_prefetch(&leaf.units[branch.position + kAhead]);
     if (leaf.taken[branch.position] != 0) continue;
     const Unit& unit = leaf.units[branch.position];
-    // Within the leaf's guarantee every cell of its list counts, else only those opened so far
+    // Within the leaf's guarantee every pool of its list counts, else only those opened so far
     // (§4).
-    const int32_t at = branch.guaranteed ? unit.cells_at : unit.cells_at + unit.cells;
-    const int32_t count = branch.guaranteed ? unit.cells : unit.opened;
+    const int32_t at = branch.guaranteed ? unit.pools_at : unit.pools_at + unit.pools;
+    const int32_t count = branch.guaranteed ? unit.pools : unit.opened;
     for (; branch.choice < count; ++branch.choice) {
-      const int32_t cell = leaf.cells[at + branch.choice];
-      if (Fits(b, cell, unit.demand_milli, unit.cpus_milli) && GroupAllows(leaf, unit, cell)) {
-        return SetCandidate(b, branch.position, false, cell);
+      const int32_t pool = leaf.pools[at + branch.choice];
+      if (Fits(b, pool, unit.demand_milli, unit.cpus_milli) && GroupAllows(leaf, unit, pool)) {
+        return SetCandidate(b, branch.position, false, pool);
       }
     }
   }
@@ -559,7 +559,7 @@ void Entitlement::SetKey(int32_t b) {
   const Unit& unit = leaves_[best.node].units[best.unit];
   key.history = m_->history[branch.node];
   key.submit_ns = unit.submit_ns;
-  key.base = unit.base;
+  key.gang = unit.gang;
   key.growth = best.growth;
   key.rank = 0;
   key.numerator = 0;
@@ -609,18 +609,18 @@ void Entitlement::Mark(int32_t b) {
   dirty_[branch.depth].push_back(b);
 }
 
-// Candidates that the cell has no room for any more.
-void Entitlement::CheckCell(int32_t cell) {
-  if (listed_need_[cell] <= room_[cell] - beside_[cell]) return;
+// Candidates that the pool has no room for any more.
+void Entitlement::CheckPool(int32_t pool) {
+  if (listed_need_[pool] <= room_[pool] - beside_[pool]) return;
   int64_t need = 0;
-  for (const int32_t b : listed_[cell]) {
-    if (branches_[b].demand_milli > RoomFor(branches_[b], cell)) {
+  for (const int32_t b : listed_[pool]) {
+    if (branches_[b].demand_milli > RoomFor(branches_[b], pool)) {
       Mark(b);
     } else {
       need = std::max(need, branches_[b].demand_milli);
     }
   }
-  listed_need_[cell] = need;
+  listed_need_[pool] = need;
 }
 
 // Candidates below the branch that its queue may not take any more; returns the largest demand of
@@ -650,16 +650,16 @@ int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli
   return need_[branches_[b].need_at + flavour] = most;
 }
 
-// The same for the queue's guarantee in the cell.
-int64_t Entitlement::CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_milli) {
+// The same for the queue's guarantee in the pool.
+int64_t Entitlement::CheckPoolNeed(int32_t b, int32_t pool, int64_t allowed_milli) {
   int64_t most = 0;
   for (const Pass& pass : branches_[b].pass) {
     if (!pass.built) continue;
     for (int32_t child = pass.first; child < pass.first + pass.count; ++child) {
       const Branch& branch = branches_[child];
       if (!branch.leaf) {
-        most = std::max(most, CheckCellNeed(child, cell, allowed_milli));
-      } else if (branch.best >= 0 && branch.cell == cell) {
+        most = std::max(most, CheckPoolNeed(child, pool, allowed_milli));
+      } else if (branch.best >= 0 && branch.pool == pool) {
         if (branch.demand_milli > allowed_milli) {
           Mark(child);
         } else {
@@ -668,7 +668,7 @@ int64_t Entitlement::CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_mill
       }
     }
   }
-  if (branches_[b].cell_need_at >= 0) cell_need_[branches_[b].cell_need_at + cell] = most;
+  if (branches_[b].pool_need_at >= 0) pool_need_[branches_[b].pool_need_at + pool] = most;
   return most;
 }
 
@@ -683,15 +683,15 @@ void Entitlement::Accept(int32_t order) {
   const int32_t b = branches_[0].best;
   const int64_t demand_milli = branches_[b].demand_milli, cpus_milli = branches_[b].cpus_milli;
   const bool growth = branches_[b].growth;
-  int32_t cell = branches_[b].cell;
+  int32_t pool = branches_[b].pool;
   const int32_t node = branches_[b].node;
   Leaf& leaf = leaves_[node];
   Unit& unit = leaf.units[branches_[b].unit];
-  if (!growth && unit.bound >= 0 && unit.bound != cell &&
+  if (!growth && unit.bound >= 0 && unit.bound != pool &&
       Fits(b, unit.bound, demand_milli, cpus_milli) && GroupAllows(leaf, unit, unit.bound)) {
-    cell = unit.bound;
+    pool = unit.bound;
   }
-  const int32_t f = m_->cells[cell].flavour;
+  const int32_t f = m_->pools[pool].flavour;
   if (ahead_) {
     changed_.emplace_back(node, branches_[b].unit);
     KeepTurn(b, growth ? nullptr : &unit);
@@ -702,11 +702,11 @@ void Entitlement::Accept(int32_t order) {
     unit.part.taken = true;
     leaf.taken[branches_[b].unit] = 1;
     unit.part.guaranteed = branches_[b].guaranteed;
-    unit.part.charged_as_bound = cell != branches_[b].cell;
-    unit.part.charge = cell;
+    unit.part.charged_as_bound = pool != branches_[b].pool;
+    unit.part.charge = pool;
     unit.order = order;
     if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0)
-      BindGroup(node, unit.group, m_->cells[cell].cluster);
+      BindGroup(node, unit.group, m_->pools[pool].cluster);
     if (unit.growth_at >= 0) {  // its growth may stand before the cursors
       const int32_t position = static_cast<int32_t>(leaf.units.size()) + unit.growth_at;
       for (const int32_t other : branches_of_[node]) {
@@ -717,18 +717,18 @@ void Entitlement::Accept(int32_t order) {
       }
     }
   }
-  room_[cell] -= demand_milli;
-  MUSTER_CHECK(room_[cell] >= 0);
-  CheckCell(cell);
-  if (const int32_t cpus = cpu_cell_[cell]; cpus >= 0) {
+  room_[pool] -= demand_milli;
+  MUSTER_CHECK(room_[pool] >= 0);
+  CheckPool(pool);
+  if (const int32_t cpus = cpu_pool_[pool]; cpus >= 0) {
     beside_[cpus] += growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
-    CheckCell(cpus);
+    CheckPool(cpus);
   }
   for (int32_t n = node; n >= 0; n = quotas_[n].parent) {
     Charge(n, f, demand_milli);
     if (cpus_milli > 0) Charge(n, m_->cpu, cpus_milli);
-    const int32_t cell_at = cell_at_[n];
-    if (cell_at >= 0) under_cell_[cell_at + cell] -= demand_milli;
+    const int32_t pool_at = pool_at_[n];
+    if (pool_at >= 0) under_pool_[pool_at + pool] -= demand_milli;
     for (const int32_t other : branches_of_[n]) {
       const Branch& branch = branches_[other];
       if (!branch.open) continue;
@@ -742,9 +742,9 @@ void Entitlement::Accept(int32_t order) {
         if (need_[branch.need_at + m_->cpu] > allowed_milli)
           CheckNeed(other, m_->cpu, allowed_milli);
       }
-      if (branch.cell_need_at >= 0 &&
-          cell_need_[branch.cell_need_at + cell] > under_cell_[cell_at + cell]) {
-        CheckCellNeed(other, cell, under_cell_[cell_at + cell]);
+      if (branch.pool_need_at >= 0 &&
+          pool_need_[branch.pool_need_at + pool] > under_pool_[pool_at + pool]) {
+        CheckPoolNeed(other, pool, under_pool_[pool_at + pool]);
       }
     }
   }
@@ -776,18 +776,18 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
     StartBranches();
     for (Evaluate(0); branches_[0].best >= 0; ++order) Accept(order);
   }
-  // Bases that are no units were never given anything.
+  // Gangs that are no units were never given anything.
   std::vector<int32_t> changed;
   const auto tell = [&](Unit* unit) {
     if (unit->told == unit->part) return;
-    Base& base = model->bases[unit->base];
-    base.entitled = unit->part.taken;
-    base.guaranteed = unit->part.guaranteed;
-    base.charged_as_bound = unit->part.charged_as_bound;
-    base.charge = unit->part.charge;
-    base.growth = unit->part.growth;
+    Gang& gang = model->gangs[unit->gang];
+    gang.entitled = unit->part.taken;
+    gang.guaranteed = unit->part.guaranteed;
+    gang.charged_as_bound = unit->part.charged_as_bound;
+    gang.charge = unit->part.charge;
+    gang.growth = unit->part.growth;
     unit->told = unit->part;
-    changed.push_back(unit->base);
+    changed.push_back(unit->gang);
   };
   for (Leaf& leaf : leaves_) {
     if (ahead_ && kept_ahead && !leaf.fresh) continue;
@@ -796,9 +796,9 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   for (const auto& [node, u] : changed_) {
     if (u < static_cast<int32_t>(leaves_[node].units.size())) tell(&leaves_[node].units[u]);
   }
-  for (size_t c = 0; c < model->cells.size(); ++c) {
-    model->cells[c].charged_milli = model->cells[c].capacity_milli - room_[c];
-    model->cells[c].beside_milli = beside_[c];
+  for (size_t c = 0; c < model->pools.size(); ++c) {
+    model->pools[c].charged_milli = model->pools[c].capacity_milli - room_[c];
+    model->pools[c].beside_milli = beside_[c];
   }
   model->entitled.resize(quotas_.size());
   for (size_t n = 0; n < quotas_.size(); ++n) {

@@ -1,7 +1,7 @@
-// The entitled set (SCHEDULING.md §1): which units may run now, and the cell that each is charged
+// The entitled set (SCHEDULING.md §1): which units may run now, and the pool that each is charged
 // to.
 //
-// A *unit* is a base (a gang at its minimum size) or one growth worker of an elastic gang. Each
+// A *unit* is a gang (a gang at its minimum size) or one growth worker of an elastic gang. Each
 // turn accepts the best candidate below the root. A leaf's candidate is the first unit of its order
 // that fits what the queues above it may still take; among a queue's children the one with the
 // smallest share wins, those within their guarantees strictly first.
@@ -10,7 +10,7 @@
 // queues above is a *branch*. Under one branch allowances only shrink from turn to turn, so a unit
 // that doesn't fit there never will again: each leaf branch keeps a cursor. Candidates are cached;
 // a turn looks again at the accepted unit's path, and at the candidates whose demand the room of
-// the cell, a limit or a guarantee on that path fell below
+// the pool, a limit or a guarantee on that path fell below
 // (docs/decisions/013-what-a-decider-keeps.md).
 //
 // What is borrowed of CPUs, without devices, has its turns after everything else (`phase_` 1): it
@@ -39,7 +39,7 @@ struct QuotaNode {
   std::vector<int32_t> children;       // none: a leaf
   std::vector<FlavourQuota> flavours;  // parallel to Model::flavours
   std::vector<int64_t>
-      cells;  // guarantee in each of Model::cells; empty: only the flavours' sums count
+      pools;  // guarantee in each of Model::pools; empty: only the flavours' sums count
 };
 using QuotaTree = std::vector<QuotaNode>;  // as State's queues: the root first
 
@@ -49,39 +49,39 @@ QuotaTree ReadQuotas(const State& state, const Model& model);
 // Keeps the units in order and the tree of branches between runs. One thread.
 class Entitlement {
  public:
-  // Takes all bases of the model.
+  // Takes all gangs of the model.
   void Reset(QuotaTree quotas, const Model& model);
-  // A base stops being one, or becomes one: of its leaf, with cells. Call Remove before its figures
-  // change, Add after it, with nothing in the base's part of the entitled set.
-  void Remove(const Model& model, int32_t base);
-  void Add(const Model& model, int32_t base);
-  // The base's binding changed, nothing else.
-  void Rebind(const Model& model, int32_t base);
-  // Base b is base to[b] now; their order is the same.
+  // A gang stops being one, or becomes one: of its leaf, with pools. Call Remove before its figures
+  // change, Add after it, with nothing in the gang's part of the entitled set.
+  void Remove(const Model& model, int32_t gang);
+  void Add(const Model& model, int32_t gang);
+  // The gang's binding changed, nothing else.
+  void Rebind(const Model& model, int32_t gang);
+  // Gang b is gang to[b] now; their order is the same.
   void Renumber(const std::vector<int32_t>& to);
 
-  // Fills the bases' part of the entitled set, `charged_milli` of the cells and `entitled` of the
-  // queues. Returns the bases whose part of the set is another one than it was.
+  // Fills the gangs' part of the entitled set, `charged_milli` of the pools and `entitled` of the
+  // queues. Returns the gangs whose part of the set is another one than it was.
   std::vector<int32_t> Run(Model* model);
-  // Puts bases of S in order of their acceptance in the last run.
-  void Sort(const Model& model, std::vector<int32_t>* bases);
+  // Puts gangs of S in order of their acceptance in the last run.
+  void Sort(const Model& model, std::vector<int32_t>* gangs);
 
   // The last run began with the leaves' guaranteed parts. For tests.
   bool began_ahead() const { return ahead_; }
 
  private:
-  // A base of a leaf with its growth. What a cursor asks is in its first line.
+  // A gang of a leaf with its growth. What a cursor asks is in its first line.
   struct alignas(64) Unit {
-    int64_t demand_milli = 0;  // of the base
+    int64_t demand_milli = 0;  // of the gang
     int64_t worker_milli = 0;  // of each growth worker
     int64_t cpus_milli = 0,
             worker_cpus_milli = 0;  // beside devices, where a queue's quota counts them
     int64_t submit_ns = 0;
-    int32_t base = 0;
+    int32_t gang = 0;
     int32_t extra = 0;   // growth workers at most
-    int32_t bound = -1;  // cell; -1 also if it isn't one of its list
-    int32_t cells_at = 0,
-            cells = 0;  // its list in Leaf::cells, and behind that the opened ones of it
+    int32_t bound = -1;  // pool; -1 also if it isn't one of its list
+    int32_t pools_at = 0,
+            pools = 0;  // its list in Leaf::pools, and behind that the opened ones of it
     int32_t opened = 0;
     int32_t growth_at = -1;  // index in Leaf::growing
     int32_t group = -1;  // first unit of its job, if where one of them is charged binds the others
@@ -97,39 +97,39 @@ class Entitlement {
     int32_t order = 0;
     int32_t turn = -1;  // in turns_
     int32_t group_cluster = -1;
-    Part told;                                                // what the base was told last
+    Part told;                                                // what the gang was told last
     int64_t host_cpus_milli = 0, worker_host_cpus_milli = 0;  // beside devices
   };
   // Of what competes, the largest key so far, history apart: with it came the turn of those after
   // it.
   struct Turn {
     int64_t numerator = 0, denominator = 1, submit_ns = 0;
-    int32_t base = 0;
+    int32_t gang = 0;
     bool growth = false;
   };
   // An acceptance within a leaf's guarantee, when nobody else is there.
   struct Step {
     Turn most;  // of the leaf's keys up to this
     int64_t milli = 0, submit_ns = 0;
-    int32_t base = 0;
-    int16_t flavour = 0, charged = 0;  // of the candidate's cell; of the one that it is charged to
+    int32_t gang = 0;
+    int16_t flavour = 0, charged = 0;  // of the candidate's pool; of the one that it is charged to
     bool growth = false;
   };
   struct Leaf {
-    std::vector<int32_t> members;  // bases, by priority, submission, id
+    std::vector<int32_t> members;  // gangs, by priority, submission, id
     bool stale = true;             // `members` or their figures changed
     std::vector<Unit> units;       // parallel to members
     std::vector<uint8_t> taken;    // likewise: Unit::part.taken, close together for the cursors
-    std::vector<int32_t> cells;
+    std::vector<int32_t> pools;
     std::vector<int32_t> growing;  // units that can grow, in order
     int64_t least_milli = 0;       // smallest demand of a unit
     bool counts_cpus = false;      // some unit takes CPUs beside devices, and a quota counts them
-    bool wants_cpus = false;       // some unit may be charged to a cell of CPUs
+    bool wants_cpus = false;       // some unit may be charged to a pool of CPUs
     std::vector<Step> alone;       // its guaranteed part, in order
     std::vector<uint8_t> alone_taken;                       // as `taken` after it
     std::vector<int64_t> alone_used;                        // by flavour
-    std::vector<std::pair<int32_t, int64_t>> alone_cells;   // charged to each
-    std::vector<std::pair<int32_t, int64_t>> alone_beside;  // CPUs beside that, by cell of CPUs
+    std::vector<std::pair<int32_t, int64_t>> alone_pools;   // charged to each
+    std::vector<std::pair<int32_t, int64_t>> alone_beside;  // CPUs beside that, by pool of CPUs
     bool fresh = false;                                     // read in this run
     bool merged = false;  // the steps are in Promised::steps of the queue above
   };
@@ -156,16 +156,16 @@ class Entitlement {
     bool promised = false;      // it or one above it is a guaranteed one
     Pass pass[2];               // interior: 0 = within guarantees
     int32_t need_at = -1;       // interior: in need_, by flavour
-    int32_t cell_need_at = -1;  // interior, guaranteed per cell: in cell_need_, by cell
+    int32_t pool_need_at = -1;  // interior, guaranteed per pool: in pool_need_, by pool
     // Of the run:
     bool open = false, dirty = false;  // evaluated; to be looked at again
     int32_t best = -1;                 // the leaf branch of its candidate
     int32_t position = 0,
             choice = 0;  // leaf: cursor: units, then growing units; index in the unit's list
-    int32_t unit = -1, cell = -1, flavour = -1;  // leaf: its candidate
+    int32_t unit = -1, pool = -1, flavour = -1;  // leaf: its candidate
     bool growth = false;
     int64_t demand_milli = 0, cpus_milli = 0;
-    int32_t listed_at = -1;  // leaf: index in listed_[cell]
+    int32_t listed_at = -1;  // leaf: index in listed_[pool]
   };
   // What a branch's candidate is compared by among its siblings.
   struct Key {
@@ -173,7 +173,7 @@ class Entitlement {
                                   // borrows with weight 0
     int64_t numerator = 0, denominator = 1;
     int64_t history = 0, submit_ns = 0;
-    int32_t base = 0;
+    int32_t gang = 0;
     bool growth = false;
   };
   static constexpr int32_t kNoCandidate = 3;
@@ -183,16 +183,16 @@ class Entitlement {
   void StartRun(const Model& model);
   void StartUnit(Unit* unit) const;
   void StartBranches();
-  // What the cell has for the branch's candidates.
-  int64_t RoomFor(const Branch& branch, int32_t cell) const;
+  // What the pool has for the branch's candidates.
+  int64_t RoomFor(const Branch& branch, int32_t pool) const;
   static int32_t EndOf(const Leaf& leaf);  // a cursor that has been everywhere
   int32_t AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed);
-  bool Fits(int32_t branch, int32_t cell, int64_t demand_milli, int64_t cpus_milli) const;
-  bool GroupAllows(const Leaf& leaf, const Unit& unit, int32_t cell) const;
+  bool Fits(int32_t branch, int32_t pool, int64_t demand_milli, int64_t cpus_milli) const;
+  bool GroupAllows(const Leaf& leaf, const Unit& unit, int32_t pool) const;
   void BindGroup(int32_t node, int32_t first, int32_t cluster);
   void Evaluate(int32_t b);
   void Advance(int32_t b);
-  void SetCandidate(int32_t b, int32_t unit, bool growth, int32_t cell);
+  void SetCandidate(int32_t b, int32_t unit, bool growth, int32_t pool);
   void Unlist(int32_t b);
   void Select(int32_t b);
   void Build(int32_t b, int p);
@@ -207,9 +207,9 @@ class Entitlement {
   void SetKey(int32_t b);
   void Mark(int32_t b);
   void Accept(int32_t order);
-  void CheckCell(int32_t cell);
+  void CheckPool(int32_t pool);
   int64_t CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli);
-  int64_t CheckCellNeed(int32_t b, int32_t cell, int64_t allowed_milli);
+  int64_t CheckPoolNeed(int32_t b, int32_t pool, int64_t allowed_milli);
 
   // entitle_alone.cc
   bool Nests(const Model& model);
@@ -225,38 +225,38 @@ class Entitlement {
   std::vector<Branch> branches_;  // [0] is the root's; others are made when they are first needed
   std::vector<std::vector<int32_t>> branches_of_;  // by queue node
   std::vector<int32_t> winners_;
-  std::vector<int32_t> cell_at_;  // by queue node: of its row in cell_guarantee_, -1: none
-  std::vector<int64_t> cell_guarantee_;
+  std::vector<int32_t> pool_at_;  // by queue node: of its row in pool_guarantee_, -1: none
+  std::vector<int64_t> pool_guarantee_;
   std::vector<int32_t>
-      cpu_cell_;  // by cell of devices: that of its cluster's CPUs; -1: it is one, or there is none
+      cpu_pool_;  // by pool of devices: that of its cluster's CPUs; -1: it is one, or there is none
   bool defers_ = false;  // some cluster has both: what borrows CPUs comes last
-  int32_t flavours_ = 0, cells_ = 0;
+  int32_t flavours_ = 0, pools_ = 0;
 
   std::vector<FlavourQuota> quota_;  // [node * flavours_ + flavour]: of quotas_
   bool nests_ = false;  // guarantees nest, two levels of them: leaves' guaranteed parts are kept
-  std::vector<int64_t> promised_milli_;  // by cell: to the root's children together
+  std::vector<int64_t> promised_milli_;  // by pool: to the root's children together
   std::vector<Promised> promised_;       // by queue node; of the root's children that are no leaves
-  std::vector<int32_t> unit_at_;         // by base: index in its leaf
+  std::vector<int32_t> unit_at_;         // by gang: index in its leaf
   bool ahead_ = false;                   // the last run began with these parts
   std::vector<std::pair<int32_t, int32_t>>
       changed_;  // leaf and unit: what it gave beside them, some of them twice
   std::vector<Turn>
-      turns_;  // of the bases that it accepted within a guarantee of a child of the root
+      turns_;  // of the gangs that it accepted within a guarantee of a child of the root
   std::vector<Turn> latest_;  // by queue node: of these children, in the run
 
   // Of the run.
   const Model* m_ = nullptr;
   std::vector<Key> keys_;  // by branch
   int phase_ = 0;
-  std::vector<int64_t> room_;    // by cell
-  std::vector<int64_t> beside_;  // by cell of CPUs: what units with devices take of them
+  std::vector<int64_t> room_;    // by pool
+  std::vector<int64_t> beside_;  // by pool of CPUs: what units with devices take of them
   std::vector<int64_t> used_;    // [node * flavours_ + flavour]
   std::vector<int64_t> under_limit_, under_guarantee_;  // what is left, likewise
-  std::vector<int64_t> under_cell_;                     // likewise of cell_guarantee_
-  std::vector<int64_t> need_, cell_need_;  // at least the largest demand among the candidates below
+  std::vector<int64_t> under_pool_;                     // likewise of pool_guarantee_
+  std::vector<int64_t> need_, pool_need_;  // at least the largest demand among the candidates below
   std::vector<std::vector<int32_t>>
-      listed_;  // by cell: leaf branches whose candidate would be charged there
-  std::vector<int64_t> listed_need_;         // by cell: at least their largest demand
+      listed_;  // by pool: leaf branches whose candidate would be charged there
+  std::vector<int64_t> listed_need_;         // by pool: at least their largest demand
   std::vector<std::vector<int32_t>> dirty_;  // by depth
 };
 

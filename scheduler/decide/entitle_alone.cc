@@ -3,7 +3,7 @@
 //
 // Where guarantees nest, nothing but its own guarantee ever stands in the way of a unit that is
 // accepted within the guarantees of its leaf and of all queues above: not the guarantees above,
-// which hold their children's together, and not a cell's room, which holds all that is promised
+// which hold their children's together, and not a pool's room, which holds all that is promised
 // there. So it doesn't matter for the set in which order the queues had their turns, and each
 // leaf's part is that of a run of its own. The order itself is what Sort finds: of several lines,
 // each time the smallest key of those that stand first goes; so of two units the one goes first
@@ -24,10 +24,10 @@ bool Entitlement::Nests(const Model& model) {
     return std::min(quota.guarantee_milli, quota.limit_milli);
   };
   const auto most_in = [&](size_t n, int32_t c) {
-    const int64_t sum = most(n, model.cells[c].flavour);
-    return cell_at_[n] < 0 ? sum : std::min(sum, cell_guarantee_[cell_at_[n] + c]);
+    const int64_t sum = most(n, model.pools[c].flavour);
+    return pool_at_[n] < 0 ? sum : std::min(sum, pool_guarantee_[pool_at_[n] + c]);
   };
-  promised_milli_.assign(static_cast<size_t>(cells_), 0);
+  promised_milli_.assign(static_cast<size_t>(pools_), 0);
   std::vector<int32_t> depth(quotas_.size(), 0);
   for (size_t n = 0; n < quotas_.size(); ++n) {
     if (n > 0) depth[n] = depth[quotas_[n].parent] + 1;
@@ -38,7 +38,7 @@ bool Entitlement::Nests(const Model& model) {
       if (depth[n] > (quotas_[n].children.empty() ? 2 : 1) && most(n, f) > 0) return false;
     }
     if (quotas_[n].children.empty()) continue;
-    for (int32_t c = 0; c < cells_; ++c) {
+    for (int32_t c = 0; c < pools_; ++c) {
       __int128 sum = 0;
       for (const int32_t child : quotas_[n].children) sum += most_in(static_cast<size_t>(child), c);
       if (n > 0 && sum > most_in(n, c)) return false;
@@ -54,8 +54,8 @@ bool Entitlement::CanBeginAhead(const Model& model) const {
   if (!nests_ || std::any_of(leaves_.begin(), leaves_.end(),
                              [](const Leaf& leaf) { return leaf.counts_cpus; }))
     return false;
-  for (int32_t c = 0; c < cells_; ++c) {
-    if (promised_milli_[c] > model.cells[c].capacity_milli) return false;
+  for (int32_t c = 0; c < pools_; ++c) {
+    if (promised_milli_[c] > model.pools[c].capacity_milli) return false;
   }
   return true;
 }
@@ -64,39 +64,39 @@ bool Entitlement::CanBeginAhead(const Model& model) const {
 void Entitlement::RunAlone(int32_t node) {
   Leaf& leaf = leaves_[node];
   leaf.alone.clear();
-  leaf.alone_cells.clear();
+  leaf.alone_pools.clear();
   leaf.alone_beside.clear();
   leaf.alone_used.assign(static_cast<size_t>(flavours_), 0);
   const FlavourQuota* quotas = &quota_[static_cast<size_t>(node) * flavours_];
   std::vector<int64_t> left, left_in;
   for (int32_t f = 0; f < flavours_; ++f)
     left.push_back(std::min(quotas[f].guarantee_milli, quotas[f].limit_milli));
-  if (cell_at_[node] >= 0)
-    left_in.assign(cell_guarantee_.begin() + cell_at_[node],
-                   cell_guarantee_.begin() + cell_at_[node] + cells_);
-  const auto fits = [&](int32_t cell, int64_t milli) {
-    return left[m_->cells[cell].flavour] >= milli && (left_in.empty() || left_in[cell] >= milli);
+  if (pool_at_[node] >= 0)
+    left_in.assign(pool_guarantee_.begin() + pool_at_[node],
+                   pool_guarantee_.begin() + pool_at_[node] + pools_);
+  const auto fits = [&](int32_t pool, int64_t milli) {
+    return left[m_->pools[pool].flavour] >= milli && (left_in.empty() || left_in[pool] >= milli);
   };
-  const auto add = [](std::vector<std::pair<int32_t, int64_t>>* to, int32_t cell, int64_t milli) {
+  const auto add = [](std::vector<std::pair<int32_t, int64_t>>* to, int32_t pool, int64_t milli) {
     const auto at =
-        std::find_if(to->begin(), to->end(), [&](const auto& one) { return one.first == cell; });
+        std::find_if(to->begin(), to->end(), [&](const auto& one) { return one.first == pool; });
     if (at != to->end()) {
       at->second += milli;
     } else {
-      to->emplace_back(cell, milli);
+      to->emplace_back(pool, milli);
     }
   };
-  const auto accept = [&](const Unit& unit, bool growth, int32_t cell, int64_t milli,
+  const auto accept = [&](const Unit& unit, bool growth, int32_t pool, int64_t milli,
                           int32_t charge) {
     Step& step = leaf.alone.emplace_back();
     step.milli = milli;
     step.submit_ns = unit.submit_ns;
-    step.base = unit.base;
-    step.flavour = static_cast<int16_t>(m_->cells[cell].flavour);
-    step.charged = static_cast<int16_t>(m_->cells[charge].flavour);
+    step.gang = unit.gang;
+    step.flavour = static_cast<int16_t>(m_->pools[pool].flavour);
+    step.charged = static_cast<int16_t>(m_->pools[charge].flavour);
     step.growth = growth;
     step.most = {leaf.alone_used[step.flavour], quotas[step.flavour].guarantee_milli,
-                 unit.submit_ns, unit.base, growth};
+                 unit.submit_ns, unit.gang, growth};
     if (leaf.alone.size() > 1) {
       const Turn& before = leaf.alone[leaf.alone.size() - 2].most;
       if (Earlier(step.most, 0, before, 0)) step.most = before;
@@ -104,27 +104,27 @@ void Entitlement::RunAlone(int32_t node) {
     left[step.charged] -= milli;
     if (!left_in.empty()) left_in[charge] -= milli;
     leaf.alone_used[step.charged] += milli;
-    add(&leaf.alone_cells, charge, milli);
+    add(&leaf.alone_pools, charge, milli);
     const int64_t beside_milli = growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
-    if (beside_milli > 0 && cpu_cell_[charge] >= 0)
-      add(&leaf.alone_beside, cpu_cell_[charge], beside_milli);
+    if (beside_milli > 0 && cpu_pool_[charge] >= 0)
+      add(&leaf.alone_beside, cpu_pool_[charge], beside_milli);
   };
   // What is left of the time before a queue got queues of its own is in nobody's part.
   const size_t units = quotas_[node].children.empty() ? leaf.units.size() : 0;
   for (size_t u = 0; u < units; ++u) {
     if (*std::max_element(left.begin(), left.end()) < leaf.least_milli) break;
     Unit& unit = leaf.units[u];
-    for (int32_t i = 0; i < unit.cells; ++i) {
-      const int32_t cell = leaf.cells[unit.cells_at + i];
-      if (!fits(cell, unit.demand_milli) || !GroupAllows(leaf, unit, cell)) continue;
-      const bool as_bound = unit.bound >= 0 && unit.bound != cell &&
+    for (int32_t i = 0; i < unit.pools; ++i) {
+      const int32_t pool = leaf.pools[unit.pools_at + i];
+      if (!fits(pool, unit.demand_milli) || !GroupAllows(leaf, unit, pool)) continue;
+      const bool as_bound = unit.bound >= 0 && unit.bound != pool &&
                             fits(unit.bound, unit.demand_milli) &&
                             GroupAllows(leaf, unit, unit.bound);
-      unit.part = {true, true, as_bound, as_bound ? unit.bound : cell, 0};
+      unit.part = {true, true, as_bound, as_bound ? unit.bound : pool, 0};
       unit.step = static_cast<int32_t>(leaf.alone.size());
-      accept(unit, false, cell, unit.demand_milli, unit.part.charge);
+      accept(unit, false, pool, unit.demand_milli, unit.part.charge);
       if (unit.group >= 0 && leaf.units[unit.group].group_cluster < 0)
-        BindGroup(node, unit.group, m_->cells[unit.part.charge].cluster);
+        BindGroup(node, unit.group, m_->pools[unit.part.charge].cluster);
       break;
     }
   }
@@ -150,15 +150,15 @@ void Entitlement::ChargeAlone() {
       for (int32_t f = 0; f < flavours_; ++f) {
         if (leaves_[leaf].alone_used[f] > 0) Charge(n, f, leaves_[leaf].alone_used[f]);
       }
-      if (cell_at_[n] < 0) continue;
-      for (const auto& [cell, milli] : leaves_[leaf].alone_cells)
-        under_cell_[cell_at_[n] + cell] -= milli;
+      if (pool_at_[n] < 0) continue;
+      for (const auto& [pool, milli] : leaves_[leaf].alone_pools)
+        under_pool_[pool_at_[n] + pool] -= milli;
     }
-    for (const auto& [cell, milli] : leaves_[leaf].alone_cells) {
-      room_[cell] -= milli;
-      MUSTER_CHECK(room_[cell] >= 0);
+    for (const auto& [pool, milli] : leaves_[leaf].alone_pools) {
+      room_[pool] -= milli;
+      MUSTER_CHECK(room_[pool] >= 0);
     }
-    for (const auto& [cell, milli] : leaves_[leaf].alone_beside) beside_[cell] += milli;
+    for (const auto& [pool, milli] : leaves_[leaf].alone_beside) beside_[pool] += milli;
   }
 }
 
@@ -168,11 +168,11 @@ bool Entitlement::Earlier(const Turn& a, int64_t a_history, const Turn& b, int64
   const __int128 left = static_cast<__int128>(a.numerator) * b.denominator,
                  right = static_cast<__int128>(b.numerator) * a.denominator;
   if (left != right) return left < right;
-  return std::tie(a_history, a.submit_ns, a.base, a.growth) <
-         std::tie(b_history, b.submit_ns, b.base, b.growth);
+  return std::tie(a_history, a.submit_ns, a.gang, a.growth) <
+         std::tie(b_history, b.submit_ns, b.gang, b.growth);
 }
 
-// Leaf branch b is about to be accepted, with a base or (nullptr) with growth. Within the guarantee
+// Leaf branch b is about to be accepted, with a gang or (nullptr) with growth. Within the guarantee
 // of a child of the root it stands behind that child's guaranteed part; the others of that class
 // had their turns when their keys were as large. What borrows CPUs comes after all of them.
 void Entitlement::KeepTurn(int32_t b, Unit* unit) {
@@ -180,7 +180,7 @@ void Entitlement::KeepTurn(int32_t b, Unit* unit) {
   if (!branches_[b].guaranteed || phase_ == 1) return;
   const Key& key = keys_[b];
   Turn& latest = latest_[branches_[b].node];
-  const Turn now{key.numerator, key.denominator, key.submit_ns, key.base, key.growth};
+  const Turn now{key.numerator, key.denominator, key.submit_ns, key.gang, key.growth};
   if (Earlier(latest, 0, now, 0)) latest = now;
   if (unit == nullptr) return;
   unit->turn = static_cast<int32_t>(turns_.size());
@@ -216,9 +216,9 @@ const Entitlement::Promised& Entitlement::PromisedTo(const Model& model, int32_t
   return promised;
 }
 
-void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
+void Entitlement::Sort(const Model& model, std::vector<int32_t>* gangs) {
   struct Place {
-    int32_t base = 0, top = 0;
+    int32_t gang = 0, top = 0;
     int64_t position = 0;   // below `top`, or of all that was accepted within no such guarantee
     bool promised = false;  // within the guarantee of `top`, a child of the root
     Turn turn;
@@ -226,11 +226,11 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
   std::vector<Place> places;
   std::vector<std::vector<size_t>> asked(
       quotas_.size());  // by child of the root: places that its steps tell
-  for (const int32_t b : *bases) {
-    const int32_t node = model.bases[b].leaf;
+  for (const int32_t b : *gangs) {
+    const int32_t node = model.gangs[b].leaf;
     const Unit& unit = leaves_[node].units[unit_at_[b]];
     Place& place = places.emplace_back();
-    place.base = b;
+    place.gang = b;
     place.position = unit.order;
     if (!ahead_ || (unit.turn < 0 && !unit.alone.taken)) continue;
     place.promised = true;
@@ -252,8 +252,8 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
     std::vector<std::pair<int64_t, size_t>> order;
     for (const size_t p : asked[top]) {
       Place& place = places[p];
-      const int32_t node = model.bases[place.base].leaf;
-      const Unit& unit = leaves_[node].units[unit_at_[place.base]];
+      const int32_t node = model.gangs[place.gang].leaf;
+      const Unit& unit = leaves_[node].units[unit_at_[place.gang]];
       if (unit.alone.taken) {
         const Promised::One wanted{place.turn, node, unit.step};
         const auto at = std::lower_bound(steps.begin(), steps.end(), wanted,
@@ -276,7 +276,7 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
     for (size_t s = 0; s < steps.size() && next != order.end(); ++s) {
       const Step& step = leaves_[steps[s].leaf].alone[steps[s].step];
       const Turn now{used[step.flavour], quota_[top * flavours_ + step.flavour].guarantee_milli,
-                     step.submit_ns, step.base, step.growth};
+                     step.submit_ns, step.gang, step.growth};
       used[step.charged] += step.milli;
       if (Earlier(most, 0, now, 0)) most = now;
       if (next->first == static_cast<int64_t>(s)) places[(next++)->second].turn = most;
@@ -291,7 +291,7 @@ void Entitlement::Sort(const Model& model, std::vector<int32_t>* bases) {
     if (!a.promised || a.top == b.top) return a.position < b.position;
     return Earlier(a.turn, model.history[a.top], b.turn, model.history[b.top]);
   });
-  for (size_t i = 0; i < places.size(); ++i) (*bases)[i] = places[i].base;
+  for (size_t i = 0; i < places.size(); ++i) (*gangs)[i] = places[i].gang;
 }
 
 }  // namespace muster

@@ -21,7 +21,7 @@ Model EntitledOf(const SystemBuilder& system) {
 
 int32_t Entitled(const SystemBuilder& system, uint64_t job) {
   const Model model = EntitledOf(system);
-  return model.bases[model.base_of.at({job, 0})].entitled_workers();
+  return model.gangs[model.gang_of.at({job, 0})].entitled_workers();
 }
 
 TEST(Entitle, OfTwoGangsOf60On100TheOlderOneAndItStays) {
@@ -98,8 +98,8 @@ TEST(Entitle, CountsTheCpusOfGpuTasksAgainstAQueueThatListsThem) {
     const int64_t units = cpu_limit < 0 ? 4 : cpu_limit / 4;
     EXPECT_EQ(model.entitled[1][model.FlavourIndex("gpu")], units * 1000) << cpu_limit;
     EXPECT_EQ(model.entitled[1][model.cpu], cpu_limit < 0 ? 0 : units * 4000) << cpu_limit;
-    for (const Base& base : model.bases) {
-      EXPECT_EQ(base.guaranteed, base.entitled)
+    for (const Gang& gang : model.gangs) {
+      EXPECT_EQ(gang.guaranteed, gang.entitled)
           << "a limit on cpu takes nothing from the guarantee of GPUs";
     }
   }
@@ -166,8 +166,8 @@ SystemBuilder RandomSystem(Dice* dice) {
 
 std::string Text(const Model& model) {
   std::string text;
-  for (const Base& base : model.bases)
-    absl::StrAppend(&text, base.ref.job, ":", base.entitled_workers(), "@", base.charge, " ");
+  for (const Gang& gang : model.gangs)
+    absl::StrAppend(&text, gang.ref.job, ":", gang.entitled_workers(), "@", gang.charge, " ");
   return text;
 }
 

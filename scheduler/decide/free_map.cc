@@ -42,57 +42,58 @@ void FreeMap::Rebuild(const State& state) {
   hosts_.clear();
   device_milli_.clear();
   device_island_.clear();
-  pools_.clear();
+  indexes_.clear();
   host_at_ = state.hosts();
-  gpu_pools_.assign(state.clusters().size(), {});
+  gpu_indexes_.assign(state.clusters().size(), {});
   HostId bound = 0;
   for (const HostId id : state.hosts()) bound = std::max(bound, id + 1);
   hosts_.resize(static_cast<size_t>(bound));
-  std::map<std::pair<int32_t, std::string>, int32_t> pool_of;
+  std::map<std::pair<int32_t, std::string>, int32_t> index_of;
   for (size_t slot = 0; slot < host_at_.size(); ++slot) {
     hosts_[host_at_[slot]].slot = static_cast<int32_t>(slot);
-    JoinPools(state, host_at_[slot], &pool_of);
+    JoinIndexes(state, host_at_[slot], &index_of);
     Read(state, host_at_[slot]);
   }
 }
 
-void FreeMap::JoinPools(const State& state, HostId id,
-                        std::map<std::pair<int32_t, std::string>, int32_t>* pool_of) {
+void FreeMap::JoinIndexes(const State& state, HostId id,
+                          std::map<std::pair<int32_t, std::string>, int32_t>* index_of) {
   const HostRow& row = state.host(id);
   Host& host = hosts_[id];
   host.cluster = row.cluster;
   const auto join = [&](const std::string& flavour, bool gpus, int32_t* rack_index) {
-    const auto [it, added] =
-        pool_of->emplace(std::make_pair(row.cluster, flavour), static_cast<int32_t>(pools_.size()));
+    const auto [it, added] = index_of->emplace(std::make_pair(row.cluster, flavour),
+                                               static_cast<int32_t>(indexes_.size()));
     if (added) {
-      pools_.emplace_back();
-      pools_.back().cluster = row.cluster;
-      pools_.back().flavour = flavour;
-      pools_.back().gpus = gpus;
-      if (gpus) gpu_pools_[row.cluster].push_back(it->second);
+      indexes_.emplace_back();
+      indexes_.back().cluster = row.cluster;
+      indexes_.back().flavour = flavour;
+      indexes_.back().gpus = gpus;
+      if (gpus) gpu_indexes_[row.cluster].push_back(it->second);
     }
-    Pool& pool = pools_[it->second];
+    PoolIndex& index = indexes_[it->second];
     // Hosts of a rack follow each other, if anything tells where they are.
-    int32_t at = static_cast<int32_t>(pool.racks.size()) - 1;
-    while (at >= 0 && (pool.racks[at].name != row.rack || pool.racks[at].block != row.block)) --at;
+    int32_t at = static_cast<int32_t>(index.racks.size()) - 1;
+    while (at >= 0 && (index.racks[at].name != row.rack || index.racks[at].block != row.block))
+      --at;
     if (at < 0) {
-      at = static_cast<int32_t>(pool.racks.size());
-      pool.racks.emplace_back();
-      pool.racks.back().block = row.block;
-      pool.racks.back().name = row.rack;
-      auto block = std::find_if(pool.blocks.begin(), pool.blocks.end(), [&](const auto& racks) {
-        return pool.racks[racks[0]].block == row.block;
+      at = static_cast<int32_t>(index.racks.size());
+      index.racks.emplace_back();
+      index.racks.back().block = row.block;
+      index.racks.back().name = row.rack;
+      auto block = std::find_if(index.blocks.begin(), index.blocks.end(), [&](const auto& racks) {
+        return index.racks[racks[0]].block == row.block;
       });
-      if (block == pool.blocks.end()) block = pool.blocks.insert(block, std::vector<int32_t>());
+      if (block == index.blocks.end()) block = index.blocks.insert(block, std::vector<int32_t>());
       block->push_back(at);
     }
-    pool.racks[at].hosts.push_back(id);
+    index.racks[at].hosts.push_back(id);
     *rack_index = at;
     return it->second;
   };
   host.site = join("", false, &host.site_rack);
-  host.pool =
-      row.inventory.flavour().empty() ? -1 : join(row.inventory.flavour(), true, &host.pool_rack);
+  host.index =
+      row.inventory.flavour().empty() ? -1 : join(row.inventory.flavour(), true, &host.index_rack);
 }
 
 int32_t FreeMap::KindOf(HostKind kind) {
@@ -140,10 +141,10 @@ void FreeMap::Read(const State& state, HostId id) {
   host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
   host.disk_bytes = row.inventory.disk_bytes() - row.disk_used_bytes;
 
-  if (host.pool >= 0) {
-    Pool& pool = pools_[host.pool];
-    pool.most_devices = std::max(pool.most_devices, devices);
-    pool.islands = pool.islands || kinds_[host.kind].islands.size() > 1;
+  if (host.index >= 0) {
+    PoolIndex& index = indexes_[host.index];
+    index.most_devices = std::max(index.most_devices, devices);
+    index.islands = index.islands || kinds_[host.kind].islands.size() > 1;
     if (policy_ != PlacementPolicy::kBestFit) {
       // What runs on one host tells what else may come.
       std::vector<SliceWish> tasks;
@@ -162,14 +163,14 @@ void FreeMap::Read(const State& state, HostId id) {
 
 void FreeMap::SetTasks(Host* host, std::vector<SliceWish> tasks) {
   if (tasks == host->tasks) return;
-  Pool& pool = pools_[host->pool];
+  PoolIndex& index = indexes_[host->index];
   for (const SliceWish& task : host->tasks) {
-    const auto it = pool.running.find(task);
-    if (--it->second == 0) pool.running.erase(it);
+    const auto it = index.running.find(task);
+    if (--it->second == 0) index.running.erase(it);
   }
-  for (const SliceWish& task : tasks) ++pool.running[task];
+  for (const SliceWish& task : tasks) ++index.running[task];
   host->tasks = std::move(tasks);
-  pool.running_changed = true;
+  index.running_changed = true;
 }
 
 void FreeMap::Refresh(const State& state, HostId id) {
@@ -178,9 +179,9 @@ void FreeMap::Refresh(const State& state, HostId id) {
     return Rebuild(state);
   const HostRow& row = state.host(id);
   const Host& host = hosts_[id];
-  const auto& rack = pools_[host.site].racks[host.site_rack];
-  const bool same_pool = host.pool < 0 ? row.inventory.flavour().empty()
-                                       : pools_[host.pool].flavour == row.inventory.flavour();
+  const auto& rack = indexes_[host.site].racks[host.site_rack];
+  const bool same_pool = host.index < 0 ? row.inventory.flavour().empty()
+                                        : indexes_[host.index].flavour == row.inventory.flavour();
   if (row.cluster != host.cluster || row.inventory.devices_size() != host.devices ||
       rack.name != row.rack || rack.block != row.block || !same_pool)
     return Rebuild(state);
@@ -206,8 +207,8 @@ void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
               device_milli_.begin() + host.first_device);
   std::copy_n(twin.device_island_.begin() + read.first_device, read.devices,
               device_island_.begin() + host.first_device);
-  if (host.pool >= 0) {
-    pools_[host.pool].islands = twin.pools_[read.pool].islands;
+  if (host.index >= 0) {
+    indexes_[host.index].islands = twin.indexes_[read.index].islands;
     SetTasks(&host, read.tasks);
   }
   MarkDirty(id);
@@ -232,12 +233,13 @@ int64_t FreeMap::Value(const Host& host, int32_t field) const {
 
 void FreeMap::MarkDirty(HostId id) {
   Host& host = hosts_[id];
-  if (host.pool >= 0 && (host.dirty & kPoolSums) == 0) pools_[host.pool].dirty_sums.push_back(id);
-  if (host.pool >= 0 && (host.dirty & kPoolSlices) == 0)
-    pools_[host.pool].dirty_hosts.push_back(id);
-  if ((host.dirty & kSiteSums) == 0) pools_[host.site].dirty_sums.push_back(id);
-  if ((host.dirty & kSiteCpus) == 0) pools_[host.site].dirty_hosts.push_back(id);
-  host.dirty = kPoolSums | kPoolSlices | kSiteSums | kSiteCpus;
+  if (host.index >= 0 && (host.dirty & kIndexSums) == 0)
+    indexes_[host.index].dirty_sums.push_back(id);
+  if (host.index >= 0 && (host.dirty & kIndexSlices) == 0)
+    indexes_[host.index].dirty_hosts.push_back(id);
+  if ((host.dirty & kSiteSums) == 0) indexes_[host.site].dirty_sums.push_back(id);
+  if ((host.dirty & kSiteCpus) == 0) indexes_[host.site].dirty_hosts.push_back(id);
+  host.dirty = kIndexSums | kIndexSlices | kSiteSums | kSiteCpus;
 }
 
 void FreeMap::Store(HostId id, int32_t field, int64_t value) {
@@ -301,20 +303,20 @@ void FreeMap::Release(const Demand& wants, const AttemptRow& attempt) {
   }
 }
 
-void FreeMap::Take(const pb::TaskSpec& spec, const PlannedGang& gang) {
+void FreeMap::Take(const pb::TaskSpec& spec, const HostSlices& slices) {
   const Demand wants = WantsOf(spec);
-  for (const PlannedPart& part : gang)
+  for (const HostSlice& part : slices)
     ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, -1);
 }
 
-void FreeMap::GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang) {
+void FreeMap::GiveBack(const pb::TaskSpec& spec, const HostSlices& slices) {
   const Demand wants = WantsOf(spec);
-  for (const PlannedPart& part : gang)
+  for (const HostSlice& part : slices)
     ChangePart(wants, part.host, part.workers, part.devices, part.device_milli, 1);
 }
 
-void FreeMap::LimitTo(const FreeMap& other, const PlannedGang& gang) {
-  for (const PlannedPart& part : gang) LimitHost(part.host, other.Peek(part.host));
+void FreeMap::LimitTo(const FreeMap& other, const HostSlices& slices) {
+  for (const HostSlice& part : slices) LimitHost(part.host, other.Peek(part.host));
 }
 
 void FreeMap::LimitHost(HostId id, const HostFree& free) {
@@ -346,8 +348,8 @@ HostFree FreeMap::Peek(HostId id) const {
   return free;
 }
 
-bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silent_too) const {
-  for (const PlannedPart& part : gang) {
+bool FreeMap::Fits(const pb::TaskSpec& spec, const HostSlices& slices, bool silent_too) const {
+  for (const HostSlice& part : slices) {
     const Host& host = hosts_[part.host];
     if (!host.usable && !(silent_too && host.silent)) return false;
     const HostKind& kind = kinds_[host.kind];
@@ -368,28 +370,28 @@ bool FreeMap::Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silen
   return true;
 }
 
-FreeMap::Pool* FreeMap::PoolOf(const Cell& cell, bool gpus) {
-  if (cell.hosts.empty()) return nullptr;
-  const Host& host = hosts_[cell.hosts.front()];
-  const int32_t pool = gpus ? host.pool : host.site;
-  return pool < 0 ? nullptr : &pools_[pool];
+FreeMap::PoolIndex* FreeMap::IndexOf(const Pool& pool, bool gpus) {
+  if (pool.hosts.empty()) return nullptr;
+  const Host& host = hosts_[pool.hosts.front()];
+  const int32_t index = gpus ? host.index : host.site;
+  return index < 0 ? nullptr : &indexes_[index];
 }
 
-int64_t FreeMap::FreeMilli(const Cell& cell, bool gpus) {
-  Pool* pool = PoolOf(cell, gpus);
-  if (pool == nullptr) return 0;
-  SettleSums(pool);
-  return pool->milli;
+int64_t FreeMap::FreeMilli(const Pool& pool, bool gpus) {
+  PoolIndex* index = IndexOf(pool, gpus);
+  if (index == nullptr) return 0;
+  SettleSums(index);
+  return index->milli;
 }
 
 // Adds what the host has now to the sums (sign 1), or takes out what was added (-1).
-void FreeMap::Count(Pool* pool, Host* host, int sign) {
-  Rack& rack = pool->racks[pool->gpus ? host->pool_rack : host->site_rack];
-  if (!pool->gpus) {
+void FreeMap::Count(PoolIndex* index, Host* host, int sign) {
+  Rack& rack = index->racks[index->gpus ? host->index_rack : host->site_rack];
+  if (!index->gpus) {
     if (sign > 0)
       host->counted_cpus_milli = host->usable ? std::max<int64_t>(0, host->cpus_milli) : 0;
     rack.cpus_milli += sign * host->counted_cpus_milli;
-    pool->milli += sign * host->counted_cpus_milli;
+    index->milli += sign * host->counted_cpus_milli;
     return;
   }
   if (sign > 0) {
@@ -401,28 +403,28 @@ void FreeMap::Count(Pool* pool, Host* host, int sign) {
       host->counted_whole += milli == 1000 ? 1 : 0;
     }
   }
-  pool->milli += sign * host->counted_milli;
+  index->milli += sign * host->counted_milli;
   if (host->counted_whole == 0) return;
-  for (std::vector<int32_t>* whole : {&pool->whole, &rack.whole}) {
+  for (std::vector<int32_t>* whole : {&index->whole, &rack.whole}) {
     if (static_cast<int32_t>(whole->size()) <= host->counted_whole)
       whole->resize(host->counted_whole + 1);
     (*whole)[host->counted_whole] += sign;
   }
 }
 
-void FreeMap::SettleSums(Pool* pool) {
-  for (const HostId id : pool->dirty_sums) {
+void FreeMap::SettleSums(PoolIndex* index) {
+  for (const HostId id : index->dirty_sums) {
     Host& host = hosts_[id];
-    host.dirty &= static_cast<uint8_t>(~(pool->gpus ? kPoolSums : kSiteSums));
-    Count(pool, &host, -1);
-    Count(pool, &host, 1);
+    host.dirty &= static_cast<uint8_t>(~(index->gpus ? kIndexSums : kSiteSums));
+    Count(index, &host, -1);
+    Count(index, &host, 1);
   }
-  pool->dirty_sums.clear();
+  index->dirty_sums.clear();
 }
 
-HostRoom FreeMap::FreeOf(const Pool& pool, const Host& host) const {
+HostRoom FreeMap::FreeOf(const PoolIndex& index, const Host& host) const {
   HostRoom free;
-  free.kind = pool.kind_at[host.kind];
+  free.kind = index.kind_at[host.kind];
   free.cpus_milli = host.cpus_milli;
   free.memory_bytes = host.memory_bytes;
   free.disk_bytes = host.disk_bytes;
@@ -442,15 +444,15 @@ HostRoom FreeMap::FreeOf(const Pool& pool, const Host& host) const {
   return free;
 }
 
-// What is typical follows what runs in the pool, by powers of two: so it, and what the scorer
+// What is typical follows what runs in the index, by powers of two: so it, and what the scorer
 // remembers, seldom changes.
-void FreeMap::LearnTypical(Pool* pool) {
-  if (pool->slices != nullptr && !pool->running_changed) return;
-  pool->running_changed = false;
+void FreeMap::LearnTypical(PoolIndex* index) {
+  if (index->slices != nullptr && !index->running_changed) return;
+  index->running_changed = false;
   std::vector<TypicalSlice> typical;
   if (policy_ != PlacementPolicy::kBestFit) {
     int64_t running = 0;
-    for (const auto& [wish, count] : pool->running) {
+    for (const auto& [wish, count] : index->running) {
       running += count;
       int64_t power = 1;
       while (2 * power <= std::min<int64_t>(count, 1 << 14)) power *= 2;
@@ -463,56 +465,56 @@ void FreeMap::LearnTypical(Pool* pool) {
     if (running < kFewTasks) {
       typical.clear();
       typical.push_back({SliceWish{Demand{500, 0, 0, 0}}, 1});
-      for (int32_t devices = 1; devices <= pool->most_devices; devices *= 2)
+      for (int32_t devices = 1; devices <= index->most_devices; devices *= 2)
         typical.push_back({SliceWish{Demand{devices * 1000, 0, 0, 0}}, 1});
     }
-    if (pool->slices != nullptr && typical == pool->typical) return;
+    if (index->slices != nullptr && typical == index->typical) return;
   }
-  pool->typical = typical;
+  index->typical = typical;
   auto scorer = std::make_unique<HostScorer>(policy_, std::move(typical));
-  for (const int32_t kind : pool->kinds) scorer->AddKind(kinds_[kind]);
-  if (pool->slices == nullptr) {
-    pool->slices = std::make_unique<SliceIndex>(scorer.get());
+  for (const int32_t kind : index->kinds) scorer->AddKind(kinds_[kind]);
+  if (index->slices == nullptr) {
+    index->slices = std::make_unique<SliceIndex>(scorer.get());
   } else {
-    pool->slices->SetScorer(scorer.get());
+    index->slices->SetScorer(scorer.get());
   }
-  pool->scorer = std::move(scorer);
+  index->scorer = std::move(scorer);
 }
 
 // Brings the order for one-host slices up to date.
-void FreeMap::SettleHosts(Pool* pool) {
-  if (pool->gpus) LearnTypical(pool);
-  for (const HostId id : pool->dirty_hosts) {
+void FreeMap::SettleHosts(PoolIndex* index) {
+  if (index->gpus) LearnTypical(index);
+  for (const HostId id : index->dirty_hosts) {
     Host& host = hosts_[id];
-    host.dirty &= static_cast<uint8_t>(~(pool->gpus ? kPoolSlices : kSiteCpus));
-    if (pool->gpus) {
+    host.dirty &= static_cast<uint8_t>(~(index->gpus ? kIndexSlices : kSiteCpus));
+    if (index->gpus) {
       if (!host.usable) {
-        pool->slices->Remove(host.slot);
+        index->slices->Remove(host.slot);
         continue;
       }
-      if (host.kind >= static_cast<int32_t>(pool->kind_at.size()))
-        pool->kind_at.resize(host.kind + 1, -1);
-      if (pool->kind_at[host.kind] < 0) {
-        pool->kind_at[host.kind] = pool->scorer->AddKind(kinds_[host.kind]);
-        pool->kinds.push_back(host.kind);
+      if (host.kind >= static_cast<int32_t>(index->kind_at.size()))
+        index->kind_at.resize(host.kind + 1, -1);
+      if (index->kind_at[host.kind] < 0) {
+        index->kind_at[host.kind] = index->scorer->AddKind(kinds_[host.kind]);
+        index->kinds.push_back(host.kind);
       }
-      pool->slices->Set(host.slot, FreeOf(*pool, host));
+      index->slices->Set(host.slot, FreeOf(*index, host));
     } else {
       const CpusKey key = host.usable && host.devices == 0
                               ? CpusKey{host.cpus_milli, host.memory_bytes, host.slot}
                               : CpusKey{-1, 0, 0};
       if (key == host.cpus_key) continue;
-      if (std::get<0>(host.cpus_key) >= 0) pool->by_cpus.erase(host.cpus_key);
+      if (std::get<0>(host.cpus_key) >= 0) index->by_cpus.erase(host.cpus_key);
       host.cpus_key = key;
-      if (std::get<0>(key) >= 0) pool->by_cpus.insert(key);
+      if (std::get<0>(key) >= 0) index->by_cpus.insert(key);
     }
   }
-  pool->dirty_hosts.clear();
+  index->dirty_hosts.clear();
 }
 
 std::string FreeMap::Difference(const State& state) {
   FreeMap fresh(state, policy_);
-  if (hosts_.size() != fresh.hosts_.size() || pools_.size() != fresh.pools_.size())
+  if (hosts_.size() != fresh.hosts_.size() || indexes_.size() != fresh.indexes_.size())
     return "hosts or pools";
   for (const HostId id : state.hosts()) {
     const Host& mine = hosts_[id];
@@ -527,9 +529,9 @@ std::string FreeMap::Difference(const State& state) {
                             " != ", fresh.Value(other, field));
     }
   }
-  for (size_t p = 0; p < pools_.size(); ++p) {
-    Pool& mine = pools_[p];
-    Pool& other = fresh.pools_[p];
+  for (size_t p = 0; p < indexes_.size(); ++p) {
+    PoolIndex& mine = indexes_[p];
+    PoolIndex& other = fresh.indexes_[p];
     const std::string name = absl::StrCat("pool ", p, ": ");
     SettleSums(&mine);
     fresh.SettleSums(&other);
@@ -546,7 +548,7 @@ std::string FreeMap::Difference(const State& state) {
     fresh.SettleHosts(&other);
     if (mine.by_cpus != other.by_cpus) return name + "by CPUs";
     for (const HostId id : state.hosts()) {
-      if (!mine.gpus || hosts_[id].pool != static_cast<int32_t>(p) || !hosts_[id].usable) continue;
+      if (!mine.gpus || hosts_[id].index != static_cast<int32_t>(p) || !hosts_[id].usable) continue;
       HostRoom a = mine.slices->at(hosts_[id].slot), b = other.slices->at(hosts_[id].slot);
       a.kind = b.kind = 0;  // kinds are numbered in the order they came
       if (!(a == b)) return absl::StrCat(name, "slices of ", state.HostName(id));

@@ -1,9 +1,9 @@
 // What hosts have free, to try placements on, and the place of a gang in it (SCHEDULING.md §3).
 //
 // Built once from a State, then kept: Refresh re-reads a host that an event touched, and what a
-// decision tries or takes is undone to a mark. Each pool (the hosts of one flavour in one cluster;
+// decision tries or takes is undone to a mark. Each index (the hosts of one flavour in one cluster;
 // for work without GPUs the hosts of a cluster) keeps sums by rack and the hosts ordered for
-// one-host slices. These follow lazily: a change only marks its host, the pool settles the marked
+// one-host slices. These follow lazily: a change only marks its host, the index settles the marked
 // ones when it is asked next. So a change costs the devices it touches, and a place costs the racks
 // and what it is made of.
 //
@@ -27,8 +27,7 @@
 
 namespace muster {
 
-using PlannedPart = HostSlice;
-using PlannedGang = std::vector<PlannedPart>;
+using HostSlices = std::vector<HostSlice>;
 
 // What one host has free.
 struct HostFree {
@@ -56,10 +55,10 @@ class FreeMap {
   // Gives back what the attempt holds, its workers as they want it, on usable hosts; or takes it
   // again.
   void Release(const Demand& wants, const AttemptRow& attempt);
-  void Take(const pb::TaskSpec& spec, const PlannedGang& gang);
-  void GiveBack(const pb::TaskSpec& spec, const PlannedGang& gang);
+  void Take(const pb::TaskSpec& spec, const HostSlices& slices);
+  void GiveBack(const pb::TaskSpec& spec, const HostSlices& slices);
   // Nothing that the other map doesn't have either.
-  void LimitTo(const FreeMap& other, const PlannedGang& gang);
+  void LimitTo(const FreeMap& other, const HostSlices& slices);
 
   // Nothing on the host that `free` doesn't have either; nothing at all, should it speak again or
   // not.
@@ -69,7 +68,7 @@ class FreeMap {
   HostFree Peek(HostId id) const;
   // The gang's place is free; with `silent_too` also where a host doesn't speak just now, which
   // keeps what is kept there.
-  bool Fits(const pb::TaskSpec& spec, const PlannedGang& gang, bool silent_too = false) const;
+  bool Fits(const pb::TaskSpec& spec, const HostSlices& slices, bool silent_too = false) const;
 
   // UndoTo(mark) takes back every change since Mark() gave it. Marks nest.
   size_t Mark() const { return log_.size(); }
@@ -87,20 +86,20 @@ class FreeMap {
     size_t mark_;
   };
 
-  // A place for `workers` of the task on the cell's hosts; none: there is none, by devices, CPUs,
+  // A place for `workers` of the task on the pool's hosts; none: there is none, by devices, CPUs,
   // memory, disk and the required level. On one host by the policy; else the tightest level from
   // the preferred one (tightest: island, then host) to the required one that holds them, there in
   // the domain with the least free, spread evenly over as few of its racks (blocks) as hold them,
   // on few hosts in each. Hosts in `avoid` (ascending) are used only if there is no place without
   // them. Equal places in State's order of hosts. Parts follow that order.
-  std::optional<PlannedGang> Place(const pb::TaskSpec& spec, int32_t workers, const Cell& cell,
-                                   const std::vector<HostId>& avoid = {});
+  std::optional<HostSlices> Place(const pb::TaskSpec& spec, int32_t workers, const Pool& pool,
+                                  const std::vector<HostId>& avoid = {});
 
-  // No more workers than this find a place on the cell's hosts: by counting whole devices, or CPUs.
-  int64_t AtMost(const Demand& wants, const Cell& cell);
+  // No more workers than this find a place on the pool's hosts: by counting whole devices, or CPUs.
+  int64_t AtMost(const Demand& wants, const Pool& pool);
 
-  // Devices (CPUs for work without GPUs) free on the cell's hosts, in thousandths.
-  int64_t FreeMilli(const Cell& cell, bool gpus);
+  // Devices (CPUs for work without GPUs) free on the pool's hosts, in thousandths.
+  int64_t FreeMilli(const Pool& pool, bool gpus);
 
   // "" if what the map keeps equals one built from `state`, else the first difference. For tests.
   std::string Difference(const State& state);
@@ -113,7 +112,7 @@ class FreeMap {
     kUsable = -4,
     kSilent = -5
   };  // 0 and above: a device
-  enum Dirty : uint8_t { kPoolSums = 1, kPoolSlices = 2, kSiteSums = 4, kSiteCpus = 8 };
+  enum Dirty : uint8_t { kIndexSums = 1, kIndexSlices = 2, kSiteSums = 4, kSiteCpus = 8 };
 
   using CpusKey = std::tuple<int64_t, int64_t, int32_t>;  // CPUs, memory, slot
 
@@ -122,13 +121,13 @@ class FreeMap {
     bool silent = false;  // it would be if it spoke
     uint8_t dirty = 0;
     int32_t cluster = -1;
-    int32_t slot = 0;              // in State's order
-    int32_t kind = 0;              // index in kinds_
-    int32_t pool = -1, site = -1;  // index in pools_; pool -1: no devices
-    int32_t pool_rack = 0, site_rack = 0;
+    int32_t slot = 0;               // in State's order
+    int32_t kind = 0;               // index in kinds_
+    int32_t index = -1, site = -1;  // index in index; index -1: no devices
+    int32_t index_rack = 0, site_rack = 0;
     int32_t first_device = 0, devices = 0;
     int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
-    // What the sums of its pool and its site hold of it.
+    // What the sums of its index and its site hold of it.
     int32_t counted_whole = 0;
     int64_t counted_milli = 0, counted_cpus_milli = 0;
     CpusKey cpus_key{-1, 0, 0};    // in its site's by_cpus; -1: not there
@@ -140,7 +139,7 @@ class FreeMap {
     std::vector<int32_t> whole;  // hosts by number of whole devices free
     int64_t cpus_milli = 0;
   };
-  struct Pool {
+  struct PoolIndex {
     int32_t cluster = 0;
     std::string flavour;
     bool gpus = false;  // else a site: all hosts of a cluster, for work without GPUs
@@ -186,8 +185,8 @@ class FreeMap {
 
   void Read(const State& state, HostId id);
   void SetTasks(Host* host, std::vector<SliceWish> tasks);
-  void JoinPools(const State& state, HostId id,
-                 std::map<std::pair<int32_t, std::string>, int32_t>* pool_of);
+  void JoinIndexes(const State& state, HostId id,
+                   std::map<std::pair<int32_t, std::string>, int32_t>* index_of);
   int32_t KindOf(HostKind kind);
   int64_t Value(const Host& host, int32_t field) const;
   void Store(HostId id, int32_t field, int64_t value);
@@ -196,28 +195,28 @@ class FreeMap {
   void ChangePart(const Demand& wants, HostId id, int32_t workers,
                   const std::vector<int32_t>& devices, const std::vector<int64_t>& device_milli,
                   int64_t sign);
-  Pool* PoolOf(const Cell& cell, bool gpus);
-  void SettleSums(Pool* pool);
-  void SettleHosts(Pool* pool);
-  void Count(Pool* pool, Host* host, int sign);
-  HostRoom FreeOf(const Pool& pool, const Host& host) const;
-  void LearnTypical(Pool* pool);
+  PoolIndex* IndexOf(const Pool& pool, bool gpus);
+  void SettleSums(PoolIndex* index);
+  void SettleHosts(PoolIndex* index);
+  void Count(PoolIndex* index, Host* host, int sign);
+  HostRoom FreeOf(const PoolIndex& index, const Host& host) const;
+  void LearnTypical(PoolIndex* index);
 
   // place.cc
-  std::optional<PlannedGang> PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers,
-                                     const std::vector<HostId>& avoid);
-  std::optional<PlannedPart> PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers,
-                                        bool one_island, const std::vector<HostId>& avoid);
-  std::optional<HostId> HostWithoutDevices(Pool* pool, const Demand& demand,
+  std::optional<HostSlices> PlaceIn(PoolIndex* index, const pb::TaskSpec& spec, int32_t workers,
+                                    const std::vector<HostId>& avoid);
+  std::optional<HostSlice> PlaceOnOne(PoolIndex* index, Wanted* wanted, int32_t workers,
+                                      bool one_island, const std::vector<HostId>& avoid);
+  std::optional<HostId> HostWithoutDevices(PoolIndex* index, const Demand& demand,
                                            const std::vector<HostId>& avoid);
   static Wanted WantedOf(const Demand& wants);
   const Demand& DemandAt(Wanted* wanted, const Host& host) const;
   int64_t Capacity(Wanted* wanted, HostId id) const;
   int64_t AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const;
-  int64_t FitsIn(const Pool& pool, int32_t rack, Wanted* wanted, const std::vector<HostId>& avoid,
-                 std::vector<Fit>* fits) const;
-  void Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted, PlannedGang* gang) const;
-  PlannedPart PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const;
+  int64_t FitsIn(const PoolIndex& index, int32_t rack, Wanted* wanted,
+                 const std::vector<HostId>& avoid, std::vector<Fit>* fits) const;
+  void Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted, HostSlices* slices) const;
+  HostSlice PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const;
 
   PlacementPolicy policy_;
   uint64_t built_ = 0;  // how often
@@ -228,8 +227,8 @@ class FreeMap {
   std::vector<HostId> host_at_;        // by slot
   std::vector<int16_t> device_milli_;  // of all hosts, one after the other
   std::vector<int8_t> device_island_;  // position in HostKind::islands; -1: the device is down
-  std::vector<Pool> pools_;
-  std::vector<std::vector<int32_t>> gpu_pools_;  // by cluster
+  std::vector<PoolIndex> indexes_;
+  std::vector<std::vector<int32_t>> gpu_indexes_;  // by cluster
   std::vector<Change> log_;
 };
 

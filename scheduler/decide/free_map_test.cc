@@ -89,18 +89,18 @@ struct Fleet {
     if (device >= 0 && milli < 1000) placement->add_device_milli(milli);
     system.Do(event);
   }
-  // The cell that Decide would ask for.
-  Cell CellFor(bool gpus) const {
-    Cell cell;
+  // The pool that Decide would ask for.
+  Pool PoolFor(bool gpus) const {
+    Pool pool;
     for (const HostId id : system.state.hosts()) {
-      if (!gpus || !system.state.host(id).inventory.flavour().empty()) cell.hosts.push_back(id);
+      if (!gpus || !system.state.host(id).inventory.flavour().empty()) pool.hosts.push_back(id);
     }
-    return cell;
+    return pool;
   }
-  std::string Shown(const std::optional<PlannedGang>& gang) const {
-    if (!gang.has_value()) return "none";
+  std::string Shown(const std::optional<HostSlices>& slices) const {
+    if (!slices.has_value()) return "none";
     std::vector<std::string> parts;
-    for (const PlannedPart& part : *gang) {
+    for (const HostSlice& part : *slices) {
       parts.push_back(absl::StrCat(system.state.host(part.host).name, "*", part.workers,
                                    part.devices.empty() ? "" : ":",
                                    absl::StrJoin(part.devices, ",")));
@@ -228,7 +228,7 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
     for (const HostId id : fleet.system.state.hosts())
       absl::StrAppend(&free, " [", absl::StrJoin(map.Peek(id).device_milli, ","), "]");
     EXPECT_EQ(fleet.Shown(
-                  map.Place(c.task, c.workers, fleet.CellFor(c.task.resources().gpus_milli() > 0))),
+                  map.Place(c.task, c.workers, fleet.PoolFor(c.task.resources().gpus_milli() > 0))),
               c.wanted)
         << c.why << ":" << free;
   }
@@ -237,12 +237,12 @@ TEST(Place, PutsGangsOnTheTightestLevelAndLeavesTheLargestBlocksWhole) {
 TEST(Place, AvoidsHostsThatFailedTheJobWhileThereIsAnotherPlace) {
   const Fleet fleet({TestHost{"", "", {2}}, TestHost{"", "", {2}}, TestHost{"", "", {2}}});
   FreeMap map(fleet.system.state);
-  const Cell cell = fleet.CellFor(true);
-  const HostId first = cell.hosts[0];
-  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, cell)), "h00*1:0");
-  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, cell, {first})), "h01*1:0");
-  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 4, cell, {first})), "h01*2:0,1 h02*2:0,1");
-  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 6, cell, {first})), "h00*2:0,1 h01*2:0,1 h02*2:0,1")
+  const Pool pool = fleet.PoolFor(true);
+  const HostId first = pool.hosts[0];
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, pool)), "h00*1:0");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, pool, {first})), "h01*1:0");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 4, pool, {first})), "h01*2:0,1 h02*2:0,1");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 6, pool, {first})), "h00*2:0,1 h01*2:0,1 h02*2:0,1")
       << "no place without it";
 }
 
@@ -400,16 +400,16 @@ TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
           if (task.resources().gpus_milli() == 0 || !hosts[h].islands.empty())
             allowed.push_back(twin[h]);
         }
-        const Cell cell = fleet.CellFor(task.resources().gpus_milli() > 0);
-        const std::optional<PlannedGang> gang = map.Place(task, workers, cell);
-        ASSERT_EQ(gang.has_value(), TwinHolds(allowed, task, workers))
+        const Pool pool = fleet.PoolFor(task.resources().gpus_milli() > 0);
+        const std::optional<HostSlices> slices = map.Place(task, workers, pool);
+        ASSERT_EQ(slices.has_value(), TwinHolds(allowed, task, workers))
             << "round " << round << " " << task.ShortDebugString() << " x " << workers;
-        ++(gang.has_value() ? found : none);
-        if (!gang.has_value()) continue;
-        EXPECT_TRUE(map.Fits(task, *gang));
+        ++(slices.has_value() ? found : none);
+        if (!slices.has_value()) continue;
+        EXPECT_TRUE(map.Fits(task, *slices));
         int32_t placed = 0;
         std::set<std::string> racks, blocks;
-        for (const PlannedPart& part : *gang) {
+        for (const HostSlice& part : *slices) {
           placed += part.workers;
           const HostRow& row = fleet.system.state.host(part.host);
           racks.insert(row.block + "/" + row.rack);
@@ -423,7 +423,7 @@ TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
         }
         EXPECT_EQ(placed, workers);
         if (required <= pb::HOST) {
-          EXPECT_EQ(gang->size(), 1u);
+          EXPECT_EQ(slices->size(), 1u);
         }
         if (required <= pb::RACK) {
           EXPECT_EQ(racks.size(), 1u);
@@ -453,7 +453,7 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
       // A decision that tries and undoes, with marks inside of marks.
       {
         const FreeMap::Trial trial(&map);
-        std::vector<std::pair<pb::TaskSpec, PlannedGang>> taken;
+        std::vector<std::pair<pb::TaskSpec, HostSlices>> taken;
         const size_t mark = map.Mark();
         for (int step = 0; step < 20; ++step) {
           const int64_t gpus[] = {0, 300, 1000, 2000};
@@ -469,20 +469,20 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
             taken.clear();
           } else if (what == 2) {
             map.Close(fleet.system.state.hosts()[static_cast<size_t>(upto(12))]);
-          } else if (auto gang = map.Place(task, share ? 1 : 1 + upto(5),
-                                           fleet.CellFor(task.resources().gpus_milli() > 0))) {
-            map.Take(task, *gang);
-            taken.emplace_back(task, *gang);
+          } else if (auto slices = map.Place(task, share ? 1 : 1 + upto(5),
+                                             fleet.PoolFor(task.resources().gpus_milli() > 0))) {
+            map.Take(task, *slices);
+            taken.emplace_back(task, *slices);
           }
           for (const bool on_gpus : {true, false}) {
             int64_t sum = 0;
-            for (const HostId id : fleet.CellFor(on_gpus).hosts) {
+            for (const HostId id : fleet.PoolFor(on_gpus).hosts) {
               const HostFree free = map.Peek(id);
               if (!free.usable) continue;
               for (const int64_t milli : free.device_milli) sum += on_gpus ? milli : 0;
               sum += on_gpus ? 0 : std::max<int64_t>(0, free.cpus_milli);
             }
-            ASSERT_EQ(map.FreeMilli(fleet.CellFor(on_gpus), on_gpus), sum);
+            ASSERT_EQ(map.FreeMilli(fleet.PoolFor(on_gpus), on_gpus), sum);
           }
         }
       }

@@ -151,7 +151,7 @@ class Case {
     Do(event);
   }
 
-  // A tree of depth 1 to 3 whose guarantees nest in every cell.
+  // A tree of depth 1 to 3 whose guarantees nest in every pool.
   void Queues() {
     std::map<std::string, std::map<std::string, int64_t>>
         room;  // flavour -> cluster -> milli not guaranteed yet
@@ -528,7 +528,7 @@ class Case {
       if (!error_.empty()) return acts;
     }
     if (!opened) CheckAfter(before, plan);
-    next_look_ns_ = plan.next_look_ns;
+    next_wake_ns_ = plan.next_wake_ns;
     return acts;
   }
 
@@ -536,7 +536,7 @@ class Case {
   void CheckFresh(const Plan& plan) {
     const Plan fresh = Decide(s_, now_ns_, options_);
     bool same =
-        fresh.events.size() == plan.events.size() && fresh.next_look_ns == plan.next_look_ns;
+        fresh.events.size() == plan.events.size() && fresh.next_wake_ns == plan.next_wake_ns;
     for (size_t i = 0; same && i < fresh.events.size(); ++i)
       same = fresh.events[i].SerializeAsString() == plan.events[i].SerializeAsString();
     if (!same) Fail("a fresh decision is another one");
@@ -546,42 +546,42 @@ class Case {
   void Check(const Model& m, const pb::Event& event) {
     if (event.has_attempt_placed()) {
       const pb::AttemptPlaced& e = event.attempt_placed();
-      const Base* base = BaseOf(m, s_, e.key());
+      const Gang* gang = BaseOf(m, s_, e.key());
       ++totals_.starts;
-      if (base == nullptr) return Fail("starts what is no unit");
-      const Cell& cell = m.cells[base->entitled ? base->charge : 0];
-      if (base->entitled && (s_.clusters()[cell.cluster].name != e.cluster() ||
-                             (!e.flavour().empty() && m.flavours[cell.flavour] != e.flavour()))) {
-        Fail(absl::StrCat("job ", base->ref.job, " starts outside its charged cell"));
+      if (gang == nullptr) return Fail("starts what is no unit");
+      const Pool& pool = m.pools[gang->entitled ? gang->charge : 0];
+      if (gang->entitled && (s_.clusters()[pool.cluster].name != e.cluster() ||
+                             (!e.flavour().empty() && m.flavours[pool.flavour] != e.flavour()))) {
+        Fail(absl::StrCat("job ", gang->ref.job, " starts outside its charged pool"));
       }
-      if (base->entitled && e.workers() > base->entitled_workers())
+      if (gang->entitled && e.workers() > gang->entitled_workers())
         Fail("starts with more workers than S grants");
-      if (!base->entitled) {
+      if (!gang->entitled) {
         ++totals_.backfills;
-        const TaskRow& row = s_.FindJob(base->ref.job)->tasks[base->ref.task];
+        const TaskRow& row = s_.FindJob(gang->ref.job)->tasks[gang->ref.task];
         if (row.evicted_round == s_.round())
-          Fail(absl::StrCat("job ", base->ref.job,
+          Fail(absl::StrCat("job ", gang->ref.job,
                             " is backfilled in the round in which it was evicted"));
       }
-      claims_.erase(base->ref);
+      claims_.erase(gang->ref);
     }
     if (event.has_attempt_lost()) ++totals_.lost;
     if (event.has_reservation()) ++totals_.reservations;
     if (!event.has_attempt_stopping()) return;
     const pb::AttemptStopping& e = event.attempt_stopping();
-    const Base* victim = BaseOf(m, s_, e.key());
+    const Gang* victim = BaseOf(m, s_, e.key());
     if (e.cause() == pb::RESIZE) ++totals_.growths;
     const bool held =
         victim != nullptr && victim->leaf >= 0 && s_.queues().nodes[victim->leaf].held;
     if (held && e.cause() == pb::RESIZE)
       Fail(absl::StrCat("job ", victim->ref.job, " of a held queue grows"));
     if (e.cause() != pb::PREEMPTION) return;
-    const Base* claimant = BaseOf(m, s_, e.claimant());
+    const Gang* claimant = BaseOf(m, s_, e.claimant());
     if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
     const AttemptRow& attempt =
         *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
     const bool moves =
-        e.next_workers() == attempt.workers;  // to other devices of its cell (decision 024)
+        e.next_workers() == attempt.workers;  // to other devices of its pool (decision 024)
     ++(moves ? totals_.moves : e.next_workers() > 0 ? totals_.shrinks : totals_.evictions);
     const bool beside = victim->gpus != claimant->gpus;  // it stands on their hosts without devices
     if (victim->gpus && !claimant->gpus)
@@ -595,7 +595,7 @@ class Case {
       if (!claimant->guaranteed ||
           claimant->row->waiting_since_ns + options_.min_runtime_ns > now_ns_)
         Fail("moves others for a claim that isn't overdue");
-      if (!victim->entitled || victim->charge != victim->bound_cell || attempt.parts.size() != 1)
+      if (!victim->entitled || victim->charge != victim->bound_pool || attempt.parts.size() != 1)
         Fail("moves what has no place in S on one host");
       claims_.insert(victim->ref);
     }
@@ -607,7 +607,7 @@ class Case {
                                         : claimant->min_workers);
     }
     if (!claimant->entitled) Fail("a claim for what is not entitled");
-    const bool mover = victim->entitled && victim->charge != victim->bound_cell;
+    const bool mover = victim->entitled && victim->charge != victim->bound_pool;
     if (victim->entitled && !mover && e.next_workers() < victim->entitled_workers())
       Fail("stops units of S");
     if (attempt.place_round == s_.round())
@@ -631,10 +631,10 @@ class Case {
 
   static std::string Text(const Model& model) {
     std::string text;
-    for (const Base& base : model.bases) {
-      if (base.entitled)
-        absl::StrAppend(&text, base.ref.job, "/", base.ref.task, ":", base.entitled_workers(), "@",
-                        base.charge, " ");
+    for (const Gang& gang : model.gangs) {
+      if (gang.entitled)
+        absl::StrAppend(&text, gang.ref.job, "/", gang.ref.task, ":", gang.entitled_workers(), "@",
+                        gang.charge, " ");
     }
     return text;
   }
@@ -708,8 +708,8 @@ class Case {
       if (effects > kSettlesWithin) return Fail("doesn't settle");
       if (moving || acts > 0) continue;
       if (InTransit()) continue;
-      if (next_look_ns_ >= now_ns_ + kHour || ++jumps > 60) break;
-      Advance(std::max<int64_t>(0, next_look_ns_ - now_ns_));
+      if (next_wake_ns_ >= now_ns_ + kHour || ++jumps > 60) break;
+      Advance(std::max<int64_t>(0, next_wake_ns_ - now_ns_));
     }
     if (!error_.empty()) return;
     totals_.steps_to_settle_max = std::max<int64_t>(totals_.steps_to_settle_max, effects);
@@ -752,41 +752,41 @@ class Case {
     std::vector<int> waits(
         s_.clusters().size(),
         0);  // units of S without a place, and what is kept for others, by cluster
-    for (const Base& base : m.bases) {
-      if (!base.entitled) continue;
+    for (const Gang& gang : m.gangs) {
+      if (!gang.entitled) continue;
       ++totals_.entitled;
       // What may be lost and found no other place is a claimant like what waits (SCHEDULING.md §2):
       // a limit's rest may be its own.
-      if (!base.wants_place() && !(base.may_be_lost && !base.ComesBack())) continue;
-      totals_.entitled_waiting += base.wants_place();
-      if (base.row->reservation == nullptr) ++waits[m.cells[base.charge].cluster];
+      if (!gang.wants_place() && !(gang.may_be_lost && !gang.ComesBack())) continue;
+      totals_.entitled_waiting += gang.wants_place();
+      if (gang.row->reservation == nullptr) ++waits[m.pools[gang.charge].cluster];
     }
     for (const TaskRef& ref : s_.reserved_tasks())
       ++waits[s_.FindJob(ref.job)->tasks[ref.task].reservation->cluster];
-    for (const Base& base : m.bases) {
-      if (!base.wants_place() || base.cells.empty() || base.row->backoff_until_ns > now_ns_)
+    for (const Gang& gang : m.gangs) {
+      if (!gang.wants_place() || gang.pools.empty() || gang.row->backoff_until_ns > now_ns_)
         continue;
-      if (base.entitled) {
-        if (claims_.contains(base.ref) && claim_round_ == s_.round()) {
-          Fail(absl::StrCat("job ", base.ref.job, " had others stopped for it and doesn't run"));
+      if (gang.entitled) {
+        if (claims_.contains(gang.ref) && claim_round_ == s_.round()) {
+          Fail(absl::StrCat("job ", gang.ref.job, " had others stopped for it and doesn't run"));
         }
-        if (waits[m.cells[base.charge].cluster] != 1) continue;
-        if (Fits(m, base, base.charge, &map))
-          Fail(absl::StrCat("job ", base.ref.job, " is entitled, has room and waits"));
-        if (base.guaranteed && base.gpus && !HoldsOnSilentHosts(base) &&
-            base.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ &&
-            FitsWithoutOthers(m, base)) {
-          Fail(absl::StrCat("job ", base.ref.job,
+        if (waits[m.pools[gang.charge].cluster] != 1) continue;
+        if (Fits(m, gang, gang.charge, &map))
+          Fail(absl::StrCat("job ", gang.ref.job, " is entitled, has room and waits"));
+        if (gang.guaranteed && gang.gpus && !HoldsOnSilentHosts(gang) &&
+            gang.row->waiting_since_ns + options_.min_runtime_ns <= now_ns_ &&
+            FitsWithoutOthers(m, gang)) {
+          Fail(absl::StrCat("job ", gang.ref.job,
                             " is guaranteed its place, and waits for what is outside S"));
         }
         continue;
       }
-      if (base.row->evicted_round == s_.round()) continue;
-      for (size_t i = 0; i < base.cells.size(); ++i) {
-        if (!base.opened[i] || std::any_of(waits.begin(), waits.end(), [](int n) { return n > 0; }))
+      if (gang.row->evicted_round == s_.round()) continue;
+      for (size_t i = 0; i < gang.pools.size(); ++i) {
+        if (!gang.opened[i] || std::any_of(waits.begin(), waits.end(), [](int n) { return n > 0; }))
           continue;
-        if (Fits(m, base, base.cells[i], &map))
-          Fail(absl::StrCat("job ", base.ref.job,
+        if (Fits(m, gang, gang.pools[i], &map))
+          Fail(absl::StrCat("job ", gang.ref.job,
                             " is outside S, has room that nobody waits for, and waits"));
       }
     }
@@ -796,67 +796,67 @@ class Case {
     CheckPromise(m);
   }
 
-  // Of the flavour, or of CPUs beside devices, what starting `base` would leave within every limit
+  // Of the flavour, or of CPUs beside devices, what starting `gang` would leave within every limit
   // above it.
-  bool WithinLimits(const Model& m, const Base& base, int32_t flavour, int64_t worker_milli,
-                    int64_t Base::*counted) {
-    for (int32_t n = base.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
+  bool WithinLimits(const Model& m, const Gang& gang, int32_t flavour, int64_t worker_milli,
+                    int64_t Gang::*counted) {
+    for (int32_t n = gang.leaf; n >= 0; n = s_.queues().nodes[n].parent) {
       const auto quota = s_.queues().nodes[n].spec.quota().find(m.flavours[flavour]);
       if (quota == s_.queues().nodes[n].spec.quota().end() || !quota->second.has_limit_milli())
         continue;
       int64_t used = 0;
-      for (const Base& other : m.bases) {
-        if (other.current == nullptr || other.bound_cell < 0) continue;
+      for (const Gang& other : m.gangs) {
+        if (other.current == nullptr || other.bound_pool < 0) continue;
         int32_t up = other.leaf;
         while (up > n) up = s_.queues().nodes[up].parent;
         if (up != n) continue;
-        if (m.cells[other.bound_cell].flavour == flavour)
+        if (m.pools[other.bound_pool].flavour == flavour)
           used += other.worker_milli * other.current->workers;
         if (counted != nullptr) used += other.*counted * other.current->workers;
       }
-      if (used + worker_milli * base.min_workers > quota->second.limit_milli()) return false;
+      if (used + worker_milli * gang.min_workers > quota->second.limit_milli()) return false;
     }
     return true;
   }
 
-  bool Fits(const Model& m, const Base& base, int32_t cell, FreeMap* map) {
-    const int32_t flavour = m.cells[cell].flavour;
-    if (!WithinLimits(m, base, flavour, base.worker_milli,
-                      flavour == m.cpu ? &Base::worker_cpus_milli : nullptr))
+  bool Fits(const Model& m, const Gang& gang, int32_t pool, FreeMap* map) {
+    const int32_t flavour = m.pools[pool].flavour;
+    if (!WithinLimits(m, gang, flavour, gang.worker_milli,
+                      flavour == m.cpu ? &Gang::worker_cpus_milli : nullptr))
       return false;
-    if (base.worker_cpus_milli > 0 &&
-        !WithinLimits(m, base, m.cpu, base.worker_cpus_milli, &Base::worker_cpus_milli))
+    if (gang.worker_cpus_milli > 0 &&
+        !WithinLimits(m, gang, m.cpu, gang.worker_cpus_milli, &Gang::worker_cpus_milli))
       return false;
-    return map->Place(*base.spec, base.min_workers, m.cells[cell]).has_value();
+    return map->Place(*gang.spec, gang.min_workers, m.pools[pool]).has_value();
   }
 
   // Where nothing ran that is outside S and may be stopped for it.
-  bool FitsWithoutOthers(const Model& m, const Base& base) {
+  bool FitsWithoutOthers(const Model& m, const Gang& gang) {
     FreeMap map(s_);
-    for (const Base& other : m.bases) {
-      if (!other.running() || other.entitled || !other.hosts_up || other.bound_cell < 0 ||
+    for (const Gang& other : m.gangs) {
+      if (!other.running() || other.entitled || !other.hosts_up || other.bound_pool < 0 ||
           other.place_round == s_.round())
         continue;
-      if (other.leaf == base.leaf &&
-          other.priority >= base.priority + (other.gpus || other.ref.job == base.ref.job ? 0 : 1))
+      if (other.leaf == gang.leaf &&
+          other.priority >= gang.priority + (other.gpus || other.ref.job == gang.ref.job ? 0 : 1))
         continue;
       map.Release(other.wants, *other.current);
     }
-    return Fits(m, base, base.charge, &map);
+    return Fits(m, gang, gang.charge, &map);
   }
 
   // What others were to give back they have given back by now, or it is theirs again; a host of it
   // that is silent may be back.
-  bool HoldsOnSilentHosts(const Base& base) {
-    const Reservation* held = base.row->reservation.get();
+  bool HoldsOnSilentHosts(const Gang& gang) {
+    const Reservation* held = gang.row->reservation.get();
     return held != nullptr && held->held &&
            std::any_of(held->parts.begin(), held->parts.end(), [&](const HostSlice& part) {
              return s_.host(part.host).state == pb::HOST_SILENT;
            });
   }
 
-  // With all capacity healthy, a base that in leaf order fits what its leaf's share in one of its
-  // cells still leaves is in S.
+  // With all capacity healthy, a gang that in leaf order fits what its leaf's share in one of its
+  // pools still leaves is in S.
   void CheckPromise(const Model& m) {
     for (const HostId id : s_.hosts()) {
       const HostRow& host = s_.host(id);
@@ -865,40 +865,40 @@ class Case {
         if (!device.healthy()) return;
       }
     }
-    std::map<int32_t, std::vector<const Base*>> leaves;
-    for (const Base& base : m.bases) {
-      if (!base.cells.empty()) leaves[base.leaf].push_back(&base);
+    std::map<int32_t, std::vector<const Gang*>> leaves;
+    for (const Gang& gang : m.gangs) {
+      if (!gang.pools.empty()) leaves[gang.leaf].push_back(&gang);
     }
-    for (auto& [leaf, bases] : leaves) {
+    for (auto& [leaf, gangs] : leaves) {
       if (!s_.queues().leaf(leaf)) continue;  // an edit made it one
-      std::sort(bases.begin(), bases.end(), [](const Base* x, const Base* y) {
+      std::sort(gangs.begin(), gangs.end(), [](const Gang* x, const Gang* y) {
         return std::make_tuple(-x->job->spec->priority(), x->job->submit_ns, x->ref) <
                std::make_tuple(-y->job->spec->priority(), y->job->submit_ns, y->ref);
       });
       std::map<int32_t, int64_t> used;
-      for (const Base* base : bases) {
-        const int64_t demand = base->worker_milli * base->min_workers;
-        if (base->entitled) {
-          used[base->charge] += demand;
+      for (const Gang* gang : gangs) {
+        const int64_t demand = gang->worker_milli * gang->min_workers;
+        if (gang->entitled) {
+          used[gang->charge] += demand;
           continue;
         }
-        if (base->job->tasks.size() > 1)
+        if (gang->job->tasks.size() > 1)
           continue;  // a sibling may have bound it to another cluster
-        if (base->worker_cpus_milli > 0) continue;  // a limit on CPUs may keep it out
-        for (const int32_t c : base->cells) {
+        if (gang->worker_cpus_milli > 0) continue;  // a limit on CPUs may keep it out
+        for (const int32_t c : gang->pools) {
           const auto& quotas = s_.queues().nodes[leaf].spec.quota();
-          const auto quota = quotas.find(m.flavours[m.cells[c].flavour]);
+          const auto quota = quotas.find(m.flavours[m.pools[c].flavour]);
           if (quota == quotas.end()) continue;
-          const auto beside = [](const Base* other) {
+          const auto beside = [](const Gang* other) {
             return other->entitled && other->worker_cpus_milli > 0;
           };
-          if (m.cells[c].flavour == m.cpu && std::any_of(bases.begin(), bases.end(), beside))
+          if (m.pools[c].flavour == m.cpu && std::any_of(gangs.begin(), gangs.end(), beside))
             continue;  // their CPUs count against it
           const auto share =
-              quota->second.guarantee_per_cluster().find(s_.clusters()[m.cells[c].cluster].name);
+              quota->second.guarantee_per_cluster().find(s_.clusters()[m.pools[c].cluster].name);
           if (share != quota->second.guarantee_per_cluster().end() &&
               demand <= share->second - used[c]) {
-            Fail(absl::StrCat("job ", base->ref.job, " fits its queue's guarantee and isn't in S"));
+            Fail(absl::StrCat("job ", gang->ref.job, " fits its queue's guarantee and isn't in S"));
           }
         }
       }
@@ -914,7 +914,7 @@ class Case {
   Decider decider_;
   ModelUpkeep upkeep_;
   uint64_t round_ = 0;  // before the plan's own events
-  int64_t now_ns_ = 0, next_look_ns_ = 0;
+  int64_t now_ns_ = 0, next_wake_ns_ = 0;
   int step_ = 0;
   uint64_t tree_version_ = 0;
   std::string error_;

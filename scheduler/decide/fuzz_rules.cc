@@ -16,18 +16,18 @@ namespace {
 
 using Use = std::vector<int64_t>;  // as Model::use
 
-void AddUse(const Model& m, const Base& base, int32_t cell, int64_t workers, Use* use) {
-  for (int32_t n = base.leaf; n >= 0; n = m.parent[n]) {
-    (*use)[n * m.flavours.size() + m.cells[cell].flavour] += workers * base.worker_milli;
-    (*use)[n * m.flavours.size() + m.cpu] += workers * base.worker_cpus_milli;
+void AddUse(const Model& m, const Gang& gang, int32_t pool, int64_t workers, Use* use) {
+  for (int32_t n = gang.leaf; n >= 0; n = m.parent[n]) {
+    (*use)[n * m.flavours.size() + m.pools[pool].flavour] += workers * gang.worker_milli;
+    (*use)[n * m.flavours.size() + m.cpu] += workers * gang.worker_cpus_milli;
   }
 }
 
 // The level of the claimant's queue, with `after` and its demand, is no higher than that of the
 // victim's, with `before` and what the victim adds to it: how far the two queues below the nearest
 // one that they share are over their guarantees, by weight.
-bool NoHigher(const Model& m, const Base& claimant, int64_t demand, const Use& after,
-              const Base& victim, int64_t adds, const Use& before) {
+bool NoHigher(const Model& m, const Gang& claimant, int64_t demand, const Use& after,
+              const Gang& victim, int64_t adds, const Use& before) {
   std::vector<int32_t> mine, theirs;  // from the root down
   for (int32_t n = claimant.leaf; n >= 0; n = m.parent[n]) mine.insert(mine.begin(), n);
   for (int32_t n = victim.leaf; n >= 0; n = m.parent[n]) theirs.insert(theirs.begin(), n);
@@ -35,7 +35,7 @@ bool NoHigher(const Model& m, const Base& claimant, int64_t demand, const Use& a
   while (i < mine.size() && i < theirs.size() && mine[i] == theirs[i]) ++i;
   if (i == mine.size() || i == theirs.size())
     return true;  // one queue, or a queue that is there no more
-  const int32_t flavour = m.cells[claimant.charge].flavour;
+  const int32_t flavour = m.pools[claimant.charge].flavour;
   const auto level = [&](int32_t n, int64_t used) -> std::array<int64_t, 3> {  // rank, over, weight
     const FlavourQuota& quota = m.quota[n * m.flavours.size() + flavour];
     const int64_t over = quota.listed ? used - quota.guarantee_milli : 0;
@@ -52,7 +52,7 @@ bool NoHigher(const Model& m, const Base& claimant, int64_t demand, const Use& a
 
 // The host's part of both, in one device or in what its workers take of the host, is more than
 // there is.
-bool Clash(const HostRow& host, const Base& a, const pb::Placement& of_a, const Base& b,
+bool Clash(const HostRow& host, const Gang& a, const pb::Placement& of_a, const Gang& b,
            const pb::Placement& of_b) {
   std::map<int32_t, int64_t> taken;
   for (const pb::Placement* placement : {&of_a, &of_b}) {
@@ -72,10 +72,10 @@ bool Clash(const HostRow& host, const Base& a, const pb::Placement& of_a, const 
 
 }  // namespace
 
-const Base* BaseOf(const Model& model, const State& state, const pb::AttemptKey& key) {
+const Gang* BaseOf(const Model& model, const State& state, const pb::AttemptKey& key) {
   const JobRow* job = state.FindJobByUid(key.job_uid());
-  const auto it = model.base_of.find({job->number, TaskIndex(*job->spec, key.task())});
-  return it == model.base_of.end() ? nullptr : &model.bases[it->second];
+  const auto it = model.gang_of.find({job->number, TaskIndex(*job->spec, key.task())});
+  return it == model.gang_of.end() ? nullptr : &model.gangs[it->second];
 }
 
 std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOptions& options,
@@ -110,27 +110,27 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
   };
   if (acts(plan) != acts(anew)) return "what was told of reservations changes what is done";
 
-  std::vector<std::pair<const Base*, const pb::ReservationChanged*>> reserved;
-  std::map<int32_t, int> in_cell;
+  std::vector<std::pair<const Gang*, const pb::ReservationChanged*>> reserved;
+  std::map<int32_t, int> in_pool;
   for (const pb::Event& event : anew.events) {
     if (!event.has_reservation() || event.reservation().placements().empty() ||
         event.reservation().held())
       continue;
     const pb::ReservationChanged& e = event.reservation();
-    const Base* base = BaseOf(m, state, e.key());
-    if (base == nullptr || !base->entitled || !base->wants_place())
+    const Gang* gang = BaseOf(m, state, e.key());
+    if (gang == nullptr || !gang->entitled || !gang->wants_place())
       return "reserves for what is no waiting unit of S";
-    const std::string what = absl::StrCat("the reservation of job ", base->ref.job);
-    const Cell& cell = m.cells[base->charge];
-    const bool there = e.cluster() == state.clusters()[cell.cluster].name &&
-                       (e.flavour().empty() || e.flavour() == m.flavours[cell.flavour]);
-    if (!there) return what + " is outside its charged cell";
+    const std::string what = absl::StrCat("the reservation of job ", gang->ref.job);
+    const Pool& pool = m.pools[gang->charge];
+    const bool there = e.cluster() == state.clusters()[pool.cluster].name &&
+                       (e.flavour().empty() || e.flavour() == m.flavours[pool.flavour]);
+    if (!there) return what + " is outside its charged pool";
     if (e.start_ns() != 0 && e.start_ns() < now_ns) return what + " begins in the past";
-    const bool starves = base->row->waiting_since_ns + options.starve_after_ns <= now_ns;
-    if (!e.draining() && (e.start_ns() == 0 || (starves && base->guaranteed)))
+    const bool starves = gang->row->waiting_since_ns + options.starve_after_ns <= now_ns;
+    if (!e.draining() && (e.start_ns() == 0 || (starves && gang->guaranteed)))
       return what + " doesn't drain";
-    if (++in_cell[base->charge] > 4) return "more than four reservations in a cell";
-    reserved.emplace_back(base, &e);
+    if (++in_pool[gang->charge] > 4) return "more than four reservations in a pool";
+    reserved.emplace_back(gang, &e);
   }
 
   Use use = m.use;  // with what starts, in the plan's order
@@ -139,67 +139,67 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     claimants.insert(event.attempt_stopping().claimant().ShortDebugString());
   for (const pb::Event& event : plan.events) {
     if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::RESIZE) {
-      const Base& base = *BaseOf(m, state, event.attempt_stopping().key());
+      const Gang& gang = *BaseOf(m, state, event.attempt_stopping().key());
       if (claimants.contains(
-              KeyOf(*base.job, base.ref.task, base.row->next_attempt).ShortDebugString()))
+              KeyOf(*gang.job, gang.ref.task, gang.row->next_attempt).ShortDebugString()))
         continue;  // with others' devices
-      AddUse(m, base, base.bound_cell, event.attempt_stopping().next_workers() - base.workers,
+      AddUse(m, gang, gang.bound_pool, event.attempt_stopping().next_workers() - gang.workers,
              &use);
     }
     if (!event.has_attempt_placed()) continue;
     const pb::AttemptPlaced& e = event.attempt_placed();
-    const Base& base = *BaseOf(m, state, e.key());
-    const int32_t cell = m.CellOf(state.FindCluster(e.cluster()),
+    const Gang& gang = *BaseOf(m, state, e.key());
+    const int32_t pool = m.PoolOf(state.FindCluster(e.cluster()),
                                   e.flavour().empty() ? m.cpu : m.FlavourIndex(e.flavour()));
-    int64_t left_ns = base.limit_left_ns;
-    if (base.history_left_ns > 0 && base.history_left_ns < left_ns)
-      left_ns = base.history_left_ns;  // what ran longer than its history isn't expected to end
+    int64_t left_ns = gang.limit_left_ns;
+    if (gang.history_left_ns > 0 && gang.history_left_ns < left_ns)
+      left_ns = gang.history_left_ns;  // what ran longer than its history isn't expected to end
     const int64_t end_ns = left_ns == kUnbounded ? 0 : now_ns + std::max<int64_t>(0, left_ns);
     // What has left S since devices were freed for it starts on these, whoever has reserved them
     // meanwhile (decision 016).
     const bool own =
-        !base.entitled && base.row->reservation != nullptr && base.row->reservation->held;
+        !gang.entitled && gang.row->reservation != nullptr && gang.row->reservation->held;
     for (const auto& [claimant, reservation] : reserved) {
-      const bool beside = claimant->gpus && !base.gpus && m.CpusBeside(claimant->charge) == cell;
-      if ((claimant->charge != cell && !beside) || claimant == &base || own) continue;
+      const bool beside = claimant->gpus && !gang.gpus && m.CpusBeside(claimant->charge) == pool;
+      if ((claimant->charge != pool && !beside) || claimant == &gang || own) continue;
       bool together = false, clash = false;
       for (const pb::Placement& kept : reservation->placements()) {
         for (const pb::Placement& placed : e.placements()) {
           if (kept.host() != placed.host()) continue;
           together = true;
           clash = clash || Clash(state.host(state.FindHost(e.cluster(), kept.host())), *claimant,
-                                 kept, base, placed);
+                                 kept, gang, placed);
         }
       }
-      if (!together || (!clash && (base.entitled || !reservation->draining()))) continue;
+      if (!together || (!clash && (gang.entitled || !reservation->draining()))) continue;
       const int64_t start_ns = reservation->start_ns();
       ++*lent;
       if (start_ns != 0 && end_ns != 0 && end_ns <= start_ns) continue;
       const std::string what =
-          absl::StrCat("job ", base.ref.job, " starts on what is reserved for job ",
+          absl::StrCat("job ", gang.ref.job, " starts on what is reserved for job ",
                        claimant->ref.job, " from ", (start_ns - now_ns) / kSecond, " s on");
-      if (base.entitled) return what + ", both of S";
+      if (gang.entitled) return what + ", both of S";
       if (reservation->draining()) return what + ", which drains";
-      const int64_t own_ns = state.queues().nodes[base.leaf].min_runtime_ns;
+      const int64_t own_ns = state.queues().nodes[gang.leaf].min_runtime_ns;
       const int64_t protected_ns = claimant->guaranteed ? 0
                                    : own_ns != 0        ? own_ns
                                                         : options.min_runtime_ns;
-      const int64_t adds = base.worker_milli * e.workers(),
+      const int64_t adds = gang.worker_milli * e.workers(),
                     demand = claimant->worker_milli * claimant->min_workers;
-      if (base.leaf == claimant->leaf &&
-          base.priority >= claimant->priority + (beside && base.ref.job != claimant->ref.job))
+      if (gang.leaf == claimant->leaf &&
+          gang.priority >= claimant->priority + (beside && gang.ref.job != claimant->ref.job))
         return what + ", an equal of its own queue";
-      if (now_ns + protected_ns + base.spec->grace_ns() > start_ns)
+      if (now_ns + protected_ns + gang.spec->grace_ns() > start_ns)
         return what + ", and can't be stopped by then";
       if (adds > 4 * (beside ? claimant->host_cpus_milli * claimant->min_workers : demand))
         return what + ", and is more than four times as large";
       // Where the plan left out again what it had counted, it looks again at once.
-      const bool counted = plan.next_look_ns > now_ns;
+      const bool counted = plan.next_wake_ns > now_ns;
       if (!claimant->guaranteed && !beside && counted &&
-          !NoHigher(m, *claimant, demand, use, base, adds, use))
+          !NoHigher(m, *claimant, demand, use, gang, adds, use))
         return what + ", whose level is higher";
     }
-    AddUse(m, base, cell, e.workers(), &use);
+    AddUse(m, gang, pool, e.workers(), &use);
   }
   return "";
 }
@@ -207,10 +207,10 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
 std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOptions& options,
                         const Model& m, const Plan& plan, int64_t* judged) {
   struct Claim {
-    const Base* claimant = nullptr;
+    const Gang* claimant = nullptr;
     int64_t evicted = 0, moved = 0;                // of what has devices if it has
     int64_t evicted_beside = 0, moved_beside = 0;  // of what hasn't, for one that has
-    std::vector<const Base*> victims;
+    std::vector<const Gang*> victims;
   };
   std::map<TaskRef, Claim> claims;
   std::map<TaskRef, int32_t> grow;  // to so many workers
@@ -218,11 +218,11 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
   bool alone = true;  // nothing else is placed or held: what is used is known without the order of
                       // the decision
   Use before = m.use;
-  for (const Base& base : m.bases) {
-    if (!base.stopping || base.bound_cell < 0 || base.may_be_lost) continue;
-    const int64_t since_ns = std::max(base.current->stop_ns, state.listens_since_ns());
-    if (since_ns + base.current->grace_ns + 2 * kMinute > now_ns)
-      AddUse(m, base, base.bound_cell, -base.workers, &before);
+  for (const Gang& gang : m.gangs) {
+    if (!gang.stopping || gang.bound_pool < 0 || gang.may_be_lost) continue;
+    const int64_t since_ns = std::max(gang.current->stop_ns, state.listens_since_ns());
+    if (since_ns + gang.current->grace_ns + 2 * kMinute > now_ns)
+      AddUse(m, gang, gang.bound_pool, -gang.workers, &before);
   }
   for (const TaskRef& ref : state.reserved_tasks())
     alone = alone && !state.FindJob(ref.job)->tasks[ref.task].reservation->held;
@@ -233,51 +233,51 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
     alone = alone && !event.has_attempt_placed() && !event.has_attempt_lost();
     if (!event.has_attempt_stopping()) continue;
     const pb::AttemptStopping& e = event.attempt_stopping();
-    const Base* base = BaseOf(m, state, e.key());
-    if (base == nullptr) continue;
+    const Gang* gang = BaseOf(m, state, e.key());
+    if (gang == nullptr) continue;
     if (e.cause() == pb::RESIZE) {
-      grow[base->ref] = e.next_workers();
+      grow[gang->ref] = e.next_workers();
     } else if (e.cause() == pb::PREEMPTION) {
-      const Base* claimant = BaseOf(m, state, e.claimant());
+      const Gang* claimant = BaseOf(m, state, e.claimant());
       if (claimant == nullptr) continue;
       Claim& claim = claims[claimant->ref];
       claim.claimant = claimant;
-      claim.victims.push_back(base);
-      if (e.next_workers() == base->workers) {
-        (base->gpus == claimant->gpus ? claim.moved : claim.moved_beside) +=
-            base->worker_milli * base->workers;
+      claim.victims.push_back(gang);
+      if (e.next_workers() == gang->workers) {
+        (gang->gpus == claimant->gpus ? claim.moved : claim.moved_beside) +=
+            gang->worker_milli * gang->workers;
       } else {
-        (base->gpus == claimant->gpus ? claim.evicted : claim.evicted_beside) +=
-            base->worker_milli * (base->workers - e.next_workers());
+        (gang->gpus == claimant->gpus ? claim.evicted : claim.evicted_beside) +=
+            gang->worker_milli * (gang->workers - e.next_workers());
         // What only moves goes on counting where its queues stand.
-        const bool moves = base->entitled && base->charge != base->bound_cell &&
-                           m.cells[base->charge].flavour == m.cells[base->bound_cell].flavour;
-        if (!moves) AddUse(m, *base, base->bound_cell, e.next_workers() - base->workers, &after);
+        const bool moves = gang->entitled && gang->charge != gang->bound_pool &&
+                           m.pools[gang->charge].flavour == m.pools[gang->bound_pool].flavour;
+        if (!moves) AddUse(m, *gang, gang->bound_pool, e.next_workers() - gang->workers, &after);
       }
-    } else if (!base->may_be_lost && base->bound_cell >= 0) {
-      AddUse(m, *base, base->bound_cell, -base->workers, &before);
-      AddUse(m, *base, base->bound_cell, -base->workers, &after);
+    } else if (!gang->may_be_lost && gang->bound_pool >= 0) {
+      AddUse(m, *gang, gang->bound_pool, -gang->workers, &before);
+      AddUse(m, *gang, gang->bound_pool, -gang->workers, &after);
     }
   }
   for (const auto& [ref, workers] : grow) alone = alone && claims.contains(ref);
   for (const auto& [ref, claim] : claims) {
     held.erase(ref);
-    for (const Base* victim : claim.victims) held.erase(victim->ref);
+    for (const Gang* victim : claim.victims) held.erase(victim->ref);
   }
   alone = alone && claims.size() == 1 && held.empty();
   for (const auto& [ref, claim] : claims) {
-    const Base& claimant = *claim.claimant;
+    const Gang& claimant = *claim.claimant;
     const bool grows = grow.contains(ref);
     const int64_t asks = grows ? grow[ref] - claimant.workers : claimant.min_workers;
     const int64_t demand = claimant.worker_milli * asks,
                   demand_beside = claimant.host_cpus_milli * asks;
     int64_t asked = 0, asked_beside = 0;  // by all that waits for the same
-    for (const Base& base : m.bases) {
-      const bool same = base.charge == claimant.charge && base.leaf == claimant.leaf &&
-                        base.guaranteed == claimant.guaranteed;
-      if (!same || !base.entitled || !base.wants_place() || grows) continue;
-      asked += base.worker_milli * base.min_workers;
-      asked_beside += base.host_cpus_milli * base.min_workers;
+    for (const Gang& gang : m.gangs) {
+      const bool same = gang.charge == claimant.charge && gang.leaf == claimant.leaf &&
+                        gang.guaranteed == claimant.guaranteed;
+      if (!same || !gang.entitled || !gang.wants_place() || grows) continue;
+      asked += gang.worker_milli * gang.min_workers;
+      asked_beside += gang.host_cpus_milli * gang.min_workers;
     }
     // Decision 024.
     const bool overdue = claimant.guaranteed && claimant.wants_place() &&
@@ -294,7 +294,7 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
                           " of CPUs for job ", ref.job, ", which asks for ", demand_beside);
     }
     if (!alone || (claimant.guaranteed && !grows)) continue;
-    for (const Base* victim : claim.victims) {
+    for (const Gang* victim : claim.victims) {
       if (victim->gpus != claimant.gpus) continue;
       ++*judged;
       if (NoHigher(m, claimant, demand, after, *victim, 0, before)) continue;

@@ -26,7 +26,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
 std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOptions& options,
                         const Model& model, const Plan& plan, int64_t* judged);
 
-// The base of an attempt; nullptr if it is no unit.
-const Base* BaseOf(const Model& model, const State& state, const pb::AttemptKey& key);
+// The gang of an attempt; nullptr if it is no unit.
+const Gang* BaseOf(const Model& model, const State& state, const pb::AttemptKey& key);
 
 }  // namespace muster

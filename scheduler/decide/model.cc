@@ -23,21 +23,21 @@ const TaskRow& NoTask() {
 
 }  // namespace
 
-Base::Base() : job(&NoJob()), row(&NoTask()), spec(&pb::TaskSpec::default_instance()) {}
+Gang::Gang() : job(&NoJob()), row(&NoTask()), spec(&pb::TaskSpec::default_instance()) {}
 
 int32_t Model::FlavourIndex(const std::string& flavour) const {
   const auto it = std::lower_bound(flavours.begin(), flavours.end(), flavour);
   return it == flavours.end() || *it != flavour ? -1 : static_cast<int32_t>(it - flavours.begin());
 }
 
-int32_t Model::CellOf(int32_t cluster, int32_t flavour) const {
-  const auto it = std::lower_bound(cells.begin(), cells.end(), std::make_pair(cluster, flavour),
-                                   [](const Cell& cell, const auto& wanted) {
-                                     return std::make_pair(cell.cluster, cell.flavour) < wanted;
+int32_t Model::PoolOf(int32_t cluster, int32_t flavour) const {
+  const auto it = std::lower_bound(pools.begin(), pools.end(), std::make_pair(cluster, flavour),
+                                   [](const Pool& pool, const auto& wanted) {
+                                     return std::make_pair(pool.cluster, pool.flavour) < wanted;
                                    });
-  return it == cells.end() || it->cluster != cluster || it->flavour != flavour
+  return it == pools.end() || it->cluster != cluster || it->flavour != flavour
              ? -1
-             : static_cast<int32_t>(it - cells.begin());
+             : static_cast<int32_t>(it - pools.begin());
 }
 
 Demand WantsOf(const pb::TaskSpec& spec) {
@@ -64,7 +64,7 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
   return attempt.parts.size() == 1 || !spec.trainer_json().empty() || member_failed;
 }
 
-int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt) {
+int64_t NextStopNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt) {
   const TaskRow& row = job.tasks[task];
   const pb::TaskSpec& spec = job.task_spec(task);
   if (job.cancel_requested || FirstFailure(attempt).has_value()) return 0;
@@ -80,10 +80,10 @@ int64_t LookNs(const State& state, const JobRow& job, int32_t task, const Attemp
   }
   if (row.hosts_lost >= kHostsLostInRow) return 0;
   if (attempt.start_ns == 0) return LaunchDueNs(state, attempt);
-  int64_t look_ns = kUnbounded;
+  int64_t wake_ns = kUnbounded;
   if (spec.time_limit_ns() > 0)
-    look_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
-  return std::min(look_ns, HangNs(state, spec, row, attempt));
+    wake_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
+  return std::min(wake_ns, HangNs(state, spec, row, attempt));
 }
 
 // Since when the scheduler and every host that the attempt isn't over on could hear each other;
@@ -116,53 +116,53 @@ int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row,
          spec.hang_timeout_ns();
 }
 
-void ReadRun(const State& state, const AttemptRow* attempt, Base* base) {
-  const TaskRow& row = *base->row;
+void ReadRun(const State& state, const AttemptRow* attempt, Gang* gang) {
+  const TaskRow& row = *gang->row;
   const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : run_ns - row.ran_ns; };
-  base->limit_left_ns = left(base->spec->time_limit_ns());
-  base->history_left_ns = left(row.expected_run_ns);
+  gang->limit_left_ns = left(gang->spec->time_limit_ns());
+  gang->history_left_ns = left(row.expected_run_ns);
   if (attempt == nullptr) return;
-  base->workers = attempt->workers;
-  base->place_ns = attempt->place_ns;
-  base->start_ns = attempt->start_ns;
-  base->last_checkpoint_ns = attempt->last_checkpoint_ns;
-  base->place_round = attempt->place_round;
-  base->resize_ns = std::max(row.last_resize_ns, attempt->start_ns);
-  base->hosts_up = true;
-  base->may_resize = attempt->state == pb::TASK_RUNNING;
+  gang->workers = attempt->workers;
+  gang->place_ns = attempt->place_ns;
+  gang->start_ns = attempt->start_ns;
+  gang->last_checkpoint_ns = attempt->last_checkpoint_ns;
+  gang->place_round = attempt->place_round;
+  gang->resize_ns = std::max(row.last_resize_ns, attempt->start_ns);
+  gang->hosts_up = true;
+  gang->may_resize = attempt->state == pb::TASK_RUNNING;
   for (const PartRow& part : attempt->parts) {
     const HostRow& host = state.host(part.host);
-    base->may_resize = base->may_resize && part.phase == pb::STARTED && host.usable();
+    gang->may_resize = gang->may_resize && part.phase == pb::STARTED && host.usable();
     if (part.over()) continue;
-    base->hosts_up = base->hosts_up && host.state == pb::HOST_UP;
-    base->unreachable = base->unreachable || host.state == pb::HOST_UNREACHABLE;
+    gang->hosts_up = gang->hosts_up && host.state == pb::HOST_UP;
+    gang->unreachable = gang->unreachable || host.state == pb::HOST_UNREACHABLE;
   }
   const pb::Progress& progress = row.progress;
   if (progress.attempt() != attempt->number) return;
-  base->knows_steps = progress.total_steps() > 0;
+  gang->knows_steps = progress.total_steps() > 0;
   if (attempt->start_ns == 0) return;
-  base->told_end_ns = progress.expected_end_ns();
+  gang->told_end_ns = progress.expected_end_ns();
   const int64_t steps = progress.step() - std::max<int64_t>(0, attempt->resumed_step);
   const int64_t steps_left = progress.total_steps() - progress.step();
   if (steps <= 0 || steps_left < 0 || progress.total_steps() <= 0) return;
-  base->steps = steps;
-  base->steps_left = steps_left;
+  gang->steps = steps;
+  gang->steps_left = steps_left;
 }
 
-int64_t ExpectedEnd(const Base& base, int64_t now_ns) {
-  if (base.current == nullptr) return 0;
-  if (base.told_end_ns > now_ns) return base.told_end_ns;
-  if (base.steps > 0) {
-    const __int128 rest = static_cast<__int128>(std::max<int64_t>(0, now_ns - base.start_ns)) *
-                          base.steps_left / base.steps;
+int64_t ExpectedEnd(const Gang& gang, int64_t now_ns) {
+  if (gang.current == nullptr) return 0;
+  if (gang.told_end_ns > now_ns) return gang.told_end_ns;
+  if (gang.steps > 0) {
+    const __int128 rest = static_cast<__int128>(std::max<int64_t>(0, now_ns - gang.start_ns)) *
+                          gang.steps_left / gang.steps;
     if (rest < 10 * 365 * static_cast<__int128>(kDay)) return now_ns + static_cast<int64_t>(rest);
   }
-  const int64_t start_ns = base.start_ns != 0 ? base.start_ns : now_ns;
+  const int64_t start_ns = gang.start_ns != 0 ? gang.start_ns : now_ns;
   const auto after = [&](int64_t left_ns) {
     return left_ns == kUnbounded ? 0 : start_ns + left_ns;
   };
-  const int64_t limit_ns = after(base.limit_left_ns);
-  const int64_t history_ns = after(base.history_left_ns);
+  const int64_t limit_ns = after(gang.limit_left_ns);
+  const int64_t history_ns = after(gang.history_left_ns);
   if (history_ns > now_ns)
     return limit_ns == 0 ? history_ns : std::min(history_ns, std::max(limit_ns, now_ns));
   return limit_ns == 0 ? 0 : std::max(now_ns, limit_ns);

@@ -1,6 +1,6 @@
-// What Decide works on: the cells, and the tasks that want or hold devices.
+// What Decide works on: the pools, and the tasks that want or hold devices.
 //
-// Inside of scheduler/decide. A base is a task at its minimum size; its growth workers are counted
+// Inside of scheduler/decide. A gang is a task at its minimum size; its growth workers are counted
 // with it. ModelUpkeep (model_upkeep.h) makes a Model from State and brings it up to date;
 // everything else only reads it.
 #pragma once
@@ -21,10 +21,10 @@
 namespace muster {
 
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
-inline constexpr char kCpuFlavour[] = "cpu";  // cells of work without GPUs
+inline constexpr char kCpuFlavour[] = "cpu";  // pools of work without GPUs
 
 // The devices of one flavour in one cluster; for work without GPUs the CPUs of the cluster's hosts.
-struct Cell {
+struct Pool {
   int32_t cluster = 0;
   int32_t flavour = 0;         // index in Model::flavours
   int64_t capacity_milli = 0;  // healthy now
@@ -42,11 +42,11 @@ struct FlavourQuota {
   int64_t weight = 1;  // 0..2^20
 };
 
-// The rows that it names belong to the State that the model was last brought up to. A base that is
+// The rows that it names belong to the State that the model was last brought up to. A gang that is
 // no unit (blocked, finished, held in the queue without devices) has empty rows, no leaf and no
-// cells: it neither wants a place nor holds anything.
-struct alignas(64) Base {
-  Base();
+// pools: it neither wants a place nor holds anything.
+struct alignas(64) Gang {
+  Gang();
 
   // Some tens of thousands wait or run, and a decision goes through many of them: what it asks of
   // each stands together.
@@ -56,11 +56,11 @@ struct alignas(64) Base {
   int32_t shape =
       0;  // equal where one place serves as well as the other: size, demand, topology; has no order
   int32_t charge =
-      -1;  // cell of the entitled set (Entitlement fills it, and what follows to charged_as_bound)
+      -1;  // pool of the entitled set (Entitlement fills it, and what follows to charged_as_bound)
   bool entitled = false;
   bool guaranteed = false;  // accepted within its leaf's guarantee
   bool charged_as_bound =
-      false;  // to the cell where it runs, not to the first of its list with room
+      false;  // to the pool where it runs, not to the first of its list with room
   bool unit = false;
   bool gpus = false;     // its workers want devices
   bool waiting = false;  // wants a placement, its backoff apart
@@ -74,13 +74,13 @@ struct alignas(64) Base {
   bool may_be_lost = false;  // its hosts can't be reached and it may be replaced
   bool binds_others =
       false;  // its job has other tasks, and where the first of them is placed binds them all
-  bool all_opened = true;        // every one of its cells
+  bool all_opened = true;        // every one of its pools
   bool takeable = false;         // it is in Model::takeable
   int64_t worker_milli = 0;      // devices' (or CPUs') thousandths a worker
   int64_t backoff_until_ns = 0;  // of what waits
 
-  absl::InlinedVector<int32_t, 4> cells;    // in order of preference
-  absl::InlinedVector<uint8_t, 16> opened;  // parallel to cells
+  absl::InlinedVector<int32_t, 4> pools;    // in order of preference
+  absl::InlinedVector<uint8_t, 16> opened;  // parallel to pools
   int64_t spill_ns = 0;  // when it was last opened a cluster for the attempt that waits; 0: not yet
   uint64_t evicted_round = 0;  // as TaskRow's
 
@@ -95,7 +95,7 @@ struct alignas(64) Base {
   int64_t ran_ns = 0;  // so far, in attempts that have ended
   int64_t waiting_since_ns = 0;
   int32_t priority = 0;
-  int32_t bound_cell = -1;  // where it runs
+  int32_t bound_pool = -1;  // where it runs
 
   // Of what runs, so that no row is read for it (ReadRun):
   int32_t workers = 0;
@@ -107,7 +107,7 @@ struct alignas(64) Base {
   uint64_t place_round = 0;  // State::round() when it was placed
 
   int64_t resize_ns = 0;         // its start or its last growth
-  int64_t look_ns = kUnbounded;  // no earlier may it have to be stopped for a cause of its own
+  int64_t wake_ns = kUnbounded;  // no earlier may it have to be stopped for a cause of its own
                                  // (StopWhatMust); 0: now
   bool knows_steps = false;      // its progress has a number of steps in all
   bool hosts_up = false;    // all that may have processes of it: one that doesn't answer wouldn't
@@ -116,7 +116,7 @@ struct alignas(64) Base {
   int32_t growth = 0;       // growth workers entitled (Entitlement)
   Demand wants;             // of a worker, as its spec has it
   int64_t host_cpus_milli =
-      0;  // that a worker with devices takes of its host, on the largest of its cells
+      0;  // that a worker with devices takes of its host, on the largest of its pools
   int64_t worker_cpus_milli = 0;  // the same, if a queue above it lists cpu; else 0
 
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
@@ -131,21 +131,21 @@ struct alignas(64) Base {
   }
   // It runs, and not as S has it: outside S, elsewhere than it is charged, or with more workers.
   bool runs_beside_s() const {
-    return running() && bound_cell >= 0 &&
-           (!entitled || charge != bound_cell || workers > entitled_workers());
+    return running() && bound_pool >= 0 &&
+           (!entitled || charge != bound_pool || workers > entitled_workers());
   }
   // It is being stopped to start again smaller or larger.
   bool ComesBack() const { return current != nullptr && stopping && current->next_workers > 0; }
 };
 
-// Calls f(b) for each base of the list. They lie far apart: what a look at one begins with is
+// Calls f(b) for each gang of the list. They lie far apart: what a look at one begins with is
 // fetched some ahead.
 template <typename F>
-void EachOf(const std::vector<Base>& bases, const std::vector<int32_t>& list, F f) {
+void EachOf(const std::vector<Gang>& gangs, const std::vector<int32_t>& list, F f) {
   constexpr size_t kAhead = 12;
   for (size_t i = 0; i < list.size(); ++i) {
     if (i + kAhead < list.size()) {
-      const char* line = reinterpret_cast<const char*>(&bases[list[i + kAhead]]);
+      const char* line = reinterpret_cast<const char*>(&gangs[list[i + kAhead]]);
       for (int l = 0; l < 4; ++l) __builtin_prefetch(line + 64 * l);
     }
     f(list[i]);
@@ -154,25 +154,25 @@ void EachOf(const std::vector<Base>& bases, const std::vector<int32_t>& list, F 
 
 struct Model {
   std::vector<std::string> flavours;  // sorted; kCpuFlavour among them
-  std::vector<Cell> cells;            // by cluster and flavour
-  std::vector<Base> bases;            // by job number and task
-  std::vector<int32_t> order;  // [base] of those in S that wait, are being stopped or may be lost:
+  std::vector<Pool> pools;            // by cluster and flavour
+  std::vector<Gang> gangs;            // by job number and task
+  std::vector<int32_t> order;  // [gang] of those in S that wait, are being stopped or may be lost:
                                // of acceptance among them
   std::vector<int64_t> flavour_milli;          // capacity of each flavour
   std::vector<std::vector<int64_t>> entitled;  // [queue node][flavour]: U
   std::vector<int64_t> history;  // [queue node] decayed device-microseconds: orders equal shares
-  std::map<TaskRef, int32_t> base_of;  // units only
+  std::map<TaskRef, int32_t> gang_of;  // units only
 
-  // Of the bases, so that nobody has to look at all of them; lists ascend.
-  std::vector<std::vector<int32_t>> holding;  // [cell] that have devices there
+  // Of the gangs, so that nobody has to look at all of them; lists ascend.
+  std::vector<std::vector<int32_t>> holding;  // [pool] that have devices there
   std::vector<std::vector<int32_t>>
-      takeable;                   // [cell] that run there beside S: what claims may stop
-  std::vector<int32_t> stopping;  // that have devices and are being stopped
-  std::vector<int32_t> told;      // that wait, or can't be reached: whoever gets a verdict
-  std::vector<int32_t> growing;   // that run with less than their largest size
-  std::vector<int64_t> use;       // [queue node * flavours + flavour] held, but by what may be lost
+      takeable;                        // [pool] that run there beside S: what claims may stop
+  std::vector<int32_t> stopping;       // that have devices and are being stopped
+  std::vector<int32_t> needs_verdict;  // that wait, or can't be reached: whoever gets a verdict
+  std::vector<int32_t> growing;        // that run with less than their largest size
+  std::vector<int64_t> use;  // [queue node * flavours + flavour] held, but by what may be lost
   std::set<std::pair<int64_t, TaskRef>>
-      looks;  // of what runs: when StopWhatMust has to look at it (LookNs), without kUnbounded
+      wakes;  // of what runs: when StopWhatMust has to look at it (NextStopNs), without kUnbounded
 
   std::vector<FlavourQuota> quota;     // [queue node * flavours + flavour]
   std::vector<int32_t> parent, depth;  // of queue nodes; the root has -1 and 0
@@ -182,10 +182,10 @@ struct Model {
   int32_t cpu = 0;  // index of kCpuFlavour
 
   int32_t FlavourIndex(const std::string& flavour) const;  // -1: none
-  int32_t CellOf(int32_t cluster, int32_t flavour) const;  // -1: none
-  // Of a cell of devices: that of its cluster's CPUs; -1: the cell is one, or there is none.
-  int32_t CpusBeside(int32_t cell) const {
-    return cells[cell].flavour == cpu ? -1 : CellOf(cells[cell].cluster, cpu);
+  int32_t PoolOf(int32_t cluster, int32_t flavour) const;  // -1: none
+  // Of a pool of devices: that of its cluster's CPUs; -1: the pool is one, or there is none.
+  int32_t CpusBeside(int32_t pool) const {
+    return pools[pool].flavour == cpu ? -1 : PoolOf(pools[pool].cluster, cpu);
   }
   bool Reaches(int32_t cluster, int32_t from) const {
     return cluster == from || reaches[cluster][from];
@@ -201,7 +201,7 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
 // When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed
 // or went, a host is strange or drained), else when its launch, its time limit or its hang timeout
 // passes; kUnbounded = never by itself.
-int64_t LookNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
+int64_t NextStopNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
 
 // When the attempt that is prepared or started has taken too long for that (kLaunchTimeoutNs), its
 // hosts up and the scheduler there to hear them all the time. kUnbounded: it runs, or one of its
@@ -214,12 +214,12 @@ int64_t LaunchDueNs(const State& state, const AttemptRow& attempt);
 int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row,
                const AttemptRow& attempt);
 
-// Fills what a Base says of the attempt that runs (nullptr: none) and of how long it may;
-// `base.row` and `base.spec` are set.
-void ReadRun(const State& state, const AttemptRow* attempt, Base* base);
+// Fills what a Gang says of the attempt that runs (nullptr: none) and of how long it may;
+// `gang.row` and `gang.spec` are set.
+void ReadRun(const State& state, const AttemptRow* attempt, Gang* gang);
 
 // When the attempt is expected to end: from its progress, else from history, else its time limit; 0
 // = unknown.
-int64_t ExpectedEnd(const Base& base, int64_t now_ns);
+int64_t ExpectedEnd(const Gang& gang, int64_t now_ns);
 
 }  // namespace muster

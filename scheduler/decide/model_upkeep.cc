@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kOverBasesKept = 256;  // and a fifth of all: then the bases move together
+constexpr size_t kOverBasesKept = 256;  // and a fifth of all: then the gangs move together
 
 bool Ends(const JobRow& job) {
   return job.cancel_requested ||
@@ -18,21 +18,21 @@ bool Ends(const JobRow& job) {
 }
 
 // Everything that the entitled set follows from but the binding.
-bool SameUnits(const Base& a, const Base& b) {
+bool SameUnits(const Gang& a, const Gang& b) {
   return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns &&
          a.min_workers == b.min_workers && a.max_workers == b.max_workers &&
          a.worker_milli == b.worker_milli && a.host_cpus_milli == b.host_cpus_milli &&
          a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others &&
-         a.cells == b.cells && a.opened == b.opened;
+         a.pools == b.pools && a.opened == b.opened;
 }
 
-// Puts the base into an ascending list, or takes it out of it.
-void ListIn(std::vector<int32_t>* bases, int32_t b, bool there) {
-  const auto at = std::lower_bound(bases->begin(), bases->end(), b);
+// Puts the gang into an ascending list, or takes it out of it.
+void ListIn(std::vector<int32_t>* gangs, int32_t b, bool there) {
+  const auto at = std::lower_bound(gangs->begin(), gangs->end(), b);
   if (there) {
-    bases->insert(at, b);
+    gangs->insert(at, b);
   } else {
-    bases->erase(at);
+    gangs->erase(at);
   }
 }
 
@@ -75,15 +75,15 @@ const Model& ModelUpkeep::Update(const State& state, int64_t now_ns,
 // Only what Round places of S is asked for its turn.
 void ModelUpkeep::OrderClaims() {
   std::vector<int32_t> claims;
-  for (const std::vector<int32_t>* list : {&model_.told, &model_.stopping}) {
+  for (const std::vector<int32_t>* list : {&model_.needs_verdict, &model_.stopping}) {
     for (const int32_t b : *list) {
-      if (model_.bases[b].entitled) claims.push_back(b);
+      if (model_.gangs[b].entitled) claims.push_back(b);
     }
   }
   std::sort(claims.begin(), claims.end());
   claims.erase(std::unique(claims.begin(), claims.end()), claims.end());
   entitlement_.Sort(model_, &claims);
-  model_.order.resize(model_.bases.size());
+  model_.order.resize(model_.gangs.size());
   for (size_t i = 0; i < claims.size(); ++i) model_.order[claims[i]] = static_cast<int32_t>(i);
 }
 
@@ -94,7 +94,7 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   unreachable_.clear();
   mass_loss_.clear();
   over_.clear();
-  over_bases_ = 0;
+  over_gangs_ = 0;
   shapes_.clear();
   std::set<std::string> names = {kCpuFlavour};
   HostId bound = 0;
@@ -110,18 +110,18 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   ReadRanks(state);
   hosts_.assign(static_cast<size_t>(bound), {});
 
-  std::set<std::pair<int32_t, int32_t>> cells;
+  std::set<std::pair<int32_t, int32_t>> pools;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     if (host.state == pb::HOST_NEVER_SEEN) continue;
-    cells.insert({host.cluster, model_.cpu});
+    pools.insert({host.cluster, model_.cpu});
     if (!host.inventory.flavour().empty())
-      cells.insert({host.cluster, model_.FlavourIndex(host.inventory.flavour())});
+      pools.insert({host.cluster, model_.FlavourIndex(host.inventory.flavour())});
   }
-  for (const auto& [cluster, flavour] : cells) {
-    model_.cells.emplace_back();
-    model_.cells.back().cluster = cluster;
-    model_.cells.back().flavour = flavour;
+  for (const auto& [cluster, flavour] : pools) {
+    model_.pools.emplace_back();
+    model_.pools.back().cluster = cluster;
+    model_.pools.back().flavour = flavour;
   }
   // What unreachable hosts add needs their cluster's mass loss, and that all the others of it.
   for (const HostId id : state.hosts()) {
@@ -139,8 +139,8 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   for (const HostId id : unreachable_) MUSTER_CHECK(FollowHost(state, id));
 
   const std::vector<QueueNode>& nodes = state.queues().nodes;
-  model_.holding.resize(model_.cells.size());
-  model_.takeable.resize(model_.cells.size());
+  model_.holding.resize(model_.pools.size());
+  model_.takeable.resize(model_.pools.size());
   model_.use.assign(nodes.size() * model_.flavours.size(), 0);
   model_.depth.assign(nodes.size(), 0);
   for (size_t n = 0; n < nodes.size(); ++n) {
@@ -157,8 +157,8 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
         node.spec.quota().contains(kCpuFlavour) || (node.parent >= 0 && counts_cpus_[node.parent]);
   }
   for (const uint64_t number : state.active_jobs()) {
-    const size_t first = model_.bases.size();
-    model_.bases.resize(first + state.FindJob(number)->tasks.size());
+    const size_t first = model_.gangs.size();
+    model_.gangs.resize(first + state.FindJob(number)->tasks.size());
     ReadJob(state, number, first);
   }
   QuotaTree quotas = ReadQuotas(state, model_);
@@ -184,10 +184,10 @@ ModelUpkeep::CpuShare ModelUpkeep::ShareOf(const State& state, HostId host) {
 }
 
 void ModelUpkeep::ReadShares(const State& state) {
-  shares_.assign(model_.cells.size(), {});
+  shares_.assign(model_.pools.size(), {});
   for (size_t c = 0; c < shares_.size(); ++c) {
-    if (model_.cells[c].flavour == model_.cpu) continue;
-    for (const HostId host : model_.cells[c].hosts) {
+    if (model_.pools[c].flavour == model_.cpu) continue;
+    for (const HostId host : model_.pools[c].hosts) {
       const CpuShare share = ShareOf(state, host);
       if (shares_[c] < share) shares_[c] = share;
     }
@@ -196,8 +196,8 @@ void ModelUpkeep::ReadShares(const State& state) {
 
 bool ModelUpkeep::SharesStand(const State& state, HostId host, int32_t was_in) const {
   const CpuShare share = ShareOf(state, host);
-  const int32_t is_in = hosts_[host].gpu_cell;
-  if (is_in >= 0 && model_.cells[is_in].flavour != model_.cpu && shares_[is_in] < share)
+  const int32_t is_in = hosts_[host].gpu_pool;
+  if (is_in >= 0 && model_.pools[is_in].flavour != model_.cpu && shares_[is_in] < share)
     return false;
   if (was_in < 0 || shares_[was_in].host != host) return true;
   return is_in == was_in && share.cpus_milli == shares_[was_in].cpus_milli &&
@@ -233,8 +233,8 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.known = true;
   share.silent_since_ns = host.silent_since_ns;
   share.spoke_ns = host.spoke_ns;
-  share.cpu_cell = model_.CellOf(host.cluster, model_.cpu);
-  if (share.flavour >= 0) share.gpu_cell = model_.CellOf(host.cluster, share.flavour);
+  share.cpu_pool = model_.PoolOf(host.cluster, model_.cpu);
+  if (share.flavour >= 0) share.gpu_pool = model_.PoolOf(host.cluster, share.flavour);
   const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) &&
                       !host.drained && !host.quarantined() &&
                       !state.clusters()[host.cluster].drained;
@@ -271,49 +271,49 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
   const HostShare now = ReadHost(state, id);
   const bool has_flavour = !state.host(id).inventory.flavour().empty();
   if (has_flavour && now.flavour < 0) return false;
-  if (now.known && (now.cpu_cell < 0 || (has_flavour && now.gpu_cell < 0))) return false;
+  if (now.known && (now.cpu_pool < 0 || (has_flavour && now.gpu_pool < 0))) return false;
   if (old.flavour != now.flavour) {
     if (now.flavour >= 0) ++flavour_hosts_[now.flavour];
     if (old.flavour >= 0 && --flavour_hosts_[old.flavour] == 0 &&
         model_.flavours[old.flavour] != kCpuFlavour)
       return false;
   }
-  const auto leave = [&](int32_t cell) {
-    std::vector<HostId>& hosts = model_.cells[cell].hosts;
+  const auto leave = [&](int32_t pool) {
+    std::vector<HostId>& hosts = model_.pools[pool].hosts;
     hosts.erase(std::find(hosts.begin(), hosts.end(), id));
     return !hosts.empty();
   };
-  const auto join = [&](int32_t cell) {
-    std::vector<HostId>& hosts = model_.cells[cell].hosts;
+  const auto join = [&](int32_t pool) {
+    std::vector<HostId>& hosts = model_.pools[pool].hosts;
     hosts.insert(std::lower_bound(hosts.begin(), hosts.end(), id,
                                   [&](HostId a, HostId b) { return rank_[a] < rank_[b]; }),
                  id);
   };
-  const auto add = [&](int32_t cell, int64_t known_milli, int64_t capacity_milli) {
-    if (cell < 0 || (known_milli == 0 && capacity_milli == 0)) return;
-    model_.cells[cell].known_milli += known_milli;
-    model_.cells[cell].capacity_milli += capacity_milli;
-    model_.flavour_milli[model_.cells[cell].flavour] += capacity_milli;
+  const auto add = [&](int32_t pool, int64_t known_milli, int64_t capacity_milli) {
+    if (pool < 0 || (known_milli == 0 && capacity_milli == 0)) return;
+    model_.pools[pool].known_milli += known_milli;
+    model_.pools[pool].capacity_milli += capacity_milli;
+    model_.flavour_milli[model_.pools[pool].flavour] += capacity_milli;
     stale_ = stale_ || capacity_milli != 0;
   };
-  if (old.cpu_cell != now.cpu_cell) {
-    if (old.cpu_cell >= 0 && !leave(old.cpu_cell)) return false;
-    if (now.cpu_cell >= 0) join(now.cpu_cell);
+  if (old.cpu_pool != now.cpu_pool) {
+    if (old.cpu_pool >= 0 && !leave(old.cpu_pool)) return false;
+    if (now.cpu_pool >= 0) join(now.cpu_pool);
   }
-  const int32_t old_gpus = old.gpu_cell == old.cpu_cell ? -1 : old.gpu_cell;
-  const int32_t now_gpus = now.gpu_cell == now.cpu_cell ? -1 : now.gpu_cell;
+  const int32_t old_gpus = old.gpu_pool == old.cpu_pool ? -1 : old.gpu_pool;
+  const int32_t now_gpus = now.gpu_pool == now.cpu_pool ? -1 : now.gpu_pool;
   if (old_gpus != now_gpus) {
     if (old_gpus >= 0 && !leave(old_gpus)) return false;
     if (now_gpus >= 0) join(now_gpus);
   }
-  if (old.cpu_cell == now.cpu_cell && old.gpu_cell == now.gpu_cell) {
-    add(now.cpu_cell, now.cpus_known_milli - old.cpus_known_milli, now.cpus_milli - old.cpus_milli);
-    add(now.gpu_cell, now.gpus_known_milli - old.gpus_known_milli, now.gpus_milli - old.gpus_milli);
+  if (old.cpu_pool == now.cpu_pool && old.gpu_pool == now.gpu_pool) {
+    add(now.cpu_pool, now.cpus_known_milli - old.cpus_known_milli, now.cpus_milli - old.cpus_milli);
+    add(now.gpu_pool, now.gpus_known_milli - old.gpus_known_milli, now.gpus_milli - old.gpus_milli);
   } else {
-    add(old.cpu_cell, -old.cpus_known_milli, -old.cpus_milli);
-    add(old.gpu_cell, -old.gpus_known_milli, -old.gpus_milli);
-    add(now.cpu_cell, now.cpus_known_milli, now.cpus_milli);
-    add(now.gpu_cell, now.gpus_known_milli, now.gpus_milli);
+    add(old.cpu_pool, -old.cpus_known_milli, -old.cpus_milli);
+    add(old.gpu_pool, -old.gpus_known_milli, -old.gpus_milli);
+    add(now.cpu_pool, now.cpus_known_milli, now.cpus_milli);
+    add(now.gpu_pool, now.gpus_known_milli, now.gpus_milli);
   }
   hosts_[id] = now;
   return true;
@@ -321,10 +321,10 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
 
 bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns,
                            const SchedulingOptions& options) const {
-  const int32_t cell = model_.CellOf(cluster, model_.cpu);
-  if (cell < 0) return false;
+  const int32_t pool = model_.PoolOf(cluster, model_.cpu);
+  if (pool < 0) return false;
   return MostAreSilent(now_ns, options.lease_ns, [&](const auto& look) {
-    for (const HostId id : model_.cells[cell].hosts) look(hosts_[id]);
+    for (const HostId id : model_.pools[pool].hosts) look(hosts_[id]);
   });
 }
 
@@ -342,63 +342,63 @@ bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec,
 
 // ---- jobs ----
 
-Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task,
+Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
                            const std::vector<int32_t>& clusters, int32_t leaf) {
-  Base base;
-  base.ref = {job.number, task};
+  Gang gang;
+  gang.ref = {job.number, task};
   const TaskRow& row = job.tasks[task];
   const AttemptRow* current = row.current();
   const bool ends = Ends(job);
-  if (current != nullptr && current->released()) return base;  // it waits for its export only
-  base.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
-  base.blocked = row.state == pb::TASK_BLOCKED;
-  if (row.finished() || base.blocked) return base;
-  base.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) ||
+  if (current != nullptr && current->released()) return gang;  // it waits for its export only
+  gang.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
+  gang.blocked = row.state == pb::TASK_BLOCKED;
+  if (row.finished() || gang.blocked) return gang;
+  gang.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) ||
                                 (state.queues().nodes[leaf].held && !row.comes_back()));
-  if (base.held) return base;
-  if (current == nullptr && !row.waiting()) return base;
-  base.unit = true;
-  base.job = &job;
-  base.row = &row;
-  base.spec = &job.task_spec(task);
-  base.current = current;
-  base.waiting = row.waiting();
-  base.stopping = current != nullptr && current->state == pb::TASK_STOPPING;
-  if (base.running()) base.look_ns = LookNs(state, job, task, *current);
-  base.leaf = leaf;
-  base.min_workers = std::max(1, base.spec->workers().min());
-  base.max_workers = std::max(base.min_workers, base.spec->workers().max());
-  base.priority = job.spec->priority();
-  base.submit_ns = job.submit_ns;
-  base.ran_ns = row.ran_ns;
-  base.waiting_since_ns = row.waiting_since_ns;
-  base.binds_others = job.cluster.empty() && job.tasks.size() > 1;
-  const pb::Resources& wants = base.spec->resources();
-  base.gpus = wants.gpus_milli() > 0;
-  base.wants = WantsOf(*base.spec);
-  base.shape =
+  if (gang.held) return gang;
+  if (current == nullptr && !row.waiting()) return gang;
+  gang.unit = true;
+  gang.job = &job;
+  gang.row = &row;
+  gang.spec = &job.task_spec(task);
+  gang.current = current;
+  gang.waiting = row.waiting();
+  gang.stopping = current != nullptr && current->state == pb::TASK_STOPPING;
+  if (gang.running()) gang.wake_ns = NextStopNs(state, job, task, *current);
+  gang.leaf = leaf;
+  gang.min_workers = std::max(1, gang.spec->workers().min());
+  gang.max_workers = std::max(gang.min_workers, gang.spec->workers().max());
+  gang.priority = job.spec->priority();
+  gang.submit_ns = job.submit_ns;
+  gang.ran_ns = row.ran_ns;
+  gang.waiting_since_ns = row.waiting_since_ns;
+  gang.binds_others = job.cluster.empty() && job.tasks.size() > 1;
+  const pb::Resources& wants = gang.spec->resources();
+  gang.gpus = wants.gpus_milli() > 0;
+  gang.wants = WantsOf(*gang.spec);
+  gang.shape =
       shapes_
-          .try_emplace({base.min_workers, wants.gpus_milli(), wants.cpus_milli(),
-                        wants.memory_bytes(), wants.disk_bytes(), base.spec->topology().preferred(),
-                        base.spec->topology().required()},
+          .try_emplace({gang.min_workers, wants.gpus_milli(), wants.cpus_milli(),
+                        wants.memory_bytes(), wants.disk_bytes(), gang.spec->topology().preferred(),
+                        gang.spec->topology().required()},
                        static_cast<int32_t>(shapes_.size()))
           .first->second;
-  base.worker_milli = std::max<int64_t>(
+  gang.worker_milli = std::max<int64_t>(
       1, wants.gpus_milli() > 0 ? wants.gpus_milli()
-                                : WorkerDemand(*base.spec, pb::Inventory()).cpus_milli);
-  base.evicted_round = row.evicted_round;
-  base.reserved = row.reservation != nullptr;
-  if (row.opened_attempt == row.next_attempt) base.spill_ns = row.opened_ns;
-  ReadRun(state, current, &base);
+                                : WorkerDemand(*gang.spec, pb::Inventory()).cpus_milli);
+  gang.evicted_round = row.evicted_round;
+  gang.reserved = row.reservation != nullptr;
+  if (row.opened_attempt == row.next_attempt) gang.spill_ns = row.opened_ns;
+  ReadRun(state, current, &gang);
   if (current != nullptr) {
-    base.bound_cell = model_.CellOf(
+    gang.bound_pool = model_.PoolOf(
         current->cluster,
         model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
-    base.may_be_lost = MayBeLost(state, *base.spec, *current);
+    gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
   }
-  base.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
+  gang.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
                        (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
-  if (base.ends || leaf < 0) return base;  // holds devices, but claims none
+  if (gang.ends || leaf < 0) return gang;  // holds devices, but claims none
   std::vector<int32_t> flavours;
   if (wants.gpus_milli() == 0) {
     flavours.push_back(model_.cpu);
@@ -414,195 +414,196 @@ Base ModelUpkeep::ReadBase(const State& state, const JobRow& job, int32_t task,
     const bool spilled = std::find(row.opened.begin(), row.opened.end(), name) != row.opened.end();
     bool could = false;
     for (const int32_t flavour : flavours) {
-      const int32_t cell = model_.CellOf(cluster, flavour);
-      if (cell < 0) continue;
-      const bool holds = model_.cells[cell].known_milli >= base.min_workers * base.worker_milli;
+      const int32_t pool = model_.PoolOf(cluster, flavour);
+      if (pool < 0) continue;
+      const bool holds = model_.pools[pool].known_milli >= gang.min_workers * gang.worker_milli;
       could = could || holds;
-      base.cells.push_back(cell);
-      base.opened.push_back(spilled || (first && holds));
+      gang.pools.push_back(pool);
+      gang.opened.push_back(spilled || (first && holds));
     }
     first = first && !could;
   }
   if (!row.fronted.empty()) {  // spill found free devices there
-    decltype(base.cells) cells;
-    decltype(base.opened) opened;
+    decltype(gang.pools) pools;
+    decltype(gang.opened) opened;
     for (const bool front : {true, false}) {
-      for (size_t i = 0; i < base.cells.size(); ++i) {
-        if ((state.clusters()[model_.cells[base.cells[i]].cluster].name == row.fronted.back()) !=
+      for (size_t i = 0; i < gang.pools.size(); ++i) {
+        if ((state.clusters()[model_.pools[gang.pools[i]].cluster].name == row.fronted.back()) !=
             front)
           continue;
-        cells.push_back(base.cells[i]);
-        opened.push_back(base.opened[i]);
+        pools.push_back(gang.pools[i]);
+        opened.push_back(gang.opened[i]);
       }
     }
-    base.cells = std::move(cells);
-    base.opened = std::move(opened);
+    gang.pools = std::move(pools);
+    gang.opened = std::move(opened);
   }
-  base.all_opened = std::find(base.opened.begin(), base.opened.end(), 0) == base.opened.end();
-  for (const int32_t cell : base.cells) {
-    if (wants.gpus_milli() == 0 || shares_[cell].host < 0) continue;
-    const pb::Inventory& inventory = state.host(shares_[cell].host).inventory;
-    base.host_cpus_milli =
-        std::max(base.host_cpus_milli, WorkerDemand(*base.spec, inventory).cpus_milli);
+  gang.all_opened = std::find(gang.opened.begin(), gang.opened.end(), 0) == gang.opened.end();
+  for (const int32_t pool : gang.pools) {
+    if (wants.gpus_milli() == 0 || shares_[pool].host < 0) continue;
+    const pb::Inventory& inventory = state.host(shares_[pool].host).inventory;
+    gang.host_cpus_milli =
+        std::max(gang.host_cpus_milli, WorkerDemand(*gang.spec, inventory).cpus_milli);
   }
-  if (counts_cpus_[leaf]) base.worker_cpus_milli = base.host_cpus_milli;
-  return base;
+  if (counts_cpus_[leaf]) gang.worker_cpus_milli = gang.host_cpus_milli;
+  return gang;
 }
 
-// Its bases stand from `first` on.
+// Its gangs stand from `first` on.
 void ModelUpkeep::ReadJob(const State& state, uint64_t number, size_t first) {
   const JobRow& job = *state.FindJob(number);
   const int32_t leaf = state.queues().Find(job.spec->queue());
   const std::vector<int32_t> clusters = AllowedClusters(state, job);
   for (size_t t = 0; t < job.tasks.size(); ++t) {
-    Replace(first + t, ReadBase(state, job, static_cast<int32_t>(t), clusters, leaf));
+    Replace(first + t, ReadGang(state, job, static_cast<int32_t>(t), clusters, leaf));
   }
 }
 
-void ModelUpkeep::Replace(size_t b, Base fresh) {
-  Base& base = model_.bases[b];
+void ModelUpkeep::Replace(size_t b, Gang fresh) {
+  Gang& gang = model_.gangs[b];
   const int32_t index = static_cast<int32_t>(b);
-  if (base.unit && !fresh.unit) model_.base_of.erase(base.ref);
-  if (!base.unit && fresh.unit) model_.base_of[fresh.ref] = index;
+  if (gang.unit && !fresh.unit) model_.gang_of.erase(gang.ref);
+  if (!gang.unit && fresh.unit) model_.gang_of[fresh.ref] = index;
   List(index, false);
   if (!built_) {
-    base = std::move(fresh);
+    gang = std::move(fresh);
     return List(index, true);
   }
-  if (!SameUnits(base, fresh)) {
+  if (!SameUnits(gang, fresh)) {
     entitlement_.Remove(model_, index);
-    base = std::move(fresh);
+    gang = std::move(fresh);
     entitlement_.Add(model_, index);
     stale_ = true;
     return List(index, true);
   }
-  const bool rebound = base.bound_cell != fresh.bound_cell;
+  const bool rebound = gang.bound_pool != fresh.bound_pool;
   if (rebound) {
-    // Where it starts in its charged cell, or leaves what isn't, the set and its charges stay as
+    // Where it starts in its charged pool, or leaves what isn't, the set and its charges stay as
     // they are.
     const bool follows =
-        !base.charged_as_bound && (fresh.bound_cell < 0 || fresh.bound_cell == base.charge);
-    stale_ = stale_ || (base.entitled && !follows);
+        !gang.charged_as_bound && (fresh.bound_pool < 0 || fresh.bound_pool == gang.charge);
+    stale_ = stale_ || (gang.entitled && !follows);
   }
-  fresh.entitled = base.entitled;
-  fresh.guaranteed = base.guaranteed;
-  fresh.charged_as_bound = base.charged_as_bound;
-  fresh.charge = base.charge;
-  fresh.growth = base.growth;
-  base = std::move(fresh);
+  fresh.entitled = gang.entitled;
+  fresh.guaranteed = gang.guaranteed;
+  fresh.charged_as_bound = gang.charged_as_bound;
+  fresh.charge = gang.charge;
+  fresh.growth = gang.growth;
+  gang = std::move(fresh);
   if (rebound) entitlement_.Rebind(model_, index);
   List(index, true);
 }
 
 // Whether claims may stop it follows from what it runs as and from S.
 void ModelUpkeep::ListTakeable(int32_t b) {
-  Base& base = model_.bases[b];
-  const bool takeable = base.runs_beside_s();
-  if (takeable == base.takeable) return;
-  base.takeable = takeable;
-  ListIn(&model_.takeable[base.bound_cell], b, takeable);
+  Gang& gang = model_.gangs[b];
+  const bool takeable = gang.runs_beside_s();
+  if (takeable == gang.takeable) return;
+  gang.takeable = takeable;
+  ListIn(&model_.takeable[gang.bound_pool], b, takeable);
 }
 
 void ModelUpkeep::List(int32_t b, bool there) {
-  Base& base = model_.bases[b];
-  const auto list = [&](std::vector<int32_t>* bases) { ListIn(bases, b, there); };
+  Gang& gang = model_.gangs[b];
+  const auto list = [&](std::vector<int32_t>* gangs) { ListIn(gangs, b, there); };
   if (there) ListTakeable(b);
-  if (!there && base.takeable) {
-    list(&model_.takeable[base.bound_cell]);
-    base.takeable = false;
+  if (!there && gang.takeable) {
+    list(&model_.takeable[gang.bound_pool]);
+    gang.takeable = false;
   }
-  if (base.wants_place() || base.blocked || base.held || base.unreachable) list(&model_.told);
-  if (base.current == nullptr) return;
-  if (base.stopping) list(&model_.stopping);
-  if (base.running() && base.workers < base.max_workers) list(&model_.growing);
-  if (base.running() && base.look_ns != kUnbounded) {
+  if (gang.wants_place() || gang.blocked || gang.held || gang.unreachable)
+    list(&model_.needs_verdict);
+  if (gang.current == nullptr) return;
+  if (gang.stopping) list(&model_.stopping);
+  if (gang.running() && gang.workers < gang.max_workers) list(&model_.growing);
+  if (gang.running() && gang.wake_ns != kUnbounded) {
     if (there) {
-      model_.looks.emplace(base.look_ns, base.ref);
+      model_.wakes.emplace(gang.wake_ns, gang.ref);
     } else {
-      model_.looks.erase({base.look_ns, base.ref});
+      model_.wakes.erase({gang.wake_ns, gang.ref});
     }
   }
-  if (base.bound_cell < 0) return;
-  list(&model_.holding[base.bound_cell]);
-  if (base.may_be_lost) return;
-  const int64_t workers = there ? base.workers : -base.workers;
-  for (int32_t n = base.leaf; n >= 0; n = model_.parent[n]) {
-    model_.use[n * model_.flavours.size() + model_.cells[base.bound_cell].flavour] +=
-        workers * base.worker_milli;
-    if (base.worker_cpus_milli > 0)
-      model_.use[n * model_.flavours.size() + model_.cpu] += workers * base.worker_cpus_milli;
+  if (gang.bound_pool < 0) return;
+  list(&model_.holding[gang.bound_pool]);
+  if (gang.may_be_lost) return;
+  const int64_t workers = there ? gang.workers : -gang.workers;
+  for (int32_t n = gang.leaf; n >= 0; n = model_.parent[n]) {
+    model_.use[n * model_.flavours.size() + model_.pools[gang.bound_pool].flavour] +=
+        workers * gang.worker_milli;
+    if (gang.worker_cpus_milli > 0)
+      model_.use[n * model_.flavours.size() + model_.cpu] += workers * gang.worker_cpus_milli;
   }
 }
 
 bool ModelUpkeep::FollowJob(const State& state, uint64_t number) {
   const JobRow* job = state.FindJob(number);
-  const auto at = std::lower_bound(model_.bases.begin(), model_.bases.end(), number,
-                                   [](const Base& base, uint64_t n) { return base.ref.job < n; });
-  const size_t first = static_cast<size_t>(at - model_.bases.begin());
-  const bool known = at != model_.bases.end() && at->ref.job == number;
+  const auto at = std::lower_bound(model_.gangs.begin(), model_.gangs.end(), number,
+                                   [](const Gang& gang, uint64_t n) { return gang.ref.job < n; });
+  const size_t first = static_cast<size_t>(at - model_.gangs.begin());
+  const bool known = at != model_.gangs.end() && at->ref.job == number;
   if (job == nullptr || job->finished()) {
     if (!known || !over_.insert(number).second) return true;
-    for (size_t b = first; b < model_.bases.size() && model_.bases[b].ref.job == number; ++b) {
-      Base none;
-      none.ref = model_.bases[b].ref;
+    for (size_t b = first; b < model_.gangs.size() && model_.gangs[b].ref.job == number; ++b) {
+      Gang none;
+      none.ref = model_.gangs[b].ref;
       Replace(b, std::move(none));
-      ++over_bases_;
+      ++over_gangs_;
     }
     return true;
   }
   if (over_.contains(number)) return false;  // of another history
-  if (known && (first + job->tasks.size() > model_.bases.size() ||
-                model_.bases[first + job->tasks.size() - 1].ref.job != number ||
-                (first + job->tasks.size() < model_.bases.size() &&
-                 model_.bases[first + job->tasks.size()].ref.job == number))) {
+  if (known && (first + job->tasks.size() > model_.gangs.size() ||
+                model_.gangs[first + job->tasks.size() - 1].ref.job != number ||
+                (first + job->tasks.size() < model_.gangs.size() &&
+                 model_.gangs[first + job->tasks.size()].ref.job == number))) {
     return false;  // another job of this number
   }
   if (!known) {
-    if (first != model_.bases.size()) return false;  // numbers rise
-    model_.bases.resize(first + job->tasks.size());
+    if (first != model_.gangs.size()) return false;  // numbers rise
+    model_.gangs.resize(first + job->tasks.size());
     for (size_t t = 0; t < job->tasks.size(); ++t)
-      model_.bases[first + t].ref = {number, static_cast<int32_t>(t)};
+      model_.gangs[first + t].ref = {number, static_cast<int32_t>(t)};
   }
   ReadJob(state, number, first);
   return true;
 }
 
-// Takes the bases of finished jobs out.
+// Takes the gangs of finished jobs out.
 void ModelUpkeep::Compact() {
-  std::vector<int32_t> to(model_.bases.size(), -1);
+  std::vector<int32_t> to(model_.gangs.size(), -1);
   size_t kept = 0;
   auto over = over_.begin();
-  for (size_t b = 0; b < model_.bases.size(); ++b) {
-    while (over != over_.end() && *over < model_.bases[b].ref.job) ++over;
-    if (over != over_.end() && *over == model_.bases[b].ref.job) continue;
+  for (size_t b = 0; b < model_.gangs.size(); ++b) {
+    while (over != over_.end() && *over < model_.gangs[b].ref.job) ++over;
+    if (over != over_.end() && *over == model_.gangs[b].ref.job) continue;
     to[b] = static_cast<int32_t>(kept);
-    if (kept != b) model_.bases[kept] = std::move(model_.bases[b]);
+    if (kept != b) model_.gangs[kept] = std::move(model_.gangs[b]);
     ++kept;
   }
-  model_.bases.resize(kept);
-  for (auto& [ref, b] : model_.base_of) b = to[b];
-  const auto renumber = [&](std::vector<int32_t>* bases) {
-    for (int32_t& b : *bases) b = to[b];
+  model_.gangs.resize(kept);
+  for (auto& [ref, b] : model_.gang_of) b = to[b];
+  const auto renumber = [&](std::vector<int32_t>* gangs) {
+    for (int32_t& b : *gangs) b = to[b];
   };
-  for (std::vector<int32_t>* bases : {&model_.stopping, &model_.told, &model_.growing})
-    renumber(bases);
-  for (std::vector<std::vector<int32_t>>* cells : {&model_.holding, &model_.takeable}) {
-    for (std::vector<int32_t>& bases : *cells) renumber(&bases);
+  for (std::vector<int32_t>* gangs : {&model_.stopping, &model_.needs_verdict, &model_.growing})
+    renumber(gangs);
+  for (std::vector<std::vector<int32_t>>* pools : {&model_.holding, &model_.takeable}) {
+    for (std::vector<int32_t>& gangs : *pools) renumber(&gangs);
   }
   entitlement_.Renumber(to);
   over_.clear();
-  over_bases_ = 0;
+  over_gangs_ = 0;
 }
 
 bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns,
                          const SchedulingOptions& options) {
-  if (over_bases_ > kOverBasesKept && over_bases_ * 5 > model_.bases.size()) Compact();
+  if (over_gangs_ > kOverBasesKept && over_gangs_ * 5 > model_.gangs.size()) Compact();
   if (touched.host_order) ReadRanks(state);
   if (touched.history) ReadHistory(state);
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());
   std::set<HostId> hosts(touched.hosts.begin(), touched.hosts.end());
   if (seen_->listens_since_ns() != state.listens_since_ns()) {
-    for (const auto& [look_ns, ref] : model_.looks)
+    for (const auto& [wake_ns, ref] : model_.wakes)
       jobs.insert(ref.job);  // what it took for silence was none
   }
   const auto again =
@@ -611,7 +612,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
         for (const AttemptRef& ref : state.host(id).attempts) jobs.insert(ref.job);
       };
   std::vector<int64_t> known_milli;
-  for (const Cell& cell : model_.cells) known_milli.push_back(cell.known_milli);
+  for (const Pool& pool : model_.pools) known_milli.push_back(pool.known_milli);
 
   for (const HostId id : touched.hosts) {
     if (rank_.size() <= static_cast<size_t>(id) || rank_[id] < 0)
@@ -626,7 +627,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
          hosts_[id].usable != state.host(id).usable() ||
          hosts_[id].state_id != state.host(id).state_id);
     if (was || is || other) again(id);
-    const int32_t was_in = hosts_.size() > static_cast<size_t>(id) ? hosts_[id].gpu_cell : -1;
+    const int32_t was_in = hosts_.size() > static_cast<size_t>(id) ? hosts_[id].gpu_pool : -1;
     if (!FollowHost(state, id) || !SharesStand(state, id, was_in)) return false;
   }
   std::map<int32_t, bool> mass_loss;
@@ -658,15 +659,15 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     }
   }
   // The first cluster that could hold a task is open to it.
-  for (size_t c = 0; c < model_.cells.size(); ++c) {
-    const int64_t before = known_milli[c], now = model_.cells[c].known_milli;
+  for (size_t c = 0; c < model_.pools.size(); ++c) {
+    const int64_t before = known_milli[c], now = model_.pools[c].known_milli;
     if (before == now) continue;
-    for (const Base& base : model_.bases) {
-      const int64_t needs = base.min_workers * base.worker_milli;
+    for (const Gang& gang : model_.gangs) {
+      const int64_t needs = gang.min_workers * gang.worker_milli;
       if ((before >= needs) == (now >= needs)) continue;
-      if (std::find(base.cells.begin(), base.cells.end(), static_cast<int32_t>(c)) !=
-          base.cells.end())
-        jobs.insert(base.ref.job);
+      if (std::find(gang.pools.begin(), gang.pools.end(), static_cast<int32_t>(c)) !=
+          gang.pools.end())
+        jobs.insert(gang.ref.job);
     }
   }
   for (const uint64_t number : jobs) {

@@ -33,13 +33,13 @@ class ModelUpkeep {
   const Model& Update(const State& state, int64_t now_ns, const SchedulingOptions& options);
 
  private:
-  // What a host adds to its cells, and what decides that.
+  // What a host adds to its pools, and what decides that.
   struct HostShare {
     bool known = false;  // it was heard from
     pb::HostState state = pb::HOST_NEVER_SEEN;
     int32_t cluster = 0;
     int32_t flavour = -1;  // of its devices
-    int32_t cpu_cell = -1, gpu_cell = -1;
+    int32_t cpu_pool = -1, gpu_pool = -1;
     int64_t cpus_known_milli = 0, gpus_known_milli = 0;
     int64_t cpus_milli = 0, gpus_milli = 0;  // capacity
     bool drained = false, usable = false;
@@ -59,18 +59,18 @@ class ModelUpkeep {
   // become Lost.
   bool MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const;
   bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const;
-  Base ReadBase(const State& state, const JobRow& job, int32_t task,
+  Gang ReadGang(const State& state, const JobRow& job, int32_t task,
                 const std::vector<int32_t>& clusters, int32_t leaf);
   void ReadJob(const State& state, uint64_t number, size_t first);
   bool FollowJob(const State& state, uint64_t number);
-  void Replace(size_t b, Base fresh);
-  // Puts the base into the model's lists and sums, or takes it out of them.
+  void Replace(size_t b, Gang fresh);
+  // Puts the gang into the model's lists and sums, or takes it out of them.
   void List(int32_t b, bool there);
   void ListTakeable(int32_t b);
   void OrderClaims();
   void Compact();
 
-  // What a worker that names no CPUs gets beside its devices is told by one host of each cell: of
+  // What a worker that names no CPUs gets beside its devices is told by one host of each pool: of
   // those with the most devices the one with the most CPUs. One that comes back with fewer devices
   // and all its CPUs tells nothing of the others.
   struct CpuShare {
@@ -83,15 +83,15 @@ class ModelUpkeep {
   };
   static CpuShare ShareOf(const State& state, HostId host);
   void ReadShares(const State& state);
-  // The host, which was in that cell of devices, leaves the shares as they are.
+  // The host, which was in that pool of devices, leaves the shares as they are.
   bool SharesStand(const State& state, HostId host, int32_t was_in) const;
 
   Model model_;
   Entitlement entitlement_;
   std::vector<bool> counts_cpus_;  // by queue node: it or one above it lists cpu
-  std::vector<CpuShare> shares_;   // by cell
+  std::vector<CpuShare> shares_;   // by pool
   bool stale_ = true;              // the entitled set has to be computed again
-  bool built_ = false;             // changes of bases have to be told to entitlement_
+  bool built_ = false;             // changes of gangs have to be told to entitlement_
   std::optional<State> seen_;
   std::vector<HostShare> hosts_;        // by HostId
   std::vector<int32_t> rank_;           // by HostId: its place in State's order
@@ -100,8 +100,8 @@ class ModelUpkeep {
   std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
   // Workers, a worker's GPUs, CPUs, memory and disk, topology preferred and required.
   std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int, int>, int32_t> shapes_;
-  std::set<uint64_t> over_;  // finished jobs whose bases are still in the model
-  size_t over_bases_ = 0;
+  std::set<uint64_t> over_;  // finished jobs whose gangs are still in the model
+  size_t over_gangs_ = 0;
 };
 
 }  // namespace muster

@@ -94,7 +94,7 @@ FreeMap::Wanted FreeMap::WantedOf(const Demand& wants) {
   return wanted;
 }
 
-// No more workers than this, by the sums of a pool or rack alone.
+// No more workers than this, by the sums of a index or rack alone.
 int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli,
                         const Wanted& wanted) const {
   if (wanted.wish.worker.gpus_milli == 0) return cpus_milli / wanted.demand.cpus_milli;
@@ -106,17 +106,17 @@ int64_t FreeMap::AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli,
   return workers;
 }
 
-int64_t FreeMap::AtMost(const Demand& wants, const Cell& cell) {
-  Pool* pool = PoolOf(cell, wants.gpus_milli > 0);
-  if (pool == nullptr) return 0;
-  SettleSums(pool);
-  return AtMost(pool->whole, pool->milli, WantedOf(wants));
+int64_t FreeMap::AtMost(const Demand& wants, const Pool& pool) {
+  PoolIndex* index = IndexOf(pool, wants.gpus_milli > 0);
+  if (index == nullptr) return 0;
+  SettleSums(index);
+  return AtMost(index->whole, index->milli, WantedOf(wants));
 }
 
-int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted,
+int64_t FreeMap::FitsIn(const PoolIndex& index, int32_t rack, Wanted* wanted,
                         const std::vector<HostId>& avoid, std::vector<Fit>* fits) const {
   int64_t workers = 0;
-  for (const HostId id : pool.racks[rack].hosts) {
+  for (const HostId id : index.racks[rack].hosts) {
     if (Avoided(avoid, id)) continue;
     const int64_t here = Capacity(wanted, id);
     if (here == 0) continue;
@@ -129,10 +129,10 @@ int64_t FreeMap::FitsIn(const Pool& pool, int32_t rack, Wanted* wanted,
 // The devices of a part: all in one island where that holds them, else worker by worker, each in
 // one island where that is possible. The island with the fewest free ones first; a share goes to
 // the lowest device with `share_of` free (0: the fullest one).
-PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
-                            int16_t share_of) const {
+HostSlice FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
+                          int16_t share_of) const {
   const Host& host = hosts_[id];
-  PlannedPart part;
+  HostSlice part;
   part.host = id;
   part.workers = workers;
   const int64_t gpus_milli = wanted.wish.worker.gpus_milli;
@@ -181,10 +181,10 @@ PlannedPart FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
 }
 
 // Work without GPUs goes where no devices are, to the host with the fewest CPUs left that holds it.
-std::optional<HostId> FreeMap::HostWithoutDevices(Pool* pool, const Demand& demand,
+std::optional<HostId> FreeMap::HostWithoutDevices(PoolIndex* index, const Demand& demand,
                                                   const std::vector<HostId>& avoid) {
-  SettleHosts(pool);
-  for (auto it = pool->by_cpus.lower_bound({demand.cpus_milli, 0, 0}); it != pool->by_cpus.end();
+  SettleHosts(index);
+  for (auto it = index->by_cpus.lower_bound({demand.cpus_milli, 0, 0}); it != index->by_cpus.end();
        ++it) {
     const HostId id = host_at_[std::get<2>(*it)];
     if ((demand.memory_bytes > 0 && std::get<1>(*it) < demand.memory_bytes) ||
@@ -197,10 +197,10 @@ std::optional<HostId> FreeMap::HostWithoutDevices(Pool* pool, const Demand& dema
   return std::nullopt;
 }
 
-std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32_t workers,
-                                               bool one_island, const std::vector<HostId>& avoid) {
+std::optional<HostSlice> FreeMap::PlaceOnOne(PoolIndex* index, Wanted* wanted, int32_t workers,
+                                             bool one_island, const std::vector<HostId>& avoid) {
   const bool gpus = wanted->wish.worker.gpus_milli > 0;
-  if (gpus && wanted->devices * workers > pool->most_devices) return std::nullopt;
+  if (gpus && wanted->devices * workers > index->most_devices) return std::nullopt;
   if (gpus && wanted->devices == 0 && workers > 1)
     return std::nullopt;  // shares of one host's devices are for one worker
   SliceWish wish = wanted->wish;
@@ -208,14 +208,14 @@ std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32
   wish.one_island = one_island;
   if (!gpus) {
     const Demand demand = *DemandOn(wish, HostKind());
-    if (const std::optional<HostId> id = HostWithoutDevices(pool, demand, avoid))
+    if (const std::optional<HostId> id = HostWithoutDevices(index, demand, avoid))
       return PartOn(*id, workers, *wanted, 0);
   }
   std::vector<int32_t> slots;
   for (const HostId id : avoid) slots.push_back(hosts_[id].slot);
   std::sort(slots.begin(), slots.end());
   std::optional<SliceIndex::Choice> best;
-  const auto pick = [&](Pool* from) {
+  const auto pick = [&](PoolIndex* from) {
     SettleHosts(from);
     const std::optional<SliceIndex::Choice> choice = from->slices->Pick(wish, slots);
     const auto key = [](const SliceIndex::Choice& c) {
@@ -224,9 +224,9 @@ std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32
     if (choice.has_value() && (!best.has_value() || key(*choice) < key(*best))) best = choice;
   };
   if (gpus) {
-    pick(pool);
+    pick(index);
   } else {
-    for (const int32_t p : gpu_pools_[pool->cluster]) pick(&pools_[p]);
+    for (const int32_t p : gpu_indexes_[index->cluster]) pick(&indexes_[p]);
   }
   if (!best.has_value()) return std::nullopt;
   return PartOn(host_at_[best->slot], workers, *wanted, best->share_of);
@@ -234,10 +234,10 @@ std::optional<PlannedPart> FreeMap::PlaceOnOne(Pool* pool, Wanted* wanted, int32
 
 // The fullest hosts first; the last one is the tightest that holds the rest.
 void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted,
-                   PlannedGang* gang) const {
+                   HostSlices* slices) const {
   std::stable_sort(fits.begin(), fits.end(),
                    [](const Fit& a, const Fit& b) { return a.workers > b.workers; });
-  const size_t first = gang->size();
+  const size_t first = slices->size();
   for (size_t h = 0; workers > 0; ++h) {
     size_t use = h;
     if (fits[h].workers >= workers) {
@@ -249,19 +249,19 @@ void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted,
             fits.begin();
     }
     const int64_t here = std::min(workers, fits[use].workers);
-    gang->push_back(PartOn(fits[use].host, static_cast<int32_t>(here), wanted, 0));
+    slices->push_back(PartOn(fits[use].host, static_cast<int32_t>(here), wanted, 0));
     workers -= here;
   }
-  std::sort(gang->begin() + first, gang->end(), [&](const PlannedPart& a, const PlannedPart& b) {
+  std::sort(slices->begin() + first, slices->end(), [&](const HostSlice& a, const HostSlice& b) {
     return hosts_[a.host].slot < hosts_[b.host].slot;
   });
 }
 
-std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec, int32_t workers,
-                                            const std::vector<HostId>& avoid) {
+std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec& spec,
+                                           int32_t workers, const std::vector<HostId>& avoid) {
   Wanted wanted = WantedOf(WantsOf(spec));
-  SettleSums(pool);
-  if (AtMost(pool->whole, pool->milli, wanted) < workers) return std::nullopt;
+  SettleSums(index);
+  if (AtMost(index->whole, index->milli, wanted) < workers) return std::nullopt;
 
   const pb::TopologyLevel required = spec.topology().required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED
                                          ? pb::CLUSTER
@@ -274,46 +274,46 @@ std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec
   preferred = std::min(preferred, required);
   if (preferred <= pb::HOST) {
     const bool islands = wanted.devices * workers > 1;
-    if (required == pb::ISLAND || (preferred == pb::ISLAND && islands && pool->islands)) {
-      if (auto part = PlaceOnOne(pool, &wanted, workers, islands, avoid))
-        return PlannedGang{std::move(*part)};
+    if (required == pb::ISLAND || (preferred == pb::ISLAND && islands && index->islands)) {
+      if (auto part = PlaceOnOne(index, &wanted, workers, islands, avoid))
+        return HostSlices{std::move(*part)};
     }
     if (required == pb::ISLAND) return std::nullopt;
-    if (auto part = PlaceOnOne(pool, &wanted, workers, false, avoid))
-      return PlannedGang{std::move(*part)};
+    if (auto part = PlaceOnOne(index, &wanted, workers, false, avoid))
+      return HostSlices{std::move(*part)};
   }
   if (required <= pb::HOST || workers == 1) return std::nullopt;
 
   // Domains of a level by what is free in them, the least first: the larger ones stay whole.
   const auto at_most = [&](int32_t rack) {
-    return AtMost(pool->racks[rack].whole, pool->racks[rack].cpus_milli, wanted);
+    return AtMost(index->racks[rack].whole, index->racks[rack].cpus_milli, wanted);
   };
   std::vector<std::pair<int64_t, int32_t>> order;
   if (preferred <= pb::RACK) {
-    for (int32_t r = 0; r < static_cast<int32_t>(pool->racks.size()); ++r) {
+    for (int32_t r = 0; r < static_cast<int32_t>(index->racks.size()); ++r) {
       if (const int64_t most = at_most(r); most >= workers) order.emplace_back(most, r);
     }
     std::sort(order.begin(), order.end());
     for (const auto& [most, rack] : order) {
       std::vector<Fit> fits;
-      if (FitsIn(*pool, rack, &wanted, avoid, &fits) < workers) continue;
-      PlannedGang gang;
-      Fill(std::move(fits), workers, wanted, &gang);
-      return gang;
+      if (FitsIn(*index, rack, &wanted, avoid, &fits) < workers) continue;
+      HostSlices slices;
+      Fill(std::move(fits), workers, wanted, &slices);
+      return slices;
     }
   }
   // Over several racks of these blocks.
-  const auto spread = [&](const std::vector<int32_t>& blocks) -> std::optional<PlannedGang> {
+  const auto spread = [&](const std::vector<int32_t>& blocks) -> std::optional<HostSlices> {
     std::vector<std::vector<std::vector<Fit>>> fits(blocks.size());  // by block, by rack
     std::vector<Domain> of_blocks;
     std::vector<std::vector<Domain>> of_racks(blocks.size());
     int64_t total = 0, grain = 1;
     for (size_t b = 0; b < blocks.size(); ++b) {
-      const std::vector<int32_t>& racks = pool->blocks[blocks[b]];
+      const std::vector<int32_t>& racks = index->blocks[blocks[b]];
       fits[b].resize(racks.size());
       int64_t in_block = 0;
       for (size_t r = 0; r < racks.size(); ++r) {
-        const int64_t in_rack = FitsIn(*pool, racks[r], &wanted, avoid, &fits[b][r]);
+        const int64_t in_rack = FitsIn(*index, racks[r], &wanted, avoid, &fits[b][r]);
         if (in_rack > 0) of_racks[b].push_back({static_cast<int32_t>(r), in_rack});
         for (const Fit& fit : fits[b][r]) grain = std::max(grain, fit.workers);
         in_block += in_rack;
@@ -322,42 +322,42 @@ std::optional<PlannedGang> FreeMap::PlaceIn(Pool* pool, const pb::TaskSpec& spec
       total += in_block;
     }
     if (total < workers) return std::nullopt;
-    PlannedGang gang;
+    HostSlices slices;
     Share(&of_blocks, workers, grain);
     for (const Domain& block : of_blocks) {
       std::vector<Domain>& racks = of_racks[block.index];
       Share(&racks, block.share, grain);
       for (const Domain& rack : racks)
-        Fill(std::move(fits[block.index][rack.index]), rack.share, wanted, &gang);
+        Fill(std::move(fits[block.index][rack.index]), rack.share, wanted, &slices);
     }
-    return gang;
+    return slices;
   };
   if (preferred <= pb::BLOCK && required >= pb::BLOCK) {
     order.clear();
-    for (int32_t b = 0; b < static_cast<int32_t>(pool->blocks.size()); ++b) {
+    for (int32_t b = 0; b < static_cast<int32_t>(index->blocks.size()); ++b) {
       int64_t most = 0;
-      for (const int32_t rack : pool->blocks[b]) most += at_most(rack);
+      for (const int32_t rack : index->blocks[b]) most += at_most(rack);
       if (most >= workers) order.emplace_back(most, b);
     }
     std::sort(order.begin(), order.end());
     for (const auto& [most, block] : order) {
-      if (auto gang = spread({block})) return gang;
+      if (auto slices = spread({block})) return slices;
     }
   }
   if (required < pb::CLUSTER) return std::nullopt;
-  std::vector<int32_t> all(pool->blocks.size());
+  std::vector<int32_t> all(index->blocks.size());
   for (size_t b = 0; b < all.size(); ++b) all[b] = static_cast<int32_t>(b);
   return spread(all);
 }
 
-std::optional<PlannedGang> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers,
-                                          const Cell& cell, const std::vector<HostId>& avoid) {
-  Pool* pool = PoolOf(cell, spec.resources().gpus_milli() > 0);
-  if (pool == nullptr || workers <= 0) return std::nullopt;
+std::optional<HostSlices> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers,
+                                         const Pool& pool, const std::vector<HostId>& avoid) {
+  PoolIndex* index = IndexOf(pool, spec.resources().gpus_milli() > 0);
+  if (index == nullptr || workers <= 0) return std::nullopt;
   if (!avoid.empty()) {
-    if (std::optional<PlannedGang> gang = PlaceIn(pool, spec, workers, avoid)) return gang;
+    if (std::optional<HostSlices> slices = PlaceIn(index, spec, workers, avoid)) return slices;
   }
-  return PlaceIn(pool, spec, workers, {});
+  return PlaceIn(index, spec, workers, {});
 }
 
 }  // namespace muster

@@ -36,39 +36,39 @@ class Round {
 
  private:
   struct Placed {
-    int32_t base = 0;
-    int32_t cell = 0;
+    int32_t gang = 0;
+    int32_t pool = 0;
     int32_t workers = 0;
-    PlannedGang gang;
+    HostSlices slices;
   };
-  // Devices kept for a base. Held: its own as they become free. Otherwise it is a reservation: from
+  // Devices kept for a gang. Held: its own as they become free. Otherwise it is a reservation: from
   // start_ns on, and lent until then.
   struct Kept {
-    int32_t base = 0;
-    int32_t cell = 0;
+    int32_t gang = 0;
+    int32_t pool = 0;
     int32_t workers = 0;
-    PlannedGang gang;
+    HostSlices slices;
     bool held = false;
     int64_t start_ns = 0;  // 0: unknown
     bool draining = false;
     std::vector<std::pair<HostId, HostFree>>
         rest;  // of a reservation: what its hosts have beside it from start_ns on
   };
-  // When and where a base could start by the expected ends of what runs.
+  // When and where a gang could start by the expected ends of what runs.
   struct Slot {
     int64_t start_ns = 0;  // kUnbounded: only after ends that nobody knows
-    PlannedGang gang;
+    HostSlices slices;
     std::vector<std::pair<HostId, HostFree>> rest;
   };
-  // When what runs in a cell is expected to end.
+  // When what runs in a pool is expected to end.
   struct End {
     int64_t end_ns = 0;  // kUnbounded: unknown
     int64_t place_ns = 0;
-    int32_t base = 0;
+    int32_t gang = 0;
     bool gpus = false;
     int64_t milli = 0;  // that it gives back then
     bool operator<(const End& other) const {
-      return std::tie(end_ns, place_ns, base) < std::tie(other.end_ns, other.place_ns, other.base);
+      return std::tie(end_ns, place_ns, gang) < std::tie(other.end_ns, other.place_ns, other.gang);
     }
   };
   // Devices' use by queue node and flavour: [node * flavours + flavour].
@@ -88,44 +88,44 @@ class Round {
   // so that it can end. What else its job waits for is over with it: this plan places it nowhere,
   // and stops and keeps nothing for it.
   void EndWhatIsOver();
-  void Stop(const Base& base, pb::Cause cause, const std::string& detail, int64_t grace_ns,
+  void Stop(const Gang& gang, pb::Cause cause, const std::string& detail, int64_t grace_ns,
             int32_t next_workers = 0, const pb::AttemptKey* claimant = nullptr);
-  void LookAt(int64_t at_ns);
+  void WakeAt(int64_t at_ns);
   // It was to have stopped by now, killed if need be: when its hosts answer nobody knows, and what
   // it holds is counted upon no more.
-  bool Unanswered(const Base& base) const {
-    return base.stopping && !base.may_be_lost && AnswerDueNs(base) <= now_ns_;
+  bool Unanswered(const Gang& gang) const {
+    return gang.stopping && !gang.may_be_lost && AnswerDueNs(gang) <= now_ns_;
   }
-  int64_t AnswerDueNs(const Base& base) const;
+  int64_t AnswerDueNs(const Gang& gang) const;
   int64_t Grace(const pb::TaskSpec& spec) const;
 
   // decide.cc
   void KeepHeld();
-  void StartElsewhere(std::vector<std::pair<int32_t, PlannedGang>>* held);
+  void StartElsewhere(std::vector<std::pair<int32_t, HostSlices>>* held);
   void PlaceEntitled();
   void PlaceOne(int32_t b);
   // Of a gang whose members may be lost, some of them: a place for it from what is free, is being
   // given back, and its own. True: it starts there or holds it.
   bool StartWithSpares(int32_t b);
-  std::optional<PlannedGang> PlaceWithSpares(const Base& base, int32_t workers);
-  void CloseBeside(const Base& base, const PlannedGang& gang);
+  std::optional<HostSlices> PlaceWithSpares(const Gang& gang, int32_t workers);
+  void CloseBeside(const Gang& gang, const HostSlices& slices);
   // Its reachable members have left: what it held is free once the others are declared lost.
   bool AllOver(const AttemptRow& attempt) const;
-  void Start(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);
-  void Hold(int32_t b, int32_t cell, int32_t workers, PlannedGang gang);
+  void Start(int32_t b, int32_t pool, int32_t workers, HostSlices slices);
+  void Hold(int32_t b, int32_t pool, int32_t workers, HostSlices slices);
   void ExtendPlaced();
   void Grow();
   void Emit(const Placed& placed);
   void EmitReservations();
-  void Lose(const Base& base, const std::string& outcome);
+  void Lose(const Gang& gang, const std::string& outcome);
   // Its queue is held: what runs goes on and, where others need its devices, comes back smaller;
   // nothing of it grows, moves or starts anew.
-  bool InHeldQueue(const Base& base) const {
-    return base.leaf >= 0 && s_.queues().nodes[base.leaf].held;
+  bool InHeldQueue(const Gang& gang) const {
+    return gang.leaf >= 0 && s_.queues().nodes[gang.leaf].held;
   }
-  int32_t IndexOf(const Base& base) const { return static_cast<int32_t>(&base - m_.bases.data()); }
-  bool WithinLimits(const Base& base, int32_t cell, int32_t workers, const Use& use) const;
-  void AddUse(Use* use, const Base& base, int32_t cell, int64_t workers) const;
+  int32_t IndexOf(const Gang& gang) const { return static_cast<int32_t>(&gang - m_.gangs.data()); }
+  bool WithinLimits(const Gang& gang, int32_t pool, int32_t workers, const Use& use) const;
+  void AddUse(Use* use, const Gang& gang, int32_t pool, int64_t workers) const;
   int64_t& UseAt(Use* use, int32_t node, int32_t flavour) const {
     return (*use)[node * m_.flavours.size() + flavour];
   }
@@ -135,101 +135,100 @@ class Round {
   int64_t UseAt(const Use& use, int32_t node, int32_t flavour) const {
     return use[node * m_.flavours.size() + flavour];
   }
-  std::string CellName(int32_t cell) const;
+  std::string PoolName(int32_t pool) const;
   // A place that is free now and may be used until end_ns (0: for ever), reservations respected.
-  std::optional<PlannedGang> PlaceNow(int32_t b, int32_t cell, int32_t workers, int64_t end_ns);
-  // Calls f(kept) for each reservation that what starts in the cell may meet: of the cell and, for
+  std::optional<HostSlices> PlaceNow(int32_t b, int32_t pool, int32_t workers, int64_t end_ns);
+  // Calls f(kept) for each reservation that what starts in the pool may meet: of the pool and, for
   // work without devices, of its cluster's devices.
   template <typename F>
-  void EachReservation(int32_t cell, F f) {
-    for (Kept& kept : reserved_[cell]) f(kept);
-    if (m_.cells[cell].flavour != m_.cpu) return;
+  void EachReservation(int32_t pool, F f) {
+    for (Kept& kept : reserved_[pool]) f(kept);
+    if (m_.pools[pool].flavour != m_.cpu) return;
     const auto beside = [&](int32_t c) {
-      return c >= 0 && c < static_cast<int32_t>(m_.cells.size()) &&
-             m_.cells[c].cluster == m_.cells[cell].cluster;
+      return c >= 0 && c < static_cast<int32_t>(m_.pools.size()) &&
+             m_.pools[c].cluster == m_.pools[pool].cluster;
     };
-    for (const int32_t step : {-1, 1}) {  // cells of a cluster lie together
-      for (int32_t c = cell + step; beside(c); c += step) {
+    for (const int32_t step : {-1, 1}) {  // pools of a cluster lie together
+      for (int32_t c = pool + step; beside(c); c += step) {
         for (Kept& kept : reserved_[c]) f(kept);
       }
     }
   }
   // Which of those lend to it, as a key.
-  int64_t LentBits(const Base& base, int32_t cell, int64_t end_ns);
+  int64_t LentBits(const Gang& gang, int32_t pool, int64_t end_ns);
 
   // reclaim.cc
   enum class Claim { kStopsOthers, kTooMany, kNobody };
-  // Plans stops so that `workers` of the base start in the cell; with `grows` it runs there already
+  // Plans stops so that `workers` of the gang start in the pool; with `grows` it runs there already
   // with fewer. `takes_all`: however many that takes.
-  Claim Reclaim(int32_t b, int32_t cell, int32_t workers, bool grows, bool takes_all = false);
+  Claim Reclaim(int32_t b, int32_t pool, int32_t workers, bool grows, bool takes_all = false);
   // What is being stopped where a host doesn't answer isn't given back soon: on its hosts future_
   // has only what is free now, and `use` counts it.
   void TakeBackUnanswered(Use* use);
-  // Stops the workers of a base beyond `keeps`; 0: all of it.
+  // Stops the workers of a gang beyond `keeps`; 0: all of it.
   struct Victim {
-    int32_t base = 0;
+    int32_t gang = 0;
     int32_t keeps = 0;
     int64_t lost_milli_ns = 0;  // devices' time since its last checkpoint, in thousandths
     int64_t start_ns = 0;
   };
-  // Whom a claim for so many workers in the cell may stop, in that order, each beside those before
+  // Whom a claim for so many workers in the pool may stop, in that order, each beside those before
   // it: growth first, then what loses the least.
-  std::vector<Victim> VictimsFor(int32_t b, int32_t cell, int32_t workers, bool guaranteed,
+  std::vector<Victim> VictimsFor(int32_t b, int32_t pool, int32_t workers, bool guaranteed,
                                  bool grows);
   // Why the victim stops, for whoever submitted it.
-  static std::string EntitledTo(const Base& claimant, const Base& victim);
-  // It starts again in another cell and counts against the levels of its queues as before.
-  bool OnlyMoves(const Base& victim) const;
+  static std::string EntitledTo(const Gang& claimant, const Gang& victim);
+  // It starts again in another pool and counts against the levels of its queues as before.
+  bool OnlyMoves(const Gang& victim) const;
   // The claimant may stop the victim, min_runtime and levels apart. `grows`: for workers that it
   // has not.
-  bool MayTake(const Base& claimant, const Base& victim, bool grows = false) const;
+  bool MayTake(const Gang& claimant, const Gang& victim, bool grows = false) const;
   // The claimant's level after it has started is lower than the victim's before, which will hold
   // `more` than in `use`.
-  bool LevelAllows(const Base& claimant, int32_t cell, int64_t demand, const Base& victim,
+  bool LevelAllows(const Gang& claimant, int32_t pool, int64_t demand, const Gang& victim,
                    const Use& use, int64_t more = 0) const;
   // Levels have a say between these two, unless the claimant is within its guarantee: they are of
   // different queues.
-  bool LevelsCount(const Base& claimant, const Base& victim) const;
+  bool LevelsCount(const Gang& claimant, const Gang& victim) const;
   // They count against a queue below the root that is the same.
-  bool SharesQueue(const Base& a, const Base& b) const;
+  bool SharesQueue(const Gang& a, const Gang& b) const;
   // The claimant's level with `demand` more than in `after` against the victim's with `more` than
   // in `before`: below 0 if it is lower.
-  int CompareLevels(const Base& claimant, int32_t cell, int64_t demand, const Use& after,
-                    const Base& victim, int64_t more, const Use& before) const;
+  int CompareLevels(const Gang& claimant, int32_t pool, int64_t demand, const Use& after,
+                    const Gang& victim, int64_t more, const Use& before) const;
   Level LevelOf(int32_t node, int32_t flavour, int64_t used) const;
-  int64_t ProtectedUntil(const Base& victim) const;
+  int64_t ProtectedUntil(const Gang& victim) const;
 
   // consolidate.cc
   // It has waited within its guarantee for so long that what others do for it may cost more.
-  bool Overdue(const Base& claimant) const;
-  // Moves tasks within the cell so that the overdue claimant starts on whole hosts there. True:
+  bool Overdue(const Gang& claimant) const;
+  // Moves tasks within the pool so that the overdue claimant starts on whole hosts there. True:
   // they stop, and it holds its place.
-  bool Consolidate(int32_t b, int32_t cell);
+  bool Consolidate(int32_t b, int32_t pool);
 
   // reserve.cc
-  // Of what runs in the cell: by end, of those whose end nobody knows the longest running first.
-  const std::vector<End>& EndsIn(int32_t cell);
+  // Of what runs in the pool: by end, of those whose end nobody knows the longest running first.
+  const std::vector<End>& EndsIn(int32_t pool);
   // `told`: there and nowhere else.
-  std::optional<Slot> FindSlot(const Base& base, int32_t cell, int32_t workers,
-                               int64_t not_before_ns, bool takes,
-                               const PlannedGang* told = nullptr);
+  std::optional<Slot> FindSlot(const Gang& gang, int32_t pool, int32_t workers,
+                               int64_t not_before_ns, bool takes, const HostSlices* told = nullptr);
   // Its reservation as State knows it, if a host of that is silent, so that no slot would be found
   // there; else nullptr.
-  const Reservation* ToldOnSilentHosts(const Base& base) const;
+  const Reservation* ToldOnSilentHosts(const Gang& gang) const;
   bool ReserveFrom(int32_t b, int64_t not_before_ns, bool drain);
-  // When a base that starts now is expected to end; 0 = unknown.
-  int64_t EndIfStarted(const Base& base) const;
-  bool Lends(const Kept& to, const Base& base, int64_t end_ns) const;
+  // When a gang that starts now is expected to end; 0 = unknown.
+  int64_t EndIfStarted(const Gang& gang) const;
+  bool Lends(const Kept& to, const Gang& gang, int64_t end_ns) const;
   // Leaves on its hosts only what it doesn't need, of draining ones nothing.
   void Block(FreeMap* map, const Kept& reservation) const;
   // For claims a draining reservation keeps its own devices only: what is stopped for them lets it
   // start, too.
-  void BlockUnlent(FreeMap* map, int32_t cell, const Base& base, int64_t end_ns,
+  void BlockUnlent(FreeMap* map, int32_t pool, const Gang& gang, int64_t end_ns,
                    bool claims = false);
-  // A gang was placed beside the cell's reservations.
-  void ChangeRests(const Base& base, int32_t cell, const PlannedGang& gang, int64_t end_ns,
+  // A gang was placed beside the pool's reservations.
+  void ChangeRests(const Gang& gang, int32_t pool, const HostSlices& slices, int64_t end_ns,
                    int64_t sign);
-  int64_t EarliestStart(int32_t b, int32_t cell);
+  int64_t EarliestStart(int32_t b, int32_t pool);
 
   // backfill.cc
   void Backfill();
@@ -241,26 +240,26 @@ class Round {
   struct InLine {
     int32_t leaf = 0, behind = 0;  // the priority's negative
     int64_t ran_ns = 0, submit_ns = 0;
-    int32_t base = 0;
+    int32_t gang = 0;
     // Beside the order, of Spill: it looks for other clusters now; one of them has devices free for
     // it by number.
     bool looks = false, may_start = false;
     bool operator<(const InLine& other) const {
-      return std::tie(leaf, behind, ran_ns, submit_ns, base) <
-             std::tie(other.leaf, other.behind, other.ran_ns, other.submit_ns, other.base);
+      return std::tie(leaf, behind, ran_ns, submit_ns, gang) <
+             std::tie(other.leaf, other.behind, other.ran_ns, other.submit_ns, other.gang);
     }
   };
   InLine PlaceInLine(int32_t b) const;
   // With it, a limit would keep out a unit of S that waits below the same queue, and that couldn't
   // stop it.
-  bool HindersClaims(const Base& base, int32_t cell, int64_t end_ns) const;
+  bool HindersClaims(const Gang& gang, int32_t pool, int64_t end_ns) const;
   // By what it takes of one flavour.
-  bool HindersClaims(const Base& base, int32_t flavour, int64_t takes, int64_t end_ns) const;
-  bool SiblingsReach(const Base& base, int32_t cell) const;
+  bool HindersClaims(const Gang& gang, int32_t flavour, int64_t takes, int64_t end_ns) const;
+  bool SiblingsReach(const Gang& gang, int32_t pool) const;
 
   using Failed = absl::btree_set<std::array<int64_t, 4>>;
   // spill.cc
-  // What a cell's devices will be free by number, by the expected ends of what runs there, and what
+  // What a pool's devices will be free by number, by the expected ends of what runs there, and what
   // waits for them.
   struct Outlook {
     std::vector<std::pair<int64_t, int64_t>>
@@ -273,23 +272,23 @@ class Round {
     std::string text;     // of what is moved; empty: nothing
   };
   void Spill();
-  Outlook* OutlookOf(int32_t cell, bool gpus);  // nullptr: that is beyond what a decision works out
-  int64_t CountedStart(const Base& base, int32_t cell);
-  std::optional<PlannedGang> FreeNow(int32_t b, int32_t cell, Failed* failed);
-  Move MoveTo(const Base& base, int32_t cell) const;
-  void Open(const Base& base, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns,
+  Outlook* OutlookOf(int32_t pool, bool gpus);  // nullptr: that is beyond what a decision works out
+  int64_t CountedStart(const Gang& gang, int32_t pool);
+  std::optional<HostSlices> FreeNow(int32_t b, int32_t pool, Failed* failed);
+  Move MoveTo(const Gang& gang, int32_t pool) const;
+  void Open(const Gang& gang, int32_t here, int64_t here_ns, int32_t there, int64_t there_ns,
             const Move& move, bool to_front);
 
   // verdicts.cc
-  // What verdicts ask of a cell, once a round.
-  struct CellView {
+  // What verdicts ask of a pool, once a round.
+  struct PoolView {
     int64_t free_milli[2] = {-1, -1};  // of CPUs, of devices; -1: not asked for yet
     int drained = -1;                  // it or a host of it
   };
   void GiveVerdicts();
-  Verdict VerdictOf(int32_t b, std::vector<CellView>* cells);
-  int64_t FreeMilli(const Base& base, int32_t cell, std::vector<CellView>* cells);
-  bool Drained(int32_t cell, std::vector<CellView>* cells);
+  Verdict VerdictOf(int32_t b, std::vector<PoolView>* pools);
+  int64_t FreeMilli(const Gang& gang, int32_t pool, std::vector<PoolView>* pools);
+  bool Drained(int32_t pool, std::vector<PoolView>* pools);
 
   const State& s_;
   const int64_t now_ns_;
@@ -300,22 +299,22 @@ class Round {
   const FreeMap::Trial now_trial_, future_trial_;
   Use use_now_, use_future_;
   Use use_claims_;                 // use_now_ and what waits in S; for backfill
-  std::vector<int32_t> entitled_;  // bases of S that want a place, or come back, or may have to
+  std::vector<int32_t> entitled_;  // gangs of S that want a place, or come back, or may have to
                                    // start elsewhere; ascending
-  std::vector<int32_t> outside_;   // bases outside S that want a place or come back; ascending
+  std::vector<int32_t> outside_;   // gangs outside S that want a place or come back; ascending
   std::set<const JobRow*>
       ending_;  // jobs that fail or are cancelled for good by what this plan loses
   std::vector<pb::Event> stops_, lost_, opened_;
   std::vector<Placed> placed_;
   std::vector<Kept> kept_;                   // held
-  std::vector<std::vector<Kept>> reserved_;  // reservations by cell, in order of acceptance
-  std::vector<bool> stopped_;                // bases that this plan stops
+  std::vector<std::vector<Kept>> reserved_;  // reservations by pool, in order of acceptance
+  std::vector<bool> stopped_;                // gangs that this plan stops
   std::vector<int32_t> stops_now_;           // the same, in order
-  std::vector<bool> served_;                 // bases that are placed or have devices held for them
-  std::vector<int32_t> unserved_;            // waiting bases of S that aren't
-  std::vector<std::optional<std::vector<End>>> ends_;  // by cell
+  std::vector<bool> served_;                 // gangs that are placed or have devices held for them
+  std::vector<int32_t> unserved_;            // waiting gangs of S that aren't
+  std::vector<std::optional<std::vector<End>>> ends_;  // by pool
   // What found no place in this round; forgotten when something is stopped. Kind (and workers),
-  // cell, shape, and what else matters.
+  // pool, shape, and what else matters.
   enum FailedKind {
     kNow = 0,
     kFuture = 1,
@@ -328,23 +327,23 @@ class Round {
   };
   Failed failed_;
   absl::btree_map<std::tuple<int32_t, int32_t, int32_t>, int64_t>
-      starts_;  // estimated, by cell, shape and leaf
+      starts_;  // estimated, by pool, shape and leaf
   struct Asked {
     int64_t milli = 0, cpus_milli = 0;  // the latter beside devices
   };
   std::map<std::tuple<int32_t, int32_t, bool>, Asked>
-      asked_;  // by cell, leaf and guarantee: of S what still has to be placed
+      asked_;  // by pool, leaf and guarantee: of S what still has to be placed
   std::vector<Outlook> outlooks_;
   std::vector<int32_t>
-      outlook_at_[2];  // by cell, of CPUs and of GPUs: its place in outlooks_; -1: none yet
+      outlook_at_[2];  // by pool, of CPUs and of GPUs: its place in outlooks_; -1: none yet
   int32_t estimates_left_;
   int32_t reservations_left_, slots_left_;  // slots: looked for, found or not
   Plan plan_;
 };
 
 // The devices of the attempt's workers [from, to).
-PlannedGang SliceOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to);
+HostSlices SliceOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to);
 // The gang's first `workers`.
-PlannedGang Shortened(const pb::TaskSpec& spec, const PlannedGang& gang, int32_t workers);
+HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers);
 
 }  // namespace muster

@@ -365,7 +365,7 @@ TEST(Reclaim, AGuaranteedClaimThatHasWaitedForMinRuntimeStopsHoweverManyItTakes)
     const Plan before = Go(&system);
     EXPECT_EQ(StopsIn(before), 0);
     if (guaranteed) {
-      EXPECT_LE(before.next_look_ns, SystemBuilder::kStart + 30 * kSecond);
+      EXPECT_LE(before.next_wake_ns, SystemBuilder::kStart + 30 * kSecond);
     }
     system.Step(30);
     EXPECT_EQ(StopsIn(Go(&system)), guaranteed ? 1 : 0);
@@ -507,13 +507,13 @@ TEST(Reclaim, WhoStopsNobodyDoesNotGetByADrainingReservation) {
   StartAll(&system, stays);
   StartAll(&system, borrows);
   system.Step(1);
-  const uint64_t gang = JobBuilder("a").Workers(4).Cpus(2).Priority(1).SubmitTo(
+  const uint64_t slices = JobBuilder("a").Workers(4).Cpus(2).Priority(1).SubmitTo(
       &system);  // there are CPUs for it once `stays` ends
   Go(&system, options);
   system.Step(200);
   Go(&system, options);
-  ASSERT_NE(ReservationOf(system, gang), nullptr);
-  ASSERT_TRUE(ReservationOf(system, gang)->draining);
+  ASSERT_NE(ReservationOf(system, slices), nullptr);
+  ASSERT_TRUE(ReservationOf(system, slices)->draining);
   const uint64_t small = JobBuilder("a").Gpus(2).SubmitTo(
       &system);  // the third of the 8 that it's promised: b's is outside S now
   Go(&system, options);
@@ -570,9 +570,9 @@ TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
   system.Cluster("c").Hosts("c", 4, 4).Queue("a", 12).Queue("b");
   JobBuilder spread("b");
   spread.Workers(2).Gpus(4).task()->set_when_unreachable(pb::WAIT);
-  const uint64_t gang = spread.SubmitTo(&system);
+  const uint64_t slices = spread.SubmitTo(&system);
   Go(&system);
-  StartAll(&system, gang);
+  StartAll(&system, slices);
   const uint64_t outside = JobBuilder("b").Workers(5).SubmitTo(&system);
   Go(&system);
   const uint64_t elastic = JobBuilder("a").Workers(3, 12).SubmitTo(&system);
@@ -581,14 +581,14 @@ TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
   StartAll(&system, elastic);
   ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 3);
   const std::string gone =
-      system.state.host(TaskOf(system.state, gang).current()->parts[0].host).name;
+      system.state.host(TaskOf(system.state, slices).current()->parts[0].host).name;
   system.HostState("c", gone, pb::HOST_UNREACHABLE);
-  system.Cancel(gang);
+  system.Cancel(slices);
   Go(&system);
   system.Step(60);
   EXPECT_EQ(StopsIn(Go(&system)), 0);
   system.HostState("c", gone, pb::HOST_UP);
-  ReportAll(&system, gang, pb::GONE, 0, true);
+  ReportAll(&system, slices, pb::GONE, 0, true);
   EXPECT_EQ(StopsIn(Go(&system)), 1) << "it grows";
 }
 
@@ -737,7 +737,7 @@ TEST(Silent, WhatIsHeldStandsUntilItsHostCantBeReached) {
     StopsTwo at;
     SystemBuilder& system = at.system;
     const std::vector<uint64_t>& victims = at.victims;
-    const uint64_t gang = at.claimant;
+    const uint64_t slices = at.claimant;
     ASSERT_EQ(at.stops, 2);
     std::vector<std::string> hosts;
     for (const uint64_t job : victims)
@@ -750,18 +750,18 @@ TEST(Silent, WhatIsHeldStandsUntilItsHostCantBeReached) {
     const uint64_t other = JobBuilder("b").Gpus(8).SubmitTo(&system);
     Go(&system);
     EXPECT_FALSE(Runs(system, other));
-    EXPECT_FALSE(Runs(system, gang)) << "nothing starts on a silent host";
-    ASSERT_NE(ReservationOf(system, gang), nullptr);
-    EXPECT_TRUE(ReservationOf(system, gang)->held);
+    EXPECT_FALSE(Runs(system, slices)) << "nothing starts on a silent host";
+    ASSERT_NE(ReservationOf(system, slices), nullptr);
+    EXPECT_TRUE(ReservationOf(system, slices)->held);
     if (comes_back) {
       system.HostState("c", hosts[1], pb::HOST_UP);
       ReportAll(&system, victims[1], pb::GONE, 0, true);
       Go(&system);
-      EXPECT_TRUE(Runs(system, gang));
+      EXPECT_TRUE(Runs(system, slices));
     } else {
       system.HostState("c", hosts[1], pb::HOST_UNREACHABLE);
       Go(&system);
-      EXPECT_EQ(ReservationOf(system, gang), nullptr);
+      EXPECT_EQ(ReservationOf(system, slices), nullptr);
       EXPECT_TRUE(Runs(system, other));
     }
   }
@@ -811,7 +811,7 @@ TEST(Reclaim, AStopThatIsNotAnsweredInTimeKeepsNothingFromOthers) {
     Go(&system);
     system.Step(due_s - 1);
     const Plan plan = Go(&system);
-    EXPECT_LE(plan.next_look_ns, SystemBuilder::kStart + due_s * kSecond);
+    EXPECT_LE(plan.next_wake_ns, SystemBuilder::kStart + due_s * kSecond);
     EXPECT_FALSE(Runs(system, other)) << restarts;
     ASSERT_NE(ReservationOf(system, claimant), nullptr);
     system.Step(due_s);

@@ -241,43 +241,43 @@ class Fleet {
     return milli / 1000;
   }
 
-  // Places waiting units of S in their charged cells, first fit: to fill the fleet, and for
+  // Places waiting units of S in their charged pools, first fit: to fill the fleet, and for
   // --model.
   std::vector<pb::Event> Place(const Model& model, int64_t most) {
     std::vector<std::pair<int32_t, int32_t>> order;
-    for (size_t b = 0; b < model.bases.size(); ++b) {
-      if (model.bases[b].entitled && model.bases[b].wants_place())
+    for (size_t b = 0; b < model.gangs.size(); ++b) {
+      if (model.gangs[b].entitled && model.gangs[b].wants_place())
         order.emplace_back(model.order[b], static_cast<int32_t>(b));
     }
     std::sort(order.begin(), order.end());
     if (order.size() > static_cast<size_t>(most)) order.resize(static_cast<size_t>(most));
     std::stable_sort(
         order.begin(), order.end(), [&](const auto& x, const auto& y) {  // large ones first
-          return model.bases[x.second].worker_milli > model.bases[y.second].worker_milli;
+          return model.gangs[x.second].worker_milli > model.gangs[y.second].worker_milli;
         });
     std::map<HostId, int> taken;     // devices of hosts that this call used
-    std::map<int32_t, size_t> from;  // by cell: hosts before are full
+    std::map<int32_t, size_t> from;  // by pool: hosts before are full
     std::vector<pb::Event> events;
     for (const auto& [accepted, b] : order) {
-      const Base& base = model.bases[b];
-      const Cell& cell = model.cells[base.charge];
-      const int gpus = static_cast<int>(base.worker_milli / 1000);
+      const Gang& gang = model.gangs[b];
+      const Pool& pool = model.pools[gang.charge];
+      const int gpus = static_cast<int>(gang.worker_milli / 1000);
       pb::Event event;
       pb::AttemptPlaced* e = event.mutable_attempt_placed();
-      *e->mutable_key() = KeyOf(*base.job, 0, base.row->next_attempt);
-      e->set_cluster(state.clusters()[cell.cluster].name);
-      e->set_flavour(model.flavours[cell.flavour]);
+      *e->mutable_key() = KeyOf(*gang.job, 0, gang.row->next_attempt);
+      e->set_cluster(state.clusters()[pool.cluster].name);
+      e->set_flavour(model.flavours[pool.flavour]);
       int rank = 0;
       bool full_so_far = true;
-      for (size_t h = from[base.charge]; h < cell.hosts.size() && rank < base.min_workers; ++h) {
-        const HostRow& host = state.host(cell.hosts[h]);
+      for (size_t h = from[gang.charge]; h < pool.hosts.size() && rank < gang.min_workers; ++h) {
+        const HostRow& host = state.host(pool.hosts[h]);
         std::vector<int> free;
-        const auto it = taken.find(cell.hosts[h]);
+        const auto it = taken.find(pool.hosts[h]);
         const int mine = it == taken.end() ? 0 : it->second;
         for (int d = 0; d < kGpusPerHost; ++d) {
           if (host.device_used_milli[d] == 0 && (mine >> d & 1) == 0) free.push_back(d);
         }
-        if (full_so_far && free.empty()) from[base.charge] = h + 1;
+        if (full_so_far && free.empty()) from[gang.charge] = h + 1;
         full_so_far = full_so_far && free.empty();
         if (static_cast<int>(free.size()) < gpus) continue;
         pb::Placement* placement = e->add_placements();
@@ -286,7 +286,7 @@ class Fleet {
         placement->set_workers(1);
         for (int g = 0; g < gpus; ++g) placement->add_devices(free[g]);
       }
-      if (rank < base.min_workers) continue;
+      if (rank < gang.min_workers) continue;
       for (const pb::Placement& placement : e->placements()) {
         for (const int32_t device : placement.devices())
           taken[state.FindHost(e->cluster(), placement.host())] |= 1 << device;

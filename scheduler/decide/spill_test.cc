@@ -134,7 +134,7 @@ TEST(Spill, LooksAgainWhenWhatItCostsHasPassed) {
   const uint64_t job = JobBuilder("q").In({"a", "b", "c"}).SubmitTo(&at.system);
   const Plan first = Go(&at.system);
   EXPECT_THAT(TaskOf(at.system.state, job).opened, ElementsAre("b"));
-  EXPECT_LE(first.next_look_ns, SystemBuilder::kStart + 10 * kSecond);
+  EXPECT_LE(first.next_wake_ns, SystemBuilder::kStart + 10 * kSecond);
   at.system.Cancel(at.holder[2]);
   Go(&at.system);
   ReportAll(&at.system, at.holder[2], pb::GONE, 0, true);

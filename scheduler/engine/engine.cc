@@ -19,7 +19,7 @@ namespace muster {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr int64_t kLookAfterRefusalNs = 10 * kSecond;
+constexpr int64_t kRetryAfterRefusalNs = 10 * kSecond;
 constexpr int kReproducersKept = 20;
 constexpr int kJobsDroppedFromAPlan = 20;  // a plan that is wrong for more is dropped whole
 constexpr int64_t kGatherNs =
@@ -225,9 +225,9 @@ int64_t Engine::NowNs() const {
   return std::max(clock_->WallNs(), now_ns_ + (clock_->MonotonicNs() - now_at_ns_) / 2);
 }
 
-int64_t Engine::NextLookNs() const {
+int64_t Engine::NextWakeNs() const {
   std::lock_guard lock(mutex_);
-  return why_not_.empty() ? std::min(next_look_ns_, ProgressDueNs()) : kNever;
+  return why_not_.empty() ? std::min(next_wake_ns_, ProgressDueNs()) : kNever;
 }
 
 bool Engine::Step() {
@@ -251,7 +251,7 @@ bool Engine::Step() {
     const int64_t now_ns = NowNs();
     last_progress = TakeLastProgress(now_ns);
     progress = TakeDueProgress(now_ns);
-    if (queue_.empty() && progress.empty() && now_ns < next_look_ns_) return false;
+    if (queue_.empty() && progress.empty() && now_ns < next_wake_ns_) return false;
     queue.swap(queue_);
     // Where there are agents, there is a step a lease at least (Sessions::ProveOwnership).
     listens_again =
@@ -376,7 +376,7 @@ bool Engine::AwaitsHosts() {
   }
   plan_ = std::move(plan);
   std::lock_guard lock(mutex_);
-  next_look_ns_ = now_ns_ + kSecond;
+  next_wake_ns_ = now_ns_ + kSecond;
   return true;
 }
 
@@ -384,7 +384,7 @@ void Engine::DecideAndApply() {
   if (AwaitsHosts()) return;
   Plan plan = options_.decide ? options_.decide(state_, now_ns_, options_.scheduling)
                               : decider_.Decide(state_, now_ns_, options_.scheduling);
-  int64_t look_ns = plan.next_look_ns;
+  int64_t wake_ns = plan.next_wake_ns;
   bool refused = false;
   bool accepted = false;
   for (int times = 0; !accepted && times <= kJobsDroppedFromAPlan; ++times) {
@@ -410,12 +410,12 @@ void Engine::DecideAndApply() {
     plan_ = std::make_shared<const Plan>(std::move(plan));
   }
   if (refused)
-    look_ns =
-        accepted ? std::min(look_ns, now_ns_ + kLookAfterRefusalNs) : now_ns_ + kLookAfterRefusalNs;
+    wake_ns = accepted ? std::min(wake_ns, now_ns_ + kRetryAfterRefusalNs)
+                       : now_ns_ + kRetryAfterRefusalNs;
   std::lock_guard lock(mutex_);
   stats_.plans += accepted;
   stats_.refused_plans += refused;
-  next_look_ns_ = std::max(look_ns, now_ns_ + kMillisecond);
+  next_wake_ns_ = std::max(wake_ns, now_ns_ + kMillisecond);
 }
 
 // Takes out of the plan what it wants of the job that the fault is about, and what others are
@@ -536,10 +536,10 @@ void Engine::Run() {
       if (stopping_) break;
       if (!stepped) {
         const int64_t progress_ns = ProgressDueNs();
-        const int64_t look_ns = std::min(next_look_ns_, progress_ns);
+        const int64_t wake_ns = std::min(next_wake_ns_, progress_ns);
         int64_t wait_ns = dirty ? kIdleAfterNs : kMinute;
-        if (look_ns != kNever && why_not_.empty())
-          wait_ns = std::min(wait_ns, std::max<int64_t>(0, look_ns - NowNs()));
+        if (wake_ns != kNever && why_not_.empty())
+          wait_ns = std::min(wait_ns, std::max<int64_t>(0, wake_ns - NowNs()));
         quiet = !work_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [this, progress_ns] {
           return stopping_ || !queue_.empty() || ProgressDueNs() < progress_ns;
         }) && wait_ns >= kIdleAfterNs;

@@ -125,7 +125,7 @@ class Engine {
   // half speed, so that what is due is late but comes.
   int64_t NowNs() const;
   // When Step next has something to do although nothing is queued: by NowNs, INT64_MAX if never.
-  int64_t NextLookNs() const;
+  int64_t NextWakeNs() const;
   // Steps until Stop, sleeping between.
   void Run();
   void Stop();
@@ -194,7 +194,7 @@ class Engine {
       progress_due_;  // those that wait, by when they may be journalled
   std::shared_ptr<const View> view_;
   EngineStats stats_;
-  int64_t next_look_ns_ = 0;  // at once: recovery may have left work
+  int64_t next_wake_ns_ = 0;  // at once: recovery may have left work
   bool gathering_ = false;    // Run waits for company of what is queued
   bool stopping_ = false;
   std::string why_not_;  // not empty: nothing changes any more

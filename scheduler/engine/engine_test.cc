@@ -82,7 +82,7 @@ TEST_F(EngineTest, HasNothingToDoWhenNothingIsQueuedOrDue) {
   Start();
   while (engine_->Step())
     clock_.now_ns = std::max(clock_.now_ns + kMillisecond,
-                             std::min(engine_->NextLookNs(), clock_.now_ns + kHour));
+                             std::min(engine_->NextWakeNs(), clock_.now_ns + kHour));
   EXPECT_FALSE(engine_->Step());
 }
 
@@ -243,7 +243,7 @@ TEST_F(EngineTest, ConfinesARefusalToTheJobThatItIsAbout) {
   EXPECT_TRUE(std::filesystem::exists(options.refused_plans_directory + "/1-2/plan.txt"));
   EXPECT_EQ(engine_->Stats().refused_plans, 1u);
   wrong = false;
-  clock_.now_ns = engine_->NextLookNs();
+  clock_.now_ns = engine_->NextWakeNs();
   EXPECT_LE(clock_.now_ns, view->now_ns + 10 * kSecond);
   EXPECT_TRUE(engine_->Step());
   EXPECT_EQ(engine_->Snapshot()->state.FindJob(1)->state, pb::RUNNING);
@@ -284,7 +284,7 @@ TEST_F(EngineTest, KeepsNoProgressOfAnAttemptThatHasEnded) {
       << "the last line goes with the end";
   engine_->PostProgress(seen);  // was still under way
   EXPECT_FALSE(engine_->LiveProgress(Key()).has_value());
-  EXPECT_GT(engine_->NextLookNs(), clock_.now_ns + kSecond)
+  EXPECT_GT(engine_->NextWakeNs(), clock_.now_ns + kSecond)
       << "nothing of it waits to be journalled";
 }
 
@@ -300,7 +300,7 @@ TEST_F(EngineTest, JournalsProgressOnceASecondAndShowsTheNewestAtOnce) {
   seen.mutable_progress()->set_step(2);
   engine_->PostProgress(seen);
   EXPECT_EQ(engine_->LiveProgress(Key())->step(), 2);
-  EXPECT_EQ(engine_->NextLookNs(), clock_.now_ns + kSecond);
+  EXPECT_EQ(engine_->NextWakeNs(), clock_.now_ns + kSecond);
 }
 
 // Each host of a gang is told once what holds, however many reports of the others come one by one:

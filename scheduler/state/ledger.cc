@@ -9,7 +9,7 @@
 namespace muster {
 
 // Of the idle devices those that tasks with a reservation lack, by queue: they would run, were the
-// devices in their shape. In turn, while the idle ones of the cell hold all of what a task lacks.
+// devices in their shape. In turn, while the idle ones of the pool hold all of what a task lacks.
 std::map<std::string, int64_t> Applier::FragmentedMilli() const {
   std::map<std::pair<std::string, std::string>, int64_t> taken;
   std::map<std::string, int64_t> fragmented;

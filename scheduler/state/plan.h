@@ -113,7 +113,7 @@ struct Plan {
   Verdicts verdicts;
   // When Decide may say something new although nothing happens: Unix time. Never before the step's
   // now.
-  int64_t next_look_ns = std::numeric_limits<int64_t>::max();
+  int64_t next_wake_ns = std::numeric_limits<int64_t>::max();
   // Units of the entitled set: (queue path, flavour or "cpu") -> thousandths. Inner queues hold the
   // sums of their leaves.
   std::map<std::pair<std::string, std::string>, int64_t> entitled_milli;

@@ -545,7 +545,7 @@ std::string State::Difference(const State& a, const State& b) {
   if (a.job_by_uid_.Entries() != b.job_by_uid_.Entries()) return "index by uid";
   if (a.job_by_key_.Entries() != b.job_by_key_.Entries()) return "index by idempotency key";
   if (*a.ledger_rate_ != *b.ledger_rate_) return "ledger rates";
-  if (*a.idle_ != *b.idle_) return "idle devices of cells";
+  if (*a.idle_ != *b.idle_) return "idle devices of pools";
   if (a.capacity_milli_ != b.capacity_milli_) return "capacity";
   if (a.host_order_->size() != b.host_order_->size()) return "number of hosts";
   for (size_t i = 0; i < a.host_order_->size(); ++i) {

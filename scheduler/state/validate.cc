@@ -388,7 +388,7 @@ absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault) {
         !status.ok())
       return broken_by(i, status);
   }
-  if (plan.next_look_ns < state.now_ns()) return Broken("next look lies in the past");
+  if (plan.next_wake_ns < state.now_ns()) return Broken("next look lies in the past");
   return CheckVerdicts(after, plan.verdicts, fault);
 }
 

@@ -432,7 +432,7 @@ TEST(Validate, CatchesPlantedWrongPlans) {
        }},
       {"a task failed that runs", "fails a task", [](SystemBuilder* s, Plan* p) { p->events.push_back(Failed(s->state, 2)); }},
       {"a task failed that waits", "", [](SystemBuilder* s, Plan* p) { p->events.push_back(Failed(s->state, 3)); }},
-      {"a next look in the past", "next look", [](SystemBuilder* s, Plan* p) { p->next_look_ns = s->now_ns - 1; }},
+      {"a next look in the past", "next look", [](SystemBuilder* s, Plan* p) { p->next_wake_ns = s->now_ns - 1; }},
   };
   for (const Case& c : cases) {
     SystemBuilder system;

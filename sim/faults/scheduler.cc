@@ -316,11 +316,11 @@ void Scheduler::CheckRefusedPlans() {
 
 // Wakes it when it wants to look although nothing happens.
 void Scheduler::Look() {
-  const int64_t look_ns = engine_->NextLookNs();
-  if (look_ns == INT64_MAX) return;
-  const int64_t at_ns = shared_->heap.now_ns() + std::max(look_ns - engine_->NowNs(), kMillisecond);
-  if (look_ns_ > shared_->heap.now_ns() && look_ns_ <= at_ns) return;  // a timer is set already
-  look_ns_ = at_ns;
+  const int64_t wake_ns = engine_->NextWakeNs();
+  if (wake_ns == INT64_MAX) return;
+  const int64_t at_ns = shared_->heap.now_ns() + std::max(wake_ns - engine_->NowNs(), kMillisecond);
+  if (wake_ns_ > shared_->heap.now_ns() && wake_ns_ <= at_ns) return;  // a timer is set already
+  wake_ns_ = at_ns;
   shared_->heap.At(at_ns, [this, life = life_] {
     if (*life) Wake();
   });

@@ -101,7 +101,7 @@ class Scheduler final : public Network::SchedulerEnd {
   bool read_only_ = false;  // an agent has seen a later store than this one
   bool step_planned_ = false;
   bool stepping_ = false;
-  int64_t look_ns_ = INT64_MAX;
+  int64_t wake_ns_ = INT64_MAX;
   std::shared_ptr<bool> life_ = std::make_shared<bool>(true);  // false: timers do nothing
   std::unique_ptr<SchedulerClock> clock_;
   std::unique_ptr<FaultyStore> store_;

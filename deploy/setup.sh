@@ -16,7 +16,7 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
 
-PACKAGES=(build-essential g++ cmake ninja-build ccache pkg-config libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev
+PACKAGES=(build-essential g++ cmake ninja-build ccache mold pkg-config libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev
   protobuf-compiler libabsl-dev libyaml-cpp-dev libspdlog-dev libsqlite3-dev libmimalloc-dev libgloo-dev libgtest-dev libgmock-dev
   libbenchmark-dev libcivetweb-dev libcli11-dev nlohmann-json3-dev python3-venv)
 FUZZ_PACKAGES=(clang-14 libclang-rt-14-dev)
